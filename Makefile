@@ -1,0 +1,35 @@
+# make run opens the dashboard, make test runs every test; both set up .venv/ first.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.ready
+
+.PHONY: run test check bench venv system clean
+
+run: venv
+	$(BIN)/sapo-desktop
+
+test: venv system check
+	$(BIN)/python -m pytest
+
+check: venv
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: venv
+	$(BIN)/python tests/benchmarks/run.py
+
+venv: $(STAMP)
+
+# One script decides which torch build fits (CPU build without an NVIDIA driver) and says so.
+$(STAMP): pyproject.toml packaging/setup_venv.py
+	$(PYTHON) packaging/setup_venv.py $(VENV)
+
+# Programs that tests need and pip cannot bring (redis-server, chromium).
+system: venv
+	$(BIN)/python packaging/system_packages.py
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

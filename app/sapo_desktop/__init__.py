@@ -1,0 +1,15 @@
+"""The app: what a person sees and types."""
+
+__version__: str
+
+
+def __getattr__(name: str) -> str:
+    """`__version__`, looked up on first use: importlib.metadata costs 50 ms, and the first frame must not wait for it."""
+    if name != "__version__":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("sapo-desktop")
+    except PackageNotFoundError:  # run from a source tree that was never installed
+        return "0+source"

@@ -1,0 +1,15 @@
+"""`sapo-desktop` and `python -m sapo_desktop`."""
+
+from __future__ import annotations
+
+import sys
+
+
+def main() -> int:
+    from sapo_desktop.cli import run
+
+    return run(sys.argv[1:])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,53 @@
+"""Processes that outlive whoever started them: the node and the coordinator."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from sapo_desktop.paths import Home
+
+_children: list[subprocess.Popen[bytes]] = []
+"""Started from here: asked for their exit codes when they are gone, never waited for."""
+
+
+def spawn(home: Home, arguments: Sequence[str], errors: Path) -> subprocess.Popen[bytes]:
+    """`sapo-desktop ARGUMENTS` in a session of its own, so that closing the terminal does not end it.
+
+    errors: where its error stream goes.
+    """
+    _children[:] = [child for child in _children if child.poll() is None]
+    with errors.open("wb") as stderr:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "sapo_desktop", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=stderr,
+            cwd=home.data,
+            env=dict(os.environ),
+            start_new_session=True,
+        )
+    _children.append(process)
+    return process
+
+
+def alive(pid: int) -> bool:
+    """The process runs (one that ended and that its parent has not asked for its exit code does not)."""
+    import psutil
+
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def last_words(errors: Path) -> str:
+    """The last line of an error stream; "" when there was nothing to say."""
+    try:
+        lines = errors.read_text("utf-8", "replace").strip().splitlines()
+    except OSError:
+        return ""
+    return lines[-1].removeprefix("sapo-desktop: ") if lines else ""

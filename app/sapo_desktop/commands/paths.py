@@ -1,0 +1,21 @@
+"""`sapo-desktop paths`: where everything lies."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+
+from sapo_desktop.paths import Home
+
+
+def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
+    parser.add_argument("--json", action="store_true", help="as JSON")
+
+
+def main(args: argparse.Namespace) -> int:
+    home = Home.find()
+    rows = {name: str(path) for name, path in dataclasses.asdict(home).items()}
+    rows |= {"settings": str(home.settings), "runs": str(home.runs), "socket": str(home.socket)}
+    print(json.dumps(rows) if args.json else "\n".join(f"{name:<9} {path}" for name, path in rows.items()))
+    return 0

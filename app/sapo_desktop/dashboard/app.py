@@ -1,0 +1,285 @@
+"""The dashboard application: one state, one timer, screens as modes. A client of the node, never its owner."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+from textual.app import App, SystemCommand
+from textual.binding import Binding, BindingType
+from textual.css.query import NoMatches
+from textual.screen import Screen
+
+from sapo_desktop.dashboard.glyphs import choose
+from sapo_desktop.dashboard.messages import CommandFailed, Feed, FirstRunAnswers, FirstRunInfo, QuitChoice
+from sapo_desktop.dashboard.screens.base import BaseScreen
+from sapo_desktop.dashboard.show import plain
+from sapo_desktop.dashboard.state import DashboardState, apply
+from sapo_desktop.dashboard.swarm_actions import SwarmActions
+from sapo_desktop.dashboard.themes import DEFAULTS, THEMES
+
+FOCUSED_S, BLURRED_S = 0.5, 2.0
+"""Seconds between two looks at the state: 2 Hz while the terminal has the focus, 0.5 Hz while it has not."""
+_BATCH_S = 0.02
+"""A long history is read in slices of this length, so that keys are answered meanwhile."""
+
+Start = Callable[[FirstRunAnswers | None], Awaitable[None] | None]
+"""Called once after the first frame, with the answers of the first run or None: starts or finds the node."""
+
+
+def _dashboard() -> Screen[None]:
+    from sapo_desktop.dashboard.screens.dashboard import DashboardScreen
+
+    return DashboardScreen()
+
+
+def _swarm() -> Screen[None]:
+    from sapo_desktop.dashboard.screens.swarm import SwarmScreen
+
+    return SwarmScreen()
+
+
+def _rollouts() -> Screen[None]:
+    from sapo_desktop.dashboard.screens.rollouts import RolloutsScreen
+
+    return RolloutsScreen()
+
+
+def _runs(folder: Path) -> Screen[None]:
+    from sapo_desktop.dashboard.screens.runs import RunsScreen
+
+    return RunsScreen(folder)
+
+
+def _log() -> Screen[None]:
+    from sapo_desktop.dashboard.screens.log import LogScreen
+
+    return LogScreen()
+
+
+class SapoDashboard(App[QuitChoice]):
+    """Shows a feed. Its return value is how it was left: "background", None for a recording, or "stop".
+
+    At "stop" whoever opened the dashboard ends the node, and proves that it is gone.
+    """
+
+    CSS_PATH = "sapo.tcss"
+    TITLE = "sapo-desktop"
+    ENABLE_COMMAND_PALETTE = True
+    MODES: ClassVar[dict[str, str | Callable[[], Screen[Any]]]] = {
+        "dashboard": _dashboard,
+        "swarm": _swarm,
+        "rollouts": _rollouts,
+        "log": _log,
+    }
+    DEFAULT_MODE = "dashboard"
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("1", "switch_mode('dashboard')", "dashboard", show=False),
+        Binding("2", "switch_mode('swarm')", "swarm", show=False),
+        Binding("3", "switch_mode('rollouts')", "rollouts", show=False),
+        Binding("4", "switch_mode('runs')", "runs", show=False),
+        Binding("5", "switch_mode('log')", "log", show=False),
+        Binding("space", "toggle_pause", "pause", show=False),
+        Binding("F", "finish", "finish round", show=False),
+        Binding("z", "snooze", "snooze", show=False),
+        Binding("r", "run_anyway", "run 1 h", show=False),
+        Binding("question_mark,f1", "help", "help", show=False),
+        Binding("q,ctrl+q,ctrl+c", "leave", "quit", show=False),
+    ]
+
+    def __init__(
+        self,
+        feed: Feed,
+        first_run: bool = False,
+        start: Start | None = None,
+        info: Callable[[], FirstRunInfo] = FirstRunInfo,
+        glyphs: str = "auto",
+        theme: str = "sapo-dark",
+        runs: Path | None = None,
+        swarm_actions: SwarmActions | None = None,
+    ) -> None:
+        """info: looks up what the first-run screen offers, after the first frame. glyphs: auto, braille or ascii.
+
+        runs: the folder that screen 4 shows; without it there is no such screen. swarm_actions: what screen 2 can have
+        done; without them it only shows. Raises ValueError.
+        """
+        self.glyphs = choose(glyphs)
+        self.feed, self.first_run, self.start = feed, first_run, start
+        self.info = info
+        self.swarm_actions = swarm_actions
+        self.state = DashboardState()
+        self.begun = False
+        """The feed is being followed (not so while the first questions are asked)."""
+        super().__init__()
+        self.animation_level = "none"  # nothing here moves without a reason, least of all over SSH
+        if runs is not None:
+            self.add_mode("runs", partial(_runs, runs))
+        for palette in THEMES:
+            self.register_theme(palette)
+        self._unknown_theme = theme if theme not in self.available_themes else ""
+        self.theme = THEMES[0].name if self._unknown_theme else theme
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """Key 4 does nothing where there is no folder of runs."""
+        return action != "switch_mode" or parameters[0] in self._modes
+
+    def get_theme_variable_defaults(self) -> dict[str, str]:
+        return DEFAULTS
+
+    def delay_update(self, delay: float = 0.05) -> None:
+        """Textual hides a change of mode for 50 ms: all that a key may take. Our screens need a tenth of it."""
+        super().delay_update(min(delay, 0.005))
+
+    def on_mount(self) -> None:
+        self.set_class(self.glyphs.ascii, "-ascii")
+        self._timer = self.set_interval(FOCUSED_S, self.redraw)
+        self.call_after_refresh(self._first_frame_is_out)
+
+    def _first_frame_is_out(self) -> None:
+        if self._unknown_theme:
+            self.say(f"There is no theme {self._unknown_theme!r}: showing {self.theme}. ctrl+p lists them.", error=True)
+        if self.first_run:
+            self._ask_first_questions()
+        else:
+            self._begin(None)
+
+    def _ask_first_questions(self) -> None:
+        from sapo_desktop.dashboard.screens.first_run import FirstRunScreen
+
+        self.push_screen(FirstRunScreen(self.info()), self._begin)
+
+    def _begin(self, answers: FirstRunAnswers | None) -> None:
+        self.begun = True
+        self.run_worker(self._work(answers), name="feed", exit_on_error=True)
+
+    async def _work(self, answers: FirstRunAnswers | None) -> None:
+        """Start the node, then follow it for as long as there is something to follow."""
+        await self._start(answers)
+        breath = time.monotonic()
+        async for event in self.feed.events():
+            self.state = apply(self.state, event)
+            if time.monotonic() - breath > _BATCH_S:
+                await asyncio.sleep(0)
+                breath = time.monotonic()
+
+    async def _start(self, answers: FirstRunAnswers | None) -> None:
+        result = self.start(answers) if self.start is not None else None
+        if inspect.isawaitable(result):
+            await result
+
+    # Drawing
+
+    def redraw(self) -> None:
+        """Give the active screen the state; called by the timer, by keys and when a screen comes up."""
+        screen = self.screen_stack[0] if self.screen_stack else None
+        if isinstance(screen, BaseScreen) and screen.is_mounted:
+            with suppress(NoMatches):  # a tick while the screen is being taken down
+                screen.show(self.state, self.feed.now())
+
+    def on_app_focus(self) -> None:
+        self._pace(FOCUSED_S)
+
+    def on_app_blur(self) -> None:
+        self._pace(BLURRED_S)
+
+    def _pace(self, seconds: float) -> None:
+        self._timer.stop()
+        self._timer = self.set_interval(seconds, self.redraw)
+        self.redraw()
+
+    # Commands
+
+    def command(self, verb: str, said: str, **body: float) -> None:
+        """Tell the node, and say what was told or why it was not taken."""
+        self.run_worker(self._command(verb, said, body), name=f"command-{verb}", exit_on_error=True)
+
+    async def _command(self, verb: str, said: str, body: dict[str, float]) -> None:
+        try:
+            await self.feed.command(verb, **body)
+        except CommandFailed as error:
+            self.say(str(error), error=True)
+        else:
+            self.say(said)
+
+    def say(self, text: str, error: bool = False) -> None:
+        """A toast, as plain text."""
+        self.notify(plain(text, 400), severity="error" if error else "information", timeout=4, markup=False)
+
+    def action_toggle_pause(self) -> None:
+        if self.state.gone and self.start is not None:
+            self.say("Starting the node")
+            self.run_worker(self._start(None), name="start", group="start", exclusive=True)
+        elif self.state.paused:
+            self.command("resume", "Going on")
+        else:
+            self.command("pause", "Paused until space is pressed again")
+
+    def action_finish(self) -> None:
+        self.command("finish", "Finishing this round, then pausing")
+
+    def action_run_anyway(self) -> None:
+        self.command("run_anyway", "Running for an hour whatever the automatic rules say", for_s=3600)
+
+    def action_snooze(self) -> None:
+        from sapo_desktop.dashboard.screens.dialogs import SnoozeDialog
+
+        def chosen(minutes: int | None) -> None:
+            if minutes:
+                self.command("snooze", f"Snoozing for {minutes} minutes, then going on", for_s=60 * minutes)
+
+        self.push_screen(SnoozeDialog(), chosen)
+
+    def action_help(self) -> None:
+        from sapo_desktop.dashboard.screens.help import HelpScreen
+
+        if not isinstance(self.screen, HelpScreen):
+            self.push_screen(HelpScreen(self.feed.describe()))
+
+    def action_next_screen(self) -> None:
+        """The next mode in order, for the mouse."""
+        names = list(self._modes)
+        self.switch_mode(names[(names.index(self.current_mode) + 1) % len(names)])
+
+    def action_leave(self) -> None:
+        """Ask what becomes of the node; a recording just closes."""
+        if not self.feed.controls:
+            self.exit(None)
+            return
+        from sapo_desktop.dashboard.screens.dialogs import QuitDialog
+
+        if not isinstance(self.screen, QuitDialog):
+            self.push_screen(QuitDialog(), self._left)
+
+    def _left(self, choice: QuitChoice | None) -> None:
+        if choice is not None:
+            self.exit(choice)
+
+    def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
+        yield SystemCommand(
+            "Dashboard", "Charts, held-out results, what it does now (1)", lambda: self.switch_mode("dashboard")
+        )
+        yield SystemCommand("Swarm", "Peers, shares, what was rejected and why (2)", lambda: self.switch_mode("swarm"))
+        yield SystemCommand("Rollouts", "Questions, attempts and rewards (3)", lambda: self.switch_mode("rollouts"))
+        if "runs" in self._modes:
+            yield SystemCommand(
+                "Models & runs", "Runs, held-out results, checkpoints (4)", lambda: self.switch_mode("runs")
+            )
+        yield SystemCommand("Log", "Dated lines, searchable (5)", lambda: self.switch_mode("log"))
+        yield SystemCommand("Pause or resume", "Takes effect within a second (space)", self.action_toggle_pause)
+        yield SystemCommand("Finish the round, then pause", "Nothing is thrown away (F)", self.action_finish)
+        yield SystemCommand("Snooze", "Pause for 15, 60 or 240 minutes (z)", self.action_snooze)
+        yield SystemCommand("Run anyway for an hour", "Whatever battery and heat say (r)", self.action_run_anyway)
+        yield SystemCommand(
+            "Evaluate now",
+            "Held-out pass@1 after this round",
+            lambda: self.command("evaluate", "Evaluating after this round", items=32),
+        )
+        yield SystemCommand("Theme", "Night, day, high contrast and others", self.action_change_theme)
+        yield SystemCommand("Help", "Keys and words (?)", self.action_help)
+        yield SystemCommand("Quit", "Stop everything or keep working in the background (q)", self.action_leave)

@@ -1,0 +1,106 @@
+"""Glyph sets: braille and line drawing where the terminal can, plain ASCII where it cannot."""
+
+from __future__ import annotations
+
+import locale
+import os
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Glyphs:
+    """bars: sparkline levels from empty to full. steps: phase marks."""
+
+    ascii: bool
+    bars: str
+    full: str
+    empty: str
+    done: str
+    now: str
+    todo: str
+    right: str
+    wrong: str
+    partial: str
+    cut: str
+    star: str
+    mark: str
+    dot: str
+    vertical: str
+    tick: str
+    corner: str
+    horizontal: str
+    arrow: str
+    dash: str
+
+
+UNICODE = Glyphs(
+    ascii=False,
+    bars="▁▂▃▄▅▆▇█",
+    full="━",
+    empty="─",
+    done="✓",
+    now="▶",
+    todo="·",
+    right="●",
+    wrong="○",
+    partial="◐",
+    cut="◌",
+    star="★",
+    mark="◆",
+    dot="·",
+    vertical="│",
+    tick="┤",
+    corner="└",
+    horizontal="─",
+    arrow="→",
+    dash="—",
+)
+ASCII = Glyphs(
+    ascii=True,
+    bars="_.:-=+*#",
+    full="#",
+    empty=".",
+    done="x",
+    now=">",
+    todo=".",
+    right="1",
+    wrong="0",
+    partial="%",
+    cut="~",
+    star="*",
+    mark="@",
+    dot="-",
+    vertical="|",
+    tick="+",
+    corner="+",
+    horizontal="-",
+    arrow="->",
+    dash="-",
+)
+
+
+def choose(name: str = "auto") -> Glyphs:
+    """auto: ASCII on the Linux console, dumb terminals and non-UTF-8 locales. Raises ValueError."""
+    if name == "auto":
+        encoding = locale.getpreferredencoding(False).lower().replace("-", "")
+        poor = os.environ.get("TERM", "") in ("linux", "dumb") or encoding not in ("utf8", "cp65001")
+        name = "ascii" if poor else "braille"
+    if name not in ("braille", "ascii"):
+        raise ValueError(f"There is no glyph set {name!r}. Known: auto, braille, ascii.")
+    return ASCII if name == "ascii" else UNICODE
+
+
+def sparkline(values: list[float | None], width: int, glyphs: Glyphs) -> str:
+    """One row of bars, right-aligned in `width`; gaps are blanks; the scale is the values' own range."""
+    cells = values[-width:]
+    known = [value for value in cells if value is not None]
+    if not known:
+        return " " * width
+    low, high = min(known), max(known)
+    span = high - low
+    top = len(glyphs.bars) - 1
+    text = "".join(
+        " " if value is None else glyphs.bars[round((value - low) / span * top) if span > 0 else top // 2]
+        for value in cells
+    )
+    return text.rjust(width)

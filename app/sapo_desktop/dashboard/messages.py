@@ -1,0 +1,79 @@
+"""What travels between the dashboard and whoever opened it, beside the node's own events."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from sapo_swarm.events import Event
+
+QuitChoice = Literal["stop", "background"]
+"""How the dashboard was left: stop everything, or keep working in the background."""
+
+
+@dataclass(frozen=True)
+class Link:
+    """The dashboard's own line to the node came or went; sentence: what the person reads in the header."""
+
+    connected: bool
+    sentence: str
+    time: float
+
+
+class CommandFailed(Exception):
+    """The node did not take a command; the message says why and what to do."""
+
+
+class Feed(Protocol):
+    """Where the events come from and the commands go to: a node, or a recording."""
+
+    controls: bool
+    """Commands reach a node, so leaving has to ask what becomes of it."""
+
+    def events(self) -> AsyncIterator[Event | Link]:
+        """Past events first, then live ones; ends only when there will be no more."""
+        ...
+
+    async def command(self, verb: str, **body: float) -> None:
+        """A POST verb of the control API. Raises CommandFailed."""
+        ...
+
+    def describe(self) -> str:
+        """One phrase for the help screen: what is being watched."""
+        ...
+
+    def now(self) -> float:
+        """Unix seconds on the clock of the events: the wall's, or a recording's."""
+        ...
+
+
+@dataclass(frozen=True)
+class FirstRunInfo:
+    """What the first-run screen may offer. The first entry of each tuple is the default.
+
+    hardware: (value, what was detected) pairs, for example ("torch-cpu", "2 cores, about 1,900 tok/s, needs 0.4 GB").
+    """
+
+    hardware: tuple[tuple[str, str], ...] = (("auto", "the fastest engine that is installed"),)
+    models: tuple[tuple[str, str], ...] = (("starter", "bundled, nothing to download"),)
+    tasks: tuple[tuple[str, str], ...] = (("starter", "nine reasoning tasks, easy settings"),)
+    limits: tuple[tuple[str, str], ...] = (
+        ("gentle", "pauses on battery and when warm, gives way to your other programs"),
+        ("full", "all cores, still pauses on battery and when too warm"),
+        ("none", "never pauses by itself"),
+    )
+
+
+@dataclass(frozen=True)
+class FirstRunAnswers:
+    """The five answers. skipped: Esc was pressed (silo with the starter). invite: only when mode is swarm."""
+
+    mode: Literal["silo", "swarm"] = "silo"
+    invite: str = ""
+    hardware: str = "auto"
+    model: str = "starter"
+    tasks: str = "starter"
+    limits: str = "gentle"
+    name: str = ""
+    skipped: bool = False

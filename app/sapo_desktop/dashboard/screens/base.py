@@ -1,0 +1,89 @@
+"""What every screen shares: the header line, the footer, the message for a terminal that is too small."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, ClassVar
+
+from textual.app import ComposeResult
+from textual.containers import Container
+from textual.content import Content
+from textual.screen import Screen
+from textual.widget import Widget
+from textual.widgets import Static
+
+from sapo_desktop.dashboard.glyphs import Glyphs
+from sapo_desktop.dashboard.state import DashboardState
+from sapo_desktop.dashboard.widgets.header import header
+from sapo_desktop.dashboard.widgets.keybar import Key, KeyBar
+from sapo_desktop.dashboard.widgets.panel import Panel
+
+if TYPE_CHECKING:
+    from sapo_desktop.dashboard.app import SapoDashboard
+
+MIN_WIDTH, MIN_HEIGHT, WIDE = 80, 24, 100
+
+
+class BaseScreen(Screen[None]):
+    """A mode of the dashboard. Subclasses give `body()` and `update()`."""
+
+    HORIZONTAL_BREAKPOINTS = [  # noqa: RUF012 - Textual declares it as an instance variable
+        (0, "-too-narrow"),
+        (MIN_WIDTH, "-narrow"),
+        (WIDE, "-wide"),
+    ]
+    VERTICAL_BREAKPOINTS = [  # noqa: RUF012 - Textual declares it as an instance variable
+        (0, "-too-low"),
+        (MIN_HEIGHT, "-low"),
+        (32, "-tall"),
+    ]
+    AUTO_FOCUS: ClassVar[str | None] = ""
+
+    @property
+    def dashboard(self) -> SapoDashboard:
+        return self.app  # type: ignore[return-value]
+
+    @property
+    def glyphs(self) -> Glyphs:
+        return self.dashboard.glyphs
+
+    def compose(self) -> ComposeResult:
+        yield Panel(header, self.glyphs, id="header")
+        with Container(id="body"):
+            yield from self.body()
+        yield Static("", id="too-small", markup=False)
+        yield KeyBar(self.keys(self.dashboard.state))
+
+    def body(self) -> Iterable[Widget]:
+        return ()
+
+    def keys(self, state: DashboardState) -> list[Key]:
+        """What the footer shows: at most eight, help and quit last."""
+        return [*self.own_keys(state), ("?", "help", "app.help"), ("q", "quit", "app.leave")]
+
+    def pause_key(self, state: DashboardState) -> Key:
+        """What space does now."""
+        return "space", "start" if state.gone else "resume" if state.paused else "pause", "app.toggle_pause"
+
+    def own_keys(self, state: DashboardState) -> list[Key]:
+        """The keys of this screen, the most wanted first, six at most."""
+        return []
+
+    def update(self, state: DashboardState, now: float) -> None:
+        """Draw what changed."""
+
+    def show(self, state: DashboardState, now: float) -> None:
+        """Called at every tick while this screen is the active one, and when it becomes so."""
+        self.query_one("#header", Panel).show(state, now)
+        self.query_one(KeyBar).put(self.keys(state))
+        self.update(state, now)
+
+    def on_screen_resume(self) -> None:
+        self.dashboard.redraw()
+
+    def on_resize(self) -> None:
+        width, height = self.app.size
+        small = f"This terminal is {width}x{height}; the dashboard needs {MIN_WIDTH}x{MIN_HEIGHT}."
+        text = f"{small} Make it larger: nothing stops meanwhile."
+        self.query_one("#too-small", Static).update(Content(text))
+        self.dashboard.redraw()

@@ -1,0 +1,87 @@
+"""Small questions over the current screen: how to leave, how long to snooze."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Generic, TypeVar
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical
+from textual.content import Content
+from textual.screen import ModalScreen
+from textual.widgets import OptionList, Static
+from textual.widgets.option_list import Option
+
+from sapo_desktop.dashboard.messages import QuitChoice
+
+T = TypeVar("T")
+
+
+class ChoiceDialog(ModalScreen[T | None], Generic[T]):
+    """A question with a few answers; Esc or q gives None."""
+
+    QUESTION: ClassVar[str] = ""
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q", "cancel", "cancel", show=False)]
+
+    def __init__(self, answers: list[tuple[str, str, T | None]]) -> None:
+        """answers: (what it is called, what it brings, value)."""
+        super().__init__()
+        self.answers = answers
+
+    def compose(self) -> ComposeResult:
+        with Vertical(classes="box dialog"):
+            yield Static(Content.styled(self.QUESTION, "bold"), markup=False)
+            yield OptionList(*(Option(self._prompt(name, detail)) for name, detail, _ in self.answers))
+
+    def _prompt(self, name: str, detail: str) -> Content:
+        return Content.assemble(name, "\n", (f"  {detail}", "$muted")) if detail else Content(name)
+
+    def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
+        event.stop()
+        self.dismiss(self.answers[event.option_index][2])
+
+    def action_cancel(self) -> None:
+        self.dismiss(None)
+
+
+class QuitDialog(ChoiceDialog[QuitChoice]):
+    QUESTION = "Leave the dashboard?"
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("s", "pick('stop')", "stop", show=False),
+        Binding("b", "pick('background')", "background", show=False),
+    ]
+
+    def __init__(self) -> None:
+        super().__init__(
+            [
+                ("Stop everything (s)", "the node saves and exits; the next start goes on from there", "stop"),
+                (
+                    "Keep working in the background (b)",
+                    "closes only this window; sapo-desktop opens it again",
+                    "background",
+                ),
+                ("Cancel (Esc)", "", None),
+            ]
+        )
+
+    def action_pick(self, choice: QuitChoice) -> None:
+        self.dismiss(choice)
+
+
+class SnoozeDialog(ChoiceDialog[int]):
+    """Minutes, or None."""
+
+    QUESTION = "Pause for how long?"
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("1", "pick(15)", "15", show=False),
+        Binding("2", "pick(60)", "60", show=False),
+        Binding("3", "pick(240)", "240", show=False),
+    ]
+
+    def __init__(self) -> None:
+        super().__init__(
+            [("15 minutes (1)", "", 15), ("1 hour (2)", "", 60), ("4 hours (3)", "", 240), ("Cancel (Esc)", "", None)]
+        )
+
+    def action_pick(self, minutes: int) -> None:
+        self.dismiss(minutes)

@@ -1,0 +1,145 @@
+"""The first start: five questions on one screen, every one answered already. Enter goes, Esc goes with the starter."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import VerticalScroll
+from textual.content import Content
+from textual.screen import Screen
+from textual.widget import Widget
+from textual.widgets import Input, Static
+
+from sapo_desktop.dashboard.messages import FirstRunAnswers, FirstRunInfo
+from sapo_desktop.dashboard.show import fit, plain
+
+MODES = (
+    ("silo", "train alone, nothing leaves this machine"),
+    ("swarm", "share the text of attempts with others and learn from theirs"),
+)
+_LABEL, _VALUE = 11, 16
+
+
+class Choice(Widget, can_focus=True):
+    """One question: its answer changes with the left and right arrows, or a click."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("right", "turn(1)", "next", show=False),
+        Binding("left", "turn(-1)", "previous", show=False),
+    ]
+
+    def __init__(self, label: str, answers: tuple[tuple[str, str], ...], id: str) -> None:
+        super().__init__(id=id)
+        self.label, self.answers, self.place = label, answers, 0
+
+    @property
+    def value(self) -> str:
+        return self.answers[self.place][0]
+
+    def action_turn(self, steps: int) -> None:
+        self.place = (self.place + steps) % len(self.answers)
+        self.refresh()
+        if isinstance(self.screen, FirstRunScreen):
+            self.screen.answers_changed()
+
+    def on_click(self) -> None:
+        self.focus()
+        self.action_turn(1)
+
+    def render(self) -> Content:
+        value, detail = self.answers[self.place]
+        left, right = ("◂", "▸") if self.has_focus and len(self.answers) > 1 else (" ", " ")
+        return Content.assemble(
+            (self.label.ljust(_LABEL), "bold $accent" if self.has_focus else ""),
+            (f"{left} {fit(plain(value, 40), _VALUE)} {right}", "bold"),
+            (f"  {plain(detail, 120)}", "$muted"),
+        )
+
+
+class FirstRunScreen(Screen[FirstRunAnswers]):
+    AUTO_FOCUS: ClassVar[str | None] = "#mode"
+    VERTICAL_BREAKPOINTS = [(0, "-low"), (30, "-tall")]  # noqa: RUF012 - Textual declares it as an instance variable
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("enter", "accept", "start", priority=True),
+        Binding("escape", "skip", "skip", priority=True),
+        Binding("down", "app.focus_next", "next", show=False),
+        Binding("up", "app.focus_previous", "previous", show=False),
+    ]
+
+    def __init__(self, info: FirstRunInfo) -> None:
+        super().__init__()
+        self.info = info
+
+    def compose(self) -> ComposeResult:
+        with VerticalScroll(classes="box welcome", can_focus=False) as box:
+            box.border_subtitle = self._keys()
+            yield Static(self._welcome(), markup=False)
+            yield Choice("Mode", MODES, id="mode")
+            yield Input(placeholder="paste the invite: one line of text", id="invite", compact=True)
+            yield Choice("Hardware", self.info.hardware, id="hardware")
+            yield Choice("Model", self.info.models, id="model")
+            yield Choice("Tasks", self.info.tasks, id="tasks")
+            yield Choice("Limits", self.info.limits, id="limits")
+            yield Input(
+                placeholder="Name         anonymous (only a swarm would see it)", id="name", compact=True, max_length=40
+            )
+            yield Static("", id="complaint", markup=False)
+
+    def _welcome(self) -> Content:
+        return Content.assemble(
+            ("Welcome to sapo-desktop\n\n", "bold $primary"),
+            "It trains a small language model on reasoning tasks by reinforcement learning, here, on this machine. "
+            "Everything below has an answer already and can be changed later.\n",
+        )
+
+    def _keys(self) -> Content:
+        keys = (("Enter", "start"), ("arrows", "change"), ("Esc", "skip: silo with the starter model"))
+        return Content("   ").join(
+            Content.assemble((key, "bold $accent"), (f" {label}", "$muted")) for key, label in keys
+        )
+
+    def on_mount(self) -> None:
+        self.answers_changed()
+
+    def answers_changed(self) -> None:
+        self.query_one("#invite", Input).display = self._value("mode") == "swarm"
+
+    def _value(self, name: str) -> str:
+        return self.query_one(f"#{name}", Choice).value
+
+    def action_accept(self) -> None:
+        swarm = self._value("mode") == "swarm"
+        invite = self.query_one("#invite", Input).value.strip()
+        text = self._wrong_with(invite) if swarm else ""
+        if text:
+            self.query_one("#complaint", Static).update(Content.styled(text, "$warning"))
+            self.query_one("#invite", Input).focus()
+            return
+        self.dismiss(
+            FirstRunAnswers(
+                mode="swarm" if swarm else "silo",
+                invite=invite if swarm else "",
+                hardware=self._value("hardware"),
+                model=self._value("model"),
+                tasks=self._value("tasks"),
+                limits=self._value("limits"),
+                name=self.query_one("#name", Input).value.strip(),
+            )
+        )
+
+    def _wrong_with(self, invite: str) -> str:
+        """What keeps a node from joining with this line; "" when nothing does."""
+        if not invite:
+            return "A swarm needs an invite: paste the line its host gave you, or choose silo."
+        from sapo_swarm.invite import BadInvite, parse_invite  # cryptography: only when an invite was typed
+
+        try:
+            parse_invite(invite)
+        except BadInvite as error:
+            return plain(str(error), 200)
+        return ""
+
+    def action_skip(self) -> None:
+        self.dismiss(FirstRunAnswers(skipped=True))

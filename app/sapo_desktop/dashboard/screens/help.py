@@ -1,0 +1,68 @@
+"""Help: keys, and the words the screens use."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import VerticalScroll
+from textual.content import Content
+from textual.screen import ModalScreen
+from textual.widgets import Static
+
+from sapo_desktop.dashboard.show import plain
+
+KEYS = (
+    ("1 to 5", "Dashboard, Swarm, Rollouts, Models & runs, Log"),
+    ("space", "pause or resume, within a second"),
+    ("F", "finish the round, then pause"),
+    ("z", "snooze: pause for 15, 60 or 240 minutes"),
+    ("r", "run anyway for an hour, whatever battery and heat say"),
+    ("e", "expand one chart, then the other, then back"),
+    ("+  -  =", "shorter window, longer window, all rounds"),
+    ("s", "smoothing of the charts: mean of 20, 50, 1 or 5 rounds"),
+    ("f", "freeze the charts; training goes on"),
+    ("j  h  l", "on the swarm screen: join, host, leave a swarm"),
+    ("/", "search (Rollouts, Log)"),
+    ("ctrl+p", "palette: every command by name, themes too"),
+    ("q", "quit: stop everything, or keep working in the background"),
+)
+WORDS = (
+    ("own reward", "mean reward of this node's own attempts, measured before the update, nothing filtered out"),
+    (
+        "external",
+        "mean reward of groups taken from the swarm. They were chosen for being useful, so compare it with nothing",
+    ),
+    (
+        "held-out",
+        "strict 0/1 score on fixed questions that training never sees: the figure that tells whether it learns",
+    ),
+    ("informative", "groups with unequal rewards: only these can teach something"),
+    (
+        "group",
+        "one question with its attempts (rollouts). ● right  ◐ partly  ○ wrong  ◌ cut at the limit  ★ first success at a task",
+    ),
+    ("swarm share", "my accepted groups of all accepted groups in the last window; uptake: how often others drew mine"),
+    ("SAPO", "Swarm sAmpling Policy Optimization, arXiv 2509.08721. Not the Soft Adaptive one of the same name"),
+)
+
+
+class HelpScreen(ModalScreen[None]):
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q,question_mark,f1", "dismiss", "close", show=False)]
+
+    def __init__(self, watching: str) -> None:
+        super().__init__()
+        self.watching = watching
+
+    def compose(self) -> ComposeResult:
+        with VerticalScroll(classes="box help"):
+            yield Static(self._text(), markup=False)
+
+    def _text(self) -> Content:
+        rows = [Content.styled("Keys", "bold")]
+        rows += [Content.assemble((key.ljust(9), "bold $accent"), meaning) for key, meaning in KEYS]
+        rows += [Content(""), Content.styled("Words", "bold")]
+        rows += [Content.assemble((f"{word}: ", "$chart-own"), meaning) for word, meaning in WORDS]
+        rows += [Content(""), Content.styled(f"Watching {plain(self.watching, 300)}. Esc closes this.", "$muted")]
+        return Content("\n").join(rows)

@@ -1,0 +1,91 @@
+"""The header: what runs on the left, one status sentence with its age on the right."""
+
+from __future__ import annotations
+
+from textual.content import Content
+
+from sapo_desktop.dashboard.glyphs import Glyphs
+from sapo_desktop.dashboard.show import age, plain
+from sapo_desktop.dashboard.state import DashboardState
+
+_STYLES = {
+    "running": "$success",
+    "failed": "$error",
+    "paused": "$warning",
+    "pausing": "$warning",
+    "stopped": "$warning",
+    "finishing": "$warning",
+    "starting": "$primary",
+}
+_WORDS = {
+    "running": "Training",
+    "failed": "Failed",
+    "paused": "Paused",
+    "pausing": "Pausing",
+    "stopped": "Stopped",
+    "finishing": "Finishing",
+    "starting": "Starting",
+}
+_MARKS = {
+    "running": "▶",
+    "failed": "✗",
+    "paused": "‖",
+    "pausing": "‖",
+    "stopped": "■",
+    "finishing": "▶",
+    "starting": "…",
+}
+_DOING = {
+    "questions": "Drawing questions",
+    "generate": "Generating",
+    "score": "Scoring",
+    "exchange": "Exchanging with the swarm",
+    "update": "Updating the model",
+    "checkpoint": "Saving a checkpoint",
+    "evaluate": "Evaluating on held-out questions",
+}
+
+
+def status(state: DashboardState, now: float) -> tuple[str, str, float]:
+    """(style, sentence, seconds since) of what is going on; a lost node outranks everything but its last words."""
+    link = state.link
+    if state.gone:
+        return _STYLES[state.state], f"{state.sentence} · space starts the node again", now - state.since
+    if link is not None and not link.connected:
+        return "$warning", link.sentence, now - link.time
+    if state.state == "running" and state.phase is not None:
+        phase = state.phase
+        doing = phase.detail or _DOING[phase.phase]
+        return _STYLES["running"], f"{doing} · round {phase.round}", now - state.phase_since
+    if state.state == "running" and state.round is not None:
+        return _STYLES["running"], f"Training · round {state.round.round}", now - state.round_time
+    return _STYLES[state.state], state.sentence or _WORDS[state.state], now - state.since if state.since else 0.0
+
+
+def identity(state: DashboardState) -> str:
+    run = state.run
+    if run is None:
+        return "no run yet"
+    method = "" if run.method == "full" else f" {run.method}"
+    return f"{run.mode} · {run.model}{method} · {run.backend} {run.device}"
+
+
+def header(state: DashboardState, now: float, width: int, height: int, glyphs: Glyphs) -> Content:
+    """One line. The sentence matters more than the identity, which is cut first."""
+    style, sentence, seconds = status(state, now)
+    lost = state.link is not None and not state.link.connected and not state.gone
+    mark = "!" if lost else _MARKS[state.state]
+    if glyphs.ascii:
+        mark = {"▶": ">", "✗": "x", "‖": "=", "■": "#", "…": "."}.get(mark, mark)
+    right = f"{mark} {plain(sentence, 200)}"
+    since = f" · {age(seconds)}" if seconds >= 1 else ""
+    most = max(width - 15 - len(since), 10)
+    right = right if len(right) <= most else right[: most - 1] + "…"
+    name = "sapo-desktop"
+    room = width - len(name) - len(right) - len(since) - 4
+    left = plain(identity(state), 200)
+    left = left if len(left) <= room else left[: max(room - 1, 0)] + "…" if room > 8 else ""
+    gap = max(width - len(name) - 2 - len(left) - len(right) - len(since), 1)
+    return Content.assemble(
+        (name, "bold $primary"), "  ", (left, "$muted"), " " * gap, (right, f"bold {style}"), (since, "$muted")
+    )

@@ -1,0 +1,278 @@
+"""The texts of the dashboard's panels: pure functions of the state, the clock and the room they have."""
+
+from __future__ import annotations
+
+from textual.content import Content
+
+from sapo_desktop.dashboard.glyphs import Glyphs, sparkline
+from sapo_desktop.dashboard.show import age, bar, count, fit, memory, percent, plain, reward, wrap
+from sapo_desktop.dashboard.state import DashboardState
+from sapo_swarm.events import Evaluated, GroupRecorded, PhaseName, TaskScore
+from sapo_swarm.prompting import extract_answer
+
+MUTED = "$muted"
+_SHORT: dict[PhaseName, str] = {"checkpoint": "save"}
+_PHASES: tuple[PhaseName, ...] = ("questions", "generate", "score", "exchange", "update", "checkpoint")
+
+
+def heldout(state: DashboardState, now: float, width: int, height: int, glyphs: Glyphs) -> Content:
+    """Base and now as bars, the paired difference with its interval in words, the task that gained most."""
+    latest = state.evaluations.last
+    if latest is None:
+        return Content.styled(
+            "No measurement yet. Held-out questions are never trained on; the first measurement is the base to compare with.",
+            MUTED,
+        )
+    base = latest.pass_at_1 - latest.delta if latest.delta is not None else None
+    top = max(latest.high, base or 0.0, 0.05)
+    room = max(min(width - 18, 40), 4)
+    rows: list[Content] = []
+    if base is not None:
+        rows.append(Content.assemble(("base ", MUTED), f"{100 * base:5.1f} %  ", bar(base / top, room, glyphs, MUTED)))
+    filled = bar(latest.pass_at_1 / top, room, glyphs, "$chart-own")
+    rows.append(Content.assemble(("now  ", MUTED), (f"{100 * latest.pass_at_1:5.1f} %  ", "bold"), filled))
+    rows += _verdict(latest, width)
+    if height >= 5:
+        rows.append(Content.styled(f"{latest.items} items, T={latest.temperature:g}, round {latest.round}", MUTED))
+    if height >= 8 and latest.tasks:
+        rows += [Content(""), *_task_rows(state.base, latest, width, height - len(rows) - 1, glyphs)]
+    return Content("\n").join(rows[:height])
+
+
+def _verdict(latest: Evaluated, width: int) -> list[Content]:
+    """The paired difference in words, with its interval: one row, or two where it is narrow."""
+    if latest.delta is None or latest.delta_low is None or latest.delta_high is None:
+        low, high = 100 * latest.low, 100 * latest.high
+        return [Content.styled(f"the base to compare with (95 %: {low:.1f} to {high:.1f})", MUTED)]
+    low, high, delta = 100 * latest.delta_low, 100 * latest.delta_high, 100 * latest.delta
+    interval = f"(95 %: {low:+.1f} to {high:+.1f})"
+    if low <= 0 <= high:
+        said, rest = ("no measurable change", "bold"), f"{delta:+.1f} {interval}"
+    else:
+        said, rest = (f"{delta:+.1f} points", "bold $success" if delta > 0 else "bold $error"), interval
+    if len(said[0]) + 1 + len(rest) <= width:
+        return [Content.assemble(said, " ", (rest, MUTED))]
+    return [Content.assemble(said), Content.styled(rest, MUTED)]
+
+
+def _task_rows(base: Evaluated | None, latest: Evaluated, width: int, room: int, glyphs: Glyphs) -> list[Content]:
+    """Tasks by gain over the first measurement, the best first."""
+    before = {score.task: score for score in base.tasks} if base is not None and base is not latest else {}
+
+    def gain(score: TaskScore) -> float:
+        return score.pass_at_1 - before[score.task].pass_at_1 if score.task in before else score.pass_at_1
+
+    rows = []
+    name = max(width - 16, 8)
+    for score in sorted(latest.tasks, key=gain, reverse=True)[: max(room, 0)]:
+        old = before.get(score.task)
+        text = (
+            f"{100 * old.pass_at_1:3.0f} {glyphs.arrow} {100 * score.pass_at_1:3.0f} %"
+            if old
+            else f"{100 * score.pass_at_1:3.0f} %"
+        )
+        rows.append(Content.assemble(fit(plain(score.task, 60), name), (text.rjust(width - name), MUTED)))
+    return rows
+
+
+def now_panel(state: DashboardState, now: float, width: int, height: int, glyphs: Glyphs) -> Content:
+    """The round in flight: phases, progress with ETA, and the figures of the last update."""
+    rows = [_phase_line(state, width, glyphs), _progress(state, now, width, glyphs)]
+    rows += _round_lines(state, width)
+    return Content("\n").join(rows[:height])
+
+
+def _phase_line(state: DashboardState, width: int, glyphs: Glyphs) -> Content:
+    phases = [name for name in _PHASES if name != "exchange" or not state.silo]
+    if state.phase is not None and state.phase.phase not in phases:
+        phases = [*phases[:-1], state.phase.phase]
+    words = {name: _SHORT.get(name, name) for name in phases}
+    full = sum(len(word) + 2 for word in words.values())
+    gap = "  " if width >= full + 2 * len(phases) - 2 else " "
+    named = width >= full + len(phases) - 1
+    parts = []
+    for name in phases:
+        if state.phase is not None and state.phase.phase == name:
+            mark, style, label = glyphs.now, "bold $accent", f" {words[name]}"
+        elif name in state.phases:
+            mark, style, label = glyphs.done, "$success", f" {words[name]}" if named else ""
+        else:
+            mark, style, label = glyphs.todo, MUTED, f" {words[name]}" if named else ""
+        parts.append(Content.styled(mark + label, style))
+    return Content(gap).join(parts)
+
+
+def _progress(state: DashboardState, now: float, width: int, glyphs: Glyphs) -> Content:
+    phase = state.phase
+    if phase is None or state.paused:
+        return Content.styled(_idle(state, now), MUTED)
+    eta = f"eta {age(max(phase.eta_s, 1.0))}" if phase.eta_s >= 0 else "eta unknown"
+    text = f"{100 * phase.fraction:4.0f} %  {eta}"
+    room = max(width - len(text) - 2, 4)
+    return Content.assemble(bar(phase.fraction, min(room, 40), glyphs, "$accent"), f"  {text}")
+
+
+def _idle(state: DashboardState, now: float) -> str:
+    if state.state == "paused":
+        return "Paused. space goes on, r runs for an hour whatever the reason"
+    if state.state in ("stopped", "failed"):
+        return "Not working. space starts the node again; the log (5) says what happened"
+    return "Between two rounds" if state.round is not None else "Waiting for the first round"
+
+
+def _round_lines(state: DashboardState, width: int) -> list[Content]:
+    last, run = state.round, state.run
+    if last is None or run is None:
+        sequences = run.own_groups * run.group_size if run else 0
+        first = f"The first round draws {sequences} rollouts; the chart starts when it is scored." if run else ""
+        return [Content.styled(line, MUTED) for line in wrap(first, width)]
+    goal = f" · {state.rounds} of {run.rounds_planned} done" if run.rounds_planned else ""
+    seconds = f" · {state.round_seconds:.1f} s a round" if state.round_seconds else ""
+    left = run.rounds_planned - state.rounds
+    eta = (
+        f" · done in {age(left * state.round_seconds)}"
+        if state.round_seconds and run.rounds_planned and left > 0
+        else ""
+    )
+    groups = f"{last.own_groups} own + {last.external_groups} external groups"
+    rows = [
+        Content.assemble("round ", (f"{last.round}", "bold"), (f"{goal}{seconds}{eta}", MUTED)),
+        Content.styled(f"{groups} · {last.informative} of {last.own_groups} informative", MUTED),
+        Content.styled(_update_line(state), MUTED),
+    ]
+    if (rare := last.external_wanted - last.external_groups) > 0:
+        rows.append(Content.styled(f"pool starved: {rare} external groups short, own ones filled in", "$warning"))
+    elif (note := _note(state)) and width >= 50:
+        rows.append(Content.styled(note, MUTED))
+    return rows
+
+
+def _update_line(state: DashboardState) -> str:
+    last = state.round
+    if last is None or last.loss is None:
+        return "no update in the last round: no group had unequal rewards" if last is not None else ""
+    parts = [f"loss {last.loss:+.3f}"]
+    for label, value in (("grad", last.grad_norm), ("entropy", last.entropy)):
+        if value is not None:
+            parts.append(f"{label} {value:.2f}")
+    if last.clip_fraction is not None:
+        parts.append(f"clipped {percent(last.clip_fraction)}")
+    return " · ".join(parts)
+
+
+def _note(state: DashboardState) -> str:
+    last = state.round
+    if last is not None and last.own_groups and not last.informative and not last.external_groups:
+        return "nothing to learn from: in each group all rewards were equal"
+    if last is not None and last.loss is not None and abs(last.loss) < 5e-3:
+        return "loss near 0 is normal: one on-policy step, advantages cancel"
+    return ""
+
+
+def machine(state: DashboardState, now: float, width: int, height: int, glyphs: Glyphs) -> Content:
+    """Tiles: a label, the value now, and its history as a sparkline. Only what can be read is shown."""
+    figures, vitals = state.figures, state.vitals
+    rate = vitals.tokens_per_s if vitals and vitals.tokens_per_s else figures.tokens_per_s.latest
+    hourly = vitals.rounds_per_hour if vitals and vitals.rounds_per_hour else _hourly(state)
+    rows = [
+        ("tok/s", count(rate), sparkline(figures.tokens_per_s.samples(60, 120), 60, glyphs)),
+        ("rounds/h", count(hourly), ""),
+        ("memory", memory(vitals.memory if vitals else None), sparkline(figures.memory.samples(60, 300), 60, glyphs)),
+        (
+            "cpu",
+            percent(vitals.cpu_percent / 100 if vitals and vitals.cpu_percent is not None else None),
+            sparkline(figures.cpu.samples(60, 300), 60, glyphs),
+        ),
+    ]
+    if vitals and vitals.watts is not None:
+        rows.append(("power", f"{vitals.watts:.0f} W", sparkline(figures.watts.samples(60, 300), 60, glyphs)))
+    if vitals and vitals.celsius is not None:
+        rows.append(("heat", f"{vitals.celsius:.0f} °C", sparkline(figures.celsius.samples(60, 300), 60, glyphs)))
+    rows.append(("tokens", count(state.tokens or None), ""))
+    rows.append(("solved", f"{len(state.solved)} of {len(state.run.tasks)}" if state.run else "—", ""))
+    lines = [_tile(label, value, history, width) for label, value, history in rows[:height]]
+    return Content("\n").join(lines)
+
+
+def _tile(label: str, value: str, history: str, width: int) -> Content:
+    room = max(width - 20, 0)
+    tail = history.strip()[-room:].rjust(room) if history and room else ""
+    return Content.assemble(
+        (label.ljust(9), MUTED), (value.rjust(9), "bold"), "  " if tail else "", (tail, "$chart-own")
+    )
+
+
+def _hourly(state: DashboardState) -> float | None:
+    return 3600 / state.round_seconds if state.round_seconds else None
+
+
+def tiles(state: DashboardState, width: int) -> Content:
+    """The machine in one line, for narrow terminals."""
+    vitals = state.vitals
+    rate = vitals.tokens_per_s if vitals and vitals.tokens_per_s else state.figures.tokens_per_s.latest
+    parts = [
+        ("tok/s", count(rate)),
+        ("rounds/h", count(_hourly(state))),
+        ("memory", memory(vitals.memory if vitals else None)),
+    ]
+    if vitals and vitals.celsius is not None:
+        parts.append(("heat", f"{vitals.celsius:.0f} °C"))
+    return Content("   ").join(Content.assemble((f"{label} ", MUTED), (value, "bold")) for label, value in parts)
+
+
+def rollouts(state: DashboardState, now: float, width: int, height: int, glyphs: Glyphs) -> Content:
+    """The newest groups, one line each: a mark per rollout, where it came from, the task, one answer."""
+    newest = state.groups.newest(height)
+    if not newest:
+        text = "Each question gets several attempts; they appear here with the reward that the verifier gave."
+        return Content.styled("\n".join(wrap(text, width)), MUTED)
+    return Content("\n").join(group_line(group, width, glyphs) for group in newest)
+
+
+def marks(group: GroupRecorded, glyphs: Glyphs) -> str:
+    """One glyph per rollout: right, partly right, wrong, cut at the limit."""
+    out = ""
+    for rollout in group.group.rollouts:
+        if rollout.reward >= 1:
+            out += glyphs.right
+        elif rollout.reward > 0:
+            out += glyphs.partial
+        else:
+            out += glyphs.cut if rollout.finish == "length" else glyphs.wrong
+    return out
+
+
+def group_line(event: GroupRecorded, width: int, glyphs: Glyphs) -> Content:
+    group = event.group
+    rewards = group.rewards
+    mean = sum(rewards) / len(rewards) if rewards else 0.0
+    star = glyphs.star if event.first_solved else " "
+    source = "own" if group.source == "own" else "ext"
+    found = marks(event, glyphs)
+    shown = found if len(found) <= 8 else found[:7] + "+"
+    task = fit(plain(group.question.ref.dataset, 40), 23 if width >= 58 else 16)
+    head = f"{event.round:>4} "
+    room = max(width - len(head) - 8 - 1 - 5 - 4 - len(task) - 5, 0)
+    return Content.assemble(
+        (head, MUTED),
+        (shown.ljust(8), "$success" if mean > 0 else MUTED),
+        f" {reward(mean):>5}",
+        (f" {source}", "$chart-external" if source == "ext" else MUTED),
+        (star, "bold $accent"),
+        " ",
+        task,
+        " ",
+        (fit(best_answer(event), room) if room > 6 else "", MUTED),
+    )
+
+
+def best_answer(event: GroupRecorded) -> str:
+    """The answer of the rollout with the highest reward, on one line."""
+    rollouts = event.group.rollouts
+    if not rollouts:
+        return ""
+    best = max(rollouts, key=lambda rollout: rollout.reward)
+    answer = extract_answer(best.text)
+    if answer is None:
+        return "no answer tag" if best.finish == "stop" else "cut at the limit"
+    return plain(answer, 120)

@@ -1,0 +1,31 @@
+"""What a person did that cannot work, with the exit code the shell gets.
+
+Tree::
+
+    AppError (1)
+    ├── UsageError (2)       a wrong name, flag or value
+    ├── NotRunning (3)       no node answers
+    └── EngineMissing (4)    no engine can run the request
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class AppError(Exception):
+    """The message is one sentence that says what to do."""
+
+    exit_code: ClassVar[int] = 1
+
+
+class UsageError(AppError):
+    exit_code: ClassVar[int] = 2
+
+
+class NotRunning(AppError):
+    exit_code: ClassVar[int] = 3
+
+
+class EngineMissing(AppError):
+    exit_code: ClassVar[int] = 4

@@ -1,0 +1,76 @@
+"""Command-line flags made from the settings schema. A flag that was not typed leaves the setting as the file has it."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Collection
+
+import msgspec
+
+from sapo_desktop import settings
+from sapo_desktop.errors import UsageError
+from sapo_desktop.settings import Settings, nearest
+from sapo_swarm.config import RunConfig
+
+
+def add_run_flags(parser: argparse.ArgumentParser, only: Collection[str] = ()) -> None:
+    """A flag for every field of RunConfig, or for those named."""
+    group = parser.add_argument_group("the run (defaults come from the settings file)")
+    for field in settings.fields():
+        section, _, name = field.key.partition(".")
+        if section != "run" or (only and name not in only):
+            continue
+        flag = f"--{name.replace('_', '-')}"
+        default = ",".join(field.default) if isinstance(field.default, tuple) else field.default
+        text = f"{field.help} (default: {default})".replace("%", "%%")
+        if field.kind == "bool":
+            group.add_argument(flag, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=text)
+        else:
+            metavar = field.kind.upper() if not field.choices else "{" + field.kind.replace("|", ",") + "}"
+            group.add_argument(flag, default=argparse.SUPPRESS, help=text, metavar=metavar)
+
+
+def run_config(base: Settings, args: argparse.Namespace) -> RunConfig:
+    """The run's settings with the typed flags over them. Raises UsageError, UnknownTask."""
+    typed = {k: v for k, v in vars(args).items() if k in RunConfig.__struct_fields__}
+    if "tasks" in typed:
+        typed["tasks"] = [t.strip() for t in typed["tasks"].split(",") if t.strip()]
+    run = {**msgspec.to_builtins(base.run), **typed}
+    config = settings.convert({"run": run}, "command line", strict=False).run
+    check(config)
+    return config
+
+
+def check(config: RunConfig) -> None:
+    """Names that a schema cannot check. Raises UsageError, UnknownTask with the nearest match."""
+    from sapo_backends import registry
+    from sapo_swarm.algorithms.registry import algorithm
+    from sapo_swarm.sapo.sample_external import strategy
+    from sapo_swarm.tasks import catalogue
+
+    if not config.tasks:
+        raise UsageError("run.tasks is empty. List tasks with: sapo-desktop tasks")
+    for task in config.tasks:
+        catalogue.preset_of(task, config.preset)
+    try:
+        algorithm(config.algorithm)
+        strategy(config.sampling)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    engines = {"auto", *registry.names()}
+    if config.trainer not in engines:
+        raise UsageError(f"There is no engine {config.trainer!r}. {nearest(config.trainer, engines)}")
+
+
+def arguments(config: RunConfig, base: RunConfig, leave_out: Collection[str] = ()) -> list[str]:
+    """The flags that turn the base into the config: what run_config would read back."""
+    typed: list[str] = []
+    for name, value in msgspec.structs.asdict(config).items():
+        if name in leave_out or value == getattr(base, name):
+            continue
+        flag = name.replace("_", "-")
+        if isinstance(value, bool):
+            typed.append(f"--{flag}" if value else f"--no-{flag}")
+        else:
+            typed.append(f"--{flag}={','.join(value) if isinstance(value, tuple) else value}")
+    return typed

@@ -1,0 +1,61 @@
+"""One node per home: a lock that the operating system drops when its holder dies, however it dies."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from types import TracebackType
+from typing import IO
+
+from sapo_desktop.errors import AppError
+
+NODE_RUNS = (
+    "A node is already running here (process {holder}). Watch it with sapo-desktop, "
+    "stop it with sapo-desktop stop, or set SAPO_HOME to run another."
+)
+
+
+class NodeLock:
+    """Held for as long as a node (or a run of the lab) lives. Use with `with`; raises AppError, in the words of `busy`,
+    when another process holds it."""
+
+    def __init__(self, path: Path, busy: str = NODE_RUNS) -> None:
+        self._path, self._busy = path, busy
+        self._file: IO[str] | None = None
+
+    def __enter__(self) -> NodeLock:
+        file = self._path.open("a+")
+        try:
+            _lock(file)
+        except OSError:
+            file.seek(0)
+            holder = file.read().strip() or "?"
+            file.close()
+            raise AppError(self._busy.format(holder=holder)) from None
+        file.seek(0)
+        file.truncate()
+        file.write(str(os.getpid()))
+        file.flush()
+        self._file = file
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._file is not None:
+            self._file.close()
+
+
+if sys.platform == "win32":
+    import msvcrt
+
+    def _lock(file: IO[str]) -> None:
+        file.seek(0)
+        msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+
+else:
+    import fcntl
+
+    def _lock(file: IO[str]) -> None:
+        fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)

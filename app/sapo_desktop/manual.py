@@ -1,0 +1,67 @@
+"""docs/manual.md, made from the verbs and the settings schema: python -m sapo_desktop.manual > docs/manual.md"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from sapo_desktop import settings
+from sapo_desktop.cli import VERBS
+from sapo_swarm.events import STATES
+from sapo_swarm.lab.schema import conditions
+
+KEYS: tuple[tuple[str, str], ...] = (
+    ("1 2 3 5", "screens: dashboard, swarm, rollouts, log"),
+    ("space", "pause and resume; a pause takes effect within a second"),
+    ("F", "finish the round in flight, then pause"),
+    ("z", "snooze for 15, 60 or 240 minutes, then go on by itself"),
+    ("r", "run for an hour whatever the automatic rules say"),
+    ("e f s + -", "charts: expand, freeze, smooth, wider and narrower window"),
+    ("j h l", "on the swarm screen: join, host, leave a swarm"),
+    ("/", "search, on the rollouts and log screens"),
+    ("ctrl+p", "every action by name"),
+    ("? F1", "help"),
+    ("q", "quit: stop everything, keep working in the background, or cancel"),
+)
+CODES = ("0 ok", "1 error", "2 wrong usage", "3 no node is running", "4 no engine for it is installed")
+
+
+def lines() -> Iterator[str]:
+    yield "# Manual\n"
+    yield "Made from the code by `python -m sapo_desktop.manual`; a test keeps it so.\n"
+    yield "## Verbs\n"
+    yield "`sapo-desktop` alone opens the dashboard. `sapo-desktop VERB --help` explains every flag.\n"
+    yield "| verb | what it does |\n|---|---|"
+    yield from (f"| `{verb}` | {text} |" for verb, (_, text) in VERBS.items())
+    yield f"\nExit codes: {', '.join(CODES)}.\n"
+    yield "## Keys of the dashboard\n"
+    yield "| key | what it does |\n|---|---|"
+    yield from (f"| {key} | {text} |" for key, text in KEYS)
+    yield f"\nA node is in one of these states: {', '.join(STATES)}.\n"
+    yield "## Settings\n"
+    yield "In `config.toml` (`sapo-desktop config path`), as flags of `node`, or by `sapo-desktop config set KEY VALUE`.\n"
+    yield "| key | what it is | kind | default |\n|---|---|---|---|"
+    for field in settings.fields():
+        default = ", ".join(field.default) if isinstance(field.default, tuple) else field.default
+        kind = field.kind.replace("|", " or ")
+        yield f"| `{field.key}` | {field.help} | {kind} | {default if default != '' else '(empty)'} |"
+    yield "\n`SAPO_HOME=FOLDER` moves settings, runs, logs and the socket into one folder."
+    yield from experiments()
+
+
+def experiments() -> Iterator[str]:
+    yield "\n## Experiments of the lab\n"
+    yield "A TOML file (see `sapo-desktop lab list` and docs/lab/README.md) holds name, title, question, nodes, seeds,"
+    yield "final_items, final_answers, `[run]` with any setting of a run, and `[[arms]]` that change some of them. Besides"
+    yield "the settings of a run, an arm or `[conditions]` may set:\n"
+    yield "| key | what it is | default |\n|---|---|---|"
+    for name, text, default in conditions():
+        shown = str(default).lower() if isinstance(default, bool) else default
+        yield f"| `{name}` | {text} | {'(empty)' if default in ('', ()) else shown} |"
+
+
+def manual() -> str:
+    return "\n".join(lines()) + "\n"
+
+
+if __name__ == "__main__":
+    print(manual(), end="")

@@ -1,0 +1,159 @@
+"""How good a starter is: the table of the model card. `python -m recipe.evaluate <model folder> --preset starter`."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import math
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer
+
+from recipe.model import Qwen2, load
+from recipe.sampling import Sample, sample
+from recipe.tokenizer import prompt_text
+from recipe.worked import DATASETS
+from sapo_swarm.prompting import extract_answer
+from sapo_swarm.scoring.verify import score_text
+from sapo_swarm.tasks.questions import NoSuchQuestion, generate_entry
+from sapo_swarm.tasks.seeds import held_out
+
+
+@dataclass(frozen=True)
+class Result:
+    """One task. pass_at_1, informative, well_formed, truncated: shares; low, high: Wilson 95 % of pass@1 over samples."""
+
+    dataset: str
+    pass_at_1: float
+    low: float
+    high: float
+    informative: float
+    well_formed: float
+    truncated: float
+    tokens: float
+    items: int
+
+
+def wilson(successes: float, trials: int, z: float = 1.96) -> tuple[float, float]:
+    """Wilson's score interval of a share."""
+    share, square = successes / trials, z * z / trials
+    middle = (share + square / 2) / (1 + square)
+    half = z / (1 + square) * math.sqrt(share * (1 - share) / trials + square / (4 * trials))
+    return max(0.0, middle - half), min(1.0, middle + half)
+
+
+def _items(dataset: str, preset: str, count: int) -> list[tuple[Any, dict[str, Any]]]:
+    found: list[tuple[Any, dict[str, Any]]] = []
+    index = 0
+    while len(found) < count:
+        with contextlib.suppress(NoSuchQuestion):
+            found.append(generate_entry(held_out(dataset, preset, index)))
+        index += 1
+    return found
+
+
+def _result(dataset: str, groups: list[list[Sample]], rewards: list[list[bool]]) -> Result:
+    samples = [s for group in groups for s in group]
+    wins = sum(map(sum, rewards))
+    low, high = wilson(wins, len(samples))
+    return Result(
+        dataset,
+        wins / len(samples),
+        low,
+        high,
+        sum(len(set(r)) > 1 for r in rewards) / len(rewards),
+        sum(extract_answer(s.text) is not None and s.stopped for s in samples) / len(samples),
+        sum(not s.stopped for s in samples) / len(samples),
+        sum(s.tokens for s in samples) / len(samples),
+        len(groups),
+    )
+
+
+def evaluate(
+    model: Qwen2,
+    tokenizer: Tokenizer,
+    preset: str,
+    items: int,
+    group: int = 8,
+    room: int = 96,
+    temperature: float = 1.0,
+    show: int = 0,
+) -> list[Result]:
+    """Every task on its first `items` held-out questions, `group` samples each."""
+    results = []
+    for dataset in DATASETS:
+        questions = _items(dataset, preset, items)
+        groups: list[list[Sample]] = [[] for _ in questions]
+        prompts = [prompt_text(entry["question"]) for _, entry in questions]
+        for index, drawn in sample(model, tokenizer, prompts, group, room, temperature):
+            groups[index] = drawn
+        rewards = [
+            [score_text(s.text, dataset, scorer, entry)[0] == 1.0 for s in drawn]
+            for (scorer, entry), drawn in zip(questions, groups, strict=True)
+        ]
+        results.append(_result(dataset, groups, rewards))
+        for drawn, right, (_, entry) in list(zip(groups, rewards, questions, strict=True))[:show]:
+            print(dataset, repr(entry["question"][-60:]), repr(entry["answer"]), repr(drawn[0].text), right[0])
+    return results
+
+
+def mean(results: list[Result]) -> Result:
+    """The unweighted mean over tasks."""
+    keys = ("pass_at_1", "low", "high", "informative", "well_formed", "truncated", "tokens")
+    values = {k: sum(getattr(r, k) for r in results) / len(results) for k in keys}
+    return Result(dataset="mean", items=sum(r.items for r in results), **values)
+
+
+def table(results: list[Result]) -> str:
+    """A Markdown table, in percent."""
+    lines = [
+        "| task | pass@1 (T=1) | 95 % | informative of 8 | well-formed | truncated | tokens |",
+        "|---|---:|---|---:|---:|---:|---:|",
+    ]
+    for r in [*results, mean(results)]:
+        interval = f"{r.low:.1%} – {r.high:.1%}" if r.dataset != "mean" else ""
+        lines.append(
+            f"| {r.dataset} | {r.pass_at_1:.1%} | {interval} | {r.informative:.0%} | {r.well_formed:.1%} "
+            f"| {r.truncated:.1%} | {r.tokens:.1f} |"
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--preset", action="append", choices=["starter", "paper", "hard"])
+    parser.add_argument("--items", type=int, default=400)
+    parser.add_argument("--group", type=int, default=8)
+    parser.add_argument("--room", type=int, default=96, help="new tokens")
+    parser.add_argument("--temperature", type=float, default=1.0)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--show", type=int, default=0, help="print so many completions a task")
+    parser.add_argument("--json", type=Path, help="write the figures here as well")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    model, tokenizer = load(arguments.model).eval(), Tokenizer.from_file(str(arguments.model / "tokenizer.json"))
+    kept = {}
+    for preset in arguments.preset or ["starter"]:
+        results = evaluate(
+            model,
+            tokenizer,
+            preset,
+            arguments.items,
+            arguments.group,
+            arguments.room,
+            arguments.temperature,
+            arguments.show,
+        )
+        print(f"\npreset {preset}, {arguments.items} held-out items a task x {arguments.group}\n\n{table(results)}")
+        kept[preset] = [asdict(r) for r in results]
+    if arguments.json:
+        arguments.json.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,17 @@
+"""How many examples of each task and preset are made, and how often each task is drawn while training."""
+
+from __future__ import annotations
+
+MIXTURE: dict[str, dict[str, int]] = {
+    "base_conversion": {"starter": 30_000},
+    "basic_arithmetic": {"starter": 30_000},
+    "arc_1d": {"starter": 40_000},
+    "bf": {"starter": 30_000},
+    "propositional_logic": {"starter": 30_000},
+    "fraction_simplification": {"starter": 30_000},
+    "decimal_arithmetic": {"starter": 30_000},
+    "calendar_arithmetic": {"starter": 30_000},
+    "binary_matrix": {"easy": 30_000},
+}
+WEIGHTS: dict[str, float] = {}
+"""Relative to 1."""

@@ -1,0 +1,26 @@
+"""Data that ships with the app: the starter models, their recipe and their card."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from pathlib import Path
+
+NAMES = ("starter", "starter-1m")
+"""Bundled models, the one that people meet first in front."""
+
+
+def model_path(name: str) -> Path:
+    """The Hugging Face folder of a bundled model. Raises KeyError for another name."""
+    return models()[name]
+
+
+def models() -> dict[str, Path]:
+    """Name -> folder of every model that this installation carries."""
+    folder = Path(str(files("sapo_assets"))) / "models"
+    return {name: folder / name for name in NAMES if (folder / name / "config.json").is_file()}
+
+
+def experiments() -> dict[str, Path]:
+    """Name -> TOML file of every experiment of the lab that ships."""
+    folder = Path(str(files("sapo_assets"))) / "lab"
+    return {path.stem: path for path in sorted(folder.glob("*.toml"))}

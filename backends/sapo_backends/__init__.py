@@ -1,0 +1,1 @@
+"""Engines: prompts to tokens, batches to updates. Knows nothing of tasks, rewards or swarms."""

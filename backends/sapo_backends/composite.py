@@ -1,0 +1,207 @@
+"""Two engines as one: the first generates, often from quantised weights, the second trains.
+
+After every update the generator gets the trainer's new policy: its adapter, or with full fine-tuning the merged model
+loaded again. What the two compute differs by rounding and quantisation; the generator's own log-probabilities go into
+the update as behaviour_logprobs, so that truncated importance weights correct for it (Yao et al. 2025), and the mean
+difference is reported as UpdateStats.engine_gap.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+
+from sapo_backends.base import (
+    Backend,
+    BackendUnavailable,
+    CancelToken,
+    Completion,
+    Engine,
+    LoadRequest,
+    PolicyUpdate,
+    Progress,
+    Sampling,
+    TokenIds,
+    TokenSequence,
+    TrainSample,
+    UpdateStats,
+)
+from sapo_backends.llamacpp_backend import LlamaCppBackend
+
+TRAINER_PRECISIONS = ("auto", "float32", "bfloat16")
+"""Any other precision is meant for the generator alone."""
+REMEMBERED = 8192
+"""Completions whose generator log-probabilities are kept until they are trained on."""
+GAP_SEQUENCES = 8
+"""Sequences scored by the trainer to measure the gap, when their old log-probabilities are not given anyway."""
+Reload = Callable[[Path], Engine]
+"""Loads the generator from a Hugging Face folder; other files it makes go there too."""
+
+
+class CompositeEngine(Engine):
+    """See the module's docstring. Log-probabilities are the trainer's: its weights are the policy."""
+
+    def __init__(self, generator: Engine, trainer: Engine, reload: Reload, alpha: float) -> None:
+        self.tokenizer = trainer.tokenizer
+        self._generator, self._trainer, self._reload, self._alpha = generator, trainer, reload, alpha
+        self._drawn: OrderedDict[tuple[float, TokenSequence], tuple[float, ...]] = OrderedDict()
+        self._scratch: tempfile.TemporaryDirectory[str] | None = None
+        self.info = replace(
+            trainer.info,
+            backend=f"{generator.info.backend}+{trainer.info.backend}",
+            precision=f"{generator.info.precision} + {trainer.info.precision}",
+        )
+
+    def generate(
+        self,
+        prompts: Sequence[TokenIds],
+        group_size: int,
+        sampling: Sampling,
+        seed: int,
+        cancel: CancelToken | None = None,
+        on_tokens: Callable[[int, int], None] | None = None,
+    ) -> list[list[Completion]]:
+        groups = self._generator.generate(prompts, group_size, sampling, seed, cancel, on_tokens)
+        for prompt, group in zip(prompts, groups, strict=True):
+            for completion in group:
+                key = sampling.temperature, TokenSequence(tuple(prompt), completion.tokens)
+                self._drawn[key] = completion.logprobs
+        while len(self._drawn) > REMEMBERED:
+            self._drawn.popitem(last=False)
+        return groups
+
+    def logprobs(self, sequences: Sequence[TokenSequence], temperature: float = 1.0) -> list[list[float]]:
+        return self._trainer.logprobs(sequences, temperature)
+
+    def _with_behaviour(self, batch: Sequence[TrainSample], temperature: float) -> list[TrainSample]:
+        """The batch, own samples completed with the log-probabilities that the generator drew them with."""
+        filled = []
+        for sample in batch:
+            drawn = self._drawn.get((temperature, TokenSequence(sample.prompt, sample.completion)))
+            missing = not sample.external and sample.behaviour_logprobs is None and drawn is not None
+            filled.append(replace(sample, behaviour_logprobs=drawn) if missing else sample)
+        return filled
+
+    def _gap(self, batch: Sequence[TrainSample], temperature: float) -> float:
+        """Mean |log pi_trainer - log pi_generator| over the tokens of some own samples; NaN without any."""
+        chosen = [s for s in batch if s.behaviour_logprobs and s.advantage != 0.0][:GAP_SEQUENCES]
+        unknown = [TokenSequence(s.prompt, s.completion) for s in chosen if s.old_logprobs is None]
+        scored = iter(self._trainer.logprobs(unknown, temperature))
+        gaps = [
+            np.abs(np.subtract(next(scored) if s.old_logprobs is None else s.old_logprobs, s.behaviour_logprobs or ()))
+            for s in chosen
+        ]
+        return float(np.concatenate(gaps).mean()) if gaps else float("nan")
+
+    def update(
+        self,
+        batch: Sequence[TrainSample],
+        policy: PolicyUpdate,
+        seed: int,
+        cancel: CancelToken | None = None,
+        on_progress: Callable[[float], None] | None = None,
+    ) -> UpdateStats:
+        filled = self._with_behaviour(batch, policy.temperature)
+        gap = self._gap(filled, policy.temperature)
+        stats = self._trainer.update(filled, policy, seed, cancel, on_progress)
+        self._drawn.clear()
+        if stats.steps:
+            self._hand_over()
+        return replace(stats, engine_gap=gap)
+
+    def _hand_over(self) -> None:
+        """Give the generator the trainer's policy."""
+        adapter = self._trainer.adapter()
+        if adapter:
+            self._generator.set_adapter(adapter, self._alpha)
+            return
+        scratch = tempfile.TemporaryDirectory(prefix="sapo-merged-")
+        self._trainer.export(Path(scratch.name))
+        fresh = self._reload(Path(scratch.name))
+        self._generator.close()  # only now: a failed reload leaves the old policy usable
+        self._generator = fresh
+        if self._scratch is not None:
+            self._scratch.cleanup()
+        self._scratch = scratch  # the weights stay mapped from there
+
+    def adapter(self) -> Mapping[str, object]:
+        return self._trainer.adapter()
+
+    def set_adapter(self, tensors: Mapping[str, object], alpha: float) -> None:
+        self._trainer.set_adapter(tensors, alpha)
+        self._alpha = alpha
+        self._hand_over()
+
+    def save(self, folder: Path) -> None:
+        self._trainer.save(folder)
+
+    def restore(self, folder: Path) -> None:
+        self._trainer.restore(folder)
+        self._drawn.clear()
+        self._hand_over()
+
+    def export(self, folder: Path) -> None:
+        self._trainer.export(folder)
+
+    def memory_bytes(self) -> int:
+        return self._generator.memory_bytes() + self._trainer.memory_bytes()
+
+    def close(self) -> None:
+        self._generator.close()
+        self._trainer.close()
+        if self._scratch is not None:
+            self._scratch.cleanup()
+
+
+def _generator_in(backend: type[Backend], folder: Path) -> Backend:
+    """The generator's backend, keeping the files it makes in `folder`."""
+    return LlamaCppBackend(cache=folder) if backend is LlamaCppBackend else backend()
+
+
+class CompositeBackend(Backend):
+    """Base of the classes that `pair` makes."""
+
+    NAME: ClassVar[str] = "composite"
+    CAN_TRAIN: ClassVar[bool] = True
+    CAN_GENERATE: ClassVar[bool] = True
+    DEVICES: ClassVar[tuple[str, ...]] = ("cpu", "cuda", "mps")
+    GENERATOR: ClassVar[type[Backend]]
+    TRAINER: ClassVar[type[Backend]]
+
+    @classmethod
+    def check(cls) -> None:
+        cls.GENERATOR.check()
+        cls.TRAINER.check()
+
+    def load(self, request: LoadRequest, progress: Progress | None = None) -> Engine:
+        self.check()
+        precision = request.precision if request.precision in TRAINER_PRECISIONS else "auto"
+        trainer = self.TRAINER().load(replace(request, precision=precision), _part(progress, 0.0))
+        device = request.device if request.device in self.GENERATOR.DEVICES else "auto"
+        drawing = replace(request, method="lora" if trainer.info.method == "lora" else "none", device=device)
+        generator = self.GENERATOR().load(drawing, _part(progress, 0.5))
+
+        def reload(folder: Path) -> Engine:
+            return _generator_in(self.GENERATOR, folder).load(replace(drawing, model=str(folder)))
+
+        return CompositeEngine(generator, trainer, reload, request.lora_alpha)
+
+
+def _part(progress: Progress | None, start: float) -> Progress | None:
+    """Progress of one of the two engines as a half of the whole."""
+    return None if progress is None else lambda fraction, phrase: progress(start + fraction / 2, phrase)
+
+
+def pair(generator: type[Backend], trainer: type[Backend]) -> type[Backend]:
+    """A Backend class that generates with one and trains with the other. Raises BackendUnavailable."""
+    if not generator.CAN_GENERATE or not trainer.CAN_TRAIN:
+        wrong = f"{trainer.NAME} does not train" if not trainer.CAN_TRAIN else f"{generator.NAME} does not generate"
+        raise BackendUnavailable(f"{generator.NAME}+{trainer.NAME} is no engine: {wrong}.", "use llamacpp+torch")
+    name = f"{generator.NAME}+{trainer.NAME}"
+    return type("Pair", (CompositeBackend,), {"NAME": name, "GENERATOR": generator, "TRAINER": trainer})

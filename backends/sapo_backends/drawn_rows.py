@@ -1,0 +1,42 @@
+"""What a generator has drawn so far, by row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sapo_backends.base import Completion
+
+
+class DrawnRows:
+    """Rows end at an end-of-sequence token, which they keep; what comes after it is ignored."""
+
+    def __init__(self, rows: int, eos_ids: Sequence[int]) -> None:
+        self.tokens: list[list[int]] = [[] for _ in range(rows)]
+        self.logprobs: list[list[float]] = [[] for _ in range(rows)]
+        self.done = [False] * rows
+        self._eos = frozenset(eos_ids)
+
+    def append(self, rows: Sequence[int], tokens: Sequence[int], logprobs: Sequence[float]) -> None:
+        """One token for each of the given rows."""
+        for row, token, logprob in zip(rows, tokens, logprobs, strict=True):
+            if not self.done[row]:
+                self.tokens[row].append(token)
+                self.logprobs[row].append(logprob)
+                self.done[row] = token in self._eos
+
+    @property
+    def finished(self) -> int:
+        return sum(self.done)
+
+    @property
+    def count(self) -> int:
+        """Tokens drawn so far."""
+        return sum(map(len, self.tokens))
+
+    def groups(self, prompts: int, group_size: int) -> list[list[Completion]]:
+        """group_size completions of each prompt, rows in order."""
+        done = [
+            Completion(tuple(t), tuple(p), "stop" if done else "length")
+            for t, p, done in zip(self.tokens, self.logprobs, self.done, strict=True)
+        ]
+        return [done[i * group_size : (i + 1) * group_size] for i in range(prompts)]

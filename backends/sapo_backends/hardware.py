@@ -1,0 +1,117 @@
+"""What this computer offers, found without importing a numerical library, and whether a model fits."""
+
+from __future__ import annotations
+
+import os
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from sapo_backends.base import OutOfMemory
+
+_CGROUP = Path("/sys/fs/cgroup")
+_X86_UNITS = ("amx_bf16", "avx512_bf16", "avx2")
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """cores: physical ones this process may use. memory, available: bytes. matrix_unit: the best one for bfloat16."""
+
+    cores: int
+    memory: int
+    available: int
+    matrix_unit: str
+    system: str
+
+    @property
+    def fast_bfloat16(self) -> bool:
+        return self.matrix_unit in {"amx_bf16", "avx512_bf16", "apple"}
+
+
+def cores() -> int:
+    """Physical cores, bounded by what the scheduler lets this process use."""
+    physical = psutil.cpu_count(logical=False) or os.cpu_count() or 1
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else physical
+    return max(1, min(physical, allowed))
+
+
+def default_threads() -> int:
+    """OMP_NUM_THREADS where somebody set it, else the physical cores."""
+    wanted = os.environ.get("OMP_NUM_THREADS", "")
+    return int(wanted) if wanted.isdecimal() and int(wanted) > 0 else cores()
+
+
+def _cgroup_bytes(name: str) -> int | None:
+    try:
+        return int((_CGROUP / name).read_text(encoding="ascii"))
+    except (OSError, ValueError):  # no such file, or "max"
+        return None
+
+
+def available_memory() -> int:
+    """Bytes that can be allocated now, within the container's limit if there is one."""
+    free = int(psutil.virtual_memory().available)
+    limit, used = _cgroup_bytes("memory.max"), _cgroup_bytes("memory.current")
+    return free if limit is None or used is None else max(0, min(free, limit - used))
+
+
+def matrix_unit() -> str:
+    """The best matrix or vector unit: amx_bf16, avx512_bf16, avx2, apple, neon or unknown."""
+    if platform.machine().lower() in {"arm64", "aarch64"}:
+        return "apple" if platform.system() == "Darwin" else "neon"
+    try:
+        flags = set(Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").split())
+    except OSError:
+        return "unknown"
+    return next((unit for unit in _X86_UNITS if unit in flags), "unknown")
+
+
+def detect() -> Hardware:
+    """Look once; takes a few milliseconds."""
+    limit = _cgroup_bytes("memory.max")
+    total = int(psutil.virtual_memory().total)
+    return Hardware(
+        cores=cores(),
+        memory=total if limit is None else min(total, limit),
+        available=available_memory(),
+        matrix_unit=matrix_unit(),
+        system=platform.system(),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSize:
+    """The figures of a decoder that decide its memory."""
+
+    parameters: int
+    trainable: int
+    layers: int
+    hidden: int
+    intermediate: int
+    key_value: int
+    vocabulary: int
+
+
+def bytes_to_load(size: ModelSize, *, compute_bytes: int) -> int:
+    """Weights; for what is trained also float32 gradients and two Adam moments, beside a copy to compute with."""
+    frozen = size.parameters - size.trainable
+    return frozen * compute_bytes + size.trainable * (16 + compute_bytes)
+
+
+def bytes_to_generate(size: ModelSize, *, rows: int, length: int, compute_bytes: int) -> int:
+    """The key-value cache at full length and one step's logits."""
+    return rows * (2 * size.layers * size.key_value * length * compute_bytes + 8 * size.vocabulary)
+
+
+def bytes_per_trained_token(size: ModelSize, *, compute_bytes: int) -> int:
+    """Activations kept for the backward pass: about ten hidden-sized and four intermediate-sized rows a layer."""
+    return size.layers * compute_bytes * (10 * size.hidden + 4 * size.intermediate) + 16 * size.hidden
+
+
+def require(needed: int, suggestion: str, available: int | None = None) -> None:
+    """Raise OutOfMemory unless that many bytes are free, with a tenth to spare."""
+    free = available_memory() if available is None else available
+    if needed > 0.9 * free:
+        raise OutOfMemory(needed, free, suggestion)

@@ -1,0 +1,37 @@
+"""What every exporter writes beside the weights of a Hugging Face folder."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+from sapo_backends.tokenizer import read_json
+from sapo_backends.torch_backend.spec import DecoderSpec
+
+COPIED = (
+    "tokenizer*.json",
+    "chat_template.jinja",
+    "generation_config.json",
+    "special_tokens_map.json",
+    "vocab.json",
+    "merges.txt",
+)
+
+
+def write_settings(source: Path, folder: Path, spec: DecoderSpec, dtype: str) -> None:
+    """Copy the tokenizer and write config.json for unquantised weights of `dtype`.
+
+    The rope base goes to both the places that readers look for it: transformers 5 writes only rope_parameters, and
+    some readers silently assume a default when there is no top-level rope_theta.
+    """
+    config = read_json(source / "config.json")
+    rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {"rope_type": "default"})
+    config |= {"rope_parameters": {**rope, "rope_theta": spec.rope.theta}, "rope_theta": spec.rope.theta}
+    config["dtype"] = config["torch_dtype"] = dtype
+    for key in ("quantization", "quantization_config"):
+        config.pop(key, None)
+    (folder / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
+    for pattern in COPIED:
+        for file in source.glob(pattern):
+            shutil.copyfile(file, folder / file.name)

@@ -1,0 +1,39 @@
+"""The llama.cpp engine: generates on any CPU from F16, BF16 or quantised weights, and does not train.
+
+Importing this package does not import llama_cpp.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import ClassVar
+
+from sapo_backends.base import Backend, BackendUnavailable, Engine, LoadRequest, Progress
+
+FIX = "pip install 'sapo-desktop[llama]' (compiles for some minutes and needs a C++ compiler)"
+
+
+class LlamaCppBackend(Backend):
+    """Generates from Hugging Face folders, which it writes as GGUF into a cache folder first."""
+
+    NAME: ClassVar[str] = "llamacpp"
+    CAN_TRAIN: ClassVar[bool] = False
+    CAN_GENERATE: ClassVar[bool] = True
+    DEVICES: ClassVar[tuple[str, ...]] = ("cpu",)
+
+    def __init__(self, cache: Path | None = None) -> None:
+        """cache: where GGUF files are kept; by default the app's cache folder."""
+        self._cache = cache
+
+    @classmethod
+    def check(cls) -> None:
+        for module in ("llama_cpp", "gguf"):
+            if find_spec(module) is None:
+                raise BackendUnavailable(f"The llamacpp engine needs the package {module!r}.", FIX)
+
+    def load(self, request: LoadRequest, progress: Progress | None = None) -> Engine:
+        self.check()
+        from sapo_backends.llamacpp_backend.loading import default_cache, load_engine
+
+        return load_engine(request, self._cache or default_cache(), progress)

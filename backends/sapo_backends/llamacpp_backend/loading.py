@@ -1,0 +1,71 @@
+"""From a LoadRequest to a LlamaCppEngine: folder, GGUF file, precision, threads."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import platformdirs
+
+from sapo_backends import hardware
+from sapo_backends.base import BackendError, BackendUnavailable, EngineInfo, LoadRequest, Progress
+from sapo_backends.gguf_export import Kind, cached_gguf, read_spec
+from sapo_backends.llamacpp_backend.engine import LlamaCppEngine
+from sapo_backends.llamacpp_backend.live_adapter import LiveAdapter
+from sapo_backends.llamacpp_backend.native import F16, F32, Model
+from sapo_backends.llamacpp_backend.probe import require_working
+from sapo_backends.models import resolve, weight_files
+from sapo_backends.tokenizer import HfTokenizer
+
+KINDS: dict[str, Kind] = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "q8_0": "Q8_0", "q4_0": "Q4_0"}
+QUANTISE_ABOVE = 200_000_000
+"""precision "auto": bytes of the weight files above which 8 bits are read faster than 16."""
+
+
+def default_cache() -> Path:
+    """The app's cache folder; SAPO_HOME moves it like everything else."""
+    root = os.environ.get("SAPO_HOME")
+    home = Path(root) / "cache" if root else platformdirs.user_cache_path("sapo-desktop", appauthor=False)
+    return home / "gguf"
+
+
+def pick_kind(precision: str, folder: Path) -> Kind:
+    """The GGUF type for a precision. Raises BackendError for an unknown one."""
+    if precision == "auto":
+        size = sum(file.stat().st_size for file in weight_files(folder))
+        return "Q8_0" if size > QUANTISE_ABOVE else "F16"
+    if precision not in KINDS:
+        raise BackendError(f"There is no precision {precision!r}. Use auto, {', '.join(KINDS)}.")
+    return KINDS[precision]
+
+
+def load_engine(request: LoadRequest, cache: Path, progress: Progress | None = None) -> LlamaCppEngine:
+    """Raises ModelNotFound, BackendUnavailable, BackendError, OutOfMemory."""
+    if request.method == "full":
+        raise BackendUnavailable("llama.cpp does not train.", "use --backend llamacpp+torch")
+    if request.device not in ("auto", "cpu"):
+        raise BackendUnavailable(f"llama.cpp runs on the processor here, not on {request.device}.", "use --device cpu")
+    folder = resolve(request.model, progress)
+    spec = read_spec(folder)
+    kind = pick_kind(request.precision, folder)
+    hardware.require(sum(f.stat().st_size for f in weight_files(folder)), "Choose a smaller model.")
+    threads = request.threads or hardware.default_threads()
+    file = cached_gguf(folder, kind, cache, progress)
+    require_working(file, kind, spec.architecture, threads, default_cache())
+    model = Model(file)
+    lora = request.method == "lora"
+    adapter = LiveAdapter(spec, model, request.lora_rank, request.lora_alpha) if lora else None
+    info = EngineInfo(
+        backend="llamacpp",
+        model=request.model,
+        device="cpu",
+        precision=kind.lower(),
+        parameters=model.parameters,
+        trainable=0,
+        vocabulary=model.vocabulary,
+        context_length=spec.context,
+        method="lora" if lora else "none",
+    )
+    if progress is not None:
+        progress(1.0, "ready")
+    return LlamaCppEngine(model, adapter, HfTokenizer(folder), info, threads, F32 if kind == "F32" else F16)

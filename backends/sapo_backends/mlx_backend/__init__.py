@@ -1,0 +1,31 @@
+"""The MLX engine: Apple's Metal, and any CPU for tests. Importing this package does not import mlx."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import ClassVar
+
+from sapo_backends.base import Backend, BackendUnavailable, Engine, LoadRequest, Progress
+
+
+class MlxBackend(Backend):
+    """Generates and trains Hugging Face and MLX folders, 4-bit ones with an adapter."""
+
+    NAME: ClassVar[str] = "mlx"
+    CAN_TRAIN: ClassVar[bool] = True
+    CAN_GENERATE: ClassVar[bool] = True
+    DEVICES: ClassVar[tuple[str, ...]] = ("cpu", "mps")
+
+    @classmethod
+    def check(cls) -> None:
+        for module in ("mlx", "mlx_lm"):
+            if find_spec(module) is None:
+                raise BackendUnavailable(
+                    f"The mlx engine needs the package {module!r}.", "pip install 'sapo-desktop[mlx]'"
+                )
+
+    def load(self, request: LoadRequest, progress: Progress | None = None) -> Engine:
+        self.check()
+        from sapo_backends.mlx_backend.loading import load_engine
+
+        return load_engine(request, progress)

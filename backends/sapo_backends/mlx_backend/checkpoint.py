@@ -1,0 +1,41 @@
+"""What the engine writes to disk: trained tensors and Adam's moments by outside names, and what they belong to."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+
+from sapo_backends.base import CheckpointCorrupt
+from sapo_backends.mlx_backend.model import MlxModel
+from sapo_backends.mlx_backend.names import from_arrays, to_arrays
+from sapo_backends.mlx_backend.optimizer import AdamW
+
+FILES = ("trained", "first", "second")
+
+
+def save(folder: Path, model: MlxModel, optimizer: AdamW, identity: dict[str, Any]) -> None:
+    """trained, first and second .safetensors, state.json."""
+    for name, tensors in zip(FILES, (model.trained, optimizer.first, optimizer.second), strict=True):
+        save_file(to_arrays(tensors), folder / f"{name}.safetensors")
+    state = {"format": 1, "steps": optimizer.steps, **identity}
+    (folder / "state.json").write_text(json.dumps(state, indent=1), encoding="utf-8")
+
+
+def restore(folder: Path, model: MlxModel, optimizer: AdamW, identity: dict[str, Any]) -> None:
+    """Read what `save` wrote; nothing changes unless everything fits. Raises CheckpointCorrupt."""
+    try:
+        state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
+        wrong = [key for key, value in identity.items() if state.get(key) != value]
+        if wrong:
+            raise CheckpointCorrupt(f"The checkpoint in {folder} was written for another {wrong[0]}.")
+        read = [from_arrays(model.trained, load_file(folder / f"{name}.safetensors")) for name in FILES]
+        steps = int(state["steps"])
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointCorrupt(f"The checkpoint in {folder} does not restore: {error}") from error
+    model.trained, optimizer.first, optimizer.second = read
+    optimizer.steps = steps
+    model.settle()

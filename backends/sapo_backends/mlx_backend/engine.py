@@ -1,0 +1,148 @@
+"""The loaded MLX model behind the contract of sapo_backends.base."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from mlx.utils import tree_flatten
+from numpy.typing import NDArray
+
+from sapo_backends.base import (
+    BackendError,
+    BackendUnavailable,
+    CancelToken,
+    Completion,
+    Engine,
+    EngineInfo,
+    PolicyUpdate,
+    Sampling,
+    TokenIds,
+    TokenSequence,
+    TrainSample,
+    UpdateStats,
+)
+from sapo_backends.mlx_backend import checkpoint, export, generation, names, training
+from sapo_backends.mlx_backend.device import computing
+from sapo_backends.mlx_backend.model import MlxModel
+from sapo_backends.mlx_backend.optimizer import AdamW
+from sapo_backends.mlx_backend.packing import pack, plan
+from sapo_backends.tokenizer import HfTokenizer
+
+SCORING_BUDGET = 8192
+"""Padded tokens scored at once; without a backward pass little is kept."""
+TRAINING_BUDGET = 2048
+LESS = "Lower group_size, the number of groups, or max_new_tokens."
+
+
+class MlxEngine(Engine):
+    """Without trained tensors the engine only generates."""
+
+    def __init__(self, model: MlxModel, tokenizer: HfTokenizer, info: EngineInfo, folder: Path, device: Any) -> None:
+        self.info, self.tokenizer = info, tokenizer
+        self._model, self._folder, self._device = model, folder, device
+        with computing(device, LESS):
+            self._optimizer = AdamW(model.trained) if model.trained else None
+
+    def generate(
+        self,
+        prompts: Sequence[TokenIds],
+        group_size: int,
+        sampling: Sampling,
+        seed: int,
+        cancel: CancelToken | None = None,
+        on_tokens: Callable[[int, int], None] | None = None,
+    ) -> list[list[Completion]]:
+        longest = max(map(len, prompts), default=0)
+        if longest + sampling.max_new_tokens > self.info.context_length:
+            raise BackendError(
+                f"A prompt of {longest} tokens and {sampling.max_new_tokens} new ones exceed the model's context of "
+                f"{self.info.context_length}. Lower max_new_tokens or choose an easier preset."
+            )
+        with computing(self._device, "Lower group_size or max_new_tokens."):
+            return generation.generate(
+                self._model, prompts, group_size, sampling, seed, self.tokenizer.eos_ids, cancel, on_tokens
+            )
+
+    def logprobs(self, sequences: Sequence[TokenSequence], temperature: float = 1.0) -> list[list[float]]:
+        result: list[list[float]] = [[] for _ in sequences]
+        pairs = [(tuple(s.prompt), tuple(s.completion)) for s in sequences]
+        with computing(self._device, LESS):
+            for members in plan(pairs, SCORING_BUDGET):
+                rows = np.array(self._model.score(pack(pairs, members), temperature).logprobs)
+                for index, row in zip(members, rows, strict=True):
+                    result[index] = row[: len(pairs[index][1])].tolist()
+        return result
+
+    def _trainer(self) -> AdamW:
+        if self._optimizer is None:
+            raise BackendUnavailable("This model was loaded to generate only.", "choose the method full or lora")
+        return self._optimizer
+
+    def update(
+        self,
+        batch: Sequence[TrainSample],
+        policy: PolicyUpdate,
+        seed: int,
+        cancel: CancelToken | None = None,
+        on_progress: Callable[[float], None] | None = None,
+    ) -> UpdateStats:
+        optimizer = self._trainer()
+        with computing(self._device, LESS):
+            return training.update(
+                self._model, optimizer, batch, policy, seed, TRAINING_BUDGET, self.logprobs, cancel, on_progress
+            )
+
+    def gradient(self, batch: Sequence[TrainSample], policy: PolicyUpdate) -> dict[str, NDArray[np.float32]]:
+        """d loss / d parameters of one minibatch by Hugging Face (or PEFT) name; for the contract tests."""
+        self._trainer()
+        with computing(self._device, LESS):
+            slopes = training.gradient(self._model, batch, policy, TRAINING_BUDGET, training.Tally())
+            return names.to_arrays(slopes)
+
+    def adapter(self) -> Mapping[str, object]:
+        return names.to_arrays(self._model.trained) if self.info.method == "lora" else {}
+
+    def set_adapter(self, tensors: Mapping[str, object], alpha: float) -> None:
+        if self.info.method != "lora":
+            raise BackendUnavailable("This model was loaded without an adapter.", "choose the method lora")
+        try:
+            with computing(self._device, LESS):
+                self._model.trained = names.from_arrays(self._model.trained, tensors)
+                self._model.settle()
+        except (KeyError, ValueError) as error:
+            raise BackendError(f"The adapter does not fit this model: {error}.") from error
+        names.set_scale(self._model.network, alpha / self._rank)
+
+    @property
+    def _rank(self) -> int:
+        return next(int(t.shape[1]) for name, t in self._model.trained.items() if name.endswith(".lora_a"))
+
+    def _identity(self) -> dict[str, object]:
+        rank = self._rank if self.info.method == "lora" else 0
+        return {"engine": "mlx", "model": self.info.model, "method": self.info.method, "rank": rank}
+
+    def save(self, folder: Path) -> None:
+        checkpoint.save(folder, self._model, self._trainer(), self._identity())
+
+    def restore(self, folder: Path) -> None:
+        optimizer = self._trainer()
+        with computing(self._device, LESS):
+            checkpoint.restore(folder, self._model, optimizer, self._identity())
+
+    def export(self, folder: Path) -> None:
+        with computing(self._device, LESS):
+            export.export(self._model, self._folder, folder)
+
+    def memory_bytes(self) -> int:
+        held = [tensor for _, tensor in tree_flatten(self._model.network.parameters())]
+        if self._optimizer is not None:
+            held += [*self._optimizer.first.values(), *self._optimizer.second.values()]
+        return sum(int(tensor.nbytes) for tensor in held)
+
+    def close(self) -> None:
+        self._model.network = None
+        self._model.trained = {}
+        self._optimizer = None

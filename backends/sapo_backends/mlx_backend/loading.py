@@ -1,0 +1,134 @@
+"""From a LoadRequest to an MlxEngine: files, device, type, memory, weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import mlx.core as mx
+from mlx.utils import tree_flatten
+from mlx_lm.utils import load_model
+
+from sapo_backends import hardware
+from sapo_backends.base import BackendError, EngineInfo, LoadRequest, ModelNotFound, Progress
+from sapo_backends.mlx_backend.device import computing, limit_memory, pick_device
+from sapo_backends.mlx_backend.engine import MlxEngine
+from sapo_backends.mlx_backend.model import MlxModel, Tensors
+from sapo_backends.mlx_backend.names import add_adapter
+from sapo_backends.models import resolve, weight_files
+from sapo_backends.tokenizer import HfTokenizer, read_json
+from sapo_backends.torch_backend.spec import DecoderSpec, decoder_spec, why_not
+
+FULL_BELOW = 50_000_000
+"""method "auto": models with fewer parameters are fine-tuned as a whole, larger ones get an adapter."""
+TYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16}
+ROPE_KEYS = ("rope_type", "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+
+
+def _explicit(config: dict[str, Any], spec: DecoderSpec) -> dict[str, Any]:
+    """What mlx_lm would otherwise look for in another place, or silently assume.
+
+    transformers 5 writes rope_parameters; mlx_lm 0.32's Qwen2 and Llama read only a top-level rope_theta and
+    rope_scaling, and give wrong tokens without them.
+    """
+    rope = dict(config.get("rope_parameters") or {}) | dict(config.get("rope_scaling") or {})
+    scaling = {key: rope[key] for key in ROPE_KEYS if key in rope} | {"rope_type": spec.rope.kind}
+    return {
+        "rope_theta": spec.rope.theta,
+        "rope_scaling": None if spec.rope.kind == "default" else scaling,
+        "tie_word_embeddings": spec.tied,
+    }
+
+
+def _type(name: str, device: Any) -> Any:
+    if name == "auto":
+        name = "float32" if device == mx.cpu else "bfloat16"
+    if name not in TYPES:
+        raise BackendError(f"There is no precision {name!r}. Use auto, float32 or bfloat16.")
+    return TYPES[name]
+
+
+def _is_quantised(config: dict[str, Any]) -> bool:
+    return bool(config.get("quantization") or config.get("quantization_config"))
+
+
+def _check(request: LoadRequest, folder: Path, config: dict[str, Any]) -> DecoderSpec:
+    """The spec, if this engine computes it and memory suffices."""
+    quantised = _is_quantised(config)
+    reason = why_not({key: value for key, value in config.items() if key != "quantization_config"})
+    if reason:
+        raise BackendError(f"{request.model} needs {reason}, which this engine does not compute.")
+    if quantised and request.method == "full":
+        raise BackendError(f"{request.model} is quantised and cannot be fine-tuned as a whole. Use the method lora.")
+    spec = decoder_spec(config)
+    if config["architectures"][0] == "Qwen2ForCausalLM" and spec.head_dim * spec.heads != spec.hidden:
+        raise BackendError(
+            f"{request.model} has a head size that mlx_lm's Qwen2 does not compute. Use the torch engine."
+        )
+    size = sum(file.stat().st_size for file in weight_files(folder))
+    hardware.require(size * (5 if request.method == "full" else 2), "Choose a smaller model, or the method lora.")
+    return spec
+
+
+def _network(folder: Path, config: dict[str, Any], spec: DecoderSpec) -> Any:
+    try:
+        network, _ = load_model(folder, lazy=False, strict=True, model_config=_explicit(config, spec))
+    except (ValueError, RuntimeError, FileNotFoundError) as error:
+        raise ModelNotFound(f"MLX cannot read {folder}: {error}. Download the model again.") from error
+    return network
+
+
+def _trained(network: Any, method: str, request: LoadRequest) -> Tensors:
+    """The float32 tensors to train, by mlx_lm's names."""
+    if method == "lora":
+        return add_adapter(network, request.lora_rank, request.lora_alpha, request.seed)
+    if method == "full":
+        return {name: tensor.astype(mx.float32) for name, tensor in tree_flatten(network.parameters())}
+    return {}
+
+
+def load_engine(request: LoadRequest, progress: Progress | None = None) -> MlxEngine:
+    """Raises ModelNotFound, BackendUnavailable, BackendError, OutOfMemory."""
+    folder = resolve(request.model, progress)
+    config = read_json(folder / "config.json")
+    spec = _check(request, folder, config)
+    device = pick_device(request.device)
+    limit_memory(device)
+    compute = _type(request.precision, device)
+    if progress is not None:
+        progress(0.1, "reading weights")
+    with computing(device, "Choose a smaller model."):
+        network = _network(folder, config, spec)
+        parameters = _count(network)
+        if not _is_quantised(config):
+            network.set_dtype(compute if request.method != "full" else mx.float32)
+        method = _method(request, parameters, quantised=_is_quantised(config))
+        trained = _trained(network, method, request)
+        model = MlxModel(network, spec, trained, compute)
+    info = EngineInfo(
+        backend="mlx",
+        model=request.model,
+        device="cpu" if device == mx.cpu else "mps",
+        precision=str(compute).removeprefix("mlx.core."),
+        parameters=parameters,
+        trainable=sum(int(tensor.size) for tensor in trained.values()),
+        vocabulary=spec.vocabulary,
+        context_length=spec.context,
+        method=method,
+    )
+    if progress is not None:
+        progress(1.0, "ready")
+    return MlxEngine(model, HfTokenizer(folder), info, folder, device)
+
+
+def _count(network: Any) -> int:
+    """Weights of the model; a 4-bit one packs eight into each element."""
+    from mlx_lm.utils import get_total_parameters
+
+    return int(get_total_parameters(network))
+
+
+def _method(request: LoadRequest, parameters: int, *, quantised: bool) -> Literal["full", "lora", "none"]:
+    if request.method != "auto":
+        return request.method
+    return "full" if parameters < FULL_BELOW and not quantised else "lora"

@@ -1,0 +1,97 @@
+"""Sequences cut into micro-batches in which completions share their prompt, as padded arrays of few shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
+
+from sapo_backends.base import TokenIds
+from sapo_backends.mlx_backend.caches import rounded
+
+Pair = tuple[tuple[int, ...], tuple[int, ...]]
+"""(prompt, completion)"""
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """P prompts (P, p) and C completions; a completion token sees its prompt and what came before it.
+
+    members: indices of the sequences in the batch. last (P,): each prompt's last position. inputs (C, c): completions
+    without their last token, padded. targets (C, c + 1): completions, padded; valid (C, c + 1): where they are real.
+    """
+
+    members: list[int]
+    prompts: Any
+    last: Any
+    owner: Any
+    offset: Any
+    inputs: Any
+    mask: Any
+    targets: Any
+    valid: Any
+
+
+def padded(rows: Sequence[TokenIds], width: int) -> NDArray[np.int32]:
+    """Right-padded with 0: (rows, width)."""
+    result = np.zeros((len(rows), width), np.int32)
+    for row, ids in zip(result, rows, strict=True):
+        row[: len(ids)] = ids
+    return result
+
+
+def plan(pairs: Sequence[Pair], budget: int) -> list[list[int]]:
+    """Indices of non-empty completions in micro-batches of at most `budget` padded tokens, at least one sequence each.
+
+    Sequences of one prompt stay together and lengths are sorted, so that little padding is computed.
+    """
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for index, (prompt, completion) in enumerate(pairs):
+        if completion:
+            groups.setdefault(prompt, []).append(index)
+    for members in groups.values():
+        members.sort(key=lambda i: len(pairs[i][1]))
+    order = sorted(groups.values(), key=lambda members: (len(pairs[members[-1]][1]), members))
+    batches: list[list[int]] = []
+    for index in (i for members in order for i in members):
+        if batches and _cost(pairs, [*batches[-1], index]) <= budget:
+            batches[-1].append(index)
+        else:
+            batches.append([index])
+    return batches
+
+
+def _cost(pairs: Sequence[Pair], members: Sequence[int]) -> int:
+    """Padded tokens of a micro-batch."""
+    prompts = {pairs[i][0] for i in members}
+    width = rounded(max(map(len, prompts)))
+    return len(prompts) * width + len(members) * rounded(max(len(pairs[i][1]) for i in members))
+
+
+def pack(pairs: Sequence[Pair], members: list[int]) -> Packed:
+    """Lay out one micro-batch. Every member has a non-empty prompt and completion."""
+    unique = list(dict.fromkeys(pairs[i][0] for i in members))
+    row_of = {prompt: row for row, prompt in enumerate(unique)}
+    completions = [pairs[i][1] for i in members]
+    owner = np.array([row_of[pairs[i][0]] for i in members], np.int32)
+    lengths = np.array([len(prompt) for prompt in unique], np.int32)
+    p, c = rounded(int(lengths.max())), rounded(max(map(len, completions)) - 1)
+    slot, time = np.arange(p + c), np.arange(c)
+    in_prompt = slot[None, None] < lengths[owner][:, None, None]
+    in_own = (slot[None, None] >= p) & (slot[None, None] - p <= time[None, :, None])
+    sizes = np.array([len(completion) for completion in completions])
+    return Packed(
+        members=list(members),
+        prompts=mx.array(padded(unique, p)),
+        last=mx.array(lengths - 1),
+        owner=mx.array(owner),
+        offset=mx.array(lengths[owner]),
+        inputs=mx.array(padded([completion[:-1] for completion in completions], c)),
+        mask=mx.array((in_prompt | in_own)[:, None]),
+        targets=mx.array(padded(completions, c + 1)),
+        valid=mx.array(np.arange(c + 1)[None] < sizes[:, None]),
+    )

@@ -1,0 +1,98 @@
+"""Drawing the next token from NumPy logits: an inverse-CDF sampler that reads the large (rows, V) array as few times
+as it can. Block sums first, then one block a row in float64, as exact as a float64 cumulative sum over everything.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sapo_backends.base import Sampling
+
+Float32 = NDArray[np.float32]
+Float64 = NDArray[np.float64]
+Int64 = NDArray[np.int64]
+BLOCK = 256
+CANDIDATES = 512
+"""Largest weights looked at first for top_p."""
+
+
+def uniforms(rows: int, steps: int, seed: int) -> Float64:
+    """One uniform a row and step (rows, steps), drawn at once: what a row gets does not depend on which other rows
+    are still alive."""
+    return np.random.default_rng(seed).random((rows, steps))
+
+
+def chosen_logprobs(logits: Float32, tokens: Int64, temperature: float = 1.0) -> Float64:
+    """log softmax(logits / temperature) at tokens (rows,); logits (rows, V)."""
+    if temperature != 1.0:
+        logits = logits / np.float32(temperature)
+    top = logits.max(axis=-1)
+    total = np.exp(logits - top[:, None]).sum(axis=-1, dtype=np.float64)
+    chosen = logits[np.arange(len(tokens)), tokens]
+    result: Float64 = (chosen - top).astype(np.float64) - np.log(total)
+    return result
+
+
+def draw(logits: Float32, sampling: Sampling, uniform: Float64) -> tuple[Int64, Float64]:
+    """logits (rows, V), uniform (rows,) in [0, 1) -> tokens (rows,), log-probabilities (rows,) under
+    softmax(logits / temperature), or at temperature 1 when greedy."""
+    rows = np.arange(len(logits))
+    if sampling.temperature == 0.0:
+        tokens = logits.argmax(axis=-1)
+        return tokens, chosen_logprobs(logits, tokens)
+    weights = logits - logits.max(axis=-1, keepdims=True)  # (rows, V)
+    if sampling.temperature != 1.0:
+        weights /= np.float32(sampling.temperature)
+    np.exp(weights, out=weights)
+    blocks = _blocks(weights)
+    total = blocks.sum(axis=(1, 2), dtype=np.float64)
+    allowed = blocks if sampling.top_p >= 1.0 else _blocks(nucleus(weights, sampling.top_p))
+    tokens = inverse_cdf(allowed, uniform)
+    return tokens, np.log(weights[rows, tokens].astype(np.float64)) - np.log(total)
+
+
+def _blocks(weights: Float32) -> Float32:
+    """(rows, V) -> (rows, blocks, BLOCK), zero-padded."""
+    padding = -weights.shape[1] % BLOCK
+    if padding:
+        weights = np.pad(weights, ((0, 0), (0, padding)))
+    return weights.reshape(len(weights), -1, BLOCK)
+
+
+def inverse_cdf(blocks: Float32, uniform: Float64) -> Int64:
+    """Index (rows,) drawn in proportion to non-negative weights (rows, blocks, BLOCK); never one of weight 0."""
+    rows = np.arange(len(blocks))
+    edges = blocks.sum(axis=2, dtype=np.float64).cumsum(axis=1)  # (rows, blocks)
+    target = np.minimum(uniform * edges[:, -1], np.nextafter(edges[:, -1], 0.0))
+    block = (edges <= target[:, None]).sum(axis=1)
+    before = np.where(block > 0, edges[rows, np.maximum(block - 1, 0)], 0.0)
+    within = blocks[rows, block].cumsum(axis=1, dtype=np.float64)  # (rows, BLOCK)
+    # Rounding may leave the target a hair beyond the block's own sum: the last token of any weight is meant then.
+    left = np.minimum(target - before, np.nextafter(within[:, -1], 0.0))
+    index: Int64 = block * BLOCK + (within <= left[:, None]).sum(axis=1)
+    return index
+
+
+def nucleus(weights: Float32, top_p: float) -> Float32:
+    """Zero all but the smallest set of largest weights (rows, V) whose share of the sum reaches top_p."""
+    kept = np.zeros_like(weights)
+    for row, target in zip(weights, kept, strict=True):
+        chosen = _nucleus_of(row, top_p * float(row.sum(dtype=np.float64)))
+        target[chosen] = row[chosen]
+    return kept
+
+
+def _nucleus_of(row: Float32, mass: float) -> Int64:
+    """Indices of the largest weights whose sum reaches mass. Only as many as needed are sorted: sorting a vocabulary
+    of 150k takes a hundred times longer than finding its thousand largest."""
+    size = CANDIDATES
+    while True:
+        few = size < len(row)
+        candidates = np.sort(np.argpartition(row, -size)[-size:]) if few else np.arange(len(row))
+        order = candidates[np.argsort(-row[candidates], kind="stable")]
+        reached = row[order].cumsum(dtype=np.float64)
+        if not few or reached[-1] >= mass:
+            result: Int64 = order[reached - row[order] < mass]
+            return result
+        size *= 8

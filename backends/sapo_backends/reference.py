@@ -1,0 +1,142 @@
+"""The policy-gradient update in NumPy float64, written for reading: what every engine is compared with.
+
+Sources: GRPO (arXiv 2402.03300), asymmetric clip and token mean (DAPO, arXiv 2503.14476), Dr. GRPO (arXiv 2503.20783),
+sequence ratio (GSPO, arXiv 2507.18071), truncated importance sampling (Yao et al. 2025).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from sapo_backends.base import PolicyUpdate, TrainSample
+
+Float64 = NDArray[np.float64]
+
+
+def log_softmax(logits: ArrayLike, temperature: float = 1.0) -> Float64:
+    """Log-probabilities over the last axis, exact to float64 rounding."""
+    scaled = np.asarray(logits, dtype=np.float64) / temperature
+    shifted = scaled - scaled.max(axis=-1, keepdims=True)
+    result: Float64 = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+    return result
+
+
+def sampling_distribution(logits: ArrayLike, temperature: float, top_p: float = 1.0) -> Float64:
+    """Probabilities (V,) that a sampler must follow.
+
+    Temperature 0 puts all mass on the first largest logit. top_p keeps the smallest set of most probable tokens whose
+    mass reaches top_p (the token that crosses it included) and renormalises.
+    """
+    values = np.asarray(logits, dtype=np.float64)
+    if temperature == 0.0:
+        greedy = np.zeros_like(values)
+        greedy[int(values.argmax())] = 1.0
+        return greedy
+    probabilities: Float64 = np.exp(log_softmax(values, temperature))
+    if top_p >= 1.0:
+        return probabilities
+    order = np.argsort(-probabilities, kind="stable")
+    before = np.cumsum(probabilities[order]) - probabilities[order]
+    kept = np.zeros_like(probabilities)
+    kept[order[before < top_p]] = probabilities[order[before < top_p]]
+    result: Float64 = kept / kept.sum()
+    return result
+
+
+@dataclass(frozen=True, slots=True)
+class SampleTerm:
+    """One sample's part of the objective.
+
+    value: its unnormalised objective per token (T,). slope: d sum(value)/d logprob (T,), before token weights.
+    """
+
+    value: Float64
+    slope: Float64
+    clipped: NDArray[np.bool_]
+    ratio: Float64
+
+
+def importance_weight(sample: TrainSample, old: Float64, policy: PolicyUpdate) -> Float64:
+    """Truncated weight pi_old / pi_behaviour (T,): per token, or the sequence's geometric mean for a sequence ratio."""
+    if sample.behaviour_logprobs is None:
+        return np.ones_like(old)
+    gap = old - np.asarray(sample.behaviour_logprobs, dtype=np.float64)
+    if policy.ratio_level == "sequence":
+        gap = np.full_like(gap, gap.mean())
+    result: Float64 = np.minimum(np.exp(gap), policy.tis_cap)
+    return result
+
+
+def sample_term(sample: TrainSample, logprobs: Float64, policy: PolicyUpdate) -> SampleTerm:
+    """min(r A, clip(r) A) for one completion, with its derivative by the log-probabilities."""
+    old = logprobs if sample.old_logprobs is None else np.asarray(sample.old_logprobs, dtype=np.float64)
+    difference = logprobs - old
+    if policy.ratio_level == "sequence":
+        difference = np.full_like(difference, difference.mean())
+    ratio = np.exp(difference)
+    advantage = sample.advantage
+    limited = np.clip(ratio, 1.0 - policy.clip_low, 1.0 + policy.clip_high)
+    clipped = ratio * advantage > limited * advantage
+    weight = importance_weight(sample, old, policy)
+    value = np.where(clipped, limited, ratio) * advantage * weight
+    slope = np.where(clipped, 0.0, ratio) * advantage * weight
+    if policy.ratio_level == "sequence":
+        slope = np.full_like(slope, slope.mean())
+    return SampleTerm(value, slope, clipped, ratio)
+
+
+def token_weight(sample: TrainSample, batch: Sequence[TrainSample], policy: PolicyUpdate) -> float:
+    """The factor with which each completion token of a sample enters the mean over its minibatch."""
+    if policy.aggregation == "token_mean":
+        return 1.0 / max(sum(len(other.completion) for other in batch), 1)
+    if policy.aggregation == "sequence_mean":
+        return 1.0 / (len(batch) * len(sample.completion))
+    return 1.0 / (len(batch) * policy.constant_length)
+
+
+@dataclass(frozen=True, slots=True)
+class Surrogate:
+    """loss: the scalar to minimise. gradients[i]: d loss / d logits of sample i (T_i, V). Others as in UpdateStats."""
+
+    loss: float
+    gradients: list[Float64]
+    logprobs: list[Float64]
+    clip_fraction: float
+    entropy: float
+    ratio_max: float
+
+
+def surrogate(logits: Sequence[ArrayLike], batch: Sequence[TrainSample], policy: PolicyUpdate) -> Surrogate:
+    """Loss and analytic gradient of one minibatch. logits[i] (T_i, V) predict sample i's completion tokens."""
+    loss = 0.0
+    gradients, token_logprobs, entropies, clipped, ratios = [], [], [], [], [1.0]
+    for sample, raw in zip(batch, logits, strict=True):
+        logprobs = log_softmax(raw, policy.temperature)  # (T, V)
+        rows = np.arange(len(sample.completion))
+        chosen = logprobs[rows, np.asarray(sample.completion, dtype=np.int64)]  # (T,)
+        weight = token_weight(sample, batch, policy) if sample.completion else 0.0
+        probabilities = np.exp(logprobs)
+        entropies.append(-(probabilities * logprobs).sum(axis=-1))
+        token_logprobs.append(chosen)
+        gradient = np.zeros_like(logprobs)
+        if sample.advantage != 0.0 and sample.completion:
+            term = sample_term(sample, chosen, policy)
+            loss -= weight * float(term.value.sum())
+            gradient = probabilities
+            gradient[rows, np.asarray(sample.completion, dtype=np.int64)] -= 1.0  # p - onehot = -d logprob / d logits
+            gradient *= (weight * term.slope / policy.temperature)[:, None]
+            clipped.append(term.clipped)
+            ratios.append(float(term.ratio.max()))
+        gradients.append(gradient)
+    return Surrogate(
+        loss=loss,
+        gradients=gradients,
+        logprobs=token_logprobs,
+        clip_fraction=float(np.concatenate(clipped).mean()) if clipped else float("nan"),
+        entropy=float(np.concatenate(entropies).mean()) if entropies else float("nan"),
+        ratio_max=max(ratios),
+    )

@@ -1,0 +1,76 @@
+"""Backends by name. Nothing numerical is imported until one is chosen.
+
+Built in: torch, mlx, llamacpp, fake, and pairs such as llamacpp+torch (generator+trainer). Others come from the
+entry-point group `sapo_desktop.backends`.
+"""
+
+from __future__ import annotations
+
+import difflib
+from importlib import import_module
+from importlib.metadata import entry_points
+from importlib.util import find_spec
+
+from sapo_backends.base import Backend, BackendUnavailable
+
+GROUP = "sapo_desktop.backends"
+BUILT_IN = {
+    "torch": "sapo_backends.torch_backend:TorchBackend",
+    "mlx": "sapo_backends.mlx_backend:MlxBackend",
+    "llamacpp": "sapo_backends.llamacpp_backend:LlamaCppBackend",
+    "fake": "sapo_backends.fake:FakeBackend",
+}
+PAIRS = ("llamacpp+torch", "llamacpp+mlx")
+"""Generator and trainer that are worth offering together; `backend` makes any other pair too."""
+NEEDS = {"torch": "torch", "mlx": "mlx", "llamacpp": "llama_cpp"}
+FIX = {
+    "torch": "pip install 'sapo-desktop[torch]'",
+    "mlx": "pip install 'sapo-desktop[mlx]'",
+    "llamacpp": "pip install 'sapo-desktop[llama]'",
+}
+
+
+def names() -> dict[str, str]:
+    """Every known backend: name -> import string "module:class"; built-in ones win over entry points."""
+    pairs = dict.fromkeys(PAIRS, "sapo_backends.composite:pair")
+    return {point.name: point.value for point in entry_points(group=GROUP)} | BUILT_IN | pairs
+
+
+def installed() -> tuple[str, ...]:
+    """Names whose numerical library can be found, without importing it."""
+    return tuple(name for name in names() if all(_found(NEEDS[part]) for part in name.split("+") if part in NEEDS))
+
+
+def _found(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def backend(name: str) -> type[Backend]:
+    """The Backend class of that name; "a+b" generates with a and trains with b.
+
+    Raises BackendUnavailable when it is unknown, missing or broken.
+    """
+    generator, plus, trainer = name.partition("+")
+    if plus:
+        from sapo_backends.composite import pair
+
+        return pair(backend(generator), backend(trainer))
+    known = names()
+    if name not in known:
+        close = difflib.get_close_matches(name, known, n=1)
+        hint = f" Did you mean {close[0]!r}?" if close else ""
+        raise BackendUnavailable(f"There is no engine {name!r}.{hint} Installed here: {', '.join(installed())}.")
+    if name in NEEDS and not _found(NEEDS[name]):
+        reason = f"The {name} engine needs the package {NEEDS[name]!r}. Installed here: {', '.join(installed())}."
+        raise BackendUnavailable(reason, FIX[name])
+    module, _, attribute = known[name].partition(":")
+    try:
+        chosen = getattr(import_module(module), attribute)
+    except (ImportError, AttributeError, OSError) as error:
+        raise BackendUnavailable(f"The {name} engine does not load: {error}.", FIX.get(name, "")) from error
+    if not (isinstance(chosen, type) and issubclass(chosen, Backend)):
+        raise BackendUnavailable(f"{known[name]} is not a Backend, so {name!r} cannot be an engine.")
+    return chosen

@@ -1,0 +1,28 @@
+"""The torch engine: CPU and CUDA through one code path. Importing this package does not import torch."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import ClassVar
+
+from sapo_backends.base import Backend, BackendUnavailable, Engine, LoadRequest, Progress
+
+
+class TorchBackend(Backend):
+    """Generates and trains Hugging Face causal language models."""
+
+    NAME: ClassVar[str] = "torch"
+    CAN_TRAIN: ClassVar[bool] = True
+    CAN_GENERATE: ClassVar[bool] = True
+    DEVICES: ClassVar[tuple[str, ...]] = ("cpu", "cuda", "mps")
+
+    @classmethod
+    def check(cls) -> None:
+        if find_spec("torch") is None:
+            raise BackendUnavailable("The torch engine needs PyTorch.", "pip install 'sapo-desktop[torch]'")
+
+    def load(self, request: LoadRequest, progress: Progress | None = None) -> Engine:
+        self.check()
+        from sapo_backends.torch_backend.loading import load_engine
+
+        return load_engine(request, progress)

@@ -1,0 +1,174 @@
+"""The loaded torch model behind the contract of sapo_backends.base."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from sapo_backends.base import (
+    BackendError,
+    BackendUnavailable,
+    CancelToken,
+    Completion,
+    Engine,
+    EngineInfo,
+    OutOfMemory,
+    PolicyUpdate,
+    Sampling,
+    TokenIds,
+    TokenSequence,
+    TrainSample,
+    UpdateStats,
+)
+from sapo_backends.hardware import available_memory
+from sapo_backends.tokenizer import HfTokenizer
+from sapo_backends.torch_backend import checkpoint, export, generation
+from sapo_backends.torch_backend.layout import Layout
+from sapo_backends.torch_backend.model import Model
+from sapo_backends.torch_backend.optimizer import FlatAdamW
+from sapo_backends.torch_backend.packing import pack, plan
+from sapo_backends.torch_backend.training import Tally, Trainer
+from sapo_backends.torch_backend.workers import Workers
+
+SCORING_BUDGET = 8192
+"""Padded tokens scored at once; without a backward pass little is kept."""
+
+
+@contextlib.contextmanager
+def _memory(needed: int, suggestion: str) -> Iterator[None]:
+    """Turn the allocator's error into OutOfMemory."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise OutOfMemory(needed, available_memory(), suggestion) from error
+    except RuntimeError as error:
+        if "can't allocate memory" not in str(error) and "not enough memory" not in str(error):
+            raise
+        raise OutOfMemory(needed, available_memory(), suggestion) from error
+
+
+class TorchEngine(Engine):
+    """model.flat is the one trained tensor; without it the engine only generates."""
+
+    def __init__(
+        self, model: Model, tokenizer: HfTokenizer, info: EngineInfo, folder: Path, workers: Workers, budget: int
+    ) -> None:
+        self.info = info
+        self.tokenizer = tokenizer
+        self._model, self._folder, self._workers = model, folder, workers
+        self._trainer: Trainer | None = None
+        if model.flat is not None:
+            self._trainer = Trainer(model, model.flat, FlatAdamW(model.flat), workers, budget)
+
+    @property
+    def _layout(self) -> Layout:
+        return self._model.adapter_layout or self._model.layout
+
+    def generate(
+        self,
+        prompts: Sequence[TokenIds],
+        group_size: int,
+        sampling: Sampling,
+        seed: int,
+        cancel: CancelToken | None = None,
+        on_tokens: Callable[[int, int], None] | None = None,
+    ) -> list[list[Completion]]:
+        if not all(len(prompt) for prompt in prompts):
+            raise BackendError("A prompt without tokens cannot be continued.")
+        longest = max(map(len, prompts), default=0)
+        if longest + sampling.max_new_tokens > self.info.context_length:
+            raise BackendError(
+                f"A prompt of {longest} tokens and {sampling.max_new_tokens} new ones exceed the model's context of "
+                f"{self.info.context_length}. Lower max_new_tokens or choose an easier preset."
+            )
+        request = generation.Request(prompts, group_size, sampling, self.tokenizer.eos_ids)
+        monitor = generation.Monitor(self._workers.count, cancel, on_tokens)
+        with _memory(0, "Lower group_size or max_new_tokens."), torch.inference_mode():
+            weights = self._model.weights(self._model.flat)
+            return generation.generate(self._model, weights, request, seed, self._workers, monitor)
+
+    def logprobs(self, sequences: Sequence[TokenSequence], temperature: float = 1.0) -> list[list[float]]:
+        result: list[list[float]] = [[] for _ in sequences]
+        pairs = [(tuple(s.prompt), tuple(s.completion)) for s in sequences]
+
+        @torch.inference_mode()
+        def score(members: list[int]) -> None:
+            packed = pack(pairs, members, self._model.device, self._model.compute)
+            chosen = self._model.score(packed, self._model.flat, temperature).logprobs
+            pieces = torch.split(chosen, [len(pairs[i][1]) for i in members])
+            for index, piece in zip(members, pieces, strict=True):
+                result[index] = piece.tolist()
+
+        self._workers.map(score, plan(pairs, SCORING_BUDGET, self._workers.count))
+        return result
+
+    def _trained(self) -> Trainer:
+        if self._trainer is None:
+            raise BackendUnavailable("This model was loaded to generate only.", "choose the method full or lora")
+        return self._trainer
+
+    def update(
+        self,
+        batch: Sequence[TrainSample],
+        policy: PolicyUpdate,
+        seed: int,
+        cancel: CancelToken | None = None,
+        on_progress: Callable[[float], None] | None = None,
+    ) -> UpdateStats:
+        trainer = self._trained()
+        if cancel is not None:
+            cancel.raise_if_cancelled()
+        with _memory(0, "Lower group_size, the number of groups, or max_new_tokens."):
+            return trainer.update(batch, policy, seed, self.logprobs, cancel, on_progress)
+
+    def gradient(self, batch: Sequence[TrainSample], policy: PolicyUpdate) -> dict[str, NDArray[np.float32]]:
+        """d loss / d parameters of one minibatch by Hugging Face (or PEFT) name; for the contract tests."""
+        slope = self._trained().gradient(batch, policy, Tally())
+        return {name: view.cpu().numpy() for name, view in self._layout.named_parts(slope)}
+
+    def adapter(self) -> Mapping[str, object]:
+        if self._model.adapter_layout is None or self._model.flat is None:
+            return {}
+        return {name: view.cpu().numpy().copy() for name, view in self._layout.named_parts(self._model.flat)}
+
+    def set_adapter(self, tensors: Mapping[str, object], alpha: float) -> None:
+        if self._model.adapter_layout is None or self._model.flat is None:
+            raise BackendUnavailable("This model was loaded without an adapter.", "choose the method lora")
+        try:
+            self._layout.fill(self._model.flat, {name: torch.as_tensor(t) for name, t in tensors.items()})
+        except (KeyError, RuntimeError) as error:
+            raise BackendError(f"The adapter does not fit this model: {error}.") from error
+        self._model.alpha = alpha
+
+    def _identity(self) -> dict[str, object]:
+        return {"model": self.info.model, "method": self.info.method, "rank": self._model.rank}
+
+    def save(self, folder: Path) -> None:
+        trainer = self._trained()
+        checkpoint.save(folder, self._layout, trainer.flat, trainer.optimizer, self._identity())
+
+    def restore(self, folder: Path) -> None:
+        trainer = self._trained()
+        checkpoint.restore(folder, self._layout, trainer.flat, trainer.optimizer, self._identity())
+
+    def export(self, folder: Path) -> None:
+        export.export(self._model, self._folder, self.info.model, folder)
+
+    def memory_bytes(self) -> int:
+        model, held = self._model, [self._model.base]
+        if model.flat is not None and model.flat is not model.base:
+            held.append(model.flat)
+        if self._trainer is not None:
+            held += [self._trainer.optimizer.first, self._trainer.optimizer.second]
+        return sum(tensor.numel() * tensor.element_size() for tensor in held)
+
+    def close(self) -> None:
+        self._model.base = torch.empty(0)
+        self._model.flat = None
+        self._trainer = None
+        self._workers.close()

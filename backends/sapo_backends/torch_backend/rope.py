@@ -1,0 +1,44 @@
+"""Rotary position embeddings (RoFormer, arXiv 2104.09864) with linear and Llama-3 scaling."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from sapo_backends.torch_backend.spec import DecoderSpec, RopeSpec
+
+
+def inverse_frequencies(rope: RopeSpec, head_dim: int) -> Tensor:
+    """Radians per position of each pair of coordinates (head_dim / 2,), float32."""
+    exponent = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
+    frequencies = 1.0 / (rope.theta**exponent)
+    if rope.kind == "linear":
+        return frequencies / rope.factor
+    if rope.kind != "llama3":
+        return frequencies
+    # Long wavelengths are stretched by `factor`, short ones kept, those between blended.
+    turns = rope.original_context * frequencies / (2 * math.pi)
+    blend = ((turns - rope.low_frequency) / (rope.high_frequency - rope.low_frequency)).clamp(0.0, 1.0)
+    return frequencies * (blend + (1.0 - blend) / rope.factor)
+
+
+class RopeTable:
+    """cos and sin of every position, made once and grown when needed."""
+
+    def __init__(self, spec: DecoderSpec, device: torch.device, dtype: torch.dtype) -> None:
+        self._frequencies = inverse_frequencies(spec.rope, spec.head_dim)
+        self._device, self._dtype = device, dtype
+        self._grow(256)
+
+    def _grow(self, positions: int) -> None:
+        angles = torch.outer(torch.arange(positions).float(), self._frequencies).repeat(1, 2)  # (positions, head_dim)
+        self._cos = angles.cos().to(self._device, self._dtype)
+        self._sin = angles.sin().to(self._device, self._dtype)
+
+    def at(self, positions: Tensor, longest: int) -> tuple[Tensor, Tensor]:
+        """cos, sin (N, 1, head_dim) at positions (N,), all below `longest`."""
+        if longest > len(self._cos):
+            self._grow(2 * longest)
+        return self._cos[positions].unsqueeze(1), self._sin[positions].unsqueeze(1)

@@ -1,0 +1,1 @@
+"""SAPO: tasks, scoring, rounds, node and coordinator."""

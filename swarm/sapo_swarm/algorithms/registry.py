@@ -1,0 +1,25 @@
+"""Algorithms by name; a module is imported when its name is chosen."""
+
+from __future__ import annotations
+
+import importlib
+
+from sapo_swarm.algorithms.base import Algorithm
+from sapo_swarm.registry import UnknownAlgorithm
+
+ALGORITHMS: dict[str, str] = {
+    "grpo": "sapo_swarm.algorithms.grpo",
+    "dr_grpo": "sapo_swarm.algorithms.dr_grpo",
+    "rloo": "sapo_swarm.algorithms.rloo",
+    "gspo": "sapo_swarm.algorithms.gspo",
+}
+"""Name -> module with an ALGORITHM."""
+
+
+def algorithm(name: str) -> Algorithm:
+    """Raises UnknownAlgorithm, which names the nearest."""
+    module = ALGORITHMS.get(name)
+    if module is None:
+        raise UnknownAlgorithm(name, ALGORITHMS)
+    found: Algorithm = importlib.import_module(module).ALGORITHM
+    return found

@@ -1,0 +1,149 @@
+"""The node's local control API: its messages and its client. Light: imports neither engines nor tasks.
+
+HTTP over a Unix socket in the runtime directory (0700, owner checked); on Windows loopback TCP with a token file.
+
+==========================  =====================================================================================
+GET  /v1/status             NodeStatus
+GET  /v1/config             RunConfig of the open run
+GET  /v1/events             newline-delimited JSON events. Query: after=SEQ (stored events with seq > SEQ),
+                            kinds=round,evaluation (only these), tail=N (only the last N stored ones that match),
+                            follow=1 (then live events, ephemeral ones too, until either side closes)
+POST /v1/pause              {"for_s": 3600} or {} until resumed; takes effect within a second
+POST /v1/resume             {}
+POST /v1/finish             finish the round, then pause
+POST /v1/snooze             {"for_s": 900} pause, then go on by itself
+POST /v1/run_anyway         {"for_s": 3600} ignore the automatic rules (battery, heat) for so long
+POST /v1/evaluate           {"items": 32} a held-out evaluation after this round
+POST /v1/stop               finish nothing, save, exit
+==========================  =====================================================================================
+
+Every POST answers NodeStatus. Errors are RFC 9457 problem details.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import msgspec
+
+from sapo_swarm.config import RunConfig
+from sapo_swarm.events import Event, PhaseName, State, decode
+
+
+class NodeNotRunning(Exception):
+    """Nothing answers on the control socket."""
+
+
+class ControlError(Exception):
+    """The node refused; the message says why."""
+
+
+class NodeStatus(msgspec.Struct, frozen=True):
+    """What the node does now. since: Unix time of the last state change; eta_s: -1 unknown; seq: newest stored."""
+
+    state: State
+    sentence: str
+    reason: str
+    since: float
+    pid: int
+    run_id: str
+    folder: str
+    mode: str
+    model: str
+    backend: str
+    device: str
+    round: int
+    rounds_planned: int
+    phase: PhaseName | None
+    phase_fraction: float
+    eta_s: float
+    seq: int
+    started: float
+    version: str
+
+
+class Problem(msgspec.Struct, frozen=True):
+    title: str = ""
+    detail: str = ""
+    code: str = ""
+    status: int = 0
+
+
+class ControlClient:
+    """A client of one node. Use as `async with ControlClient(socket) as node: ...`."""
+
+    def __init__(self, socket: Path) -> None:
+        self.socket = socket
+        self._session: Any = None
+
+    async def __aenter__(self) -> ControlClient:
+        import aiohttp  # 200 ms: only when a node is spoken to
+
+        connector = aiohttp.UnixConnector(path=str(self.socket), limit=0)
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=5)
+        self._session = aiohttp.ClientSession(connector=connector, timeout=timeout, base_url="http://node")
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._session.close()
+
+    async def status(self) -> NodeStatus:
+        """Raises NodeNotRunning, ControlError."""
+        return msgspec.json.decode(await self._call("GET", "/v1/status"), type=NodeStatus)
+
+    async def config(self) -> RunConfig:
+        return msgspec.json.decode(await self._call("GET", "/v1/config"), type=RunConfig)
+
+    async def post(self, verb: str, **body: float) -> NodeStatus:
+        """verb: pause, resume, finish, snooze, run_anyway, evaluate or stop."""
+        return msgspec.json.decode(await self._call("POST", f"/v1/{verb}", body), type=NodeStatus)
+
+    async def events(
+        self, after: int = 0, kinds: Iterable[str] = (), tail: int = 0, follow: bool = True
+    ) -> AsyncIterator[Event]:
+        """Stored events after a sequence number, then (follow) live ones until the node goes away."""
+        import aiohttp
+
+        query = {"after": str(after), "follow": str(int(follow))}
+        if kinds:
+            query["kinds"] = ",".join(kinds)
+        if tail:
+            query["tail"] = str(tail)
+        try:
+            async with self._session.get("/v1/events", params=query) as reply:
+                if reply.status != 200:
+                    raise ControlError(_problem(await reply.read()))
+                buffer = b""
+                async for chunk in reply.content.iter_any():
+                    *lines, buffer = (buffer + chunk).split(b"\n")
+                    for line in lines:
+                        if line:
+                            yield decode(line)
+        except aiohttp.ClientError as error:
+            raise NodeNotRunning(f"The node went away ({type(error).__name__}).") from error
+
+    async def _call(self, method: str, path: str, body: dict[str, float] | None = None) -> bytes:
+        import aiohttp
+
+        timeout = aiohttp.ClientTimeout(total=10)
+        try:
+            async with self._session.request(method, path, json=body, timeout=timeout) as reply:
+                content: bytes = await reply.read()
+                if reply.status != 200:
+                    raise ControlError(_problem(content))
+                return content
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise NodeNotRunning("No node is running. Start one: sapo-desktop node --silo") from error
+
+
+def _problem(content: bytes) -> str:
+    try:
+        problem = msgspec.json.decode(content, type=Problem)
+    except msgspec.MsgspecError:
+        return content[:200].decode(errors="replace")
+    return problem.detail or problem.title

@@ -1,0 +1,1 @@
+"""The server through which nodes exchange rollout groups."""

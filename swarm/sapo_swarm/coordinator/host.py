@@ -1,0 +1,291 @@
+"""Hosting a swarm: open the store, make or load the certificate, listen, print the invite, stop in order."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime
+import logging
+import os
+import secrets
+import signal
+import socket
+import ssl
+import tempfile
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+from aiohttp import web
+
+from sapo_swarm.client import CoordinatorError
+from sapo_swarm.coordinator.admin import add_admin
+from sapo_swarm.coordinator.admin_client import AdminAccess, read_access, write_access
+from sapo_swarm.coordinator.invites import new_invite
+from sapo_swarm.coordinator.server import Coordinator
+from sapo_swarm.coordinator.settings import CoordinatorSettings
+from sapo_swarm.coordinator.store import open_store
+from sapo_swarm.coordinator.store.base import Store, SwarmRecord
+from sapo_swarm.coordinator.web import add_page
+from sapo_swarm.invite import Certificate, Invite, is_loopback, make_certificate, new_swarm_id
+
+log = logging.getLogger("sapo.coordinator")
+EVERYWHERE = ("0.0.0.0", "::", "")
+STOP_S = 5.0
+"""Requests in flight get so long to finish."""
+
+
+@dataclass(slots=True)
+class Hosted:
+    """A running coordinator. invites: the first invite at every address of this machine."""
+
+    coordinator: Coordinator
+    store: Store
+    runner: web.AppRunner
+    host: str
+    port: int
+    invites: list[Invite]
+    admin_key: str
+    sweeper: asyncio.Task[None]
+
+    @property
+    def invite(self) -> Invite:
+        return self.invites[0]
+
+    @property
+    def url(self) -> str:
+        return self.invite.url
+
+    async def stop(self) -> None:
+        """Refuse new requests, finish those in flight, close the store."""
+        self.coordinator.stopping = True
+        self.sweeper.cancel()
+        await asyncio.gather(self.sweeper, return_exceptions=True)
+        await self.runner.cleanup()
+        await self.store.close()
+
+
+async def start(settings: CoordinatorSettings) -> Hosted:
+    """Listen and return. Raises StoreUnavailable, StoreFormat, OSError (address in use)."""
+    store = open_store(settings)
+    await store.open()
+    try:
+        swarm = await _swarm_record(store, settings)
+        token = ""
+        if not swarm.open:
+            _, token = await new_invite(store, "made at start", settings.invite_hours, settings.invite_uses)
+        coordinator = Coordinator(settings, store, swarm)
+        admin_key = _admin_key(settings)
+        runner = _runner(coordinator, admin_key)
+        await runner.setup()
+        context = _tls_context(swarm) if _wants_tls(settings) else None
+        site = web.TCPSite(runner, settings.host, settings.port, ssl_context=context, backlog=1024)
+        await site.start()
+    except BaseException:
+        await store.close()
+        raise
+    port = int(runner.addresses[0][1])
+    _raise_file_limit()
+    fingerprint = Certificate(swarm.certificate, swarm.key).fingerprint if context else ""
+    invites = [
+        Invite(address, port, swarm.swarm, fingerprint, token)
+        for address in addresses(settings.host)
+        if fingerprint or is_loopback(address)
+    ]
+    _tell_admin(settings, invites, admin_key)
+    sweeper = asyncio.create_task(_sweep(runner, settings))
+    return Hosted(coordinator, store, runner, settings.host, port, invites, admin_key, sweeper)
+
+
+class Sparse(logging.Filter):
+    """At most one record in ten seconds: a line for every malformed request would let anybody fill the disk."""
+
+    def __init__(self, every_s: float = 10.0) -> None:
+        super().__init__()
+        self.every_s = every_s
+        self._last = -every_s
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        now = time.monotonic()
+        if now - self._last < self.every_s:
+            return False
+        self._last = now
+        return True
+
+
+def _http_log() -> logging.Logger:
+    """Where aiohttp writes of bytes that are no HTTP."""
+    http = logging.getLogger("sapo.coordinator.http")
+    if not http.filters:
+        http.addFilter(Sparse())
+    return http
+
+
+def _runner(coordinator: Coordinator, admin_key: str) -> web.AppRunner:
+    settings, application = coordinator.settings, coordinator.application()
+    add_admin(application, coordinator, admin_key)
+    if settings.page:
+        add_page(application, coordinator)
+    return web.AppRunner(
+        application,
+        access_log=None,
+        logger=_http_log(),
+        auto_decompress=False,
+        keepalive_timeout=settings.idle_s,
+        lingering_time=1.0,
+        shutdown_timeout=STOP_S,
+        max_line_size=4096,
+        max_field_size=4096,
+        max_headers=64,
+    )
+
+
+async def serve(
+    settings: CoordinatorSettings,
+    announce: bool = True,
+    listening: Callable[[Hosted], Awaitable[None]] | None = None,
+) -> None:
+    """Host until SIGINT or SIGTERM. Prints the invite and every address. listening: called once, when it is up."""
+    hosted = await start(settings)
+    if announce:
+        print(describe(hosted), flush=True)
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for name in ("SIGINT", "SIGTERM"):
+        with contextlib.suppress(NotImplementedError, AttributeError):  # Windows: Ctrl-C raises instead
+            loop.add_signal_handler(getattr(signal, name), stop.set)
+    try:
+        if listening is not None:
+            await listening(hosted)
+        await stop.wait()
+    finally:
+        await hosted.stop()
+
+
+def describe(hosted: Hosted) -> str:
+    """What a person needs to know: the invite, the addresses, who may come in."""
+    swarm = hosted.coordinator.swarm
+    lines = [f"Swarm {swarm.name!r} ({swarm.swarm}) is open at {hosted.url}"]
+    if swarm.open:
+        lines.append("Anyone who reaches it may join: nobody in it is trusted.")
+    lines.append("Join it with:")
+    lines += [f"  sapo-desktop node --join '{invite}'" for invite in hosted.invites]
+    if is_loopback(hosted.host):
+        lines.append("It listens on this machine only; --host 0.0.0.0 lets others in.")
+    lines.append(f"Status page: {hosted.url}/")
+    return "\n".join(lines)
+
+
+def addresses(host: str) -> list[str]:
+    """Where others may reach this host: itself, or every address of this machine when it listens on all."""
+    if host not in EVERYWHERE:
+        return [host]
+    found = [
+        entry.address
+        for entries in psutil.net_if_addrs().values()
+        for entry in entries
+        if entry.family in ((socket.AF_INET,) if host == "0.0.0.0" else (socket.AF_INET, socket.AF_INET6))
+        and not entry.address.lower().startswith("fe80")
+    ]
+    return sorted(found, key=lambda address: (is_loopback(address), ":" in address, address)) or ["127.0.0.1"]
+
+
+async def _swarm_record(store: Store, settings: CoordinatorSettings) -> SwarmRecord:
+    """The store's swarm, founded on first use; name and openness follow the settings."""
+    record = await store.swarm()
+    if record is None:
+        swarm, now = new_swarm_id(), datetime.datetime.now(datetime.UTC)
+        made = make_certificate(swarm, now)
+        record = await store.found(
+            SwarmRecord(
+                swarm=swarm,
+                name=settings.name,
+                open=settings.open,
+                certificate=made.certificate,
+                key=made.key,
+                created=now.timestamp(),
+            )
+        )
+    if (record.name, record.open) != (settings.name, settings.open):
+        record = SwarmRecord(
+            swarm=record.swarm,
+            name=settings.name,
+            open=settings.open,
+            certificate=record.certificate,
+            key=record.key,
+            created=record.created,
+        )
+        await store.rename(record)
+    return record
+
+
+def _wants_tls(settings: CoordinatorSettings) -> bool:
+    return settings.tls or not is_loopback(settings.host)
+
+
+def _tls_context(swarm: SwarmRecord) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    with tempfile.TemporaryDirectory() as folder:  # mode 0700; the ssl module reads certificates from files only
+        path = Path(folder) / "swarm.pem"
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
+        with os.fdopen(handle, "wb") as file:
+            file.write(swarm.key + swarm.certificate)
+        context.load_cert_chain(path)
+    return context
+
+
+def _admin_key(settings: CoordinatorSettings) -> str:
+    """The key that the last coordinator there had, or a new one."""
+    try:
+        return read_access(admin_path(settings)).key
+    except CoordinatorError:
+        return secrets.token_hex(32)
+
+
+def admin_path(settings: CoordinatorSettings) -> Path:
+    """The file with the address and the admin key of the coordinator that runs under these settings."""
+    if settings.folder:
+        return Path(settings.folder) / "coordinator-admin.json"
+    if settings.store.startswith("sqlite:"):
+        return Path(settings.store.removeprefix("sqlite:")).with_suffix(".admin.json")
+    return Path("coordinator-admin.json")
+
+
+def _tell_admin(settings: CoordinatorSettings, invites: list[Invite], key: str) -> None:
+    """Leave address and key for the host's own commands; on loopback where the coordinator listens there."""
+    first = invites[0]
+    everywhere = settings.host in EVERYWHERE or is_loopback(settings.host)
+    here = first.at("127.0.0.1" if settings.host != "::1" else "::1") if everywhere else first
+    access = AdminAccess(
+        key=key,
+        url=here.url,
+        fingerprint=first.fingerprint,
+        swarm=first.swarm,
+        port=first.port,
+        addresses=tuple(invite.host for invite in invites),
+    )
+    write_access(admin_path(settings), access)
+
+
+def _raise_file_limit() -> None:
+    """Ten thousand connections need as many descriptors: take what the system allows."""
+    try:
+        import resource
+    except ImportError:  # Windows has no such limit
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 65_536)), hard))
+
+
+async def _sweep(runner: web.AppRunner, settings: CoordinatorSettings) -> None:
+    """Close the youngest connections beyond the cap. (Idle ones and slow heads end by the keep-alive deadline.)"""
+    while True:
+        await asyncio.sleep(1.0)
+        server = runner.server
+        if isinstance(server, web.Server):
+            for handler in server.connections[settings.connections :]:
+                handler.force_close()

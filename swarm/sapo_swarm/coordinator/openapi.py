@@ -1,0 +1,200 @@
+"""OpenAPI 3.1 of the coordinator, generated from the wire types: `python -m sapo_swarm.coordinator.openapi`.
+
+The committed docs/openapi.json is what this prints; a test compares them.
+"""
+
+from __future__ import annotations
+
+import json
+from http import HTTPStatus
+from typing import Any
+
+import msgspec
+
+from sapo_swarm.coordinator.messages import Ban, InviteView, NewInvite, Removed, Revoke
+from sapo_swarm.coordinator.problems import CODES
+from sapo_swarm.coordinator.views import Overview
+from sapo_swarm.types import PROTOCOL_VERSION
+from sapo_swarm.wire import (
+    H_NODE,
+    H_NONCE,
+    H_PROTO,
+    H_SIGNATURE,
+    H_TIME,
+    MEDIA_TYPE,
+    PROBLEM_TYPE,
+    GroupBody,
+    JoinRequest,
+    Leaderboard,
+    Problem,
+    RoundReply,
+    SignedGroup,
+    SwarmInfo,
+    Upload,
+)
+
+_TYPES: tuple[type[Any], ...] = (
+    Upload,
+    SignedGroup,
+    GroupBody,
+    RoundReply,
+    SwarmInfo,
+    JoinRequest,
+    Leaderboard,
+    Problem,
+    Overview,
+    NewInvite,
+    InviteView,
+    Revoke,
+    Ban,
+    Removed,
+)
+_SIGNED = {
+    H_NODE: "Node id: base32(SHA-256(public key))[:26], lower case",
+    H_TIME: "Milliseconds since the Unix epoch; at most 120 s from the coordinator's clock",
+    H_NONCE: "32 hex digits, never used before: sign each attempt anew",
+    H_SIGNATURE: (
+        'Ed25519 as 128 hex digits over "sapo-v1\\0" + method, path, swarm, time, nonce and the hex SHA-256 of the '
+        'body, joined by "\\0"'
+    ),
+}
+
+
+def document() -> dict[str, Any]:
+    """The whole description as JSON values."""
+    _, components = msgspec.json.schema_components(_TYPES, ref_template="#/components/schemas/{name}")
+    document = {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "SAPO swarm coordinator",
+            "version": str(PROTOCOL_VERSION),
+            "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+            "description": (
+                f"Nodes of a swarm exchange rollout groups. Every /v1 request carries `{H_PROTO}: {PROTOCOL_VERSION}`; "
+                f"every answer carries {H_PROTO} and {H_TIME}. Refusals are RFC 9457 problem details whose `code` is "
+                "one of: " + ", ".join(CODES) + ". 429 and 503 carry Retry-After."
+            ),
+        },
+        "paths": _paths(),
+        "components": {
+            "schemas": components,
+            "securitySchemes": {"admin": {"type": "http", "scheme": "bearer"}},
+        },
+    }
+    text: dict[str, Any] = json.loads(json.dumps(document).replace("\\\\Z", "$"))  # ECMA regular expressions
+    return text
+
+
+def _paths() -> dict[str, Any]:
+    text = {"text/plain": {"schema": {"type": "string"}}}
+    return {
+        "/v1/swarm": {"get": _operation("The swarm, its limits and tasks", 200, SwarmInfo)},
+        "/v1/join": {
+            "post": _operation(
+                "Enter the swarm; the request's signature proves possession of the key",
+                200,
+                SwarmInfo,
+                JoinRequest,
+                True,
+            )
+        },
+        "/v1/rounds/{id}": {
+            "put": _operation(
+                "Upload this round's groups and draw groups of others. Idempotent: a repeated body is stored once",
+                200,
+                RoundReply,
+                Upload,
+                True,
+                MEDIA_TYPE,
+                [_parameter("id", "path", "Lower-case hex SHA-256 of the body", "^[0-9a-f]{64}$")],
+            )
+        },
+        "/v1/leaderboard": {"get": _operation("Accepted groups and uptake of the last hour", 200, Leaderboard)},
+        "/v1/leave": {"post": _operation("Take this node's groups out of the pool", 204, None, None, True)},
+        "/healthz": {"get": _plain("The process answers", text)},
+        "/readyz": {"get": _plain("The store answers", text)},
+        "/metrics": {"get": _plain("Prometheus metrics, on loopback", text)},
+        "/": {"get": _plain("The status page", {"text/html": {"schema": {"type": "string"}}})},
+        "/events": {
+            "get": _plain("Server-sent events, an Overview each", {"text/event-stream": {"schema": _ref(Overview)}})
+        },
+        "/admin/invites": {
+            "get": _admin("Every invite", {"type": "array", "items": _ref(InviteView)}),
+            "post": _admin("Make an invite", _ref(InviteView), NewInvite),
+        },
+        "/admin/revoke": {"post": _admin("Revoke an invite with everything it admitted", _ref(Removed), Revoke)},
+        "/admin/ban": {"post": _admin("Ban a node, or lift its ban", _ref(Removed), Ban)},
+        "/admin/export": {
+            "get": _admin(
+                "The swarm with its private key",
+                {"type": "string", "format": "binary"},
+                None,
+                "application/octet-stream",
+            )
+        },
+    }
+
+
+def _operation(
+    summary: str,
+    status: int,
+    answer: type | None,
+    body: type | None = None,
+    signed: bool = False,
+    media: str = "application/json",
+    parameters: list[dict[str, Any]] | None = None,
+) -> dict[str, Any]:
+    headers = [_parameter(H_PROTO, "header", "Major version of the protocol", f"^{PROTOCOL_VERSION}$")]
+    if signed:
+        headers += [_parameter(name, "header", text) for name, text in _SIGNED.items()]
+    done: dict[str, Any] = {"description": HTTPStatus(status).phrase}
+    if answer is not None:
+        done["content"] = {media: {"schema": _ref(answer)}}
+    operation: dict[str, Any] = {
+        "summary": summary,
+        "parameters": [*(parameters or []), *headers],
+        "responses": {str(status): done, "default": _problem()},
+    }
+    if body is not None:
+        operation["requestBody"] = {"required": True, "content": {media: {"schema": _ref(body)}}}
+    return operation
+
+
+def _admin(
+    summary: str, answer: dict[str, Any], body: type | None = None, media: str = "application/json"
+) -> dict[str, Any]:
+    operation: dict[str, Any] = {
+        "summary": summary,
+        "description": "Loopback only.",
+        "security": [{"admin": []}],
+        "responses": {"200": {"description": "OK", "content": {media: {"schema": answer}}}, "default": _problem()},
+    }
+    if body is not None:
+        operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": _ref(body)}}}
+    return operation
+
+
+def _plain(summary: str, content: dict[str, Any]) -> dict[str, Any]:
+    return {"summary": summary, "responses": {"200": {"description": "OK", "content": content}, "default": _problem()}}
+
+
+def _problem() -> dict[str, Any]:
+    return {"description": "Problem details", "content": {PROBLEM_TYPE: {"schema": _ref(Problem)}}}
+
+
+def _parameter(name: str, place: str, text: str, pattern: str = "") -> dict[str, Any]:
+    schema = {"type": "string"} | ({"pattern": pattern} if pattern else {})
+    return {"name": name, "in": place, "required": True, "description": text, "schema": schema}
+
+
+def _ref(kind: type) -> dict[str, str]:
+    return {"$ref": f"#/components/schemas/{kind.__name__}"}
+
+
+def rendered() -> str:
+    """The committed file's text."""
+    return json.dumps(document(), indent=1, ensure_ascii=False) + "\n"
+
+
+if __name__ == "__main__":
+    print(rendered(), end="")

@@ -1,0 +1,104 @@
+"""One round: judge an upload, say what became of it. Between the two the store exchanges."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+
+from sapo_swarm.coordinator.apply import Judged, Rules, judge
+from sapo_swarm.coordinator.limits import next_in_s
+from sapo_swarm.coordinator.metrics import Metrics
+from sapo_swarm.coordinator.settings import CoordinatorSettings
+from sapo_swarm.coordinator.store.base import MINUTE, WINDOW_MINUTES, Entry, Exchange, Exchanged
+from sapo_swarm.identity import Signed
+from sapo_swarm.wire import GroupResult, Receipt, RoundReply, SignedGroup, Upload, encode, group_id
+
+BUSY_IN_FLIGHT = 16
+"""Requests served at once from which on signatures of groups are checked by sample."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rounds:
+    """clock: Unix time. rng: jitter and the choice of samples."""
+
+    settings: CoordinatorSettings
+    rules: Rules
+    metrics: Metrics
+    clock: Callable[[], float]
+    rng: random.Random
+
+    def _verdicts(self, node: str, key: bytes, groups: tuple[SignedGroup, ...], now: float) -> list[Judged]:
+        """Judge an upload. Under load one signature of it is checked, and all if that one is false.
+
+        Receivers check every signature anyway, and the request's own covers the body: this keeps the pool clean.
+        """
+        spot = self.rng.randrange(len(groups)) if groups and self.metrics.in_flight > BUSY_IN_FLIGHT else -1
+        if spot >= 0 and judge(groups[spot], node, key, self.rules, now).reason == "signature":
+            spot = -1
+        return [
+            judge(group, node, key, self.rules, now, check_signature=spot == -1) for place, group in enumerate(groups)
+        ]
+
+    def judged(self, signed: Signed, member_key: bytes, round_id: str, upload: Upload) -> tuple[Exchange, list[str]]:
+        """What goes to the store, and for each group "" or the reason it does not."""
+        now = self.clock()
+        entries: list[Entry] = []
+        reasons: list[str] = []
+        counts: dict[str, float] = {}
+        for group, judged in zip(
+            upload.groups, self._verdicts(signed.node, member_key, upload.groups, now), strict=True
+        ):
+            reasons.append(judged.reason)
+            if judged.body is None:
+                key = f"x/{judged.reason}"
+            else:
+                key = f"t/{judged.body.ref.dataset}"
+                entries.append(Entry(group_id(group.body), judged.content, signed.node, msgspec.msgpack.encode(group)))
+            counts[key] = counts.get(key, 0.0) + 1
+        if upload.reward_local is not None:
+            counts |= {"reward_sum": upload.reward_local, "reward_n": 1.0}
+        exchange = Exchange(
+            node=signed.node,
+            nonce=signed.nonce,
+            round_id=round_id,
+            entries=tuple(entries),
+            want=upload.want,
+            have=frozenset(upload.have),
+            now=now,
+            counts=counts,
+        )
+        return exchange, reasons
+
+    def reply(self, reasons: list[str], done: Exchanged, rounds_per_s: float) -> bytes:
+        """The packed RoundReply; counts what it tells."""
+        stored = iter(done.stored)
+        results = tuple(_result(reason or ("" if next(stored) else "duplicate")) for reason in reasons)
+        for result in results:
+            if result.accepted:
+                self.metrics.accepted += 1
+            else:
+                self.metrics.refused[result.reason] += 1
+        self.metrics.sampled += len(done.sample)
+        reply = RoundReply(
+            results=results,
+            sample=[msgspec.Raw(blob) for blob in done.sample],
+            receipts=tuple(Receipt(node=node, count=n) for node, n in list(done.receipts.items())[:64]),
+            uptake=done.uptake,
+            mine=done.mine,
+            total=done.total,
+            window_s=float(MINUTE * WINDOW_MINUTES),
+            nodes=done.nodes,
+            rounds_per_s=round(rounds_per_s, 3),
+            pool=done.pool,
+            next_in_s=next_in_s(done.nodes, self.settings.target_rounds_per_s, self.settings.round_every_s, self.rng),
+        )
+        body = encode(reply)
+        self.metrics.bytes_out += len(body)
+        return body
+
+
+def _result(reason: str) -> GroupResult:
+    return GroupResult(accepted=not reason, reason=reason)

@@ -1,0 +1,316 @@
+"""The coordinator's HTTP surface, API v1: stateless handlers over a Store.
+
+Order of a signed request: protocol, rate of the address, room (in flight), body within time and size, clock,
+membership, signature, rate of the node, nonce. Only what passed all of it is counted against a node.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+import msgspec
+from aiohttp import hdrs, web
+
+from sapo_swarm.coordinator.apply import Rules
+from sapo_swarm.coordinator.limits import Buckets, jittered, prefix_of
+from sapo_swarm.coordinator.metrics import Metrics
+from sapo_swarm.coordinator.problems import Refusal
+from sapo_swarm.coordinator.requests import (
+    check_protocol,
+    check_signature,
+    client_address,
+    read_body,
+    read_signature,
+)
+from sapo_swarm.coordinator.rounds import Rounds
+from sapo_swarm.coordinator.settings import CoordinatorSettings
+from sapo_swarm.coordinator.store.base import (
+    INVITE_OK,
+    SWARM_FULL,
+    Member,
+    Standing,
+    Store,
+    StoreUnavailable,
+    SwarmRecord,
+)
+from sapo_swarm.coordinator.views import leaderboard, rounds_per_s
+from sapo_swarm.identity import Signed, node_id
+from sapo_swarm.invite import token_hash
+from sapo_swarm.safe_text import safe_text
+from sapo_swarm.types import GENERATOR_VERSION, PROTOCOL_VERSION
+from sapo_swarm.wire import (
+    H_PROTO,
+    H_TIME,
+    MEDIA_TYPE,
+    JoinRequest,
+    Limits,
+    SwarmInfo,
+    Upload,
+    WireError,
+    decode,
+    digest,
+    unpack_json,
+)
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+T = TypeVar("T")
+log = logging.getLogger("sapo.coordinator")
+MIN_CLIENT = "0.1.0"
+STANDING_ROWS = 100
+STANDING_TTL_S = 2.0
+MAX_JSON = 16 * 1024
+
+
+class Coordinator:
+    """Handlers of one process. clock: Unix time; rng: jitter only. Both are passed in for tests."""
+
+    def __init__(
+        self,
+        settings: CoordinatorSettings,
+        store: Store,
+        swarm: SwarmRecord,
+        clock: Callable[[], float] = time.time,
+        rng: random.Random | None = None,
+    ) -> None:
+        self.settings = settings
+        self.store = store
+        self.swarm = swarm
+        self.clock = clock
+        self.rng = rng or random.Random()
+        self.metrics = Metrics()
+        self.stopping = False
+        self.epoch = int(clock())
+        self.limits = Limits(
+            round_every_s=settings.round_every_s, round_burst=settings.round_burst, group_age_s=settings.group_life_s
+        )
+        self.rules = Rules(
+            swarm=swarm.swarm,
+            tasks=frozenset(settings.tasks),
+            presets=frozenset(settings.presets),
+            generator=GENERATOR_VERSION,
+            max_age_s=settings.group_life_s,
+            max_future_s=self.limits.clock_skew_s,
+        )
+        self.rounds = Rounds(settings, self.rules, self.metrics, clock, self.rng)
+        self._nodes = Buckets(1.0 / settings.round_every_s, settings.round_burst)
+        self._prefixes = Buckets(settings.prefix_per_s, 2 * settings.prefix_per_s)
+        self._joins = Buckets(settings.joins_per_s, 40 * settings.joins_per_s)
+        self.standing_ttl_s = STANDING_TTL_S
+        self._standing: tuple[float, Standing] | None = None
+        self._standing_lock = asyncio.Lock()
+
+    def application(self) -> web.Application:
+        app = web.Application(middlewares=[self._shell])
+        app.router.add_get("/v1/swarm", self.get_swarm)
+        app.router.add_post("/v1/join", self.post_join)
+        app.router.add_put("/v1/rounds/{id}", self.put_round)
+        app.router.add_get("/v1/leaderboard", self.get_leaderboard)
+        app.router.add_post("/v1/leave", self.post_leave)
+        app.router.add_get("/healthz", self.get_healthz)
+        app.router.add_get("/readyz", self.get_readyz)
+        app.router.add_get("/metrics", self.get_metrics)
+        return app
+
+    # Around every request
+
+    @web.middleware
+    async def _shell(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        started = time.perf_counter()
+        self.metrics.in_flight += 1
+        try:
+            response = await self._guarded(request, handler)
+        finally:
+            self.metrics.in_flight -= 1
+        resource = request.match_info.route.resource
+        route = resource.canonical if resource is not None else "other"
+        self.metrics.served(route, response.status, time.perf_counter() - started)
+        return response
+
+    async def _guarded(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        try:
+            self._admit_request(request)
+            response = await handler(request)
+        except Refusal as refusal:
+            response = refusal.response()
+        except web.HTTPException as error:
+            response = _http_refusal(error).response()
+        except StoreUnavailable as error:
+            log.warning("store: %s", error)
+            response = self.busy("store_down", "The store does not answer.", 2.0).response()
+        except Exception:
+            log.exception("unexpected error in %s", request.method)
+            response = Refusal("internal", "The coordinator failed; its log says why.").response()
+        if not response.prepared:
+            response.headers.update({H_PROTO: str(PROTOCOL_VERSION), H_TIME: str(int(self.clock() * 1000))})
+            response.headers.setdefault("Cache-Control", "no-store")
+            response.headers["X-Content-Type-Options"] = "nosniff"
+        return response
+
+    def _admit_request(self, request: web.Request) -> None:
+        if self.stopping:
+            raise self.busy("stopping", "The coordinator is shutting down.", 5.0)
+        prefix = prefix_of(client_address(request, self.settings.trust_proxy))
+        wait = self._prefixes.take(prefix, time.monotonic()) if prefix else 0.0
+        if wait:
+            raise self.busy("rate_limited", "Too many requests from this network.", wait)
+        if self.metrics.in_flight > self.settings.in_flight:
+            raise self.busy("busy", "The coordinator serves as many requests as it can.", 1.0)
+
+    def busy(self, code: str, detail: str, wait_s: float) -> Refusal:
+        wait = jittered(wait_s, self.rng)
+        return Refusal(code, f"{detail} Come again in {wait:.1f} s.", wait)
+
+    async def authenticated(self, request: web.Request, body: bytes) -> tuple[Signed, Member]:
+        """The member that signed this request. Raises Refusal. The nonce is not yet used."""
+        signed = read_signature(request)
+        member = await self.store.member(signed.node)
+        if member is None:
+            raise Refusal("unknown_node", "This node has not joined the swarm: join it with an invite.")
+        now = self.clock()
+        check_signature(request, signed, member.key, self.swarm.swarm, body, now, self.limits.clock_skew_s)
+        if member.banned:
+            raise Refusal("banned", f"This node was banned from the swarm: {member.banned}.")
+        wait = self._nodes.take(signed.node, time.monotonic())
+        if wait:
+            raise self.busy("rate_limited", f"One round every {self.settings.round_every_s:g} s.", wait)
+        return signed, member
+
+    # API v1
+
+    async def get_swarm(self, request: web.Request) -> web.Response:
+        check_protocol(request)
+        standing = await self.standing()
+        return _json(
+            SwarmInfo(
+                swarm=self.swarm.swarm,
+                name=safe_text(self.swarm.name, 40, lines=False),
+                protocol=PROTOCOL_VERSION,
+                open=self.swarm.open,
+                tasks=self.settings.tasks,
+                presets=self.settings.presets,
+                generator=GENERATOR_VERSION,
+                shards=1,
+                epoch=self.epoch,
+                share_fraction=self.settings.share_fraction,
+                min_client=MIN_CLIENT,
+                limits=self.limits,
+                nodes=standing.nodes,
+                time=self.clock(),
+            )
+        )
+
+    async def post_join(self, request: web.Request) -> web.Response:
+        check_protocol(request)
+        prefix = prefix_of(client_address(request, self.settings.trust_proxy))
+        wait = self._joins.take(prefix, time.monotonic()) if prefix else 0.0
+        if wait:
+            raise self.busy("rate_limited", "Too many nodes join from this network.", wait)
+        body = await read_body(request, self.settings.body_s, MAX_JSON)
+        signed = read_signature(request)
+        asked = _parsed(unpack_json, body, JoinRequest)
+        key, now = bytes.fromhex(asked.key), self.clock()
+        if node_id(key) != signed.node:
+            raise Refusal("bad_signature", "The node id does not belong to this key.")
+        check_signature(request, signed, key, self.swarm.swarm, body, now, self.limits.clock_skew_s)
+        if safe_text(asked.name, lines=False) != asked.name:
+            raise Refusal("bad_name", "The name holds control or private characters.")
+        if not await self.store.use_nonce(signed.nonce, now):
+            raise Refusal("replayed", "This request was seen before.")
+        invite = "" if self.swarm.open and not asked.invite else token_hash(asked.invite)
+        member = Member(node=signed.node, key=key, name=asked.name, model=asked.model, joined=now, invite=invite)
+        verdict = await self.store.admit(member, now)
+        if verdict == SWARM_FULL:
+            raise self.busy("full", "This swarm admits no more nodes.", 600.0)
+        if verdict != INVITE_OK:
+            raise Refusal(
+                f"invite_{verdict}", f"The invite is {verdict.replace('_', ' ')}: ask the host for a new one."
+            )
+        return await self.get_swarm(request)
+
+    async def put_round(self, request: web.Request) -> web.Response:
+        check_protocol(request)
+        if request.content_type != MEDIA_TYPE:
+            raise Refusal("unsupported_media", f"A round is sent as {MEDIA_TYPE}.")
+        body = await read_body(request, self.settings.body_s)
+        self.metrics.bytes_in += len(body)
+        round_id = request.match_info["id"]
+        if round_id != digest(body):
+            raise Refusal("body_mismatch", "The path must name the SHA-256 of the body.")
+        signed, member = await self.authenticated(request, body)
+        upload = _parsed(decode, body, Upload)
+        exchange, reasons = self.rounds.judged(signed, member.key, round_id, upload)
+        done = await self.store.exchange(exchange)
+        if done.replayed:
+            raise Refusal("replayed", "This request was seen before: sign each attempt anew.")
+        reply = self.rounds.reply(reasons, done, rounds_per_s(await self.standing(), self.clock()))
+        return web.Response(body=reply, content_type=MEDIA_TYPE)
+
+    async def get_leaderboard(self, request: web.Request) -> web.Response:
+        check_protocol(request)
+        return _json(leaderboard(await self.standing(), self.clock()))
+
+    async def post_leave(self, request: web.Request) -> web.Response:
+        check_protocol(request)
+        body = await read_body(request, self.settings.body_s, MAX_JSON)
+        signed, _ = await self.authenticated(request, body)
+        if not await self.store.use_nonce(signed.nonce, self.clock()):
+            raise Refusal("replayed", "This request was seen before.")
+        await self.store.leave(signed.node)
+        return web.Response(status=204)
+
+    # For machines that watch machines
+
+    async def get_healthz(self, request: web.Request) -> web.Response:
+        return web.Response(text="ok\n")
+
+    async def get_readyz(self, request: web.Request) -> web.Response:
+        async with asyncio.timeout(2.0):
+            await self.store.ping()
+        return web.Response(text="ready\n")
+
+    async def get_metrics(self, request: web.Request) -> web.Response:
+        self.require_loopback(request)
+        standing = await self.standing()
+        return web.Response(text=self.metrics.text(standing.pool, standing.nodes))
+
+    def require_loopback(self, request: web.Request) -> None:
+        """Raises Refusal unless the peer itself (no proxy) is on this machine."""
+        if prefix_of(request.remote or "invalid") or "X-Forwarded-For" in request.headers:
+            raise Refusal("loopback_only", "This is answered on the host itself only.")
+
+    async def standing(self) -> Standing:
+        """The store's counters, at most standing_ttl_s old."""
+        now = time.monotonic()
+        if self._standing is None or now - self._standing[0] >= self.standing_ttl_s:
+            async with self._standing_lock:
+                if self._standing is None or time.monotonic() - self._standing[0] >= self.standing_ttl_s:
+                    fresh = await self.store.standing(self.clock(), STANDING_ROWS)
+                    self._standing = time.monotonic(), fresh
+        return self._standing[1]
+
+
+def _json(message: msgspec.Struct) -> web.Response:
+    return web.Response(body=msgspec.json.encode(message), content_type="application/json")
+
+
+def _parsed(parse: Callable[[bytes, type[T]], T], body: bytes, kind: type[T]) -> T:
+    try:
+        return parse(body, kind)
+    except WireError as error:
+        raise Refusal(error.code, str(error)) from error
+
+
+def _http_refusal(error: web.HTTPException) -> Refusal:
+    """What the router refused, in our own words."""
+    codes = {404: "not_found", 405: "method_not_allowed", 413: "too_large", 417: "expectation_failed"}
+    code = codes.get(error.status, "malformed" if error.status < 500 else "internal")
+    details = {
+        "not_found": "There is nothing here.",
+        "method_not_allowed": f"Allowed: {error.headers.get(hdrs.ALLOW, 'nothing')}.",
+    }
+    return Refusal(code, details.get(code, error.reason))

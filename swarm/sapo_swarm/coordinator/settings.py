@@ -1,0 +1,54 @@
+"""What a person may set about a coordinator: one documented schema for CLI flags, docs and tests."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from sapo_swarm.invite import DEFAULT_PORT
+from sapo_swarm.tasks.catalogue import CATALOGUE
+
+PRESETS = tuple(sorted({preset for presets in CATALOGUE.values() for preset in presets}))
+
+
+def _doc(text: str, **limits: float) -> Meta:
+    meta: Meta = Meta(description=text, **limits)  # type: ignore[call-overload]
+    return meta
+
+
+class CoordinatorSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """How a swarm is hosted."""
+
+    host: Annotated[str, _doc("Address to listen on; 0.0.0.0 or :: for all. Loopback speaks plain HTTP")] = "127.0.0.1"
+    port: Annotated[int, _doc("TCP port; 0 picks a free one", ge=0, le=65535)] = DEFAULT_PORT
+    tls: Annotated[bool, _doc("Encrypt on loopback too (elsewhere it always is)")] = False
+    store: Annotated[str, _doc("sqlite:PATH, redis://host:port/db or valkey://host:port/db")] = "sqlite:swarm.sqlite"
+    folder: Annotated[str, _doc("Where the admin key lies; empty: beside the SQLite file, or the current folder")] = ""
+    name: Annotated[str, _doc("The swarm's name, as members see it")] = "swarm"
+    open: Annotated[bool, _doc("Anyone may join without an invite: nobody in it is trusted")] = False
+    tasks: Annotated[tuple[str, ...], _doc("Tasks whose groups are accepted")] = tuple(CATALOGUE)
+    presets: Annotated[tuple[str, ...], _doc("Difficulties that are accepted")] = PRESETS
+    share_fraction: Annotated[float, _doc("Part of its groups a node is asked to share", gt=0.0, le=1.0)] = 1.0
+
+    invite_hours: Annotated[float, _doc("Life of the first invite, in hours; 0: for ever", ge=0.0)] = 168.0
+    invite_uses: Annotated[int, _doc("Nodes the first invite admits; 0: any number", ge=0)] = 0
+
+    round_every_s: Annotated[float, _doc("Seconds between a node's rounds, on average", gt=0.0)] = 5.0
+    round_burst: Annotated[int, _doc("Rounds a node may send at once", ge=1)] = 3
+    prefix_per_s: Annotated[float, _doc("Requests a second from one /24 or /64 (loopback is exempt)", gt=0.0)] = 50.0
+    joins_per_s: Annotated[float, _doc("Joins a second from one /24 or /64 (loopback is exempt)", gt=0.0)] = 0.5
+    members: Annotated[int, _doc("Nodes a swarm admits in all", ge=1)] = 200_000
+    in_flight: Annotated[int, _doc("Requests served at once; more are told to come again", ge=1)] = 512
+    connections: Annotated[int, _doc("Open connections at most", ge=1)] = 20_000
+    target_rounds_per_s: Annotated[float, _doc("Load at which nodes are asked to slow down", gt=0.0)] = 400.0
+    idle_s: Annotated[float, _doc("Seconds a connection may stay silent", gt=0.0)] = 75.0
+    body_s: Annotated[float, _doc("Seconds in which a request must have arrived", gt=0.0)] = 10.0
+
+    pool_groups: Annotated[int, _doc("Live groups kept", ge=1)] = 65_536
+    pool_bytes: Annotated[int, _doc("Bytes of live groups kept", ge=2**20)] = 256 * 2**20
+    groups_per_node: Annotated[int, _doc("Live groups of one node; its newest replaces its oldest", ge=1)] = 8
+    group_life_s: Annotated[float, _doc("Seconds a group stays in the pool", gt=0.0)] = 900.0
+    page: Annotated[bool, _doc("Serve the status page to everybody who can reach the port")] = True
+    trust_proxy: Annotated[bool, _doc("Take the client's address from X-Forwarded-For of a proxy on loopback")] = False

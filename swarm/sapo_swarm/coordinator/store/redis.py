@@ -1,0 +1,163 @@
+"""The shared store: Redis or Valkey >= 7.0, so that several coordinators can serve one swarm.
+
+A ring of keys with lifetimes: an exchange is one Lua call, a sample one MGET of random slots (more while the ring is
+thin), its credit one more call. Nothing scans. The server's own maxmemory bounds bytes; with `appendonly yes` and
+`appendfsync everysec` an acknowledged group survives what SQLite's would.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sapo_swarm.coordinator.ring import within_budget
+from sapo_swarm.coordinator.store import redis_scripts as scripts
+from sapo_swarm.coordinator.store.base import (
+    ACTIVE_S,
+    MINUTE,
+    WINDOW_MINUTES,
+    Entry,
+    Exchange,
+    Exchanged,
+    Standing,
+    StandingRow,
+)
+from sapo_swarm.coordinator.store.redis_registry import RedisRegistry, member_of, pack, reaching, read
+
+SMALL_RING = 64
+"""A ring so small is read whole."""
+MAX_READS = 8
+"""MGETs for one sample at most."""
+
+
+class RedisStore(RedisRegistry):
+    """A Store; see the module."""
+
+    # The hot path
+
+    async def use_nonce(self, nonce: str, now: float) -> bool:
+        life = int(self.limits.nonces_kept_s * 1000)
+        async with reaching():
+            return bool(await self._server.set(self._key("nonce:", nonce), b"1", nx=True, px=life))
+
+    async def exchange(self, exchange: Exchange) -> Exchanged:
+        async with reaching():
+            await self._prune_if_due(exchange.now)
+            reply = await self._run(scripts.EXCHANGE, "age", *self._arguments(exchange))
+            if reply[0]:
+                return Exchanged(replayed=True)
+            _, bits, uptake, receipts, mine, total, nodes, pool, head = reply
+            sample = await self._sample(exchange, head) if exchange.want else []
+            if sample:
+                drawn = [entry.node for entry in sample]
+                arguments = [exchange.node, int(exchange.now) // MINUTE, *drawn]
+                await self._run(scripts.CREDIT, "uptake", *arguments)
+        return Exchanged(
+            stored=tuple(bit == 49 for bit in bits),  # b"1"
+            sample=tuple(entry.blob for entry in sample),
+            uptake=uptake,
+            receipts={receipts[i].decode(): int(receipts[i + 1]) for i in range(0, len(receipts), 2)},
+            mine=int(float(mine)),
+            total=int(total),
+            nodes=nodes,
+            pool=pool,
+        )
+
+    async def leave(self, node: str) -> int:
+        async with reaching():
+            return int(await self._run(scripts.DROP_NODE, f"own:{node}", node))
+
+    async def standing(self, now: float, limit: int) -> Standing:
+        newest = int(now) // MINUTE
+        span = range(newest - WINDOW_MINUTES + 1, newest + 1)
+        async with reaching():
+            await self._prune_if_due(now)
+            async with self._server.pipeline(transaction=False) as pipe:
+                pipe.zrevrange(self._key("groups"), 0, limit - 1, withscores=True)
+                pipe.get(self._key("total"))
+                pipe.zcount(self._key("seen"), now - ACTIVE_S, "+inf")
+                pipe.hlen(self._key("members"))
+                pipe.zcount(self._key("age"), now - self.limits.lifetime_s, "+inf")
+                for minute in span:
+                    pipe.hgetall(self._key("min:", minute))
+                top, total, nodes, members, pool, *minutes = await pipe.execute()
+            rows = await self._rows([(node.decode(), int(groups)) for node, groups in top])
+        return Standing(
+            rows=rows,
+            total=int(total or 0),
+            nodes=nodes,
+            members=members,
+            pool=pool,
+            minutes={
+                minute: {key.decode(): float(value) for key, value in counts.items()}
+                for minute, counts in zip(span, minutes, strict=True)
+                if counts
+            },
+        )
+
+    async def _rows(self, top: list[tuple[str, int]]) -> tuple[StandingRow, ...]:
+        if not top:
+            return ()
+        nodes = [node for node, _ in top]
+        async with self._server.pipeline(transaction=False) as pipe:
+            pipe.hmget(self._key("members"), nodes)
+            pipe.hmget(self._key("banned"), nodes)
+            pipe.hmget(self._key("drawn"), nodes)
+            pipe.zmscore(self._key("seen"), nodes)
+            members, banned, drawn, seen = await pipe.execute()
+        return tuple(
+            StandingRow(member=member_of(raw, ban), groups=groups, drawn=int(times or 0), seen=at or 0.0)
+            for (_, groups), raw, ban, times, at in zip(top, members, banned, drawn, seen, strict=True)
+            if raw is not None
+        )
+
+    def _arguments(self, exchange: Exchange) -> list[Any]:
+        arguments: list[Any] = [
+            exchange.now,
+            exchange.node,
+            exchange.nonce,
+            int(self.limits.nonces_kept_s * 1000),
+            exchange.round_id,
+            int(self.limits.rounds_kept_s * 1000),
+            self.limits.per_node,
+            self.limits.capacity,
+            int(self.limits.lifetime_s * 1000),
+            int(exchange.now) // MINUTE,
+            len(exchange.counts),
+        ]
+        for key, value in exchange.counts.items():
+            arguments += [key, value]
+        arguments.append(len(exchange.entries))
+        for entry in exchange.entries:
+            arguments += [entry.content, pack(entry)]
+        return [*arguments, ACTIVE_S]
+
+    async def _sample(self, exchange: Exchange, head: int) -> list[Entry]:
+        """Uniform over live slots: random slots without replacement until enough sources are found."""
+        taken: dict[str, Entry] = {}
+        tried: set[int] = set()
+        for _ in range(MAX_READS):
+            missing = exchange.want - len(taken)
+            size = min(head - len(tried), head if head <= SMALL_RING else missing + 3)
+            if missing <= 0 or size <= 0:
+                break
+            slots: list[int] = []
+            while len(slots) < size:
+                slot = int(self._rng.random() * head)
+                if slot not in tried:
+                    tried.add(slot)
+                    slots.append(slot)
+            for raw in await self._server.mget([self._key("slot:", slot) for slot in slots]):
+                entry = None if raw is None else read(raw, Entry)
+                if entry is None or entry.node == exchange.node or entry.id in exchange.have:
+                    continue
+                if len(taken) < exchange.want:
+                    taken.setdefault(entry.node, entry)
+        return within_budget(taken.values())
+
+    async def _prune_if_due(self, now: float) -> None:
+        """Take minutes that left the window out of its totals; the first coordinator to come does it for all."""
+        edge = int(now) // MINUTE - WINDOW_MINUTES
+        if edge > self._pruned:
+            self._pruned = edge
+            oldest = edge - WINDOW_MINUTES // 2  # older minutes may have expired themselves: count anew
+            await self._run(scripts.PRUNE, "pruned", edge, oldest)

@@ -1,0 +1,244 @@
+"""The Redis store's connection, and what it keeps for long: the swarm, its invites and members."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import random
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import msgspec
+from redis.asyncio import BlockingConnectionPool, Redis
+from redis.exceptions import RedisError
+
+from sapo_swarm.coordinator.store import redis_scripts as scripts
+from sapo_swarm.coordinator.store.base import (
+    INVITE_OK,
+    InviteRecord,
+    Member,
+    PoolLimits,
+    StoreFormat,
+    StoreUnavailable,
+    SwarmRecord,
+)
+
+log = logging.getLogger("sapo.coordinator")
+TIMEOUT_S = 2.0
+CONNECTIONS = 64
+
+
+class RedisRegistry:
+    """url: redis://host:port/db (rediss:// for TLS). namespace and shard make the hash tag."""
+
+    def __init__(
+        self,
+        url: str,
+        limits: PoolLimits | None = None,
+        rng: random.Random | None = None,
+        namespace: str = "sapo",
+        shard: int = 0,
+    ) -> None:
+        self.limits = limits or PoolLimits()
+        self.prefix = f"{{{namespace}.{shard}}}:"
+        self._rng = rng or random.Random()
+        self._url = url
+        self._redis: Redis | None = None
+        self._pruned = 0
+
+    async def open(self) -> None:
+        """Raises StoreUnavailable, StoreFormat (too old a server)."""
+        pool = BlockingConnectionPool.from_url(
+            self._url,
+            max_connections=CONNECTIONS,
+            timeout=TIMEOUT_S,
+            socket_timeout=TIMEOUT_S,
+            socket_connect_timeout=TIMEOUT_S,
+        )
+        redis = self._redis = Redis(connection_pool=pool)
+        try:
+            async with reaching():
+                info: dict[str, Any] = await redis.info()
+            if int(str(info.get("redis_version", "0")).split(".")[0]) < 7:
+                raise StoreFormat(f"The server speaks Redis {info.get('redis_version')}; 7.0 or Valkey is needed.")
+        except BaseException:
+            await self.close()
+            raise
+        if not info.get("aof_enabled"):
+            log.warning("This server keeps no append-only file: a crash of it loses members and invites.")
+
+    async def close(self) -> None:
+        if self._redis is not None:
+            await self._redis.aclose(close_connection_pool=True)
+            self._redis = None
+
+    async def ping(self) -> None:
+        async with reaching():
+            await self._server.ping()
+
+    # The swarm, its invites and members
+
+    async def swarm(self) -> SwarmRecord | None:
+        async with reaching():
+            raw = await self._server.get(self._key("swarm"))
+        return None if raw is None else read(raw, SwarmRecord)
+
+    async def found(self, record: SwarmRecord) -> SwarmRecord:
+        async with reaching():
+            await self._server.set(self._key("swarm"), pack(record), nx=True)
+            await self._replicated()
+        kept = await self.swarm()
+        assert kept is not None
+        return kept
+
+    async def rename(self, record: SwarmRecord) -> None:
+        async with reaching():
+            await self._server.set(self._key("swarm"), pack(record))
+            await self._replicated()
+
+    async def add_invite(self, invite: InviteRecord) -> None:
+        async with reaching(), self._server.pipeline(transaction=True) as pipe:
+            self._put_invite(pipe, invite)
+            await pipe.execute()
+            await self._replicated()
+
+    async def invites(self) -> list[InviteRecord]:
+        async with reaching():
+            hashes = sorted(hash.decode() for hash in await wait(self._server.smembers(self._key("invites"))))
+            async with self._server.pipeline(transaction=False) as pipe:
+                for hash in hashes:
+                    pipe.hgetall(self._key("invite:", hash))
+                rows = await pipe.execute()
+        invites = [_invite(hash, row) for hash, row in zip(hashes, rows, strict=True)]
+        return sorted(invites, key=lambda invite: invite.created)
+
+    async def revoke_invite(self, hash: str) -> list[str]:
+        async with reaching():
+            if not await self._server.exists(self._key("invite:", hash)):
+                return []
+            await wait(self._server.hset(self._key("invite:", hash), "revoked", "1"))
+            nodes = sorted(node.decode() for node in await wait(self._server.smembers(self._key("by:", hash))))
+        for node in nodes:
+            await self.ban(node, "invite revoked")
+        return nodes
+
+    async def admit(self, member: Member, now: float) -> str:
+        async with reaching():
+            swarm = await self.swarm()
+            is_open = "1" if swarm is not None and swarm.open else "0"
+            arguments = [now, member.node, member.invite, is_open, pack(member), self.limits.members]
+            verdict = (await self._run(scripts.ADMIT, "members", *arguments)).decode()
+            if verdict == "known":
+                known = await self.member(member.node)
+                assert known is not None
+                kept = msgspec.structs.replace(known, name=member.name, model=member.model, banned="")
+                await wait(self._server.hset(self._key("members"), member.node, pack(kept)))
+                verdict = INVITE_OK
+            await self._replicated()
+        return str(verdict)
+
+    async def member(self, node: str) -> Member | None:
+        async with reaching(), self._server.pipeline(transaction=False) as pipe:
+            pipe.hget(self._key("members"), node)
+            pipe.hget(self._key("banned"), node)
+            raw, banned = await pipe.execute()
+        return None if raw is None else member_of(raw, banned)
+
+    async def members(self) -> list[Member]:
+        async with reaching():
+            rows = await wait(self._server.hgetall(self._key("members")))
+            banned = await wait(self._server.hgetall(self._key("banned")))
+        return [member_of(raw, banned.get(node)) for node, raw in rows.items()]
+
+    async def ban(self, node: str, reason: str) -> bool:
+        async with reaching():
+            if not await wait(self._server.hexists(self._key("members"), node)):
+                return False
+            if reason:
+                await wait(self._server.hset(self._key("banned"), node, reason))
+            else:
+                await wait(self._server.hdel(self._key("banned"), node))
+            await self._run(scripts.DROP_NODE, f"own:{node}", node)
+            await self._replicated()
+        return True
+
+    async def restore(self, members: Sequence[Member], invites: Sequence[InviteRecord]) -> None:
+        async with reaching(), self._server.pipeline(transaction=True) as pipe:
+            for invite in invites:
+                self._put_invite(pipe, invite)
+            for member in members:
+                pipe.hset(self._key("members"), member.node, pack(member))
+                if member.banned:
+                    pipe.hset(self._key("banned"), member.node, member.banned)
+                if member.invite:
+                    pipe.sadd(self._key("by:", member.invite), member.node)
+            await pipe.execute()
+            await self._replicated()
+
+    async def _replicated(self) -> None:
+        """Where there is a replica, wait until it has the write (at most a second)."""
+        info: dict[str, Any] = await self._server.info("replication")
+        if info.get("connected_slaves"):
+            await wait(self._server.wait(1, 1000))
+
+    def _put_invite(self, pipe: Any, invite: InviteRecord) -> None:
+        fields = msgspec.structs.asdict(invite)
+        hash = fields.pop("hash")
+        pipe.hset(self._key("invite:", hash), mapping={**fields, "revoked": int(invite.revoked)})
+        pipe.sadd(self._key("invites"), hash)
+
+    def _key(self, *parts: object) -> str:
+        return self.prefix + "".join(map(str, parts))
+
+    async def _run(self, script: str, key: str, *arguments: Any) -> Any:
+        """Run one of redis_scripts; `key` tells a cluster where."""
+        return await self._server.register_script(script)(keys=[self._key(key)], args=[self.prefix, *arguments])
+
+    @property
+    def _server(self) -> Redis:
+        if self._redis is None:
+            raise StoreUnavailable("The store is closed.")
+        return self._redis
+
+
+@contextlib.asynccontextmanager
+async def reaching() -> AsyncIterator[None]:
+    """Whatever goes wrong on the way is StoreUnavailable."""
+    try:
+        yield
+    except (TimeoutError, RedisError, OSError) as error:
+        raise StoreUnavailable(f"Redis does not answer: {type(error).__name__}: {error}") from error
+
+
+async def wait(reply: Any) -> Any:
+    """redis-py types its asynchronous commands as `Awaitable | value`."""
+    return await reply
+
+
+def pack(record: msgspec.Struct) -> bytes:
+    return msgspec.msgpack.encode(record)
+
+
+def read(raw: bytes | str, kind: Any) -> Any:
+    try:
+        return msgspec.msgpack.decode(raw.encode() if isinstance(raw, str) else raw, type=kind)
+    except msgspec.MsgspecError as error:
+        raise StoreFormat(f"The store holds a {kind.__name__} that does not read: {error}.") from error
+
+
+def member_of(raw: bytes, banned: bytes | None) -> Member:
+    member: Member = read(raw, Member)
+    return msgspec.structs.replace(member, banned=(banned or b"").decode())
+
+
+def _invite(hash: str, row: dict[bytes, bytes]) -> InviteRecord:
+    text = {key.decode(): value.decode() for key, value in row.items()}
+    return InviteRecord(
+        hash=hash,
+        label=text["label"],
+        created=float(text["created"]),
+        expires=float(text["expires"]),
+        max_uses=int(text["max_uses"]),
+        uses=int(text["uses"]),
+        revoked=text["revoked"] == "1",
+    )

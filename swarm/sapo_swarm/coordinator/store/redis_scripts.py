@@ -1,0 +1,164 @@
+"""The steps of the Redis store that must be one: Lua, run by the server.
+
+All keys begin with ARGV[1], which holds the shard's hash tag, so a cluster keeps them on one node.
+
+    nonce:N, round:ID   seen requests and rounds, with a lifetime
+    slot:I              a group of the ring as msgpack Entry, with a lifetime; meta I -> "NODE CONTENT"
+    age                 slot numbers by the time they were written; head: slots ever used
+    own:NODE            a source's slots, oldest first; text:CONTENT -> slot, finds copies
+    min:M ming:M mind:M counters of minute M: common, groups by node, draws by node; groups, drawn: the window's
+"""
+
+from __future__ import annotations
+
+EXCHANGE = """
+local p, now, node = ARGV[1], tonumber(ARGV[2]), ARGV[3]
+local per_node, capacity, life = tonumber(ARGV[8]), tonumber(ARGV[9]), tonumber(ARGV[10])
+if not redis.call('SET', p..'nonce:'..ARGV[4], '1', 'NX', 'PX', ARGV[5]) then return {1} end
+
+local function release(slot)
+  local meta = redis.call('HGET', p..'meta', slot)
+  if meta then
+    local owner, text = string.match(meta, '^(%S*) (.*)$')
+    redis.call('LREM', p..'own:'..owner, 1, slot)
+    if redis.call('GET', p..'text:'..text) == slot then redis.call('DEL', p..'text:'..text) end
+  end
+end
+
+local function allocate()
+  local sources = redis.call('ZCOUNT', p..'seen', now - tonumber(ARGV[#ARGV]), '+inf')
+  local room = math.max(1, math.min(per_node, math.floor(capacity / math.max(1, sources))))
+  if redis.call('LLEN', p..'own:'..node) >= room then
+    return redis.call('LINDEX', p..'own:'..node, 0)
+  end
+  local dead = redis.call('ZRANGEBYSCORE', p..'age', '-inf', now - life / 1000, 'LIMIT', 0, 1)
+  if dead[1] then return dead[1] end
+  local head = tonumber(redis.call('GET', p..'head') or '0')
+  if head < capacity then
+    redis.call('SET', p..'head', head + 1)
+    return tostring(head)
+  end
+  return redis.call('ZRANGE', p..'age', 0, 0)[1]
+end
+
+local minute = ARGV[11]
+local bits = redis.call('GET', p..'round:'..ARGV[6])
+local at = 13 + 2 * tonumber(ARGV[12])
+if not bits then
+  bits = ''
+  local stored = 0
+  for i = 1, tonumber(ARGV[at]) do
+    local text, packed = ARGV[at + 2 * i - 1], ARGV[at + 2 * i]
+    if redis.call('EXISTS', p..'text:'..text) == 1 then
+      bits = bits..'0'
+    else
+      local slot = allocate()
+      release(slot)
+      redis.call('SET', p..'text:'..text, slot, 'PX', life)
+      redis.call('SET', p..'slot:'..slot, packed, 'PX', life)
+      redis.call('HSET', p..'meta', slot, node..' '..text)
+      redis.call('ZADD', p..'age', now, slot)
+      redis.call('RPUSH', p..'own:'..node, slot)
+      bits = bits..'1'
+      stored = stored + 1
+    end
+  end
+  redis.call('SET', p..'round:'..ARGV[6], bits, 'PX', ARGV[7])
+  for i = 1, tonumber(ARGV[12]) do
+    redis.call('HINCRBYFLOAT', p..'min:'..minute, ARGV[11 + 2 * i], ARGV[12 + 2 * i])
+  end
+  redis.call('HINCRBY', p..'min:'..minute, 'rounds', 1)
+  redis.call('EXPIRE', p..'min:'..minute, 7200)
+  if stored > 0 then
+    redis.call('HINCRBY', p..'ming:'..minute, node, stored)
+    redis.call('EXPIRE', p..'ming:'..minute, 7200)
+    redis.call('ZINCRBY', p..'groups', stored, node)
+    redis.call('INCRBY', p..'total', stored)
+  end
+end
+redis.call('ZADD', p..'seen', now, node)
+local receipts = redis.call('HGETALL', p..'receipts:'..node)
+redis.call('DEL', p..'receipts:'..node)
+return {0, bits, tonumber(redis.call('HGET', p..'uptake', node) or '0'), receipts,
+  redis.call('ZSCORE', p..'groups', node) or '0', redis.call('GET', p..'total') or '0',
+  redis.call('ZCOUNT', p..'seen', now - tonumber(ARGV[#ARGV]), '+inf'),
+  redis.call('ZCOUNT', p..'age', now - life / 1000, '+inf'), tonumber(redis.call('GET', p..'head') or '0')}
+"""
+
+CREDIT = """
+local p, drawer, minute = ARGV[1], ARGV[2], ARGV[3]
+for i = 4, #ARGV do
+  redis.call('HINCRBY', p..'uptake', ARGV[i], 1)
+  redis.call('HINCRBY', p..'receipts:'..ARGV[i], drawer, 1)
+  redis.call('EXPIRE', p..'receipts:'..ARGV[i], 3600)
+  redis.call('HINCRBY', p..'mind:'..minute, ARGV[i], 1)
+  redis.call('HINCRBY', p..'drawn', ARGV[i], 1)
+end
+redis.call('EXPIRE', p..'mind:'..minute, 7200)
+return 0
+"""
+
+DROP_NODE = """
+local p, node = ARGV[1], ARGV[2]
+local slots = redis.call('LRANGE', p..'own:'..node, 0, -1)
+local live = 0
+for _, slot in ipairs(slots) do
+  local text = string.match(redis.call('HGET', p..'meta', slot) or '', '^%S* (.*)$')
+  if text then redis.call('DEL', p..'text:'..text) end
+  live = live + redis.call('DEL', p..'slot:'..slot)
+  redis.call('HDEL', p..'meta', slot)
+  redis.call('ZADD', p..'age', 0, slot)
+end
+redis.call('DEL', p..'own:'..node)
+return live
+"""
+
+ADMIT = """
+local p, now, node, invite, open = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4], ARGV[5]
+if redis.call('HEXISTS', p..'members', node) == 1 then return 'known' end
+if redis.call('HLEN', p..'members') >= tonumber(ARGV[7]) then return 'full' end
+if invite ~= '' or open ~= '1' then
+  local found = redis.call('HMGET', p..'invite:'..invite, 'expires', 'max_uses', 'uses', 'revoked')
+  if not found[1] then return 'unknown' end
+  if found[4] == '1' then return 'revoked' end
+  if tonumber(found[1]) > 0 and now > tonumber(found[1]) then return 'expired' end
+  if tonumber(found[2]) > 0 and tonumber(found[3]) >= tonumber(found[2]) then return 'used_up' end
+  redis.call('HINCRBY', p..'invite:'..invite, 'uses', 1)
+  redis.call('SADD', p..'by:'..invite, node)
+end
+redis.call('HSET', p..'members', node, ARGV[6])
+return ''
+"""
+
+PRUNE = """
+local p, edge, oldest = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
+local pruned = tonumber(redis.call('GET', p..'pruned') or '-1')
+if pruned >= edge then return 0 end
+if pruned < oldest then
+  redis.call('DEL', p..'groups', p..'drawn', p..'total')
+  for m = edge + 1, edge + 61 do
+    local g = redis.call('HGETALL', p..'ming:'..m)
+    for i = 1, #g, 2 do
+      redis.call('ZINCRBY', p..'groups', g[i + 1], g[i])
+      redis.call('INCRBY', p..'total', g[i + 1])
+    end
+    local d = redis.call('HGETALL', p..'mind:'..m)
+    for i = 1, #d, 2 do redis.call('HINCRBY', p..'drawn', d[i], d[i + 1]) end
+  end
+else
+  for m = pruned + 1, edge do
+    local g = redis.call('HGETALL', p..'ming:'..m)
+    for i = 1, #g, 2 do
+      redis.call('ZINCRBY', p..'groups', -tonumber(g[i + 1]), g[i])
+      redis.call('DECRBY', p..'total', g[i + 1])
+    end
+    local d = redis.call('HGETALL', p..'mind:'..m)
+    for i = 1, #d, 2 do
+      if redis.call('HINCRBY', p..'drawn', d[i], -tonumber(d[i + 1])) <= 0 then redis.call('HDEL', p..'drawn', d[i]) end
+    end
+  end
+  redis.call('ZREMRANGEBYSCORE', p..'groups', '-inf', 0)
+end
+redis.call('SET', p..'pruned', edge)
+return 1
+"""

@@ -1,0 +1,338 @@
+"""The embedded store: the pool in memory, SQLite in WAL behind it, one writer thread with group commit.
+
+An exchange is answered after its transaction committed, so an acknowledged group survives a killed process; the log
+is fsynced every second, so a power cut may lose that much. Invites, bans and identities are fsynced at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from sapo_swarm.coordinator.counters import Counters
+from sapo_swarm.coordinator.recent import Recent
+from sapo_swarm.coordinator.ring import Ring
+from sapo_swarm.coordinator.store.base import (
+    INVITE_OK,
+    MINUTE,
+    SWARM_FULL,
+    Exchange,
+    Exchanged,
+    InviteRecord,
+    Member,
+    PoolLimits,
+    Standing,
+    StandingRow,
+    StoreUnavailable,
+    SwarmRecord,
+    invite_verdict,
+)
+from sapo_swarm.coordinator.store.sqlite_writer import Statement, Writer, connect, load_rows
+
+_COUNT = "INSERT INTO minutes VALUES (?,?,?) ON CONFLICT DO UPDATE SET value = value + excluded.value"
+
+
+class SQLiteStore:
+    """path: the database file, made with mode 0600. rng: draws the samples."""
+
+    def __init__(self, path: Path, limits: PoolLimits | None = None, rng: random.Random | None = None) -> None:
+        self.path = path
+        self.limits = limits or PoolLimits()
+        self._rng = rng or random.Random()
+        self._forget()
+        self._writer: Writer | None = None
+        self._flusher: asyncio.Task[None] | None = None
+
+    def _forget(self) -> None:
+        """Nothing in memory: as before the file is read."""
+        self._ring = Ring(self.limits)
+        self._members: dict[str, Member] = {}
+        self._invites: dict[str, InviteRecord] = {}
+        self._swarm: SwarmRecord | None = None
+        self._nonces: Recent[bool] = Recent(self.limits.nonces_kept_s)
+        self._rounds: Recent[tuple[bool, ...]] = Recent(self.limits.rounds_kept_s)
+        self._counters = Counters()
+        self._uptake: dict[str, int] = {}
+        self._receipts: dict[str, dict[str, int]] = {}
+        self._pruned = 0
+
+    async def open(self) -> None:
+        """Raises StoreUnavailable, StoreFormat."""
+        connection = await asyncio.to_thread(connect, self.path)
+        rows = await asyncio.to_thread(load_rows, connection)
+        self._forget()
+        self._swarm = rows.swarm
+        self._members = {member.node: member for member in rows.members}
+        self._invites = {invite.hash: invite for invite in rows.invites}
+        for nonce, at in rows.nonces:
+            self._nonces.put(bytes.fromhex(nonce), True, at)
+        for round_id, (at, stored) in rows.rounds:
+            self._rounds.put(bytes.fromhex(round_id), stored, at)
+        for minute, key, value in rows.minutes:
+            self._counters.add(minute, key, value, dirty=False)
+        self._uptake.update(rows.uptake)
+        for place, at, entry in rows.groups:
+            self._ring.add(entry, at, place)
+        self._writer = Writer(connection, self.path, asyncio.get_running_loop())
+        self._writer.start()
+        self._flusher = asyncio.create_task(self._flush_forever())
+
+    async def close(self) -> None:
+        if self._flusher is not None:
+            self._flusher.cancel()
+            await asyncio.gather(self._flusher, return_exceptions=True)
+            self._flusher = None
+        if self._writer is not None:
+            self._flush()
+            await self._writer.stop()
+            self._writer = None
+
+    async def ping(self) -> None:
+        await self._write([])
+
+    # The swarm, its invites and members: every write is durable
+
+    async def swarm(self) -> SwarmRecord | None:
+        return self._swarm
+
+    async def found(self, record: SwarmRecord) -> SwarmRecord:
+        if self._swarm is None:
+            await self.rename(record)
+        assert self._swarm is not None
+        return self._swarm
+
+    async def rename(self, record: SwarmRecord) -> None:
+        await self._write([("INSERT OR REPLACE INTO swarm VALUES (1,?)", (_pack(record),))], durable=True)
+        self._swarm = record
+
+    async def add_invite(self, invite: InviteRecord) -> None:
+        await self._write([_invite_row(invite)], durable=True)
+        self._invites[invite.hash] = invite
+
+    async def invites(self) -> list[InviteRecord]:
+        return sorted(self._invites.values(), key=lambda invite: invite.created)
+
+    async def revoke_invite(self, hash: str) -> list[str]:
+        invite = self._invites.get(hash)
+        if invite is None:
+            return []
+        self._invites[hash] = revoked = msgspec.structs.replace(invite, revoked=True)
+        admitted = [member for member in self._members.values() if member.invite == hash]
+        statements = [_invite_row(revoked)]
+        for member in admitted:
+            banned = msgspec.structs.replace(member, banned=member.banned or "invite revoked")
+            self._members[member.node] = banned
+            statements += [_member_row(banned), *self._forget_groups(member.node)]
+        await self._write(statements, durable=True)
+        return [member.node for member in admitted]
+
+    async def admit(self, member: Member, now: float) -> str:
+        statements: list[Statement] = []
+        known = self._members.get(member.node)
+        if known is not None:
+            member = msgspec.structs.replace(
+                member, joined=known.joined, invite=known.invite, banned=known.banned, key=known.key
+            )
+        elif len(self._members) >= self.limits.members:
+            return SWARM_FULL
+        elif member.invite or self._swarm is None or not self._swarm.open:
+            invite = self._invites.get(member.invite)
+            verdict = invite_verdict(invite, now)
+            if invite is None or verdict != INVITE_OK:
+                return verdict
+            used = msgspec.structs.replace(invite, uses=invite.uses + 1)
+            self._invites[invite.hash] = used
+            statements.append(_invite_row(used))
+        self._members[member.node] = member
+        await self._write([*statements, _member_row(member)], durable=True)
+        return INVITE_OK
+
+    async def member(self, node: str) -> Member | None:
+        return self._members.get(node)
+
+    async def members(self) -> list[Member]:
+        return list(self._members.values())
+
+    async def ban(self, node: str, reason: str) -> bool:
+        member = self._members.get(node)
+        if member is None:
+            return False
+        self._members[node] = banned = msgspec.structs.replace(member, banned=reason)
+        await self._write([_member_row(banned), *self._forget_groups(node)], durable=True)
+        return True
+
+    async def restore(self, members: Sequence[Member], invites: Sequence[InviteRecord]) -> None:
+        await self._write([*map(_member_row, members), *map(_invite_row, invites)], durable=True)
+        self._members.update({member.node: member for member in members})
+        self._invites.update({invite.hash: invite for invite in invites})
+
+    # The hot path
+
+    async def use_nonce(self, nonce: str, now: float) -> bool:
+        if not self._take_nonce(nonce, now):
+            return False
+        await self._write([("INSERT OR IGNORE INTO nonces VALUES (?,?)", (nonce, now))])
+        return True
+
+    async def exchange(self, exchange: Exchange) -> Exchanged:
+        statements = self._expire(exchange.now)
+        if not self._take_nonce(exchange.nonce, exchange.now):
+            return Exchanged(replayed=True)
+        statements.append(("INSERT OR IGNORE INTO nonces VALUES (?,?)", (exchange.nonce, exchange.now)))
+        known = self._rounds.get(bytes.fromhex(exchange.round_id))
+        added: list[int] = []
+        stored = self._store(exchange, statements, added) if known is None else known
+        try:
+            await self._write(statements)
+        except StoreUnavailable:
+            self._undo(exchange, known is None, added)
+            raise
+        return self._answer(exchange, stored)
+
+    async def leave(self, node: str) -> int:
+        statements = self._forget_groups(node)
+        await self._write(statements)
+        return len(statements)
+
+    async def standing(self, now: float, limit: int) -> Standing:
+        self._counters.prune(now)
+        counters = self._counters
+        top = heapq.nlargest(limit, counters.groups.items(), key=lambda item: item[1])
+        rows = tuple(
+            StandingRow(
+                member=self._members[node],
+                groups=groups,
+                drawn=counters.drawn.get(node, 0),
+                seen=counters.seen.get(node, 0.0),
+            )
+            for node, groups in top
+            if node in self._members
+        )
+        return Standing(
+            rows=rows,
+            total=counters.total,
+            nodes=counters.present(now),
+            members=len(self._members),
+            pool=len(self._ring),
+            minutes=counters.recent(),
+        )
+
+    def _store(self, exchange: Exchange, statements: list[Statement], added: list[int]) -> tuple[bool, ...]:
+        stored: list[bool] = []
+        for entry in exchange.entries:
+            fresh = entry.content not in self._ring
+            stored.append(fresh)
+            if fresh:
+                key, gone = self._ring.add(entry, exchange.now)
+                added.append(key)
+                statements += [("DELETE FROM groups WHERE key=?", (old,)) for old in gone]
+                row = (key, exchange.now, entry.id, entry.content, entry.node, entry.blob)
+                statements.append(("INSERT OR REPLACE INTO groups VALUES (?,?,?,?,?,?)", row))
+        result = tuple(stored)
+        self._rounds.put(bytes.fromhex(exchange.round_id), result, exchange.now)
+        statements.append(
+            ("INSERT OR REPLACE INTO rounds VALUES (?,?,?)", (exchange.round_id, exchange.now, bytes(result)))
+        )
+        self._count(exchange.now, {**exchange.counts, "rounds": 1, f"g/{exchange.node}": float(sum(result))})
+        return result
+
+    def _undo(self, exchange: Exchange, first: bool, added: list[int]) -> None:
+        """Nothing was acknowledged: the same round may come again and must not meet its own traces."""
+        self._nonces.drop(bytes.fromhex(exchange.nonce))
+        if first:
+            self._rounds.drop(bytes.fromhex(exchange.round_id))
+        for key in added:
+            self._ring.drop(key)
+
+    def _answer(self, exchange: Exchange, stored: tuple[bool, ...]) -> Exchanged:
+        drawn = self._ring.draw(self._rng, exchange.want, exchange.node, exchange.have) if exchange.want else []
+        for entry in drawn:
+            self._uptake[entry.node] = self._uptake.get(entry.node, 0) + 1
+            who = self._receipts.setdefault(entry.node, {})
+            who[exchange.node] = who.get(exchange.node, 0) + 1
+        self._count(exchange.now, {f"d/{entry.node}": 1.0 for entry in drawn})
+        self._counters.mark_seen(exchange.node, exchange.now)
+        return Exchanged(
+            stored=stored,
+            sample=tuple(entry.blob for entry in drawn),
+            uptake=self._uptake.get(exchange.node, 0),
+            receipts=self._receipts.pop(exchange.node, {}),
+            mine=self._counters.groups.get(exchange.node, 0),
+            total=self._counters.total,
+            nodes=self._counters.present(exchange.now),
+            pool=len(self._ring),
+        )
+
+    def _take_nonce(self, nonce: str, now: float) -> bool:
+        key = bytes.fromhex(nonce)
+        if self._nonces.get(key):
+            return False
+        self._nonces.put(key, True, now)
+        return True
+
+    def _expire(self, now: float) -> list[Statement]:
+        """Forget what is past its time."""
+        statements: list[Statement] = [("DELETE FROM groups WHERE key=?", (key,)) for key in self._ring.expire(now)]
+        minute = int(now) // MINUTE
+        if minute > self._pruned:
+            self._pruned = minute
+            self._receipts = {
+                node: who for node, who in self._receipts.items() if now - self._counters.seen.get(node, 0.0) < 3600
+            }
+            statements += [
+                ("DELETE FROM minutes WHERE minute<=?", (self._counters.prune(now),)),
+                ("DELETE FROM nonces WHERE at<?", (now - self.limits.nonces_kept_s,)),
+                ("DELETE FROM rounds WHERE at<?", (now - self.limits.rounds_kept_s,)),
+            ]
+        return statements
+
+    def _count(self, now: float, counts: dict[str, float]) -> None:
+        minute = int(now) // MINUTE
+        for key, value in counts.items():
+            self._counters.add(minute, key, value)
+
+    def _forget_groups(self, node: str) -> list[Statement]:
+        return [("DELETE FROM groups WHERE key=?", (key,)) for key in self._ring.drop_node(node)]
+
+    # Housekeeping
+
+    async def _flush_forever(self) -> None:
+        while True:
+            await asyncio.sleep(1.0)
+            self._flush()
+
+    async def _write(self, statements: list[Statement], durable: bool = False) -> None:
+        if self._writer is None:
+            raise StoreUnavailable("The store is closed.")
+        await self._writer.write(statements, durable)
+
+    def _flush(self) -> None:
+        """Hand the counters to the writer: a killed process may lose a second of them, never a group."""
+        if self._writer is None:
+            return
+        dirty = self._counters.dirty
+        statements: list[Statement] = [(_COUNT, (minute, key, value)) for (minute, key), value in dirty.items()]
+        statements += [
+            ("INSERT OR REPLACE INTO uptake VALUES (?,?)", (key[2:], self._uptake.get(key[2:], 0)))
+            for _, key in dirty
+            if key.startswith("d/")
+        ]
+        dirty.clear()
+        self._writer.write_behind(statements)
+
+
+def _pack(record: msgspec.Struct) -> bytes:
+    return msgspec.msgpack.encode(record)
+
+
+def _invite_row(invite: InviteRecord) -> Statement:
+    return "INSERT OR REPLACE INTO invites VALUES (?,?)", (invite.hash, _pack(invite))
+
+
+def _member_row(member: Member) -> Statement:
+    return "INSERT OR REPLACE INTO members VALUES (?,?)", (member.node, _pack(member))

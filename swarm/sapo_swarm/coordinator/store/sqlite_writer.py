@@ -1,0 +1,213 @@
+"""The one thread that writes to SQLite: it takes every waiting job into one transaction (group commit)."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import queue
+import sqlite3
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from sapo_swarm.coordinator.store.base import (
+    Entry,
+    InviteRecord,
+    Member,
+    StoreFormat,
+    StoreUnavailable,
+    SwarmRecord,
+)
+
+Statement = tuple[str, tuple[Any, ...]]
+
+SCHEMA_VERSION = 1
+BATCH = 256
+"""Jobs in a transaction at most: bounds the wait of the first."""
+SYNC_EVERY_S = 1.0
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS swarm (one INTEGER PRIMARY KEY CHECK (one = 1), record BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS invites (hash TEXT PRIMARY KEY, record BLOB NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS members (node TEXT PRIMARY KEY, record BLOB NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS groups (key INTEGER PRIMARY KEY, at REAL NOT NULL, id BLOB NOT NULL,
+    content TEXT NOT NULL, node TEXT NOT NULL, blob BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS rounds (id TEXT PRIMARY KEY, at REAL NOT NULL, stored BLOB NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS nonces (nonce TEXT PRIMARY KEY, at REAL NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS minutes (minute INTEGER, key TEXT, value REAL NOT NULL, PRIMARY KEY (minute, key))
+    WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS uptake (node TEXT PRIMARY KEY, times INTEGER NOT NULL) WITHOUT ROWID;
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """What the file held at start."""
+
+    swarm: SwarmRecord | None
+    members: list[Member]
+    invites: list[InviteRecord]
+    groups: list[tuple[int, float, Entry]]
+    rounds: list[tuple[str, tuple[float, tuple[bool, ...]]]]
+    nonces: list[tuple[str, float]]
+    minutes: list[tuple[int, str, float]]
+    uptake: list[tuple[str, int]]
+
+
+def connect(path: Path) -> sqlite3.Connection:
+    """The file, made with mode 0600 when missing. Raises StoreUnavailable, StoreFormat."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+        connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=2.0)
+        connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute("PRAGMA synchronous=NORMAL")
+        version = connection.execute("PRAGMA user_version").fetchone()[0]
+        if version not in (0, SCHEMA_VERSION):
+            raise StoreFormat(
+                f"{path} was written by another version (format {version}). Use that version, or a new file."
+            )
+        connection.executescript(_SCHEMA)
+        connection.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
+        # A second process on the same file would not see this one's pool: the lock is held until the end.
+        connection.execute("PRAGMA locking_mode=EXCLUSIVE")
+        connection.execute("BEGIN IMMEDIATE")
+        connection.execute("COMMIT")
+    except (OSError, sqlite3.Error) as error:
+        raise StoreUnavailable(f"The store {path} does not open: {error}. Is another coordinator using it?") from error
+    return connection
+
+
+def load_rows(connection: sqlite3.Connection) -> Rows:
+    """Everything in the file, groups in order of age. Raises StoreFormat."""
+
+    def records(table: str, kind: type[Any]) -> list[Any]:
+        return [msgspec.msgpack.decode(row[0], type=kind) for row in connection.execute(f"SELECT record FROM {table}")]
+
+    try:
+        swarm = records("swarm", SwarmRecord)
+        return Rows(
+            swarm=swarm[0] if swarm else None,
+            members=records("members", Member),
+            invites=records("invites", InviteRecord),
+            groups=[
+                (key, at, Entry(id, content, node, blob))
+                for key, at, id, content, node, blob in connection.execute("SELECT * FROM groups ORDER BY key")
+            ],
+            rounds=[
+                (id, (at, tuple(map(bool, stored))))
+                for id, at, stored in connection.execute("SELECT id, at, stored FROM rounds ORDER BY at")
+            ],
+            nonces=list(connection.execute("SELECT nonce, at FROM nonces ORDER BY at")),
+            minutes=list(connection.execute("SELECT minute, key, value FROM minutes")),
+            uptake=list(connection.execute("SELECT node, times FROM uptake")),
+        )
+    except (msgspec.MsgspecError, sqlite3.Error) as error:
+        raise StoreFormat(f"The store holds a row that does not read: {error}. Restore it from an export.") from error
+
+
+@dataclass(slots=True)
+class _Job:
+    statements: list[Statement]
+    durable: bool
+    done: asyncio.Future[None] | None
+
+
+class Writer:
+    """Jobs in, acknowledgements out after their commit. A job's statements are in one transaction."""
+
+    def __init__(self, connection: sqlite3.Connection, path: Path, loop: asyncio.AbstractEventLoop) -> None:
+        self._connection = connection
+        self._wal = path.with_name(path.name + "-wal")
+        self._loop = loop
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="store-writer", daemon=True)
+        self._unsynced = False
+
+    def start(self) -> None:
+        self._thread.start()
+
+    async def stop(self) -> None:
+        """Write what waits, then close the file."""
+        self._jobs.put(None)
+        await asyncio.to_thread(self._thread.join)
+
+    async def write(self, statements: list[Statement], durable: bool = False) -> None:
+        """Returns after the commit (durable: after an fsync). Raises StoreUnavailable; then nothing was kept."""
+        done: asyncio.Future[None] = self._loop.create_future()
+        self._jobs.put(_Job(statements, durable, done))
+        await done
+
+    def write_behind(self, statements: list[Statement]) -> None:
+        """Write some time soon; a failure is forgotten. Also gives the thread its chance to fsync."""
+        self._jobs.put(_Job(statements, False, None))
+
+    def _run(self) -> None:
+        last_sync = time.monotonic()
+        while True:
+            batch = [self._jobs.get()]
+            while len(batch) < BATCH and not self._jobs.empty():
+                batch.append(self._jobs.get())
+            jobs = [job for job in batch if job is not None]
+            error = self._commit(jobs)
+            if self._unsynced and time.monotonic() - last_sync > SYNC_EVERY_S:
+                self._sync()
+                last_sync = time.monotonic()
+            waiting = [job.done for job in jobs if job.done is not None]
+            if waiting:
+                self._loop.call_soon_threadsafe(_acknowledge, waiting, error)
+            if None in batch:
+                self._connection.close()
+                return
+
+    def _commit(self, jobs: list[_Job]) -> StoreUnavailable | None:
+        statements = [statement for job in jobs for statement in job.statements]
+        if not statements:
+            return None
+        try:
+            self._connection.execute("BEGIN")
+            for sql, parameters in by_kind(statements):
+                self._connection.executemany(sql, parameters)
+            self._connection.execute("COMMIT")
+            self._unsynced = True
+            if any(job.durable for job in jobs):
+                self._sync()
+        except (sqlite3.Error, OSError) as error:
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
+            return StoreUnavailable(f"The store cannot be written: {error}.")
+        return None
+
+    def _sync(self) -> None:
+        """fsync the write-ahead log. (Closing this descriptor drops no SQLite lock: those are on the database.)"""
+        handle = os.open(self._wal, os.O_RDWR)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+        self._unsynced = False
+
+
+def by_kind(statements: list[Statement]) -> list[tuple[str, list[tuple[Any, ...]]]]:
+    """Statements of one text together, so that SQLite runs each kind in one call; what deletes comes last.
+
+    The order within a kind stays. Keys of groups are never used twice, so a group that came and went within one batch
+    is inserted, then deleted.
+    """
+    kinds: dict[str, list[tuple[Any, ...]]] = {}
+    for sql, parameters in statements:
+        kinds.setdefault(sql, []).append(parameters)
+    return sorted(kinds.items(), key=lambda kind: kind[0].startswith("DELETE"))
+
+
+def _acknowledge(waiting: list[asyncio.Future[None]], error: StoreUnavailable | None) -> None:
+    for done in waiting:
+        if done.cancelled():
+            continue
+        if error is None:
+            done.set_result(None)
+        else:
+            done.set_exception(error)

@@ -1,0 +1,213 @@
+"""What a node tells the world: one tagged union for the journal, the control API and the dashboard.
+
+Stored events go to the journal with a sequence number and are replayed to every new client; ephemeral ones (`Phase`,
+`Vitals`) are only streamed. The dashboard's whole picture is a pure function of this stream.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, get_args
+
+import msgspec
+
+from sapo_swarm.types import Group
+
+State = Literal["starting", "running", "pausing", "paused", "finishing", "stopped", "failed"]
+STATES: tuple[State, ...] = get_args(State)
+PhaseName = Literal["questions", "generate", "score", "exchange", "update", "checkpoint", "evaluate"]
+PHASES: tuple[PhaseName, ...] = ("questions", "generate", "score", "exchange", "update", "checkpoint", "evaluate")
+
+
+class _Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
+    """seq: position in the journal, 0 for ephemeral events. time: seconds since the Unix epoch."""
+
+    seq: int = 0
+    time: float = 0.0
+
+
+class RunStarted(_Event, frozen=True, kw_only=True, tag="run_started"):
+    """A node process opened the run (the first time or after a stop); round: the next round."""
+
+    run_id: str
+    mode: Literal["silo", "swarm"]
+    model: str
+    backend: str
+    device: str
+    precision: str
+    method: str
+    parameters: int
+    tasks: tuple[str, ...]
+    algorithm: str
+    group_size: int
+    own_groups: int
+    external_groups: int
+    round: int
+    rounds_planned: int
+    seed: int
+    versions: dict[str, str]
+
+
+class StateChanged(_Event, frozen=True, kw_only=True, tag="state"):
+    """One sentence that says what the node does or why it does not, and the key or command that changes it."""
+
+    state: State
+    sentence: str
+    reason: str = ""
+
+
+class Phase(_Event, frozen=True, kw_only=True, tag="phase"):
+    """Ephemeral: progress inside a round. fraction in [0, 1]; eta_s: seconds left in this phase, -1 unknown."""
+
+    round: int
+    phase: PhaseName
+    fraction: float
+    eta_s: float
+    detail: str = ""
+
+
+class Vitals(_Event, frozen=True, kw_only=True, tag="vitals"):
+    """Ephemeral: the machine now. None where it cannot be read. memory in bytes (node process tree)."""
+
+    tokens_per_s: float | None
+    rounds_per_hour: float | None
+    memory: int
+    cpu_percent: float | None
+    watts: float | None
+    celsius: float | None
+
+
+class RoundFinished(_Event, frozen=True, kw_only=True, tag="round"):
+    """The figures of one round. Rewards are means in [0, 1]; None when there were no such groups.
+
+    reward_local: own groups, before the update, unfiltered. reward_external: sampled external groups.
+    reward_batch: the whole training batch. informative: own groups with unequal rewards, of own_groups.
+    truncated: own completions cut at the token limit, of own completions. seconds: by phase. figures: further figures
+    by name, for experiments (sapo_swarm.lab.measure); empty in an ordinary run.
+    """
+
+    round: int
+    reward_local: float | None
+    reward_external: float | None
+    reward_batch: float | None
+    own_groups: int
+    external_groups: int
+    external_wanted: int
+    informative: int
+    truncated: int
+    well_formed: int
+    completions: int
+    tokens_generated: int
+    tokens_trained: int
+    bytes_sent: int
+    bytes_received: int
+    loss: float | None
+    grad_norm: float | None
+    entropy: float | None
+    clip_fraction: float | None
+    logprob_own: float | None
+    logprob_external: float | None
+    ratio_max: float | None
+    task_rewards: dict[str, float]
+    seconds: dict[str, float]
+    checkpoint: str
+    figures: dict[str, float] = {}
+
+
+class GroupRecorded(_Event, frozen=True, kw_only=True, tag="group"):
+    """A group that was generated or received in the round. first_solved: the task's first success on this node."""
+
+    round: int
+    group: Group
+    trained: bool
+    first_solved: bool = False
+
+
+class TaskScore(msgspec.Struct, frozen=True):
+    """Held-out result of one task: correct answers of items * samples, with its 95 % interval."""
+
+    task: str
+    items: int
+    pass_at_1: float
+    low: float
+    high: float
+    well_formed: float
+    truncated: float
+
+
+class Evaluated(_Event, frozen=True, kw_only=True, tag="evaluation"):
+    """Held-out pass@1 on fixed items. delta: paired difference to the base model on the same items."""
+
+    round: int
+    temperature: float
+    items: int
+    pass_at_1: float
+    low: float
+    high: float
+    delta: float | None
+    delta_low: float | None
+    delta_high: float | None
+    tasks: tuple[TaskScore, ...]
+    seconds: float
+
+
+class Peer(msgspec.Struct, frozen=True):
+    """Another node as the leaderboard shows it. name and model are peer text: show through safe_text only."""
+
+    node: str
+    name: str
+    model: str
+    groups: int
+    share: float
+    uptake: int
+    seen_s: float
+
+
+class SwarmUpdated(_Event, frozen=True, kw_only=True, tag="swarm"):
+    """What the coordinator and our own count say. Shares in [0, 1]; window: the seconds they cover.
+
+    share: my accepted groups / all accepted groups. uptake: times others drew mine in the window.
+    external_share: J_actual / (I + J). rejected: reasons -> count, of groups received. refused: of groups sent.
+    """
+
+    coordinator: str
+    connected: bool
+    sentence: str
+    window: float
+    share: float
+    uptake: int
+    external_share: float
+    nodes: int
+    rounds_per_s: float
+    made: int
+    accepted: int
+    rejected: dict[str, int]
+    refused: dict[str, int]
+    peers: tuple[Peer, ...] = ()
+
+
+class LogLine(_Event, frozen=True, kw_only=True, tag="log"):
+    level: Literal["info", "warning", "error"]
+    text: str
+
+
+Event = RunStarted | StateChanged | Phase | Vitals | RoundFinished | GroupRecorded | Evaluated | SwarmUpdated | LogLine
+EPHEMERAL: tuple[type, ...] = (Phase, Vitals)
+
+
+def finite(value: float) -> float | None:
+    """The number, or None for NaN and infinities (JSON has neither)."""
+    return value if math.isfinite(value) else None
+
+
+def encode(event: Event) -> bytes:
+    """The event as one JSON line, without the newline."""
+    return msgspec.json.encode(event)
+
+
+def decode(line: bytes) -> Event:
+    """Inverse of encode. Raises msgspec.ValidationError."""
+    return _decoder.decode(line)
+
+
+_decoder: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)

@@ -1,0 +1,1 @@
+"""Experiments with many nodes on one machine."""

@@ -1,0 +1,112 @@
+"""The report on an experiment, from its journals alone: one HTML page, a Markdown page, PNG figures."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from importlib.resources import files
+from pathlib import Path
+
+import jinja2
+
+from sapo_swarm.lab.results import load_all
+from sapo_swarm.lab.schema import Experiment
+from sapo_swarm.lab.table import HEADS, MORE_HEADS, Row, cells, more_cells, rows, sentence
+
+NOTE = (
+    "Means over seeds with 95 % intervals (Student's t; none with one seed). Totals are sums over nodes "
+    "and rounds. Gains are relative, paired by seed; those of rewards are of the mean a node and round. Batch "
+    "reward counts external groups, which were filtered for success before they were counted; own reward counts what "
+    "the nodes themselves drew, unfiltered; held-out pass@1 counts fixed questions that no training seed reaches."
+)
+
+
+def write(experiment: Experiment, out: Path, to: Path, command: str) -> list[Path]:
+    """The files written. Raises BadExperiment without runs, ModuleNotFoundError without matplotlib, OSError."""
+    from sapo_swarm.lab.figures import draw
+
+    found = load_all(experiment, out)
+    table = rows(experiment, found)
+    figures = draw(experiment, found, table, to)
+    first = next(iter(found.values()))[0]
+    versions = ", ".join(f"{name} {version}" for name, version in first.versions.items())
+    pages = {
+        "report.html": _html(experiment, table, figures, command, versions),
+        "report.md": _markdown(experiment, table, figures, command, versions),
+    }
+    for name, text in pages.items():
+        (to / name).write_text(text, encoding="utf-8")
+    return [*(to / name for name in pages), *(path for _, path in figures)]
+
+
+def setting(experiment: Experiment, table: Sequence[Row]) -> str:
+    """The setting in a sentence."""
+    run = table[0].arm.run
+    unfinished = list(dict.fromkeys(row.arm.shown for row in table if not row.finished))
+    missing = [arm.shown for arm in experiment.arms if arm.name not in {row.arm.name for row in table}]
+    text = (
+        f"{experiment.nodes} nodes, {max(row.rounds for row in table)} rounds, groups of {run.group_size}, model "
+        f"{run.model}, tasks {', '.join(run.tasks)} ({run.preset}), {run.algorithm}, at most {run.max_new_tokens} tokens "
+        f"a completion, {experiment.final_items} held-out questions a task at the end, each answered by "
+        f"{min(experiment.final_answers, experiment.nodes)} nodes."
+    )
+    if unfinished:
+        text += f" Not finished: {', '.join(unfinished)}."
+    if missing:
+        text += f" Not run: {', '.join(missing)}."
+    return text
+
+
+def commands(table: Sequence[Row], command: str) -> list[str]:
+    """The command that runs an arm again, for every arm of the table."""
+    lines = [f"{command} --only {row.arm.name} --seeds {','.join(map(str, row.seeds))} --fresh" for row in table]
+    return list(dict.fromkeys(lines))
+
+
+def _names(experiment: Experiment) -> dict[str, str]:
+    return {arm.name: arm.shown for arm in experiment.arms}
+
+
+def _html(
+    experiment: Experiment, table: Sequence[Row], figures: Sequence[tuple[str, Path]], command: str, versions: str
+) -> str:
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
+    template = environment.from_string(files("sapo_swarm.lab").joinpath("report.html.j2").read_text("utf-8"))
+    names = _names(experiment)
+    return template.render(
+        experiment=experiment,
+        setting=setting(experiment, table),
+        note=NOTE,
+        sentences=[text for row in table if (text := sentence(row, names))],
+        heads=HEADS,
+        table=[cells(row, names) for row in table],
+        more_heads=MORE_HEADS,
+        more=list(dict.fromkeys(more_cells(row) for row in table)),
+        figures=[(caption, base64.b64encode(path.read_bytes()).decode()) for caption, path in figures],
+        commands=commands(table, command),
+        versions=versions,
+    )
+
+
+def _markdown(
+    experiment: Experiment, table: Sequence[Row], figures: Sequence[tuple[str, Path]], command: str, versions: str
+) -> str:
+    names = _names(experiment)
+    said = [f"- {text}" for row in table if (text := sentence(row, names))]
+    parts = [
+        f"# {experiment.title or experiment.name}",
+        experiment.question,
+        setting(experiment, table),
+        "\n".join(said) or "No arm is compared with another.",
+        NOTE,
+        _grid(HEADS, [cells(row, names) for row in table]),
+        _grid(MORE_HEADS, list(dict.fromkeys(more_cells(row) for row in table))),
+        *(f"![{caption}]({path.name})\n\n{caption}" for caption, path in figures),
+        "Run a row again:\n\n" + "\n".join(f"    {line}" for line in commands(table, command)),
+        versions,
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _grid(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    return "\n".join(f"| {' | '.join(line)} |" for line in [heads, ["---"] * len(heads), *lines])

@@ -1,0 +1,71 @@
+"""Intervals over seeds: few numbers, so Student's t, and paired where two arms share their seeds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from sapo_swarm.evaluation import Interval
+
+_T975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
+"""97.5 % quantiles of Student's t for 1, 2, … degrees of freedom; beyond the list the normal's 1.96 plus 2.4 / df."""
+
+
+def t_quantile(freedom: int) -> float:
+    return _T975[freedom - 1] if freedom <= len(_T975) else 1.96 + 2.4 / freedom
+
+
+def mean_interval(values: Sequence[float]) -> Interval:
+    """Mean over seeds with its 95 % interval; NaN bounds for one seed, all NaN for none. NaN values are left out."""
+    known = np.array([v for v in values if math.isfinite(v)], dtype=np.float64)
+    if known.size == 0:
+        return Interval(math.nan, math.nan, math.nan)
+    mean = float(known.mean())
+    if known.size == 1:
+        return Interval(mean, math.nan, math.nan)
+    half = t_quantile(known.size - 1) * float(known.std(ddof=1)) / math.sqrt(known.size)
+    return Interval(mean, mean - half, mean + half)
+
+
+def paired_difference(values: Mapping[int, float], against: Mapping[int, float]) -> Interval:
+    """Mean difference over the seeds that both arms have."""
+    return mean_interval([values[seed] - against[seed] for seed in sorted(values.keys() & against.keys())])
+
+
+def paired_gain(values: Mapping[int, float], against: Mapping[int, float]) -> Interval:
+    """Relative gain (0.94 = +94 %) over the seeds that both arms have: the paired difference as a part of the mean of
+    `against`, whose own spread is not in the interval."""
+    seeds = sorted(values.keys() & against.keys())
+    scale = float(np.mean([against[seed] for seed in seeds])) if seeds else math.nan
+    if not scale > 0:
+        return Interval(math.nan, math.nan, math.nan)
+    difference = paired_difference(values, against)
+    return Interval(difference.value / scale, difference.low / scale, difference.high / scale)
+
+
+def informative_share(p: float, size: int) -> float:
+    """Chance that a group of so many independent completions with success rate p has unequal rewards."""
+    return 1.0 - (1.0 - p) ** size - p**size
+
+
+def percent(interval: Interval, digits: int = 1, signed: bool = False) -> str:
+    """ "1.4 % (1.1 to 1.7)"; "–" for NaN."""
+    if not math.isfinite(interval.value):
+        return "–"
+    sign = "+" if signed else ""
+    text = f"{100 * interval.value:{sign}.{digits}f} %"
+    if not math.isfinite(interval.low):
+        return text
+    return f"{text} ({100 * interval.low:{sign}.{digits}f} to {100 * interval.high:{sign}.{digits}f})"
+
+
+def number(interval: Interval, digits: int = 1) -> str:
+    """ "41.4 (38.0 to 44.8)"; "–" for NaN."""
+    if not math.isfinite(interval.value):
+        return "–"
+    text = f"{interval.value:,.{digits}f}"
+    if not math.isfinite(interval.low):
+        return text
+    return f"{text} ({interval.low:,.{digits}f} to {interval.high:,.{digits}f})"

@@ -1,0 +1,1 @@
+"""One running trainer."""

@@ -1,0 +1,103 @@
+"""Asking an engine the held-out questions. What the verdicts mean is in sapo_swarm.evaluation."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from sapo_backends.base import Completion, Sampling
+from sapo_swarm.config import RunConfig
+from sapo_swarm.evaluation import ItemResult, evaluated, item_result, items
+from sapo_swarm.events import Evaluated
+from sapo_swarm.node.host import EngineHost
+from sapo_swarm.node.plan import round_seed
+from sapo_swarm.prompting import messages
+from sapo_swarm.scoring.scorer import Scored, Scorer
+from sapo_swarm.types import Question, TaskRef
+
+BATCH = 64
+"""Items answered together; between batches progress is told."""
+Ask = Callable[[float], None]
+
+
+async def answer(
+    host: EngineHost,
+    scorer: Scorer,
+    refs: Sequence[TaskRef],
+    sampling: Sampling,
+    samples: int = 1,
+    on_progress: Ask | None = None,
+) -> list[ItemResult]:
+    """Strict verdicts of `samples` completions of every item that regenerates here, in order.
+
+    An item that does not fit into the model's context counts as wrong and truncated. The seed depends on the batch
+    only: two models answer with the same random numbers. Raises Cancelled, BackendError.
+    """
+    results: list[ItemResult] = []
+    for start in range(0, len(refs), BATCH):
+        found = await scorer.questions(refs[start : start + BATCH])
+        questions = [q for q in found if isinstance(q, Question)]
+        seed = round_seed("held-out", 0, start, "evaluate")
+        drawn = await _draw(host, questions, sampling, samples, seed)
+        texts = [[host.engine.tokenizer.decode(c.tokens) for c in group] for group in drawn]
+        scored = await scorer.score_many([(q.ref, t) for q, t in zip(questions, texts, strict=True)])
+        for question, group, verdict in zip(questions, drawn, scored, strict=True):
+            known = verdict if isinstance(verdict, Scored) else Scored((0.0,) * samples, (False,) * samples)
+            results.append(item_result(question.ref, known, [c.finish for c in group]))
+        if on_progress is not None:
+            on_progress(min(1.0, (start + BATCH) / len(refs)))
+    return results
+
+
+async def _draw(
+    host: EngineHost, questions: Sequence[Question], sampling: Sampling, samples: int, seed: int
+) -> list[list[Completion]]:
+    """Completions of every question; empty, cut-off ones where the prompt leaves no room in the model's context."""
+    engine = host.engine
+    prompts = [engine.tokenizer.encode_chat(messages(q.prompt)) for q in questions]
+    fits = [i for i, ids in enumerate(prompts) if len(ids) + sampling.max_new_tokens <= engine.info.context_length]
+    drawn = await host.call(engine.generate, [prompts[i] for i in fits], samples, sampling, seed, host.cancel)
+    result = [[Completion((), (), "length")] * samples for _ in questions]
+    for i, group in zip(fits, drawn, strict=True):
+        result[i] = group
+    return result
+
+
+class Examiner:
+    """The small evaluations of a run. The base model's verdicts lie in the run's folder, to be paired with later ones."""
+
+    def __init__(self, config: RunConfig, host: EngineHost, scorer: Scorer, folder: Path) -> None:
+        self._config, self._host, self._scorer = config, host, scorer
+        self._base = folder / "base.json"
+
+    def has_base(self) -> bool:
+        return self._base.exists()
+
+    async def examine(self, rounds_done: int, per_task: int, on_progress: Ask) -> Evaluated:
+        """Held-out pass@1 at temperature 1, one sample an item; the difference to the base where items agree."""
+        config, began = self._config, time.perf_counter()
+        refs = items(config.tasks, config.preset, per_task)
+        sampling = Sampling(1.0, 1.0, config.max_new_tokens)
+        results = await answer(self._host, self._scorer, refs, sampling, 1, on_progress)
+        if rounds_done == 0 and not self.has_base():
+            write_results(self._base, results)
+        base = {r.ref: r for r in read_results(self._base)} if rounds_done and self.has_base() else {}
+        paired = [base[r.ref] for r in results if r.ref in base]
+        whole = len(paired) == len(results)
+        return evaluated(results, rounds_done, 1.0, time.perf_counter() - began, paired if whole and paired else None)
+
+
+def write_results(path: Path, results: Sequence[ItemResult]) -> None:
+    """Atomic. Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".partial")
+    partial.write_bytes(msgspec.json.encode(list(results)))
+    partial.replace(path)
+
+
+def read_results(path: Path) -> list[ItemResult]:
+    """Raises OSError, msgspec.MsgspecError."""
+    return msgspec.json.decode(path.read_bytes(), type=list[ItemResult])

@@ -1,0 +1,60 @@
+"""Where a round meets the swarm. In silo nothing is exchanged; a node in a swarm plugs its exchange in here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import msgspec
+
+from sapo_swarm.events import SwarmUpdated
+from sapo_swarm.node.host import EngineHost
+from sapo_swarm.scoring.scorer import Scorer
+from sapo_swarm.types import Group
+
+
+class Received(msgspec.Struct, frozen=True):
+    """Verified, locally scored groups of other nodes; bytes on the wire since the last round."""
+
+    groups: tuple[Group, ...] = ()
+    bytes_sent: int = 0
+    bytes_received: int = 0
+
+
+class Exchange(Protocol):
+    """Shares own groups and fetches others'. Never raises for a network fault: it returns what there is."""
+
+    def attach(self, host: EngineHost, scorer: Scorer) -> None:
+        """Called once the engine is loaded: what is received is judged with these."""
+        ...
+
+    def available(self, wanted: int) -> int:
+        """External groups that the next batch can count on, at most `wanted`; own questions fill the rest."""
+        ...
+
+    async def exchange(self, round_number: int, own: Sequence[Group], wanted: int) -> Received: ...
+
+    def used(self, groups: Sequence[Group], batch: int) -> SwarmUpdated | None:
+        """Which external groups went into a batch of so many; the news of the swarm, if there is one."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class Silo:
+    """No swarm: shares nothing, receives nothing."""
+
+    def attach(self, host: EngineHost, scorer: Scorer) -> None:
+        return None
+
+    def available(self, wanted: int) -> int:
+        return 0
+
+    async def exchange(self, round_number: int, own: Sequence[Group], wanted: int) -> Received:
+        return Received()
+
+    def used(self, groups: Sequence[Group], batch: int) -> SwarmUpdated | None:
+        return None
+
+    async def close(self) -> None:
+        return None

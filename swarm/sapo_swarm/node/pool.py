@@ -1,0 +1,59 @@
+"""Judged groups of others that wait for a batch: each is used once, and none after its time. Pure; the clock is passed in."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from sapo_swarm.sapo.sample_external import NOTHING, strategy
+from sapo_swarm.types import Group
+
+POOL_GROUPS = 256
+GROUP_LIFE_S = 900.0
+"""A group that waited longer is dropped: its author's policy has moved on."""
+
+
+@dataclass(slots=True)
+class Pool:
+    """What the strategy `sampling` could draw. Raises UnknownStrategy.
+
+    unusable: groups that the strategy would never draw (without an advantage, mostly), so they are not kept.
+    """
+
+    sampling: str = "uniform_nonzero"
+    limit: int = POOL_GROUPS
+    life_s: float = GROUP_LIFE_S
+    unusable: int = 0
+    _waiting: deque[tuple[float, Group]] = field(default_factory=deque)
+
+    def __post_init__(self) -> None:
+        strategy(self.sampling)
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def add(self, group: Group, now: float) -> None:
+        """The oldest gives way when the pool is full."""
+        if not strategy(self.sampling)([group], NOTHING)[0] > 0:
+            self.unusable += 1
+            return
+        self._waiting.append((now, group))
+        while len(self._waiting) > self.limit:
+            self._waiting.popleft()
+
+    def forget_old(self, now: float) -> None:
+        while self._waiting and now - self._waiting[0][0] > self.life_s:
+            self._waiting.popleft()
+
+    def available(self, wanted: int) -> int:
+        """External groups that a batch could draw now, at most `wanted`: one a source."""
+        return min(wanted, len({group.node for _, group in self._waiting}))
+
+    def groups(self) -> tuple[Group, ...]:
+        return tuple(group for _, group in self._waiting)
+
+    def remove(self, used: Sequence[Group]) -> None:
+        """These went into a batch."""
+        gone = {(group.node, group.question.ref) for group in used}
+        self._waiting = deque((t, g) for t, g in self._waiting if (g.node, g.question.ref) not in gone)

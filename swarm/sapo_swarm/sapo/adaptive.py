@@ -1,0 +1,73 @@
+"""A rule that moves I and J: take from others what one's own questions lack, and no more. Pure.
+
+A batch wants so many informative groups. Own groups deliver a part f of theirs, external ones (filtered) all of theirs.
+J is the smallest number that makes up the rest: close to 0 where own questions carry signal, larger where success is
+rare. J gives way when the swarm's text drifts from what this policy would write, and when held-out pass@1 falls.
+"""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+
+class Rule(msgspec.Struct, frozen=True):
+    """wanted: informative groups a batch should hold, as a share of it. most: largest external share. gap: nats a token
+    by which external text may be less likely than own text. memory: rounds over which signals are averaged.
+    every: rounds between two moves."""
+
+    wanted: float = 0.25
+    most: float = 0.5
+    gap: float = 1.0
+    memory: float = 20.0
+    every: int = 5
+
+
+class Split(msgspec.Struct, frozen=True):
+    """Own and external groups of a batch, and the signals they follow.
+
+    informative: moving average of the informative share of own groups, None before the first round. gap: moving
+    average of the own minus the external log-probability a token. trend: last change of held-out pass@1 in standard
+    errors. age: rounds since the last move.
+    """
+
+    own: int
+    external: int
+    informative: float | None = None
+    gap: float = 0.0
+    trend: float = 0.0
+    age: int = 0
+
+
+def observe(split: Split, informative: float, gap: float | None, rule: Rule) -> Split:
+    """Take in a round: the informative share of the own groups, and the log-probability gap if there was one."""
+    weight = 1.0 / rule.memory
+    share = informative if split.informative is None else split.informative + weight * (informative - split.informative)
+    drift = split.gap if gap is None else split.gap + weight * (gap - split.gap)
+    return msgspec.structs.replace(split, informative=share, gap=drift, age=split.age + 1)
+
+
+def observe_held_out(split: Split, before: float, after: float, items: int) -> Split:
+    """Take in two successive held-out results on so many items: the change in standard errors."""
+    error = math.sqrt(max(before * (1 - before) + after * (1 - after), 1e-9) / max(items, 1))
+    return msgspec.structs.replace(split, trend=(after - before) / error)
+
+
+def target(split: Split, rule: Rule) -> int:
+    """The J that the signals ask for."""
+    total = split.own + split.external
+    most = math.floor(rule.most * total)
+    share = split.informative or 0.0
+    needed = next((j for j in range(most + 1) if share * (total - j) + j >= rule.wanted * total), most)
+    excess = max(0, math.ceil((split.gap - rule.gap) / rule.gap)) if rule.gap > 0 else 0
+    return max(0, needed - excess - (split.trend < -2.0))
+
+
+def move(split: Split, rule: Rule) -> Split:
+    """At most one group toward the target, at most every `every` rounds: no swinging."""
+    aim = target(split, rule)
+    if split.age < rule.every or aim == split.external:
+        return split
+    step = 1 if aim > split.external else -1
+    return msgspec.structs.replace(split, own=split.own - step, external=split.external + step, age=0)

@@ -1,0 +1,104 @@
+"""SampleExternal: which groups of other nodes enter the batch. Strategies are found by name.
+
+================  ====================================================================================================
+uniform_nonzero   the paper's controlled experiment: drop groups without advantage, then draw uniformly
+uniform           the paper's open demo: draw uniformly, no filter
+reward_guided     drop groups without advantage, draw with weight p (1 - p) of the group's mean reward: half-solved
+                  questions carry most signal
+novelty           drop groups without advantage, draw with more weight what this node has rarely trained on
+none              no external groups
+================  ====================================================================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sapo_swarm.registry import UnknownStrategy
+from sapo_swarm.sapo.advantage import MIN_SPREAD, as_rewards, spread
+from sapo_swarm.sapo.novelty import Seen, novelty
+from sapo_swarm.types import Group
+
+Strategy = Callable[[Sequence[Group], Seen], NDArray[np.float64]]
+"""(N,) non-negative weights of N groups, given what the node has trained on; 0 leaves a group out."""
+NOTHING: Seen = {}
+
+
+def has_signal(group: Group, min_spread: float = MIN_SPREAD) -> bool:
+    """The group has advantages that are not all zero."""
+    return spread(as_rewards(group.rewards)) >= min_spread
+
+
+def _uniform(groups: Sequence[Group], seen: Seen = NOTHING) -> NDArray[np.float64]:
+    return np.ones(len(groups))
+
+
+def _uniform_nonzero(groups: Sequence[Group], seen: Seen = NOTHING) -> NDArray[np.float64]:
+    return np.array([float(has_signal(g)) for g in groups])
+
+
+def _reward_guided(groups: Sequence[Group], seen: Seen = NOTHING) -> NDArray[np.float64]:
+    means = np.array([np.mean(g.rewards) for g in groups])
+    floor = 1e-3  # a group with signal and a mean of (almost) 0 or 1 stays possible
+    return _uniform_nonzero(groups) * np.maximum(means * (1.0 - means), floor)
+
+
+def _novelty(groups: Sequence[Group], seen: Seen = NOTHING) -> NDArray[np.float64]:
+    weights: NDArray[np.float64] = _uniform_nonzero(groups) * novelty(groups, seen)
+    return weights
+
+
+def _none(groups: Sequence[Group], seen: Seen = NOTHING) -> NDArray[np.float64]:
+    return np.zeros(len(groups))
+
+
+STRATEGIES: dict[str, Strategy] = {
+    "uniform_nonzero": _uniform_nonzero,
+    "uniform": _uniform,
+    "reward_guided": _reward_guided,
+    "novelty": _novelty,
+    "none": _none,
+}
+
+
+def strategy(name: str) -> Strategy:
+    """Raises UnknownStrategy, which names the nearest."""
+    found = STRATEGIES.get(name)
+    if found is None:
+        raise UnknownStrategy(name, STRATEGIES)
+    return found
+
+
+def sample_external(
+    pool: Sequence[Group],
+    wanted: int,
+    random: np.random.Generator,
+    sampling: str = "uniform_nonzero",
+    per_source: int | None = 1,
+    seen: Seen = NOTHING,
+) -> list[Group]:
+    """Up to `wanted` groups of the pool, without replacement, at most per_source of one node (None: no cap).
+
+    One draw after another with probability proportional to the strategy's weights; a node whose cap is reached leaves
+    the pool. Fewer come back where fewer survive the filter and the cap. Raises UnknownStrategy.
+    """
+    if wanted < 0 or (per_source is not None and per_source < 1):
+        raise ValueError(f"Cannot sample {wanted} groups with at most {per_source} a source.")
+    if not pool or wanted == 0:
+        strategy(sampling)
+        return []
+    weights = np.array(strategy(sampling)(pool, seen), dtype=np.float64)
+    taken: dict[str, int] = {}
+    chosen: list[Group] = []
+    while len(chosen) < wanted and weights.sum() > 0:
+        index = int(random.choice(len(pool), p=weights / weights.sum()))
+        group = pool[index]
+        chosen.append(group)
+        weights[index] = 0.0
+        taken[group.node] = taken.get(group.node, 0) + 1
+        if taken[group.node] == per_source:
+            weights[[i for i, other in enumerate(pool) if other.node == group.node]] = 0.0
+    return chosen

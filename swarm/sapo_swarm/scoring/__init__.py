@@ -1,0 +1,1 @@
+"""Questions and verdicts, from a limited child process: see scorer.Scorer."""

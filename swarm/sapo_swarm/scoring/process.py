@@ -1,0 +1,208 @@
+"""The parent's hold on one worker process: start, run batches, kill on deadline, start again. Blocking calls."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+
+import msgspec
+
+from sapo_swarm.scoring.messages import ConnectionLost, Hello, Job, Reply, read_frame, write_frame
+
+START_S = 60.0
+"""Longest start of a worker (it imports reasoning_gym and sympy) on a busy machine."""
+JOB_S = 1.0
+"""The worker's own deadline a job (worker.DEADLINE_S)."""
+MARGIN_S = 1.0
+"""So long past that deadline the process is killed."""
+JOBS_PER_FRAME = 64
+
+
+class ScorerUnavailable(Exception):
+    """The scorer worker does not start; the message says why and what to do."""
+
+
+def worker_command() -> list[str]:
+    """How to start a worker: a module of this interpreter, or a switch of a frozen app (see sapo_desktop.__main__)."""
+    if getattr(sys, "frozen", False):
+        return [sys.executable, "--scorer-worker"]
+    return [sys.executable, "-P", "-m", "sapo_swarm.scoring.worker"]
+
+
+def worker_environment(memory_bytes: int) -> dict[str, str]:
+    """A small environment without the parent's secrets; the same import path and hash seed everywhere."""
+    kept = ("PATH", "SYSTEMROOT", "TEMP", "TMP", "LANG", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
+    environment = {name: os.environ[name] for name in kept if name in os.environ}
+    environment |= {
+        "PYTHONHASHSEED": "0",
+        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+        "PYTHONUTF8": "1",
+        "OPENBLAS_NUM_THREADS": "1",
+        "OMP_NUM_THREADS": "1",
+        "MKL_NUM_THREADS": "1",
+        "SAPO_SCORER_MEMORY": str(memory_bytes),
+    }
+    return environment
+
+
+class Watchdog:
+    """A thread that calls `bark` once the due time passes; setting a later due time costs no wake-up."""
+
+    def __init__(self) -> None:
+        self._condition = threading.Condition()
+        self._due: float | None = None
+        self._victim: subprocess.Popen[bytes] | None = None
+        self._thread: threading.Thread | None = None
+
+    def guard(self, victim: subprocess.Popen[bytes], seconds: float) -> None:
+        """Kill the process if neither `extend` nor `release` is called within so many seconds."""
+        with self._condition:
+            self._victim, self._due = victim, time.monotonic() + seconds
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(target=self._watch, name="scorer-watchdog", daemon=True)
+                self._thread.start()
+            self._condition.notify()
+
+    def extend(self, seconds: float) -> None:
+        self._due = time.monotonic() + seconds
+
+    def release(self) -> None:
+        with self._condition:
+            self._due, self._victim = None, None
+
+    def _watch(self) -> None:
+        with self._condition:
+            while True:
+                if self._due is None:
+                    if not self._condition.wait(timeout=30) and self._due is None:
+                        self._thread = None
+                        return
+                    continue
+                left = self._due - time.monotonic()
+                if left > 0:
+                    self._condition.wait(left)
+                elif self._victim is not None:
+                    self._victim.kill()
+                    self._due, self._victim = None, None
+
+
+class WorkerProcess:
+    """One worker at a time, started on first use, replaced when it dies. For one calling thread; close from any."""
+
+    def __init__(self, memory_bytes: int, margin_s: float = MARGIN_S, command: Sequence[str] = ()) -> None:
+        self.hello = Hello()
+        self.restarts = 0
+        self._memory_bytes = memory_bytes
+        self._patience_s = JOB_S + margin_s
+        self._command = list(command) or worker_command()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._watchdog = Watchdog()
+        self._closed = False
+        self._lock = threading.Lock()
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder = msgspec.msgpack.Decoder(Reply)
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process else None
+
+    def start(self) -> None:
+        """Start the worker if none runs. Raises ScorerUnavailable."""
+        with self._lock:
+            if self._closed:
+                raise ScorerUnavailable("The scorer was closed.")
+            if self._process is not None:
+                return
+            try:
+                process = subprocess.Popen(
+                    self._command,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.DEVNULL,
+                    env=worker_environment(self._memory_bytes),
+                )
+            except OSError as error:
+                raise ScorerUnavailable(f"The scorer worker does not start: {error}.") from error
+            self._process = process
+        self._greet(process)
+
+    def run(self, jobs: Sequence[Job]) -> list[Reply]:
+        """One reply a job, in order. A job that kills or hangs the worker fails; the others are unaffected.
+
+        Raises ScorerUnavailable.
+        """
+        replies: list[Reply] = []
+        suspects = 0  # jobs to send one by one: replies of a dead worker may be lost in its buffer
+        while len(replies) < len(jobs):
+            self.start()
+            frame = jobs[len(replies) : len(replies) + (1 if suspects > 0 else JOBS_PER_FRAME)]
+            before = len(replies)
+            if self._exchange(frame, replies):
+                suspects -= len(frame)
+                continue
+            self.restarts += 1
+            self._discard()
+            if self._closed:
+                raise ScorerUnavailable("The scorer was closed.")
+            suspects = len(frame) - (len(replies) - before)
+            if len(frame) == 1:
+                replies.append(Reply(failure="The scorer worker had to be stopped.", stage="worker"))
+        return replies
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            self._discard()
+
+    def _exchange(self, jobs: Sequence[Job], replies: list[Reply]) -> bool:
+        """Send one frame and append the replies; False when the worker died before the last."""
+        process = self._process
+        if process is None or process.stdin is None or process.stdout is None:
+            return False
+        frame = self._encoder.encode(tuple(jobs))
+        self._watchdog.guard(process, self._patience_s)
+        try:
+            write_frame(process.stdin, frame)  # type: ignore[arg-type]
+            process.stdin.flush()
+            for _ in jobs:
+                replies.append(self._decoder.decode(read_frame(process.stdout)))  # type: ignore[arg-type]
+                self._watchdog.extend(self._patience_s)
+        except (ConnectionLost, OSError, ValueError):  # ValueError: closed from another thread, or a broken frame
+            return False
+        finally:
+            self._watchdog.release()
+        return True
+
+    def _greet(self, process: subprocess.Popen[bytes]) -> None:
+        assert process.stdout is not None
+        self._watchdog.guard(process, START_S)
+        try:
+            self.hello = msgspec.msgpack.decode(read_frame(process.stdout), type=Hello)  # type: ignore[arg-type]
+        except (ConnectionLost, OSError, ValueError) as error:
+            self._discard()
+            reason = f"The scorer worker ended while it started ({error})."
+            raise ScorerUnavailable(f"{reason} Try: sapo-desktop doctor") from error
+        finally:
+            self._watchdog.release()
+        if self.hello.failure:
+            self._discard()
+            raise ScorerUnavailable(
+                f"The scorer worker cannot load its tasks ({self.hello.failure}). "
+                "Reinstall: pip install --force-reinstall reasoning-gym==0.1.25"
+            )
+
+    def _discard(self) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.kill()
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(OSError, ValueError):
+                    pipe.close()
+        process.wait()

@@ -1,0 +1,153 @@
+"""Questions and verdicts for a node, without ever blocking its event loop.
+
+Error tree::
+
+    ScoringFailed       this group's texts (or the worker under them) failed: strike its source
+    ScorerUnavailable   no worker starts here; the message carries the fix
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from types import TracebackType
+
+from sapo_swarm.scoring.limits import MEMORY_BYTES
+from sapo_swarm.scoring.messages import Job, Reply
+from sapo_swarm.scoring.process import MARGIN_S, ScorerUnavailable, WorkerProcess
+from sapo_swarm.scoring.verify import cap
+from sapo_swarm.types import Question, TaskRef
+
+__all__ = ["Scored", "Scorer", "ScorerUnavailable", "ScoringFailed", "Unanswerable"]
+
+
+@dataclass(frozen=True, slots=True)
+class Unanswerable:
+    """A reference that regenerates no question here: treat as "no such task"."""
+
+    ref: TaskRef
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """Rewards in [0, 1] and whether each text held an answer, in the order of the texts; the question's text."""
+
+    rewards: tuple[float, ...]
+    well_formed: tuple[bool, ...]
+    prompt: str = ""
+
+
+class ScoringFailed(Exception):
+    """A group could not be scored. fault: "task" (no such question), "texts" or "worker" (strike the source)."""
+
+    def __init__(self, ref: TaskRef, reason: str, fault: str) -> None:
+        super().__init__(f"{ref.label} was not scored: {reason}")
+        self.ref = ref
+        self.reason = reason
+        self.fault = fault
+
+
+class Scorer:
+    """A pool of one limited worker. Calls made together share a round-trip through the pipe.
+
+    `async with Scorer() as scorer:` starts the worker in the background (0.8 s, once).
+    command: another way to start a worker than this interpreter (tests start one with hostile verifiers).
+    """
+
+    def __init__(
+        self, memory_bytes: int = MEMORY_BYTES, margin_s: float = MARGIN_S, command: Sequence[str] = ()
+    ) -> None:
+        self.worker = WorkerProcess(memory_bytes, margin_s, command)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="scorer")
+        self._pending: list[tuple[Sequence[Job], asyncio.Future[list[Reply]]]] = []
+        self._runner: asyncio.Task[None] | None = None
+        self._warm: asyncio.Future[None] | None = None
+
+    async def __aenter__(self) -> Scorer:
+        self._warm = asyncio.get_running_loop().run_in_executor(self._thread, self._prewarm)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await asyncio.to_thread(self.worker.close)
+        if self._runner is not None:
+            await asyncio.wait([self._runner])
+        if self._warm is not None:
+            await asyncio.wait([self._warm])
+        await asyncio.to_thread(self._thread.shutdown)
+
+    async def ready(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """The worker's limits: (in force, missing on this platform). Raises ScorerUnavailable."""
+        await asyncio.get_running_loop().run_in_executor(self._thread, self.worker.start)
+        return self.worker.hello.limits, self.worker.hello.missing
+
+    async def questions(self, refs: Sequence[TaskRef]) -> list[Question | Unanswerable]:
+        """Regenerate questions, in order. Raises ScorerUnavailable."""
+        replies = await self._submit([Job(ref) for ref in refs])
+        return [_question(ref, reply) for ref, reply in zip(refs, replies, strict=True)]
+
+    async def score(self, ref: TaskRef, texts: Sequence[str], partial: bool = False) -> Scored:
+        """Score the completions of one question. Raises ScoringFailed, ScorerUnavailable."""
+        result = (await self.score_many([(ref, texts)], partial))[0]
+        if isinstance(result, ScoringFailed):
+            raise result
+        return result
+
+    async def score_many(
+        self, groups: Sequence[tuple[TaskRef, Sequence[str]]], partial: bool = False
+    ) -> list[Scored | ScoringFailed]:
+        """Score many groups in one round-trip; a failed group is its ScoringFailed. Raises ScorerUnavailable."""
+        jobs = [Job(ref, tuple(map(cap, texts)), partial) for ref, texts in groups]
+        replies = await self._submit(jobs)
+        return [_scored(job.ref, reply) for job, reply in zip(jobs, replies, strict=True)]
+
+    async def _submit(self, jobs: Sequence[Job]) -> list[Reply]:
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[list[Reply]] = loop.create_future()
+        self._pending.append((jobs, future))
+        if self._runner is None or self._runner.done():
+            self._runner = loop.create_task(self._drain())
+        return await future
+
+    async def _drain(self) -> None:
+        """Run everything that was submitted, batch by batch."""
+        loop = asyncio.get_running_loop()
+        while self._pending:
+            batch, self._pending = self._pending, []
+            try:
+                replies = await loop.run_in_executor(
+                    self._thread, self.worker.run, [job for jobs, _ in batch for job in jobs]
+                )
+            except Exception as error:
+                for _, future in batch:
+                    if not future.done():
+                        future.set_exception(error)
+                continue
+            start = 0
+            for jobs, future in batch:
+                if not future.done():
+                    future.set_result(replies[start : start + len(jobs)])
+                start += len(jobs)
+
+    def _prewarm(self) -> None:
+        with contextlib.suppress(ScorerUnavailable):  # the first real call raises it where somebody listens
+            self.worker.start()
+
+
+def _question(ref: TaskRef, reply: Reply) -> Question | Unanswerable:
+    if reply.failure:
+        return Unanswerable(ref, reply.failure)
+    return Question(ref, reply.prompt, hashlib.sha256(reply.prompt.encode()).hexdigest())
+
+
+def _scored(ref: TaskRef, reply: Reply) -> Scored | ScoringFailed:
+    if not reply.failure:
+        return Scored(reply.rewards, reply.well_formed, reply.prompt)
+    fault = {"generate": "task", "score": "texts"}.get(reply.stage, "worker")
+    return ScoringFailed(ref, reply.failure, fault)

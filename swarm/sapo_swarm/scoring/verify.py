@@ -1,0 +1,63 @@
+"""One text against one regenerated entry. Runs in the scorer worker; never on an entry that came off the wire."""
+
+from __future__ import annotations
+
+import decimal
+import math
+from typing import Any
+
+from sapo_swarm.prompting import extract_answer
+from sapo_swarm.scoring.verifiers import GUARDS, VERIFIERS, names_no_number
+from sapo_swarm.types import MAX_COMPLETION_BYTES
+
+FATAL = (MemoryError,)
+"""Not a verdict: the group fails and its source is struck."""
+
+
+class DeadlineExceeded(BaseException):
+    """Raised by the alarm inside a scorer; no `except Exception` of a scorer can swallow it."""
+
+
+def cap(text: str) -> str:
+    """The last MAX_COMPLETION_BYTES of the text in UTF-8: the answer stands at the end. Lone surrogates become "?"."""
+    if text.isascii() and len(text) <= MAX_COMPLETION_BYTES:
+        return text
+    return text.encode("utf-8", "replace")[-MAX_COMPLETION_BYTES:].decode("utf-8", "ignore")
+
+
+def raw_score(answer: str, name: str, dataset: Any, entry: dict[str, Any]) -> float:
+    """What the dataset's verifier (or ours) says; may raise anything that reasoning_gym raises."""
+    own = VERIFIERS.get(name)
+    if own is not None:
+        return own(answer, entry)
+    guard = GUARDS.get(name)
+    if (guard is not None and not guard(answer, entry)) or names_no_number(answer, entry):
+        return 0.0
+    return float(dataset.score_answer(answer, entry))
+
+
+def score_text(text: str, name: str, dataset: Any, entry: dict[str, Any], partial: bool = False) -> tuple[float, bool]:
+    """(reward in [0, 1], well formed). Without partial credit the reward is 1.0 or 0.0.
+
+    Well formed: the text holds a non-empty <answer>...</answer>. An exception in a verifier is a verdict of 0;
+    raises MemoryError and DeadlineExceeded only.
+    """
+    answer = extract_answer(cap(text))
+    if not answer:
+        return 0.0, False
+    try:
+        raw = raw_score(answer, name, dataset, entry)
+    except (DeadlineExceeded, *FATAL):
+        raise
+    except BaseException:  # a scorer may raise anything, SystemExit included: junk in the answer, not a crash here
+        return 0.0, True
+    if not math.isfinite(raw):
+        return 0.0, True
+    if partial:
+        return min(max(raw, 0.0), 1.0), True
+    return float(raw == 1.0), True
+
+
+def fresh_context() -> decimal.Context:
+    """reasoning_gym's decimal_arithmetic sets the global precision: each group starts from the default again."""
+    return decimal.Context(prec=28)

@@ -1,0 +1,166 @@
+"""The scorer worker: regenerates questions and scores texts for one parent, over stdin and stdout.
+
+Start it as `python -m sapo_swarm.scoring.worker` with PYTHONHASHSEED=0 (some generators iterate over sets). It ends
+when its stdin does. Each job has a deadline inside (an alarm, where the platform has one); the parent holds another.
+"""
+
+from __future__ import annotations
+
+import decimal
+import faulthandler
+import os
+import signal
+import sys
+import time
+import warnings
+from typing import Any, BinaryIO
+
+import msgspec
+
+from sapo_swarm.scoring import limits
+from sapo_swarm.scoring.messages import ConnectionLost, Hello, Job, Reply, read_frame, write_frame
+from sapo_swarm.scoring.verify import DeadlineExceeded, fresh_context, score_text
+from sapo_swarm.types import TaskRef
+
+DEADLINE_S = 1.0
+ORPHAN_GRACE_S = 10.0
+"""How long a worker whose parent died may hang in C code before it ends itself."""
+FLUSH_S = 0.002
+"""Replies younger than this wait in the pipe's buffer: waking the parent costs more than scoring a group."""
+CACHED_ENTRIES = 256
+_entries: dict[TaskRef, tuple[Any, dict[str, Any]]] = {}
+_HAS_ALARM = hasattr(signal, "setitimer")
+
+
+def take_over_pipes() -> tuple[BinaryIO, BinaryIO]:
+    """Private copies of stdin and stdout; what a generator prints goes nowhere."""
+    source, sink = os.dup(0), os.dup(1)
+    if sys.platform == "win32":
+        import msvcrt
+
+        msvcrt.setmode(source, os.O_BINARY)
+        msvcrt.setmode(sink, os.O_BINARY)
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (0, 1, 2):
+        os.dup2(nothing, descriptor)
+    return os.fdopen(source, "rb"), os.fdopen(sink, "wb")
+
+
+def _on_alarm(_signal: int, _frame: object) -> None:
+    raise DeadlineExceeded
+
+
+class _Deadline:
+    """Raises DeadlineExceeded in the block after DEADLINE_S, and again every 50 ms where a bare except ate it."""
+
+    def __enter__(self) -> None:
+        self._start = time.monotonic()
+        if sys.platform != "win32":
+            signal.setitimer(signal.ITIMER_REAL, DEADLINE_S, 0.05)
+
+    def __exit__(self, *_: object) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        if sys.platform != "win32":
+            signal.setitimer(signal.ITIMER_REAL, 0.0)
+
+    @property
+    def passed(self) -> bool:
+        return time.monotonic() - self._start > DEADLINE_S
+
+
+def _regenerate(ref: TaskRef) -> tuple[Any, dict[str, Any]]:
+    """Dataset and entry of a reference, from the cache when the question was asked for a moment ago."""
+    from sapo_swarm.tasks.questions import generate_entry
+
+    found = _entries.pop(ref, None)
+    if found is None:
+        decimal.setcontext(fresh_context())
+        found = generate_entry(ref)
+        if len(_entries) >= CACHED_ENTRIES:
+            del _entries[next(iter(_entries))]
+    _entries[ref] = found
+    decimal.setcontext(fresh_context())  # a verdict must not depend on whether the cache was hit
+    return found
+
+
+def answer(job: Job) -> Reply:
+    """The reply to one job; never raises, except where the machine is out of memory for the reply itself."""
+    deadline = _Deadline()
+    rewards: list[float] = []
+    well_formed: list[bool] = []
+    prompt = ""
+    try:
+        with deadline:
+            dataset, entry = _regenerate(job.ref)
+            prompt = str(entry["question"])
+            for text in job.texts:
+                reward, formed = score_text(text, job.ref.dataset, dataset, entry, job.partial)
+                rewards.append(reward)
+                well_formed.append(formed)
+    except BaseException as error:  # a bad job is data, not a crash; the alarm may fire anywhere in the block
+        deadline.clear()  # again, in case it fired inside __exit__
+        return Reply(failure=_reason(error), stage="score" if prompt else "generate")
+    if deadline.passed:
+        return Reply(failure=_reason(DeadlineExceeded()), stage="score")
+    return Reply(prompt, tuple(rewards), tuple(well_formed))
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, DeadlineExceeded):
+        return f"It took longer than {DEADLINE_S:g} s."
+    if isinstance(error, MemoryError):
+        return "It needed more memory than the scorer may use."
+    return (str(error) or type(error).__name__)[:500]
+
+
+def serve(source: BinaryIO, sink: BinaryIO, orphan_log: BinaryIO) -> None:
+    """Answer batches until the parent goes away: a frame of jobs in, one frame a job out."""
+    decoder = msgspec.msgpack.Decoder(tuple[Job, ...])
+    encoder = msgspec.msgpack.Encoder()
+    while True:
+        try:
+            jobs = decoder.decode(read_frame(source))
+        except ConnectionLost:
+            return
+        limit = len(jobs) * 2 * DEADLINE_S + ORPHAN_GRACE_S
+        faulthandler.dump_traceback_later(limit, exit=True, file=orphan_log)
+        flushed = time.monotonic()
+        for job in jobs:
+            write_frame(sink, encoder.encode(answer(job)))
+            if time.monotonic() - flushed > FLUSH_S:
+                sink.flush()
+                flushed = time.monotonic()
+        sink.flush()
+        faulthandler.cancel_dump_traceback_later()
+
+
+def main() -> int:
+    source, sink = take_over_pipes()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    if sys.platform != "win32":
+        signal.signal(signal.SIGALRM, _on_alarm)
+    try:
+        import sapo_swarm.tasks.questions  # noqa: F401  (loads reasoning_gym before the limits are in force)
+    except Exception as error:
+        write_frame(sink, msgspec.msgpack.encode(Hello(failure=f"{type(error).__name__}: {error}")))
+        sink.flush()
+        return 1
+    warnings.simplefilter("ignore")
+    orphan_log = open(os.devnull, "wb")  # noqa: SIM115  (open for the life of the process)
+    applied, missing = limits.apply(int(os.environ.get("SAPO_SCORER_MEMORY", limits.MEMORY_BYTES)))
+    if not _HAS_ALARM:
+        missing.append("alarm inside the worker (the parent's deadline holds)")
+    write_frame(sink, msgspec.msgpack.encode(Hello(tuple(applied), tuple(missing))))
+    sink.flush()
+    serve(source, sink, orphan_log)
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        code = main()
+    except BrokenPipeError:
+        code = 0
+    os._exit(code)

@@ -1,0 +1,1 @@
+"""Which questions exist and how a reference becomes a question."""

@@ -1,0 +1,134 @@
+"""The allow-list of tasks with their named presets (difficulty settings of reasoning_gym).
+
+`paper` holds the settings that the SAPO authors shipped; `starter` is tuned so that the bundled model sometimes
+succeeds; `hard` is for models of a billion parameters and more. `easy` is what the bundled model was trained on where
+`starter` asks for more.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from sapo_swarm.tasks.extra import DEFAULT_PRESET, EXTRA
+
+Settings = Mapping[str, object]
+
+
+class UnknownTask(ValueError):
+    """No such task or preset; the message names the nearest match."""
+
+
+_CATALOGUE: dict[str, dict[str, Settings]] = {
+    "base_conversion": {
+        "starter": {"min_base": 2, "max_base": 10, "min_value": 4, "max_value": 63},
+        "paper": {"min_base": 2, "max_base": 16, "min_value": 0, "max_value": 1000},
+        "hard": {"min_base": 2, "max_base": 36, "min_value": 1000, "max_value": 100_000},
+    },
+    "basic_arithmetic": {
+        "starter": {"min_terms": 2, "max_terms": 3, "min_digits": 1, "max_digits": 2, "operators": ("+", "-")},
+        "paper": {"min_terms": 2, "max_terms": 6, "min_digits": 1, "max_digits": 4},
+        "hard": {"min_terms": 5, "max_terms": 10, "min_digits": 2, "max_digits": 5},
+    },
+    "arc_1d": {
+        "starter": {"min_size": 8, "max_size": 8, "num_train": 2},
+        "paper": {"min_size": 10, "max_size": 30, "num_train": 3},
+        "hard": {"min_size": 25, "max_size": 50, "num_train": 3},
+    },
+    "bf": {
+        "starter": {"difficulty": 1},
+        "paper": {"difficulty": 1},
+        "hard": {"difficulty": 2},
+    },
+    "propositional_logic": {
+        "starter": {
+            "min_vars": 2,
+            "max_vars": 4,
+            "min_statements": 2,
+            "max_statements": 2,
+            "min_complexity": 2,
+            "max_complexity": 3,
+        },
+        "paper": {"min_vars": 2, "max_vars": 4, "min_statements": 2, "max_statements": 4, "max_complexity": 3},
+        "hard": {"min_vars": 4, "max_vars": 6, "min_statements": 4, "max_statements": 6, "max_complexity": 4},
+    },
+    "fraction_simplification": {
+        "starter": {"min_value": 1, "max_value": 50, "min_factor": 2, "max_factor": 9, "styles": ("plain",)},
+        "paper": {
+            "min_value": 1,
+            "max_value": 100,
+            "min_factor": 2,
+            "max_factor": 100,
+            "styles": ("plain", "latex_inline", "latex_frac"),
+        },
+        "hard": {"min_value": 100, "max_value": 5000, "min_factor": 10, "max_factor": 500},
+    },
+    "decimal_arithmetic": {
+        "starter": {
+            "min_num_decimal_places": 1,
+            "max_num_decimal_places": 1,
+            "min_terms": 2,
+            "max_terms": 2,
+            "precision": 5,
+        },
+        "paper": {
+            "min_num_decimal_places": 1,
+            "max_num_decimal_places": 3,
+            "min_terms": 2,
+            "max_terms": 6,
+            "precision": 5,
+        },
+        "hard": {
+            "min_num_decimal_places": 3,
+            "max_num_decimal_places": 5,
+            "min_terms": 4,
+            "max_terms": 8,
+            "precision": 10,
+        },
+    },
+    "calendar_arithmetic": {
+        "starter": {
+            "year": 2023,
+            "offset_upper_bound": 30,
+            "tasks": ("weekday_offset", "weekday_of_date", "weekday_of_date_from_first_date"),
+        },
+        "paper": {"year": 2023, "offset_upper_bound": 100},
+        "hard": {"year": 2023, "offset_upper_bound": 500},
+    },
+    "binary_matrix": {
+        "easy": {"min_n": 6, "max_n": 6, "p_zero": 0.25},
+        "starter": {"min_n": 6, "max_n": 6, "p_zero": 0.1},
+        "paper": {"min_n": 3, "max_n": 10, "p_zero": 0.25},
+        "hard": {"min_n": 8, "max_n": 14, "p_zero": 0.15},
+    },
+}
+
+CATALOGUE: Mapping[str, Mapping[str, Settings]] = MappingProxyType({**EXTRA, **_CATALOGUE})
+
+
+def _nearest(name: str, known: Mapping[str, object]) -> str:
+    close = difflib.get_close_matches(name, known, n=1)
+    return f"Did you mean {close[0]!r}?" if close else f"Known: {', '.join(known)}."
+
+
+def settings(dataset: str, preset: str) -> Settings:
+    """The generator settings of a task. Raises UnknownTask."""
+    presets = CATALOGUE.get(dataset)
+    if presets is None:
+        raise UnknownTask(f"There is no task {dataset!r}. {_nearest(dataset, CATALOGUE)}")
+    chosen = presets.get(preset)
+    if chosen is None:
+        raise UnknownTask(f"Task {dataset!r} has no preset {preset!r}. {_nearest(preset, presets)}")
+    return chosen
+
+
+def preset_of(dataset: str, preset: str) -> str:
+    """The preset to use where one name is set for many tasks: that one, or `default` for a task that has no other.
+
+    Raises UnknownTask.
+    """
+    presets = CATALOGUE.get(dataset, {})
+    chosen = DEFAULT_PRESET if set(presets) == {DEFAULT_PRESET} else preset
+    settings(dataset, chosen)
+    return chosen

@@ -1,0 +1,57 @@
+"""From a TaskRef to its question. Imports reasoning_gym: called in the scorer worker and the starter's recipe only."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+from typing import Any
+
+from reasoning_gym.factory import DATASETS
+
+from sapo_swarm.tasks.catalogue import settings
+from sapo_swarm.types import GENERATOR_VERSION, Question, TaskRef
+
+READS_DATA = frozenset({"figlet_font", "group_anagrams", "spell_backward"})
+"""Datasets that read up to 10 MB when they are made: one object a preset serves every seed (equality is tested)."""
+_shared: dict[tuple[str, str], Any] = {}
+
+
+class NoSuchQuestion(ValueError):
+    """These coordinates regenerate nothing here (another generator version, or the generator itself raises)."""
+
+
+def generate_entry(ref: TaskRef) -> tuple[Any, dict[str, Any]]:
+    """The dataset object and the entry (question, answer, metadata) of a reference.
+
+    Raises UnknownTask, NoSuchQuestion. The entry is never taken from anybody else.
+    """
+    if ref.generator != GENERATOR_VERSION:
+        raise NoSuchQuestion(f"{ref.label} was made by {ref.generator}; this node has {GENERATOR_VERSION}.")
+    config = dict(settings(ref.dataset, ref.preset))
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):  # bf prints dots while it generates
+            dataset = _dataset(ref, config)
+            entry = dataset[ref.index]
+    except Exception as error:
+        raise NoSuchQuestion(f"{ref.label} does not regenerate: {type(error).__name__}: {error}") from error
+    if entry["answer"] == "":  # base_conversion writes 0 as no digits at all: nobody can answer that
+        raise NoSuchQuestion(f"{ref.label} has an empty true answer.")
+    return dataset, entry
+
+
+def _dataset(ref: TaskRef, config: dict[str, object]) -> Any:
+    dataset_class, config_class = DATASETS[ref.dataset]
+    if ref.dataset not in READS_DATA:
+        return dataset_class(config_class(seed=ref.seed, size=ref.index + 1, **config))
+    key = (ref.dataset, ref.preset)
+    if key not in _shared:
+        _shared[key] = dataset_class(config_class(seed=0, size=1, **config))
+    dataset = _shared[key]
+    dataset.seed, dataset.size = ref.seed, ref.index + 1  # items are Random(seed + index)
+    return dataset
+
+
+def question_of(ref: TaskRef, entry: dict[str, Any]) -> Question:
+    prompt: str = entry["question"]
+    return Question(ref, prompt, hashlib.sha256(prompt.encode()).hexdigest())

@@ -1,0 +1,285 @@
+"""What travels between a node and the coordinator (API v1): structs, limits, and the codec that refuses bombs.
+
+Bodies of rounds are msgpack in one zstd frame; everything small is JSON. Unknown fields are refused. A group carries
+coordinates and decoded text, never a reward, a truth, a prompt or a log-probability: the receiver computes its own.
+
+Error tree::
+
+    WireError            code "malformed" and a sentence; the bytes are not what the protocol says
+    └── TooLarge         code "too_large"
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Annotated, TypeVar
+
+import msgspec
+import zstandard
+from msgspec import Meta
+
+from sapo_swarm.types import PROTOCOL_VERSION, Finish, NodeId, Sha256, TaskRef
+
+MEDIA_TYPE = f"application/vnd.sapo.v{PROTOCOL_VERSION}+msgpack+zstd"
+PROBLEM_TYPE = "application/problem+json"
+H_PROTO, H_NODE, H_TIME, H_NONCE, H_SIGNATURE = (
+    "Sapo-Proto",
+    "Sapo-Node",
+    "Sapo-Time",
+    "Sapo-Nonce",
+    "Sapo-Signature",
+)
+
+MAX_BODY = 256 * 1024
+"""Bytes of a compressed body, either way."""
+MAX_RAW = 1024 * 1024
+"""Bytes of a body after decompression, either way."""
+MAX_WINDOW = 1024 * 1024
+MAX_GROUPS = 9
+MAX_WANT = 32
+MAX_CLOCK_SKEW_S = 120.0
+NONCE_LIFETIME_S = 600.0
+
+Label = Annotated[str, Meta(max_length=80, pattern=r"^[\x20-\x7e]*\Z", description="Printable ASCII")]
+DisplayName = Annotated[str, Meta(max_length=40, description="Chosen by the node: peer text, show through safe_text")]
+Nonce = Annotated[str, Meta(pattern=r"^[0-9a-f]{32}\Z")]
+GroupId = Annotated[bytes, Meta(min_length=8, max_length=8)]
+SwarmId = Annotated[str, Meta(pattern=r"^[a-z2-7]{16}\Z")]
+
+
+class WireError(Exception):
+    """Bytes that are not what the protocol says."""
+
+    code = "malformed"
+
+
+class TooLarge(WireError):
+    code = "too_large"
+
+
+class _Wire(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    pass
+
+
+class SharedCompletion(_Wire, frozen=True):
+    text: Annotated[str, Meta(max_length=8192)]
+    finish: Finish
+
+
+class GroupBody(_Wire, frozen=True):
+    """The signed part of a group. ts: milliseconds since the Unix epoch when it was drawn."""
+
+    ref: TaskRef
+    prompt_sha256: Sha256
+    completions: Annotated[tuple[SharedCompletion, ...], Meta(min_length=2, max_length=16)]
+    node: NodeId
+    model: Label
+    policy_step: Annotated[int, Meta(ge=0, lt=2**40)]
+    ts: Annotated[int, Meta(ge=0, lt=2**53)]
+
+
+class SignedGroup(_Wire, frozen=True):
+    """body: msgpack of GroupBody, signed as it is so that nobody needs a canonical form; key: the author's Ed25519."""
+
+    body: Annotated[bytes, Meta(max_length=160 * 1024)]
+    key: Annotated[bytes, Meta(min_length=32, max_length=32)]
+    signature: Annotated[bytes, Meta(min_length=64, max_length=64)]
+
+
+class Upload(_Wire, frozen=True):
+    """Body of PUT /v1/rounds/{sha256 of body}.
+
+    want: groups of others to send back. have: ids (group_id) of groups received lately, not to be sent again.
+    reward_local: the node's own mean reward, as it says, for the status page only.
+    """
+
+    groups: Annotated[tuple[SignedGroup, ...], Meta(max_length=MAX_GROUPS)]
+    want: Annotated[int, Meta(ge=0, le=MAX_WANT)] = 0
+    have: Annotated[tuple[GroupId, ...], Meta(max_length=256)] = ()
+    reward_local: Annotated[float, Meta(ge=0.0, le=1.0)] | None = None
+
+
+class GroupResult(_Wire, frozen=True):
+    """In the order of the upload. reason: "" when accepted, else a stable code such as "duplicate"."""
+
+    accepted: bool
+    reason: Annotated[str, Meta(max_length=32)] = ""
+
+
+class Receipt(_Wire, frozen=True):
+    """Another node drew this node's groups `count` times since the last exchange."""
+
+    node: NodeId
+    count: Annotated[int, Meta(ge=0)]
+
+
+class RoundReply(_Wire, frozen=True):
+    """Answer to a round.
+
+    sample: SignedGroups of others, at most one per source, as raw msgpack so that each is judged on its own.
+    uptake: times others drew this node's groups, ever (a lost reply loses no count). mine / total: accepted groups
+    in the last window_s seconds, of this node and of all. pool: live groups. nodes: seen in the window.
+    """
+
+    results: Annotated[tuple[GroupResult, ...], Meta(max_length=MAX_GROUPS)]
+    sample: Annotated[list[msgspec.Raw], Meta(max_length=MAX_WANT)]
+    receipts: Annotated[tuple[Receipt, ...], Meta(max_length=64)]
+    uptake: Annotated[int, Meta(ge=0)]
+    mine: Annotated[int, Meta(ge=0)]
+    total: Annotated[int, Meta(ge=0)]
+    window_s: Annotated[float, Meta(ge=0)]
+    nodes: Annotated[int, Meta(ge=0)]
+    rounds_per_s: Annotated[float, Meta(ge=0)]
+    pool: Annotated[int, Meta(ge=0)]
+    next_in_s: Annotated[float, Meta(ge=0, le=3600)]
+
+
+class Limits(_Wire, frozen=True):
+    body_bytes: int = MAX_BODY
+    raw_bytes: int = MAX_RAW
+    groups: int = MAX_GROUPS
+    want: int = MAX_WANT
+    completions_min: int = 2
+    completions_max: int = 16
+    completion_bytes: int = 8192
+    round_every_s: float = 5.0
+    round_burst: int = 3
+    clock_skew_s: float = MAX_CLOCK_SKEW_S
+    group_age_s: float = 900.0
+
+
+class SwarmInfo(_Wire, frozen=True):
+    """GET /v1/swarm. open: anyone may join, so nobody here is trusted. epoch: changes when the pool starts anew."""
+
+    swarm: SwarmId
+    name: DisplayName
+    protocol: int
+    open: bool
+    tasks: Annotated[tuple[str, ...], Meta(max_length=256)]
+    presets: Annotated[tuple[str, ...], Meta(max_length=16)]
+    generator: Annotated[str, Meta(max_length=40)]
+    shards: int
+    epoch: int
+    share_fraction: float
+    min_client: Annotated[str, Meta(max_length=20)]
+    limits: Limits
+    nodes: int
+    time: float
+
+
+class JoinRequest(_Wire, frozen=True):
+    """Body of POST /v1/join; the request's own signature proves possession of the key. invite: "" in an open swarm."""
+
+    key: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z", description="Ed25519 public key")]
+    invite: Annotated[str, Meta(pattern=r"^([0-9a-f]{32})?\Z")] = ""
+    name: DisplayName = ""
+    model: Label = ""
+
+
+class LeaderRow(_Wire, frozen=True):
+    """One node in the window. share = groups / all groups; uptake: times others drew its groups in the window."""
+
+    node: NodeId
+    name: DisplayName
+    model: Label
+    groups: int
+    share: float
+    uptake: int
+    seen_s: float
+
+
+class Leaderboard(_Wire, frozen=True):
+    window_s: float
+    total: int
+    nodes: Annotated[tuple[LeaderRow, ...], Meta(max_length=1000)]
+
+
+class Problem(_Wire, frozen=True):
+    """RFC 9457 problem details; `code` is stable, `detail` is for people."""
+
+    title: str
+    status: int
+    code: str
+    detail: str
+    type: str = "about:blank"
+    retry_after_s: float | None = None
+
+
+T = TypeVar("T")
+_decoders: dict[object, msgspec.msgpack.Decoder[object]] = {}
+_compress = zstandard.ZstdCompressor(level=1, write_content_size=True)
+_decompress = zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW)
+
+
+def unpack(data: bytes | bytearray | memoryview | msgspec.Raw, kind: type[T]) -> T:
+    """The struct in msgpack bytes. Raises WireError for anything that is not exactly one."""
+    decoder = _decoders.get(kind)
+    if decoder is None:
+        decoder = _decoders[kind] = msgspec.msgpack.Decoder(kind)
+    try:
+        return decoder.decode(data)  # type: ignore[return-value]
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise WireError(f"The message is not a valid {kind.__name__}: {str(error)[:200]}") from error
+
+
+def unpack_json(data: bytes, kind: type[T]) -> T:
+    """The struct in JSON bytes. Raises WireError."""
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise WireError(f"The message is not a valid {kind.__name__}: {str(error)[:200]}") from error
+
+
+def inflate(data: bytes) -> bytes:
+    """Undo one zstd frame. The header is judged before a byte is decompressed. Raises WireError, TooLarge."""
+    if len(data) > MAX_BODY:
+        raise TooLarge(f"The body has {len(data)} bytes; the limit is {MAX_BODY}.")
+    try:
+        header = zstandard.get_frame_parameters(data)
+        if header.content_size in (0, zstandard.CONTENTSIZE_UNKNOWN, zstandard.CONTENTSIZE_ERROR):
+            raise WireError("The zstd frame must declare its size.")
+        if header.content_size > MAX_RAW or header.window_size > MAX_WINDOW:
+            raise TooLarge(f"The body would unpack to {header.content_size} bytes; the limit is {MAX_RAW}.")
+        if header.dict_id:
+            raise WireError("zstd dictionaries are not part of the protocol.")
+        return _decompress.decompress(data, max_output_size=MAX_RAW, allow_extra_data=False)
+    except zstandard.ZstdError as error:
+        raise WireError(f"The body is not one zstd frame: {str(error)[:100]}") from error
+
+
+def decode(data: bytes, kind: type[T]) -> T:
+    """One compressed message. Raises WireError, TooLarge."""
+    return unpack(inflate(data), kind)
+
+
+def encode(message: msgspec.Struct) -> bytes:
+    """Inverse of decode. Raises TooLarge when the other side would refuse it."""
+    raw = msgspec.msgpack.encode(message)
+    packed = _compress.compress(raw)
+    if len(raw) > MAX_RAW or len(packed) > MAX_BODY:
+        raise TooLarge(f"The message has {len(packed)} bytes ({len(raw)} unpacked): more than the protocol allows.")
+    return packed
+
+
+def label(text: str) -> str:
+    """The text as a Label: what is not printable ASCII becomes "?", cut to 80."""
+    return "".join(char if " " <= char <= "~" else "?" for char in text)[:80]
+
+
+def digest(data: bytes) -> str:
+    """Lower-case hex SHA-256."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def group_id(body: bytes) -> bytes:
+    """The short id of a group: the first 8 bytes of the SHA-256 of its signed body."""
+    return hashlib.sha256(body).digest()[:8]
+
+
+def content_digest(body: GroupBody) -> str:
+    """Equal for two groups with the same question and texts, whoever signed them."""
+    state = hashlib.sha256(body.ref.label.encode())
+    for completion in body.completions:
+        text = completion.text.encode()
+        state.update(len(text).to_bytes(4, "big") + text)
+    return state.hexdigest()[:32]

@@ -1,0 +1,102 @@
+"""Models of a given size with random weights, written as Hugging Face folders without transformers."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import save_file
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+EOS, PAD = "<|im_end|>", "<|endoftext|>"
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A Qwen2 decoder with tied embeddings."""
+
+    vocabulary: int
+    hidden: int
+    intermediate: int
+    layers: int
+    heads: int
+    kv_heads: int
+
+    @property
+    def multiplied(self) -> int:
+        """Weights that every token is multiplied with: all but norms and biases (the embedding counts as head)."""
+        head = self.hidden // self.heads
+        attention = 2 * self.hidden * head * (self.heads + self.kv_heads)
+        return self.vocabulary * self.hidden + self.layers * (attention + 3 * self.hidden * self.intermediate)
+
+
+SHAPES = {
+    "S": Shape(vocabulary=1024, hidden=256, intermediate=784, layers=6, heads=4, kv_heads=2),
+    "L": Shape(vocabulary=151936, hidden=896, intermediate=4864, layers=24, heads=14, kv_heads=2),
+    "tiny": Shape(vocabulary=300, hidden=64, intermediate=96, layers=2, heads=4, kv_heads=2),
+}
+
+
+def _weights(shape: Shape, seed: int) -> dict[str, NDArray[np.float32]]:
+    rng = np.random.default_rng(seed)
+
+    def normal(*size: int) -> NDArray[np.float32]:
+        return rng.standard_normal(size, dtype=np.float32) * np.float32(0.02)
+
+    head = shape.hidden // shape.heads
+    tensors = {"model.embed_tokens.weight": normal(shape.vocabulary, shape.hidden)}
+    tensors["model.norm.weight"] = np.ones(shape.hidden, np.float32)
+    for layer in range(shape.layers):
+        prefix = f"model.layers.{layer}"
+        tensors[f"{prefix}.input_layernorm.weight"] = np.ones(shape.hidden, np.float32)
+        tensors[f"{prefix}.post_attention_layernorm.weight"] = np.ones(shape.hidden, np.float32)
+        for name, heads in (("q", shape.heads), ("k", shape.kv_heads), ("v", shape.kv_heads)):
+            tensors[f"{prefix}.self_attn.{name}_proj.weight"] = normal(heads * head, shape.hidden)
+            tensors[f"{prefix}.self_attn.{name}_proj.bias"] = np.zeros(heads * head, np.float32)
+        tensors[f"{prefix}.self_attn.o_proj.weight"] = normal(shape.hidden, shape.heads * head)
+        for name in ("gate", "up"):
+            tensors[f"{prefix}.mlp.{name}_proj.weight"] = normal(shape.intermediate, shape.hidden)
+        tensors[f"{prefix}.mlp.down_proj.weight"] = normal(shape.hidden, shape.intermediate)
+    return tensors
+
+
+def _tokenizer(folder: Path) -> Tokenizer:
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(text, special=True) for text in (PAD, "<|im_start|>", EOS)])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return tokenizer
+
+
+def write_model(folder: Path, shape: Shape, seed: int = 0) -> Path:
+    """config.json, model.safetensors and a byte tokenizer in an existing folder."""
+    eos = _tokenizer(folder).token_to_id(EOS)
+    config = {
+        "architectures": ["Qwen2ForCausalLM"],
+        "model_type": "qwen2",
+        "vocab_size": shape.vocabulary,
+        "hidden_size": shape.hidden,
+        "intermediate_size": shape.intermediate,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "max_position_embeddings": 2048,
+        "rms_norm_eps": 1e-6,
+        "hidden_act": "silu",
+        "tie_word_embeddings": True,
+        "rope_theta": 10000.0,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        "eos_token_id": eos,
+        "pad_token_id": eos - 2,
+        "dtype": "float32",
+    }
+    (folder / "config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": EOS, "pad_token": PAD}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
+    save_file(_weights(shape, seed), folder / "model.safetensors", {"format": "pt"})
+    return folder

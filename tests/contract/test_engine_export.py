@@ -1,0 +1,115 @@
+"""What leaves an engine is read by others: exported models by transformers, adapters by peft."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sapo_backends.base import Engine, LoadRequest, PolicyUpdate, TokenSequence, TrainSample
+
+torch = pytest.importorskip("torch")
+
+PROMPT, COMPLETION = tuple(range(5, 17)), (60, 61, 62, 258)
+BATCH = [TrainSample(PROMPT, COMPLETION, 1.0), TrainSample(PROMPT, (63, 64, 65), -1.0)]
+
+CONTINUE = """
+import json, sys
+from pathlib import Path
+from sapo_backends import registry
+from sapo_backends.base import LoadRequest, PolicyUpdate, Sampling, TokenSequence, TrainSample
+model, method, start, end, saved, out = sys.argv[1:]
+engine = registry.backend("torch")().load(LoadRequest(model=model, method=method, device="cpu", threads=2))
+prompts = [list(range(5, 17)), list(range(20, 51))]
+if saved != "-":
+    engine.restore(Path(saved))
+for seed in range(int(start), int(end)):
+    groups = engine.generate(prompts, 4, Sampling(max_new_tokens=6), seed)
+    batch = [
+        TrainSample(tuple(prompt), completion.tokens, 1.0 if i % 2 else -0.8)
+        for prompt, group in zip(prompts, groups, strict=True) for i, completion in enumerate(group)
+    ]
+    engine.update(batch, PolicyUpdate("grpo", 1e-3), seed)
+engine.save(Path(out))
+"""
+
+
+def by_transformers(model: Any) -> np.ndarray:
+    """Log-probabilities of COMPLETION by a transformers model."""
+    with torch.no_grad():
+        rows = model(torch.tensor([[*PROMPT, *COMPLETION]])).logits[0, len(PROMPT) - 1 : -1].log_softmax(-1)
+    found: np.ndarray = rows.gather(1, torch.tensor(COMPLETION)[:, None])[:, 0].numpy()
+    return found
+
+
+def trained(case: Any, load: Callable[..., Engine]) -> tuple[Engine, list[float]]:
+    """An engine after a few updates, with its log-probabilities of COMPLETION."""
+    engine = load(case)
+    for seed in range(5):
+        engine.update(BATCH, PolicyUpdate("grpo", 3e-3), seed)
+    return engine, engine.logprobs([TokenSequence(PROMPT, COMPLETION)])[0]
+
+
+def test_an_exported_model_is_what_was_trained(
+    any_architecture: Any, load: Callable[..., Engine], tmp_path: Path
+) -> None:
+    """transformers computes the same from the folder, whose config carries the rope base in both places."""
+    from transformers import AutoModelForCausalLM
+
+    engine, expected = trained(any_architecture, load)
+    engine.export(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
+    assert config["rope_theta"] == config["rope_parameters"]["rope_theta"]
+    model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    np.testing.assert_allclose(by_transformers(model), expected, atol=2e-5)
+    again = load_folder(tmp_path)
+    np.testing.assert_allclose(again.logprobs([TokenSequence(PROMPT, COMPLETION)])[0], expected, atol=2e-5)
+
+
+def load_folder(folder: Path) -> Engine:
+    from sapo_backends.torch_backend import TorchBackend
+
+    return TorchBackend().load(LoadRequest(model=str(folder), precision="float32", device="cpu", threads=1))
+
+
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")  # peft, not us
+def test_an_adapter_is_read_by_peft(
+    any_lora: Any, load: Callable[..., Engine], model_folder: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """peft computes the same from the base model and adapter/, and so does the merged folder."""
+    peft = pytest.importorskip("peft")
+    from transformers import AutoModelForCausalLM
+
+    engine, expected = trained(any_lora, load)
+    engine.export(tmp_path)
+    base = AutoModelForCausalLM.from_pretrained(model_folder("qwen2"), dtype=torch.float32)
+    assert np.abs(by_transformers(base) - expected).max() > 1e-3
+    adapted = peft.PeftModel.from_pretrained(base, tmp_path / "adapter")
+    np.testing.assert_allclose(by_transformers(adapted), expected, atol=2e-5)
+    merged = load_folder(tmp_path)
+    np.testing.assert_allclose(merged.logprobs([TokenSequence(PROMPT, COMPLETION)])[0], expected, atol=5e-5)
+
+
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_a_new_process_continues_exactly(model_folder: Callable[[str], Path], tmp_path: Path, method: str) -> None:
+    """Eight rounds of generating and updating equal four, save, four in another process: the files are the same."""
+    folder = str(model_folder("qwen2"))
+
+    def run(start: int, end: int, saved: str) -> Path:
+        out = tmp_path / f"{start}-{end}"
+        out.mkdir()
+        command = [sys.executable, "-c", CONTINUE, folder, method, str(start), str(end), saved, str(out)]
+        subprocess.run(command, check=True)
+        return out
+
+    straight, half = run(0, 8, "-"), run(0, 4, "-")
+    resumed = run(4, 8, str(half))
+    for name in ("trained.safetensors", "optimizer.safetensors", "state.json"):
+        assert (straight / name).read_bytes() == (resumed / name).read_bytes()
+        assert (straight / name).read_bytes() != (half / name).read_bytes()

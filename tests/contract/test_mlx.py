@@ -1,0 +1,178 @@
+"""What only the MLX engine does or may get wrong: rope bases, 4-bit models, its own AdamW, exports."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sapo_backends import registry
+from sapo_backends.base import (
+    BackendError,
+    BackendUnavailable,
+    Engine,
+    LoadRequest,
+    PolicyUpdate,
+    Sampling,
+    TokenSequence,
+    TrainSample,
+)
+
+mx = pytest.importorskip("mlx.core", reason="the mlx engine is not installed")
+pytest.importorskip("torch", reason="the torch engine is not installed")
+
+Folder = Callable[[str], Path]
+PROMPTS = [list(range(5, 17)), list(range(20, 51)), [7] * 20]
+SEQUENCES = [TokenSequence(tuple(p), tuple(range(60, 70))) for p in PROMPTS]
+
+
+def open_engine(name: str, model: Path | str, **options: Any) -> Engine:
+    """An engine in float32 on the processor with a small adapter."""
+    chosen = {
+        "method": "full",
+        "precision": "float32",
+        "device": "cpu",
+        "threads": 1,
+        "lora_rank": 4,
+        "lora_alpha": 8.0,
+    }
+    return registry.backend(name)().load(LoadRequest(model=str(model), **{**chosen, **options}))
+
+
+def batch() -> list[TrainSample]:
+    """Completions of several lengths with advantages of both signs."""
+    rng = np.random.default_rng(0)
+    advantages = (1.0, -0.8, 0.5, 0.0, 1.2, -1.0)
+    return [
+        TrainSample(tuple(PROMPTS[i % 3]), tuple(int(t) for t in rng.integers(0, 250, 1 + 3 * i)), advantage)
+        for i, advantage in enumerate(advantages)
+    ]
+
+
+def rewritten(source: Path, folder: Path, **changes: Any) -> Path:
+    """A copy of a model folder with other settings; None removes one."""
+    shutil.copytree(source, folder)
+    config = {**json.loads((folder / "config.json").read_text()), **changes}
+    (folder / "config.json").write_text(json.dumps({k: v for k, v in config.items() if v is not None}))
+    return folder
+
+
+@pytest.mark.parametrize("architecture", ["qwen2", "llama"])
+@pytest.mark.parametrize("place", ["transformers 5", "transformers 4"])
+def test_the_rope_base_is_found_wherever_it_is_written(
+    model_folder: Folder, tmp_path: Path, architecture: str, place: str
+) -> None:
+    """mlx_lm alone would assume a default for one of the two and draw wrong tokens."""
+    theta, source = 5000.0, model_folder(architecture)
+    rope = json.loads((source / "config.json").read_text())["rope_parameters"] | {"rope_theta": theta}
+    old = {"rope_theta": theta, "rope_parameters": None, "rope_scaling": rope if architecture == "llama" else None}
+    new = {"rope_theta": None, "rope_parameters": rope}
+    folder = rewritten(source, tmp_path / "model", **(new if place == "transformers 5" else old))
+    scored = [open_engine(name, folder).logprobs(SEQUENCES) for name in ("torch", "mlx")]
+    np.testing.assert_allclose(scored[1], scored[0], atol=2e-5)
+
+
+def test_greedy_tokens_of_the_starter_equal_those_of_torch_on_50_prompts() -> None:
+    """Engine equality on a trained model with prompts of different lengths."""
+    greedy, answers = Sampling(temperature=0.0, max_new_tokens=24), []
+    for name in ("torch", "mlx"):
+        engine = open_engine(name, "starter-1m", method="none")
+        chats = [[{"role": "user", "content": f"What is {i} + {3 * i}?"}] for i in range(50)]
+        prompts = [engine.tokenizer.encode_chat(chat) for chat in chats]
+        answers.append([group[0].tokens for group in engine.generate(prompts, 1, greedy, seed=0)])
+    assert answers[0] == answers[1]
+
+
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_several_adamw_steps_equal_those_of_torch(model_folder: Folder, method: str) -> None:
+    """Clipping, decay, bias correction, minibatch order and statistics are the same arithmetic."""
+    engines = [open_engine(name, model_folder("qwen2"), method=method) for name in ("torch", "mlx")]
+    if method == "lora":
+        engines[1].set_adapter(engines[0].adapter(), 8.0)
+    policy = PolicyUpdate("grpo", 1e-3, epochs=2, minibatches=2, weight_decay=0.05, max_grad_norm=0.5)
+    torch_stats, stats = (engine.update(batch(), policy, seed=3) for engine in engines)
+    assert stats.loss == pytest.approx(torch_stats.loss, abs=1e-4)
+    assert stats.grad_norm == pytest.approx(torch_stats.grad_norm, rel=1e-2)
+    assert stats.entropy == pytest.approx(torch_stats.entropy, abs=1e-3)
+    assert stats.ratio_max == pytest.approx(torch_stats.ratio_max, rel=1e-2)
+    scored = [np.array(engine.logprobs(SEQUENCES)) for engine in engines]
+    moved = np.abs(scored[0] - np.array(open_engine("torch", model_folder("qwen2")).logprobs(SEQUENCES))).mean()
+    assert np.abs(scored[1] - scored[0]).mean() < 0.01 * moved
+
+
+def quantised(source: Path, folder: Path) -> Path:
+    """A 4-bit MLX folder, written as mlx_lm.convert writes it."""
+    from mlx.utils import tree_flatten
+    from mlx_lm.utils import load_model, quantize_model
+
+    with mx.stream(mx.cpu):
+        network, config = load_model(source)
+        network, config = quantize_model(network, config, 32, 4)
+        folder.mkdir()
+        for name in ("tokenizer.json", "tokenizer_config.json"):
+            shutil.copyfile(source / name, folder / name)
+        mx.save_safetensors(
+            str(folder / "model.safetensors"), dict(tree_flatten(network.parameters())), {"format": "mlx"}
+        )
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def test_a_4_bit_model_trains_an_adapter_and_exports_whole_weights(model_folder: Folder, tmp_path: Path) -> None:
+    """The adapter learns over the frozen 4-bit base, and torch computes the same from the exported folder."""
+    folder = quantised(model_folder("qwen2"), tmp_path / "four-bit")
+    with pytest.raises(BackendError, match="method lora"):
+        open_engine("mlx", folder, method="full")
+    engine = open_engine("mlx", folder, method="auto")
+    assert engine.info.method == "lora"
+    before = np.array(engine.logprobs(SEQUENCES))
+    for seed in range(2):
+        stats = engine.update(batch(), PolicyUpdate("grpo", 3e-3), seed)
+        assert stats.steps == 1
+    after = np.array(engine.logprobs(SEQUENCES))
+    assert np.abs(after - before).mean() > 1e-3
+    (tmp_path / "whole").mkdir()
+    engine.export(tmp_path / "whole")
+    np.testing.assert_allclose(open_engine("torch", tmp_path / "whole").logprobs(SEQUENCES), after, atol=1e-3)
+
+
+@pytest.mark.parametrize("architecture", ["qwen2", "qwen3", "llama"])
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_an_exported_model_computes_the_same_in_torch(
+    model_folder: Folder, tmp_path: Path, architecture: str, method: str
+) -> None:
+    """Names, tied heads, the rope base and the merged adapter survive the way through a Hugging Face folder."""
+    engine = open_engine("mlx", model_folder(architecture), method=method)
+    engine.update(batch(), PolicyUpdate("grpo", 3e-3), seed=0)
+    engine.export(tmp_path)
+    scored = open_engine("torch", tmp_path).logprobs(SEQUENCES)
+    np.testing.assert_allclose(scored, engine.logprobs(SEQUENCES), atol=1e-4)
+
+
+def test_what_cannot_be_loaded_is_refused_with_a_remedy(model_folder: Folder) -> None:
+    """Unknown devices and precisions, and training without trained tensors."""
+    with pytest.raises(BackendUnavailable, match="--device"):
+        open_engine("mlx", model_folder("qwen2"), device="cuda")
+    with pytest.raises(BackendError, match="float32 or bfloat16"):
+        open_engine("mlx", model_folder("qwen2"), precision="int3")
+    engine = open_engine("mlx", model_folder("qwen2"), method="none")
+    with pytest.raises(BackendUnavailable, match="generate only"):
+        engine.update(batch(), PolicyUpdate("grpo", 1e-3), 0)
+    assert engine.adapter() == {}
+
+
+def test_bfloat16_computes_nearly_the_same(model_folder: Folder) -> None:
+    """The compute type of Metal: trained tensors stay float32 and learn in it."""
+    exact = open_engine("mlx", model_folder("qwen2"))
+    engine = open_engine("mlx", model_folder("qwen2"), precision="bfloat16")
+    gap = np.abs(np.subtract(engine.logprobs(SEQUENCES), exact.logprobs(SEQUENCES))).mean()
+    assert 1e-4 < gap < 0.1
+    stats = engine.update(batch(), PolicyUpdate("grpo", 1e-4), seed=0)
+    assert stats.steps == 1
+    groups = engine.generate(PROMPTS, 2, Sampling(max_new_tokens=4), seed=0)
+    assert all(1 <= len(c.tokens) <= 4 for group in groups for c in group)

@@ -1,0 +1,372 @@
+"""One suite over every store: what the coordinator relies on."""
+
+from __future__ import annotations
+
+import os
+import random
+import secrets
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from sapo_swarm.coordinator.local_redis import MISSING, NoRedis, local_redis
+from sapo_swarm.coordinator.settings import CoordinatorSettings
+from sapo_swarm.coordinator.store import open_store
+from sapo_swarm.coordinator.store.base import (
+    Entry,
+    Exchange,
+    Exchanged,
+    InviteRecord,
+    Member,
+    PoolLimits,
+    Store,
+    StoreFormat,
+    StoreUnavailable,
+    SwarmRecord,
+)
+from sapo_swarm.coordinator.store.redis import RedisStore
+from sapo_swarm.coordinator.store.sqlite import SQLiteStore
+from sapo_swarm.coordinator.transfer import export_swarm, import_swarm
+
+NOW = 1_800_000_000.0
+LIMITS = PoolLimits(capacity=40, per_node=4, lifetime_s=100.0, members=50)
+Build = Callable[[], Store]
+
+
+@pytest.fixture(scope="session")
+def redis_url() -> Iterator[str]:
+    """A real server on a free port. Without one: a failure under CI, else a skip with a sentence."""
+    try:
+        with local_redis() as url:
+            yield url
+    except NoRedis:
+        if os.environ.get("CI") == "true":
+            pytest.fail(MISSING)
+        pytest.skip(MISSING)
+
+
+@pytest.fixture(params=["sqlite", "redis"])
+def build(request: pytest.FixtureRequest, tmp_path: Path) -> Build:
+    """Makes a store object over the same data each time."""
+    if request.param == "sqlite":
+        return lambda: SQLiteStore(tmp_path / "swarm.sqlite", LIMITS, random.Random(1))
+    url, namespace = request.getfixturevalue("redis_url"), secrets.token_hex(4)
+    return lambda: RedisStore(url, LIMITS, random.Random(1), namespace)
+
+
+@pytest.fixture
+async def store(build: Build) -> AsyncIterator[Store]:
+    made = build()
+    await made.open()
+    yield made
+    await made.close()
+
+
+def entry(node: str, number: int, size: int = 20) -> Entry:
+    return Entry(number.to_bytes(8, "big"), f"{number:032x}", node, b"%20d" % number + bytes(size))
+
+
+def round_of(node: str, numbers: list[int], want: int = 0, at: float = 0.0, **changes: object) -> Exchange:
+    fields: dict[str, object] = {
+        "node": node,
+        "nonce": secrets.token_hex(16),
+        "round_id": secrets.token_hex(32),
+        "entries": tuple(entry(node, number) for number in numbers),
+        "want": want,
+        "have": frozenset(),
+        "now": NOW + at,
+        "counts": {"t/bf": float(len(numbers))},
+    }
+    return Exchange(**(fields | changes))  # type: ignore[arg-type]
+
+
+def drawn(result: Exchanged) -> list[int]:
+    return sorted(int(blob[:20]) for blob in result.sample)
+
+
+def member(node: str, invite: str = "", **changes: object) -> Member:
+    fields: dict[str, object] = {"key": b"k" * 32, "name": node, "model": "m", "joined": NOW, "invite": invite}
+    return Member(node=node, **(fields | changes))  # type: ignore[arg-type]
+
+
+def invite(hash: str, **changes: object) -> InviteRecord:
+    fields: dict[str, object] = {"label": "first", "created": NOW, "expires": 0.0, "max_uses": 0}
+    return InviteRecord(hash=hash, **(fields | changes))  # type: ignore[arg-type]
+
+
+SWARM = SwarmRecord(swarm="a" * 16, name="s", open=False, certificate=b"c", key=b"k", created=NOW)
+
+
+async def test_a_group_is_stored_once_and_drawn_by_others_only(store: Store) -> None:
+    """The author never gets its own; content that is in the pool is not stored again."""
+    first = await store.exchange(round_of("one", [1, 2], want=4))
+    assert (first.stored, drawn(first), first.pool) == ((True, True), [], 2)
+    again = await store.exchange(round_of("one", [2, 3], want=4))
+    assert (again.stored, again.pool) == ((False, True), 3)
+    other = await store.exchange(round_of("two", [], want=4))
+    assert len(other.sample) == 1
+
+
+async def test_a_repeated_round_gives_the_same_verdicts_and_stores_nothing(store: Store) -> None:
+    """At-least-once upload, stored once; counters too."""
+    first = round_of("one", [1, 2], round_id="aa")
+    await store.exchange(first)
+    again = await store.exchange(round_of("one", [1, 2], round_id="aa"))
+    assert (again.stored, again.pool, again.mine, again.total) == ((True, True), 2, 2, 2)
+
+
+async def test_a_used_nonce_does_nothing(store: Store) -> None:
+    """Replays are seen, in rounds and elsewhere."""
+    assert await store.use_nonce("b1", NOW)
+    assert not await store.use_nonce("b1", NOW + 1)
+    assert (await store.exchange(round_of("one", [1], nonce="b1"))).replayed
+    assert (await store.exchange(round_of("two", [], want=4))).sample == ()
+
+
+async def test_a_source_displaces_only_itself(store: Store) -> None:
+    """A flooder's newest groups replace its own oldest."""
+    await store.exchange(round_of("calm", [1]))
+    for number in range(100, 200):
+        result = await store.exchange(round_of("flood", [number]))
+    assert result.pool == 1 + LIMITS.per_node
+    seen = {n for _ in range(60) for n in drawn(await store.exchange(round_of("reader", [], want=4)))}
+    assert seen == {1, 196, 197, 198, 199}
+
+
+async def test_in_a_full_pool_every_source_has_equal_room(store: Store) -> None:
+    """Forty places, twenty sources: two groups each, however much one of them sends."""
+    for number in range(3):
+        for node in range(19):
+            await store.exchange(round_of(f"n{node}", [1000 * node + number]))
+        for more in range(10):
+            await store.exchange(round_of("flood", [10**6 + 100 * number + more]))
+    seen = Counter[int]()
+    for _ in range(100):
+        seen.update(drawn(await store.exchange(round_of("reader", [], want=32))))
+    flooded = {number for number in seen if number >= 10**6}
+    assert 1 <= len(flooded) <= LIMITS.per_node // 2
+    assert len({number // 1000 for number in seen if number < 10**6}) == 19
+
+
+async def test_a_full_pool_gives_up_its_oldest(store: Store) -> None:
+    """Capacity holds whatever the number of sources."""
+    for node in range(50):
+        result = await store.exchange(round_of(f"n{node}", [node], at=node / 10))
+    assert result.pool == LIMITS.capacity
+    seen = {n for _ in range(200) for n in drawn(await store.exchange(round_of("reader", [], want=32, at=5.0)))}
+    assert seen == set(range(10, 50))
+
+
+async def test_a_sample_holds_one_group_a_source_and_none_that_the_caller_has(store: Store) -> None:
+    """Five sources of four groups each: never two of one."""
+    for node in range(5):
+        await store.exchange(round_of(f"n{node}", [10 * node + i for i in range(4)]))
+    for _ in range(20):
+        numbers = drawn(await store.exchange(round_of("reader", [], want=32)))
+        assert sorted(n // 10 for n in numbers) == [0, 1, 2, 3, 4]
+    have = frozenset(entry("", 10 * node + i).id for node in range(5) for i in range(3))
+    numbers = drawn(await store.exchange(round_of("reader", [], want=32, have=have)))
+    assert numbers == [3, 13, 23, 33, 43]
+
+
+async def test_draws_are_uniform_over_sources_of_equal_size(store: Store) -> None:
+    """Chi-square over 40 live groups, p > 0.001 (gate 6 does a million draws)."""
+    for node in range(10):
+        await store.exchange(round_of(f"n{node}", [10 * node + i for i in range(4)]))
+    counts: Counter[int] = Counter()
+    for _ in range(500):
+        counts.update(drawn(await store.exchange(round_of("reader", [], want=1))))
+    chi = sum((counts[10 * node + i] - 12.5) ** 2 / 12.5 for node in range(10) for i in range(4))
+    assert chi < 72.05, counts
+
+
+async def test_uptake_and_receipts_tell_who_drew(store: Store) -> None:
+    """Receipts since the last exchange; uptake for ever."""
+    await store.exchange(round_of("one", [1]))
+    for _ in range(3):
+        await store.exchange(round_of("two", [], want=1))
+    await store.exchange(round_of("three", [], want=1))
+    mine = await store.exchange(round_of("one", []))
+    assert (mine.uptake, mine.receipts) == (4, {"two": 3, "three": 1})
+    mine = await store.exchange(round_of("one", []))
+    assert (mine.uptake, mine.receipts) == (4, {})
+
+
+async def test_the_window_forgets_after_an_hour_and_the_pool_after_its_lifetime(build: Build) -> None:
+    """Counters leave by the minute."""
+    import time
+
+    store = build()
+    await store.open()
+    start = time.time() - 4000  # Redis keeps the lifetime of its keys by its own clock
+    await store.exchange(round_of("one", [1, 2], now=start))
+    await store.exchange(round_of("two", [3], now=start + 1800))
+    standing = await store.standing(start + 1800, 10)
+    assert (standing.total, [(r.groups) for r in standing.rows]) == (3, [])
+    late = await store.exchange(round_of("two", [], now=start + 3700))
+    assert (late.mine, late.total, late.pool) == (1, 1, 0)
+    standing = await store.standing(start + 3700, 10)
+    assert standing.total == 1
+    await store.close()
+
+
+async def test_standing_ranks_members_and_keeps_minutes(store: Store) -> None:
+    """Rows by groups, with names; minute counters without nodes."""
+    await store.found(SWARM)
+    await store.add_invite(invite("h"))
+    for node in ("one", "two"):
+        assert await store.admit(member(node, "h"), NOW) == ""
+    await store.exchange(round_of("one", [1]))
+    await store.exchange(round_of("two", [2, 3], want=1, counts={"t/bf": 2.0, "reward_sum": 0.5, "reward_n": 1.0}))
+    standing = await store.standing(NOW, 10)
+    assert [(row.member.name, row.groups, row.drawn, row.seen) for row in standing.rows] == [
+        ("two", 2, 0, NOW),
+        ("one", 1, 1, NOW),
+    ]
+    assert (standing.total, standing.nodes, standing.members, standing.pool) == (3, 2, 2, 3)
+    assert standing.minutes == {int(NOW) // 60: {"t/bf": 3.0, "rounds": 2.0, "reward_sum": 0.5, "reward_n": 1.0}}
+
+
+async def test_invites_end_in_every_way(store: Store) -> None:
+    """Unknown, expired, used up, revoked; joining again uses nothing up and keeps what admitted the node."""
+    await store.found(SWARM)
+    await store.add_invite(invite("once", max_uses=1))
+    await store.add_invite(invite("late", created=NOW + 1, expires=NOW - 1))
+    assert await store.admit(member("one", "nope"), NOW) == "unknown"
+    assert await store.admit(member("one", ""), NOW) == "unknown"
+    assert await store.admit(member("one", "late"), NOW) == "expired"
+    assert await store.admit(member("one", "once"), NOW) == ""
+    assert await store.admit(member("one", "nope", name="new name"), NOW) == ""
+    assert await store.admit(member("two", "once"), NOW) == "used_up"
+    kept = await store.member("one")
+    assert kept is not None
+    assert (kept.name, kept.invite) == ("new name", "once")
+    assert [(i.hash, i.uses) for i in await store.invites()] == [("once", 1), ("late", 0)]
+    await store.exchange(round_of("one", [1, 2]))
+    assert await store.revoke_invite("once") == ["one"]
+    assert await store.admit(member("three", "once"), NOW) == "revoked"
+    banned = await store.member("one")
+    assert banned is not None
+    assert banned.banned == "invite revoked"
+    assert (await store.exchange(round_of("two", [], want=4))).pool == 0
+
+
+async def test_an_open_swarm_admits_without_an_invite(store: Store) -> None:
+    """Only where the swarm is open."""
+    await store.found(SWARM)
+    assert await store.admit(member("one"), NOW) == "unknown"
+    await store.rename(SwarmRecord(swarm="a" * 16, name="s", open=True, certificate=b"c", key=b"k", created=NOW))
+    assert await store.admit(member("one"), NOW) == ""
+
+
+async def test_a_full_swarm_admits_only_those_it_knows(store: Store) -> None:
+    """The number of members is bounded; joining again is not joining."""
+    await store.rename(SwarmRecord(swarm="a" * 16, name="s", open=True, certificate=b"c", key=b"k", created=NOW))
+    assert [await store.admit(member(f"n{n}"), NOW) for n in range(51)] == [""] * 50 + ["full"]
+    assert await store.admit(member("n7"), NOW) == ""
+
+
+async def test_bans_are_kept_and_lifted(store: Store) -> None:
+    """A ban drops the node's groups, stays through a new join, and can be lifted."""
+    await store.rename(SwarmRecord(swarm="a" * 16, name="s", open=True, certificate=b"c", key=b"k", created=NOW))
+    await store.admit(member("one"), NOW)
+    await store.exchange(round_of("one", [1]))
+    assert await store.ban("one", "spam")
+    assert not await store.ban("nobody", "spam")
+    await store.admit(member("one"), NOW)
+    for reason in ("spam", ""):
+        kept = await store.member("one")
+        assert kept is not None
+        assert kept.banned == reason
+        await store.ban("one", "")
+    assert (await store.exchange(round_of("two", [], want=1))).sample == ()
+
+
+async def test_leaving_takes_the_groups_along(store: Store) -> None:
+    """How many is said; the same groups may come back later."""
+    await store.exchange(round_of("one", [1, 2]))
+    assert await store.leave("one") == 2
+    assert (await store.exchange(round_of("two", [], want=4))).sample == ()
+    assert (await store.exchange(round_of("one", [1]))).stored == (True,)
+
+
+async def test_everything_acknowledged_is_there_after_opening_again(build: Build) -> None:
+    """Swarm, members, invites, pool, rounds, nonces and credit."""
+    first = build()
+    await first.open()
+    await first.found(SWARM)
+    await first.add_invite(invite("h"))
+    await first.admit(member("one", "h"), NOW)
+    await first.exchange(round_of("one", [1, 2], nonce="cc", round_id="aa"))
+    await first.exchange(round_of("two", [], want=1))
+    await first.close()
+    second = build()
+    await second.open()
+    assert await second.swarm() == SWARM
+    assert (
+        await second.found(SwarmRecord(swarm="b" * 16, name="", open=True, certificate=b"", key=b"", created=0))
+        == SWARM
+    )
+    assert [(m.node, m.invite) for m in await second.members()] == [("one", "h")]
+    assert (await second.exchange(round_of("one", [3], nonce="cc"))).replayed
+    again = await second.exchange(round_of("one", [1, 2], round_id="aa"))
+    assert (again.stored, again.pool, again.mine, again.uptake) == ((True, True), 2, 2, 1)
+    await second.close()
+
+
+async def test_a_swarm_moves_to_another_store_with_its_key_and_members(store: Store, tmp_path: Path) -> None:
+    """Export, import into an empty store; never over another swarm."""
+    await store.found(SWARM)
+    await store.add_invite(invite("h"))
+    await store.admit(member("one", "h"), NOW)
+    await store.ban("one", "spam")
+    data = await export_swarm(store)
+    other = SQLiteStore(tmp_path / "other.sqlite")
+    await other.open()
+    assert await import_swarm(other, data) == SWARM
+    assert [(m.node, m.key, m.banned) for m in await other.members()] == [("one", b"k" * 32, "spam")]
+    assert [(i.hash, i.uses) for i in await other.invites()] == [("h", 1)]
+    with pytest.raises(StoreFormat, match="holds a swarm already"):
+        await import_swarm(other, data)
+    with pytest.raises(StoreFormat, match="not an exported swarm"):
+        await import_swarm(other, b"junk")
+    await other.close()
+
+
+async def test_a_closed_store_says_that_it_is_unavailable(build: Build) -> None:
+    """No hang, no other error."""
+    store = build()
+    with pytest.raises(StoreUnavailable):
+        await store.exchange(round_of("one", [1]))
+
+
+async def test_a_large_sample_stays_within_a_reply(store: Store) -> None:
+    """Groups of a hundred kilobytes: as many as fit."""
+    for node in range(5):
+        big = Entry(node.to_bytes(8, "big"), f"{node:032x}", f"n{node}", b"%20d" % node + bytes(90_000))
+        await store.exchange(round_of(f"n{node}", [], entries=(big,)))
+    assert len((await store.exchange(round_of("reader", [], want=5))).sample) == 2
+
+
+@pytest.mark.parametrize("address", ["mysql://x", "sqlite:", "nothing", ""])
+def test_an_unknown_store_is_named(address: str) -> None:
+    """The message lists what there is."""
+    with pytest.raises(StoreFormat, match="redis://host:port/db"):
+        open_store(CoordinatorSettings(store=address))
+
+
+async def test_two_coordinators_cannot_open_one_sqlite_file(tmp_path: Path) -> None:
+    """The second is told what to look for."""
+    one, two = SQLiteStore(tmp_path / "s.sqlite"), SQLiteStore(tmp_path / "s.sqlite")
+    await one.open()
+    with pytest.raises(StoreUnavailable, match="another coordinator"):
+        await two.open()
+    await one.close()
+
+
+async def test_an_absent_redis_is_unavailable() -> None:
+    """Port 1 answers nobody."""
+    with pytest.raises(StoreUnavailable, match="Redis does not answer"):
+        await RedisStore("redis://127.0.0.1:1/0").open()

@@ -1,0 +1,79 @@
+"""Each algorithm is what its paper says, and names are found or explained."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from sapo_swarm.algorithms.base import learning_rate
+from sapo_swarm.algorithms.registry import ALGORITHMS, algorithm
+from sapo_swarm.config import RunConfig
+from sapo_swarm.registry import UnknownAlgorithm
+from sapo_swarm.sapo.advantage import as_rewards
+
+CONFIG = RunConfig(max_new_tokens=64, temperature=0.7, epochs=2, minibatches=4)
+
+
+@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+def test_settings_of_the_run_reach_the_update(name: str) -> None:
+    policy = algorithm(name).policy(CONFIG, 1e-3)
+    assert (policy.name, policy.learning_rate, policy.temperature) == (name, 1e-3, 0.7)
+    assert (policy.epochs, policy.minibatches) == (2, 4)
+
+
+def test_grpo_clips_asymmetrically_and_means_over_tokens() -> None:
+    policy = algorithm("grpo").policy(CONFIG, 1e-3)
+    assert (policy.clip_low, policy.clip_high) == (0.2, 0.28)
+    assert (policy.ratio_level, policy.aggregation) == ("token", "token_mean")
+
+
+def test_dr_grpo_divides_neither_by_the_deviation_nor_by_the_length() -> None:
+    chosen = algorithm("dr_grpo")
+    policy = chosen.policy(CONFIG, 1e-3)
+    assert (policy.aggregation, policy.constant_length) == ("constant", 64)
+    np.testing.assert_allclose(chosen.advantages(as_rewards([1, 0, 0, 0])), [0.75, -0.25, -0.25, -0.25])
+
+
+def test_rloo_compares_each_completion_with_the_others() -> None:
+    chosen = algorithm("rloo")
+    np.testing.assert_allclose(chosen.advantages(as_rewards([1, 0, 0, 0])), [1, -1 / 3, -1 / 3, -1 / 3])
+    assert chosen.policy(CONFIG, 1e-3).aggregation == "constant"
+
+
+def test_gspo_has_a_ratio_a_completion_and_a_small_clip() -> None:
+    policy = algorithm("gspo").policy(CONFIG, 1e-3)
+    assert (policy.ratio_level, policy.aggregation) == ("sequence", "sequence_mean")
+    assert (policy.clip_low, policy.clip_high) == (3e-4, 4e-4)
+
+
+@pytest.mark.parametrize(("typed", "meant"), [("drgrpo", "dr_grpo"), ("GSPO".lower() + "o", "gspo"), ("rlo", "rloo")])
+def test_an_unknown_algorithm_names_the_nearest(typed: str, meant: str) -> None:
+    with pytest.raises(UnknownAlgorithm, match=f"Did you mean '{meant}'"):
+        algorithm(typed)
+
+
+def test_no_algorithm_is_called_sapo() -> None:
+    """That name is the batch rule's, and another paper's loss."""
+    assert "sapo" not in ALGORITHMS
+    with pytest.raises(UnknownAlgorithm):
+        algorithm("sapo")
+
+
+def test_an_algorithm_is_imported_only_when_chosen() -> None:
+    code = (
+        "import sys; from sapo_swarm.algorithms import registry; "
+        "assert not any(m in sys.modules for m in registry.ALGORITHMS.values()); "
+        "registry.algorithm('rloo'); assert 'sapo_swarm.algorithms.grpo' not in sys.modules"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_step_is_the_setting_or_the_methods_default() -> None:
+    assert learning_rate(RunConfig(learning_rate=5e-5), "full", 10) == 5e-5
+    assert learning_rate(RunConfig(), "full", 4_000_000) == pytest.approx(1e-4)
+    assert learning_rate(RunConfig(), "full", 1) == 3e-4
+    large = 500_000_000
+    assert learning_rate(RunConfig(), "lora", large) == pytest.approx(10 * learning_rate(RunConfig(), "full", large))

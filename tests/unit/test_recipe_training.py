@@ -1,0 +1,98 @@
+"""The recipe's own trainer: what lies side by side in a line does not mix, and a stopped run goes on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from recipe import model, train
+from recipe.data import Example
+from recipe.evaluate import wilson
+from recipe.sampling import sample
+from recipe.tokenizer import prompt_text
+from recipe.tokenizer import train as train_tokenizer
+
+SHAPE = model.Shape(hidden=32, layers=2, heads=2, kv_heads=1, mlp=48)
+CPU = torch.device("cpu")
+
+
+def rows_of(*lengths: int) -> list[train.Row]:
+    rng = np.random.default_rng(0)
+    return [train.Row(rng.integers(3, 1000, n).astype(np.uint16), ((n // 2, n),)) for n in lengths]
+
+
+@settings(max_examples=50, deadline=None, database=None)
+@given(st.lists(st.integers(2, 250), min_size=1, max_size=60))
+def test_every_example_is_in_exactly_one_line_and_no_line_overflows(lengths: list[int]) -> None:
+    """Save one that is longer than a line, which stands alone."""
+    rows = rows_of(*lengths)
+    lines = train.fill_lines(rows, 192)
+    assert sorted(len(r.ids) for line in lines for r in line) == sorted(lengths)
+    assert all(sum(len(r.ids) for r in line) <= 192 or len(line) == 1 for line in lines)
+
+
+def test_examples_side_by_side_do_not_see_each_other() -> None:
+    """The hidden states of an example are the same alone and as the second in a line."""
+    net = model.Qwen2(SHAPE)
+    net.initialise(0)
+    first, second = rows_of(7, 9)
+    both, _, mask = train.collate([[first, second]], 0, CPU)
+    alone, _, own = train.collate([[second]], 0, CPU)
+    torch.testing.assert_close(net(both, mask=mask)[:, 7:], net(alone, mask=own), rtol=1e-4, atol=1e-5)
+
+
+def test_a_loss_is_taken_on_the_wanted_spans_only() -> None:
+    """Each target is the token that follows; everything else is left out."""
+    rows = rows_of(6, 4)
+    ids, targets, _ = train.collate([rows], 0, CPU)
+    wanted = (targets[0] != -100).nonzero().squeeze(1).tolist()
+    assert wanted == [2, 3, 4, 7, 8]
+    assert all(targets[0, n] == ids[0, n + 1] for n in wanted)
+
+
+def toy() -> tuple[list[Example], train.Tokenizer]:
+    examples = [Example("basic_arithmetic", "starter", f"Say {n}.", f"<answer>{n}</answer>", "") for n in range(10)]
+    return examples, train_tokenizer([prompt_text(e.prompt) + e.completion for e in examples])
+
+
+def test_a_run_learns_and_a_stopped_run_goes_on_where_it_was(tmp_path: Path) -> None:
+    """Weights and momenta come back from the checkpoint; the clock does too."""
+    examples, words = toy()
+    rows = {"basic_arithmetic": train.encode(examples, words)}
+    said: list[str] = []
+
+    def go(minutes: float) -> tuple[model.Qwen2, dict[str, float]]:
+        net = model.Qwen2(SHAPE)
+        net.initialise(0)
+        plan = train.Plan(minutes=minutes, height=4, half=False)
+        return net, train.run(net, rows, {}, words, plan, tmp_path, said.append)
+
+    first, early = go(0.05)
+    again, late = go(0.05)
+    assert late["step"] == early["step"]  # its time was up already
+    for a, b in zip(first.parameters(), again.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=0)
+    net, done = go(0.1)
+    assert done["step"] > early["step"]
+    drawn = dict(sample(net.eval(), words, [prompt_text("Say 7.")], group=1, room=12, temperature=0))
+    assert drawn[0][0].text == "<answer>7</answer>"
+
+
+def test_the_learning_rate_warms_up_stays_and_falls() -> None:
+    """A factor in (0, 1]."""
+    plan = train.Plan(minutes=1)
+    factors = [train.schedule(p / 100, plan) for p in range(101)]
+    assert factors[0] < factors[1] < factors[2] == 1.0
+    assert factors[50] == 1.0
+    assert factors[-1] == pytest.approx(0.05)
+
+
+def test_the_interval_of_a_share_contains_it() -> None:
+    """Wilson's, also at the ends."""
+    assert wilson(0, 100)[0] == 0.0
+    assert wilson(30, 100) == pytest.approx((0.2189, 0.3958), abs=1e-4)

@@ -1,0 +1,151 @@
+"""SampleSelf, SampleExternal and assemble: counts, filters, caps and uniformity."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sapo_swarm.registry import UnknownStrategy
+from sapo_swarm.sapo.advantage import normalised
+from sapo_swarm.sapo.assemble import Batch, assemble
+from sapo_swarm.sapo.sample_external import STRATEGIES, has_signal, sample_external
+from sapo_swarm.sapo.sample_self import sample_self
+from sapo_swarm.types import Group, Question, Rollout, TaskRef
+
+CHI_SQUARE_999 = {6: 22.46, 14: 36.12}
+"""99.9 % quantiles by degrees of freedom."""
+
+
+def group(number: int, rewards: tuple[float, ...] = (1.0, 0.0), node: str = "") -> Group:
+    prompt = f"question {number}"
+    question = Question(TaskRef("bf", "paper", number), prompt, hashlib.sha256(prompt.encode()).hexdigest())
+    rollouts = tuple(Rollout("<answer>1</answer>", "stop", reward, 3) for reward in rewards)
+    return Group(question, rollouts, "external" if node else "own", node)
+
+
+def numbers(groups: list[Group] | tuple[Group, ...]) -> list[int]:
+    return [g.question.ref.seed for g in groups]
+
+
+rewards = st.lists(st.sampled_from([0.0, 1.0]), min_size=2, max_size=4).map(tuple)
+pools = st.lists(st.tuples(rewards, st.sampled_from(["a", "b", "c", "d"])), max_size=20).map(
+    lambda drawn: [group(i, r, node) for i, (r, node) in enumerate(drawn)]
+)
+
+
+@given(pool=pools, wanted=st.integers(0, 8), seed=st.integers(0, 99), sampling=st.sampled_from(sorted(STRATEGIES)))
+def test_external_groups_are_distinct_at_most_as_many_as_wanted_and_one_a_source(
+    pool: list[Group], wanted: int, seed: int, sampling: str
+) -> None:
+    chosen = sample_external(pool, wanted, np.random.default_rng(seed), sampling)
+    assert len(chosen) <= wanted
+    assert len(set(numbers(chosen))) == len(chosen)
+    assert max(Counter(g.node for g in chosen).values(), default=0) <= 1
+    if sampling in {"uniform_nonzero", "reward_guided"}:
+        assert all(has_signal(g) for g in chosen)
+        sources = {g.node for g in pool if has_signal(g)}
+        assert len(chosen) == min(wanted, len(sources))
+    if sampling == "none":
+        assert chosen == []
+
+
+@given(pool=pools, wanted=st.integers(0, 8), seed=st.integers(0, 99))
+def test_the_same_generator_state_draws_the_same_groups(pool: list[Group], wanted: int, seed: int) -> None:
+    first, second = (sample_external(pool, wanted, np.random.default_rng(seed)) for _ in range(2))
+    assert first == second
+
+
+@pytest.mark.parametrize("sampling", ["uniform", "uniform_nonzero"])
+def test_external_draws_are_uniform_over_what_survives(sampling: str) -> None:
+    """Chi-square over 15 groups, two a draw, at the 99.9 % level."""
+    pool = [group(i, node=f"n{i}") for i in range(15)]
+    random = np.random.default_rng(4)
+    counts = np.zeros(15)
+    for _ in range(3000):
+        for number in numbers(sample_external(pool, 2, random, sampling)):
+            counts[number] += 1
+    expected = counts.sum() / 15
+    assert ((counts - expected) ** 2 / expected).sum() < CHI_SQUARE_999[14]
+
+
+def test_own_draws_are_uniform_and_keep_their_order() -> None:
+    own = [group(i) for i in range(7)]
+    random = np.random.default_rng(5)
+    counts = np.zeros(7)
+    for _ in range(2000):
+        drawn = numbers(sample_self(own, 3, random))
+        assert drawn == sorted(set(drawn))
+        counts[drawn] += 1
+    expected = counts.sum() / 7
+    assert ((counts - expected) ** 2 / expected).sum() < CHI_SQUARE_999[6]
+
+
+def test_reward_guided_prefers_half_solved_questions() -> None:
+    half = group(0, (1.0, 0.0, 1.0, 0.0, 1.0, 0.0, 1.0, 0.0), "a")
+    rare = group(1, (1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0), "b")
+    random = np.random.default_rng(1)
+    first = Counter(numbers(sample_external([half, rare], 1, random, "reward_guided"))[0] for _ in range(2000))
+    assert first[0] / 2000 == pytest.approx(0.25 / (0.25 + 7 / 64), abs=0.04)
+
+
+def test_an_unknown_strategy_is_refused_with_the_nearest_name() -> None:
+    with pytest.raises(UnknownStrategy, match="Did you mean 'uniform_nonzero'"):
+        sample_external([], 1, np.random.default_rng(0), "uniform_non_zero")
+
+
+def batch(own: int, pool: list[Group], i: int, j: int, **options: float) -> Batch:
+    return assemble([group(n) for n in range(own)], pool, i, j, np.random.default_rng(0), normalised, **options)  # type: ignore[arg-type]
+
+
+def test_a_batch_holds_i_own_and_j_external_groups_with_advantages() -> None:
+    made = batch(4, [group(100 + n, node=f"n{n}") for n in range(9)], 4, 4)
+    assert numbers(made.own) == [0, 1, 2, 3]
+    assert len(made.external) == 4
+    assert made.external_share == 0.5
+    assert (made.pool_starved, made.short, made.pool, made.informative) == (0, 0, 9, 8)
+    assert all(g.advantages[0] == pytest.approx(1.0, abs=1e-4) for g in made.groups)
+
+
+def test_a_starved_pool_is_filled_with_spare_own_groups_and_reported() -> None:
+    pool = [group(100, (0.0, 0.0), "a"), group(101, (1.0, 0.0), "b")]
+    made = batch(8, pool, 4, 4)
+    assert numbers(made.external) == [101]
+    assert len(made.own) == 7
+    assert len(set(numbers(made.own))) == 7
+    assert (made.pool_starved, made.short) == (3, 0)
+
+
+def test_a_batch_that_cannot_be_filled_says_how_many_groups_it_lacks() -> None:
+    made = batch(4, [], 4, 4)
+    assert (len(made.groups), made.pool_starved, made.short) == (4, 4, 4)
+
+
+def test_own_groups_without_advantage_stay_in_the_batch() -> None:
+    own = [group(0, (0.0, 0.0)), group(1, (1.0, 0.0))]
+    made = assemble(own, [], 2, 0, np.random.default_rng(0), normalised)
+    assert made.own[0].advantages == (0.0, 0.0)
+    assert made.informative == 1
+    assert made.reward_local == made.reward_batch == 0.25
+    assert made.reward_external is None
+
+
+def test_the_external_share_is_capped() -> None:
+    made = batch(8, [group(100 + n, node=f"n{n}") for n in range(9)], 2, 6, max_external_share=0.5)
+    assert (len(made.own), len(made.external), made.pool_starved) == (4, 4, 2)
+
+
+@given(pools, st.integers(0, 6), st.integers(0, 6), st.integers(0, 12), st.integers(0, 50))
+def test_a_batch_never_exceeds_its_size_nor_repeats_a_group(
+    pool: list[Group], i: int, j: int, own: int, seed: int
+) -> None:
+    mine = [group(1000 + n) for n in range(own)]
+    made = assemble(mine, pool, i, j, np.random.default_rng(seed), normalised)
+    assert len(made.groups) <= i + j
+    assert len(set(numbers(made.groups))) == len(made.groups)
+    assert len(made.groups) + made.short == i + j
+    assert len(made.groups) == min(i + j, own + len(made.external))
