@@ -91,7 +91,7 @@ def test_hostile_groups_are_rejected_or_capped() -> None:
 
 @pytest.mark.parametrize("store", ["sqlite", "redis"])
 def test_a_flooder_gets_no_more_than_its_share(store: str) -> None:
-    """Gate 8, three counted rounds of a hundred nodes."""
+    """Gate 8, ten counted rounds of a hundred nodes."""
     import sampling
 
     gate = sampling.run_flood(True, store_or_skip(store))
