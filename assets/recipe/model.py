@@ -37,7 +37,7 @@ class Shape:
 
 SHAPES = {
     "1m": Shape(hidden=128, layers=5, heads=4, kv_heads=2, mlp=352),
-    "5m": Shape(hidden=256, layers=6, heads=8, kv_heads=4, mlp=704),
+    "5m": Shape(hidden=256, layers=6, heads=4, kv_heads=2, mlp=800),
 }
 
 

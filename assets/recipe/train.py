@@ -35,8 +35,8 @@ class Plan:
     """
 
     minutes: float
-    width: int = 192
-    height: int = 22
+    width: int = 256
+    height: int = 16
     muon_lr: float = 0.01
     adam_lr: float = 2e-3
     warm_up: float = 0.02

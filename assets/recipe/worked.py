@@ -42,7 +42,7 @@ def bf(entry: dict[str, Any]) -> tuple[str, str]:
             sign = "-" if segment["each"][0] == "-" else ""
             change = f"{len(segment['times'])}*{sign}{len(segment['each'])}{change}"
         steps.append(f"{change} {letter}")
-    return ", ".join(steps), word
+    return ",".join(steps), word
 
 
 def propositional_logic(entry: dict[str, Any]) -> tuple[str, str]:

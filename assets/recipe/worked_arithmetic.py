@@ -21,15 +21,15 @@ def base_conversion(entry: dict[str, Any]) -> tuple[str, str]:
         for digit in digits:
             value = value * source + digit
             read.append(str(value))
-        steps.append(f"Read base {source}: {', '.join(read)}.")
+        steps.append(f"Read base {source}:{','.join(read)}.")
     if target != 10:
         value, divided = meta["decimal_value"], []
         while True:
             value, remainder = divmod(value, target)
-            divided.append(f"{value} r {remainder}")
+            divided.append(f"{value}r{remainder}")
             if value == 0:
                 break
-        steps.append(f"Divide {meta['decimal_value']} by {target}: {', '.join(divided)}.")
+        steps.append(f"Divide {meta['decimal_value']} by {target}:{','.join(divided)}.")
     return " ".join(steps), str(entry["answer"])
 
 
@@ -43,8 +43,8 @@ def fraction_simplification(entry: dict[str, Any]) -> tuple[str, str]:
             prime += 1
             continue
         rest, numerator, denominator = rest // prime, numerator // prime, denominator // prime
-        steps.append(f"by {prime}: {numerator}/{denominator}")
-    return ", ".join(steps) + ".", str(entry["answer"])
+        steps.append(f"by {prime}:{numerator}/{denominator}")
+    return " ".join(steps) + ".", str(entry["answer"])
 
 
 class _Reducer:
@@ -75,7 +75,7 @@ class _Reducer:
             context = self.context
             operations = {"+": context.add, "-": context.subtract, "*": context.multiply, "/": context.divide}
             value = operations[operator](left, right)
-        self.steps.append(f"{self.show(left)} {operator} {self.show(right)} = {self.show(value)}")
+        self.steps.append(f"{self.show(left)}{operator}{self.show(right)}={self.show(value)}")
         return value
 
     def sum(self) -> Decimal:
@@ -98,7 +98,7 @@ class _Reducer:
             grouped = self._peek() == "("
             value = self.factor()
             if grouped:
-                self.steps.append(f"-({self.show(value)}) = {self.show(-value)}")
+                self.steps.append(f"-({self.show(value)})={self.show(-value)}")
             return -value
         if token == "(":
             value = self.sum()
@@ -111,7 +111,7 @@ def basic_arithmetic(entry: dict[str, Any]) -> tuple[str, str]:
     """One step per operation, inner parentheses and products first, then left to right."""
     reducer = _Reducer(entry["metadata"]["expression"], exact=True)
     reducer.sum()
-    return "; ".join(reducer.steps), str(entry["answer"])
+    return ";".join(reducer.steps), str(entry["answer"])
 
 
 def decimal_arithmetic(entry: dict[str, Any]) -> tuple[str, str]:
@@ -119,4 +119,4 @@ def decimal_arithmetic(entry: dict[str, Any]) -> tuple[str, str]:
     expression = entry["question"].rsplit("\n", 1)[1].removesuffix(" = ?")
     reducer = _Reducer(expression, exact=False)
     reducer.sum()
-    return "; ".join(reducer.steps), format(Decimal(entry["answer"]), "f")
+    return ";".join(reducer.steps), format(Decimal(entry["answer"]), "f")
