@@ -64,7 +64,7 @@ def main() -> None:
     net = model.Qwen2(model.SHAPES[arguments.size])
     net.initialise(arguments.seed)
     say(f"{name}: {sum(p.numel() for p in net.parameters()):,} parameters")
-    done = train.run(net, rows, WEIGHTS, words, plan, run_folder, say)
+    done = train.run(net, rows, WEIGHTS[arguments.size], words, plan, run_folder, say)
     model.save(net, output, tokenizer.token_id(words, tokenizer.END), tokenizer.token_id(words, tokenizer.STOP))
     tokenizer.save(words, output)
     record = {
@@ -77,7 +77,7 @@ def main() -> None:
         "examples": sizes,
         "mixture": MIXTURE,
         "settings": {d: {p: dict(CATALOGUE[d][p]) for p in presets} for d, presets in MIXTURE.items()},
-        "weights": WEIGHTS,
+        "weights": WEIGHTS[arguments.size],
         "held_out_window": data.HELD_OUT_WINDOW,
         "machine": {"processor": platform.machine(), "device": "cuda" if torch.cuda.is_available() else "cpu"},
         "versions": {p: importlib.metadata.version(p) for p in ("torch", "tokenizers", "reasoning-gym", "safetensors")},
