@@ -23,7 +23,7 @@ enough that reinforcement learning has something to do. They know nothing but ni
 _BODY = """
 **Architecture.** Qwen2 (grouped-query attention, rotary positions, RMSNorm, SwiGLU, tied embeddings), trained from random
 weights. Weights are stored in bfloat16. The tokenizer is byte-level BPE with 1024 tokens, every digit its own token; it
-splits text as GPT-2 does (`gpt-2` in llama.cpp). The chat template is ChatML without the system message.
+splits text as Qwen2 does (`qwen2` in llama.cpp). The chat template is ChatML without the system message.
 
 **Data.** Questions and final answers come from reasoning_gym 0.1.25 alone, with seeds of the train range, the short
 worked steps between them from code of ours (`assets/recipe/worked*.py`). No other text. The first {window} held-out items of
@@ -48,7 +48,9 @@ trying out training.
 Held-out questions, temperature 1, at most 96 new tokens, strict 0/1 score (`sapo_swarm.scoring`). The interval is Wilson's
 over all samples; the samples of a question are not independent, so the true one is somewhat wider. *Informative* is the
 share of groups of 8 whose rewards are not all equal. Printed by `python -m recipe.evaluate <folder> --preset starter
---preset paper`.
+--preset paper`; this page by `python -m recipe.card`. *After 150 rounds alone*: `python -m recipe.gain --model NAME`, which runs the
+app's defaults and compares on paired held-out questions, one answer each at temperature 1; *kept among well-formed* is
+the share of the gain that remains when only questions with well-formed answers on both sides count.
 """
 
 
@@ -120,7 +122,28 @@ def card(folders: dict[str, Path]) -> str:
             text += f"\n**Note on {name}.** {note}\n"
         for preset, results in _figures(folder).items():
             text += f"\n### {name}, preset `{preset}` ({results[0].items} questions a task x 8)\n\n{table(results)}\n"
+        text += _gains(name, folder)
     return text
+
+
+def _gains(name: str, folder: Path) -> str:
+    """What silo training adds, a row a seed; nothing where it has not been measured."""
+    path = folder / "gains.json"
+    if not path.is_file():
+        return ""
+    rows = json.loads(path.read_text(encoding="utf-8"))
+    lines = [
+        f"\n### {name}, after {rows[0]['rounds']} rounds alone\n",
+        "| seed | before | after | change in points (95 %) | McNemar p | kept among well-formed | minutes |",
+        "|---:|---:|---:|---|---:|---:|---:|",
+    ]
+    for r in rows:
+        kept = "" if r["kept_share"] is None else f"{r['kept_share']:.0%}"
+        lines.append(
+            f"| {r['seed']} | {r['before']:.1f}% | {r['after']:.1f}% | {r['points']:+.2f} ({r['low']:+.2f} to "
+            f"{r['high']:+.2f}) | {r['p']:.1g} | {kept} | {r['minutes']:.0f} |"
+        )
+    return "\n".join(lines) + "\n"
 
 
 def main() -> None:

@@ -17,6 +17,10 @@ import pytest
 
 from sapo_backends import registry
 from sapo_backends.base import Backend, Engine, LoadRequest
+from sapo_swarm.config import PAPER_TASKS
+from sapo_swarm.prompting import messages
+from sapo_swarm.tasks.questions import generate_entry
+from sapo_swarm.tasks.seeds import held_out
 
 EOS = "<|im_end|>"
 TEMPLATE = (
@@ -237,3 +241,10 @@ def trainer(training_case: Case, load: Callable[..., Engine]) -> Iterator[Engine
     made = load(training_case)
     yield made
     made.close()
+
+
+@pytest.fixture(scope="session")
+def held_out_chats() -> list[list[dict[str, str]]]:
+    """Fifty real questions of the paper's nine tasks, as chats."""
+    refs = [held_out(task, "starter", index) for index in range(6) for task in PAPER_TASKS][:50]
+    return [messages(generate_entry(ref)[1]["question"]) for ref in refs]

@@ -41,6 +41,8 @@ Folder = Callable[[str], Path]
 PROMPTS = [list(range(5, 17)), list(range(20, 51)), [7] * 20]
 SEQUENCES = [TokenSequence(tuple(p), tuple(range(60, 70))) for p in PROMPTS]
 
+Chat = list[dict[str, str]]
+
 
 def open_engine(name: str, model: Path | str, **options: Any) -> Engine:
     """An engine on one thread with a small adapter; float32 unless said otherwise."""
@@ -80,13 +82,15 @@ def test_log_probs_of_every_precision_are_as_near_as_its_bits_allow(
     engine.close()
 
 
-def test_greedy_tokens_of_the_starter_equal_those_of_torch_on_50_prompts() -> None:
-    """Engine equality on a trained model with prompts of different lengths."""
+@pytest.mark.parametrize("model", ["starter-1m", "starter"])
+def test_greedy_tokens_of_the_starters_equal_those_of_torch_on_50_prompts(
+    model: str, held_out_chats: list[Chat]
+) -> None:
+    """Engine equality on trained models and real questions of different lengths."""
     greedy, answers = Sampling(temperature=0.0, max_new_tokens=24), []
     for name in ("torch", "llamacpp"):
-        engine = open_engine(name, "starter-1m", method="none")
-        chats = [[{"role": "user", "content": f"What is {i} + {3 * i}?"}] for i in range(50)]
-        prompts = [engine.tokenizer.encode_chat(chat) for chat in chats]
+        engine = open_engine(name, model, method="none")
+        prompts = [engine.tokenizer.encode_chat(chat) for chat in held_out_chats]
         answers.append([group[0].tokens for group in engine.generate(prompts, 1, greedy, seed=0)])
         engine.close()
     assert answers[0] == answers[1]
