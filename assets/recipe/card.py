@@ -48,9 +48,9 @@ trying out training.
 Held-out questions, temperature 1, at most 96 new tokens, strict 0/1 score (`sapo_swarm.scoring`). The interval is Wilson's
 over all samples; the samples of a question are not independent, so the true one is somewhat wider. *Informative* is the
 share of groups of 8 whose rewards are not all equal. Printed by `python -m recipe.evaluate <folder> --preset starter
---preset paper`; this page by `python -m recipe.card`. *After 150 rounds alone*: `python -m recipe.gain --model NAME`, which runs the
-app's defaults and compares on paired held-out questions, one answer each at temperature 1; *kept among well-formed* is
-the share of the gain that remains when only questions with well-formed answers on both sides count.
+--preset paper`, this page by `python -m recipe.card`. *After 150 rounds alone*: `python -m recipe.gain --model NAME`
+runs the app's defaults and compares on paired held-out questions, one answer each at temperature 1; *kept among
+well-formed* is the share of the gain that remains when only well-formed answers on both sides count.
 """
 
 

@@ -41,6 +41,7 @@ def main() -> None:
     parser.add_argument("--tokenizer", type=Path, help="a folder with a tokenizer to keep")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--compiled", action="store_true", help="torch.compile; needs a C++ compiler")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     name = NAMES[arguments.size]
@@ -60,7 +61,9 @@ def main() -> None:
         grouped.setdefault(example.dataset, []).append(example)
     words = _tokenizer(arguments.tokenizer or arguments.work / "tokenizer", grouped)
     rows = {dataset: train.encode(examples, words) for dataset, examples in grouped.items()}
-    plan = train.Plan(minutes=arguments.minutes, seed=arguments.seed, threads=arguments.threads)
+    plan = train.Plan(
+        minutes=arguments.minutes, seed=arguments.seed, threads=arguments.threads, compiled=arguments.compiled
+    )
     net = model.Qwen2(model.SHAPES[arguments.size])
     net.initialise(arguments.seed)
     say(f"{name}: {sum(p.numel() for p in net.parameters()):,} parameters")

@@ -31,7 +31,7 @@ class Plan:
     """Settings of one run. minutes: on which the learning-rate schedule is laid, of processor time with one thread
     on a CPU (a busy machine then only takes longer), otherwise of wall time.
 
-    half: products in bfloat16.
+    half: products in bfloat16. compiled: torch.compile, which needs a C++ compiler and is 1.3 to 1.4 times as fast.
     """
 
     minutes: float
@@ -44,6 +44,7 @@ class Plan:
     seed: int = 0
     threads: int = 1
     half: bool = True
+    compiled: bool = False
     checkpoint_minutes: float = 5.0
 
 
@@ -119,12 +120,15 @@ def fill_lines(pool: list[Row], width: int) -> list[list[Row]]:
     return lines
 
 
-def collate(lines: list[list[Row]], pad: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+def collate(
+    lines: list[list[Row]], pad: int, device: torch.device, width: int = 0
+) -> tuple[Tensor, Tensor, Tensor]:
     """ids and targets (batch, time), the latter -100 where no loss is taken; mask (batch, 1, time, time).
 
-    An example sees only itself. Positions run on along the line: rotary attention only knows differences.
+    An example sees only itself. Positions run on along the line: rotary attention only knows differences. width: pad to
+    at least this many tokens, so that compiled code meets one shape.
     """
-    longest = max(sum(len(row.ids) for row in line) for line in lines)
+    longest = max(width, *(sum(len(row.ids) for row in line) for line in lines))
     ids = torch.full((len(lines), longest), pad)
     targets = torch.full((len(lines), longest), -100)
     owner = torch.zeros(len(lines), longest, dtype=torch.long)
@@ -141,9 +145,9 @@ def collate(lines: list[list[Row]], pad: int, device: torch.device) -> tuple[Ten
     return ids.to(device), targets.to(device), (same & torch.ones(longest, longest, dtype=torch.bool).tril()).to(device)
 
 
-def loss_of(model: Qwen2, ids: Tensor, targets: Tensor, mask: Tensor) -> Tensor:
-    """Mean cross-entropy over the wanted tokens; logits of those tokens only."""
-    hidden = model(ids, mask=mask)
+def loss_of(model: Qwen2, read: Callable[..., Tensor], ids: Tensor, targets: Tensor, mask: Tensor) -> Tensor:
+    """Mean cross-entropy over the wanted tokens; logits of those tokens only. read: the model's forward."""
+    hidden = read(ids, mask=mask)
     wanted = targets != -100
     return F.cross_entropy(model.logits(hidden[wanted]).float(), targets[wanted])
 
@@ -210,6 +214,7 @@ def run(
     torch.set_num_threads(plan.threads)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model.to(device).train()
+    read: Callable[..., Tensor] = torch.compile(model.forward, dynamic=False) if plan.compiled else model
     opts = optimizers(model, plan)
     base = [[g["lr"] for g in o.param_groups] for o in opts]
     state = _resume(folder, model, opts)
@@ -225,9 +230,9 @@ def run(
         for opt, rates in zip(opts, base, strict=True):
             for group, rate in zip(opt.param_groups, rates, strict=True):
                 group["lr"] = rate * schedule(progress, plan)
-        ids, targets, mask = collate(pack, pad, device)
+        ids, targets, mask = collate(pack, pad, device, plan.width)
         with torch.autocast(device.type, torch.bfloat16, enabled=plan.half):
-            loss = loss_of(model, ids, targets, mask)
+            loss = loss_of(model, read, ids, targets, mask)
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for opt in opts:
