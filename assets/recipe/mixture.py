@@ -13,8 +13,45 @@ MIXTURE: dict[str, dict[str, int]] = {
     "calendar_arithmetic": {"starter": 30_000},
     "binary_matrix": {"easy": 30_000},
 }
-WEIGHTS: dict[str, dict[str, float]] = {
-    "1m": {"arc_1d": 1.5, "propositional_logic": 0.25, "binary_matrix": 0.4, "calendar_arithmetic": 0.6},
-    "5m": {"arc_1d": 1.5, "propositional_logic": 0.3, "fraction_simplification": 0.8, "binary_matrix": 0.8},
+Stages = list[tuple[float, dict[str, float]]]
+WEIGHTS: dict[str, Stages] = {
+    "1m": [
+        (
+            1.0,
+            {
+                "arc_1d": 1.5,
+                "base_conversion": 0.8,
+                "bf": 0.4,
+                "propositional_logic": 0.25,
+                "fraction_simplification": 0.6,
+                "binary_matrix": 0.4,
+                "calendar_arithmetic": 0.6,
+            },
+        )
+    ],
+    "5m": [
+        (
+            0.876,
+            {"arc_1d": 1.5, "propositional_logic": 0.3, "fraction_simplification": 0.8, "binary_matrix": 0.8},
+        ),
+        (
+            1.0,
+            {
+                "arc_1d": 2.0,
+                "base_conversion": 0.5,
+                "basic_arithmetic": 0.8,
+                "bf": 0.1,
+                "propositional_logic": 0.1,
+                "fraction_simplification": 0.2,
+                "binary_matrix": 0.2,
+            },
+        ),
+    ],
 }
-"""By size of model, relative to 1. Copying comes easily: few premises to join. Noise in the rest leaves room to learn."""
+"""By size: weights up to a share of the schedule, relative to 1. Tasks that come easily are seen less, and the last stage
+is spent on what is still weak: a starter that has learned a task leaves nothing to reinforcement learning."""
+
+
+def weights_at(stages: Stages, progress: float) -> dict[str, float]:
+    """The weights in force at a share of the schedule."""
+    return next(weights for until, weights in stages if progress < until or until >= 1)

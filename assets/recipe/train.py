@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from recipe.data import Example
+from recipe.mixture import Stages, weights_at
 from recipe.model import Qwen2
 from recipe.tokenizer import END, STOP, prompt_text, token_id
 
@@ -82,11 +83,11 @@ def encode(examples: list[Example], tokenizer: Tokenizer) -> list[Row]:
 
 
 def batches(
-    rows: dict[str, list[Row]], weights: dict[str, float], width: int, height: int, seed: int
+    rows: dict[str, list[Row]], weights: Callable[[], dict[str, float]], width: int, height: int, seed: int
 ) -> Iterator[list[list[Row]]]:
     """Endless batches: `height` lines of up to `width` tokens, each line several examples side by side.
 
-    Every task is drawn by its weight and walked in shuffled epochs. Lines are filled longest example first and then
+    Every task is drawn by its weight of the moment and walked in shuffled epochs. Lines are filled longest example first and then
     shuffled, so that a batch holds little padding and still mixes the tasks: batches sorted by length hold one task
     each, and the model learned next to nothing from those.
     """
@@ -94,8 +95,8 @@ def batches(
     queues: dict[str, list[Row]] = {name: [] for name in rows}
     names = list(rows)
     while True:
-        pool = []
-        for name in rng.choices(names, [weights.get(n, 1.0) for n in names], k=2048):
+        pool, now = [], weights()
+        for name in rng.choices(names, [now.get(n, 1.0) for n in names], k=2048):
             if not queues[name]:
                 queues[name] = rng.sample(rows[name], len(rows[name]))
             pool.append(queues[name].pop())
@@ -120,9 +121,7 @@ def fill_lines(pool: list[Row], width: int) -> list[list[Row]]:
     return lines
 
 
-def collate(
-    lines: list[list[Row]], pad: int, device: torch.device, width: int = 0
-) -> tuple[Tensor, Tensor, Tensor]:
+def collate(lines: list[list[Row]], pad: int, device: torch.device, width: int = 0) -> tuple[Tensor, Tensor, Tensor]:
     """ids and targets (batch, time), the latter -100 where no loss is taken; mask (batch, 1, time, time).
 
     An example sees only itself. Positions run on along the line: rotary attention only knows differences. width: pad to
@@ -203,7 +202,7 @@ def _resume(folder: Path, model: Qwen2, opts: list[torch.optim.Optimizer]) -> di
 def run(
     model: Qwen2,
     rows: dict[str, list[Row]],
-    weights: dict[str, float],
+    stages: Stages,
     tokenizer: Tokenizer,
     plan: Plan,
     folder: Path,
@@ -223,6 +222,10 @@ def run(
     clock = time.process_time if device.type == "cpu" and plan.threads == 1 else time.monotonic
     begun = saved = clock()
     earlier, shown = state["seconds"], []
+
+    def weights() -> dict[str, float]:
+        return weights_at(stages, state["seconds"] / total)
+
     for pack in batches(rows, weights, plan.width, plan.height, plan.seed + int(state["step"])):
         progress = state["seconds"] / total
         if progress >= 1:
