@@ -17,7 +17,7 @@ Stages = list[tuple[float, dict[str, float]]]
 WEIGHTS: dict[str, Stages] = {
     "1m": [
         (
-            1.0,
+            0.83,
             {
                 "arc_1d": 1.5,
                 "base_conversion": 0.8,
@@ -27,23 +27,35 @@ WEIGHTS: dict[str, Stages] = {
                 "binary_matrix": 0.4,
                 "calendar_arithmetic": 0.6,
             },
-        )
+        ),
+        (
+            0.95,
+            {
+                "arc_1d": 1.5,
+                "base_conversion": 1.5,
+                "bf": 1.5,
+                "propositional_logic": 0.5,
+                "fraction_simplification": 0.8,
+                "binary_matrix": 0.1,
+            },
+        ),
+        (1.0, {"bf": 4.0, "propositional_logic": 0.3, "fraction_simplification": 0.5, "binary_matrix": 0.2}),
     ],
     "5m": [
         (
-            0.876,
+            0.95,
             {"arc_1d": 1.5, "propositional_logic": 0.3, "fraction_simplification": 0.8, "binary_matrix": 0.8},
         ),
         (
             1.0,
             {
                 "arc_1d": 2.0,
-                "base_conversion": 0.5,
+                "base_conversion": 0.1,
                 "basic_arithmetic": 0.8,
-                "bf": 0.1,
+                "bf": 0.0,
                 "propositional_logic": 0.1,
-                "fraction_simplification": 0.2,
-                "binary_matrix": 0.2,
+                "fraction_simplification": 0.0,
+                "binary_matrix": 0.0,
             },
         ),
     ],
