@@ -7,7 +7,6 @@ import hashlib
 import json
 import random
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -55,15 +54,14 @@ def test_rounds_count_what_they_did(tmp_path: Path) -> None:
     assert finished.reward_external is None
 
 
-async def test_pause_takes_effect_within_a_second_and_resume_goes_on(tmp_path: Path) -> None:
-    async with node(tmp_path, *FAKE, "--model", "fake:0.02") as (client, _):
+async def test_pause_takes_effect_between_two_tokens_and_resume_goes_on(tmp_path: Path) -> None:
+    """A round takes minutes at half a second a token; the pause waits for none of it."""
+    async with node(tmp_path, *FAKE, "--model", "fake:0.5") as (client, _):
         await reaches(client, (), lambda e: isinstance(e, Phase) and e.phase == "generate")
-        began = time.monotonic()
         await client.post("pause")
         await reaches(client, ("state",), lambda e: isinstance(e, StateChanged) and e.state == "paused")
-        assert time.monotonic() - began < 1.0
         status = await client.status()
-        assert status.state == "paused"
+        assert (status.state, status.round) == ("paused", 0)
         assert "space" in status.sentence
         await client.post("resume")
         await reaches(client, ("round",), lambda e: isinstance(e, RoundFinished))
@@ -109,7 +107,7 @@ async def test_kill_in_every_phase_loses_at_most_the_round_in_flight(tmp_path: P
     draw, done = random.Random(7), 0
     for phase in ("generate", "score", "update", "checkpoint", "generate", "checkpoint"):
         wanted = done + draw.randint(1, 3)
-        async with node(tmp_path, *FAKE, "--model", "fake:0.001", "--rounds", "60", "--keep-checkpoints", "99") as (
+        async with node(tmp_path, *FAKE, "--model", "fake:0.001", "--keep-checkpoints", "999") as (
             client,
             process,
         ):
@@ -119,7 +117,7 @@ async def test_kill_in_every_phase_loses_at_most_the_round_in_flight(tmp_path: P
             process.send_signal(signal.SIGKILL)
             await asyncio.to_thread(process.wait)
         run = only_run(tmp_path)
-        found, warnings = Checkpoints(run / "checkpoints", 99).newest_intact()
+        found, warnings = Checkpoints(run / "checkpoints", 999).newest_intact()
         assert found is not None
         assert warnings == []
         rounds = [e.round for e in read_only(run / "journal.db", ("round",)) if isinstance(e, RoundFinished)]

@@ -11,7 +11,7 @@ import logging
 import math
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from sapo_backends.base import TokenSequence
@@ -56,6 +56,7 @@ class SwarmExchange:
     name: str = ""
     share_fraction: float = 1.0
     wall: Callable[[], float] = time.time
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     judging_s: float = 0.0
     """Seconds of the engine's thread that judging foreign text took, ever."""
     exchanges: int = 0
@@ -131,7 +132,7 @@ class SwarmExchange:
     async def _talk(self) -> None:
         while True:
             await self._woken.wait()
-            await asyncio.sleep(self.client.wait_s)
+            await self.sleep(self.client.wait_s)
             self._woken.clear()
             outbox, self._outbox = self._outbox, None
             if outbox is None:
