@@ -70,6 +70,7 @@ class SwarmExchange:
         self._task: asyncio.Task[None] | None = None
         self._woken = asyncio.Event()
         self._idle = asyncio.Event()
+        self._taking = True
         self._bytes = (0, 0)
         self._board_at = -LEADERBOARD_S
         self._rounds_since = 0
@@ -92,6 +93,12 @@ class SwarmExchange:
             raise RuntimeError("attach() comes before the first round.")
         return self._receiver
 
+    def take(self, taking: bool) -> None:
+        """Own groups are shared all the same; of others none is asked for, kept or given out while not taking."""
+        self._taking = taking
+        if not taking:
+            self.pool.clear()
+
     def available(self, wanted: int) -> int:
         """External groups that a batch could draw now: one a source at most."""
         self.pool.forget_old(self.wall())
@@ -102,6 +109,7 @@ class SwarmExchange:
         if self._task is None:
             self._task = asyncio.create_task(self._talk())
         self.pool.forget_old(self.wall())
+        wanted = wanted if self._taking else 0
         self._outbox = round_number, own, wanted
         self._rounds_since += 1
         self._idle.clear()
@@ -174,7 +182,8 @@ class SwarmExchange:
     async def _take(self, result: ExchangeResult) -> None:
         before = len(self.pool)
         for group in await self.receiver.receive(result.sample, self.wall()):
-            self.pool.add(group, self.wall())
+            if self._taking:  # it may have been switched off since they were asked for
+                self.pool.add(group, self.wall())
         if result.sample:
             fresh = max(0, len(self.pool) - before) / len(result.sample)
             self._yield += 0.2 * (fresh - self._yield)
