@@ -191,7 +191,7 @@ class ExternalSwitched(_Event, frozen=True, kw_only=True, tag="external"):
 
     round: rounds done. by: whose word it was. sentence: for people. restored: rounds in the checkpoint whose weights
     came back (tripwire, not taking). best, now: pass@1 of the best checkpoint and of the present weights on so many
-    fresh held-out items. mark: what later evaluations are compared with from now on; None: as before.
+    fresh held-out items.
     """
 
     round: int
@@ -202,7 +202,6 @@ class ExternalSwitched(_Event, frozen=True, kw_only=True, tag="external"):
     best: float = 0.0
     now: float = 0.0
     items: int = 0
-    mark: float | None = None
 
 
 class LogLine(_Event, frozen=True, kw_only=True, tag="log"):

@@ -97,7 +97,9 @@ def build(progress: Progress) -> Engine:
 
 
 def node(folder: Path, rounds: int, poisoned_from: int, **changes: object) -> Node:
-    config = CONFIG.__class__(**{**{f: getattr(CONFIG, f) for f in CONFIG.__struct_fields__}, "rounds": rounds, **changes})
+    config = CONFIG.__class__(
+        **{**{f: getattr(CONFIG, f) for f in CONFIG.__struct_fields__}, "rounds": rounds, **changes}
+    )
     return Node(NodeSetup(config, "guarded", folder, build, CALM, Pool(poisoned_from), "me", "swarm"))
 
 

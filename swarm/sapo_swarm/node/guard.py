@@ -98,9 +98,8 @@ class Guard:
             await self._look_closer(rounds_done, on_progress)
 
     async def _look_closer(self, rounds_done: int, on_progress: Ask) -> None:
-        best, suspect = self.watch.best, self.watch.suspect
+        best = self.watch.best
         assert best is not None
-        assert suspect is not None
         path = await self.host.call(self._kept, best.round)
         if path is None or rounds_of(path) == rounds_done:
             await self._publish(self._cleared(rounds_done, "there is no older checkpoint to compare with"))
@@ -110,8 +109,7 @@ class Guard:
         was, now, count = tripwire.mean(before), tripwire.mean(after), len(after)
         figures = f"{_percent(was)} with the weights of round {rounds_of(path)}, {_percent(now)} now, {count} questions"
         if not tripwire.confirmed(before, after, self.tolerance):
-            mark = tripwire.corrected(best, suspect, was, now)
-            await self._publish(self._cleared(rounds_done, figures, mark, was, now, count))
+            await self._publish(self._cleared(rounds_done, figures, was, now, count))
             return
         said = (
             f"Groups of others are not taken any more and the weights of round {rounds_of(path)} are back, because "
@@ -131,18 +129,13 @@ class Guard:
         )
         await self._roll_back(rounds_done)
 
+    @staticmethod
     def _cleared(
-        self,
-        rounds_done: int,
-        figures: str,
-        mark: float | None = None,
-        was: float = 0.0,
-        now: float = 0.0,
-        items: int = 0,
+        rounds_done: int, figures: str, was: float = 0.0, now: float = 0.0, items: int = 0
     ) -> ExternalSwitched:
         said = f"A low held-out result was looked at closer and stands for nothing ({figures})."
         return ExternalSwitched(
-            round=rounds_done, taking=True, by="tripwire", sentence=said, mark=mark, best=was, now=now, items=items
+            round=rounds_done, taking=True, by="tripwire", sentence=said, best=was, now=now, items=items
         )
 
     async def _of_another(self, path: Path, rounds_done: int, on_progress: Ask) -> list[ItemResult]:

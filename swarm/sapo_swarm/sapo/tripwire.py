@@ -25,11 +25,15 @@ CLOSER = 2
 
 
 class HeldOut(msgspec.Struct, frozen=True):
-    """A held-out result. round: rounds done before it; pass_at_1: in [0, 1], of so many items."""
+    """A held-out result. round: rounds done before it; pass_at_1: in [0, 1], of so many items.
+
+    looked: the items are those of closer looks, not of the regular evaluation that made it the best.
+    """
 
     round: int
     pass_at_1: float
     items: int
+    looked: bool = False
 
     @property
     def variance(self) -> float:
@@ -72,7 +76,7 @@ def observe(watch: Watch, event: object, items: int, tolerance: float) -> Watch:
     if not isinstance(event, Evaluated) or event.items != items:
         return watch
     now = HeldOut(event.round, event.pass_at_1, event.items)
-    if watch.best is None or now.pass_at_1 > watch.best.pass_at_1:
+    if watch.best is None or better(watch.best, now):
         return msgspec.structs.replace(watch, best=now, suspect=None)
     suspicious = watch.taking and fell(watch.best, now, tolerance)
     return msgspec.structs.replace(watch, suspect=now if suspicious else None)
@@ -80,8 +84,8 @@ def observe(watch: Watch, event: object, items: int, tolerance: float) -> Watch:
 
 def _switched(watch: Watch, event: ExternalSwitched) -> Watch:
     best = watch.best
-    if best is not None and event.mark is not None:
-        best = msgspec.structs.replace(best, pass_at_1=event.mark)
+    if best is not None and event.items:
+        best = looked_at(best, event.best, event.items)
     tripped = event.by == "tripwire" and not event.taking
     return msgspec.structs.replace(
         watch,
@@ -92,6 +96,13 @@ def _switched(watch: Watch, event: ExternalSwitched) -> Watch:
         restored=event.restored if tripped else watch.restored,
         sentence="" if event.taking else event.sentence,
     )
+
+
+def better(best: HeldOut, now: HeldOut) -> bool:
+    """A new best. A mark that was looked at closer gives way only to what is a standard error above it: else slow harm
+    would hide behind the lucky figures of ever worse weights."""
+    doubt = math.sqrt(best.variance + now.variance) if best.looked else 0.0
+    return now.pass_at_1 > best.pass_at_1 + doubt
 
 
 def fell(best: HeldOut, now: HeldOut, tolerance: float) -> bool:
@@ -114,11 +125,12 @@ def confirmed(before: Sequence[ItemResult], after: Sequence[ItemResult], toleran
     return enough and lost > gained and mcnemar_exact(gained, lost) < CERTAINTY
 
 
-def corrected(best: HeldOut, now: HeldOut, before: float, after: float) -> float:
-    """The mark after a closer look that found nothing: what the best would be if it stood to the present result as the
-    closer look says. Never above the old mark, never under the present result."""
-    ratio = after / before if before > 0 else 1.0
-    return max(now.pass_at_1, min(best.pass_at_1, now.pass_at_1 / ratio if ratio > 0 else best.pass_at_1))
+def looked_at(best: HeldOut, rate: float, items: int) -> HeldOut:
+    """The mark after a closer look at it. The figure that made it the best was picked for being high; fresh questions
+    were not, so theirs replaces it, and several looks are averaged."""
+    before = best.items if best.looked else 0
+    pooled = (before * best.pass_at_1 + items * rate) / (before + items)
+    return msgspec.structs.replace(best, pass_at_1=pooled, items=before + items, looked=True)
 
 
 def mean(results: Sequence[ItemResult]) -> float:

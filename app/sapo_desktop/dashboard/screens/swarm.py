@@ -85,6 +85,8 @@ def overview(state: DashboardState, now: float, width: int, height: int, glyphs:
             "$muted",
         ),
     ]
+    if state.external_off:
+        rows.insert(1, Content.styled(plain(state.external_off, 400), "bold $warning"))
     return Content("\n").join(rows)
 
 
