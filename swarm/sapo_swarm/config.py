@@ -79,6 +79,10 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     eval_every: Annotated[int, _doc("Small held-out evaluation every N rounds; 0 = never", ge=0)] = 25
     eval_items: Annotated[int, _doc("Held-out items per task in the small evaluation", ge=1, le=10000)] = 16
     checkpoint_every: Annotated[int, _doc("Rounds between checkpoints", ge=1)] = 1
+    keep_groups: Annotated[
+        int,
+        _doc("Newest rounds whose groups stay in the journal (every 10th and first successes stay too); 0 = all", ge=0),
+    ] = 200
     keep_checkpoints: Annotated[
         int, _doc("Newest checkpoints kept (the first, the best and every 50th stay)", ge=1)
     ] = 3

@@ -13,6 +13,8 @@ import pytest
 from tests.functional import node_process
 from tests.functional.node_process import node, reaches, sapo
 
+from sapo_desktop.dashboard.state import DashboardState, apply
+from sapo_desktop.recording import load_recording
 from sapo_swarm.events import GroupRecorded, Phase, RoundFinished, StateChanged
 from sapo_swarm.node.checkpoint import Checkpoints
 from sapo_swarm.node.journal import read_only
@@ -149,3 +151,19 @@ def test_when_no_checkpoint_is_intact_the_run_is_left_alone(tmp_path: Path) -> N
     done = sapo(tmp_path, "node", *FAKE, "--rounds", "2", "--run", run.name)
     assert done.returncode == 1
     assert "--new" in done.stderr
+
+
+def test_old_groups_leave_the_journal_and_what_is_left_still_plays(tmp_path: Path) -> None:
+    """Rounds, events and evaluations stay; the newest rounds keep their groups, and so does every tenth."""
+    done = sapo(tmp_path, "node", *FAKE, "--own-groups", "2", "--rounds", "25", "--keep-groups", "3")
+    assert done.returncode == 0, done.stderr
+    run = only_run(tmp_path)
+    events = load_recording(run)
+    assert [e.round for e in events if isinstance(e, RoundFinished)] == list(range(25))
+    kept = {e.round for e in events if isinstance(e, GroupRecorded) and not e.first_solved}
+    assert kept == {0, 10, 20, 22, 23, 24}
+    state = DashboardState()
+    for event in events:
+        state = apply(state, event)
+    assert state.rounds == 25
+    assert state.groups.last is not None

@@ -30,6 +30,7 @@ from sapo_swarm.node.journal import Journal, JournalError
 from sapo_swarm.node.opening import NodeSetup
 from sapo_swarm.node.pace import Pace
 from sapo_swarm.node.record import record, stamp
+from sapo_swarm.node.retention import Retention
 from sapo_swarm.node.status import Activity
 from sapo_swarm.node.versions import versions
 from sapo_swarm.node.work import RoundWork
@@ -50,6 +51,7 @@ class Node:
         self.conduct = Conduct(self.bus, self.activity, self.host.cancel)
         self.pace = Pace()
         self.checkpoints = Checkpoints(setup.folder / "checkpoints", self.config.keep_checkpoints)
+        self.retention = Retention(self.journal, self.config.keep_groups)
         self.guard: Guard | None = None
         self.rounds_done = 0
         self.solved: set[str] = set()
@@ -118,6 +120,7 @@ class Node:
             await asyncio.gather(ticker, return_exceptions=True)
             await self.host.close()
             await self.setup.exchange.close()
+            await self.retention.close()
             self.bus.close()
             self.journal.close()
 
@@ -236,6 +239,7 @@ class Node:
         await self.bus.publish(*events, *([news] if news else []))
         self.rounds_done, self.solved = done, solved
         self.pace.count(work)
+        self.retention.round_done(done)
 
     async def _examine(self, examiner: Examiner, items: int) -> None:
         event = await examiner.examine(self.rounds_done, items, self._evaluating("Held-out evaluation"))

@@ -86,7 +86,7 @@ def overview(state: DashboardState, now: float, width: int, height: int, glyphs:
         ),
     ]
     if state.external_off:
-        rows.insert(1, Content.styled(plain(state.external_off, 400), "bold $warning"))
+        rows.insert(1, Content.styled("Groups of others are off · x takes them again · 5 says why", "bold $warning"))
     return Content("\n").join(rows)
 
 
