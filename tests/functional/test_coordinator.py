@@ -212,7 +212,7 @@ async def test_a_wrong_clock_is_corrected_from_the_reply(hosted: Hosted) -> None
 
 async def test_a_stopping_coordinator_answers_what_it_took_and_refuses_the_rest(hosted: Hosted) -> None:
     """While it stops, new requests are told to come again."""
-    hosted.coordinator.stopping = True
+    hosted.coordinator.door.stopping = True
     async with NodeClient(hosted.invite, Identity.generate()) as client:
         with pytest.raises(Refused) as refused:
             await client.info()
