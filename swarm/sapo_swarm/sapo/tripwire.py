@@ -3,7 +3,7 @@
 Verified-correct text can still poison ("Hail to the Thief", arXiv 2511.09780). So a node in a swarm compares every
 regular evaluation with its best one. The best of many noisy figures is a lucky one, so a fall alone proves little: the
 present weights and those of the best checkpoint then answer fresh held-out questions side by side, and only that
-comparison trips the wire. What the numbers cost and catch: docs/decisions/0007-tripwire.md.
+comparison trips the wire. What the numbers cost and catch: docs/decisions/0008-tripwire.md.
 """
 
 from __future__ import annotations
