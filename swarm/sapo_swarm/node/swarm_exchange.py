@@ -246,18 +246,25 @@ class SwarmExchange:
 async def mean_logprob(host: EngineHost, question: Question, texts: Sequence[str]) -> tuple[float, float]:
     """Mean log-probability a token of up to PROBED foreign texts under the node's policy, in nats (0 for empty ones),
     and the seconds that it cost the engine's thread."""
-    engine = host.engine
     probed = texts if len(texts) <= PROBED else random.sample(texts, PROBED)
 
     def measure() -> tuple[float, float]:
         began = time.perf_counter()
-        prompt = tuple(engine.tokenizer.encode_chat(messages(question.prompt)))
-        completions = [ids for text in probed if (ids := tuple(engine.tokenizer.encode_text(text)))]
-        found = engine.logprobs([TokenSequence(prompt, ids) for ids in completions]) if completions else []
-        values = [value for row in found for value in row]
+        values = [value for row in token_logprobs(host, question, probed) for value in row]
         return sum(values) / len(values) if values else 0.0, time.perf_counter() - began
 
     return await host.call(measure)
+
+
+def token_logprobs(host: EngineHost, question: Question, texts: Sequence[str]) -> list[list[float]]:
+    """Log-probabilities of each text's tokens under the node's policy, in nats; empty texts are left out.
+
+    Call in the engine's thread.
+    """
+    engine = host.engine
+    prompt = tuple(engine.tokenizer.encode_chat(messages(question.prompt)))
+    completions = [ids for text in texts if (ids := tuple(engine.tokenizer.encode_text(text)))]
+    return engine.logprobs([TokenSequence(prompt, ids) for ids in completions]) if completions else []
 
 
 def _fits(group: Group) -> bool:
