@@ -27,6 +27,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "snooze": ("control", "pause for a while, then go on by itself"),
     "run-anyway": ("control", "ignore battery and heat for an hour"),
     "stop": ("control", "save and end the node"),
+    "external": ("control", "take groups of others into training (on), or none (off)"),
     "eval": ("evaluate", "compare two checkpoints on the same held-out questions"),
     "chat": ("chat", "talk to the base and the trained model side by side"),
     "export": ("export", "write the trained model as a Hugging Face folder"),

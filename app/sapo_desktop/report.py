@@ -10,6 +10,7 @@ import msgspec
 from sapo_swarm.events import (
     Evaluated,
     Event,
+    ExternalSwitched,
     GroupRecorded,
     LogLine,
     RoundFinished,
@@ -104,8 +105,8 @@ class Reporter:
             return self._swarm(event)
         if isinstance(event, Evaluated):
             return f"          held-out pass@1 {_held_out(event)}"
-        if isinstance(event, (StateChanged, LogLine)):
-            text = event.sentence if isinstance(event, StateChanged) else event.text
+        if isinstance(event, (StateChanged, ExternalSwitched, LogLine)):
+            text = event.text if isinstance(event, LogLine) else event.sentence
             return f"          {safe_text(text, 400, lines=False)}"
         if isinstance(event, GroupRecorded) and event.first_solved:
             return f"          first solved: {event.group.question.ref.dataset}"

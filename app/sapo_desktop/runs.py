@@ -12,7 +12,17 @@ import msgspec
 from sapo_desktop.errors import AppError, UsageError
 from sapo_swarm.config import RunConfig
 
-_FREE_TO_CHANGE = {"rounds", "threads", "eval_every", "eval_items", "checkpoint_every", "keep_checkpoints", "device"}
+_FREE_TO_CHANGE = {
+    "rounds",
+    "threads",
+    "eval_every",
+    "eval_items",
+    "checkpoint_every",
+    "keep_checkpoints",
+    "keep_groups",
+    "tripwire",
+    "device",
+}
 """Settings that may differ when a run is resumed: they do not change what is learned."""
 
 

@@ -56,6 +56,15 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     sampling: Annotated[
         str, _doc("How external groups are chosen: uniform_nonzero, uniform, reward_guided, novelty, none")
     ] = "uniform_nonzero"
+    tripwire: Annotated[
+        float,
+        _doc(
+            "Part of its best held-out pass@1 that a node in a swarm may lose before it takes no more groups of others "
+            "and goes back to its best weights; 0 = never",
+            ge=0.0,
+            le=1.0,
+        ),
+    ] = 0.25
     max_new_tokens: Annotated[int, _doc("Longest completion, in tokens", ge=1, le=8192)] = 96
     temperature: Annotated[float, _doc("Sampling temperature of training rollouts", gt=0.0, le=4.0)] = 1.0
 
@@ -70,4 +79,10 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     eval_every: Annotated[int, _doc("Small held-out evaluation every N rounds; 0 = never", ge=0)] = 25
     eval_items: Annotated[int, _doc("Held-out items per task in the small evaluation", ge=1, le=10000)] = 16
     checkpoint_every: Annotated[int, _doc("Rounds between checkpoints", ge=1)] = 1
-    keep_checkpoints: Annotated[int, _doc("Newest checkpoints kept (the first and every 50th stay)", ge=1)] = 3
+    keep_groups: Annotated[
+        int,
+        _doc("Newest rounds whose groups stay in the journal (every 10th and first successes stay too); 0 = all", ge=0),
+    ] = 200
+    keep_checkpoints: Annotated[
+        int, _doc("Newest checkpoints kept (the first, the best and every 50th stay)", ge=1)
+    ] = 3

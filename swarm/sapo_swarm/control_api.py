@@ -14,6 +14,8 @@ POST /v1/finish             finish the round, then pause
 POST /v1/snooze             {"for_s": 900} pause, then go on by itself
 POST /v1/run_anyway         {"for_s": 3600} ignore the automatic rules (battery, heat) for so long
 POST /v1/evaluate           {"items": 32} a held-out evaluation after this round
+POST /v1/external_on        take groups of others into training (after the held-out tripwire stopped them)
+POST /v1/external_off       take none
 POST /v1/stop               finish nothing, save, exit
 ==========================  =====================================================================================
 
@@ -42,7 +44,10 @@ class ControlError(Exception):
 
 
 class NodeStatus(msgspec.Struct, frozen=True):
-    """What the node does now. since: Unix time of the last state change; eta_s: -1 unknown; seq: newest stored."""
+    """What the node does now. since: Unix time of the last state change; eta_s: -1 unknown; seq: newest stored.
+
+    external: why no groups of others are taken, "" when they are or when there are none.
+    """
 
     state: State
     sentence: str
@@ -63,6 +68,7 @@ class NodeStatus(msgspec.Struct, frozen=True):
     seq: int
     started: float
     version: str
+    external: str = ""
 
 
 class Problem(msgspec.Struct, frozen=True):
@@ -100,7 +106,7 @@ class ControlClient:
         return msgspec.json.decode(await self._call("GET", "/v1/config"), type=RunConfig)
 
     async def post(self, verb: str, **body: float) -> NodeStatus:
-        """verb: pause, resume, finish, snooze, run_anyway, evaluate or stop."""
+        """verb: pause, resume, finish, snooze, run_anyway, evaluate, external_on, external_off or stop."""
         return msgspec.json.decode(await self._call("POST", f"/v1/{verb}", body), type=NodeStatus)
 
     async def events(

@@ -80,12 +80,14 @@ class Comparison:
     kept_share: float | None
 
 
-def items(tasks: Iterable[str], preset: str, per_task: int) -> list[TaskRef]:
-    """The first per_task held-out items of every task: the same ones on every node, unreachable by training seeds.
+def items(tasks: Iterable[str], preset: str, per_task: int, start: int = 0) -> list[TaskRef]:
+    """per_task held-out items of every task, from number `start` on: the same ones on every node, unreachable by
+    training seeds.
 
     Raises UnknownTask.
     """
-    return [held_out(task, preset_of(task, preset), index) for task in tasks for index in range(per_task)]
+    numbers = range(start, start + per_task)
+    return [held_out(task, preset_of(task, preset), index) for task in tasks for index in numbers]
 
 
 def item_result(ref: TaskRef, scored: Scored, finishes: Sequence[Finish]) -> ItemResult:
@@ -205,9 +207,7 @@ def compare(before: Sequence[ItemResult], after: Sequence[ItemResult], seed: int
     differences = {
         task: np.array([new.rate - old.rate for old, new in group], dtype=np.float64) for task, group in pairs.items()
     }
-    flat = [pair for group in pairs.values() for pair in group]
-    gained = sum(old.rate <= 0.5 < new.rate for old, new in flat)
-    lost = sum(new.rate <= 0.5 < old.rate for old, new in flat)
+    gained, lost = turned([pair for group in pairs.values() for pair in group])
     delta = stratified_bootstrap(list(differences.values()), seed)
     conditional, kept = _well_formed_gain(before, after)
     return Comparison(
@@ -219,6 +219,12 @@ def compare(before: Sequence[ItemResult], after: Sequence[ItemResult], seed: int
         well_formed_gain=conditional,
         kept_share=kept,
     )
+
+
+def turned(pairs: Iterable[tuple[ItemResult, ItemResult]]) -> tuple[int, int]:
+    """Of pairs (before, after) of the same item: how many turned right and how many wrong, by majority of samples."""
+    found = [(old.rate > 0.5, new.rate > 0.5) for old, new in pairs]
+    return sum(new and not old for old, new in found), sum(old and not new for old, new in found)
 
 
 def _well_formed_gain(before: Sequence[ItemResult], after: Sequence[ItemResult]) -> tuple[float | None, float | None]:

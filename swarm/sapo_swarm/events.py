@@ -186,12 +186,41 @@ class SwarmUpdated(_Event, frozen=True, kw_only=True, tag="swarm"):
     peers: tuple[Peer, ...] = ()
 
 
+class ExternalSwitched(_Event, frozen=True, kw_only=True, tag="external"):
+    """Groups of others are taken from now on, or not; or the held-out tripwire looked closer and found nothing.
+
+    round: rounds done. by: whose word it was. sentence: for people. restored: rounds in the checkpoint whose weights
+    came back (tripwire, not taking). best, now: pass@1 of the best checkpoint and of the present weights on so many
+    fresh held-out items.
+    """
+
+    round: int
+    taking: bool
+    by: Literal["tripwire", "person"]
+    sentence: str
+    restored: int = 0
+    best: float = 0.0
+    now: float = 0.0
+    items: int = 0
+
+
 class LogLine(_Event, frozen=True, kw_only=True, tag="log"):
     level: Literal["info", "warning", "error"]
     text: str
 
 
-Event = RunStarted | StateChanged | Phase | Vitals | RoundFinished | GroupRecorded | Evaluated | SwarmUpdated | LogLine
+Event = (
+    RunStarted
+    | StateChanged
+    | Phase
+    | Vitals
+    | RoundFinished
+    | GroupRecorded
+    | Evaluated
+    | SwarmUpdated
+    | ExternalSwitched
+    | LogLine
+)
 EPHEMERAL: tuple[type, ...] = (Phase, Vitals)
 
 

@@ -190,11 +190,16 @@ async def simulate(
 
 
 async def _play(player: SimNode, report: SimReport, end: float, every_s: float) -> None:
-    await asyncio.sleep(random.uniform(0.0, max(0.0, min(every_s or 1.0, end - time.monotonic()))))
-    while (now := time.monotonic()) < end:
+    """At least one round, however late the machine comes to it."""
+    now = time.monotonic()
+    await asyncio.sleep(random.uniform(0.0, max(0.0, min(every_s or 1.0, end - now))))
+    while True:
+        now = time.monotonic()
         asked = await player.send(player.prepare(), report)
         wait = now + (every_s or asked) - time.monotonic()
         await asyncio.sleep(max(0.0, min(wait, end - time.monotonic())))
+        if time.monotonic() >= end:
+            return
 
 
 async def check_reachable(invite: Invite) -> str:

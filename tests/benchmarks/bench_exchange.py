@@ -32,7 +32,8 @@ from sapo_swarm.events import RoundFinished
 from sapo_swarm.identity import Identity
 from sapo_swarm.keystore import StoredIdentity
 from sapo_swarm.node.limits import Limits
-from sapo_swarm.node.loop import Node, NodeSetup
+from sapo_swarm.node.loop import Node
+from sapo_swarm.node.opening import NodeSetup
 from sapo_swarm.node.swarm_exchange import SwarmExchange
 
 NO_LIMITS = Limits(pause_on_battery=False, max_celsius=0, min_free_memory=0.0, min_free_disk=0.0, nice=0)

@@ -172,14 +172,14 @@ async def test_a_sample_holds_one_group_a_source_and_none_that_the_caller_has(st
 
 
 async def test_draws_are_uniform_over_sources_of_equal_size(store: Store) -> None:
-    """Chi-square over 40 live groups, p > 0.001 (gate 6 does a million draws)."""
+    """Chi-square over 40 live groups, p > 1e-7 (gate 6 does a million draws)."""
     for node in range(10):
         await store.exchange(round_of(f"n{node}", [10 * node + i for i in range(4)]))
     counts: Counter[int] = Counter()
     for _ in range(500):
         counts.update(drawn(await store.exchange(round_of("reader", [], want=1))))
     chi = sum((counts[10 * node + i] - 12.5) ** 2 / 12.5 for node in range(10) for i in range(4))
-    assert chi < 72.05, counts
+    assert chi < 104.0, counts
 
 
 async def test_uptake_and_receipts_tell_who_drew(store: Store) -> None:

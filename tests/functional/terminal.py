@@ -41,7 +41,7 @@ class Terminal:
 
     async def shows(self, wanted: Callable[[str], bool], keys: str = "") -> str:
         """Wait until the screen is as wanted; keys are pressed again after every change."""
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(100):
             while not wanted(self.text()):
                 self._changed.clear()
                 if keys:

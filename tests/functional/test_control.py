@@ -18,7 +18,9 @@ from sapo_swarm.config import RunConfig
 from sapo_swarm.control_api import ControlClient, ControlError
 from sapo_swarm.events import EPHEMERAL, RoundFinished, RunStarted
 from sapo_swarm.node.control import ControlServer
-from sapo_swarm.node.loop import Node, NodeSetup
+from sapo_swarm.node.limits import Limits
+from sapo_swarm.node.loop import Node
+from sapo_swarm.node.opening import NodeSetup
 
 CONFIG = RunConfig(model="fake:0.01", trainer="fake", tasks=("calendar_arithmetic",), eval_every=0)
 
@@ -33,7 +35,8 @@ async def socket(tmp_path: Path) -> AsyncIterator[Path]:
 
     From its first round on, anything that would stop the event loop (disk, database, sleep) fails the test.
     """
-    node = Node(NodeSetup(CONFIG, "test", tmp_path / "run", build))  # type: ignore[arg-type]
+    calm = Limits(pause_on_battery=False, max_celsius=0, min_free_memory=0, min_free_disk=0)
+    node = Node(NodeSetup(CONFIG, "test", tmp_path / "run", build, calm))  # type: ignore[arg-type]
     path = tmp_path / "s" / "node.sock"
     async with ControlServer(node, path):
         running = asyncio.create_task(node.run())

@@ -212,7 +212,7 @@ async def test_a_wrong_clock_is_corrected_from_the_reply(hosted: Hosted) -> None
 
 async def test_a_stopping_coordinator_answers_what_it_took_and_refuses_the_rest(hosted: Hosted) -> None:
     """While it stops, new requests are told to come again."""
-    hosted.coordinator.stopping = True
+    hosted.coordinator.door.stopping = True
     async with NodeClient(hosted.invite, Identity.generate()) as client:
         with pytest.raises(Refused) as refused:
             await client.info()
@@ -222,7 +222,7 @@ async def test_a_stopping_coordinator_answers_what_it_took_and_refuses_the_rest(
 
 async def test_rate_limits_name_the_wait(make: Callable[..., object]) -> None:
     """The fourth round at once is refused with 429 and Retry-After."""
-    hosted: Hosted = await make(round_every_s=5.0, round_burst=3)  # type: ignore[misc]
+    hosted: Hosted = await make(round_every_s=1000.0, round_burst=3)  # type: ignore[misc]
     report = SimReport(1)
     async with open_session(hosted.invite, 4) as session:
         node = SimNode(session, hosted.invite, 1, 0)
@@ -230,7 +230,7 @@ async def test_rate_limits_name_the_wait(make: Callable[..., object]) -> None:
         waits = [await node.send(node.prepare(), report) for _ in range(4)]
     assert report.rounds == 3
     assert report.errors == {"429": 1}
-    assert 5 <= waits[3] <= 8
+    assert 500 < waits[3] <= 1500
 
 
 async def test_simulated_nodes_load_a_coordinator_without_errors(make: Callable[..., object]) -> None:
@@ -324,7 +324,7 @@ async def test_a_body_that_does_not_arrive_in_time_is_408(make: Callable[..., ob
     """The deadline is for the whole body."""
     hosted: Hosted = await make(body_s=0.1)  # type: ignore[misc]
     reader, writer = await half_a_request(hosted)
-    answer = await asyncio.wait_for(reader.readuntil(b"}"), 5)
+    answer = await reader.readuntil(b"}")
     assert answer.startswith(b"HTTP/1.1 408")
     assert b'"code":"timeout"' in answer
     writer.close()
@@ -332,10 +332,10 @@ async def test_a_body_that_does_not_arrive_in_time_is_408(make: Callable[..., ob
 
 async def test_more_requests_than_there_is_room_for_are_told_to_come_again(make: Callable[..., object]) -> None:
     """The cap on requests in flight answers 503 with Retry-After."""
-    hosted: Hosted = await make(in_flight=1, body_s=5.0)  # type: ignore[misc]
+    hosted: Hosted = await make(in_flight=1, body_s=600.0)  # type: ignore[misc]
     _, writer = await half_a_request(hosted)
     async with NodeClient(hosted.invite, Identity.generate()) as client:
-        await asyncio.wait_for(_until(lambda: hosted.coordinator.metrics.in_flight == 1), 5)
+        await _until(lambda: hosted.coordinator.metrics.in_flight == 1)
         with pytest.raises(Refused) as refused:
             await client.info()
         assert refused.value.code == "busy"
@@ -353,12 +353,14 @@ async def test_networks_are_limited_as_a_whole(make: Callable[..., object]) -> N
             async with session.request(method, path, headers=headers) as response:
                 return response.status
 
-        statuses = [await status(f"10.0.0.{n}") for n in range(12)]
-        assert statuses[:10] == [200] * 10
-        assert statuses[-1] == 429
+        # the burst of ten at least, and never all: for that the machine would have to take half a minute
+        statuses = await asyncio.gather(*(status(f"10.0.0.{n}") for n in range(150)))
+        assert statuses.count(200) >= 10
+        assert set(statuses) == {200, 429}
         assert await status("10.0.1.1") == 200
-        joins = [await status("10.0.2.1", "/v1/join", "POST") for _ in range(3)]
-        assert joins == [401, 401, 429]
+        joins = await asyncio.gather(*(status("10.0.2.1", "/v1/join", "POST") for _ in range(30)))
+        assert 2 <= joins.count(401) < 10
+        assert set(joins) == {401, 429}
 
 
 async def test_bytes_that_are_no_http_fill_no_log(hosted: Hosted, caplog: pytest.LogCaptureFixture) -> None:

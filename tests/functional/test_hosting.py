@@ -80,7 +80,7 @@ async def test_the_command_prints_an_invite_serves_and_stops_on_a_signal(tmp_pat
         await client.join()
         assert (await client.exchange([sim_group(node, invite.swarm, 1, 0)], 0)).accepted == 1
     process.send_signal(signal.SIGTERM)
-    assert await asyncio.wait_for(process.wait(), 20) == 0
+    assert await process.wait() == 0
     again = await start(settings(tmp_path))
     assert (await again.store.standing(0.0, 1)).pool == 1
     await again.stop()

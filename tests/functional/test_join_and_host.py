@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
-from tests.functional.node_process import node
+from tests.functional.node_process import CALM, node
 from tests.functional.swarm_process import TASKS, coordinator, journal
 from textual.pilot import Pilot
 from textual.widgets import Input, Static
@@ -23,7 +23,7 @@ from sapo_desktop.swarm_actions import HomeActions
 from sapo_swarm.events import RunStarted
 from sapo_swarm.invite import parse_invite
 
-FAKE = '[run]\ntrainer = "fake"\nmodel = "fake:0.002"\ntasks = ["basic_arithmetic"]\neval_every = 0\n'
+FAKE = '[run]\ntrainer = "fake"\nmodel = "fake:0.002"\ntasks = ["basic_arithmetic"]\neval_every = 0\n' + CALM
 INVITE = "sapo://127.0.0.1:7361/#t=" + "a" * 32 + "&s=" + "b" * 16
 
 
@@ -172,5 +172,5 @@ async def test_a_coordinator_announces_itself_on_the_network_as_a_hint() -> None
 
 
 async def test_looking_around_finds_nothing_and_says_nothing() -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(100):
         assert isinstance(await lan.look(0.1), tuple)

@@ -118,7 +118,7 @@ async def test_the_page_goes_live_and_shows_hostile_names_as_text(hosted: Hosted
     await browser.call("Page.navigate", url=hosted.url + "/")
     went_live = """new Promise((done) => { const look = () =>
         document.querySelector("#live.on") ? done(true) : setTimeout(look, 50); look(); })"""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(100):
         assert await browser.value(went_live)
     assert await browser.value("document.querySelector('#leaders tbody bdi').textContent") == HOSTILE
     assert await browser.value("document.querySelector('h1').textContent") == "kitchen <b>table</b>"

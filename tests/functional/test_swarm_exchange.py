@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -169,7 +169,7 @@ async def test_a_coordinator_that_goes_away_stops_nothing_and_gets_no_backlog(
     hosted: Hosted, scorer: Scorer, engine: EngineHost
 ) -> None:
     """Rounds go on with a sentence and the figures of before; after its return only the newest groups are sent."""
-    node = Node(hosted, scorer, engine)
+    node, awake = Node(hosted, scorer, engine), asyncio.Event()
     await node.join("node")
     await node.round(1, await node.groups(1, 1))
     await hosted.coordinator.store.close()
@@ -177,11 +177,18 @@ async def test_a_coordinator_that_goes_away_stops_nothing_and_gets_no_backlog(
     away = node.news()
     assert (away.connected, away.share) == (False, 1.0)
     assert "training goes on alone" in away.sentence
-    node.client.next_at = time.monotonic() + 0.5  # the back-off
+
+    async def back_off(seconds: float) -> None:
+        await awake.wait()
+        node.client.next_at = 0.0
+
+    node.exchange.sleep = back_off
     for number in (3, 4, 5):
         await node.exchange.exchange(number, await node.groups(number, 1), 2)
     await hosted.coordinator.store.open()
-    await node.round(6, await node.groups(6, 1))
+    await node.exchange.exchange(6, await node.groups(6, 1), 2)
+    awake.set()
+    await node.exchange.settled()
     assert node.news().connected
     assert node.exchange.standing.accepted == 2, "rounds 1 and 6; what newer rounds overtook is not sent late"
     await node.exchange.close()

@@ -6,16 +6,27 @@ import asyncio
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
+import aiohttp
 import msgspec
 import pytest
 from tests.functional.node_process import environment, node, reaches, sapo
 from tests.functional.swarm_process import TASKS, coordinator, journal, news, rounds
 
-from sapo_swarm.events import Event, RoundFinished, RunStarted, SwarmUpdated
+from sapo_swarm.events import Event, GroupRecorded, RoundFinished, RunStarted, SwarmUpdated
 from sapo_swarm.invite import parse_invite
+
+
+def drew(event: Event) -> bool:
+    return isinstance(event, RoundFinished) and event.external_groups > 0
+
+
+def was_drawn(event: Event) -> bool:
+    return isinstance(event, SwarmUpdated) and event.uptake > 0
 
 
 async def test_three_unlike_nodes_train_together_and_their_shares_add_up(tmp_path: Path) -> None:
@@ -29,101 +40,108 @@ async def test_three_unlike_nodes_train_together_and_their_shares_add_up(tmp_pat
         ("fake:0.002", "--group-size", "6", "--algorithm", "gspo", "--own-groups", "3", "--external-groups", "2"),
     )
     homes = [tmp_path / name for name in ("a", "b", "c")]
-    async with (
-        coordinator(tmp_path / "host", "--port", "0", "--round-every-s", "0.2") as (invite, _),
-        AsyncExitStack() as stack,
-    ):
+    async with coordinator(tmp_path / "host", "--port", "0") as (invite, _), AsyncExitStack() as stack:
         clients = []
         for home, (model, *extra) in zip(homes, kinds, strict=True):
             flags = ("--join", invite, *TASKS, "--model", model, *extra)
             clients.append((await stack.enter_async_context(node(home, *flags)))[0])
         for client in clients:
-            await reaches(client, ("round",), lambda e: isinstance(e, RoundFinished) and e.external_groups > 0)
-            await reaches(client, ("swarm",), lambda e: isinstance(e, SwarmUpdated) and e.uptake > 0)
-        peers = await leaderboard(parse_invite(invite).url, len(kinds))
-    for home in homes:
-        story = journal(home)
-        assert all(r.own_groups + r.external_groups == r_total(story) for r in rounds(story))
-        assert all((r.reward_external is not None) == (r.external_groups > 0) for r in rounds(story))
-        assert all(0.0 <= n.share <= 1.0 for n in news(story))
+            await reaches(client, ("round",), drew)
+            await reaches(client, ("swarm",), was_drawn)
+        peers = await leaderboard(
+            parse_invite(invite).url, lambda rows: len(rows) == 3 and all(row["uptake"] > 0 for row in rows)
+        )
     assert {peer["model"] for peer in peers} == {model for model, *_ in kinds}
+    assert all(peer["groups"] > 0 for peer in peers)
     assert sum(peer["share"] for peer in peers) == pytest.approx(1.0)
+    for home, (_, _, size, _, name, *_) in zip(homes, kinds, strict=True):
+        story = journal(home)
+        started = next(e for e in story if isinstance(e, RunStarted))
+        assert (started.mode, started.algorithm, started.group_size) == ("swarm", name, int(size))
+        whole = started.own_groups + started.external_groups
+        assert all(r.own_groups + r.external_groups == whole for r in rounds(story)), "short pools are filled up"
+        assert sum(r.external_groups for r in rounds(story)) > 0
+        assert all((r.reward_external is not None) == (r.external_groups > 0) for r in rounds(story))
+        authors = {e.group.node for e in story if isinstance(e, GroupRecorded) and e.group.source == "external"}
+        assert authors
+        assert authors <= {peer["node"] for peer in peers}
+        assert all(0.0 <= n.share <= 1.0 for n in news(story))
+        assert max(n.external_share for n in news(story)) > 0
+        assert max(n.uptake for n in news(story)) > 0
 
 
-async def leaderboard(url: str, nodes: int) -> list[dict[str, Any]]:
-    """The coordinator's own rows, once it counts so many nodes (it counts anew every few seconds)."""
+Rows = list[dict[str, Any]]
+
+
+async def leaderboard(url: str, wanted: Callable[[Rows], bool]) -> Rows:
+    """The coordinator's own rows, once they are as wanted (it counts anew every few seconds)."""
     async with aiohttp.ClientSession(headers={"Sapo-Proto": "1"}) as session:
         while True:
             async with session.get(f"{url}/v1/leaderboard") as reply:
-                rows: list[dict[str, Any]] = (await reply.json())["nodes"]
-            if len(rows) >= nodes and abs(sum(row["share"] for row in rows) - 1.0) < 1e-6:
+                rows: Rows = (await reply.json())["nodes"]
+            if wanted(rows):
                 return rows
             await asyncio.sleep(0.1)
-
-
-def r_total(story: list[Event]) -> int:
-    started = next(e for e in story if isinstance(e, RunStarted))
-    assert started.mode == "swarm"
-    return started.own_groups + started.external_groups
 
 
 async def test_a_node_that_only_generates_is_drawn_from_and_never_updates(tmp_path: Path) -> None:
     async with coordinator(tmp_path / "host", "--port", "0") as (invite, _):
         generates = ("--join", invite, *TASKS, "--method", "none", "--model", "fake:0.002")
         takes = ("--join", invite, *TASKS, "--model", "fake:0.003", "--sampling", "uniform")
-        async with node(tmp_path / "g", *generates) as (giver, _), node(tmp_path / "t", *takes) as (taker, _):
-            await reaches(taker, ("round",), lambda e: isinstance(e, RoundFinished) and e.external_groups > 0)
-            await reaches(giver, ("swarm",), lambda e: isinstance(e, SwarmUpdated) and e.uptake > 0)
+        async with node(tmp_path / "g", *generates) as (giver, process), node(tmp_path / "t", *takes) as (taker, _):
+            await reaches(taker, ("round",), drew)
+            await reaches(giver, ("swarm",), was_drawn)
             await giver.post("stop")
-            await taker.post("stop")
-            await reaches(giver, ("state",), lambda e: getattr(e, "state", "") == "stopped")
+            assert await asyncio.to_thread(process.wait) == 0
     story = journal(tmp_path / "g")
     assert next(e for e in story if isinstance(e, RunStarted)).method == "none"
     assert all(r.tokens_trained == 0 and r.loss is None and "update" not in r.seconds for r in rounds(story))
     assert all(r.tokens_generated > 0 for r in rounds(story))
 
 
-async def test_a_coordinator_that_stops_in_mid_run_slows_nobody_and_is_not_flooded_when_it_is_back(
+async def test_a_coordinator_that_stops_in_mid_run_stops_nobody_and_is_not_flooded_when_it_is_back(
     tmp_path: Path,
 ) -> None:
-    """Rounds go on alone, the exchange stays under 2 % of a round, and after the return nothing old is sent."""
+    """Rounds go on alone, after the return nothing old is sent, and nothing that was acknowledged is lost.
+
+    At what speed is measured by tests/benchmarks/away.py.
+    """
+    seen: list[SwarmUpdated] = []
+
+    def away(event: SwarmUpdated) -> bool:
+        seen.append(event)
+        return not event.connected and event.made > 8
+
+    def back(event: SwarmUpdated) -> bool:
+        seen.append(event)
+        return event.connected
+
     async with coordinator(tmp_path / "host", "--port", "0") as (invite, process):
         port = str(parse_invite(invite).port)
         async with node(tmp_path / "n", "--join", invite, *TASKS, "--model", "fake:0.005") as (client, _):
-            await reaches(client, ("swarm",), lambda e: isinstance(e, SwarmUpdated) and e.connected and e.made > 8)
+            await reaches(client, ("swarm",), lambda e: e.connected and e.made > 8)
             process.send_signal(signal.SIGTERM)
             await asyncio.to_thread(process.wait)
-            await reaches(client, ("swarm",), lambda e: isinstance(e, SwarmUpdated) and not e.connected and e.made > 8)
-            left = (await client.status()).round
-            await reaches(client, ("round",), lambda e: isinstance(e, RoundFinished) and e.round >= left + 25)
+            await reaches(client, ("swarm",), away)
+            left, gone = (await client.status()).round, seen[-1]
+            await reaches(client, ("round",), lambda e: e.round >= left + 8)
             async with coordinator(tmp_path / "host", "--port", port):
-                seen: list[SwarmUpdated] = []
-
-                def back(event: Event) -> bool:
-                    if isinstance(event, SwarmUpdated):
-                        seen.append(event)
-                    return len(seen) > 1 and seen[-1].connected and not seen[-2].connected and seen[-1].made > 8
-
-                await reaches(client, ("swarm",), back)
-                await client.post("stop")
-    story = journal(tmp_path / "n")
-    away = [n for n in news(story) if not n.connected and n.made]
-    assert "training goes on alone" in away[-1].sentence
-    assert away[-1].share == pytest.approx(1.0), "the figures of before stay"
-    assert seen[-1].made - seen[-2].made <= 3 * 9, (
-        "a burst of three rounds at most; 25 rounds of backlog were 200 groups"
-    )
-    alone = [r for r in rounds(story) if r.round >= left]
-    exchange = sum(r.seconds["exchange"] for r in alone)
-    total = sum(sum(r.seconds.values()) for r in alone)
-    assert exchange < 0.02 * total
+                await reaches(client, ("swarm",), back, after=gone.seq)
+                accepted = seen[-1].accepted
+                url = parse_invite(invite).url
+                await leaderboard(url, lambda rows: rows[0]["groups"] >= accepted)
+    assert "training goes on alone" in gone.sentence
+    assert gone.share == pytest.approx(1.0), "the figures of before stay"
+    sent = seen[-1].made - seen[-2].made
+    assert 0 < sent <= 3 * 9, "a burst of three rounds at most; eight rounds of backlog were 64 groups"
+    assert accepted > gone.accepted
 
 
 async def test_a_person_s_attempts_travel_as_a_group_and_reach_a_node(tmp_path: Path) -> None:
     """contribute --answer: typed attempts are scored, signed and drawn by others."""
     async with coordinator(tmp_path / "host", "--port", "0") as (invite, _):
         command = (sys.executable, "-m", "sapo_desktop", "contribute")
-        typed = "1\nit is <answer>2</answer>\n\n"
+        typed = "1234567\nit is <answer>7654321</answer>\n\n"  # never right by chance: what follows must not vary
         done = await asyncio.to_thread(
             subprocess.run,
             [*command, "--answer", "--join", invite, "--questions", "1", "--tasks", "basic_arithmetic"],
@@ -135,7 +153,7 @@ async def test_a_person_s_attempts_travel_as_a_group_and_reach_a_node(tmp_path: 
             check=False,
         )
         assert done.returncode == 0, done.stderr
-        assert "reward 0.00" in done.stdout or "reward 1.00" in done.stdout
+        assert "reward 0.00" in done.stdout
         assert "Shared: the swarm holds your 2 attempts." in done.stdout
         takes = ("--join", invite, *TASKS, "--model", "fake:0.002", "--sampling", "uniform")
         async with node(tmp_path / "n", *takes) as (client, _):

@@ -172,7 +172,7 @@ async def test_text_that_the_own_policy_would_never_write_is_refused() -> None:
     assert receiver.rejected == {"logprob": 1}
 
 
-@settings(max_examples=200, deadline=1000)
+@settings(max_examples=200)
 @given(st.binary(max_size=300))
 async def test_any_bytes_are_a_counted_rejection(raw: bytes) -> None:
     """The node's parser raises nothing, whatever arrives."""

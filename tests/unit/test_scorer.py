@@ -102,7 +102,7 @@ async def test_the_verdict_does_not_depend_on_what_was_scored_before(scorer: Sco
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")
 async def test_a_stopped_worker_is_replaced_and_innocent_groups_get_their_verdicts() -> None:
     """Stopped from outside with three groups in hand: the new worker takes them one by one."""
-    async with Scorer(margin_s=0.2) as scorer:
+    async with Scorer(margin_s=2.0) as scorer:
         await scorer.ready()
         before = scorer.worker.pid
         assert before is not None

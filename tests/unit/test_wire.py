@@ -125,7 +125,7 @@ def test_deep_json_is_a_wire_error() -> None:
             unpack_json(body, JoinRequest)
 
 
-@settings(max_examples=300, deadline=1000)
+@settings(max_examples=300)
 @given(st.binary(max_size=600))
 def test_any_bytes_decode_or_are_refused(raw: bytes) -> None:
     """Nothing but WireError comes out, for every message type."""

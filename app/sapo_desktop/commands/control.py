@@ -1,4 +1,4 @@
-"""`status`, `pause`, `resume`, `finish`, `snooze`, `run-anyway`, `stop`: clients of the node's control API."""
+"""`status`, `pause`, `resume`, `finish`, `snooze`, `run-anyway`, `stop`, `external`: clients of the node's control API."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
     if verb in {"pause", "snooze", "run-anyway"}:
         default = {"pause": "", "snooze": "15m", "run-anyway": "1h"}[verb]
         parser.add_argument("--for", dest="for_s", default=default, metavar="TIME", help="such as 30s, 15m or 1h")
+    if verb == "external":
+        parser.add_argument("switch", choices=("on", "off"), help="on: also after the held-out tripwire stopped them")
     parser.add_argument("--json", action="store_true", help="print the status as JSON")
     if verb == "status":
         parser.add_argument("--watch", action="store_true", help="print a new line whenever something changes")
@@ -43,6 +45,8 @@ async def _talk(args: argparse.Namespace) -> int:
     async with ControlClient(Home.find().socket) as node:
         if args.verb == "status":
             status = await node.status()
+        elif args.verb == "external":
+            status = await node.post(f"external_{args.switch}")
         elif getattr(args, "for_s", ""):
             status = await node.post(args.verb.replace("-", "_"), for_s=seconds(args.for_s))
         else:
@@ -66,8 +70,9 @@ def describe(status: NodeStatus) -> str:
     """The status in one or two lines."""
     planned = f" of {status.rounds_planned}" if status.rounds_planned else ""
     age = duration(time.time() - status.since)
+    external = f"\n{safe_text(status.external, 400, lines=False)}" if status.external else ""
     return (
         f"{status.state.capitalize()} for {age}: {safe_text(status.sentence, 300, lines=False)}\n"
         f"Run {status.run_id} · {status.round}{planned} rounds done · "
-        f"{status.model} on {status.backend}/{status.device} · process {status.pid}"
+        f"{status.model} on {status.backend}/{status.device} · process {status.pid}{external}"
     )

@@ -20,7 +20,7 @@ from sapo_swarm.events import EPHEMERAL
 from sapo_swarm.invite import Invite
 
 if TYPE_CHECKING:
-    from sapo_swarm.node.loop import NodeSetup
+    from sapo_swarm.node.opening import NodeSetup
 
 
 def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
@@ -56,7 +56,7 @@ def main(args: argparse.Namespace) -> int:
         with contextlib.suppress(OSError):
             os.nice(chosen.limits.nice)
         node_logging(home.node_log)
-        from sapo_swarm.node.loop import NodeSetup
+        from sapo_swarm.node.opening import NodeSetup
 
         setup = NodeSetup(config, run_id, folder, build, chosen.limits, version=__version__)
         reporter = Reporter(sys.stdout, args.json, args.quiet)

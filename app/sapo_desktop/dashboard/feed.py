@@ -13,7 +13,7 @@ from sapo_desktop.dashboard.messages import CommandFailed, Link
 from sapo_swarm.control_api import ControlClient, ControlError, NodeNotRunning
 from sapo_swarm.events import Event
 
-_HISTORY = ("run_started", "state", "round", "evaluation", "swarm", "log")
+_HISTORY = ("run_started", "state", "round", "evaluation", "swarm", "external", "log")
 _GROUPS = 1600
 _BACKOFF_S = (0.25, 0.5, 1.0, 2.0)
 """Asking a local socket costs next to nothing, and a node that was just started is to be found at once."""

@@ -10,6 +10,7 @@ from sapo_desktop.dashboard.series import Series, Trail
 from sapo_swarm.events import (
     Evaluated,
     Event,
+    ExternalSwitched,
     GroupRecorded,
     LogLine,
     Phase,
@@ -97,6 +98,8 @@ class DashboardState:
     solved: frozenset[str] = frozenset()
     """Tasks solved at least once."""
     swarm: SwarmUpdated | None = None
+    external_off: str = ""
+    """Why groups of others are not taken; "" when they are."""
     log: Trail[LogLine] = field(default_factory=_log)
     newest: float = 0.0
     """Time of the newest event."""
@@ -138,6 +141,10 @@ def apply(state: DashboardState, event: Event | Link) -> DashboardState:
             state = replace(state, evaluations=state.evaluations.append(event), base=base, log=state.log.append(line))
         case SwarmUpdated():
             state = _swarm(state, event)
+        case ExternalSwitched():
+            line = LogLine(time=event.time, level="info" if event.taking else "warning", text=event.sentence)
+            off = "" if event.taking else event.sentence
+            state = replace(state, external_off=off, log=state.log.append(line))
         case LogLine():
             state = replace(state, log=state.log.append(event))
     return replace(state, newest=max(state.newest, event.time))

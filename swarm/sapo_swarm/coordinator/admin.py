@@ -22,7 +22,7 @@ def add_admin(app: web.Application, coordinator: Coordinator, key: str) -> None:
 
     def guarded(handler: Handler) -> Handler:
         async def checked(request: web.Request) -> web.StreamResponse:
-            coordinator.require_loopback(request)
+            coordinator.door.host_only(request)
             given = request.headers.get("Authorization", "").removeprefix("Bearer ")
             if not hmac.compare_digest(given.encode(), key.encode()):
                 raise Refusal("bad_admin_key", "The admin key of this coordinator lies in its admin file.")

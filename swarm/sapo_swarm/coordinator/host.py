@@ -60,7 +60,7 @@ class Hosted:
 
     async def stop(self) -> None:
         """Refuse new requests, finish those in flight, close the store."""
-        self.coordinator.stopping = True
+        self.coordinator.door.stopping = True
         self.sweeper.cancel()
         await asyncio.gather(self.sweeper, return_exceptions=True)
         await self.runner.cleanup()

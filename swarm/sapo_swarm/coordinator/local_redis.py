@@ -10,6 +10,8 @@ import tempfile
 import time
 from collections.abc import Iterator
 
+START_S = 60.0
+"""Longest start of a server on a busy machine."""
 MISSING = "redis-server is not installed. Fix: apt-get install redis-server (or brew install redis)"
 
 
@@ -45,11 +47,11 @@ class LocalRedis:
     def kill(self) -> None:
         """kill -9; the folder stays."""
         self._process.kill()
-        self._process.wait(10)
+        self._process.wait(START_S)
 
     def close(self) -> None:
         self._process.terminate()
-        self._process.wait(10)
+        self._process.wait(START_S)
         self._folder.cleanup()
 
 
@@ -64,7 +66,7 @@ def local_redis() -> Iterator[str]:
 
 
 def _until_it_answers(process: subprocess.Popen[bytes], port: int) -> None:
-    end = time.monotonic() + 10
+    end = time.monotonic() + START_S
     while time.monotonic() < end and process.poll() is None:
         try:
             with socket.create_connection(("127.0.0.1", port), timeout=1) as connection:

@@ -6,7 +6,7 @@ import math
 from http import HTTPStatus
 
 import msgspec
-from aiohttp import web
+from aiohttp import hdrs, web
 
 from sapo_swarm.wire import PROBLEM_TYPE, Problem
 
@@ -67,3 +67,14 @@ class Refusal(Exception):
         return web.Response(
             status=self.status, body=msgspec.json.encode(problem), content_type=PROBLEM_TYPE, headers=headers
         )
+
+
+def http_refusal(error: web.HTTPException) -> Refusal:
+    """What the router refused, in our own words."""
+    codes = {404: "not_found", 405: "method_not_allowed", 413: "too_large", 417: "expectation_failed"}
+    code = codes.get(error.status, "malformed" if error.status < 500 else "internal")
+    details = {
+        "not_found": "There is nothing here.",
+        "method_not_allowed": f"Allowed: {error.headers.get(hdrs.ALLOW, 'nothing')}.",
+    }
+    return Refusal(code, details.get(code, error.reason))

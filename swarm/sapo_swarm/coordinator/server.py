@@ -14,19 +14,13 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 import msgspec
-from aiohttp import hdrs, web
+from aiohttp import web
 
 from sapo_swarm.coordinator.apply import Rules
-from sapo_swarm.coordinator.limits import Buckets, jittered, prefix_of
+from sapo_swarm.coordinator.door import Door
 from sapo_swarm.coordinator.metrics import Metrics
-from sapo_swarm.coordinator.problems import Refusal
-from sapo_swarm.coordinator.requests import (
-    check_protocol,
-    check_signature,
-    client_address,
-    read_body,
-    read_signature,
-)
+from sapo_swarm.coordinator.problems import Refusal, http_refusal
+from sapo_swarm.coordinator.requests import check_protocol, check_signature, read_body, read_signature
 from sapo_swarm.coordinator.rounds import Rounds
 from sapo_swarm.coordinator.settings import CoordinatorSettings
 from sapo_swarm.coordinator.store.base import (
@@ -64,6 +58,8 @@ MIN_CLIENT = "0.1.0"
 STANDING_ROWS = 100
 STANDING_TTL_S = 2.0
 MAX_JSON = 16 * 1024
+READY_S = 10.0
+"""A store that takes longer is not ready."""
 
 
 class Coordinator:
@@ -81,9 +77,9 @@ class Coordinator:
         self.store = store
         self.swarm = swarm
         self.clock = clock
-        self.rng = rng or random.Random()
+        rng = rng or random.Random()
         self.metrics = Metrics()
-        self.stopping = False
+        self.door = Door(settings, self.metrics, rng)
         self.epoch = int(clock())
         self.limits = Limits(
             round_every_s=settings.round_every_s, round_burst=settings.round_burst, group_age_s=settings.group_life_s
@@ -96,10 +92,7 @@ class Coordinator:
             max_age_s=settings.group_life_s,
             max_future_s=self.limits.clock_skew_s,
         )
-        self.rounds = Rounds(settings, self.rules, self.metrics, clock, self.rng)
-        self._nodes = Buckets(1.0 / settings.round_every_s, settings.round_burst)
-        self._prefixes = Buckets(settings.prefix_per_s, 2 * settings.prefix_per_s)
-        self._joins = Buckets(settings.joins_per_s, 40 * settings.joins_per_s)
+        self.rounds = Rounds(settings, self.rules, self.metrics, clock, rng)
         self.standing_ttl_s = STANDING_TTL_S
         self._standing: tuple[float, Standing] | None = None
         self._standing_lock = asyncio.Lock()
@@ -133,15 +126,15 @@ class Coordinator:
 
     async def _guarded(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
-            self._admit_request(request)
+            self.door.request(request)
             response = await handler(request)
         except Refusal as refusal:
             response = refusal.response()
         except web.HTTPException as error:
-            response = _http_refusal(error).response()
+            response = http_refusal(error).response()
         except StoreUnavailable as error:
             log.warning("store: %s", error)
-            response = self.busy("store_down", "The store does not answer.", 2.0).response()
+            response = self.door.busy("store_down", "The store does not answer.", 2.0).response()
         except Exception:
             log.exception("unexpected error in %s", request.method)
             response = Refusal("internal", "The coordinator failed; its log says why.").response()
@@ -150,20 +143,6 @@ class Coordinator:
             response.headers.setdefault("Cache-Control", "no-store")
             response.headers["X-Content-Type-Options"] = "nosniff"
         return response
-
-    def _admit_request(self, request: web.Request) -> None:
-        if self.stopping:
-            raise self.busy("stopping", "The coordinator is shutting down.", 5.0)
-        prefix = prefix_of(client_address(request, self.settings.trust_proxy))
-        wait = self._prefixes.take(prefix, time.monotonic()) if prefix else 0.0
-        if wait:
-            raise self.busy("rate_limited", "Too many requests from this network.", wait)
-        if self.metrics.in_flight > self.settings.in_flight:
-            raise self.busy("busy", "The coordinator serves as many requests as it can.", 1.0)
-
-    def busy(self, code: str, detail: str, wait_s: float) -> Refusal:
-        wait = jittered(wait_s, self.rng)
-        return Refusal(code, f"{detail} Come again in {wait:.1f} s.", wait)
 
     async def authenticated(self, request: web.Request, body: bytes) -> tuple[Signed, Member]:
         """The member that signed this request. Raises Refusal. The nonce is not yet used."""
@@ -175,9 +154,7 @@ class Coordinator:
         check_signature(request, signed, member.key, self.swarm.swarm, body, now, self.limits.clock_skew_s)
         if member.banned:
             raise Refusal("banned", f"This node was banned from the swarm: {member.banned}.")
-        wait = self._nodes.take(signed.node, time.monotonic())
-        if wait:
-            raise self.busy("rate_limited", f"One round every {self.settings.round_every_s:g} s.", wait)
+        self.door.node(signed.node)
         return signed, member
 
     # API v1
@@ -206,10 +183,7 @@ class Coordinator:
 
     async def post_join(self, request: web.Request) -> web.Response:
         check_protocol(request)
-        prefix = prefix_of(client_address(request, self.settings.trust_proxy))
-        wait = self._joins.take(prefix, time.monotonic()) if prefix else 0.0
-        if wait:
-            raise self.busy("rate_limited", "Too many nodes join from this network.", wait)
+        self.door.join(request)
         body = await read_body(request, self.settings.body_s, MAX_JSON)
         signed = read_signature(request)
         asked = _parsed(unpack_json, body, JoinRequest)
@@ -225,7 +199,7 @@ class Coordinator:
         member = Member(node=signed.node, key=key, name=asked.name, model=asked.model, joined=now, invite=invite)
         verdict = await self.store.admit(member, now)
         if verdict == SWARM_FULL:
-            raise self.busy("full", "This swarm admits no more nodes.", 600.0)
+            raise self.door.busy("full", "This swarm admits no more nodes.", 600.0)
         if verdict != INVITE_OK:
             raise Refusal(
                 f"invite_{verdict}", f"The invite is {verdict.replace('_', ' ')}: ask the host for a new one."
@@ -269,19 +243,17 @@ class Coordinator:
         return web.Response(text="ok\n")
 
     async def get_readyz(self, request: web.Request) -> web.Response:
-        async with asyncio.timeout(2.0):
-            await self.store.ping()
+        try:
+            async with asyncio.timeout(READY_S):
+                await self.store.ping()
+        except TimeoutError as error:
+            raise StoreUnavailable(f"The store did not answer within {READY_S:g} s.") from error
         return web.Response(text="ready\n")
 
     async def get_metrics(self, request: web.Request) -> web.Response:
-        self.require_loopback(request)
+        self.door.host_only(request)
         standing = await self.standing()
         return web.Response(text=self.metrics.text(standing.pool, standing.nodes))
-
-    def require_loopback(self, request: web.Request) -> None:
-        """Raises Refusal unless the peer itself (no proxy) is on this machine."""
-        if prefix_of(request.remote or "invalid") or "X-Forwarded-For" in request.headers:
-            raise Refusal("loopback_only", "This is answered on the host itself only.")
 
     async def standing(self) -> Standing:
         """The store's counters, at most standing_ttl_s old."""
@@ -303,14 +275,3 @@ def _parsed(parse: Callable[[bytes, type[T]], T], body: bytes, kind: type[T]) ->
         return parse(body, kind)
     except WireError as error:
         raise Refusal(error.code, str(error)) from error
-
-
-def _http_refusal(error: web.HTTPException) -> Refusal:
-    """What the router refused, in our own words."""
-    codes = {404: "not_found", 405: "method_not_allowed", 413: "too_large", 417: "expectation_failed"}
-    code = codes.get(error.status, "malformed" if error.status < 500 else "internal")
-    details = {
-        "not_found": "There is nothing here.",
-        "method_not_allowed": f"Allowed: {error.headers.get(hdrs.ALLOW, 'nothing')}.",
-    }
-    return Refusal(code, details.get(code, error.reason))

@@ -25,13 +25,15 @@ MILESTONE = 50
 
 
 class CheckpointState(msgspec.Struct, frozen=True):
-    """rounds_done: rounds whose update the weights contain. digests: SHA-256 of every file of engine/."""
+    """rounds_done: rounds that are behind the weights. digests: SHA-256 of every file of engine/. rollbacks: times that
+    the held-out tripwire had put older weights in their place (see node.guard)."""
 
     rounds_done: int
     model: str
     digests: dict[str, str]
     events: tuple[msgspec.Raw, ...] = ()
     solved: tuple[str, ...] = ()
+    rollbacks: int = 0
     format: int = 1
 
 
@@ -41,6 +43,8 @@ class Checkpoints:
     def __init__(self, folder: Path, keep: int) -> None:
         self.folder = folder
         self.keep = keep
+        self.pinned: int | None = None
+        """Rounds of the checkpoint that stays however old it is: the best one."""
         folder.mkdir(parents=True, exist_ok=True)
 
     def complete(self) -> list[Path]:
@@ -48,7 +52,13 @@ class Checkpoints:
         return sorted((p for p in self.folder.iterdir() if _NAME.match(p.name)), key=rounds_of)
 
     def write(
-        self, engine: Engine, rounds_done: int, model: str, events: Sequence[bytes], solved: Sequence[str]
+        self,
+        engine: Engine,
+        rounds_done: int,
+        model: str,
+        events: Sequence[bytes],
+        solved: Sequence[str],
+        rollbacks: int = 0,
     ) -> Path:
         """Save the engine; returns the finished folder. Raises OSError (disk full, read-only)."""
         final = self.folder / f"round-{rounds_done:06d}"
@@ -64,6 +74,7 @@ class Checkpoints:
                 digests=_digests(temporary / "engine"),
                 events=tuple(msgspec.Raw(e) for e in events),
                 solved=tuple(solved),
+                rollbacks=rollbacks,
             )
             (temporary / "state.json").write_bytes(msgspec.json.encode(state))
             _sync_tree(temporary)
@@ -97,7 +108,7 @@ class Checkpoints:
     def _retire(self) -> None:
         paths = self.complete()
         for path in paths[: -self.keep]:
-            if rounds_of(path) and rounds_of(path) % MILESTONE:
+            if rounds_of(path) and rounds_of(path) % MILESTONE and rounds_of(path) != self.pinned:
                 shutil.rmtree(path, ignore_errors=True)
 
     def _remove_partial(self) -> None:

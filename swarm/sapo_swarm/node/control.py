@@ -16,6 +16,7 @@ from sapo_swarm.control_api import NodeStatus, Problem
 from sapo_swarm.events import encode
 from sapo_swarm.node.bus import Bus
 from sapo_swarm.node.commands import BadCommand
+from sapo_swarm.node.journal import JournalError
 
 SOCKET_PATH_LIMIT = 103
 """Bytes that fit into sockaddr_un.sun_path on every Unix."""
@@ -32,6 +33,8 @@ class Controlled(Protocol):
     def command(self, verb: str, for_s: float) -> None: ...
 
     def request_evaluation(self, items: int) -> None: ...
+
+    async def switch_external(self, taking: bool) -> None: ...
 
 
 class CommandBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -85,12 +88,16 @@ class ControlServer:
             body = msgspec.json.decode(await request.read() or b"{}", type=CommandBody)
             if verb == "evaluate":
                 self._node.request_evaluation(body.items)
+            elif verb in ("external_on", "external_off"):
+                await self._node.switch_external(verb == "external_on")
             else:
                 self._node.command(verb, body.for_s)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             return _problem(400, "bad-body", str(error))
         except BadCommand as error:
             return _problem(400, "bad-command", str(error))
+        except JournalError as error:
+            return _problem(500, "journal", str(error))
         return _json(self._node.status())
 
     async def _events(self, request: web.Request) -> web.StreamResponse:

@@ -79,15 +79,23 @@ class Examiner:
     async def examine(self, rounds_done: int, per_task: int, on_progress: Ask) -> Evaluated:
         """Held-out pass@1 at temperature 1, one sample an item; the difference to the base where items agree."""
         config, began = self._config, time.perf_counter()
-        refs = items(config.tasks, config.preset, per_task)
-        sampling = Sampling(1.0, 1.0, config.max_new_tokens)
-        results = await answer(self._host, self._scorer, refs, sampling, 1, on_progress)
+        results = await self._answer(items(config.tasks, config.preset, per_task), on_progress)
         if rounds_done == 0 and not self.has_base():
             write_results(self._base, results)
         base = {r.ref: r for r in read_results(self._base)} if rounds_done and self.has_base() else {}
         paired = [base[r.ref] for r in results if r.ref in base]
         whole = len(paired) == len(results)
         return evaluated(results, rounds_done, 1.0, time.perf_counter() - began, paired if whole and paired else None)
+
+    async def fresh(self, factor: int, on_progress: Ask) -> list[ItemResult]:
+        """Verdicts on `factor` times as many held-out items, none of which the regular evaluation asks."""
+        config = self._config
+        refs = items(config.tasks, config.preset, factor * config.eval_items, start=config.eval_items)
+        return await self._answer(refs, on_progress)
+
+    async def _answer(self, refs: Sequence[TaskRef], on_progress: Ask) -> list[ItemResult]:
+        sampling = Sampling(1.0, 1.0, self._config.max_new_tokens)
+        return await answer(self._host, self._scorer, refs, sampling, 1, on_progress)
 
 
 def write_results(path: Path, results: Sequence[ItemResult]) -> None:

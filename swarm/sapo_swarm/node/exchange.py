@@ -32,6 +32,10 @@ class Exchange(Protocol):
         """External groups that the next batch can count on, at most `wanted`; own questions fill the rest."""
         ...
 
+    def take(self, taking: bool) -> None:
+        """Whether groups of others are wanted at all; what waits is dropped when not. Own ones are shared all the same."""
+        ...
+
     async def exchange(self, round_number: int, own: Sequence[Group], wanted: int) -> Received: ...
 
     def used(self, groups: Sequence[Group], batch: int) -> SwarmUpdated | None:
@@ -49,6 +53,9 @@ class Silo:
 
     def available(self, wanted: int) -> int:
         return 0
+
+    def take(self, taking: bool) -> None:
+        return None
 
     async def exchange(self, round_number: int, own: Sequence[Group], wanted: int) -> Received:
         return Received()

@@ -25,6 +25,14 @@ CREATE INDEX IF NOT EXISTS events_by_kind ON events (kind, seq);
 """
 
 
+PRUNED_ROWS = 128
+"""Groups that one step of pruning drops: a writer waits for a few milliseconds at most."""
+KEPT_ROUNDS = 10
+"""Of old rounds, the groups of every tenth one stay."""
+_FIRST = '%"first_solved":true%'
+_OLD = "kind = 'group' AND seq > ? AND round < ? AND round % ? != 0 AND CAST(body AS TEXT) NOT LIKE ?"
+
+
 class JournalError(Exception):
     """The journal cannot be read or written; the message says what to do."""
 
@@ -35,6 +43,7 @@ class Journal:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._lock = threading.Lock()
+        self._pruned = 0
         try:
             self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
             self._db.execute("PRAGMA journal_mode=WAL")
@@ -72,6 +81,24 @@ class Journal:
         if stored:
             self.last_seq = stored[-1].seq
         return stored
+
+    def prune(self, before: int) -> int:
+        """Drop the oldest PRUNED_ROWS groups of rounds before `before`; how many there were.
+
+        The groups of every KEPT_ROUNDS-th round and first successes stay, and so does everything that is no group.
+        The file does not shrink; what comes later takes the room. Raises JournalError.
+        """
+        with self._lock:
+            try:
+                values = (self._pruned, before, KEPT_ROUNDS, _FIRST, PRUNED_ROWS)
+                rows = self._db.execute(f"SELECT seq FROM events WHERE {_OLD} ORDER BY seq LIMIT ?", values).fetchall()
+                if rows:
+                    values = (self._pruned, before, KEPT_ROUNDS, _FIRST, rows[-1][0])
+                    self._db.execute(f"DELETE FROM events WHERE {_OLD} AND seq <= ?", values)
+                    self._pruned = rows[-1][0]
+            except sqlite3.Error as error:
+                raise JournalError(f"Cannot write the journal {self.path} ({error}). Free some disk space.") from error
+        return len(rows)
 
     def read(self, after: int = 0, kinds: Sequence[str] = (), tail: int = 0) -> list[Event]:
         """Stored events with seq > after, only of these kinds, only the last `tail` of them, oldest first."""

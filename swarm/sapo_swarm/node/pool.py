@@ -53,6 +53,9 @@ class Pool:
     def groups(self) -> tuple[Group, ...]:
         return tuple(group for _, group in self._waiting)
 
+    def clear(self) -> None:
+        self._waiting.clear()
+
     def remove(self, used: Sequence[Group]) -> None:
         """These went into a batch."""
         gone = {(group.node, group.question.ref) for group in used}

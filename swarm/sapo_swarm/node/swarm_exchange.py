@@ -11,7 +11,7 @@ import logging
 import math
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from sapo_backends.base import TokenSequence
@@ -56,6 +56,7 @@ class SwarmExchange:
     name: str = ""
     share_fraction: float = 1.0
     wall: Callable[[], float] = time.time
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     judging_s: float = 0.0
     """Seconds of the engine's thread that judging foreign text took, ever."""
     exchanges: int = 0
@@ -69,6 +70,7 @@ class SwarmExchange:
         self._task: asyncio.Task[None] | None = None
         self._woken = asyncio.Event()
         self._idle = asyncio.Event()
+        self._taking = True
         self._bytes = (0, 0)
         self._board_at = -LEADERBOARD_S
         self._rounds_since = 0
@@ -91,6 +93,12 @@ class SwarmExchange:
             raise RuntimeError("attach() comes before the first round.")
         return self._receiver
 
+    def take(self, taking: bool) -> None:
+        """Own groups are shared all the same; of others none is asked for, kept or given out while not taking."""
+        self._taking = taking
+        if not taking:
+            self.pool.clear()
+
     def available(self, wanted: int) -> int:
         """External groups that a batch could draw now: one a source at most."""
         self.pool.forget_old(self.wall())
@@ -101,6 +109,7 @@ class SwarmExchange:
         if self._task is None:
             self._task = asyncio.create_task(self._talk())
         self.pool.forget_old(self.wall())
+        wanted = wanted if self._taking else 0
         self._outbox = round_number, own, wanted
         self._rounds_since += 1
         self._idle.clear()
@@ -131,7 +140,7 @@ class SwarmExchange:
     async def _talk(self) -> None:
         while True:
             await self._woken.wait()
-            await asyncio.sleep(self.client.wait_s)
+            await self.sleep(self.client.wait_s)
             self._woken.clear()
             outbox, self._outbox = self._outbox, None
             if outbox is None:
@@ -173,7 +182,8 @@ class SwarmExchange:
     async def _take(self, result: ExchangeResult) -> None:
         before = len(self.pool)
         for group in await self.receiver.receive(result.sample, self.wall()):
-            self.pool.add(group, self.wall())
+            if self._taking:  # it may have been switched off since they were asked for
+                self.pool.add(group, self.wall())
         if result.sample:
             fresh = max(0, len(self.pool) - before) / len(result.sample)
             self._yield += 0.2 * (fresh - self._yield)
@@ -236,18 +246,25 @@ class SwarmExchange:
 async def mean_logprob(host: EngineHost, question: Question, texts: Sequence[str]) -> tuple[float, float]:
     """Mean log-probability a token of up to PROBED foreign texts under the node's policy, in nats (0 for empty ones),
     and the seconds that it cost the engine's thread."""
-    engine = host.engine
     probed = texts if len(texts) <= PROBED else random.sample(texts, PROBED)
 
     def measure() -> tuple[float, float]:
         began = time.perf_counter()
-        prompt = tuple(engine.tokenizer.encode_chat(messages(question.prompt)))
-        completions = [ids for text in probed if (ids := tuple(engine.tokenizer.encode_text(text)))]
-        found = engine.logprobs([TokenSequence(prompt, ids) for ids in completions]) if completions else []
-        values = [value for row in found for value in row]
+        values = [value for row in token_logprobs(host, question, probed) for value in row]
         return sum(values) / len(values) if values else 0.0, time.perf_counter() - began
 
     return await host.call(measure)
+
+
+def token_logprobs(host: EngineHost, question: Question, texts: Sequence[str]) -> list[list[float]]:
+    """Log-probabilities of each text's tokens under the node's policy, in nats; empty texts are left out.
+
+    Call in the engine's thread.
+    """
+    engine = host.engine
+    prompt = tuple(engine.tokenizer.encode_chat(messages(question.prompt)))
+    completions = [ids for text in texts if (ids := tuple(engine.tokenizer.encode_text(text)))]
+    return engine.logprobs([TokenSequence(prompt, ids) for ids in completions]) if completions else []
 
 
 def _fits(group: Group) -> bool:

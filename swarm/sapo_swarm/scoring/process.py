@@ -17,9 +17,10 @@ from sapo_swarm.scoring.messages import ConnectionLost, Hello, Job, Reply, read_
 START_S = 60.0
 """Longest start of a worker (it imports reasoning_gym and sympy) on a busy machine."""
 JOB_S = 1.0
-"""The worker's own deadline a job (worker.DEADLINE_S)."""
-MARGIN_S = 1.0
-"""So long past that deadline the process is killed."""
+"""The worker's own deadline a job, in processor time (worker.DEADLINE_S)."""
+MARGIN_S = 9.0
+"""So long past that deadline, on the wall's clock, the process is killed: a worker that steps back for other programs may
+get a small part of a core for a while."""
 JOBS_PER_FRAME = 64
 
 

@@ -49,13 +49,15 @@ def bombs() -> dict[str, bytes]:
 
 
 async def honest(server: Server, seconds: float, report: SimReport, players: list[SimNode]) -> None:
-    """Ten nodes, ten rounds a second each."""
+    """Ten nodes, ten rounds a second each; at least one, however slow the machine is."""
     end = time.monotonic() + seconds
 
     async def play(player: SimNode) -> None:
-        while time.monotonic() < end:
+        while True:
             await player.send(player.prepare(), report)
             await asyncio.sleep(0.1)
+            if time.monotonic() >= end:
+                return
 
     await asyncio.gather(*(play(player) for player in players))
     report.seconds = seconds
@@ -138,7 +140,7 @@ def run(quick: bool, store: str) -> Gate:
     gate.demands |= {
         "memory grows by at most 64 MiB": growth <= 64 * 2**20,
         "no bomb accepted, no 5xx": not any(name.split(": ")[1].startswith(("2", "5")) for name in seen),
-        "honest nodes meet no error": not beside.errors,
+        "honest nodes meet no error": not beside.errors and beside.rounds >= beside.nodes,
         "their p99 at most doubles": quick or beside.quantile(0.99) <= 2 * alone.quantile(0.99),
     }
     return gate

@@ -53,11 +53,11 @@ class Server:
     def kill(self) -> None:
         """kill -9."""
         self.process.send_signal(signal.SIGKILL)
-        self._closed(10)
+        self._closed(60)
 
     def stop(self) -> None:
         self.process.terminate()
-        self._closed(15)
+        self._closed(60)
 
     def _closed(self, seconds: float) -> None:
         self.process.wait(seconds)
@@ -91,7 +91,7 @@ def start_server(store: str, port: int = 0, **settings: object) -> Server:
         else:
             log.seek(0)
             raise RuntimeError(f"The coordinator did not start:\n{log.read()}")
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=60) as answer:
         answer.read()
     return Server(process, parse_invite(found.group(0)), port, time.perf_counter() - started)
 

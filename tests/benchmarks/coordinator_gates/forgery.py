@@ -57,7 +57,7 @@ class Forger:
             case "old":
                 path, headers = self.signed(body, ts=now - 121_000 - self.number)
             case "from the future":
-                path, headers = self.signed(body, ts=now + 130_000 + self.number)
+                path, headers = self.signed(body, ts=now + 900_000 + self.number)
             case "other swarm":
                 path, headers = self.signed(body, swarm="b" * 16)
             case "other method":

@@ -93,7 +93,7 @@ def run(quick: bool, store: str) -> Gate:
     in_store = draws // 20 if quick else draws // 10
     q = asyncio.run(_in_store(store, in_store))
     gate.figures[f"p of {in_store} draws through the store"] = round(q, 4)
-    least = 1e-6 if quick else 0.01  # the quick form runs on every commit: chance must not fail it
+    least = 1e-8 if quick else 0.01  # the quick form runs on every commit: chance must not fail it
     gate.demands[f"p > {least}"] = p > least and q > least
     folder = Path(sapo_swarm.coordinator.__path__[0])
     found = [path.name for path in folder.rglob("*.py") if FORBIDDEN.search(path.read_text())]

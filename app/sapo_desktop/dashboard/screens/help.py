@@ -24,6 +24,7 @@ KEYS = (
     ("s", "smoothing of the charts: mean of 20, 50, 1 or 5 rounds"),
     ("f", "freeze the charts; training goes on"),
     ("j  h  l", "on the swarm screen: join, host, leave a swarm"),
+    ("x", "on the swarm screen: take groups of others again after the held-out tripwire stopped them"),
     ("/", "search (Rollouts, Log)"),
     ("ctrl+p", "palette: every command by name, themes too"),
     ("q", "quit: stop everything, or keep working in the background"),

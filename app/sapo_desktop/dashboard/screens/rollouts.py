@@ -145,6 +145,8 @@ class RolloutsScreen(BaseScreen):
     def _nothing(self) -> str:
         if self.filter != Filter():
             return "No group fits the filter. Esc clears it."
+        if self.dashboard.state.rounds:
+            return "No group of these rounds is kept. How many rounds keep theirs: run.keep_groups in the settings."
         return "Nothing yet. The first round's questions and attempts appear here as soon as they are scored."
 
     def _set(self, wanted: Filter) -> None:

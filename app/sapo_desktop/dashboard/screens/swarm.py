@@ -85,6 +85,8 @@ def overview(state: DashboardState, now: float, width: int, height: int, glyphs:
             "$muted",
         ),
     ]
+    if state.external_off:
+        rows.insert(1, Content.styled("Groups of others are off · x takes them again · 5 says why", "bold $warning"))
     return Content("\n").join(rows)
 
 

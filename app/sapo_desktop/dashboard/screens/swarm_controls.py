@@ -21,6 +21,7 @@ class SwarmControls(BaseScreen):
         Binding("j", "join", "join", show=False),
         Binding("h", "host", "host", show=False),
         Binding("l", "leave_swarm", "leave", show=False),
+        Binding("x", "take_external", "take again", show=False),
     ]
 
     @property
@@ -31,7 +32,8 @@ class SwarmControls(BaseScreen):
         if self.actions is None:
             return []
         member: Key = ("j", "join", "screen.join") if state.silo else ("l", "leave", "screen.leave_swarm")
-        return [member, ("h", "host", "screen.host")]
+        again: list[Key] = [("x", "take again", "screen.take_external")] if state.external_off else []
+        return [*again, member, ("h", "host", "screen.host")]
 
     def action_join(self) -> None:
         actions = self.actions
@@ -58,6 +60,11 @@ class SwarmControls(BaseScreen):
                 self._do(actions.leave(), "Finishing the round, then leaving")
 
         self.app.push_screen(LeaveDialog(), chosen)
+
+    def action_take_external(self) -> None:
+        """After the held-out tripwire stopped groups of others."""
+        if self.dashboard.state.external_off:
+            self.dashboard.command("external_on", "Groups of others are taken again")
 
     def action_host(self) -> None:
         actions = self.actions

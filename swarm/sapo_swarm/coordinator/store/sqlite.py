@@ -9,51 +9,39 @@ from __future__ import annotations
 import asyncio
 import heapq
 import random
-from collections.abc import Sequence
 from pathlib import Path
-
-import msgspec
 
 from sapo_swarm.coordinator.counters import Counters
 from sapo_swarm.coordinator.recent import Recent
 from sapo_swarm.coordinator.ring import Ring
 from sapo_swarm.coordinator.store.base import (
-    INVITE_OK,
     MINUTE,
-    SWARM_FULL,
     Exchange,
     Exchanged,
-    InviteRecord,
-    Member,
     PoolLimits,
     Standing,
     StandingRow,
     StoreUnavailable,
-    SwarmRecord,
-    invite_verdict,
 )
+from sapo_swarm.coordinator.store.sqlite_registry import SQLiteRegistry
 from sapo_swarm.coordinator.store.sqlite_writer import Statement, Writer, connect, load_rows
 
 _COUNT = "INSERT INTO minutes VALUES (?,?,?) ON CONFLICT DO UPDATE SET value = value + excluded.value"
 
 
-class SQLiteStore:
+class SQLiteStore(SQLiteRegistry):
     """path: the database file, made with mode 0600. rng: draws the samples."""
 
     def __init__(self, path: Path, limits: PoolLimits | None = None, rng: random.Random | None = None) -> None:
+        super().__init__(limits or PoolLimits())
         self.path = path
-        self.limits = limits or PoolLimits()
         self._rng = rng or random.Random()
         self._forget()
-        self._writer: Writer | None = None
         self._flusher: asyncio.Task[None] | None = None
 
     def _forget(self) -> None:
         """Nothing in memory: as before the file is read."""
         self._ring = Ring(self.limits)
-        self._members: dict[str, Member] = {}
-        self._invites: dict[str, InviteRecord] = {}
-        self._swarm: SwarmRecord | None = None
         self._nonces: Recent[bool] = Recent(self.limits.nonces_kept_s)
         self._rounds: Recent[tuple[bool, ...]] = Recent(self.limits.rounds_kept_s)
         self._counters = Counters()
@@ -66,9 +54,7 @@ class SQLiteStore:
         connection = await asyncio.to_thread(connect, self.path)
         rows = await asyncio.to_thread(load_rows, connection)
         self._forget()
-        self._swarm = rows.swarm
-        self._members = {member.node: member for member in rows.members}
-        self._invites = {invite.hash: invite for invite in rows.invites}
+        self._enter(rows.swarm, rows.members, rows.invites)
         for nonce, at in rows.nonces:
             self._nonces.put(bytes.fromhex(nonce), True, at)
         for round_id, (at, stored) in rows.rounds:
@@ -94,82 +80,6 @@ class SQLiteStore:
 
     async def ping(self) -> None:
         await self._write([])
-
-    # The swarm, its invites and members: every write is durable
-
-    async def swarm(self) -> SwarmRecord | None:
-        return self._swarm
-
-    async def found(self, record: SwarmRecord) -> SwarmRecord:
-        if self._swarm is None:
-            await self.rename(record)
-        assert self._swarm is not None
-        return self._swarm
-
-    async def rename(self, record: SwarmRecord) -> None:
-        await self._write([("INSERT OR REPLACE INTO swarm VALUES (1,?)", (_pack(record),))], durable=True)
-        self._swarm = record
-
-    async def add_invite(self, invite: InviteRecord) -> None:
-        await self._write([_invite_row(invite)], durable=True)
-        self._invites[invite.hash] = invite
-
-    async def invites(self) -> list[InviteRecord]:
-        return sorted(self._invites.values(), key=lambda invite: invite.created)
-
-    async def revoke_invite(self, hash: str) -> list[str]:
-        invite = self._invites.get(hash)
-        if invite is None:
-            return []
-        self._invites[hash] = revoked = msgspec.structs.replace(invite, revoked=True)
-        admitted = [member for member in self._members.values() if member.invite == hash]
-        statements = [_invite_row(revoked)]
-        for member in admitted:
-            banned = msgspec.structs.replace(member, banned=member.banned or "invite revoked")
-            self._members[member.node] = banned
-            statements += [_member_row(banned), *self._forget_groups(member.node)]
-        await self._write(statements, durable=True)
-        return [member.node for member in admitted]
-
-    async def admit(self, member: Member, now: float) -> str:
-        statements: list[Statement] = []
-        known = self._members.get(member.node)
-        if known is not None:
-            member = msgspec.structs.replace(
-                member, joined=known.joined, invite=known.invite, banned=known.banned, key=known.key
-            )
-        elif len(self._members) >= self.limits.members:
-            return SWARM_FULL
-        elif member.invite or self._swarm is None or not self._swarm.open:
-            invite = self._invites.get(member.invite)
-            verdict = invite_verdict(invite, now)
-            if invite is None or verdict != INVITE_OK:
-                return verdict
-            used = msgspec.structs.replace(invite, uses=invite.uses + 1)
-            self._invites[invite.hash] = used
-            statements.append(_invite_row(used))
-        self._members[member.node] = member
-        await self._write([*statements, _member_row(member)], durable=True)
-        return INVITE_OK
-
-    async def member(self, node: str) -> Member | None:
-        return self._members.get(node)
-
-    async def members(self) -> list[Member]:
-        return list(self._members.values())
-
-    async def ban(self, node: str, reason: str) -> bool:
-        member = self._members.get(node)
-        if member is None:
-            return False
-        self._members[node] = banned = msgspec.structs.replace(member, banned=reason)
-        await self._write([_member_row(banned), *self._forget_groups(node)], durable=True)
-        return True
-
-    async def restore(self, members: Sequence[Member], invites: Sequence[InviteRecord]) -> None:
-        await self._write([*map(_member_row, members), *map(_invite_row, invites)], durable=True)
-        self._members.update({member.node: member for member in members})
-        self._invites.update({invite.hash: invite for invite in invites})
 
     # The hot path
 
@@ -306,11 +216,6 @@ class SQLiteStore:
             await asyncio.sleep(1.0)
             self._flush()
 
-    async def _write(self, statements: list[Statement], durable: bool = False) -> None:
-        if self._writer is None:
-            raise StoreUnavailable("The store is closed.")
-        await self._writer.write(statements, durable)
-
     def _flush(self) -> None:
         """Hand the counters to the writer: a killed process may lose a second of them, never a group."""
         if self._writer is None:
@@ -324,15 +229,3 @@ class SQLiteStore:
         ]
         dirty.clear()
         self._writer.write_behind(statements)
-
-
-def _pack(record: msgspec.Struct) -> bytes:
-    return msgspec.msgpack.encode(record)
-
-
-def _invite_row(invite: InviteRecord) -> Statement:
-    return "INSERT OR REPLACE INTO invites VALUES (?,?)", (invite.hash, _pack(invite))
-
-
-def _member_row(member: Member) -> Statement:
-    return "INSERT OR REPLACE INTO members VALUES (?,?)", (member.node, _pack(member))

@@ -72,7 +72,7 @@ class _Page:
     async def events(self, request: web.Request) -> web.StreamResponse:
         """Server-sent events, one Overview as JSON each."""
         if self.watchers >= MAX_WATCHERS:
-            raise self.coordinator.busy("busy", "Enough people are watching live.", 30.0)
+            raise self.coordinator.door.busy("busy", "Enough people are watching live.", 30.0)
         response = web.StreamResponse(
             headers=_headers() | {"Content-Type": "text/event-stream", "Cache-Control": "no-store"}
         )
@@ -81,7 +81,7 @@ class _Page:
         self.coordinator.metrics.in_flight -= 1
         try:
             await response.prepare(request)
-            while not self.coordinator.stopping:
+            while not self.coordinator.door.stopping:
                 body = msgspec.json.encode(await self._overview())
                 await response.write(b"data: " + body + b"\n\n")
                 await asyncio.sleep(EVERY_S)

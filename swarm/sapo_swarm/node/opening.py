@@ -1,0 +1,96 @@
+"""What a node is given, and what it makes of it when a run opens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from sapo_backends.base import Engine, EngineInfo, Progress
+from sapo_swarm.algorithms.base import learning_rate
+from sapo_swarm.algorithms.registry import algorithm
+from sapo_swarm.config import RunConfig
+from sapo_swarm.events import Phase, RunStarted
+from sapo_swarm.node.exchange import Exchange, Silo
+from sapo_swarm.node.host import EngineHost
+from sapo_swarm.node.limits import Limits
+from sapo_swarm.node.rounds import Bench
+from sapo_swarm.node.status import Activity
+from sapo_swarm.scoring.scorer import Scorer
+
+SILO = "silo"
+"""In place of a swarm's id: part of every training seed."""
+Build = Callable[[Progress], Engine]
+
+
+@dataclass
+class NodeSetup:
+    """Everything a node is given. folder: the run's own; build: loads the engine, called in its thread."""
+
+    config: RunConfig
+    run_id: str
+    folder: Path
+    build: Build
+    limits: Limits = field(default_factory=Limits)
+    exchange: Exchange = field(default_factory=Silo)
+    node_key: str = ""
+    swarm: str = SILO
+    version: str = ""
+
+    @property
+    def mode(self) -> Literal["silo", "swarm"]:
+        return "silo" if self.swarm == SILO else "swarm"
+
+
+def bench(
+    setup: NodeSetup,
+    config: RunConfig,
+    host: EngineHost,
+    scorer: Scorer,
+    activity: Activity,
+    stream: Callable[[Phase], None],
+) -> Bench:
+    """The bench of a node whose engine is loaded. config: the setup's, with what the engine decided filled in.
+
+    Raises UnknownAlgorithm.
+    """
+    info, rule = host.engine.info, algorithm(config.algorithm)
+    return Bench(
+        config=config,
+        node_key=setup.node_key or f"silo-{config.seed}",
+        swarm=setup.swarm,
+        host=host,
+        scorer=scorer,
+        exchange=setup.exchange,
+        algorithm=rule,
+        policy=rule.policy(config, learning_rate(config, info.method, info.parameters)),
+        activity=activity,
+        stream=stream,
+        model_label=info.model,
+    )
+
+
+def announcement(
+    setup: NodeSetup, config: RunConfig, info: EngineInfo, rounds_done: int, versions: dict[str, str]
+) -> RunStarted:
+    """The event with which every opening of a run begins."""
+    return RunStarted(
+        run_id=setup.run_id,
+        mode=setup.mode,
+        model=info.model,
+        backend=info.backend,
+        device=info.device,
+        precision=info.precision,
+        method=info.method,
+        parameters=info.parameters,
+        tasks=config.tasks,
+        algorithm=config.algorithm,
+        group_size=config.group_size,
+        own_groups=config.own_groups,
+        external_groups=config.external_groups,
+        round=rounds_done,
+        rounds_planned=config.rounds,
+        seed=config.seed,
+        versions=versions,
+    )

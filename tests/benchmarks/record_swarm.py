@@ -1,0 +1,107 @@
+"""Records a real swarm for the tests and demonstrations: a coordinator and three unlike nodes that train together.
+
+    python tests/benchmarks/record_swarm.py --rounds 100 --out tests/fixtures/swarm-three-nodes.jsonl
+
+Ada is starter-1m with GRPO, Bo the larger starter with RLOO, Cy starter-1m with GSPO and groups of six. All train until
+each has done so many rounds and has drawn groups of others; then Ada's run is cut to so many rounds and written without
+the groups of all but its last rounds. It says what each node did, and refuses to write where one drew nothing, the shares
+do not add up to 1, or the file would be too large.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import tempfile
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from tests.functional.node_process import CALM, node, reaches
+from tests.functional.swarm_process import coordinator, journal, news, rounds
+
+from sapo_swarm.events import Event, GroupRecorded, RoundFinished, RunStarted, encode
+
+LARGEST = 500_000
+"""Bytes of a fixture."""
+NODES: dict[str, tuple[str, ...]] = {
+    "Ada": ("--model", "starter-1m", "--algorithm", "grpo", "--group-size", "8"),
+    "Bo": ("--model", "starter", "--algorithm", "rloo", "--group-size", "8"),
+    "Cy": ("--model", "starter-1m", "--algorithm", "gspo", "--group-size", "6"),
+}
+SHARED = ("--own-groups", "4", "--external-groups", "4", "--threads", "1", "--keep-groups", "0")
+
+
+async def play(count: int, eval_every: int, folder: Path) -> dict[str, list[Event]]:
+    """The nodes' journals once all have done `count` rounds."""
+    async with (
+        coordinator(folder / "host", "--port", "0", "--round-every-s", "1") as (invite, _),
+        AsyncExitStack() as on,
+    ):
+        clients = []
+        for name, kind in NODES.items():
+            home = folder / name
+            home.mkdir()
+            (home / "config.toml").write_text(f'{CALM}[person]\nname = "{name}"\n')
+            flags = ("--join", invite, *kind, *SHARED, "--eval-every", str(eval_every))
+            clients.append((await on.enter_async_context(node(home, *flags)))[0])
+        for name, client in zip(NODES, clients, strict=True):
+            await reaches(client, ("round",), lambda e: e.round >= count - 1)
+            await reaches(client, ("round",), lambda e: e.external_groups > 0)
+            print(f"{name} has done {count} rounds.", file=sys.stderr, flush=True)
+    return {name: journal(folder / name) for name in NODES}
+
+
+def cut(story: list[Event], count: int, groups_of: int) -> list[Event]:
+    """The first `count` rounds, with the groups of the last `groups_of` of them and of first successes."""
+    last = next(at for at, event in enumerate(story) if isinstance(event, RoundFinished) and event.round == count - 1)
+    ends = [at for at in range(last, len(story)) if isinstance(story[at], GroupRecorded) and _round(story[at]) >= count]
+    return [
+        event
+        for event in story[: min(ends, default=len(story))]
+        if not isinstance(event, GroupRecorded) or event.first_solved or event.round >= count - groups_of
+    ]
+
+
+def _round(event: Event) -> int:
+    return event.round if isinstance(event, GroupRecorded) else -1
+
+
+def describe(name: str, story: list[Event]) -> str:
+    """What a node did, in a line. Raises SystemExit when it drew nothing of others."""
+    began = next(event for event in story if isinstance(event, RunStarted))
+    drawn, last = sum(r.external_groups for r in rounds(story)), news(story)[-1]
+    if not drawn:
+        raise SystemExit(f"{name} drew no group of others: nothing is written.")
+    return (
+        f"{name}: {began.model}, {began.algorithm}, groups of {began.group_size}; {len(rounds(story))} rounds, "
+        f"{drawn} external groups, share {last.share:.3f}, uptake {last.uptake}, rejected {dict(last.rejected)}"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=100)
+    parser.add_argument("--eval-every", type=int, default=25)
+    parser.add_argument("--keep-groups-of", type=int, default=3, help="last rounds whose groups are in the recording")
+    parser.add_argument("--out", type=Path, required=True)
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        stories = asyncio.run(play(args.rounds, args.eval_every, Path(folder)))
+    for name, story in stories.items():
+        print(describe(name, story))
+    kept = cut(stories["Ada"], args.rounds, args.keep_groups_of)
+    board = max((event.peers for event in news(kept)), key=len)
+    if len(board) != len(NODES) or abs(sum(peer.share for peer in board) - 1.0) > 1e-6:
+        raise SystemExit(f"The leaderboard of the recording holds {len(board)} nodes: record more rounds.")
+    data = b"".join(encode(event) + b"\n" for event in kept)
+    if len(data) > LARGEST:
+        raise SystemExit(f"{len(data):,} bytes are more than {LARGEST:,}: keep the groups of fewer rounds.")
+    args.out.write_bytes(data)
+    print(f"{args.out}: {len(kept)} events, {len(data):,} bytes")
+
+
+if __name__ == "__main__":
+    main()
