@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sapo_backends.base import TokenIds
 from sapo_backends.torch_backend.attention import GroupAttention, PromptAttention
-from sapo_backends.torch_backend.cache import CacheAttention
+from sapo_backends.torch_backend.cache import CacheAttention, grid
 from sapo_backends.torch_backend.decoder import Weights, hidden_states
 from sapo_backends.torch_backend.layout import Layout, linears
 from sapo_backends.torch_backend.lora import LoraWeights
@@ -123,25 +123,37 @@ class LeanSession:
         self._model, self._weights = model, weights
         ids, lengths = pad_prompts(prompts, model.device)
         count, longest = ids.shape
-        prefill = PromptAttention(count, [], [])
+        prefill = PromptAttention(count, [])
         positions = torch.arange(longest, device=ids.device).repeat(count)
         hidden = hidden_states(model.spec, weights, model.rope, ids.flatten(), positions, longest, prefill)
         last = hidden.view(count, longest, -1)[torch.arange(count, device=ids.device), lengths - 1]  # (P, hidden)
-        self._positions = lengths[owner]  # of the next token, (rows,)
-        self._longest = longest + steps
-        self._cache = CacheAttention(prefill, lengths, owner, steps)
         self.logits = torch.nn.functional.linear(last, weights.head)[owner]
+        self._owner, self._longest, self._steps = owner, longest, steps
+        places, self._place_of = grid(owner, longest, 0)
+        self._row_of = places.flatten()
+        first = owner[places[:, 0]]
+        self._cache = CacheAttention(prefill, lengths, first, places.shape[1], steps)
+        self._positions = lengths[owner[self._row_of]]  # of the next token, (places,)
+
+    @property
+    def _full(self) -> bool:
+        """Whether every place is a row, in order."""
+        return len(self._place_of) == len(self._row_of)
 
     def step(self, tokens: Tensor) -> None:
         model = self._model
-        hidden = hidden_states(
-            model.spec, self._weights, model.rope, tokens, self._positions, self._longest, self._cache
-        )
+        tokens = tokens if self._full else tokens[self._row_of]
+        longest = self._longest + self._steps
+        hidden = hidden_states(model.spec, self._weights, model.rope, tokens, self._positions, longest, self._cache)
         self._cache.used += 1
         self._positions = self._positions + 1
+        hidden = hidden if self._full else hidden[self._place_of]
         self.logits = torch.nn.functional.linear(hidden, self._weights.head)
 
     def keep(self, rows: Tensor) -> None:
-        self._cache.keep(rows)
-        self._positions = self._positions[rows]
-        self.logits = self.logits[rows]
+        self.logits, self._owner = self.logits[rows], self._owner[rows]
+        places, place_of = grid(self._owner, self._longest, self._cache.used)
+        old_places = self._place_of[rows[places]]  # (E, W)
+        self._cache.keep(old_places)
+        self._positions = self._positions[old_places.flatten()]
+        self._row_of, self._place_of = places.flatten(), place_of
