@@ -25,52 +25,48 @@ def causal_bias(length: int, like: Tensor) -> Tensor:
     return torch.full((1, 1, length, length), float("-inf"), dtype=like.dtype, device=like.device).triu_(1)
 
 
-@dataclass(frozen=True, slots=True)
-class Mixture:
-    """softmax(q k^T / sqrt(d) + bias) v with what its backward pass needs.
+def _is_plain(q: Tensor, k: Tensor) -> bool:
+    batch, heads, length, _ = q.shape
+    return q.device.type == "cpu" and batch * heads * length * k.shape[2] <= PLAIN_SCORES
+
+
+def _fused(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, enable_gqa=q.shape[1] != k.shape[1])
+
+
+def mixture(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    """softmax(q k^T / sqrt(d) + bias) v, and the softmax if it was made in full (else an empty tensor).
 
     q (B, heads, T, d) contiguous, k and v (B, kv_heads, S, d), bias broadcastable to (B, 1, T, S): 0 or -inf.
-    saved: the softmax, or what autograd keeps of the fused kernel.
     """
+    if not _is_plain(q, k):
+        return _fused(q, k, v, bias), q.new_empty(0)
+    queries, keys, values = _stacked(q, k, v)
+    weights = torch.baddbmm(q.new_zeros(1, 1, 1), queries, keys.transpose(1, 2), beta=0, alpha=q.shape[3] ** -0.5)
+    weights.view(*q.shape[:3], -1).add_(bias)
+    torch.softmax(weights, dim=-1, out=weights)
+    return torch.bmm(weights, values).view_as(q), weights
 
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    result: Tensor
-    weights: Tensor | None
 
-    @classmethod
-    def of(cls, q: Tensor, k: Tensor, v: Tensor, bias: Tensor, *, backward: bool) -> Mixture:
-        """Compute it; without `backward` nothing is kept for gradients."""
-        batch, heads, length, _ = q.shape
-        if q.device.type != "cpu" or batch * heads * length * k.shape[2] > PLAIN_SCORES:
-            grouped = heads != k.shape[1]
-            if not backward:
-                return cls(q, k, v, F.scaled_dot_product_attention(q, k, v, attn_mask=bias, enable_gqa=grouped), None)
-            with torch.enable_grad():
-                q, k, v = (x.detach().requires_grad_() for x in (q, k, v))
-                mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, enable_gqa=grouped)
-            return cls(q, k, v, mixed, None)
-        queries, keys, values = _stacked(q, k, v)
-        weights = torch.baddbmm(q.new_zeros(1, 1, 1), queries, keys.transpose(1, 2), beta=0, alpha=q.shape[3] ** -0.5)
-        weights.view(batch, heads, length, -1).add_(bias)
-        torch.softmax(weights, dim=-1, out=weights)
-        return cls(q, k, v, torch.bmm(weights, values).view_as(q), weights)
-
-    def backward(self, slope: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Gradients by q, k and v from that by the result."""
-        if self.weights is None:
-            into_q, into_k, into_v = torch.autograd.grad(self.result, (self.q, self.k, self.v), slope)
-            return into_q, into_k, into_v
-        queries, keys, values = _stacked(self.q, self.k, self.v)
-        weights, slope = self.weights, slope.reshape(queries.shape)
-        into_v = torch.bmm(weights.transpose(1, 2), slope)
-        into_weights = torch.bmm(slope, values.transpose(1, 2))
-        into_scores = torch._softmax_backward_data(into_weights, weights, -1, weights.dtype)
-        none, scale = slope.new_zeros(1, 1, 1), slope.shape[2] ** -0.5
-        into_q = torch.baddbmm(none, into_scores, keys, beta=0, alpha=scale)
-        into_k = torch.baddbmm(none, into_scores.transpose(1, 2), queries, beta=0, alpha=scale)
-        return into_q.view_as(self.q), into_k.view_as(self.k), into_v.view_as(self.v)
+def mixture_backward(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor, weights: Tensor, slope: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients by q, k and v from that by the result of `mixture`, slope."""
+    if not _is_plain(q, k):
+        with torch.enable_grad():  # the fused kernel once more: what it keeps for its own backward pass is small
+            leaves = [x.detach().requires_grad_() for x in (q, k, v)]
+            again = _fused(leaves[0], leaves[1], leaves[2], bias)
+        into_q, into_k, into_v = torch.autograd.grad(again, leaves, slope)
+        return into_q, into_k, into_v
+    queries, keys, values = _stacked(q, k, v)
+    slope = slope.reshape(queries.shape)
+    into_v = torch.bmm(weights.transpose(1, 2), slope)
+    into_weights = torch.bmm(slope, values.transpose(1, 2))
+    into_scores = torch._softmax_backward_data(into_weights, weights, -1, weights.dtype)
+    none, scale = slope.new_zeros(1, 1, 1), slope.shape[2] ** -0.5
+    into_q = torch.baddbmm(none, into_scores, keys, beta=0, alpha=scale)
+    into_k = torch.baddbmm(none, into_scores.transpose(1, 2), queries, beta=0, alpha=scale)
+    return into_q.view_as(q), into_k.view_as(k), into_v.view_as(v)
 
 
 def _stacked(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -81,12 +77,13 @@ def _stacked(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 def _queries(rows: Tensor, batch: int, heads: int) -> Tensor:
     """(batch * T, ., d) -> (batch, heads, T, d)."""
-    return rows[:, :heads].unflatten(0, (batch, -1)).transpose(1, 2).contiguous()
+    return rows[:, :heads].reshape(batch, -1, heads, rows.shape[2]).transpose(1, 2).contiguous()
 
 
 def _keys_values(rows: Tensor, batch: int, heads: int) -> Tensor:
     """(batch * T, heads + 2 kv_heads, d) -> (2, batch, kv_heads, T, d), not copied."""
-    return rows[:, heads:].unflatten(1, (2, -1)).unflatten(0, (batch, -1)).permute(2, 0, 3, 1, 4)
+    _, both, size = rows.shape
+    return rows[:, heads:].view(batch, -1, 2, (both - heads) // 2, size).permute(2, 0, 3, 1, 4)
 
 
 def _flat(x: Tensor) -> Tensor:
@@ -107,8 +104,8 @@ class PromptAttention:
         kept = _keys_values(rows, self.prompts, heads).contiguous()
         self.keys_values.append(kept)
         q = _queries(rows, self.prompts, heads)
-        mixed = Mixture.of(q, kept[0], kept[1], causal_bias(q.shape[2], q), backward=False)
-        return _flat(mixed.result).flatten(1)
+        mixed, _ = mixture(q, kept[0], kept[1], causal_bias(q.shape[2], q))
+        return _flat(mixed).flatten(1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,39 +132,44 @@ class _GroupAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, cos: Tensor, sin: Tensor, heads: int, of: GroupAttention) -> Tensor:
-        split, backward = of.prompt_tokens, ctx.needs_input_grad[0]
+        split, count = of.prompt_tokens, len(of.owner)
         rows = rows.clone()
         rotate(rows[:, : (heads + rows.shape[1]) // 2], cos, sin)
-        prompt_kv = _keys_values(rows[:split], of.prompts, heads).contiguous()
-        q = _queries(rows[:split], of.prompts, heads)
-        prompt = Mixture.of(q, prompt_kv[0], prompt_kv[1], causal_bias(q.shape[2], q), backward=backward)
-        count = len(of.owner)
-        own_kv = _keys_values(rows[split:], count, heads)
-        seen = torch.cat((prompt_kv[:, of.owner], own_kv), dim=3)  # (2, C, kv_heads, p + c, d)
-        completion = Mixture.of(_queries(rows[split:], count, heads), seen[0], seen[1], of.bias, backward=backward)
-        if backward:
-            ctx.of, ctx.heads, ctx.angles, ctx.parts = of, heads, (cos, sin), (prompt, completion)
+        q, own_q = _queries(rows[:split], of.prompts, heads), _queries(rows[split:], count, heads)
+        kv = _keys_values(rows[:split], of.prompts, heads).contiguous()
+        seen = torch.cat(
+            (kv[:, of.owner], _keys_values(rows[split:], count, heads)), dim=3
+        )  # (2, C, kv_heads, p + c, d)
+        mixed, weights = mixture(q, kv[0], kv[1], causal_bias(q.shape[2], q))
+        own_mixed, own_weights = mixture(own_q, seen[0], seen[1], of.bias)
+        ctx.save_for_backward(cos, sin, q, kv, weights, own_q, seen, own_weights)
+        ctx.of = of
         result = rows.new_empty(len(rows), heads, rows.shape[2])
-        result[:split], result[split:] = _flat(prompt.result), _flat(completion.result)
+        result[:split], result[split:] = _flat(mixed), _flat(own_mixed)
         return result.flatten(1)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None, None]:
-        of, heads, (cos, sin), (prompt, completion) = ctx.of, ctx.heads, ctx.angles, ctx.parts
-        ctx.parts = None
-        slope = gradients[0].unflatten(1, (heads, -1))
-        split, count, kv_heads = of.prompt_tokens, len(of.owner), prompt.k.shape[1]
+        cos, sin, q, kv, weights, own_q, seen, own_weights = ctx.saved_tensors
+        of: GroupAttention = ctx.of
+        heads, kv_heads, length = q.shape[1], kv.shape[2], kv.shape[3]
+        split, count = of.prompt_tokens, len(of.owner)
+        slope = gradients[0].reshape(len(gradients[0]), heads, -1)  # (N, heads, d)
         result = slope.new_empty(len(slope), heads + 2 * kv_heads, slope.shape[2])
-        into_q, *into_kv = completion.backward(_queries(slope[split:], count, heads))
+        into_q, *into_seen = mixture_backward(
+            own_q, seen[0], seen[1], of.bias, own_weights, _queries(slope[split:], count, heads)
+        )
         result[split:, :heads] = _flat(into_q)
-        length = prompt.k.shape[2]
-        for source, target in zip(into_kv, _keys_values(result[split:], count, heads), strict=True):
+        for source, target in zip(into_seen, _keys_values(result[split:], count, heads), strict=True):
             target.copy_(source[:, :, length:])
-        into_q, *into_prompt = prompt.backward(_queries(slope[:split], of.prompts, heads))
+        causal = causal_bias(q.shape[2], q)
+        into_q, *into_kv = mixture_backward(
+            q, kv[0], kv[1], causal, weights, _queries(slope[:split], of.prompts, heads)
+        )
         result[:split, :heads] = _flat(into_q)
         targets = _keys_values(result[:split], of.prompts, heads)
-        for seen, own, target in zip(into_kv, into_prompt, targets, strict=True):
-            total = own.float().index_add_(0, of.owner, seen[:, :, :length].float())
-            target.copy_(total)
+        wide = torch.promote_types(slope.dtype, torch.float32)
+        for more, own, target in zip(into_seen, into_kv, targets, strict=True):
+            target.copy_(own.to(wide).index_add_(0, of.owner, more[:, :, :length].to(wide)))
         rotate(result[:, : heads + kv_heads], cos, -sin)
         return result, None, None, None, None

@@ -29,7 +29,7 @@ from sapo_backends.hardware import available_memory
 from sapo_backends.tokenizer import HfTokenizer
 from sapo_backends.torch_backend import checkpoint, export, generation
 from sapo_backends.torch_backend.layout import Layout
-from sapo_backends.torch_backend.model import Model
+from sapo_backends.torch_backend.model import Model, trained_tensors
 from sapo_backends.torch_backend.optimizer import FlatAdamW
 from sapo_backends.torch_backend.packing import pack, plan
 from sapo_backends.torch_backend.training import Tally, Trainer
@@ -89,17 +89,19 @@ class TorchEngine(Engine):
         request = generation.Request(prompts, group_size, sampling, self.tokenizer.eos_ids)
         monitor = generation.Monitor(self._workers.count, cancel, on_tokens)
         with _memory(0, "Lower group_size or max_new_tokens."), torch.inference_mode():
-            weights = self._model.weights(self._model.flat)
-            return generation.generate(self._model, weights, request, seed, self._workers, monitor)
+            drawing = self._model.drawing(trained_tensors(self._model))
+            return generation.generate(self._model, drawing, request, seed, self._workers, monitor)
 
     def logprobs(self, sequences: Sequence[TokenSequence], temperature: float = 1.0) -> list[list[float]]:
         result: list[list[float]] = [[] for _ in sequences]
         pairs = [(tuple(s.prompt), tuple(s.completion)) for s in sequences]
 
+        weights = self._model.weights(trained_tensors(self._model))
+
         @torch.inference_mode()
         def score(members: list[int]) -> None:
             packed = pack(pairs, members, self._model.device, self._model.compute)
-            chosen = self._model.score(packed, self._model.flat, temperature).logprobs
+            chosen = self._model.score(packed, weights, temperature).logprobs
             pieces = torch.split(chosen, [len(pairs[i][1]) for i in members])
             for index, piece in zip(members, pieces, strict=True):
                 result[index] = piece.tolist()

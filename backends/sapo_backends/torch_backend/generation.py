@@ -69,7 +69,7 @@ class Monitor:
 
 
 def generate(
-    model: Model, weights: Any, request: Request, seed: int, workers: Workers, monitor: Monitor
+    model: Model, drawing: Any, request: Request, seed: int, workers: Workers, monitor: Monitor
 ) -> list[list[Completion]]:
     """group_size completions of each prompt; see Engine.generate. Prompts are shared out among the workers."""
     size, steps = request.group_size, request.sampling.max_new_tokens
@@ -79,7 +79,7 @@ def generate(
     def shard(number: int) -> list[Completion]:
         part = parts[number]
         chosen = replace(request, prompts=request.prompts[part.start : part.stop])
-        return _shard(model, weights, chosen, uniform[part.start * size : part.stop * size], number, monitor)
+        return _shard(model, drawing, chosen, uniform[part.start * size : part.stop * size], number, monitor)
 
     done = [c for completions in workers.map(shard, range(len(parts))) for c in completions]
     return [done[i * size : (i + 1) * size] for i in range(len(request.prompts))]
@@ -87,7 +87,7 @@ def generate(
 
 @torch.inference_mode()
 def _shard(
-    model: Model, weights: Any, request: Request, uniform: Tensor, number: int, monitor: Monitor
+    model: Model, drawing: Any, request: Request, uniform: Tensor, number: int, monitor: Monitor
 ) -> list[Completion]:
     """Decode the rows of some prompts; uniform (rows, steps)."""
     rows = _Rows(len(uniform), request.eos_ids)
@@ -96,7 +96,7 @@ def _shard(
         return rows.completions()
     monitor.step(number, rows)
     owner = torch.arange(len(request.prompts), device=model.device).repeat_interleave(request.group_size)
-    session = model.session(request.prompts, owner, steps, weights)
+    session = model.session(request.prompts, owner, steps, drawing)
     alive = torch.arange(len(uniform))
     for step in range(steps):
         tokens, logprobs = draw(session.logits, request.sampling, uniform[alive, step])

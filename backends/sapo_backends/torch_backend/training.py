@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -12,7 +12,8 @@ from torch import Tensor
 
 from sapo_backends.base import CancelToken, PolicyUpdate, TrainSample, UpdateStats
 from sapo_backends.batching import Scorer, minibatches
-from sapo_backends.torch_backend.model import Model
+from sapo_backends.torch_backend.layout import Layout
+from sapo_backends.torch_backend.model import Model, trained_tensors
 from sapo_backends.torch_backend.objective import Objective, objective
 from sapo_backends.torch_backend.optimizer import FlatAdamW
 from sapo_backends.torch_backend.packing import Packed, pack, plan
@@ -64,6 +65,11 @@ class Trainer:
     workers: Workers
     budget: int
 
+    @property
+    def layout(self) -> Layout:
+        """Of the trained tensor."""
+        return self.model.adapter_layout or self.model.layout
+
     def gradient(
         self,
         part: Sequence[TrainSample],
@@ -76,13 +82,18 @@ class Trainer:
         active = [sample for sample in part if sample.advantage != 0.0 and sample.completion]
         pairs = [(sample.prompt, sample.completion) for sample in active]
         batches = plan(pairs, self.budget, self.workers.count)
+        tensors = trained_tensors(self.model) or {}
         finished: list[int] = []
 
-        def work(mine: Sequence[list[int]]) -> tuple[Tensor | None, Tally]:
-            total, counts = None, Tally()
+        def work(mine: Sequence[list[int]]) -> tuple[Tensor, Tally]:
+            leaves = {name: tensor.detach().requires_grad_() for name, tensor in tensors.items()}
+            total, counts = torch.zeros_like(self.flat), Tally()
+            targets = list(self.layout.views(total).values())
             for members in mine:
-                slope = self._micro_batch([active[i] for i in members], part, policy, counts)
-                total = slope if total is None else total.add_(slope)
+                slopes = self._micro_batch([active[i] for i in members], part, policy, leaves, counts)
+                for target, slope in zip(targets, slopes, strict=True):
+                    if slope is not None:
+                        target += slope
                 finished.append(1)
                 if on_progress is not None:
                     on_progress(len(finished) / len(batches))
@@ -90,25 +101,28 @@ class Trainer:
 
         # Longest first, dealt out in turn: every worker gets about the same amount.
         dealt = [batches[::-1][i :: self.workers.count] for i in range(min(self.workers.count, len(batches)))]
-        result = torch.zeros_like(self.flat)
+        result: Tensor | None = None
         for total, counts in self.workers.map(work, dealt):
-            if total is not None:
-                result += total
+            result = total if result is None else result.add_(total)
             tally.merge(counts)
-        return result
+        return torch.zeros_like(self.flat) if result is None else result
 
     def _micro_batch(
-        self, samples: Sequence[TrainSample], whole: Sequence[TrainSample], policy: PolicyUpdate, tally: Tally
-    ) -> Tensor:
-        """The gradient of some of the minibatch's samples."""
-        leaf = self.flat.detach().requires_grad_()
+        self,
+        samples: Sequence[TrainSample],
+        whole: Sequence[TrainSample],
+        policy: PolicyUpdate,
+        leaves: Mapping[str, Tensor],
+        tally: Tally,
+    ) -> Sequence[Tensor | None]:
+        """The gradient by each leaf of some of the minibatch's samples."""
         pairs = [(sample.prompt, sample.completion) for sample in samples]
         packed = pack(pairs, list(range(len(samples))), self.model.device, self.model.compute)
-        scores = self.model.score(packed, leaf, policy.temperature)
+        scores = self.model.score(packed, self.model.weights(leaves), policy.temperature)
         result = objective(scores.logprobs, packed.sequence, samples, whole, policy)
-        (slope,) = torch.autograd.grad(result.loss, leaf)
+        slopes = torch.autograd.grad(result.loss, list(leaves.values()), allow_unused=True)
         tally.add(samples, packed, scores, result)
-        return slope
+        return slopes
 
     def update(
         self,
