@@ -9,8 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sapo_backends.packing import plan
+
 torch = pytest.importorskip("torch")
 
+from sapo_backends.spec import decoder_spec  # noqa: E402
 from sapo_backends.torch_backend import session as session_module  # noqa: E402 - after the check for torch
 from sapo_backends.torch_backend.attention import GroupAttention  # noqa: E402
 from sapo_backends.torch_backend.cache import grid  # noqa: E402
@@ -18,10 +21,9 @@ from sapo_backends.torch_backend.decode import decode_step, fast_step  # noqa: E
 from sapo_backends.torch_backend.fused import rms_norm, rotate, swiglu  # noqa: E402
 from sapo_backends.torch_backend.layout import decoder_layout  # noqa: E402
 from sapo_backends.torch_backend.model import LeanModel  # noqa: E402
-from sapo_backends.torch_backend.packing import pack, plan  # noqa: E402
+from sapo_backends.torch_backend.packing import pack  # noqa: E402
 from sapo_backends.torch_backend.sampler import inverse_cdf, uniforms  # noqa: E402
 from sapo_backends.torch_backend.scoring import chosen_logprobs  # noqa: E402
-from sapo_backends.torch_backend.spec import decoder_spec  # noqa: E402
 from sapo_backends.torch_backend.workers import Workers, shares  # noqa: E402
 
 

@@ -14,10 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sapo_backends.spec import DecoderSpec
 from sapo_backends.torch_backend.fused import rms_norm, swiglu
 from sapo_backends.torch_backend.lora import LoraWeights
 from sapo_backends.torch_backend.rope import RopeTable
-from sapo_backends.torch_backend.spec import DecoderSpec
 
 
 class Attend(Protocol):

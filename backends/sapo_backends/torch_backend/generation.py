@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from sapo_backends.base import CancelToken, Completion, Sampling, TokenIds
+from sapo_backends.drawn_rows import DrawnRows
 from sapo_backends.torch_backend.model import Model
 from sapo_backends.torch_backend.sampler import draw, uniforms
 from sapo_backends.torch_backend.workers import Workers, shares
@@ -17,29 +18,6 @@ from sapo_backends.torch_backend.workers import Workers, shares
 COMPACT_BELOW = 0.75
 """The cache is copied to fewer rows once this share of them is still alive; copying more often costs more than it
 saves."""
-
-
-class _Rows:
-    """What has been drawn, by row."""
-
-    def __init__(self, count: int, eos_ids: tuple[int, ...]) -> None:
-        self.tokens: list[list[int]] = [[] for _ in range(count)]
-        self.logprobs: list[list[float]] = [[] for _ in range(count)]
-        self.done = [False] * count
-        self._eos = frozenset(eos_ids)
-
-    def append(self, rows: Sequence[int], tokens: Sequence[int], logprobs: Sequence[float]) -> None:
-        for row, token, logprob in zip(rows, tokens, logprobs, strict=True):
-            if not self.done[row]:
-                self.tokens[row].append(token)
-                self.logprobs[row].append(logprob)
-                self.done[row] = token in self._eos
-
-    def completions(self) -> list[Completion]:
-        return [
-            Completion(tuple(t), tuple(p), "stop" if done else "length")
-            for t, p, done in zip(self.tokens, self.logprobs, self.done, strict=True)
-        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +37,12 @@ class Monitor:
         self._cancel, self._on_tokens = cancel, on_tokens
         self._progress = [(0, 0)] * shards
 
-    def step(self, shard: int, rows: _Rows) -> None:
+    def step(self, shard: int, rows: DrawnRows) -> None:
         """Called by each shard before each decode step. Raises Cancelled."""
         if self._cancel is not None:
             self._cancel.raise_if_cancelled()
         if self._on_tokens is not None:
-            self._progress[shard] = (sum(rows.done), sum(map(len, rows.tokens)))
+            self._progress[shard] = rows.finished, rows.count
             self._on_tokens(sum(p[0] for p in self._progress), sum(p[1] for p in self._progress))
 
 
@@ -90,7 +68,7 @@ def _shard(
     model: Model, drawing: Any, request: Request, uniform: Tensor, number: int, monitor: Monitor
 ) -> list[Completion]:
     """Decode the rows of some prompts; uniform (rows, steps)."""
-    rows = _Rows(len(uniform), request.eos_ids)
+    rows = DrawnRows(len(uniform), request.eos_ids)
     steps = uniform.shape[1]
     if not len(uniform) or not steps:
         return rows.completions()

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from sapo_backends.base import TokenIds
+from sapo_backends.spec import DecoderSpec
 from sapo_backends.torch_backend.attention import GroupAttention
 from sapo_backends.torch_backend.decoder import Weights, hidden_states
 from sapo_backends.torch_backend.layout import Layout, linears
@@ -21,7 +22,6 @@ from sapo_backends.torch_backend.packing import Packed
 from sapo_backends.torch_backend.rope import RopeTable
 from sapo_backends.torch_backend.scoring import Scores, chosen_logprobs
 from sapo_backends.torch_backend.session import Drawing, LeanSession
-from sapo_backends.torch_backend.spec import DecoderSpec
 
 
 class Session(Protocol):

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from sapo_backends.torch_backend.spec import DecoderSpec, RopeSpec
+from sapo_backends.spec import DecoderSpec, RopeSpec
 
 
 def inverse_frequencies(rope: RopeSpec, head_dim: int) -> Tensor:

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sapo_backends.base import TokenIds
+from sapo_backends.spec import DecoderSpec
 from sapo_backends.torch_backend.attention import PromptAttention
 from sapo_backends.torch_backend.cache import Cache, grid
 from sapo_backends.torch_backend.decode import Layer, Projection, Shape, fast_step, linear
@@ -18,7 +19,6 @@ from sapo_backends.torch_backend.decoder import Weights, hidden_states
 from sapo_backends.torch_backend.fused import rms_norm
 from sapo_backends.torch_backend.packing import pad_prompts
 from sapo_backends.torch_backend.rope import RopeTable
-from sapo_backends.torch_backend.spec import DecoderSpec
 
 
 @once
