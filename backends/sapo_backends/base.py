@@ -234,6 +234,17 @@ class Engine(ABC):
     info: EngineInfo
     tokenizer: Tokenizer
 
+    def check_lengths(self, prompts: Sequence[TokenIds], sampling: Sampling) -> None:
+        """Raise BackendError unless every prompt has tokens and fits the model's context with its completion."""
+        if not all(len(prompt) for prompt in prompts):
+            raise BackendError("A prompt without tokens cannot be continued.")
+        longest = max(map(len, prompts), default=0)
+        if longest + sampling.max_new_tokens > self.info.context_length:
+            raise BackendError(
+                f"A prompt of {longest} tokens and {sampling.max_new_tokens} new ones exceed the model's context of "
+                f"{self.info.context_length}. Lower max_new_tokens or choose an easier preset."
+            )
+
     @abstractmethod
     def generate(
         self,

@@ -33,10 +33,14 @@ class DrawnRows:
         """Tokens drawn so far."""
         return sum(map(len, self.tokens))
 
-    def groups(self, prompts: int, group_size: int) -> list[list[Completion]]:
-        """group_size completions of each prompt, rows in order."""
-        done = [
+    def completions(self) -> list[Completion]:
+        """What was drawn, row by row."""
+        return [
             Completion(tuple(t), tuple(p), "stop" if done else "length")
             for t, p, done in zip(self.tokens, self.logprobs, self.done, strict=True)
         ]
+
+    def groups(self, prompts: int, group_size: int) -> list[list[Completion]]:
+        """group_size completions of each prompt, rows in order."""
+        done = self.completions()
         return [done[i * group_size : (i + 1) * group_size] for i in range(prompts)]

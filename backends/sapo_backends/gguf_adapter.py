@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from sapo_backends.base import BackendError
 from sapo_backends.gguf_export import ARCHITECTURES, base_name, gguf_module, reordered
-from sapo_backends.torch_backend.spec import DecoderSpec
+from sapo_backends.spec import DecoderSpec
 
 PREFIX = "base_model.model."
 _SIDES = {".lora_A.weight": ".lora_a", ".lora_B.weight": ".lora_b"}

@@ -20,8 +20,8 @@ from sapo_backends import safetensors_numpy
 from sapo_backends.base import BackendError, BackendUnavailable, Progress
 from sapo_backends.gguf_tokenizer import GgufTokenizer, gguf_tokenizer
 from sapo_backends.models import checked, weight_files
+from sapo_backends.spec import DecoderSpec, decoder_spec, why_not
 from sapo_backends.tokenizer import read_json
-from sapo_backends.torch_backend.spec import DecoderSpec, decoder_spec, why_not
 
 Kind = Literal["F32", "F16", "BF16", "Q8_0", "Q4_0"]
 ARCHITECTURES = {"Qwen2ForCausalLM": "qwen2", "Qwen3ForCausalLM": "qwen3", "LlamaForCausalLM": "llama"}

@@ -7,7 +7,6 @@ import shutil
 from pathlib import Path
 
 from sapo_backends.tokenizer import read_json
-from sapo_backends.torch_backend.spec import DecoderSpec
 
 COPIED = (
     "tokenizer*.json",
@@ -19,15 +18,18 @@ COPIED = (
 )
 
 
-def write_settings(source: Path, folder: Path, spec: DecoderSpec, dtype: str) -> None:
+def write_settings(source: Path, folder: Path, dtype: str) -> None:
     """Copy the tokenizer and write config.json for unquantised weights of `dtype`.
 
-    The rope base goes to both the places that readers look for it: transformers 5 writes only rope_parameters, and
+    A rope base goes to both the places that readers look for it: transformers 5 writes only rope_parameters, and
     some readers silently assume a default when there is no top-level rope_theta.
     """
     config = read_json(source / "config.json")
-    rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {"rope_type": "default"})
-    config |= {"rope_parameters": {**rope, "rope_theta": spec.rope.theta}, "rope_theta": spec.rope.theta}
+    rope = dict(config.get("rope_scaling") or {}) | dict(config.get("rope_parameters") or {})
+    theta = rope.get("rope_theta") or config.get("rope_theta")
+    if theta is not None:
+        rope = {"rope_type": "default", **rope, "rope_theta": theta}
+        config |= {"rope_parameters": rope, "rope_theta": theta}
     config["dtype"] = config["torch_dtype"] = dtype
     for key in ("quantization", "quantization_config"):
         config.pop(key, None)

@@ -9,10 +9,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sapo_backends.packing import plan
+
 torch = pytest.importorskip("torch")
 
-from sapo_backends.torch_backend.fused import rms_norm, rotate, swiglu  # noqa: E402 - after the check for torch
-from sapo_backends.torch_backend.packing import pack, plan  # noqa: E402
+from sapo_backends.spec import decoder_spec  # noqa: E402
+from sapo_backends.torch_backend import session as session_module  # noqa: E402 - after the check for torch
+from sapo_backends.torch_backend.attention import GroupAttention  # noqa: E402
+from sapo_backends.torch_backend.cache import grid  # noqa: E402
+from sapo_backends.torch_backend.decode import decode_step, fast_step  # noqa: E402
+from sapo_backends.torch_backend.fused import rms_norm, rotate, swiglu  # noqa: E402
+from sapo_backends.torch_backend.layout import decoder_layout  # noqa: E402
+from sapo_backends.torch_backend.model import LeanModel  # noqa: E402
+from sapo_backends.torch_backend.packing import pack  # noqa: E402
 from sapo_backends.torch_backend.sampler import inverse_cdf, uniforms  # noqa: E402
 from sapo_backends.torch_backend.scoring import chosen_logprobs  # noqa: E402
 from sapo_backends.torch_backend.workers import Workers, shares  # noqa: E402
@@ -81,9 +90,102 @@ def test_hand_written_gradients_equal_autograd() -> None:
     )
     assert torch.autograd.gradcheck(lambda a, b: rms_norm(a, b, 1e-6), (x, w), atol=1e-5)
     assert torch.autograd.gradcheck(swiglu, (x,))
-    angle = torch.randn(5, 1, 4, dtype=torch.float64).repeat(1, 1, 2)
-    heads = torch.randn(5, 3, 8, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda a: rotate(a, angle.cos(), angle.sin()), (heads,))
+
+
+def _angles(count: int, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    angle = torch.randn(count, 1, size // 2, dtype=torch.float64)
+    return torch.cat((angle.cos(), angle.cos()), -1), torch.cat((-angle.sin(), angle.sin()), -1)
+
+
+def test_a_rotation_turns_each_plane_and_is_undone_by_the_opposite_one() -> None:
+    """Lengths stay, the sum of two angles is one rotation, and -sin rotates back."""
+    x = torch.randn(5, 3, 8, dtype=torch.float64)
+    cos, sin = _angles(5, 8)
+    turned = x.clone()
+    rotate(turned, cos, sin)
+    expected = torch.complex(x[..., :4], x[..., 4:]) * torch.complex(cos[..., :4], sin[..., 4:])
+    torch.testing.assert_close(turned, torch.cat((expected.real, expected.imag), -1))
+    rotate(turned, cos, -sin)
+    torch.testing.assert_close(turned, x)
+
+
+@pytest.mark.parametrize("plain", [True, False])
+def test_the_gradient_of_shared_prompt_attention_equals_autograd(plain: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two prompts of different lengths, three completions, grouped heads; by products and by the fused kernel."""
+    monkeypatch.setattr("sapo_backends.torch_backend.attention.PLAIN_SCORES", 1 << 24 if plain else 0)
+    torch.manual_seed(0)
+    pairs = [((1, 2, 3), (4, 5, 6)), ((1, 2, 3), (7, 8)), ((1, 2, 3, 4, 5), (6, 7, 8))]
+    packed = pack(pairs, [0, 1, 2], torch.device("cpu"), torch.float64)
+    attend = GroupAttention(packed.prompts, packed.prompt_tokens, packed.owner, packed.bias)
+    cos, sin = _angles(len(packed.ids), 4)
+    rows = torch.randn(len(packed.ids), 4 + 2 * 2, 4, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda x: attend(0, 4, x, cos, sin), (rows,))
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=8), st.integers(1, 500), st.integers(0, 500))
+def test_every_row_has_a_place_in_an_entry_of_its_own_prompt(counts: list[int], prompt: int, own: int) -> None:
+    """Places repeat a row of the same prompt or are none too many, whatever the sizes of the groups."""
+    owner = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
+    rows, place_of = grid(owner, prompt, own)
+    assert rows.flatten()[place_of].tolist() == list(range(len(owner)))
+    assert all(len(set(owner[entry].tolist())) == 1 for entry in rows)
+
+
+def _tiny(compute: torch.dtype, *, head_norms: bool = False) -> LeanModel:
+    """A random decoder of two layers with grouped heads, and biases where Qwen2 has them."""
+    config = {
+        "architectures": ["Qwen3ForCausalLM" if head_norms else "Qwen2ForCausalLM"],
+        "vocab_size": 70,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "tie_word_embeddings": True,
+    }
+    spec = decoder_spec(config)
+    layout = decoder_layout(spec)
+    generator = torch.Generator().manual_seed(0)
+    return LeanModel(spec, layout, torch.randn(layout.size, generator=generator) * 0.3, compute)
+
+
+def _decoded(model: LeanModel, owner: list[int], keeps: dict[int, list[int]]) -> list[tuple[list[int], torch.Tensor]]:
+    """(tokens, last logits) of each row that is left after greedy steps in which rows are dropped."""
+    prompts = [[1, 2, 3], [4, 5, 6, 7, 8], [9]]
+    drawn = [list(prompts[i]) for i in owner]
+    with torch.inference_mode():
+        session = model.session(prompts, torch.tensor(owner), 6, model.drawing(None))
+        for step in range(6):
+            if step in keeps:
+                session.keep(torch.tensor(keeps[step]))
+                drawn = [drawn[i] for i in keeps[step]]
+            tokens = (session.logits.argmax(-1) + torch.arange(len(drawn))) % 70  # rows of one prompt part ways
+            drawn = [[*row, token] for row, token in zip(drawn, tokens.tolist(), strict=True)]
+            session.step(tokens)
+    return list(zip(drawn, session.logits.float(), strict=True))
+
+
+@pytest.mark.parametrize("head_norms", [False, True])
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("scripted", [True, False])
+def test_decoding_equals_scoring_however_rows_are_dropped(
+    kind: torch.dtype, scripted: bool, head_norms: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Uneven groups, dropped rows and prompts, scripted and plain, in both types: the last logits are those of the
+    whole sequence computed at once in float32."""
+    monkeypatch.setattr(session_module, "fast_step", fast_step if scripted else lambda: decode_step)
+    exact = _tiny(torch.float32, head_norms=head_norms)
+    model = _tiny(kind, head_norms=head_norms)
+    for drawn, logits in _decoded(model, [0, 0, 0, 0, 1, 1, 1, 2], {2: [0, 2, 3, 4, 7], 4: [1, 2, 3]}):
+        with torch.inference_mode():
+            alone = exact.session([drawn], torch.tensor([0]), 1, exact.drawing(None)).logits[0]
+        tolerance = 1e-4 if kind == torch.float32 else 0.06
+        assert float((logits - alone).norm() / alone.norm()) < tolerance
+
+
+def test_torchscript_runs_the_decode_step_here() -> None:
+    """The fast form is used where these tests run, and it is only a faster form."""
+    assert fast_step() is not decode_step
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -25,6 +24,7 @@ from sapo_backends.base import (
 from sapo_backends.llamacpp_backend import generation
 from sapo_backends.llamacpp_backend.live_adapter import LiveAdapter
 from sapo_backends.llamacpp_backend.native import LARGEST_SEQUENCES, Context, Model
+from sapo_backends.saved_state import read_state, write_state
 from sapo_backends.tokenizer import HfTokenizer
 
 WIDTH = 64
@@ -60,13 +60,6 @@ class LlamaCppEngine(Engine):
             self._live.attach(self._context)
         return self._context
 
-    def _fits(self, tokens: int, what: str) -> None:
-        if tokens > self.info.context_length:
-            raise BackendError(
-                f"{what} has {tokens} tokens, more than the model's context of {self.info.context_length}. "
-                "Lower max_new_tokens or choose an easier preset."
-            )
-
     def generate(
         self,
         prompts: Sequence[TokenIds],
@@ -77,7 +70,7 @@ class LlamaCppEngine(Engine):
         on_tokens: Callable[[int, int], None] | None = None,
     ) -> list[list[Completion]]:
         longest = max(map(len, prompts), default=0)
-        self._fits(longest + sampling.max_new_tokens, "The longest prompt with its completion")
+        self.check_lengths(prompts, sampling)
         rows = min(len(prompts) * group_size, WIDTH, LARGEST_SEQUENCES)
         if not rows:
             return [[] for _ in prompts]
@@ -89,7 +82,10 @@ class LlamaCppEngine(Engine):
 
     def logprobs(self, sequences: Sequence[TokenSequence], temperature: float = 1.0) -> list[list[float]]:
         longest = max((len(s.prompt) + len(s.completion) for s in sequences), default=1)
-        self._fits(longest, "A sequence")
+        if longest > self.info.context_length:
+            raise BackendError(
+                f"A sequence of {longest} tokens exceeds the model's context of {self.info.context_length}."
+            )
         context = self._room(longest, 2)
         return generation.logprobs(context, sequences, temperature, self._model.vocabulary)
 
@@ -112,14 +108,11 @@ class LlamaCppEngine(Engine):
                 {n: np.ascontiguousarray(t) for n, t in self._live.tensors.items()}, folder / "adapter.safetensors"
             )
             alpha = self._live.alpha
-        (folder / "state.json").write_text(json.dumps({**self._identity(), "alpha": alpha}), encoding="utf-8")
+        write_state(folder, self._identity(), alpha=alpha)
 
     def restore(self, folder: Path) -> None:
         try:
-            state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
-            wrong = [key for key, value in self._identity().items() if state.get(key) != value]
-            if wrong:
-                raise CheckpointCorrupt(f"The checkpoint in {folder} was written for another {wrong[0]}.")
+            state = read_state(folder, self._identity())
             if self._live is not None:
                 self.set_adapter(load_file(folder / "adapter.safetensors"), float(state["alpha"]))
         except (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:

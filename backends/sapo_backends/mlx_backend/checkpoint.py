@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from sapo_backends.base import CheckpointCorrupt
 from sapo_backends.mlx_backend.model import MlxModel
 from sapo_backends.mlx_backend.names import from_arrays, to_arrays
 from sapo_backends.mlx_backend.optimizer import AdamW
+from sapo_backends.saved_state import read_state, write_state
 
 FILES = ("trained", "first", "second")
 
@@ -21,17 +21,13 @@ def save(folder: Path, model: MlxModel, optimizer: AdamW, identity: dict[str, An
     """trained, first and second .safetensors, state.json."""
     for name, tensors in zip(FILES, (model.trained, optimizer.first, optimizer.second), strict=True):
         save_file(to_arrays(tensors), folder / f"{name}.safetensors")
-    state = {"format": 1, "steps": optimizer.steps, **identity}
-    (folder / "state.json").write_text(json.dumps(state, indent=1), encoding="utf-8")
+    write_state(folder, identity, steps=optimizer.steps)
 
 
 def restore(folder: Path, model: MlxModel, optimizer: AdamW, identity: dict[str, Any]) -> None:
     """Read what `save` wrote; nothing changes unless everything fits. Raises CheckpointCorrupt."""
     try:
-        state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
-        wrong = [key for key, value in identity.items() if state.get(key) != value]
-        if wrong:
-            raise CheckpointCorrupt(f"The checkpoint in {folder} was written for another {wrong[0]}.")
+        state = read_state(folder, identity)
         read = [from_arrays(model.trained, load_file(folder / f"{name}.safetensors")) for name in FILES]
         steps = int(state["steps"])
     except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:

@@ -25,11 +25,14 @@ from sapo_backends.base import (
     UpdateStats,
 )
 from sapo_backends.mlx_backend import checkpoint, export, generation, names, training
+from sapo_backends.mlx_backend.caches import SHAPE_STEP
 from sapo_backends.mlx_backend.device import computing
 from sapo_backends.mlx_backend.model import MlxModel
 from sapo_backends.mlx_backend.optimizer import AdamW
-from sapo_backends.mlx_backend.packing import pack, plan
+from sapo_backends.mlx_backend.packing import pack
+from sapo_backends.packing import plan
 from sapo_backends.tokenizer import HfTokenizer
+from sapo_backends.updating import Tally
 
 SCORING_BUDGET = 8192
 """Padded tokens scored at once; without a backward pass little is kept."""
@@ -55,12 +58,7 @@ class MlxEngine(Engine):
         cancel: CancelToken | None = None,
         on_tokens: Callable[[int, int], None] | None = None,
     ) -> list[list[Completion]]:
-        longest = max(map(len, prompts), default=0)
-        if longest + sampling.max_new_tokens > self.info.context_length:
-            raise BackendError(
-                f"A prompt of {longest} tokens and {sampling.max_new_tokens} new ones exceed the model's context of "
-                f"{self.info.context_length}. Lower max_new_tokens or choose an easier preset."
-            )
+        self.check_lengths(prompts, sampling)
         with computing(self._device, "Lower group_size or max_new_tokens."):
             return generation.generate(
                 self._model, prompts, group_size, sampling, seed, self.tokenizer.eos_ids, cancel, on_tokens
@@ -70,7 +68,7 @@ class MlxEngine(Engine):
         result: list[list[float]] = [[] for _ in sequences]
         pairs = [(tuple(s.prompt), tuple(s.completion)) for s in sequences]
         with computing(self._device, LESS):
-            for members in plan(pairs, SCORING_BUDGET):
+            for members in plan(pairs, SCORING_BUDGET, step=SHAPE_STEP):
                 rows = np.array(self._model.score(pack(pairs, members), temperature).logprobs)
                 for index, row in zip(members, rows, strict=True):
                     result[index] = row[: len(pairs[index][1])].tolist()
@@ -99,7 +97,7 @@ class MlxEngine(Engine):
         """d loss / d parameters of one minibatch by Hugging Face (or PEFT) name; for the contract tests."""
         self._trainer()
         with computing(self._device, LESS):
-            slopes = training.gradient(self._model, batch, policy, TRAINING_BUDGET, training.Tally())
+            slopes = training.gradient(self._model, batch, policy, TRAINING_BUDGET, Tally())
             return names.to_arrays(slopes)
 
     def adapter(self) -> Mapping[str, object]:

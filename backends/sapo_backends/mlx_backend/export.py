@@ -47,4 +47,4 @@ def export(model: MlxModel, source: Path, folder: Path) -> None:
     weights = merged(model)
     mx.save_safetensors(str(folder / "model.safetensors"), weights, {"format": "pt"})
     kind = str(next(iter(weights.values())).dtype).removeprefix("mlx.core.")
-    write_settings(source, folder, model.spec, kind)
+    write_settings(source, folder, kind)

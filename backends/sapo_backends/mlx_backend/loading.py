@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
@@ -11,16 +11,15 @@ from mlx_lm.utils import load_model
 
 from sapo_backends import hardware
 from sapo_backends.base import BackendError, EngineInfo, LoadRequest, ModelNotFound, Progress
+from sapo_backends.method import pick_method
 from sapo_backends.mlx_backend.device import computing, limit_memory, pick_device
 from sapo_backends.mlx_backend.engine import MlxEngine
 from sapo_backends.mlx_backend.model import MlxModel, Tensors
 from sapo_backends.mlx_backend.names import add_adapter
 from sapo_backends.models import resolve, weight_files
+from sapo_backends.spec import DecoderSpec, decoder_spec, why_not
 from sapo_backends.tokenizer import HfTokenizer, read_json
-from sapo_backends.torch_backend.spec import DecoderSpec, decoder_spec, why_not
 
-FULL_BELOW = 50_000_000
-"""method "auto": models with fewer parameters are fine-tuned as a whole, larger ones get an adapter."""
 TYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16}
 ROPE_KEYS = ("rope_type", "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 
@@ -102,7 +101,7 @@ def load_engine(request: LoadRequest, progress: Progress | None = None) -> MlxEn
         parameters = _count(network)
         if not _is_quantised(config):
             network.set_dtype(compute if request.method != "full" else mx.float32)
-        method = _method(request, parameters, quantised=_is_quantised(config))
+        method = pick_method(request, parameters, quantised=_is_quantised(config))
         trained = _trained(network, method, request)
         model = MlxModel(network, spec, trained, compute)
     info = EngineInfo(
@@ -126,9 +125,3 @@ def _count(network: Any) -> int:
     from mlx_lm.utils import get_total_parameters
 
     return int(get_total_parameters(network))
-
-
-def _method(request: LoadRequest, parameters: int, *, quantised: bool) -> Literal["full", "lora", "none"]:
-    if request.method != "auto":
-        return request.method
-    return "full" if parameters < FULL_BELOW and not quantised else "lora"

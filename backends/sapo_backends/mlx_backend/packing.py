@@ -1,4 +1,4 @@
-"""Sequences cut into micro-batches in which completions share their prompt, as padded arrays of few shapes."""
+"""A micro-batch as padded arrays of few shapes, in which completions share their prompt."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ from numpy.typing import NDArray
 
 from sapo_backends.base import TokenIds
 from sapo_backends.mlx_backend.caches import rounded
-
-Pair = tuple[tuple[int, ...], tuple[int, ...]]
-"""(prompt, completion)"""
+from sapo_backends.packing import Pair
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,34 +40,6 @@ def padded(rows: Sequence[TokenIds], width: int) -> NDArray[np.int32]:
     for row, ids in zip(result, rows, strict=True):
         row[: len(ids)] = ids
     return result
-
-
-def plan(pairs: Sequence[Pair], budget: int) -> list[list[int]]:
-    """Indices of non-empty completions in micro-batches of at most `budget` padded tokens, at least one sequence each.
-
-    Sequences of one prompt stay together and lengths are sorted, so that little padding is computed.
-    """
-    groups: dict[tuple[int, ...], list[int]] = {}
-    for index, (prompt, completion) in enumerate(pairs):
-        if completion:
-            groups.setdefault(prompt, []).append(index)
-    for members in groups.values():
-        members.sort(key=lambda i: len(pairs[i][1]))
-    order = sorted(groups.values(), key=lambda members: (len(pairs[members[-1]][1]), members))
-    batches: list[list[int]] = []
-    for index in (i for members in order for i in members):
-        if batches and _cost(pairs, [*batches[-1], index]) <= budget:
-            batches[-1].append(index)
-        else:
-            batches.append([index])
-    return batches
-
-
-def _cost(pairs: Sequence[Pair], members: Sequence[int]) -> int:
-    """Padded tokens of a micro-batch."""
-    prompts = {pairs[i][0] for i in members}
-    width = rounded(max(map(len, prompts)))
-    return len(prompts) * width + len(members) * rounded(max(len(pairs[i][1]) for i in members))
 
 
 def pack(pairs: Sequence[Pair], members: list[int]) -> Packed:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from sapo_backends.base import CheckpointCorrupt
+from sapo_backends.saved_state import read_state, write_state
 from sapo_backends.torch_backend.layout import Layout
 from sapo_backends.torch_backend.optimizer import FlatAdamW
 
@@ -27,17 +27,13 @@ def save(folder: Path, layout: Layout, flat: Tensor, optimizer: FlatAdamW, ident
     save_file(_by_name(layout, flat), folder / "trained.safetensors")
     moments = {"first": optimizer.first.cpu(), "second": optimizer.second.cpu()}
     save_file(moments, folder / "optimizer.safetensors")
-    state = {"format": 1, "steps": optimizer.steps, **identity}
-    (folder / "state.json").write_text(json.dumps(state, indent=1), encoding="utf-8")
+    write_state(folder, identity, steps=optimizer.steps)
 
 
 def restore(folder: Path, layout: Layout, flat: Tensor, optimizer: FlatAdamW, identity: dict[str, Any]) -> None:
     """Read what `save` wrote into the given tensors; they change only if everything fits. Raises CheckpointCorrupt."""
     try:
-        state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
-        wrong = [key for key, value in identity.items() if state.get(key) != value]
-        if wrong:
-            raise CheckpointCorrupt(f"The checkpoint in {folder} was written for another {wrong[0]}.")
+        state = read_state(folder, identity)
         fresh = torch.empty(layout.size)
         layout.fill(fresh, load_file(folder / "trained.safetensors"))
         moments = load_file(folder / "optimizer.safetensors")

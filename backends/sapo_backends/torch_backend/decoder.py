@@ -14,16 +14,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sapo_backends.torch_backend.fused import rms_norm, rotate, swiglu
+from sapo_backends.spec import DecoderSpec
+from sapo_backends.torch_backend.fused import rms_norm, swiglu
 from sapo_backends.torch_backend.lora import LoraWeights
 from sapo_backends.torch_backend.rope import RopeTable
-from sapo_backends.torch_backend.spec import DecoderSpec
 
 
 class Attend(Protocol):
-    """q (N, heads, d), k and v (N, kv_heads, d) of one layer -> (N, heads * d)."""
+    """Queries, keys and values of one layer, rows (N, heads + 2 kv_heads, d), not rotated -> (N, heads * d).
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, /) -> Tensor: ...
+    cos, sin: as rope.RopeTable gives them. The rows may be overwritten when they need no gradient.
+    """
+
+    def __call__(self, layer: int, heads: int, rows: Tensor, cos: Tensor, sin: Tensor, /) -> Tensor: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,23 +62,19 @@ def hidden_states(
     cos, sin = rope.at(positions, longest)
     for layer in range(spec.layers):
         h = rms_norm(x, tensors[f"{layer}.norm1"], spec.norm_eps)
-        qkv = weights.linear(f"{layer}.qkv", h)
-        q, k, v = _heads(spec, tensors, layer, qkv, cos, sin)
-        x = weights.add_linear(f"{layer}.o", attend(layer, q, k, v), x)
+        rows = _heads(spec, tensors, layer, weights.linear(f"{layer}.qkv", h))
+        x = weights.add_linear(f"{layer}.o", attend(layer, spec.heads, rows, cos, sin), x)
         h = rms_norm(x, tensors[f"{layer}.norm2"], spec.norm_eps)
         x = weights.add_linear(f"{layer}.down", swiglu(weights.linear(f"{layer}.gate_up", h)), x)
     return rms_norm(x, tensors["norm"], spec.norm_eps)
 
 
-def _heads(
-    spec: DecoderSpec, tensors: Mapping[str, Tensor], layer: int, qkv: Tensor, cos: Tensor, sin: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Fused (N, q + 2 kv) -> rotated q (N, heads, d), rotated k and plain v (N, kv_heads, d)."""
+def _heads(spec: DecoderSpec, tensors: Mapping[str, Tensor], layer: int, qkv: Tensor) -> Tensor:
+    """Fused (N, q + 2 kv) -> (N, heads + 2 kv_heads, d), queries and keys normalised where the model does so."""
     rows = qkv.view(qkv.shape[0], -1, spec.head_dim)
-    both = spec.heads + spec.kv_heads
-    if spec.qk_norm:
-        q = rms_norm(rows[:, : spec.heads], tensors[f"{layer}.q_norm"], spec.norm_eps)
-        k = rms_norm(rows[:, spec.heads : both], tensors[f"{layer}.k_norm"], spec.norm_eps)
-        return rotate(q, cos, sin), rotate(k, cos, sin), rows[:, both:]
-    rotated = rotate(rows[:, :both], cos, sin)
-    return rotated[:, : spec.heads], rotated[:, spec.heads :], rows[:, both:]
+    if not spec.qk_norm:
+        return rows
+    q, k, v = torch.split(rows, [spec.heads, spec.kv_heads, spec.kv_heads], dim=1)
+    q = rms_norm(q, tensors[f"{layer}.q_norm"], spec.norm_eps)
+    k = rms_norm(k, tensors[f"{layer}.k_norm"], spec.norm_eps)
+    return torch.cat((q, k, v), dim=1)

@@ -26,14 +26,16 @@ from sapo_backends.base import (
     UpdateStats,
 )
 from sapo_backends.hardware import available_memory
+from sapo_backends.packing import plan
 from sapo_backends.tokenizer import HfTokenizer
 from sapo_backends.torch_backend import checkpoint, export, generation
 from sapo_backends.torch_backend.layout import Layout
-from sapo_backends.torch_backend.model import Model
+from sapo_backends.torch_backend.model import Model, trained_tensors
 from sapo_backends.torch_backend.optimizer import FlatAdamW
-from sapo_backends.torch_backend.packing import pack, plan
-from sapo_backends.torch_backend.training import Tally, Trainer
+from sapo_backends.torch_backend.packing import pack
+from sapo_backends.torch_backend.training import Trainer
 from sapo_backends.torch_backend.workers import Workers
+from sapo_backends.updating import Tally
 
 SCORING_BUDGET = 8192
 """Padded tokens scored at once; without a backward pass little is kept."""
@@ -78,28 +80,23 @@ class TorchEngine(Engine):
         cancel: CancelToken | None = None,
         on_tokens: Callable[[int, int], None] | None = None,
     ) -> list[list[Completion]]:
-        if not all(len(prompt) for prompt in prompts):
-            raise BackendError("A prompt without tokens cannot be continued.")
-        longest = max(map(len, prompts), default=0)
-        if longest + sampling.max_new_tokens > self.info.context_length:
-            raise BackendError(
-                f"A prompt of {longest} tokens and {sampling.max_new_tokens} new ones exceed the model's context of "
-                f"{self.info.context_length}. Lower max_new_tokens or choose an easier preset."
-            )
+        self.check_lengths(prompts, sampling)
         request = generation.Request(prompts, group_size, sampling, self.tokenizer.eos_ids)
         monitor = generation.Monitor(self._workers.count, cancel, on_tokens)
         with _memory(0, "Lower group_size or max_new_tokens."), torch.inference_mode():
-            weights = self._model.weights(self._model.flat)
-            return generation.generate(self._model, weights, request, seed, self._workers, monitor)
+            drawing = self._model.drawing(trained_tensors(self._model))
+            return generation.generate(self._model, drawing, request, seed, self._workers, monitor)
 
     def logprobs(self, sequences: Sequence[TokenSequence], temperature: float = 1.0) -> list[list[float]]:
         result: list[list[float]] = [[] for _ in sequences]
         pairs = [(tuple(s.prompt), tuple(s.completion)) for s in sequences]
 
+        weights = self._model.weights(trained_tensors(self._model))
+
         @torch.inference_mode()
         def score(members: list[int]) -> None:
             packed = pack(pairs, members, self._model.device, self._model.compute)
-            chosen = self._model.score(packed, self._model.flat, temperature).logprobs
+            chosen = self._model.score(packed, weights, temperature).logprobs
             pieces = torch.split(chosen, [len(pairs[i][1]) for i in members])
             for index, piece in zip(members, pieces, strict=True):
                 result[index] = piece.tolist()
@@ -121,8 +118,6 @@ class TorchEngine(Engine):
         on_progress: Callable[[float], None] | None = None,
     ) -> UpdateStats:
         trainer = self._trained()
-        if cancel is not None:
-            cancel.raise_if_cancelled()
         with _memory(0, "Lower group_size, the number of groups, or max_new_tokens."):
             return trainer.update(batch, policy, seed, self.logprobs, cancel, on_progress)
 

@@ -3,44 +3,23 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 from safetensors.torch import save_file
 from torch import Tensor
 
-from sapo_backends.tokenizer import read_json
+from sapo_backends.hf_folder import write_settings
 from sapo_backends.torch_backend.layout import Layout
 from sapo_backends.torch_backend.model import Model
-
-COPIED = (
-    "tokenizer*.json",
-    "chat_template.jinja",
-    "generation_config.json",
-    "special_tokens_map.json",
-    "vocab.json",
-    "merges.txt",
-)
 
 
 def export(model: Model, source: Path, base: str, folder: Path) -> None:
     """Write model.safetensors, config.json and the tokenizer, and the adapter alone in `adapter/`. base: the name that
-    the adapter gives its base model. The config carries the rope base in both the places
-    that readers look for it: transformers 5 writes only one, and some readers silently assume a default."""
+    the adapter gives its base model."""
     save_file(
         {n: t.contiguous().cpu() for n, t in model.merged().items()}, folder / "model.safetensors", {"format": "pt"}
     )
-    config = read_json(source / "config.json")
-    rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
-    theta = rope.get("rope_theta") or config.get("rope_theta")
-    if theta is not None:
-        rope = {"rope_type": "default", **rope, "rope_theta": theta}
-        config |= {"rope_parameters": rope, "rope_theta": theta}
-    config["dtype"] = config["torch_dtype"] = str(model.base.dtype).removeprefix("torch.")
-    (folder / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
-    for pattern in COPIED:
-        for file in source.glob(pattern):
-            shutil.copyfile(file, folder / file.name)
+    write_settings(source, folder, str(model.base.dtype).removeprefix("torch."))
     if model.adapter_layout is not None and model.flat is not None:
         _adapter(model, model.adapter_layout, model.flat, base, folder / "adapter")
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from sapo_backends.base import CancelToken, Completion, Sampling, TokenIds
+from sapo_backends.drawn_rows import DrawnRows
 from sapo_backends.torch_backend.model import Model
 from sapo_backends.torch_backend.sampler import draw, uniforms
 from sapo_backends.torch_backend.workers import Workers, shares
@@ -17,29 +18,6 @@ from sapo_backends.torch_backend.workers import Workers, shares
 COMPACT_BELOW = 0.75
 """The cache is copied to fewer rows once this share of them is still alive; copying more often costs more than it
 saves."""
-
-
-class _Rows:
-    """What has been drawn, by row."""
-
-    def __init__(self, count: int, eos_ids: tuple[int, ...]) -> None:
-        self.tokens: list[list[int]] = [[] for _ in range(count)]
-        self.logprobs: list[list[float]] = [[] for _ in range(count)]
-        self.done = [False] * count
-        self._eos = frozenset(eos_ids)
-
-    def append(self, rows: Sequence[int], tokens: Sequence[int], logprobs: Sequence[float]) -> None:
-        for row, token, logprob in zip(rows, tokens, logprobs, strict=True):
-            if not self.done[row]:
-                self.tokens[row].append(token)
-                self.logprobs[row].append(logprob)
-                self.done[row] = token in self._eos
-
-    def completions(self) -> list[Completion]:
-        return [
-            Completion(tuple(t), tuple(p), "stop" if done else "length")
-            for t, p, done in zip(self.tokens, self.logprobs, self.done, strict=True)
-        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,17 +37,17 @@ class Monitor:
         self._cancel, self._on_tokens = cancel, on_tokens
         self._progress = [(0, 0)] * shards
 
-    def step(self, shard: int, rows: _Rows) -> None:
+    def step(self, shard: int, rows: DrawnRows) -> None:
         """Called by each shard before each decode step. Raises Cancelled."""
         if self._cancel is not None:
             self._cancel.raise_if_cancelled()
         if self._on_tokens is not None:
-            self._progress[shard] = (sum(rows.done), sum(map(len, rows.tokens)))
+            self._progress[shard] = rows.finished, rows.count
             self._on_tokens(sum(p[0] for p in self._progress), sum(p[1] for p in self._progress))
 
 
 def generate(
-    model: Model, weights: Any, request: Request, seed: int, workers: Workers, monitor: Monitor
+    model: Model, drawing: Any, request: Request, seed: int, workers: Workers, monitor: Monitor
 ) -> list[list[Completion]]:
     """group_size completions of each prompt; see Engine.generate. Prompts are shared out among the workers."""
     size, steps = request.group_size, request.sampling.max_new_tokens
@@ -79,7 +57,7 @@ def generate(
     def shard(number: int) -> list[Completion]:
         part = parts[number]
         chosen = replace(request, prompts=request.prompts[part.start : part.stop])
-        return _shard(model, weights, chosen, uniform[part.start * size : part.stop * size], number, monitor)
+        return _shard(model, drawing, chosen, uniform[part.start * size : part.stop * size], number, monitor)
 
     done = [c for completions in workers.map(shard, range(len(parts))) for c in completions]
     return [done[i * size : (i + 1) * size] for i in range(len(request.prompts))]
@@ -87,16 +65,16 @@ def generate(
 
 @torch.inference_mode()
 def _shard(
-    model: Model, weights: Any, request: Request, uniform: Tensor, number: int, monitor: Monitor
+    model: Model, drawing: Any, request: Request, uniform: Tensor, number: int, monitor: Monitor
 ) -> list[Completion]:
     """Decode the rows of some prompts; uniform (rows, steps)."""
-    rows = _Rows(len(uniform), request.eos_ids)
+    rows = DrawnRows(len(uniform), request.eos_ids)
     steps = uniform.shape[1]
     if not len(uniform) or not steps:
         return rows.completions()
     monitor.step(number, rows)
     owner = torch.arange(len(request.prompts), device=model.device).repeat_interleave(request.group_size)
-    session = model.session(request.prompts, owner, steps, weights)
+    session = model.session(request.prompts, owner, steps, drawing)
     alive = torch.arange(len(uniform))
     for step in range(steps):
         tokens, logprobs = draw(session.logits, request.sampling, uniform[alive, step])

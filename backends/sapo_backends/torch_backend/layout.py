@@ -12,7 +12,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from sapo_backends.torch_backend.spec import DecoderSpec
+from sapo_backends.spec import DecoderSpec
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,18 +11,17 @@ from safetensors import SafetensorError, safe_open
 
 from sapo_backends import hardware
 from sapo_backends.base import BackendError, BackendUnavailable, EngineInfo, LoadRequest, ModelNotFound, Progress
+from sapo_backends.method import pick_method
 from sapo_backends.models import resolve, weight_files
+from sapo_backends.spec import DecoderSpec, decoder_spec, why_not
 from sapo_backends.tokenizer import HfTokenizer, read_json
 from sapo_backends.torch_backend.allocator import keep_memory
 from sapo_backends.torch_backend.engine import TorchEngine
 from sapo_backends.torch_backend.layout import Layout, decoder_layout
 from sapo_backends.torch_backend.lora import initialise, lora_layout
 from sapo_backends.torch_backend.model import LeanModel, Model
-from sapo_backends.torch_backend.spec import DecoderSpec, decoder_spec, why_not
 from sapo_backends.torch_backend.workers import SHARDED_BELOW, Workers
 
-FULL_BELOW = 50_000_000
-"""method "auto": models with fewer parameters are fine-tuned as a whole, larger ones get an adapter."""
 MICRO_BATCH = 2048
 """Padded tokens of a training micro-batch."""
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -58,12 +57,6 @@ def pick_precision(name: str, device: torch.device) -> torch.dtype:
     if name not in PRECISIONS:
         raise BackendError(f"There is no precision {name!r}. Use auto, float32 or bfloat16.")
     return PRECISIONS[name]
-
-
-def _method(request: LoadRequest, parameters: int) -> str:
-    if request.method != "auto":
-        return request.method
-    return "full" if parameters < FULL_BELOW else "lora"
 
 
 def _read(folder: Path, layout: Layout, flat: torch.Tensor, progress: Progress | None) -> None:
@@ -103,7 +96,7 @@ def _lean(
     """A model that our own decoder computes, its adapter laid out."""
     spec = decoder_spec(config)
     layout = decoder_layout(spec)
-    method = _method(request, layout.size)
+    method = pick_method(request, layout.size)
     adapter = lora_layout(spec, request.lora_rank) if method == "lora" else None
     trainable = {"full": layout.size, "none": 0}.get(method, adapter.size if adapter else 0)
     if place.device.type == "cpu":
@@ -125,7 +118,7 @@ def _by_transformers(folder: Path, request: LoadRequest, place: Place) -> Model:
     from sapo_backends.torch_backend.transformers_model import TransformersModel, read_module
 
     module = read_module(folder, torch.float32)
-    method = _method(request, sum(p.numel() for p in module.parameters()))
+    method = pick_method(request, sum(p.numel() for p in module.parameters()))
     if method != "full":
         module = module.to(place.compute)
     model = TransformersModel(module, place.device, place.compute)
@@ -141,7 +134,7 @@ def _make_trainable(model: Model, request: LoadRequest) -> Literal["full", "lora
         model.flat = torch.empty(model.adapter_layout.size, device=model.device)
         initialise(model.adapter_layout, model.flat, request.seed)
         return "lora"
-    if _method(request, model.layout.size) == "none":
+    if pick_method(request, model.layout.size) == "none":
         return "none"
     model.flat = model.base
     return "full"

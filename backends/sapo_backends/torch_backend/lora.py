@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sapo_backends.spec import DecoderSpec
 from sapo_backends.torch_backend.layout import Entry, Layout, Part, linears
-from sapo_backends.torch_backend.spec import DecoderSpec
 
 PREFIX = "base_model.model."
 

@@ -1,26 +1,27 @@
 """A loaded model: its frozen and trained tensors, and the three things asked of it.
 
-`session` starts decoding, `score` gives log-probabilities with a gradient path to `flat`, the one trained tensor.
+`session` starts decoding, `score` gives log-probabilities with a gradient path to the trained tensors, which are
+views of one, `flat`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from sapo_backends.base import TokenIds
-from sapo_backends.torch_backend.attention import GroupAttention, PromptAttention
-from sapo_backends.torch_backend.cache import CacheAttention
+from sapo_backends.spec import DecoderSpec
+from sapo_backends.torch_backend.attention import GroupAttention
 from sapo_backends.torch_backend.decoder import Weights, hidden_states
 from sapo_backends.torch_backend.layout import Layout, linears
 from sapo_backends.torch_backend.lora import LoraWeights
-from sapo_backends.torch_backend.packing import Packed, pad_prompts
+from sapo_backends.torch_backend.packing import Packed
 from sapo_backends.torch_backend.rope import RopeTable
 from sapo_backends.torch_backend.scoring import Scores, chosen_logprobs
-from sapo_backends.torch_backend.spec import DecoderSpec
+from sapo_backends.torch_backend.session import Drawing, LeanSession
 
 
 class Session(Protocol):
@@ -53,17 +54,27 @@ class Model(Protocol):
     @property
     def device(self) -> torch.device: ...
 
-    def weights(self, flat: Tensor | None) -> Any:
-        """The tensors to compute with, differentiable by flat if it asks for a gradient."""
+    def weights(self, trained: Mapping[str, Tensor] | None) -> Any:
+        """The tensors to compute with, differentiable by `trained` (see trained_tensors) if these ask for gradients."""
 
-    def session(self, prompts: Sequence[TokenIds], owner: Tensor, steps: int, weights: Any) -> Session:
+    def drawing(self, trained: Mapping[str, Tensor] | None) -> Any:
+        """The same for decoding, without gradients; several sessions may share it."""
+
+    def session(self, prompts: Sequence[TokenIds], owner: Tensor, steps: int, drawing: Any) -> Session:
         """Prefill each prompt once; owner (rows,), ascending, says which prompt each row continues."""
 
-    def score(self, packed: Packed, flat: Tensor | None, temperature: float) -> Scores:
+    def score(self, packed: Packed, weights: Any, temperature: float) -> Scores:
         """Log-probability and entropy of every completion token of a packed micro-batch."""
 
     def merged(self) -> dict[str, Tensor]:
         """Weights by Hugging Face name, the adapter added in float32, in the type they are kept in."""
+
+
+def trained_tensors(model: Model) -> dict[str, Tensor] | None:
+    """What is trained in the compute type, by name; None when nothing is. Without a gradient path to model.flat."""
+    if model.flat is None:
+        return None
+    return (model.adapter_layout or model.layout).views(model.flat.detach().to(model.compute))
 
 
 class LeanModel:
@@ -80,20 +91,19 @@ class LeanModel:
     def device(self) -> torch.device:
         return self.base.device
 
-    def weights(self, flat: Tensor | None) -> Weights:
-        if self.adapter_layout is None:
-            return Weights(self.layout.views((self.base if flat is None else flat).to(self.compute)))
+    def weights(self, trained: Mapping[str, Tensor] | None) -> Weights:
+        if self.adapter_layout is None and trained is not None:
+            return Weights(trained)
         base = self.layout.views(self.base.to(self.compute))
-        if flat is None:
-            return Weights(base)
-        adapter = self.adapter_layout.views(flat.to(self.compute))
-        return Weights(base, LoraWeights(adapter, self.rank, self.alpha / self.rank))
+        return Weights(base, None if trained is None else LoraWeights(trained, self.rank, self.alpha / self.rank))
 
-    def session(self, prompts: Sequence[TokenIds], owner: Tensor, steps: int, weights: Weights) -> Session:
-        return LeanSession(self, prompts, owner, steps, weights)
+    def drawing(self, trained: Mapping[str, Tensor] | None) -> Drawing:
+        return Drawing.of(self.spec, self.weights(trained))
 
-    def score(self, packed: Packed, flat: Tensor | None, temperature: float) -> Scores:
-        weights = self.weights(flat)
+    def session(self, prompts: Sequence[TokenIds], owner: Tensor, steps: int, drawing: Drawing) -> Session:
+        return LeanSession(self.spec, self.rope, drawing, prompts, owner, steps)
+
+    def score(self, packed: Packed, weights: Weights, temperature: float) -> Scores:
         attend = GroupAttention(packed.prompts, packed.prompt_tokens, packed.owner, packed.bias)
         hidden = hidden_states(self.spec, weights, self.rope, packed.ids, packed.positions, packed.longest, attend)
         return chosen_logprobs(hidden[packed.predicts], weights.head, packed.targets, temperature)
@@ -112,36 +122,3 @@ class LeanModel:
                     delta = (adapter[f"{name}.B{i}"] @ lows[i]) * (self.alpha / self.rank)
                     result[f"{module}.weight"] = (weight.float() + delta).to(weight.dtype)
         return result
-
-
-class LeanSession:
-    """Decoding with a preallocated cache; see Session."""
-
-    def __init__(
-        self, model: LeanModel, prompts: Sequence[TokenIds], owner: Tensor, steps: int, weights: Weights
-    ) -> None:
-        self._model, self._weights = model, weights
-        ids, lengths = pad_prompts(prompts, model.device)
-        count, longest = ids.shape
-        prefill = PromptAttention(count, [], [])
-        positions = torch.arange(longest, device=ids.device).repeat(count)
-        hidden = hidden_states(model.spec, weights, model.rope, ids.flatten(), positions, longest, prefill)
-        last = hidden.view(count, longest, -1)[torch.arange(count, device=ids.device), lengths - 1]  # (P, hidden)
-        self._positions = lengths[owner]  # of the next token, (rows,)
-        self._longest = longest + steps
-        self._cache = CacheAttention(prefill, lengths, owner, steps)
-        self.logits = torch.nn.functional.linear(last, weights.head)[owner]
-
-    def step(self, tokens: Tensor) -> None:
-        model = self._model
-        hidden = hidden_states(
-            model.spec, self._weights, model.rope, tokens, self._positions, self._longest, self._cache
-        )
-        self._cache.used += 1
-        self._positions = self._positions + 1
-        self.logits = torch.nn.functional.linear(hidden, self._weights.head)
-
-    def keep(self, rows: Tensor) -> None:
-        self._cache.keep(rows)
-        self._positions = self._positions[rows]
-        self.logits = self.logits[rows]

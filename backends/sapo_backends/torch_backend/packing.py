@@ -1,8 +1,7 @@
-"""Sequences cut into micro-batches in which completions share their prompt."""
+"""A micro-batch as flat tensors, in which completions share their prompt."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,9 +9,7 @@ import torch
 from torch import Tensor
 
 from sapo_backends.base import TokenIds
-
-Pair = tuple[tuple[int, ...], tuple[int, ...]]
-"""(prompt, completion)"""
+from sapo_backends.packing import Pair
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,37 +38,6 @@ def pad_prompts(prompts: Sequence[TokenIds], device: torch.device) -> tuple[Tens
     longest = max(map(len, prompts))
     rows = [[*prompt, *[0] * (longest - len(prompt))] for prompt in prompts]
     return torch.tensor(rows, device=device), torch.tensor([len(p) for p in prompts], device=device)
-
-
-def plan(pairs: Sequence[Pair], budget: int, workers: int = 1) -> list[list[int]]:
-    """Indices of non-empty completions in micro-batches of at most `budget` padded tokens, at least one sequence each.
-
-    Sequences of one prompt stay together and lengths are sorted, so that little padding is computed. With several
-    workers the budget shrinks so that the number of micro-batches is about a multiple of theirs.
-    """
-    total = sum(len(completion) for _, completion in pairs) + sum(map(len, {prompt for prompt, _ in pairs}))
-    rounds = max(1, math.ceil(total / (budget * workers)))
-    budget = min(budget, math.ceil(1.1 * total / (rounds * workers)))
-    groups: dict[tuple[int, ...], list[int]] = {}
-    for index, (prompt, completion) in enumerate(pairs):
-        if completion:
-            groups.setdefault(prompt, []).append(index)
-    for members in groups.values():
-        members.sort(key=lambda i: len(pairs[i][1]))
-    order = sorted(groups.values(), key=lambda members: (len(pairs[members[-1]][1]), members))
-    batches: list[list[int]] = []
-    for index in (i for members in order for i in members):
-        if batches and _cost(pairs, [*batches[-1], index]) <= budget:
-            batches[-1].append(index)
-        else:
-            batches.append([index])
-    return batches
-
-
-def _cost(pairs: Sequence[Pair], members: Sequence[int]) -> int:
-    """Padded tokens of a micro-batch."""
-    prompts = {pairs[i][0] for i in members}
-    return len(prompts) * max(map(len, prompts)) + len(members) * max(len(pairs[i][1]) for i in members)
 
 
 def pack(pairs: Sequence[Pair], members: list[int], device: torch.device, kind: torch.dtype) -> Packed:

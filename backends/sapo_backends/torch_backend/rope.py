@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from sapo_backends.torch_backend.spec import DecoderSpec, RopeSpec
+from sapo_backends.spec import DecoderSpec, RopeSpec
 
 
 def inverse_frequencies(rope: RopeSpec, head_dim: int) -> Tensor:
@@ -35,10 +35,11 @@ class RopeTable:
     def _grow(self, positions: int) -> None:
         angles = torch.outer(torch.arange(positions).float(), self._frequencies).repeat(1, 2)  # (positions, head_dim)
         self._cos = angles.cos().to(self._device, self._dtype)
-        self._sin = angles.sin().to(self._device, self._dtype)
+        signs = torch.ones(angles.shape[1]).index_fill_(0, torch.arange(angles.shape[1] // 2), -1.0)
+        self._sin = (angles.sin() * signs).to(self._device, self._dtype)
 
     def at(self, positions: Tensor, longest: int) -> tuple[Tensor, Tensor]:
-        """cos, sin (N, 1, head_dim) at positions (N,), all below `longest`."""
+        """cos, sin (N, 1, head_dim) at positions (N,), all below `longest`; the first half of sin is negated."""
         if longest > len(self._cos):
             self._grow(2 * longest)
         return self._cos[positions].unsqueeze(1), self._sin[positions].unsqueeze(1)

@@ -27,10 +27,11 @@ class Scores:
     entropy: Tensor
 
 
-def _log_softmax(hidden: Tensor, head: Tensor, temperature: float) -> Tensor:
-    """(rows, V) float32."""
+def _logits(hidden: Tensor, head: Tensor, temperature: float) -> Tensor:
+    """(rows, V) in float32 at least."""
     logits = torch.nn.functional.linear(hidden, head)
-    return torch.log_softmax(logits if temperature == 1.0 else logits.float() / temperature, -1, dtype=torch.float32)
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return logits if temperature == 1.0 else logits.div_(temperature)
 
 
 class _ChosenLogprobs(torch.autograd.Function):
@@ -38,12 +39,14 @@ class _ChosenLogprobs(torch.autograd.Function):
     def forward(ctx: Any, hidden: Tensor, head: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
         rows = max(1, CHUNK_ELEMENTS // head.shape[0])
         chosen, entropy, kept = [], [], []
-        keep = hidden.shape[0] * head.shape[0] <= KEEP_ELEMENTS
+        keep = ctx.needs_input_grad[0] and hidden.shape[0] * head.shape[0] <= KEEP_ELEMENTS
         for part, target in zip(torch.split(hidden, rows), torch.split(targets, rows), strict=True):
-            logprobs = _log_softmax(part, head, temperature)  # (rows, V)
-            chosen.append(logprobs.gather(1, target[:, None])[:, 0])
-            probabilities = logprobs.exp()
-            entropy.append(-torch.linalg.vecdot(probabilities, logprobs))
+            logits = _logits(part, head, temperature)  # (rows, V)
+            probabilities = logits.softmax(dim=-1)
+            # The largest probability is never too small to take its logarithm.
+            total = logits.amax(dim=-1) - probabilities.amax(dim=-1).log()
+            chosen.append(logits.gather(1, target[:, None])[:, 0] - total)
+            entropy.append(total - torch.linalg.vecdot(probabilities, logits))
             if keep:
                 kept.append(probabilities)
         ctx.save_for_backward(hidden, head, targets, *kept)
@@ -62,9 +65,8 @@ class _ChosenLogprobs(torch.autograd.Function):
             zip(*(torch.split(t, ctx.rows) for t in (hidden, targets, slope, into_hidden)), strict=True)
         ):
             # d logprob / d logits = onehot - p
-            error = kept[number] if kept else _log_softmax(part, head, ctx.temperature).exp_()
-            error = error.mul(-weight[:, None])
-            error = error.scatter_add_(1, target[:, None], weight[:, None]).to(head.dtype)
+            error = kept[number] if kept else _logits(part, head, ctx.temperature).softmax(dim=-1)
+            error = error.mul_(-weight[:, None]).scatter_add_(1, target[:, None], weight[:, None]).to(head.dtype)
             torch.mm(error, head, out=into)
             if into_head is not None:
                 into_head += error.t() @ part

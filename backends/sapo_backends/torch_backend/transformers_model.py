@@ -96,12 +96,14 @@ class TransformersModel:
 
         return add
 
-    def weights(self, flat: Tensor | None) -> Bound:
-        if self.adapter_layout is None:
-            return Bound(self.layout.views((self.base if flat is None else flat).to(self.compute)), None)
-        adapter = None if flat is None else self.adapter_layout.views(flat.to(self.compute))
-        bound = None if adapter is None else LoraWeights(adapter, self.rank, self.alpha / self.rank)
-        return Bound(self.layout.views(self.base.to(self.compute)), bound)
+    def weights(self, trained: Mapping[str, Tensor] | None) -> Bound:
+        if self.adapter_layout is None and trained is not None:
+            return Bound(trained, None)
+        adapter = None if trained is None else LoraWeights(trained, self.rank, self.alpha / self.rank)
+        return Bound(self.layout.views(self.base.to(self.compute)), adapter)
+
+    def drawing(self, trained: Mapping[str, Tensor] | None) -> Bound:
+        return self.weights(trained)
 
     def forward(self, bound: Bound, positions: Tensor, **inputs: Any) -> Any:
         """transformers' output for input_ids (rows, T) at positions (rows, T)."""
@@ -113,17 +115,17 @@ class TransformersModel:
         finally:
             self._adapter = None
 
-    def session(self, prompts: Sequence[TokenIds], owner: Tensor, steps: int, weights: Bound) -> TransformersSession:
-        return TransformersSession(self, prompts, owner, weights)
+    def session(self, prompts: Sequence[TokenIds], owner: Tensor, steps: int, drawing: Bound) -> TransformersSession:
+        return TransformersSession(self, prompts, owner, drawing)
 
-    def score(self, packed: Packed, flat: Tensor | None, temperature: float) -> Scores:
+    def score(self, packed: Packed, weights: Bound, temperature: float) -> Scores:
         prompts = packed.ids[: packed.prompt_tokens].view(packed.prompts, -1)
         completions = packed.ids[packed.prompt_tokens :].view(len(packed.owner), -1)
         columns = packed.positions[packed.prompt_tokens :].view_as(completions)
         rows = torch.cat((prompts[packed.owner], torch.zeros_like(completions)), dim=1)
         rows.scatter_(1, columns, completions)  # each completion right behind its prompt: padding is on the right
         positions = torch.arange(rows.shape[1], device=rows.device).expand_as(rows)
-        logits = self.forward(self.weights(flat), positions, input_ids=rows, use_cache=False).logits
+        logits = self.forward(weights, positions, input_ids=rows, use_cache=False).logits
         first = torch.searchsorted(packed.sequence, torch.arange(len(rows), device=rows.device))
         step = torch.arange(len(packed.targets), device=rows.device) - first[packed.sequence]
         at = columns[packed.sequence, 0] - 1 + step

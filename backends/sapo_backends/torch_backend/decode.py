@@ -1,0 +1,169 @@
+"""One decode step of a whole batch as a single function that TorchScript can run.
+
+A step of a small model is some hundred operations of a few microseconds each: Python's part of them is a quarter of the
+time, and threads that each decode a shard wait for one another at the interpreter's lock. TorchScript takes both away
+where it is to be had; where not (it needs this file's source, and is on its way out of torch), the same function runs
+as plain Python. On processors whose bfloat16 goes through oneDNN the weights are laid out for it once a batch.
+"""
+
+import warnings
+from collections.abc import Callable
+from functools import cache
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sapo_backends.torch_backend.fused import inverse_norm, rotate
+
+
+class Projection(NamedTuple):
+    """A linear layer, weight (out, in) or oneDNN's own form of it, and its adapter: scale * up down x.
+
+    downs: none, or one (parts * rank, in); ups: one (out of the part, rank) a part.
+    """
+
+    weight: Tensor
+    bias: Tensor | None
+    downs: list[Tensor]
+    ups: list[Tensor]
+    scale: float
+
+
+class Layer(NamedTuple):
+    """One layer's weights. mlp: gate and up, or one fused projection. head_norms: none, or those of queries and keys."""
+
+    norm1: Tensor
+    qkv: Projection
+    head_norms: list[Tensor]
+    out: Projection
+    norm2: Tensor
+    mlp: list[Projection]
+    down: Projection
+
+
+class Keys(NamedTuple):
+    """One layer's cache for E entries of W places each; see cache.Cache.
+
+    prompt_k (E * kv_heads, d, p) and prompt_v (E * kv_heads, p, d) are shared by an entry's places; own (2, E, kv_heads,
+    W, slots, d), own_k (E * kv_heads * W, d, slots) and own_v (E * kv_heads * W, slots, d) are the same memory.
+    """
+
+    prompt_k: Tensor
+    prompt_v: Tensor
+    own: Tensor
+    own_k: Tensor
+    own_v: Tensor
+
+
+class Shape(NamedTuple):
+    """entries * width places; slot is where the new token's keys go."""
+
+    heads: int
+    kv_heads: int
+    entries: int
+    width: int
+    slot: int
+    norm_eps: float
+
+
+def _norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return (x * inverse_norm(x, eps)).mul_(weight)
+
+
+def _delta(x: Tensor, of: Projection) -> Tensor:
+    """What the adapter adds."""
+    lows = (F.linear(x, of.downs[0]) * of.scale).chunk(len(of.ups), dim=-1)
+    pieces: list[Tensor] = []
+    for i, up in enumerate(of.ups):
+        pieces.append(F.linear(lows[i], up))
+    return torch.cat(pieces, dim=-1)
+
+
+def linear(x: Tensor, of: Projection) -> Tensor:
+    if of.weight.is_mkldnn:
+        y: Tensor = torch.ops.mkldnn._linear_pointwise(x, of.weight, of.bias, "none", [], "")
+    else:
+        y = F.linear(x, of.weight, of.bias)
+    return y if len(of.downs) == 0 else y.add_(_delta(x, of))
+
+
+def _add_linear(x: Tensor, of: Projection, residual: Tensor) -> Tensor:
+    if len(of.downs) > 0:
+        return linear(x, of).add_(residual)
+    if of.weight.is_mkldnn:
+        y: Tensor = torch.ops.mkldnn._linear_pointwise(x, residual, of.weight, of.bias, "add")
+        return y
+    if of.bias is None:
+        return torch.addmm(residual, x, of.weight.t())
+    return F.linear(x, of.weight, of.bias).add_(residual)
+
+
+def _swiglu(x: Tensor, mlp: list[Projection]) -> Tensor:
+    """silu(gate) * up."""
+    if len(mlp) == 1:
+        gate, up = linear(x, mlp[0]).chunk(2, dim=-1)
+        return F.silu(gate).mul_(up)
+    gate_of, up_of = mlp[0], mlp[1]
+    opened: Tensor = torch.ops.mkldnn._linear_pointwise(x, gate_of.weight, gate_of.bias, "swish", [], "")
+    y: Tensor = torch.ops.mkldnn._linear_pointwise(x, opened, up_of.weight, up_of.bias, "mul")
+    return y
+
+
+def _attention(q: Tensor, keys: Keys, bias: Tensor | None, shape: Shape) -> Tensor:
+    """q (E, kv_heads, W, g, d) -> mixed values of that shape. bias (E * kv_heads, 1, p): 0 or -inf."""
+    entries, kv_heads, width, group, size = q.shape
+    end, scale = shape.slot + 1, float(size) ** -0.5
+    none = q.new_empty([1, 1, 1])
+    to_prompt, to_own = q.view(entries * kv_heads, width * group, size), q.view(-1, group, size)
+    on_prompt = torch.baddbmm(none, to_prompt, keys.prompt_k, beta=0, alpha=scale)  # (E * kv_heads, W * g, p)
+    if bias is not None:
+        on_prompt.add_(bias)
+    on_own = torch.baddbmm(none, to_own, keys.own_k[:, :, :end], beta=0, alpha=scale)
+    both = torch.cat((on_prompt, on_own.view(entries * kv_heads, width * group, end)), dim=-1).softmax(dim=-1)
+    mixed = torch.bmm(both.view(entries * kv_heads * width, group, -1)[:, :, -end:], keys.own_v[:, :end])
+    mixed.view(entries * kv_heads, width * group, size).baddbmm_(both[:, :, :-end], keys.prompt_v)
+    return mixed.view(entries, kv_heads, width, group, size)
+
+
+def decode_step(
+    x: Tensor, cos: Tensor, sin: Tensor, layers: list[Layer], caches: list[Keys], bias: Tensor | None, shape: Shape
+) -> Tensor:
+    """Embedded new tokens (E * W, hidden) -> hidden states before the last norm; writes their keys into the caches.
+
+    cos, sin (E * W, 1, d): as rope.RopeTable gives them.
+    """
+    heads, kv_heads, entries, width = shape.heads, shape.kv_heads, shape.entries, shape.width
+    both, size = heads + kv_heads, cos.shape[-1]
+    q = caches[0].own.new_empty([entries, kv_heads, width, heads // kv_heads, size])
+    merged = x.new_empty([entries, width, kv_heads, heads // kv_heads, size])
+    for layer, keys in zip(layers, caches):  # noqa: B905 - TorchScript's zip takes no strict
+        rows = linear(_norm(x, layer.norm1, shape.norm_eps), layer.qkv).view(-1, both + kv_heads, size)
+        if len(layer.head_norms) == 2:
+            rows[:, :heads] = _norm(rows[:, :heads], layer.head_norms[0], shape.norm_eps)
+            rows[:, heads:both] = _norm(rows[:, heads:both], layer.head_norms[1], shape.norm_eps)
+        rotate(rows[:, :both], cos, sin)
+        keys.own[:, :, :, :, shape.slot] = (
+            rows[:, heads:].view(entries, width, 2, kv_heads, size).permute(2, 0, 3, 1, 4)
+        )
+        q.copy_(rows[:, :heads].view(entries, width, kv_heads, heads // kv_heads, size).transpose(1, 2))
+        merged.copy_(_attention(q, keys, bias, shape).transpose(1, 2))
+        x = _add_linear(merged.view(entries * width, heads * size), layer.out, x)
+        x = _add_linear(_swiglu(_norm(x, layer.norm2, shape.norm_eps), layer.mlp), layer.down, x)
+    return x
+
+
+Step = Callable[[Tensor, Tensor, Tensor, list[Layer], list[Keys], Tensor | None, Shape], Tensor]
+
+
+@cache
+def fast_step() -> Step:
+    """decode_step as TorchScript, or as it stands."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            scripted: Step = torch.jit.script(decode_step)
+    except Exception:  # whatever TorchScript lacks, the function itself works
+        return decode_step
+    return scripted

@@ -1,0 +1,135 @@
+"""Decoding several rows with our own decoder: prefill, then one token a row and step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache as once
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sapo_backends.base import TokenIds
+from sapo_backends.spec import DecoderSpec
+from sapo_backends.torch_backend.attention import PromptAttention
+from sapo_backends.torch_backend.cache import Cache, grid
+from sapo_backends.torch_backend.decode import Layer, Projection, Shape, fast_step, linear
+from sapo_backends.torch_backend.decoder import Weights, hidden_states
+from sapo_backends.torch_backend.fused import rms_norm
+from sapo_backends.torch_backend.packing import pad_prompts
+from sapo_backends.torch_backend.rope import RopeTable
+
+
+@once
+def packs() -> bool:
+    """Whether oneDNN's own layout of bfloat16 weights works here; it saves a third of a small product's time."""
+    try:
+        if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+            return False
+        x, weight = (torch.randn(n, 32).bfloat16() for n in (5, 48))
+        packed = torch.ops.mkldnn._reorder_linear_weight(weight, 5)
+        gate = torch.ops.mkldnn._linear_pointwise(x, packed, None, "swish", [], "")
+        found = torch.ops.mkldnn._linear_pointwise(x, gate, packed, None, "mul")
+        y = F.linear(x.float(), weight.float())
+        return bool(((F.silu(y) * y - found).abs() <= 0.05 * (1 + y.square())).all())
+    except (AttributeError, RuntimeError):
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """A model's weights in the forms that prefill and decoding want."""
+
+    weights: Weights
+    layers: list[Layer]
+    head: Projection
+
+    @classmethod
+    def of(cls, spec: DecoderSpec, weights: Weights) -> Drawing:
+        """Lay the weights out. Without an adapter they are small enough to be packed for each batch."""
+        head = weights.head
+        packed = weights.adapter is None and head.dtype == torch.bfloat16 and head.device.type == "cpu" and packs()
+        layers = [_layer(spec, weights, layer, packed) for layer in range(spec.layers)]
+        return cls(weights, layers, Projection(_packed(head) if packed else head, None, [], [], 0.0))
+
+
+def _packed(weight: Tensor) -> Tensor:
+    result: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous())
+    return result
+
+
+def _projection(weights: Weights, name: str, packed: bool) -> Projection:
+    weight, bias = weights.tensors[f"{name}.weight"], weights.tensors.get(f"{name}.bias")
+    adapter = weights.adapter
+    if adapter is None:
+        return Projection(_packed(weight) if packed else weight, bias, [], [], 0.0)
+    ups = [adapter.tensors[key] for key in (f"{name}.B{i}" for i in range(3)) if key in adapter.tensors]
+    return Projection(weight, bias, [adapter.tensors[f"{name}.A"]], ups, adapter.scale)
+
+
+def _layer(spec: DecoderSpec, weights: Weights, layer: int, packed: bool) -> Layer:
+    tensors = weights.tensors
+    norms = [tensors[f"{layer}.{name}_norm"] for name in "qk"] if spec.qk_norm else []
+    mlp = [_projection(weights, f"{layer}.gate_up", packed=False)]
+    if packed:
+        halves = zip(mlp[0].weight.chunk(2), [None, None] if mlp[0].bias is None else mlp[0].bias.chunk(2), strict=True)
+        mlp = [Projection(_packed(weight), bias, [], [], 0.0) for weight, bias in halves]
+    return Layer(
+        norm1=tensors[f"{layer}.norm1"],
+        qkv=_projection(weights, f"{layer}.qkv", packed),
+        head_norms=norms,
+        out=_projection(weights, f"{layer}.o", packed),
+        norm2=tensors[f"{layer}.norm2"],
+        mlp=mlp,
+        down=_projection(weights, f"{layer}.down", packed),
+    )
+
+
+class LeanSession:
+    """Decoding with a preallocated cache; see model.Session."""
+
+    def __init__(
+        self,
+        spec: DecoderSpec,
+        rope: RopeTable,
+        drawing: Drawing,
+        prompts: Sequence[TokenIds],
+        owner: Tensor,
+        steps: int,
+    ) -> None:
+        self._spec, self._rope, self._drawing = spec, rope, drawing
+        ids, lengths = pad_prompts(prompts, owner.device)
+        count, longest = ids.shape
+        self._longest, self._end = longest, longest + steps
+        prefill = PromptAttention(count, [])
+        positions = torch.arange(longest, device=ids.device).repeat(count)
+        hidden = hidden_states(spec, drawing.weights, rope, ids.flatten(), positions, longest, prefill)
+        last = hidden.view(count, longest, -1)[torch.arange(count, device=ids.device), lengths - 1]  # (P, hidden)
+        self.logits = F.linear(last, drawing.weights.head)[owner]
+        self._owner = owner
+        places, self._place_of = grid(owner, longest, 0)
+        self._row_of = places.flatten()
+        self._cache = Cache(prefill.keys_values, lengths, owner[places[:, 0]], places.shape[1], steps)
+        self._positions = lengths[owner[self._row_of]]  # of the next token, (places,)
+
+    def step(self, tokens: Tensor) -> None:
+        """Compute every place, then pick the rows."""
+        spec, cache, drawing = self._spec, self._cache, self._drawing
+        picked = len(self._place_of) != len(self._row_of)
+        x = F.embedding(tokens[self._row_of] if picked else tokens, drawing.weights.tensors["embed"])
+        cos, sin = self._rope.at(self._positions, self._end)
+        shape = Shape(spec.heads, spec.kv_heads, cache.entries, cache.width, cache.used, spec.norm_eps)
+        x = fast_step()(x, cos, sin, drawing.layers, cache.layers, cache.bias, shape)
+        cache.used += 1
+        self._positions = self._positions + 1
+        x = rms_norm(x[self._place_of] if picked else x, drawing.weights.tensors["norm"], spec.norm_eps)
+        self.logits = linear(x, drawing.head)
+
+    def keep(self, rows: Tensor) -> None:
+        self.logits, self._owner = self.logits[rows], self._owner[rows]
+        places, place_of = grid(self._owner, self._longest, self._cache.used)
+        old_places = self._place_of[rows[places]]  # (E, W)
+        self._cache = self._cache.keep(old_places)
+        self._positions = self._positions[old_places.flatten()]
+        self._row_of, self._place_of = places.flatten(), place_of
