@@ -16,6 +16,7 @@ from textual.binding import Binding, BindingType
 from textual.css.query import NoMatches
 from textual.screen import Screen
 
+from sapo_desktop.dashboard import lifeline
 from sapo_desktop.dashboard.glyphs import choose
 from sapo_desktop.dashboard.messages import CommandFailed, Feed, FirstRunAnswers, FirstRunInfo, QuitChoice
 from sapo_desktop.dashboard.screens.base import BaseScreen
@@ -64,7 +65,7 @@ def _log() -> Screen[None]:
 
 
 class SapoDashboard(App[QuitChoice]):
-    """Shows a feed. Its return value is how it was left: "background", None for a recording, or "stop".
+    """Shows a feed. Its return value is how it was left: "background", "stop", or None (a recording, a lost terminal).
 
     At "stop" whoever opened the dashboard ends the node, and proves that it is gone.
     """
@@ -139,6 +140,8 @@ class SapoDashboard(App[QuitChoice]):
     def on_mount(self) -> None:
         self.set_class(self.glyphs.ascii, "-ascii")
         self._timer = self.set_interval(FOCUSED_S, self.redraw)
+        if not self.is_headless:
+            lifeline.watch(gone=partial(self.exit, None), ended=partial(self.exit, "background"))
         self.call_after_refresh(self._first_frame_is_out)
 
     def _first_frame_is_out(self) -> None:
