@@ -99,7 +99,7 @@ class Reporter:
 
     def _line(self, event: Event) -> str:
         if isinstance(event, RunStarted):
-            at = f"resumes at round {event.round}" if event.round else "starts"
+            at = f"goes on with round {event.round + 1}" if event.round else "starts"
             how = "generating for others, not training," if event.method == "none" else f"{event.method} fine-tuning"
             return (
                 f"Run {event.run_id} {at}: {event.model}, {event.parameters / 1e6:.1f}M parameters, {how} "

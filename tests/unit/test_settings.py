@@ -9,6 +9,7 @@ import pytest
 
 from sapo_desktop import flags, settings
 from sapo_desktop.cli import VERBS, parser
+from sapo_desktop.dashboard.glyphs import choose
 from sapo_desktop.errors import UsageError
 from sapo_desktop.manual import manual
 
@@ -56,6 +57,13 @@ def test_every_verb_has_help_that_can_be_printed(verb: str, capsys: pytest.Captu
         parser(verb).parse_args([verb, "--help"])
     assert ended.value.code == 0
     assert "usage: sapo-desktop" in capsys.readouterr().out
+
+
+def test_every_choice_of_glyphs_is_one_that_the_dashboard_knows() -> None:
+    (glyphs,) = (f for f in settings.fields() if f.key == "ui.glyphs")
+    assert len(glyphs.choices) == 3
+    for choice in glyphs.choices:
+        assert choose(choice).full
 
 
 def test_the_manual_in_the_docs_is_the_one_the_code_makes() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -14,9 +14,11 @@ from typing import Any, ClassVar
 from textual.app import App, SystemCommand
 from textual.binding import Binding, BindingType
 from textual.css.query import NoMatches
+from textual.filter import LineFilter
 from textual.screen import Screen
 
 from sapo_desktop.dashboard import lifeline
+from sapo_desktop.dashboard.ascii import AsciiFilter
 from sapo_desktop.dashboard.glyphs import choose
 from sapo_desktop.dashboard.messages import CommandFailed, Feed, FirstRunAnswers, FirstRunInfo, QuitChoice
 from sapo_desktop.dashboard.screens.base import BaseScreen
@@ -105,7 +107,7 @@ class SapoDashboard(App[QuitChoice]):
         runs: Path | None = None,
         swarm_actions: SwarmActions | None = None,
     ) -> None:
-        """info: looks up what the first-run screen offers, after the first frame. glyphs: auto, braille or ascii.
+        """info: looks up what the first-run screen offers, after the first frame. glyphs: auto, unicode or ascii.
 
         runs: the folder that screen 4 shows; without it there is no such screen. swarm_actions: what screen 2 can have
         done; without them it only shows. Raises ValueError.
@@ -129,6 +131,10 @@ class SapoDashboard(App[QuitChoice]):
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Key 4 does nothing where there is no folder of runs."""
         return action != "switch_mode" or parameters[0] in self._modes
+
+    def get_line_filters(self) -> Sequence[LineFilter]:
+        """In ASCII mode the last thing done to a line: whatever text is on it, the terminal can show it."""
+        return [*super().get_line_filters(), *([AsciiFilter()] if self.glyphs.ascii else [])]
 
     def get_theme_variable_defaults(self) -> dict[str, str]:
         return DEFAULTS

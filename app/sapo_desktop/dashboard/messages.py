@@ -59,9 +59,9 @@ class FirstRunInfo:
     models: tuple[tuple[str, str], ...] = (("starter", "bundled, nothing to download"),)
     tasks: tuple[tuple[str, str], ...] = (("starter", "nine reasoning tasks, easy settings"),)
     limits: tuple[tuple[str, str], ...] = (
-        ("gentle", "pauses on battery and when warm, gives way to your other programs"),
-        ("full", "all cores, still pauses on battery and when too warm"),
-        ("none", "never pauses by itself"),
+        ("gentle", "rests on battery or when warm; others come first"),
+        ("full", "as fast as it can; rests on battery or when hot"),
+        ("none", "rests only when memory or disk run out"),
     )
 
 

@@ -44,7 +44,7 @@ def _evaluations() -> Trail[Evaluated]:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """One series per figure, over rounds unless said otherwise. Rewards are never mixed."""
+    """One series per figure, over rounds (the first is 1) unless said otherwise. Rewards are never mixed."""
 
     reward_local: Series = field(default_factory=Series)
     reward_external: Series = field(default_factory=Series)
@@ -147,7 +147,7 @@ def _run_started(state: DashboardState, event: RunStarted) -> DashboardState:
     line = LogLine(
         time=event.time,
         level="info",
-        text=f"Run {event.run_id} opened at round {event.round}: {event.model} on {event.device} ({event.backend}), "
+        text=f"Run {event.run_id} opened, round {event.round + 1} is next: {event.model} on {event.device} ({event.backend}), "
         f"{event.algorithm}, {event.own_groups}/{event.external_groups} groups of {event.group_size}",
     )
     if state.run is not None and state.run.run_id == event.run_id:
@@ -158,10 +158,17 @@ def _run_started(state: DashboardState, event: RunStarted) -> DashboardState:
 
 def _state_changed(state: DashboardState, event: StateChanged) -> DashboardState:
     level: Level = "error" if event.state == "failed" else "info"
-    text = f"{event.sentence} ({event.reason})" if event.reason else event.sentence
     quiet = event.state == state.state == "running"
-    log = state.log if quiet else state.log.append(LogLine(time=event.time, level=level, text=text))
-    return replace(state, state=event.state, sentence=event.sentence, reason=event.reason, since=event.time, log=log)
+    log = state.log if quiet else state.log.append(LogLine(time=event.time, level=level, text=event.sentence))
+    return replace(
+        state,
+        state=event.state,
+        sentence=event.sentence,
+        reason=event.reason,
+        since=event.time,
+        phase_since=state.phase_since if quiet else event.time,
+        log=log,
+    )
 
 
 def _phase(state: DashboardState, event: Phase) -> DashboardState:
@@ -181,7 +188,7 @@ def _group(state: DashboardState, event: GroupRecorded) -> DashboardState:
     if not event.first_solved:
         return state
     task = event.group.question.ref.dataset
-    line = LogLine(time=event.time, level="info", text=f"First success at {task}, in round {event.round}")
+    line = LogLine(time=event.time, level="info", text=f"First success at {task}, in round {event.round + 1}")
     return replace(state, solved=state.solved | {task}, log=state.log.append(line))
 
 
@@ -201,7 +208,7 @@ def _vitals(state: DashboardState, event: Vitals) -> DashboardState:
 
 
 def _round_finished(state: DashboardState, event: RoundFinished) -> DashboardState:
-    figures, x = state.figures, event.round
+    figures, x = state.figures, event.round + 1
     generating = event.seconds.get("generate", 0.0)
     batch = event.own_groups + event.external_groups
     completions = event.completions or None

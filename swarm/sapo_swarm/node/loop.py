@@ -215,7 +215,7 @@ class Node:
         last = await asyncio.to_thread(self.journal.last_round)
         if last < state.rounds_done - 1:  # killed between the checkpoint and the journal
             await self.bus.publish(*[decode(bytes(raw)) for raw in state.events])
-        await self._log("info", f"Resumed at round {self.rounds_done} from {path.name}.")
+        await self._log("info", f"Resumed after round {self.rounds_done} from {path.name}.")
 
     async def _turn_rounds(self, bench: rounds.Bench, examiner: Examiner) -> None:
         config = self.config
@@ -284,7 +284,7 @@ class Node:
         if obstacle is None:
             self.host.cancel.reset()
             if self.activity.state != "running":
-                await self._say("running", f"Working on round {self.rounds_done}")
+                await self._say("running", f"Working on round {self.rounds_done + 1}")
             return True
         reason, sentence = obstacle
         if (self.activity.state, self.activity.reason) != ("paused", reason):
