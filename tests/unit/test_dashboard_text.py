@@ -94,7 +94,7 @@ def test_a_loss_is_told_as_plainly() -> None:
 def test_the_first_measurement_is_only_a_base() -> None:
     said = heldout(evaluated(None))
     assert said.startswith("base  20.0 %")
-    assert "(95 %: 10.0 to 30.0), to compare with" in said
+    assert "(95 %: 10.0 to 30.0)" in said
     assert "change" not in said
 
 

@@ -16,6 +16,7 @@ class Glyphs:
     full: str
     empty: str
     done: str
+    bad: str
     now: str
     todo: str
     right: str
@@ -39,6 +40,7 @@ UNICODE = Glyphs(
     full="━",
     empty="─",
     done="✓",
+    bad="✗",
     now="▶",
     todo="·",
     right="●",
@@ -61,6 +63,7 @@ ASCII = Glyphs(
     full="#",
     empty=".",
     done="x",
+    bad="!",
     now=">",
     todo=".",
     right="1",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from sapo_swarm.events import Event
 
@@ -19,6 +19,17 @@ class Link:
     connected: bool
     sentence: str
     time: float
+
+
+Verdict = Literal["ok", "note", "fail"]
+
+
+class Finding(NamedTuple):
+    """One line of the doctor. text says what to do when it is not ok."""
+
+    verdict: Verdict
+    what: str
+    text: str
 
 
 class CommandFailed(Exception):

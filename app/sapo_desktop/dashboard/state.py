@@ -7,6 +7,7 @@ from typing import Literal
 
 from sapo_desktop.dashboard.messages import Link
 from sapo_desktop.dashboard.series import Series, Trail
+from sapo_desktop.dashboard.show import after
 from sapo_swarm.events import (
     Evaluated,
     Event,
@@ -258,7 +259,7 @@ def _swarm(state: DashboardState, event: SwarmUpdated) -> DashboardState:
 
 def _evaluation_sentence(event: Evaluated) -> str:
     items = f"{event.items} items, T={event.temperature:g}"
-    text = f"Held-out pass@1 {100 * event.pass_at_1:.1f} % after round {event.round} ({items})"
+    text = f"Held-out pass@1 {100 * event.pass_at_1:.1f} % {after(event.round)} ({items})"
     if event.delta is None or event.delta_low is None or event.delta_high is None:
         return text
     if event.delta_low <= 0 <= event.delta_high:

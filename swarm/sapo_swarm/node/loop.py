@@ -49,13 +49,16 @@ Build = Callable[[Progress], Engine]
 
 @dataclass
 class NodeSetup:
-    """Everything a node is given. folder: the run's own; build: loads the engine, called in its thread."""
+    """Everything a node is given. folder: the run's own; build: loads the engine, called in its thread.
+
+    limits: what the person allows, asked for every second (in a thread), so that a change counts at once.
+    """
 
     config: RunConfig
     run_id: str
     folder: Path
     build: Build
-    limits: Limits = field(default_factory=Limits)
+    limits: Callable[[], Limits] = Limits
     exchange: Exchange = field(default_factory=Silo)
     node_key: str = ""
     swarm: str = SILO
@@ -280,7 +283,7 @@ class Node:
 
     async def _may_work(self) -> bool:
         """True at once when nothing is in the way; else wait for the next change and return False."""
-        obstacle = commands.obstacle(self.wishes, time.monotonic())
+        obstacle = commands.obstacle(self.wishes, time.monotonic(), time.time())
         if obstacle is None:
             self.host.cancel.reset()
             if self.activity.state != "running":
@@ -317,7 +320,7 @@ class Node:
 
     def _wish(self, wishes: Wishes) -> None:
         self.wishes = wishes
-        if wishes.stop or commands.obstacle(wishes, time.monotonic()) is not None:
+        if wishes.stop or commands.obstacle(wishes, time.monotonic(), time.time()) is not None:
             self.host.cancel.cancel()
             if self.activity.state == "running" and not wishes.stop:
                 self.activity.state, self.activity.sentence = "pausing", "Pausing"
@@ -327,9 +330,10 @@ class Node:
         """Once a second: read the machine, apply the limits, stream the vitals."""
         machine = Machine(self.setup.folder)
         while True:
-            now = await asyncio.to_thread(machine.readings)
+            limits = await asyncio.to_thread(self.setup.limits)
+            now = await asyncio.to_thread(machine.readings, limits.pause_when_active)
             memory, cpu = await asyncio.to_thread(machine.usage)
-            hold = decide(self.setup.limits, now, self.wishes.hold, time.monotonic())
+            hold = decide(limits, now, self.wishes.hold, time.monotonic())
             if hold != self.wishes.hold:
                 self._wish(msgspec.structs.replace(self.wishes, hold=hold))
             hourly = 3600 / self._round_seconds if self._round_seconds else None

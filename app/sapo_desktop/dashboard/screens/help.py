@@ -25,6 +25,7 @@ KEYS = (
     ("f", "freeze the charts; training goes on"),
     ("j  h  l", "on the swarm screen: join, host, leave a swarm"),
     ("/", "search (Rollouts, Log)"),
+    ("F2  d", "settings; doctor: what works on this machine"),
     ("ctrl+p", "palette: every command by name, themes too"),
     ("q", "quit: stop everything, or keep working in the background"),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from textual.content import Content
 
 from sapo_desktop.dashboard.glyphs import Glyphs, sparkline
-from sapo_desktop.dashboard.show import after, age, bar, count, fit, memory, percent, plain, reward, wrap
+from sapo_desktop.dashboard.show import age, bar, count, fit, memory, percent, plain, reward, wrap
 from sapo_desktop.dashboard.state import DashboardState
 from sapo_swarm.events import Evaluated, GroupRecorded, PhaseName, TaskScore
 from sapo_swarm.prompting import extract_answer
@@ -34,7 +34,8 @@ def heldout(state: DashboardState, now: float, width: int, height: int, glyphs: 
     rows.append(Content.assemble((label, MUTED), (f"{100 * latest.pass_at_1:5.1f} %  ", "bold"), filled))
     rows += _verdict(latest, width)
     if height >= 5:
-        rows.append(Content.styled(f"{latest.items} items, T={latest.temperature:g}, {after(latest.round)}", MUTED))
+        when = f"round {latest.round}" if latest.round else "untrained"
+        rows.append(Content.styled(f"{latest.items} items, T={latest.temperature:g}, {when}", MUTED))
     if height >= 8 and latest.tasks:
         rows += [Content(""), *_task_rows(state.base, latest, width, height - len(rows) - 1, glyphs)]
     return Content("\n").join(rows[:height])
@@ -43,9 +44,7 @@ def heldout(state: DashboardState, now: float, width: int, height: int, glyphs: 
 def _verdict(latest: Evaluated, width: int) -> list[Content]:
     """The paired difference in words, with its interval: one row, or two where it is narrow."""
     if latest.delta is None or latest.delta_low is None or latest.delta_high is None:
-        low, high = 100 * latest.low, 100 * latest.high
-        text = f"(95 %: {low:.1f} to {high:.1f}), to compare with"
-        return [Content.styled(line, MUTED) for line in wrap(text, width)]
+        return [Content.styled(f"(95 %: {100 * latest.low:.1f} to {100 * latest.high:.1f})", MUTED)]
     low, high, delta = 100 * latest.delta_low, 100 * latest.delta_high, 100 * latest.delta
     interval = f"(95 %: {low:+.1f} to {high:+.1f})"
     if low <= 0 <= high:
@@ -133,7 +132,7 @@ def _round_lines(state: DashboardState, width: int) -> list[Content]:
     last, run = state.round, state.run
     if last is None or run is None:
         sequences = run.own_groups * run.group_size if run else 0
-        first = f"The first round draws {sequences} rollouts; the chart starts when it is scored." if run else ""
+        first = f"The first round draws {sequences} rollouts." if run else ""
         return [Content.styled(line, MUTED) for line in wrap(first, width)]
     goal = f" of {run.rounds_planned}" if run.rounds_planned else ""
     seconds = f" · {state.round_seconds:.1f} s a round" if state.round_seconds else ""
