@@ -7,7 +7,9 @@ import sys
 
 def main() -> int:
     from sapo_desktop.cli import run
+    from sapo_desktop.streams import prepare
 
+    prepare()
     return run(sys.argv[1:])
 
 

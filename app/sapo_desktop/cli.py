@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import os
 import sys
 from collections.abc import Sequence
 
 from sapo_desktop import __version__
 from sapo_desktop.errors import AppError
+from sapo_desktop.streams import to_nowhere
 
 VERBS: dict[str, tuple[str, str]] = {
     "node": ("node", "train without a screen: one line a round, a summary at the end"),
@@ -77,7 +77,7 @@ def run(arguments: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:  # `sapo-desktop runs | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        to_nowhere(sys.stdout.fileno())
         return 0
     except Exception as error:
         known = _known(error)

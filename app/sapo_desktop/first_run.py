@@ -23,20 +23,16 @@ def info() -> FirstRunInfo:
     from sapo_backends.hardware import detect
 
     found = detect()
-    machine = f"{found.cores} cores, {found.memory / 2**30:.0f} GB free"
+    machine = f"{found.cores} cores, {found.available / 2**30:.0f} of {found.memory / 2**30:.0f} GiB free"
     engines = [n for n in registry.installed() if n in {"torch", "mlx"}]
-    best = (
-        f"{engines[0]} on this machine ({machine})"
-        if engines
-        else "no engine is installed yet: see sapo-desktop doctor"
-    )
+    best = f"{engines[0]} here: {machine}" if engines else "no engine is installed yet: see sapo-desktop doctor"
     models = tuple((name, "bundled, nothing to download") for name in sapo_assets.models())
     return FirstRunInfo(
         hardware=(("auto", best), *((name, f"always {name}") for name in engines)),
         models=models or (("starter", "bundled"),),
         tasks=(
             ("starter", "nine reasoning tasks, easy settings"),
-            ("paper", "the same nine as in the paper: success is rare at first"),
+            ("paper", "the same nine, as hard as in the paper"),
         ),
     )
 

@@ -12,6 +12,8 @@ from sapo_desktop.errors import UsageError
 from sapo_desktop.settings import Settings, nearest
 from sapo_swarm.config import RunConfig
 
+_METAVARS: dict[type, str] = {int: "N", float: "X", tuple: "A,B"}
+
 
 def add_run_flags(parser: argparse.ArgumentParser, only: Collection[str] = ()) -> None:
     """A flag for every field of RunConfig, or for those named."""
@@ -21,12 +23,12 @@ def add_run_flags(parser: argparse.ArgumentParser, only: Collection[str] = ()) -
         if section != "run" or (only and name not in only):
             continue
         flag = f"--{name.replace('_', '-')}"
-        default = ",".join(field.default) if isinstance(field.default, tuple) else field.default
-        text = f"{field.help} (default: {default})".replace("%", "%%")
-        if field.kind == "bool":
+        text = f"{field.help} (default: {settings.text(field.default)})".replace("%", "%%")
+        if isinstance(field.default, bool):
             group.add_argument(flag, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=text)
         else:
-            metavar = field.kind.upper() if not field.choices else "{" + field.kind.replace("|", ",") + "}"
+            metavar = _METAVARS.get(type(field.default), "TEXT")
+            metavar = "{" + field.kind.replace("|", ",") + "}" if field.choices else metavar
             group.add_argument(flag, default=argparse.SUPPRESS, help=text, metavar=metavar)
 
 

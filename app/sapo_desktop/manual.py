@@ -10,7 +10,7 @@ from sapo_swarm.events import STATES
 from sapo_swarm.lab.schema import conditions
 
 KEYS: tuple[tuple[str, str], ...] = (
-    ("1 2 3 5", "screens: dashboard, swarm, rollouts, log"),
+    ("1 2 3 4 5", "screens: dashboard, swarm, rollouts, models and runs, log"),
     ("space", "pause and resume; a pause takes effect within a second"),
     ("F", "finish the round in flight, then pause"),
     ("z", "snooze for 15, 60 or 240 minutes, then go on by itself"),
@@ -19,6 +19,8 @@ KEYS: tuple[tuple[str, str], ...] = (
     ("j h l", "on the swarm screen: join, host, leave a swarm"),
     ("x", "on the swarm screen: take groups of others again after the held-out tripwire stopped them"),
     ("/", "search, on the rollouts and log screens"),
+    ("F2", "settings: every value, where it comes from, change it"),
+    ("d", "doctor: what works on this machine"),
     ("ctrl+p", "every action by name"),
     ("? F1", "help"),
     ("q", "quit: stop everything, keep working in the background, or cancel"),
@@ -42,7 +44,7 @@ def lines() -> Iterator[str]:
     yield "In `config.toml` (`sapo-desktop config path`), as flags of `node`, or by `sapo-desktop config set KEY VALUE`.\n"
     yield "| key | what it is | kind | default |\n|---|---|---|---|"
     for field in settings.fields():
-        default = ", ".join(field.default) if isinstance(field.default, tuple) else field.default
+        default = settings.text(field.default).replace(",", ", ")
         kind = field.kind.replace("|", " or ")
         yield f"| `{field.key}` | {field.help} | {kind} | {default if default != '' else '(empty)'} |"
     yield "\n`SAPO_HOME=FOLDER` moves settings, runs, logs and the socket into one folder."

@@ -7,6 +7,7 @@ from typing import TextIO
 
 import msgspec
 
+from sapo_desktop.streams import to_nowhere
 from sapo_swarm.events import (
     Evaluated,
     Event,
@@ -51,12 +52,12 @@ class Reporter:
             return
         text = encode(event).decode() if self._json else self._line(event)
         if text:
-            print(text, file=self._out, flush=True)
+            self._print(text)
 
     def say(self, sentence: str) -> None:
         """A line that is no event."""
         if not self._json and not self._quiet:
-            print(f"          {sentence}", file=self._out, flush=True)
+            self._print(f"          {sentence}")
 
     def summary(self, folder: Path) -> None:
         """The end of a run in a few lines; as JSON a last object of kind "summary"."""
@@ -74,7 +75,7 @@ class Reporter:
                 "seconds": self._seconds,
                 "held_out": None if last is None else msgspec.to_builtins(last),
             }
-            print(msgspec.json.encode(data).decode(), file=self._out, flush=True)
+            self._print(msgspec.json.encode(data).decode())
             return
         if not self._rewards:
             return
@@ -88,11 +89,18 @@ class Reporter:
             lines.append(f"Held-out pass@1: {_held_out(last)}")
         lines.append(f"Saved in {folder}")
         lines.append("Measure it on 400 questions a task: sapo-desktop eval --items 400")
-        print("\n".join(lines), file=self._out, flush=True)
+        self._print("\n".join(lines))
+
+    def _print(self, text: str) -> None:
+        """A reader that went away (a closed terminal, `| head`) does not end the run: it goes on without a voice."""
+        try:
+            print(text, file=self._out, flush=True)
+        except OSError:
+            to_nowhere(self._out.fileno())
 
     def _line(self, event: Event) -> str:
         if isinstance(event, RunStarted):
-            at = f"resumes at round {event.round}" if event.round else "starts"
+            at = f"goes on with round {event.round + 1}" if event.round else "starts"
             how = "generating for others, not training," if event.method == "none" else f"{event.method} fine-tuning"
             return (
                 f"Run {event.run_id} {at}: {event.model}, {event.parameters / 1e6:.1f}M parameters, {how} "

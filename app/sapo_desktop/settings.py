@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -45,8 +45,11 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     swarm: Swarm = Swarm()
 
 
+_KINDS = {"str": "text", "int": "whole number", "float": "number", "vartuple": "list"}
+
+
 class Field(NamedTuple):
-    """One setting as people meet it. key: section.name; kind: the Python type or its choices, in words."""
+    """One setting as people meet it. key: section.name; kind: what may be written, in words, or the choices."""
 
     key: str
     kind: str
@@ -64,8 +67,33 @@ def fields() -> Iterator[Field]:
             if isinstance(node, msgspec.inspect.Metadata):
                 text, node = (node.extra_json_schema or {}).get("description", ""), node.type
             choices = tuple(map(str, node.values)) if isinstance(node, msgspec.inspect.LiteralType) else ()
-            kind = "|".join(choices) or type(node).__name__.removesuffix("Type").lower()
+            plain = type(node).__name__.removesuffix("Type").lower()
+            choices = choices or (("true", "false") if plain == "bool" else ())
+            kind = "|".join(choices) or _KINDS[plain] + _bounds(node)
             yield Field(f"{section.name}.{field.name}", kind, field.default, text, choices)
+
+
+def _bounds(node: Any) -> str:
+    """Of a number: ", 1 to 64"; "" without limits."""
+    low = getattr(node, "ge", None) if getattr(node, "ge", None) is not None else getattr(node, "gt", None)
+    high = getattr(node, "le", None)
+    if low is None:
+        return ""
+    return f", {low:g} or more" if high is None else f", {low:g} to {high:g}"
+
+
+def text(value: object) -> str:
+    """A value as people type it: lists with commas, true and false in small letters."""
+    built = msgspec.to_builtins(value)
+    if isinstance(built, bool):
+        return str(built).lower()
+    return ",".join(map(str, built)) if isinstance(built, (list, tuple)) else str(built)
+
+
+def value(settings: Settings, key: str) -> str:
+    """The value of a key, as text."""
+    section, _, name = key.partition(".")
+    return text(getattr(getattr(settings, section), name))
 
 
 def load(path: Path) -> Settings:
@@ -96,19 +124,31 @@ def convert(tables: Mapping[str, Any], origin: str, strict: bool = True) -> Sett
     try:
         return msgspec.convert(tables, Settings, strict=strict)
     except msgspec.ValidationError as error:
-        raise UsageError(f"{origin}: {_plain(str(error))}") from error
+        raise UsageError(_plain(str(error), origin)) from error
 
 
-def change(path: Path, key: str, value: str) -> Settings:
-    """Set one key in the file, checked before it is written. Raises UsageError, AppError."""
+def change(path: Path, key: str, typed: str, check: Callable[[Settings], None] = lambda _: None) -> Settings:
+    """Set one key in the file. check: what the schema cannot; both before it is written. Raises UsageError, AppError."""
     tables = read(path)
     section, _, name = key.partition(".")
-    parsed: Any = [part.strip() for part in value.split(",") if part.strip()] if key == "run.tasks" else value
+    is_list = any(f.key == key and f.kind == "list" for f in fields())
+    parsed: Any = [part.strip() for part in typed.split(",") if part.strip()] if is_list else typed
     tables.setdefault(section, {})[name] = parsed
-    settings = convert(tables, f"config set {key}", strict=False)
+    settings = convert(tables, key, strict=False)
+    check(settings)
     tables[section][name] = msgspec.to_builtins(getattr(getattr(settings, section), name))
     write(path, tables)
     return settings
+
+
+def reset(path: Path, key: str) -> Settings:
+    """Take one key out of the file: its default counts again. Raises UsageError, AppError."""
+    tables = read(path)
+    section, _, name = key.partition(".")
+    if name in tables.get(section, {}):
+        del tables[section][name]
+        write(path, {title: table for title, table in tables.items() if table})
+    return convert(tables, str(path))
 
 
 def write(path: Path, tables: Mapping[str, Any]) -> None:
@@ -129,8 +169,10 @@ def nearest(word: str, known: set[str]) -> str:
     return f"Did you mean {close[0]!r}?" if close else f"Known: {', '.join(sorted(known))}."
 
 
-def _plain(message: str) -> str:
-    """msgspec's "... - at `$.run.rounds`" with the key in front."""
+def _plain(message: str, origin: str) -> str:
+    """msgspec's "... - at `$.run.rounds`" with the key in front and what is allowed behind."""
     text, _, where = message.partition(" - at `$")
-    key = where.rstrip("`").lstrip(".")
-    return f"{key}: {text[0].lower()}{text[1:]}." if key else f"{text}."
+    key, text = where.rstrip("`").lstrip("."), text.rstrip(".")
+    allowed = next((f" Allowed: {f.kind.replace('|', ', ')}." for f in fields() if f.key == key), "")
+    start = f"{origin}: " if not key or origin.startswith(key) else f"{origin}: {key}: "
+    return f"{start}{text[0].lower()}{text[1:]}.{allowed}"

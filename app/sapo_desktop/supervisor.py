@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from sapo_desktop import background, flags, settings
@@ -66,18 +66,20 @@ async def stop(home: Home) -> NodeStatus | None:
     return status
 
 
-async def restart(home: Home) -> NodeStatus:
+async def restart(home: Home, changed: Collection[str] = ()) -> NodeStatus:
     """Let the node finish its round, stop it, start it again with the settings as they are now.
 
-    What its starter typed stays, but for how many groups are own and how many external. Without a node one is started.
-    Raises AppError.
+    What its starter typed stays, but for the settings of a run that were changed since, and for how many groups are
+    own and how many external. Without a node one is started. Raises AppError.
     """
     arguments: list[str] = []
     if await running(home) is not None:
         async with ControlClient(home.socket) as node:
             config = await node.config()
             await _finish_round(node)
-        arguments = flags.arguments(config, settings.load(home.settings).run, {"own_groups", "external_groups"})
+        arguments = flags.arguments(
+            config, settings.load(home.settings).run, {"own_groups", "external_groups", *changed}
+        )
         await stop(home)
     return await start(home, arguments)
 

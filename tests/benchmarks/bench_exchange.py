@@ -150,7 +150,7 @@ async def measure(args: argparse.Namespace, folder: Path) -> dict[str, object]:
 
 
 def setup(config: RunConfig, folder: Path, exchange: SwarmExchange | None, key: str) -> NodeSetup:
-    made = NodeSetup(config, folder.name, folder, engines.builder(config), NO_LIMITS, node_key=key)
+    made = NodeSetup(config, folder.name, folder, engines.builder(config), lambda: NO_LIMITS, node_key=key)
     if exchange is not None:
         made.exchange, made.swarm = exchange, exchange.client.invite.swarm
     return made

@@ -20,10 +20,11 @@ from tests.functional.node_process import environment
 
 
 class Terminal:
-    """raw: every byte the program wrote. text(): the screen now."""
+    """raw: every byte the program wrote. text(): the screen now. process: the program itself."""
 
-    def __init__(self, master: int, columns: int, rows: int) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], master: int, columns: int, rows: int) -> None:
         self.raw = bytearray()
+        self.process = process
         self._master = master
         self._screen = pyte.Screen(columns, rows)
         self._stream = pyte.ByteStream(self._screen)
@@ -51,6 +52,17 @@ class Terminal:
                         await self._changed.wait()
         return self.text()
 
+    def close(self) -> None:
+        """The terminal goes away, as when its window is closed. The program gets no signal: it is no child of a shell."""
+        if self._master >= 0:
+            asyncio.get_running_loop().remove_reader(self._master)
+            os.close(self._master)
+            self._master = -1
+
+    async def ended(self) -> int:
+        """The program's exit code, once it ended by itself."""
+        return await asyncio.to_thread(self.process.wait, 60)
+
     def read(self) -> None:
         with contextlib.suppress(OSError):  # the program closed its side
             data = os.read(self._master, 65536)
@@ -69,13 +81,11 @@ async def terminal(home: Path, command: Sequence[str], columns: int = 120, rows:
         subprocess.Popen, command, env=variables, stdin=slave, stdout=slave, stderr=slave, start_new_session=True
     )
     os.close(slave)
-    loop = asyncio.get_running_loop()
-    shown = Terminal(master, columns, rows)
-    loop.add_reader(master, shown.read)
+    shown = Terminal(process, master, columns, rows)
+    asyncio.get_running_loop().add_reader(master, shown.read)
     try:
         yield shown
     finally:
-        loop.remove_reader(master)
         process.send_signal(signal.SIGKILL)
         await asyncio.to_thread(process.wait)
-        os.close(master)
+        shown.close()

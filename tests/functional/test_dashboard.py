@@ -278,6 +278,33 @@ async def test_rollouts_are_filtered_by_task_source_reward_and_text() -> None:
         assert all("53 +" in event.group.question.prompt for event in screen.listed)
 
 
+async def test_in_ascii_mode_nothing_else_reaches_the_terminal() -> None:
+    """Titles, scrollbars, toasts, dialogs, the palette and what models write: all of it."""
+    async with app_over(SWARM, glyphs="ascii").run_test(size=NARROW, notifications=True) as pilot:
+        for key in ("1", "2", "3", "5", "question_mark", "escape", "z", "escape", "ctrl+p", "escape", "space"):
+            await pilot.press(key)
+            lines = await settled(pilot)
+            assert "".join(lines).isascii(), (key, "\n".join(lines))
+            assert {len(line) for line in lines} == {80}
+
+
+async def test_dialogs_fit_into_a_small_terminal() -> None:
+    async with app_over(SWARM).run_test(size=(60, 15)) as pilot:
+        await pilot.press("q")
+        lines = await settled(pilot)
+        assert any(line.rstrip().endswith("╮") for line in lines), "\n".join(lines)
+
+
+async def test_a_recording_offers_no_keys_that_need_a_node() -> None:
+    app = SapoDashboard(ReplayFeed(SILO, speed=0))
+    async with app.run_test(size=WIDE) as pilot:
+        for key in "1235":
+            await pilot.press(key)
+            bar = (await settled(pilot))[-1]
+            assert "space" not in bar
+            assert "snooze" not in bar
+
+
 async def test_browsing_down_holds_the_list_still_and_home_catches_up() -> None:
     app = app_over(SILO)
     async with app.run_test(size=WIDE) as pilot:

@@ -100,7 +100,7 @@ def test_straight_rounds_equal_interrupted_ones(tmp_path: Path) -> None:
     sapo(one, "node", *FAKE, "--rounds", "6")
     sapo(two, "node", *FAKE, "--rounds", "3")
     done = sapo(two, "node", *FAKE, "--rounds", "6", "--run", only_run(two).name)
-    assert "resumes at round 3" in done.stdout
+    assert "goes on with round 4" in done.stdout
     assert weights(only_run(one), 6) == weights(only_run(two), 6)
 
 
@@ -140,7 +140,7 @@ def test_a_corrupt_checkpoint_is_passed_over_with_a_sentence(tmp_path: Path) -> 
     done = sapo(tmp_path, "node", *FAKE, "--rounds", "4", "--run", run.name)
     assert done.returncode == 0, done.stderr
     assert "round-000003" in done.stdout
-    assert "resumes at round 2" in done.stdout
+    assert "goes on with round 3" in done.stdout
 
 
 def test_when_no_checkpoint_is_intact_the_run_is_left_alone(tmp_path: Path) -> None:

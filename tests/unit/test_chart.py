@@ -124,6 +124,6 @@ def test_a_sparkline_ends_with_the_newest_value_at_the_right() -> None:
 def test_the_linux_console_gets_ascii(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "linux")
     assert choose("auto") is ASCII
-    assert choose("braille") is UNICODE
-    with pytest.raises(ValueError, match="Known: auto, braille, ascii"):
+    assert choose("unicode") is UNICODE
+    with pytest.raises(ValueError, match="Known: auto, unicode, ascii"):
         choose("emoji")

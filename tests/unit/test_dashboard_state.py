@@ -158,5 +158,5 @@ def test_changes_of_state_are_logged_but_not_every_sentence_while_it_runs() -> N
     state = apply(state, StateChanged(time=2.0, state="running", sentence="Still training"))
     assert len(state.log) == length
     state = apply(state, StateChanged(time=3.0, state="paused", sentence="Paused: on battery", reason="battery"))
-    assert state.log.newest(1)[0].text == "Paused: on battery (battery)"
+    assert state.log.newest(1)[0].text == "Paused: on battery"
     assert state.since == 3.0

@@ -6,15 +6,19 @@ import re
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.cells import cell_len
 from tests.fixtures.make_recordings import recording
 
+from sapo_desktop.dashboard.ascii import to_ascii
 from sapo_desktop.dashboard.glyphs import UNICODE
 from sapo_desktop.dashboard.messages import Link
 from sapo_desktop.dashboard.screens import rollouts as rollouts_screen
 from sapo_desktop.dashboard.screens import swarm as swarm_screen
 from sapo_desktop.dashboard.screens.dashboard import waiting
-from sapo_desktop.dashboard.screens.log import log_text
-from sapo_desktop.dashboard.show import age, count, memory, percent, reward
+from sapo_desktop.dashboard.screens.log import in_order, log_text
+from sapo_desktop.dashboard.show import age, count, hang, memory, percent, plain, reward, shorten
 from sapo_desktop.dashboard.state import DashboardState, apply
 from sapo_desktop.dashboard.widgets import panels
 from sapo_desktop.dashboard.widgets.header import header, status
@@ -89,7 +93,8 @@ def test_a_loss_is_told_as_plainly() -> None:
 
 def test_the_first_measurement_is_only_a_base() -> None:
     said = heldout(evaluated(None))
-    assert "the base to compare with" in said
+    assert said.startswith("base  20.0 %")
+    assert "(95 %: 10.0 to 30.0)" in said
     assert "change" not in said
 
 
@@ -189,7 +194,7 @@ def test_peer_text_reaches_no_panel_as_markup_or_as_a_control_character() -> Non
         swarm_screen.overview(state, 2.0, 120, 9, UNICODE),
         swarm_screen.peer_rows(state.swarm.peers, 120, UNICODE),
         swarm_screen.exchange(state, 2.0, 120, 9, UNICODE),
-        log_text(list(state.log), ""),
+        log_text(list(state.log), "", 120),
     ]
     for content in texts:
         assert not FORBIDDEN.search(content.plain), content.plain
@@ -200,3 +205,28 @@ def test_numbers_are_shown_in_few_characters() -> None:
     assert [age(s) for s in (0, 12, 89, 300, 7200, 400_000)] == ["0 s", "12 s", "89 s", "5 min", "2 h", "5 d"]
     assert (percent(0.048, 1), percent(None), reward(0.29), reward(1.0)) == ("4.8 %", "—", ".290", "1.000")
     assert (count(1870.4), memory(412e6), memory(2.5e9)) == ("1,870", "412 MB", "2.50 GB")
+
+
+def test_a_sentence_that_does_not_fit_loses_whole_phrases_from_its_end() -> None:
+    text = "Round 3 · Generating 256 rollouts · 81 done · 486 tok/s"
+    assert shorten(text, 60) == text
+    assert shorten(text, 50) == "Round 3 · Generating 256 rollouts · 81 done"
+    assert shorten(text, 20) == "Round 3"
+    assert shorten("No phrase to drop here", 10) == "No phrase…"
+
+
+def test_what_follows_a_label_is_wrapped_under_itself() -> None:
+    assert hang("one two three four", 14, 4) == "one two\n    three four"
+
+
+@given(st.text(max_size=40))
+def test_ascii_text_is_as_wide_as_what_it_stands_for(text: str) -> None:
+    shown = to_ascii(plain(text))
+    assert shown.isascii()
+    assert len(shown) == cell_len(plain(text))
+
+
+def test_the_log_of_a_node_found_again_is_in_the_order_of_time() -> None:
+    """The history of groups is told after everything else."""
+    late, early = (LogLine(time=t, level="info", text=f"at {t:g}") for t in (2.0, 1.0))
+    assert [line.text for line in in_order([late, early], "")] == ["at 1", "at 2"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections import Counter
 
 import pytest
@@ -44,9 +45,41 @@ def test_limits_that_are_off_never_hold(celsius: float, memory: float, disk: flo
     assert decide(off, Readings(True, celsius, int(memory * GIB), int(disk * GIB)), None, 0.0) is None
 
 
+def test_out_of_hours_it_holds_and_says_until_when() -> None:
+    limits = Limits(schedule="mon-fri 18:00-08:00, sat-sun")
+    monday = 12 * 60
+    held = decide(limits, Readings(week_minute=monday), None, 0.0)
+    assert held is not None
+    assert (held.code, "until Mon 18:00" in held.sentence) == ("schedule", True)
+    assert decide(limits, Readings(week_minute=monday + 6 * 60), held, 3600.0) is None
+    assert decide(Limits(), Readings(week_minute=monday), None, 0.0) is None
+
+
+def test_a_touch_holds_until_the_person_was_away_for_a_while() -> None:
+    limits = Limits(pause_when_active=True, away_minutes=5)
+    held = decide(limits, Readings(idle_s=2.0), None, 0.0)
+    assert held is not None
+    assert held.code == "person_active"
+    assert decide(limits, Readings(idle_s=200.0), held, 200.0) is not None
+    assert decide(limits, Readings(idle_s=301.0), held, 301.0) is None
+    assert decide(limits, Readings(idle_s=200.0), None, 600.0) is None, "an old touch starts no pause"
+
+
+def test_a_person_is_nobody_s_business_unless_asked_for() -> None:
+    assert decide(Limits(), Readings(idle_s=0.0), None, 0.0) is None
+    assert decide(Limits(pause_when_active=True), Readings(), None, 0.0) is None
+
+
+def test_a_snooze_says_until_what_time() -> None:
+    wall = 1_790_000_000.0
+    _, sentence = obstacle(command(Wishes(), "snooze", 900, 50.0), 60.0, wall) or ("", "")
+    until = time.strftime("%H:%M", time.localtime(wall + 890))
+    assert sentence == f"Paused until {until} · space goes on now"
+
+
 def test_every_obstacle_says_how_to_go_on() -> None:
     for verb in ("pause", "snooze"):
-        reason, sentence = obstacle(command(Wishes(), verb, 600, 0.0), 1.0) or ("", "")
+        reason, sentence = obstacle(command(Wishes(), verb, 600, 0.0), 1.0, 0.0) or ("", "")
         assert reason
         assert "space" in sentence
 
@@ -54,19 +87,19 @@ def test_every_obstacle_says_how_to_go_on() -> None:
 def test_running_anyway_overrides_a_hold_for_a_limited_time() -> None:
     held = Wishes(hold=Hold("battery", "Paused: on battery", 0.0))
     wishes = command(held, "run_anyway", 3600, 0.0)
-    assert obstacle(wishes, 3599.0) is None
-    assert obstacle(wishes, 3601.0) == ("battery", "Paused: on battery")
+    assert obstacle(wishes, 3599.0, 0.0) is None
+    assert obstacle(wishes, 3601.0, 0.0) == ("battery", "Paused: on battery")
 
 
 def test_a_person_s_pause_outlasts_running_anyway() -> None:
     wishes = command(command(Wishes(), "run_anyway", 3600, 0.0), "pause", 0, 1.0)
-    assert obstacle(wishes, 2.0) is not None
+    assert obstacle(wishes, 2.0, 0.0) is not None
 
 
 def test_finishing_pauses_after_the_round_and_not_before() -> None:
     wishes = command(Wishes(), "finish", 0, 0.0)
-    assert obstacle(wishes, 1.0) is None
-    assert obstacle(round_done(wishes), 1.0) is not None
+    assert obstacle(wishes, 1.0, 0.0) is None
+    assert obstacle(round_done(wishes), 1.0, 0.0) is not None
 
 
 def test_a_wrong_command_is_named() -> None:

@@ -9,8 +9,11 @@ import pytest
 
 from sapo_desktop import flags, settings
 from sapo_desktop.cli import VERBS, parser
+from sapo_desktop.dashboard.glyphs import choose
 from sapo_desktop.errors import UsageError
+from sapo_desktop.live_limits import LiveLimits
 from sapo_desktop.manual import manual
+from sapo_swarm.node.limits import Limits
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -45,6 +48,26 @@ def test_a_refused_change_leaves_the_file_alone(tmp_path: Path) -> None:
     assert path.read_text() == before
 
 
+def test_limits_follow_the_file_and_survive_a_broken_one(tmp_path: Path) -> None:
+    path = tmp_path / "config.toml"
+    limits = LiveLimits(path, Limits())
+    assert limits() == Limits()
+    settings.change(path, "limits.max_celsius", "70")
+    assert limits().max_celsius == 70
+    path.write_text("[limits\n")
+    assert limits().max_celsius == 70
+    path.unlink()
+    assert limits() == Limits()
+
+
+def test_resetting_a_key_leaves_the_others(tmp_path: Path) -> None:
+    path = tmp_path / "config.toml"
+    settings.change(path, "run.rounds", "5")
+    settings.change(path, "run.group_size", "4")
+    assert settings.reset(path, "run.rounds").run.rounds == 0
+    assert settings.read(path) == {"run": {"group_size": 4}}
+
+
 def test_every_setting_says_what_it_does() -> None:
     silent = [f.key for f in settings.fields() if not f.help]
     assert silent == []
@@ -56,6 +79,13 @@ def test_every_verb_has_help_that_can_be_printed(verb: str, capsys: pytest.Captu
         parser(verb).parse_args([verb, "--help"])
     assert ended.value.code == 0
     assert "usage: sapo-desktop" in capsys.readouterr().out
+
+
+def test_every_choice_of_glyphs_is_one_that_the_dashboard_knows() -> None:
+    (glyphs,) = (f for f in settings.fields() if f.key == "ui.glyphs")
+    assert len(glyphs.choices) == 3
+    for choice in glyphs.choices:
+        assert choose(choice).full
 
 
 def test_the_manual_in_the_docs_is_the_one_the_code_makes() -> None:

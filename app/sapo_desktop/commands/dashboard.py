@@ -31,6 +31,8 @@ def _show(home: Home, chosen: settings.Settings) -> str | None:
     from sapo_desktop.dashboard.app import SapoDashboard
     from sapo_desktop.dashboard.feed import ControlFeed
     from sapo_desktop.dashboard.messages import FirstRunAnswers, FirstRunInfo
+    from sapo_desktop.doctor import stream
+    from sapo_desktop.settings_actions import HomeSettings
     from sapo_desktop.supervisor import last_words
     from sapo_desktop.swarm_actions import HomeActions
 
@@ -65,6 +67,8 @@ def _show(home: Home, chosen: settings.Settings) -> str | None:
         theme=chosen.ui.theme,
         runs=home.runs,
         swarm_actions=HomeActions(home),
+        settings_actions=HomeSettings(home),
+        examine=stream,
     )
     choice = app.run()
     if problem:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from sapo_desktop import __version__, engines, flags, membership, runs, settings
 from sapo_desktop.errors import UsageError
+from sapo_desktop.live_limits import LiveLimits
 from sapo_desktop.lock import NodeLock
 from sapo_desktop.logs import node_logging
 from sapo_desktop.paths import Home
@@ -58,7 +59,7 @@ def main(args: argparse.Namespace) -> int:
         node_logging(home.node_log)
         from sapo_swarm.node.opening import NodeSetup
 
-        setup = NodeSetup(config, run_id, folder, build, chosen.limits, version=__version__)
+        setup = NodeSetup(config, run_id, folder, build, LiveLimits(home.settings, chosen.limits), version=__version__)
         reporter = Reporter(sys.stdout, args.json, args.quiet)
         return asyncio.run(_work(home, setup, reporter, invite, chosen))
 

@@ -5,24 +5,32 @@ from __future__ import annotations
 import asyncio
 import inspect
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from textual.app import App, SystemCommand
 from textual.binding import Binding, BindingType
 from textual.css.query import NoMatches
+from textual.filter import LineFilter
 from textual.screen import Screen
+from textual.theme import Theme
 
+from sapo_desktop.dashboard import lifeline
+from sapo_desktop.dashboard.ascii import AsciiFilter
 from sapo_desktop.dashboard.glyphs import choose
 from sapo_desktop.dashboard.messages import CommandFailed, Feed, FirstRunAnswers, FirstRunInfo, QuitChoice
 from sapo_desktop.dashboard.screens.base import BaseScreen
+from sapo_desktop.dashboard.settings_actions import SettingRefused, SettingsActions
 from sapo_desktop.dashboard.show import plain
 from sapo_desktop.dashboard.state import DashboardState, apply
 from sapo_desktop.dashboard.swarm_actions import SwarmActions
 from sapo_desktop.dashboard.themes import DEFAULTS, THEMES
+
+if TYPE_CHECKING:
+    from sapo_desktop.dashboard.screens.doctor import Examine
 
 FOCUSED_S, BLURRED_S = 0.5, 2.0
 """Seconds between two looks at the state: 2 Hz while the terminal has the focus, 0.5 Hz while it has not."""
@@ -64,7 +72,7 @@ def _log() -> Screen[None]:
 
 
 class SapoDashboard(App[QuitChoice]):
-    """Shows a feed. Its return value is how it was left: "background", None for a recording, or "stop".
+    """Shows a feed. Its return value is how it was left: "background", "stop", or None (a recording, a lost terminal).
 
     At "stop" whoever opened the dashboard ends the node, and proves that it is gone.
     """
@@ -89,6 +97,8 @@ class SapoDashboard(App[QuitChoice]):
         Binding("F", "finish", "finish round", show=False),
         Binding("z", "snooze", "snooze", show=False),
         Binding("r", "run_anyway", "run 1 h", show=False),
+        Binding("d", "doctor", "doctor", show=False),
+        Binding("f2", "settings", "settings", show=False),
         Binding("question_mark,f1", "help", "help", show=False),
         Binding("q,ctrl+q,ctrl+c", "leave", "quit", show=False),
     ]
@@ -103,16 +113,20 @@ class SapoDashboard(App[QuitChoice]):
         theme: str = "sapo-dark",
         runs: Path | None = None,
         swarm_actions: SwarmActions | None = None,
+        settings_actions: SettingsActions | None = None,
+        examine: Examine | None = None,
     ) -> None:
-        """info: looks up what the first-run screen offers, after the first frame. glyphs: auto, braille or ascii.
+        """info: looks up what the first-run screen offers, after the first frame. glyphs: auto, unicode or ascii.
 
         runs: the folder that screen 4 shows; without it there is no such screen. swarm_actions: what screen 2 can have
-        done; without them it only shows. Raises ValueError.
+        done; without them it only shows. settings_actions: what F2 can have done; without them there is no F2. examine: the
+        doctor. Raises ValueError.
         """
         self.glyphs = choose(glyphs)
         self.feed, self.first_run, self.start = feed, first_run, start
         self.info = info
         self.swarm_actions = swarm_actions
+        self.settings_actions, self.examine = settings_actions, examine
         self.state = DashboardState()
         self.begun = False
         """The feed is being followed (not so while the first questions are asked)."""
@@ -125,9 +139,29 @@ class SapoDashboard(App[QuitChoice]):
         self._unknown_theme = theme if theme not in self.available_themes else ""
         self.theme = THEMES[0].name if self._unknown_theme else theme
 
+    @property
+    def modes(self) -> tuple[str, ...]:
+        """The screens that there are, in order."""
+        return tuple(self._modes)
+
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Key 4 does nothing where there is no folder of runs."""
-        return action != "switch_mode" or parameters[0] in self._modes
+        return action != "switch_mode" or parameters[0] in self.modes
+
+    def _keep_theme(self, theme: Theme) -> None:
+        """A theme chosen in the palette stays for the next time."""
+        if self.settings_actions is not None:
+            self.run_worker(self._save_theme(self.settings_actions, theme.name), name="theme", exit_on_error=True)
+
+    async def _save_theme(self, actions: SettingsActions, name: str) -> None:
+        try:
+            await actions.change("ui.theme", name)
+        except SettingRefused as error:
+            self.say(f"The theme is not kept. {error}", error=True)
+
+    def get_line_filters(self) -> Sequence[LineFilter]:
+        """In ASCII mode the last thing done to a line: whatever text is on it, the terminal can show it."""
+        return [*super().get_line_filters(), *([AsciiFilter()] if self.glyphs.ascii else [])]
 
     def get_theme_variable_defaults(self) -> dict[str, str]:
         return DEFAULTS
@@ -139,6 +173,9 @@ class SapoDashboard(App[QuitChoice]):
     def on_mount(self) -> None:
         self.set_class(self.glyphs.ascii, "-ascii")
         self._timer = self.set_interval(FOCUSED_S, self.redraw)
+        if not self.is_headless:
+            lifeline.watch(gone=partial(self.exit, None), ended=partial(self.exit, "background"))
+        self.theme_changed_signal.subscribe(self, self._keep_theme)
         self.call_after_refresh(self._first_frame_is_out)
 
     def _first_frame_is_out(self) -> None:
@@ -241,9 +278,25 @@ class SapoDashboard(App[QuitChoice]):
         if not isinstance(self.screen, HelpScreen):
             self.push_screen(HelpScreen(self.feed.describe()))
 
+    def action_settings(self) -> None:
+        from sapo_desktop.dashboard.screens.settings import SettingsScreen
+
+        if self.settings_actions is None:
+            self.say("There are no settings to change over a recording")
+        elif not isinstance(self.screen, SettingsScreen):
+            self.push_screen(SettingsScreen(self.settings_actions))
+
+    def action_doctor(self) -> None:
+        from sapo_desktop.dashboard.screens.doctor import DoctorScreen
+
+        if self.examine is None:
+            self.say("There is nothing to examine over a recording. In a terminal: sapo-desktop doctor")
+        else:
+            self.push_screen(DoctorScreen(self.examine, self.glyphs))
+
     def action_next_screen(self) -> None:
         """The next mode in order, for the mouse."""
-        names = list(self._modes)
+        names = self.modes
         self.switch_mode(names[(names.index(self.current_mode) + 1) % len(names)])
 
     def action_leave(self) -> None:
@@ -261,25 +314,6 @@ class SapoDashboard(App[QuitChoice]):
             self.exit(choice)
 
     def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
-        yield SystemCommand(
-            "Dashboard", "Charts, held-out results, what it does now (1)", lambda: self.switch_mode("dashboard")
-        )
-        yield SystemCommand("Swarm", "Peers, shares, what was rejected and why (2)", lambda: self.switch_mode("swarm"))
-        yield SystemCommand("Rollouts", "Questions, attempts and rewards (3)", lambda: self.switch_mode("rollouts"))
-        if "runs" in self._modes:
-            yield SystemCommand(
-                "Models & runs", "Runs, held-out results, checkpoints (4)", lambda: self.switch_mode("runs")
-            )
-        yield SystemCommand("Log", "Dated lines, searchable (5)", lambda: self.switch_mode("log"))
-        yield SystemCommand("Pause or resume", "Takes effect within a second (space)", self.action_toggle_pause)
-        yield SystemCommand("Finish the round, then pause", "Nothing is thrown away (F)", self.action_finish)
-        yield SystemCommand("Snooze", "Pause for 15, 60 or 240 minutes (z)", self.action_snooze)
-        yield SystemCommand("Run anyway for an hour", "Whatever battery and heat say (r)", self.action_run_anyway)
-        yield SystemCommand(
-            "Evaluate now",
-            "Held-out pass@1 after this round",
-            lambda: self.command("evaluate", "Evaluating after this round", items=32),
-        )
-        yield SystemCommand("Theme", "Night, day, high contrast and others", self.action_change_theme)
-        yield SystemCommand("Help", "Keys and words (?)", self.action_help)
-        yield SystemCommand("Quit", "Stop everything or keep working in the background (q)", self.action_leave)
+        from sapo_desktop.dashboard.palette import commands
+
+        return commands(self)

@@ -16,6 +16,7 @@ class Glyphs:
     full: str
     empty: str
     done: str
+    bad: str
     now: str
     todo: str
     right: str
@@ -39,6 +40,7 @@ UNICODE = Glyphs(
     full="━",
     empty="─",
     done="✓",
+    bad="✗",
     now="▶",
     todo="·",
     right="●",
@@ -61,6 +63,7 @@ ASCII = Glyphs(
     full="#",
     empty=".",
     done="x",
+    bad="!",
     now=">",
     todo=".",
     right="1",
@@ -84,9 +87,9 @@ def choose(name: str = "auto") -> Glyphs:
     if name == "auto":
         encoding = locale.getpreferredencoding(False).lower().replace("-", "")
         poor = os.environ.get("TERM", "") in ("linux", "dumb") or encoding not in ("utf8", "cp65001")
-        name = "ascii" if poor else "braille"
-    if name not in ("braille", "ascii"):
-        raise ValueError(f"There is no glyph set {name!r}. Known: auto, braille, ascii.")
+        name = "ascii" if poor else "unicode"
+    if name not in ("unicode", "ascii"):
+        raise ValueError(f"There is no glyph set {name!r}. Known: auto, unicode, ascii.")
     return ASCII if name == "ascii" else UNICODE
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from sapo_swarm.events import Event
 
@@ -19,6 +19,17 @@ class Link:
     connected: bool
     sentence: str
     time: float
+
+
+Verdict = Literal["ok", "note", "fail"]
+
+
+class Finding(NamedTuple):
+    """One line of the doctor. text says what to do when it is not ok."""
+
+    verdict: Verdict
+    what: str
+    text: str
 
 
 class CommandFailed(Exception):
@@ -59,9 +70,9 @@ class FirstRunInfo:
     models: tuple[tuple[str, str], ...] = (("starter", "bundled, nothing to download"),)
     tasks: tuple[tuple[str, str], ...] = (("starter", "nine reasoning tasks, easy settings"),)
     limits: tuple[tuple[str, str], ...] = (
-        ("gentle", "pauses on battery and when warm, gives way to your other programs"),
-        ("full", "all cores, still pauses on battery and when too warm"),
-        ("none", "never pauses by itself"),
+        ("gentle", "rests on battery or when warm; others come first"),
+        ("full", "as fast as it can; rests on battery or when hot"),
+        ("none", "rests only when memory or disk run out"),
     )
 
 

@@ -9,8 +9,9 @@ from pathlib import Path
 from textual.content import Content
 
 from sapo_desktop.dashboard.glyphs import Glyphs
-from sapo_desktop.dashboard.show import age, bar, memory, plain
+from sapo_desktop.dashboard.show import age, bar, fit, hang, memory, plain
 from sapo_desktop.runs import Run
+from sapo_swarm.config import RunConfig
 from sapo_swarm.events import Evaluated
 from sapo_swarm.node.journal import JournalError, read_only
 
@@ -56,15 +57,14 @@ def _checkpoint(folder: Path) -> Checkpoint:
     return Checkpoint(folder.name, size, folder.stat().st_mtime)
 
 
-def run_line(run: Run, now: float) -> Content:
-    """One run in the list: id, rounds, model, age."""
+def run_line(run: Run, now: float, width: int) -> Content:
+    """One run in the list: id, rounds, algorithm, age."""
     planned = f" of {run.config.rounds}" if run.config.rounds else ""
     rounds = f"{run.rounds_done:,}{planned} rounds"
-    name = plain(run.run_id, 60)
     return Content.assemble(
-        f"{name:<34} ",
+        fit(plain(run.run_id, 60), max(min(width - 43, 40), 12)),
         (f"{rounds:>20}", "bold"),
-        (f"  {plain(run.config.algorithm, 12):<8} {age(now - run.changed):>7} ago", "$muted"),
+        (f"  {fit(plain(run.config.algorithm, 12), 8)} {age(now - run.changed):>7} ago", "$muted"),
     )
 
 
@@ -72,12 +72,9 @@ def facts_text(facts: RunFacts, now: float, width: int, glyphs: Glyphs) -> Conte
     """Settings, held-out measurements, checkpoints, and the commands that go on from there."""
     config = facts.run.config
     rows = [
-        _pair("model", f"{config.model} · {config.method} · {config.trainer} {config.device}"),
-        _pair("tasks", f"{', '.join(config.tasks)} ({config.preset})"),
-        _pair(
-            "update",
-            f"{config.algorithm} · {config.own_groups or 'auto'}/{config.external_groups} groups of {config.group_size}",
-        ),
+        _pair("model", f"{config.model} · engine {config.trainer} · method {config.method}", width),
+        _pair("tasks", f"{', '.join(config.tasks)} ({config.preset})", width),
+        _pair("update", _update(config), width),
         Content(""),
         Content.styled("Held-out pass@1", "bold"),
         *_evaluation_rows(facts, width, glyphs),
@@ -85,13 +82,20 @@ def facts_text(facts: RunFacts, now: float, width: int, glyphs: Glyphs) -> Conte
         Content.styled(f"Checkpoints ({len(facts.checkpoints)})", "bold"),
         *[_checkpoint_row(checkpoint, now) for checkpoint in reversed(facts.checkpoints)],
         Content(""),
-        *_commands(facts.run.run_id),
+        *_commands(facts.run.run_id, width),
     ]
     return Content("\n").join(rows)
 
 
-def _pair(label: str, value: str) -> Content:
-    return Content.assemble((f"{label:<8}", "$muted"), plain(value, 600))
+def _pair(label: str, value: str, width: int) -> Content:
+    return Content.assemble((f"{label:<8}", "$muted"), hang(plain(value, 600), width, 8))
+
+
+def _update(config: RunConfig) -> str:
+    groups = f"{config.own_groups or 'automatic number of'} own"
+    if config.external_groups:
+        groups += f" and {config.external_groups} external"
+    return f"{config.algorithm} · {groups} groups of {config.group_size}"
 
 
 def _evaluation_rows(facts: RunFacts, width: int, glyphs: Glyphs) -> list[Content]:
@@ -130,10 +134,15 @@ def _checkpoint_row(checkpoint: Checkpoint, now: float) -> Content:
     return Content.assemble(f"{checkpoint.name}  ", (f"{memory(checkpoint.size):>9}  {when}", "$muted"))
 
 
-def _commands(run_id: str) -> list[Content]:
+def _commands(run_id: str, width: int) -> list[Content]:
+    """To be copied: each on one line, under what it does where both do not fit."""
     rows = (
         ("compare with the base model", f"sapo-desktop eval --run {run_id}"),
         ("talk to both", f"sapo-desktop chat --run {run_id}"),
         ("write a Hugging Face folder", f"sapo-desktop export --run {run_id}"),
     )
-    return [Content.assemble((f"{label:<29}", "$muted"), (plain(command, 200), "$accent")) for label, command in rows]
+    longest = max(len(command) for _, command in rows)
+    gap = " " * 2 if longest + 29 <= width else "\n  "
+    return [
+        Content.assemble((f"{label:<27}{gap}", "$muted"), (plain(command, 200), "$accent")) for label, command in rows
+    ]

@@ -17,7 +17,7 @@ _FAMILY = "ui-monospace, Menlo, Consolas, 'DejaVu Sans Mono', monospace"
 
 async def picture(recording: Path, size: tuple[int, int], keys: list[str]) -> str:
     """SVG text without references to fonts on the network. Raises UsageError."""
-    app = SapoDashboard(ReplayFeed(load_recording(recording), speed=0), glyphs="braille")
+    app = SapoDashboard(ReplayFeed(load_recording(recording), speed=0), glyphs="unicode")
     async with app.run_test(size=size) as pilot:
         while not app.begun:
             await pilot.pause()

@@ -71,6 +71,18 @@ def fit(text: str, width: int) -> str:
     return text[: max(width - 1, 0)] + "…" if len(text) > width else text.ljust(width)
 
 
+def after(rounds: int) -> str:
+    """When, for a measurement between two rounds. rounds: how many were done."""
+    return f"after round {rounds}" if rounds else "before training"
+
+
+def shorten(text: str, width: int) -> str:
+    """Cut to `width` characters: whole phrases between middle dots go first, from the end."""
+    while len(text) > width and " · " in text:
+        text = text[: text.rindex(" · ")]
+    return text if len(text) <= width else text[: max(width - 1, 0)] + "…"
+
+
 def wrap(text: str, width: int) -> list[str]:
     """Greedy wrapping at blanks."""
     lines = [""]
@@ -80,6 +92,11 @@ def wrap(text: str, width: int) -> list[str]:
         else:
             lines[-1] = f"{lines[-1]} {word}".strip()
     return lines
+
+
+def hang(text: str, width: int, indent: int) -> str:
+    """Wrapped to `width - indent` characters, the lines after the first indented: what follows a label."""
+    return ("\n" + " " * indent).join(wrap(text, max(width - indent, 10)))
 
 
 def bar(fraction: float, width: int, glyphs: Glyphs, style: str) -> Content:

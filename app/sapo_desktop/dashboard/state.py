@@ -7,6 +7,7 @@ from typing import Literal
 
 from sapo_desktop.dashboard.messages import Link
 from sapo_desktop.dashboard.series import Series, Trail
+from sapo_desktop.dashboard.show import after
 from sapo_swarm.events import (
     Evaluated,
     Event,
@@ -45,7 +46,7 @@ def _evaluations() -> Trail[Evaluated]:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """One series per figure, over rounds unless said otherwise. Rewards are never mixed."""
+    """One series per figure, over rounds (the first is 1) unless said otherwise. Rewards are never mixed."""
 
     reward_local: Series = field(default_factory=Series)
     reward_external: Series = field(default_factory=Series)
@@ -154,7 +155,7 @@ def _run_started(state: DashboardState, event: RunStarted) -> DashboardState:
     line = LogLine(
         time=event.time,
         level="info",
-        text=f"Run {event.run_id} opened at round {event.round}: {event.model} on {event.device} ({event.backend}), "
+        text=f"Run {event.run_id} opened, round {event.round + 1} is next: {event.model} on {event.device} ({event.backend}), "
         f"{event.algorithm}, {event.own_groups}/{event.external_groups} groups of {event.group_size}",
     )
     if state.run is not None and state.run.run_id == event.run_id:
@@ -165,10 +166,17 @@ def _run_started(state: DashboardState, event: RunStarted) -> DashboardState:
 
 def _state_changed(state: DashboardState, event: StateChanged) -> DashboardState:
     level: Level = "error" if event.state == "failed" else "info"
-    text = f"{event.sentence} ({event.reason})" if event.reason else event.sentence
     quiet = event.state == state.state == "running"
-    log = state.log if quiet else state.log.append(LogLine(time=event.time, level=level, text=text))
-    return replace(state, state=event.state, sentence=event.sentence, reason=event.reason, since=event.time, log=log)
+    log = state.log if quiet else state.log.append(LogLine(time=event.time, level=level, text=event.sentence))
+    return replace(
+        state,
+        state=event.state,
+        sentence=event.sentence,
+        reason=event.reason,
+        since=event.time,
+        phase_since=state.phase_since if quiet else event.time,
+        log=log,
+    )
 
 
 def _phase(state: DashboardState, event: Phase) -> DashboardState:
@@ -188,7 +196,7 @@ def _group(state: DashboardState, event: GroupRecorded) -> DashboardState:
     if not event.first_solved:
         return state
     task = event.group.question.ref.dataset
-    line = LogLine(time=event.time, level="info", text=f"First success at {task}, in round {event.round}")
+    line = LogLine(time=event.time, level="info", text=f"First success at {task}, in round {event.round + 1}")
     return replace(state, solved=state.solved | {task}, log=state.log.append(line))
 
 
@@ -208,7 +216,7 @@ def _vitals(state: DashboardState, event: Vitals) -> DashboardState:
 
 
 def _round_finished(state: DashboardState, event: RoundFinished) -> DashboardState:
-    figures, x = state.figures, event.round
+    figures, x = state.figures, event.round + 1
     generating = event.seconds.get("generate", 0.0)
     batch = event.own_groups + event.external_groups
     completions = event.completions or None
@@ -258,7 +266,7 @@ def _swarm(state: DashboardState, event: SwarmUpdated) -> DashboardState:
 
 def _evaluation_sentence(event: Evaluated) -> str:
     items = f"{event.items} items, T={event.temperature:g}"
-    text = f"Held-out pass@1 {100 * event.pass_at_1:.1f} % after round {event.round} ({items})"
+    text = f"Held-out pass@1 {100 * event.pass_at_1:.1f} % {after(event.round)} ({items})"
     if event.delta is None or event.delta_low is None or event.delta_high is None:
         return text
     if event.delta_low <= 0 <= event.delta_high:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Literal
 
 import msgspec
@@ -11,6 +12,7 @@ from sapo_swarm.node.limits import Hold
 Verb = Literal["pause", "resume", "finish", "snooze", "run_anyway", "stop"]
 VERBS: tuple[Verb, ...] = ("pause", "resume", "finish", "snooze", "run_anyway", "stop")
 FOREVER = float("inf")
+_DAY_S = 86400.0
 
 
 class Wishes(msgspec.Struct, frozen=True):
@@ -47,14 +49,16 @@ def command(wishes: Wishes, verb: str, for_s: float, now: float) -> Wishes:
     raise BadCommand(f"There is no command {verb!r}. Known: {', '.join(VERBS)}.")
 
 
-def obstacle(wishes: Wishes, now: float) -> tuple[str, str] | None:
-    """(reason code, sentence) of what keeps the node from working now, or None."""
+def obstacle(wishes: Wishes, now: float, wall: float) -> tuple[str, str] | None:
+    """(reason code, sentence) of what keeps the node from working now, or None. wall: the same moment in Unix time."""
     if wishes.failure:
         return "failure", wishes.failure
     if wishes.paused_until > now:
         if wishes.paused_until == FOREVER:
             return "person", "Paused · space goes on"
-        return "snooze", f"Paused for another {duration(wishes.paused_until - now)} · space goes on now"
+        left = wishes.paused_until - now
+        until = time.strftime("%H:%M" if left < _DAY_S else "%a %d, %H:%M", time.localtime(wall + left))
+        return "snooze", f"Paused until {until} · space goes on now"
     if wishes.hold is not None and wishes.anyway_until <= now:
         return wishes.hold.code, wishes.hold.sentence
     return None

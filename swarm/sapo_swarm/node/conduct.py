@@ -35,7 +35,7 @@ class Conduct:
     def wish(self, wishes: Wishes) -> None:
         """What is wanted from now on. Pauses and stops interrupt the engine at once."""
         self.wishes = wishes
-        if wishes.stop or commands.obstacle(wishes, time.monotonic()) is not None:
+        if wishes.stop or commands.obstacle(wishes, time.monotonic(), time.time()) is not None:
             self._cancel.cancel()
             if self._activity.state == "running" and not wishes.stop:
                 self._activity.state, self._activity.sentence = "pausing", "Pausing"
@@ -52,11 +52,11 @@ class Conduct:
 
     async def may_work(self, round_number: int) -> bool:
         """True at once when nothing is in the way; else wait for the next change and return False."""
-        obstacle = commands.obstacle(self.wishes, time.monotonic())
+        obstacle = commands.obstacle(self.wishes, time.monotonic(), time.time())
         if obstacle is None:
             self._cancel.reset()
             if self._activity.state != "running":
-                await self.say("running", f"Working on round {round_number}")
+                await self.say("running", f"Working on round {round_number + 1}")
             return True
         reason, sentence = obstacle
         if (self._activity.state, self._activity.reason) != ("paused", reason):

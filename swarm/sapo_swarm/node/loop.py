@@ -175,7 +175,7 @@ class Node:
         last = await asyncio.to_thread(self.journal.last_round)
         if last < state.rounds_done - 1:  # killed between the checkpoint and the journal
             await self.bus.publish(*[decode(bytes(raw)) for raw in state.events])
-        await self.conduct.log("info", f"Resumed at round {self.rounds_done} from {path.name}.")
+        await self.conduct.log("info", f"Resumed after round {self.rounds_done} from {path.name}.")
         return state.rollbacks
 
     def _save(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import shutil
+import time
 from pathlib import Path
 
 import psutil
 
+from sapo_swarm.node.idle import IdleClock
 from sapo_swarm.node.limits import Readings
 
 
@@ -17,14 +19,19 @@ class Machine:
         self._folder = folder
         self._process = psutil.Process()
         self._process.cpu_percent()
+        self._idle = IdleClock()
 
-    def readings(self) -> Readings:
+    def readings(self, idle: bool = False) -> Readings:
+        """idle: ask when keyboard or mouse were last touched, too."""
+        local = time.localtime()
         battery = psutil.sensors_battery() if hasattr(psutil, "sensors_battery") else None
         return Readings(
             on_battery=None if battery is None else not battery.power_plugged,
             celsius=self.celsius(),
             free_memory=psutil.virtual_memory().available,
             free_disk=shutil.disk_usage(self._folder).free,
+            idle_s=self._idle.seconds() if idle else None,
+            week_minute=(local.tm_wday * 24 + local.tm_hour) * 60 + local.tm_min,
         )
 
     def celsius(self) -> float | None:

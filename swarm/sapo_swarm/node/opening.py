@@ -26,13 +26,16 @@ Build = Callable[[Progress], Engine]
 
 @dataclass
 class NodeSetup:
-    """Everything a node is given. folder: the run's own; build: loads the engine, called in its thread."""
+    """Everything a node is given. folder: the run's own; build: loads the engine, called in its thread.
+
+    limits: what the person allows, asked for every second (in a thread), so that a change counts at once.
+    """
 
     config: RunConfig
     run_id: str
     folder: Path
     build: Build
-    limits: Limits = field(default_factory=Limits)
+    limits: Callable[[], Limits] = Limits
     exchange: Exchange = field(default_factory=Silo)
     node_key: str = ""
     swarm: str = SILO

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,11 +43,12 @@ class Pace:
         self._last = now
 
 
-async def tick(folder: Path, limits: Limits, conduct: Conduct, pace: Pace, bus: Bus) -> None:
+async def tick(folder: Path, allowed: Callable[[], Limits], conduct: Conduct, pace: Pace, bus: Bus) -> None:
     """Until cancelled, once a second: read the machine, apply the limits, stream the vitals."""
     machine = Machine(folder)
     while True:
-        now = await asyncio.to_thread(machine.readings)
+        limits = await asyncio.to_thread(allowed)
+        now = await asyncio.to_thread(machine.readings, limits.pause_when_active)
         memory, cpu = await asyncio.to_thread(machine.usage)
         conduct.hold(decide(limits, now, conduct.wishes.hold, time.monotonic()))
         bus.stream(

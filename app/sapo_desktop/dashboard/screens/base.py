@@ -61,9 +61,13 @@ class BaseScreen(Screen[None]):
         """What the footer shows: at most eight, help and quit last."""
         return [*self.own_keys(state), ("?", "help", "app.help"), ("q", "quit", "app.leave")]
 
-    def pause_key(self, state: DashboardState) -> Key:
-        """What space does now."""
-        return "space", "start" if state.gone else "resume" if state.paused else "pause", "app.toggle_pause"
+    def pause_keys(self, state: DashboardState, snooze: bool = False) -> list[Key]:
+        """What space (and z) do now; nothing over a recording."""
+        if not self.dashboard.feed.controls:
+            return []
+        word = "start" if state.gone else "resume" if state.paused else "pause"
+        space: Key = ("space", word, "app.toggle_pause")
+        return [space, ("z", "snooze", "app.snooze")] if snooze else [space]
 
     def own_keys(self, state: DashboardState) -> list[Key]:
         """The keys of this screen, the most wanted first, six at most."""

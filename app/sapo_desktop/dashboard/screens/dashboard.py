@@ -48,8 +48,7 @@ class DashboardScreen(BaseScreen):
 
     def own_keys(self, state: DashboardState) -> list[Key]:
         return [
-            self.pause_key(state),
-            ("z", "snooze", "app.snooze"),
+            *self.pause_keys(state, snooze=True),
             ("e", "expand", "screen.expand"),
             ("+ -", "window", "screen.zoom(1)"),
             ("1-5", "screens", "app.next_screen"),

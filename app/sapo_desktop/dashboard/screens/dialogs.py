@@ -54,7 +54,7 @@ class QuitDialog(ChoiceDialog[QuitChoice]):
     def __init__(self) -> None:
         super().__init__(
             [
-                ("Stop everything (s)", "the node saves and exits; the next start goes on from there", "stop"),
+                ("Stop everything (s)", "it saves and exits; the next start goes on from there", "stop"),
                 (
                     "Keep working in the background (b)",
                     "closes only this window; sapo-desktop opens it again",

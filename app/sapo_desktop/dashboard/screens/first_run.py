@@ -13,13 +13,14 @@ from textual.widget import Widget
 from textual.widgets import Input, Static
 
 from sapo_desktop.dashboard.messages import FirstRunAnswers, FirstRunInfo
-from sapo_desktop.dashboard.show import fit, plain
+from sapo_desktop.dashboard.show import plain
 
 MODES = (
     ("silo", "train alone, nothing leaves this machine"),
-    ("swarm", "share the text of attempts with others and learn from theirs"),
+    ("swarm", "share text of attempts, learn from others'"),
 )
-_LABEL, _VALUE = 11, 16
+_LABEL, _VALUE = 9, 10
+"""Columns. What is longer (an engine of somebody else's) pushes its description to the right."""
 
 
 class Choice(Widget, can_focus=True):
@@ -53,7 +54,7 @@ class Choice(Widget, can_focus=True):
         left, right = ("◂", "▸") if self.has_focus and len(self.answers) > 1 else (" ", " ")
         return Content.assemble(
             (self.label.ljust(_LABEL), "bold $accent" if self.has_focus else ""),
-            (f"{left} {fit(plain(value, 40), _VALUE)} {right}", "bold"),
+            (f"{left} {plain(value, 40):<{_VALUE}} {right}", "bold"),
             (f"  {plain(detail, 120)}", "$muted"),
         )
 
@@ -83,7 +84,7 @@ class FirstRunScreen(Screen[FirstRunAnswers]):
             yield Choice("Tasks", self.info.tasks, id="tasks")
             yield Choice("Limits", self.info.limits, id="limits")
             yield Input(
-                placeholder="Name         anonymous (only a swarm would see it)", id="name", compact=True, max_length=40
+                placeholder="Name       anonymous (only a swarm would see it)", id="name", compact=True, max_length=40
             )
             yield Static("", id="complaint", markup=False)
 
@@ -104,6 +105,7 @@ class FirstRunScreen(Screen[FirstRunAnswers]):
         self.answers_changed()
 
     def answers_changed(self) -> None:
+        self.query_one("#complaint", Static).update("")
         self.query_one("#invite", Input).display = self._value("mode") == "swarm"
 
     def _value(self, name: str) -> str:

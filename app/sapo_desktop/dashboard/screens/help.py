@@ -11,7 +11,7 @@ from textual.content import Content
 from textual.screen import ModalScreen
 from textual.widgets import Static
 
-from sapo_desktop.dashboard.show import plain
+from sapo_desktop.dashboard.show import hang, plain
 
 KEYS = (
     ("1 to 5", "Dashboard, Swarm, Rollouts, Models & runs, Log"),
@@ -26,6 +26,7 @@ KEYS = (
     ("j  h  l", "on the swarm screen: join, host, leave a swarm"),
     ("x", "on the swarm screen: take groups of others again after the held-out tripwire stopped them"),
     ("/", "search (Rollouts, Log)"),
+    ("F2  d", "settings; doctor: what works on this machine"),
     ("ctrl+p", "palette: every command by name, themes too"),
     ("q", "quit: stop everything, or keep working in the background"),
 )
@@ -57,13 +58,21 @@ class HelpScreen(ModalScreen[None]):
         self.watching = watching
 
     def compose(self) -> ComposeResult:
-        with VerticalScroll(classes="box help"):
-            yield Static(self._text(), markup=False)
+        with VerticalScroll(classes="box help") as box:
+            box.border_title = Content.styled("Help", "bold")
+            box.border_subtitle = Content.assemble(
+                ("↑ ↓", "bold $accent"), (" scroll   ", "$muted"), ("Esc", "bold $accent"), (" close", "$muted")
+            )
+            yield Static("", id="help-text", markup=False)
 
-    def _text(self) -> Content:
+    def on_resize(self) -> None:
+        width = self.query_one(VerticalScroll).scrollable_content_region.width
+        self.query_one("#help-text", Static).update(self._text(max(width, 30)))
+
+    def _text(self, width: int) -> Content:
         rows = [Content.styled("Keys", "bold")]
-        rows += [Content.assemble((key.ljust(9), "bold $accent"), meaning) for key, meaning in KEYS]
+        rows += [Content.assemble((key.ljust(9), "bold $accent"), hang(meaning, width, 9)) for key, meaning in KEYS]
         rows += [Content(""), Content.styled("Words", "bold")]
-        rows += [Content.assemble((f"{word}: ", "$chart-own"), meaning) for word, meaning in WORDS]
-        rows += [Content(""), Content.styled(f"Watching {plain(self.watching, 300)}. Esc closes this.", "$muted")]
+        rows += [Content.assemble((word.ljust(13), "$chart-own"), hang(meaning, width, 13)) for word, meaning in WORDS]
+        rows += [Content(""), Content.styled(hang(f"Watching {plain(self.watching, 300)}", width, 0), "$muted")]
         return Content("\n").join(rows)

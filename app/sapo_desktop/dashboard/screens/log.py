@@ -12,7 +12,7 @@ from textual.widget import Widget
 from textual.widgets import Input, Static
 
 from sapo_desktop.dashboard.screens.base import BaseScreen
-from sapo_desktop.dashboard.show import date, plain
+from sapo_desktop.dashboard.show import date, hang, plain
 from sapo_desktop.dashboard.state import DashboardState
 from sapo_desktop.dashboard.widgets.keybar import Key
 from sapo_swarm.events import LogLine
@@ -34,17 +34,18 @@ class LogScreen(BaseScreen):
             yield Static("", id="log-text", markup=False)
 
     def own_keys(self, state: DashboardState) -> list[Key]:
-        return [("/", "search", "screen.search"), ("1-5", "screens", "app.next_screen")]
+        return [*self.pause_keys(state), ("/", "search", "screen.search"), ("1-5", "screens", "app.next_screen")]
 
     def update(self, state: DashboardState, now: float) -> None:
         wanted = self.query_one("#search", Input).value.casefold()
-        if (state.log, wanted) == self._drawn:
+        width = max(self.query_one("#lines", VerticalScroll).size.width - 4, 40)
+        if (state.log, wanted, width) == self._drawn:
             return
-        self._drawn = (state.log, wanted)
-        found = [line for line in state.log if wanted in line.text.casefold()]
+        self._drawn = (state.log, wanted, width)
+        found = in_order(state.log, wanted)
         box = self.query_one("#lines", VerticalScroll)
         at_end = box.scroll_y >= box.max_scroll_y - 1
-        self.query_one("#log-text", Static).update(log_text(found[-_SHOWN:], wanted))
+        self.query_one("#log-text", Static).update(log_text(found[-_SHOWN:], wanted, width))
         title = f"Log  {len(found):,} of {len(state.log):,} lines" if wanted else f"Log  {len(found):,} lines"
         box.border_title = Content.styled(title, "bold")
         if at_end:
@@ -68,15 +69,19 @@ class LogScreen(BaseScreen):
         self.query_one("#lines", VerticalScroll).focus()
 
 
-def log_text(lines: list[LogLine], wanted: str) -> Content:
-    """One dated line each, oldest first; levels are words as well as colours."""
+def in_order(log: Iterable[LogLine], wanted: str) -> list[LogLine]:
+    """The lines that hold the wanted text, oldest first: a node found again tells its groups after the rest."""
+    return sorted((line for line in log if wanted in line.text.casefold()), key=lambda line: line.time)
+
+
+def log_text(lines: list[LogLine], wanted: str, width: int) -> Content:
+    """One dated line each, in the order given; levels are words as well as colours."""
     if not lines:
         return Content.styled("No line holds that." if wanted else "Nothing happened yet.", "$muted")
-    return Content("\n").join(
-        Content.assemble(
-            (date(line.time), "$muted"),
-            (f"  {line.level:<7}  " if line.level != "info" else "  ", _STYLES[line.level]),
-            (plain(line.text, 1000), _STYLES[line.level]),
-        )
-        for line in lines
-    )
+    return Content("\n").join(_line(line, width) for line in lines)
+
+
+def _line(line: LogLine, width: int) -> Content:
+    head, level = date(line.time), f"  {line.level:<7}  " if line.level != "info" else "  "
+    text = hang(plain(line.text, 1000), width, len(head) + len(level))
+    return Content.assemble((head, "$muted"), (level + text, _STYLES[line.level]))

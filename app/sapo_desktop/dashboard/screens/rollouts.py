@@ -195,7 +195,7 @@ def detail(event: GroupRecorded, glyphs: Glyphs) -> Content:
     used = "trained on" if event.trained else "not trained on"
     head = Content.assemble(
         (group.question.ref.label, "bold"),
-        (f"  round {event.round} · {source} · {used}", "$muted"),
+        (f"  round {event.round + 1} · {source} · {used}", "$muted"),
         (f"  {glyphs.star} first success at this task" if event.first_solved else "", "bold $accent"),
     )
     rows = [head, Content(""), Content(plain(group.question.prompt.strip(), lines=True)), Content("")]

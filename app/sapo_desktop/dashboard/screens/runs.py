@@ -39,7 +39,7 @@ class RunsScreen(BaseScreen):
 
     def own_keys(self, state: DashboardState) -> list[Key]:
         return [
-            self.pause_key(state),
+            *self.pause_keys(state),
             ("1-5", "screens", "app.next_screen"),
         ]
 
@@ -56,10 +56,11 @@ class RunsScreen(BaseScreen):
         listing = self.query_one("#runs", OptionList)
         chosen = self.runs[listing.highlighted].run_id if listing.highlighted is not None else ""
         self.runs, now = runs, self.dashboard.feed.now()
+        width = max(listing.scrollable_content_region.width, 60)
         listing.border_title = Content.styled(f"Runs ({len(runs)})", "bold")
         self.query_one("#facts", VerticalScroll).border_title = Content.styled("The run", "bold")
         listing.clear_options()
-        listing.add_options([Option(run_line(run, now)) for run in runs])
+        listing.add_options([Option(run_line(run, now, width)) for run in runs])
         if not runs:
             self._say("There is no run yet. The first one appears here as soon as the node opens it.")
             return

@@ -43,7 +43,7 @@ class SwarmScreen(SwarmControls):
 
     def own_keys(self, state: DashboardState) -> list[Key]:
         return [
-            self.pause_key(state),
+            *self.pause_keys(state),
             *self.swarm_keys(state),
             ("1-5", "screens", "app.next_screen"),
         ]
@@ -66,7 +66,10 @@ def overview(state: DashboardState, now: float, width: int, height: int, glyphs:
         text = (
             SILO
             if state.silo
-            else (("Connecting to the coordinator …", "bold"), ("Training goes on meanwhile, alone.", "$muted"))
+            else (
+                ("Waiting for the first exchange with the coordinator.", "bold"),
+                ("It comes with the first round; until then the node works alone.", "$muted"),
+            )
         )
         return Content("\n\n").join(Content.styled(line, style) for line, style in text)
     window = age(swarm.window)

@@ -152,7 +152,7 @@ class LeaveDialog(ChoiceDialog[bool]):
     def __init__(self) -> None:
         super().__init__(
             [
-                ("Leave", "the node finishes its round, then trains alone; the invite is forgotten", True),
+                ("Leave", "after its round the node trains alone, without the invite", True),
                 ("Cancel (Esc)", "", None),
             ]
         )

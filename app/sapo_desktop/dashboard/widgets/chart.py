@@ -86,9 +86,8 @@ class Chart(Widget):
         view, glyphs = self.view, self.glyphs
         mean = f"mean of {view.smooth}" if view.smooth > 1 else "every round"
         window = f"last {view.window}" if view.window else "all rounds"
-        frozen = f" {glyphs.dot} FROZEN (f)" if self.frozen else ""
-        detail = f"{mean} {glyphs.dot} {window}" if self.size.width >= 46 else ""
-        rest = f"  {detail}{frozen}" if detail or frozen else ""
+        detail = [f"{mean} {glyphs.dot} {window}"] if self.size.width >= 46 else []
+        rest = "".join(f"  {part}" for part in (["FROZEN (f)"] if self.frozen else []) + detail)
         title = Content.assemble((self.title_text, "bold"), (rest, "$muted"))
         self.border_title = title
         parts: list[Content] = []

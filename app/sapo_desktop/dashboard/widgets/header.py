@@ -5,7 +5,7 @@ from __future__ import annotations
 from textual.content import Content
 
 from sapo_desktop.dashboard.glyphs import Glyphs
-from sapo_desktop.dashboard.show import age, plain
+from sapo_desktop.dashboard.show import after, age, plain, shorten
 from sapo_desktop.dashboard.state import DashboardState
 
 _STYLES = {
@@ -55,10 +55,11 @@ def status(state: DashboardState, now: float) -> tuple[str, str, float]:
         return "$warning", link.sentence, now - link.time
     if state.state == "running" and state.phase is not None:
         phase = state.phase
+        where = after(phase.round) if phase.phase == "evaluate" else f"round {phase.round + 1}"
         doing = phase.detail or _DOING[phase.phase]
-        return _STYLES["running"], f"{doing} · round {phase.round}", now - state.phase_since
+        return _STYLES["running"], f"{where[0].upper()}{where[1:]} · {doing}", now - state.phase_since
     if state.state == "running" and state.round is not None:
-        return _STYLES["running"], f"Training · round {state.round.round}", now - state.round_time
+        return _STYLES["running"], f"Round {state.round.round + 1} done", now - state.round_time
     return _STYLES[state.state], state.sentence or _WORDS[state.state], now - state.since if state.since else 0.0
 
 
@@ -80,7 +81,7 @@ def header(state: DashboardState, now: float, width: int, height: int, glyphs: G
     right = f"{mark} {plain(sentence, 200)}"
     since = f" · {age(seconds)}" if seconds >= 1 else ""
     most = max(width - 15 - len(since), 10)
-    right = right if len(right) <= most else right[: most - 1] + "…"
+    right = shorten(right, most)
     name = "sapo-desktop"
     room = width - len(name) - len(right) - len(since) - 4
     left = plain(identity(state), 200)

@@ -11,7 +11,8 @@ from sapo_swarm.events import Evaluated, GroupRecorded, PhaseName, TaskScore
 from sapo_swarm.prompting import extract_answer
 
 MUTED = "$muted"
-_SHORT: dict[PhaseName, str] = {"checkpoint": "save"}
+_WORDS: dict[PhaseName, str] = {"checkpoint": "save"}
+_SHORT: dict[PhaseName, str] = {"questions": "ask", "exchange": "swap", "checkpoint": "save"}
 _PHASES: tuple[PhaseName, ...] = ("questions", "generate", "score", "exchange", "update", "checkpoint")
 
 
@@ -29,11 +30,12 @@ def heldout(state: DashboardState, now: float, width: int, height: int, glyphs: 
     rows: list[Content] = []
     if base is not None:
         rows.append(Content.assemble(("base ", MUTED), f"{100 * base:5.1f} %  ", bar(base / top, room, glyphs, MUTED)))
-    filled = bar(latest.pass_at_1 / top, room, glyphs, "$chart-own")
-    rows.append(Content.assemble(("now  ", MUTED), (f"{100 * latest.pass_at_1:5.1f} %  ", "bold"), filled))
+    label, filled = "base " if base is None else "now  ", bar(latest.pass_at_1 / top, room, glyphs, "$chart-own")
+    rows.append(Content.assemble((label, MUTED), (f"{100 * latest.pass_at_1:5.1f} %  ", "bold"), filled))
     rows += _verdict(latest, width)
     if height >= 5:
-        rows.append(Content.styled(f"{latest.items} items, T={latest.temperature:g}, round {latest.round}", MUTED))
+        when = f"round {latest.round}" if latest.round else "untrained"
+        rows.append(Content.styled(f"{latest.items} items, T={latest.temperature:g}, {when}", MUTED))
     if height >= 8 and latest.tasks:
         rows += [Content(""), *_task_rows(state.base, latest, width, height - len(rows) - 1, glyphs)]
     return Content("\n").join(rows[:height])
@@ -42,8 +44,7 @@ def heldout(state: DashboardState, now: float, width: int, height: int, glyphs: 
 def _verdict(latest: Evaluated, width: int) -> list[Content]:
     """The paired difference in words, with its interval: one row, or two where it is narrow."""
     if latest.delta is None or latest.delta_low is None or latest.delta_high is None:
-        low, high = 100 * latest.low, 100 * latest.high
-        return [Content.styled(f"the base to compare with (95 %: {low:.1f} to {high:.1f})", MUTED)]
+        return [Content.styled(f"(95 %: {100 * latest.low:.1f} to {100 * latest.high:.1f})", MUTED)]
     low, high, delta = 100 * latest.delta_low, 100 * latest.delta_high, 100 * latest.delta
     interval = f"(95 %: {low:+.1f} to {high:+.1f})"
     if low <= 0 <= high:
@@ -63,7 +64,7 @@ def _task_rows(base: Evaluated | None, latest: Evaluated, width: int, room: int,
         return score.pass_at_1 - before[score.task].pass_at_1 if score.task in before else score.pass_at_1
 
     rows = []
-    name = max(width - 16, 8)
+    name = max(width - 12, 8) if before else max(width - 6, 8)
     for score in sorted(latest.tasks, key=gain, reverse=True)[: max(room, 0)]:
         old = before.get(score.task)
         text = (
@@ -86,8 +87,10 @@ def _phase_line(state: DashboardState, width: int, glyphs: Glyphs) -> Content:
     phases = [name for name in _PHASES if name != "exchange" or not state.silo]
     if state.phase is not None and state.phase.phase not in phases:
         phases = [*phases[:-1], state.phase.phase]
-    words = {name: _SHORT.get(name, name) for name in phases}
-    full = sum(len(word) + 2 for word in words.values())
+    words = {name: _WORDS.get(name, name) for name in phases}
+    if _room(words) > width:
+        words = {name: _SHORT.get(name, name) for name in phases}
+    full = _room(words)
     gap = "  " if width >= full + 2 * len(phases) - 2 else " "
     named = width >= full + len(phases) - 1
     parts = []
@@ -102,6 +105,11 @@ def _phase_line(state: DashboardState, width: int, glyphs: Glyphs) -> Content:
     return Content(gap).join(parts)
 
 
+def _room(words: dict[PhaseName, str]) -> int:
+    """Columns that marks and words take, without the gaps between them."""
+    return sum(len(word) + 2 for word in words.values())
+
+
 def _progress(state: DashboardState, now: float, width: int, glyphs: Glyphs) -> Content:
     phase = state.phase
     if phase is None or state.paused:
@@ -114,9 +122,9 @@ def _progress(state: DashboardState, now: float, width: int, glyphs: Glyphs) -> 
 
 def _idle(state: DashboardState, now: float) -> str:
     if state.state == "paused":
-        return "Paused. space goes on, r runs for an hour whatever the reason"
+        return "Paused: the header says why"
     if state.state in ("stopped", "failed"):
-        return "Not working. space starts the node again; the log (5) says what happened"
+        return "Not working: the log (5) says why"
     return "Between two rounds" if state.round is not None else "Waiting for the first round"
 
 
@@ -124,9 +132,9 @@ def _round_lines(state: DashboardState, width: int) -> list[Content]:
     last, run = state.round, state.run
     if last is None or run is None:
         sequences = run.own_groups * run.group_size if run else 0
-        first = f"The first round draws {sequences} rollouts; the chart starts when it is scored." if run else ""
+        first = f"The first round draws {sequences} rollouts." if run else ""
         return [Content.styled(line, MUTED) for line in wrap(first, width)]
-    goal = f" · {state.rounds} of {run.rounds_planned} done" if run.rounds_planned else ""
+    goal = f" of {run.rounds_planned}" if run.rounds_planned else ""
     seconds = f" · {state.round_seconds:.1f} s a round" if state.round_seconds else ""
     left = run.rounds_planned - state.rounds
     eta = (
@@ -136,7 +144,7 @@ def _round_lines(state: DashboardState, width: int) -> list[Content]:
     )
     groups = f"{last.own_groups} own + {last.external_groups} external groups"
     rows = [
-        Content.assemble("round ", (f"{last.round}", "bold"), (f"{goal}{seconds}{eta}", MUTED)),
+        Content.assemble("round ", (f"{last.round + 1}", "bold"), (f" done{goal}{seconds}{eta}", MUTED)),
         Content.styled(f"{groups} · {last.informative} of {last.own_groups} informative", MUTED),
         Content.styled(_update_line(state), MUTED),
     ]
@@ -217,7 +225,9 @@ def tiles(state: DashboardState, width: int) -> Content:
     ]
     if vitals and vitals.celsius is not None:
         parts.append(("heat", f"{vitals.celsius:.0f} °C"))
-    return Content("   ").join(Content.assemble((f"{label} ", MUTED), (value, "bold")) for label, value in parts)
+    while sum(len(label) + len(value) + 3 for label, value in parts) - 2 > width:
+        parts.pop()
+    return Content("  ").join(Content.assemble((f"{label} ", MUTED), (value, "bold")) for label, value in parts)
 
 
 def rollouts(state: DashboardState, now: float, width: int, height: int, glyphs: Glyphs) -> Content:
@@ -251,7 +261,7 @@ def group_line(event: GroupRecorded, width: int, glyphs: Glyphs) -> Content:
     found = marks(event, glyphs)
     shown = found if len(found) <= 8 else found[:7] + "+"
     task = fit(plain(group.question.ref.dataset, 40), 23 if width >= 58 else 16)
-    head = f"{event.round:>4} "
+    head = f"{event.round + 1:>4} "
     room = max(width - len(head) - 8 - 1 - 5 - 4 - len(task) - 5, 0)
     return Content.assemble(
         (head, MUTED),

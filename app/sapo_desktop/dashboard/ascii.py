@@ -1,0 +1,58 @@
+"""Plain ASCII for terminals that cannot show more: every line is translated, cell by cell, as it is painted."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from rich.cells import cell_len
+from rich.segment import Segment
+from textual.color import Color
+from textual.filter import LineFilter
+
+_LOOKS_LIKE = {
+    "·": "-",
+    "…": "~",
+    "—": "-",
+    "–": "-",
+    "‖": "=",
+    "▶": ">",
+    "◂": "<",
+    "▸": ">",
+    "→": ">",
+    "✓": "x",
+    "✗": "!",
+    "°": " ",
+    "±": "~",
+    "×": "x",
+    "“": '"',
+    "”": '"',
+    "’": "'",
+    "∧": "&",
+    "∨": "|",
+    "¬": "!",
+    "⏎": "/",
+}
+"""What is not here becomes a blank (blocks, lines) or a question mark (letters)."""
+
+
+@lru_cache(4096)
+def to_ascii(text: str) -> str:
+    """The text in printable ASCII, as many cells wide as before."""
+    return text if text.isascii() else "".join(_cells(char) for char in text)
+
+
+def _cells(char: str) -> str:
+    if char.isascii():
+        return char
+    known = _LOOKS_LIKE.get(char, "#" if "\u2580" <= char <= "\u259f" else "?")
+    return known.ljust(cell_len(char), known)[: cell_len(char)]
+
+
+class AsciiFilter(LineFilter):
+    """Translates the text of every segment; control segments stay as they are."""
+
+    def apply(self, segments: list[Segment], background: Color) -> list[Segment]:
+        return [
+            segment if segment.control or segment.text.isascii() else Segment(to_ascii(segment.text), segment.style)
+            for segment in segments
+        ]

@@ -1,0 +1,60 @@
+"""Notices that whoever shows the dashboard is gone: a closed terminal window, a dropped ssh, a closed browser tab.
+
+A terminal may go without a signal. Reading it then gives nothing, at once and for ever, and Textual's input thread would
+spin on it. So a thread looks twice a second, at next to no cost, and ends the dashboard; the node is not touched.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import select
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+from sapo_desktop.streams import to_nowhere
+
+LOOK_S = 0.5
+GRACE_S = 5.0
+"""A dashboard that has not ended by then (its output may hang on the dead terminal) is ended."""
+
+
+def hung_up(descriptor: int) -> bool:
+    """Nothing will ever come from this terminal or pipe again: it is readable, and what it holds is nothing. Unix only."""
+    import fcntl
+    import termios
+
+    try:
+        if not select.select([descriptor], [], [], 0)[0]:
+            return False
+        waiting = fcntl.ioctl(descriptor, termios.FIONREAD, bytes(4))
+    except (OSError, ValueError):
+        return True
+    return not any(waiting)
+
+
+def watch(gone: Callable[[], None], ended: Callable[[], None]) -> None:
+    """Call `gone` on the running loop once the terminal is gone, `ended` at SIGHUP and SIGTERM. Main thread only."""
+    loop = asyncio.get_running_loop()
+    if sys.platform == "win32":  # a console that closes ends its programs
+        return
+    for number in (signal.SIGHUP, signal.SIGTERM):
+        loop.add_signal_handler(number, ended)
+    threading.Thread(target=_look, args=(loop, gone), name="lifeline", daemon=True).start()
+
+
+def _look(loop: asyncio.AbstractEventLoop, gone: Callable[[], None]) -> None:
+    outputs = [1, 2] if os.isatty(2) else [1]
+    empty = 0
+    while empty < 2:  # once may be chance: the input thread took the key between the two questions
+        time.sleep(LOOK_S)
+        empty = empty + 1 if hung_up(0) else 0
+    to_nowhere(*outputs)
+    with contextlib.suppress(RuntimeError):  # the loop has just closed: the dashboard was on its way out
+        loop.call_soon_threadsafe(gone)
+    time.sleep(GRACE_S)
+    os._exit(0)

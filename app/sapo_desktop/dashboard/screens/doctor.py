@@ -1,0 +1,72 @@
+"""The doctor as a dialog: the same checks as `sapo-desktop doctor`, told as they come in."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from typing import ClassVar
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import VerticalScroll
+from textual.content import Content
+from textual.screen import ModalScreen
+from textual.widgets import Static
+
+from sapo_desktop.dashboard.glyphs import Glyphs
+from sapo_desktop.dashboard.messages import CommandFailed, Finding
+from sapo_desktop.dashboard.show import hang, plain
+
+Examine = Callable[[], AsyncIterator[Finding]]
+"""Findings one by one; raises CommandFailed. They are made outside this process: looking at engines is heavy."""
+_LABEL = 17
+_STYLES = {"ok": "$success", "note": "$muted", "fail": "bold $error"}
+_VERDICTS = {0: "Nothing needs mending.", 1: "One thing does not work: its line says what to do."}
+
+
+class DoctorScreen(ModalScreen[None]):
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q,d", "dismiss", "close", show=False)]
+
+    def __init__(self, examine: Examine, glyphs: Glyphs) -> None:
+        super().__init__()
+        self._examine, self._glyphs = examine, glyphs
+        self.findings: list[Finding] = []
+        self.verdict = "Looking …"
+
+    def compose(self) -> ComposeResult:
+        with VerticalScroll(classes="box help") as box:
+            box.border_title = Content.styled("Doctor", "bold")
+            box.border_subtitle = Content.assemble(("Esc", "bold $accent"), (" close", "$muted"))
+            yield Static("", id="findings", markup=False)
+
+    def on_mount(self) -> None:
+        self.run_worker(self._look(), name="doctor", exit_on_error=True)
+
+    def on_resize(self) -> None:
+        self._draw()
+
+    async def _look(self) -> None:
+        try:
+            async for finding in self._examine():
+                self.findings.append(finding)
+                self._draw()
+        except CommandFailed as error:
+            self.verdict = str(error)
+        else:
+            failed = sum(finding.verdict == "fail" for finding in self.findings)
+            self.verdict = _VERDICTS.get(failed, f"{failed} things do not work: their lines say what to do.")
+        self._draw()
+
+    def _draw(self) -> None:
+        width = max(self.query_one(VerticalScroll).scrollable_content_region.width, 30)
+        rows = [Content.styled(hang(plain(self.verdict, 300), width, 0), "bold"), Content("")]
+        rows += [finding_line(finding, width, self._glyphs) for finding in self.findings]
+        self.query_one("#findings", Static).update(Content("\n").join(rows))
+
+
+def finding_line(finding: Finding, width: int, glyphs: Glyphs) -> Content:
+    """Mark, what was looked at, what was found; the mark says without colour how it is."""
+    mark = {"ok": glyphs.done, "note": glyphs.todo, "fail": glyphs.bad}[finding.verdict]
+    return Content.assemble(
+        (f"{mark} {finding.what:<{_LABEL - 2}}", _STYLES[finding.verdict]),
+        hang(plain(finding.text, 600), width, _LABEL),
+    )

@@ -1,0 +1,55 @@
+"""What F2 knows of the settings: rows to show and what may be done with one; whoever opened the dashboard does it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+
+class SettingRefused(Exception):
+    """The message says why and what to write."""
+
+
+@dataclass(frozen=True)
+class SettingRow:
+    """One setting, every value as text.
+
+    kind: what may be written; choices: all of them, where there are only some. saved: it stands in the file (else the
+    default counts). running: what the running node works with, where that is something else. counts: from when on a
+    change has an effect.
+    """
+
+    key: str
+    help: str
+    kind: str
+    choices: tuple[str, ...]
+    value: str
+    default: str
+    saved: bool
+    counts: str
+    running: str = ""
+
+
+def spaced(row: SettingRow, value: str) -> str:
+    """A value of this setting for reading: lists may be wrapped, nothing is called so."""
+    return (value.replace(",", ", ") if row.kind == "list" else value) or "(empty)"
+
+
+class SettingsActions(Protocol):
+    """Every method raises SettingRefused; a refused change leaves the file as it was."""
+
+    def describe(self) -> str:
+        """Where the settings lie."""
+        ...
+
+    async def rows(self) -> tuple[SettingRow, ...]: ...
+
+    async def change(self, key: str, value: str) -> None: ...
+
+    async def reset(self, key: str) -> None:
+        """Back to the default."""
+        ...
+
+    async def restart(self) -> str:
+        """The node finishes its round and starts again with what was changed here. A sentence."""
+        ...

@@ -1,0 +1,27 @@
+"""The standard streams where something is amiss with them: closed, of an old encoding, or with nobody who reads."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+
+
+def prepare() -> None:
+    """Once, at the start: no stream is missing, and none fails on a character that it cannot write."""
+    if sys.stdin is None:
+        sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115 - stays open as long as the process
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - as above
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
+def to_nowhere(*descriptors: int) -> None:
+    """What is still written to them (there is always a last word, if only the flush at exit) must not fail."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for descriptor in descriptors:
+        os.dup2(nowhere, descriptor)
+    os.close(nowhere)
