@@ -70,7 +70,7 @@ def test_a_run_learns_and_a_stopped_run_goes_on_where_it_was(tmp_path: Path) -> 
         net = model.Qwen2(SHAPE)
         net.initialise(0)
         plan = train.Plan(minutes=minutes, height=4, half=False)
-        return net, train.run(net, rows, {}, words, plan, tmp_path, said.append)
+        return net, train.run(net, rows, [(1.0, {})], words, plan, tmp_path, said.append)
 
     first, early = go(0.05)
     again, late = go(0.05)
