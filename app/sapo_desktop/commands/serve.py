@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import argparse
-import shlex
-import sys
+import asyncio
+import importlib.util
+from functools import partial
 
-from sapo_desktop.errors import EngineMissing
+from sapo_desktop.errors import EngineMissing, UsageError
 
 
 def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
-    parser.add_argument("--port", type=int, default=8642, help="TCP port on 127.0.0.1 (default: 8642)")
+    parser.add_argument(
+        "--port", type=int, default=8642, help="TCP port on 127.0.0.1; 0 = any free one (default: 8642)"
+    )
 
 
 def main(args: argparse.Namespace) -> int:
-    try:
-        from textual_serve.server import Server
-    except ImportError as error:
-        raise EngineMissing(
-            'The dashboard in a browser needs textual-serve: pip install "sapo-desktop[serve]"'
-        ) from error
-    command = f"{shlex.quote(sys.executable)} -m sapo_desktop"
-    Server(command, host="127.0.0.1", port=args.port, title="sapo-desktop").serve()
+    if not 0 <= args.port < 65535:
+        raise UsageError("--port is a number from 0 to 65534.")
+    if importlib.util.find_spec("textual_serve") is None:
+        raise EngineMissing('The dashboard in a browser needs textual-serve: pip install "sapo-desktop[serve]"')
+    from sapo_desktop import serving
+
+    with serving.listen(args.port) as bound:
+        asyncio.run(serving.serve(bound, partial(print, flush=True)))
     return 0

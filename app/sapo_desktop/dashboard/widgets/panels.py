@@ -121,6 +121,8 @@ def _progress(state: DashboardState, now: float, width: int, glyphs: Glyphs) -> 
 
 
 def _idle(state: DashboardState, now: float) -> str:
+    if state.state == "starting":
+        return "The node is starting"
     if state.state == "paused":
         return "Paused: the header says why"
     if state.state in ("stopped", "failed"):
