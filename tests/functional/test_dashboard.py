@@ -281,6 +281,7 @@ async def test_rollouts_are_filtered_by_task_source_reward_and_text() -> None:
 async def test_in_ascii_mode_nothing_else_reaches_the_terminal() -> None:
     """Titles, scrollbars, toasts, dialogs, the palette and what models write: all of it."""
     async with app_over(SWARM, glyphs="ascii").run_test(size=NARROW, notifications=True) as pilot:
+        await settled(pilot)
         for key in ("1", "2", "3", "5", "question_mark", "escape", "z", "escape", "ctrl+p", "escape", "space"):
             await pilot.press(key)
             lines = await settled(pilot)
@@ -290,6 +291,7 @@ async def test_in_ascii_mode_nothing_else_reaches_the_terminal() -> None:
 
 async def test_dialogs_fit_into_a_small_terminal() -> None:
     async with app_over(SWARM).run_test(size=(60, 15)) as pilot:
+        await settled(pilot)
         await pilot.press("q")
         lines = await settled(pilot)
         assert any(line.rstrip().endswith("╮") for line in lines), "\n".join(lines)
