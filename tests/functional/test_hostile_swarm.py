@@ -171,6 +171,8 @@ async def test_no_attack_of_a_hostile_swarm_reaches_the_machine_the_terminal_or_
         "6",
         "--sampling",
         "uniform",
+        "--learning-rate",
+        "1e-12",  # a policy that stays as it is finds no right answer unlikely, however long this takes
     )
     dashboard = [sys.executable, "-m", "sapo_desktop"]
     async with Scorer() as scorer, node(home, *joins) as (client, process), terminal(home, dashboard) as screen:
