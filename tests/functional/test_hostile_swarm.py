@@ -60,7 +60,7 @@ class Attacker:
         self.sources = 0
 
     async def sum(self) -> tuple[Question, str]:
-        """A question of two numbers with its answer."""
+        """A question of two numbers with its answer, of two digits at least."""
         while True:
             self.seed += 1
             (found,) = await self.scorer.questions([TaskRef("basic_arithmetic", "starter", self.seed)])
@@ -69,7 +69,7 @@ class Attacker:
                 left, right = int(parts[1]), int(parts[3])
                 answer = left + right if parts[2] == "+" else left - right
                 (reward,) = (await self.scorer.score(found.ref, [f"<answer>{answer}</answer>"])).rewards
-                if reward == 1.0:
+                if reward == 1.0 and abs(answer) > 9:  # of one digit, the fake engine finds them too unlikely to take
                     return found, f"<answer>{answer}</answer>"
 
     async def body(self, who: Identity, texts: Sequence[str], **changes: object) -> GroupBody:
@@ -171,6 +171,8 @@ async def test_no_attack_of_a_hostile_swarm_reaches_the_machine_the_terminal_or_
         "6",
         "--sampling",
         "uniform",
+        "--learning-rate",
+        "1e-12",  # a policy that stays as it is finds no right answer unlikely, however long this takes
     )
     dashboard = [sys.executable, "-m", "sapo_desktop"]
     async with Scorer() as scorer, node(home, *joins) as (client, process), terminal(home, dashboard) as screen:
