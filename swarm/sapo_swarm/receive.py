@@ -61,8 +61,8 @@ class GroupScorer(Protocol):
     ) -> Sequence[object]: ...
 
 
-MeanLogprob = Callable[[Question, Sequence[str]], Awaitable[float]]
-"""Mean log-probability per token of texts under the node's own policy."""
+Likelihood = Callable[[Question, Sequence[str]], Awaitable[float]]
+"""Log-probability a token, under the node's own policy, of the least likely stretch of the texts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +70,14 @@ class Policy:
     """What a node takes. tasks: dataset names (default: the allow-list). max_bytes: longest completion.
 
     length_factor: a group's median completion may be so many times the 95th percentile of own ones.
-    logprob_floor: nats a token; used when a MeanLogprob is given. max_age_s: of the author's date.
+    logprob_floor: nats a token, see Likelihood; docs/decisions/0009-likelihood.md has the measurement. max_age_s: of the
+    author's date.
     """
 
     tasks: frozenset[str] = frozenset(CATALOGUE)
     max_bytes: int = MAX_COMPLETION_BYTES
     length_factor: float = 4.0
-    logprob_floor: float = -8.0
+    logprob_floor: float = -6.0
     max_age_s: float = 3600.0
     partial_credit: bool = False
 
@@ -89,7 +90,7 @@ class Receiver:
     node: str
     scorer: GroupScorer
     policy: Policy = field(default_factory=Policy)
-    mean_logprob: MeanLogprob | None = None
+    likelihood: Likelihood | None = None
     rejected: Counter[str] = field(default_factory=Counter)
     accepted: int = 0
     struck: set[str] = field(default_factory=set)
@@ -209,9 +210,9 @@ class Receiver:
         verified-correct text is what poison travels in, and bad text may be as unlikely as it likes."""
         mean_reward = sum(rewards) / len(rewards)
         taught = [c.text for c, reward in zip(body.completions, rewards, strict=True) if reward > mean_reward]
-        if self.mean_logprob is None or not taught:
+        if self.likelihood is None or not taught:
             return True
-        return await self.mean_logprob(question, taught) >= self.policy.logprob_floor
+        return await self.likelihood(question, taught) >= self.policy.logprob_floor
 
 
 def _group(body: GroupBody, question: Question, rewards: Sequence[float]) -> Group:

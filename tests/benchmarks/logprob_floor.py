@@ -2,7 +2,7 @@
 
 Nodes of unlike models, fresh and after some rounds of unlike algorithms, answer the same training questions. What each
 would be taught by the others (their completions that beat the group's mean) is measured under its own policy, as the
-receiver does: mean log-probability a token of at most four texts. Against that: right answers with garbage around them.
+receiver does: the least likely 16 tokens in a row of at most four texts. Against that: right answers with garbage around them.
 
 Run: python tests/benchmarks/logprob_floor.py [--models starter-1m starter] [--rounds 20] [--questions 12] [--out FILE.json]
 """
@@ -29,7 +29,7 @@ from sapo_backends.base import Engine, LoadRequest, Sampling
 from sapo_backends.registry import backend
 from sapo_swarm.config import PAPER_TASKS
 from sapo_swarm.node.host import EngineHost
-from sapo_swarm.node.swarm_exchange import PROBED, token_logprobs
+from sapo_swarm.node.swarm_exchange import PROBED, token_logprobs, worst_stretch
 from sapo_swarm.prompting import messages
 from sapo_swarm.receive import Policy
 from sapo_swarm.scoring.scorer import Scored, Scorer
@@ -60,22 +60,20 @@ Rows = list[list[float]]
 
 
 def mean_of_all(rows: Rows) -> float:
-    """What the receiver asks for."""
+    """Of all tokens: garbage is diluted by honest work around it."""
     return float(np.mean([value for row in rows for value in row]))
 
 
-def worst_window(rows: Rows, width: int) -> float:
-    """The least likely stretch of so many tokens in any of the texts: nothing dilutes it."""
-    return min(
-        float(np.convolve(row, np.ones(min(width, len(row))) / min(width, len(row)), "valid").min()) for row in rows
-    )
+def worst(rows: Rows, width: int) -> float:
+    """Of the least likely stretch of so many tokens in any of the texts: what the receiver asks for."""
+    return min(worst_stretch(row, width) for row in rows)
 
 
 STATISTICS: dict[str, Callable[[Rows], float]] = {
     "mean": mean_of_all,
-    "worst 8 tokens": lambda rows: worst_window(rows, 8),
-    "worst 16 tokens": lambda rows: worst_window(rows, 16),
-    "worst 32 tokens": lambda rows: worst_window(rows, 32),
+    "worst 8 tokens": lambda rows: worst(rows, 8),
+    "worst 16 tokens": lambda rows: worst(rows, 16),
+    "worst 32 tokens": lambda rows: worst(rows, 32),
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -192,3 +193,24 @@ async def test_a_coordinator_that_goes_away_stops_nothing_and_gets_no_backlog(
     assert node.news().connected
     assert node.exchange.standing.accepted == 2, "rounds 1 and 6; what newer rounds overtook is not sent late"
     await node.exchange.close()
+
+
+async def test_a_node_that_takes_no_groups_of_others_shares_its_own_all_the_same(
+    hosted: Hosted, scorer: Scorer, engine: EngineHost
+) -> None:
+    """Nothing is asked for, what waited is dropped; taking again fills the pool again."""
+    giver, shy = Node(hosted, scorer, engine), Node(hosted, scorer, engine)
+    await giver.join("giver")
+    await shy.join("shy")
+    await giver.round(1, await giver.groups(1))
+    assert len(await shy.round(1, await shy.groups(1))) == 1
+    shy.exchange.take(False)
+    assert shy.exchange.available(4) == 0
+    assert await shy.round(2, await shy.groups(2)) == ()
+    assert (shy.news().connected, shy.news().accepted) == (True, 4)
+    drawn = {row.member.node: row.drawn for row in (await hosted.store.standing(time.time(), 10)).rows}
+    assert drawn[giver.identity.node] == 1, "nothing was drawn the second time"
+    shy.exchange.take(True)
+    assert len(await shy.round(3, await shy.groups(3))) == 1
+    await giver.exchange.close()
+    await shy.exchange.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,6 +14,8 @@ from sapo_swarm.client import ExchangeResult
 from sapo_swarm.config import RunConfig
 from sapo_swarm.node.pool import Pool
 from sapo_swarm.node.standing import Standing
+from sapo_swarm.node.swarm_exchange import STRETCH, worst_stretch
+from sapo_swarm.receive import Policy
 from sapo_swarm.registry import UnknownStrategy
 from sapo_swarm.types import Group, Question, Rollout, TaskRef
 
@@ -135,3 +138,16 @@ def test_a_bare_line_of_a_person_is_the_answer(typed: str, text: str) -> None:
 def test_an_attempt_that_cannot_travel_says_why(typed: str) -> None:
     with pytest.raises(ValueError, match="attempt"):
         answering.attempt(typed)
+
+
+@given(st.lists(st.floats(-20, 0), min_size=1, max_size=60), st.integers(1, 40))
+def test_the_worst_stretch_is_the_lowest_mean_of_so_many_in_a_row(values: list[float], width: int) -> None:
+    width_here = min(width, len(values))
+    means = [np.mean(values[i : i + width_here]) for i in range(len(values) - width_here + 1)]
+    assert worst_stretch(values, width) == pytest.approx(min(means), abs=1e-9)
+
+
+def test_honest_work_does_not_dilute_garbage() -> None:
+    """Eight tokens that nobody would write, amid two hundred that everybody would."""
+    text = [-0.1] * 100 + [-12.0] * 8 + [-0.1] * 100
+    assert worst_stretch(text, STRETCH) < Policy().logprob_floor < sum(text) / len(text)

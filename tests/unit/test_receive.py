@@ -163,10 +163,10 @@ async def test_the_length_band_follows_own_completions(receiver: Receiver) -> No
 async def test_text_that_the_own_policy_would_never_write_is_refused() -> None:
     """The log-prob floor, when the node gives its policy."""
 
-    async def mean_logprob(question: Question, texts: Sequence[str]) -> float:
+    async def likelihood(question: Question, texts: Sequence[str]) -> float:
         return -20.0 if "zalgo" in texts[0] else -1.0
 
-    receiver = Receiver(SWARM, ME.node, AddOne(), Policy(logprob_floor=-8.0), mean_logprob)
+    receiver = Receiver(SWARM, ME.node, AddOne(), Policy(logprob_floor=-8.0), likelihood)
     assert len(await receiver.receive([signed(PEER)], NOW)) == 1
     assert await receiver.receive([signed(PEER, 8, ["zalgo <answer>9</answer>", "zalgo"])], NOW) == []
     assert receiver.rejected == {"logprob": 1}

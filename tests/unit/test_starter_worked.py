@@ -49,9 +49,7 @@ def test_every_worked_solution_ends_in_an_answer_with_full_marks(dataset: str, p
 def test_the_steps_of_a_sum_are_written_in_the_order_they_are_done() -> None:
     """Inner parentheses first, then products, then left to right, with floor division as the generator does it."""
     entry = {"metadata": {"expression": "-( 2 + -5 ) * 3 - 7 / 2"}, "answer": "6"}
-    assert worked("basic_arithmetic", entry) == (
-        "2+-5=-3;-(-3)=3;3*3=9;7/2=3;9-3=6\n<answer>6</answer>"
-    )
+    assert worked("basic_arithmetic", entry) == ("2+-5=-3;-(-3)=3;3*3=9;7/2=3;9-3=6\n<answer>6</answer>")
 
 
 def test_a_base_conversion_goes_through_decimal() -> None:

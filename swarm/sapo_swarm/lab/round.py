@@ -18,7 +18,7 @@ from sapo_swarm.lab.world import is_away, tampered
 from sapo_swarm.node import rounds
 from sapo_swarm.node.record import record
 from sapo_swarm.node.rounds import Bench
-from sapo_swarm.node.swarm_exchange import mean_logprob
+from sapo_swarm.node.swarm_exchange import least_likely
 from sapo_swarm.node.work import RoundWork
 from sapo_swarm.sapo.adaptive import move, observe
 from sapo_swarm.sapo.sample_external import has_signal
@@ -136,7 +136,7 @@ async def _likely(bench: Bench, group: Group, floor: float) -> bool:
     """As sapo_swarm.receive: could this policy have written what it would be taught?"""
     mean = sum(group.rewards) / len(group.rewards)
     taught = [r.text for r in group.rollouts if r.reward > mean]
-    return not taught or (await mean_logprob(bench.host, group.question, taught))[0] >= floor
+    return not taught or (await least_likely(bench.host, group.question, taught))[0] >= floor
 
 
 async def _fill(bench: Bench, work: RoundWork, offered: Sequence[Shared]) -> None:

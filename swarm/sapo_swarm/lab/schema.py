@@ -87,7 +87,11 @@ class Conditions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         Literal["planted", "garbled"], _doc("Correct answers with a planted sentence, or with shuffled words")
     ] = "planted"
     logprob_floor: Annotated[
-        float, _doc("Refuse groups whose rewarded text has a mean log-probability a token below this; 0 = off", le=0.0)
+        float,
+        _doc(
+            "Refuse groups whose rewarded text has 16 tokens in a row of a mean log-probability below this; 0 = off",
+            le=0.0,
+        ),
     ] = 0.0
     # How long, and what is asked on the way
     judge: Annotated[

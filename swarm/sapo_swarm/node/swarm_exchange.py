@@ -7,6 +7,7 @@ reply) goes out whenever the coordinator's pace allows. Groups that a newer roun
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import math
 import random
@@ -34,6 +35,8 @@ LEADERBOARD_S, NEWCOMER_S = 15.0, 2.0
 UPLOAD_BYTES = 200 * 1024
 """Of group bodies in one upload: fits the protocol's limit however badly they compress."""
 MAX_COMPLETIONS = 16
+STRETCH = 16
+"""Tokens in a row that are judged together: garbage is not diluted by the honest work around it."""
 PROBED = 4
 """Foreign texts of a group whose log-probability is computed: chosen at random, so that none can count on slipping by."""
 LEAST_YIELD = 1 / 8
@@ -80,9 +83,9 @@ class SwarmExchange:
         """Judge what is received with this scorer, and how likely it is under this engine's policy."""
 
         async def likelihood(question: Question, texts: Sequence[str]) -> float:
-            mean, seconds = await mean_logprob(host, question, texts)
+            found, seconds = await least_likely(host, question, texts)
             self.judging_s += seconds
-            return mean
+            return found
 
         swarm, node = self.client.invite.swarm, self.client.identity.node
         self._receiver = Receiver(swarm, node, scorer, self.policy, likelihood)
@@ -243,17 +246,24 @@ class SwarmExchange:
         )
 
 
-async def mean_logprob(host: EngineHost, question: Question, texts: Sequence[str]) -> tuple[float, float]:
-    """Mean log-probability a token of up to PROBED foreign texts under the node's policy, in nats (0 for empty ones),
-    and the seconds that it cost the engine's thread."""
+async def least_likely(host: EngineHost, question: Question, texts: Sequence[str]) -> tuple[float, float]:
+    """The lowest mean log-probability a token of any STRETCH tokens in a row of up to PROBED foreign texts, under the
+    node's policy, in nats (0 where all are empty), and the seconds that it cost the engine's thread."""
     probed = texts if len(texts) <= PROBED else random.sample(texts, PROBED)
 
     def measure() -> tuple[float, float]:
         began = time.perf_counter()
-        values = [value for row in token_logprobs(host, question, probed) for value in row]
-        return sum(values) / len(values) if values else 0.0, time.perf_counter() - began
+        rows = token_logprobs(host, question, probed)
+        return min((worst_stretch(row, STRETCH) for row in rows), default=0.0), time.perf_counter() - began
 
     return await host.call(measure)
+
+
+def worst_stretch(values: Sequence[float], width: int) -> float:
+    """The lowest mean of `width` values in a row; of all where there are fewer. values: at least one."""
+    sums = [0.0, *itertools.accumulate(values)]
+    width = min(width, len(values))
+    return min((sums[end] - sums[end - width]) / width for end in range(width, len(sums)))
 
 
 def token_logprobs(host: EngineHost, question: Question, texts: Sequence[str]) -> list[list[float]]:

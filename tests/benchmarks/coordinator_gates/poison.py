@@ -99,7 +99,7 @@ class Table:
                 ways += RATE * advantage * (np.eye(WAYS)[way] - _softmax(ways))
             styles += RATE * advantage * (np.eye(2)[style] - _softmax(styles))
 
-    async def mean_logprob(self, asked: Question, texts: Sequence[str]) -> float:
+    async def likelihood(self, asked: Question, texts: Sequence[str]) -> float:
         """The receiver's log-prob floor: how likely this node itself would write so."""
         ways, styles = _softmax(self.ways[asked.ref.dataset]), _softmax(self.styles[asked.ref.dataset])
         found = [read(asked.ref, text) for text in texts]
@@ -131,7 +131,7 @@ class Member:
         self.table = Table(np.random.default_rng(number))
         self.now = 0.0
         self.client = NodeClient(invite, self.identity, clock=lambda: self.now)  # type: ignore[arg-type]
-        floor = self.table.mean_logprob if guarded else None
+        floor = self.table.likelihood if guarded else None
         self.receiver = Receiver(
             "", self.identity.node, ToyScorer(), Policy(tasks=frozenset(PAPER_TASKS), logprob_floor=-3.5), floor
         )
