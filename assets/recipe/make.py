@@ -14,7 +14,7 @@ import torch
 from tokenizers import Tokenizer
 
 from recipe import data, model, tokenizer, train
-from recipe.mixture import MIXTURE, WEIGHTS
+from recipe.mixture import MIXTURE, POLISH, WEIGHTS
 from sapo_swarm.tasks.catalogue import CATALOGUE
 
 NAMES = {"1m": "starter-1m", "5m": "starter"}
@@ -36,6 +36,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--size", choices=list(model.SHAPES), default="1m")
     parser.add_argument("--minutes", type=float, default=30.0, help="training time, see Plan")
+    parser.add_argument("--polish", type=float, default=0.0, help="minutes of a second schedule, see Plan")
     parser.add_argument("--work", type=Path, default=Path("recipe-work"), help="caches, checkpoints, log")
     parser.add_argument("--output", type=Path, help="model folder; by default <work>/<name>")
     parser.add_argument("--tokenizer", type=Path, help="a folder with a tokenizer to keep")
@@ -62,12 +63,16 @@ def main() -> None:
     words = _tokenizer(arguments.tokenizer or arguments.work / "tokenizer", grouped)
     rows = {dataset: train.encode(examples, words) for dataset, examples in grouped.items()}
     plan = train.Plan(
-        minutes=arguments.minutes, seed=arguments.seed, threads=arguments.threads, compiled=arguments.compiled
+        minutes=arguments.minutes,
+        polish=arguments.polish,
+        seed=arguments.seed,
+        threads=arguments.threads,
+        compiled=arguments.compiled,
     )
     net = model.Qwen2(model.SHAPES[arguments.size])
     net.initialise(arguments.seed)
     say(f"{name}: {sum(p.numel() for p in net.parameters()):,} parameters")
-    done = train.run(net, rows, WEIGHTS[arguments.size], words, plan, run_folder, say)
+    done = train.run(net, rows, WEIGHTS[arguments.size], POLISH[arguments.size], words, plan, run_folder, say)
     model.save(net, output, tokenizer.token_id(words, tokenizer.END), tokenizer.token_id(words, tokenizer.STOP))
     tokenizer.save(words, output)
     record = {
@@ -81,6 +86,7 @@ def main() -> None:
         "mixture": MIXTURE,
         "settings": {d: {p: dict(CATALOGUE[d][p]) for p in presets} for d, presets in MIXTURE.items()},
         "weights": WEIGHTS[arguments.size],
+        "polish": POLISH[arguments.size] if plan.polish else [],
         "held_out_window": data.HELD_OUT_WINDOW,
         "machine": {"processor": platform.machine(), "device": "cuda" if torch.cuda.is_available() else "cpu"},
         "versions": {p: importlib.metadata.version(p) for p in ("torch", "tokenizers", "reasoning-gym", "safetensors")},

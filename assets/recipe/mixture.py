@@ -63,6 +63,26 @@ WEIGHTS: dict[str, Stages] = {
 """By size: weights up to a share of the schedule, relative to 1. Tasks that come easily are seen less, and the last stage
 is spent on what is still weak: a starter that has learned a task leaves nothing to reinforcement learning."""
 
+POLISH: dict[str, Stages] = {
+    "1m": [(1.0, {})],
+    "5m": [
+        (
+            1.0,
+            {
+                "arc_1d": 2.0,
+                "base_conversion": 0.2,
+                "bf": 0.3,
+                "propositional_logic": 0.5,
+                "fraction_simplification": 0.05,
+                "decimal_arithmetic": 0.8,
+                "calendar_arithmetic": 0.4,
+                "binary_matrix": 0.05,
+            },
+        )
+    ],
+}
+"""The same for the polish, a second and shorter schedule after the first (train.Plan.polish)."""
+
 
 def weights_at(stages: Stages, progress: float) -> dict[str, float]:
     """The weights in force at a share of the schedule."""

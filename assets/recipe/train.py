@@ -32,6 +32,8 @@ class Plan:
     """Settings of one run. minutes: on which the learning-rate schedule is laid, of processor time with one thread
     on a CPU (a busy machine then only takes longer), otherwise of wall time.
 
+    polish: minutes of a second schedule after the first, with fresh optimizers, other weights of the tasks and
+    polish_rate times the learning rates: small, so that what is known stays known.
     half: products in bfloat16. compiled: torch.compile, which needs a C++ compiler and is 1.3 to 1.4 times as fast.
     """
 
@@ -47,6 +49,15 @@ class Plan:
     half: bool = True
     compiled: bool = False
     checkpoint_minutes: float = 5.0
+    polish: float = 0.0
+    polish_rate: float = 0.25
+
+    def at(self, seconds: float) -> tuple[bool, float]:
+        """Whether the polish has begun, and the share that is done of its schedule or of the first."""
+        main = self.minutes * 60
+        if seconds < main or not self.polish:
+            return False, seconds / main
+        return True, (seconds - main) / (self.polish * 60)
 
 
 @dataclass(frozen=True)
@@ -203,12 +214,13 @@ def run(
     model: Qwen2,
     rows: dict[str, list[Row]],
     stages: Stages,
+    polish: Stages,
     tokenizer: Tokenizer,
     plan: Plan,
     folder: Path,
     say: Callable[[str], None],
 ) -> dict[str, float]:
-    """Train until the plan's minutes are used; resumes from the folder's checkpoint. Gives steps, seconds, tokens."""
+    """Train until the plan's minutes and its polish are used; resumes from the folder's checkpoint. Gives steps, seconds, tokens."""
     folder.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(plan.threads)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -218,21 +230,24 @@ def run(
     base = [[g["lr"] for g in o.param_groups] for o in opts]
     state = _resume(folder, model, opts)
     (folder / "plan.json").write_text(json.dumps(asdict(plan), indent=1))
-    pad, total = token_id(tokenizer, END), plan.minutes * 60
+    pad = token_id(tokenizer, END)
     clock = time.process_time if device.type == "cpu" and plan.threads == 1 else time.monotonic
     begun = saved = clock()
     earlier, shown = state["seconds"], []
 
     def weights() -> dict[str, float]:
-        return weights_at(stages, state["seconds"] / total)
+        polishing, progress = plan.at(state["seconds"])
+        return weights_at(polish if polishing else stages, progress)
 
     for pack in batches(rows, weights, plan.width, plan.height, plan.seed + int(state["step"])):
-        progress = state["seconds"] / total
+        polishing, progress = plan.at(state["seconds"])
         if progress >= 1:
             break
+        if polishing and not state.get("polishing"):
+            opts = optimizers(model, plan)
         for opt, rates in zip(opts, base, strict=True):
             for group, rate in zip(opt.param_groups, rates, strict=True):
-                group["lr"] = rate * schedule(progress, plan)
+                group["lr"] = rate * schedule(progress, plan) * (plan.polish_rate if polishing else 1.0)
         ids, targets, mask = collate(pack, pad, device, plan.width)
         with torch.autocast(device.type, torch.bfloat16, enabled=plan.half):
             loss = loss_of(model, read, ids, targets, mask)
@@ -246,6 +261,7 @@ def run(
             "step": state["step"] + 1,
             "seconds": earlier + clock() - begun,
             "tokens": state["tokens"] + sum(len(row.ids) for line in pack for row in line),
+            "polishing": polishing,
         }
         if state["step"] % 50 == 0:
             rate = state["tokens"] / state["seconds"]

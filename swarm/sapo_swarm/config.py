@@ -71,6 +71,15 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     # The update
     algorithm: Annotated[str, _doc("Policy gradient: grpo, dr_grpo, rloo, gspo")] = "grpo"
     learning_rate: Annotated[float, _doc("Adam step size; 0 = the method's default", ge=0.0, le=1.0)] = 0.0
+    final_rate: Annotated[
+        float,
+        _doc(
+            "Part of the learning rate that is left at the last of `rounds`; it falls linearly over their second half. "
+            "1 = constant, as it is without a planned end",
+            gt=0.0,
+            le=1.0,
+        ),
+    ] = 1.0
     epochs: Annotated[int, _doc("Passes over a batch", ge=1, le=16)] = 1
     minibatches: Annotated[int, _doc("Optimizer steps a pass", ge=1, le=64)] = 1
 

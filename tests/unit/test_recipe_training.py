@@ -70,7 +70,7 @@ def test_a_run_learns_and_a_stopped_run_goes_on_where_it_was(tmp_path: Path) -> 
         net = model.Qwen2(SHAPE)
         net.initialise(0)
         plan = train.Plan(minutes=minutes, height=4, half=False)
-        return net, train.run(net, rows, [(1.0, {})], words, plan, tmp_path, said.append)
+        return net, train.run(net, rows, [(1.0, {})], [(1.0, {})], words, plan, tmp_path, said.append)
 
     first, early = go(0.05)
     again, late = go(0.05)
@@ -90,6 +90,22 @@ def test_the_learning_rate_warms_up_stays_and_falls() -> None:
     assert factors[0] < factors[1] < factors[2] == 1.0
     assert factors[50] == 1.0
     assert factors[-1] == pytest.approx(0.05)
+
+
+def test_the_polish_is_a_second_schedule_that_draws_other_tasks(tmp_path: Path) -> None:
+    """With the first schedule's time used up, only the polish's tasks are learned; the clock counts both."""
+    examples, words = toy()
+    rows = {"basic_arithmetic": train.encode(examples, words), "bf": train.encode(examples, words)[:1]}
+    net = model.Qwen2(SHAPE)
+    net.initialise(0)
+    plan = train.Plan(minutes=0.01, polish=0.08, polish_rate=1.0, height=4, half=False)
+    done = train.run(net, rows, [(1.0, {"basic_arithmetic": 0.0})], [(1.0, {"bf": 0.0})], words, plan, tmp_path, print)
+    assert done["polishing"]
+    assert done["seconds"] >= 5.4
+    drawn = dict(sample(net.eval(), words, [prompt_text("Say 7.")], group=1, room=12, temperature=0))
+    assert drawn[0][0].text == "<answer>7</answer>"
+    assert plan.at(1.0) == (True, pytest.approx(0.4 / 4.8))
+    assert plan.at(0.3) == (False, pytest.approx(0.5))
 
 
 def test_the_interval_of_a_share_contains_it() -> None:

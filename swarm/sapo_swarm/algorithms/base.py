@@ -50,3 +50,12 @@ def learning_rate(config: RunConfig, method: str, parameters: int) -> float:
     if parameters < TINY:
         return min(3e-4, 2e-4 * math.sqrt(1e6 / parameters))
     return 1e-5 if method == "lora" else 1e-6
+
+
+def rate_share(config: RunConfig, round_number: int) -> float:
+    """The part of the learning rate in force in a round (0, 1, …): 1, or in the second half of a planned run the straight
+    line down to final_rate at its last round."""
+    last = config.rounds - 1
+    if last < 1 or round_number <= last / 2:
+        return 1.0
+    return 1.0 - (1.0 - config.final_rate) * min(1.0, round_number / last * 2.0 - 1.0)

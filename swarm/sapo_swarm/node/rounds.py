@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from sapo_backends.base import PolicyUpdate, Sampling, TokenSequence, TrainSample, UpdateStats
-from sapo_swarm.algorithms.base import Algorithm
+from sapo_swarm.algorithms.base import Algorithm, rate_share
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import Phase, PhaseName
 from sapo_swarm.node.exchange import Exchange
@@ -202,7 +202,7 @@ async def update(bench: Bench, work: RoundWork) -> None:
         work.stats = await bench.host.call(
             bench.host.engine.update,
             samples,
-            bench.policy,
+            replace(bench.policy, learning_rate=bench.policy.learning_rate * rate_share(bench.config, work.round)),
             round_seed(bench.node_key, bench.config.seed, work.round, "update"),
             bench.host.cancel,
             _from_thread(bench, lambda fraction: (fraction, "Updating the model")),
