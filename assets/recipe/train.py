@@ -220,7 +220,10 @@ def run(
     folder: Path,
     say: Callable[[str], None],
 ) -> dict[str, float]:
-    """Train until the plan's minutes and its polish are used; resumes from the folder's checkpoint. Gives steps, seconds, tokens."""
+    """Train until the minutes of the plan and of its polish are used; resumes from the folder's checkpoint.
+
+    Gives steps, seconds, tokens.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(plan.threads)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
