@@ -260,6 +260,8 @@ def run(
             opt.step()
             opt.zero_grad(set_to_none=True)
         shown.append(loss.item())
+        if not math.isfinite(shown[-1]):
+            raise ArithmeticError("The loss is no number any more. Go on from the last checkpoint without --compiled.")
         state = {
             "step": state["step"] + 1,
             "seconds": earlier + clock() - begun,

@@ -79,7 +79,7 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
             gt=0.0,
             le=1.0,
         ),
-    ] = 1.0
+    ] = 0.1
     epochs: Annotated[int, _doc("Passes over a batch", ge=1, le=16)] = 1
     minibatches: Annotated[int, _doc("Optimizer steps a pass", ge=1, le=64)] = 1
 
