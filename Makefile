@@ -4,12 +4,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 
-.PHONY: run test check bench venv system clean
+.PHONY: run test check bench venv system llama clean
 
 run: venv
 	$(BIN)/sapo-desktop
 
-test: venv system check
+test: venv system llama check
 	$(BIN)/python -m pytest
 
 check: venv
@@ -30,6 +30,10 @@ $(STAMP): pyproject.toml packaging/setup_venv.py
 # Programs that tests need and pip cannot bring (redis-server, chromium).
 system: venv
 	$(BIN)/python packaging/system_packages.py
+
+# The app does without; the tests of its engine do not.
+llama: venv
+	$(BIN)/python packaging/llama_engine.py
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -40,14 +40,13 @@ LLAMA3_ROPE = {
 @dataclass(frozen=True, slots=True)
 class Case:
     """An engine with the loading method under test. reads_folders: it loads Hugging Face folders. trains: it has
-    update(). optional: it may be missing in CI too, because installing it compiles."""
+    update()."""
 
     backend: str
     method: str = "full"
     reads_folders: bool = True
     tolerance: float = 2e-5
     trains: bool = True
-    optional: bool = False
 
     def __str__(self) -> str:
         return f"{self.backend}-{self.method}"
@@ -59,8 +58,8 @@ ENGINES = (
     Case("torch", method="lora"),
     Case("mlx"),
     Case("mlx", method="lora"),
-    Case("llamacpp", method="none", trains=False, optional=True),
-    Case("llamacpp+torch", method="lora", optional=True),
+    Case("llamacpp", method="none", trains=False),
+    Case("llamacpp+torch", method="lora"),
 )
 TRAINERS = tuple(case for case in ENGINES if case.trains)
 READERS = tuple(case for case in ENGINES if case.reads_folders)
@@ -144,9 +143,9 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pa
 
 
 def require_backend(case: Case) -> type[Backend]:
-    """The backend, or a skip when it is not installed (a failure in CI, unless it is optional there)."""
+    """The backend, or a skip when it is not installed (a failure in CI)."""
     missing = [part for part in case.backend.split("+") if part not in registry.installed()]
-    if missing and (case.optional or os.environ.get("CI") != "true"):
+    if missing and os.environ.get("CI") != "true":
         pytest.skip(f"the {missing[0]} engine is not installed")
     return registry.backend(case.backend)
 
