@@ -23,6 +23,7 @@ def commands(full: bool) -> list[list[str]]:
     gates = ["bench_coordinator.py", *([] if full else ["--quick"])]
     return [
         rounds,
+        ["bench_load.py"],
         ["bench_dashboard.py", "--seconds", "20" if full else "3"],
         ["kill_node.py", "--times", "20" if full else "4"],
         gates,
