@@ -31,7 +31,7 @@ every task and preset were left out of the training text, by question (for bf by
 Only the `starter` presets were trained on (of binary_matrix the `easy` one); `paper` is there to be hard. Tasks were
 drawn by weights that change along the schedule (`assets/recipe/mixture.py`).
 
-**Recipe.** `python -m recipe.make --size 1m` and `--size 5m`, with `assets` and `swarm` on the path. Loss on the
+**Recipe.** `python -m recipe.make --size 1m` and `--size 5m`, with `assets`, `swarm` and `backends` on the path. Loss on the
 completion (and on the solved examples of an arc_1d question), Muon for matrices, AdamW for the rest, constant rate
 then a cosine. Seeds, versions and counts are in each model's `recipe.json`. It is written for CUDA as well, but
 has only been run on a CPU so far. The schedule is laid on processor time, so weights are not bit for bit the same on

@@ -10,17 +10,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-from tokenizers import Tokenizer
-
-from recipe.model import Qwen2, load
-from recipe.sampling import Sample, sample
-from recipe.tokenizer import prompt_text
 from recipe.worked import DATASETS
-from sapo_swarm.prompting import extract_answer
+from sapo_backends.base import Completion, Engine, LoadRequest, Sampling
+from sapo_backends.registry import backend
+from sapo_swarm.prompting import extract_answer, messages
 from sapo_swarm.scoring.verify import score_text
 from sapo_swarm.tasks.questions import NoSuchQuestion, generate_entry
 from sapo_swarm.tasks.seeds import held_out
+
+BATCH = 64
+"""Questions answered together."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +55,7 @@ def _items(dataset: str, preset: str, count: int) -> list[tuple[Any, dict[str, A
     return found
 
 
-def _result(dataset: str, groups: list[list[Sample]], rewards: list[list[bool]]) -> Result:
+def _result(dataset: str, groups: list[list[tuple[Completion, str]]], rewards: list[list[bool]]) -> Result:
     samples = [s for group in groups for s in group]
     wins = sum(map(sum, rewards))
     low, high = wilson(wins, len(samples))
@@ -66,16 +65,15 @@ def _result(dataset: str, groups: list[list[Sample]], rewards: list[list[bool]])
         low,
         high,
         sum(len(set(r)) > 1 for r in rewards) / len(rewards),
-        sum(extract_answer(s.text) is not None and s.stopped for s in samples) / len(samples),
-        sum(not s.stopped for s in samples) / len(samples),
-        sum(s.tokens for s in samples) / len(samples),
+        sum(extract_answer(text) is not None and c.finish == "stop" for c, text in samples) / len(samples),
+        sum(c.finish != "stop" for c, _ in samples) / len(samples),
+        sum(len(c.tokens) for c, _ in samples) / len(samples),
         len(groups),
     )
 
 
 def evaluate(
-    model: Qwen2,
-    tokenizer: Tokenizer,
+    engine: Engine,
     preset: str,
     items: int,
     group: int = 8,
@@ -87,17 +85,20 @@ def evaluate(
     results = []
     for dataset in DATASETS:
         questions = _items(dataset, preset, items)
-        groups: list[list[Sample]] = [[] for _ in questions]
-        prompts = [prompt_text(entry["question"]) for _, entry in questions]
-        for index, drawn in sample(model, tokenizer, prompts, group, room, temperature):
-            groups[index] = drawn
+        groups: list[list[tuple[Completion, str]]] = []
+        for start in range(0, items, BATCH):
+            prompts = [
+                engine.tokenizer.encode_chat(messages(e["question"])) for _, e in questions[start : start + BATCH]
+            ]
+            drawn = engine.generate(prompts, group, Sampling(temperature, 1.0, room), seed=start)
+            groups += [[(c, engine.tokenizer.decode(c.tokens)) for c in completions] for completions in drawn]
         rewards = [
-            [score_text(s.text, dataset, scorer, entry)[0] == 1.0 for s in drawn]
-            for (scorer, entry), drawn in zip(questions, groups, strict=True)
+            [score_text(text, dataset, scorer, entry)[0] == 1.0 for _, text in completions]
+            for (scorer, entry), completions in zip(questions, groups, strict=True)
         ]
         results.append(_result(dataset, groups, rewards))
-        for drawn, right, (_, entry) in list(zip(groups, rewards, questions, strict=True))[:show]:
-            print(dataset, repr(entry["question"][-60:]), repr(entry["answer"]), repr(drawn[0].text), right[0])
+        for completions, right, (_, entry) in list(zip(groups, rewards, questions, strict=True))[:show]:
+            print(dataset, repr(entry["question"][-60:]), repr(entry["answer"]), repr(completions[0][1]), right[0])
     return results
 
 
@@ -135,13 +136,12 @@ def main() -> None:
     parser.add_argument("--show", type=int, default=0, help="print so many completions a task")
     parser.add_argument("--json", type=Path, help="write the figures here as well")
     arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
-    model, tokenizer = load(arguments.model).eval(), Tokenizer.from_file(str(arguments.model / "tokenizer.json"))
+    request = LoadRequest(str(arguments.model), method="none", precision="float32", threads=arguments.threads)
+    engine = backend("torch")().load(request)
     kept = {}
     for preset in arguments.preset or ["starter"]:
         results = evaluate(
-            model,
-            tokenizer,
+            engine,
             preset,
             arguments.items,
             arguments.group,

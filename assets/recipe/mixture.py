@@ -70,13 +70,13 @@ POLISH: dict[str, Stages] = {
             1.0,
             {
                 "arc_1d": 2.0,
-                "base_conversion": 0.2,
-                "bf": 0.3,
-                "propositional_logic": 0.5,
-                "fraction_simplification": 0.05,
+                "base_conversion": 0.1,
+                "bf": 0.2,
+                "propositional_logic": 0.7,
+                "fraction_simplification": 0.0,
                 "decimal_arithmetic": 0.8,
                 "calendar_arithmetic": 0.4,
-                "binary_matrix": 0.05,
+                "binary_matrix": 0.0,
             },
         )
     ],

@@ -50,7 +50,7 @@ class Plan:
     compiled: bool = False
     checkpoint_minutes: float = 5.0
     polish: float = 0.0
-    polish_rate: float = 0.25
+    polish_rate: float = 0.5
 
     def at(self, seconds: float) -> tuple[bool, float]:
         """Whether the polish has begun, and the share that is done of its schedule or of the first."""
