@@ -69,9 +69,9 @@ POLISH: dict[str, Stages] = {
         (
             1.0,
             {
-                "arc_1d": 2.0,
-                "base_conversion": 0.1,
-                "bf": 0.2,
+                "arc_1d": 1.5,
+                "base_conversion": 0.5,
+                "bf": 0.6,
                 "propositional_logic": 0.7,
                 "fraction_simplification": 0.0,
                 "decimal_arithmetic": 0.8,
