@@ -23,7 +23,7 @@ from sapo_backends.torch_backend.model import LeanModel, Model
 from sapo_backends.torch_backend.workers import SHARDED_BELOW, Workers
 
 MICRO_BATCH = 2048
-"""Padded tokens of a training micro-batch."""
+"""Tokens of a training micro-batch."""
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 

@@ -104,9 +104,9 @@ class LeanModel:
         return LeanSession(self.spec, self.rope, drawing, prompts, owner, steps)
 
     def score(self, packed: Packed, weights: Weights, temperature: float) -> Scores:
-        attend = GroupAttention(packed.prompts, packed.prompt_tokens, packed.owner, packed.bias)
-        hidden = hidden_states(self.spec, weights, self.rope, packed.ids, packed.positions, packed.longest, attend)
-        return chosen_logprobs(hidden[packed.predicts], weights.head, packed.targets, temperature)
+        hidden = hidden_states(self.spec, weights, self.rope, packed.flat, GroupAttention(packed.flat.slabs))
+        chosen = hidden.index_select(0, packed.predicts)
+        return chosen_logprobs(chosen, weights.head, packed.targets, temperature)
 
     @torch.no_grad()
     def merged(self) -> dict[str, Tensor]:

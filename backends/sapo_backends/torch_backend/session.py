@@ -17,7 +17,7 @@ from sapo_backends.torch_backend.cache import Cache, grid
 from sapo_backends.torch_backend.decode import Layer, Projection, Shape, fast_step, linear
 from sapo_backends.torch_backend.decoder import Weights, hidden_states
 from sapo_backends.torch_backend.fused import rms_norm
-from sapo_backends.torch_backend.packing import pad_prompts
+from sapo_backends.torch_backend.packing import lay_out
 from sapo_backends.torch_backend.rope import RopeTable
 
 
@@ -99,14 +99,14 @@ class LeanSession:
         steps: int,
     ) -> None:
         self._spec, self._rope, self._drawing = spec, rope, drawing
-        ids, lengths = pad_prompts(prompts, owner.device)
-        count, longest = ids.shape
+        flat, starts = lay_out(prompts, owner.device)
+        begins, lengths = torch.tensor([starts, [len(prompt) for prompt in prompts]], device=owner.device)
+        longest = flat.longest
         self._longest, self._end = longest, longest + steps
-        prefill = PromptAttention(count, [])
-        positions = torch.arange(longest, device=ids.device).repeat(count)
-        hidden = hidden_states(spec, drawing.weights, rope, ids.flatten(), positions, longest, prefill)
-        last = hidden.view(count, longest, -1)[torch.arange(count, device=ids.device), lengths - 1]  # (P, hidden)
-        self.logits = F.linear(last, drawing.weights.head)[owner]
+        slot = torch.arange(longest, device=owner.device)
+        prefill = PromptAttention(flat.slabs, begins[:, None] + torch.minimum(slot, lengths[:, None] - 1), [])
+        hidden = hidden_states(spec, drawing.weights, rope, flat, prefill)
+        self.logits = F.linear(hidden[begins + lengths - 1], drawing.weights.head)[owner]
         self._owner = owner
         places, self._place_of = grid(owner, longest, 0)
         self._row_of = places.flatten()
