@@ -17,13 +17,20 @@ computed in vain, and the products are still large."""
 
 
 def bucket(count: int) -> int:
-    """The next of few sizes, at least count: multiples of 32, above 256 an eighth of the next power of two apart.
+    """The next of few sizes, at least count: powers of two to 32, multiples of 32 to 256, then an eighth of the next
+    power of two apart.
 
     Matrix products in bfloat16 on a CPU are compiled for each size (milliseconds and a megabyte each, which oneDNN
-    keeps), so the number of flat tokens is one of these.
+    keeps), so what is multiplied has one of these numbers of rows.
     """
-    step = max(32, (1 << max(count - 1, 0).bit_length()) // 8)
+    above = 1 << max(count - 1, 0).bit_length()
+    step = min(above, max(32, above // 8))
     return -(-count // step) * step
+
+
+def filled(x: Tensor) -> Tensor:
+    """x (n,) with zeros behind it up to bucket(n)."""
+    return torch.nn.functional.pad(x, (0, bucket(len(x)) - len(x)))
 
 
 class Slab:
@@ -133,8 +140,7 @@ class _Layout:
 
     def flat(self) -> Flat:
         longest = max(self.positions) + 1
-        filling = [0] * (bucket(len(self.ids)) - len(self.ids))
-        ids, positions = (torch.tensor(x + filling, device=self._device) for x in (self.ids, self.positions))
+        ids, positions = (filled(torch.tensor(x, device=self._device)) for x in (self.ids, self.positions))
         return Flat(ids, positions, longest, self.slabs)
 
 
