@@ -109,9 +109,13 @@ def test_a_rotation_turns_each_plane_and_is_undone_by_the_opposite_one() -> None
     torch.testing.assert_close(turned, x)
 
 
-@pytest.mark.parametrize("plain", [True, False])
-def test_the_gradient_of_shared_prompt_attention_equals_autograd(plain: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two prompts of different lengths, three completions, grouped heads; by products and by the fused kernel."""
+@pytest.mark.parametrize(("plain", "separate"), [(True, True), (False, True), (False, False)])
+def test_the_gradient_of_shared_prompt_attention_equals_autograd(
+    plain: bool, separate: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two prompts of different lengths, three completions, grouped heads; by products and by the fused kernel, each
+    prompt for itself as on a CPU and all together as elsewhere."""
+    monkeypatch.setattr("sapo_backends.torch_backend.packing.apart", lambda _: separate)
     monkeypatch.setattr("sapo_backends.torch_backend.mixture.PLAIN_SCORES", 1 << 23 if plain else 0)
     torch.manual_seed(0)
     pairs = [((1, 2, 3), (4, 5, 6)), ((1, 2, 3), (7, 8)), ((1, 2, 3, 4, 5), (6, 7, 8))]

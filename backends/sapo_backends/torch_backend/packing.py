@@ -144,34 +144,34 @@ class _Layout:
         return Flat(ids, positions, longest, self.slabs)
 
 
+def apart(device: torch.device) -> bool:
+    """Whether each prompt is a slab of its own, so that its completions read its keys where they lie and attention's
+    pieces stay in the processor's cache. Elsewhere all are one slab, because each costs launches."""
+    return device.type == "cpu"
+
+
 def lay_out(prompts: Sequence[TokenIds], device: torch.device) -> tuple[Flat, list[int]]:
-    """Prompts alone, and where each begins. On a CPU each is a slab of its own."""
+    """Prompts alone, and where each begins."""
     layout = _Layout(device)
-    if device.type != "cpu":
-        begins = layout.add([(prompt, 0) for prompt in prompts])
-    else:
-        begins = [layout.add([(prompt, 0)])[0] for prompt in prompts]
+    parts = [[prompt] for prompt in prompts] if apart(device) else [prompts]
+    begins = [start for part in parts for start in layout.add([(prompt, 0) for prompt in part])]
     return layout.flat(), begins
 
 
 def pack(pairs: Sequence[Pair], members: list[int], device: torch.device) -> Packed:
-    """Lay out one micro-batch. Every member has a non-empty prompt and completion.
-
-    On a CPU a prompt is a slab of its own, so that its completions read its keys where they lie, and attention's
-    pieces stay in the processor's cache. Elsewhere there are two slabs, because each costs launches.
-    """
+    """Lay out one micro-batch. Every member has a non-empty prompt and completion."""
     chosen = [pairs[i] for i in members]
     rows_of: dict[tuple[int, ...], list[int]] = {}
     for row, (prompt, _) in enumerate(chosen):
         rows_of.setdefault(prompt, []).append(row)
     layout, ends, begins = _Layout(device), dict[tuple[int, ...], int](), dict[int, int]()
     prompts = list(rows_of)
-    for part in [prompts] if device.type != "cpu" else [[prompt] for prompt in prompts]:
+    for part in [[prompt] for prompt in prompts] if apart(device) else [prompts]:
         starts = layout.add([(prompt, 0) for prompt in part])
         ends |= {prompt: start + len(prompt) - 1 for prompt, start in zip(part, starts, strict=True)}
         sees, index = len(layout.slabs) - 1, {prompt: i for i, prompt in enumerate(part)}
         rows = [row for prompt in part for row in rows_of[prompt] if len(chosen[row][1]) > 1]
-        for slab in _slabs(rows, chosen) if device.type == "cpu" else filter(None, [rows]):
+        for slab in _slabs(rows, chosen) if apart(device) else filter(None, [rows]):
             texts = [(chosen[row][1][:-1], len(chosen[row][0])) for row in slab]
             starts = layout.add(texts, sees, [index[chosen[row][0]] for row in slab])
             begins |= dict(zip(slab, starts, strict=True))
