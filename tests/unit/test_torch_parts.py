@@ -70,14 +70,14 @@ PAIRS = st.lists(
 
 
 @settings(deadline=None)
-@given(PAIRS, st.integers(1, 60), st.integers(1, 3))
-def test_micro_batches_are_a_partition_within_the_budget(pairs: list, budget: int, workers: int) -> None:
+@given(PAIRS, st.integers(1, 60), st.integers(1, 3), st.booleans())
+def test_micro_batches_are_a_partition_within_the_budget(pairs: list, budget: int, workers: int, flat: bool) -> None:
     """Every non-empty completion appears once; a micro-batch exceeds the budget only if it is a single sequence."""
-    batches = plan(pairs, budget, workers)
+    batches = plan(pairs, budget, workers, flat=flat)
     assert sorted(i for members in batches for i in members) == [i for i, (_, c) in enumerate(pairs) if c]
     for members in batches:
-        packed = pack(pairs, members, torch.device("cpu"), torch.float32)
-        assert len(members) == 1 or len(packed.ids) <= budget
+        packed = pack(pairs, members, torch.device("cpu"))
+        assert len(members) == 1 or packed.flat.slabs[-1].end <= budget
         assert packed.targets.tolist() == [token for i in members for token in pairs[i][1]]
 
 
@@ -109,16 +109,20 @@ def test_a_rotation_turns_each_plane_and_is_undone_by_the_opposite_one() -> None
     torch.testing.assert_close(turned, x)
 
 
-@pytest.mark.parametrize("plain", [True, False])
-def test_the_gradient_of_shared_prompt_attention_equals_autograd(plain: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two prompts of different lengths, three completions, grouped heads; by products and by the fused kernel."""
-    monkeypatch.setattr("sapo_backends.torch_backend.attention.PLAIN_SCORES", 1 << 24 if plain else 0)
+@pytest.mark.parametrize(("plain", "separate"), [(True, True), (False, True), (False, False)])
+def test_the_gradient_of_shared_prompt_attention_equals_autograd(
+    plain: bool, separate: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two prompts of different lengths, three completions, grouped heads; by products and by the fused kernel, each
+    prompt for itself as on a CPU and all together as elsewhere."""
+    monkeypatch.setattr("sapo_backends.torch_backend.packing.apart", lambda _: separate)
+    monkeypatch.setattr("sapo_backends.torch_backend.mixture.PLAIN_SCORES", 1 << 23 if plain else 0)
     torch.manual_seed(0)
     pairs = [((1, 2, 3), (4, 5, 6)), ((1, 2, 3), (7, 8)), ((1, 2, 3, 4, 5), (6, 7, 8))]
-    packed = pack(pairs, [0, 1, 2], torch.device("cpu"), torch.float64)
-    attend = GroupAttention(packed.prompts, packed.prompt_tokens, packed.owner, packed.bias)
-    cos, sin = _angles(len(packed.ids), 4)
-    rows = torch.randn(len(packed.ids), 4 + 2 * 2, 4, dtype=torch.float64, requires_grad=True)
+    flat = pack(pairs, [0, 1, 2], torch.device("cpu")).flat
+    attend = GroupAttention(flat.slabs)
+    cos, sin = _angles(len(flat.ids), 4)
+    rows = torch.randn(len(flat.ids), 4 + 2 * 2, 4, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(lambda x: attend(0, 4, x, cos, sin), (rows,))
 
 

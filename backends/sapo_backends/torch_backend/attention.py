@@ -1,175 +1,130 @@
-"""Which tokens see which: prompts alone, and completions that share a prompt. Decoding is in cache.py.
+"""Which tokens see which: prompts, and completions that share a prompt. Decoding is in cache.py.
 
-An attention takes the projections of N tokens as they come out of one matrix product: rows (N, heads + 2 kv_heads, d),
-queries, keys and values of each token, not yet rotated. It gives (N, heads * d).
+An attention takes the projections of N flat tokens as they come out of one matrix product: rows (N, heads +
+2 kv_heads, d), queries, keys and values of each token, not yet rotated. It gives (N, heads * d), 0 for tokens of no
+slab.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from sapo_backends.torch_backend.fused import rotate
-
-PLAIN_SCORES = 1 << 24
-"""On a CPU, scores of up to this many elements are made in full: batched matrix products beat the fused kernel
-several times over, whose bfloat16 path is slow. Longer sequences take the fused kernel, which needs less memory."""
+from sapo_backends.torch_backend.mixture import mixture, mixture_backward, plain
+from sapo_backends.torch_backend.packing import Slab
 
 
-def causal_bias(length: int, like: Tensor) -> Tensor:
-    """0 on and below the diagonal, -inf above: (1, 1, T, T)."""
-    return torch.full((1, 1, length, length), float("-inf"), dtype=like.dtype, device=like.device).triu_(1)
+def _split(padded: Tensor, heads: int) -> tuple[Tensor, Tensor]:
+    """(rows, width, heads + 2 kv_heads, d) -> queries (kv_heads, rows, g, width, d) with g queries a key, scaled, and
+    keys and values (2, kv_heads, rows, width, d)."""
+    rows, width, both, size = padded.shape
+    kv_heads = (both - heads) // 2
+    q = padded[:, :, :heads].view(rows, width, kv_heads, heads // kv_heads, size).permute(2, 0, 3, 1, 4)
+    kv = padded[:, :, heads:].view(rows, width, 2, kv_heads, size).permute(2, 3, 0, 1, 4)
+    return q.contiguous().mul_(size**-0.5), kv.contiguous()
 
 
-def _is_plain(q: Tensor, k: Tensor) -> bool:
-    batch, heads, length, _ = q.shape
-    return q.device.type == "cpu" and batch * heads * length * k.shape[2] <= PLAIN_SCORES
+def _by_token(mixed: Tensor) -> Tensor:
+    """(kv_heads, rows, g, width, d) -> (rows, width, heads, d)."""
+    return mixed.permute(1, 3, 0, 2, 4).flatten(2, 3)
 
 
-def _fused(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, enable_gqa=q.shape[1] != k.shape[1])
+def _by_head(x: Tensor, kv_heads: int) -> Tensor:
+    """(rows, width, heads, d) -> (kv_heads, rows, g, width, d)."""
+    rows, width, heads, size = x.shape
+    return x.view(rows, width, kv_heads, heads // kv_heads, size).permute(2, 0, 3, 1, 4).contiguous()
 
 
-def mixture(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-    """softmax(q k^T / sqrt(d) + bias) v, and the softmax if it was made in full (else an empty tensor).
-
-    q (B, heads, T, d) contiguous, k and v (B, kv_heads, S, d), bias broadcastable to (B, 1, T, S): 0 or -inf.
-    """
-    if not _is_plain(q, k):
-        return _fused(q, k, v, bias), q.new_empty(0)
-    queries, keys, values = _stacked(q, k, v)
-    weights = torch.baddbmm(q.new_zeros(1, 1, 1), queries, keys.transpose(1, 2), beta=0, alpha=q.shape[3] ** -0.5)
-    weights.view(*q.shape[:3], -1).add_(bias)
-    torch.softmax(weights, dim=-1, out=weights)
-    return torch.bmm(weights, values).view_as(q), weights
+def _kind(slab: Slab, rows: Tensor, heads: int) -> torch.dtype:
+    """The type to compute in: products of ever-changing shapes are float32 on a CPU, see mixture."""
+    fits = plain(rows.device, slab.rows * heads * slab.width * slab.seen)
+    return torch.promote_types(rows.dtype, torch.float32) if fits else rows.dtype
 
 
-def mixture_backward(
-    q: Tensor, k: Tensor, v: Tensor, bias: Tensor, weights: Tensor, slope: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients by q, k and v from that by the result of `mixture`, slope."""
-    if not _is_plain(q, k):
-        with torch.enable_grad():  # the fused kernel once more: what it keeps for its own backward pass is small
-            leaves = [x.detach().requires_grad_() for x in (q, k, v)]
-            again = _fused(leaves[0], leaves[1], leaves[2], bias)
-        into_q, into_k, into_v = torch.autograd.grad(again, leaves, slope)
-        return into_q, into_k, into_v
-    queries, keys, values = _stacked(q, k, v)
-    slope = slope.reshape(queries.shape)
-    into_v = torch.bmm(weights.transpose(1, 2), slope)
-    into_weights = torch.bmm(slope, values.transpose(1, 2))
-    into_scores = torch._softmax_backward_data(into_weights, weights, -1, weights.dtype)
-    none, scale = slope.new_zeros(1, 1, 1), slope.shape[2] ** -0.5
-    into_q = torch.baddbmm(none, into_scores, keys, beta=0, alpha=scale)
-    into_k = torch.baddbmm(none, into_scores.transpose(1, 2), queries, beta=0, alpha=scale)
-    return into_q.view_as(q), into_k.view_as(k), into_v.view_as(v)
-
-
-def _stacked(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """As batches of matrices: queries that share a key head lie behind one another."""
-    batch, kv_heads, seen, width = k.shape
-    return q.view(batch * kv_heads, -1, width), k.reshape(-1, seen, width), v.reshape(-1, seen, width)
-
-
-def _queries(rows: Tensor, batch: int, heads: int) -> Tensor:
-    """(batch * T, ., d) -> (batch, heads, T, d)."""
-    return rows[:, :heads].reshape(batch, -1, heads, rows.shape[2]).transpose(1, 2).contiguous()
-
-
-def _keys_values(rows: Tensor, batch: int, heads: int) -> Tensor:
-    """(batch * T, heads + 2 kv_heads, d) -> (2, batch, kv_heads, T, d), not copied."""
-    _, both, size = rows.shape
-    return rows[:, heads:].view(batch, -1, 2, (both - heads) // 2, size).permute(2, 0, 3, 1, 4)
-
-
-def _flat(x: Tensor) -> Tensor:
-    """(batch, heads, T, d) -> (batch * T, heads, d), not copied if it can be helped."""
-    return x.transpose(1, 2).flatten(0, 1)
+def _attend(
+    rows: Tensor, cos: Tensor, sin: Tensor, heads: int, slabs: Sequence[Slab]
+) -> tuple[Tensor, list[tuple[Tensor, Tensor, Tensor]]]:
+    """The result, and for each slab its queries, its keys and values, and what `mixture` kept."""
+    both = (heads + rows.shape[1]) // 2
+    result = rows.new_zeros(len(rows), heads, rows.shape[2])
+    kept: list[tuple[Tensor, Tensor, Tensor]] = []
+    for slab in slabs:
+        part = slice(slab.first, slab.end)
+        own = rows[part].to(_kind(slab, rows, heads), copy=True)
+        rotate(own[:, :both], cos[part].to(own.dtype), sin[part].to(own.dtype))
+        q, kv = _split(slab.padded(own), heads)
+        shared = None if slab.sees is None else kept[slab.sees][1].to(q.dtype)
+        mixed, weights = mixture(q, kv, shared, slab)
+        kept.append((q, kv, weights))
+        result[part] = slab.flat(_by_token(mixed))
+    return result.flatten(1), kept
 
 
 @dataclass(slots=True)
 class PromptAttention:
-    """Causal attention over right-padded prompts, without gradients and in place; keeps the keys and values of every
-    layer (2, prompts, kv_heads, T, d)."""
+    """Causal attention over prompts, without gradients. keys_values: of every layer (2, prompts, kv_heads, p, d), padded on
+    the right; places (prompts, p): which flat token is whose."""
 
-    prompts: int
+    slabs: Sequence[Slab]
+    places: Tensor
     keys_values: list[Tensor]
 
     def __call__(self, layer: int, heads: int, rows: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        rotate(rows[:, : (heads + rows.shape[1]) // 2], cos, sin)
-        kept = _keys_values(rows, self.prompts, heads).contiguous()
-        self.keys_values.append(kept)
-        q = _queries(rows, self.prompts, heads)
-        mixed, _ = mixture(q, kept[0], kept[1], causal_bias(q.shape[2], q))
-        return _flat(mixed).flatten(1)
+        result, _ = _attend(rows, cos, sin, heads, self.slabs)
+        both = (heads + rows.shape[1]) // 2
+        rotate(rows[:, heads:both], cos, sin)
+        kept = rows[:, heads:][self.places]  # (prompts, p, 2 kv_heads, d)
+        self.keys_values.append(kept.view(*self.places.shape, 2, both - heads, -1).permute(2, 0, 3, 1, 4))
+        return result
 
 
 @dataclass(frozen=True, slots=True)
 class GroupAttention:
-    """Prompts, then completions that each continue one of them: a prompt is computed once for all its completions.
+    """Prompts, and completions that each continue one of them: a prompt is computed once for all its completions."""
 
-    The flat tokens are `prompts` right-padded rows of prompt tokens, then `len(owner)` right-padded rows of
-    completion tokens. owner (C,): each completion's prompt. bias (C, 1, c, p + c): 0 where a completion token sees,
-    else -inf.
-    """
-
-    prompts: int
-    prompt_tokens: int
-    owner: Tensor
-    bias: Tensor
+    slabs: Sequence[Slab]
 
     def __call__(self, layer: int, heads: int, rows: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        result: Tensor = _GroupAttention.apply(rows, cos, sin, heads, self)  # type: ignore[no-untyped-call]
+        result: Tensor = _GroupAttention.apply(rows, cos, sin, heads, self.slabs)  # type: ignore[no-untyped-call]
         return result
 
 
 class _GroupAttention(torch.autograd.Function):
-    """Both attentions of a layer with the rotation, so that their gradient is one tensor, written once."""
+    """All attentions of a layer with the rotation, so that their gradient is one tensor, written once."""
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, cos: Tensor, sin: Tensor, heads: int, of: GroupAttention) -> Tensor:
-        split, count = of.prompt_tokens, len(of.owner)
-        rows = rows.clone()
-        rotate(rows[:, : (heads + rows.shape[1]) // 2], cos, sin)
-        q, own_q = _queries(rows[:split], of.prompts, heads), _queries(rows[split:], count, heads)
-        kv = _keys_values(rows[:split], of.prompts, heads).contiguous()
-        seen = torch.cat(
-            (kv[:, of.owner], _keys_values(rows[split:], count, heads)), dim=3
-        )  # (2, C, kv_heads, p + c, d)
-        mixed, weights = mixture(q, kv[0], kv[1], causal_bias(q.shape[2], q))
-        own_mixed, own_weights = mixture(own_q, seen[0], seen[1], of.bias)
-        ctx.save_for_backward(cos, sin, q, kv, weights, own_q, seen, own_weights)
-        ctx.of = of
-        result = rows.new_empty(len(rows), heads, rows.shape[2])
-        result[:split], result[split:] = _flat(mixed), _flat(own_mixed)
-        return result.flatten(1)
+    def forward(ctx: Any, rows: Tensor, cos: Tensor, sin: Tensor, heads: int, slabs: Sequence[Slab]) -> Tensor:
+        result, kept = _attend(rows, cos, sin, heads, slabs)
+        ctx.save_for_backward(cos, sin, *(tensor for three in kept for tensor in three))
+        ctx.heads, ctx.slabs = heads, slabs
+        return result
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None, None]:
-        cos, sin, q, kv, weights, own_q, seen, own_weights = ctx.saved_tensors
-        of: GroupAttention = ctx.of
-        heads, kv_heads, length = q.shape[1], kv.shape[2], kv.shape[3]
-        split, count = of.prompt_tokens, len(of.owner)
-        slope = gradients[0].reshape(len(gradients[0]), heads, -1)  # (N, heads, d)
-        result = slope.new_empty(len(slope), heads + 2 * kv_heads, slope.shape[2])
-        into_q, *into_seen = mixture_backward(
-            own_q, seen[0], seen[1], of.bias, own_weights, _queries(slope[split:], count, heads)
-        )
-        result[split:, :heads] = _flat(into_q)
-        for source, target in zip(into_seen, _keys_values(result[split:], count, heads), strict=True):
-            target.copy_(source[:, :, length:])
-        causal = causal_bias(q.shape[2], q)
-        into_q, *into_kv = mixture_backward(
-            q, kv[0], kv[1], causal, weights, _queries(slope[:split], of.prompts, heads)
-        )
-        result[:split, :heads] = _flat(into_q)
-        targets = _keys_values(result[:split], of.prompts, heads)
-        wide = torch.promote_types(slope.dtype, torch.float32)
-        for more, own, target in zip(into_seen, into_kv, targets, strict=True):
-            target.copy_(own.to(wide).index_add_(0, of.owner, more[:, :, :length].to(wide)))
-        rotate(result[:, : heads + kv_heads], cos, -sin)
+        cos, sin, *saved = ctx.saved_tensors
+        heads, slabs = ctx.heads, ctx.slabs
+        kv_heads, size = saved[0].shape[0], saved[0].shape[-1]
+        slopes = gradients[0].view(len(gradients[0]), heads, size)
+        result = slopes.new_zeros(len(slopes), heads + 2 * kv_heads, size)
+        into_shared: dict[int, Tensor] = {}  # from the completions into their prompts' keys and values
+        for number in reversed(range(len(slabs))):
+            slab, (q, kv, weights) = slabs[number], saved[3 * number : 3 * number + 3]
+            part = slice(slab.first, slab.end)
+            slope = _by_head(slab.padded(slopes[part].to(q.dtype)), kv_heads)
+            shared = None if slab.sees is None else saved[3 * slab.sees + 1].to(q.dtype)
+            into_q, into_kv, into_seen = mixture_backward(q, kv, shared, slab, weights, slope)
+            if slab.sees is not None and into_seen is not None:
+                found = into_shared.get(slab.sees)
+                into_shared[slab.sees] = into_seen if found is None else found.add_(into_seen)
+            if number in into_shared:
+                into_kv = into_kv + into_shared.pop(number)
+            pieces = (_by_token(into_q.mul_(size**-0.5)), into_kv.permute(2, 3, 0, 1, 4).flatten(2, 3))
+            own = slab.flat(torch.cat([piece.to(into_kv.dtype) for piece in pieces], dim=2))
+            rotate(own[:, : heads + kv_heads], cos[part].to(own.dtype), -sin[part].to(own.dtype))
+            result[part] = own
         return result, None, None, None, None

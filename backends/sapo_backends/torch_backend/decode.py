@@ -130,26 +130,28 @@ def _attention(q: Tensor, keys: Keys, bias: Tensor | None, shape: Shape) -> Tens
 def decode_step(
     x: Tensor, cos: Tensor, sin: Tensor, layers: list[Layer], caches: list[Keys], bias: Tensor | None, shape: Shape
 ) -> Tensor:
-    """Embedded new tokens (E * W, hidden) -> hidden states before the last norm; writes their keys into the caches.
+    """Embedded new tokens (M, hidden) -> hidden states before the last norm; writes their keys into the caches.
 
-    cos, sin (E * W, 1, d): as rope.RopeTable gives them.
+    cos, sin (E * W, 1, d): as rope.RopeTable gives them. Rows from E * W to M only fill up; they see nothing.
     """
     heads, kv_heads, entries, width = shape.heads, shape.kv_heads, shape.entries, shape.width
-    both, size = heads + kv_heads, cos.shape[-1]
+    both, size, places = heads + kv_heads, cos.shape[-1], entries * width
     q = caches[0].own.new_empty([entries, kv_heads, width, heads // kv_heads, size])
-    merged = x.new_empty([entries, width, kv_heads, heads // kv_heads, size])
+    merged = x.new_zeros([x.shape[0], heads * size])
+    by_place = merged[:places].view(entries, width, kv_heads, heads // kv_heads, size)
     for layer, keys in zip(layers, caches):  # noqa: B905 - TorchScript's zip takes no strict
         rows = linear(_norm(x, layer.norm1, shape.norm_eps), layer.qkv).view(-1, both + kv_heads, size)
         if len(layer.head_norms) == 2:
             rows[:, :heads] = _norm(rows[:, :heads], layer.head_norms[0], shape.norm_eps)
             rows[:, heads:both] = _norm(rows[:, heads:both], layer.head_norms[1], shape.norm_eps)
+        rows = rows[:places]
         rotate(rows[:, :both], cos, sin)
         keys.own[:, :, :, :, shape.slot] = (
             rows[:, heads:].view(entries, width, 2, kv_heads, size).permute(2, 0, 3, 1, 4)
         )
         q.copy_(rows[:, :heads].view(entries, width, kv_heads, heads // kv_heads, size).transpose(1, 2))
-        merged.copy_(_attention(q, keys, bias, shape).transpose(1, 2))
-        x = _add_linear(merged.view(entries * width, heads * size), layer.out, x)
+        by_place.copy_(_attention(q, keys, bias, shape).transpose(1, 2))
+        x = _add_linear(merged, layer.out, x)
         x = _add_linear(_swiglu(_norm(x, layer.norm2, shape.norm_eps), layer.mlp), layer.down, x)
     return x
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from sapo_backends.spec import DecoderSpec
 from sapo_backends.torch_backend.fused import rms_norm, swiglu
 from sapo_backends.torch_backend.lora import LoraWeights
+from sapo_backends.torch_backend.packing import Flat
 from sapo_backends.torch_backend.rope import RopeTable
 
 
@@ -53,13 +54,11 @@ class Weights:
         return self.tensors.get("head", self.tensors["embed"])
 
 
-def hidden_states(
-    spec: DecoderSpec, weights: Weights, rope: RopeTable, ids: Tensor, positions: Tensor, longest: int, attend: Attend
-) -> Tensor:
-    """ids, positions (N,) -> final normalised hidden states (N, hidden). positions are below `longest`."""
+def hidden_states(spec: DecoderSpec, weights: Weights, rope: RopeTable, flat: Flat, attend: Attend) -> Tensor:
+    """Final normalised hidden states (N, hidden) of N flat tokens."""
     tensors = weights.tensors
-    x = F.embedding(ids, tensors["embed"])
-    cos, sin = rope.at(positions, longest)
+    x = F.embedding(flat.ids, tensors["embed"])
+    cos, sin = rope.at(flat.positions, flat.longest)
     for layer in range(spec.layers):
         h = rms_norm(x, tensors[f"{layer}.norm1"], spec.norm_eps)
         rows = _heads(spec, tensors, layer, weights.linear(f"{layer}.qkv", h))

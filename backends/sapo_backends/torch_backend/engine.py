@@ -38,7 +38,7 @@ from sapo_backends.torch_backend.workers import Workers
 from sapo_backends.updating import Tally
 
 SCORING_BUDGET = 8192
-"""Padded tokens scored at once; without a backward pass little is kept."""
+"""Tokens scored at once; without a backward pass little is kept."""
 
 
 @contextlib.contextmanager
@@ -95,13 +95,13 @@ class TorchEngine(Engine):
 
         @torch.inference_mode()
         def score(members: list[int]) -> None:
-            packed = pack(pairs, members, self._model.device, self._model.compute)
+            packed = pack(pairs, members, self._model.device)
             chosen = self._model.score(packed, weights, temperature).logprobs
             pieces = torch.split(chosen, [len(pairs[i][1]) for i in members])
             for index, piece in zip(members, pieces, strict=True):
                 result[index] = piece.tolist()
 
-        self._workers.map(score, plan(pairs, SCORING_BUDGET, self._workers.count))
+        self._workers.map(score, plan(pairs, SCORING_BUDGET, self._workers.count, flat=True))
         return result
 
     def _trained(self) -> Trainer:

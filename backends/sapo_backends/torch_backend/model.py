@@ -18,7 +18,7 @@ from sapo_backends.torch_backend.attention import GroupAttention
 from sapo_backends.torch_backend.decoder import Weights, hidden_states
 from sapo_backends.torch_backend.layout import Layout, linears
 from sapo_backends.torch_backend.lora import LoraWeights
-from sapo_backends.torch_backend.packing import Packed
+from sapo_backends.torch_backend.packing import Packed, filled
 from sapo_backends.torch_backend.rope import RopeTable
 from sapo_backends.torch_backend.scoring import Scores, chosen_logprobs
 from sapo_backends.torch_backend.session import Drawing, LeanSession
@@ -104,9 +104,11 @@ class LeanModel:
         return LeanSession(self.spec, self.rope, drawing, prompts, owner, steps)
 
     def score(self, packed: Packed, weights: Weights, temperature: float) -> Scores:
-        attend = GroupAttention(packed.prompts, packed.prompt_tokens, packed.owner, packed.bias)
-        hidden = hidden_states(self.spec, weights, self.rope, packed.ids, packed.positions, packed.longest, attend)
-        return chosen_logprobs(hidden[packed.predicts], weights.head, packed.targets, temperature)
+        hidden = hidden_states(self.spec, weights, self.rope, packed.flat, GroupAttention(packed.flat.slabs))
+        chosen = hidden.index_select(0, filled(packed.predicts))
+        scores = chosen_logprobs(chosen, weights.head, filled(packed.targets), temperature)
+        count = len(packed.targets)
+        return Scores(scores.logprobs[:count], scores.entropy[:count])
 
     @torch.no_grad()
     def merged(self) -> dict[str, Tensor]:

@@ -17,7 +17,7 @@ from sapo_backends.torch_backend.cache import Cache, grid
 from sapo_backends.torch_backend.decode import Layer, Projection, Shape, fast_step, linear
 from sapo_backends.torch_backend.decoder import Weights, hidden_states
 from sapo_backends.torch_backend.fused import rms_norm
-from sapo_backends.torch_backend.packing import pad_prompts
+from sapo_backends.torch_backend.packing import filled, lay_out
 from sapo_backends.torch_backend.rope import RopeTable
 
 
@@ -99,32 +99,35 @@ class LeanSession:
         steps: int,
     ) -> None:
         self._spec, self._rope, self._drawing = spec, rope, drawing
-        ids, lengths = pad_prompts(prompts, owner.device)
-        count, longest = ids.shape
+        flat, starts = lay_out(prompts, owner.device)
+        begins, lengths = torch.tensor([starts, [len(prompt) for prompt in prompts]], device=owner.device)
+        longest = flat.longest
         self._longest, self._end = longest, longest + steps
-        prefill = PromptAttention(count, [])
-        positions = torch.arange(longest, device=ids.device).repeat(count)
-        hidden = hidden_states(spec, drawing.weights, rope, ids.flatten(), positions, longest, prefill)
-        last = hidden.view(count, longest, -1)[torch.arange(count, device=ids.device), lengths - 1]  # (P, hidden)
-        self.logits = F.linear(last, drawing.weights.head)[owner]
+        slot = torch.arange(longest, device=owner.device)
+        prefill = PromptAttention(flat.slabs, begins[:, None] + torch.minimum(slot, lengths[:, None] - 1), [])
+        hidden = hidden_states(spec, drawing.weights, rope, flat, prefill)
+        self.logits = F.linear(hidden[filled(begins + lengths - 1)], drawing.weights.head)[owner]
         self._owner = owner
-        places, self._place_of = grid(owner, longest, 0)
-        self._row_of = places.flatten()
+        places, place_of = grid(owner, longest, 0)
+        self._seat(places, place_of)
         self._cache = Cache(prefill.keys_values, lengths, owner[places[:, 0]], places.shape[1], steps)
-        self._positions = lengths[owner[self._row_of]]  # of the next token, (places,)
+        self._positions = lengths[owner[places.flatten()]]  # of the next token, (places,)
 
     def step(self, tokens: Tensor) -> None:
-        """Compute every place, then pick the rows."""
+        """Compute every place, then pick the rows; both in numbers that products are compiled for."""
         spec, cache, drawing = self._spec, self._cache, self._drawing
-        picked = len(self._place_of) != len(self._row_of)
-        x = F.embedding(tokens[self._row_of] if picked else tokens, drawing.weights.tensors["embed"])
+        x = F.embedding(tokens[self._fed], drawing.weights.tensors["embed"])
         cos, sin = self._rope.at(self._positions, self._end)
         shape = Shape(spec.heads, spec.kv_heads, cache.entries, cache.width, cache.used, spec.norm_eps)
         x = fast_step()(x, cos, sin, drawing.layers, cache.layers, cache.bias, shape)
         cache.used += 1
         self._positions = self._positions + 1
-        x = rms_norm(x[self._place_of] if picked else x, drawing.weights.tensors["norm"], spec.norm_eps)
-        self.logits = linear(x, drawing.head)
+        x = rms_norm(x[self._picked], drawing.weights.tensors["norm"], spec.norm_eps)
+        self.logits = linear(x, drawing.head)[: len(self._owner)]
+
+    def _seat(self, places: Tensor, place_of: Tensor) -> None:
+        """places, place_of: as cache.grid gives them."""
+        self._place_of, self._fed, self._picked = place_of, filled(places.flatten()), filled(place_of)
 
     def keep(self, rows: Tensor) -> None:
         self.logits, self._owner = self.logits[rows], self._owner[rows]
@@ -132,4 +135,4 @@ class LeanSession:
         old_places = self._place_of[rows[places]]  # (E, W)
         self._cache = self._cache.keep(old_places)
         self._positions = self._positions[old_places.flatten()]
-        self._row_of, self._place_of = places.flatten(), place_of
+        self._seat(places, place_of)

@@ -22,7 +22,7 @@ from sapo_backends.updating import Tally, run_update, trains
 
 @dataclass(slots=True)
 class Trainer:
-    """A model with the tensor it trains. budget: padded tokens in a micro-batch."""
+    """A model with the tensor it trains. budget: tokens in a micro-batch."""
 
     model: Model
     flat: Tensor
@@ -46,7 +46,7 @@ class Trainer:
         on which worker is faster. Samples without advantage or tokens are left out."""
         active = [sample for sample in part if trains(sample)]
         pairs = [(sample.prompt, sample.completion) for sample in active]
-        batches = plan(pairs, self.budget, self.workers.count)
+        batches = plan(pairs, self.budget, self.workers.count, flat=True)
         tensors = trained_tensors(self.model) or {}
         finished: list[int] = []
 
@@ -82,7 +82,7 @@ class Trainer:
     ) -> Sequence[Tensor | None]:
         """The gradient by each leaf of some of the minibatch's samples."""
         pairs = [(sample.prompt, sample.completion) for sample in samples]
-        packed = pack(pairs, list(range(len(samples))), self.model.device, self.model.compute)
+        packed = pack(pairs, list(range(len(samples))), self.model.device)
         scores = self.model.score(packed, self.model.weights(leaves), policy.temperature)
         result = objective(scores.logprobs, packed.sequence, samples, whole, policy)
         slopes = torch.autograd.grad(result.loss, list(leaves.values()), allow_unused=True)

@@ -119,16 +119,15 @@ class TransformersModel:
         return TransformersSession(self, prompts, owner, drawing)
 
     def score(self, packed: Packed, weights: Bound, temperature: float) -> Scores:
-        prompts = packed.ids[: packed.prompt_tokens].view(packed.prompts, -1)
-        completions = packed.ids[packed.prompt_tokens :].view(len(packed.owner), -1)
-        columns = packed.positions[packed.prompt_tokens :].view_as(completions)
-        rows = torch.cat((prompts[packed.owner], torch.zeros_like(completions)), dim=1)
-        rows.scatter_(1, columns, completions)  # each completion right behind its prompt: padding is on the right
+        texts = [[*prompt, *completion[:-1]] for prompt, completion in packed.pairs]
+        width = max(map(len, texts))
+        rows = torch.tensor([text + [0] * (width - len(text)) for text in texts], device=self.device)
+        prompts = torch.tensor([len(prompt) for prompt, _ in packed.pairs], device=self.device)
         positions = torch.arange(rows.shape[1], device=rows.device).expand_as(rows)
         logits = self.forward(weights, positions, input_ids=rows, use_cache=False).logits
         first = torch.searchsorted(packed.sequence, torch.arange(len(rows), device=rows.device))
         step = torch.arange(len(packed.targets), device=rows.device) - first[packed.sequence]
-        at = columns[packed.sequence, 0] - 1 + step
+        at = prompts[packed.sequence] - 1 + step
         logprobs = (logits[packed.sequence, at].float() / temperature).log_softmax(dim=-1)  # (T, V)
         entropy = -(logprobs.detach().exp() * logprobs.detach()).sum(dim=-1)
         return Scores(logprobs.gather(1, packed.targets[:, None])[:, 0], entropy)
