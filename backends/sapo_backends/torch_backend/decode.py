@@ -6,6 +6,7 @@ where it is to be had; where not (it needs this file's source, and is on its way
 as plain Python. On processors whose bfloat16 goes through oneDNN the weights are laid out for it once a batch.
 """
 
+import threading
 import warnings
 from collections.abc import Callable
 from functools import cache
@@ -158,12 +159,15 @@ def decode_step(
 
 Step = Callable[[Tensor, Tensor, Tensor, list[Layer], list[Keys], Tensor | None, Shape], Tensor]
 
+_SCRIPTING = threading.Lock()
+"""The first step of a batch may be taken by several threads at once, and TorchScript's compiler is for one."""
+
 
 @cache
 def fast_step() -> Step:
     """decode_step as TorchScript, or as it stands."""
     try:
-        with warnings.catch_warnings():
+        with _SCRIPTING, warnings.catch_warnings():
             warnings.simplefilter("ignore")
             scripted: Step = torch.jit.script(decode_step)
     except Exception:  # whatever TorchScript lacks, the function itself works
