@@ -1,0 +1,211 @@
+"""`sapo-desktop bench`: how fast this machine is with a model, and which engine its runs should use."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
+
+from sapo_backends.base import BackendUnavailable, LoadRequest
+from sapo_backends.choice import Candidate, Measured, decide
+from sapo_backends.machine_limits import Limits
+from sapo_desktop import bench_report, engines, flags, memory_plan, settings, speed
+from sapo_desktop.bench_report import Subject
+from sapo_desktop.paths import Home
+from sapo_swarm.config import RunConfig
+
+_QUICK_S = 0.5
+_FLAGS = ("trainer", "method", "precision", "device", "threads", "lora_rank")
+_ABOUT = """\
+Each engine that is installed here generates and trains for about two seconds, in each precision and with 1, 2, 4, ...
+threads up to the number of cores. The fastest whole round wins, and new runs use it from then on. Nothing is trained
+for good and no run is touched. Pause a node that is training before you measure: sapo-desktop pause
+
+What the columns mean:
+  1, 8, 64 wide   tokens generated a second when so many answers are written at once: a chat, a group, a round
+  training        tokens trained on a second
+  memory          the most that the measuring process held
+  round           seconds that a whole round of your settings would take at these rates
+  of the limit    the same figures, as a share of what this machine's arithmetic and memory allow at most
+
+examples:
+  sapo-desktop bench                  the model of your settings (at first: starter)
+  sapo-desktop bench starter-1m --quick
+  sapo-desktop bench --verify         does each engine compute the right thing here? (on a Mac: Metal, too)"""
+
+
+def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = _ABOUT
+    parser.add_argument(
+        "model",
+        nargs="?",
+        default=argparse.SUPPRESS,
+        metavar="MODEL",
+        help="starter, starter-1m, a folder, or a hub id (default: the settings')",
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object a line")
+    parser.add_argument(
+        "--verify", action="store_true", help="instead of measuring, test that each engine computes the right thing"
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="half a second each, only with all threads; new runs take no notice"
+    )
+    flags.add_run_flags(parser, _FLAGS)
+
+
+def main(args: argparse.Namespace) -> int:
+    home = Home.find()
+    home.prepare()
+    config = flags.run_config(settings.load(home.settings), args)
+    available = _available(config)
+    if args.verify:
+        return _verify(config, available, args.json)
+    asyncio.run(_warn(home))
+    return _bench(home, config, available, args)
+
+
+def _available(config: RunConfig) -> list[str]:
+    """Engines that can run here, pairs included. Raises BackendUnavailable when the one asked for cannot."""
+    from sapo_backends import registry
+
+    engines.choose_trainer(config)
+    found = []
+    for name in registry.names():
+        try:
+            registry.backend(name).check()
+        except BackendUnavailable:
+            continue
+        found.append(name)
+    return found
+
+
+async def _warn(home: Home) -> None:
+    from sapo_desktop.supervisor import running
+
+    status = await running(home)
+    if status is not None and status.state == "running":
+        _note("A node is training at the same time, so every figure will be too low. Pause it: sapo-desktop pause")
+
+
+def _bench(home: Home, config: RunConfig, available: Sequence[str], args: argparse.Namespace) -> int:
+    subject = _subject(config, available)
+    if not args.json:
+        print("\n".join(bench_report.opening(subject)), end="\n\n")
+        print("\n".join(bench_report.heading()), flush=True)
+    measured = []
+    for one in _measurements(subject, config, available, args.quick):
+        measured.append(one)
+        if not args.json:
+            print("\n".join(bench_report.row(subject, one)), flush=True)
+    choice = decide(measured, subject.workload, speed.wanted(config))
+    if choice is not None and not args.quick:
+        speed.remember(home, config, measured)
+    plan = memory_plan.plan(config)
+    if args.json:
+        memory = {"needed": plan.needed, "available": plan.available} if plan else None
+        for line in bench_report.objects(subject, measured, choice, memory):
+            print(json.dumps(line))
+    else:
+        said = plan.sentence + ("" if plan.fits else f". {plan.suggestion}") if plan else ""
+        print()
+        print("\n".join(bench_report.closing(subject, choice, said, kept=not args.quick)))
+    return 0 if any(not one.failure for one in measured) else 1
+
+
+def _subject(config: RunConfig, available: Sequence[str]) -> Subject:
+    """Look at the machine and the model; downloads a hub model. Raises ModelNotFound."""
+    from sapo_backends import hardware, models, probe
+    from sapo_backends.sizing import model_size
+
+    size, method = None, config.method
+    if engines.choose_trainer(config) in ("torch", "mlx") or "+" in config.trainer:
+        size, method = model_size(models.resolve(config.model, _download), engines.request(config))
+    limits: dict[str, Limits] = {}
+    for name in ("mlx", "torch"):
+        if name in available and config.trainer.rpartition("+")[2] in ("auto", name) and _sensible(name, config):
+            _progress(f"the machine's limits by {name}")
+            limits[name] = probe.limits_in_child(name, config.threads or hardware.default_threads())
+    _progress("")
+    machine = hardware.detect()
+    return Subject(config.model, method, size, machine, hardware.processor(), limits, speed.workload(config))
+
+
+def _sensible(engine: str, config: RunConfig) -> bool:
+    return engine != "mlx" or engines.apple_silicon() or config.trainer.endswith("mlx")
+
+
+def _measurements(subject: Subject, config: RunConfig, available: Sequence[str], quick: bool) -> Iterator[Measured]:
+    """Every candidate's measurement as it is there: trainers first, then pairs."""
+    from sapo_backends import choice, hardware, probe
+
+    torch = subject.limits.get("torch", Limits())
+    wanted = speed.wanted(config)
+    threads = hardware.default_threads()
+    gpu = torch.device == "cuda" and config.device != "cpu"
+    singles = choice.candidates(available, threads, wanted, apple=engines.apple_silicon(), gpu=gpu)
+    if quick:
+        singles = [c for c in singles if c.threads in (0, max(s.threads for s in singles))]
+    done: list[Measured] = []
+    more: list[Candidate] | None = None
+    waiting = list(singles)
+    while waiting or more is None:
+        if not waiting:
+            more = waiting = choice.pairs(available, done, subject.workload, wanted)
+            continue
+        candidate = waiting.pop(0)
+        _progress(f"measuring {candidate} ({len(done) + 1} of {len(done) + 1 + len(waiting)})")
+        one = probe.in_child(candidate, engines.request(config), _QUICK_S if quick else probe.SECONDS)
+        _progress("")
+        done.append(one)
+        yield one
+
+
+def _verify(config: RunConfig, available: Sequence[str], as_json: bool) -> int:
+    """Each engine against a second one, check by check; 1 when one failed."""
+    from sapo_backends import registry
+    from sapo_backends.verify import verify
+
+    reference = registry.backend("torch" if "torch" in available else engines.choose_trainer(config))
+    names = (
+        [config.trainer] if config.trainer != "auto" else [n for n in available if n in ("torch", "mlx", "llamacpp")]
+    )
+    failed = False
+    for name in (n for n in names if _sensible(n, config)):
+        request = _to_verify(engines.request(config), name)
+        _progress(f"verifying {name}")
+        checks = verify(registry.backend(name), reference, request)
+        _progress("")
+        for check in checks:
+            failed |= not check.passed
+            if as_json:
+                print(json.dumps({"kind": "check", "engine": name, **asdict(check)}), flush=True)
+            else:
+                print(f"{'pass' if check.passed else 'FAIL'}  {name:<9} {check.name}: {check.figure}", flush=True)
+    if not as_json:
+        print("Something is wrong: do not train with it here, and please report it." if failed else "All is well.")
+    return 1 if failed else 0
+
+
+def _to_verify(request: LoadRequest, engine: str) -> LoadRequest:
+    """llama.cpp does not train."""
+    return replace(request, method="none") if engine == "llamacpp" else request
+
+
+def _download(fraction: float, phrase: str) -> None:
+    _progress(f"{phrase}: {100 * fraction:.0f} %")
+
+
+def _note(text: str) -> None:
+    print(f"sapo-desktop: {text}", file=sys.stderr, flush=True)
+
+
+def _progress(doing: str) -> None:
+    """What is done now, in one line of the terminal that the next one overwrites; "" clears it."""
+    if sys.stderr.isatty():
+        print(f"\r\x1b[K{doing and doing + ' ...'}"[: bench_report.COLUMNS], end="", file=sys.stderr, flush=True)
+    elif doing:
+        print(doing, file=sys.stderr, flush=True)
