@@ -61,24 +61,24 @@ _TRAINED = {"full": "all of them trained", "lora": "a LoRA adapter trained", "no
 
 def heading() -> Iterator[str]:
     widths = "".join(f"{f'{w} wide':>9}" for w in WIDTHS)
-    yield f"{'tokens/s':<28}{widths}{'training':>9}{'memory':>10}{'round':>7}"
+    yield f"{'tokens/s':<27}{widths}{'training':>9}{'memory':>10}{'round':>7}"
 
 
 def row(subject: Subject, measured: Measured) -> Iterator[str]:
     """A candidate's line, and one with the shares of the machine's limit where they are known."""
     name = f"{measured.candidate}"
     if measured.failure:
-        yield from _wrapped(f"{name:<28} failed: {measured.failure}")
+        yield from _wrapped(f"{name:<27} failed: {measured.failure}")
         return
     drawn, trained = shares(subject, measured)
     rates = "".join(f"{measured.generation.get(w, 0):>9,.0f}" for w in WIDTHS)
     seconds = round_seconds(measured, subject.workload)
     update = f"{measured.update:,.0f}" if measured.update else "-"
     took = f"{seconds:.1f} s" if seconds is not None else "-"
-    yield f"{name:<28}{rates}{update:>9}{measured.memory / 2**30:>6.1f} GiB{took:>7}"
-    if any(drawn.values()):
+    yield f"{name:<27}{rates}{update:>9}{measured.memory / 2**30:>6.1f} GiB{took:>7}"
+    if trained or any(drawn.values()):
         parts = "".join(f"{_percent(drawn.get(w, 0)):>9}" for w in WIDTHS)
-        yield f"{'  of the limit':<28}{parts}{_percent(trained):>9}".rstrip()
+        yield f"{'  of the limit':<27}{parts}{_percent(trained):>9}".rstrip()
 
 
 def _percent(share: float) -> str:

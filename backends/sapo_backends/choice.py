@@ -29,10 +29,8 @@ class Candidate:
     threads: int = 0
 
     def __str__(self) -> str:
-        of = [] if self.precision == AUTO else [self.precision]
-        if self.threads:
-            of.append(f"{self.threads} thread{'s' if self.threads > 1 else ''}")
-        return " ".join([self.engine, ", ".join(of)]).strip()
+        name = self.engine if self.precision == AUTO else f"{self.engine} {self.precision}"
+        return f"{name}, {self.threads} thread{'s' * (self.threads > 1)}" if self.threads else name
 
 
 @dataclass(frozen=True, slots=True)

@@ -169,9 +169,13 @@ def bytes_to_update(size: ModelSize, shape: RoundShape, *, compute_bytes: int, w
 
 
 def bytes_of_round(size: ModelSize, shape: RoundShape, *, compute_bytes: int, workers: int = 1) -> int:
-    """Peak of a whole round: the loaded model and the larger of generation and update, which take turns."""
+    """Peak of a whole round: the program, the loaded model, generation, and the update, whose memory adds to that of
+    generation because allocators keep what they once had.
+
+    Measured on torch with the two starters and 256 completions: 4 to 30 % more than the real peak.
+    """
     update = bytes_to_update(size, shape, compute_bytes=compute_bytes, workers=workers) if size.trainable else 0
-    return PROGRAM + bytes_to_load(size, compute_bytes=compute_bytes) + max(bytes_to_generate(size, shape), update)
+    return PROGRAM + bytes_to_load(size, compute_bytes=compute_bytes) + bytes_to_generate(size, shape) + update
 
 
 def smaller_round(needed: Callable[[RoundShape], int], shape: RoundShape, available: int) -> RoundShape | None:

@@ -8,8 +8,9 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
+from typing import TYPE_CHECKING
 
-from sapo_backends.base import BackendUnavailable, LoadRequest
+from sapo_backends.base import BackendError, BackendUnavailable, LoadRequest
 from sapo_backends.choice import Candidate, Measured, decide
 from sapo_backends.machine_limits import Limits
 from sapo_desktop import bench_report, engines, flags, memory_plan, settings, speed
@@ -17,24 +18,34 @@ from sapo_desktop.bench_report import Subject
 from sapo_desktop.paths import Home
 from sapo_swarm.config import RunConfig
 
+if TYPE_CHECKING:
+    from sapo_backends.verify import Check
+
 _QUICK_S = 0.5
+_TESTED = ("torch", "mlx", "llamacpp")
+"""Engines that --verify compares, where they are installed."""
 _FLAGS = ("trainer", "method", "precision", "device", "threads", "lora_rank")
 _ABOUT = """\
-Each engine that is installed here generates and trains for about two seconds, in each precision and with 1, 2, 4, ...
-threads up to the number of cores. The fastest whole round wins, and new runs use it from then on. Nothing is trained
-for good and no run is touched. Pause a node that is training before you measure: sapo-desktop pause
+Each engine that is installed here generates and trains for about two seconds,
+in each precision and with 1, 2, 4, ... threads up to the number of cores. The
+fastest whole round wins, and new runs use it from then on. Nothing is trained
+for good and no run is touched. If a node is training, pause it before you
+measure: sapo-desktop pause
 
 What the columns mean:
-  1, 8, 64 wide   tokens generated a second when so many answers are written at once: a chat, a group, a round
-  training        tokens trained on a second
-  memory          the most that the measuring process held
-  round           seconds that a whole round of your settings would take at these rates
-  of the limit    the same figures, as a share of what this machine's arithmetic and memory allow at most
+  1, 8, 64 wide  tokens generated a second when so many answers are written at
+                 once: a chat, a group, a round
+  training       tokens trained on a second
+  memory         the most that the measuring process held
+  round          seconds a round of your settings would take at these rates
+  of the limit   the same, as a share of what this machine's arithmetic and
+                 memory allow at most
 
 examples:
-  sapo-desktop bench                  the model of your settings (at first: starter)
-  sapo-desktop bench starter-1m --quick
-  sapo-desktop bench --verify         does each engine compute the right thing here? (on a Mac: Metal, too)"""
+  sapo-desktop bench                     the model of your settings
+  sapo-desktop bench starter-1m --quick  a look at the smallest model
+  sapo-desktop bench --verify            does each engine compute the right
+                                         thing here? (on a Mac: Metal, too)"""
 
 
 def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
@@ -166,18 +177,14 @@ def _measurements(subject: Subject, config: RunConfig, available: Sequence[str],
 
 def _verify(config: RunConfig, available: Sequence[str], as_json: bool) -> int:
     """Each engine against a second one, check by check; 1 when one failed."""
-    from sapo_backends import registry
-    from sapo_backends.verify import verify
-
-    reference = registry.backend("torch" if "torch" in available else engines.choose_trainer(config))
-    names = (
-        [config.trainer] if config.trainer != "auto" else [n for n in available if n in ("torch", "mlx", "llamacpp")]
-    )
+    second = "torch" if "torch" in available else engines.choose_trainer(config)
+    names = [config.trainer] if config.trainer != "auto" else [n for n in _TESTED if n in available]
     failed = False
+    if not as_json:
+        print(f"{config.model}, compared with {second} in float32 on the processor")
     for name in (n for n in names if _sensible(n, config)):
-        request = _to_verify(engines.request(config), name)
         _progress(f"verifying {name}")
-        checks = verify(registry.backend(name), reference, request)
+        checks = _checks(name, second, engines.request(config))
         _progress("")
         for check in checks:
             failed |= not check.passed
@@ -188,6 +195,17 @@ def _verify(config: RunConfig, available: Sequence[str], as_json: bool) -> int:
     if not as_json:
         print("Something is wrong: do not train with it here, and please report it." if failed else "All is well.")
     return 1 if failed else 0
+
+
+def _checks(name: str, second: str, request: LoadRequest) -> list[Check]:
+    """An engine that does not even load has failed a check."""
+    from sapo_backends import registry
+    from sapo_backends.verify import Check, verify
+
+    try:
+        return verify(registry.backend(name), registry.backend(second), _to_verify(request, name))
+    except BackendError as error:
+        return [Check("the engine loads", False, str(error))]
 
 
 def _to_verify(request: LoadRequest, engine: str) -> LoadRequest:
