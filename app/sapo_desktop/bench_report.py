@@ -12,6 +12,8 @@ from sapo_backends.hardware import Hardware, ModelSize
 from sapo_backends.machine_limits import Limits, most_generated, most_trained
 
 COLUMNS = 80
+_BUSY = 0.5
+"""Processors in use by other programs that spoil a measurement."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +66,12 @@ def heading() -> Iterator[str]:
     yield f"{'tokens/s':<27}{widths}{'training':>9}{'memory':>10}{'round':>7}"
 
 
-def row(subject: Subject, measured: Measured) -> Iterator[str]:
-    """A candidate's line, and one with the shares of the machine's limit where they are known."""
-    name = f"{measured.candidate}"
+def row(subject: Subject, measured: Measured, *, again: bool = False) -> Iterator[str]:
+    """A candidate's line, and one with the shares of the machine's limit where they are known.
+
+    again: measured a second time, the better figures of both.
+    """
+    name = f"{measured.candidate}{'*' if again else ''}"
     if measured.failure:
         yield from _wrapped(f"{name:<27} failed: {measured.failure}")
         return
@@ -85,14 +90,19 @@ def _percent(share: float) -> str:
     return f"{100 * share:.1f} %" if 0 < share < 0.1 else f"{100 * share:.0f} %" if share else ""
 
 
-def closing(subject: Subject, choice: Choice | None, memory: str, *, kept: bool) -> Iterator[str]:
-    """The lines below the table. kept: new runs will use the choice."""
+def closing(subject: Subject, choice: Choice | None, memory: str, busy: float, *, kept: bool) -> Iterator[str]:
+    """The lines below the table. kept: new runs will use the choice. busy: processors that others kept busy."""
     work = subject.workload
-    yield from _wrapped(
-        f"round: seconds for {work.rows} completions of {work.new_tokens} tokens and the update on all of them, "
-        f"computed from the rates; real ones are shorter, because most answers end early. memory: the process's peak. "
-        f"The limit: the machine's fastest multiplications and memory reads."
-    )
+    yield f"{'round':<14}{work.rows} completions of {work.new_tokens} tokens and an update on all of them"
+    yield f"{'memory':<14}the most that the measuring process held"
+    yield f"{'of the limit':<14}share of what the machine's arithmetic and memory allow at most"
+    yield f"{'*':<14}measured twice, being near the fastest; the better figures of both"
+    yield ""
+    if busy > _BUSY:
+        yield from _wrapped(
+            f"Other programs kept about {busy:.1f} processors busy when this began, so figures are too low and the "
+            "choice is unsure. Measure again when the machine is quiet."
+        )
     if memory:
         yield from _wrapped(f"Memory: {memory}.")
     if choice is None:
@@ -113,12 +123,17 @@ def _wrapped(text: str) -> list[str]:
 
 
 def objects(
-    subject: Subject, measured: Sequence[Measured], choice: Choice | None, memory: Mapping[str, int] | None
+    subject: Subject,
+    measured: Sequence[Measured],
+    choice: Choice | None,
+    memory: Mapping[str, int] | None,
+    busy: float,
 ) -> Iterator[dict[str, Any]]:
     """The same as JSON objects, one a line; rates in tokens/s, sizes in bytes, shares of the limit from 0 to 1."""
     yield {
         "kind": "machine",
         "processor": subject.processor,
+        "busy_processors": busy,
         **asdict(subject.machine),
         "limits": {engine: asdict(limits) for engine, limits in subject.limits.items()},
     }

@@ -7,7 +7,7 @@ rows three times as fast as llama.cpp and one row half as fast; without one the 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 AUTO = "auto"
@@ -16,6 +16,8 @@ PAIR_GAIN = 1.2
 times faster."""
 TIE = 1.05
 """Nearer than this counts as equal; then fewer threads and float32 win, which leave the person more and round less."""
+NEAR = 1.3
+"""Candidates within this factor of the fastest are measured twice."""
 WIDTHS = (1, 8, 64)
 """Rows decoded at once in the measurement: a chat, a group, a round."""
 
@@ -125,6 +127,30 @@ def pairs(
         if plus and generator in engines and best is not None and wanted.engine in (AUTO, name):
             found.append(Candidate(name, wanted.precision, best.candidate.threads))
     return found
+
+
+def finalists(measured: Sequence[Measured], workload: Workload) -> list[Candidate]:
+    """Those so near to the fastest that a moment's noise may have ordered them; empty when the fastest is alone.
+
+    They deserve a second measurement, `merged` with the first.
+    """
+    timed = [(seconds, m) for m in measured if (seconds := round_seconds(m, workload)) is not None]
+    near = [m.candidate for seconds, m in timed if seconds <= NEAR * min(s for s, _ in timed)]
+    return near if len(near) > 1 else []
+
+
+def merged(one: Measured, two: Measured) -> Measured:
+    """The best of two measurements of a candidate: whatever else a machine does makes its figures only worse."""
+    if one.failure or two.failure:
+        return two if one.failure else one
+    return replace(
+        one,
+        generation={w: max(rate, two.generation.get(w, 0.0)) for w, rate in one.generation.items()},
+        first=min(one.first, two.first),
+        update=max(one.update, two.update),
+        hand_over=min(one.hand_over, two.hand_over),
+        memory=max(one.memory, two.memory),
+    )
 
 
 def round_seconds(measured: Measured, workload: Workload) -> float | None:

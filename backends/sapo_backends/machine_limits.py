@@ -19,7 +19,8 @@ LARGEST = 2048
 ENOUGH_S = 0.05
 """A product that takes so long is large enough to tell the rate."""
 READ_BYTES = 1 << 29
-REPEATS = 3
+REPEAT_S = 0.4
+"""The quickest run within this time counts: other programs only make it slower."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,18 +58,17 @@ def most_trained(size: ModelSize, limits: Limits, precision: str) -> float:
 
 
 def measure(engine: str, threads: int) -> Limits:
-    """The limits as that engine's library reaches them, in about a second. Raises ImportError."""
+    """The limits as that engine's library reaches them, in about two seconds. Raises ImportError."""
     if engine == "mlx":
         return _mlx()
     return _torch(threads) if engine == "torch" else _numpy()
 
 
 def _fastest(work: Callable[[], object]) -> float:
-    """Seconds of the quickest of some runs after one to warm up."""
+    """Seconds of the quickest run after one to warm up."""
     work()
-    best = float("inf")
-    for _ in range(REPEATS):
-        began = time.perf_counter()
+    best, until = float("inf"), time.perf_counter() + REPEAT_S
+    while (began := time.perf_counter()) < until or best == float("inf"):
         work()
         best = min(best, time.perf_counter() - began)
     return best
@@ -77,11 +77,15 @@ def _fastest(work: Callable[[], object]) -> float:
 def _multiply(product: Callable[[int], Callable[[], object]]) -> float:
     """FLOP/s of the largest cube that does not take long. product: edge -> one multiplication."""
     edge = 256
-    while True:
-        seconds = _fastest(product(edge))
-        if edge >= LARGEST or seconds > ENOUGH_S:
-            return 2.0 * edge**3 / seconds
+    while edge < LARGEST:
+        work = product(edge)
+        work()
+        began = time.perf_counter()
+        work()
+        if time.perf_counter() - began > ENOUGH_S:
+            break
         edge *= 2
+    return 2.0 * edge**3 / _fastest(product(edge))
 
 
 def _read_bytes() -> int:

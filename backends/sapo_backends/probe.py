@@ -40,6 +40,8 @@ LONGEST_S = 180.0
 GROUP = 8
 """Completions of a prompt, where the width allows it."""
 NEW_TOKENS = 64
+LEAST_STEPS = 8
+"""Decode steps that a rate is taken from at least; of fewer, half a step more or less would show."""
 TRAINED_TOKENS = 48
 """Tokens of each completion in the measured update."""
 TRAINED_GROUPS = (1, 2, 4, 8)
@@ -65,7 +67,8 @@ class _Pace:
         now = time.perf_counter()
         if tokens >= self.rows or self.marks:  # every row has begun: shards may do so one after the other
             self.marks.append((now, tokens))
-        if len(self.marks) > 2 and (now > self.until or finished > self.rows // 4):
+        enough = bool(self.marks) and tokens - self.marks[0][1] >= LEAST_STEPS * self.rows
+        if enough and (now > self.until or finished > self.rows // 4):
             self.cancel.cancel()
 
     @property

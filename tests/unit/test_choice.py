@@ -18,6 +18,8 @@ from sapo_backends.choice import (
     decide,
     decode,
     encode,
+    finalists,
+    merged,
     pairs,
     round_seconds,
 )
@@ -135,6 +137,21 @@ def test_a_pair_is_tried_with_the_threads_of_its_fastest_trainer() -> None:
     figures = [measured("torch float32 1", 500), measured("torch float32 4", 2000)]
     assert pairs(engines, figures, WORK, Wanted()) == [Candidate("llamacpp+torch", "auto", 4)]
     assert pairs(engines, figures, WORK, Wanted(engine="torch")) == []
+
+
+def test_those_near_the_fastest_are_measured_again_and_the_better_figures_count() -> None:
+    near, far = measured("torch float32 2", 5000), measured("torch float32 1", 500)
+    best = measured("torch bfloat16 2", 6000, first=0.2)
+    assert finalists([near, far, best], WORK) == [near.candidate, best.candidate]
+    assert finalists([far, best], WORK) == []
+    assert finalists([], WORK) == []
+    second = measured("torch bfloat16 2", 4000, 7000, first=0.1)
+    assert merged(best, second) == measured("torch bfloat16 2", 6000, 7000, first=0.1)
+
+
+def test_a_second_measurement_that_fails_spoils_nothing() -> None:
+    good = measured("torch bfloat16 2", 6000)
+    assert merged(good, Measured(good.candidate, failure="killed")) == good
 
 
 RATES = st.floats(0.001, 1e9)

@@ -22,15 +22,16 @@ if TYPE_CHECKING:
     from sapo_backends.verify import Check
 
 _QUICK_S = 0.5
+_LOOK_S = 0.5
 _TESTED = ("torch", "mlx", "llamacpp")
 """Engines that --verify compares, where they are installed."""
 _FLAGS = ("trainer", "method", "precision", "device", "threads", "lora_rank")
 _ABOUT = """\
 Each engine that is installed here generates and trains for about two seconds,
-in each precision and with 1, 2, 4, ... threads up to the number of cores. The
+in each precision and with 1, 2, 4, ... threads up to the number of cores; those that come near the fastest, twice. The
 fastest whole round wins, and new runs use it from then on. Nothing is trained
-for good and no run is touched. If a node is training, pause it before you
-measure: sapo-desktop pause
+for good and no run is touched. Close what keeps the machine busy; if a node is
+training, pause it first: sapo-desktop pause
 
 What the columns mean:
   1, 8, 64 wide  tokens generated a second when so many answers are written at
@@ -103,28 +104,38 @@ async def _warn(home: Home) -> None:
 
 
 def _bench(home: Home, config: RunConfig, available: Sequence[str], args: argparse.Namespace) -> int:
+    busy = _busy()
     subject = _subject(config, available)
     if not args.json:
         print("\n".join(bench_report.opening(subject)), end="\n\n")
         print("\n".join(bench_report.heading()), flush=True)
-    measured = []
+    measured: dict[Candidate, Measured] = {}
     for one in _measurements(subject, config, available, args.quick):
-        measured.append(one)
+        again = one.candidate in measured
+        measured[one.candidate] = one
         if not args.json:
-            print("\n".join(bench_report.row(subject, one)), flush=True)
-    choice = decide(measured, subject.workload, speed.wanted(config))
+            print("\n".join(bench_report.row(subject, one, again=again)), flush=True)
+    found = list(measured.values())
+    choice = decide(found, subject.workload, speed.wanted(config))
     if choice is not None and not args.quick:
-        speed.remember(home, config, measured)
+        speed.remember(home, config, found)
     plan = memory_plan.plan(config)
     if args.json:
         memory = {"needed": plan.needed, "available": plan.available} if plan else None
-        for line in bench_report.objects(subject, measured, choice, memory):
+        for line in bench_report.objects(subject, found, choice, memory, busy):
             print(json.dumps(line))
     else:
         said = plan.sentence + ("" if plan.fits else f". {plan.suggestion}") if plan else ""
         print()
-        print("\n".join(bench_report.closing(subject, choice, said, kept=not args.quick)))
-    return 0 if any(not one.failure for one in measured) else 1
+        print("\n".join(bench_report.closing(subject, choice, said, busy, kept=not args.quick)))
+    return 0 if any(not one.failure for one in found) else 1
+
+
+def _busy() -> float:
+    """How many processors other programs keep busy now."""
+    import psutil
+
+    return psutil.cpu_percent(interval=_LOOK_S) / 100 * (psutil.cpu_count() or 1)
 
 
 def _subject(config: RunConfig, available: Sequence[str]) -> Subject:
@@ -150,29 +161,28 @@ def _sensible(engine: str, config: RunConfig) -> bool:
 
 
 def _measurements(subject: Subject, config: RunConfig, available: Sequence[str], quick: bool) -> Iterator[Measured]:
-    """Every candidate's measurement as it is there: trainers first, then pairs."""
+    """Every candidate's measurement as it is there: trainers first, then pairs, then the best ones once more."""
     from sapo_backends import choice, hardware, probe
 
-    torch = subject.limits.get("torch", Limits())
-    wanted = speed.wanted(config)
-    threads = hardware.default_threads()
-    gpu = torch.device == "cuda" and config.device != "cpu"
-    singles = choice.candidates(available, threads, wanted, apple=engines.apple_silicon(), gpu=gpu)
+    wanted, work = speed.wanted(config), subject.workload
+    gpu = subject.limits.get("torch", Limits()).device == "cuda" and config.device != "cpu"
+    found: dict[Candidate, Measured] = {}
+
+    def measure(waiting: Sequence[Candidate], doing: str) -> Iterator[Measured]:
+        for number, candidate in enumerate(waiting, 1):
+            _progress(f"{doing} {candidate} ({number} of {len(waiting)})")
+            one = probe.in_child(candidate, engines.request(config), _QUICK_S if quick else probe.SECONDS)
+            _progress("")
+            found[candidate] = choice.merged(found[candidate], one) if candidate in found else one
+            yield found[candidate]
+
+    singles = choice.candidates(available, hardware.default_threads(), wanted, apple=engines.apple_silicon(), gpu=gpu)
     if quick:
         singles = [c for c in singles if c.threads in (0, max(s.threads for s in singles))]
-    done: list[Measured] = []
-    more: list[Candidate] | None = None
-    waiting = list(singles)
-    while waiting or more is None:
-        if not waiting:
-            more = waiting = choice.pairs(available, done, subject.workload, wanted)
-            continue
-        candidate = waiting.pop(0)
-        _progress(f"measuring {candidate} ({len(done) + 1} of {len(done) + 1 + len(waiting)})")
-        one = probe.in_child(candidate, engines.request(config), _QUICK_S if quick else probe.SECONDS)
-        _progress("")
-        done.append(one)
-        yield one
+    yield from measure(singles, "measuring")
+    yield from measure(choice.pairs(available, list(found.values()), work, wanted), "measuring")
+    if not quick:
+        yield from measure(choice.finalists(list(found.values()), work), "measuring again")
 
 
 def _verify(config: RunConfig, available: Sequence[str], as_json: bool) -> int:
