@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from sapo_backends.choice import WIDTHS, Choice, Measured, Workload, round_seconds
+from sapo_backends.choice import WIDTHS, Choice, Measured, Workload, round_seconds, spoken
 from sapo_backends.hardware import Hardware, ModelSize
 from sapo_backends.machine_limits import Limits, most_generated, most_trained
 
@@ -50,8 +50,8 @@ def _share(rate: float, most: float) -> float:
 def opening(subject: Subject) -> Iterator[str]:
     """The lines above the table."""
     machine, size = subject.machine, subject.size
-    of = f"{size.parameters / 1e6:.1f}M parameters, {_TRAINED[subject.method]}" if size else "the bundled test engine"
-    yield f"{subject.model}: {of}"
+    of = f": {size.parameters / 1e6:,.1f}M parameters, {_TRAINED[subject.method]}" if size else ""
+    yield f"{subject.model}{of}"
     yield f"{subject.processor}, {machine.cores} core{'s' * (machine.cores > 1)}, {machine.matrix_unit}"
     for engine, limits in subject.limits.items():
         rates = ", ".join(f"{rate / 1e9:,.0f} GFLOP/s in {kind}" for kind, rate in limits.multiply.items())
@@ -79,7 +79,7 @@ def row(subject: Subject, measured: Measured, *, again: bool = False) -> Iterato
     rates = "".join(f"{measured.generation.get(w, 0):>9,.0f}" for w in WIDTHS)
     seconds = round_seconds(measured, subject.workload)
     update = f"{measured.update:,.0f}" if measured.update else "-"
-    took = f"{seconds:.1f} s" if seconds is not None else "-"
+    took = spoken(seconds) if seconds is not None else "-"
     yield f"{name:<27}{rates}{update:>9}{measured.memory / 2**30:>6.1f} GiB{took:>7}"
     if trained or any(drawn.values()):
         parts = "".join(f"{_percent(drawn.get(w, 0)):>9}" for w in WIDTHS)
@@ -96,7 +96,8 @@ def closing(subject: Subject, choice: Choice | None, memory: str, busy: float, *
     yield f"{'round':<14}{work.rows} completions of {work.new_tokens} tokens and an update on all of them"
     yield f"{'memory':<14}the most that the measuring process held"
     yield f"{'of the limit':<14}share of what the machine's arithmetic and memory allow at most"
-    yield f"{'*':<14}measured twice, being near the fastest; the better figures of both"
+    if kept:
+        yield f"{'*':<14}measured twice, being near the fastest; the better figures of both"
     yield ""
     if busy > _BUSY:
         yield from _wrapped(

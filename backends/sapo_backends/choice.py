@@ -16,6 +16,8 @@ PAIR_GAIN = 1.2
 times faster."""
 TIE = 1.05
 """Nearer than this counts as equal; then fewer threads and float32 win, which leave the person more and round less."""
+TORCH = ("float32", "bfloat16")
+"""torch's precisions."""
 NEAR = 1.3
 """Candidates within this factor of the fastest are measured twice."""
 WIDTHS = (1, 8, 64)
@@ -96,18 +98,17 @@ def candidates(
     apple: the machine has Metal, elsewhere mlx is only for tests. gpu: torch computes on a graphics processor. Pairs
     are left out: they are tried with the best trainer's settings, see `pairs`.
     """
-    if wanted.engine != AUTO and "+" not in wanted.engine:
-        engines = [wanted.engine] if wanted.engine in engines else []
+    trainer = wanted.engine.rpartition("+")[2]
+    if trainer not in (AUTO, "torch", "mlx"):  # a plug-in, or llama.cpp alone: as the person asked for it
+        return [Candidate(wanted.engine, wanted.precision, wanted.threads)] if wanted.engine in engines else []
     found: list[Candidate] = []
-    if "mlx" in engines and (apple or wanted.engine == "mlx"):
+    if "mlx" in engines and (trainer == "mlx" or (apple and trainer == AUTO)):
         found.append(Candidate("mlx", wanted.precision))
-    if "torch" in engines:
+    if "torch" in engines and trainer in (AUTO, "torch"):
         counts = [0] if gpu else [wanted.threads] if wanted.threads else _counts(threads)
-        kinds = ("float32", "bfloat16") if wanted.precision == AUTO else (wanted.precision,)
+        kinds = (wanted.precision,) if wanted.precision in TORCH else TORCH  # another kind is for a pair's generator
         found += [Candidate("torch", kind, count) for kind in kinds for count in counts]
-    known = {"torch", "mlx", "llamacpp", "fake"}
-    found += [Candidate(name, wanted.precision) for name in engines if name == wanted.engine and name not in known]
-    return found + [Candidate("fake")] * (wanted.engine == "fake" and "fake" in engines)
+    return found
 
 
 def _counts(threads: int) -> list[int]:
@@ -167,6 +168,11 @@ def round_seconds(measured: Measured, workload: Workload) -> float | None:
     return prompts + tokens / measured.generation[width] + tokens / measured.update + measured.hand_over
 
 
+def spoken(seconds: float) -> str:
+    """With one decimal while that says something."""
+    return f"{seconds:.1f} s" if seconds < 100 else f"{seconds:,.0f} s"
+
+
 def _fastest(measured: Sequence[Measured], workload: Workload) -> Measured | None:
     """The fastest, or of those about as fast the one with the fewest threads, then float32."""
     timed = [(seconds, m) for m in measured if (seconds := round_seconds(m, workload)) is not None]
@@ -204,7 +210,7 @@ def _seconds(measured: Measured, workload: Workload) -> float:
 def _choice(best: Measured, measured: Sequence[Measured], workload: Workload, remark: str) -> Choice:
     mine = _seconds(best, workload)
     others = [(s, m) for m in measured if m is not best and (s := round_seconds(m, workload)) is not None]
-    said = f"a round of {workload.rows} completions takes about {mine:.2g} s"
+    said = f"a round of {workload.rows} completions takes about {spoken(mine)}"
     if not others:
         return Choice(best.candidate, mine, f"{said}, and nothing else was measured.{remark}")
     seconds, second = min(others, key=lambda pair: pair[0])

@@ -196,7 +196,12 @@ def limits_in_child(engine: str, threads: int) -> Limits:
 
 
 def _child(job: dict[str, Any], seconds: float) -> dict[str, Any]:
-    """The answer to a job. Raises BackendError."""
+    """The answer to a job. Raises BackendError.
+
+    A bundle's executable is the app and runs no module, so that there the work is done here.
+    """
+    if getattr(sys, "frozen", False):
+        return _answered(job)
     try:
         done = subprocess.run(
             [sys.executable, "-m", __name__, json.dumps(job)],
@@ -217,6 +222,15 @@ def _child(job: dict[str, Any], seconds: float) -> dict[str, Any]:
     return answer
 
 
+def _answered(job: dict[str, Any]) -> dict[str, Any]:
+    """The answer as JSON has it. Raises BackendError: any failure of an engine is one failed measurement."""
+    try:
+        answer: dict[str, Any] = json.loads(json.dumps(_answer(job)))
+    except Exception as error:
+        raise BackendError(str(error) or type(error).__name__) from error
+    return answer
+
+
 @contextlib.contextmanager
 def _stdout_for_the_answer() -> Iterator[int]:
     """A descriptor of stdout; what libraries print goes to stderr meanwhile."""
@@ -233,9 +247,9 @@ def main(arguments: Sequence[str]) -> None:
     job = json.loads(arguments[0])
     with _stdout_for_the_answer() as answers:
         try:
-            answer = _answer(job)
-        except (BackendError, RuntimeError, ValueError, ImportError, MemoryError) as error:
-            answer = {"failure": str(error) or type(error).__name__}
+            answer = _answered(job)
+        except BackendError as error:
+            answer = {"failure": str(error)}
         os.write(answers, json.dumps(answer).encode())
 
 

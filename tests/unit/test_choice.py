@@ -132,6 +132,16 @@ def test_an_engine_that_was_asked_for_is_the_only_one_tried() -> None:
     assert candidates(["torch"], 2, Wanted("torch", "float32", 2)) == [Candidate("torch", "float32", 2)]
 
 
+def test_a_precision_that_torch_lacks_is_the_generators() -> None:
+    wanted = Wanted("llamacpp+torch", "q8_0")
+    found = candidates(["torch", "llamacpp", "llamacpp+torch"], 1, wanted)
+    assert [c.precision for c in found] == ["float32", "bfloat16"]
+    figures = [measured("torch float32 1", 500)]
+    assert pairs(["torch", "llamacpp", "llamacpp+torch"], figures, WORK, wanted) == [
+        Candidate("llamacpp+torch", "q8_0", 1)
+    ]
+
+
 def test_a_pair_is_tried_with_the_threads_of_its_fastest_trainer() -> None:
     engines = ["torch", "llamacpp", "llamacpp+torch", "llamacpp+mlx"]
     figures = [measured("torch float32 1", 500), measured("torch float32 4", 2000)]

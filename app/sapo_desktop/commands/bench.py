@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _QUICK_S = 0.5
 _LOOK_S = 0.5
 _TESTED = ("torch", "mlx", "llamacpp")
-"""Engines that --verify compares, where they are installed."""
+"""Engines that --verify compares, where they are installed: those that read model folders."""
 _FLAGS = ("trainer", "method", "precision", "device", "threads", "lora_rank")
 _ABOUT = """\
 Each engine that is installed here generates and trains for about two seconds,
@@ -144,7 +144,7 @@ def _subject(config: RunConfig, available: Sequence[str]) -> Subject:
     from sapo_backends.sizing import model_size
 
     size, method = None, config.method
-    if engines.choose_trainer(config) in ("torch", "mlx") or "+" in config.trainer:
+    if engines.choose_trainer(config).rpartition("+")[2] in _TESTED:
         size, method = model_size(models.resolve(config.model, _download), engines.request(config))
     limits: dict[str, Limits] = {}
     for name in ("mlx", "torch"):
