@@ -28,7 +28,7 @@ def examine() -> Iterator[Finding]:
     yield _disk(home)
     yield _settings(home)
     yield from _engines()
-    yield from _plans(home)
+    yield from plans(home)
     yield _activity()
     yield asyncio.run(_scorer())
     yield asyncio.run(_node(home))
@@ -92,7 +92,7 @@ def _engines() -> Iterator[Finding]:
         yield Finding("fail", "trainer", 'No engine that trains is installed: pip install "sapo-desktop[torch]"')
 
 
-def _plans(home: Home) -> Iterator[Finding]:
+def plans(home: Home) -> Iterator[Finding]:
     """Whether the settings' rounds fit into memory, and whether the engine was chosen by measurement."""
     from sapo_backends.base import BackendError
     from sapo_desktop import memory_plan, speed

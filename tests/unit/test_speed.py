@@ -10,7 +10,7 @@ import pytest
 
 from sapo_backends import hardware
 from sapo_backends.choice import Candidate, Measured
-from sapo_desktop import engines, speed
+from sapo_desktop import doctor, engines, settings, speed
 from sapo_desktop.errors import AppError
 from sapo_desktop.paths import Home
 from sapo_swarm.config import RunConfig
@@ -130,6 +130,22 @@ def test_explicit_settings_go_first(home: Home) -> None:
     assert settings_of(engines.settle(config, folder, home)) == ("torch", "float32", 1)
     wider = msgspec.structs.replace(config, threads=2)
     assert settings_of(engines.settle(wider, folder, home)) == ("torch", "float32", 2)
+
+
+def test_the_doctor_tells_whether_there_is_a_measurement_and_how_to_make_one(home: Home) -> None:
+    """And what a round will need, before anything is loaded."""
+    settings.change(home.settings, "run.model", "starter-1m")
+    memory, before = doctor.plans(home)
+    assert (memory.verdict, memory.what) == ("ok", "memory")
+    assert memory.text.startswith("starter-1m: a round of 32 groups of 8 needs about")
+    assert (before.verdict, before.text) == (
+        "note",
+        "starter-1m was not measured here, defaults are used: sapo-desktop bench",
+    )
+    speed.remember(home, CONFIG, figures(SLOW, FAST))
+    _, after = doctor.plans(home)
+    assert after.verdict == "ok"
+    assert after.text.startswith("starter-1m: new runs use torch bfloat16, 1 thread; a round of 256 completions takes")
 
 
 def test_a_damaged_note_in_a_run_is_named(home: Home) -> None:
