@@ -42,10 +42,11 @@ def recall(home: Home, config: RunConfig) -> list[Measured]:
 
 
 def remember(home: Home, config: RunConfig, measured: Sequence[Measured]) -> None:
-    """Keep measurements. Raises OSError."""
+    """Keep measurements; older ones of other candidates stay. Raises OSError."""
+    candidates = {m.candidate: m for m in (*recall(home, config), *measured)}
     entries = _read(home)
     entries.pop(_key(config), None)
-    entries[_key(config)] = {"measured": choice.encode(measured), "model": config.model}
+    entries[_key(config)] = {"measured": choice.encode(list(candidates.values())), "model": config.model}
     newest = dict(list(entries.items())[-KEPT:])
     _write(home, {"format": FORMAT, "machine": _machine(), "entries": newest})
 

@@ -57,11 +57,14 @@ def most_trained(size: ModelSize, limits: Limits, precision: str) -> float:
     return limits.multiply.get(precision, 0.0) / flops
 
 
-def measure(engine: str, threads: int) -> Limits:
-    """The limits as that engine's library reaches them, in about two seconds. Raises ImportError."""
+def measure(engine: str, threads: int, device: str = "auto") -> Limits:
+    """The limits as that engine's library reaches them on a LoadRequest's device, in about two seconds.
+
+    Raises ImportError, RuntimeError when there is no such device.
+    """
     if engine == "mlx":
-        return _mlx()
-    return _torch(threads) if engine == "torch" else _numpy()
+        return _mlx(device)
+    return _torch(threads, device) if engine == "torch" else _numpy()
 
 
 def _fastest(work: Callable[[], object]) -> float:
@@ -92,11 +95,13 @@ def _read_bytes() -> int:
     return max(1 << 20, min(READ_BYTES, available_memory() // 8))
 
 
-def _torch(threads: int) -> Limits:
+def _torch(threads: int, name: str) -> Limits:
     import torch
 
     torch.set_num_threads(max(1, threads))
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    best = "cuda" if torch.cuda.is_available() else "cpu"
+    device = torch.device(best if name == "auto" else name)
+    wait: Callable[[], object] = {"cuda": torch.cuda.synchronize, "mps": torch.mps.synchronize}.get(device.type, int)
 
     def product(kind: Any) -> Callable[[int], Callable[[], object]]:
         def of(edge: int) -> Callable[[], object]:
@@ -104,8 +109,7 @@ def _torch(threads: int) -> Limits:
 
             def once() -> None:
                 torch.mm(a, b)
-                if device.type == "cuda":
-                    torch.cuda.synchronize()
+                wait()
 
             return once
 
@@ -116,8 +120,12 @@ def _torch(threads: int) -> Limits:
     return Limits(rates, many.numel() * 4 / _fastest(lambda: float(many.sum())), device.type)
 
 
-def _mlx() -> Limits:
+def _mlx(name: str) -> Limits:
     import mlx.core as mx
+
+    if name == "cpu":
+        mx.set_default_device(mx.cpu)
+    device = "mps" if mx.metal.is_available() and name != "cpu" else "cpu"
 
     def product(kind: Any) -> Callable[[int], Callable[[], object]]:
         def of(edge: int) -> Callable[[], object]:
@@ -131,9 +139,7 @@ def _mlx() -> Limits:
     mx.eval(many)
     kinds = (mx.float32, mx.float16, mx.bfloat16)
     rates = {str(kind).removeprefix("mlx.core."): _multiply(product(kind)) for kind in kinds}
-    return Limits(
-        rates, many.size * 4 / _fastest(lambda: mx.eval(many.sum())), "mps" if mx.metal.is_available() else "cpu"
-    )
+    return Limits(rates, many.size * 4 / _fastest(lambda: mx.eval(many.sum())), device)
 
 
 def _numpy() -> Limits:

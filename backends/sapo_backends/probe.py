@@ -186,10 +186,10 @@ def in_child(candidate: Candidate, request: LoadRequest, seconds: float = SECOND
         return Measured(candidate, failure=str(error))
 
 
-def limits_in_child(engine: str, threads: int) -> Limits:
+def limits_in_child(engine: str, threads: int, device: str = "auto") -> Limits:
     """The machine's limits by that engine's library; empty when it cannot be had."""
     try:
-        found = _child({"limits": engine, "threads": threads}, SECONDS)["limits"]
+        found = _child({"limits": engine, "threads": threads, "device": device}, SECONDS)["limits"]
     except BackendError:
         return Limits()
     return Limits(dict(found["multiply"]), float(found["read"]), str(found["device"]))
@@ -255,7 +255,7 @@ def main(arguments: Sequence[str]) -> None:
 
 def _answer(job: dict[str, Any]) -> dict[str, Any]:
     if "limits" in job:
-        return {"limits": asdict(machine_limits.measure(job["limits"], job["threads"]))}
+        return {"limits": asdict(machine_limits.measure(job["limits"], job["threads"], job["device"]))}
     return {"measured": asdict(measure(Candidate(**job["candidate"]), LoadRequest(**job["request"]), job["seconds"]))}
 
 

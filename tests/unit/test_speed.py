@@ -56,6 +56,13 @@ def test_what_was_measured_is_remembered(home: Home) -> None:
     assert best.candidate == FAST
 
 
+def test_measuring_one_candidate_leaves_the_others(home: Home) -> None:
+    """A person who tried one setting has not unmeasured the rest."""
+    speed.remember(home, CONFIG, figures(SLOW, FAST))
+    speed.remember(home, CONFIG, figures(SLOW))
+    assert speed.recall(home, CONFIG) == figures(SLOW, FAST)
+
+
 @pytest.mark.parametrize(
     "change", [{"model": "starter"}, {"method": "lora"}, {"device": "cuda"}, {"model": "nobody/not-here"}]
 )

@@ -74,10 +74,13 @@ def main(args: argparse.Namespace) -> int:
     home.prepare()
     config = flags.run_config(settings.load(home.settings), args)
     available = _available(config)
-    if args.verify:
-        return _verify(config, available, args.json)
-    asyncio.run(_warn(home))
-    return _bench(home, config, available, args)
+    try:
+        if args.verify:
+            return _verify(config, available, args.json)
+        asyncio.run(_warn(home))
+        return _bench(home, config, available, args)
+    finally:
+        _progress("")  # Ctrl+C in the middle: the prompt comes on a line of its own
 
 
 def _available(config: RunConfig) -> list[str]:
@@ -150,7 +153,8 @@ def _subject(config: RunConfig, available: Sequence[str]) -> Subject:
     for name in ("mlx", "torch"):
         if name in available and config.trainer.rpartition("+")[2] in ("auto", name) and _sensible(name, config):
             _progress(f"the machine's limits by {name}")
-            limits[name] = probe.limits_in_child(name, config.threads or hardware.default_threads())
+            threads = config.threads or hardware.default_threads()
+            limits[name] = probe.limits_in_child(name, threads, config.device)
     _progress("")
     machine = hardware.detect()
     return Subject(config.model, method, size, machine, hardware.processor(), limits, speed.workload(config))
