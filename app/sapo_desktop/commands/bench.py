@@ -27,11 +27,12 @@ _TESTED = ("torch", "mlx", "llamacpp")
 """Engines that --verify compares, where they are installed: those that read model folders."""
 _FLAGS = ("trainer", "method", "precision", "device", "threads", "lora_rank")
 _ABOUT = """\
-Each engine that is installed here generates and trains for about two seconds,
-in each precision and with 1, 2, 4, ... threads up to the number of cores; those that come near the fastest, twice. The
-fastest whole round wins, and new runs use it from then on. Nothing is trained
-for good and no run is touched. Close what keeps the machine busy; if a node is
-training, pause it first: sapo-desktop pause
+Each engine that is installed here generates and trains for about two seconds
+(longer with large models), in each precision and with 1, 2, 4, ... threads up
+to the number of cores; those that come near the fastest, twice. The fastest
+whole round wins, and new runs use it from then on. Nothing is trained for good
+and no run is touched. Close what keeps the machine busy; if a node is training,
+pause it first: sapo-desktop pause
 
 What the columns mean:
   1, 8, 64 wide  tokens generated a second when so many answers are written at
