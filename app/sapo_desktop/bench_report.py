@@ -13,7 +13,7 @@ from sapo_backends.machine_limits import Limits, most_generated, most_trained
 
 COLUMNS = 80
 _BUSY = 0.5
-"""Processors in use by other programs that spoil a measurement."""
+"""Share of the cores in use by other programs that spoils a measurement."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +27,11 @@ class Subject:
     processor: str
     limits: Mapping[str, Limits]
     workload: Workload
+
+
+def too_busy(busy: float, machine: Hardware) -> bool:
+    """Whether a measurement made beside so many busy processors tells nothing."""
+    return busy > _BUSY * machine.cores
 
 
 def shares(subject: Subject, measured: Measured) -> tuple[dict[int, float], float]:
@@ -96,13 +101,12 @@ def closing(subject: Subject, choice: Choice | None, memory: str, busy: float, *
     yield f"{'round':<14}{work.rows} completions of {work.new_tokens} tokens and an update on all of them"
     yield f"{'memory':<14}the most that the measuring process held"
     yield f"{'of the limit':<14}share of what the machine's arithmetic and memory allow at most"
-    if kept:
-        yield f"{'*':<14}measured twice, being near the fastest; the better figures of both"
+    yield f"{'*':<14}measured twice, being near the fastest; the better figures of both"
     yield ""
-    if busy > _BUSY:
+    if too_busy(busy, subject.machine):
         yield from _wrapped(
-            f"Other programs kept about {busy:.1f} processors busy when this began, so figures are too low and the "
-            "choice is unsure. Measure again when the machine is quiet."
+            f"Other programs kept about {busy:.1f} of {subject.machine.cores} cores busy when this began, so figures are "
+            "too low and the choice is unsure. Measure again when the machine is quiet."
         )
     if memory:
         yield from _wrapped(f"Memory: {memory}.")
@@ -111,7 +115,9 @@ def closing(subject: Subject, choice: Choice | None, memory: str, busy: float, *
         return
     yield from _wrapped(f"{'Chosen' if kept else 'Fastest'}: {choice.candidate}, because {choice.reason}")
     if not kept:
-        yield from _wrapped("This was a quick look. Without --quick more is tried, and new runs use the fastest.")
+        yield from _wrapped(
+            "New runs take no notice of this: it was a quick look, or the machine was too busy (--anyway)."
+        )
         return
     yield from _wrapped(
         "New runs with these settings use it; runs that have begun stay as they are. "

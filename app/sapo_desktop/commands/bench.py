@@ -67,6 +67,9 @@ def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
     parser.add_argument(
         "--quick", action="store_true", help="half a second each, only with all threads; new runs take no notice"
     )
+    parser.add_argument(
+        "--anyway", action="store_true", help="new runs use the choice even if the machine was too busy to tell"
+    )
     flags.add_run_flags(parser, _FLAGS)
 
 
@@ -121,7 +124,8 @@ def _bench(home: Home, config: RunConfig, available: Sequence[str], args: argpar
             print("\n".join(bench_report.row(subject, one, again=again)), flush=True)
     found = list(measured.values())
     choice = decide(found, subject.workload, speed.wanted(config))
-    if choice is not None and not args.quick:
+    kept = not args.quick and (args.anyway or not bench_report.too_busy(busy, subject.machine))
+    if choice is not None and kept:
         speed.remember(home, config, found)
     plan = memory_plan.plan(config)
     if args.json:
@@ -131,7 +135,7 @@ def _bench(home: Home, config: RunConfig, available: Sequence[str], args: argpar
     else:
         said = plan.sentence + ("" if plan.fits else f". {plan.suggestion}") if plan else ""
         print()
-        print("\n".join(bench_report.closing(subject, choice, said, busy, kept=not args.quick)))
+        print("\n".join(bench_report.closing(subject, choice, said, busy, kept=kept)))
     return 0 if any(not one.failure for one in found) else 1
 
 
