@@ -33,8 +33,9 @@ class Chosen:
 def choose(home: Home, run_id: str, name: str) -> Chosen:
     """name: "base", "latest", a round number such as "120", or "round-000120". Raises UsageError."""
     run = runs.find(home.runs, run_id)
+    config = engines.kept(run.config, run.folder)
     if name == "base":
-        return Chosen(f"base {run.config.model}", run.config, None)
+        return Chosen(f"base {config.model}", config, None)
     found = sorted((run.folder / "checkpoints").glob("round-*"), key=rounds_of)
     if not found:
         raise UsageError(f"Run {run.run_id} has no checkpoint yet.")
@@ -49,4 +50,4 @@ def choose(home: Home, run_id: str, name: str) -> Chosen:
                 f"Run {run.run_id} has no checkpoint {name!r}. It has rounds {have}; or say base or latest."
             )
         path = by_round[int(wanted)]
-    return Chosen(f"{run.run_id} after {rounds_of(path)} rounds", run.config, path)
+    return Chosen(f"{run.run_id} after {rounds_of(path)} rounds", config, path)

@@ -37,6 +37,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "tasks": ("tasks", "list tasks and presets, or show sample questions"),
     "config": ("config", "show or change settings"),
     "paths": ("paths", "where settings, runs, logs and the socket lie"),
+    "bench": ("bench", "measure this machine's speed with a model, and choose the engine by it"),
     "doctor": ("doctor", "check this machine and the installation"),
     "serve": ("serve", "the dashboard in a browser, on this machine only"),
     "replay": ("replay", "watch a recorded run in the dashboard"),

@@ -28,6 +28,7 @@ def examine() -> Iterator[Finding]:
     yield _disk(home)
     yield _settings(home)
     yield from _engines()
+    yield from plans(home)
     yield _activity()
     yield asyncio.run(_scorer())
     yield asyncio.run(_node(home))
@@ -89,6 +90,26 @@ def _engines() -> Iterator[Finding]:
         yield Finding("ok", name, f"{verbs} on {', '.join(backend.DEVICES)}")
     if not can_train:
         yield Finding("fail", "trainer", 'No engine that trains is installed: pip install "sapo-desktop[torch]"')
+
+
+def plans(home: Home) -> Iterator[Finding]:
+    """Whether the settings' rounds fit into memory, and whether the engine was chosen by measurement."""
+    from sapo_backends.base import BackendError
+    from sapo_desktop import memory_plan, speed
+
+    with contextlib.suppress(AppError, BackendError):  # bad settings and missing engines have lines of their own
+        run = settings.load(home.settings).run
+        plan = memory_plan.plan(run)
+        if plan is not None:
+            text = f"{run.model}: {plan.sentence}"
+            yield (
+                Finding("ok", "memory", text) if plan.fits else Finding("fail", "memory", f"{text}. {plan.suggestion}")
+            )
+        best = speed.chosen(home, run)
+        if best is None:
+            yield Finding("note", "speed", f"{run.model} was not measured here, defaults are used: sapo-desktop bench")
+        else:
+            yield Finding("ok", "speed", f"{run.model}: new runs use {best.candidate}; {best.reason}")
 
 
 def _activity() -> Finding:

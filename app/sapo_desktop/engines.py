@@ -2,13 +2,38 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 
-from sapo_backends.base import BackendUnavailable, Engine, LoadRequest, Progress
+import msgspec
+
+from sapo_backends.base import BackendUnavailable, Engine, LoadRequest, ModelNotFound, Progress
+from sapo_desktop.errors import AppError
+from sapo_desktop.paths import Home
 from sapo_swarm.config import RunConfig
 
 PREFERRED = ("mlx", "torch")
 """Trainers in the order in which "auto" tries them; mlx only where it has a GPU."""
+KEPT = "engine.json"
+"""In a run's folder: what its open settings meant when it began."""
+
+
+class Settled(msgspec.Struct, frozen=True):
+    """What "auto" and 0 mean in a run, for as long as it lives. Values may be "auto" and 0 again: the engine's rule."""
+
+    trainer: str = "auto"
+    precision: str = "auto"
+    threads: int = 0
+
+    def fill(self, config: RunConfig) -> RunConfig:
+        """The config with these values where it leaves them open."""
+        return msgspec.structs.replace(
+            config,
+            trainer=self.trainer if config.trainer == "auto" else config.trainer,
+            precision=self.precision if config.precision == "auto" else config.precision,
+            threads=self.threads if config.threads == 0 else config.threads,
+        )
 
 
 def choose_trainer(config: RunConfig) -> str:
@@ -20,7 +45,7 @@ def choose_trainer(config: RunConfig) -> str:
         return config.trainer
     reasons: list[str] = []
     for name in PREFERRED:
-        if name == "mlx" and not _apple_silicon():
+        if name == "mlx" and not apple_silicon():
             continue
         try:
             registry.backend(name).check()
@@ -31,12 +56,52 @@ def choose_trainer(config: RunConfig) -> str:
     raise BackendUnavailable("No engine that can train is installed.", 'pip install "sapo-desktop[torch]"')
 
 
-def builder(config: RunConfig) -> Callable[[Progress], Engine]:
-    """A function that loads the engine; the choice is made now so that a missing one is an error at once."""
-    from sapo_backends import registry
+def settle(config: RunConfig, folder: Path, home: Home) -> RunConfig:
+    """The config with what its open settings mean in the run of that folder.
 
-    backend = registry.backend(choose_trainer(config))()
-    request = LoadRequest(
+    A new run takes what was measured on this machine, else the defaults, and keeps it: a resumed run goes on with the
+    engine, precision and threads it began with, whatever was measured since. Raises BackendUnavailable, AppError.
+    """
+    if not (folder / KEPT).exists():
+        _keep(folder, _settled(config, folder, home))
+    return kept(config, folder)
+
+
+def kept(config: RunConfig, folder: Path) -> RunConfig:
+    """The config with what the run of that folder began with. Runs older than this file have none."""
+    try:
+        settled = msgspec.json.decode((folder / KEPT).read_bytes(), type=Settled)
+    except FileNotFoundError:
+        return config
+    except (OSError, msgspec.MsgspecError) as error:
+        raise AppError(f"{folder / KEPT} cannot be read ({error}). Delete it; the defaults are used then.") from error
+    return settled.fill(config)
+
+
+def _settled(config: RunConfig, folder: Path, home: Home) -> Settled:
+    from sapo_desktop import speed
+
+    begun = any((folder / "checkpoints").glob("round-*"))  # by an older version, with the defaults
+    best = None if begun else speed.chosen(home, config)
+    if best is None:
+        return Settled(trainer=choose_trainer(config))
+    found = best.candidate
+    choose_trainer(msgspec.structs.replace(config, trainer=found.engine))
+    return Settled(found.engine, found.precision, found.threads)
+
+
+def _keep(folder: Path, settled: Settled) -> None:
+    partial = folder / ".engine.partial"
+    try:
+        partial.write_text(json.dumps(msgspec.to_builtins(settled)), "utf-8")
+        partial.replace(folder / KEPT)
+    except OSError as error:
+        raise AppError(f"Cannot write {folder} ({error.strerror}). Free some space.") from error
+
+
+def request(config: RunConfig) -> LoadRequest:
+    """What an engine is asked to load for a run."""
+    return LoadRequest(
         model=config.model,
         method=config.method,
         precision=config.precision,
@@ -46,10 +111,26 @@ def builder(config: RunConfig) -> Callable[[Progress], Engine]:
         lora_alpha=2.0 * config.lora_rank,
         seed=config.seed,
     )
-    return lambda progress: backend.load(request, progress)
 
 
-def _apple_silicon() -> bool:
+def builder(config: RunConfig) -> Callable[[Progress], Engine]:
+    """A function that loads the engine; the choice is made now so that a missing one is an error at once."""
+    from sapo_backends import registry
+
+    backend = registry.backend(choose_trainer(config))()
+    return lambda progress: backend.load(request(config), progress)
+
+
+def local_folder(config: RunConfig) -> Path:
+    """The model's folder if it is on this disk already. Raises ModelNotFound."""
+    from sapo_backends import models
+
+    if config.model not in models.BUNDLED and not Path(config.model).expanduser().is_dir():
+        raise ModelNotFound(f"{config.model} is not on this disk.")
+    return models.resolve(config.model)
+
+
+def apple_silicon() -> bool:
     import platform
 
     return platform.system() == "Darwin" and platform.machine() == "arm64"

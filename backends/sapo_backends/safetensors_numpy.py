@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from math import prod
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,15 +32,37 @@ def tensors(folder: Path) -> Iterator[tuple[str, Float32]]:
             raise ModelNotFound(f"{file} is damaged: {error}. Download the model again.") from error
 
 
-def _read(file: Path) -> Iterator[tuple[str, Float32]]:
+def elements(folder: Path, *, packed: int = 8) -> int:
+    """Weights in a folder, counted from the headers; an element of a quantised tensor (uint32) holds `packed` of them.
+
+    Raises ModelNotFound when a file is damaged.
+    """
+    total = 0
+    for file in weight_files(folder):
+        try:
+            entries = _header(file)[0].values()
+            total += sum(prod(e["shape"]) * (packed if e["dtype"] == "U32" else 1) for e in entries)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ModelNotFound(f"{file} is damaged: {error}. Download the model again.") from error
+    return total
+
+
+def _header(file: Path) -> tuple[dict[str, Any], int]:
+    """What the file says of each tensor, and where their bytes begin."""
     with file.open("rb") as stream:
         length = int.from_bytes(stream.read(8), "little")
         if not 2 <= length <= _LARGEST_HEADER:
             raise ValueError("its header has no sensible length")
         header = json.loads(stream.read(length))
-    data = np.memmap(file, dtype=np.uint8, mode="r", offset=8 + length)
+    header.pop("__metadata__", None)
+    return header, 8 + length
+
+
+def _read(file: Path) -> Iterator[tuple[str, Float32]]:
+    header, start = _header(file)
+    data = np.memmap(file, dtype=np.uint8, mode="r", offset=start)
     for name, entry in header.items():
-        if name == "__metadata__" or entry["dtype"] not in _TYPES:
+        if entry["dtype"] not in _TYPES:
             continue
         begin, end = entry["data_offsets"]
         raw = np.frombuffer(data[begin:end].tobytes(), dtype=_TYPES[entry["dtype"]]).reshape(entry["shape"])

@@ -33,11 +33,15 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
     # What learns
     model: Annotated[str, _doc("starter, starter-1m, a local Hugging Face folder, or a hub id")] = "starter"
-    trainer: Annotated[str, _doc("Engine that runs the model: auto, torch, or another that is installed")] = "auto"
+    trainer: Annotated[
+        str, _doc("Engine: auto (the fastest if measured, see sapo-desktop bench), torch, or another that is installed")
+    ] = "auto"
     method: Annotated[Literal["auto", "full", "lora", "none"], _doc("Train all weights or a LoRA adapter")] = "auto"
-    precision: Annotated[str, _doc("Compute type: auto, float32 or bfloat16")] = "auto"
+    precision: Annotated[str, _doc("Compute type: auto (the fastest if measured), float32 or bfloat16")] = "auto"
     device: Annotated[str, _doc("auto, cpu, cuda, mps")] = "auto"
-    threads: Annotated[int, _doc("CPU threads for the engine; 0 = physical cores", ge=0, le=1024)] = 0
+    threads: Annotated[
+        int, _doc("CPU threads for the engine; 0 = the fastest number if measured, else all cores", ge=0, le=1024)
+    ] = 0
     lora_rank: Annotated[int, _doc("Rank of the LoRA adapter", ge=1, le=256)] = 16
 
     # On what

@@ -25,7 +25,7 @@ def test_a_sound_engine_passes_every_check(name: str, model_folder: Callable[[st
     request = LoadRequest(str(model_folder("qwen2")), method=method, precision="float32", device="cpu", threads=1)
     checks = verify(registry.backend(name), registry.backend("torch"), request)
     assert [check for check in checks if not check.passed] == []
-    assert len(checks) == (5 if name == "mlx" else 3)
+    assert len(checks) == (6 if name == "mlx" else 4)
 
 
 def test_an_engine_that_computes_something_else_fails(model_folder: Callable[[str], Path]) -> None:
@@ -37,4 +37,4 @@ def test_an_engine_that_computes_something_else_fails(model_folder: Callable[[st
 
     request = LoadRequest(str(model_folder("qwen2")), method="none", precision="float32", device="cpu", threads=1)
     checks = verify(Mistaken, TorchBackend, request)
-    assert [check.passed for check in checks] == [False, True, False]
+    assert [check.passed for check in checks] == [True, False, True, False]

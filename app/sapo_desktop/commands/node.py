@@ -10,7 +10,7 @@ import signal
 import sys
 from typing import TYPE_CHECKING
 
-from sapo_desktop import __version__, engines, flags, membership, runs, settings
+from sapo_desktop import __version__, engines, flags, membership, memory_plan, runs, settings
 from sapo_desktop.errors import UsageError
 from sapo_desktop.live_limits import LiveLimits
 from sapo_desktop.lock import NodeLock
@@ -51,9 +51,11 @@ def main(args: argparse.Namespace) -> int:
         raise UsageError("A node of method none only generates for a swarm: add --join INVITE, or choose full or lora.")
     elif config.external_groups:
         raise UsageError("external_groups needs a swarm: add --join INVITE, or set it to 0.")
-    build = engines.builder(config)
+    engines.choose_trainer(config)  # a missing engine and too little memory are errors before there is a run
+    memory_plan.require(config)
     with NodeLock(home.lock):
         run_id, folder = runs.open_run(home.runs, config, args.new, args.run)
+        build = engines.builder(engines.settle(config, folder, home))
         with contextlib.suppress(OSError):
             os.nice(chosen.limits.nice)
         node_logging(home.node_log)
