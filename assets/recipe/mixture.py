@@ -69,14 +69,14 @@ POLISH: dict[str, Stages] = {
         (
             1.0,
             {
-                "arc_1d": 1.5,
-                "base_conversion": 0.5,
-                "bf": 0.6,
-                "propositional_logic": 0.7,
-                "fraction_simplification": 0.0,
-                "decimal_arithmetic": 0.8,
+                "arc_1d": 2.0,
+                "base_conversion": 0.4,
+                "basic_arithmetic": 1.3,
+                "bf": 0.5,
+                "fraction_simplification": 0.05,
+                "decimal_arithmetic": 0.7,
                 "calendar_arithmetic": 0.4,
-                "binary_matrix": 0.0,
+                "binary_matrix": 0.1,
             },
         )
     ],
