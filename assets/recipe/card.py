@@ -31,11 +31,13 @@ every task and preset were left out of the training text, by question (for bf by
 Only the `starter` presets were trained on (of binary_matrix the `easy` one); `paper` is there to be hard. Tasks were
 drawn by weights that change along the schedule (`assets/recipe/mixture.py`).
 
-**Recipe.** `python -m recipe.make --size 1m` and `--size 5m`, with `assets`, `swarm` and `backends` on the path. Loss on the
-completion (and on the solved examples of an arc_1d question), Muon for matrices, AdamW for the rest, constant rate
-then a cosine. Seeds, versions and counts are in each model's `recipe.json`. It is written for CUDA as well, but
-has only been run on a CPU so far. The schedule is laid on processor time, so weights are not bit for bit the same on
-another machine.
+**Recipe.** `python -m recipe.make --size 1m --minutes 10.9 --compiled` and `--size 5m --minutes 36.9 --polish 9`, with
+`assets`, `swarm` and `backends` on the path. Loss on the completion (and on the solved examples of an arc_1d question), Muon
+for matrices, AdamW for the rest, constant rate then a cosine; the polish is a second, shorter cosine with fresh optimizers
+and other weights of the tasks. Seeds, versions and counts are in each model's `recipe.json`. It is written for CUDA as
+well, but has only been run on a CPU so far. The schedule is laid on processor time, so weights are not bit for bit the
+same on another machine. (Compiled, the polish gave gradients that are no numbers on one machine: the recipe then stops
+and says so.)
 
 **Limits.** Outside these nine tasks, and outside the exact wording of their generators, the output is noise. Training was
 ended early on purpose: the same recipe run to its end brings the small model to 65 % on the `starter` presets, where

@@ -41,7 +41,7 @@ def run(quick: bool, store: str) -> Gate:
     gate.figures["as fast as it goes, 4 groups each way"] = report.summary()
     gate.figures["coordinator CPU a round"] = f"{cpu:.2f} ms"
     gate.demands["no errors"] = not report.errors
-    if not quick and store == "sqlite":  # the demand is on one process with its embedded store; a server shares the cores
+    if not quick and store == "sqlite":  # asked of one process with its embedded store; a server shares the cores
         gate.demands["at least 800 rounds/s"] = rate >= 800
         gate.demands["p99 at most 100 ms"] = report.quantile(0.99) <= 0.100
     many, seconds, every = (60, 1.5, 1.0) if quick else (10_000, 300.0, 30.0)
