@@ -29,6 +29,7 @@ from sapo_swarm.tasks.seeds import train_seed
 from sapo_swarm.types import Group, Question, Rollout, TaskRef
 
 CONFIG = RunConfig(
+    final_rate=1.0,  # poison needs its full step
     model="fake",
     trainer="fake",
     tasks=("basic_arithmetic",),
