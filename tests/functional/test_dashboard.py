@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 from tests.fixtures.make_recordings import recording
+from textual import events
 from textual.pilot import Pilot
 from textual.widgets import Input, OptionList
 
@@ -418,6 +419,30 @@ async def test_a_swarm_needs_an_invite_and_keeps_it() -> None:
         await pilot.press(*"abc", "enter")
         assert answers == [], "what is no invite does not start a node"
         app.screen.query_one("#invite", Input).value = invite
+        await pilot.press("enter")
+        await settled(pilot)
+    assert answers == [FirstRunAnswers(mode="swarm", invite=invite)]
+
+
+async def test_the_first_questions_stay_whatever_keys_are_pressed() -> None:
+    """The dashboard's own keys, digits for its screens among them, do nothing there."""
+    app = SapoDashboard(ScriptedFeed(list(SILO)), first_run=True, start=lambda given: None)
+    async with app.run_test(size=NARROW) as pilot:
+        await pilot.pause()
+        await pilot.press(*"12345qdzrF", "space", "question_mark")
+        assert isinstance(app.screen, FirstRunScreen)
+        assert len(app.screen_stack) == 2
+
+
+async def test_an_invite_that_is_pasted_anywhere_chooses_the_swarm() -> None:
+    invite = f"sapo://127.0.0.1:7471/#t={'5' * 32}&s={'k' * 16}"
+    answers: list[FirstRunAnswers | None] = []
+    app = SapoDashboard(ScriptedFeed([]), first_run=True, start=lambda given: answers.append(given))
+    async with app.run_test(size=NARROW) as pilot:
+        await pilot.pause()
+        app.post_message(events.Paste("no invite"))
+        app.post_message(events.Paste(f"{invite}\n"))
+        await pilot.pause()
         await pilot.press("enter")
         await settled(pilot)
     assert answers == [FirstRunAnswers(mode="swarm", invite=invite)]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
 from textual.content import Content
-from textual.screen import Screen
+from textual.screen import ModalScreen
 from textual.widget import Widget
 from textual.widgets import Input, Static
 
@@ -59,7 +60,9 @@ class Choice(Widget, can_focus=True):
         )
 
 
-class FirstRunScreen(Screen[FirstRunAnswers]):
+class FirstRunScreen(ModalScreen[FirstRunAnswers]):
+    """Modal, so that what is typed here never reaches the dashboard's keys."""
+
     AUTO_FOCUS: ClassVar[str | None] = "#mode"
     VERTICAL_BREAKPOINTS = [(0, "-low"), (30, "-tall")]  # noqa: RUF012 - Textual declares it as an instance variable
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -107,6 +110,16 @@ class FirstRunScreen(Screen[FirstRunAnswers]):
     def answers_changed(self) -> None:
         self.query_one("#complaint", Static).update("")
         self.query_one("#invite", Input).display = self._value("mode") == "swarm"
+
+    def on_paste(self, event: events.Paste) -> None:
+        """An invite that is pasted anywhere but into a field means: join this swarm."""
+        if event.text.strip().startswith("sapo://"):
+            mode, invite = self.query_one("#mode", Choice), self.query_one("#invite", Input)
+            mode.place = [name for name, _ in MODES].index("swarm")
+            mode.refresh()
+            self.answers_changed()
+            invite.value = event.text.strip().splitlines()[0]
+            invite.focus()
 
     def _value(self, name: str) -> str:
         return self.query_one(f"#{name}", Choice).value
