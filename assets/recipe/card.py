@@ -31,7 +31,8 @@ every task and preset were left out of the training text, by question (for bf by
 Only the `starter` presets were trained on (of binary_matrix the `easy` one); `paper` is there to be hard. Tasks were
 drawn by weights that change along the schedule (`assets/recipe/mixture.py`).
 
-**Recipe.** `python -m recipe.make --size 1m --minutes 10.9 --compiled` and `--size 5m --minutes 36.9 --polish 9`, with
+**Recipe.** `python -m recipe.make --size 5m --minutes 36.9 --polish 9` for the larger. For the smaller `--size 1m --minutes
+10.9 --polish 2`, the same with `--polish-weights 1m-matrix`, and their mean by `python -m recipe.blend A B --share 0.36`. With
 `assets`, `swarm` and `backends` on the path. Loss on the completion (and on the solved examples of an arc_1d question), Muon
 for matrices, AdamW for the rest, constant rate then a cosine; the polish is a second, shorter cosine with fresh optimizers
 and other weights of the tasks. Seeds, versions and counts are in each model's `recipe.json`. It is written for CUDA as

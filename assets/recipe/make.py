@@ -37,6 +37,7 @@ def main() -> None:
     parser.add_argument("--size", choices=list(model.SHAPES), default="1m")
     parser.add_argument("--minutes", type=float, default=30.0, help="training time, see Plan")
     parser.add_argument("--polish", type=float, default=0.0, help="minutes of a second schedule, see Plan")
+    parser.add_argument("--polish-weights", choices=list(POLISH), help="of mixture.POLISH; by default the size's")
     parser.add_argument("--work", type=Path, default=Path("recipe-work"), help="caches, checkpoints, log")
     parser.add_argument("--output", type=Path, help="model folder; by default <work>/<name>")
     parser.add_argument("--tokenizer", type=Path, help="a folder with a tokenizer to keep")
@@ -46,6 +47,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     name = NAMES[arguments.size]
+    polish = POLISH[arguments.polish_weights or arguments.size]
     run_folder = arguments.work / f"run-{arguments.size}"
     run_folder.mkdir(parents=True, exist_ok=True)
     output = arguments.output or arguments.work / name
@@ -72,7 +74,7 @@ def main() -> None:
     net = model.Qwen2(model.SHAPES[arguments.size])
     net.initialise(arguments.seed)
     say(f"{name}: {sum(p.numel() for p in net.parameters()):,} parameters")
-    done = train.run(net, rows, WEIGHTS[arguments.size], POLISH[arguments.size], words, plan, run_folder, say)
+    done = train.run(net, rows, WEIGHTS[arguments.size], polish, words, plan, run_folder, say)
     model.save(net, output, tokenizer.token_id(words, tokenizer.END), tokenizer.token_id(words, tokenizer.STOP))
     tokenizer.save(words, output)
     record = {
@@ -86,7 +88,7 @@ def main() -> None:
         "mixture": MIXTURE,
         "settings": {d: {p: dict(CATALOGUE[d][p]) for p in presets} for d, presets in MIXTURE.items()},
         "weights": WEIGHTS[arguments.size],
-        "polish": POLISH[arguments.size] if plan.polish else [],
+        "polish": polish if plan.polish else [],
         "held_out_window": data.HELD_OUT_WINDOW,
         "machine": {"processor": platform.machine(), "device": "cuda" if torch.cuda.is_available() else "cpu"},
         "versions": {p: importlib.metadata.version(p) for p in ("torch", "tokenizers", "reasoning-gym", "safetensors")},

@@ -63,8 +63,21 @@ WEIGHTS: dict[str, Stages] = {
 """By size: weights up to a share of the schedule, relative to 1. Tasks that come easily are seen less, and the last stage
 is spent on what is still weak: a starter that has learned a task leaves nothing to reinforcement learning."""
 
+_1M_POLISH = {"calendar_arithmetic": 0.1, "propositional_logic": 0.1, "fraction_simplification": 0.1}
 POLISH: dict[str, Stages] = {
-    "1m": [(1.0, {})],
+    "1m": [(1.0, {**_1M_POLISH, "bf": 0.6, "binary_matrix": 0.0})],
+    "1m-matrix": [
+        (
+            1.0,
+            {
+                **_1M_POLISH,
+                "bf": 0.42,
+                "binary_matrix": 0.006,
+                "calendar_arithmetic": 0.05,
+                "propositional_logic": 0.05,
+            },
+        )
+    ],
     "5m": [
         (
             1.0,
@@ -81,7 +94,10 @@ POLISH: dict[str, Stages] = {
         )
     ],
 }
-"""The same for the polish, a second and shorter schedule after the first (train.Plan.polish)."""
+"""The same for the polish, a second and shorter schedule after the first (train.Plan.polish), by size or by name.
+
+The small model is the mean of two polishes (recipe.blend): binary_matrix is forgotten all at once, with weight 0.003
+wholly, with 0.006 hardly."""
 
 
 def weights_at(stages: Stages, progress: float) -> dict[str, float]:

@@ -156,7 +156,7 @@ async def test_hostile_nodes_send_but_do_not_count(play: Play, tmp_path: Path) -
     assert sum(e.figures["refused"] for node in range(3) for e in rounds_of(tmp_path, node).values()) > 0
 
 
-@pytest.mark.parametrize("kind", ["token", "sequence", "clip", "proximity"])
+@pytest.mark.parametrize("kind", ["token", "sequence", "clip", "proximity", "positive"])
 async def test_every_off_policy_correction_trains(play: Play, tmp_path: Path, kind: str) -> None:
     await play(experiment([{"name": "a", "off_policy": kind, "minibatches": 2}], {"rounds": 2}), tmp_path)
     events = [e for node in range(4) for e in rounds_of(tmp_path, node).values()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recipe import model, train
+from recipe.blend import blend
 from recipe.data import Example
 from recipe.evaluate import wilson
 from recipe.sampling import sample
@@ -106,6 +108,37 @@ def test_the_polish_is_a_second_schedule_that_draws_other_tasks(tmp_path: Path) 
     assert drawn[0][0].text == "<answer>7</answer>"
     assert plan.at(1.0) == (True, pytest.approx(0.4 / 4.8))
     assert plan.at(0.3) == (False, pytest.approx(0.5))
+
+
+def polished(folder: Path, seed: int) -> Path:
+    net = model.Qwen2(SHAPE)
+    net.initialise(seed)
+    model.save(net, folder, 1, 2)
+    (folder / "recipe.json").write_text(json.dumps({"name": "x", "done": {"step": seed}, "plan": {}, "polish": []}))
+    return folder
+
+
+def test_a_blend_lies_between_its_two_models_and_names_both(tmp_path: Path) -> None:
+    first, second = polished(tmp_path / "a", 1), polished(tmp_path / "b", 2)
+    blend(first, second, 0.25, tmp_path / "c")
+    mixed, one, two = (model.load(tmp_path / name).state_dict() for name in "cab")
+    for name, weight in mixed.items():
+        torch.testing.assert_close(weight, 0.75 * one[name] + 0.25 * two[name], rtol=0.01, atol=0.001)
+    record = json.loads((tmp_path / "c" / "recipe.json").read_text())
+    assert record["done"] == {"step": 1}
+    assert record["blended_with"] == {"share": 0.25, "done": {"step": 2}, "plan": {}, "polish": []}
+
+
+def test_a_blend_of_unlike_models_or_a_share_beyond_one_is_refused(tmp_path: Path) -> None:
+    first, second = polished(tmp_path / "a", 1), polished(tmp_path / "b", 2)
+    with pytest.raises(ValueError, match=r"lies in \[0, 1\]"):
+        blend(first, second, 1.5, tmp_path / "c")
+    other = model.Qwen2(model.Shape(hidden=32, layers=1, heads=2, kv_heads=1, mlp=48))
+    other.initialise(0)
+    model.save(other, second, 1, 2)
+    (second / "recipe.json").write_text("{}")
+    with pytest.raises(ValueError, match="not the same shape"):
+        blend(first, second, 0.5, tmp_path / "c")
 
 
 def test_the_interval_of_a_share_contains_it() -> None:

@@ -38,7 +38,7 @@ def _doc(text: str, **limits: Any) -> Meta:
     return Meta(description=text, **limits)
 
 
-OffPolicy = Literal["none", "token", "sequence", "clip", "proximity"]
+OffPolicy = Literal["none", "token", "sequence", "clip", "proximity", "positive"]
 OFF_POLICY: tuple[OffPolicy, ...] = get_args(OffPolicy)
 
 
@@ -65,7 +65,8 @@ class Conditions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         _doc(
             "Correction of external groups. token, sequence: truncated importance weight against the sender's policy; "
             "clip: ratio and clip against the sender's policy; proximity: weight by how likely the text is under the "
-            "own policy beside own text (needs nothing from the sender)"
+            "own policy beside own text (needs nothing from the sender); positive: only completions with a positive "
+            "advantage, learn what others got right and push nothing away"
         ),
     ] = "none"
     adaptive: Annotated[bool, _doc("Move I and J by sapo_swarm.sapo.adaptive, from own_groups and external_groups")] = (

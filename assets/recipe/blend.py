@@ -1,0 +1,52 @@
+"""The weighted mean of two models that were polished from the same weights. `python -m recipe.blend A B --share 0.36`.
+
+Two short trainings from one beginning lie in one basin, and their mean is at least as good as either (model soups, arXiv
+2203.05482). Here it also sets a dial that the mixture cannot: how much is left of a task that is forgotten all at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+FILE = "model.safetensors"
+
+
+def blend(first: Path, second: Path, share: float, output: Path) -> None:
+    """Write (1 - share) * first + share * second, in the first's number format, with both recipes in recipe.json.
+
+    Raises ValueError when the two are not the same shape, or the share is not in [0, 1].
+    """
+    if not 0.0 <= share <= 1.0:
+        raise ValueError(f"The share of the second model lies in [0, 1], not {share}.")
+    ours, theirs = load_file(first / FILE), load_file(second / FILE)
+    if {name: t.shape for name, t in ours.items()} != {name: t.shape for name, t in theirs.items()}:
+        raise ValueError(f"{first} and {second} are not the same shape of model.")
+    mixed = {name: torch.lerp(t.float(), theirs[name].float(), share).to(t.dtype) for name, t in ours.items()}
+    with safe_open(first / FILE, "pt") as file:
+        metadata = file.metadata()
+    shutil.copytree(first, output, dirs_exist_ok=True)
+    save_file(mixed, output / FILE, metadata=metadata)
+    records = [json.loads((folder / "recipe.json").read_text(encoding="utf-8")) for folder in (first, second)]
+    record = {**records[0], "blended_with": {"share": share, **{k: records[1][k] for k in ("done", "plan", "polish")}}}
+    (output / "recipe.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("first", type=Path)
+    parser.add_argument("second", type=Path)
+    parser.add_argument("--share", type=float, required=True, help="of the second")
+    parser.add_argument("--output", type=Path, required=True)
+    arguments = parser.parse_args()
+    blend(arguments.first, arguments.second, arguments.share, arguments.output)
+
+
+if __name__ == "__main__":
+    main()
