@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch")
 from sapo_backends.spec import decoder_spec  # noqa: E402
 from sapo_backends.torch_backend import session as session_module  # noqa: E402 - after the check for torch
 from sapo_backends.torch_backend.attention import GroupAttention  # noqa: E402
-from sapo_backends.torch_backend.cache import grid  # noqa: E402
+from sapo_backends.torch_backend.cache import CLASS_COST, classes, grid  # noqa: E402
 from sapo_backends.torch_backend.decode import decode_step, fast_step  # noqa: E402
 from sapo_backends.torch_backend.fused import rms_norm, rotate, swiglu  # noqa: E402
 from sapo_backends.torch_backend.layout import decoder_layout  # noqa: E402
@@ -126,13 +126,38 @@ def test_the_gradient_of_shared_prompt_attention_equals_autograd(
     assert torch.autograd.gradcheck(lambda x: attend(0, 4, x, cos, sin), (rows,))
 
 
-@given(st.lists(st.integers(1, 9), min_size=1, max_size=8), st.integers(1, 500), st.integers(0, 500))
-def test_every_row_has_a_place_in_an_entry_of_its_own_prompt(counts: list[int], prompt: int, own: int) -> None:
-    """Places repeat a row of the same prompt or are none too many, whatever the sizes of the groups."""
-    owner = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
-    rows, place_of = grid(owner, prompt, own)
+@given(
+    st.lists(st.tuples(st.integers(0, 9), st.integers(1, 500)), min_size=1, max_size=8).filter(
+        lambda prompts: any(count for count, _ in prompts)
+    ),
+    st.integers(0, 500),
+)
+def test_every_row_has_a_place_in_an_entry_of_its_own_prompt(prompts: list[tuple[int, int]], own: int) -> None:
+    """Places repeat a row of the same prompt or are none too many, whatever the sizes of the groups, also when a
+    prompt's rows have all ended; entries ascend by the length of their prompts."""
+    counts, lengths = torch.tensor(prompts).T
+    owner = torch.repeat_interleave(torch.arange(len(counts)), counts)
+    rows, place_of = grid(owner, lengths, own)
     assert rows.flatten()[place_of].tolist() == list(range(len(owner)))
     assert all(len(set(owner[entry].tolist())) == 1 for entry in rows)
+    of_entries = lengths[owner[rows[:, 0]]].tolist()
+    assert of_entries == sorted(of_entries)
+
+
+@given(st.lists(st.integers(1, 600), min_size=1, max_size=64).map(sorted), st.integers(1, 9))
+def test_length_classes_cover_all_entries_and_never_cost_more_than_one_class(lengths: list[int], width: int) -> None:
+    """Every cut saves more padding than a class costs."""
+    ends = classes(lengths, width)
+    assert ends == sorted(set(ends))
+    assert ends[-1] == len(lengths)
+    begins = [0, *ends]
+    padded = sum((end - begin) * lengths[end - 1] * width for begin, end in zip(begins, ends, strict=False))
+    assert padded + (len(ends) - 1) * CLASS_COST <= len(lengths) * lengths[-1] * width
+
+
+def test_one_long_prompt_among_short_ones_is_a_class_of_its_own() -> None:
+    assert classes([50, 60, 70, 500], 8) == [3, 4]
+    assert classes([50, 60, 70], 8) == [3]
 
 
 def _tiny(compute: torch.dtype, *, head_norms: bool = False) -> LeanModel:
@@ -172,12 +197,14 @@ def _decoded(model: LeanModel, owner: list[int], keeps: dict[int, list[int]]) ->
 @pytest.mark.parametrize("head_norms", [False, True])
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("scripted", [True, False])
+@pytest.mark.parametrize("cuts", [True, False])
 def test_decoding_equals_scoring_however_rows_are_dropped(
-    kind: torch.dtype, scripted: bool, head_norms: bool, monkeypatch: pytest.MonkeyPatch
+    kind: torch.dtype, scripted: bool, cuts: bool, head_norms: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Uneven groups, dropped rows and prompts, scripted and plain, in both types: the last logits are those of the
-    whole sequence computed at once in float32."""
+    """Uneven groups, dropped rows and prompts, one length class and several, scripted and plain, in both types: the
+    last logits are those of the whole sequence computed at once in float32."""
     monkeypatch.setattr(session_module, "fast_step", fast_step if scripted else lambda: decode_step)
+    monkeypatch.setattr("sapo_backends.torch_backend.cache.CLASS_COST", 0 if cuts else CLASS_COST)
     exact = _tiny(torch.float32, head_norms=head_norms)
     model = _tiny(kind, head_norms=head_norms)
     for drawn, logits in _decoded(model, [0, 0, 0, 0, 1, 1, 1, 2], {2: [0, 2, 3, 4, 7], 4: [1, 2, 3]}):

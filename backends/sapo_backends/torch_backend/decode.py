@@ -47,12 +47,13 @@ class Layer(NamedTuple):
 class Keys(NamedTuple):
     """One layer's cache for E entries of W places each; see cache.Cache.
 
-    prompt_k (E * kv_heads, d, p) and prompt_v (E * kv_heads, p, d) are shared by an entry's places; own (2, E, kv_heads,
-    W, slots, d), own_k (E * kv_heads * W, d, slots) and own_v (E * kv_heads * W, slots, d) are the same memory.
+    prompt_k (E' * kv_heads, d, p) and prompt_v (E' * kv_heads, p, d) of each length class of E' entries are shared by an
+    entry's places; own (2, E, kv_heads, W, slots, d), own_k (E * kv_heads * W, d, slots) and own_v (E * kv_heads * W,
+    slots, d) are the same memory.
     """
 
-    prompt_k: Tensor
-    prompt_v: Tensor
+    prompt_k: list[Tensor]
+    prompt_v: list[Tensor]
     own: Tensor
     own_k: Tensor
     own_v: Tensor
@@ -112,28 +113,40 @@ def _swiglu(x: Tensor, mlp: list[Projection]) -> Tensor:
     return y
 
 
-def _attention(q: Tensor, keys: Keys, bias: Tensor | None, shape: Shape) -> Tensor:
-    """q (E, kv_heads, W, g, d) -> mixed values of that shape. bias (E * kv_heads, 1, p): 0 or -inf."""
+def _attention(
+    q: Tensor, prompt_k: Tensor, prompt_v: Tensor, own_k: Tensor, own_v: Tensor, bias: Tensor | None, end: int
+) -> Tensor:
+    """q (E', kv_heads, W, g, d) of the entries of one class -> mixed values of that shape.
+
+    bias (E' * kv_heads, 1, p): 0 or -inf. end: filled slots of own_k and own_v.
+    """
     entries, kv_heads, width, group, size = q.shape
-    end, scale = shape.slot + 1, float(size) ** -0.5
+    scale = float(size) ** -0.5
     none = q.new_empty([1, 1, 1])
     to_prompt, to_own = q.view(entries * kv_heads, width * group, size), q.view(-1, group, size)
-    on_prompt = torch.baddbmm(none, to_prompt, keys.prompt_k, beta=0, alpha=scale)  # (E * kv_heads, W * g, p)
+    on_prompt = torch.baddbmm(none, to_prompt, prompt_k, beta=0, alpha=scale)  # (E' * kv_heads, W * g, p)
     if bias is not None:
         on_prompt.add_(bias)
-    on_own = torch.baddbmm(none, to_own, keys.own_k[:, :, :end], beta=0, alpha=scale)
+    on_own = torch.baddbmm(none, to_own, own_k[:, :, :end], beta=0, alpha=scale)
     both = torch.cat((on_prompt, on_own.view(entries * kv_heads, width * group, end)), dim=-1).softmax(dim=-1)
-    mixed = torch.bmm(both.view(entries * kv_heads * width, group, -1)[:, :, -end:], keys.own_v[:, :end])
-    mixed.view(entries * kv_heads, width * group, size).baddbmm_(both[:, :, :-end], keys.prompt_v)
+    mixed = torch.bmm(both.view(entries * kv_heads * width, group, -1)[:, :, -end:], own_v[:, :end])
+    mixed.view(entries * kv_heads, width * group, size).baddbmm_(both[:, :, :-end], prompt_v)
     return mixed.view(entries, kv_heads, width, group, size)
 
 
 def decode_step(
-    x: Tensor, cos: Tensor, sin: Tensor, layers: list[Layer], caches: list[Keys], bias: Tensor | None, shape: Shape
+    x: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    layers: list[Layer],
+    caches: list[Keys],
+    ends: list[int],
+    biases: list[Tensor | None],
+    shape: Shape,
 ) -> Tensor:
     """Embedded new tokens (M, hidden) -> hidden states before the last norm; writes their keys into the caches.
 
-    cos, sin (E * W, 1, d): as rope.RopeTable gives them. Rows from E * W to M only fill up; they see nothing.
+    ends, biases: of each length class, its last entry's number plus one and what hides its padding. cos, sin (E * W, 1, d): as rope.RopeTable gives them. Rows from E * W to M only fill up; they see nothing.
     """
     heads, kv_heads, entries, width = shape.heads, shape.kv_heads, shape.entries, shape.width
     both, size, places = heads + kv_heads, cos.shape[-1], entries * width
@@ -151,13 +164,24 @@ def decode_step(
             rows[:, heads:].view(entries, width, 2, kv_heads, size).permute(2, 0, 3, 1, 4)
         )
         q.copy_(rows[:, :heads].view(entries, width, kv_heads, heads // kv_heads, size).transpose(1, 2))
-        by_place.copy_(_attention(q, keys, bias, shape).transpose(1, 2))
+        begin = 0
+        for i, end in enumerate(ends):
+            rows_of = slice(begin * kv_heads * width, end * kv_heads * width)
+            own_k, own_v = keys.own_k[rows_of], keys.own_v[rows_of]
+            mixed = _attention(
+                q[begin:end], keys.prompt_k[i], keys.prompt_v[i], own_k, own_v, biases[i], shape.slot + 1
+            )
+            by_place[begin:end].copy_(mixed.transpose(1, 2))
+            begin = end
         x = _add_linear(merged, layer.out, x)
         x = _add_linear(_swiglu(_norm(x, layer.norm2, shape.norm_eps), layer.mlp), layer.down, x)
     return x
 
 
-Step = Callable[[Tensor, Tensor, Tensor, list[Layer], list[Keys], Tensor | None, Shape], Tensor]
+Step = Callable[
+    [Tensor, Tensor, Tensor, list[Layer], list[Keys], list[int], list[Tensor | None], Shape],
+    Tensor,
+]
 
 _SCRIPTING = threading.Lock()
 """The first step of a batch may be taken by several threads at once, and TorchScript's compiler is for one."""

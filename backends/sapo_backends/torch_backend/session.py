@@ -102,13 +102,13 @@ class LeanSession:
         flat, starts = lay_out(prompts, owner.device)
         begins, lengths = torch.tensor([starts, [len(prompt) for prompt in prompts]], device=owner.device)
         longest = flat.longest
-        self._longest, self._end = longest, longest + steps
+        self._lengths, self._end = lengths, longest + steps
         slot = torch.arange(longest, device=owner.device)
         prefill = PromptAttention(flat.slabs, begins[:, None] + torch.minimum(slot, lengths[:, None] - 1), [])
         hidden = hidden_states(spec, drawing.weights, rope, flat, prefill)
         self.logits = F.linear(hidden[filled(begins + lengths - 1)], drawing.weights.head)[owner]
         self._owner = owner
-        places, place_of = grid(owner, longest, 0)
+        places, place_of = grid(owner, lengths, 0)
         self._seat(places, place_of)
         self._cache = Cache(prefill.keys_values, lengths, owner[places[:, 0]], places.shape[1], steps)
         self._positions = lengths[owner[places.flatten()]]  # of the next token, (places,)
@@ -119,7 +119,7 @@ class LeanSession:
         x = F.embedding(tokens[self._fed], drawing.weights.tensors["embed"])
         cos, sin = self._rope.at(self._positions, self._end)
         shape = Shape(spec.heads, spec.kv_heads, cache.entries, cache.width, cache.used, spec.norm_eps)
-        x = fast_step()(x, cos, sin, drawing.layers, cache.layers, cache.bias, shape)
+        x = fast_step()(x, cos, sin, drawing.layers, cache.layers, cache.ends, cache.biases, shape)
         cache.used += 1
         self._positions = self._positions + 1
         x = rms_norm(x[self._picked], drawing.weights.tensors["norm"], spec.norm_eps)
@@ -131,7 +131,7 @@ class LeanSession:
 
     def keep(self, rows: Tensor) -> None:
         self.logits, self._owner = self.logits[rows], self._owner[rows]
-        places, place_of = grid(self._owner, self._longest, self._cache.used)
+        places, place_of = grid(self._owner, self._lengths, self._cache.used)
         old_places = self._place_of[rows[places]]  # (E, W)
         self._cache = self._cache.keep(old_places)
         self._positions = self._positions[old_places.flatten()]
