@@ -3,6 +3,9 @@
 `python -m recipe.gain --model starter-1m --seeds 1 2 3 --work DIR` trains one node a seed with the app's defaults,
 compares its last checkpoint with the model it began with, and adds the result to the model's gains.json. Seeds that
 the file already has are left alone, so a stopped run goes on where it was.
+
+`--engine mlx --rounds 60 --output FILE` does the same with another engine and length, into a file of its own: learning must
+not depend on the engine.
 """
 
 from __future__ import annotations
@@ -36,18 +39,19 @@ def _verb(home: Path, log: Path, *words: str) -> str:
     return done.stdout
 
 
-def measure(model: str, seed: int, rounds: int, items: int, threads: int, work: Path) -> dict[str, Any]:
+def measure(model: str, engine: str, seed: int, rounds: int, items: int, threads: int, work: Path) -> dict[str, Any]:
     """Train and compare one seed; points are percentage points of pass@1 at temperature 1."""
-    home = work / f"{model}-{seed}"
+    home = work / f"{model}-{engine}-{seed}"
     home.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
-    common = ("--seed", str(seed), "--threads", str(threads), "--rounds", str(rounds))
+    common = ("--seed", str(seed), "--threads", str(threads), "--rounds", str(rounds), "--trainer", engine)
     _verb(home, home / "log", "node", "--silo", "--model", model, *common, "--json")
     trained = time.monotonic() - began
     found = json.loads(_verb(home, home / "log", "eval", "--items", str(items), "--json"))
     change = found["comparison"]["delta"]
     return {
         "seed": seed,
+        "engine": engine,
         "rounds": rounds,
         "minutes": round(trained / 60, 1),
         "items": found["items"],
@@ -71,13 +75,16 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=1, help="seeds at the same time")
     parser.add_argument("--work", type=Path, default=Path("recipe-work/gain"))
+    parser.add_argument("--engine", default="torch", help="torch, mlx, llamacpp+torch")
+    parser.add_argument("--output", type=Path, help="by default the model's gains.json, which the card shows")
     arguments = parser.parse_args()
-    path = sapo_assets.model_path(arguments.model) / FILE
+    path = arguments.output or sapo_assets.model_path(arguments.model) / FILE
     kept: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
     missing = [s for s in arguments.seeds if s not in {row["seed"] for row in kept}]
 
     def one(seed: int) -> None:
-        row = measure(arguments.model, seed, arguments.rounds, arguments.items, arguments.threads, arguments.work)
+        settings = (arguments.rounds, arguments.items, arguments.threads, arguments.work)
+        row = measure(arguments.model, arguments.engine, seed, *settings)
         kept.append(row)
         kept.sort(key=lambda r: int(r["seed"]))
         path.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")

@@ -24,6 +24,7 @@ def commands(full: bool) -> list[list[str]]:
     return [
         rounds,
         ["bench_load.py"],
+        ["bench_swap.py", "--shape", "L" if full else "S"],
         ["bench_dashboard.py", "--seconds", "20" if full else "3"],
         ["kill_node.py", "--times", "20" if full else "4"],
         gates,
