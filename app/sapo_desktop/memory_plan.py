@@ -14,8 +14,6 @@ from sapo_swarm.config import RunConfig
 
 PROMPT = 256
 """Tokens of a long question; the bundled tasks' are shorter."""
-_SHARDED_BELOW = 100_000_000
-"""Smaller models are trained by several threads that each hold a micro-batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +88,7 @@ def _needed(config: RunConfig, size: ModelSize, shape: RoundShape) -> int:
     """Bytes; of a pair both engines'."""
     trainer = engines.choose_trainer(config)
     fast = hardware.detect().fast_bfloat16 if config.precision == "auto" else config.precision != "float32"
-    sharded = trainer.endswith("torch") and size.parameters < _SHARDED_BELOW
+    sharded = trainer.endswith("torch") and size.parameters < hardware.SHARDED_BELOW
     workers = (config.threads or hardware.default_threads()) if sharded else 1
     second = 2 * size.parameters if "+" in trainer else 0
     return second + hardware.bytes_of_round(size, shape, compute_bytes=2 if fast else 4, workers=workers)

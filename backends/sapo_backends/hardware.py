@@ -142,9 +142,15 @@ class RoundShape:
 PROGRAM = 350 << 20
 """Bytes of the interpreter with a numerical library, before any model."""
 MICRO_BATCH = 2048
-"""Padded tokens of a training micro-batch."""
-CHUNK = 1 << 22
-"""Logits held at once in an update."""
+"""Tokens of a training micro-batch."""
+CHUNK = 1 << 25
+"""Logits held at once in an update, in the compute type: so many rows that the unembedding, which is read once for each
+chunk, is not what takes the time."""
+KEPT = 1 << 22
+"""Probabilities of up to so many tokens times vocabulary are kept from an update's forward pass to its backward pass."""
+SHARDED_BELOW = 100_000_000
+"""Parameters under which torch gives each thread a micro-batch of its own; of larger models each shard would stream the
+weights from memory again, and operations are long."""
 
 
 def bytes_to_generate(size: ModelSize, shape: RoundShape) -> int:
@@ -164,7 +170,7 @@ def bytes_to_update(size: ModelSize, shape: RoundShape, *, compute_bytes: int, w
     tokens = min(max(MICRO_BATCH, shape.prompt + shape.new_tokens), everything)
     workers = min(workers, -(-everything // MICRO_BATCH))
     kept = size.layers * compute_bytes * (10 * size.hidden + 4 * size.intermediate) + 16 * size.hidden
-    logits = 3 * 4 * min(CHUNK, tokens * size.vocabulary)
+    logits = compute_bytes * min(CHUNK, tokens * size.vocabulary) + 4 * min(KEPT, tokens * size.vocabulary)
     return workers * (tokens * kept + logits + 4 * size.trainable)
 
 

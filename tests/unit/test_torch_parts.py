@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from itertools import product
 
 import numpy as np
 import pytest
@@ -221,7 +222,7 @@ def test_torchscript_runs_the_decode_step_here() -> None:
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_chunked_logprobs_equal_autograd(temperature: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Values, entropy and both gradients, whether probabilities are kept or made again chunk by chunk."""
+    """Values, entropy and both gradients, whether probabilities are kept or made again, by chunks and by blocks of them."""
     torch.manual_seed(0)
     head = torch.randn(11, 4, requires_grad=True)
     hidden, targets = torch.randn(9, 4, requires_grad=True), torch.randint(0, 11, (9,))
@@ -229,9 +230,10 @@ def test_chunked_logprobs_equal_autograd(temperature: float, monkeypatch: pytest
     expected = (hidden @ head.t() / temperature).log_softmax(-1)
     chosen = expected.gather(1, targets[:, None])[:, 0]
     wanted = torch.autograd.grad((chosen * weight).sum(), (hidden, head))
-    for kept, chunk in ((1 << 20, 1 << 20), (0, 22), (1 << 20, 22)):
-        monkeypatch.setattr("sapo_backends.torch_backend.scoring.KEEP_ELEMENTS", kept)
-        monkeypatch.setattr("sapo_backends.torch_backend.scoring.CHUNK_ELEMENTS", chunk)
+    for kept, chunk, block in product((1 << 20, 0), (1 << 20, 22), (1 << 20, 11)):
+        monkeypatch.setattr("sapo_backends.hardware.KEPT", kept)
+        monkeypatch.setattr("sapo_backends.hardware.CHUNK", chunk)
+        monkeypatch.setattr("sapo_backends.torch_backend.scoring.BLOCK_ELEMENTS", block)
         found = chosen_logprobs(hidden, head, targets, temperature)
         torch.testing.assert_close(found.logprobs, chosen)
         torch.testing.assert_close(found.entropy, -(expected.exp() * expected).sum(-1).detach())

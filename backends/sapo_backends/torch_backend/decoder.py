@@ -39,8 +39,8 @@ class Weights:
 
     def linear(self, name: str, x: Tensor) -> Tensor:
         """x (N, in) -> (N, out) through a fused projection and its adapter."""
-        y = F.linear(x, self.tensors[f"{name}.weight"], self.tensors.get(f"{name}.bias"))
-        return y if self.adapter is None else y + self.adapter.delta(name, x)
+        weight, bias = self.tensors[f"{name}.weight"], self.tensors.get(f"{name}.bias")
+        return F.linear(x, weight, bias) if self.adapter is None else self.adapter.linear(name, x, weight, bias)
 
     def add_linear(self, name: str, x: Tensor, residual: Tensor) -> Tensor:
         """residual + linear(x), in one pass where nothing else is to be added."""

@@ -20,10 +20,8 @@ from sapo_backends.torch_backend.engine import TorchEngine
 from sapo_backends.torch_backend.layout import Layout, decoder_layout
 from sapo_backends.torch_backend.lora import initialise, lora_layout
 from sapo_backends.torch_backend.model import LeanModel, Model
-from sapo_backends.torch_backend.workers import SHARDED_BELOW, Workers
+from sapo_backends.torch_backend.workers import Workers
 
-MICRO_BATCH = 2048
-"""Tokens of a training micro-batch."""
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -167,8 +165,9 @@ def load_engine(request: LoadRequest, progress: Progress | None = None) -> Torch
         extra={} if ours else {"computed_by": f"transformers ({why_not(config)})"},
     )
     # transformers' modules hold state during a forward pass, so they get one worker, as very large models do.
-    size = model.layout.size if ours else SHARDED_BELOW
+    size = model.layout.size if ours else hardware.SHARDED_BELOW
     workers = Workers(request.threads or hardware.default_threads(), size, device)
     if progress is not None:
         progress(1.0, "ready")
-    return TorchEngine(model, HfTokenizer(folder), info, folder, workers, MICRO_BATCH if ours else MICRO_BATCH // 4)
+    budget = hardware.MICRO_BATCH if ours else hardware.MICRO_BATCH // 4
+    return TorchEngine(model, HfTokenizer(folder), info, folder, workers, budget)

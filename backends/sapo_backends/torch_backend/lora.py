@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -48,9 +49,45 @@ class LoraWeights:
     scale: float
 
     def delta(self, name: str, x: Tensor) -> Tensor:
-        """scale * B A x for the fused projection `name`: (N, in) -> (N, out)."""
+        """scale * B A x, where the layer itself is computed elsewhere: (N, in) -> (N, out)."""
         low = F.linear(x, self.tensors[f"{name}.A"]) * self.scale  # (N, parts * rank)
-        pieces = [
-            F.linear(part, self.tensors[f"{name}.B{i}"]) for i, part in enumerate(torch.split(low, self.rank, dim=-1))
-        ]
-        return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=-1)
+        parts = torch.split(low, self.rank, dim=-1)
+        return torch.cat([F.linear(part, self.tensors[f"{name}.B{i}"]) for i, part in enumerate(parts)], dim=-1)
+
+    def linear(self, name: str, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """W x + b + scale * B A x for the fused projection `name`: (N, in) -> (N, out). W and b are not trained."""
+        ups = [self.tensors[key] for key in (f"{name}.B{i}" for i in range(3)) if key in self.tensors]
+        y: Tensor = _AdaptedLinear.apply(x, weight, bias, self.scale, self.tensors[f"{name}.A"], *ups)  # type: ignore[no-untyped-call]
+        return y
+
+
+class _AdaptedLinear(torch.autograd.Function):
+    """A frozen linear layer with its adapter; what the adapter adds goes into the layer's own output.
+
+    As separate operations the sum and the gradients of its parts are each another tensor as wide as the layer.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, scale: float, *adapter: Tensor) -> Tensor:
+        down, *ups = adapter
+        y = F.linear(x, weight, bias)
+        low = F.linear(x, down).mul_(scale)  # (N, parts * rank)
+        for low_of, up, part in zip(low.chunk(len(ups), dim=1), ups, _parts(y, ups), strict=True):
+            part.add_(F.linear(low_of, up))
+        ctx.save_for_backward(x, weight, low, down, *ups)
+        ctx.scale = scale
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, low, down, *ups = ctx.saved_tensors
+        slopes = _parts(gradients[0], ups)
+        into_ups = [slope.t() @ low_of for slope, low_of in zip(slopes, low.chunk(len(ups), dim=1), strict=True)]
+        into_low = torch.cat([slope @ up for slope, up in zip(slopes, ups, strict=True)], dim=1).mul_(ctx.scale)
+        into_x = (gradients[0] @ weight).addmm_(into_low, down) if ctx.needs_input_grad[0] else None
+        return into_x, None, None, None, into_low.t() @ x, *into_ups
+
+
+def _parts(y: Tensor, ups: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """The columns of y that each part of the adapter adds to."""
+    return torch.split(y, [len(up) for up in ups], dim=1)

@@ -13,18 +13,17 @@ from typing import TypeVar
 
 import torch
 
+from sapo_backends import hardware
+
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-
-SHARDED_BELOW = 100_000_000
-"""Above this many parameters each shard would stream the weights from memory again, and operations are long."""
 
 
 class Workers:
     """count threads, each with its own shard; count 1 computes in the caller's thread with all the threads inside."""
 
     def __init__(self, threads: int, parameters: int, device: torch.device) -> None:
-        sharded = device.type == "cpu" and parameters < SHARDED_BELOW
+        sharded = device.type == "cpu" and parameters < hardware.SHARDED_BELOW
         self.count = threads if sharded else 1
         if device.type == "cpu":
             torch.set_num_threads(1 if sharded else threads)
