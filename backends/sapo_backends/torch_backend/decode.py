@@ -146,7 +146,8 @@ def decode_step(
 ) -> Tensor:
     """Embedded new tokens (M, hidden) -> hidden states before the last norm; writes their keys into the caches.
 
-    ends, biases: of each length class, its last entry's number plus one and what hides its padding. cos, sin (E * W, 1, d): as rope.RopeTable gives them. Rows from E * W to M only fill up; they see nothing.
+    ends, biases: of each length class, its last entry's number plus one and what hides its padding. cos, sin (E * W, 1,
+    d): as rope.RopeTable gives them. Rows from E * W to M only fill up; they see nothing.
     """
     heads, kv_heads, entries, width = shape.heads, shape.kv_heads, shape.entries, shape.width
     both, size, places = heads + kv_heads, cos.shape[-1], entries * width
