@@ -86,6 +86,9 @@ def precision(answer, entry):
 def crash(answer, entry):
     os._exit(3)
 
+def crash_in(answer, entry):
+    return float(os.getpid() != int(answer)) or os._exit(3)
+
 def by_name(answer, entry):
     name, _, rest = answer.partition(" ")
     return globals()[name](rest, entry)
@@ -204,3 +207,17 @@ async def test_a_worker_that_dies_is_replaced_for_the_next_group(scorer: Scorer)
     assert isinstance(hostile, ScoringFailed)
     assert hostile.fault == "worker"
     assert scorer.worker.pid != before
+
+
+async def test_own_text_is_scored_again_when_the_worker_ended_for_a_passing_reason(scorer: Scorer) -> None:
+    """As after the computer slept; the worker that comes next gives the verdict, and the others keep theirs."""
+    first = scorer.worker.pid
+    texts = [(REF, [f"<answer>crash_in {first}</answer>"]), (OTHER, ["<answer>no</answer>"])]
+    assert [result.rewards for result in await scorer.score_own(texts)] == [(1.0,), (0.0,)]
+    assert scorer.worker.pid != first
+
+
+async def test_own_text_that_no_worker_survives_is_no_right_answer(scorer: Scorer) -> None:
+    """A run does not end over it."""
+    (result,) = await scorer.score_own([(REF, ["<answer>crash x</answer>", "no"])])
+    assert result == Scored((0.0, 0.0), (False, False))

@@ -15,7 +15,7 @@ from sapo_swarm.events import Evaluated
 from sapo_swarm.node.host import EngineHost
 from sapo_swarm.node.plan import round_seed
 from sapo_swarm.prompting import messages
-from sapo_swarm.scoring.scorer import Scored, Scorer
+from sapo_swarm.scoring.scorer import Scorer
 from sapo_swarm.types import Question, TaskRef
 
 BATCH = 64
@@ -43,10 +43,9 @@ async def answer(
         seed = round_seed("held-out", 0, start, "evaluate")
         drawn = await _draw(host, questions, sampling, samples, seed)
         texts = [[host.engine.tokenizer.decode(c.tokens) for c in group] for group in drawn]
-        scored = await scorer.score_many([(q.ref, t) for q, t in zip(questions, texts, strict=True)])
+        scored = await scorer.score_own([(q.ref, t) for q, t in zip(questions, texts, strict=True)])
         for question, group, verdict in zip(questions, drawn, scored, strict=True):
-            known = verdict if isinstance(verdict, Scored) else Scored((0.0,) * samples, (False,) * samples)
-            results.append(item_result(question.ref, known, [c.finish for c in group]))
+            results.append(item_result(question.ref, verdict, [c.finish for c in group]))
         if on_progress is not None:
             on_progress(min(1.0, (start + BATCH) / len(refs)))
     return results

@@ -138,9 +138,12 @@ async def score(bench: Bench, work: RoundWork) -> None:
     groups: list[Group] = []
     work.well_formed = 0
     with work.timed("score"):
-        for question, completions in zip(work.questions, work.completions, strict=True):
-            texts = [decode(c.tokens) for c in completions]
-            scored = await bench.scorer.score(question.ref, texts, bench.config.partial_credit)
+        written = [[decode(c.tokens) for c in completions] for completions in work.completions]
+        asked = [(question.ref, texts) for question, texts in zip(work.questions, written, strict=True)]
+        verdicts = await bench.scorer.score_own(asked, bench.config.partial_credit)
+        for question, completions, texts, scored in zip(
+            work.questions, work.completions, written, verdicts, strict=True
+        ):
             work.well_formed += sum(scored.well_formed)
             rollouts = tuple(
                 Rollout(text, c.finish, reward, len(c.tokens))

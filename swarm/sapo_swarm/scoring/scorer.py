@@ -107,6 +107,22 @@ class Scorer:
         replies = await self._submit(jobs)
         return [_scored(job.ref, reply) for job, reply in zip(jobs, replies, strict=True)]
 
+    async def score_own(self, groups: Sequence[tuple[TaskRef, Sequence[str]]], partial: bool = False) -> list[Scored]:
+        """Score what this machine's own model wrote. Raises ScorerUnavailable.
+
+        A worker that had to be stopped may have been stopped for a reason that is gone (the computer slept, memory was
+        short), so its groups are tried once more. What cannot be scored then is no right answer.
+        """
+        found = await self.score_many(groups, partial)
+        again = [i for i, result in enumerate(found) if isinstance(result, ScoringFailed) and result.fault == "worker"]
+        if again:
+            for i, result in zip(again, await self.score_many([groups[i] for i in again], partial), strict=True):
+                found[i] = result
+        return [
+            result if isinstance(result, Scored) else Scored((0.0,) * len(texts), (False,) * len(texts))
+            for result, (_, texts) in zip(found, groups, strict=True)
+        ]
+
     async def _submit(self, jobs: Sequence[Job]) -> list[Reply]:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[list[Reply]] = loop.create_future()
