@@ -130,6 +130,16 @@ def local_folder(config: RunConfig) -> Path:
     return models.resolve(config.model)
 
 
+def parameters(config: RunConfig) -> int | None:
+    """How large the run's model is; None while that cannot be told, because the model is not on this disk."""
+    from sapo_backends.sizing import model_size
+
+    try:
+        return model_size(local_folder(config), request(config))[0].parameters
+    except ModelNotFound:
+        return None
+
+
 def apple_silicon() -> bool:
     import platform
 

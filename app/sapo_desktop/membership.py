@@ -11,6 +11,7 @@ import msgspec
 from sapo_desktop.errors import AppError, UsageError
 from sapo_desktop.paths import Home
 from sapo_desktop.settings import Settings
+from sapo_swarm.algorithms.base import TINY
 from sapo_swarm.client import CoordinatorError, NodeClient, Refused
 from sapo_swarm.config import RunConfig
 from sapo_swarm.invite import BadInvite, Invite, parse_invite
@@ -21,6 +22,8 @@ from sapo_swarm.safe_text import safe_text
 
 OWN, EXTERNAL = 4, 4
 """I / J of a node in a swarm unless the person says otherwise: the paper's best ratio."""
+TINY_OWN, TINY_EXTERNAL = 24, 8
+"""The same for a tiny model, whose default step needs the large batch that it has on its own (algorithms.base)."""
 
 
 def parse(text: str) -> Invite:
@@ -62,8 +65,9 @@ def forget(path: Path) -> None:
         raise AppError(f"Cannot remove the invite {path} ({error.strerror}).") from error
 
 
-def mixed(config: RunConfig, typed: set[str]) -> RunConfig:
-    """The settings of a node in a swarm: I / J of 4 / 4 unless one of them was set.
+def mixed(config: RunConfig, typed: set[str], parameters: int | None = None) -> RunConfig:
+    """The settings of a node in a swarm, whose model has so many parameters: I / J of 4 / 4, or of 24 / 8 for a tiny model,
+    unless one of them was set.
 
     A node that only generates (method none) draws nothing and has nothing to evaluate.
     """
@@ -72,7 +76,9 @@ def mixed(config: RunConfig, typed: set[str]) -> RunConfig:
         return msgspec.structs.replace(config, **changes)
     if typed & {"own_groups", "external_groups"} or config.external_groups:
         return config
-    return msgspec.structs.replace(config, own_groups=OWN, external_groups=EXTERNAL)
+    tiny = parameters is not None and parameters < TINY
+    own, external = (TINY_OWN, TINY_EXTERNAL) if tiny else (OWN, EXTERNAL)
+    return msgspec.structs.replace(config, own_groups=own, external_groups=external)
 
 
 def identity(home: Home) -> StoredIdentity:

@@ -53,11 +53,7 @@ def remember(home: Home, config: RunConfig, measured: Sequence[Measured]) -> Non
 
 def workload(config: RunConfig) -> Workload:
     """The size of the run's rounds, as far as the settings tell without the model."""
-    try:
-        parameters = model_size(engines.local_folder(config), engines.request(config))[0].parameters
-    except ModelNotFound:
-        parameters = TINY
-    groups = own_groups(config, parameters) + config.external_groups
+    groups = own_groups(config, engines.parameters(config) or TINY) + config.external_groups
     return Workload(groups * config.group_size, config.max_new_tokens)
 
 

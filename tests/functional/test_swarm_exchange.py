@@ -22,6 +22,7 @@ from sapo_swarm.node.swarm_exchange import SwarmExchange
 from sapo_swarm.receive import Policy
 from sapo_swarm.scoring.scorer import Scored, Scorer
 from sapo_swarm.swarm_sim import sim_group
+from sapo_swarm.tasks.questions import generate_entry
 from sapo_swarm.tasks.seeds import train_seed
 from sapo_swarm.types import Group, Question, Rollout, TaskRef
 
@@ -131,6 +132,28 @@ async def test_groups_without_an_advantage_are_counted_and_not_kept(
     await reader.round(1, [])
     assert reader.news().rejected == {"no_signal": 1}
     assert reader.exchange.available(4) == 0
+    await author.exchange.close()
+    await reader.exchange.close()
+
+
+async def test_of_many_groups_those_with_signal_are_handed_over_first(
+    hosted: Hosted, scorer: Scorer, engine: EngineHost
+) -> None:
+    """An upload carries nine; whoever solved only the last question of twelve still shares that one."""
+    author, reader = Node(hosted, scorer, engine), Node(hosted, scorer, engine, "uniform_nonzero")
+    await author.join("author")
+    await reader.join("reader")
+    own = await author.groups(1, 12, ("no", "neither"))
+    right = generate_entry(own[-1].question.ref)[1]["answer"]
+    solved = Rollout(f"<answer>{right}</answer>", "stop", 1.0)
+    own[-1] = msgspec.structs.replace(own[-1], rollouts=(solved, own[-1].rollouts[1]))
+    await author.round(1, own)
+    for number in range(1, 20):
+        if found := await reader.round(number, []):
+            break
+    (group,) = found
+    assert group.question == own[-1].question
+    assert group.rewards == (1.0, 0.0)
     await author.exchange.close()
     await reader.exchange.close()
 

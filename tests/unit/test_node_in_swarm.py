@@ -110,7 +110,10 @@ def test_the_external_share_is_of_the_last_batches_and_within_bounds(batches: li
 
 
 def test_a_node_in_a_swarm_mixes_half_and_half_unless_told_otherwise() -> None:
-    assert (mixed(RunConfig(), set()).own_groups, mixed(RunConfig(), set()).external_groups) == (4, 4)
+    """A tiny model takes a quarter of a batch four times as large."""
+    for parameters, groups in ((None, (4, 4)), (494_000_000, (4, 4)), (5_000_000, (24, 8))):
+        config = mixed(RunConfig(), set(), parameters)
+        assert (config.own_groups, config.external_groups) == groups
     assert mixed(RunConfig(own_groups=6), {"own_groups"}).external_groups == 0
     generates = mixed(RunConfig(method="none", external_groups=4), set())
     assert (generates.external_groups, generates.eval_every) == (0, 0)

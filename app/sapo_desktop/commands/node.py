@@ -46,7 +46,7 @@ def main(args: argparse.Namespace) -> int:
     config = flags.run_config(chosen, args)
     invite = _invite(args, home, chosen)
     if invite is not None:
-        config = membership.mixed(config, set(vars(args)))
+        config = membership.mixed(config, set(vars(args)), engines.parameters(config))
     elif config.method == "none":
         raise UsageError("A node of method none only generates for a swarm: add --join INVITE, or choose full or lora.")
     elif config.external_groups:

@@ -25,6 +25,7 @@ from sapo_swarm.node.standing import Standing
 from sapo_swarm.prompting import messages
 from sapo_swarm.receive import Policy, Receiver
 from sapo_swarm.safe_text import safe_text
+from sapo_swarm.sapo.sample_external import has_signal
 from sapo_swarm.scoring.scorer import Scorer
 from sapo_swarm.types import MAX_COMPLETION_BYTES, Group, Question
 from sapo_swarm.wire import MAX_GROUPS, MAX_WANT, GroupBody, SharedCompletion, SignedGroup, label
@@ -198,8 +199,12 @@ class SwarmExchange:
             self.standing.said(f"{safe_text(str(error), 300, lines=False)} Training goes on alone.")
 
     def _signed(self, own: Sequence[Group], round_number: int) -> list[SignedGroup]:
-        """SelectSubset: the part of the groups that the swarm asks for, as far as one upload carries them."""
-        chosen = own[: min(MAX_GROUPS, math.ceil(self.share_fraction * len(own)))]
+        """SelectSubset: the part of the groups that the swarm asks for, as far as one upload carries them.
+
+        Groups with signal come first: receivers leave the others out. They stand last, for where a pool is full a node's
+        newest groups replace its oldest.
+        """
+        chosen = sorted(own, key=has_signal, reverse=True)[: min(MAX_GROUPS, math.ceil(self.share_fraction * len(own)))]
         signed: list[SignedGroup] = []
         size = 0
         for group in filter(_fits, chosen):
@@ -210,7 +215,7 @@ class SwarmExchange:
                 break
             self.receiver.observe_own(body)
             signed.append(packed)
-        return signed
+        return signed[::-1]
 
     async def _look_at_the_board(self, nodes: int) -> None:
         pause = LEADERBOARD_S if nodes <= len(self.standing.peers) else NEWCOMER_S
