@@ -15,6 +15,8 @@ from sapo_swarm.config import RunConfig
 
 PREFERRED = ("mlx", "torch")
 """Trainers in the order in which "auto" tries them; mlx only where it has a GPU."""
+GENERATOR = "llamacpp"
+"""What "auto" tries last for a node that only generates."""
 KEPT = "engine.json"
 """In a run's folder: what its open settings meant when it began."""
 
@@ -37,14 +39,17 @@ class Settled(msgspec.Struct, frozen=True):
 
 
 def choose_trainer(config: RunConfig) -> str:
-    """The name of the trainer for a run. Raises BackendUnavailable with the command that adds one."""
+    """The name of the trainer for a run, or of the engine of one that only generates.
+
+    Raises BackendUnavailable with the command that adds one.
+    """
     from sapo_backends import registry
 
     if config.trainer != "auto":
         registry.backend(config.trainer).check()
         return config.trainer
     reasons: list[str] = []
-    for name in PREFERRED:
+    for name in (*PREFERRED, GENERATOR) if config.method == "none" else PREFERRED:
         if name == "mlx" and not apple_silicon():
             continue
         try:

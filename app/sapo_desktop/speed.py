@@ -54,7 +54,7 @@ def remember(home: Home, config: RunConfig, measured: Sequence[Measured]) -> Non
 def workload(config: RunConfig) -> Workload:
     """The size of the run's rounds, as far as the settings tell without the model."""
     groups = own_groups(config, engines.parameters(config) or TINY) + config.external_groups
-    return Workload(groups * config.group_size, config.max_new_tokens)
+    return Workload(groups * config.group_size, config.max_new_tokens, config.method != "none")
 
 
 def chosen(home: Home, config: RunConfig) -> Choice | None:

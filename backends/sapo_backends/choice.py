@@ -59,10 +59,11 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """A round: rows completions of new_tokens each, all trained on."""
+    """A round: rows completions of new_tokens each, all trained on, or none: a node that only generates."""
 
     rows: int = 64
     new_tokens: int = 96
+    trains: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,12 +92,19 @@ class Choice:
 
 
 def candidates(
-    engines: Collection[str], threads: int, wanted: Wanted, *, apple: bool = False, gpu: bool = False
+    engines: Collection[str],
+    threads: int,
+    wanted: Wanted,
+    *,
+    apple: bool = False,
+    gpu: bool = False,
+    trains: bool = True,
 ) -> list[Candidate]:
     """What is worth measuring, trainers first. engines: those that work here. threads: at most so many.
 
-    apple: the machine has Metal, elsewhere mlx is only for tests. gpu: torch computes on a graphics processor. Pairs
-    are left out: they are tried with the best trainer's settings, see `pairs`.
+    apple: the machine has Metal, elsewhere mlx is only for tests. gpu: torch computes on a graphics processor. trains:
+    otherwise llama.cpp will do on its own. Pairs are left out: they are tried with the best trainer's settings, see
+    `pairs`.
     """
     trainer = wanted.engine.rpartition("+")[2]
     if trainer not in (AUTO, "torch", "mlx"):  # a plug-in, or llama.cpp alone: as the person asked for it
@@ -108,6 +116,9 @@ def candidates(
         counts = [0] if gpu else [wanted.threads] if wanted.threads else _counts(threads)
         kinds = (wanted.precision,) if wanted.precision in TORCH else TORCH  # another kind is for a pair's generator
         found += [Candidate("torch", kind, count) for kind in kinds for count in counts]
+    if "llamacpp" in engines and trainer == AUTO and not trains:
+        kind = AUTO if wanted.precision in TORCH else wanted.precision
+        found.append(Candidate("llamacpp", kind, wanted.threads or threads))
     return found
 
 
@@ -121,7 +132,7 @@ def pairs(
 ) -> list[Candidate]:
     """The pairs worth measuring, once their trainers are: each with the threads of its trainer's best candidate."""
     found: list[Candidate] = []
-    for name in engines:
+    for name in engines if workload.trains else ():
         generator, plus, trainer = name.partition("+")
         alone = [m for m in measured if m.candidate.engine == trainer]
         best = _fastest(alone, workload)
@@ -155,17 +166,18 @@ def merged(one: Measured, two: Measured) -> Measured:
 
 
 def round_seconds(measured: Measured, workload: Workload) -> float | None:
-    """Seconds of a round; None for what failed or does not train.
+    """Seconds of a round; None for what failed, or does not train where the round does.
 
     Generation counts at the widest measured width that the round fills.
     """
     widths = [w for w in measured.generation if measured.generation[w] > 0]
-    if measured.failure or not widths or measured.update <= 0:
+    if measured.failure or not widths or (workload.trains and measured.update <= 0):
         return None
     width = max((w for w in widths if w <= workload.rows), default=min(widths))
     tokens = workload.rows * workload.new_tokens
     prompts = measured.first * workload.rows / max(widths)
-    return prompts + tokens / measured.generation[width] + tokens / measured.update + measured.hand_over
+    generation = prompts + tokens / measured.generation[width]
+    return generation + tokens / measured.update + measured.hand_over if workload.trains else generation
 
 
 def spoken(seconds: float) -> str:

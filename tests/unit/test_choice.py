@@ -45,6 +45,22 @@ def test_generation_counts_at_the_widest_width_that_the_round_fills() -> None:
     assert round_seconds(one, Workload(rows=16, new_tokens=10)) == pytest.approx(160 / 100 + 160 / 6400)
 
 
+def test_a_node_that_only_generates_needs_no_trainer() -> None:
+    """llama.cpp is measured for it, and is chosen at the widths at which it is the faster one."""
+    found = candidates(["torch", "llamacpp", "llamacpp+torch"], 2, Wanted(), trains=False)
+    assert found[-1] == Candidate("llamacpp", "auto", 2)
+    assert "llamacpp" not in [c.engine for c in candidates(["torch", "llamacpp"], 2, Wanted())]
+    torch, llama = measured("torch bfloat16 2", 300), measured("llamacpp auto 2", 100, 0.0)
+    llama = replace(llama, generation={1: 25.0, 64: 100.0})
+    for rows, engine in ((1, "llamacpp"), (64, "torch")):
+        work = Workload(rows, 64, trains=False)
+        choice = decide([torch, llama], work)
+        assert choice is not None
+        assert choice.candidate.engine == engine
+        assert pairs(["llamacpp+torch"], [torch], work, Wanted()) == []
+    assert round_seconds(llama, WORK) is None
+
+
 def test_the_fastest_whole_round_wins_and_the_reason_names_the_next() -> None:
     choice = decide([measured("torch float32 2", 2000), measured("torch bfloat16 2", 6000)], WORK)
     assert choice is not None

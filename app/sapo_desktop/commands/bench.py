@@ -185,7 +185,8 @@ def _measurements(subject: Subject, config: RunConfig, available: Sequence[str],
             found[candidate] = choice.merged(found[candidate], one) if candidate in found else one
             yield found[candidate]
 
-    singles = choice.candidates(available, hardware.default_threads(), wanted, apple=engines.apple_silicon(), gpu=gpu)
+    apple, threads = engines.apple_silicon(), hardware.default_threads()
+    singles = choice.candidates(available, threads, wanted, apple=apple, gpu=gpu, trains=work.trains)
     if quick:
         singles = [c for c in singles if c.threads in (0, max(s.threads for s in singles))]
     yield from measure(singles, "measuring")
