@@ -98,7 +98,8 @@ def _percent(share: float) -> str:
 def closing(subject: Subject, choice: Choice | None, memory: str, busy: float, *, kept: bool) -> Iterator[str]:
     """The lines below the table. kept: new runs will use the choice. busy: processors that others kept busy."""
     work = subject.workload
-    yield f"{'round':<14}{work.rows} completions of {work.new_tokens} tokens and an update on all of them"
+    update = " and an update on all of them" if work.trains else ""
+    yield f"{'round':<14}{work.rows} completions of {work.new_tokens} tokens{update}"
     yield f"{'memory':<14}the most that the measuring process held"
     yield f"{'of the limit':<14}share of what the machine's arithmetic and memory allow at most"
     yield f"{'*':<14}measured twice, being near the fastest; the better figures of both"
