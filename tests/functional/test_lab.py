@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -246,6 +247,12 @@ async def test_the_report_says_what_the_journals_say(tmp_path: Path) -> None:
     assert "sapo-desktop lab run e --only 4-4 --seeds 1,2 --fresh" in markdown
     row = rows(found, runs)[1]
     assert row.equal_tokens.value.value == pytest.approx(row.held_out.value.value) or row.tokens.value > 0
+    first, second = runs["4-4"]
+    cut = replace(second, finished=False)
+    assert rows(found, {**runs, "4-4": [first, cut]})[1].seeds == (1,)
+    alone = rows(found, {**runs, "4-4": [cut]})[1]
+    assert (alone.finished, alone.seeds) == (False, (2,))
+    assert np.isnan(alone.local.gain.value), "of a run that goes on, the better rounds are missing"
 
 
 @pytest.mark.skipif(os.name == "nt", reason="needs POSIX signals")

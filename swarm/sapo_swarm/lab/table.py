@@ -58,9 +58,14 @@ class Row:
 
 
 def rows(experiment: Experiment, found: Mapping[str, Sequence[RunResult]]) -> list[Row]:
-    """A row for every arm that has runs and every arm that it is compared with."""
+    """A row for every arm that has runs and every arm that it is compared with.
+
+    Runs that have ended are compared with runs that have ended: of one that goes on, the later and better rounds are
+    missing. An arm without any shows what there is.
+    """
+    ended = {name: [run for run in runs if run.finished] for name, runs in found.items()}
     return [
-        _row(arm, found[arm.name], other, found.get(other, ()))
+        _row(arm, ended[arm.name] or found[arm.name], other, ended.get(other, ()) if ended[arm.name] else ())
         for arm in experiment.arms
         if arm.name in found
         for other in arm.against or ("",)
@@ -211,7 +216,7 @@ def more_cells(row: Row) -> tuple[str, ...]:
         percent(row.planted, 2),
         f"{millions.value:.2f}",
         f"{row.megabytes.value:.1f}",
-        f"{row.minutes.value:.1f}",
+        f"{row.minutes.value:.1f}" if row.finished else "–",
     )
 
 
