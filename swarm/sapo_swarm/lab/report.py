@@ -27,7 +27,8 @@ def write(experiment: Experiment, out: Path, to: Path, command: str) -> list[Pat
 
     found = load_all(experiment, out)
     table = rows(experiment, found)
-    figures = draw(experiment, found, table, to)
+    shown = {name: [run for run in runs if run.finished] or runs for name, runs in found.items()}
+    figures = draw(experiment, shown, table, to)
     first = next(iter(found.values()))[0]
     versions = ", ".join(f"{name} {version}" for name, version in first.versions.items())
     pages = {
