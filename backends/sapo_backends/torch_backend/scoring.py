@@ -35,7 +35,8 @@ class _Blocks:
     def __init__(self, head: Tensor, rows: int, temperature: float) -> None:
         self._head, self._temperature = head, temperature
         self._chunk = head.new_empty(rows, head.shape[0])  # in the compute type
-        self.rows = max(1, min(BLOCK_ELEMENTS // head.shape[0], rows))
+        # Elsewhere a block costs launches of kernels, and there is no such cache to stay in.
+        self.rows = max(1, min(BLOCK_ELEMENTS // head.shape[0], rows)) if head.device.type == "cpu" else rows
         self.wide = torch.promote_types(head.dtype, torch.float32)
         self._logits = head.new_empty(self.rows, head.shape[0], dtype=self.wide)
 
@@ -72,9 +73,9 @@ class _ChosenLogprobs(torch.autograd.Function):
                     kept.append(probabilities)
         ctx.save_for_backward(hidden, head, targets, *kept)
         ctx.temperature, ctx.rows = temperature, rows
-        entropies = torch.cat(entropy) if entropy else hidden.new_empty(0, dtype=blocks.wide)
+        entropies = torch.cat(entropy)
         ctx.mark_non_differentiable(entropies)
-        return torch.cat(chosen) if chosen else torch.empty_like(entropies), entropies
+        return torch.cat(chosen), entropies
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
@@ -88,7 +89,7 @@ class _ChosenLogprobs(torch.autograd.Function):
             *(torch.split(t, ctx.rows) for t in (hidden, targets, slope, into_hidden)), strict=True
         ):
             error = blocks.chunk(part)
-            found = zip(torch.split(error, blocks.rows), known) if kept else blocks.of(part)  # noqa: B905
+            found = zip(torch.split(error, blocks.rows), known, strict=False) if kept else blocks.of(part)
             for (place, scores), target, weight in zip(
                 found, torch.split(wanted, blocks.rows), torch.split(weights, blocks.rows), strict=True
             ):

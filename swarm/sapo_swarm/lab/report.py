@@ -9,7 +9,7 @@ from pathlib import Path
 
 import jinja2
 
-from sapo_swarm.lab.results import load_all
+from sapo_swarm.lab.results import comparable, load_all
 from sapo_swarm.lab.schema import Experiment
 from sapo_swarm.lab.table import HEADS, MORE_HEADS, Row, cells, more_cells, rows, sentence
 
@@ -25,10 +25,9 @@ def write(experiment: Experiment, out: Path, to: Path, command: str) -> list[Pat
     """The files written. Raises BadExperiment without runs, ModuleNotFoundError without matplotlib, OSError."""
     from sapo_swarm.lab.figures import draw
 
-    found = load_all(experiment, out)
+    found = comparable(load_all(experiment, out))
     table = rows(experiment, found)
-    shown = {name: [run for run in runs if run.finished] or runs for name, runs in found.items()}
-    figures = draw(experiment, shown, table, to)
+    figures = draw(experiment, found, table, to)
     first = next(iter(found.values()))[0]
     versions = ", ".join(f"{name} {version}" for name, version in first.versions.items())
     pages = {

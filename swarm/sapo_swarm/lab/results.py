@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -152,6 +152,12 @@ def load_all(experiment: Experiment, out: Path) -> dict[str, list[RunResult]]:
     if not found:
         raise BadExperiment(f"There is no run of {experiment.name} in {out}. Start one: sapo-desktop lab run.")
     return found
+
+
+def comparable(found: Mapping[str, Sequence[RunResult]]) -> dict[str, list[RunResult]]:
+    """Of each arm the runs that have ended, for of one that goes on the later and better rounds are missing; of an arm
+    without any, what there is."""
+    return {name: [run for run in runs if run.finished] or list(runs) for name, runs in found.items()}
 
 
 def _held_out(per_node: Sequence[Sequence[Evaluated]], tokens: Floats, finished: int) -> tuple[HeldOut, ...]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from sapo_swarm.evaluation import Interval
 from sapo_swarm.lab.judge import BLOCK, better_from
-from sapo_swarm.lab.results import RunResult
+from sapo_swarm.lab.results import RunResult, comparable
 from sapo_swarm.lab.schema import Arm, Conditions, Experiment
 from sapo_swarm.lab.statistics import mean_interval, number, paired_gain, percent
 
@@ -60,12 +60,12 @@ class Row:
 def rows(experiment: Experiment, found: Mapping[str, Sequence[RunResult]]) -> list[Row]:
     """A row for every arm that has runs and every arm that it is compared with.
 
-    Runs that have ended are compared with runs that have ended: of one that goes on, the later and better rounds are
-    missing. An arm without any shows what there is.
+    Only runs that have ended are compared, see results.comparable.
     """
-    ended = {name: [run for run in runs if run.finished] for name, runs in found.items()}
+    kept = comparable(found)
+    ended = {name: runs if runs[0].finished else [] for name, runs in kept.items()}
     return [
-        _row(arm, ended[arm.name] or found[arm.name], other, ended.get(other, ()) if ended[arm.name] else ())
+        _row(arm, kept[arm.name], other, ended.get(other, []) if ended[arm.name] else [])
         for arm in experiment.arms
         if arm.name in found
         for other in arm.against or ("",)

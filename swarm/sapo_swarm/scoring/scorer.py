@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import logging
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -40,6 +41,9 @@ class Scored:
     rewards: tuple[float, ...]
     well_formed: tuple[bool, ...]
     prompt: str = ""
+
+
+_log = logging.getLogger(__name__)
 
 
 class ScoringFailed(Exception):
@@ -118,6 +122,8 @@ class Scorer:
         if again:
             for i, result in zip(again, await self.score_many([groups[i] for i in again], partial), strict=True):
                 found[i] = result
+        for failure in (result for result in found if isinstance(result, ScoringFailed)):
+            _log.warning("%s It counts as wrong.", failure)
         return [
             result if isinstance(result, Scored) else Scored((0.0,) * len(texts), (False,) * len(texts))
             for result, (_, texts) in zip(found, groups, strict=True)
