@@ -19,6 +19,7 @@ from sapo_backends.torch_backend import session as session_module  # noqa: E402 
 from sapo_backends.torch_backend.attention import GroupAttention  # noqa: E402
 from sapo_backends.torch_backend.cache import CLASS_COST, classes, grid  # noqa: E402
 from sapo_backends.torch_backend.decode import decode_step, fast_step  # noqa: E402
+from sapo_backends.torch_backend.adapted import adapted_mlp  # noqa: E402
 from sapo_backends.torch_backend.fused import rms_norm, rotate, swiglu  # noqa: E402
 from sapo_backends.torch_backend.layout import decoder_layout  # noqa: E402
 from sapo_backends.torch_backend.model import LeanModel  # noqa: E402
@@ -91,6 +92,55 @@ def test_hand_written_gradients_equal_autograd() -> None:
     )
     assert torch.autograd.gradcheck(lambda a, b: rms_norm(a, b, 1e-6), (x, w), atol=1e-5)
     assert torch.autograd.gradcheck(swiglu, (x,))
+
+
+@pytest.mark.parametrize("biased", [True, False])
+def test_an_adapted_mlp_equals_its_formula_in_value_and_gradient(biased: bool) -> None:
+    """residual + down(silu(gate x) * up x), each projection with its adapter, against autograd in float64."""
+    torch.manual_seed(0)
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, dtype=torch.float64)
+
+    w_gate_up, c_gate_up, w_down, c_down = random(12, 4), random(12), random(4, 6), random(4)
+    if not biased:
+        c_gate_up, c_down = torch.zeros_like(c_gate_up), torch.zeros_like(c_down)
+    x, residual = random(5, 4), random(5, 4)
+    adapter = random(4, 4), random(6, 2), random(6, 2), random(2, 6), random(4, 2)
+    leaves = [t.requires_grad_() for t in (x, residual, *adapter)]
+
+    def formula(x: torch.Tensor, residual: torch.Tensor, *adapter: torch.Tensor) -> torch.Tensor:
+        a_both, b_gate, b_up, a_down, b_down = adapter
+        gate = x @ (w_gate_up[:6] + 0.5 * b_gate @ a_both[:2]).T + c_gate_up[:6]
+        up = x @ (w_gate_up[6:] + 0.5 * b_up @ a_both[2:]).T + c_gate_up[6:]
+        return residual + torch.nn.functional.silu(gate) * up @ (w_down + 0.5 * b_down @ a_down).T + c_down
+
+    def ours(x: torch.Tensor, residual: torch.Tensor, *adapter: torch.Tensor) -> torch.Tensor:
+        biases = (c_gate_up, c_down) if biased else (None, None)
+        return adapted_mlp(x, residual, (w_gate_up, biases[0]), (w_down, biases[1]), 0.5, *adapter)
+
+    slope = random(5, 4)
+    expected, found = formula(*leaves), ours(*leaves)
+    torch.testing.assert_close(found, expected)
+    for a, b in zip(*(torch.autograd.grad(y, leaves, slope) for y in (found, expected)), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("trained", [True, False])
+def test_log_probabilities_and_their_gradients_equal_log_softmax(trained: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In several chunks, through a head that is trained or frozen, at a temperature."""
+    monkeypatch.setattr("sapo_backends.hardware.CHUNK", 24)
+    monkeypatch.setattr("sapo_backends.hardware.KEPT", 0)
+    torch.manual_seed(0)
+    hidden = torch.randn(7, 5, dtype=torch.float64, requires_grad=True)
+    head = torch.randn(11, 5, dtype=torch.float64, requires_grad=trained)
+    targets, slope = torch.randint(11, (7,)), torch.randn(7, dtype=torch.float64)
+    leaves = [hidden, head] if trained else [hidden]
+    expected = torch.log_softmax(hidden @ head.T / 0.7, -1).gather(1, targets[:, None])[:, 0]
+    found = chosen_logprobs(hidden, head, targets, 0.7).logprobs
+    torch.testing.assert_close(found, expected)
+    for a, b in zip(*(torch.autograd.grad(y, leaves, slope) for y in (found, expected)), strict=True):
+        torch.testing.assert_close(a, b, check_dtype=False, rtol=1e-6, atol=1e-6)
 
 
 def _angles(count: int, size: int) -> tuple[torch.Tensor, torch.Tensor]:

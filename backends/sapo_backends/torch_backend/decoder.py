@@ -48,6 +48,12 @@ class Weights:
             return torch.addmm(residual, x, self.tensors[f"{name}.weight"].t())
         return residual + self.linear(name, x)
 
+    def add_mlp(self, layer: int, x: Tensor, residual: Tensor) -> Tensor:
+        """residual + the layer's gated MLP of x, all (N, hidden)."""
+        if self.adapter is not None:
+            return self.adapter.add_mlp(layer, x, residual, self.tensors)
+        return self.add_linear(f"{layer}.down", swiglu(self.linear(f"{layer}.gate_up", x)), residual)
+
     @property
     def head(self) -> Tensor:
         """The unembedding (V, hidden)."""
@@ -64,7 +70,7 @@ def hidden_states(spec: DecoderSpec, weights: Weights, rope: RopeTable, flat: Fl
         rows = _heads(spec, tensors, layer, weights.linear(f"{layer}.qkv", h))
         x = weights.add_linear(f"{layer}.o", attend(layer, spec.heads, rows, cos, sin), x)
         h = rms_norm(x, tensors[f"{layer}.norm2"], spec.norm_eps)
-        x = weights.add_linear(f"{layer}.down", swiglu(weights.linear(f"{layer}.gate_up", h)), x)
+        x = weights.add_mlp(layer, h, x)
     return rms_norm(x, tensors["norm"], spec.norm_eps)
 
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from sapo_backends.spec import DecoderSpec
+from sapo_backends.torch_backend.adapted import adapted_linear, adapted_mlp
 from sapo_backends.torch_backend.layout import Entry, Layout, Part, linears
 
 PREFIX = "base_model.model."
@@ -57,37 +57,12 @@ class LoraWeights:
     def linear(self, name: str, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """W x + b + scale * B A x for the fused projection `name`: (N, in) -> (N, out). W and b are not trained."""
         ups = [self.tensors[key] for key in (f"{name}.B{i}" for i in range(3)) if key in self.tensors]
-        y: Tensor = _AdaptedLinear.apply(x, weight, bias, self.scale, self.tensors[f"{name}.A"], *ups)  # type: ignore[no-untyped-call]
-        return y
+        return adapted_linear(x, weight, bias, self.scale, self.tensors[f"{name}.A"], *ups)
 
-
-class _AdaptedLinear(torch.autograd.Function):
-    """A frozen linear layer with its adapter; what the adapter adds goes into the layer's own output.
-
-    As separate operations the sum and the gradients of its parts are each another tensor as wide as the layer.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, scale: float, *adapter: Tensor) -> Tensor:
-        down, *ups = adapter
-        y = F.linear(x, weight, bias)
-        low = F.linear(x, down).mul_(scale)  # (N, parts * rank)
-        for low_of, up, part in zip(low.chunk(len(ups), dim=1), ups, _parts(y, ups), strict=True):
-            part.add_(F.linear(low_of, up))
-        ctx.save_for_backward(x, weight, low, down, *ups)
-        ctx.scale = scale
-        return y
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, low, down, *ups = ctx.saved_tensors
-        slopes = _parts(gradients[0], ups)
-        into_ups = [slope.t() @ low_of for slope, low_of in zip(slopes, low.chunk(len(ups), dim=1), strict=True)]
-        into_low = torch.cat([slope @ up for slope, up in zip(slopes, ups, strict=True)], dim=1).mul_(ctx.scale)
-        into_x = (gradients[0] @ weight).addmm_(into_low, down) if ctx.needs_input_grad[0] else None
-        return into_x, None, None, None, into_low.t() @ x, *into_ups
-
-
-def _parts(y: Tensor, ups: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """The columns of y that each part of the adapter adds to."""
-    return torch.split(y, [len(up) for up in ups], dim=1)
+    def add_mlp(self, layer: int, x: Tensor, residual: Tensor, frozen: Mapping[str, Tensor]) -> Tensor:
+        """residual + the layer's gated MLP of x, all (N, hidden). frozen: the model's own tensors."""
+        names = ("gate_up.A", "gate_up.B0", "gate_up.B1", "down.A", "down.B0")
+        adapter = [self.tensors[f"{layer}.{name}"] for name in names]
+        both = (f"{layer}.gate_up", f"{layer}.down")
+        gate_up, down = ((frozen[f"{name}.weight"], frozen.get(f"{name}.bias")) for name in both)
+        return adapted_mlp(x, residual, gate_up, down, self.scale, *adapter)

@@ -17,14 +17,14 @@ computed in vain, and the products are still large."""
 
 
 def bucket(count: int) -> int:
-    """The next of few sizes, at least count: powers of two to 32, multiples of 32 to 256, then an eighth of the next
+    """The next of few sizes, at least count: powers of two to 32, multiples of 32 to 512, then a sixteenth of the next
     power of two apart.
 
     Matrix products in bfloat16 on a CPU are compiled for each size (milliseconds and a megabyte each, which oneDNN
     keeps), so what is multiplied has one of these numbers of rows.
     """
     above = 1 << max(count - 1, 0).bit_length()
-    step = min(above, max(32, above // 8))
+    step = min(above, max(32, above // 16))
     return -(-count // step) * step
 
 

@@ -1,8 +1,9 @@
 """Log-probabilities of given tokens without ever holding all logits.
 
-The forward pass goes through the unembedding in chunks of rows and keeps two numbers a row; the backward pass makes
-each chunk's probabilities again, unless all of them are small enough to keep. For a vocabulary of 151k this is the
-difference between gigabytes and megabytes.
+The forward pass goes through the unembedding in chunks of rows and keeps two numbers a row and, where gradients are asked
+for and the unembedding is frozen, the gradient of its log-probability. Where it is trained the backward pass makes each
+chunk's probabilities again, unless all of them are small enough to keep. For a vocabulary of 151k this is the difference
+between gigabytes and megabytes.
 """
 
 from __future__ import annotations
@@ -54,15 +55,21 @@ class _Blocks:
 
 
 class _ChosenLogprobs(torch.autograd.Function):
+    """A token's log-probability depends on its own hidden state alone, so where the head is frozen the forward pass already
+    makes the gradient of each, one row of `jacobian`, while it has the probabilities; the backward pass only weighs the rows.
+    A trained head needs all probabilities again, each times its token's weight."""
+
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, head: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
         rows = max(1, min(hardware.CHUNK // head.shape[0], len(hidden)))
         blocks = _Blocks(head, rows, temperature)
+        learns, head_learns = ctx.needs_input_grad[:2]
+        jacobian = torch.empty_like(hidden) if learns and not head_learns else hidden.new_empty(0, hidden.shape[1])
         chosen, entropy, kept = [], [], []
-        keep = ctx.needs_input_grad[0] and hidden.shape[0] * head.shape[0] <= hardware.KEPT
+        keep = head_learns and hidden.shape[0] * head.shape[0] <= hardware.KEPT
         scratch = head.new_empty(blocks.rows, head.shape[0], dtype=blocks.wide)
-        for part, wanted in zip(torch.split(hidden, rows), torch.split(targets, rows), strict=True):
-            for (_, logits), target in zip(blocks.of(part), torch.split(wanted, blocks.rows), strict=True):
+        for number, (part, wanted) in enumerate(zip(torch.split(hidden, rows), torch.split(targets, rows), strict=True)):
+            for (place, logits), target in zip(blocks.of(part), torch.split(wanted, blocks.rows), strict=True):
                 probabilities = torch.empty_like(logits) if keep else scratch[: len(logits)]
                 torch.softmax(logits, dim=-1, out=probabilities)
                 # The largest probability is never too small to take its logarithm.
@@ -71,7 +78,11 @@ class _ChosenLogprobs(torch.autograd.Function):
                 entropy.append(total - torch.linalg.vecdot(probabilities, logits))
                 if keep:
                     kept.append(probabilities)
-        ctx.save_for_backward(hidden, head, targets, *kept)
+                if len(jacobian):
+                    _error(probabilities, target, probabilities.new_ones(len(target)), place)
+            if len(jacobian):
+                torch.mm(blocks.chunk(part), head, out=jacobian[number * rows :][: len(part)])
+        ctx.save_for_backward(jacobian if len(jacobian) else hidden, head, targets, *kept)
         ctx.temperature, ctx.rows = temperature, rows
         entropies = torch.cat(entropy)
         ctx.mark_non_differentiable(entropies)
@@ -81,8 +92,10 @@ class _ChosenLogprobs(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
         hidden, head, targets, *kept = ctx.saved_tensors
         slope = gradients[0] / ctx.temperature  # (T,)
+        if not ctx.needs_input_grad[1]:
+            return hidden * slope[:, None].to(hidden.dtype), None, None, None
         into_hidden = torch.empty_like(hidden)
-        into_head = torch.zeros(head.shape, device=head.device) if ctx.needs_input_grad[1] else None
+        into_head = torch.zeros(head.shape, device=head.device)
         blocks = _Blocks(head, ctx.rows, ctx.temperature)
         known = iter(kept)
         for part, wanted, weights, into in zip(
@@ -93,14 +106,16 @@ class _ChosenLogprobs(torch.autograd.Function):
             for (place, scores), target, weight in zip(
                 found, torch.split(wanted, blocks.rows), torch.split(weights, blocks.rows), strict=True
             ):
-                probabilities = scores if kept else torch.softmax(scores, dim=-1, out=scores)
-                # d logprob / d logits = onehot - p, rounded once
-                torch.mul(probabilities, -weight[:, None], out=place)
-                place.scatter_add_(1, target[:, None], weight[:, None].to(place.dtype))
+                _error(scores if kept else torch.softmax(scores, dim=-1, out=scores), target, weight, place)
             torch.mm(error, head, out=into)
-            if into_head is not None:
-                into_head += error.t() @ part
-        return into_hidden, None if into_head is None else into_head.to(head.dtype), None, None
+            into_head += error.t() @ part
+        return into_hidden, into_head.to(head.dtype), None, None
+
+
+def _error(probabilities: Tensor, target: Tensor, weight: Tensor, out: Tensor) -> None:
+    """weight (rows,) times d logprob / d logits = onehot - p, rounded once into out (rows, V)."""
+    torch.mul(probabilities, -weight[:, None], out=out)
+    out.scatter_add_(1, target[:, None], weight[:, None].to(out.dtype))
 
 
 def chosen_logprobs(hidden: Tensor, head: Tensor, targets: Tensor, temperature: float) -> Scores:
