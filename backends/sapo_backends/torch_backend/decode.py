@@ -22,7 +22,7 @@ from sapo_backends.torch_backend.fused import inverse_norm, rotate
 class Projection(NamedTuple):
     """A linear layer, weight (out, in) or oneDNN's own form of it, and its adapter: scale * up down x.
 
-    downs: none, or one (parts * rank, in); ups: one (out of the part, rank) a part.
+    downs: none, or one (parts * rank, in); ups: none, or one (out, parts * rank), 0 but for each part's own rank.
     """
 
     weight: Tensor
@@ -74,13 +74,9 @@ def _norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return (x * inverse_norm(x, eps)).mul_(weight)
 
 
-def _delta(x: Tensor, of: Projection) -> Tensor:
-    """What the adapter adds."""
-    lows = (F.linear(x, of.downs[0]) * of.scale).chunk(len(of.ups), dim=-1)
-    pieces: list[Tensor] = []
-    for i, up in enumerate(of.ups):
-        pieces.append(F.linear(lows[i], up))
-    return torch.cat(pieces, dim=-1)
+def _adapted(y: Tensor, x: Tensor, of: Projection) -> Tensor:
+    """y with what the adapter adds."""
+    return y if len(of.downs) == 0 else y.addmm_(F.linear(x, of.downs[0]).mul_(of.scale), of.ups[0].t())
 
 
 def linear(x: Tensor, of: Projection) -> Tensor:
@@ -88,18 +84,17 @@ def linear(x: Tensor, of: Projection) -> Tensor:
         y: Tensor = torch.ops.mkldnn._linear_pointwise(x, of.weight, of.bias, "none", [], "")
     else:
         y = F.linear(x, of.weight, of.bias)
-    return y if len(of.downs) == 0 else y.add_(_delta(x, of))
+    return _adapted(y, x, of)
 
 
 def _add_linear(x: Tensor, of: Projection, residual: Tensor) -> Tensor:
-    if len(of.downs) > 0:
-        return linear(x, of).add_(residual)
     if of.weight.is_mkldnn:
         y: Tensor = torch.ops.mkldnn._linear_pointwise(x, residual, of.weight, of.bias, "add")
-        return y
-    if of.bias is None:
-        return torch.addmm(residual, x, of.weight.t())
-    return F.linear(x, of.weight, of.bias).add_(residual)
+    elif of.bias is None:
+        y = torch.addmm(residual, x, of.weight.t())
+    else:
+        y = F.linear(x, of.weight, of.bias).add_(residual)
+    return _adapted(y, x, of)
 
 
 def _swiglu(x: Tensor, mlp: list[Projection]) -> Tensor:

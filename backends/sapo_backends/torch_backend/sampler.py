@@ -6,12 +6,18 @@ a cumulative sum or torch.multinomial over a vocabulary of 150k.
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 from torch import Tensor
 
 from sapo_backends.base import Sampling
 
 BLOCK = 256
+"""Tokens in a block; a divisor of the vocabulary near it is taken if there is one."""
+DRAWN_ELEMENTS = 1 << 21
+"""On a CPU, so many probabilities are made and drawn from at once, 8 MiB: larger tensors are given back to the system
+at every step and paid for again with page faults."""
 
 
 def uniforms(rows: int, steps: int, seed: int) -> Tensor:
@@ -24,6 +30,16 @@ def uniforms(rows: int, steps: int, seed: int) -> Tensor:
 def draw(logits: Tensor, sampling: Sampling, uniform: Tensor) -> tuple[Tensor, Tensor]:
     """logits (rows, V), uniform (rows,) in [0, 1) -> tokens (rows,), log-probabilities (rows,) under
     softmax(logits / temperature), or at temperature 1 when greedy."""
+    rows = max(1, DRAWN_ELEMENTS // logits.shape[1])
+    if logits.device.type != "cpu" or len(logits) <= rows:
+        return _draw(logits, sampling, uniform)
+    parts = zip(logits.split(rows), uniform.split(rows), strict=True)
+    tokens, logprobs = zip(*(_draw(part, sampling, numbers) for part, numbers in parts), strict=True)
+    return torch.cat(tokens), torch.cat(logprobs)
+
+
+def _draw(logits: Tensor, sampling: Sampling, uniform: Tensor) -> tuple[Tensor, Tensor]:
+    """The same for some of the rows."""
     logits = logits.float()
     if sampling.temperature == 0.0:
         tokens = logits.argmax(dim=-1)
@@ -40,18 +56,25 @@ def draw(logits: Tensor, sampling: Sampling, uniform: Tensor) -> tuple[Tensor, T
 def inverse_cdf(weights: Tensor, uniform: Tensor) -> Tensor:
     """Index (rows,) drawn in proportion to non-negative weights (rows, V); never one of weight 0."""
     rows, size = weights.shape
-    padding = -size % BLOCK
+    width = block_width(size)
+    padding = -size % width
     padded = torch.nn.functional.pad(weights, (0, padding)) if padding else weights
-    blocks = padded.view(rows, -1, BLOCK)
+    blocks = padded.view(rows, -1, width)
     edges = blocks.sum(dim=-1).double().cumsum(dim=-1)  # (rows, blocks)
     target = torch.minimum(uniform.to(edges.device)[:, None] * edges[:, -1:], _just_below(edges[:, -1:]))
     block = (edges <= target).sum(dim=-1, keepdim=True)  # (rows, 1), the first whose edge lies beyond the target
     before = torch.where(block > 0, edges.gather(1, (block - 1).clamp_(min=0)), 0.0)
-    inside = blocks.gather(1, block[:, :, None].expand(-1, -1, BLOCK))[:, 0].double()  # (rows, BLOCK)
+    inside = blocks.gather(1, block[:, :, None].expand(-1, -1, width))[:, 0].double()  # (rows, width)
     within = inside.cumsum(dim=-1)
     # Rounding may leave the target a hair beyond the block's own sum: the last token of any weight is meant then.
     index = (within <= torch.minimum(target - before, _just_below(within[:, -1:]))).sum(dim=-1)
-    return block[:, 0] * BLOCK + index
+    return block[:, 0] * width + index
+
+
+@cache
+def block_width(size: int) -> int:
+    """Of a vocabulary's blocks: what divides it, so that no padded copy is needed, else BLOCK."""
+    return next((width for width in range(2 * BLOCK, BLOCK // 4 - 1, -1) if size % width == 0), BLOCK)
 
 
 def _just_below(x: Tensor) -> Tensor:

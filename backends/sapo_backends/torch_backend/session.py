@@ -47,9 +47,10 @@ class Drawing:
 
     @classmethod
     def of(cls, spec: DecoderSpec, weights: Weights) -> Drawing:
-        """Lay the weights out. Without an adapter they are small enough to be packed for each batch."""
+        """Lay the weights out. A batch reads them once for each token it draws, so packing them pays from a dozen on; an
+        adapter stays as it is and is added to what the packed layer gives."""
         head = weights.head
-        packed = weights.adapter is None and head.dtype == torch.bfloat16 and head.device.type == "cpu" and packs()
+        packed = head.dtype == torch.bfloat16 and head.device.type == "cpu" and packs()
         layers = [_layer(spec, weights, layer, packed) for layer in range(spec.layers)]
         return cls(weights, layers, Projection(_packed(head) if packed else head, None, [], [], 0.0))
 
@@ -61,18 +62,19 @@ def _packed(weight: Tensor) -> Tensor:
 
 def _projection(weights: Weights, name: str, packed: bool) -> Projection:
     weight, bias = weights.tensors[f"{name}.weight"], weights.tensors.get(f"{name}.bias")
-    adapter = weights.adapter
+    adapter, weight = weights.adapter, _packed(weight) if packed else weight
     if adapter is None:
-        return Projection(_packed(weight) if packed else weight, bias, [], [], 0.0)
+        return Projection(weight, bias, [], [], 0.0)
     ups = [adapter.tensors[key] for key in (f"{name}.B{i}" for i in range(3)) if key in adapter.tensors]
-    return Projection(weight, bias, [adapter.tensors[f"{name}.A"]], ups, adapter.scale)
+    return Projection(weight, bias, [adapter.tensors[f"{name}.A"]], [torch.block_diag(*ups)], adapter.scale)
 
 
 def _layer(spec: DecoderSpec, weights: Weights, layer: int, packed: bool) -> Layer:
     tensors = weights.tensors
     norms = [tensors[f"{layer}.{name}_norm"] for name in "qk"] if spec.qk_norm else []
-    mlp = [_projection(weights, f"{layer}.gate_up", packed=False)]
-    if packed:
+    fused = packed and weights.adapter is None  # oneDNN's own gate knows no adapter
+    mlp = [_projection(weights, f"{layer}.gate_up", packed and not fused)]
+    if fused:
         halves = zip(mlp[0].weight.chunk(2), [None, None] if mlp[0].bias is None else mlp[0].bias.chunk(2), strict=True)
         mlp = [Projection(_packed(weight), bias, [], [], 0.0) for weight, bias in halves]
     return Layer(
