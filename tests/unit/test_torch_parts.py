@@ -10,21 +10,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sapo_backends.base import Sampling
 from sapo_backends.packing import plan
 
 torch = pytest.importorskip("torch")
 
 from sapo_backends.spec import decoder_spec  # noqa: E402
 from sapo_backends.torch_backend import session as session_module  # noqa: E402 - after the check for torch
+from sapo_backends.torch_backend.adapted import adapted_mlp  # noqa: E402
 from sapo_backends.torch_backend.attention import GroupAttention  # noqa: E402
 from sapo_backends.torch_backend.cache import CLASS_COST, classes, grid  # noqa: E402
 from sapo_backends.torch_backend.decode import decode_step, fast_step  # noqa: E402
-from sapo_backends.torch_backend.adapted import adapted_mlp  # noqa: E402
 from sapo_backends.torch_backend.fused import rms_norm, rotate, swiglu  # noqa: E402
 from sapo_backends.torch_backend.layout import decoder_layout  # noqa: E402
 from sapo_backends.torch_backend.model import LeanModel  # noqa: E402
 from sapo_backends.torch_backend.packing import pack  # noqa: E402
-from sapo_backends.torch_backend.sampler import inverse_cdf, uniforms  # noqa: E402
+from sapo_backends.torch_backend.sampler import draw, inverse_cdf, uniforms  # noqa: E402
 from sapo_backends.torch_backend.scoring import chosen_logprobs  # noqa: E402
 from sapo_backends.torch_backend.workers import Workers, shares  # noqa: E402
 
@@ -127,7 +128,9 @@ def test_an_adapted_mlp_equals_its_formula_in_value_and_gradient(biased: bool) -
 
 
 @pytest.mark.parametrize("trained", [True, False])
-def test_log_probabilities_and_their_gradients_equal_log_softmax(trained: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_log_probabilities_and_their_gradients_equal_log_softmax(
+    trained: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In several chunks, through a head that is trained or frozen, at a temperature."""
     monkeypatch.setattr("sapo_backends.hardware.CHUNK", 24)
     monkeypatch.setattr("sapo_backends.hardware.KEPT", 0)
@@ -141,6 +144,19 @@ def test_log_probabilities_and_their_gradients_equal_log_softmax(trained: bool, 
     torch.testing.assert_close(found, expected)
     for a, b in zip(*(torch.autograd.grad(y, leaves, slope) for y in (found, expected)), strict=True):
         torch.testing.assert_close(a, b, check_dtype=False, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("size", [1024, 1187 * 3, 997])
+def test_drawing_in_pieces_gives_what_drawing_at_once_gives(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Vocabularies that blocks of several widths divide, and one that none does."""
+    torch.manual_seed(0)
+    logits, numbers = torch.randn(9, size), uniforms(9, 1, 5)[:, 0]
+    whole = draw(logits, Sampling(1.0, 1.0, 1), numbers)
+    monkeypatch.setattr("sapo_backends.torch_backend.sampler.DRAWN_ELEMENTS", 2 * size)
+    for part, at_once in zip(draw(logits, Sampling(1.0, 1.0, 1), numbers), whole, strict=True):
+        assert torch.equal(part, at_once)
+    exact = (logits.double().softmax(-1).cumsum(-1) <= numbers[:, None]).sum(-1)
+    assert torch.equal(whole[0], exact)
 
 
 def _angles(count: int, size: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -33,7 +33,7 @@ def draw(logits: Tensor, sampling: Sampling, uniform: Tensor) -> tuple[Tensor, T
     rows = max(1, DRAWN_ELEMENTS // logits.shape[1])
     if logits.device.type != "cpu" or len(logits) <= rows:
         return _draw(logits, sampling, uniform)
-    parts = zip(logits.split(rows), uniform.split(rows), strict=True)
+    parts = zip(torch.split(logits, rows), torch.split(uniform, rows), strict=True)
     tokens, logprobs = zip(*(_draw(part, sampling, numbers) for part, numbers in parts), strict=True)
     return torch.cat(tokens), torch.cat(logprobs)
 

@@ -68,7 +68,9 @@ class _ChosenLogprobs(torch.autograd.Function):
         chosen, entropy, kept = [], [], []
         keep = head_learns and hidden.shape[0] * head.shape[0] <= hardware.KEPT
         scratch = head.new_empty(blocks.rows, head.shape[0], dtype=blocks.wide)
-        for number, (part, wanted) in enumerate(zip(torch.split(hidden, rows), torch.split(targets, rows), strict=True)):
+        for number, (part, wanted) in enumerate(
+            zip(torch.split(hidden, rows), torch.split(targets, rows), strict=True)
+        ):
             for (place, logits), target in zip(blocks.of(part), torch.split(wanted, blocks.rows), strict=True):
                 probabilities = torch.empty_like(logits) if keep else scratch[: len(logits)]
                 torch.softmax(logits, dim=-1, out=probabilities)

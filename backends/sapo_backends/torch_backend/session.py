@@ -66,7 +66,7 @@ def _projection(weights: Weights, name: str, packed: bool) -> Projection:
     if adapter is None:
         return Projection(weight, bias, [], [], 0.0)
     ups = [adapter.tensors[key] for key in (f"{name}.B{i}" for i in range(3)) if key in adapter.tensors]
-    return Projection(weight, bias, [adapter.tensors[f"{name}.A"]], [torch.block_diag(*ups)], adapter.scale)
+    return Projection(weight, bias, [adapter.tensors[f"{name}.A"]], [torch.block_diag(*ups)], adapter.scale)  # type: ignore[no-untyped-call]
 
 
 def _layer(spec: DecoderSpec, weights: Weights, layer: int, packed: bool) -> Layer:
