@@ -9,6 +9,7 @@ from pathlib import Path
 
 import jinja2
 
+from sapo_swarm.lab import along
 from sapo_swarm.lab.results import comparable, load_all
 from sapo_swarm.lab.schema import Experiment
 from sapo_swarm.lab.table import HEADS, MORE_HEADS, Row, cells, more_cells, rows, sentence
@@ -18,6 +19,11 @@ NOTE = (
     "and rounds. Gains are relative, paired by seed; those of rewards are of the mean a node and round. Batch "
     "reward counts external groups, which were filtered for success before they were counted; own reward counts what "
     "the nodes themselves drew, unfiltered; held-out pass@1 counts fixed questions that no training seed reaches."
+)
+ALONG = (
+    "On the way: held-out pass@1 of the arm and of the one it is compared with when both had generated as many tokens, and "
+    "the relative gain, paired by seed. The share is of all tokens that the arm compared with generated; where nothing was "
+    "measured, the straight line between two evaluations."
 )
 
 
@@ -30,9 +36,10 @@ def write(experiment: Experiment, out: Path, to: Path, command: str) -> list[Pat
     figures = draw(experiment, found, table, to)
     first = next(iter(found.values()))[0]
     versions = ", ".join(f"{name} {version}" for name, version in first.versions.items())
+    on_the_way = along.lines(experiment, found)
     pages = {
-        "report.html": _html(experiment, table, figures, command, versions),
-        "report.md": _markdown(experiment, table, figures, command, versions),
+        "report.html": _html(experiment, table, on_the_way, figures, command, versions),
+        "report.md": _markdown(experiment, table, on_the_way, figures, command, versions),
     }
     for name, text in pages.items():
         (to / name).write_text(text, encoding="utf-8")
@@ -68,7 +75,12 @@ def _names(experiment: Experiment) -> dict[str, str]:
 
 
 def _html(
-    experiment: Experiment, table: Sequence[Row], figures: Sequence[tuple[str, Path]], command: str, versions: str
+    experiment: Experiment,
+    table: Sequence[Row],
+    on_the_way: Sequence[Sequence[str]],
+    figures: Sequence[tuple[str, Path]],
+    command: str,
+    versions: str,
 ) -> str:
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     template = environment.from_string(files("sapo_swarm.lab").joinpath("report.html.j2").read_text("utf-8"))
@@ -80,6 +92,9 @@ def _html(
         sentences=[text for row in table if (text := sentence(row, names))],
         heads=HEADS,
         table=[cells(row, names) for row in table],
+        along_note=ALONG,
+        along_heads=along.heads(),
+        along=on_the_way,
         more_heads=MORE_HEADS,
         more=list(dict.fromkeys(more_cells(row) for row in table)),
         figures=[(caption, base64.b64encode(path.read_bytes()).decode()) for caption, path in figures],
@@ -89,7 +104,12 @@ def _html(
 
 
 def _markdown(
-    experiment: Experiment, table: Sequence[Row], figures: Sequence[tuple[str, Path]], command: str, versions: str
+    experiment: Experiment,
+    table: Sequence[Row],
+    on_the_way: Sequence[Sequence[str]],
+    figures: Sequence[tuple[str, Path]],
+    command: str,
+    versions: str,
 ) -> str:
     names = _names(experiment)
     said = [f"- {text}" for row in table if (text := sentence(row, names))]
@@ -100,6 +120,8 @@ def _markdown(
         "\n".join(said) or "No arm is compared with another.",
         NOTE,
         _grid(HEADS, [cells(row, names) for row in table]),
+        ALONG if on_the_way else "",
+        _grid(along.heads(), on_the_way) if on_the_way else "",
         _grid(MORE_HEADS, list(dict.fromkeys(more_cells(row) for row in table))),
         *(f"![{caption}]({path.name})\n\n{caption}" for caption, path in figures),
         "Run a row again:\n\n" + "\n".join(f"    {line}" for line in commands(table, command)),
