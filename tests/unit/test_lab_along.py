@@ -12,7 +12,11 @@ from sapo_swarm.lab.results import HeldOut, RunResult
 from sapo_swarm.lab.schema import parse
 
 EXPERIMENT = parse(
-    {"name": "e", "run": {"rounds": 4}, "arms": [{"name": "silo"}, {"name": "swarm", "title": "S", "against": ["silo"]}]}
+    {
+        "name": "e",
+        "run": {"rounds": 4},
+        "arms": [{"name": "silo"}, {"name": "swarm", "title": "S", "against": ["silo"]}],
+    }
 )
 
 
