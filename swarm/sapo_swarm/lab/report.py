@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
@@ -27,6 +28,23 @@ ALONG = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class _Contents:
+    """What both pages show. on_the_way: lines of along.py. figures: caption and file. command: runs the experiment."""
+
+    experiment: Experiment
+    table: Sequence[Row]
+    on_the_way: Sequence[Sequence[str]]
+    figures: Sequence[tuple[str, Path]]
+    command: str
+    versions: str
+
+    @property
+    def sentences(self) -> list[str]:
+        names = _names(self.experiment)
+        return [text for row in self.table if (text := sentence(row, names))]
+
+
 def write(experiment: Experiment, out: Path, to: Path, command: str) -> list[Path]:
     """The files written. Raises BadExperiment without runs, ModuleNotFoundError without matplotlib, OSError."""
     from sapo_swarm.lab.figures import draw
@@ -36,11 +54,8 @@ def write(experiment: Experiment, out: Path, to: Path, command: str) -> list[Pat
     figures = draw(experiment, found, table, to)
     first = next(iter(found.values()))[0]
     versions = ", ".join(f"{name} {version}" for name, version in first.versions.items())
-    on_the_way = along.lines(experiment, found)
-    pages = {
-        "report.html": _html(experiment, table, on_the_way, figures, command, versions),
-        "report.md": _markdown(experiment, table, on_the_way, figures, command, versions),
-    }
+    contents = _Contents(experiment, table, along.lines(experiment, found), figures, command, versions)
+    pages = {"report.html": _html(contents), "report.md": _markdown(contents)}
     for name, text in pages.items():
         (to / name).write_text(text, encoding="utf-8")
     return [*(to / name for name in pages), *(path for _, path in figures)]
@@ -74,58 +89,44 @@ def _names(experiment: Experiment) -> dict[str, str]:
     return {arm.name: arm.shown for arm in experiment.arms}
 
 
-def _html(
-    experiment: Experiment,
-    table: Sequence[Row],
-    on_the_way: Sequence[Sequence[str]],
-    figures: Sequence[tuple[str, Path]],
-    command: str,
-    versions: str,
-) -> str:
+def _html(contents: _Contents) -> str:
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     template = environment.from_string(files("sapo_swarm.lab").joinpath("report.html.j2").read_text("utf-8"))
-    names = _names(experiment)
+    names = _names(contents.experiment)
     return template.render(
-        experiment=experiment,
-        setting=setting(experiment, table),
+        experiment=contents.experiment,
+        setting=setting(contents.experiment, contents.table),
         note=NOTE,
-        sentences=[text for row in table if (text := sentence(row, names))],
+        sentences=contents.sentences,
         heads=HEADS,
-        table=[cells(row, names) for row in table],
+        table=[cells(row, names) for row in contents.table],
         along_note=ALONG,
         along_heads=along.heads(),
-        along=on_the_way,
+        along=contents.on_the_way,
         more_heads=MORE_HEADS,
-        more=list(dict.fromkeys(more_cells(row) for row in table)),
-        figures=[(caption, base64.b64encode(path.read_bytes()).decode()) for caption, path in figures],
-        commands=commands(table, command),
-        versions=versions,
+        more=list(dict.fromkeys(more_cells(row) for row in contents.table)),
+        figures=[(caption, base64.b64encode(path.read_bytes()).decode()) for caption, path in contents.figures],
+        commands=commands(contents.table, contents.command),
+        versions=contents.versions,
     )
 
 
-def _markdown(
-    experiment: Experiment,
-    table: Sequence[Row],
-    on_the_way: Sequence[Sequence[str]],
-    figures: Sequence[tuple[str, Path]],
-    command: str,
-    versions: str,
-) -> str:
-    names = _names(experiment)
-    said = [f"- {text}" for row in table if (text := sentence(row, names))]
+def _markdown(contents: _Contents) -> str:
+    names = _names(contents.experiment)
+    said = [f"- {text}" for text in contents.sentences]
     parts = [
-        f"# {experiment.title or experiment.name}",
-        experiment.question,
-        setting(experiment, table),
+        f"# {contents.experiment.title or contents.experiment.name}",
+        contents.experiment.question,
+        setting(contents.experiment, contents.table),
         "\n".join(said) or "No arm is compared with another.",
         NOTE,
-        _grid(HEADS, [cells(row, names) for row in table]),
-        ALONG if on_the_way else "",
-        _grid(along.heads(), on_the_way) if on_the_way else "",
-        _grid(MORE_HEADS, list(dict.fromkeys(more_cells(row) for row in table))),
-        *(f"![{caption}]({path.name})\n\n{caption}" for caption, path in figures),
-        "Run a row again:\n\n" + "\n".join(f"    {line}" for line in commands(table, command)),
-        versions,
+        _grid(HEADS, [cells(row, names) for row in contents.table]),
+        ALONG if contents.on_the_way else "",
+        _grid(along.heads(), contents.on_the_way) if contents.on_the_way else "",
+        _grid(MORE_HEADS, list(dict.fromkeys(more_cells(row) for row in contents.table))),
+        *(f"![{caption}]({path.name})\n\n{caption}" for caption, path in contents.figures),
+        "Run a row again:\n\n" + "\n".join(f"    {line}" for line in commands(contents.table, contents.command)),
+        contents.versions,
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
