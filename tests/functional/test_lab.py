@@ -203,6 +203,9 @@ async def test_held_out_results_are_paired_with_the_base_and_the_base_is_measure
     bases = [list((run_folder(tmp_path, arm, 1) / "base").iterdir()) for arm in ("a", "b")]
     assert [len(files) for files in bases] == [1, 1]  # four nodes, one model
     assert bases[0][0].read_bytes() == bases[1][0].read_bytes()
+    assert len(list((tmp_path / ".base").iterdir())) == 1  # the second arm has copied it
+    await play(experiment([{"name": "c", "max_new_tokens": 9}]), tmp_path, arm="c")
+    assert len(list((tmp_path / ".base").iterdir())) == 2
     events = read_only(run_folder(tmp_path, "b", 1) / "node-0" / "journal.db", kinds=("evaluation",))
     evaluations = [e for e in events if isinstance(e, Evaluated)]
     assert [e.round for e in evaluations] == [0, 2, 4]

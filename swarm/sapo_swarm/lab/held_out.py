@@ -15,8 +15,10 @@ from sapo_swarm.events import Evaluated
 from sapo_swarm.lab.nodes import LabNode
 from sapo_swarm.lab.schema import Arm, Experiment
 from sapo_swarm.node.evaluate import answer, read_results, write_results
+from sapo_swarm.node.swarm_exchange import token_logprobs
+from sapo_swarm.node.versions import versions
 from sapo_swarm.sapo.adaptive import observe_held_out
-from sapo_swarm.types import TaskRef
+from sapo_swarm.types import Question, TaskRef
 
 
 def dealt(refs: Sequence[TaskRef], place: int, nodes: int, answers: int = 1) -> list[TaskRef]:
@@ -25,16 +27,36 @@ def dealt(refs: Sequence[TaskRef], place: int, nodes: int, answers: int = 1) -> 
     return [ref for number, ref in enumerate(refs) if (place - number) % nodes < answers]
 
 
-async def base(nodes: Sequence[LabNode], arm: Arm, per_task: int, folder: Path) -> None:
+async def base(nodes: Sequence[LabNode], arm: Arm, per_task: int, folder: Path, shared: Path) -> None:
     """The untrained models' results into every journal. Nodes with the same model are the same before they train: one of them
-    answers."""
+    answers. shared: a folder for all runs of the experiment; what one of them has measured, the others copy."""
     for node in nodes:
         refs = items(arm.run.tasks, arm.run.preset, per_task)
         began = time.perf_counter()
         path = base_path(folder, node.bench.config.model)
         if not path.exists():
-            write_results(path, await _answers(node, refs))
+            known = shared / f"{await _fingerprint(node, refs)}.json"
+            if not known.exists():
+                write_results(known, await _answers(node, refs))
+            write_results(path, read_results(known))
         _store(node, evaluated(read_results(path), 0, 1.0, time.perf_counter() - began))
+
+
+async def _fingerprint(node: LabNode, refs: Sequence[TaskRef]) -> str:
+    """Equal for models that would answer alike: what they are, how likely they find one text, what they are asked."""
+    question = next(q for q in await node.bench.scorer.questions(refs[:8]) if isinstance(q, Question))
+    likely = await node.host.call(token_logprobs, node.host, question, ["<answer>12</answer>"])
+    config, info = node.bench.config, node.host.engine.info
+    what = (
+        config.model,
+        config.max_new_tokens,
+        versions(info.backend),
+        info.device,
+        info.precision,
+        likely,
+        list(refs),
+    )
+    return hashlib.sha256(msgspec.json.encode(what)).hexdigest()[:16]
 
 
 def base_path(folder: Path, model: str) -> Path:

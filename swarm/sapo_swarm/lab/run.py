@@ -5,6 +5,7 @@ OUT/<arm>/seed-1/arm.json              the settings; a run goes on only under th
                  base/*.json           the untrained models' answers
                  checkpoint/           engines and pool, for going on after a kill
                  done.json             written last
+OUT/.base/*.json                       those answers for every run of the experiment: measured once
 """
 
 from __future__ import annotations
@@ -160,7 +161,8 @@ class _Sitting:
         for node in self.honest:
             node.journal.append([started(node, self.experiment, self.arm, done)])
         if state is None and self.experiment.final_items:
-            await held_out.base(self.honest, self.arm, self.experiment.final_items, base)
+            shared = self.folder.parent.parent / ".base"
+            await held_out.base(self.honest, self.arm, self.experiment.final_items, base, shared)
         first = done
         while done < run.rounds and not self._spent():
             await play(self.nodes, self.arm, history, self.seed, done)
