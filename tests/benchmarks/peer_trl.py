@@ -77,6 +77,10 @@ def main() -> None:
         peft = LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
     kind = torch.bfloat16 if request["lora"] and request["bfloat16"] else torch.float32
     model = AutoModelForCausalLM.from_pretrained(request["model"], dtype=kind)
+    if request["lora"]:
+        # generate() hands the head a strided view; without gradients torch's CPU matmul then multiplies in batches and
+        # copies a large head once a sequence: 17 GB for 64 of them.
+        model.lm_head.register_forward_pre_hook(lambda module, inputs: (inputs[0].contiguous(), *inputs[1:]))
     prompts = [{"prompt": text} for text in request["prompts"]] * request["steps"]
     trainer = GRPOTrainer(
         model=model,

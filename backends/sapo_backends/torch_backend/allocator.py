@@ -6,6 +6,7 @@ with page faults. On other systems this does nothing.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import platform
 
@@ -24,3 +25,11 @@ def keep_memory() -> bool:
         return False
     settings = ((M_MMAP_THRESHOLD, LARGEST_THRESHOLD), (M_TRIM_THRESHOLD, 1 << 30), (M_TOP_PAD, 16 << 20))
     return all([mallopt(name, value) == 1 for name, value in settings])
+
+
+def give_back() -> None:
+    """Return what is free to the system. For large models, whose packed weights for decoding and whose activations do not fit
+    into each other's holes; paying for the pages again takes a hundredth of a round."""
+    if platform.libc_ver()[0] == "glibc":
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).malloc_trim(0)

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from sapo_backends import hardware
 from sapo_backends.base import (
     BackendError,
     BackendUnavailable,
@@ -29,6 +30,7 @@ from sapo_backends.hardware import available_memory
 from sapo_backends.packing import plan
 from sapo_backends.tokenizer import HfTokenizer
 from sapo_backends.torch_backend import checkpoint, export, generation
+from sapo_backends.torch_backend.allocator import give_back
 from sapo_backends.torch_backend.layout import Layout
 from sapo_backends.torch_backend.model import Model, trained_tensors
 from sapo_backends.torch_backend.optimizer import FlatAdamW
@@ -119,7 +121,10 @@ class TorchEngine(Engine):
     ) -> UpdateStats:
         trainer = self._trained()
         with _memory(0, "Lower group_size, the number of groups, or max_new_tokens."):
-            return trainer.update(batch, policy, seed, self.logprobs, cancel, on_progress)
+            stats = trainer.update(batch, policy, seed, self.logprobs, cancel, on_progress)
+        if self._model.layout.size >= hardware.SHARDED_BELOW:
+            give_back()
+        return stats
 
     def gradient(self, batch: Sequence[TrainSample], policy: PolicyUpdate) -> dict[str, NDArray[np.float32]]:
         """d loss / d parameters of one minibatch by Hugging Face (or PEFT) name; for the contract tests."""

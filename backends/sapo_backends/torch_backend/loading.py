@@ -169,5 +169,5 @@ def load_engine(request: LoadRequest, progress: Progress | None = None) -> Torch
     workers = Workers(request.threads or hardware.default_threads(), size, device)
     if progress is not None:
         progress(1.0, "ready")
-    budget = hardware.MICRO_BATCH if ours else hardware.MICRO_BATCH // 4
+    budget = hardware.micro_batch(model.layout.size) if ours else hardware.MICRO_BATCH // 4
     return TorchEngine(model, HfTokenizer(folder), info, folder, workers, budget)
