@@ -1,28 +1,30 @@
-"""One round (generate and update) of ours beside TRL's GRPOTrainer: same model, prompts and lengths, taken in turns.
+"""One round (generate and update) of ours beside TRL's GRPOTrainer, and its generation beside transformers': same model,
+prompts and lengths, taken in turns.
 
     python tests/benchmarks/bench_round.py --peer .venv-peers/bin/python [--shape S] [--rounds 5]
 
-Prints one line of JSON: medians in seconds, the ratio, and the share of this machine's measured bfloat16
-multiplication rate (2 FLOP a weight and generated token, 6 a weight and trained token).
+Prints one line of JSON: medians in seconds, the ratios, the peaks of memory, and the shares of this machine's limits,
+measured in the same run: of the bfloat16 multiplication rate (2 FLOP a weight and generated token, 6 a weight and trained
+token) and of the rate at which memory is read (a generated token of the whole batch reads the weights once).
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import resource
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from peers import Peer
 from shapes import SHAPES, Shape, write_model
 
-from sapo_backends import hardware
+from sapo_backends import hardware, machine_limits
 from sapo_backends.base import Engine, LoadRequest, PolicyUpdate, Sampling, TrainSample
 from sapo_backends.torch_backend import TorchBackend
 
@@ -69,53 +71,35 @@ def multiply_rate() -> float:
     return 2 * 2048**3 / min(once() for _ in range(3))
 
 
-class Peer:
-    """A process that takes one TRL step each time it is asked."""
-
-    def __init__(self, python: str, model: Path, scratch: Path, options: argparse.Namespace) -> None:
-        request = {
-            "model": str(model),
-            "scratch": str(scratch),
-            "prompts": [text[:PROMPT] for text in prompts()],
-            "groups": GROUPS,
-            "group_size": GROUP_SIZE,
-            "new_tokens": NEW_TOKENS,
-            "steps": options.rounds + 2,
-            "threads": options.threads,
-            "bfloat16": options.peer_precision == "bfloat16",
-            "accumulation": options.peer_accumulation,
-            "lora": options.shape == "L",
-        }
-        script = Path(__file__).with_name("peer_trl.py")
-        self._process = subprocess.Popen(
-            [python, str(script), json.dumps(request)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        self._read()
-
-    def _read(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            sys.exit("The peer ended early; its message is above.")
-        answer: dict[str, Any] = json.loads(line)
-        return answer
-
-    def step(self) -> dict[str, float]:
-        assert self._process.stdin is not None
-        self._process.stdin.write("go\n")
-        self._process.stdin.flush()
-        return self._read()
-
-    def close(self) -> None:
-        self._process.terminate()
-        self._process.wait()
+def peers(model: Path, scratch: Path, options: argparse.Namespace) -> dict[str, Peer]:
+    """TRL's whole round and transformers' generation alone; none without an environment for them."""
+    if not options.peer:
+        return {}
+    request = {
+        "model": str(model),
+        "scratch": str(scratch),
+        "prompts": [text[:PROMPT] for text in prompts()],
+        "groups": GROUPS,
+        "group_size": GROUP_SIZE,
+        "new_tokens": NEW_TOKENS,
+        "steps": options.rounds + 2,
+        "threads": options.threads,
+        "bfloat16": options.peer_precision == "bfloat16",
+        "accumulation": options.peer_accumulation,
+        "lora": options.shape == "L",
+    }
+    scripts = {"trl": "peer_trl.py", "transformers_generate": "peer_generate.py"}
+    return {name: Peer(options.peer, script, request) for name, script in scripts.items()}
 
 
 def medians(rows: list[dict[str, float]]) -> dict[str, float]:
     return {key: statistics.median(row[key] for row in rows) for key in rows[0]}
 
 
-def summary(shape: Shape, ours: dict[str, float], theirs: dict[str, float] | None, rate: float) -> dict[str, Any]:
+def summary(
+    shape: Shape, ours: dict[str, float], theirs: dict[str, dict[str, float]], rate: float, read: float
+) -> dict[str, Any]:
+    """One line: seconds, shares of the machine's limits, peaks in GB (1e9 bytes), and theirs / ours."""
     tokens = ours["tokens"]
     result: dict[str, Any] = {
         "ours": {key: round(value, 4) for key, value in ours.items()},
@@ -123,26 +107,50 @@ def summary(shape: Shape, ours: dict[str, float], theirs: dict[str, float] | Non
         "bf16_gflops": round(rate / 1e9, 1),
         "generate_percent_of_rate": round(100 * 2 * shape.multiplied * tokens / ours["generate"] / rate, 1),
         "update_percent_of_rate": round(100 * 6 * shape.multiplied * tokens / ours["update"] / rate, 1),
+        "read_gb_per_second": round(read / 1e9, 1),
+        "generate_percent_of_read": round(100 * 2 * shape.multiplied * NEW_TOKENS / ours["generate"] / read, 1),
+        "peak_gb": {"ours": peak_gb(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)},
     }
-    if theirs is not None:
-        result["trl"] = {key: round(value, 4) for key, value in theirs.items()}
-        result["ratio"] = round(theirs["seconds"] / ours["round"], 2)
+    for name, row in theirs.items():
+        result[name] = {key: round(row[key], 4) for key in ("seconds", "tokens")}
+        result["peak_gb"][name] = peak_gb(row["peak"])
+    if theirs:
+        result["ratio"] = round(theirs["trl"]["seconds"] / ours["round"], 2)
+        result["generation_ratio"] = round(theirs["transformers_generate"]["seconds"] / ours["generate"], 2)
     return result
 
 
-def run(options: argparse.Namespace, take_turns: Callable[[Engine, Peer | None], dict[str, Any]]) -> dict[str, Any]:
+def peak_gb(size: float) -> float:
+    return round(size / 1e9, 2)
+
+
+def run(options: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         model, scratch = Path(folder, "model"), Path(folder, "scratch")
         model.mkdir()
         write_model(model, SHAPES[options.shape])
         request = LoadRequest(model=str(model), precision=options.precision, threads=options.threads)
         engine = TorchBackend().load(request)
-        peer = Peer(options.peer, model, scratch, options) if options.peer else None
+        others = peers(model, scratch, options)
         try:
-            return take_turns(engine, peer) | {"shape": options.shape, "precision": engine.info.precision}
+            return take_turns(engine, others, options) | {"shape": options.shape, "precision": engine.info.precision}
         finally:
-            if peer is not None:
+            for peer in others.values():
                 peer.close()
+
+
+def take_turns(engine: Engine, others: Mapping[str, Peer], options: argparse.Namespace) -> dict[str, Any]:
+    """Ours, then each peer, then again; the first turn warms up."""
+    ours, rates = [], []
+    theirs: dict[str, list[dict[str, float]]] = {name: [] for name in others}
+    for number in range(options.rounds + 1):
+        ours.append(our_round(engine, prompts(), seed=number))
+        rates.append(multiply_rate())
+        for name, peer in others.items():
+            theirs[name].append(peer.step())
+    found = {name: medians(rows[1:]) for name, rows in theirs.items()}
+    read = machine_limits.measure("torch", options.threads, "cpu").read
+    return summary(SHAPES[options.shape], medians(ours[1:]), found, statistics.median(rates), read)
 
 
 def main() -> None:
@@ -154,19 +162,7 @@ def main() -> None:
     parser.add_argument("--precision", default="auto")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=hardware.default_threads())
-    options = parser.parse_args()
-
-    def take_turns(engine: Engine, peer: Peer | None) -> dict[str, Any]:
-        ours, theirs, rates = [], [], []
-        for number in range(options.rounds + 1):  # the first warms up
-            ours.append(our_round(engine, prompts(), seed=number))
-            rates.append(multiply_rate())
-            if peer is not None:
-                theirs.append(peer.step())
-        peers = medians(theirs[1:]) if theirs else None
-        return summary(SHAPES[options.shape], medians(ours[1:]), peers, statistics.median(rates))
-
-    print(json.dumps(run(options, take_turns)))
+    print(json.dumps(run(parser.parse_args())))
 
 
 if __name__ == "__main__":

@@ -1,12 +1,13 @@
 """TRL's GRPOTrainer as a peer: takes one step each time a line arrives on standard input, prints its seconds.
 
-Run by bench_round.py in the environment of make_peers.sh: python peer_trl.py '<json of PeerRequest>'
+Run by bench_round.py in the environment of make_peers.sh: python peer_trl.py '<json of the request>'
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import resource
 import sys
 import time
 import warnings
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 import transformers
 from datasets import Dataset
+from peer_generate import contiguous_head
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
@@ -33,9 +35,9 @@ class StepOnDemand(TrainerCallback):
         self.began = time.perf_counter()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        print(
-            json.dumps({"seconds": time.perf_counter() - self.began, "tokens": self.generated}), file=REPORT, flush=True
-        )
+        seconds = time.perf_counter() - self.began
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        print(json.dumps({"seconds": seconds, "tokens": self.generated, "peak": peak}), file=REPORT, flush=True)
 
 
 def main() -> None:
@@ -77,10 +79,7 @@ def main() -> None:
         peft = LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
     kind = torch.bfloat16 if request["lora"] and request["bfloat16"] else torch.float32
     model = AutoModelForCausalLM.from_pretrained(request["model"], dtype=kind)
-    if request["lora"]:
-        # generate() hands the head a strided view; without gradients torch's CPU matmul then multiplies in batches and
-        # copies a large head once a sequence: 17 GB for 64 of them.
-        model.lm_head.register_forward_pre_hook(lambda module, inputs: (inputs[0].contiguous(), *inputs[1:]))
+    contiguous_head(model)
     prompts = [{"prompt": text} for text in request["prompts"]] * request["steps"]
     trainer = GRPOTrainer(
         model=model,

@@ -17,12 +17,13 @@ PEERS = HERE.parent.parent / ".venv-peers" / "bin" / "python"
 
 def commands(full: bool) -> list[list[str]]:
     """Script and arguments of every benchmark."""
-    rounds = ["bench_round.py", "--shape", "S", "--rounds", "5" if full else "1"]
-    if PEERS.exists():
-        rounds += ["--peer", str(PEERS)]
+    peers = ["--peer", str(PEERS)] if PEERS.exists() else []
+    rounds = ["bench_round.py", "--shape", "S", "--rounds", "5" if full else "1", *peers]
+    large = ["bench_round.py", "--shape", "L", "--rounds", "5", "--peer-accumulation", "4", *peers]
     gates = ["bench_coordinator.py", *([] if full else ["--quick"])]
     return [
         rounds,
+        *([large] if full else []),
         ["bench_load.py"],
         ["bench_swap.py", "--shape", "L" if full else "S"],
         ["bench_dashboard.py", "--seconds", "20" if full else "3"],
@@ -34,7 +35,9 @@ def commands(full: bool) -> list[list[str]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--full", action="store_true", help="the figures that are quoted; about half an hour")
+    parser.add_argument(
+        "--full", action="store_true", help="the figures that are quoted; about three quarters of an hour"
+    )
     args = parser.parse_args()
     if not PEERS.exists():
         print("TRL is left out: sh tests/benchmarks/make_peers.sh makes its environment.", file=sys.stderr)
