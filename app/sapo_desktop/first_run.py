@@ -1,4 +1,4 @@
-"""What the first-run questions offer and what the answers change in the settings. Pure but for looking at the machine."""
+"""What the first-run questions offer and what the answers change in the settings. Looks at the machine, starts no node."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ LIMITS: dict[str, dict[str, Any]] = {
     "none": {"pause_on_battery": False, "max_celsius": 0.0, "nice": 0},
 }
 """Answer -> the [limits] section."""
+_GLANCE_S = 0.7
+"""Seconds of measuring while the questions are read."""
 
 
 def info() -> FirstRunInfo:
@@ -30,11 +32,34 @@ def info() -> FirstRunInfo:
     return FirstRunInfo(
         hardware=(("auto", best), *((name, f"always {name}") for name in engines)),
         models=models or (("starter", "bundled"),),
+        measure=measured,
         tasks=(
             ("starter", "nine reasoning tasks, easy settings"),
             ("paper", "the same nine, as hard as in the paper"),
         ),
     )
+
+
+async def measured(hardware: str, model: str) -> str:
+    """How fast that engine is here with that model, and what a round needs; "" when it cannot be told. A few seconds, in a
+    process that ends with the task."""
+    from sapo_backends import probe
+    from sapo_backends.base import BackendError
+    from sapo_backends.choice import Candidate
+    from sapo_desktop import engines, memory_plan
+    from sapo_swarm.config import RunConfig
+
+    config = RunConfig(model=model, trainer=hardware)
+    try:
+        candidate = Candidate(engines.choose_trainer(config))
+        plan = memory_plan.plan(config)
+    except BackendError:
+        return ""
+    found = await probe.glance(candidate, engines.request(config), _GLANCE_S)
+    if found.failure or not found.generation:
+        return ""
+    rate = f"{max(found.generation.values()):,.0f} tok/s written, {found.update:,.0f} trained"
+    return f"{rate}; a round needs {plan.needed / 2**30:.1f} GiB" if plan else rate
 
 
 def persist(answers: FirstRunAnswers, path: Path, invite: Path) -> settings.Settings:

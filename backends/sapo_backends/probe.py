@@ -8,6 +8,7 @@ crashes on this computer must not take the bench with it.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -186,6 +187,26 @@ def in_child(candidate: Candidate, request: LoadRequest, seconds: float = SECOND
         return Measured(candidate, failure=str(error))
 
 
+async def glance(candidate: Candidate, request: LoadRequest, seconds: float) -> Measured:
+    """in_child for somebody who may not wait for the end: cancelled, it kills the process. A bundle cannot: a failure."""
+    if getattr(sys, "frozen", False):
+        return Measured(candidate, failure="A bundle measures with sapo-desktop bench.")
+    command, env = _command({"candidate": asdict(candidate), "request": asdict(request), "seconds": seconds})
+    quiet = asyncio.subprocess.DEVNULL
+    child = await asyncio.create_subprocess_exec(
+        *command, env=env, stdin=quiet, stdout=asyncio.subprocess.PIPE, stderr=quiet
+    )
+    try:
+        answer = json.loads((await child.communicate())[0])
+    except ValueError:
+        return Measured(candidate, failure=f"It ended with code {child.returncode}.")
+    finally:
+        if child.returncode is None:
+            child.kill()
+            await child.wait()
+    return Measured(candidate, failure=answer["failure"]) if "failure" in answer else decode([answer["measured"]])[0]
+
+
 def limits_in_child(engine: str, threads: int, device: str = "auto") -> Limits:
     """The machine's limits by that engine's library; empty when it cannot be had."""
     try:
@@ -195,6 +216,12 @@ def limits_in_child(engine: str, threads: int, device: str = "auto") -> Limits:
     return Limits(dict(found["multiply"]), float(found["read"]), str(found["device"]))
 
 
+def _command(job: dict[str, Any]) -> tuple[list[str], dict[str, str]]:
+    """The arguments and the environment of the child that does a job."""
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    return [sys.executable, "-m", __name__, json.dumps(job)], env
+
+
 def _child(job: dict[str, Any], seconds: float) -> dict[str, Any]:
     """The answer to a job. Raises BackendError.
 
@@ -202,10 +229,11 @@ def _child(job: dict[str, Any], seconds: float) -> dict[str, Any]:
     """
     if getattr(sys, "frozen", False):
         return _answered(job)
+    command, env = _command(job)
     try:
         done = subprocess.run(
-            [sys.executable, "-m", __name__, json.dumps(job)],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            command,
+            env=env,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=LONGEST_S + seconds,

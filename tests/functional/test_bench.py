@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from tests.functional.node_process import sapo
 from sapo_backends import probe, registry
 from sapo_backends.base import LoadRequest
 from sapo_backends.choice import WIDTHS, Candidate
+from sapo_desktop import first_run
 
 LONG_S = 240
 """For a verb that computes, on a machine with other work."""
@@ -103,3 +105,12 @@ def test_a_candidate_that_cannot_be_measured_says_why() -> None:
     one = probe.in_child(Candidate("no-such-engine"), LoadRequest(), seconds=0.1)
     assert "no-such-engine" in one.failure
     assert one.update == 0.0
+
+
+@needs_torch
+async def test_the_first_questions_are_told_a_speed_and_a_memory_that_were_measured() -> None:
+    said = await first_run.measured("torch", "starter-1m")
+    found = re.fullmatch(r"([\d,]+) tok/s written, ([\d,]+) trained; a round needs (\d\.\d) GiB", said)
+    assert found is not None, said
+    assert all(int(group.replace(",", "")) > 50 for group in found.groups()[:2])
+    assert await first_run.measured("torch", "no-such-model") == ""

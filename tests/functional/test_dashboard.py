@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -10,11 +11,11 @@ import pytest
 from tests.fixtures.make_recordings import recording
 from textual import events
 from textual.pilot import Pilot
-from textual.widgets import Input, OptionList
+from textual.widgets import Input, OptionList, Static
 
 from sapo_desktop.dashboard.app import SapoDashboard
 from sapo_desktop.dashboard.feed import ReplayFeed
-from sapo_desktop.dashboard.messages import CommandFailed, FirstRunAnswers, Link
+from sapo_desktop.dashboard.messages import CommandFailed, FirstRunAnswers, FirstRunInfo, Link
 from sapo_desktop.dashboard.screens.first_run import FirstRunScreen
 from sapo_desktop.dashboard.screens.rollouts import RolloutsScreen
 from sapo_desktop.dashboard.state import apply
@@ -422,6 +423,36 @@ async def test_a_swarm_needs_an_invite_and_keeps_it() -> None:
         await pilot.press("enter")
         await settled(pilot)
     assert answers == [FirstRunAnswers(mode="swarm", invite=invite)]
+
+
+async def test_the_first_questions_say_how_fast_the_answers_are_and_stop_measuring_when_they_end() -> None:
+    asked: list[tuple[str, str]] = []
+    ended: list[str] = []
+
+    async def measure(hardware: str, model: str) -> str:
+        asked.append((hardware, model))
+        if model == "b":
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended.append(model)
+        return "9,800 tok/s written, 4,000 trained; a round needs 0.5 GiB"
+
+    info = FirstRunInfo(models=(("a", "small"), ("b", "large")), measure=measure)
+    app = SapoDashboard(ScriptedFeed(list(SILO)), first_run=True, start=lambda given: None, info=lambda: info)
+    async with app.run_test(size=NARROW) as pilot:
+        await pilot.pause()
+        speed = app.screen.query_one("#speed", Static)
+        while "9,800 tok/s" not in str(speed.content):
+            await pilot.pause()
+        app.screen.query_one("#model").focus()
+        await pilot.press("right")
+        while len(asked) < 2:
+            await pilot.pause()
+        await pilot.press("enter")
+        await settled(pilot)
+    assert asked == [("auto", "a"), ("auto", "b")]
+    assert ended == ["b"]
 
 
 async def test_the_first_questions_stay_whatever_keys_are_pressed() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
@@ -63,7 +63,8 @@ class Feed(Protocol):
 class FirstRunInfo:
     """What the first-run screen may offer. The first entry of each tuple is the default.
 
-    hardware: (value, what was detected) pairs, for example ("torch-cpu", "2 cores, about 1,900 tok/s, needs 0.4 GB").
+    hardware: (value, what was detected) pairs, for example ("torch", "always torch"). measure: from an answer to hardware and one
+    to model to a sentence on speed and memory, "" when there is none; it may be cancelled.
     """
 
     hardware: tuple[tuple[str, str], ...] = (("auto", "the fastest engine that is installed"),)
@@ -74,6 +75,7 @@ class FirstRunInfo:
         ("full", "as fast as it can; rests on battery or when hot"),
         ("none", "rests only when memory or disk run out"),
     )
+    measure: Callable[[str, str], Awaitable[str]] | None = None
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Awaitable, Callable
 from typing import ClassVar
 
 from textual import events
@@ -20,8 +22,12 @@ MODES = (
     ("silo", "train alone, nothing leaves this machine"),
     ("swarm", "share text of attempts, learn from others'"),
 )
-_LABEL, _VALUE = 9, 10
-"""Columns. What is longer (an engine of somebody else's) pushes its description to the right."""
+_LABEL, _VALUE, _DETAIL = 9, 10, 11
+"""Columns; of the last, where the sentence on speed begins. What is longer (an engine of somebody else's) pushes its description
+to the right."""
+_SETTLED_S = 0.3
+"""An answer that stays so long is measured."""
+Measure = Callable[[str, str], Awaitable[str]]
 
 
 class Choice(Widget, can_focus=True):
@@ -75,6 +81,8 @@ class FirstRunScreen(ModalScreen[FirstRunAnswers]):
     def __init__(self, info: FirstRunInfo) -> None:
         super().__init__()
         self.info = info
+        self.asked: tuple[str, str] | None = None
+        self.speeds: dict[tuple[str, str], str] = {}
 
     def compose(self) -> ComposeResult:
         with VerticalScroll(classes="box welcome", can_focus=False) as box:
@@ -83,6 +91,7 @@ class FirstRunScreen(ModalScreen[FirstRunAnswers]):
             yield Choice("Mode", MODES, id="mode")
             yield Input(placeholder="paste the invite: one line of text", id="invite", compact=True)
             yield Choice("Hardware", self.info.hardware, id="hardware")
+            yield Static("", id="speed", markup=False)
             yield Choice("Model", self.info.models, id="model")
             yield Choice("Tasks", self.info.tasks, id="tasks")
             yield Choice("Limits", self.info.limits, id="limits")
@@ -110,6 +119,25 @@ class FirstRunScreen(ModalScreen[FirstRunAnswers]):
     def answers_changed(self) -> None:
         self.query_one("#complaint", Static).update("")
         self.query_one("#invite", Input).display = self._value("mode") == "swarm"
+        wanted = (self._value("hardware"), self._value("model"))
+        self.query_one("#speed", Static).display = self.info.measure is not None
+        if self.info.measure is not None and wanted != self.asked:
+            self.asked = wanted
+            self.run_worker(
+                self._measure(self.info.measure, wanted), group="speed", exclusive=True, exit_on_error=False
+            )
+
+    async def _measure(self, measure: Measure, wanted: tuple[str, str]) -> None:
+        """Say how fast that answer is. The next answer, or the end of the questions, cancels it."""
+        if wanted not in self.speeds:
+            self._say_speed("measuring its speed …")
+            await asyncio.sleep(_SETTLED_S)
+            self.speeds[wanted] = await measure(*wanted)
+        self._say_speed(self.speeds[wanted] or "its speed is not known: see sapo-desktop bench")
+
+    def _say_speed(self, sentence: str) -> None:
+        said = " " * _DETAIL + plain(sentence, 120)
+        self.query_one("#speed", Static).update(Content.styled(said, "$muted"))
 
     def on_paste(self, event: events.Paste) -> None:
         """An invite that is pasted anywhere but into a field means: join this swarm."""
