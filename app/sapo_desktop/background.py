@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import subprocess
 import sys
@@ -19,7 +20,7 @@ def spawn(home: Home, arguments: Sequence[str], errors: Path) -> subprocess.Pope
 
     errors: where its error stream goes.
     """
-    _children[:] = [child for child in _children if child.poll() is None]
+    _forget_the_ended()
     with errors.open("wb") as stderr:
         process = subprocess.Popen(
             [sys.executable, "-m", "sapo_desktop", *arguments],
@@ -32,6 +33,11 @@ def spawn(home: Home, arguments: Sequence[str], errors: Path) -> subprocess.Pope
         )
     _children.append(process)
     return process
+
+
+@atexit.register
+def _forget_the_ended() -> None:
+    _children[:] = [child for child in _children if child.poll() is None]
 
 
 def alive(pid: int) -> bool:
