@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from sapo_backends.torch_backend.captured import RECORDER
 from sapo_backends.torch_backend.decode import Keys
 
 STEP_COST = 256
@@ -86,7 +87,9 @@ class Cache:
         longest = [int(tokens[part.stop - 1]) for part in parts]
         self.biases = [_bias(tokens[part], p, heads, kind) for part, p in zip(parts, longest, strict=True)]
         shape = (2, len(entry_prompt), heads, width, slots, size)
-        self.own = [torch.empty(shape, dtype=kind, device=device) for _ in prompts]
+        # A recorded step reads every slot and hides those that are not filled yet: nothing there may be infinite.
+        new = torch.zeros if RECORDER.wanted(device) else torch.empty
+        self.own = [new(shape, dtype=kind, device=device) for _ in prompts]
         self.layers: list[Keys] = []
         for keys_values, own in zip(prompts, self.own, strict=True):
             kept = [
@@ -96,6 +99,10 @@ class Cache:
             own_k, own_v = own.flatten(1, 3)
             keys = [kv[0].transpose(1, 2) for kv in kept]
             self.layers.append(Keys(keys, [kv[1] for kv in kept], own, own_k.transpose(1, 2), own_v))
+
+    @property
+    def slots(self) -> int:
+        return self._slots
 
     @property
     def entries(self) -> int:

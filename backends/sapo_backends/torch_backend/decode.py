@@ -109,11 +109,19 @@ def _swiglu(x: Tensor, mlp: list[Projection]) -> Tensor:
 
 
 def _attention(
-    q: Tensor, prompt_k: Tensor, prompt_v: Tensor, own_k: Tensor, own_v: Tensor, bias: Tensor | None, end: int
+    q: Tensor,
+    prompt_k: Tensor,
+    prompt_v: Tensor,
+    own_k: Tensor,
+    own_v: Tensor,
+    bias: Tensor | None,
+    end: int,
+    hidden: Tensor | None,
 ) -> Tensor:
     """q (E', kv_heads, W, g, d) of the entries of one class -> mixed values of that shape.
 
-    bias (E' * kv_heads, 1, p): 0 or -inf. end: filled slots of own_k and own_v.
+    bias (E' * kv_heads, 1, p): 0 or -inf. end: slots of own_k and own_v that are read; hidden (end,): 0, or -inf for those
+    that are not filled yet, where there are such.
     """
     entries, kv_heads, width, group, size = q.shape
     scale = float(size) ** -0.5
@@ -123,6 +131,8 @@ def _attention(
     if bias is not None:
         on_prompt.add_(bias)
     on_own = torch.baddbmm(none, to_own, own_k[:, :, :end], beta=0, alpha=scale)
+    if hidden is not None:
+        on_own.add_(hidden)
     both = torch.cat((on_prompt, on_own.view(entries * kv_heads, width * group, end)), dim=-1).softmax(dim=-1)
     mixed = torch.bmm(both.view(entries * kv_heads * width, group, -1)[:, :, -end:], own_v[:, :end])
     mixed.view(entries * kv_heads, width * group, size).baddbmm_(both[:, :, :-end], prompt_v)
@@ -138,14 +148,20 @@ def decode_step(
     ends: list[int],
     biases: list[Tensor | None],
     shape: Shape,
+    slot: Tensor | None = None,
+    hidden: Tensor | None = None,
 ) -> Tensor:
     """Embedded new tokens (M, hidden) -> hidden states before the last norm; writes their keys into the caches.
 
     ends, biases: of each length class, its last entry's number plus one and what hides its padding. cos, sin (E * W, 1,
     d): as rope.RopeTable gives them. Rows from E * W to M only fill up; they see nothing.
+
+    slot (1,), hidden (slots,): the same step without a number that changes, for capturing: where the keys go instead of
+    shape.slot, and what hides the slots behind it, which must be finite.
     """
     heads, kv_heads, entries, width = shape.heads, shape.kv_heads, shape.entries, shape.width
     both, size, places = heads + kv_heads, cos.shape[-1], entries * width
+    own_slots = caches[0].own.shape[4]
     q = caches[0].own.new_empty([entries, kv_heads, width, heads // kv_heads, size])
     merged = x.new_zeros([x.shape[0], heads * size])
     by_place = merged[:places].view(entries, width, kv_heads, heads // kv_heads, size)
@@ -156,16 +172,19 @@ def decode_step(
             rows[:, heads:both] = _norm(rows[:, heads:both], layer.head_norms[1], shape.norm_eps)
         rows = rows[:places]
         rotate(rows[:, :both], cos, sin)
-        keys.own[:, :, :, :, shape.slot] = (
-            rows[:, heads:].view(entries, width, 2, kv_heads, size).permute(2, 0, 3, 1, 4)
-        )
+        new = rows[:, heads:].view(entries, width, 2, kv_heads, size).permute(2, 0, 3, 1, 4)
+        if slot is None:
+            keys.own[:, :, :, :, shape.slot] = new
+        else:
+            keys.own.index_copy_(4, slot, new.unsqueeze(4).to(keys.own.dtype))
         q.copy_(rows[:, :heads].view(entries, width, kv_heads, heads // kv_heads, size).transpose(1, 2))
+        filled = shape.slot + 1 if slot is None else own_slots
         begin = 0
         for i, end in enumerate(ends):
             rows_of = slice(begin * kv_heads * width, end * kv_heads * width)
             own_k, own_v = keys.own_k[rows_of], keys.own_v[rows_of]
             mixed = _attention(
-                q[begin:end], keys.prompt_k[i], keys.prompt_v[i], own_k, own_v, biases[i], shape.slot + 1
+                q[begin:end], keys.prompt_k[i], keys.prompt_v[i], own_k, own_v, biases[i], filled, hidden
             )
             by_place[begin:end].copy_(mixed.transpose(1, 2))
             begin = end
@@ -175,7 +194,18 @@ def decode_step(
 
 
 Step = Callable[
-    [Tensor, Tensor, Tensor, list[Layer], list[Keys], list[int], list[Tensor | None], Shape],
+    [
+        Tensor,
+        Tensor,
+        Tensor,
+        list[Layer],
+        list[Keys],
+        list[int],
+        list[Tensor | None],
+        Shape,
+        Tensor | None,
+        Tensor | None,
+    ],
     Tensor,
 ]
 

@@ -14,7 +14,8 @@ from sapo_backends.base import TokenIds
 from sapo_backends.spec import DecoderSpec
 from sapo_backends.torch_backend.attention import PromptAttention
 from sapo_backends.torch_backend.cache import Cache, grid
-from sapo_backends.torch_backend.decode import Layer, Projection, Shape, fast_step, linear
+from sapo_backends.torch_backend.captured import RECORDER, Inputs, Recorded
+from sapo_backends.torch_backend.decode import Layer, Projection, Shape, decode_step, fast_step, linear
 from sapo_backends.torch_backend.decoder import Weights, hidden_states
 from sapo_backends.torch_backend.fused import rms_norm
 from sapo_backends.torch_backend.packing import filled, lay_out
@@ -101,6 +102,7 @@ class LeanSession:
         steps: int,
     ) -> None:
         self._spec, self._rope, self._drawing = spec, rope, drawing
+        self._recorded: Recorded | None = None
         flat, starts = lay_out(prompts, owner.device)
         begins, lengths = torch.tensor([starts, [len(prompt) for prompt in prompts]], device=owner.device)
         longest = flat.longest
@@ -116,19 +118,34 @@ class LeanSession:
         self._positions = lengths[owner[places.flatten()]]  # of the next token, (places,)
 
     def step(self, tokens: Tensor) -> None:
+        cache = self._cache
+        if self._recorded is not None:
+            self.logits = self._recorded.step(tokens)
+        elif RECORDER.wanted(tokens.device):
+            inputs = Inputs.of(tokens, self._positions, cache.used, cache.slots, cache.own[0].dtype)
+            self._recorded = RECORDER.record(inputs, lambda now: self._compute(now.tokens, now.positions, now))
+            self.logits = self._compute(tokens, self._positions) if self._recorded is None else self._recorded.logits
+        else:
+            self.logits = self._compute(tokens, self._positions)
+        cache.used += 1
+        self._positions = self._positions + 1
+
+    def _compute(self, tokens: Tensor, positions: Tensor, recorded: Inputs | None = None) -> Tensor:
         """Compute every place, then pick the rows; both in numbers that products are compiled for."""
         spec, cache, drawing = self._spec, self._cache, self._drawing
         x = F.embedding(tokens[self._fed], drawing.weights.tensors["embed"])
-        cos, sin = self._rope.at(self._positions, self._end)
+        cos, sin = self._rope.at(positions, self._end)
         shape = Shape(spec.heads, spec.kv_heads, cache.entries, cache.width, cache.used, spec.norm_eps)
-        x = fast_step()(x, cos, sin, drawing.layers, cache.layers, cache.ends, cache.biases, shape)
-        cache.used += 1
-        self._positions = self._positions + 1
+        step, slot, hidden = fast_step(), None, None
+        if recorded is not None:  # Python's part of a step is not recorded, and TorchScript's profiling must not be
+            step, slot, hidden = decode_step, recorded.slot, recorded.hidden
+        x = step(x, cos, sin, drawing.layers, cache.layers, cache.ends, cache.biases, shape, slot, hidden)
         x = rms_norm(x[self._picked], drawing.weights.tensors["norm"], spec.norm_eps)
-        self.logits = linear(x, drawing.head)[: len(self._owner)]
+        return linear(x, drawing.head)[: len(self._owner)]
 
     def _seat(self, places: Tensor, place_of: Tensor) -> None:
         """places, place_of: as cache.grid gives them."""
+        self._recorded = None
         self._place_of, self._fed, self._picked = place_of, filled(places.flatten()), filled(place_of)
 
     def keep(self, rows: Tensor) -> None:

@@ -1,0 +1,91 @@
+"""Recorded decode steps: what is recorded computes the same as a plain step. The recording itself needs a card."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="the torch engine is not installed")
+
+from sapo_backends.base import LoadRequest, Sampling  # noqa: E402
+from sapo_backends.torch_backend import TorchBackend, cache, captured, session  # noqa: E402
+from sapo_backends.torch_backend.captured import Inputs, Recorder  # noqa: E402
+
+PROMPTS = [[5, 9, 200, 31], [7, 7, 12], [40, 3, 8, 250, 17, 60]]
+
+
+class Replayed:
+    """Computes what a card would replay."""
+
+    def __init__(self, inputs: Inputs, compute: Callable[[Inputs], Any]) -> None:
+        self.inputs, self.compute, self.steps = inputs, compute, 0
+        self.logits = self.expected = compute(inputs)
+
+    def step(self, tokens: Any) -> Any:
+        self.inputs.advance(tokens)
+        self.steps += 1
+        return self.compute(self.inputs)
+
+
+class Here(Recorder):
+    """Records on a CPU."""
+
+    def wanted(self, device: Any) -> bool:
+        return not self.fails
+
+
+def recorder(monkeypatch: pytest.MonkeyPatch, kind: type[Replayed]) -> Here:
+    here = Here()
+    monkeypatch.setattr(captured, "Recorded", kind)
+    monkeypatch.setattr(session, "RECORDER", here)
+    monkeypatch.setattr(cache, "RECORDER", here)
+    return here
+
+
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_recorded_steps_draw_what_plain_ones_draw(
+    model_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, method: Any
+) -> None:
+    made: list[Replayed] = []
+
+    class Counted(Replayed):
+        def __init__(self, inputs: Inputs, compute: Callable[[Inputs], Any]) -> None:
+            super().__init__(inputs, compute)
+            made.append(self)
+
+    engine = TorchBackend().load(LoadRequest(str(model_folder("qwen2")), method=method, precision="float32", threads=1))
+    sampling = Sampling(max_new_tokens=24)
+    plain = engine.generate(PROMPTS, 5, sampling, seed=3)
+    here = recorder(monkeypatch, Counted)
+    recorded = engine.generate(PROMPTS, 5, sampling, seed=3)
+    assert [[c.tokens for c in group] for group in recorded] == [[c.tokens for c in group] for group in plain]
+    for mine, theirs in zip(chain(*recorded), chain(*plain), strict=True):
+        assert mine.logprobs == pytest.approx(theirs.logprobs, abs=1e-5)
+    assert not here.fails
+    assert sum(one.steps for one in made) > len(made), "steps were replayed"
+
+
+@pytest.mark.parametrize("wrong", ["raises", "differs"])
+def test_a_card_that_cannot_record_decodes_plainly_from_then_on(
+    model_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, wrong: str
+) -> None:
+    tried: list[int] = []
+
+    class Broken(Replayed):
+        def __init__(self, inputs: Inputs, compute: Callable[[Inputs], Any]) -> None:
+            tried.append(1)
+            if wrong == "raises":
+                raise RuntimeError("operation not permitted when stream is capturing")
+            super().__init__(inputs, compute)
+            self.logits = self.expected + 1
+
+    engine = TorchBackend().load(LoadRequest(str(model_folder("qwen2")), precision="float32", threads=1))
+    plain = engine.generate(PROMPTS, 2, Sampling(max_new_tokens=6), seed=3)
+    here = recorder(monkeypatch, Broken)
+    assert engine.generate(PROMPTS, 2, Sampling(max_new_tokens=6), seed=3) == plain
+    assert here.fails
+    assert tried == [1]
