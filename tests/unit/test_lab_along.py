@@ -27,7 +27,7 @@ def run(arm: str, seed: int, points: list[tuple[float, float]], finished: bool =
         HeldOut(number, tokens, passed, {"t": passed}, 1, finished and number == len(points) - 1)
         for number, (tokens, passed) in enumerate(points)
     ]
-    return RunResult(arm, seed, 1, *[nothing] * 12, 0.0, 0.0, tuple(held_out), finished, {})
+    return RunResult(arm, seed, 1, *[nothing] * 13, 0.0, 0.0, tuple(held_out), finished, {})
 
 
 SILO = [run("silo", seed, [(0, 0.01), (100, 0.02), (200, 0.04)]) for seed in (1, 2)]

@@ -170,6 +170,8 @@ def test_replay_offers_own_groups_of_earlier_rounds_once() -> None:
     offered = history.pool(0, 5, set())
     assert [s.round for s in offered] == [2, 3, 4]
     assert [s.round for s in history.pool(0, 5, {offered[0].key})] == [3, 4]
+    again = History(Conditions(pool_from="own", pool_rounds=3, reuse=True), 1, history.kept)
+    assert [s.round for s in again.pool(0, 5, {offered[0].key})] == [2, 3, 4]
 
 
 def test_the_pool_survives_being_written_down() -> None:

@@ -74,7 +74,7 @@ class History:
         self._kept = [s for s in self._kept if s.round > oldest] + list(groups)
 
     def pool(self, receiver: int, round_number: int, used: set[str]) -> list[Shared]:
-        """What a node may draw from in this round: old enough, not too old, arrived, not used before.
+        """What a node may draw from in this round: old enough, not too old, arrived, not used before (or reused).
 
         Own groups count from the round after the one they were drawn in.
         """
@@ -89,7 +89,7 @@ class History:
             if not mine and terms.pool_from == "own":
                 continue
             last = round_number - 1 if mine else newest
-            if not last - terms.pool_rounds < item.round <= last or item.key in used:
+            if not last - terms.pool_rounds < item.round <= last or (item.key in used and not terms.reuse):
                 continue
             if mine or arrives(terms, self._seed, receiver, item.group):
                 found.append(item)

@@ -40,8 +40,8 @@ class RunResult:
 
     present: nodes that took part. local, batch: mean reward of own groups and of the whole batch, summed over nodes as
     the paper adds them up. external: mean over nodes, NaN without external groups. informative: share of own groups.
-    own_groups, external_groups: of a batch, mean over nodes. distinct: share of distinct answers in a group. judged:
-    mean verdict of the judge, NaN without one. tokens, bytes: of all nodes, cumulative (bytes sent).
+    own_groups, external_groups: of a batch, mean over nodes. taught: own groups with signal in it. distinct: share of distinct
+    answers in a group. judged: mean verdict of the judge, NaN without one. tokens, bytes: of all nodes, cumulative (bytes sent).
     """
 
     arm: str
@@ -54,6 +54,7 @@ class RunResult:
     informative: Floats
     own_groups: Floats
     external_groups: Floats
+    taught: Floats
     distinct: Floats
     planted: Floats
     judged: Floats
@@ -122,6 +123,7 @@ def load_run(out: Path, arm: Arm, seed: int) -> RunResult | None:
         batch=_sums(by_round, "reward_batch"),
         informative=_means([[e.informative / (e.figures["generated_groups"] or 1) for e in es] for es in by_round]),
         own_groups=_means([[float(e.own_groups) for e in events] for events in by_round]),
+        taught=_means([[float(min(e.informative, e.own_groups)) for e in events] for events in by_round]),
         external_groups=_means([[float(e.external_groups) for e in events] for events in by_round]),
         distinct=_means([[e.figures["distinct"] for e in events] for events in by_round]),
         planted=_means([[e.figures["planted"] for e in events] for events in by_round]),

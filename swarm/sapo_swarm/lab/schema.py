@@ -59,7 +59,8 @@ class Conditions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     pool_from: Annotated[
         Literal["others", "own", "all"], _doc("Whose groups J is drawn from; own: replay of earlier own groups")
     ] = "others"
-    pool_rounds: Annotated[int, _doc("Rounds a group stays in the pool; each is used at most once", ge=1)] = 1
+    pool_rounds: Annotated[int, _doc("Rounds a group stays in the pool", ge=1)] = 1
+    reuse: Annotated[bool, _doc("A node may draw a group again that it has trained on")] = False
     off_policy: Annotated[
         OffPolicy,
         _doc(

@@ -32,7 +32,8 @@ class Row:
     """One arm beside one other (or none). Totals are sums over nodes and rounds.
 
     paper: the paper's total, NaN where it has no such arm. held_out: pass@1 on all items at the end. equal_tokens:
-    pass@1 of this arm and the gain over the other when both had generated as many tokens as the shorter of the two.
+    pass@1 of this arm and the gain over the other when both had generated as many tokens as the shorter of the two. taught: own
+    groups with signal and external groups that a node has trained on, which is what an update costs.
     """
 
     arm: Arm
@@ -54,6 +55,7 @@ class Row:
     tokens: Interval
     megabytes: Interval
     minutes: Interval
+    taught: tuple[float, float]
     judged: str
 
 
@@ -94,6 +96,10 @@ def _row(arm: Arm, runs: Sequence[RunResult], other: str, against: Sequence[RunR
         tokens=mean_interval([float(run.tokens[-1]) for run in runs]),
         megabytes=mean_interval([float(run.bytes[-1]) / 1e6 for run in runs]),
         minutes=mean_interval([run.wall_s / 60 for run in runs]),
+        taught=(
+            float(np.mean([run.taught.sum() for run in runs])),
+            float(np.mean([run.external_groups.sum() for run in runs])),
+        ),
         judged=_judged(runs, against),
     )
 
@@ -175,6 +181,7 @@ MORE_HEADS = (
     "distinct answers",
     "planted text",
     "tokens, millions",
+    "trained on, a node (own with signal + external)",
     "MB sent",
     "minutes",
 )
@@ -215,6 +222,7 @@ def more_cells(row: Row) -> tuple[str, ...]:
         percent(row.distinct),
         percent(row.planted, 2),
         f"{millions.value:.2f}",
+        f"{row.taught[0]:,.0f} + {row.taught[1]:,.0f}",
         f"{row.megabytes.value:.1f}",
         f"{row.minutes.value:.1f}" if row.finished else "–",
     )
