@@ -35,23 +35,24 @@ def draw(experiment: Experiment, found: Found, rows: Sequence[Row], folder: Path
     """Every figure that the data allow, as (caption, file)."""
     folder.mkdir(parents=True, exist_ok=True)
     names = {arm.name: arm.shown for arm in experiment.arms}
+    settings = _settings(experiment, found)
     plots: tuple[tuple[str, str, Callable[[], Figure | None]], ...] = (
         (
             "figure-1",
             "After Figure 1 of the paper: reward of the whole batch, summed over nodes, each round. Faint: mean over "
             "seeds. Bold: moving average.",
-            lambda: _panels(found, names),
+            lambda: _panels(settings, names),
         ),
         (
             "figure-2",
             "After Figure 2 of the paper: moving averages. Left: the whole batch, external groups included, which the "
             "paper seems to plot. Right, same scale: the nodes' own groups only. Bands: the range over seeds.",
-            lambda: _smoothed(found, names),
+            lambda: _smoothed(settings, names),
         ),
         (
             "held-out",
             "Held-out pass@1, mean over nodes: by rounds and by tokens generated. A line a seed.",
-            lambda: _held_out(found, names),
+            lambda: _held_out(settings, names),
         ),
         (
             "regimes",
@@ -119,51 +120,63 @@ def _colour(position: int) -> str:
     return _COLOURS[position % len(_COLOURS)]
 
 
-def _panels(found: Found, names: Mapping[str, str]) -> Figure:
-    columns = min(4, len(found))
-    figure, axes = _figure(columns, -(-len(found) // columns), 3.4, 2.8)
-    top = max(float(_stack(runs, "batch").mean(axis=0).max()) for runs in found.values()) or 1.0
-    for position, (arm, runs) in enumerate(found.items()):
-        mean = _stack(runs, "batch").mean(axis=0)
+def _settings(experiment: Experiment, found: Found) -> list[Found]:
+    """The arms that were run, those that ask the same questions together: only their rates share an axis."""
+    by_setting: dict[tuple[str, tuple[str, ...]], dict[str, Sequence[RunResult]]] = {}
+    for name, runs in found.items():
+        arm = experiment.arm(name)
+        by_setting.setdefault((arm.run.preset, arm.run.tasks), {})[name] = runs
+    return list(by_setting.values())
+
+
+def _panels(settings: Sequence[Found], names: Mapping[str, str]) -> Figure:
+    arms = [(found, arm) for found in settings for arm in found]
+    columns = min(4, len(arms))
+    figure, axes = _figure(columns, -(-len(arms) // columns), 3.4, 2.8)
+    for position, (found, arm) in enumerate(arms):
+        top = max(float(_stack(runs, "batch").mean(axis=0).max()) for runs in found.values()) or 1.0
+        mean = _stack(found[arm], "batch").mean(axis=0)
         axes[position].plot(mean, color=_colour(position), alpha=0.3, linewidth=0.8)
         axes[position].plot(moving_average(mean, _window(found)), color=_colour(position), linewidth=2)
         axes[position].set(title=names[arm], ylim=(0, 1.05 * top), xlabel="round", ylabel="reward, sum over nodes")
-    for axis in axes[len(found) :]:
+    for axis in axes[len(arms) :]:
         axis.set_visible(False)
     return figure
 
 
-def _smoothed(found: Found, names: Mapping[str, str]) -> Figure:
-    figure, axes = _figure(2)
-    window = _window(found)
-    for axis, name, title in zip(axes, ("batch", "local"), ("whole batch", "own groups"), strict=True):
-        for position, (arm, runs) in enumerate(found.items()):
-            curves = np.stack([moving_average(row, window) for row in _stack(runs, name)])
-            axis.plot(curves.mean(axis=0), color=_colour(position), label=names[arm])
-            axis.fill_between(
-                range(curves.shape[1]), curves.min(axis=0), curves.max(axis=0), color=_colour(position), alpha=0.15
-            )
-        axis.set(title=title, xlabel="round", ylabel=f"reward, sum over nodes, average of {window}")
-    axes[1].sharey(axes[0])
-    axes[0].set_ylim(bottom=0)
-    axes[0].legend(fontsize=8)
+def _smoothed(settings: Sequence[Found], names: Mapping[str, str]) -> Figure:
+    figure, axes = _figure(2, len(settings))
+    for found, left, right in zip(settings, axes[::2], axes[1::2], strict=True):
+        window = _window(found)
+        for axis, name, title in ((left, "batch", "whole batch"), (right, "local", "own groups")):
+            for position, (arm, runs) in enumerate(found.items()):
+                curves = np.stack([moving_average(row, window) for row in _stack(runs, name)])
+                axis.plot(curves.mean(axis=0), color=_colour(position), label=names[arm])
+                axis.fill_between(
+                    range(curves.shape[1]), curves.min(axis=0), curves.max(axis=0), color=_colour(position), alpha=0.15
+                )
+            axis.set(title=title, xlabel="round", ylabel=f"reward, sum over nodes, average of {window}")
+        right.sharey(left)
+        left.set_ylim(bottom=0)
+        left.legend(fontsize=8)
     return figure
 
 
-def _held_out(found: Found, names: Mapping[str, str]) -> Figure | None:
-    if not any(run.held_out for runs in found.values() for run in runs):
+def _held_out(settings: Sequence[Found], names: Mapping[str, str]) -> Figure | None:
+    if not any(run.held_out for found in settings for runs in found.values() for run in runs):
         return None
-    figure, axes = _figure(2)
-    for position, (arm, runs) in enumerate(found.items()):
-        for number, run in enumerate(runs):
-            label = names[arm] if number == 0 else None
-            rates = [100 * h.pass_at_1 for h in run.held_out]
-            style: dict[str, Any] = {"color": _colour(position), "marker": ".", "alpha": 0.7, "linewidth": 1.2}
-            axes[0].plot([h.round for h in run.held_out], rates, label=label, **style)
-            axes[1].plot([h.tokens / 1e6 for h in run.held_out], rates, **style)
-    axes[0].set(xlabel="round", ylabel="held-out pass@1, %")
-    axes[1].set(xlabel="tokens generated by all nodes, millions", ylabel="held-out pass@1, %")
-    axes[0].legend(fontsize=8)
+    figure, axes = _figure(2, len(settings))
+    for found, left, right in zip(settings, axes[::2], axes[1::2], strict=True):
+        for position, (arm, runs) in enumerate(found.items()):
+            for number, run in enumerate(runs):
+                label = names[arm] if number == 0 else None
+                rates = [100 * h.pass_at_1 for h in run.held_out]
+                style: dict[str, Any] = {"color": _colour(position), "marker": ".", "alpha": 0.7, "linewidth": 1.2}
+                left.plot([h.round for h in run.held_out], rates, label=label, **style)
+                right.plot([h.tokens / 1e6 for h in run.held_out], rates, **style)
+        left.set(xlabel="round", ylabel="held-out pass@1, %")
+        right.set(xlabel="tokens generated by all nodes, millions", ylabel="held-out pass@1, %")
+        left.legend(fontsize=8)
     return figure
 
 
