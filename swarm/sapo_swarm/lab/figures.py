@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from sapo_swarm.lab.table import Row
 
 Found = Mapping[str, Sequence[RunResult]]
 _DPI = 110
+_LEGEND = 44
+"""Characters of a line in a legend."""
 _COLOURS = (
     "#4269d0",
     "#efb118",
@@ -34,7 +37,7 @@ _COLOURS = (
 def draw(experiment: Experiment, found: Found, rows: Sequence[Row], folder: Path) -> list[tuple[str, Path]]:
     """Every figure that the data allow, as (caption, file)."""
     folder.mkdir(parents=True, exist_ok=True)
-    names = {arm.name: arm.shown for arm in experiment.arms}
+    names = {arm.name: textwrap.fill(arm.shown, _LEGEND) for arm in experiment.arms}
     settings = _settings(experiment, found)
     plots: tuple[tuple[str, str, Callable[[], Figure | None]], ...] = (
         (
