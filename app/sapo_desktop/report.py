@@ -133,8 +133,7 @@ class Reporter:
         rate = event.tokens_generated / max(event.seconds.get("generate", 0.0), 1e-6)
         external = "" if event.reward_external is None else f"  external {event.reward_external:.3f}"
         if event.external_wanted:
-            starved = " (pool starved)" if event.external_groups < event.external_wanted else ""
-            external += f"  drew {event.external_groups}/{event.external_wanted}{starved}"
+            external += f"  drew {event.external_groups} of up to {event.external_wanted}"
         return (
             f"round {event.round + 1:>4}{planned}  own {event.reward_local or 0.0:.3f}{external}  "
             f"informative {event.informative}/{event.own_groups}  entropy {_number(event.entropy)}  "

@@ -109,11 +109,13 @@ def test_a_round_without_unequal_rewards_says_that_there_was_nothing_to_learn_fr
     assert "nothing to learn from" in panels.now_panel(state, 0.0, 70, 8, UNICODE).plain
 
 
-def test_a_starved_pool_is_told() -> None:
+@pytest.mark.parametrize("drawn", [0, 1])
+def test_a_pool_is_called_empty_only_when_nothing_came_from_it(drawn: int) -> None:
     finished = next(event for event in recording("swarm", 2, 1) if isinstance(event, RoundFinished))
     fields = {name: getattr(finished, name) for name in finished.__struct_fields__}
-    state = fold([run(mode="swarm"), RoundFinished(**{**fields, "external_groups": 1, "external_wanted": 4})])
-    assert "pool starved: 3 external groups short" in panels.now_panel(state, 0.0, 70, 8, UNICODE).plain
+    state = fold([run(mode="swarm"), RoundFinished(**{**fields, "external_groups": drawn, "external_wanted": 4})])
+    told = "others had no group with signal to give" in panels.now_panel(state, 0.0, 70, 8, UNICODE).plain
+    assert told == (drawn == 0)
 
 
 def test_the_header_tells_the_reason_and_its_age() -> None:

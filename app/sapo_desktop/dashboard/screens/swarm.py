@@ -143,7 +143,6 @@ def _traffic(state: DashboardState, swarm: SwarmUpdated) -> Content:
     last = state.round
     if last is None:
         return Content("")
-    starved = " (pool starved)" if last.external_groups < last.external_wanted else ""
-    drew = f"drew {last.external_groups} of {last.external_wanted}{starved} · " if last.external_wanted else ""
+    drew = f"drew {last.external_groups} of up to {last.external_wanted} · " if last.external_wanted else ""
     traffic = f"sent {last.bytes_sent / 1e3:.1f} kB · received {last.bytes_received / 1e3:.1f} kB"
     return Content.assemble(("last round: ", "$muted"), drew + traffic)

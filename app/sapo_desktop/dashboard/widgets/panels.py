@@ -150,8 +150,8 @@ def _round_lines(state: DashboardState, width: int) -> list[Content]:
         Content.styled(f"{groups} · {last.informative} of {last.own_groups} informative", MUTED),
         Content.styled(_update_line(state), MUTED),
     ]
-    if (rare := last.external_wanted - last.external_groups) > 0:
-        rows.append(Content.styled(f"pool starved: {rare} external groups short, own ones filled in", "$warning"))
+    if last.external_wanted and not last.external_groups:
+        rows.append(Content.styled("others had no group with signal to give: own ones filled in", "$warning"))
     elif (note := _note(state)) and width >= 50:
         rows.append(Content.styled(note, MUTED))
     return rows
