@@ -140,6 +140,18 @@ async def test_silo_with_resampling_trains_on_informative_groups_only_and_pays_f
         assert event.own_groups == min(2, event.informative)
 
 
+async def test_a_node_asks_ahead_for_what_the_pool_lacks_and_shares_it(play: Play, tmp_path: Path) -> None:
+    """Nothing is on offer before the first round: I + J own groups are drawn, all are on offer to the others in the next."""
+    arm = {"name": "a", "starved": "ahead", "staleness": 1, "sampling": "uniform"}
+    await play(experiment([arm]), tmp_path)
+    events = rounds_of(tmp_path, 0)
+    assert events[0].figures["generated_groups"] == 4
+    assert events[0].external_groups == 0
+    assert events[1].figures["pool"] == 3 * 4
+    assert events[1].figures["generated_groups"] == 2
+    assert events[1].external_groups == 2
+
+
 async def test_a_starved_pool_is_filled_with_own_questions_where_the_arm_says_so(play: Play, tmp_path: Path) -> None:
     await play(experiment([{"name": "a", "starved": "fill"}]), tmp_path)
     events = [e for node in range(4) for e in rounds_of(tmp_path, node).values()]

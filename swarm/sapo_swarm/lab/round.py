@@ -30,7 +30,11 @@ async def play(nodes: Sequence[LabNode], arm: Arm, history: History, seed: int, 
     terms = arm.conditions
     asked = judge.question(arm.run.tasks, arm.run.preset, round_number) if terms.judge else None
     present = [n for n in nodes if not is_away(terms, seed, n.index, round_number)]
-    drawn = [(node, bench, await _draw(bench, terms, round_number)) for node in present for bench in [node.bench_now()]]
+    drawn: list[tuple[LabNode, Bench, RoundWork]] = []
+    for node in present:
+        bench = node.bench_now()
+        asking = _ahead(node, bench, history, round_number) if terms.starved == "ahead" else bench
+        drawn.append((node, bench, await _draw(asking, terms, round_number)))
     sharing = [await _share(node, bench, work, terms) for node, bench, work in drawn]
     history.add([item for items in sharing for item in items], round_number)
     for (node, bench, work), items in zip(drawn, sharing, strict=True):
@@ -139,11 +143,22 @@ async def _likely(bench: Bench, group: Group, floor: float) -> bool:
     return not taught or (await least_likely(bench.host, group.question, taught))[0] >= floor
 
 
-async def _fill(bench: Bench, work: RoundWork, offered: Sequence[Shared]) -> None:
-    """Own questions in the place of external groups that will be missing."""
+def _ahead(node: LabNode, bench: Bench, history: History, round_number: int) -> Bench:
+    """A bench that asks own questions for what the pool lacks before the round, as a node of the app does; they are shared."""
+    found = _missing(bench, history.pool(node.index, round_number, node.used))
+    return replace(bench, config=msgspec.structs.replace(bench.config, own_groups=bench.config.own_groups + found))
+
+
+def _missing(bench: Bench, offered: Sequence[Shared]) -> int:
+    """How many of J these groups leave open."""
     sources = [item.group.node for item in offered if bench.config.sampling == "uniform" or has_signal(item.group)]
     found = len(sources) if bench.per_source is None else len(set(sources))
-    missing = bench.config.external_groups - min(found, bench.config.external_groups)
+    return bench.config.external_groups - min(found, bench.config.external_groups)
+
+
+async def _fill(bench: Bench, work: RoundWork, offered: Sequence[Shared]) -> None:
+    """Own questions in the place of external groups that will be missing; nobody else sees them."""
+    missing = _missing(bench, offered)
     if missing:
         _merge(work, await _attempt(_further(bench, missing, 0), work.round))
 

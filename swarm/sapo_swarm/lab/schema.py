@@ -48,7 +48,11 @@ class Conditions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     # What goes into the batch
     per_source: Annotated[int, _doc("External groups of one node in a batch; 0 = no cap (the paper)", ge=0)] = 0
     starved: Annotated[
-        Literal["short", "fill"], _doc("Fewer than J groups survive: a shorter batch, or further own questions")
+        Literal["short", "fill", "ahead"],
+        _doc(
+            "Fewer than J groups survive: a shorter batch, further own questions, or these asked beforehand for what the pool "
+            "lacks and shared (the app; with staleness = 1)"
+        ),
     ] = "short"
     own_filter: Annotated[
         Literal["none", "resample"],
