@@ -20,8 +20,9 @@ from sapo_swarm.node.swarm_exchange import SwarmExchange
 from sapo_swarm.receive import Policy
 from sapo_swarm.safe_text import safe_text
 
-OWN, EXTERNAL = 4, 4
-"""I / J of a node in a swarm unless the person says otherwise: the paper's best ratio."""
+OWN, EXTERNAL = 2, 8
+"""I / J of a node in a swarm unless the person says otherwise (docs/decisions/0013-default-strategy.md). J is an upper bound: own
+groups fill what others cannot give."""
 TINY_OWN, TINY_EXTERNAL = 24, 8
 """The same for a tiny model, whose default step needs the large batch that it has on its own (algorithms.base)."""
 
@@ -66,7 +67,7 @@ def forget(path: Path) -> None:
 
 
 def mixed(config: RunConfig, typed: set[str], parameters: int | None = None) -> RunConfig:
-    """The settings of a node in a swarm, whose model has so many parameters: I / J of 4 / 4, or of 24 / 8 for a tiny model,
+    """The settings of a node in a swarm, whose model has so many parameters: I / J of 2 / 8, or of 24 / 8 for a tiny model,
     unless one of them was set.
 
     A node that only generates (method none) draws nothing and has nothing to evaluate.

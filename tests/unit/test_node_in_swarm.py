@@ -109,9 +109,9 @@ def test_the_external_share_is_of_the_last_batches_and_within_bounds(batches: li
     assert standing.external_share == (sum(external for _, external in last) / total if total else 0.0)
 
 
-def test_a_node_in_a_swarm_mixes_half_and_half_unless_told_otherwise() -> None:
+def test_a_node_in_a_swarm_takes_four_groups_of_others_for_one_of_its_own_unless_told_otherwise() -> None:
     """A tiny model takes a quarter of a batch four times as large."""
-    for parameters, groups in ((None, (4, 4)), (494_000_000, (4, 4)), (5_000_000, (24, 8))):
+    for parameters, groups in ((None, (2, 8)), (494_000_000, (2, 8)), (5_000_000, (24, 8))):
         config = mixed(RunConfig(), set(), parameters)
         assert (config.own_groups, config.external_groups) == groups
     assert mixed(RunConfig(own_groups=6), {"own_groups"}).external_groups == 0

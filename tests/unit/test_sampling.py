@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from sapo_swarm.registry import UnknownStrategy
 from sapo_swarm.sapo.advantage import normalised
-from sapo_swarm.sapo.assemble import Batch, assemble
+from sapo_swarm.sapo.assemble import Batch, assemble, questions_to_ask
 from sapo_swarm.sapo.sample_external import STRATEGIES, has_signal, sample_external
 from sapo_swarm.sapo.sample_self import sample_self
 from sapo_swarm.types import Group, Question, Rollout, TaskRef
@@ -109,6 +109,18 @@ def test_a_batch_holds_i_own_and_j_external_groups_with_advantages() -> None:
     assert made.external_share == 0.5
     assert (made.pool_starved, made.short, made.pool, made.informative) == (0, 0, 9, 8)
     assert all(g.advantages[0] == pytest.approx(1.0, abs=1e-4) for g in made.groups)
+
+
+@given(st.integers(1, 32), st.integers(0, 32), st.integers(0, 40))
+def test_a_node_asks_more_of_its_own_for_what_is_not_on_offer_but_at_most_twice_as_many(
+    own: int, external: int, available: int
+) -> None:
+    asked = questions_to_ask(own, external, available)
+    assert own <= asked <= 2 * own
+    if external <= own:
+        assert asked + min(available, external) == own + external, "the paper's ratios are always full"
+    if available >= min(own, external):
+        assert asked == own
 
 
 def test_a_starved_pool_is_filled_with_spare_own_groups_and_reported() -> None:

@@ -21,6 +21,7 @@ from sapo_swarm.node.rounds import Bench
 from sapo_swarm.node.swarm_exchange import least_likely
 from sapo_swarm.node.work import RoundWork
 from sapo_swarm.sapo.adaptive import move, observe
+from sapo_swarm.sapo.assemble import questions_to_ask
 from sapo_swarm.sapo.sample_external import has_signal
 from sapo_swarm.types import Group, TaskRef
 
@@ -145,8 +146,11 @@ async def _likely(bench: Bench, group: Group, floor: float) -> bool:
 
 def _ahead(node: LabNode, bench: Bench, history: History, round_number: int) -> Bench:
     """A bench that asks own questions for what the pool lacks before the round, as a node of the app does; they are shared."""
-    found = _missing(bench, history.pool(node.index, round_number, node.used))
-    return replace(bench, config=msgspec.structs.replace(bench.config, own_groups=bench.config.own_groups + found))
+    own, external = bench.config.own_groups, bench.config.external_groups
+    found = external - _missing(bench, history.pool(node.index, round_number, node.used))
+    return replace(
+        bench, config=msgspec.structs.replace(bench.config, own_groups=questions_to_ask(own, external, found))
+    )
 
 
 def _missing(bench: Bench, offered: Sequence[Shared]) -> int:

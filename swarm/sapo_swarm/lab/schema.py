@@ -50,8 +50,8 @@ class Conditions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     starved: Annotated[
         Literal["short", "fill", "ahead"],
         _doc(
-            "Fewer than J groups survive: a shorter batch, further own questions, or these asked beforehand for what the pool "
-            "lacks and shared (the app; with staleness = 1)"
+            "Fewer than J groups survive: a shorter batch, further own questions, or up to I of these asked beforehand for "
+            "what the pool lacks, and shared (the app; with staleness = 1)"
         ),
     ] = "short"
     own_filter: Annotated[
