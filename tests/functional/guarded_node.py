@@ -57,8 +57,8 @@ class Pool:
     def attach(self, host: EngineHost, scorer: Scorer) -> None:
         self.scorer = scorer
 
-    def available(self, wanted: int) -> int:
-        return wanted if self.taking else 0
+    def to_ask(self, own: int, external: int) -> int:
+        return own if self.taking else own + external
 
     def take(self, taking: bool) -> None:
         self.taking = taking

@@ -105,10 +105,10 @@ async def test_two_nodes_learn_of_each_other_and_the_shares_add_up(
     assert (group.source, group.node, group.model) == ("external", ada.identity.node, "m")
     assert group.question in [own_group.question for own_group in own]
     assert group.rewards in [own_group.rewards for own_group in own]
-    assert bob.exchange.available(4) == 1
+    assert bob.exchange.to_ask(4, 4) == 7
     news = bob.exchange.used([group], 8)
     assert news.external_share == pytest.approx(1 / 8)
-    assert bob.exchange.available(4) == 0, "an external group is used once"
+    assert bob.exchange.to_ask(4, 4) == 8, "an external group is used once"
     await ada.round(2, await ada.groups(2))
     await bob.round(2, await bob.groups(2))
     first, second = ada.news(), bob.news()
@@ -131,7 +131,7 @@ async def test_groups_without_an_advantage_are_counted_and_not_kept(
     await author.round(1, await author.groups(1, 1, ("no", "neither")))
     await reader.round(1, [])
     assert reader.news().rejected == {"no_signal": 1}
-    assert reader.exchange.available(4) == 0
+    assert reader.exchange.to_ask(4, 4) == 8
     await author.exchange.close()
     await reader.exchange.close()
 
@@ -228,7 +228,7 @@ async def test_a_node_that_takes_no_groups_of_others_shares_its_own_all_the_same
     await giver.round(1, await giver.groups(1))
     assert len(await shy.round(1, await shy.groups(1))) == 1
     shy.exchange.take(False)
-    assert shy.exchange.available(4) == 0
+    assert shy.exchange.to_ask(4, 4) == 8
     assert await shy.round(2, await shy.groups(2)) == ()
     assert (shy.news().connected, shy.news().accepted) == (True, 4)
     drawn = {row.member.node: row.drawn for row in (await hosted.store.standing(time.time(), 10)).rows}

@@ -59,7 +59,9 @@ async def test_three_unlike_nodes_train_together_and_their_shares_add_up(tmp_pat
         started = next(e for e in story if isinstance(e, RunStarted))
         assert (started.mode, started.algorithm, started.group_size) == ("swarm", name, int(size))
         whole = started.own_groups + started.external_groups
-        assert all(r.own_groups + r.external_groups == whole for r in rounds(story)), "short pools are filled up"
+        least = started.own_groups + min(started.own_groups, started.external_groups)
+        sizes = {r.own_groups + r.external_groups for r in rounds(story)}
+        assert all(least <= size <= whole for size in sizes), "short pools are filled up"
         assert sum(r.external_groups for r in rounds(story)) > 0
         assert all((r.reward_external is not None) == (r.external_groups > 0) for r in rounds(story))
         authors = {e.group.node for e in story if isinstance(e, GroupRecorded) and e.group.source == "external"}

@@ -13,6 +13,7 @@ from tests.functional.guarded_node import CONFIG
 from tests.functional.node_process import environment, node, reaches, sapo
 from tests.functional.swarm_process import TASKS, coordinator
 
+from sapo_desktop.membership import EXTERNAL
 from sapo_swarm.events import Evaluated, Event, ExternalSwitched, RoundFinished
 from sapo_swarm.node.checkpoint import read_state
 from sapo_swarm.node.journal import read_only
@@ -97,7 +98,7 @@ async def test_the_person_switches_groups_of_others_off_and_on_and_it_outlives_k
             on = await asyncio.to_thread(sapo, home, "external", "on")
             assert "external" not in on.stdout
             seq = (await client.status()).seq
-            await reaches(client, ("round",), lambda e: e.external_wanted == 4, after=seq)
+            await reaches(client, ("round",), lambda e: e.external_wanted == EXTERNAL, after=seq)
 
 
 async def test_a_node_in_no_swarm_has_nothing_to_switch(tmp_path: Path) -> None:

@@ -107,9 +107,9 @@ class Mailbox:
     def attach(self, host: EngineHost, scorer: Scorer) -> None:
         return None
 
-    def available(self, wanted: int) -> int:
-        """All that is wanted: a synchronous node asks I questions and sees what the others shared afterwards."""
-        return wanted
+    def to_ask(self, own: int, external: int) -> int:
+        """A synchronous node asks I questions and sees what the others shared afterwards."""
+        return own
 
     def take(self, taking: bool) -> None:
         return None

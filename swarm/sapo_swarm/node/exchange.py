@@ -28,8 +28,8 @@ class Exchange(Protocol):
         """Called once the engine is loaded: what is received is judged with these."""
         ...
 
-    def available(self, wanted: int) -> int:
-        """External groups that the next batch can count on, at most `wanted`; own questions fill the rest."""
+    def to_ask(self, own: int, external: int) -> int:
+        """Own questions for the next batch of I = own and J = external, by what others have on offer."""
         ...
 
     def take(self, taking: bool) -> None:
@@ -51,8 +51,8 @@ class Silo:
     def attach(self, host: EngineHost, scorer: Scorer) -> None:
         return None
 
-    def available(self, wanted: int) -> int:
-        return 0
+    def to_ask(self, own: int, external: int) -> int:
+        return own + external
 
     def take(self, taking: bool) -> None:
         return None

@@ -21,7 +21,7 @@ from sapo_swarm.node.plan import candidate_refs, round_seed
 from sapo_swarm.node.status import Activity
 from sapo_swarm.node.work import RoundWork
 from sapo_swarm.prompting import messages
-from sapo_swarm.sapo.assemble import assemble, questions_to_ask
+from sapo_swarm.sapo.assemble import assemble
 from sapo_swarm.sapo.novelty import observe
 from sapo_swarm.scoring.scorer import Scorer
 from sapo_swarm.types import Group, Question, Rollout
@@ -75,9 +75,7 @@ async def ask(bench: Bench, work: RoundWork) -> None:
     if work.questions is not None:
         return
     config = bench.config
-    wanted = questions_to_ask(
-        config.own_groups, config.external_groups, bench.exchange.available(config.external_groups)
-    )
+    wanted = bench.exchange.to_ask(config.own_groups, config.external_groups)
     _begin(bench, work, "questions", f"Drawing {wanted} questions")
     found: list[tuple[Question, list[int]]] = []
     info, tokenizer = bench.host.engine.info, bench.host.engine.tokenizer

@@ -25,6 +25,7 @@ from sapo_swarm.node.standing import Standing
 from sapo_swarm.prompting import messages
 from sapo_swarm.receive import Policy, Receiver
 from sapo_swarm.safe_text import safe_text
+from sapo_swarm.sapo.assemble import questions_to_ask
 from sapo_swarm.sapo.sample_external import has_signal
 from sapo_swarm.scoring.scorer import Scorer
 from sapo_swarm.types import MAX_COMPLETION_BYTES, Group, Question
@@ -103,10 +104,12 @@ class SwarmExchange:
         if not taking:
             self.pool.clear()
 
-    def available(self, wanted: int) -> int:
-        """External groups that a batch could draw now: one a source at most."""
+    def to_ask(self, own: int, external: int) -> int:
+        """The whole batch while groups of others are not wanted; else what the pool, one group a source, leaves to ask."""
+        if not self._taking:
+            return own + external
         self.pool.forget_old(self.wall())
-        return self.pool.available(wanted)
+        return questions_to_ask(own, external, self.pool.available(external))
 
     async def exchange(self, round_number: int, own: Sequence[Group], wanted: int) -> Received:
         """Take the pool as it is, queue own groups for the next upload. Returns at once."""
