@@ -111,6 +111,10 @@ def test_a_batch_holds_i_own_and_j_external_groups_with_advantages() -> None:
     assert all(g.advantages[0] == pytest.approx(1.0, abs=1e-4) for g in made.groups)
 
 
+def test_a_node_without_a_number_of_own_groups_asks_for_all_that_is_not_on_offer() -> None:
+    assert [questions_to_ask(0, 6, available) for available in (0, 2, 6)] == [6, 4, 0]
+
+
 @given(st.integers(1, 32), st.integers(0, 32), st.integers(0, 40))
 def test_a_node_asks_more_of_its_own_for_what_is_not_on_offer_but_at_most_twice_as_many(
     own: int, external: int, available: int

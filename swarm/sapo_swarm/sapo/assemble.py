@@ -68,8 +68,8 @@ class Batch:
 
 def questions_to_ask(own: int, external: int, available: int) -> int:
     """Own questions to ask for a batch of I = own and J = external: I, and one for each external group that is not on offer,
-    but at most I of these. With I >= J the batch is always full; with a large J it is as large as the others make it."""
-    return own + max(0, min(own, external) - available)
+    but at most I of these. With I >= J, or I = 0, the batch is always full; else it is as large as the others make it."""
+    return own + max(0, min(own or external, external) - available)
 
 
 def mean_reward(groups: Sequence[Group]) -> float | None:
