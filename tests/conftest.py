@@ -16,3 +16,7 @@ settings.register_profile(
     database=None,
 )
 settings.load_profile("sapo")
+
+# What the dashboard draws depends on the terminal and the language; the tests' own are the same everywhere.
+os.environ["TERM"] = "xterm-256color"
+os.environ["LANG"] = os.environ["LC_ALL"] = "C.UTF-8"
