@@ -59,12 +59,15 @@ class Feed(Protocol):
         ...
 
 
+Measure = Callable[[str, str], Awaitable[str]]
+"""An answer to hardware and one to model -> a sentence on speed and memory, "" when there is none. It may be cancelled."""
+
+
 @dataclass(frozen=True)
 class FirstRunInfo:
     """What the first-run screen may offer. The first entry of each tuple is the default.
 
-    hardware: (value, what was detected) pairs, for example ("torch", "always torch"). measure: from an answer to hardware and one
-    to model to a sentence on speed and memory, "" when there is none; it may be cancelled.
+    hardware: (value, what was detected) pairs, for example ("torch", "always torch"). measure: None where nothing measures.
     """
 
     hardware: tuple[tuple[str, str], ...] = (("auto", "the fastest engine that is installed"),)
@@ -75,7 +78,7 @@ class FirstRunInfo:
         ("full", "as fast as it can; rests on battery or when hot"),
         ("none", "rests only when memory or disk run out"),
     )
-    measure: Callable[[str, str], Awaitable[str]] | None = None
+    measure: Measure | None = None
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ else, decodes plainly from then on.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -48,7 +48,7 @@ class Inputs:
 class Recorder:
     """Whether steps can be recorded here; asked and told by every session of a process."""
 
-    fails: bool = field(default=False)
+    fails: bool = False
 
     def wanted(self, device: torch.device) -> bool:
         return device.type == "cuda" and not self.fails

@@ -147,22 +147,20 @@ async def _likely(bench: Bench, group: Group, floor: float) -> bool:
 def _ahead(node: LabNode, bench: Bench, history: History, round_number: int) -> Bench:
     """A bench that asks own questions for what the pool lacks before the round, as a node of the app does; they are shared."""
     own, external = bench.config.own_groups, bench.config.external_groups
-    found = external - _missing(bench, history.pool(node.index, round_number, node.used))
-    return replace(
-        bench, config=msgspec.structs.replace(bench.config, own_groups=questions_to_ask(own, external, found))
-    )
+    asked = questions_to_ask(own, external, _on_offer(bench, history.pool(node.index, round_number, node.used)))
+    return replace(bench, config=msgspec.structs.replace(bench.config, own_groups=asked))
 
 
-def _missing(bench: Bench, offered: Sequence[Shared]) -> int:
-    """How many of J these groups leave open."""
+def _on_offer(bench: Bench, offered: Sequence[Shared]) -> int:
+    """How many of these groups a batch can take, at most J."""
     sources = [item.group.node for item in offered if bench.config.sampling == "uniform" or has_signal(item.group)]
     found = len(sources) if bench.per_source is None else len(set(sources))
-    return bench.config.external_groups - min(found, bench.config.external_groups)
+    return min(found, bench.config.external_groups)
 
 
 async def _fill(bench: Bench, work: RoundWork, offered: Sequence[Shared]) -> None:
     """Own questions in the place of external groups that will be missing; nobody else sees them."""
-    missing = _missing(bench, offered)
+    missing = bench.config.external_groups - _on_offer(bench, offered)
     if missing:
         _merge(work, await _attempt(_further(bench, missing, 0), work.round))
 

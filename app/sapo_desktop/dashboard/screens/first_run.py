@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from typing import ClassVar
 
 from textual import events
@@ -15,7 +14,7 @@ from textual.screen import ModalScreen
 from textual.widget import Widget
 from textual.widgets import Input, Static
 
-from sapo_desktop.dashboard.messages import FirstRunAnswers, FirstRunInfo
+from sapo_desktop.dashboard.messages import FirstRunAnswers, FirstRunInfo, Measure
 from sapo_desktop.dashboard.show import plain
 
 MODES = (
@@ -27,7 +26,6 @@ _LABEL, _VALUE, _DETAIL = 9, 10, 11
 to the right."""
 _SETTLED_S = 0.3
 """An answer that stays so long is measured."""
-Measure = Callable[[str, str], Awaitable[str]]
 
 
 class Choice(Widget, can_focus=True):
