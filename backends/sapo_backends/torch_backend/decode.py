@@ -130,12 +130,13 @@ def _attention(
     on_prompt = torch.baddbmm(none, to_prompt, prompt_k, beta=0, alpha=scale)  # (E' * kv_heads, W * g, p)
     if bias is not None:
         on_prompt.add_(bias)
-    on_own = torch.baddbmm(none, to_own, own_k[:, :, :end], beta=0, alpha=scale)
+    on_own = torch.baddbmm(none, to_own, own_k.narrow(2, 0, end), beta=0, alpha=scale)
     if hidden is not None:
         on_own.add_(hidden)
     both = torch.cat((on_prompt, on_own.view(entries * kv_heads, width * group, end)), dim=-1).softmax(dim=-1)
-    mixed = torch.bmm(both.view(entries * kv_heads * width, group, -1)[:, :, -end:], own_v[:, :end])
-    mixed.view(entries * kv_heads, width * group, size).baddbmm_(both[:, :, :-end], prompt_v)
+    shared = prompt_k.shape[2]
+    mixed = torch.bmm(both.view(-1, group, shared + end).narrow(2, shared, end), own_v.narrow(1, 0, end))
+    mixed.view(entries * kv_heads, width * group, size).baddbmm_(both.narrow(2, 0, shared), prompt_v)
     return mixed.view(entries, kv_heads, width, group, size)
 
 
@@ -171,18 +172,18 @@ def decode_step(
             rows[:, :heads] = _norm(rows[:, :heads], layer.head_norms[0], shape.norm_eps)
             rows[:, heads:both] = _norm(rows[:, heads:both], layer.head_norms[1], shape.norm_eps)
         rows = rows[:places]
-        rotate(rows[:, :both], cos, sin)
-        new = rows[:, heads:].view(entries, width, 2, kv_heads, size).permute(2, 0, 3, 1, 4)
+        rotate(rows.narrow(1, 0, both), cos, sin)
+        new = rows.narrow(1, heads, 2 * kv_heads).view(entries, width, 2, kv_heads, size).permute(2, 0, 3, 1, 4)
         if slot is None:
-            keys.own[:, :, :, :, shape.slot] = new
+            keys.own.select(4, shape.slot).copy_(new)
         else:
             keys.own.index_copy_(4, slot, new.unsqueeze(4).to(keys.own.dtype))
-        q.copy_(rows[:, :heads].view(entries, width, kv_heads, heads // kv_heads, size).transpose(1, 2))
+        q.copy_(rows.narrow(1, 0, heads).view(entries, width, kv_heads, heads // kv_heads, size).transpose(1, 2))
         filled = shape.slot + 1 if slot is None else own_slots
         begin = 0
         for i, end in enumerate(ends):
-            rows_of = slice(begin * kv_heads * width, end * kv_heads * width)
-            own_k, own_v = keys.own_k[rows_of], keys.own_v[rows_of]
+            first, count = begin * kv_heads * width, (end - begin) * kv_heads * width
+            own_k, own_v = keys.own_k.narrow(0, first, count), keys.own_v.narrow(0, first, count)
             mixed = _attention(
                 q[begin:end], keys.prompt_k[i], keys.prompt_v[i], own_k, own_v, biases[i], filled, hidden
             )

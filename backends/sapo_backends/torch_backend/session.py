@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache as once
 
@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sapo_backends import hardware
 from sapo_backends.base import TokenIds
 from sapo_backends.spec import DecoderSpec
 from sapo_backends.torch_backend.attention import PromptAttention
@@ -48,44 +49,66 @@ class Drawing:
 
     @classmethod
     def of(cls, spec: DecoderSpec, weights: Weights) -> Drawing:
-        """Lay the weights out. A batch reads them once for each token it draws, so packing them pays from a dozen on; an
-        adapter stays as it is and is added to what the packed layer gives."""
-        head = weights.head
-        packed = head.dtype == torch.bfloat16 and head.device.type == "cpu" and packs()
-        layers = [_layer(spec, weights, layer, packed) for layer in range(spec.layers)]
-        return cls(weights, layers, Projection(_packed(head) if packed else head, None, [], [], 0.0))
+        """Lay the weights out. A batch reads them once for each token it draws, so that pays from a dozen on; an adapter
+        stays as it is and is added to what the laid-out layer gives."""
+        lay = _form(weights)
+        layers = [_layer(spec, weights, layer, lay) for layer in range(spec.layers)]
+        return cls(weights, layers, Projection(lay(weights.head), None, [], [], 0.0))
+
+
+Form = Callable[[Tensor], Tensor]
+
+
+def _form(weights: Weights) -> Form:
+    """How these weights are laid out for products with few rows."""
+    head, parameters = weights.head, sum(tensor.numel() for tensor in weights.tensors.values())
+    if head.device.type == "cpu" and head.dtype == torch.bfloat16 and packs():
+        return _packed
+    if head.device.type == "cpu" and head.dtype == torch.float32 and parameters < hardware.SHARDED_BELOW:
+        return _turned
+    return _as_is
 
 
 def _packed(weight: Tensor) -> Tensor:
+    """oneDNN's own form."""
     result: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous())
     return result
 
 
-def _projection(weights: Weights, name: str, packed: bool) -> Projection:
-    weight, bias = weights.tensors[f"{name}.weight"], weights.tensors.get(f"{name}.bias")
-    adapter, weight = weights.adapter, _packed(weight) if packed else weight
+def _turned(weight: Tensor) -> Tensor:
+    """The same matrix, its columns contiguous: MKL multiplies 8 rows with it in half the time, 64 in three quarters."""
+    return weight.t().contiguous().t()
+
+
+def _as_is(weight: Tensor) -> Tensor:
+    return weight
+
+
+def _projection(weights: Weights, name: str, lay: Form) -> Projection:
+    weight, bias = lay(weights.tensors[f"{name}.weight"]), weights.tensors.get(f"{name}.bias")
+    adapter = weights.adapter
     if adapter is None:
         return Projection(weight, bias, [], [], 0.0)
     ups = [adapter.tensors[key] for key in (f"{name}.B{i}" for i in range(3)) if key in adapter.tensors]
     return Projection(weight, bias, [adapter.tensors[f"{name}.A"]], [torch.block_diag(*ups)], adapter.scale)  # type: ignore[no-untyped-call]
 
 
-def _layer(spec: DecoderSpec, weights: Weights, layer: int, packed: bool) -> Layer:
+def _layer(spec: DecoderSpec, weights: Weights, layer: int, lay: Form) -> Layer:
     tensors = weights.tensors
     norms = [tensors[f"{layer}.{name}_norm"] for name in "qk"] if spec.qk_norm else []
-    fused = packed and weights.adapter is None  # oneDNN's own gate knows no adapter
-    mlp = [_projection(weights, f"{layer}.gate_up", packed and not fused)]
+    fused = lay is _packed and weights.adapter is None  # oneDNN's own gate knows no adapter
+    mlp = [_projection(weights, f"{layer}.gate_up", _as_is if fused else lay)]
     if fused:
         halves = zip(mlp[0].weight.chunk(2), [None, None] if mlp[0].bias is None else mlp[0].bias.chunk(2), strict=True)
         mlp = [Projection(_packed(weight), bias, [], [], 0.0) for weight, bias in halves]
     return Layer(
         norm1=tensors[f"{layer}.norm1"],
-        qkv=_projection(weights, f"{layer}.qkv", packed),
+        qkv=_projection(weights, f"{layer}.qkv", lay),
         head_norms=norms,
-        out=_projection(weights, f"{layer}.o", packed),
+        out=_projection(weights, f"{layer}.o", lay),
         norm2=tensors[f"{layer}.norm2"],
         mlp=mlp,
-        down=_projection(weights, f"{layer}.down", packed),
+        down=_projection(weights, f"{layer}.down", lay),
     )
 
 
