@@ -21,6 +21,7 @@ from sapo_desktop.cli import run as cli
 from sapo_desktop.engines import builder
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import Evaluated, RoundFinished
+from sapo_swarm.lab import kinds
 from sapo_swarm.lab.results import load_run
 from sapo_swarm.lab.run import Done, Progress, run_arm, run_folder
 from sapo_swarm.lab.schema import BadExperiment, Experiment, parse
@@ -191,6 +192,23 @@ async def test_churn_heterogeneity_and_replay_run_together(play: Play, tmp_path:
     }
     await play(experiment([arm]), tmp_path)
     assert 0 < sum(len(rounds_of(tmp_path, node)) for node in range(4)) < 16
+
+
+async def test_the_report_tells_fast_nodes_from_slow_ones(play: Play, tmp_path: Path) -> None:
+    found = experiment(
+        [{"name": "a", "paces": [1, 2], "pool_rounds": 2, "against": ["b"]}, {"name": "b", "paces": [1, 2]}]
+    )
+    for name in ("a", "b"):
+        await play(found, tmp_path, arm=name)
+    assert [len(rounds_of(tmp_path, node)) for node in range(4)] == [4, 2, 4, 2]
+    runs = {arm.name: [run] for arm in found.arms if (run := load_run(tmp_path, arm, 1)) is not None}
+    fast, slow = kinds.by_kind(found.arm("a"), runs["a"]).values()
+    assert sum(node.tokens for node in fast[1]) > sum(node.tokens for node in slow[1])
+    assert [line[:3] for line in kinds.lines(found, runs)][:2] == [
+        ("a", "every round", "2"),
+        ("a", "every 2 rounds", "2"),
+    ]
+    assert kinds.lines(experiment([{"name": "a"}]), runs) == [], "nodes that are alike are one kind"
 
 
 async def test_external_only_trains_on_nothing_of_its_own(play: Play, tmp_path: Path) -> None:

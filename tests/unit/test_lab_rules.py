@@ -118,6 +118,12 @@ def test_a_node_stays_away_for_whole_blocks() -> None:
     assert 0 < changes <= 20
 
 
+def test_a_slow_node_plays_every_nth_round_and_not_the_same_ones_as_its_like() -> None:
+    terms = Conditions(paces=(1, 4))
+    there = [[t for t in range(8) if not is_away(terms, 1, node, t)] for node in range(4)]
+    assert there == [list(range(8)), [3, 7], list(range(8)), [1, 5]]
+
+
 def test_losses_differ_between_receivers_and_are_the_same_every_time() -> None:
     terms = Conditions(loss=0.5)
     first = [arrives(terms, 1, node, group(n, "node-7")) for node in range(4) for n in range(50)]

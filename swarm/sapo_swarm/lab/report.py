@@ -10,7 +10,7 @@ from pathlib import Path
 
 import jinja2
 
-from sapo_swarm.lab import along
+from sapo_swarm.lab import along, kinds
 from sapo_swarm.lab.results import comparable, load_all
 from sapo_swarm.lab.schema import Experiment
 from sapo_swarm.lab.table import HEADS, MORE_HEADS, Row, cells, more_cells, rows, sentence
@@ -28,13 +28,21 @@ ALONG = (
 )
 
 
+KINDS = (
+    "Nodes that differ: what each kind has learnt at the end, each node on the held-out questions that it answered (its "
+    "untrained model on the same ones), and the relative gain over nodes of that kind in the arm compared with."
+)
+
+
 @dataclass(frozen=True, slots=True)
 class _Contents:
-    """What both pages show. on_the_way: lines of along.py. figures: caption and file. command: runs the experiment."""
+    """What both pages show. on_the_way: lines of along.py, by_kind: of kinds.py. figures: caption and file. command: runs the
+    experiment."""
 
     experiment: Experiment
     table: Sequence[Row]
     on_the_way: Sequence[Sequence[str]]
+    by_kind: Sequence[Sequence[str]]
     figures: Sequence[tuple[str, Path]]
     command: str
     versions: str
@@ -54,7 +62,8 @@ def write(experiment: Experiment, out: Path, to: Path, command: str) -> list[Pat
     figures = draw(experiment, found, table, to)
     first = next(iter(found.values()))[0]
     versions = ", ".join(f"{name} {version}" for name, version in first.versions.items())
-    contents = _Contents(experiment, table, along.lines(experiment, found), figures, command, versions)
+    further = along.lines(experiment, found), kinds.lines(experiment, found)
+    contents = _Contents(experiment, table, *further, figures, command, versions)
     pages = {"report.html": _html(contents), "report.md": _markdown(contents)}
     for name, text in pages.items():
         (to / name).write_text(text, encoding="utf-8")
@@ -103,6 +112,9 @@ def _html(contents: _Contents) -> str:
         along_note=ALONG,
         along_heads=along.heads(),
         along=contents.on_the_way,
+        kinds_note=KINDS,
+        kinds_heads=kinds.heads(),
+        kinds=contents.by_kind,
         more_heads=MORE_HEADS,
         more=list(dict.fromkeys(more_cells(row) for row in contents.table)),
         figures=[(caption, base64.b64encode(path.read_bytes()).decode()) for caption, path in contents.figures],
@@ -123,6 +135,8 @@ def _markdown(contents: _Contents) -> str:
         _grid(HEADS, [cells(row, names) for row in contents.table]),
         ALONG if contents.on_the_way else "",
         _grid(along.heads(), contents.on_the_way) if contents.on_the_way else "",
+        KINDS if contents.by_kind else "",
+        _grid(kinds.heads(), contents.by_kind) if contents.by_kind else "",
         _grid(MORE_HEADS, list(dict.fromkeys(more_cells(row) for row in contents.table))),
         *(f"![{caption}]({path.name})\n\n{caption}" for caption, path in contents.figures),
         "Run a row again:\n\n" + "\n".join(f"    {line}" for line in commands(contents.table, contents.command)),

@@ -35,6 +35,16 @@ class HeldOut:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeResult:
+    """One node at the end of a finished run: pass@1 on the items it answered, its untrained model's on the same, tokens it
+    generated."""
+
+    pass_at_1: float
+    base: float
+    tokens: float
+
+
+@dataclass(frozen=True, slots=True)
 class RunResult:
     """One arm with one seed. Arrays are (rounds,).
 
@@ -42,6 +52,7 @@ class RunResult:
     the paper adds them up. external: mean over nodes, NaN without external groups. informative: share of own groups.
     own_groups, external_groups: of a batch, mean over nodes. taught: own groups with signal in it. distinct: share of distinct
     answers in a group. judged: mean verdict of the judge, NaN without one. tokens, bytes: of all nodes, cumulative (bytes sent).
+    at_end: the nodes in their order, none before the run has ended.
     """
 
     arm: str
@@ -65,6 +76,7 @@ class RunResult:
     held_out: tuple[HeldOut, ...]
     finished: bool
     versions: dict[str, str]
+    at_end: tuple[NodeResult, ...] = ()
 
     @property
     def rounds(self) -> int:
@@ -139,7 +151,16 @@ def load_run(out: Path, arm: Arm, seed: int) -> RunResult | None:
         ),
         finished=finished is not None,
         versions=started.versions,
+        at_end=tuple(_at_end(events) for events in per_node) if finished else (),
     )
+
+
+def _at_end(events: Sequence[object]) -> NodeResult:
+    last = [e for e in events if isinstance(e, Evaluated)][-1:]
+    played = {e.round: e.tokens_generated for e in events if isinstance(e, RoundFinished)}
+    passed = last[0].pass_at_1 if last else float("nan")
+    gained = last[0].delta if last and last[0].delta is not None else float("nan")
+    return NodeResult(passed, passed - gained, float(sum(played.values())))
 
 
 def load_all(experiment: Experiment, out: Path) -> dict[str, list[RunResult]]:

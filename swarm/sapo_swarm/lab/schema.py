@@ -80,6 +80,10 @@ class Conditions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     # What the swarm is made of
     models: Annotated[tuple[str, ...], _doc("Models of nodes 0, 1, … in turn; empty = `model` for all")] = ()
     algorithms: Annotated[tuple[str, ...], _doc("Algorithms of the nodes in turn; empty = `algorithm` for all")] = ()
+    paces: Annotated[
+        tuple[Annotated[int, Meta(ge=1)], ...],
+        _doc("Nodes 0, 1, … in turn play every n-th round only, as slower machines would; empty = every round"),
+    ] = ()
     tasks_per_node: Annotated[int, _doc("Each node asks only so many of the tasks, in turn; 0 = all", ge=0)] = 0
     # What goes wrong
     staleness: Annotated[int, _doc("External groups are so many rounds old", ge=0)] = 0

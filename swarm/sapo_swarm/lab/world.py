@@ -27,11 +27,26 @@ def is_hostile(index: int, nodes: int, share: float) -> bool:
 
 
 def is_away(conditions: Conditions, seed: int, index: int, round_number: int) -> bool:
-    """A node stays or is away for whole blocks, drawn independently."""
+    """A slow node plays only its turns; one that comes and goes stays or is away for whole blocks, drawn independently."""
+    if (round_number + index) % pace(conditions, index):
+        return True
     if conditions.churn <= 0.0:
         return False
     block = (round_number + index) // conditions.churn_rounds  # nodes change at different rounds
     return random.Random(round_seed(node_key(index), seed, block, "churn")).random() < conditions.churn
+
+
+def pace(conditions: Conditions, index: int) -> int:
+    """The node plays every n-th round."""
+    return conditions.paces[index % len(conditions.paces)] if conditions.paces else 1
+
+
+def kind(arm: Arm, index: int) -> str:
+    """What sets a node apart from others of its arm, "" where all are alike."""
+    terms, own_pace = arm.conditions, pace(arm.conditions, index)
+    every = "every round" if own_pace == 1 else f"every {own_pace} rounds"
+    parts = [cycled(terms.models, index, ""), cycled(terms.algorithms, index, ""), every if terms.paces else ""]
+    return ", ".join(part for part in parts if part)
 
 
 def node_tasks(arm: Arm, index: int) -> tuple[str, ...]:
