@@ -55,7 +55,8 @@ over all samples; the samples of a question are not independent, so the true one
 share of groups of 8 whose rewards are not all equal. Printed by `python -m recipe.evaluate <folder> --preset starter
 --preset paper`, this page by `python -m recipe.card`. *After 150 rounds alone*: `python -m recipe.gain --model NAME`
 runs the app's defaults and compares on paired held-out questions, one answer each at temperature 1; *kept among
-well-formed* is the share of the gain that remains when only well-formed answers on both sides count.
+well-formed* is the share of the gain that remains when only well-formed answers on both sides count; *greedy* is the same
+comparison at temperature 0, where drawing more surely what was likeliest before gains nothing.
 """
 
 
@@ -139,16 +140,21 @@ def _gains(name: str, folder: Path) -> str:
     rows = json.loads(path.read_text(encoding="utf-8"))
     lines = [
         f"\n### {name}, after {rows[0]['rounds']} rounds alone\n",
-        "| seed | before | after | change in points (95 %) | McNemar p | kept among well-formed | minutes |",
-        "|---:|---:|---:|---|---:|---:|---:|",
+        "| seed | before | after | change in points (95 %) | McNemar p | kept among well-formed | greedy | minutes |",
+        "|---:|---:|---:|---|---:|---:|---|---:|",
     ]
     for r in rows:
         kept = "" if r["kept_share"] is None else f"{r['kept_share']:.0%}"
+        g = r["greedy"]
         lines.append(
-            f"| {r['seed']} | {r['before']:.1f}% | {r['after']:.1f}% | {r['points']:+.2f} ({r['low']:+.2f} to "
-            f"{r['high']:+.2f}) | {r['p']:.1g} | {kept} | {r['minutes']:.0f} |"
+            f"| {r['seed']} | {r['before']:.1f}% | {r['after']:.1f}% | {_change(r['points'], r)} | {r['p']:.1g} | {kept} "
+            f"| {g['before']:.1f}% to {g['after']:.1f}%: {_change(g['value'], g)} | {r['minutes']:.0f} |"
         )
     return "\n".join(lines) + "\n"
+
+
+def _change(points: float, interval: dict[str, Any]) -> str:
+    return f"{points:+.2f} ({interval['low']:+.2f} to {interval['high']:+.2f})"
 
 
 def main() -> None:

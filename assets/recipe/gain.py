@@ -40,15 +40,19 @@ def _verb(home: Path, log: Path, *words: str) -> str:
 
 
 def measure(model: str, engine: str, seed: int, rounds: int, items: int, threads: int, work: Path) -> dict[str, Any]:
-    """Train and compare one seed; points are percentage points of pass@1 at temperature 1."""
+    """Train and compare one seed; points are percentage points of pass@1 at temperature 1, greedy ones at temperature 0, where
+    nothing is gained by drawing more surely what was likeliest before."""
     home = work / f"{model}-{engine}-{seed}"
     home.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
     common = ("--seed", str(seed), "--threads", str(threads), "--rounds", str(rounds), "--trainer", engine)
     _verb(home, home / "log", "node", "--silo", "--model", model, *common, "--json")
     trained = time.monotonic() - began
-    found = json.loads(_verb(home, home / "log", "eval", "--items", str(items), "--json"))
-    change = found["comparison"]["delta"]
+    found, greedy = (
+        json.loads(_verb(home, home / "log", "eval", "--items", str(items), "--temperature", heat, "--json"))
+        for heat in ("1", "0")
+    )
+    change, surely = found["comparison"]["delta"], greedy["comparison"]["delta"]
     return {
         "seed": seed,
         "engine": engine,
@@ -60,6 +64,11 @@ def measure(model: str, engine: str, seed: int, rounds: int, items: int, threads
         "points": 100 * change["value"],
         "low": 100 * change["low"],
         "high": 100 * change["high"],
+        "greedy": {
+            "before": 100 * greedy["pass_at_k_before"]["1"],
+            "after": 100 * greedy["pass_at_k_after"]["1"],
+            **{key: 100 * surely[key] for key in ("value", "low", "high")},
+        },
         "p": found["comparison"]["p_value"],
         "kept_share": found["comparison"]["kept_share"],
         "tasks": {task: 100 * delta["value"] for task, delta in found["comparison"]["tasks"].items()},

@@ -93,11 +93,28 @@ POLISH: dict[str, Stages] = {
             },
         )
     ],
+    "5m-others": [
+        (
+            1.0,
+            {
+                "arc_1d": 2.0,
+                "base_conversion": 0.4,
+                "basic_arithmetic": 1.3,
+                "bf": 0.0,
+                "propositional_logic": 0.3,
+                "fraction_simplification": 0.05,
+                "decimal_arithmetic": 0.7,
+                "calendar_arithmetic": 0.4,
+                "binary_matrix": 0.1,
+            },
+        )
+    ],
 }
 """The same for the polish, a second and shorter schedule after the first (train.Plan.polish), by size or by name.
 
-The small model is the mean of two polishes (recipe.blend): binary_matrix is forgotten all at once, with weight 0.003
-wholly, with 0.006 hardly."""
+Each model is the mean of two polishes (recipe.blend). The small one's: binary_matrix is forgotten all at once, with weight
+0.003 wholly, with 0.006 hardly. The larger one's: bf and propositional_logic are the same, or nearly, in the `paper` preset,
+which is to be hard; the second polish lets them fade."""
 
 
 def weights_at(stages: Stages, progress: float) -> dict[str, float]:

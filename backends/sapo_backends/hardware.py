@@ -184,13 +184,13 @@ def bytes_to_update(size: ModelSize, shape: RoundShape, *, compute_bytes: int, w
 
 
 def bytes_of_round(size: ModelSize, shape: RoundShape, *, compute_bytes: int, workers: int = 1) -> int:
-    """Peak of a whole round: the program, the loaded model, generation with its own layout of bfloat16 weights, and the
-    update, whose memory adds to that of generation because allocators keep what they once had.
+    """Peak of a whole round: the program, the loaded model, generation with its own layout of the weights
+    (torch_backend.session), and the update, whose memory adds to that of generation because allocators keep what they once had.
 
     Measured on torch with the two starters and 256 completions: 4 to 30 % more than the real peak.
     """
     update = bytes_to_update(size, shape, compute_bytes=compute_bytes, workers=workers) if size.trainable else 0
-    laid_out = compute_bytes * size.multiplied if compute_bytes == 2 else 0
+    laid_out = compute_bytes * size.multiplied if compute_bytes == 2 or size.parameters < SHARDED_BELOW else 0
     generation = laid_out + bytes_to_generate(size, shape)
     return PROGRAM + bytes_to_load(size, compute_bytes=compute_bytes) + generation + update
 

@@ -129,6 +129,17 @@ def test_a_blend_lies_between_its_two_models_and_names_both(tmp_path: Path) -> N
     assert record["blended_with"] == {"share": 0.25, "done": {"step": 2}, "plan": {}, "polish": []}
 
 
+def test_a_blend_with_a_temperature_has_the_logits_of_its_mean_divided_by_it(tmp_path: Path) -> None:
+    first, second = polished(tmp_path / "a", 1), polished(tmp_path / "b", 2)
+    blend(first, second, 0.25, tmp_path / "plain")
+    blend(first, second, 0.25, tmp_path / "soft", temperature=2.0)  # a power of two rounds nothing
+    plain, soft = (model.load(tmp_path / name).eval()(torch.arange(12)[None]) for name in ("plain", "soft"))
+    torch.testing.assert_close(2.0 * soft, plain)
+    assert json.loads((tmp_path / "soft" / "recipe.json").read_text())["temperature"] == 2.0
+    with pytest.raises(ValueError, match="above 0"):
+        blend(first, second, 0.25, tmp_path / "none", temperature=0.0)
+
+
 def test_a_blend_of_unlike_models_or_a_share_beyond_one_is_refused(tmp_path: Path) -> None:
     first, second = polished(tmp_path / "a", 1), polished(tmp_path / "b", 2)
     with pytest.raises(ValueError, match=r"lies in \[0, 1\]"):
