@@ -21,12 +21,12 @@ from sapo_backends.torch_backend.decode import decode_step, fast_step  # noqa: E
 from sapo_backends.torch_backend.layout import decoder_layout  # noqa: E402
 from sapo_backends.torch_backend.model import LeanModel  # noqa: E402
 from sapo_backends.torch_backend.packing import pack  # noqa: E402
-from sapo_backends.torch_backend.sampler import draw, inverse_cdf, uniforms  # noqa: E402
+from sapo_backends.torch_backend.sampler import SUMMED, draw, inverse_cdf, uniforms  # noqa: E402
 from sapo_backends.torch_backend.workers import Workers, shares  # noqa: E402
 
 
 @settings(deadline=None)
-@given(st.integers(1, 700), st.integers(0, 2**31))
+@given(st.integers(1, 700) | st.integers(SUMMED + 1, SUMMED + 700), st.integers(0, 2**31))
 def test_the_sampler_inverts_the_cumulative_distribution(size: int, seed: int) -> None:
     """For any weights with zeros among them it gives the index that a float64 search gives, and never a zero one."""
     rng = np.random.default_rng(seed)

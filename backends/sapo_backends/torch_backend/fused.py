@@ -74,7 +74,8 @@ def inverse_norm(x: Tensor, eps: float) -> Tensor:
     norm: Tensor = torch.linalg.vector_norm(x, 2.0, [-1], True)  # accumulates in float32, rounds only its result
     if x.dtype != torch.float64:
         norm = norm.to(torch.float32)
-    return norm.square_().mul_(1.0 / x.shape[-1]).add_(eps).rsqrt_().to(x.dtype)
+    # One operation with a tensor for eps; a Python number among tensors is two more, a conversion and its copy.
+    return torch.addcmul(norm.new_full([], eps), norm, norm, value=1.0 / x.shape[-1]).rsqrt_().to(x.dtype)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
