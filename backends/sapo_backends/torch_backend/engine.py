@@ -67,7 +67,7 @@ class TorchEngine(Engine):
         self._model, self._folder, self._workers = model, folder, workers
         self._trainer: Trainer | None = None
         if model.flat is not None:
-            self._trainer = Trainer(model, model.flat, FlatAdamW(model.flat), workers, budget)
+            self._trainer = Trainer(model, model.flat, FlatAdamW(model.flat, workers), workers, budget)
 
     @property
     def _layout(self) -> Layout:

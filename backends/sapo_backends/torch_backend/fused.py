@@ -65,8 +65,8 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> None:
     cos, sin (N, 1, d) of the angles, the first half of sin negated; -sin rotates back.
     """
     half = x.shape[-1] // 2
-    across = torch.cat((x[..., half:], x[..., :half]), dim=-1).mul_(sin)
-    x.mul_(cos).add_(across)
+    across = torch.roll(x, [half], [-1])
+    x.mul_(cos).addcmul_(across, sin)
 
 
 def inverse_norm(x: Tensor, eps: float) -> Tensor:

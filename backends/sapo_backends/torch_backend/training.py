@@ -52,13 +52,15 @@ class Trainer:
 
         def work(mine: Sequence[list[int]]) -> tuple[Tensor, Tally]:
             leaves = {name: tensor.detach().requires_grad_() for name, tensor in tensors.items()}
-            total, counts = torch.zeros_like(self.flat), Tally()
+            total, counts = torch.empty_like(self.flat), Tally()
             targets = list(self.layout.views(total).values())
-            for members in mine:
+            for number, members in enumerate(mine):
                 slopes = self._micro_batch([active[i] for i in members], part, policy, leaves, counts)
                 for target, slope in zip(targets, slopes, strict=True):
                     if slope is not None:
-                        target += slope
+                        target.add_(slope) if number else target.copy_(slope)
+                    elif not number:
+                        target.zero_()
                 finished.append(1)
                 if on_progress is not None:
                     on_progress(len(finished) / len(batches))
