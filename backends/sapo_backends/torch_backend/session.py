@@ -66,8 +66,8 @@ def _form(weights: Weights) -> Form:
         return _as_is
     if head.dtype == torch.bfloat16 and packs():
         return _packed
-    measured = torch.backends.mkl.is_available() and parameters < hardware.SHARDED_BELOW
-    return _turned if measured and head.dtype == torch.float32 else _as_is
+    with_mkl: bool = torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]
+    return _turned if with_mkl and head.dtype == torch.float32 and parameters < hardware.SHARDED_BELOW else _as_is
 
 
 def _packed(weight: Tensor) -> Tensor:
