@@ -112,9 +112,9 @@ POLISH: dict[str, Stages] = {
 }
 """The same for the polish, a second and shorter schedule after the first (train.Plan.polish), by size or by name.
 
-Each model is the mean of two polishes (recipe.blend). The small one's: binary_matrix is forgotten all at once, with weight
-0.003 wholly, with 0.006 hardly. The larger one's: bf and propositional_logic are the same, or nearly, in the `paper` preset,
-which is to be hard; the second polish lets them fade."""
+The small model is the mean of two polishes (recipe.blend): binary_matrix is forgotten all at once, with weight 0.003
+wholly, with 0.006 hardly. `5m-others` lets what `paper` shares with `starter` fade; no model that ships has it
+(docs/decisions/0007-starter.md)."""
 
 
 def weights_at(stages: Stages, progress: float) -> dict[str, float]:
