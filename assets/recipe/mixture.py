@@ -13,6 +13,12 @@ MIXTURE: dict[str, dict[str, int]] = {
     "calendar_arithmetic": {"starter": 30_000},
     "binary_matrix": {"easy": 30_000},
 }
+FURTHER: dict[str, dict[str, int]] = {"binary_matrix": {"starter": 12_000}}
+"""More text, which only pools of harder questions (recipe.harder) are drawn from."""
+
+HARDER = ", harder"
+"""Follows a task's name in the name of its pool of harder questions, which weighs nothing unless it is named."""
+
 Stages = list[tuple[float, dict[str, float]]]
 WEIGHTS: dict[str, Stages] = {
     "1m": [
@@ -63,6 +69,19 @@ WEIGHTS: dict[str, Stages] = {
 """By size: weights up to a share of the schedule, relative to 1. Tasks that come easily are seen less, and the last stage
 is spent on what is still weak: a starter that has learned a task leaves nothing to reinforcement learning."""
 
+_5M_HARDER = {
+    "arc_1d": 0.8,
+    "arc_1d, harder": 1.6,
+    "base_conversion": 0.35,
+    "basic_arithmetic": 0.2,
+    "basic_arithmetic, harder": 0.9,
+    "fraction_simplification": 0.05,
+    "decimal_arithmetic": 0.2,
+    "decimal_arithmetic, harder": 0.7,
+    "calendar_arithmetic": 0.3,
+    "binary_matrix": 0.1,
+    "binary_matrix, harder": 0.25,
+}
 _1M_POLISH = {"calendar_arithmetic": 0.1, "propositional_logic": 0.1, "fraction_simplification": 0.1}
 POLISH: dict[str, Stages] = {
     "1m": [(1.0, {**_1M_POLISH, "bf": 0.6, "binary_matrix": 0.0})],
@@ -92,6 +111,10 @@ POLISH: dict[str, Stages] = {
                 "binary_matrix": 0.1,
             },
         )
+    ],
+    "5m-harder": [
+        (0.75, _5M_HARDER | {"bf": 0.06, "propositional_logic": 0.12}),
+        (1.0, _5M_HARDER | {"bf": 0.2, "propositional_logic": 0.06}),
     ],
     "5m-others": [
         (

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from recipe.data import Example
-from recipe.mixture import Stages, weights_at
+from recipe.mixture import HARDER, Stages, weights_at
 from recipe.model import Qwen2
 from recipe.tokenizer import END, STOP, prompt_text, token_id
 
@@ -107,7 +107,7 @@ def batches(
     names = list(rows)
     while True:
         pool, now = [], weights()
-        for name in rng.choices(names, [now.get(n, 1.0) for n in names], k=2048):
+        for name in rng.choices(names, [now.get(n, 0.0 if n.endswith(HARDER) else 1.0) for n in names], k=2048):
             if not queues[name]:
                 queues[name] = rng.sample(rows[name], len(rows[name]))
             pool.append(queues[name].pop())

@@ -60,6 +60,13 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     sampling: Annotated[
         str, _doc("How external groups are chosen: uniform_nonzero, uniform, reward_guided, novelty, none")
     ] = "uniform_nonzero"
+    external_advantages: Annotated[
+        Literal["all", "positive"],
+        _doc(
+            "Which completions of others' groups are trained on: all, or only what did better than its group: what others got "
+            "wrong is then not pushed away"
+        ),
+    ] = "positive"
     tripwire: Annotated[
         float,
         _doc(

@@ -170,12 +170,27 @@ async def test_hostile_nodes_send_but_do_not_count(play: Play, tmp_path: Path) -
     assert sum(e.figures["refused"] for node in range(3) for e in rounds_of(tmp_path, node).values()) > 0
 
 
-@pytest.mark.parametrize("kind", ["token", "sequence", "clip", "proximity", "positive"])
+@pytest.mark.parametrize("kind", ["token", "sequence", "clip", "proximity"])
 async def test_every_off_policy_correction_trains(play: Play, tmp_path: Path, kind: str) -> None:
     await play(experiment([{"name": "a", "off_policy": kind, "minibatches": 2}], {"rounds": 2}), tmp_path)
     events = [e for node in range(4) for e in rounds_of(tmp_path, node).values()]
     assert any(e.external_groups for e in events)
     assert all(np.isfinite(e.loss or 0.0) for e in events)
+
+
+async def test_of_the_groups_of_others_only_what_was_right_is_trained_on(play: Play, tmp_path: Path) -> None:
+    """The first rounds are alike but for that; without external groups nothing is left out."""
+    arms = [{"name": "a", "external_advantages": "all"}, {"name": "b", "external_advantages": "positive"}]
+    both = experiment(arms, {"rounds": 1, "group_size": 16, "own_groups": 16})
+    for name in "ab":
+        await play(both, tmp_path, arm=name)
+    less = 0
+    for node in range(4):
+        whole, right = (rounds_of(tmp_path, node, name)[0] for name in "ab")
+        assert (whole.tokens_generated, whole.external_groups) == (right.tokens_generated, right.external_groups)
+        assert (right.tokens_trained < whole.tokens_trained) == (whole.external_groups > 0)
+        less += whole.external_groups
+    assert less > 0
 
 
 async def test_churn_heterogeneity_and_replay_run_together(play: Play, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from sapo_swarm.config import RunConfig
 from sapo_swarm.lab.held_out import dealt
 from sapo_swarm.lab.judge import better_from, holm, sign_flip
 from sapo_swarm.lab.judge import question as judge_question
-from sapo_swarm.lab.off_policy import positive, proximity, sequence_level
+from sapo_swarm.lab.off_policy import proximity, sequence_level
 from sapo_swarm.lab.pool import History, Shared, shared
 from sapo_swarm.lab.schema import BadExperiment, Conditions, load, parse
 from sapo_swarm.lab.statistics import informative_share, mean_interval, paired_gain
@@ -90,7 +90,7 @@ def test_what_is_wrong_in_an_experiment_is_named_with_the_nearest_match(
 
 def test_an_arm_takes_shared_settings_and_changes_its_own() -> None:
     experiment = parse({**SMALL, "conditions": {"churn": 0.5}, "arms": [{"name": "a", "own_groups": 2, "loss": 0.1}]})
-    assert experiment.arms[0].run == RunConfig(rounds=3, own_groups=2)
+    assert experiment.arms[0].run == RunConfig(rounds=3, own_groups=2, external_advantages="all")
     assert experiment.arms[0].conditions == Conditions(churn=0.5, loss=0.1)
 
 
@@ -219,10 +219,6 @@ def test_proximity_never_raises_a_weight_and_falls_with_distance() -> None:
     near, far = proximity([sample(), sample(-2.0)], [[-0.1] * 3, [-3.0] * 3], usual=-1.0)
     assert near.advantage == 1.0
     assert far.advantage == pytest.approx(-2.0 * math.exp(-2.0))
-
-
-def test_positive_keeps_what_did_better_than_its_group() -> None:
-    assert positive([sample(), sample(-0.5), sample(0.0)]) == [sample()]
 
 
 # Novelty and adaptive I/J

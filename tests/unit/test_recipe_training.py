@@ -15,6 +15,7 @@ from recipe import model, train
 from recipe.blend import blend
 from recipe.data import Example
 from recipe.evaluate import wilson
+from recipe.harder import pools
 from recipe.sampling import sample
 from recipe.tokenizer import prompt_text
 from recipe.tokenizer import train as train_tokenizer
@@ -108,6 +109,27 @@ def test_the_polish_is_a_second_schedule_that_draws_other_tasks(tmp_path: Path) 
     assert drawn[0][0].text == "<answer>7</answer>"
     assert plan.at(1.0) == (True, pytest.approx(0.4 / 4.8))
     assert plan.at(0.3) == (False, pytest.approx(0.5))
+
+
+def test_harder_questions_are_a_pool_of_their_own_that_is_drawn_from_when_it_is_named() -> None:
+    easy = Example("basic_arithmetic", "starter", "Calculate 1 + 2.", "<answer>3</answer>", "")
+    hard = Example("basic_arithmetic", "starter", "Calculate 17 + 2.", "<answer>19</answer>", "")
+    far = Example("binary_matrix", "starter", "0 1", "<answer>0 5</answer>", "")
+    near = Example("binary_matrix", "starter", "0 1", "<answer>0 1</answer>", "")
+    found = pools([easy, hard], further=[far, near])
+    assert found == {
+        "basic_arithmetic": [easy, hard],
+        "basic_arithmetic, harder": [hard],
+        "binary_matrix, harder": [far],
+    }
+    rows = {"basic_arithmetic": rows_of(8), "basic_arithmetic, harder": rows_of(9), "bf": rows_of(7)}
+
+    def drawn(weights: dict[str, float]) -> set[int]:
+        pack = next(train.batches(rows, lambda: weights, 16, 64, 0))
+        return {len(row.ids) for line in pack for row in line}
+
+    assert drawn({}) == {8, 7}
+    assert drawn({"bf": 0.0, "basic_arithmetic, harder": 1.0}) == {8, 9}
 
 
 def polished(folder: Path, seed: int) -> Path:

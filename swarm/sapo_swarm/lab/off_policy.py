@@ -5,8 +5,6 @@ sequence   the same weight for all tokens of a completion, the geometric mean of
            for agents that share rollouts, arXiv 2603.02604)
 clip       old log-probability = the sender's: ratio and clip measure the distance to the policy that drew the text
 proximity  weight min(1, exp(mean log-probability of the text - of own text)); needs nothing from the sender
-positive   only completions with a positive advantage: what others got wrong is not pushed away, for where a policy would
-           hardly have written it, the gradient is large and moves what nobody meant; needs nothing from the sender
 
 The first three need log-probabilities of the sender, which the swarm's protocol does not carry: the lab measures what
 carrying them would be worth.
@@ -40,8 +38,6 @@ def correction(
         return None
 
     async def correct(group: Group, samples: list[TrainSample]) -> list[TrainSample]:
-        if kind == "positive":
-            return positive(samples)
         if kind == "proximity":
             return proximity(samples, await _own(host, samples, temperature), mean_logprob(own))
         sender = _aligned(group, samples, offered[key_of(group)].logprobs)
@@ -72,11 +68,6 @@ def proximity(samples: Sequence[TrainSample], own: Sequence[LogProbs], usual: fl
     """Advantages times min(1, exp(mean log-probability - usual)); usual: mean log-probability a token of own text."""
     weights = [math.exp(min(0.0, sum(row) / len(row) - usual)) for row in own]
     return [replace(s, advantage=s.advantage * w) for s, w in zip(samples, weights, strict=True)]
-
-
-def positive(samples: Sequence[TrainSample]) -> list[TrainSample]:
-    """Those that did better than their group."""
-    return [sample for sample in samples if sample.advantage > 0]
 
 
 def mean_logprob(drawn: Sequence[Sequence[Completion]]) -> float:

@@ -38,7 +38,7 @@ def _doc(text: str, **limits: Any) -> Meta:
     return Meta(description=text, **limits)
 
 
-OffPolicy = Literal["none", "token", "sequence", "clip", "proximity", "positive"]
+OffPolicy = Literal["none", "token", "sequence", "clip", "proximity"]
 OFF_POLICY: tuple[OffPolicy, ...] = get_args(OffPolicy)
 
 
@@ -70,8 +70,7 @@ class Conditions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         _doc(
             "Correction of external groups. token, sequence: truncated importance weight against the sender's policy; "
             "clip: ratio and clip against the sender's policy; proximity: weight by how likely the text is under the "
-            "own policy beside own text (needs nothing from the sender); positive: only completions with a positive "
-            "advantage, learn what others got right and push nothing away"
+            "own policy beside own text (needs nothing from the sender)"
         ),
     ] = "none"
     adaptive: Annotated[bool, _doc("Move I and J by sapo_swarm.sapo.adaptive, from own_groups and external_groups")] = (
@@ -170,8 +169,8 @@ EXPERIMENT_KEYS = {
 ARM_KEYS = {"name", "title", "against"}
 RUN_KEYS = frozenset(RunConfig.__struct_fields__)
 CONDITION_KEYS = frozenset(Conditions.__struct_fields__)
-PAPER_GROUPS = 8
-"""I of an arm that does not say: the paper's."""
+PAPER: Mapping[str, Any] = {"own_groups": 8, "external_advantages": "all"}
+"""Settings of an arm that does not say: the paper's."""
 NOT_HERE = {"seed": "List the seeds at the top: seeds = [1, 2, 3]."}
 
 
@@ -210,7 +209,7 @@ def parse(tables: Mapping[str, Any]) -> Experiment:
 def _arm(row: Mapping[str, Any], run: Mapping[str, Any], conditions: Mapping[str, Any]) -> Arm:
     _known(f"arm {row.get('name', '?')!r}", row, ARM_KEYS | RUN_KEYS | CONDITION_KEYS)
     own = {key: value for key, value in row.items() if key in ARM_KEYS}
-    settings = {"own_groups": PAPER_GROUPS, **run, **{key: value for key, value in row.items() if key in RUN_KEYS}}
+    settings = {**PAPER, **run, **{key: value for key, value in row.items() if key in RUN_KEYS}}
     terms = {**conditions, **{key: value for key, value in row.items() if key in CONDITION_KEYS}}
     return msgspec.convert({**own, "run": settings, "conditions": terms}, Arm)
 

@@ -218,9 +218,12 @@ async def update(bench: Bench, work: RoundWork) -> None:
 def _samples(bench: Bench, work: RoundWork, group: Group) -> list[TrainSample]:
     """Own rollouts keep the ids they were drawn with; foreign text is encoded without special tokens.
 
-    Texts that do not fit into this model's context are left out.
+    Texts that do not fit into this model's context are left out, and what others got wrong where only positive advantages
+    are learned: where a policy would hardly have written a text, the gradient that pushes it away is large and moves what
+    nobody meant.
     """
     tokenizer, context = bench.host.engine.tokenizer, bench.host.engine.info.context_length
+    only_right = group.source == "external" and bench.config.external_advantages == "positive"
     assert work.questions is not None
     assert work.completions is not None
     if group.source == "own":
@@ -233,7 +236,7 @@ def _samples(bench: Bench, work: RoundWork, group: Group) -> list[TrainSample]:
     return [
         TrainSample(tuple(prompt), tuple(ids), advantage, external=group.source == "external")
         for ids, advantage in zip(completions, group.advantages, strict=True)
-        if ids and len(prompt) + len(ids) <= context
+        if ids and len(prompt) + len(ids) <= context and (advantage > 0 or not only_right)
     ]
 
 
