@@ -20,8 +20,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 FILE = "model.safetensors"
-_STORY = ("done", "plan", "polish", "polished", "blended_with", "temperature")
-"""How a model came about, in its recipe.json."""
+_STORY = ("done", "plan", "polish", "blended_with", "afterwards")
+"""How a model came about, in its recipe.json; what was done to the weights that recipe.make wrote: `afterwards`, in order."""
 LAST_NORM = "model.norm.weight"
 """Its output meets nothing but the unembedding, so dividing it divides the logits."""
 
@@ -48,9 +48,12 @@ def blend(first: Path, second: Path | None, share: float, output: Path, temperat
     shutil.copytree(first, output, dirs_exist_ok=True)
     save_file(stored, output / FILE, metadata=metadata)
     records = [json.loads((folder / "recipe.json").read_text(encoding="utf-8")) for folder in (first, other)]
-    record = {**records[0], "temperature": temperature}
+    done = list(records[0].get("afterwards", []))
     if second is not None:
-        record["blended_with"] = {"share": share, **{k: records[1][k] for k in _STORY if k in records[1]}}
+        done.append({"mean_with": {"share": share, **{k: records[1][k] for k in _STORY if k in records[1]}}})
+    if temperature != 1.0:
+        done.append({"logits_divided_by": temperature})
+    record = {**records[0], "afterwards": done}
     (output / "recipe.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 

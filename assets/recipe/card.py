@@ -28,8 +28,9 @@ splits text as Qwen2 does (`qwen2` in llama.cpp). The chat template is ChatML wi
 **Data.** Questions and final answers come from reasoning_gym 0.1.25 alone, with seeds of the train range, the short
 worked steps between them from code of ours (`assets/recipe/worked*.py`). No other text. The first {window} held-out items of
 every task and preset were left out of the training text, by question (for bf by program), and the recipe asserts it.
-Only the `starter` presets were trained on (of binary_matrix the `easy` one); `paper` is there to be hard. Tasks were
-drawn by weights that change along the schedule (`assets/recipe/mixture.py`).
+Only the `starter` presets were trained on (of binary_matrix the `easy` one; the larger model's polish took the `starter` one's
+harder questions too); `paper` is there to be hard. Tasks were drawn by weights that change along the schedule
+(`assets/recipe/mixture.py`).
 
 **Recipe.** `python -m recipe.make --size 5m --minutes 36.9 --polish 9` for the larger. For the smaller `--size 1m --minutes
 10.9 --polish 2`, the same with `--polish-weights 1m-matrix`, and their mean by `python -m recipe.blend A B --share 0.36`. With
@@ -71,15 +72,21 @@ def _figures(folder: Path) -> dict[str, list[Result]]:
     return {preset: [Result(**row) for row in rows] for preset, rows in kept.items()}
 
 
+def _spent(record: dict[str, Any], what: str) -> float:
+    """Of the training and of all polishes after it."""
+    later = [step["polish"]["done"][what] for step in record.get("afterwards", []) if "polish" in step]
+    return float(record["done"][what]) + sum(later)
+
+
 def _facts(folders: dict[str, Path]) -> str:
     records = [_recorded(f) for f in folders.values()]
     rows = {
         "parameters": [f"{r['parameters']:,}" for r in records],
         "file": [f"{(f / 'model.safetensors').stat().st_size / 1e6:.1f} MB" for f in folders.values()],
         "layers x width": [f"{r['shape']['layers']} x {r['shape']['hidden']}" for r in records],
-        "training tokens": [f"{r['done']['tokens'] / 1e6:.1f} million" for r in records],
+        "training tokens": [f"{_spent(r, 'tokens') / 1e6:.1f} million" for r in records],
         "compute": [
-            f"{r['done']['seconds'] / 60:.0f} minutes, {r['plan']['threads']} {r['machine']['device'].upper()} thread"
+            f"{_spent(r, 'seconds') / 60:.0f} minutes, {r['plan']['threads']} {r['machine']['device'].upper()} thread"
             for r in records
         ],
         "trained with": [f"torch {r['versions']['torch']}" for r in records],

@@ -116,6 +116,22 @@ POLISH: dict[str, Stages] = {
         (0.75, _5M_HARDER | {"bf": 0.06, "propositional_logic": 0.12}),
         (1.0, _5M_HARDER | {"bf": 0.2, "propositional_logic": 0.06}),
     ],
+    "5m-reasoning": [
+        (
+            1.0,
+            _5M_HARDER
+            | {
+                "arc_1d, harder": 2.0,
+                "decimal_arithmetic": 0.4,
+                "decimal_arithmetic, harder": 1.0,
+                "bf": 0.15,
+                "propositional_logic": 0.12,
+                "fraction_simplification": 0.1,
+                "binary_matrix": 0.03,
+                "binary_matrix, harder": 0.05,
+            },
+        )
+    ],
     "5m-others": [
         (
             1.0,

@@ -40,7 +40,7 @@ def main() -> None:
     tokenizer.save(words, arguments.output)
     record = json.loads((arguments.model / "recipe.json").read_text(encoding="utf-8"))
     steps = {"weights": stages, "minutes": arguments.minutes, "rate": arguments.rate, "examples": sizes, "done": done}
-    record["polished"] = [*record.get("polished", []), steps]
+    record["afterwards"] = [*record.get("afterwards", []), {"polish": steps}]
     (arguments.output / "recipe.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 

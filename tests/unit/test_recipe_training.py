@@ -148,7 +148,11 @@ def test_a_blend_lies_between_its_two_models_and_names_both(tmp_path: Path) -> N
         torch.testing.assert_close(weight, 0.75 * one[name] + 0.25 * two[name], rtol=0.01, atol=0.001)
     record = json.loads((tmp_path / "c" / "recipe.json").read_text())
     assert record["done"] == {"step": 1}
-    assert record["blended_with"] == {"share": 0.25, "done": {"step": 2}, "plan": {}, "polish": []}
+    other = {"done": {"step": 2}, "plan": {}, "polish": []}
+    assert record["afterwards"] == [{"mean_with": {"share": 0.25, **other}}]
+    blend(tmp_path / "c", None, 0.5, tmp_path / "d", temperature=2.0)
+    record = json.loads((tmp_path / "d" / "recipe.json").read_text())
+    assert record["afterwards"] == [{"mean_with": {"share": 0.25, **other}}, {"logits_divided_by": 2.0}]
 
 
 def test_a_blend_with_a_temperature_has_the_logits_of_its_mean_divided_by_it(tmp_path: Path) -> None:
@@ -157,7 +161,6 @@ def test_a_blend_with_a_temperature_has_the_logits_of_its_mean_divided_by_it(tmp
     blend(first, second, 0.25, tmp_path / "soft", temperature=2.0)  # a power of two rounds nothing
     plain, soft = (model.load(tmp_path / name).eval()(torch.arange(12)[None]) for name in ("plain", "soft"))
     torch.testing.assert_close(2.0 * soft, plain)
-    assert json.loads((tmp_path / "soft" / "recipe.json").read_text())["temperature"] == 2.0
     with pytest.raises(ValueError, match="above 0"):
         blend(first, second, 0.25, tmp_path / "none", temperature=0.0)
 

@@ -94,8 +94,9 @@ def _pair(label: str, value: str, width: int) -> Content:
 def _update(config: RunConfig) -> str:
     groups = f"{config.own_groups or 'automatic number of'} own"
     if config.external_groups:
-        groups += f" and {config.external_groups} external"
-    return f"{config.algorithm} · {groups} groups of {config.group_size}"
+        right = ", of these what was right" if config.external_advantages == "positive" else ""
+        groups += f" and {config.external_groups} external{right}"
+    return f"{config.algorithm} · groups of {config.group_size}: {groups}"
 
 
 def _evaluation_rows(facts: RunFacts, width: int, glyphs: Glyphs) -> list[Content]:

@@ -120,7 +120,9 @@ def _judged(runs: Sequence[RunResult], against: Sequence[RunResult]) -> str:
 
 def is_plain(arm: Arm) -> bool:
     """The arm differs from the paper's experiment in nothing but I and J (and the model, tasks and length)."""
-    return arm.conditions == Conditions() and arm.run.sampling == "uniform_nonzero" and arm.run.algorithm == "grpo"
+    run = arm.run
+    rules = (run.sampling, run.algorithm, run.external_advantages)
+    return arm.conditions == Conditions() and rules == ("uniform_nonzero", "grpo", "all")
 
 
 def _reward(runs: Sequence[RunResult], against: Sequence[RunResult], name: str) -> Gain:

@@ -22,8 +22,8 @@ SILO = (
     (
         "In a swarm, nodes share the text of their attempts and learn from each other's. Each node scores what it "
         "receives with its own verifier; no model, weight or file leaves this machine, and nobody can change your limits. "
-        "It helps where success is rare: what one node finds, the others learn from. Where your model often succeeds, it learns "
-        "better alone.",
+        "It helps most where success is rare: what one node finds, the others learn from. Of others' attempts only what was "
+        "right is learned.",
         "",
     ),
     ("Join one:   j, or in a terminal: sapo-desktop node --join INVITE", "$accent"),
