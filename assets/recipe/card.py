@@ -32,7 +32,9 @@ Only the `starter` presets were trained on (of binary_matrix the `easy` one; the
 harder questions too); `paper` is there to be hard. Tasks were drawn by weights that change along the schedule
 (`assets/recipe/mixture.py`).
 
-**Recipe.** `python -m recipe.make --size 5m --minutes 36.9 --polish 9` for the larger. For the smaller `--size 1m --minutes
+**Recipe.** For the larger `python -m recipe.make --size 5m --minutes 36.9 --polish 9` gives A. `python -m recipe.polish A
+--weights 5m-harder --minutes 16` makes B of it, and `... B --weights 5m-reasoning --minutes 9` C: short trainings on questions
+that A never answered. Then `python -m recipe.blend C A --share 0.2 --temperature 1.58`. For the smaller `--size 1m --minutes
 10.9 --polish 2`, the same with `--polish-weights 1m-matrix`, and their mean by `python -m recipe.blend A B --share 0.36`. With
 `assets`, `swarm` and `backends` on the path. Loss on the completion (and on the solved examples of an arc_1d question), Muon
 for matrices, AdamW for the rest, constant rate then a cosine; the polish is a second, shorter cosine with fresh optimizers
