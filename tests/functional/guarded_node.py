@@ -38,7 +38,7 @@ CONFIG = RunConfig(
     eval_every=2,
     eval_items=64,
     learning_rate=1e-4,
-    keep_checkpoints=2,
+    keep_checkpoints=3,
 )
 CALM = Limits(pause_on_battery=False, max_celsius=0, min_free_memory=0, min_free_disk=0, nice=0)
 POISON = "Monday"

@@ -18,7 +18,7 @@ from sapo_swarm.events import Evaluated, Event, ExternalSwitched, RoundFinished
 from sapo_swarm.node.checkpoint import read_state
 from sapo_swarm.node.journal import read_only
 
-POISONED_FROM, ROUNDS = 4, 15
+POISONED_FROM, ROUNDS = 4, 12
 
 
 def play(folder: Path, rounds: int, poisoned_from: int, *die_at: str) -> int:
