@@ -152,8 +152,8 @@ POLISH: dict[str, Stages] = {
 """The same for the polish, a second and shorter schedule after the first (train.Plan.polish), by size or by name.
 
 The small model is the mean of two polishes (recipe.blend): binary_matrix is forgotten all at once, with weight 0.003
-wholly, with 0.006 hardly. `5m-others` lets what `paper` shares with `starter` fade; no model that ships has it
-(docs/decisions/0007-starter.md)."""
+wholly, with 0.006 hardly. `5m-harder` and then `5m-reasoning` made the larger model of an earlier one
+(docs/decisions/0007-starter.md); `5m-others` lets what `paper` shares with `starter` fade, and no model that ships has it."""
 
 
 def weights_at(stages: Stages, progress: float) -> dict[str, float]:
