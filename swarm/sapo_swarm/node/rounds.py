@@ -219,8 +219,7 @@ def _samples(bench: Bench, work: RoundWork, group: Group) -> list[TrainSample]:
     """Own rollouts keep the ids they were drawn with; foreign text is encoded without special tokens.
 
     Texts that do not fit into this model's context are left out, and what others got wrong where only positive advantages
-    are learned: where a policy would hardly have written a text, the gradient that pushes it away is large and moves what
-    nobody meant.
+    are learned (docs/decisions/0013-default-strategy.md).
     """
     tokenizer, context = bench.host.engine.tokenizer, bench.host.engine.info.context_length
     only_right = group.source == "external" and bench.config.external_advantages == "positive"
