@@ -17,7 +17,7 @@ torch = pytest.importorskip("torch")
 from sapo_backends.spec import decoder_spec  # noqa: E402
 from sapo_backends.torch_backend import session as session_module  # noqa: E402 - after the check for torch
 from sapo_backends.torch_backend.cache import CLASS_COST, classes, grid  # noqa: E402
-from sapo_backends.torch_backend.decode import decode_step, fast_step  # noqa: E402
+from sapo_backends.torch_backend.decode import fast_step, next_logits  # noqa: E402
 from sapo_backends.torch_backend.layout import decoder_layout  # noqa: E402
 from sapo_backends.torch_backend.model import LeanModel  # noqa: E402
 from sapo_backends.torch_backend.packing import pack  # noqa: E402
@@ -169,7 +169,7 @@ def test_decoding_equals_scoring_however_rows_are_dropped(
 ) -> None:
     """Uneven groups, dropped rows and prompts, one length class and several, scripted and plain, in both types: the
     last logits are those of the whole sequence computed at once in float32."""
-    monkeypatch.setattr(session_module, "fast_step", fast_step if scripted else lambda: decode_step)
+    monkeypatch.setattr(session_module, "fast_step", fast_step if scripted else lambda: next_logits)
     monkeypatch.setattr("sapo_backends.torch_backend.cache.CLASS_COST", 0 if cuts else CLASS_COST)
     exact = _tiny(torch.float32, head_norms=head_norms)
     model = _tiny(kind, head_norms=head_norms)
@@ -182,7 +182,7 @@ def test_decoding_equals_scoring_however_rows_are_dropped(
 
 def test_torchscript_runs_the_decode_step_here() -> None:
     """The fast form is used where these tests run, and it is only a faster form."""
-    assert fast_step() is not decode_step
+    assert fast_step() is not next_logits
 
 
 @given(st.integers(0, 50), st.integers(1, 9))

@@ -2,67 +2,153 @@
 
 An attention takes the projections of N flat tokens as they come out of one matrix product: rows (N, heads +
 2 kv_heads, d), queries, keys and values of each token, not yet rotated. It gives (N, heads * d), 0 for tokens of no
-slab.
+slab. All slabs of a layer are one function for TorchScript (scripting.py): they are most of an update's operations.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from sapo_backends.torch_backend.fused import rotate
-from sapo_backends.torch_backend.mixture import mixture, mixture_backward, plain
+from sapo_backends.torch_backend.mixture import fused, fused_backward, is_plain, plain, plain_backward
 from sapo_backends.torch_backend.packing import Slab
+from sapo_backends.torch_backend.scripting import scripted
 
 
-def _split(padded: Tensor, heads: int) -> tuple[Tensor, Tensor]:
-    """(rows, width, heads + 2 kv_heads, d) -> queries (kv_heads, rows, g, width, d) with g queries a key, scaled, and
-    keys and values (2, kv_heads, rows, width, d)."""
-    rows, width, both, size = padded.shape
-    kv_heads = (both - heads) // 2
-    q = padded[:, :, :heads].view(rows, width, kv_heads, heads // kv_heads, size).permute(2, 0, 3, 1, 4)
-    kv = padded[:, :, heads:].view(rows, width, 2, kv_heads, size).permute(2, 3, 0, 1, 4)
-    return q.contiguous().mul_(size**-0.5), kv.contiguous()
+class Piece(NamedTuple):
+    """A slab as TorchScript knows it: see packing.Slab.
+
+    sees: -1 for prompts. cos, sin (rows, 1, width, d): the angles of its tokens, in the type to compute in: products of
+    ever-changing shapes are float32 on a CPU, see mixture.
+    """
+
+    first: int
+    end: int
+    rows: int
+    width: int
+    sees: int
+    plain: bool
+    places: Tensor | None
+    owner: Tensor
+    cos: Tensor
+    sin: Tensor
+    bias: Tensor
+
+    @classmethod
+    def of(cls, slab: Slab, heads: int, cos: Tensor, sin: Tensor) -> "Piece":
+        """cos, sin (N, 1, d): as rope.RopeTable gives them."""
+        in_full = is_plain(cos.device, slab.rows * heads * slab.width * slab.seen)
+        kind = torch.promote_types(cos.dtype, torch.float32) if in_full else cos.dtype
+        bias = slab.causal(kind) if in_full else slab.bias(kind)
+        cos, sin = (slab.padded(x[slab.first : slab.end]).to(kind).transpose(1, 2).contiguous() for x in (cos, sin))
+        shape = slab.first, slab.end, slab.rows, slab.width
+        return cls(*shape, -1 if slab.sees is None else slab.sees, in_full, slab.places, slab.owner, cos, sin, bias)
 
 
-def _by_token(mixed: Tensor) -> Tensor:
-    """(kv_heads, rows, g, width, d) -> (rows, width, heads, d)."""
-    return mixed.permute(1, 3, 0, 2, 4).flatten(2, 3)
+def _padded(x: Tensor, piece: Piece) -> Tensor:
+    """(count, h, d) -> (rows, width, h, d), 0 in the padding."""
+    places = piece.places
+    if places is not None:
+        x = x.new_zeros([piece.rows * piece.width, x.shape[1], x.shape[2]]).index_copy_(0, places, x)
+    return x.view(piece.rows, piece.width, x.shape[1], x.shape[2])
 
 
-def _by_head(x: Tensor, kv_heads: int) -> Tensor:
-    """(rows, width, heads, d) -> (kv_heads, rows, g, width, d)."""
-    rows, width, heads, size = x.shape
-    return x.view(rows, width, kv_heads, heads // kv_heads, size).permute(2, 0, 3, 1, 4).contiguous()
+def _unpadded(padded: Tensor, piece: Piece, out: Tensor) -> None:
+    """(rows, width, h, d) -> into out (count, h, d), which it is already when nothing is padded."""
+    places = piece.places
+    if places is not None:
+        torch.index_select(padded.flatten(0, 1), 0, places, out=out)
 
 
-def _kind(slab: Slab, rows: Tensor, heads: int) -> torch.dtype:
-    """The type to compute in: products of ever-changing shapes are float32 on a CPU, see mixture."""
-    fits = plain(rows.device, slab.rows * heads * slab.width * slab.seen)
-    return torch.promote_types(rows.dtype, torch.float32) if fits else rows.dtype
+def _room(out: Tensor, piece: Piece) -> Tensor:
+    """Where to write (rows, width, h, d): out (count, h, d) itself, or space of its own when rows are padded."""
+    if piece.places is None:
+        return out.view(piece.rows, piece.width, out.shape[1], out.shape[2])
+    return out.new_empty([piece.rows, piece.width, out.shape[1], out.shape[2]])
 
 
-def _attend(
-    rows: Tensor, cos: Tensor, sin: Tensor, heads: int, slabs: Sequence[Slab]
-) -> tuple[Tensor, list[tuple[Tensor, Tensor, Tensor]]]:
-    """The result, and for each slab its queries, its keys and values, and what `mixture` kept."""
-    both = (heads + rows.shape[1]) // 2
-    result = rows.new_zeros(len(rows), heads, rows.shape[2])
-    kept: list[tuple[Tensor, Tensor, Tensor]] = []
-    for slab in slabs:
-        part = slice(slab.first, slab.end)
-        own = rows[part].to(_kind(slab, rows, heads), copy=True)
-        rotate(own[:, :both], cos[part].to(own.dtype), sin[part].to(own.dtype))
-        q, kv = _split(slab.padded(own), heads)
-        shared = None if slab.sees is None else kept[slab.sees][1].to(q.dtype)
-        mixed, weights = mixture(q, kv, shared, slab)
-        kept.append((q, kv, weights))
-        result[part] = slab.flat(_by_token(mixed))
+def _queries(tokens: Tensor, kv_heads: int) -> Tensor:
+    """(rows, width, heads, d) as (kv_heads, rows, g, width, d), the same memory."""
+    rows, width, heads, size = tokens.shape
+    return tokens.view(rows, width, kv_heads, heads // kv_heads, size).permute(2, 0, 3, 1, 4)
+
+
+def _keys_values(tokens: Tensor, kv_heads: int) -> Tensor:
+    """(rows, width, 2 kv_heads, d) as (2, kv_heads, rows, width, d), the same memory."""
+    rows, width, _, size = tokens.shape
+    return tokens.view(rows, width, 2, kv_heads, size).permute(2, 3, 0, 1, 4)
+
+
+def _by_head(x: Tensor, like: Tensor) -> Tensor:
+    """A copy, contiguous, in the type of `like`."""
+    return torch.empty(x.shape, dtype=like.dtype, device=x.device).copy_(x)
+
+
+def attend(rows: Tensor, heads: int, pieces: list[Piece]) -> tuple[Tensor, list[Tensor]]:
+    """The result, and for each piece its queries, its keys and values, and the softmax if that was made in full."""
+    kv_heads, size = (rows.shape[1] - heads) // 2, rows.shape[2]
+    result = rows.new_empty([rows.shape[0], heads, size])
+    result[pieces[-1].end :].zero_()
+    kept: list[Tensor] = []
+    for piece in pieces:
+        own = _padded(rows[piece.first : piece.end], piece)
+        q = _by_head(_queries(own[:, :, :heads], kv_heads), piece.cos)
+        kv = _by_head(_keys_values(own[:, :, heads:], kv_heads), piece.cos)
+        rotate(q, piece.cos, piece.sin)
+        rotate(kv[0], piece.cos[:, 0], piece.sin[:, 0])
+        q.mul_(float(size) ** -0.5)
+        shared: Tensor | None = None
+        if piece.sees >= 0:
+            shared = kept[3 * piece.sees + 1].to(q.dtype)
+        if piece.plain:
+            mixed, weights = plain(q, kv, shared, piece.bias)
+        else:
+            mixed, weights = fused(q, kv, shared, piece.owner, piece.bias), q.new_empty([0])
+        kept += [q, kv, weights]
+        out = result[piece.first : piece.end]
+        room = _room(out, piece)
+        _queries(room, kv_heads).copy_(mixed)
+        _unpadded(room, piece, out)
     return result.flatten(1), kept
+
+
+def attend_backward(slopes: Tensor, kept: list[Tensor], pieces: list[Piece]) -> Tensor:
+    """The gradient by rows from that by the result, (N, heads * d), and what `attend` kept."""
+    kv_heads, group, size = kept[0].shape[0], kept[0].shape[2], kept[0].shape[4]
+    heads = kv_heads * group
+    slopes = slopes.view(-1, heads, size)
+    result = slopes.new_empty([slopes.shape[0], heads + 2 * kv_heads, size])
+    result[pieces[-1].end :].zero_()
+    into_shared: dict[int, Tensor] = {}  # from the completions into their prompts' keys and values
+    for back in range(len(pieces)):
+        number = len(pieces) - 1 - back
+        piece, q, kv = pieces[number], kept[3 * number], kept[3 * number + 1]
+        slope = _by_head(_queries(_padded(slopes[piece.first : piece.end], piece), kv_heads), q)
+        shared: Tensor | None = None
+        if piece.sees >= 0:
+            shared = kept[3 * piece.sees + 1].to(q.dtype)
+        if piece.plain:
+            into_q, into_kv, into_seen = plain_backward(q, kv, shared, kept[3 * number + 2], slope)
+        else:
+            into_q, into_kv, into_seen = fused_backward(q, kv, shared, piece.owner, piece.bias, slope)
+        if into_seen is not None:
+            if piece.sees in into_shared:
+                into_shared[piece.sees].add_(into_seen)
+            else:
+                into_shared[piece.sees] = into_seen
+        if number in into_shared:
+            into_kv = into_kv + into_shared[number]
+        rotate(into_q.mul_(float(size) ** -0.5), piece.cos, -piece.sin)
+        rotate(into_kv[0], piece.cos[:, 0], -piece.sin[:, 0])
+        out = result[piece.first : piece.end]
+        room = _room(out, piece)
+        _queries(room[:, :, :heads], kv_heads).copy_(into_q)
+        _keys_values(room[:, :, heads:], kv_heads).copy_(into_kv)
+        _unpadded(room, piece, out)
+    return result
 
 
 @dataclass(slots=True)
@@ -73,24 +159,32 @@ class PromptAttention:
     slabs: Sequence[Slab]
     places: Tensor
     keys_values: list[Tensor]
+    _pieces: list[Piece] = field(default_factory=list)
 
     def __call__(self, layer: int, heads: int, rows: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        result, _ = _attend(rows, cos, sin, heads, self.slabs)
+        if not self._pieces:
+            self._pieces = [Piece.of(slab, heads, cos, sin) for slab in self.slabs]
+        result, _ = attend(rows, heads, self._pieces)  # a few calls a batch: not worth the time of scripting them
         both = (heads + rows.shape[1]) // 2
         rotate(rows[:, heads:both], cos, sin)
         kept = rows[:, heads:][self.places]  # (prompts, p, 2 kv_heads, d)
-        self.keys_values.append(kept.view(*self.places.shape, 2, both - heads, -1).permute(2, 0, 3, 1, 4))
+        by_head = kept.view(*self.places.shape, 2, both - heads, -1).permute(2, 0, 3, 1, 4)
+        self.keys_values.append(by_head.contiguous())
         return result
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class GroupAttention:
-    """Prompts, and completions that each continue one of them: a prompt is computed once for all its completions."""
+    """Prompts, and completions that each continue one of them: a prompt is computed once for all its completions. Made for
+    one pass through a model: every layer has the same angles."""
 
     slabs: Sequence[Slab]
+    _pieces: list[Piece] = field(default_factory=list)
 
     def __call__(self, layer: int, heads: int, rows: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        result: Tensor = _GroupAttention.apply(rows, cos, sin, heads, self.slabs)  # type: ignore[no-untyped-call]
+        if not self._pieces:
+            self._pieces = [Piece.of(slab, heads, cos, sin) for slab in self.slabs]
+        result: Tensor = _GroupAttention.apply(rows, heads, self._pieces)  # type: ignore[no-untyped-call]
         return result
 
 
@@ -98,33 +192,12 @@ class _GroupAttention(torch.autograd.Function):
     """All attentions of a layer with the rotation, so that their gradient is one tensor, written once."""
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, cos: Tensor, sin: Tensor, heads: int, slabs: Sequence[Slab]) -> Tensor:
-        result, kept = _attend(rows, cos, sin, heads, slabs)
-        ctx.save_for_backward(cos, sin, *(tensor for three in kept for tensor in three))
-        ctx.heads, ctx.slabs = heads, slabs
+    def forward(ctx: Any, rows: Tensor, heads: int, pieces: list[Piece]) -> Tensor:
+        result, kept = scripted(attend)(rows, heads, pieces)
+        ctx.save_for_backward(*kept)
+        ctx.pieces = pieces
         return result
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None, None]:
-        cos, sin, *saved = ctx.saved_tensors
-        heads, slabs = ctx.heads, ctx.slabs
-        kv_heads, size = saved[0].shape[0], saved[0].shape[-1]
-        slopes = gradients[0].view(len(gradients[0]), heads, size)
-        result = slopes.new_zeros(len(slopes), heads + 2 * kv_heads, size)
-        into_shared: dict[int, Tensor] = {}  # from the completions into their prompts' keys and values
-        for number in reversed(range(len(slabs))):
-            slab, (q, kv, weights) = slabs[number], saved[3 * number : 3 * number + 3]
-            part = slice(slab.first, slab.end)
-            slope = _by_head(slab.padded(slopes[part].to(q.dtype)), kv_heads)
-            shared = None if slab.sees is None else saved[3 * slab.sees + 1].to(q.dtype)
-            into_q, into_kv, into_seen = mixture_backward(q, kv, shared, slab, weights, slope)
-            if slab.sees is not None and into_seen is not None:
-                found = into_shared.get(slab.sees)
-                into_shared[slab.sees] = into_seen if found is None else found.add_(into_seen)
-            if number in into_shared:
-                into_kv = into_kv + into_shared.pop(number)
-            pieces = (_by_token(into_q.mul_(size**-0.5)), into_kv.permute(2, 3, 0, 1, 4).flatten(2, 3))
-            own = slab.flat(torch.cat([piece.to(into_kv.dtype) for piece in pieces], dim=2))
-            rotate(own[:, : heads + kv_heads], cos[part].to(own.dtype), -sin[part].to(own.dtype))
-            result[part] = own
-        return result, None, None, None, None
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        return scripted(attend_backward)(gradients[0], list(ctx.saved_tensors), ctx.pieces), None, None

@@ -93,7 +93,7 @@ class Cache:
         self.layers: list[Keys] = []
         for keys_values, own in zip(prompts, self.own, strict=True):
             kept = [
-                keys_values[:, entry_prompt[part], :, :p].to(kind).flatten(1, 2)
+                keys_values[:, :, :, :p].index_select(1, entry_prompt[part]).to(kind).flatten(1, 2)
                 for part, p in zip(parts, longest, strict=True)
             ]
             own_k, own_v = own.flatten(1, 3)

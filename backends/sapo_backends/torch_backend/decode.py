@@ -1,15 +1,9 @@
 """One decode step of a whole batch as a single function that TorchScript can run.
 
-A step of a small model is some hundred operations of a few microseconds each: Python's part of them is a quarter of the
-time, and threads that each decode a shard wait for one another at the interpreter's lock. TorchScript takes both away
-where it is to be had; where not (it needs this file's source, and is on its way out of torch), the same function runs
-as plain Python. On processors whose bfloat16 goes through oneDNN the weights are laid out for it once a batch.
+On processors whose bfloat16 goes through oneDNN the weights are laid out for it once a batch.
 """
 
-import threading
-import warnings
 from collections.abc import Callable
-from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -17,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sapo_backends.torch_backend.fused import inverse_norm, rotate
+from sapo_backends.torch_backend.scripting import scripted
 
 
 class Projection(NamedTuple):
@@ -194,33 +189,43 @@ def decode_step(
     return x
 
 
-Step = Callable[
-    [
-        Tensor,
-        Tensor,
-        Tensor,
-        list[Layer],
-        list[Keys],
-        list[int],
-        list[Tensor | None],
-        Shape,
-        Tensor | None,
-        Tensor | None,
-    ],
-    Tensor,
-]
+class Ends(NamedTuple):
+    """What lies around the layers: embedding (V, hidden), last norm, unembedding, and rope.RopeTable's tables."""
 
-_SCRIPTING = threading.Lock()
-"""The first step of a batch may be taken by several threads at once, and TorchScript's compiler is for one."""
+    embed: Tensor
+    norm: Tensor
+    head: Projection
+    cos: Tensor
+    sin: Tensor
 
 
-@cache
+def next_logits(
+    tokens: Tensor,
+    positions: Tensor,
+    fed: Tensor,
+    picked: Tensor,
+    ends_of: Ends,
+    layers: list[Layer],
+    caches: list[Keys],
+    ends: list[int],
+    biases: list[Tensor | None],
+    shape: Shape,
+    slot: Tensor | None = None,
+    hidden: Tensor | None = None,
+) -> Tensor:
+    """tokens (rows,), positions (places,) -> logits (M, V) of which the first are the rows'; see decode_step.
+
+    fed, picked: the row that each place is fed, and each row's place, filled up to numbers that products are compiled for.
+    """
+    x = F.embedding(tokens[fed], ends_of.embed)
+    cos, sin = ends_of.cos[positions].unsqueeze(1), ends_of.sin[positions].unsqueeze(1)
+    x = decode_step(x, cos, sin, layers, caches, ends, biases, shape, slot, hidden)
+    return linear(_norm(x[picked], ends_of.norm, shape.norm_eps), ends_of.head)
+
+
+Step = Callable[..., Tensor]
+
+
 def fast_step() -> Step:
-    """decode_step as TorchScript, or as it stands."""
-    try:
-        with _SCRIPTING, warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            scripted: Step = torch.jit.script(decode_step)
-    except Exception:  # whatever TorchScript lacks, the function itself works
-        return decode_step
-    return scripted
+    """next_logits as TorchScript, or as it stands."""
+    return scripted(next_logits)

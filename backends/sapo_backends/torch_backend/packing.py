@@ -55,10 +55,10 @@ class Slab:
         self.owner = torch.tensor(owner, dtype=torch.int64, device=device)
         self.seen = self.width + (0 if self._prompts is None else self._prompts.width)
         self._bias: Tensor | None = None
-        self._places: Tensor | None = None  # (count,) of each token among rows * width, None if nothing is padded
+        self.places: Tensor | None = None
         if min(lengths) < self.width:
             places = [row * self.width + i for row, length in enumerate(lengths) for i in range(length)]
-            self._places = torch.tensor(places, device=device)
+            self.places = torch.tensor(places, device=device)
 
     def bias(self, kind: torch.dtype) -> Tensor:
         """0 where a token sees a slot, its real prompt, itself and what came before, else -inf: (1 or rows, 1, width,
@@ -75,16 +75,15 @@ class Slab:
             self._bias = bias.masked_fill_(hidden, float("-inf"))[:, None]
         return self._bias
 
+    def causal(self, kind: torch.dtype) -> Tensor:
+        """The same among a row's own tokens: (width, width)."""
+        return torch.full((self.width, self.width), float("-inf"), dtype=kind, device=self.lengths.device).triu_(1)
+
     def padded(self, x: Tensor) -> Tensor:
         """(count, ...) -> (rows, width, ...), 0 in the padding."""
-        if self._places is not None:
-            x = x.new_zeros(self.rows * self.width, *x.shape[1:]).index_copy_(0, self._places, x)
+        if self.places is not None:
+            x = x.new_zeros(self.rows * self.width, *x.shape[1:]).index_copy_(0, self.places, x)
         return x.view(self.rows, self.width, *x.shape[1:])
-
-    def flat(self, x: Tensor) -> Tensor:
-        """(rows, width, ...) -> (count, ...)."""
-        x = x.flatten(0, 1)
-        return x if self._places is None else x.index_select(0, self._places)
 
 
 @dataclass(frozen=True, slots=True)

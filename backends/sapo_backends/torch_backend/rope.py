@@ -38,8 +38,13 @@ class RopeTable:
         signs = torch.ones(angles.shape[1]).index_fill_(0, torch.arange(angles.shape[1] // 2), -1.0)
         self._sin = (angles.sin() * signs).to(self._device, self._dtype)
 
-    def at(self, positions: Tensor, longest: int) -> tuple[Tensor, Tensor]:
-        """cos, sin (N, 1, head_dim) at positions (N,), all below `longest`; the first half of sin is negated."""
+    def tables(self, longest: int) -> tuple[Tensor, Tensor]:
+        """cos, sin (at least longest, head_dim) of positions from 0; the first half of sin is negated."""
         if longest > len(self._cos):
             self._grow(2 * longest)
-        return self._cos[positions].unsqueeze(1), self._sin[positions].unsqueeze(1)
+        return self._cos, self._sin
+
+    def at(self, positions: Tensor, longest: int) -> tuple[Tensor, Tensor]:
+        """cos, sin (N, 1, head_dim) at positions (N,), all below `longest`."""
+        cos, sin = self.tables(longest)
+        return cos[positions].unsqueeze(1), sin[positions].unsqueeze(1)

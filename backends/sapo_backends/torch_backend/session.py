@@ -16,9 +16,8 @@ from sapo_backends.spec import DecoderSpec
 from sapo_backends.torch_backend.attention import PromptAttention
 from sapo_backends.torch_backend.cache import Cache, grid
 from sapo_backends.torch_backend.captured import RECORDER, Inputs, Recorded
-from sapo_backends.torch_backend.decode import Layer, Projection, Shape, decode_step, fast_step, linear
+from sapo_backends.torch_backend.decode import Ends, Layer, Projection, Shape, fast_step, next_logits
 from sapo_backends.torch_backend.decoder import Weights, hidden_states
-from sapo_backends.torch_backend.fused import rms_norm
 from sapo_backends.torch_backend.packing import filled, lay_out
 from sapo_backends.torch_backend.rope import RopeTable
 
@@ -125,12 +124,12 @@ class LeanSession:
         owner: Tensor,
         steps: int,
     ) -> None:
-        self._spec, self._rope, self._drawing = spec, rope, drawing
+        self._spec, self._drawing = spec, drawing
         self._recorded: Recorded | None = None
         flat, starts = lay_out(prompts, owner.device)
         begins, lengths = torch.tensor([starts, [len(prompt) for prompt in prompts]], device=owner.device)
         longest = flat.longest
-        self._lengths, self._end = lengths, longest + steps
+        self._lengths, self._angles = lengths, rope.tables(longest + steps)
         slot = torch.arange(longest, device=owner.device)
         prefill = PromptAttention(flat.slabs, begins[:, None] + torch.minimum(slot, lengths[:, None] - 1), [])
         hidden = hidden_states(spec, drawing.weights, rope, flat, prefill)
@@ -157,15 +156,13 @@ class LeanSession:
     def _compute(self, tokens: Tensor, positions: Tensor, recorded: Inputs | None = None) -> Tensor:
         """Compute every place, then pick the rows; both in numbers that products are compiled for."""
         spec, cache, drawing = self._spec, self._cache, self._drawing
-        x = F.embedding(tokens[self._fed], drawing.weights.tensors["embed"])
-        cos, sin = self._rope.at(positions, self._end)
+        ends_of = Ends(drawing.weights.tensors["embed"], drawing.weights.tensors["norm"], drawing.head, *self._angles)
         shape = Shape(spec.heads, spec.kv_heads, cache.entries, cache.width, cache.used, spec.norm_eps)
         step, slot, hidden = fast_step(), None, None
         if recorded is not None:  # Python's part of a step is not recorded, and TorchScript's profiling must not be
-            step, slot, hidden = decode_step, recorded.slot, recorded.hidden
-        x = step(x, cos, sin, drawing.layers, cache.layers, cache.ends, cache.biases, shape, slot, hidden)
-        x = rms_norm(x[self._picked], drawing.weights.tensors["norm"], spec.norm_eps)
-        return linear(x, drawing.head)[: len(self._owner)]
+            step, slot, hidden = next_logits, recorded.slot, recorded.hidden
+        keys = drawing.layers, cache.layers, cache.ends, cache.biases
+        return step(tokens, positions, self._fed, self._picked, ends_of, *keys, shape, slot, hidden)[: len(self._owner)]
 
     def _seat(self, places: Tensor, place_of: Tensor) -> None:
         """places, place_of: as cache.grid gives them."""
