@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -16,12 +17,14 @@ torch = pytest.importorskip("torch")
 
 from sapo_backends.spec import decoder_spec  # noqa: E402
 from sapo_backends.torch_backend import session as session_module  # noqa: E402 - after the check for torch
+from sapo_backends.torch_backend.attention import attend, attend_backward  # noqa: E402
 from sapo_backends.torch_backend.cache import CLASS_COST, classes, grid  # noqa: E402
 from sapo_backends.torch_backend.decode import fast_step, next_logits  # noqa: E402
 from sapo_backends.torch_backend.layout import decoder_layout  # noqa: E402
 from sapo_backends.torch_backend.model import LeanModel  # noqa: E402
 from sapo_backends.torch_backend.packing import pack  # noqa: E402
 from sapo_backends.torch_backend.sampler import SUMMED, draw, inverse_cdf, uniforms  # noqa: E402
+from sapo_backends.torch_backend.scripting import scripted  # noqa: E402
 from sapo_backends.torch_backend.workers import Workers, shares  # noqa: E402
 
 
@@ -180,9 +183,20 @@ def test_decoding_equals_scoring_however_rows_are_dropped(
         assert float((logits - alone).norm() / alone.norm()) < tolerance
 
 
-def test_torchscript_runs_the_decode_step_here() -> None:
+@pytest.mark.parametrize("function", [next_logits, attend, attend_backward])
+def test_torchscript_runs_the_hot_functions_here(function: Callable[..., object]) -> None:
     """The fast form is used where these tests run, and it is only a faster form."""
-    assert fast_step() is not next_logits
+    assert isinstance(scripted(function), torch.jit.ScriptFunction)
+    assert scripted(function) is scripted(function)
+
+
+def test_what_torchscript_cannot_take_runs_as_it_stands() -> None:
+    """Any number of arguments, for one, is more than TorchScript knows."""
+
+    def plain(*numbers: int) -> int:
+        return sum(numbers)
+
+    assert scripted(plain) is plain
 
 
 @given(st.integers(0, 50), st.integers(1, 9))

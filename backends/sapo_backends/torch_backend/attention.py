@@ -15,7 +15,7 @@ from torch import Tensor
 from sapo_backends.torch_backend.fused import rotate
 from sapo_backends.torch_backend.mixture import fused, fused_backward, is_plain, plain, plain_backward
 from sapo_backends.torch_backend.packing import Slab
-from sapo_backends.torch_backend.scripting import scripted
+from sapo_backends.torch_backend.scripting import Function, scripted
 
 
 class Piece(NamedTuple):
@@ -188,16 +188,22 @@ class GroupAttention:
         return result
 
 
+def _fast(function: Function, device: torch.device) -> Function:
+    """Elsewhere than on a CPU TorchScript would compile kernels for each shape."""
+    return scripted(function) if device.type == "cpu" else function
+
+
 class _GroupAttention(torch.autograd.Function):
     """All attentions of a layer with the rotation, so that their gradient is one tensor, written once."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, heads: int, pieces: list[Piece]) -> Tensor:
-        result, kept = scripted(attend)(rows, heads, pieces)
+        result, kept = _fast(attend, rows.device)(rows, heads, pieces)
         ctx.save_for_backward(*kept)
         ctx.pieces = pieces
         return result
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        return scripted(attend_backward)(gradients[0], list(ctx.saved_tensors), ctx.pieces), None, None
+        slopes = gradients[0]
+        return _fast(attend_backward, slopes.device)(slopes, list(ctx.saved_tensors), ctx.pieces), None, None
