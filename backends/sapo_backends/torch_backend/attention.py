@@ -15,7 +15,7 @@ from torch import Tensor
 from sapo_backends.torch_backend.fused import rotate
 from sapo_backends.torch_backend.mixture import fused, fused_backward, is_plain, plain, plain_backward
 from sapo_backends.torch_backend.packing import Slab
-from sapo_backends.torch_backend.scripting import Function, scripted
+from sapo_backends.torch_backend.scripting import on_cpu
 
 
 class Piece(NamedTuple):
@@ -188,17 +188,12 @@ class GroupAttention:
         return result
 
 
-def _fast(function: Function, device: torch.device) -> Function:
-    """Elsewhere than on a CPU TorchScript would compile kernels for each shape."""
-    return scripted(function) if device.type == "cpu" else function
-
-
 class _GroupAttention(torch.autograd.Function):
     """All attentions of a layer with the rotation, so that their gradient is one tensor, written once."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, heads: int, pieces: list[Piece]) -> Tensor:
-        result, kept = _fast(attend, rows.device)(rows, heads, pieces)
+        result, kept = on_cpu(attend, rows)(rows, heads, pieces)
         ctx.save_for_backward(*kept)
         ctx.pieces = pieces
         return result
@@ -206,4 +201,4 @@ class _GroupAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         slopes = gradients[0]
-        return _fast(attend_backward, slopes.device)(slopes, list(ctx.saved_tensors), ctx.pieces), None, None
+        return on_cpu(attend_backward, slopes)(slopes, list(ctx.saved_tensors), ctx.pieces), None, None

@@ -3,13 +3,33 @@
 On a CPU these elementwise parts cost as much as the matrix products when left to autograd.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from sapo_backends.torch_backend.scripting import on_cpu
+
+
+def _norm(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    scale = inverse_norm(x, eps)  # (..., 1)
+    return (x * scale).mul_(weight), scale
+
+
+def _norm_backward(x: Tensor, weight: Tensor, scale: Tensor, slope: Tensor, trained: bool) -> list[Tensor]:
+    """The gradient by x, and where it is trained by the weight."""
+    normal = x * scale
+    result: list[Tensor] = []
+    if trained:
+        parts = (slope * normal).reshape(-1, x.shape[-1])
+        result.append(torch.mm(parts.new_ones([1, len(parts)]), parts)[0])  # a sum, but several times faster
+    slope = slope * weight
+    # What only changes x's length has no effect.
+    along = torch.linalg.vecdot(slope, normal).unsqueeze(-1).mul_(1.0 / x.shape[-1])
+    # (slope - normal * along) * scale; addcmul and sub are several times slower than this in bfloat16.
+    result.append(slope.add_(normal.mul_(along.neg_())).mul_(scale))
+    return result
 
 
 class _RmsNorm(torch.autograd.Function):
@@ -17,25 +37,31 @@ class _RmsNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        scale = inverse_norm(x, eps)  # (..., 1)
+        normal, scale = on_cpu(_norm, x)(x, weight, eps)
         ctx.save_for_backward(x, weight, scale)
-        normal: Tensor = x * scale
-        return normal.mul_(weight)
+        return normal
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor | None, None]:
-        x, weight, scale = ctx.saved_tensors
-        normal = x * scale
-        into_weight = None
-        if ctx.needs_input_grad[1]:
-            parts = (gradients[0] * normal).reshape(-1, x.shape[-1])
-            into_weight = torch.mm(parts.new_ones(1, len(parts)), parts)[0]  # a sum, but several times faster
-        slope = gradients[0] * weight
-        # What only changes x's length has no effect.
-        along = torch.linalg.vecdot(slope, normal).unsqueeze(-1).mul_(1.0 / x.shape[-1])
-        # (slope - normal * along) * scale; addcmul and sub are several times slower than this in bfloat16.
-        into_x: Tensor = slope.add_(normal.mul_(along.neg_())).mul_(scale)
-        return into_x, into_weight, None
+        (x, weight, scale), trained = ctx.saved_tensors, ctx.needs_input_grad[1]
+        found = on_cpu(_norm_backward, x)(x, weight, scale, gradients[0], trained)
+        return found[-1], found[0] if trained else None, None
+
+
+def _gate(gate_up: Tensor) -> tuple[Tensor, Tensor]:
+    """silu(gate), kept because its exponential costs more than its memory, and that times up."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    opened = F.silu(gate)
+    return opened * up, opened
+
+
+def _gate_backward(gate_up: Tensor, opened: Tensor, slope: Tensor) -> Tensor:
+    gate, up = gate_up.chunk(2, dim=-1)
+    result = torch.empty_like(gate_up)
+    into_gate, into_up = result.chunk(2, dim=-1)
+    torch.mul(slope, opened, out=into_up)
+    torch.ops.aten.silu_backward(slope * up, gate, grad_input=into_gate)
+    return result
 
 
 class _SwiGlu(torch.autograd.Function):
@@ -43,20 +69,14 @@ class _SwiGlu(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, gate_up: Tensor) -> Tensor:
-        gate, up = gate_up.chunk(2, dim=-1)
-        opened = F.silu(gate)  # kept: its exponential costs more than its memory
+        result, opened = on_cpu(_gate, gate_up)(gate_up)
         ctx.save_for_backward(gate_up, opened)
-        return opened * up
+        return result
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
         gate_up, opened = ctx.saved_tensors
-        gate, up = gate_up.chunk(2, dim=-1)
-        result = torch.empty_like(gate_up)
-        into_gate, into_up = result.chunk(2, dim=-1)
-        torch.mul(gradients[0], opened, out=into_up)
-        torch.ops.aten.silu_backward.grad_input(gradients[0] * up, gate, grad_input=into_gate)
-        return result
+        return on_cpu(_gate_backward, gate_up)(gate_up, opened, gradients[0])
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -29,6 +30,11 @@ def scripted(function: Function) -> Function:
         with _SCRIPTING:
             known = _KNOWN.setdefault(function, _script(function))
     return known  # type: ignore[return-value]
+
+
+def on_cpu(function: Function, x: Tensor) -> Function:
+    """scripted(function) for a tensor in the processor's memory; elsewhere TorchScript would compile kernels for each shape."""
+    return scripted(function) if x.device.type == "cpu" else function
 
 
 def _script(function: Callable[..., Any]) -> Callable[..., Any]:
