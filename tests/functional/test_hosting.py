@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import re
 import signal
@@ -236,26 +237,26 @@ async def test_a_store_that_dies_is_503_and_nothing_hangs_until_it_is_back(
 ) -> None:
     """The coordinator stays up, answers at once with Retry-After, and goes on when the store returns."""
     try:
-        server = LocalRedis()
+        server = LocalRedis(sync="no")
     except NoRedis:
         if os.environ.get("CI") == "true":
             pytest.fail(MISSING)
         pytest.skip(MISSING)
     hosted: Hosted = await begin(settings(tmp_path, store=server.url, folder=str(tmp_path)))  # type: ignore[misc]
     node = Identity.generate()
-    async with NodeClient(hosted.invite, node) as client, aiohttp.ClientSession(hosted.url) as session:
-        await client.join()
-        assert (await client.exchange([sim_group(node, hosted.invite.swarm, 1, 0)], 0)).accepted == 1
-        server.kill()
-        client.next_at = 0
-        away = await client.exchange([sim_group(node, hosted.invite.swarm, 2, 0)], 0)
-        assert (away.connected, away.code) == (False, "store_down")
-        async with session.get("/readyz") as response:
-            assert (response.status, "Retry-After" in response.headers) == (503, True)
-        async with session.get("/healthz") as response:
-            assert response.status == 200
-        server.start()
-        client.next_at = 0
-        back = await client.exchange([sim_group(node, hosted.invite.swarm, 3, 0)], 0)
-        assert (back.accepted, back.pool, back.mine) == (1, 2, 2)
-    server.close()
+    with contextlib.closing(server):
+        async with NodeClient(hosted.invite, node) as client, aiohttp.ClientSession(hosted.url) as session:
+            await client.join()
+            assert (await client.exchange([sim_group(node, hosted.invite.swarm, 1, 0)], 0)).accepted == 1
+            server.kill()
+            client.next_at = 0
+            away = await client.exchange([sim_group(node, hosted.invite.swarm, 2, 0)], 0)
+            assert (away.connected, away.code) == (False, "store_down")
+            async with session.get("/readyz") as response:
+                assert (response.status, "Retry-After" in response.headers) == (503, True)
+            async with session.get("/healthz") as response:
+                assert response.status == 200
+            server.start()
+            client.next_at = 0
+            back = await client.exchange([sim_group(node, hosted.invite.swarm, 3, 0)], 0)
+            assert (back.accepted, back.pool, back.mine) == (1, 2, 2)

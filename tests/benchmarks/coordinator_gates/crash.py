@@ -89,7 +89,7 @@ def run(quick: bool, store: str) -> Gate:
     times, after = (2, 30) if quick else (20, 200)
     acknowledged: set[bytes] = set()
     rng, ready = random.Random(1), []
-    redis_server = LocalRedis() if store == "redis" else None
+    redis_server = LocalRedis(sync="no") if store == "redis" else None
     with contextlib.ExitStack() as stack:
         if redis_server is not None:
             stack.callback(redis_server.close)

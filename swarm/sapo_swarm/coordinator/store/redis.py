@@ -2,7 +2,7 @@
 
 A ring of keys with lifetimes: an exchange is one Lua call, a sample one MGET of random slots (more while the ring is
 thin), its credit one more call. Nothing scans. The server's own maxmemory bounds bytes; with `appendonly yes` and
-`appendfsync everysec` an acknowledged group survives what SQLite's would.
+`appendfsync always` an acknowledged group survives what SQLite's would, with `everysec` all but the last two seconds'.
 """
 
 from __future__ import annotations
