@@ -219,10 +219,11 @@ def run(
     plan: Plan,
     folder: Path,
     say: Callable[[str], None],
+    clock: Callable[[], float] | None = None,
 ) -> dict[str, float]:
     """Train until the minutes of the plan and of its polish are used; resumes from the folder's checkpoint.
 
-    Gives steps, seconds, tokens.
+    clock: seconds, see Plan.minutes. Gives steps, seconds, tokens.
     """
     folder.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(plan.threads)
@@ -234,7 +235,8 @@ def run(
     state = _resume(folder, model, opts)
     (folder / "plan.json").write_text(json.dumps(asdict(plan), indent=1))
     pad = token_id(tokenizer, END)
-    clock = time.process_time if device.type == "cpu" and plan.threads == 1 else time.monotonic
+    if clock is None:
+        clock = time.process_time if device.type == "cpu" and plan.threads == 1 else time.monotonic
     begun = saved = clock()
     earlier, shown = state["seconds"], []
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -63,6 +65,12 @@ def toy() -> tuple[list[Example], train.Tokenizer]:
     return examples, train_tokenizer([prompt_text(e.prompt) + e.completion for e in examples])
 
 
+def ticking() -> Callable[[], float]:
+    """A clock by which a step takes a fiftieth of a second, however busy this machine is."""
+    ticks = itertools.count()
+    return lambda: next(ticks) / 100
+
+
 def test_a_run_learns_and_a_stopped_run_goes_on_where_it_was(tmp_path: Path) -> None:
     """Weights and momenta come back from the checkpoint; the clock does too."""
     examples, words = toy()
@@ -73,7 +81,7 @@ def test_a_run_learns_and_a_stopped_run_goes_on_where_it_was(tmp_path: Path) -> 
         net = model.Qwen2(SHAPE)
         net.initialise(0)
         plan = train.Plan(minutes=minutes, height=4, half=False)
-        return net, train.run(net, rows, [(1.0, {})], [(1.0, {})], words, plan, tmp_path, said.append)
+        return net, train.run(net, rows, [(1.0, {})], [(1.0, {})], words, plan, tmp_path, said.append, ticking())
 
     first, early = go(0.05)
     again, late = go(0.05)
@@ -102,7 +110,8 @@ def test_the_polish_is_a_second_schedule_that_draws_other_tasks(tmp_path: Path) 
     net = model.Qwen2(SHAPE)
     net.initialise(0)
     plan = train.Plan(minutes=0.01, polish=0.08, polish_rate=1.0, height=4, half=False)
-    done = train.run(net, rows, [(1.0, {"basic_arithmetic": 0.0})], [(1.0, {"bf": 0.0})], words, plan, tmp_path, print)
+    main, polish = [(1.0, {"basic_arithmetic": 0.0})], [(1.0, {"bf": 0.0})]
+    done = train.run(net, rows, main, polish, words, plan, tmp_path, print, ticking())
     assert done["polishing"]
     assert done["seconds"] >= 5.4
     drawn = dict(sample(net.eval(), words, [prompt_text("Say 7.")], group=1, room=12, temperature=0))
