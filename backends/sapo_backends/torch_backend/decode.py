@@ -1,4 +1,4 @@
-"""One decode step of a whole batch as a single function that TorchScript can run.
+"""One decode step of a whole batch as a single function that TorchScript can run (scripting.py).
 
 On processors whose bfloat16 goes through oneDNN the weights are laid out for it once a batch.
 """
@@ -189,7 +189,7 @@ def decode_step(
     return x
 
 
-class Ends(NamedTuple):
+class Frame(NamedTuple):
     """What lies around the layers: embedding (V, hidden), last norm, unembedding, and rope.RopeTable's tables."""
 
     embed: Tensor
@@ -204,7 +204,7 @@ def next_logits(
     positions: Tensor,
     fed: Tensor,
     picked: Tensor,
-    ends_of: Ends,
+    frame: Frame,
     layers: list[Layer],
     caches: list[Keys],
     ends: list[int],
@@ -217,10 +217,10 @@ def next_logits(
 
     fed, picked: the row that each place is fed, and each row's place, filled up to numbers that products are compiled for.
     """
-    x = F.embedding(tokens[fed], ends_of.embed)
-    cos, sin = ends_of.cos[positions].unsqueeze(1), ends_of.sin[positions].unsqueeze(1)
+    x = F.embedding(tokens[fed], frame.embed)
+    cos, sin = frame.cos[positions].unsqueeze(1), frame.sin[positions].unsqueeze(1)
     x = decode_step(x, cos, sin, layers, caches, ends, biases, shape, slot, hidden)
-    return linear(_norm(x[picked], ends_of.norm, shape.norm_eps), ends_of.head)
+    return linear(_norm(x[picked], frame.norm, shape.norm_eps), frame.head)
 
 
 Step = Callable[..., Tensor]

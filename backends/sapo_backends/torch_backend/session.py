@@ -16,7 +16,7 @@ from sapo_backends.spec import DecoderSpec
 from sapo_backends.torch_backend.attention import PromptAttention
 from sapo_backends.torch_backend.cache import Cache, grid
 from sapo_backends.torch_backend.captured import RECORDER, Inputs, Recorded
-from sapo_backends.torch_backend.decode import Ends, Layer, Projection, Shape, fast_step, next_logits
+from sapo_backends.torch_backend.decode import Frame, Layer, Projection, Shape, fast_step, next_logits
 from sapo_backends.torch_backend.decoder import Weights, hidden_states
 from sapo_backends.torch_backend.packing import filled, lay_out
 from sapo_backends.torch_backend.rope import RopeTable
@@ -156,13 +156,13 @@ class LeanSession:
     def _compute(self, tokens: Tensor, positions: Tensor, recorded: Inputs | None = None) -> Tensor:
         """Compute every place, then pick the rows; both in numbers that products are compiled for."""
         spec, cache, drawing = self._spec, self._cache, self._drawing
-        ends_of = Ends(drawing.weights.tensors["embed"], drawing.weights.tensors["norm"], drawing.head, *self._angles)
+        frame = Frame(drawing.weights.tensors["embed"], drawing.weights.tensors["norm"], drawing.head, *self._angles)
         shape = Shape(spec.heads, spec.kv_heads, cache.entries, cache.width, cache.used, spec.norm_eps)
         step, slot, hidden = fast_step(), None, None
         if recorded is not None:  # Python's part of a step is not recorded, and TorchScript's profiling must not be
             step, slot, hidden = next_logits, recorded.slot, recorded.hidden
         keys = drawing.layers, cache.layers, cache.ends, cache.biases
-        return step(tokens, positions, self._fed, self._picked, ends_of, *keys, shape, slot, hidden)[: len(self._owner)]
+        return step(tokens, positions, self._fed, self._picked, frame, *keys, shape, slot, hidden)[: len(self._owner)]
 
     def _seat(self, places: Tensor, place_of: Tensor) -> None:
         """places, place_of: as cache.grid gives them."""
