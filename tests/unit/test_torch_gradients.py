@@ -92,6 +92,27 @@ def test_the_gradient_of_shared_prompt_attention_equals_autograd(
     assert torch.autograd.gradcheck(lambda x: attend(0, 4, x, cos, sin), (rows,))
 
 
+@pytest.mark.parametrize(("plain", "separate"), [(True, True), (False, True), (False, False)])
+def test_shared_prompt_attention_in_bfloat16_is_that_in_float32_but_for_rounding(
+    plain: bool, separate: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Result and gradient, in every layout: what comes back into a prompt is summed in float32 in between."""
+    monkeypatch.setattr("sapo_backends.torch_backend.packing.apart", lambda _: separate)
+    monkeypatch.setattr("sapo_backends.torch_backend.mixture.PLAIN_SCORES", 1 << 23 if plain else 0)
+    torch.manual_seed(0)
+    flat = pack(
+        [((1, 2, 3), (4, 5, 6)), ((1, 2, 3), (7, 8)), ((1, 2, 3, 4, 5), (6, 7, 8))], [0, 1, 2], torch.device("cpu")
+    ).flat
+    angles, rows = _angles(len(flat.ids), 4), torch.randn(len(flat.ids), 8, 4)
+    found = []
+    for kind in (torch.float32, torch.bfloat16):
+        leaf = rows.to(kind).requires_grad_()
+        mixed = GroupAttention(flat.slabs)(0, 4, leaf, *(x.to(kind) for x in angles))
+        found.append((mixed.float(), torch.autograd.grad(mixed.float().square().sum(), leaf)[0].float()))
+    for exact, rounded in zip(*found, strict=True):
+        torch.testing.assert_close(rounded, exact, atol=0.03, rtol=0.03)
+
+
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_chunked_logprobs_equal_autograd(temperature: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Values, entropy and both gradients, through a trained and a frozen head, whether probabilities are kept or made again,

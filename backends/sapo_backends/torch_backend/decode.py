@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sapo_backends.torch_backend.fused import inverse_norm, rotate
+from sapo_backends.torch_backend.fused import normalised, rotate
 from sapo_backends.torch_backend.scripting import scripted
 
 
@@ -66,7 +66,7 @@ class Shape(NamedTuple):
 
 
 def _norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    return (x * inverse_norm(x, eps)).mul_(weight)
+    return normalised(x, weight, eps)[0]
 
 
 def _adapted(y: Tensor, x: Tensor, of: Projection) -> Tensor:

@@ -12,7 +12,8 @@ from torch import Tensor
 from sapo_backends.torch_backend.scripting import on_cpu
 
 
-def _norm(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+def normalised(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """x r w, see rms_norm, and r."""
     scale = inverse_norm(x, eps)  # (..., 1)
     return (x * scale).mul_(weight), scale
 
@@ -37,7 +38,7 @@ class _RmsNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        normal, scale = on_cpu(_norm, x)(x, weight, eps)
+        normal, scale = on_cpu(normalised, x)(x, weight, eps)
         ctx.save_for_backward(x, weight, scale)
         return normal
 
@@ -105,7 +106,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return result
     if x.device.type != "cpu":
         return F.rms_norm(x, weight.shape, weight, eps)
-    return (x * inverse_norm(x, eps)).mul_(weight)
+    return normalised(x, weight, eps)[0]
 
 
 def swiglu(gate_up: Tensor) -> Tensor:
