@@ -13,7 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from sapo_swarm.constant_answer import MAX_CHARACTERS, ConstantAnswer
 from sapo_swarm.events import Evaluated, TaskScore
+from sapo_swarm.prompting import extract_answer
 from sapo_swarm.scoring.scorer import Scored
 from sapo_swarm.tasks.catalogue import preset_of
 from sapo_swarm.tasks.seeds import held_out
@@ -25,12 +27,17 @@ RESAMPLES = 2000
 
 @dataclass(frozen=True, slots=True)
 class ItemResult:
-    """The samples of one held-out item: a verdict each, whether it held an answer, whether it hit the token limit."""
+    """The samples of one held-out item: a verdict each, whether it held an answer, whether it hit the token limit.
+
+    answers: what each sample answered, cut off one character after MAX_CHARACTERS, "" without an answer; none where nobody kept
+    them.
+    """
 
     ref: TaskRef
     correct: tuple[bool, ...]
     well_formed: tuple[bool, ...]
     truncated: tuple[bool, ...]
+    answers: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.correct or not len(self.correct) == len(self.well_formed) == len(self.truncated):
@@ -90,13 +97,14 @@ def items(tasks: Iterable[str], preset: str, per_task: int, start: int = 0) -> l
     return [held_out(task, preset_of(task, preset), index) for task in tasks for index in numbers]
 
 
-def item_result(ref: TaskRef, scored: Scored, finishes: Sequence[Finish]) -> ItemResult:
-    """The scorer's verdicts and the engine's finish reasons of one item. Raises ValueError where the counts differ."""
+def item_result(ref: TaskRef, scored: Scored, finishes: Sequence[Finish], texts: Sequence[str] = ()) -> ItemResult:
+    """The scorer's verdicts, the engine's finish reasons and the texts of one item. Raises ValueError where the counts differ."""
     return ItemResult(
         ref,
         correct=tuple(reward == 1.0 for reward in scored.rewards),
         well_formed=scored.well_formed,
         truncated=tuple(finish == "length" for finish in finishes),
+        answers=tuple((extract_answer(text) or "")[: MAX_CHARACTERS + 1] for text in texts),
     )
 
 
@@ -167,9 +175,12 @@ def mcnemar_exact(gained: int, lost: int) -> float:
     return min(1.0, 2 * tail / (1 << discordant))
 
 
-def task_scores(results: Sequence[ItemResult]) -> tuple[TaskScore, ...]:
-    """One score a task, in order of first appearance."""
-    return tuple(_task_score(task, group) for task, group in _by_task(results).items())
+def task_scores(
+    results: Sequence[ItemResult], constants: Mapping[str, ConstantAnswer] | None = None
+) -> tuple[TaskScore, ...]:
+    """One score a task, in order of first appearance. constants: the commonest answer of some of the tasks."""
+    known = constants or {}
+    return tuple(_task_score(task, group, known.get(task)) for task, group in _by_task(results).items())
 
 
 def evaluated(
@@ -178,6 +189,7 @@ def evaluated(
     temperature: float,
     seconds: float,
     base: Sequence[ItemResult] | None = None,
+    constants: Mapping[str, ConstantAnswer] | None = None,
 ) -> Evaluated:
     """The event of an evaluation; base: the untrained model's results on the same items. Raises ValueError."""
     rates = np.array([item.rate for item in results], dtype=np.float64)
@@ -193,7 +205,7 @@ def evaluated(
         delta=change.delta.value if change else None,
         delta_low=change.delta.low if change else None,
         delta_high=change.delta.high if change else None,
-        tasks=task_scores(results),
+        tasks=task_scores(results, constants),
         seconds=seconds,
     )
 
@@ -254,7 +266,7 @@ def _by_task(results: Iterable[ItemResult]) -> dict[str, list[ItemResult]]:
     return grouped
 
 
-def _task_score(task: str, results: Sequence[ItemResult]) -> TaskScore:
+def _task_score(task: str, results: Sequence[ItemResult], constant: ConstantAnswer | None) -> TaskScore:
     samples = sum(len(item.correct) for item in results)
     low, high = _rate_interval(results)
     return TaskScore(
@@ -265,6 +277,9 @@ def _task_score(task: str, results: Sequence[ItemResult]) -> TaskScore:
         high=high,
         well_formed=sum(sum(item.well_formed) for item in results) / samples,
         truncated=sum(sum(item.truncated) for item in results) / samples,
+        constant=constant.text if constant else "",
+        constant_share=constant.share if constant else 0.0,
+        constant_right=constant.right if constant else 0.0,
     )
 
 

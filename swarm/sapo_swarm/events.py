@@ -124,7 +124,11 @@ class GroupRecorded(_Event, frozen=True, kw_only=True, tag="group"):
 
 
 class TaskScore(msgspec.Struct, frozen=True):
-    """Held-out result of one task: correct answers of items * samples, with its 95 % interval."""
+    """Held-out result of one task: correct answers of items * samples, with its 95 % interval.
+
+    constant: the answer that came most often, where it came often (sapo_swarm.constant_answer; the model's text: show it through
+    safe_text), its share of the samples, and its pass@1 if it were given to every item.
+    """
 
     task: str
     items: int
@@ -133,6 +137,9 @@ class TaskScore(msgspec.Struct, frozen=True):
     high: float
     well_formed: float
     truncated: float
+    constant: str = ""
+    constant_share: float = 0.0
+    constant_right: float = 0.0
 
 
 class Evaluated(_Event, frozen=True, kw_only=True, tag="evaluation"):

@@ -119,3 +119,22 @@ async def test_questions_that_do_not_fit_into_the_model_are_passed_over(tmp_path
     await host.close()
     assert len(results) == 6
     assert any(r.truncated == (True, True) and r.correct == (False, False) for r in results)
+
+
+async def test_the_commonest_answer_is_judged_on_every_question_by_the_real_verifier() -> None:
+    """(P ∨ Q) follows from most of the paper's premises; 7 is no formula; a text nobody repeats is not looked at."""
+    from sapo_swarm.evaluation import ItemResult, items
+    from sapo_swarm.node.evaluate import constant_answers
+    from sapo_swarm.scoring.scorer import Scorer
+
+    def said(answer: str) -> list[ItemResult]:
+        refs = items(["propositional_logic"], "paper", 40)
+        return [ItemResult(ref, (False,), (True,), (False,), (answer or str(ref.index),)) for ref in refs]
+
+    async with Scorer() as scorer:
+        formula = (await constant_answers(scorer, said("(P ∨ Q)")))["propositional_logic"]
+        number = (await constant_answers(scorer, said("7")))["propositional_logic"]
+        assert await constant_answers(scorer, said("")) == {}
+    assert (formula.text, formula.share) == ("(P ∨ Q)", 1.0)
+    assert 0.6 < formula.right < 0.95
+    assert number.right == 0.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -32,6 +33,7 @@ from sapo_swarm.events import (
     RunStarted,
     StateChanged,
     SwarmUpdated,
+    TaskScore,
 )
 from sapo_swarm.types import Group, Question, Rollout, TaskRef
 
@@ -89,6 +91,14 @@ def test_a_gain_is_told_with_its_interval_and_items() -> None:
 
 def test_a_loss_is_told_as_plainly() -> None:
     assert "-6.7 points (95 %: -8.8 to -4.6)" in heldout(evaluated((-0.067, -0.088, -0.046)))
+
+
+def test_a_task_whose_score_is_one_answer_to_everything_says_so() -> None:
+    tricked = TaskScore("logic", 16, 0.5, 0.3, 0.7, 1.0, 0.0, "(P ∨ Q)", 0.8, 0.8)
+    honest = TaskScore("sums", 16, 0.5, 0.3, 0.7, 1.0, 0.0, "4", 0.2, 0.1)
+    said = heldout(msgspec.structs.replace(evaluated((0.1, 0.05, 0.15)), tasks=(tricked, honest)))
+    assert "one answer: logic" in said
+    assert "one answer: sums" not in said
 
 
 def test_the_first_measurement_is_only_a_base() -> None:

@@ -15,7 +15,13 @@ from sapo_backends.base import Sampling
 from sapo_desktop.checkpoints import Chosen, choose
 from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import Home
+from sapo_swarm import constant_answer
+from sapo_swarm.constant_answer import ConstantAnswer
 from sapo_swarm.evaluation import Comparison, Interval, ItemResult, compare, items, mean_pass_at_k, task_scores
+from sapo_swarm.safe_text import safe_text
+
+Answers = tuple[list[ItemResult], dict[str, ConstantAnswer]]
+"""A checkpoint's verdicts, and of tasks where one answer is common what that alone would score."""
 
 
 def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
@@ -38,7 +44,7 @@ def main(args: argparse.Namespace) -> int:
     both = [choose(home, args.run, args.before), choose(home, args.run, args.after)]
     began = time.perf_counter()
     before, after = (asyncio.run(_answers(chosen, args)) for chosen in both)
-    comparison = compare(before, after)
+    comparison = compare(before[0], after[0])
     if args.json:
         print(json.dumps(_as_json(args, both, before, after, comparison, time.perf_counter() - began)))
     else:
@@ -46,8 +52,8 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-async def _answers(chosen: Chosen, args: argparse.Namespace) -> list[ItemResult]:
-    from sapo_swarm.node.evaluate import answer
+async def _answers(chosen: Chosen, args: argparse.Namespace) -> Answers:
+    from sapo_swarm.node.evaluate import answer, constant_answers
     from sapo_swarm.node.host import EngineHost
     from sapo_swarm.scoring.scorer import Scorer
 
@@ -63,7 +69,8 @@ async def _answers(chosen: Chosen, args: argparse.Namespace) -> list[ItemResult]
     try:
         await host.load(lambda: chosen.load(lambda fraction, phrase: None))
         async with Scorer() as scorer:
-            return await answer(host, scorer, refs, sampling, args.samples, show)
+            results = await answer(host, scorer, refs, sampling, args.samples, show)
+            return results, await constant_answers(scorer, results)
     finally:
         await host.close()
 
@@ -71,10 +78,11 @@ async def _answers(chosen: Chosen, args: argparse.Namespace) -> list[ItemResult]
 def _print(
     args: argparse.Namespace,
     both: list[Chosen],
-    before: list[ItemResult],
-    after: list[ItemResult],
+    start: Answers,
+    end: Answers,
     comparison: Comparison,
 ) -> None:
+    (before, _), (after, constants) = start, end
     print(f"Before: {both[0].label}\nAfter:  {both[1].label}")
     print(f"{len(after)} held-out questions, temperature {args.temperature:g}, {args.samples} sample(s) each\n")
     print(f"{'pass@1, %':<26}{'before':>8}{'after':>8}   change (95 % interval)")
@@ -93,6 +101,10 @@ def _print(
     print(f"\nItems gained {comparison.gained}, lost {comparison.lost}, McNemar p = {comparison.p_value:.2g}")
     if comparison.kept_share is not None:
         print(f"Share of the gain that remains among well-formed answers: {100 * comparison.kept_share:.0f} %")
+    for score in task_scores(after):
+        common = constants.get(score.task)
+        if common and constant_answer.explains(score.pass_at_1, common.share, common.right):
+            print(f"One answer to everything: {safe_text(constant_answer.sentence(score.task, common), lines=False)}")
 
 
 def _change(interval: Interval) -> str:
@@ -103,11 +115,12 @@ def _change(interval: Interval) -> str:
 def _as_json(
     args: argparse.Namespace,
     both: list[Chosen],
-    before: list[ItemResult],
-    after: list[ItemResult],
+    start: Answers,
+    end: Answers,
     comparison: Comparison,
     seconds: float,
 ) -> dict[str, object]:
+    (before, constants_before), (after, constants_after) = start, end
     ks = [k for k in (1, 2, 4, 8, 16, 32, 64) if k <= args.samples]
     return {
         "before": both[0].label,
@@ -118,8 +131,8 @@ def _as_json(
         "samples": args.samples,
         "pass_at_k_before": {k: mean_pass_at_k(before, k) for k in ks},
         "pass_at_k_after": {k: mean_pass_at_k(after, k) for k in ks},
-        "tasks_before": msgspec.to_builtins(task_scores(before)),
-        "tasks_after": msgspec.to_builtins(task_scores(after)),
+        "tasks_before": msgspec.to_builtins(task_scores(before, constants_before)),
+        "tasks_after": msgspec.to_builtins(task_scores(after, constants_after)),
         "comparison": msgspec.to_builtins(comparison),
         "seconds": seconds,
     }

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import jinja2
 
-from sapo_swarm.lab import along, kinds
+from sapo_swarm.lab import along, by_task, kinds
 from sapo_swarm.lab.results import comparable, load_all
 from sapo_swarm.lab.schema import Experiment
 from sapo_swarm.lab.table import HEADS, MORE_HEADS, Row, cells, more_cells, rows, sentence
@@ -27,7 +27,11 @@ ALONG = (
     "measured, the straight line between two evaluations."
 )
 
-
+TASKS = (
+    "By task: held-out pass@1 at the end in percent, of the arm and of the one it is compared with, means over seeds; the "
+    "gain over all tasks, and the gain without the task that gained most. A gain that is gone without it was one "
+    "trick, not better answers."
+)
 KINDS = (
     "Nodes that differ: what each kind has learnt at the end, each node on the held-out questions that it answered (its "
     "untrained model on the same ones), and the relative gain over nodes of that kind in the arm compared with."
@@ -36,12 +40,14 @@ KINDS = (
 
 @dataclass(frozen=True, slots=True)
 class _Contents:
-    """What both pages show. on_the_way: lines of along.py, by_kind: of kinds.py. figures: caption and file. command: runs the
-    experiment."""
+    """What both pages show. on_the_way: lines of along.py; by_task: heads and lines, constants: sentences of by_task.py;
+    by_kind: lines of kinds.py. figures: caption and file. command: runs the experiment."""
 
     experiment: Experiment
     table: Sequence[Row]
     on_the_way: Sequence[Sequence[str]]
+    by_task: Sequence[Sequence[str]]
+    constants: Sequence[str]
     by_kind: Sequence[Sequence[str]]
     figures: Sequence[tuple[str, Path]]
     command: str
@@ -62,8 +68,17 @@ def write(experiment: Experiment, out: Path, to: Path, command: str) -> list[Pat
     figures = draw(experiment, found, table, to)
     first = next(iter(found.values()))[0]
     versions = ", ".join(f"{name} {version}" for name, version in first.versions.items())
-    further = along.lines(experiment, found), kinds.lines(experiment, found)
-    contents = _Contents(experiment, table, *further, figures, command, versions)
+    contents = _Contents(
+        experiment,
+        table,
+        along.lines(experiment, found),
+        [by_task.heads(by_task.tasks_of(found)), *by_task.lines(experiment, found)],
+        by_task.sentences(experiment, found),
+        kinds.lines(experiment, found),
+        figures,
+        command,
+        versions,
+    )
     pages = {"report.html": _html(contents), "report.md": _markdown(contents)}
     for name, text in pages.items():
         (to / name).write_text(text, encoding="utf-8")
@@ -112,6 +127,10 @@ def _html(contents: _Contents) -> str:
         along_note=ALONG,
         along_heads=along.heads(),
         along=contents.on_the_way,
+        tasks_note=TASKS,
+        tasks_heads=contents.by_task[0],
+        tasks=contents.by_task[1:],
+        constants=contents.constants,
         kinds_note=KINDS,
         kinds_heads=kinds.heads(),
         kinds=contents.by_kind,
@@ -135,6 +154,9 @@ def _markdown(contents: _Contents) -> str:
         _grid(HEADS, [cells(row, names) for row in contents.table]),
         ALONG if contents.on_the_way else "",
         _grid(along.heads(), contents.on_the_way) if contents.on_the_way else "",
+        TASKS if contents.by_task[1:] else "",
+        _grid(contents.by_task[0], contents.by_task[1:]) if contents.by_task[1:] else "",
+        "\n".join(f"- {text}" for text in contents.constants),
         KINDS if contents.by_kind else "",
         _grid(kinds.heads(), contents.by_kind) if contents.by_kind else "",
         _grid(MORE_HEADS, list(dict.fromkeys(more_cells(row) for row in contents.table))),

@@ -10,6 +10,7 @@ import msgspec
 
 from sapo_backends.base import Completion, Sampling
 from sapo_swarm.config import RunConfig
+from sapo_swarm.constant_answer import ConstantAnswer, commonest, scores
 from sapo_swarm.evaluation import ItemResult, evaluated, item_result, items
 from sapo_swarm.events import Evaluated
 from sapo_swarm.node.host import EngineHost
@@ -44,11 +45,26 @@ async def answer(
         drawn = await _draw(host, questions, sampling, samples, seed)
         texts = [[host.engine.tokenizer.decode(c.tokens) for c in group] for group in drawn]
         scored = await scorer.score_own([(q.ref, t) for q, t in zip(questions, texts, strict=True)])
-        for question, group, verdict in zip(questions, drawn, scored, strict=True):
-            results.append(item_result(question.ref, verdict, [c.finish for c in group]))
+        for question, group, said, verdict in zip(questions, drawn, texts, scored, strict=True):
+            results.append(item_result(question.ref, verdict, [c.finish for c in group], said))
         if on_progress is not None:
             on_progress(min(1.0, (start + BATCH) / len(refs)))
     return results
+
+
+async def constant_answers(scorer: Scorer, results: Sequence[ItemResult]) -> dict[str, ConstantAnswer]:
+    """Task -> its commonest answer and what that alone would score on the same items; tasks without a common one are left out.
+
+    Raises ScorerUnavailable.
+    """
+    common = commonest((result.ref, result.answers) for result in results)
+    refs = [result.ref for result in results if result.ref.dataset in common]
+    rewards: dict[str, list[float]] = {}
+    for start in range(0, len(refs), BATCH):
+        batch = [(ref, (f"<answer>{common[ref.dataset][0]}</answer>",)) for ref in refs[start : start + BATCH]]
+        for (ref, _), scored in zip(batch, await scorer.score_own(batch), strict=True):
+            rewards.setdefault(ref.dataset, []).append(scored.rewards[0])
+    return scores(common, rewards)
 
 
 async def _draw(
@@ -84,7 +100,9 @@ class Examiner:
         base = {r.ref: r for r in read_results(self._base)} if rounds_done and self.has_base() else {}
         paired = [base[r.ref] for r in results if r.ref in base]
         whole = len(paired) == len(results)
-        return evaluated(results, rounds_done, 1.0, time.perf_counter() - began, paired if whole and paired else None)
+        constants = await constant_answers(self._scorer, results)
+        seconds = time.perf_counter() - began
+        return evaluated(results, rounds_done, 1.0, seconds, paired if whole and paired else None, constants)
 
     async def fresh(self, factor: int, on_progress: Ask) -> list[ItemResult]:
         """Verdicts on `factor` times as many held-out items, none of which the regular evaluation asks."""

@@ -40,6 +40,10 @@ WORDS = (
         "held-out",
         "strict 0/1 score on fixed questions that training never sees: the figure that tells whether it learns",
     ),
+    (
+        "one answer",
+        "of this task's score most is an answer that the model gives whatever is asked, and that often happens to be right",
+    ),
     ("informative", "groups with unequal rewards: only these can teach something"),
     (
         "group",

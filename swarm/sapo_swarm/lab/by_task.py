@@ -1,0 +1,89 @@
+"""Where a gain comes from: held-out pass@1 by task, the gain without the task that gained most, and answers to everything."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from sapo_swarm.constant_answer import explains, sentence
+from sapo_swarm.evaluation import Interval
+from sapo_swarm.lab.results import HeldOut, RunResult
+from sapo_swarm.lab.schema import Experiment
+from sapo_swarm.lab.statistics import mean_interval, paired_gain, percent
+from sapo_swarm.safe_text import safe_text
+
+
+def heads(tasks: Sequence[str]) -> tuple[str, ...]:
+    return ("arm", "compared with", *tasks, "gain", "without the task that gained most", "gain without it")
+
+
+def tasks_of(found: Mapping[str, Sequence[RunResult]]) -> list[str]:
+    """In the order in which they were asked."""
+    points = [run.last for runs in found.values() for run in runs if run.last is not None]
+    return list(dict.fromkeys(task for point in points for task in point.tasks))
+
+
+def lines(experiment: Experiment, found: Mapping[str, Sequence[RunResult]]) -> list[tuple[str, ...]]:
+    """A line for every arm with a result at the end, and for every arm that it is compared with: pass@1 of both in percent,
+    over the seeds that both have."""
+    tasks = tasks_of(found)
+    result: list[tuple[str, ...]] = []
+    for arm in experiment.arms:
+        mine = _last(found.get(arm.name, ()))
+        if not mine:
+            continue
+        for other in [name for name in arm.against if _last(found.get(name, ()))] or [""]:
+            theirs = _last(found.get(other, ()))
+            shared = mine.keys() & theirs.keys() or mine.keys()
+            both = [{seed: some[seed] for seed in shared} for some in (mine, theirs) if shared <= some.keys()]
+            cells = [" : ".join(f"{100 * _mean(points, task):.1f}" for points in both) for task in tasks]
+            gain, left_out, without = split(mine, theirs)
+            shown = experiment.arm(other).shown if other else "–"
+            told = (percent(gain, 0, signed=True), left_out or "–", percent(without, 0, signed=True))
+            result.append((arm.shown, shown, *cells, *told))
+    return result
+
+
+def split(mine: Mapping[int, HeldOut], theirs: Mapping[int, HeldOut]) -> tuple[Interval, str, Interval]:
+    """Seed -> results: relative gain over all tasks, the task that gained most, the gain over the others; NaN, "" without seeds
+    in common, and without a task that gained."""
+    seeds = sorted(mine.keys() & theirs.keys())
+    nothing = mean_interval([])
+    if not seeds:
+        return nothing, "", nothing
+    tasks = [
+        task for task in mine[seeds[0]].tasks if all(task in point[s].tasks for point in (mine, theirs) for s in seeds)
+    ]
+    gains = {task: sum(mine[s].tasks[task] - theirs[s].tasks[task] for s in seeds) for task in tasks}
+    most = max(gains, key=lambda task: gains[task], default="")
+    if not most or gains[most] <= 0:
+        return _gain(mine, theirs, seeds, tasks), "", nothing
+    return _gain(mine, theirs, seeds, tasks), most, _gain(mine, theirs, seeds, [task for task in tasks if task != most])
+
+
+def sentences(experiment: Experiment, found: Mapping[str, Sequence[RunResult]]) -> list[str]:
+    """Which arms score by an answer to everything, in words."""
+    said: list[str] = []
+    for arm in experiment.arms:
+        for seed, point in _last(found.get(arm.name, ())).items():
+            for task, constant in point.constants.items():
+                if explains(point.tasks[task], constant.share, constant.right):
+                    text = safe_text(sentence(task, constant), lines=False)
+                    said.append(f"{arm.shown}, seed {seed}: {text} Its pass@1: {100 * point.tasks[task]:.1f} %.")
+    return said
+
+
+def _last(runs: Sequence[RunResult]) -> dict[int, HeldOut]:
+    return {run.seed: run.last for run in runs if run.last is not None}
+
+
+def _mean(points: Mapping[int, HeldOut], task: str) -> float:
+    return float(np.mean([point.tasks.get(task, 0.0) for point in points.values()]))
+
+
+def _gain(
+    mine: Mapping[int, HeldOut], theirs: Mapping[int, HeldOut], seeds: Sequence[int], tasks: Sequence[str]
+) -> Interval:
+    first, second = ({s: float(np.mean([p[s].tasks[t] for t in tasks])) for s in seeds} for p in (mine, theirs))
+    return paired_gain(first, second)
