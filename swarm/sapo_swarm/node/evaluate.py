@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -58,13 +58,22 @@ async def constant_answers(scorer: Scorer, results: Sequence[ItemResult]) -> dic
     Raises ScorerUnavailable.
     """
     common = commonest((result.ref, result.answers) for result in results)
-    refs = [result.ref for result in results if result.ref.dataset in common]
+    given = {task: text for task, (text, _) in common.items()}
+    return scores(common, await give_to_all(scorer, [result.ref for result in results], given))
+
+
+async def give_to_all(scorer: Scorer, refs: Sequence[TaskRef], given: Mapping[str, str]) -> dict[str, list[float]]:
+    """Task -> the strict verdicts of one answer on all its items, in order; items of tasks without an answer are left out.
+
+    Raises ScorerUnavailable.
+    """
+    wanted = [ref for ref in refs if ref.dataset in given]
     rewards: dict[str, list[float]] = {}
-    for start in range(0, len(refs), BATCH):
-        batch = [(ref, (f"<answer>{common[ref.dataset][0]}</answer>",)) for ref in refs[start : start + BATCH]]
+    for start in range(0, len(wanted), BATCH):
+        batch = [(ref, (f"<answer>{given[ref.dataset]}</answer>",)) for ref in wanted[start : start + BATCH]]
         for (ref, _), scored in zip(batch, await scorer.score_own(batch), strict=True):
             rewards.setdefault(ref.dataset, []).append(scored.rewards[0])
-    return scores(common, rewards)
+    return rewards
 
 
 async def _draw(
