@@ -54,8 +54,9 @@ def commonest(answers: Iterable[tuple[TaskRef, Sequence[str]]]) -> dict[str, tup
 
 
 def explains(pass_at_1: float, share: float, right: float) -> bool:
-    """An answer that is this share of what a model says, and alone would score `right`, explains most of what it scores."""
-    return share >= 0.25 and right >= 0.5 * pass_at_1 > 0
+    """An answer that makes up at least half of what a model says, and alone would score at least half of what it scores. (A quarter
+    would be chance among a few questions with seven possible answers.)"""
+    return share >= 0.5 and right >= 0.5 * pass_at_1 > 0
 
 
 def sentence(task: str, answer: ConstantAnswer) -> str:
