@@ -54,8 +54,9 @@ def commonest(answers: Iterable[tuple[TaskRef, Sequence[str]]]) -> dict[str, tup
 
 
 def explains(pass_at_1: float, share: float, right: float) -> bool:
-    """An answer that makes up at least half of what a model says, and alone would score at least half of what it scores. (A quarter
-    would be chance among a few questions with seven possible answers.)"""
+    """An answer that makes up at least half of what a model says, and alone would score at least half of what it scores.
+
+    A quarter of what it says would be chance, among a few questions with seven possible answers."""
     return share >= 0.5 and right >= 0.5 * pass_at_1 > 0
 
 
