@@ -13,9 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from sapo_swarm.constant_answer import MAX_CHARACTERS, ConstantAnswer
 from sapo_swarm.events import Evaluated, TaskScore
-from sapo_swarm.prompting import extract_answer
 from sapo_swarm.scoring.scorer import Scored
 from sapo_swarm.tasks.catalogue import preset_of
 from sapo_swarm.tasks.seeds import held_out
@@ -29,15 +27,14 @@ RESAMPLES = 2000
 class ItemResult:
     """The samples of one held-out item: a verdict each, whether it held an answer, whether it hit the token limit.
 
-    answers: what each sample answered, cut off one character after MAX_CHARACTERS, "" without an answer; none where nobody kept
-    them.
+    swapped: verdicts on this item of what was answered to another item of its task; none where there was no other.
     """
 
     ref: TaskRef
     correct: tuple[bool, ...]
     well_formed: tuple[bool, ...]
     truncated: tuple[bool, ...]
-    answers: tuple[str, ...] = ()
+    swapped: tuple[bool, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.correct or not len(self.correct) == len(self.well_formed) == len(self.truncated):
@@ -97,15 +94,34 @@ def items(tasks: Iterable[str], preset: str, per_task: int, start: int = 0) -> l
     return [held_out(task, preset_of(task, preset), index) for task in tasks for index in numbers]
 
 
-def item_result(ref: TaskRef, scored: Scored, finishes: Sequence[Finish], texts: Sequence[str] = ()) -> ItemResult:
-    """The scorer's verdicts, the engine's finish reasons and the texts of one item. Raises ValueError where the counts differ."""
+def item_result(ref: TaskRef, scored: Scored, finishes: Sequence[Finish], swapped: Scored | None = None) -> ItemResult:
+    """The scorer's verdicts and the engine's finish reasons of one item, and the verdicts on answers to another one.
+
+    Raises ValueError where the counts differ.
+    """
     return ItemResult(
         ref,
         correct=tuple(reward == 1.0 for reward in scored.rewards),
         well_formed=scored.well_formed,
         truncated=tuple(finish == "length" for finish in finishes),
-        answers=tuple((extract_answer(text) or "")[: MAX_CHARACTERS + 1] for text in texts),
+        swapped=tuple(reward == 1.0 for reward in swapped.rewards) if swapped else (),
     )
+
+
+def others(refs: Sequence[TaskRef]) -> dict[int, int]:
+    """Place of an item -> place of another one of the same task, around in a circle; tasks with one item are left out."""
+    places: dict[str, list[int]] = {}
+    for place, ref in enumerate(refs):
+        places.setdefault(ref.dataset, []).append(place)
+    pairs = [pair for some in places.values() if len(some) > 1 for pair in zip(some, [*some[1:], some[0]], strict=True)]
+    return dict(pairs)
+
+
+def by_rote(score: TaskScore) -> bool:
+    """At least half of a task's score, and three items of it, would be had with the answers to other questions: what the model
+    says fits whatever is asked."""
+    swapped = score.swapped or 0.0
+    return swapped * score.items >= 3 and swapped >= 0.5 * score.pass_at_1
 
 
 def wilson(successes: float, trials: int, z: float = Z95) -> tuple[float, float]:
@@ -175,12 +191,9 @@ def mcnemar_exact(gained: int, lost: int) -> float:
     return min(1.0, 2 * tail / (1 << discordant))
 
 
-def task_scores(
-    results: Sequence[ItemResult], constants: Mapping[str, ConstantAnswer] | None = None
-) -> tuple[TaskScore, ...]:
-    """One score a task, in order of first appearance. constants: the commonest answer of some of the tasks."""
-    known = constants or {}
-    return tuple(_task_score(task, group, known.get(task)) for task, group in _by_task(results).items())
+def task_scores(results: Sequence[ItemResult]) -> tuple[TaskScore, ...]:
+    """One score a task, in order of first appearance."""
+    return tuple(_task_score(task, group) for task, group in _by_task(results).items())
 
 
 def evaluated(
@@ -189,7 +202,6 @@ def evaluated(
     temperature: float,
     seconds: float,
     base: Sequence[ItemResult] | None = None,
-    constants: Mapping[str, ConstantAnswer] | None = None,
 ) -> Evaluated:
     """The event of an evaluation; base: the untrained model's results on the same items. Raises ValueError."""
     rates = np.array([item.rate for item in results], dtype=np.float64)
@@ -205,7 +217,7 @@ def evaluated(
         delta=change.delta.value if change else None,
         delta_low=change.delta.low if change else None,
         delta_high=change.delta.high if change else None,
-        tasks=task_scores(results, constants),
+        tasks=task_scores(results),
         seconds=seconds,
     )
 
@@ -266,7 +278,8 @@ def _by_task(results: Iterable[ItemResult]) -> dict[str, list[ItemResult]]:
     return grouped
 
 
-def _task_score(task: str, results: Sequence[ItemResult], constant: ConstantAnswer | None) -> TaskScore:
+def _task_score(task: str, results: Sequence[ItemResult]) -> TaskScore:
+    swapped = [sum(item.swapped) / len(item.swapped) for item in results if item.swapped]
     samples = sum(len(item.correct) for item in results)
     low, high = _rate_interval(results)
     return TaskScore(
@@ -277,9 +290,7 @@ def _task_score(task: str, results: Sequence[ItemResult], constant: ConstantAnsw
         high=high,
         well_formed=sum(sum(item.well_formed) for item in results) / samples,
         truncated=sum(sum(item.truncated) for item in results) / samples,
-        constant=constant.text if constant else "",
-        constant_share=constant.share if constant else 0.0,
-        constant_right=constant.right if constant else 0.0,
+        swapped=float(np.mean(swapped)) if swapped else None,
     )
 
 

@@ -126,8 +126,8 @@ class GroupRecorded(_Event, frozen=True, kw_only=True, tag="group"):
 class TaskScore(msgspec.Struct, frozen=True):
     """Held-out result of one task: correct answers of items * samples, with its 95 % interval.
 
-    constant: the answer that came most often, where it came often (sapo_swarm.constant_answer; the model's text: show it through
-    safe_text), its share of the samples, and its pass@1 if it were given to every item.
+    swapped: pass@1 if each item got the answers that the model gave to another item of the task, None where it was not measured.
+    What remains of the score then does not come from reading the question.
     """
 
     task: str
@@ -137,9 +137,7 @@ class TaskScore(msgspec.Struct, frozen=True):
     high: float
     well_formed: float
     truncated: float
-    constant: str = ""
-    constant_share: float = 0.0
-    constant_right: float = 0.0
+    swapped: float | None = None
 
 
 class Evaluated(_Event, frozen=True, kw_only=True, tag="evaluation"):

@@ -121,20 +121,25 @@ async def test_questions_that_do_not_fit_into_the_model_are_passed_over(tmp_path
     assert any(r.truncated == (True, True) and r.correct == (False, False) for r in results)
 
 
-async def test_the_commonest_answer_is_judged_on_every_question_by_the_real_verifier() -> None:
-    """(P ∨ Q) follows from most of the paper's premises; 7 is no formula; a text nobody repeats is not looked at."""
-    from sapo_swarm.evaluation import ItemResult, items
-    from sapo_swarm.node.evaluate import constant_answers
+async def test_answers_are_scored_on_another_question_of_their_task_too(tmp_path: Path) -> None:
+    """A model that writes (P ∨ Q) to everything loses nothing by it; one that solves its questions loses nearly all."""
+    from sapo_swarm.evaluation import items, task_scores
+    from sapo_swarm.node.evaluate import answer
+    from sapo_swarm.node.host import EngineHost
     from sapo_swarm.scoring.scorer import Scorer
+    from sapo_swarm.tasks.questions import generate_entry
 
-    def said(answer: str) -> list[ItemResult]:
-        refs = items(["propositional_logic"], "paper", 40)
-        return [ItemResult(ref, (False,), (True,), (False,), (answer or str(ref.index),)) for ref in refs]
-
+    engine = FakeBackend().load(LoadRequest("fake"))
+    host = EngineHost()
+    await host.load(lambda: engine)
+    logic, sums = items(["propositional_logic"], "paper", 30), items(["basic_arithmetic"], "starter", 30)
+    said = iter(["(P ∨ Q)"] * 30 + [generate_entry(ref)[1]["answer"] for ref in sums])
+    engine.tokenizer.decode = lambda tokens: f"<answer>{next(said)}</answer>"  # type: ignore[method-assign]
     async with Scorer() as scorer:
-        formula = (await constant_answers(scorer, said("(P ∨ Q)")))["propositional_logic"]
-        number = (await constant_answers(scorer, said("7")))["propositional_logic"]
-        assert await constant_answers(scorer, said("")) == {}
-    assert (formula.text, formula.share) == ("(P ∨ Q)", 1.0)
-    assert 0.6 < formula.right < 0.95
-    assert number.right == 0.0
+        rote, solved = task_scores(await answer(host, scorer, [*logic, *sums], Sampling(1.0, 1.0, 8)))
+    await host.close()
+    assert 0.6 < rote.pass_at_1 < 0.95
+    assert rote.swapped == pytest.approx(rote.pass_at_1)
+    assert solved.pass_at_1 == 1.0
+    assert solved.swapped is not None
+    assert solved.swapped < 0.2

@@ -93,12 +93,12 @@ def test_a_loss_is_told_as_plainly() -> None:
     assert "-6.7 points (95 %: -8.8 to -4.6)" in heldout(evaluated((-0.067, -0.088, -0.046)))
 
 
-def test_a_task_whose_score_is_one_answer_to_everything_says_so() -> None:
-    tricked = TaskScore("logic", 16, 0.5, 0.3, 0.7, 1.0, 0.0, "(P ∨ Q)", 0.8, 0.8)
-    honest = TaskScore("sums", 16, 0.5, 0.3, 0.7, 1.0, 0.0, "4", 0.2, 0.1)
+def test_a_task_whose_score_does_not_come_from_the_question_says_so() -> None:
+    tricked = TaskScore("logic", 16, 0.5, 0.3, 0.7, 1.0, 0.0, 0.4)
+    honest = TaskScore("sums", 16, 0.5, 0.3, 0.7, 1.0, 0.0, 0.1)
     said = heldout(msgspec.structs.replace(evaluated((0.1, 0.05, 0.15)), tasks=(tricked, honest)))
-    assert "one answer: logic" in said
-    assert "one answer: sums" not in said
+    assert "by rote: logic" in said
+    assert "by rote: sums" not in said
 
 
 def test_the_first_measurement_is_only_a_base() -> None:

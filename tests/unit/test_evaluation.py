@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 
@@ -13,16 +14,19 @@ from hypothesis import strategies as st
 from sapo_swarm.evaluation import (
     ItemResult,
     bootstrap_mean,
+    by_rote,
     compare,
     evaluated,
     items,
     mcnemar_exact,
     mean_pass_at_k,
+    others,
     pass_at_k,
     stratified_bootstrap,
     task_scores,
     wilson,
 )
+from sapo_swarm.events import TaskScore
 from sapo_swarm.tasks.seeds import is_train
 from sapo_swarm.types import TaskRef
 
@@ -156,3 +160,35 @@ def test_task_scores_and_the_event_carry_shares_and_intervals() -> None:
     assert event.low <= event.pass_at_1 <= event.high
     assert evaluated(results, 7, 1.0, 2.5).delta is None
     assert math.isfinite(event.pass_at_1)
+
+
+def test_every_item_is_swapped_with_one_other_of_its_task_and_a_single_one_with_none() -> None:
+    refs = [TaskRef(task, "paper", 2**31, number) for number, task in enumerate(["a", "b", "a", "c", "b", "a"])]
+    assert others(refs) == {0: 2, 2: 5, 5: 0, 1: 4, 4: 1}
+    assert others([]) == {}
+
+
+def test_a_task_carries_its_score_with_swapped_answers_over_the_items_that_have_one() -> None:
+    found = [
+        dataclasses.replace(result(0, 1, 0), swapped=(True, True)),
+        dataclasses.replace(result(1, 1, 1), swapped=()),
+    ]
+    (score,) = task_scores(found)
+    assert (score.pass_at_1, score.swapped) == (0.75, 1.0)
+    assert task_scores([result(0, 1)])[0].swapped is None
+
+
+@pytest.mark.parametrize(
+    ("passed", "swapped", "items_asked", "yes"),
+    [
+        (0.48, 0.40, 100, True),
+        (0.48, 0.20, 100, False),  # most of the score comes from reading the question
+        (0.125, 0.125, 16, False),  # two of sixteen: chance
+        (0.0, 0.0, 100, False),
+        (0.48, None, 100, False),
+    ],
+)
+def test_a_score_is_by_rote_where_half_of_it_is_had_with_answers_to_other_questions(
+    passed: float, swapped: float | None, items_asked: int, yes: bool
+) -> None:
+    assert by_rote(TaskScore("logic", items_asked, passed, 0.0, 1.0, 1.0, 0.0, swapped)) is yes

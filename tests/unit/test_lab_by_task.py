@@ -7,8 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from sapo_swarm.constant_answer import ConstantAnswer
-from sapo_swarm.lab.by_task import heads, lines, sentences, split, tasks_of
+from sapo_swarm.lab.by_task import heads, lines, split, swapped_heads, swapped_lines, tasks_of
 from sapo_swarm.lab.results import HeldOut, RunResult
 from sapo_swarm.lab.schema import parse
 
@@ -21,8 +20,8 @@ EXPERIMENT = parse(
 )
 
 
-def at_end(tasks: dict[str, float], constants: dict[str, ConstantAnswer] | None = None, ended: bool = True) -> HeldOut:
-    return HeldOut(4, 100.0, float(np.mean(list(tasks.values()))), tasks, 1, ended, constants or {})
+def at_end(tasks: dict[str, float], swapped: dict[str, float] | None = None, ended: bool = True) -> HeldOut:
+    return HeldOut(4, 100.0, float(np.mean(list(tasks.values()))), tasks, 1, ended, swapped or {})
 
 
 def run(arm: str, seed: int, point: HeldOut) -> RunResult:
@@ -56,9 +55,8 @@ def test_runs_that_have_not_ended_have_no_line() -> None:
     assert lines(EXPERIMENT, {"silo": [run("silo", 1, at_end({"a": 0.1}, ended=False))]}) == []
 
 
-def test_an_arm_that_scores_by_one_answer_is_named_and_its_text_made_safe() -> None:
-    trick = {"a": ConstantAnswer("\x1b[31mP", 0.7, 0.8), "b": ConstantAnswer("7", 0.7, 0.01)}
-    (said,) = sentences(EXPERIMENT, {"swarm": [run("swarm", 1, at_end({"a": 0.5, "b": 0.5}, trick))]})
-    assert said.startswith("S, seed 1: a: 70 % of the answers are")
-    assert said.endswith("Its pass@1: 50.0 %.")
-    assert "\x1b" not in said
+def test_scores_with_swapped_answers_stand_beside_the_true_ones_where_they_were_measured() -> None:
+    rote = [run("swarm", seed, at_end({"a": 0.1 * seed, "b": 0.1}, {"a": 0.1 * seed, "b": 0.0})) for seed in (1, 2)]
+    found = {"silo": SILO, "swarm": rote}
+    assert swapped_lines(EXPERIMENT, found) == [("S", "15.0 : 15.0", "10.0 : 0.0", "12.5 : 7.5")]
+    assert len(swapped_heads(tasks_of(found))) == 4

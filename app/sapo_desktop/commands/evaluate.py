@@ -15,13 +15,16 @@ from sapo_backends.base import Sampling
 from sapo_desktop.checkpoints import Chosen, choose
 from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import Home
-from sapo_swarm import constant_answer
-from sapo_swarm.constant_answer import ConstantAnswer
-from sapo_swarm.evaluation import Comparison, Interval, ItemResult, compare, items, mean_pass_at_k, task_scores
-from sapo_swarm.safe_text import safe_text
-
-Answers = tuple[list[ItemResult], dict[str, ConstantAnswer]]
-"""A checkpoint's verdicts, and of tasks where one answer is common what that alone would score."""
+from sapo_swarm.evaluation import (
+    Comparison,
+    Interval,
+    ItemResult,
+    by_rote,
+    compare,
+    items,
+    mean_pass_at_k,
+    task_scores,
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
@@ -44,7 +47,7 @@ def main(args: argparse.Namespace) -> int:
     both = [choose(home, args.run, args.before), choose(home, args.run, args.after)]
     began = time.perf_counter()
     before, after = (asyncio.run(_answers(chosen, args)) for chosen in both)
-    comparison = compare(before[0], after[0])
+    comparison = compare(before, after)
     if args.json:
         print(json.dumps(_as_json(args, both, before, after, comparison, time.perf_counter() - began)))
     else:
@@ -52,8 +55,8 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-async def _answers(chosen: Chosen, args: argparse.Namespace) -> Answers:
-    from sapo_swarm.node.evaluate import answer, constant_answers
+async def _answers(chosen: Chosen, args: argparse.Namespace) -> list[ItemResult]:
+    from sapo_swarm.node.evaluate import answer
     from sapo_swarm.node.host import EngineHost
     from sapo_swarm.scoring.scorer import Scorer
 
@@ -69,8 +72,7 @@ async def _answers(chosen: Chosen, args: argparse.Namespace) -> Answers:
     try:
         await host.load(lambda: chosen.load(lambda fraction, phrase: None))
         async with Scorer() as scorer:
-            results = await answer(host, scorer, refs, sampling, args.samples, show)
-            return results, await constant_answers(scorer, results)
+            return await answer(host, scorer, refs, sampling, args.samples, show)
     finally:
         await host.close()
 
@@ -78,11 +80,10 @@ async def _answers(chosen: Chosen, args: argparse.Namespace) -> Answers:
 def _print(
     args: argparse.Namespace,
     both: list[Chosen],
-    start: Answers,
-    end: Answers,
+    before: list[ItemResult],
+    after: list[ItemResult],
     comparison: Comparison,
 ) -> None:
-    (before, _), (after, constants) = start, end
     print(f"Before: {both[0].label}\nAfter:  {both[1].label}")
     print(f"{len(after)} held-out questions, temperature {args.temperature:g}, {args.samples} sample(s) each\n")
     print(f"{'pass@1, %':<26}{'before':>8}{'after':>8}   change (95 % interval)")
@@ -102,9 +103,11 @@ def _print(
     if comparison.kept_share is not None:
         print(f"Share of the gain that remains among well-formed answers: {100 * comparison.kept_share:.0f} %")
     for score in task_scores(after):
-        common = constants.get(score.task)
-        if common and constant_answer.explains(score.pass_at_1, common.share, common.right):
-            print(f"One answer to everything: {safe_text(constant_answer.sentence(score.task, common), lines=False)}")
+        if by_rote(score) and score.swapped is not None:
+            print(
+                f"By rote: {score.task} {100 * score.pass_at_1:.1f} %, and {100 * score.swapped:.1f} % with the answers to other "
+                "questions: what the model says there fits whatever is asked."
+            )
 
 
 def _change(interval: Interval) -> str:
@@ -115,12 +118,11 @@ def _change(interval: Interval) -> str:
 def _as_json(
     args: argparse.Namespace,
     both: list[Chosen],
-    start: Answers,
-    end: Answers,
+    before: list[ItemResult],
+    after: list[ItemResult],
     comparison: Comparison,
     seconds: float,
 ) -> dict[str, object]:
-    (before, constants_before), (after, constants_after) = start, end
     ks = [k for k in (1, 2, 4, 8, 16, 32, 64) if k <= args.samples]
     return {
         "before": both[0].label,
@@ -131,8 +133,8 @@ def _as_json(
         "samples": args.samples,
         "pass_at_k_before": {k: mean_pass_at_k(before, k) for k in ks},
         "pass_at_k_after": {k: mean_pass_at_k(after, k) for k in ks},
-        "tasks_before": msgspec.to_builtins(task_scores(before, constants_before)),
-        "tasks_after": msgspec.to_builtins(task_scores(after, constants_after)),
+        "tasks_before": msgspec.to_builtins(task_scores(before)),
+        "tasks_after": msgspec.to_builtins(task_scores(after)),
         "comparison": msgspec.to_builtins(comparison),
         "seconds": seconds,
     }

@@ -63,13 +63,13 @@ async def _unread(task: str, preset: str, answers: list[str], count: int) -> int
     refs = items([task], preset, count)
     async with Scorer() as scorer:
         for text in answers:
-            rewards = (await give_to_all(scorer, refs, {task: text}))[task]
-            right = int(sum(rewards))
-            low, high = wilson(right, len(rewards))
+            verdicts = await give_to_all(scorer, refs, text)
+            right = sum(verdicts)
+            low, high = wilson(right, len(verdicts))
             shown = safe_text(text, lines=False)
             print(
-                f"{shown}: right on {right} of {len(rewards)} held-out questions of {task} ({preset}), "
-                f"{100 * right / len(rewards):.1f} % (95 %: {100 * low:.1f} to {100 * high:.1f})",
+                f"{shown}: right on {right} of {len(verdicts)} held-out questions of {task} ({preset}), "
+                f"{100 * right / len(verdicts):.1f} % (95 %: {100 * low:.1f} to {100 * high:.1f})",
                 flush=True,
             )
     return 0

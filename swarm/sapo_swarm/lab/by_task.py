@@ -1,4 +1,4 @@
-"""Where a gain comes from: held-out pass@1 by task, the gain without the task that gained most, and answers to everything."""
+"""Where a gain comes from: held-out pass@1 by task, the gain without the task that gained most, and with swapped answers."""
 
 from __future__ import annotations
 
@@ -6,12 +6,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from sapo_swarm.constant_answer import explains, sentence
 from sapo_swarm.evaluation import Interval
 from sapo_swarm.lab.results import HeldOut, RunResult
 from sapo_swarm.lab.schema import Experiment
 from sapo_swarm.lab.statistics import mean_interval, paired_gain, percent
-from sapo_swarm.safe_text import safe_text
 
 
 def heads(tasks: Sequence[str]) -> tuple[str, ...]:
@@ -62,16 +60,22 @@ def split(mine: Mapping[int, HeldOut], theirs: Mapping[int, HeldOut]) -> tuple[I
     return _gain(mine, theirs, seeds, tasks), most, _gain(mine, theirs, seeds, [task for task in tasks if task != most])
 
 
-def sentences(experiment: Experiment, found: Mapping[str, Sequence[RunResult]]) -> list[str]:
-    """Which arms score by an answer to everything, in words."""
-    said: list[str] = []
+def swapped_heads(tasks: Sequence[str]) -> tuple[str, ...]:
+    return ("arm", *tasks, "all")
+
+
+def swapped_lines(experiment: Experiment, found: Mapping[str, Sequence[RunResult]]) -> list[tuple[str, ...]]:
+    """A line for every arm where it was measured: pass@1 in percent, and with answers to other questions, means over seeds."""
+    tasks = tasks_of(found)
+    result: list[tuple[str, ...]] = []
     for arm in experiment.arms:
-        for seed, point in _last(found.get(arm.name, ())).items():
-            for task, constant in point.constants.items():
-                if explains(point.tasks[task], constant.share, constant.right):
-                    text = safe_text(sentence(task, constant), lines=False)
-                    said.append(f"{arm.shown}, seed {seed}: {text} Its pass@1: {100 * point.tasks[task]:.1f} %.")
-    return said
+        points = [point for point in _last(found.get(arm.name, ())).values() if set(tasks) <= point.swapped.keys()]
+        if points:
+            pairs = [[(point.tasks[task], point.swapped[task]) for task in tasks] for point in points]
+            means = 100 * np.array(pairs, dtype=np.float64).mean(axis=0)  # (tasks, 2)
+            rows = [*means, means.mean(axis=0)]
+            result.append((arm.shown, *(f"{own:.1f} : {swapped:.1f}" for own, swapped in rows)))
+    return result
 
 
 def _last(runs: Sequence[RunResult]) -> dict[int, HeldOut]:

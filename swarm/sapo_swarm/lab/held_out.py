@@ -10,12 +10,11 @@ from pathlib import Path
 import msgspec
 
 from sapo_backends.base import Sampling
-from sapo_swarm.constant_answer import ConstantAnswer
 from sapo_swarm.evaluation import ItemResult, evaluated, items
 from sapo_swarm.events import Evaluated
 from sapo_swarm.lab.nodes import LabNode
 from sapo_swarm.lab.schema import Arm, Experiment
-from sapo_swarm.node.evaluate import answer, constant_answers, read_results, write_results
+from sapo_swarm.node.evaluate import answer, read_results, write_results
 from sapo_swarm.node.swarm_exchange import token_logprobs
 from sapo_swarm.node.versions import versions
 from sapo_swarm.sapo.adaptive import observe_held_out
@@ -31,7 +30,6 @@ def dealt(refs: Sequence[TaskRef], place: int, nodes: int, answers: int = 1) -> 
 async def base(nodes: Sequence[LabNode], arm: Arm, per_task: int, folder: Path, shared: Path) -> None:
     """The untrained models' results into every journal. Nodes with the same model are the same before they train: one of them
     answers. shared: a folder for all runs of the experiment; what one of them has measured, the others copy."""
-    constants: dict[Path, dict[str, ConstantAnswer]] = {}
     for node in nodes:
         refs = items(arm.run.tasks, arm.run.preset, per_task)
         began = time.perf_counter()
@@ -41,10 +39,7 @@ async def base(nodes: Sequence[LabNode], arm: Arm, per_task: int, folder: Path, 
             if not known.exists():
                 write_results(known, await _answers(node, refs))
             write_results(path, read_results(known))
-        results = read_results(path)
-        if path not in constants:
-            constants[path] = await constant_answers(node.bench.scorer, results)
-        _store(node, evaluated(results, 0, 1.0, time.perf_counter() - began, constants=constants[path]))
+        _store(node, evaluated(read_results(path), 0, 1.0, time.perf_counter() - began))
 
 
 async def _fingerprint(node: LabNode, refs: Sequence[TaskRef]) -> str:
@@ -92,8 +87,7 @@ async def final(nodes: Sequence[LabNode], experiment: Experiment, arm: Arm, roun
         answered = {result.ref for result in results}
         before = read_results(base_path(folder, node.bench.config.model))
         paired = [result for result in before if result.ref in answered]
-        constants = await constant_answers(node.bench.scorer, results)
-        _store(node, evaluated(results, rounds_done, 1.0, time.perf_counter() - began, paired, constants))
+        _store(node, evaluated(results, rounds_done, 1.0, time.perf_counter() - began, paired))
 
 
 async def _answers(node: LabNode, refs: Sequence[TaskRef]) -> list[ItemResult]:

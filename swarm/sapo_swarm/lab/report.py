@@ -32,6 +32,10 @@ TASKS = (
     "gain over all tasks, and the gain without the task that gained most. A gain that is gone without it was one "
     "trick, not better answers."
 )
+SWAPPED = (
+    "With swapped answers: held-out pass@1 at the end in percent, and what it would be if each question got the answer that "
+    "the same node gave to another question of the task. What remains then does not come from reading the question."
+)
 KINDS = (
     "Nodes that differ: what each kind has learnt at the end, each node on the held-out questions that it answered (its "
     "untrained model on the same ones), and the relative gain over nodes of that kind in the arm compared with."
@@ -40,14 +44,14 @@ KINDS = (
 
 @dataclass(frozen=True, slots=True)
 class _Contents:
-    """What both pages show. on_the_way: lines of along.py; by_task: heads and lines, constants: sentences of by_task.py;
-    by_kind: lines of kinds.py. figures: caption and file. command: runs the experiment."""
+    """What both pages show. on_the_way: lines of along.py; by_task, swapped: heads and lines of by_task.py; by_kind: lines of
+    kinds.py. figures: caption and file. command: runs the experiment."""
 
     experiment: Experiment
     table: Sequence[Row]
     on_the_way: Sequence[Sequence[str]]
     by_task: Sequence[Sequence[str]]
-    constants: Sequence[str]
+    swapped: Sequence[Sequence[str]]
     by_kind: Sequence[Sequence[str]]
     figures: Sequence[tuple[str, Path]]
     command: str
@@ -73,7 +77,7 @@ def write(experiment: Experiment, out: Path, to: Path, command: str) -> list[Pat
         table,
         along.lines(experiment, found),
         [by_task.heads(by_task.tasks_of(found)), *by_task.lines(experiment, found)],
-        by_task.sentences(experiment, found),
+        [by_task.swapped_heads(by_task.tasks_of(found)), *by_task.swapped_lines(experiment, found)],
         kinds.lines(experiment, found),
         figures,
         command,
@@ -130,7 +134,9 @@ def _html(contents: _Contents) -> str:
         tasks_note=TASKS,
         tasks_heads=contents.by_task[0],
         tasks=contents.by_task[1:],
-        constants=contents.constants,
+        swapped_note=SWAPPED,
+        swapped_heads=contents.swapped[0],
+        swapped=contents.swapped[1:],
         kinds_note=KINDS,
         kinds_heads=kinds.heads(),
         kinds=contents.by_kind,
@@ -156,7 +162,8 @@ def _markdown(contents: _Contents) -> str:
         _grid(along.heads(), contents.on_the_way) if contents.on_the_way else "",
         TASKS if contents.by_task[1:] else "",
         _grid(contents.by_task[0], contents.by_task[1:]) if contents.by_task[1:] else "",
-        "\n".join(f"- {text}" for text in contents.constants),
+        SWAPPED if contents.swapped[1:] else "",
+        _grid(contents.swapped[0], contents.swapped[1:]) if contents.swapped[1:] else "",
         KINDS if contents.by_kind else "",
         _grid(kinds.heads(), contents.by_kind) if contents.by_kind else "",
         _grid(MORE_HEADS, list(dict.fromkeys(more_cells(row) for row in contents.table))),

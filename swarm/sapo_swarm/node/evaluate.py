@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
 
 from sapo_backends.base import Completion, Sampling
 from sapo_swarm.config import RunConfig
-from sapo_swarm.constant_answer import ConstantAnswer, commonest, scores
-from sapo_swarm.evaluation import ItemResult, evaluated, item_result, items
+from sapo_swarm.evaluation import ItemResult, evaluated, item_result, items, others
 from sapo_swarm.events import Evaluated
 from sapo_swarm.node.host import EngineHost
 from sapo_swarm.node.plan import round_seed
@@ -32,7 +31,8 @@ async def answer(
     samples: int = 1,
     on_progress: Ask | None = None,
 ) -> list[ItemResult]:
-    """Strict verdicts of `samples` completions of every item that regenerates here, in order.
+    """Strict verdicts of `samples` completions of every item that regenerates here, in order; and on each the verdicts of what
+    was answered to another item of its task and batch.
 
     An item that does not fit into the model's context counts as wrong and truncated. The seed depends on the batch
     only: two models answer with the same random numbers. Raises Cancelled, BackendError.
@@ -45,35 +45,23 @@ async def answer(
         drawn = await _draw(host, questions, sampling, samples, seed)
         texts = [[host.engine.tokenizer.decode(c.tokens) for c in group] for group in drawn]
         scored = await scorer.score_own([(q.ref, t) for q, t in zip(questions, texts, strict=True)])
-        for question, group, said, verdict in zip(questions, drawn, texts, scored, strict=True):
-            results.append(item_result(question.ref, verdict, [c.finish for c in group], said))
+        other = others([q.ref for q in questions])
+        swapped = await scorer.score_own([(questions[to].ref, texts[place]) for place, to in other.items()])
+        on_others = dict(zip(other.values(), swapped, strict=True))
+        for place, (question, group, verdict) in enumerate(zip(questions, drawn, scored, strict=True)):
+            results.append(item_result(question.ref, verdict, [c.finish for c in group], on_others.get(place)))
         if on_progress is not None:
             on_progress(min(1.0, (start + BATCH) / len(refs)))
     return results
 
 
-async def constant_answers(scorer: Scorer, results: Sequence[ItemResult]) -> dict[str, ConstantAnswer]:
-    """Task -> its commonest answer and what that alone would score on the same items; tasks without a common one are left out.
-
-    Raises ScorerUnavailable.
-    """
-    common = commonest((result.ref, result.answers) for result in results)
-    given = {task: text for task, (text, _) in common.items()}
-    return scores(common, await give_to_all(scorer, [result.ref for result in results], given))
-
-
-async def give_to_all(scorer: Scorer, refs: Sequence[TaskRef], given: Mapping[str, str]) -> dict[str, list[float]]:
-    """Task -> the strict verdicts of one answer on all its items, in order; items of tasks without an answer are left out.
-
-    Raises ScorerUnavailable.
-    """
-    wanted = [ref for ref in refs if ref.dataset in given]
-    rewards: dict[str, list[float]] = {}
-    for start in range(0, len(wanted), BATCH):
-        batch = [(ref, (f"<answer>{given[ref.dataset]}</answer>",)) for ref in wanted[start : start + BATCH]]
-        for (ref, _), scored in zip(batch, await scorer.score_own(batch), strict=True):
-            rewards.setdefault(ref.dataset, []).append(scored.rewards[0])
-    return rewards
+async def give_to_all(scorer: Scorer, refs: Sequence[TaskRef], answer_text: str) -> list[bool]:
+    """Strict verdicts of one answer on every item, in order. Raises ScorerUnavailable."""
+    verdicts: list[bool] = []
+    for start in range(0, len(refs), BATCH):
+        batch = [(ref, (f"<answer>{answer_text}</answer>",)) for ref in refs[start : start + BATCH]]
+        verdicts += [scored.rewards[0] == 1.0 for scored in await scorer.score_own(batch)]
+    return verdicts
 
 
 async def _draw(
@@ -109,9 +97,7 @@ class Examiner:
         base = {r.ref: r for r in read_results(self._base)} if rounds_done and self.has_base() else {}
         paired = [base[r.ref] for r in results if r.ref in base]
         whole = len(paired) == len(results)
-        constants = await constant_answers(self._scorer, results)
-        seconds = time.perf_counter() - began
-        return evaluated(results, rounds_done, 1.0, seconds, paired if whole and paired else None, constants)
+        return evaluated(results, rounds_done, 1.0, time.perf_counter() - began, paired if whole and paired else None)
 
     async def fresh(self, factor: int, on_progress: Ask) -> list[ItemResult]:
         """Verdicts on `factor` times as many held-out items, none of which the regular evaluation asks."""

@@ -41,8 +41,8 @@ WORDS = (
         "strict 0/1 score on fixed questions that training never sees: the figure that tells whether it learns",
     ),
     (
-        "one answer",
-        "of this task's score most is an answer that the model gives whatever is asked, and that often happens to be right",
+        "by rote",
+        "at least half of this task's score would be had with the answers to other questions: they fit whatever is asked",
     ),
     ("informative", "groups with unequal rewards: only these can teach something"),
     (

@@ -7,13 +7,13 @@ from textual.content import Content
 from sapo_desktop.dashboard.glyphs import Glyphs, sparkline
 from sapo_desktop.dashboard.show import age, bar, count, fit, memory, percent, plain, reward, wrap
 from sapo_desktop.dashboard.state import DashboardState
-from sapo_swarm.constant_answer import explains
+from sapo_swarm.evaluation import by_rote
 from sapo_swarm.events import Evaluated, GroupRecorded, PhaseName, TaskScore
 from sapo_swarm.prompting import extract_answer
 
 MUTED = "$muted"
-ONE_ANSWER = "one answer: "
-"""Before a task of whose score most is an answer that the model gives whatever is asked."""
+BY_ROTE = "by rote: "
+"""Before a task whose score would mostly be had with the answers to other questions, too."""
 _WORDS: dict[PhaseName, str] = {"checkpoint": "save"}
 _SHORT: dict[PhaseName, str] = {"questions": "ask", "exchange": "swap", "checkpoint": "save"}
 _PHASES: tuple[PhaseName, ...] = ("questions", "generate", "score", "exchange", "update", "checkpoint")
@@ -76,8 +76,8 @@ def _task_rows(base: Evaluated | None, latest: Evaluated, width: int, room: int,
             else f"{100 * score.pass_at_1:3.0f} %"
         )
         label = plain(score.task, 60)
-        if explains(score.pass_at_1, score.constant_share, score.constant_right):
-            label = ONE_ANSWER + label
+        if by_rote(score):
+            label = BY_ROTE + label
         rows.append(Content.assemble(fit(label, name), (text.rjust(width - name), MUTED)))
     return rows
 
