@@ -105,8 +105,8 @@ def _print(
     for score in task_scores(after):
         if by_rote(score) and score.swapped is not None:
             print(
-                f"By rote: {score.task} {100 * score.pass_at_1:.1f} %, and {100 * score.swapped:.1f} % with the answers to other "
-                "questions: what the model says there fits whatever is asked."
+                f"By rote: {score.task}, {100 * score.pass_at_1:.1f} % and with the answers to other questions "
+                f"{100 * score.swapped:.1f} %: at least half of this score does not come from reading the question."
             )
 
 
