@@ -51,6 +51,12 @@ def test_where_nothing_gained_no_task_is_left_out() -> None:
     assert math.isnan(without.value)
 
 
+def test_a_single_task_is_not_left_out() -> None:
+    gain, most, without = split({1: at_end({"a": 0.2})}, {1: at_end({"a": 0.1})})
+    assert (gain.value, most) == (pytest.approx(1.0), "")
+    assert math.isnan(without.value)
+
+
 def test_runs_that_have_not_ended_have_no_line() -> None:
     assert lines(EXPERIMENT, {"silo": [run("silo", 1, at_end({"a": 0.1}, ended=False))]}) == []
 

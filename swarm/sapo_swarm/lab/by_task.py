@@ -45,7 +45,7 @@ def lines(experiment: Experiment, found: Mapping[str, Sequence[RunResult]]) -> l
 
 def split(mine: Mapping[int, HeldOut], theirs: Mapping[int, HeldOut]) -> tuple[Interval, str, Interval]:
     """Seed -> results: relative gain over all tasks, the task that gained most, the gain over the others; NaN, "" without seeds
-    in common, and without a task that gained."""
+    in common, without a task that gained, and where there is one task."""
     seeds = sorted(mine.keys() & theirs.keys())
     nothing = mean_interval([])
     if not seeds:
@@ -55,9 +55,10 @@ def split(mine: Mapping[int, HeldOut], theirs: Mapping[int, HeldOut]) -> tuple[I
     ]
     gains = {task: sum(mine[s].tasks[task] - theirs[s].tasks[task] for s in seeds) for task in tasks}
     most = max(gains, key=lambda task: gains[task], default="")
-    if not most or gains[most] <= 0:
+    rest = [task for task in tasks if task != most]
+    if not rest or gains[most] <= 0:
         return _gain(mine, theirs, seeds, tasks), "", nothing
-    return _gain(mine, theirs, seeds, tasks), most, _gain(mine, theirs, seeds, [task for task in tasks if task != most])
+    return _gain(mine, theirs, seeds, tasks), most, _gain(mine, theirs, seeds, rest)
 
 
 def swapped_heads(tasks: Sequence[str]) -> tuple[str, ...]:

@@ -29,8 +29,7 @@ ALONG = (
 
 TASKS = (
     "By task: held-out pass@1 at the end in percent, of the arm and of the one it is compared with, means over seeds; the "
-    "gain over all tasks, and the gain without the task that gained most. A gain that is gone without it was one "
-    "trick, not better answers."
+    "gain over all tasks, and the gain without the task that gained most, which says how much of it is one task's."
 )
 SWAPPED = (
     "With swapped answers: held-out pass@1 at the end in percent, and what it would be if each question got the answer that "
