@@ -117,13 +117,6 @@ def others(refs: Sequence[TaskRef]) -> dict[int, int]:
     return dict(pairs)
 
 
-def by_rote(score: TaskScore) -> bool:
-    """At least half of a task's score, and three items of it, would be had with the answers to other questions: what the model
-    says fits whatever is asked."""
-    swapped = score.swapped or 0.0
-    return swapped * score.items >= 3 and swapped >= 0.5 * score.pass_at_1
-
-
 def wilson(successes: float, trials: int, z: float = Z95) -> tuple[float, float]:
     """Wilson's score interval of a binomial proportion. (0, 1) without trials."""
     if trials <= 0:

@@ -139,6 +139,13 @@ class TaskScore(msgspec.Struct, frozen=True):
     truncated: float
     swapped: float | None = None
 
+    @property
+    def by_rote(self) -> bool:
+        """At least half of the score, and three items of it, would be had with the answers to other questions: they fit whatever
+        is asked."""
+        swapped = self.swapped or 0.0
+        return swapped * self.items >= 3 and swapped >= 0.5 * self.pass_at_1
+
 
 class Evaluated(_Event, frozen=True, kw_only=True, tag="evaluation"):
     """Held-out pass@1 on fixed items. delta: paired difference to the base model on the same items."""

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from sapo_swarm.evaluation import (
     ItemResult,
     bootstrap_mean,
-    by_rote,
     compare,
     evaluated,
     items,
@@ -191,4 +190,4 @@ def test_a_task_carries_its_score_with_swapped_answers_over_the_items_that_have_
 def test_a_score_is_by_rote_where_half_of_it_is_had_with_answers_to_other_questions(
     passed: float, swapped: float | None, items_asked: int, yes: bool
 ) -> None:
-    assert by_rote(TaskScore("logic", items_asked, passed, 0.0, 1.0, 1.0, 0.0, swapped)) is yes
+    assert TaskScore("logic", items_asked, passed, 0.0, 1.0, 1.0, 0.0, swapped).by_rote is yes

@@ -19,7 +19,6 @@ from sapo_swarm.evaluation import (
     Comparison,
     Interval,
     ItemResult,
-    by_rote,
     compare,
     items,
     mean_pass_at_k,
@@ -103,7 +102,7 @@ def _print(
     if comparison.kept_share is not None:
         print(f"Share of the gain that remains among well-formed answers: {100 * comparison.kept_share:.0f} %")
     for score in task_scores(after):
-        if by_rote(score) and score.swapped is not None:
+        if score.by_rote and score.swapped is not None:
             print(
                 f"By rote: {score.task}, {100 * score.pass_at_1:.1f} % and with the answers to other questions "
                 f"{100 * score.swapped:.1f} %: at least half of this score does not come from reading the question."

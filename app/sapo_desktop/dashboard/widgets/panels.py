@@ -7,7 +7,6 @@ from textual.content import Content
 from sapo_desktop.dashboard.glyphs import Glyphs, sparkline
 from sapo_desktop.dashboard.show import age, bar, count, fit, memory, percent, plain, reward, wrap
 from sapo_desktop.dashboard.state import DashboardState
-from sapo_swarm.evaluation import by_rote
 from sapo_swarm.events import Evaluated, GroupRecorded, PhaseName, TaskScore
 from sapo_swarm.prompting import extract_answer
 
@@ -76,7 +75,7 @@ def _task_rows(base: Evaluated | None, latest: Evaluated, width: int, room: int,
             else f"{100 * score.pass_at_1:3.0f} %"
         )
         label = plain(score.task, 60)
-        if by_rote(score):
+        if score.by_rote:
             label = BY_ROTE + label
         rows.append(Content.assemble(fit(label, name), (text.rjust(width - name), MUTED)))
     return rows
