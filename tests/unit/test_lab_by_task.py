@@ -66,3 +66,11 @@ def test_scores_with_swapped_answers_stand_beside_the_true_ones_where_they_were_
     found = {"silo": SILO, "swarm": rote}
     assert swapped_lines(EXPERIMENT, found) == [("S", "15.0 : 15.0", "10.0 : 0.0", "12.5 : 7.5")]
     assert len(swapped_heads(tasks_of(found))) == 4
+
+
+def test_a_task_that_an_arm_does_not_ask_is_left_open() -> None:
+    found = {"silo": SILO, "swarm": [run("swarm", seed, at_end({"a": 0.2}, {"a": 0.1})) for seed in (1, 2, 3)]}
+    silo, swarm = lines(EXPERIMENT, found)
+    assert silo[2:4] == ("10.0", "10.0")
+    assert swarm[2:4] == ("20.0 : 10.0", "–")
+    assert swapped_lines(EXPERIMENT, found) == [("S", "20.0 : 10.0", "–", "20.0 : 10.0")]

@@ -35,7 +35,7 @@ def lines(experiment: Experiment, found: Mapping[str, Sequence[RunResult]]) -> l
             theirs = _last(found.get(other, ()))
             shared = mine.keys() & theirs.keys() or mine.keys()
             both = [{seed: some[seed] for seed in shared} for some in (mine, theirs) if shared <= some.keys()]
-            cells = [" : ".join(f"{100 * _mean(points, task):.1f}" for points in both) for task in tasks]
+            cells = [_cell(both, task) for task in tasks]
             gain, left_out, without = split(mine, theirs)
             shown = experiment.arm(other).shown if other else "–"
             told = (percent(gain, 0, signed=True), left_out or "–", percent(without, 0, signed=True))
@@ -70,12 +70,16 @@ def swapped_lines(experiment: Experiment, found: Mapping[str, Sequence[RunResult
     tasks = tasks_of(found)
     result: list[tuple[str, ...]] = []
     for arm in experiment.arms:
-        points = [point for point in _last(found.get(arm.name, ())).values() if set(tasks) <= point.swapped.keys()]
-        if points:
-            pairs = [[(point.tasks[task], point.swapped[task]) for task in tasks] for point in points]
-            means = 100 * np.array(pairs, dtype=np.float64).mean(axis=0)  # (tasks, 2)
-            rows = [*means, means.mean(axis=0)]
-            result.append((arm.shown, *(f"{own:.1f} : {swapped:.1f}" for own, swapped in rows)))
+        points = [
+            point for point in _last(found.get(arm.name, ())).values() if set(point.tasks) <= point.swapped.keys()
+        ]
+        asked = [task for task in tasks if all(task in point.tasks for point in points)]
+        if points and asked:
+            pairs = [[(point.tasks[task], point.swapped[task]) for task in asked] for point in points]
+            means = 100 * np.array(pairs, dtype=np.float64).mean(axis=0)  # (asked, 2)
+            told = {task: f"{own:.1f} : {swapped:.1f}" for task, (own, swapped) in zip(asked, means, strict=True)}
+            own, swapped = means.mean(axis=0)
+            result.append((arm.shown, *(told.get(task, "–") for task in tasks), f"{own:.1f} : {swapped:.1f}"))
     return result
 
 
@@ -83,8 +87,10 @@ def _last(runs: Sequence[RunResult]) -> dict[int, HeldOut]:
     return {run.seed: run.last for run in runs if run.last is not None}
 
 
-def _mean(points: Mapping[int, HeldOut], task: str) -> float:
-    return float(np.mean([point.tasks.get(task, 0.0) for point in points.values()]))
+def _cell(both: Sequence[Mapping[int, HeldOut]], task: str) -> str:
+    """Means over seeds; "–" where the arm does not ask the task."""
+    asked = [[point.tasks[task] for point in points.values() if task in point.tasks] for points in both]
+    return " : ".join(f"{100 * float(np.mean(values)):.1f}" if values else "–" for values in asked if asked[0]) or "–"
 
 
 def _gain(
