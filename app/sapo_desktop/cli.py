@@ -34,7 +34,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "lab": ("lab", "run experiments with many nodes on one machine, and report on them"),
     "runs": ("runs", "list runs and their checkpoints"),
     "models": ("models", "list the models that are at hand"),
-    "tasks": ("tasks", "list tasks and presets, or show sample questions"),
+    "tasks": ("tasks", "list tasks and presets, show sample questions, or what one answer to all would score"),
     "config": ("config", "show or change settings"),
     "paths": ("paths", "where settings, runs, logs and the socket lie"),
     "bench": ("bench", "measure this machine's speed with a model, and choose the engine by it"),

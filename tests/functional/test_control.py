@@ -121,7 +121,7 @@ async def test_questions_that_do_not_fit_into_the_model_are_passed_over(tmp_path
     assert any(r.truncated == (True, True) and r.correct == (False, False) for r in results)
 
 
-async def test_answers_are_scored_on_another_question_of_their_task_too(tmp_path: Path) -> None:
+async def test_answers_are_scored_on_another_question_of_their_task_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """A model that writes (P ∨ Q) to everything loses nothing by it; one that solves its questions loses nearly all."""
     from sapo_swarm.evaluation import items, task_scores
     from sapo_swarm.node.evaluate import answer
@@ -134,7 +134,7 @@ async def test_answers_are_scored_on_another_question_of_their_task_too(tmp_path
     await host.load(lambda: engine)
     logic, sums = items(["propositional_logic"], "paper", 30), items(["basic_arithmetic"], "starter", 30)
     said = iter(["(P ∨ Q)"] * 30 + [generate_entry(ref)[1]["answer"] for ref in sums])
-    engine.tokenizer.decode = lambda tokens: f"<answer>{next(said)}</answer>"  # type: ignore[method-assign]
+    monkeypatch.setattr(engine.tokenizer, "decode", lambda tokens: f"<answer>{next(said)}</answer>")
     async with Scorer() as scorer:
         rote, solved = task_scores(await answer(host, scorer, [*logic, *sums], Sampling(1.0, 1.0, 8)))
     await host.close()

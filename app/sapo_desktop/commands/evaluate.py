@@ -15,15 +15,7 @@ from sapo_backends.base import Sampling
 from sapo_desktop.checkpoints import Chosen, choose
 from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import Home
-from sapo_swarm.evaluation import (
-    Comparison,
-    Interval,
-    ItemResult,
-    compare,
-    items,
-    mean_pass_at_k,
-    task_scores,
-)
+from sapo_swarm.evaluation import Comparison, Interval, ItemResult, compare, items, mean_pass_at_k, task_scores
 
 
 def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:

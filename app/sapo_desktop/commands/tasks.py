@@ -64,6 +64,8 @@ async def _unread(task: str, preset: str, answers: list[str], count: int) -> int
     async with Scorer() as scorer:
         for text in answers:
             verdicts = await give_to_all(scorer, refs, text)
+            if not verdicts:
+                raise UsageError(f"None of the held-out questions of {task} ({preset}) regenerates here.")
             right = sum(verdicts)
             low, high = wilson(right, len(verdicts))
             shown = safe_text(text, lines=False)

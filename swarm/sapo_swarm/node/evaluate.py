@@ -56,10 +56,11 @@ async def answer(
 
 
 async def give_to_all(scorer: Scorer, refs: Sequence[TaskRef], answer_text: str) -> list[bool]:
-    """Strict verdicts of one answer on every item, in order. Raises ScorerUnavailable."""
+    """Strict verdicts of one answer on every item that regenerates here, in order. Raises ScorerUnavailable."""
     verdicts: list[bool] = []
     for start in range(0, len(refs), BATCH):
-        batch = [(ref, (f"<answer>{answer_text}</answer>",)) for ref in refs[start : start + BATCH]]
+        found = await scorer.questions(refs[start : start + BATCH])
+        batch = [(q.ref, (f"<answer>{answer_text}</answer>",)) for q in found if isinstance(q, Question)]
         verdicts += [scored.rewards[0] == 1.0 for scored in await scorer.score_own(batch)]
     return verdicts
 
