@@ -104,7 +104,7 @@ async def enter(
     """
     client = await NodeClient(invite, who.identity).__aenter__()
     exchange = SwarmExchange(
-        client, Policy(partial_credit=config.partial_credit), label(config.model), config.sampling, settings.person.name
+        client, Policy(rule=config.reward_rule), label(config.model), config.sampling, settings.person.name
     )
     try:
         info = await client.join(exchange.name, exchange.model)

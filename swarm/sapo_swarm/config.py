@@ -10,6 +10,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from sapo_swarm.scoring.messages import RewardRule
+
 PAPER_TASKS: tuple[str, ...] = (
     "base_conversion",
     "basic_arithmetic",
@@ -48,6 +50,14 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     tasks: Annotated[tuple[str, ...], _doc("reasoning_gym tasks, drawn uniformly")] = PAPER_TASKS
     preset: Annotated[str, _doc("Difficulty: starter, paper or hard")] = "starter"
     partial_credit: Annotated[bool, _doc("Use the task's partial credit instead of strict 0/1 reward")] = False
+    contrast: Annotated[
+        int,
+        _doc(
+            "Other questions of its task on which a right answer must be wrong: what passes unread earns nothing. 0 = none",
+            ge=0,
+            le=16,
+        ),
+    ] = 0
 
     # A round
     rounds: Annotated[int, _doc("Rounds to train; 0 = until stopped", ge=0)] = 0
@@ -106,3 +116,8 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     keep_checkpoints: Annotated[
         int, _doc("Newest checkpoints kept (the first, the best and every 50th stay)", ge=1)
     ] = 3
+
+    @property
+    def reward_rule(self) -> RewardRule:
+        """How own and others' completions are rewarded. Held-out questions are judged strictly, whatever it says."""
+        return RewardRule(self.partial_credit, self.contrast)

@@ -16,6 +16,7 @@ import msgspec
 
 from sapo_swarm.identity import group_text, node_id, verify
 from sapo_swarm.safe_text import safe_text
+from sapo_swarm.scoring.messages import STRICT, RewardRule
 from sapo_swarm.tasks.catalogue import CATALOGUE
 from sapo_swarm.tasks.seeds import is_train
 from sapo_swarm.types import GENERATOR_VERSION, MAX_COMPLETION_BYTES, Group, Question, Rollout, TaskRef
@@ -57,7 +58,7 @@ class GroupScorer(Protocol):
 
     async def questions(self, refs: Sequence[TaskRef]) -> Sequence[object]: ...
     async def score_many(
-        self, groups: Sequence[tuple[TaskRef, Sequence[str]]], partial: bool = False
+        self, groups: Sequence[tuple[TaskRef, Sequence[str]]], rule: RewardRule = STRICT
     ) -> Sequence[object]: ...
 
 
@@ -79,7 +80,7 @@ class Policy:
     length_factor: float = 4.0
     logprob_floor: float = -6.0
     max_age_s: float = 3600.0
-    partial_credit: bool = False
+    rule: RewardRule = STRICT
 
 
 @dataclass(slots=True)
@@ -192,7 +193,7 @@ class Receiver:
 
     async def _scored(self, found: list[tuple[GroupBody, Question]]) -> list[Group]:
         jobs = [(body.ref, [completion.text for completion in body.completions]) for body, _ in found]
-        verdicts = await self.scorer.score_many(jobs, self.policy.partial_credit) if jobs else []
+        verdicts = await self.scorer.score_many(jobs, self.policy.rule) if jobs else []
         groups: list[Group] = []
         for (body, question), verdict in zip(found, verdicts, strict=True):
             if not isinstance(verdict, Verdict) or len(verdict.rewards) != len(body.completions):

@@ -14,7 +14,7 @@ import pytest_asyncio
 
 from sapo_swarm.config import PAPER_TASKS
 from sapo_swarm.scoring import limits
-from sapo_swarm.scoring.messages import Job
+from sapo_swarm.scoring.messages import Job, RewardRule
 from sapo_swarm.scoring.scorer import Scored, Scorer, ScorerUnavailable, ScoringFailed, Unanswerable
 from sapo_swarm.tasks.questions import generate_entry
 from sapo_swarm.types import Question, TaskRef
@@ -61,7 +61,26 @@ async def test_partial_credit_is_given_only_when_asked_for(scorer: Scorer) -> No
     ref = TaskRef("basic_arithmetic", "starter", 3)
     text = f"<answer>it is {oracle(ref)}</answer>"
     assert (await scorer.score(ref, [text])).rewards == (0.0,)
-    assert 0.0 < (await scorer.score(ref, [text], partial=True)).rewards[0] < 1.0
+    assert 0.0 < (await scorer.score(ref, [text], RewardRule(partial=True))).rewards[0] < 1.0
+
+
+async def test_what_passes_other_questions_of_its_task_too_earns_nothing_where_answers_are_contrasted(
+    scorer: Scorer,
+) -> None:
+    unread, rule = "<answer>(P ∨ Q)</answer>", RewardRule(contrast=2)
+    refs = [TaskRef("propositional_logic", "paper", seed) for seed in range(40)]
+    plain = [(await scorer.score(ref, [unread])).rewards[0] for ref in refs]
+    contrasted = [(await scorer.score(ref, [unread], rule)).rewards[0] for ref in refs]
+    assert sum(plain) > 20
+    assert sum(contrasted) < 8
+    assert all(one <= other for one, other in zip(contrasted, plain, strict=True))
+
+
+async def test_an_answer_to_its_own_question_keeps_its_reward_where_answers_are_contrasted(scorer: Scorer) -> None:
+    for seed in range(10):
+        ref = TaskRef("basic_arithmetic", "paper", seed)
+        texts = (f"<answer>{oracle(ref)}</answer>", "<answer>no</answer>")
+        assert (await scorer.score(ref, texts, RewardRule(contrast=2))).rewards == (1.0, 0.0)
 
 
 async def test_questions_are_those_that_any_node_regenerates(scorer: Scorer) -> None:

@@ -101,7 +101,7 @@ async def _share(node: LabNode, bench: Bench, work: RoundWork, terms: Conditions
 
 async def _judged(bench: Bench, group: Group) -> Group:
     """The group with the rewards that every receiver's verifier would give it."""
-    scored = await bench.scorer.score(group.question.ref, [r.text for r in group.rollouts], bench.config.partial_credit)
+    scored = await bench.scorer.score(group.question.ref, [r.text for r in group.rollouts], bench.config.reward_rule)
     rollouts = tuple(
         msgspec.structs.replace(rollout, reward=reward)
         for rollout, reward in zip(group.rollouts, scored.rewards, strict=True)

@@ -140,7 +140,7 @@ async def score(bench: Bench, work: RoundWork) -> None:
     with work.timed("score"):
         written = [[decode(c.tokens) for c in completions] for completions in work.completions]
         asked = [(question.ref, texts) for question, texts in zip(work.questions, written, strict=True)]
-        verdicts = await bench.scorer.score_own(asked, bench.config.partial_credit)
+        verdicts = await bench.scorer.score_own(asked, bench.config.reward_rule)
         for question, completions, texts, scored in zip(
             work.questions, work.completions, written, verdicts, strict=True
         ):

@@ -12,12 +12,24 @@ MAX_FRAME = 64 * 2**20
 Stage = Literal["", "generate", "score", "worker"]
 
 
+class RewardRule(msgspec.Struct, frozen=True, array_like=True):
+    """How a verdict becomes a reward. partial: the task's partial credit instead of strict 0/1. contrast: of a text's score,
+    what it would have on the best of so many other questions of its task is taken off
+    (docs/decisions/0015-contrast.md)."""
+
+    partial: bool = False
+    contrast: int = 0
+
+
+STRICT = RewardRule()
+
+
 class Job(msgspec.Struct, frozen=True, array_like=True):
     """Regenerate a question and score texts against it (none: only the question is wanted)."""
 
     ref: TaskRef
     texts: tuple[str, ...] = ()
-    partial: bool = False
+    rule: RewardRule = RewardRule()
 
 
 class Reply(msgspec.Struct, frozen=True, array_like=True):

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from types import TracebackType
 
 from sapo_swarm.scoring.limits import MEMORY_BYTES
-from sapo_swarm.scoring.messages import Job, Reply
+from sapo_swarm.scoring.messages import STRICT, Job, Reply, RewardRule
 from sapo_swarm.scoring.process import MARGIN_S, ScorerUnavailable, WorkerProcess
 from sapo_swarm.scoring.verify import cap
 from sapo_swarm.types import Question, TaskRef
@@ -96,31 +96,33 @@ class Scorer:
         replies = await self._submit([Job(ref) for ref in refs])
         return [_question(ref, reply) for ref, reply in zip(refs, replies, strict=True)]
 
-    async def score(self, ref: TaskRef, texts: Sequence[str], partial: bool = False) -> Scored:
+    async def score(self, ref: TaskRef, texts: Sequence[str], rule: RewardRule = STRICT) -> Scored:
         """Score the completions of one question. Raises ScoringFailed, ScorerUnavailable."""
-        result = (await self.score_many([(ref, texts)], partial))[0]
+        result = (await self.score_many([(ref, texts)], rule))[0]
         if isinstance(result, ScoringFailed):
             raise result
         return result
 
     async def score_many(
-        self, groups: Sequence[tuple[TaskRef, Sequence[str]]], partial: bool = False
+        self, groups: Sequence[tuple[TaskRef, Sequence[str]]], rule: RewardRule = STRICT
     ) -> list[Scored | ScoringFailed]:
         """Score many groups in one round-trip; a failed group is its ScoringFailed. Raises ScorerUnavailable."""
-        jobs = [Job(ref, tuple(map(cap, texts)), partial) for ref, texts in groups]
+        jobs = [Job(ref, tuple(map(cap, texts)), rule) for ref, texts in groups]
         replies = await self._submit(jobs)
         return [_scored(job.ref, reply) for job, reply in zip(jobs, replies, strict=True)]
 
-    async def score_own(self, groups: Sequence[tuple[TaskRef, Sequence[str]]], partial: bool = False) -> list[Scored]:
+    async def score_own(
+        self, groups: Sequence[tuple[TaskRef, Sequence[str]]], rule: RewardRule = STRICT
+    ) -> list[Scored]:
         """Score what this machine's own model wrote. Raises ScorerUnavailable.
 
         A worker that had to be stopped may have been stopped for a reason that is gone (the computer slept, memory was
         short), so its groups are tried once more. What cannot be scored then is no right answer.
         """
-        found = await self.score_many(groups, partial)
+        found = await self.score_many(groups, rule)
         again = [i for i, result in enumerate(found) if isinstance(result, ScoringFailed) and result.fault == "worker"]
         if again:
-            for i, result in zip(again, await self.score_many([groups[i] for i in again], partial), strict=True):
+            for i, result in zip(again, await self.score_many([groups[i] for i in again], rule), strict=True):
                 found[i] = result
         for failure in (result for result in found if isinstance(result, ScoringFailed)):
             _log.warning("%s It counts as wrong.", failure)

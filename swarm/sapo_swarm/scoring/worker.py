@@ -6,6 +6,7 @@ when its stdin does. Each job has a deadline inside (an alarm, where the platfor
 
 from __future__ import annotations
 
+import contextlib
 import decimal
 import faulthandler
 import os
@@ -18,8 +19,9 @@ from typing import Any, BinaryIO, ClassVar
 import msgspec
 
 from sapo_swarm.scoring import limits
-from sapo_swarm.scoring.messages import ConnectionLost, Hello, Job, Reply, read_frame, write_frame
+from sapo_swarm.scoring.messages import ConnectionLost, Hello, Job, Reply, Stage, read_frame, write_frame
 from sapo_swarm.scoring.verify import DeadlineExceeded, fresh_context, score_text
+from sapo_swarm.tasks.seeds import contrasts
 from sapo_swarm.types import TaskRef
 
 DEADLINE_S = 1.0
@@ -96,20 +98,38 @@ def answer(job: Job) -> Reply:
     rewards: list[float] = []
     well_formed: list[bool] = []
     prompt = ""
+    stage: Stage = "generate"
+    others: list[tuple[Any, dict[str, Any]]] | None = None
     try:
         with deadline:
             dataset, entry = _regenerate(job.ref)
-            prompt = str(entry["question"])
+            prompt, stage = str(entry["question"]), "score"
             for text in job.texts:
-                reward, formed = score_text(text, job.ref.dataset, dataset, entry, job.partial)
+                reward, formed = score_text(text, job.ref.dataset, dataset, entry, job.rule.partial)
+                if reward and others is None:
+                    stage = "generate"
+                    others = _others(job)
+                    stage = "score"
+                if reward and others:
+                    found = (score_text(text, job.ref.dataset, *other, job.rule.partial)[0] for other in others)
+                    reward = max(0.0, reward - max(found))
                 rewards.append(reward)
                 well_formed.append(formed)
     except BaseException as error:  # a bad job is data, not a crash; the alarm may fire anywhere in the block
         deadline.clear()  # again, in case it fired inside __exit__
-        return Reply(failure=_reason(error), stage="score" if prompt else "generate")
+        return Reply(failure=_reason(error), stage=stage)
     if deadline.passed:
         return Reply(failure=_reason(DeadlineExceeded()), stage="score")
     return Reply(prompt, tuple(rewards), tuple(well_formed))
+
+
+def _others(job: Job) -> list[tuple[Any, dict[str, Any]]]:
+    """Datasets and entries of the questions that a right answer is contrasted with; those that do not exist are left out."""
+    found = []
+    for ref in contrasts(job.ref, job.rule.contrast):
+        with contextlib.suppress(Exception):  # not the deadline's
+            found.append(_regenerate(ref))
+    return found
 
 
 def _reason(error: BaseException) -> str:

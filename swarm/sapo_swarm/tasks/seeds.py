@@ -23,6 +23,15 @@ def train_seed(node_key: str, swarm: str, round_number: int, slot: int, seed: in
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") % TRAIN_LIMIT
 
 
+def contrasts(ref: TaskRef, count: int) -> list[TaskRef]:
+    """Other questions of the same task, the same on every node. The chance that one is the question itself is 1 in 2^31, but in
+    tasks with few questions it may read the same."""
+    text = f"sapo-contrast-v1|{ref.seed}|{ref.index}"
+    digests = [hashlib.sha256(f"{text}|{number}".encode()).digest() for number in range(count)]
+    seeds = [int.from_bytes(digest[:8], "big") % TRAIN_LIMIT for digest in digests]
+    return [TaskRef(ref.dataset, ref.preset, seed, 0, ref.generator) for seed in seeds]
+
+
 def held_out(dataset: str, preset: str, index: int) -> TaskRef:
     """The index-th held-out item of a task. Raises ValueError outside [0, HELD_OUT_SIZE)."""
     if not 0 <= index < HELD_OUT_SIZE:
