@@ -11,8 +11,9 @@ from pathlib import Path
 import jinja2
 
 from sapo_swarm.lab import along, by_task, kinds
+from sapo_swarm.lab.kept import keep, with_kept
 from sapo_swarm.lab.results import comparable, load_all
-from sapo_swarm.lab.schema import Experiment
+from sapo_swarm.lab.schema import BadExperiment, Experiment
 from sapo_swarm.lab.table import HEADS, MORE_HEADS, Row, cells, more_cells, rows, sentence
 
 NOTE = (
@@ -64,10 +65,16 @@ class _Contents:
 
 
 def write(experiment: Experiment, out: Path, to: Path, command: str) -> list[Path]:
-    """The files written. Raises BadExperiment without runs, ModuleNotFoundError without matplotlib, OSError."""
+    """The files written; runs that have finished are kept beside the report, and those kept there before are in it (kept.py).
+
+    Raises BadExperiment without runs, ModuleNotFoundError without matplotlib, OSError.
+    """
     from sapo_swarm.lab.figures import draw
 
-    found = comparable(load_all(experiment, out))
+    everything = with_kept(experiment, load_all(experiment, out), to)
+    if not everything:
+        raise BadExperiment(f"There is no run of {experiment.name} in {out}. Start one: sapo-desktop lab run.")
+    found = comparable(everything)
     table = rows(experiment, found)
     figures = draw(experiment, found, table, to)
     first = next(iter(found.values()))[0]
@@ -86,7 +93,7 @@ def write(experiment: Experiment, out: Path, to: Path, command: str) -> list[Pat
     pages = {"report.html": _html(contents), "report.md": _markdown(contents)}
     for name, text in pages.items():
         (to / name).write_text(text, encoding="utf-8")
-    return [*(to / name for name in pages), *(path for _, path in figures)]
+    return [*(to / name for name in pages), *(path for _, path in figures), *keep(everything, out, to)]
 
 
 def setting(experiment: Experiment, table: Sequence[Row]) -> str:

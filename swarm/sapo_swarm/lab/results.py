@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from sapo_swarm.events import Evaluated, RoundFinished, RunStarted
 from sapo_swarm.lab.run import Done, run_folder
-from sapo_swarm.lab.schema import Arm, BadExperiment, Experiment
+from sapo_swarm.lab.schema import Arm, Experiment
 from sapo_swarm.node.journal import read_only
 
 Floats = NDArray[np.float64]
@@ -166,7 +166,7 @@ def _at_end(events: Sequence[object]) -> NodeResult:
 
 
 def load_all(experiment: Experiment, out: Path) -> dict[str, list[RunResult]]:
-    """Arm -> its runs with at least a round, in the order of the experiment. Raises BadExperiment without any."""
+    """Arm -> its runs with at least a round, in the order of the experiment. Raises JournalError."""
     found: dict[str, list[RunResult]] = {}
     for arm in experiment.arms:
         folders = sorted((out / arm.name).glob("seed-*"), key=lambda p: int(p.name.removeprefix("seed-")))
@@ -174,8 +174,6 @@ def load_all(experiment: Experiment, out: Path) -> dict[str, list[RunResult]]:
         kept = [run for run in runs if run is not None and run.rounds]
         if kept:
             found[arm.name] = kept
-    if not found:
-        raise BadExperiment(f"There is no run of {experiment.name} in {out}. Start one: sapo-desktop lab run.")
     return found
 
 

@@ -78,8 +78,14 @@ def run_folder(out: Path, arm: str, seed: int) -> Path:
     return out / arm / f"seed-{seed}"
 
 
+def settings_of(experiment: Experiment, arm: Arm, seed: int) -> Settings:
+    return Settings(experiment.name, experiment.nodes, experiment.final_items, experiment.final_answers, seed, arm)
+
+
 def digest(settings: Settings) -> str:
-    return hashlib.sha256(msgspec.json.encode(settings)).hexdigest()
+    """Equal where the same is computed: what an arm is called in tables and compared with does not matter."""
+    arm = msgspec.structs.replace(settings.arm, title="", against=())
+    return hashlib.sha256(msgspec.json.encode(msgspec.structs.replace(settings, arm=arm))).hexdigest()
 
 
 async def run_arm(
@@ -99,7 +105,7 @@ async def run_arm(
     folder = run_folder(out, arm.name, seed)
     if fresh:
         shutil.rmtree(folder, ignore_errors=True)
-    settings = Settings(experiment.name, experiment.nodes, experiment.final_items, experiment.final_answers, seed, arm)
+    settings = settings_of(experiment, arm, seed)
     if (folder / "done.json").exists() and _same(folder, settings):
         return msgspec.json.decode((folder / "done.json").read_bytes(), type=Done)
     _same(folder, settings)
