@@ -141,10 +141,10 @@ class TaskScore(msgspec.Struct, frozen=True):
 
     @property
     def by_rote(self) -> bool:
-        """At least half of the score, and three items of it, would be had with the answers to other questions: they fit whatever
-        is asked."""
+        """At least half of the score would be had with the answers to other questions: they fit whatever is asked. Three items in
+        both, so that chance does not look like it."""
         swapped = self.swapped or 0.0
-        return swapped * self.items >= 3 and swapped >= 0.5 * self.pass_at_1
+        return min(swapped, self.pass_at_1) * self.items >= 3 and swapped >= 0.5 * self.pass_at_1
 
 
 class Evaluated(_Event, frozen=True, kw_only=True, tag="evaluation"):

@@ -185,6 +185,7 @@ def test_a_task_carries_its_score_with_swapped_answers_over_the_items_that_have_
         (0.125, 0.125, 16, False),  # two of sixteen: chance
         (0.0, 0.0, 100, False),
         (0.48, None, 100, False),
+        (0.0, 0.2, 16, False),  # no score, nothing to come from anywhere
     ],
 )
 def test_a_score_is_by_rote_where_half_of_it_is_had_with_answers_to_other_questions(

@@ -42,7 +42,8 @@ WORDS = (
     ),
     (
         "by rote",
-        "at least half of this task's score would be had with the answers to other questions: they fit whatever is asked",
+        "at least half of this task's score would be had with the answers to other questions: they fit whatever is asked. "
+        "With run.contrast = 2, training pays nothing for them",
     ),
     ("informative", "groups with unequal rewards: only these can teach something"),
     (
