@@ -52,6 +52,9 @@ class Verdict(Protocol):
     @property
     def rewards(self) -> Sequence[float]: ...
 
+    @property
+    def unread(self) -> Sequence[int]: ...
+
 
 class GroupScorer(Protocol):
     """The part of scoring.Scorer that is used: failures come back as other objects, in their place."""
@@ -203,7 +206,7 @@ class Receiver:
             elif not await self._likely(question, body, verdict.rewards):
                 self.rejected["logprob"] += 1
             else:
-                groups.append(_group(body, question, verdict.rewards))
+                groups.append(_group(body, question, verdict))
         return groups
 
     async def _likely(self, question: Question, body: GroupBody, rewards: Sequence[float]) -> bool:
@@ -216,9 +219,9 @@ class Receiver:
         return await self.likelihood(question, taught) >= self.policy.logprob_floor
 
 
-def _group(body: GroupBody, question: Question, rewards: Sequence[float]) -> Group:
+def _group(body: GroupBody, question: Question, verdict: Verdict) -> Group:
     rollouts = tuple(
-        Rollout(completion.text, completion.finish, float(reward))
-        for completion, reward in zip(body.completions, rewards, strict=True)
+        Rollout(completion.text, completion.finish, float(reward), unread=place in verdict.unread)
+        for place, (completion, reward) in enumerate(zip(body.completions, verdict.rewards, strict=True))
     )
     return Group(question, rollouts, "external", body.node, safe_text(body.model, 80, lines=False))

@@ -50,13 +50,15 @@ class Question(msgspec.Struct, frozen=True):
 class Rollout(msgspec.Struct, frozen=True):
     """One completion of a question with the reward that this node's own verifier gave it.
 
-    reward: in [0, 1] (strict 0/1 by default). tokens: completion tokens incl. end of sequence.
+    reward: in [0, 1] (strict 0/1 by default). tokens: completion tokens incl. end of sequence. unread: right on other questions
+    of its task too, and paid less for it (run.contrast).
     """
 
     text: str
     finish: Finish
     reward: float
     tokens: int = 0
+    unread: bool = False
 
 
 Source = Literal["own", "external"]

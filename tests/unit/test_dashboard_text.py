@@ -213,6 +213,19 @@ def test_peer_text_reaches_no_panel_as_markup_or_as_a_control_character() -> Non
         assert "[/bad]" in content.plain
 
 
+def test_a_right_answer_that_was_not_paid_is_not_called_wrong() -> None:
+    event = hostile_state().groups.last
+    assert event is not None
+    rollouts = tuple(
+        msgspec.structs.replace(rollout, reward=0.0, unread=place == 0)
+        for place, rollout in enumerate(event.group.rollouts)
+    )
+    group = msgspec.structs.replace(event.group, rollouts=rollouts)
+    said = rollouts_screen.detail(msgspec.structs.replace(event, group=group), UNICODE).plain
+    assert "○ 1  right on other questions too" in said
+    assert ("○ 2  wrong" in said) is (len(rollouts) > 1)
+
+
 def test_numbers_are_shown_in_few_characters() -> None:
     assert [age(s) for s in (0, 12, 89, 300, 7200, 400_000)] == ["0 s", "12 s", "89 s", "5 min", "2 h", "5 d"]
     assert (percent(0.048, 1), percent(None), reward(0.29), reward(1.0)) == ("4.8 %", "—", ".290", "1.000")

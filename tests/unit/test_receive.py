@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from sapo_swarm.identity import Identity
 from sapo_swarm.prompting import extract_answer
 from sapo_swarm.receive import REASONS, Policy, Receiver
+from sapo_swarm.scoring.messages import STRICT, RewardRule
 from sapo_swarm.types import Question, TaskRef
 from sapo_swarm.wire import GroupBody, SharedCompletion, SignedGroup
 
@@ -30,6 +31,7 @@ def prompt_of(ref: TaskRef) -> str:
 @dataclass(frozen=True)
 class Scores:
     rewards: tuple[float, ...]
+    unread: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,9 @@ class AddOne:
             for ref in refs
         ]
 
-    async def score_many(self, groups: Sequence[tuple[TaskRef, Sequence[str]]], partial: bool = False) -> list[object]:
+    async def score_many(
+        self, groups: Sequence[tuple[TaskRef, Sequence[str]]], rule: RewardRule = STRICT
+    ) -> list[object]:
         return [
             Failed("texts")
             if any("BOOM" in text for text in texts)

@@ -70,10 +70,11 @@ async def test_what_passes_other_questions_of_its_task_too_earns_nothing_where_a
     unread, rule = "<answer>(P ∨ Q)</answer>", RewardRule(contrast=2)
     refs = [TaskRef("propositional_logic", "paper", seed) for seed in range(40)]
     plain = [(await scorer.score(ref, [unread])).rewards[0] for ref in refs]
-    contrasted = [(await scorer.score(ref, [unread], rule)).rewards[0] for ref in refs]
+    contrasted = [await scorer.score(ref, ["no answer", unread], rule) for ref in refs]
     assert sum(plain) > 20
-    assert sum(contrasted) < 8
-    assert all(one <= other for one, other in zip(contrasted, plain, strict=True))
+    assert sum(scored.rewards[1] for scored in contrasted) < 8
+    for reward, scored in zip(plain, contrasted, strict=True):
+        assert scored.unread == ((1,) if scored.rewards[1] < reward else ())
 
 
 async def test_an_answer_to_its_own_question_keeps_its_reward_where_answers_are_contrasted(scorer: Scorer) -> None:

@@ -146,8 +146,8 @@ async def score(bench: Bench, work: RoundWork) -> None:
         ):
             work.well_formed += sum(scored.well_formed)
             rollouts = tuple(
-                Rollout(text, c.finish, reward, len(c.tokens))
-                for text, c, reward in zip(texts, completions, scored.rewards, strict=True)
+                Rollout(text, c.finish, reward, len(c.tokens), place in scored.unread)
+                for place, (text, c, reward) in enumerate(zip(texts, completions, scored.rewards, strict=True))
             )
             groups.append(Group(question, rollouts, model=bench.model_label))
     work.own = groups

@@ -36,6 +36,7 @@ class Reply(msgspec.Struct, frozen=True, array_like=True):
     """The answer to one Job. failure is empty on success; stage says where it failed.
 
     stage "generate": there is no such question here; "score": the texts were at fault; "worker": the worker was.
+    unread: places of the texts that a contrast cost something.
     """
 
     prompt: str = ""
@@ -43,6 +44,7 @@ class Reply(msgspec.Struct, frozen=True, array_like=True):
     well_formed: tuple[bool, ...] = ()
     failure: str = ""
     stage: Stage = ""
+    unread: tuple[int, ...] = ()
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True):

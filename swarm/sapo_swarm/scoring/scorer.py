@@ -36,11 +36,13 @@ class Unanswerable:
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """Rewards in [0, 1] and whether each text held an answer, in the order of the texts; the question's text."""
+    """Rewards in [0, 1] and whether each text held an answer, in the order of the texts; the question's text; places of the
+    texts that would earn more were it not for other questions that they answer too (RewardRule.contrast)."""
 
     rewards: tuple[float, ...]
     well_formed: tuple[bool, ...]
     prompt: str = ""
+    unread: tuple[int, ...] = ()
 
 
 _log = logging.getLogger(__name__)
@@ -172,6 +174,6 @@ def _question(ref: TaskRef, reply: Reply) -> Question | Unanswerable:
 
 def _scored(ref: TaskRef, reply: Reply) -> Scored | ScoringFailed:
     if not reply.failure:
-        return Scored(reply.rewards, reply.well_formed, reply.prompt)
+        return Scored(reply.rewards, reply.well_formed, reply.prompt, reply.unread)
     fault = {"generate": "task", "score": "texts"}.get(reply.stage, "worker")
     return ScoringFailed(ref, reply.failure, fault)

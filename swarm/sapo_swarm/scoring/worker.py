@@ -97,6 +97,7 @@ def answer(job: Job) -> Reply:
     deadline = _Deadline()
     rewards: list[float] = []
     well_formed: list[bool] = []
+    unread: list[int] = []
     prompt = ""
     stage: Stage = "generate"
     others: list[tuple[Any, dict[str, Any]]] | None = None
@@ -112,7 +113,10 @@ def answer(job: Job) -> Reply:
                     stage = "score"
                 if reward and others:
                     found = (score_text(text, job.ref.dataset, *other, job.rule.partial)[0] for other in others)
-                    reward = max(0.0, reward - max(found))
+                    elsewhere = max(found)
+                    if elsewhere:
+                        reward = max(0.0, reward - elsewhere)
+                        unread.append(len(rewards))
                 rewards.append(reward)
                 well_formed.append(formed)
     except BaseException as error:  # a bad job is data, not a crash; the alarm may fire anywhere in the block
@@ -120,7 +124,7 @@ def answer(job: Job) -> Reply:
         return Reply(failure=_reason(error), stage=stage)
     if deadline.passed:
         return Reply(failure=_reason(DeadlineExceeded()), stage="score")
-    return Reply(prompt, tuple(rewards), tuple(well_formed))
+    return Reply(prompt, tuple(rewards), tuple(well_formed), unread=tuple(unread))
 
 
 def _others(job: Job) -> list[tuple[Any, dict[str, Any]]]:

@@ -25,6 +25,7 @@ from sapo_swarm.coordinator.host import start
 from sapo_swarm.coordinator.settings import CoordinatorSettings
 from sapo_swarm.identity import Identity
 from sapo_swarm.receive import Policy, Receiver
+from sapo_swarm.scoring.messages import STRICT, RewardRule
 from sapo_swarm.tasks.seeds import train_seed
 from sapo_swarm.types import Group, Question, TaskRef
 from sapo_swarm.wire import GroupBody, SharedCompletion, SignedGroup, WireError, unpack
@@ -60,6 +61,7 @@ def read(ref: TaskRef, text: str) -> tuple[int, int]:
 @dataclass(frozen=True)
 class Scores:
     rewards: tuple[float, ...]
+    unread: tuple[int, ...] = ()
 
 
 class ToyScorer:
@@ -68,7 +70,9 @@ class ToyScorer:
     async def questions(self, refs: Sequence[TaskRef]) -> list[object]:
         return [question(ref) for ref in refs]
 
-    async def score_many(self, groups: Sequence[tuple[TaskRef, Sequence[str]]], partial: bool = False) -> list[object]:
+    async def score_many(
+        self, groups: Sequence[tuple[TaskRef, Sequence[str]]], rule: RewardRule = STRICT
+    ) -> list[object]:
         return [
             Scores(tuple(float(read(ref, text)[0] == key_of(ref.dataset)) for text in texts)) for ref, texts in groups
         ]

@@ -216,6 +216,8 @@ def _verdict(place: int, rollout: Rollout, advantage: float | None, glyphs: Glyp
         mark, word, style = glyphs.partial, "partly right", "bold $warning"
     else:
         mark, word, style = glyphs.wrong, "wrong", "bold $muted"
+    if rollout.unread:
+        word = "right on other questions too"
     if rollout.finish == "length":
         mark, word = (
             (glyphs.cut, f"{word}, cut at the limit") if rollout.reward <= 0 else (mark, f"{word}, cut at the limit")
