@@ -35,10 +35,17 @@ def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
     run.add_argument("--out", type=Path, default=None, help="where journals go (default: the data folder)")
     run.add_argument("--device", default="", help="cpu, cuda, mps: run all arms there (default: the experiment's)")
     run.add_argument("--fresh", action="store_true", help="throw away what these arms and seeds have so far")
-    report = actions.add_parser("report", help="tables and figures from the journals: HTML, Markdown, PNG")
+    report = actions.add_parser(
+        "report", help="tables and figures from the journals: HTML, Markdown, PNG; what they say is kept there too"
+    )
     report.add_argument("experiment", help="a TOML file, or a name from `lab list`")
     report.add_argument("--out", type=Path, default=None, help="where the journals are (default: the data folder)")
-    report.add_argument("--to", type=Path, default=None, help="where the report goes (default: beside the journals)")
+    report.add_argument(
+        "--to",
+        type=Path,
+        default=None,
+        help="where the report goes; runs kept there count too (default: beside the journals)",
+    )
     listing = actions.add_parser("list", help="the experiments that ship, and how far each one is here")
     listing.add_argument("--out", type=Path, default=None, help="where the journals are (default: the data folder)")
 

@@ -62,25 +62,47 @@ def split(mine: Mapping[int, HeldOut], theirs: Mapping[int, HeldOut]) -> tuple[I
 
 
 def swapped_heads(tasks: Sequence[str]) -> tuple[str, ...]:
-    return ("arm", *tasks, "all")
+    return ("arm", "compared with", *tasks, "all", "all, less swapped", "gain in that")
 
 
 def swapped_lines(experiment: Experiment, found: Mapping[str, Sequence[RunResult]]) -> list[tuple[str, ...]]:
-    """A line for every arm where it was measured: pass@1 in percent, and with answers to other questions, means over seeds."""
+    """A line for every arm where it was measured, and for every arm that it is compared with: pass@1 in percent, and with answers
+    to other questions, means over seeds; the difference, and its relative gain paired by seed."""
     tasks = tasks_of(found)
     result: list[tuple[str, ...]] = []
     for arm in experiment.arms:
-        points = [
-            point for point in _last(found.get(arm.name, ())).values() if set(point.tasks) <= point.swapped.keys()
-        ]
-        asked = [task for task in tasks if all(task in point.tasks for point in points)]
-        if points and asked:
-            pairs = [[(point.tasks[task], point.swapped[task]) for task in asked] for point in points]
-            means = 100 * np.array(pairs, dtype=np.float64).mean(axis=0)  # (asked, 2)
-            told = {task: f"{own:.1f} : {swapped:.1f}" for task, (own, swapped) in zip(asked, means, strict=True)}
-            own, swapped = means.mean(axis=0)
-            result.append((arm.shown, *(told.get(task, "–") for task in tasks), f"{own:.1f} : {swapped:.1f}"))
+        points = _swapped(found.get(arm.name, ()))
+        asked = [task for task in tasks if all(task in point.tasks for point in points.values())]
+        if not points or not asked:
+            continue
+        pairs = [[(point.tasks[task], point.swapped[task]) for task in asked] for point in points.values()]
+        means = 100 * np.array(pairs, dtype=np.float64).mean(axis=0)  # (asked, 2)
+        told = {task: f"{own:.1f} : {swapped:.1f}" for task, (own, swapped) in zip(asked, means, strict=True)}
+        own, swapped = means.mean(axis=0)
+        read = _read(points)
+        cells = (*(told.get(task, "–") for task in tasks), f"{own:.1f} : {swapped:.1f}")
+        for other in [name for name in arm.against if _swapped(found.get(name, ()))] or [""]:
+            gain = paired_gain(read, _read(_swapped(found.get(other, ()))))
+            shown = experiment.arm(other).shown if other else "–"
+            line = (
+                arm.shown,
+                shown,
+                *cells,
+                percent(mean_interval(list(read.values())), 2),
+                percent(gain, 0, signed=True),
+            )
+            result.append(line)
     return result
+
+
+def _swapped(runs: Sequence[RunResult]) -> dict[int, HeldOut]:
+    """The last results of the seeds where every task was measured with answers to other questions too."""
+    return {seed: point for seed, point in _last(runs).items() if set(point.tasks) <= point.swapped.keys()}
+
+
+def _read(points: Mapping[int, HeldOut]) -> dict[int, float]:
+    """Seed -> pass@1 over all tasks less what answers to other questions score."""
+    return {seed: float(np.mean([p.tasks[t] - p.swapped[t] for t in p.tasks])) for seed, p in points.items()}
 
 
 def _last(runs: Sequence[RunResult]) -> dict[int, HeldOut]:

@@ -35,7 +35,7 @@ TASKS = (
 SWAPPED = (
     "With swapped answers: held-out pass@1 at the end in percent, and what it would be if each question got the answer that "
     "the same node gave to another question of the task, over the seeds where it was measured. What remains then does not "
-    "come from reading the question."
+    "come from reading the question; less that, and the relative gain in it, paired by seed, are the last two columns."
 )
 KINDS = (
     "Nodes that differ: what each kind has learnt at the end, each node on the held-out questions that it answered (its "
