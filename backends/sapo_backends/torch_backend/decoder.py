@@ -60,15 +60,23 @@ class Weights:
         return self.tensors.get("head", self.tensors["embed"])
 
 
-def hidden_states(spec: DecoderSpec, weights: Weights, rope: RopeTable, flat: Flat, attend: Attend) -> Tensor:
-    """Final normalised hidden states (N, hidden) of N flat tokens."""
+def hidden_states(
+    spec: DecoderSpec, weights: Weights, rope: RopeTable, flat: Flat, attend: Attend, wanted: Tensor
+) -> Tensor:
+    """Final normalised hidden states (M, hidden) of wanted (M,) of the N flat tokens.
+
+    Of the others the last layer computes only what attention needs: most of a prompt predicts nothing.
+    """
     tensors = weights.tensors
     x = F.embedding(flat.ids, tensors["embed"])
     cos, sin = rope.at(flat.positions, flat.longest)
     for layer in range(spec.layers):
         h = rms_norm(x, tensors[f"{layer}.norm1"], spec.norm_eps)
         rows = _heads(spec, tensors, layer, weights.linear(f"{layer}.qkv", h))
-        x = weights.add_linear(f"{layer}.o", attend(layer, spec.heads, rows, cos, sin), x)
+        mixed = attend(layer, spec.heads, rows, cos, sin)
+        if layer == spec.layers - 1:
+            x, mixed = x.index_select(0, wanted), mixed.index_select(0, wanted)
+        x = weights.add_linear(f"{layer}.o", mixed, x)
         h = rms_norm(x, tensors[f"{layer}.norm2"], spec.norm_eps)
         x = weights.add_mlp(layer, h, x)
     return rms_norm(x, tensors["norm"], spec.norm_eps)

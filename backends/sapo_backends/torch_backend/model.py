@@ -104,8 +104,8 @@ class LeanModel:
         return LeanSession(self.spec, self.rope, drawing, prompts, owner, steps)
 
     def score(self, packed: Packed, weights: Weights, temperature: float) -> Scores:
-        hidden = hidden_states(self.spec, weights, self.rope, packed.flat, GroupAttention(packed.flat.slabs))
-        chosen = hidden.index_select(0, filled(packed.predicts))
+        attend, wanted = GroupAttention(packed.flat.slabs), filled(packed.predicts)
+        chosen = hidden_states(self.spec, weights, self.rope, packed.flat, attend, wanted)
         scores = chosen_logprobs(chosen, weights.head, filled(packed.targets), temperature)
         count = len(packed.targets)
         return Scores(scores.logprobs[:count], scores.entropy[:count])

@@ -132,8 +132,8 @@ class LeanSession:
         self._lengths, self._angles = lengths, rope.tables(longest + steps)
         slot = torch.arange(longest, device=owner.device)
         prefill = PromptAttention(flat.slabs, begins[:, None] + torch.minimum(slot, lengths[:, None] - 1), [])
-        hidden = hidden_states(spec, drawing.weights, rope, flat, prefill)
-        self.logits = F.linear(hidden[filled(begins + lengths - 1)], drawing.weights.head)[owner]
+        last = hidden_states(spec, drawing.weights, rope, flat, prefill, filled(begins + lengths - 1))
+        self.logits = F.linear(last, drawing.weights.head)[owner]
         self._owner = owner
         places, place_of = grid(owner, lengths, 0)
         self._seat(places, place_of)

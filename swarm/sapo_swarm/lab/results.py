@@ -98,7 +98,7 @@ class RunResult:
     def forgetting(self) -> float:
         """Mean over tasks of the drop from the best point of the curve to its end; NaN without a curve, or with one node.
 
-        The best of noisy points is too high. So one half of the nodes says which point was the best (the latest of equals) and the
+        The best of noisy points is too high. So one half of the nodes says which point was the best (the latest of equals), the
         other half how good it was, both ways, averaged: without forgetting the mean is 0 or below.
         """
         curve = [h for h in reversed(self.held_out) if h.round]
