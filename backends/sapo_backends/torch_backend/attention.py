@@ -154,23 +154,38 @@ def attend_backward(slopes: Tensor, kept: list[Tensor], pieces: list[Piece]) -> 
 @dataclass(slots=True)
 class PromptAttention:
     """Causal attention over prompts, without gradients. keys_values: of every layer (2, prompts, kv_heads, p, d), padded on
-    the right; places (prompts, p): which flat token is whose."""
+    the right; places (prompts, p): which flat token is whose; lengths (prompts,). layers: of the model; after the last of
+    them only a prompt's last token is of use, and only of it is there a result (0 for the others)."""
 
     slabs: Sequence[Slab]
     places: Tensor
-    keys_values: list[Tensor]
+    lengths: Tensor
+    layers: int
+    keys_values: list[Tensor] = field(default_factory=list)
     _pieces: list[Piece] = field(default_factory=list)
 
     def __call__(self, layer: int, heads: int, rows: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         if not self._pieces:
             self._pieces = [Piece.of(slab, heads, cos, sin) for slab in self.slabs]
-        result, _ = attend(rows, heads, self._pieces)  # a few calls a batch: not worth the time of scripting them
-        both = (heads + rows.shape[1]) // 2
+        last, both = layer == self.layers - 1, (heads + rows.shape[1]) // 2
+        if not last:
+            result, _ = attend(rows, heads, self._pieces)  # a few calls a batch: not worth the time of scripting them
         rotate(rows[:, heads:both], cos, sin)
         kept = rows[:, heads:][self.places]  # (prompts, p, 2 kv_heads, d)
         by_head = kept.view(*self.places.shape, 2, both - heads, -1).permute(2, 0, 3, 1, 4)
         self.keys_values.append(by_head.contiguous())
-        return result
+        return self._of_last_tokens(rows[:, :heads], cos, sin) if last else result
+
+    def _of_last_tokens(self, queries: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """queries (N, heads, d), not rotated -> (N, heads * d)."""
+        ends = self.places.gather(1, self.lengths[:, None] - 1)[:, 0]
+        q, (keys, values) = queries[ends], self.keys_values[-1]
+        rotate(q, cos[ends], sin[ends])
+        q = q.view(len(q), keys.shape[1], -1, q.shape[2])  # (prompts, kv_heads, g, d)
+        real = torch.arange(self.places.shape[1], device=q.device) < self.lengths[:, None]
+        mixed = torch.nn.functional.scaled_dot_product_attention(q, keys, values, attn_mask=real[:, None, None])
+        result = queries.new_zeros(queries.shape[0], queries.shape[1] * queries.shape[2])
+        return result.index_copy_(0, ends, mixed.flatten(1))
 
 
 @dataclass(slots=True)

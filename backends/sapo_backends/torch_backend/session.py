@@ -131,7 +131,8 @@ class LeanSession:
         longest = flat.longest
         self._lengths, self._angles = lengths, rope.tables(longest + steps)
         slot = torch.arange(longest, device=owner.device)
-        prefill = PromptAttention(flat.slabs, begins[:, None] + torch.minimum(slot, lengths[:, None] - 1), [])
+        places = begins[:, None] + torch.minimum(slot, lengths[:, None] - 1)
+        prefill = PromptAttention(flat.slabs, places, lengths, spec.layers)
         last = hidden_states(spec, drawing.weights, rope, flat, prefill, filled(begins + lengths - 1))
         self.logits = F.linear(last, drawing.weights.head)[owner]
         self._owner = owner
