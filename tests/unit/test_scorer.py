@@ -13,7 +13,7 @@ import pytest
 import pytest_asyncio
 
 from sapo_swarm.config import PAPER_TASKS
-from sapo_swarm.scoring import limits
+from sapo_swarm.scoring import limits, worker
 from sapo_swarm.scoring.messages import Job, RewardRule
 from sapo_swarm.scoring.scorer import Scored, Scorer, ScorerUnavailable, ScoringFailed, Unanswerable
 from sapo_swarm.tasks.questions import generate_entry
@@ -75,6 +75,16 @@ async def test_what_passes_other_questions_of_its_task_too_earns_nothing_where_a
     assert sum(scored.rewards[1] for scored in contrasted) < 8
     for reward, scored in zip(plain, contrasted, strict=True):
         assert scored.unread == ((1,) if scored.rewards[1] < reward else ())
+
+
+async def test_a_question_to_contrast_with_that_does_not_exist_costs_nothing(scorer: Scorer) -> None:
+    """Some base_conversion questions of the paper's preset have an empty true answer: no such question."""
+    gone, ref = TaskRef("base_conversion", "paper", 2734), TaskRef("base_conversion", "paper", 1)
+    assert isinstance((await scorer.questions([gone]))[0], Unanswerable)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(worker, "contrasts", lambda ref, count: [gone] * count)
+        reply = worker.answer(Job(ref, (f"<answer>{oracle(ref)}</answer>",), RewardRule(contrast=2)))
+    assert (reply.failure, reply.rewards, reply.unread) == ("", (1.0,), ())
 
 
 async def test_an_answer_to_its_own_question_keeps_its_reward_where_answers_are_contrasted(scorer: Scorer) -> None:

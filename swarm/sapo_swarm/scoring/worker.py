@@ -6,7 +6,6 @@ when its stdin does. Each job has a deadline inside (an alarm, where the platfor
 
 from __future__ import annotations
 
-import contextlib
 import decimal
 import faulthandler
 import os
@@ -131,8 +130,12 @@ def _others(job: Job) -> list[tuple[Any, dict[str, Any]]]:
     """Datasets and entries of the questions that a right answer is contrasted with; those that do not exist are left out."""
     found = []
     for ref in contrasts(job.ref, job.rule.contrast):
-        with contextlib.suppress(Exception):  # not the deadline's
+        try:
             found.append(_regenerate(ref))
+        except MemoryError:
+            raise
+        except Exception:  # not the deadline's; a generator may raise anything
+            continue
     return found
 
 
