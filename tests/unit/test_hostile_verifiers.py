@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from sapo_swarm.scoring.messages import RewardRule
 from sapo_swarm.scoring.scorer import Scored, Scorer, ScoringFailed
 from sapo_swarm.scoring.worker import DEADLINE_S
 from sapo_swarm.types import TaskRef
@@ -98,6 +99,7 @@ raise SystemExit(worker.main())
 """
 COMMAND = [sys.executable, "-P", "-c", WORKER]
 REF = TaskRef("bf", "starter", 1)
+PARTIAL = RewardRule(partial=True)
 OTHER = TaskRef("basic_arithmetic", "starter", 1)
 
 
@@ -117,7 +119,7 @@ async def running(scorer: Scorer) -> None:
 async def attempt(scorer: Scorer, name: str, rest: str = "x") -> Scored | ScoringFailed:
     """The hostile group's result; a group scored right after it must be unharmed."""
     groups = [(REF, [f"<answer>{name} {rest}</answer>"]), (OTHER, ["<answer>no</answer>"])]
-    hostile, innocent = await scorer.score_many(groups, partial=True)
+    hostile, innocent = await scorer.score_many(groups, PARTIAL)
     assert isinstance(innocent, Scored)
     assert innocent.rewards == (0.0,)
     return hostile
@@ -183,7 +185,7 @@ async def test_every_exception_is_a_verdict_of_zero(scorer: Scorer, name: str) -
 
 async def test_a_reward_above_one_is_cut_and_not_strictly_right(scorer: Scorer) -> None:
     text = ["<answer>too_much x</answer>"]
-    assert (await scorer.score(REF, text, partial=True)).rewards == (1.0,)
+    assert (await scorer.score(REF, text, PARTIAL)).rewards == (1.0,)
     assert (await scorer.score(REF, text)).rewards == (0.0,)
 
 
@@ -197,7 +199,7 @@ async def test_no_group_sees_the_decimal_precision_that_another_set(scorer: Scor
     """decimal_arithmetic sets the process's precision when it generates."""
     text = ["<answer>precision x</answer>"]
     for _ in range(2):
-        assert (await scorer.score(REF, text, partial=True)).rewards == (0.28,)
+        assert (await scorer.score(REF, text, PARTIAL)).rewards == (0.28,)
         await scorer.questions([TaskRef("decimal_arithmetic", "starter", 1)])
 
 
