@@ -72,6 +72,11 @@ async def test_a_node_that_is_killed_and_started_again_is_found_again(tmp_path: 
             await pilot.pause()
             first = "".join(s.text for s in app.screen._compositor.render_strips()[0])
             assert "The node went away" in first
+            await until(pilot, app, lambda state: state.gone)
+            app.redraw()
+            await pilot.pause()
+            first = "".join(s.text for s in app.screen._compositor.render_strips()[0])
+            assert "space starts the node again" in first
             before = app.state.rounds
         async with node(tmp_path, *FAKE, "--model", "fake:0.02"):
             await until(

@@ -213,6 +213,20 @@ def test_peer_text_reaches_no_panel_as_markup_or_as_a_control_character() -> Non
         assert "[/bad]" in content.plain
 
 
+def test_a_node_that_was_killed_can_be_started_again() -> None:
+    """It had no time to say so: it is nobody in its place that tells."""
+    running = fold([run(), StateChanged(time=1.0, state="running", sentence="Training")])
+    away = apply(running, Link(False, "The node went away", 5.0))
+    assert not away.gone
+    killed = apply(away, Link(False, "The node is gone", 9.0, ended=True))
+    assert killed.gone
+    assert status(killed, running.newest + 4.0)[1:] == (
+        "The node is gone · space starts the node again",
+        4.0,
+    )
+    assert not apply(killed, Link(True, "Connected", 10.0)).gone
+
+
 def test_a_right_answer_that_was_not_paid_is_not_called_wrong() -> None:
     event = hostile_state().groups.last
     assert event is not None

@@ -39,6 +39,7 @@ class ControlFeed:
     async def events(self) -> AsyncIterator[Event | Link]:
         failures = 0
         while True:
+            silent = False
             try:
                 async with ControlClient(self.socket) as node:
                     async for event in self._follow(node):
@@ -46,17 +47,22 @@ class ControlFeed:
                         yield event
                 sentence = "The node went away"
             except NodeNotRunning:
+                silent = bool(self._run)
                 sentence = "The node went away" if failures < 0 else "Waiting for the node"
             except ControlError as error:
                 sentence = f"The node refuses: {error}"
             except msgspec.MsgspecError:
                 sentence = "The node speaks another version: restart it, or update sapo-desktop"
             failures = max(failures, 0) + 1
-            if words := await asyncio.to_thread(self.last_words):
+            words = await asyncio.to_thread(self.last_words)
+            if words:
                 sentence = f"The node ended: {words}"
             wait = _BACKOFF_S[min(failures, len(_BACKOFF_S)) - 1]
             late = f", trying again every {wait:g} s" if wait >= 1 else ""
-            yield Link(False, sentence + late, self.now())
+            ended = silent and failures >= len(_BACKOFF_S)
+            if ended:
+                sentence, late = sentence if words else "The node is gone", ""
+            yield Link(False, sentence + late, self.now(), ended)
             await asyncio.sleep(wait)
 
     async def _follow(self, node: ControlClient) -> AsyncIterator[Event | Link]:

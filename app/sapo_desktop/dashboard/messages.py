@@ -14,11 +14,13 @@ QuitChoice = Literal["stop", "background"]
 
 @dataclass(frozen=True)
 class Link:
-    """The dashboard's own line to the node came or went; sentence: what the person reads in the header."""
+    """The dashboard's own line to the node came or went; sentence: what the person reads in the header. ended: the node was
+    there, and nobody listens in its place any more."""
 
     connected: bool
     sentence: str
     time: float
+    ended: bool = False
 
 
 Verdict = Literal["ok", "note", "fail"]

@@ -111,8 +111,9 @@ class DashboardState:
 
     @property
     def gone(self) -> bool:
-        """The node is not there any more (not merely out of reach for a moment): it said so before it left."""
-        return self.link is not None and not self.link.connected and self.state in ("stopped", "failed")
+        """The node is not there any more (not merely out of reach for a moment): it said so before it left, or was killed."""
+        left = self.state in ("stopped", "failed")
+        return self.link is not None and not self.link.connected and (left or self.link.ended)
 
     @property
     def paused(self) -> bool:

@@ -49,8 +49,12 @@ _DOING = {
 def status(state: DashboardState, now: float) -> tuple[str, str, float]:
     """(style, sentence, seconds since) of what is going on; a lost node outranks everything but its last words."""
     link = state.link
-    if state.gone:
-        return _STYLES[state.state], f"{state.sentence} · space starts the node again", now - state.since
+    if state.gone and link is not None:
+        said = state.state in ("stopped", "failed")
+        style, sentence, since = (
+            (state.state, state.sentence, state.since) if said else ("failed", link.sentence, state.newest)
+        )
+        return _STYLES[style], f"{sentence} · space starts the node again", now - since
     if link is not None and not link.connected:
         return "$warning", link.sentence, now - link.time
     if state.state == "running" and state.phase is not None:
@@ -75,7 +79,8 @@ def header(state: DashboardState, now: float, width: int, height: int, glyphs: G
     """One line. The sentence matters more than the identity, which is cut first."""
     style, sentence, seconds = status(state, now)
     lost = state.link is not None and not state.link.connected and not state.gone
-    mark = "!" if lost else _MARKS[state.state]
+    killed = state.link is not None and state.link.ended
+    mark = "!" if lost or killed else _MARKS[state.state]
     if glyphs.ascii:
         mark = {"▶": ">", "✗": "x", "‖": "=", "■": "#", "…": "."}.get(mark, mark)
     right = f"{mark} {plain(sentence, 200)}"
