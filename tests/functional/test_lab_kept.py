@@ -88,6 +88,19 @@ def test_a_finished_journal_counts_before_what_is_kept(ran: Path, tmp_path: Path
     assert with_kept(found, journals, tmp_path)["1-1"][0] is journals["1-1"][0]
 
 
+def test_a_journal_that_goes_on_does_not_touch_what_was_kept_of_a_finished_run(ran: Path, tmp_path: Path) -> None:
+    found, (path, _) = kept(ran, tmp_path / "to")
+    shutil.copytree(ran / "e", tmp_path / "e")
+    for done in (tmp_path / "e").glob("*/*/done.json"):
+        done.unlink()
+    for settings in (tmp_path / "e").glob("*/*/arm.json"):
+        settings.write_bytes(b"of another run")
+    before = path.read_bytes()
+    everything = with_kept(found, load_all(found, tmp_path / "e"), tmp_path / "to")
+    assert keep(everything, tmp_path / "e", tmp_path / "to") == []
+    assert path.read_bytes() == before
+
+
 @pytest.mark.parametrize("changed", [{"final_items": 2}, {"run": {**RUN, "external_groups": 1, "learning_rate": 1e-3}}])
 def test_a_run_of_other_settings_is_refused_with_what_to_do(ran: Path, tmp_path: Path, changed: dict[str, Any]) -> None:
     kept(ran, tmp_path)

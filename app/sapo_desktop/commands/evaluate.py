@@ -100,7 +100,7 @@ def _print(
             f"{100 * (score.swapped or 0.0):.1f} %: at least half of this score does not come from reading the question."
         )
     if by_rote:
-        print("Training with --contrast 2 pays nothing for an answer that is right on other questions of its task too.")
+        print("Training with --contrast 2 pays nothing for an answer that is also right on one of two other questions.")
 
 
 def _change(interval: Interval) -> str:

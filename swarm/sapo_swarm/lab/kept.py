@@ -33,15 +33,17 @@ def keep(found: Mapping[str, Sequence[RunResult]], out: Path, to: Path) -> list[
     """Write the finished runs whose journals are in out; gives the files that changed. Raises OSError, msgspec.MsgspecError."""
     written: list[Path] = []
     for run in (run for runs in found.values() for run in runs):
-        settings = run_folder(out, run.arm, run.seed) / "arm.json"
-        if not settings.exists() or not run.finished or run.last is None:
+        folder = run_folder(out, run.arm, run.seed)
+        if not (folder / "done.json").exists() or run.last is None:
             continue
-        kept = Kept(msgspec.json.decode(settings.read_bytes(), type=Settings), run)
+        kept = Kept(msgspec.json.decode((folder / "arm.json").read_bytes(), type=Settings), run)
         path = to / FOLDER / f"{run.arm}-seed-{run.seed}.msgpack.gz"
         content = gzip.compress(msgspec.msgpack.encode(kept, enc_hook=_bytes), mtime=0)
         if not path.exists() or path.read_bytes() != content:
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(content)
+            partial = path.with_suffix(".partial")
+            partial.write_bytes(content)
+            partial.replace(path)
             written.append(path)
     return written
 

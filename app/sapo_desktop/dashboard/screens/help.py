@@ -43,7 +43,7 @@ WORDS = (
     (
         "by rote",
         "at least half of this task's score would be had with the answers to other questions: they fit whatever is asked. "
-        "With run.contrast = 2, training pays nothing for them",
+        "run.contrast = 2 pays for fewer of them",
     ),
     ("informative", "groups with unequal rewards: only these can teach something"),
     (
