@@ -147,9 +147,10 @@ def _tiny(compute: torch.dtype, *, head_norms: bool = False) -> LeanModel:
     return LeanModel(spec, layout, torch.randn(layout.size, generator=generator) * 0.3, compute)
 
 
-def _decoded(model: LeanModel, owner: list[int], keeps: dict[int, list[int]]) -> list[tuple[list[int], torch.Tensor]]:
+def _decoded(
+    model: LeanModel, prompts: list[list[int]], owner: list[int], keeps: dict[int, list[int]]
+) -> list[tuple[list[int], torch.Tensor]]:
     """(tokens, last logits) of each row that is left after greedy steps in which rows are dropped."""
-    prompts = [[1, 2, 3], [4, 5, 6, 7, 8], [9]]
     drawn = [list(prompts[i]) for i in owner]
     with torch.inference_mode():
         session = model.session(prompts, torch.tensor(owner), 6, model.drawing(None))
@@ -176,11 +177,30 @@ def test_decoding_equals_scoring_however_rows_are_dropped(
     monkeypatch.setattr("sapo_backends.torch_backend.cache.CLASS_COST", 0 if cuts else CLASS_COST)
     exact = _tiny(torch.float32, head_norms=head_norms)
     model = _tiny(kind, head_norms=head_norms)
-    for drawn, logits in _decoded(model, [0, 0, 0, 0, 1, 1, 1, 2], {2: [0, 2, 3, 4, 7], 4: [1, 2, 3]}):
-        with torch.inference_mode():
-            alone = exact.session([drawn], torch.tensor([0]), 1, exact.drawing(None)).logits[0]
-        tolerance = 1e-4 if kind == torch.float32 else 0.06
-        assert float((logits - alone).norm() / alone.norm()) < tolerance
+    prompts, owner = [[1, 2, 3], [4, 5, 6, 7, 8], [9]], [0, 0, 0, 0, 1, 1, 1, 2]
+    for drawn, logits in _decoded(model, prompts, owner, {2: [0, 2, 3, 4, 7], 4: [1, 2, 3]}):
+        assert _distance(logits, exact, drawn) < (1e-4 if kind == torch.float32 else 0.06)
+
+
+def _distance(logits: torch.Tensor, exact: LeanModel, drawn: list[int]) -> float:
+    """From those of the whole sequence computed at once, as a share of them."""
+    with torch.inference_mode():
+        alone = exact.session([drawn], torch.tensor([0]), 1, exact.drawing(None)).logits[0]
+    return float((logits - alone).norm() / alone.norm())
+
+
+@pytest.mark.parametrize("keeps", [{2: [0, 2, 3, 5]}, {2: [3, 4]}, {1: [0, 5], 3: [1]}, {1: [2]}])
+def test_rows_leave_length_classes_of_several_prompts(
+    keeps: dict[int, list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Short and long prompts, a class each: whichever rows leave them, classes that stay, lose rows, vanish or are cut anew
+    give what each row gives alone."""
+    monkeypatch.setattr("sapo_backends.torch_backend.cache.CLASS_COST", 20)
+    model, lengths = _tiny(torch.float32), [3, 30, 2, 31, 1, 32]
+    assert classes(sorted(lengths), 1) == [3, 6]
+    prompts = [[(7 * i + t) % 69 + 1 for t in range(length)] for i, length in enumerate(lengths)]
+    for drawn, logits in _decoded(model, prompts, list(range(6)), keeps):
+        assert _distance(logits, model, drawn) < 1e-4
 
 
 @pytest.mark.parametrize("function", [next_logits, attend, attend_backward])

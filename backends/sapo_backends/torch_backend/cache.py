@@ -7,6 +7,8 @@ read once for all rows of a group, as one matrix product, and a token's keys and
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -76,29 +78,41 @@ class Cache:
     ) -> None:
         """prompts: keys and values (2, prompts, kv_heads, p, d) of each layer. lengths (prompts,): their real tokens.
         entry_prompt (E,): each entry's prompt, by ascending length. slots: how many tokens will be drawn."""
-        heads, size, device = prompts[0].shape[2], prompts[0].shape[4], lengths.device
+        device, tokens = lengths.device, lengths[entry_prompt]
         kind = torch.float32 if device.type == "cpu" else prompts[0].dtype
         self._prompts, self._lengths, self._entry_prompt = prompts, lengths, entry_prompt
         self.used, self._slots = used, slots
-        tokens = lengths[entry_prompt]
         # Elsewhere a class costs launches of kernels, which are the time of a step.
         self.ends = classes(tokens.tolist(), width) if device.type == "cpu" else [len(entry_prompt)]
-        parts = [slice(begin, end) for begin, end in zip([0, *self.ends], self.ends, strict=False)]
-        longest = [int(tokens[part.stop - 1]) for part in parts]
-        self.biases = [_bias(tokens[part], p, heads, kind) for part, p in zip(parts, longest, strict=True)]
-        shape = (2, len(entry_prompt), heads, width, slots, size)
-        # A recorded step reads every slot and hides those that are not filled yet: nothing there may be infinite.
-        new = torch.zeros if RECORDER.wanted(device) else torch.empty
-        self.own = [new(shape, dtype=kind, device=device) for _ in prompts]
-        self.layers: list[Keys] = []
-        for keys_values, own in zip(prompts, self.own, strict=True):
+        longest = [int(tokens[end - 1]) for end in self.ends]
+        shared = []
+        for keys_values in prompts:
             kept = [
                 keys_values[:, :, :, :p].index_select(1, entry_prompt[part]).to(kind).flatten(1, 2)
-                for part, p in zip(parts, longest, strict=True)
+                for part, p in zip(_parts(self.ends), longest, strict=True)
             ]
-            own_k, own_v = own.flatten(1, 3)
             keys = [kv[0].transpose(1, 2) for kv in kept]
-            self.layers.append(Keys(keys, [kv[1] for kv in kept], own, own_k.transpose(1, 2), own_v))
+            if device.type == "cpu":  # products with a few rows are several times faster with keys that lie by number
+                keys = [k.contiguous() for k in keys]
+            shared.append((keys, [kv[1] for kv in kept]))
+        self._open(shared, prompts[0].shape[2], width)
+
+    def _open(self, shared: Sequence[tuple[list[Tensor], list[Tensor]]], heads: int, width: int) -> None:
+        """Room for the places' own tokens beside what they share: prompt_k and prompt_v of each layer."""
+        first = shared[0][1][0]
+        tokens = self._lengths[self._entry_prompt]
+        self.biases = [
+            _bias(tokens[part], v.shape[1], heads, first.dtype)
+            for part, v in zip(_parts(self.ends), shared[0][1], strict=True)
+        ]
+        shape, size = (len(tokens), heads, width), first.shape[2]
+        # A recorded step reads every slot and hides those that are not filled yet: nothing there may be infinite.
+        new = torch.zeros if RECORDER.wanted(first.device) else torch.empty
+        self.layers: list[Keys] = []
+        for keys, values in shared:
+            own_k = new((*shape, size, self._slots), dtype=first.dtype, device=first.device)
+            own_v = new((*shape, self._slots, size), dtype=first.dtype, device=first.device)
+            self.layers.append(Keys(keys, values, own_k, own_v))
 
     @property
     def slots(self) -> int:
@@ -106,21 +120,50 @@ class Cache:
 
     @property
     def entries(self) -> int:
-        return self.own[0].shape[1]
+        return self.layers[0].own_k.shape[0]
 
     @property
     def width(self) -> int:
-        return self.own[0].shape[3]
+        return self.layers[0].own_k.shape[2]
+
+    @property
+    def kind(self) -> torch.dtype:
+        return self.layers[0].own_k.dtype
 
     def keep(self, places: Tensor) -> Cache:
         """A cache of only these places, (E', W'): those of one entry belong to one prompt."""
         entry, column = places // self.width, places % self.width
-        prompt = self._entry_prompt[entry[:, 0]]
-        fresh = Cache(self._prompts, self._lengths, prompt, places.shape[1], self._slots, self.used)
-        for old, new in zip(self.own, fresh.own, strict=True):
-            kept = old[:, :, :, :, : self.used].permute(1, 3, 0, 2, 4, 5)[entry, column]  # (E', W', 2, heads, used, d)
-            new[:, :, :, :, : self.used] = kept.permute(2, 0, 3, 1, 4, 5)
+        fresh = self._of(entry[:, 0], places.shape[1])
+        for old, new in zip(self.layers, fresh.layers, strict=True):
+            # (E', W', heads, ...) of what the places wrote
+            new.own_k[..., : self.used] = old.own_k[..., : self.used].transpose(1, 2)[entry, column].transpose(1, 2)
+            written = old.own_v[..., : self.used, :].transpose(1, 2)[entry, column]
+            new.own_v[..., : self.used, :] = written.transpose(1, 2)
         return fresh
+
+    def _of(self, entries: Tensor, width: int) -> Cache:
+        """An empty cache of these entries (E',), ascending, of so many places. On a CPU the classes stay as they are, which
+        copies least, unless half as many would do."""
+        prompt = self._entry_prompt[entries]
+        ends = torch.searchsorted(entries.contiguous(), torch.tensor(self.ends, device=entries.device)).tolist()
+        left = [i for i, part in enumerate(_parts(ends)) if part.stop > part.start]
+        if entries.device.type != "cpu" or 2 * len(classes(self._lengths[prompt].tolist(), width)) <= len(left):
+            return Cache(self._prompts, self._lengths, prompt, width, self._slots, self.used)
+        begins = [0, *self.ends]
+        chosen = [(i, entries[part] - begins[i]) for i, part in enumerate(_parts(ends)) if i in left]
+        heads = self._prompts[0].shape[2]
+
+        def kept(x: list[Tensor]) -> list[Tensor]:
+            return [x[i].unflatten(0, (-1, heads)).index_select(0, of_class).flatten(0, 1) for i, of_class in chosen]
+
+        fresh = copy(self)
+        fresh._entry_prompt, fresh.ends = prompt, [ends[i] for i in left]
+        fresh._open([(kept(layer.prompt_k), kept(layer.prompt_v)) for layer in self.layers], heads, width)
+        return fresh
+
+
+def _parts(ends: Sequence[int]) -> list[slice]:
+    return [slice(begin, end) for begin, end in pairwise([0, *ends])]
 
 
 def _bias(lengths: Tensor, longest: int, heads: int, kind: torch.dtype) -> Tensor | None:

@@ -43,13 +43,11 @@ class Keys(NamedTuple):
     """One layer's cache for E entries of W places each; see cache.Cache.
 
     prompt_k (E' * kv_heads, d, p) and prompt_v (E' * kv_heads, p, d) of each length class of E' entries are shared by an
-    entry's places; own (2, E, kv_heads, W, slots, d), own_k (E * kv_heads * W, d, slots) and own_v (E * kv_heads * W,
-    slots, d) are the same memory.
+    entry's places. own_k (E, kv_heads, W, d, slots) and own_v (E, kv_heads, W, slots, d) are what those wrote themselves.
     """
 
     prompt_k: list[Tensor]
     prompt_v: list[Tensor]
-    own: Tensor
     own_k: Tensor
     own_v: Tensor
 
@@ -157,8 +155,8 @@ def decode_step(
     """
     heads, kv_heads, entries, width = shape.heads, shape.kv_heads, shape.entries, shape.width
     both, size, places = heads + kv_heads, cos.shape[-1], entries * width
-    own_slots = caches[0].own.shape[4]
-    q = caches[0].own.new_empty([entries, kv_heads, width, heads // kv_heads, size])
+    own_slots = caches[0].own_k.shape[4]
+    q = caches[0].own_k.new_empty([entries, kv_heads, width, heads // kv_heads, size])
     merged = x.new_zeros([x.shape[0], heads * size])
     by_place = merged[:places].view(entries, width, kv_heads, heads // kv_heads, size)
     for layer, keys in zip(layers, caches):  # noqa: B905 - TorchScript's zip takes no strict
@@ -170,17 +168,26 @@ def decode_step(
         rotate(rows.narrow(1, 0, both), cos, sin)
         new = rows.narrow(1, heads, 2 * kv_heads).view(entries, width, 2, kv_heads, size).permute(2, 0, 3, 1, 4)
         if slot is None:
-            keys.own.select(4, shape.slot).copy_(new)
+            keys.own_k.select(4, shape.slot).copy_(new[0])
+            keys.own_v.select(3, shape.slot).copy_(new[1])
         else:
-            keys.own.index_copy_(4, slot, new.unsqueeze(4).to(keys.own.dtype))
+            keys.own_k.index_copy_(4, slot, new[0].unsqueeze(4).to(keys.own_k.dtype))
+            keys.own_v.index_copy_(3, slot, new[1].unsqueeze(3).to(keys.own_v.dtype))
         q.copy_(rows.narrow(1, 0, heads).view(entries, width, kv_heads, heads // kv_heads, size).transpose(1, 2))
         filled = shape.slot + 1 if slot is None else own_slots
+        own_k, own_v = keys.own_k.flatten(0, 2), keys.own_v.flatten(0, 2)
         begin = 0
         for i, end in enumerate(ends):
             first, count = begin * kv_heads * width, (end - begin) * kv_heads * width
-            own_k, own_v = keys.own_k.narrow(0, first, count), keys.own_v.narrow(0, first, count)
             mixed = _attention(
-                q[begin:end], keys.prompt_k[i], keys.prompt_v[i], own_k, own_v, biases[i], filled, hidden
+                q[begin:end],
+                keys.prompt_k[i],
+                keys.prompt_v[i],
+                own_k.narrow(0, first, count),
+                own_v.narrow(0, first, count),
+                biases[i],
+                filled,
+                hidden,
             )
             by_place[begin:end].copy_(mixed.transpose(1, 2))
             begin = end

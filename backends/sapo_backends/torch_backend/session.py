@@ -146,7 +146,7 @@ class LeanSession:
         if self._recorded is not None:
             self.logits = self._recorded.step(tokens)
         elif RECORDER.wanted(tokens.device):
-            inputs = Inputs.of(tokens, self._positions, cache.used, cache.slots, cache.own[0].dtype)
+            inputs = Inputs.of(tokens, self._positions, cache.used, cache.slots, cache.kind)
             self._recorded = RECORDER.record(inputs, lambda now: self._compute(now.tokens, now.positions, now))
             self.logits = self._compute(tokens, self._positions) if self._recorded is None else self._recorded.logits
         else:
