@@ -154,7 +154,9 @@ class Cache:
         heads = self._prompts[0].shape[2]
 
         def kept(x: list[Tensor]) -> list[Tensor]:
-            return [x[i].unflatten(0, (-1, heads)).index_select(0, of_class).flatten(0, 1) for i, of_class in chosen]
+            return [
+                x[i].view(-1, heads, *x[i].shape[1:]).index_select(0, of_class).flatten(0, 1) for i, of_class in chosen
+            ]
 
         fresh = copy(self)
         fresh._entry_prompt, fresh.ends = prompt, [ends[i] for i in left]
