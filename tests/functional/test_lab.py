@@ -322,3 +322,23 @@ async def test_kill_9_loses_nothing_but_the_round_in_flight(play: Play, tmp_path
     assert await asyncio.to_thread(cli, ["lab", "run", str(file), "--out", str(tmp_path)]) == 0
     await play(parse(tables), tmp_path / "whole")
     assert learning(tmp_path / "e", 1) == learning(tmp_path / "whole", 1)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs POSIX signals")
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+async def test_runs_side_by_side_end_with_the_process_that_started_them(tmp_path: Path, how: signal.Signals) -> None:
+    import tomli_w
+
+    tables = {"name": "e", "nodes": 2, "seeds": [1, 2], "final_items": 0, "arms": [{"name": "a"}]}
+    tables["run"] = {**RUN, "rounds": 100_000, "eval_every": 0}
+    file = tmp_path / "e.toml"
+    file.write_text(tomli_w.dumps(tables))
+    command = [sys.executable, "-m", "sapo_desktop", "lab", "run", str(file), "--jobs", "2", "--out", str(tmp_path)]
+    parent = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
+    assert parent.stdout is not None
+    seen = b""
+    while b"seed 1" not in seen or b"seed 2" not in seen:
+        seen += await parent.stdout.readline()
+    parent.send_signal(how)
+    await asyncio.wait_for(parent.stdout.read(), 60)  # its end: nobody is left who could write to it
+    assert await parent.wait() == -how

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
-import sys
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -14,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from sapo_backends.base import Engine
+from sapo_desktop import side_by_side
 from sapo_desktop.errors import AppError, UsageError
 from sapo_desktop.lock import NodeLock
 from sapo_desktop.paths import Home
@@ -35,6 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
     run.add_argument("--out", type=Path, default=None, help="where journals go (default: the data folder)")
     run.add_argument("--device", default="", help="cpu, cuda, mps: run all arms there (default: the experiment's)")
     run.add_argument("--fresh", action="store_true", help="throw away what these arms and seeds have so far")
+    run.add_argument(side_by_side.ENDS_WITH_PARENT, action="store_true", help=argparse.SUPPRESS)
     report = actions.add_parser(
         "report", help="tables and figures from the journals: HTML, Markdown, PNG; what they say is kept there too"
     )
@@ -62,7 +62,11 @@ def main(args: argparse.Namespace) -> int:
     if args.jobs < 1:
         raise UsageError("--jobs is at least 1.")
     if args.jobs > 1 and len(chosen) > 1:
-        return asyncio.run(_parallel(file, chosen, args))
+        commands = [(f"{arm.name} seed {seed}", _command(file, arm, seed, args)) for arm, seed in chosen]
+        asyncio.run(side_by_side.run_all(commands, args.jobs))
+        return 0
+    if args.ends_with_parent:
+        side_by_side.end_with_parent()
     asyncio.run(_in_turn(experiment, chosen, out, args.fresh))
     return 0
 
@@ -138,29 +142,8 @@ def _locked(out: Path, arm: Arm, seed: int) -> NodeLock:
     return NodeLock(locks / f"{arm.name}-{seed}", f"{arm.name} seed {seed} is already running (process {{holder}}).")
 
 
-async def _parallel(file: Path, chosen: list[tuple[Arm, int]], args: argparse.Namespace) -> int:
-    """Each run in a process of its own, `jobs` at a time. Raises AppError when one fails; the others go on."""
-    places, began, failed = asyncio.Semaphore(args.jobs), time.monotonic(), list[str]()
-    finished = 0
-
-    async def one(arm: Arm, seed: int) -> None:
-        nonlocal finished
-        async with places:
-            process = await asyncio.create_subprocess_exec(*_command(file, arm, seed, args), env=dict(os.environ))
-            if await process.wait():
-                failed.append(f"{arm.name} seed {seed}")
-        finished += 1
-        left = (time.monotonic() - began) / finished * (len(chosen) - finished)
-        print(f"{finished} of {len(chosen)} runs finished, about {left / 60:.0f} min left", flush=True)
-
-    await asyncio.gather(*(one(arm, seed) for arm, seed in chosen))
-    if failed:
-        raise AppError(f"These runs failed (their messages are above): {', '.join(failed)}. Run again to go on.")
-    return 0
-
-
 def _command(file: Path, arm: Arm, seed: int, args: argparse.Namespace) -> list[str]:
-    command = [sys.executable, "-m", "sapo_desktop", "lab", "run", str(file), "--only", arm.name, "--seeds", str(seed)]
+    command = ["lab", "run", str(file), "--only", arm.name, "--seeds", str(seed)]
     command += ["--device", args.device] if args.device else []
     return command + (["--out", str(args.out)] if args.out else []) + (["--fresh"] if args.fresh else [])
 
