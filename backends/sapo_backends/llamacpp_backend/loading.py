@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
-
-import platformdirs
 
 from sapo_backends import hardware
 from sapo_backends.base import BackendError, BackendUnavailable, EngineInfo, LoadRequest, Progress
+from sapo_backends.cache_folder import cache_folder
 from sapo_backends.gguf_export import Kind, cached_gguf, read_spec
 from sapo_backends.llamacpp_backend.engine import LlamaCppEngine
 from sapo_backends.llamacpp_backend.live_adapter import LiveAdapter
@@ -23,10 +21,8 @@ QUANTISE_ABOVE = 200_000_000
 
 
 def default_cache() -> Path:
-    """The app's cache folder; SAPO_HOME moves it like everything else."""
-    root = os.environ.get("SAPO_HOME")
-    home = Path(root) / "cache" if root else platformdirs.user_cache_path("sapo-desktop", appauthor=False)
-    return home / "gguf"
+    """Where GGUF files are kept."""
+    return cache_folder() / "gguf"
 
 
 def pick_kind(precision: str, folder: Path) -> Kind:

@@ -16,12 +16,14 @@ from sapo_backends.base import TokenIds
 from sapo_backends.spec import DecoderSpec
 from sapo_backends.torch_backend.attention import GroupAttention
 from sapo_backends.torch_backend.decoder import Weights, hidden_states
+from sapo_backends.torch_backend.drawing import Drawing
 from sapo_backends.torch_backend.layout import Layout, linears
 from sapo_backends.torch_backend.lora import LoraWeights
+from sapo_backends.torch_backend.native.session import NativeSession
 from sapo_backends.torch_backend.packing import Packed, filled
 from sapo_backends.torch_backend.rope import RopeTable
 from sapo_backends.torch_backend.scoring import Scores, chosen_logprobs
-from sapo_backends.torch_backend.session import Drawing, LeanSession
+from sapo_backends.torch_backend.session import LeanSession
 
 
 class Session(Protocol):
@@ -101,6 +103,8 @@ class LeanModel:
         return Drawing.of(self.spec, self.weights(trained))
 
     def session(self, prompts: Sequence[TokenIds], owner: Tensor, steps: int, drawing: Drawing) -> Session:
+        if drawing.kernels is not None:
+            return NativeSession(drawing.kernels, self.spec, self.rope, drawing, prompts, owner, steps)
         return LeanSession(self.spec, self.rope, drawing, prompts, owner, steps)
 
     def score(self, packed: Packed, weights: Weights, temperature: float) -> Scores:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from sapo_backends.base import Sampling
+from sapo_backends.torch_backend.native.library import PAD, kernels
 
 BLOCK = 256
 """Tokens in a block; a divisor of the vocabulary near it is taken if there is one."""
@@ -32,6 +33,11 @@ def uniforms(rows: int, steps: int, seed: int) -> Tensor:
 def draw(logits: Tensor, sampling: Sampling, uniform: Tensor) -> tuple[Tensor, Tensor]:
     """logits (rows, V), uniform (rows,) in [0, 1) -> tokens (rows,), log-probabilities (rows,) under
     softmax(logits / temperature), or at temperature 1 when greedy."""
+    size, is_float = logits.shape[1], logits.dtype == torch.float32
+    if logits.device.type == "cpu" and is_float and sampling.temperature > 0.0 and sampling.top_p >= 1.0:
+        compiled = kernels() if size <= SUMMED and size % PAD == 0 else None
+        if compiled is not None:
+            return compiled.draw(logits, sampling.temperature, uniform)
     rows = max(1, DRAWN_ELEMENTS // logits.shape[1])
     if logits.device.type != "cpu" or len(logits) <= rows:
         return _draw(logits, sampling, uniform)

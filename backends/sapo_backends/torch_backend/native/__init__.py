@@ -1,0 +1,1 @@
+"""Decoding of small float32 models on a processor, with kernels in C between the matrix products."""
