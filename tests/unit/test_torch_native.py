@@ -1,9 +1,11 @@
-"""The compiled kernels of decoding against the same in torch's operations."""
+"""The compiled kernels of decoding and of updates against the same in torch's operations."""
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from sapo_backends.torch_backend.lora import LoraWeights, lora_layout  # noqa: E
 from sapo_backends.torch_backend.model import LeanModel  # noqa: E402
 from sapo_backends.torch_backend.native import library  # noqa: E402
 from sapo_backends.torch_backend.native.session import NativeSession  # noqa: E402
+from sapo_backends.torch_backend.packing import pack  # noqa: E402
 from sapo_backends.torch_backend.sampler import inverse_cdf, uniforms  # noqa: E402
 from sapo_backends.torch_backend.session import LeanSession  # noqa: E402
 
@@ -45,33 +48,33 @@ def model_of(architecture: str, heads: int, kv_heads: int, head_dim: int) -> Lea
     return LeanModel(spec, layout, torch.randn(layout.size, generator=generator) * 0.3, torch.float32)
 
 
+MODELS = pytest.mark.parametrize(
+    "model", [("Qwen2ForCausalLM", 4, 2, 16), ("Qwen3ForCausalLM", 3, 1, 32), ("LlamaForCausalLM", 2, 2, 80)]
+)
+"""architecture, heads, heads of keys, head size."""
+
+
 @pytest.mark.parametrize("groups", [[1, 1, 1, 1, 1], [3, 0, 20, 2, 5]])
 @pytest.mark.parametrize("adapted", [False, True])
-@pytest.mark.parametrize(
-    "model",
-    [
-        ("Qwen2ForCausalLM", 4, 2, 16),
-        ("Qwen3ForCausalLM", 3, 1, 32),
-        ("LlamaForCausalLM", 2, 2, 80),
-    ],
-)
+@MODELS
 def test_kernels_decode_what_torch_decodes(model: tuple[str, int, int, int], adapted: bool, groups: list[int]) -> None:
     """Biases, head norms, heads of several sizes, an adapter, groups of none, one and more than a chunk, rows that leave,
     and more own tokens than a vector holds: the logits after every step agree to rounding."""
     found = model_of(*model)
-    weights = found.weights(None)
+    weights = replace(found.weights(None), kernels=None)
     generator = torch.Generator().manual_seed(1)
     if adapted:
         layout = lora_layout(found.spec, 4)
         adapter = torch.randn(layout.size, generator=generator) * 0.2
-        weights = type(weights)(weights.tensors, LoraWeights(layout.views(adapter), 4, 2.0))
+        weights = replace(weights, adapter=LoraWeights(layout.views(adapter), 4, 2.0))
     drawing = type(found.drawing(None)).of(found.spec, weights)
-    assert drawing.kernels is not None, "there is a compiler where these tests run"
+    kernels = found.kernels
+    assert kernels is not None, "there is a compiler where these tests run"
     prompts = [torch.randint(0, VOCABULARY, (length,), generator=generator).tolist() for length in LENGTHS]
     owner = torch.arange(len(prompts)).repeat_interleave(torch.tensor(groups))
     with torch.inference_mode():
         plain = LeanSession(found.spec, found.rope, drawing, prompts, owner, 20)
-        native = NativeSession(drawing.kernels, found.spec, found.rope, drawing, prompts, owner, 20)
+        native = NativeSession(kernels, found.spec, found.rope, drawing, prompts, owner, 20)
         for step in range(20):
             torch.testing.assert_close(native.logits, plain.logits, rtol=1e-4, atol=1e-4)
             if step in KEPT:
@@ -81,6 +84,30 @@ def test_kernels_decode_what_torch_decodes(model: tuple[str, int, int, int], ada
             tokens = torch.randint(0, VOCABULARY, (len(plain.logits),), generator=generator)
             plain.step(tokens)
             native.step(tokens)
+
+
+@MODELS
+def test_kernels_give_the_log_probabilities_and_gradients_that_torch_gives(model: tuple[str, int, int, int]) -> None:
+    """Prompts with several completions and with one, of one token and of more than a block; of every weight."""
+    found, generator = model_of(*model), torch.Generator().manual_seed(5)
+    assert found.kernels is not None, "there is a compiler where these tests run"
+
+    def text(length: int) -> tuple[int, ...]:
+        return tuple(torch.randint(0, VOCABULARY, (length,), generator=generator).tolist())
+
+    prompts = [text(length) for length in LENGTHS]
+    pairs = [(prompts[prompt], text(length)) for prompt, length in ((0, 9), (0, 1), (0, 50), (1, 1), (2, 17), (3, 33))]
+    pairs += [(prompts[4], text(length)) for length in (70, 16, 2)]
+    packed = pack(pairs, list(range(len(pairs))), torch.device("cpu"))
+    slope = torch.randn(len(packed.targets), generator=generator)
+    results = []
+    for kernels in (found.kernels, None):
+        found.kernels = kernels
+        leaves = {name: view.clone().requires_grad_() for name, view in found.layout.views(found.base).items()}
+        scores = found.score(packed, found.weights(leaves), 1.0)
+        results.append([scores.logprobs, *torch.autograd.grad(scores.logprobs @ slope, list(leaves.values()))])
+    for native, plain in zip(*results, strict=True):
+        assert (native - plain).norm() <= 2e-5 * plain.norm()
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
@@ -114,6 +141,7 @@ def test_the_compiled_sampler_never_draws_a_token_without_weight(number: float) 
 def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     """library.kernels as a new process finds it, with a cache folder of its own."""
     monkeypatch.setenv("SAPO_HOME", str(tmp_path))
+    monkeypatch.setattr(library, "_OPTIMISED", "-O0")  # seconds less
     return library.kernels.__wrapped__
 
 
@@ -147,12 +175,14 @@ def fails(*command: str) -> bytes:
     raise subprocess.CalledProcessError(1, command)
 
 
-def test_a_kernel_that_computes_something_else_is_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The check before the first use fails for a gate that lacks its exponential."""
-    source = library.SOURCE.read_text("utf-8")
-    wrong = tmp_path / "kernels.c"
-    wrong.write_text(source.replace("x * above / (1.0f + e)", "x * above"), "utf-8")
-    assert wrong.read_text("utf-8") != source
-    monkeypatch.setenv("SAPO_HOME", str(tmp_path))
-    monkeypatch.setattr(library, "SOURCE", wrong)
-    assert library.kernels.__wrapped__() is None
+def test_a_kernel_that_computes_something_else_is_found_out(
+    fresh: Callable[[], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The check before the first use fails for a gate that is no gate."""
+    shutil.copytree(library.FOLDER, tmp_path / "native")
+    layers = tmp_path / "native" / "layers.c"
+    source = layers.read_text("utf-8")
+    layers.write_text(source.replace("return above / (1.0f + e);", "return above;"), "utf-8")
+    assert layers.read_text("utf-8") != source
+    monkeypatch.setattr(library, "FOLDER", tmp_path / "native")
+    assert fresh() is None

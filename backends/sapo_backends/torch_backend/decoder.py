@@ -17,6 +17,7 @@ from torch import Tensor
 from sapo_backends.spec import DecoderSpec
 from sapo_backends.torch_backend.fused import rms_norm, swiglu
 from sapo_backends.torch_backend.lora import LoraWeights
+from sapo_backends.torch_backend.native.library import Kernels
 from sapo_backends.torch_backend.packing import Flat
 from sapo_backends.torch_backend.rope import RopeTable
 
@@ -32,10 +33,11 @@ class Attend(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """Fused tensors by name in the compute type, and the adapter if there is one."""
+    """Fused tensors by name in the compute type, the adapter if there is one, and the kernels that compute with them, if any."""
 
     tensors: Mapping[str, Tensor]
     adapter: LoraWeights | None = None
+    kernels: Kernels | None = None
 
     def linear(self, name: str, x: Tensor) -> Tensor:
         """x (N, in) -> (N, out) through a fused projection and its adapter."""
@@ -52,7 +54,7 @@ class Weights:
         """residual + the layer's gated MLP of x, all (N, hidden)."""
         if self.adapter is not None:
             return self.adapter.add_mlp(layer, x, residual, self.tensors)
-        return self.add_linear(f"{layer}.down", swiglu(self.linear(f"{layer}.gate_up", x)), residual)
+        return self.add_linear(f"{layer}.down", swiglu(self.linear(f"{layer}.gate_up", x), self.kernels), residual)
 
     @property
     def head(self) -> Tensor:
@@ -67,27 +69,27 @@ def hidden_states(
 
     Of the others the last layer computes only what attention needs: most of a prompt predicts nothing.
     """
-    tensors = weights.tensors
+    tensors, kernels = weights.tensors, weights.kernels
     x = F.embedding(flat.ids, tensors["embed"])
     cos, sin = rope.at(flat.positions, flat.longest)
     for layer in range(spec.layers):
-        h = rms_norm(x, tensors[f"{layer}.norm1"], spec.norm_eps)
-        rows = _heads(spec, tensors, layer, weights.linear(f"{layer}.qkv", h))
+        h = rms_norm(x, tensors[f"{layer}.norm1"], spec.norm_eps, kernels)
+        rows = _heads(spec, weights, layer, weights.linear(f"{layer}.qkv", h))
         mixed = attend(layer, spec.heads, rows, cos, sin)
         if layer == spec.layers - 1:
             x, mixed = x.index_select(0, wanted), mixed.index_select(0, wanted)
         x = weights.add_linear(f"{layer}.o", mixed, x)
-        h = rms_norm(x, tensors[f"{layer}.norm2"], spec.norm_eps)
+        h = rms_norm(x, tensors[f"{layer}.norm2"], spec.norm_eps, kernels)
         x = weights.add_mlp(layer, h, x)
-    return rms_norm(x, tensors["norm"], spec.norm_eps)
+    return rms_norm(x, tensors["norm"], spec.norm_eps, kernels)
 
 
-def _heads(spec: DecoderSpec, tensors: Mapping[str, Tensor], layer: int, qkv: Tensor) -> Tensor:
+def _heads(spec: DecoderSpec, weights: Weights, layer: int, qkv: Tensor) -> Tensor:
     """Fused (N, q + 2 kv) -> (N, heads + 2 kv_heads, d), queries and keys normalised where the model does so."""
     rows = qkv.view(qkv.shape[0], -1, spec.head_dim)
     if not spec.qk_norm:
         return rows
     q, k, v = torch.split(rows, [spec.heads, spec.kv_heads, spec.kv_heads], dim=1)
-    q = rms_norm(q, tensors[f"{layer}.q_norm"], spec.norm_eps)
-    k = rms_norm(k, tensors[f"{layer}.k_norm"], spec.norm_eps)
+    q = rms_norm(q, weights.tensors[f"{layer}.q_norm"], spec.norm_eps, weights.kernels)
+    k = rms_norm(k, weights.tensors[f"{layer}.k_norm"], spec.norm_eps, weights.kernels)
     return torch.cat((q, k, v), dim=1)

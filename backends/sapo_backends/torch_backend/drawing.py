@@ -14,7 +14,6 @@ from sapo_backends import hardware
 from sapo_backends.spec import DecoderSpec
 from sapo_backends.torch_backend.decode import Layer, Projection
 from sapo_backends.torch_backend.decoder import Weights
-from sapo_backends.torch_backend.native.library import Kernels, fits, kernels
 
 
 @once
@@ -35,39 +34,33 @@ def packs() -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """A model's weights in the forms that prefill and decoding want. kernels: what decodes small models on a processor."""
+    """A model's weights in the forms that prefill and decoding want."""
 
     weights: Weights
     layers: list[Layer]
     head: Projection
-    kernels: Kernels | None
 
     @classmethod
     def of(cls, spec: DecoderSpec, weights: Weights) -> Drawing:
         """Lay the weights out. A batch reads them once for each token it draws, so that pays from a dozen on; an adapter
         stays as it is and is added to what the laid-out layer gives."""
-        small = _small(weights)
-        lay = _form(weights.head, small)
+        lay = _form(weights)
         layers = [_layer(spec, weights, layer, lay) for layer in range(spec.layers)]
-        head = Projection(lay(weights.head), None, [], [], 0.0)
-        return cls(weights, layers, head, kernels() if small and fits(spec) else None)
+        return cls(weights, layers, Projection(lay(weights.head), None, [], [], 0.0))
 
 
 Form = Callable[[Tensor], Tensor]
 
 
-def _small(weights: Weights) -> bool:
-    """In float32 on a processor, and so small that operations count for more than memory."""
-    place, size = weights.head, sum(tensor.numel() for tensor in weights.tensors.values())
-    return place.device.type == "cpu" and place.dtype == torch.float32 and size < hardware.SHARDED_BELOW
-
-
-def _form(head: Tensor, small: bool) -> Form:
+def _form(weights: Weights) -> Form:
     """How these weights are laid out for products with few rows."""
-    if head.device.type == "cpu" and head.dtype == torch.bfloat16 and packs():
+    head, parameters = weights.head, sum(tensor.numel() for tensor in weights.tensors.values())
+    if head.device.type != "cpu":
+        return _as_is
+    if head.dtype == torch.bfloat16 and packs():
         return _packed
     with_mkl: bool = torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]
-    return _turned if with_mkl and small else _as_is
+    return _turned if with_mkl and head.dtype == torch.float32 and parameters < hardware.SHARDED_BELOW else _as_is
 
 
 def _packed(weight: Tensor) -> Tensor:

@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sapo_backends.torch_backend.native.library import Kernels
+from sapo_backends.torch_backend.native.training import Gated, Normalised
 from sapo_backends.torch_backend.scripting import on_cpu
 
 
@@ -99,8 +101,11 @@ def inverse_norm(x: Tensor, eps: float) -> Tensor:
     return torch.addcmul(norm.new_full([], eps), norm, norm, value=1.0 / x.shape[-1]).rsqrt_().to(x.dtype)
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+def rms_norm(x: Tensor, weight: Tensor, eps: float, kernels: Kernels | None = None) -> Tensor:
     """Root-mean-square normalisation (arXiv 1910.07467) over the last axis."""
+    if kernels is not None:
+        native: Tensor = Normalised.apply(kernels, x, weight, eps)  # type: ignore[no-untyped-call]
+        return native
     if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
         result: Tensor = _RmsNorm.apply(x, weight, eps)  # type: ignore[no-untyped-call]
         return result
@@ -109,8 +114,11 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return normalised(x, weight, eps)[0]
 
 
-def swiglu(gate_up: Tensor) -> Tensor:
+def swiglu(gate_up: Tensor, kernels: Kernels | None = None) -> Tensor:
     """silu(first half) * second half along the last axis (arXiv 2002.05202)."""
+    if kernels is not None:
+        native: Tensor = Gated.apply(kernels, gate_up)  # type: ignore[no-untyped-call]
+        return native
     if torch.is_grad_enabled() and gate_up.requires_grad:
         result: Tensor = _SwiGlu.apply(gate_up)  # type: ignore[no-untyped-call]
         return result

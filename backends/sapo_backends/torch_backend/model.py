@@ -19,7 +19,9 @@ from sapo_backends.torch_backend.decoder import Weights, hidden_states
 from sapo_backends.torch_backend.drawing import Drawing
 from sapo_backends.torch_backend.layout import Layout, linears
 from sapo_backends.torch_backend.lora import LoraWeights
+from sapo_backends.torch_backend.native.library import kernels_for
 from sapo_backends.torch_backend.native.session import NativeSession
+from sapo_backends.torch_backend.native.training import SequenceAttention
 from sapo_backends.torch_backend.packing import Packed, filled
 from sapo_backends.torch_backend.rope import RopeTable
 from sapo_backends.torch_backend.scoring import Scores, chosen_logprobs
@@ -85,6 +87,7 @@ class LeanModel:
     def __init__(self, spec: DecoderSpec, layout: Layout, base: Tensor, compute: torch.dtype) -> None:
         self.spec, self.layout, self.base, self.compute = spec, layout, base, compute
         self.rope = RopeTable(spec, base.device, compute)
+        self.kernels = kernels_for(spec, base.device, compute, layout.size)
         self.adapter_layout: Layout | None = None
         self.flat: Tensor | None = None
         self.rank, self.alpha = 0, 0.0
@@ -95,20 +98,22 @@ class LeanModel:
 
     def weights(self, trained: Mapping[str, Tensor] | None) -> Weights:
         if self.adapter_layout is None and trained is not None:
-            return Weights(trained)
+            return Weights(trained, None, self.kernels)
         base = self.layout.views(self.base.to(self.compute))
-        return Weights(base, None if trained is None else LoraWeights(trained, self.rank, self.alpha / self.rank))
+        adapter = None if trained is None else LoraWeights(trained, self.rank, self.alpha / self.rank)
+        return Weights(base, adapter, self.kernels)
 
     def drawing(self, trained: Mapping[str, Tensor] | None) -> Drawing:
         return Drawing.of(self.spec, self.weights(trained))
 
     def session(self, prompts: Sequence[TokenIds], owner: Tensor, steps: int, drawing: Drawing) -> Session:
-        if drawing.kernels is not None:
-            return NativeSession(drawing.kernels, self.spec, self.rope, drawing, prompts, owner, steps)
+        if self.kernels is not None:
+            return NativeSession(self.kernels, self.spec, self.rope, drawing, prompts, owner, steps)
         return LeanSession(self.spec, self.rope, drawing, prompts, owner, steps)
 
     def score(self, packed: Packed, weights: Weights, temperature: float) -> Scores:
-        attend, wanted = GroupAttention(packed.flat.slabs), filled(packed.predicts)
+        slabs, wanted = packed.flat.slabs, filled(packed.predicts)
+        attend = GroupAttention(slabs) if self.kernels is None else SequenceAttention(self.kernels, slabs)
         chosen = hidden_states(self.spec, weights, self.rope, packed.flat, attend, wanted)
         scores = chosen_logprobs(chosen, weights.head, filled(packed.targets), temperature)
         count = len(packed.targets)

@@ -1,1 +1,1 @@
-"""Decoding of small float32 models on a processor, with kernels in C between the matrix products."""
+"""Small float32 models on a processor, with kernels in C between the matrix products: decoding and updates."""

@@ -1,4 +1,4 @@
-"""kernels.c as this machine's own code: compiled once into the cache folder, where there is a C compiler; checked before use.
+"""The C files here as this machine's own code: compiled once into the cache folder where there is a C compiler, and checked.
 
 A package for every platform would carry code for an average processor; the machine that runs it knows better. Where no
 compiler is, or what it made fails the check, decoding goes its other way (session.LeanSession), which gives the same.
@@ -16,26 +16,29 @@ import tempfile
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sapo_backends import hardware
 from sapo_backends.cache_folder import cache_folder
 from sapo_backends.spec import DecoderSpec
 
-SOURCE = Path(__file__).with_name("kernels.c")
+FOLDER = Path(__file__).parent
 _COMPILERS = ("cc", "gcc", "clang")
 _TARGETS = ("-march=native", "-mcpu=native")
+_OPTIMISED = "-O3"
 _TIMEOUT_S = 60.0
 PAD, CHUNK = 16, 16
-"""As in kernels.c."""
+"""As in vectors.h."""
 LARGEST_HEAD = 1024
-"""Numbers of a head that kernels.c has room for."""
+"""Numbers of a head that vectors.h has room for."""
 
 
 class Shape(ctypes.Structure):
-    """kernels.c's Shape."""
+    """Of vectors.h; slots is for decoding."""
 
     _fields_ = (
         ("heads", ctypes.c_int64),
@@ -46,10 +49,12 @@ class Shape(ctypes.Structure):
     )
 
 
-def fits(spec: DecoderSpec) -> bool:
-    """Whether the kernels compute this model: whole vectors everywhere."""
+def kernels_for(spec: DecoderSpec, place: torch.device, kind: torch.dtype, parameters: int) -> Kernels | None:
+    """What computes this model; None where that is not for the kernels: they are for one thread, so for models of which a thread
+    computes a share of its own, and for whole vectors."""
     whole = all(width % PAD == 0 for width in (spec.head_dim, spec.hidden, spec.intermediate))
-    return whole and spec.head_dim <= LARGEST_HEAD
+    small = place.type == "cpu" and kind == torch.float32 and parameters < hardware.SHARDED_BELOW
+    return kernels() if small and whole and spec.head_dim <= LARGEST_HEAD else None
 
 
 def at(x: Tensor | None) -> int | None:
@@ -57,9 +62,25 @@ def at(x: Tensor | None) -> int | None:
     return None if x is None else x.data_ptr()
 
 
+_P, _N, _F = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
+_SIGNATURES: dict[str, list[Any]] = {
+    "normalise": [_N, _N, _P, _P, _F, _P, None],
+    "normalise_back": [_N, _N, _P, _P, _F, _P, _P, _P, None],
+    "gate": [_N, _N, _P, _P, None],
+    "gate_back": [_N, _N, _P, _P, _P, None],
+    "draw": [_N, _N, _P, _F, _P, _P, _P, _P, None],
+    "prompts": [_P, _N, *[_P] * 10, _N, _P, _P, None],
+    "rows": [_P, _N, _P, _P, _N, *[_P] * 13, None],
+    "attend_room": [_P, _N, _N],
+    "attend": [_P, _N, _P, _P, _P, _N, *[_P] * 7, None],
+    "attend_back": [_P, _N, _P, _P, _P, _N, *[_P] * 8, None],
+}
+"""name -> types of the arguments and of the result."""
+
+
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """The functions of the compiled library; see kernels.c for their arguments."""
+    """The functions of the compiled library; see the C files for their arguments."""
 
     library: ctypes.CDLL
 
@@ -67,24 +88,19 @@ class Kernels:
     def load(cls, path: Path) -> Kernels:
         """Raises OSError where the file is no library, AttributeError where it lacks a function."""
         library = ctypes.CDLL(str(path))
-        pointer, whole = ctypes.c_void_p, ctypes.c_int64
-        library.sapo_normalise.argtypes = [whole, whole, pointer, pointer, ctypes.c_float, pointer]
-        library.sapo_gate.argtypes = [whole, whole, pointer, pointer]
-        library.sapo_prompts.argtypes = [pointer, whole, *[pointer] * 10, whole, pointer, pointer]
-        library.sapo_rows.argtypes = [pointer, whole, pointer, pointer, whole, *[pointer] * 13]
-        library.sapo_draw.argtypes = [whole, whole, pointer, ctypes.c_float, *[pointer] * 4]
-        for name in ("normalise", "gate", "prompts", "rows", "draw"):
-            getattr(library, f"sapo_{name}").restype = None
+        for name, (*arguments, result) in _SIGNATURES.items():
+            function = getattr(library, f"sapo_{name}")
+            function.argtypes, function.restype = arguments, result
         return cls(library)
 
     def normalise(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """x (N, width) times its inverse root mean square and weight."""
-        out = torch.empty_like(x)
-        self.library.sapo_normalise(x.shape[0], x.shape[1], x.data_ptr(), weight.data_ptr(), eps, out.data_ptr())
+        """x (..., width), contiguous, times its inverse root mean square and weight."""
+        out, width = torch.empty_like(x), x.shape[-1]
+        self.library.sapo_normalise(x.numel() // width, width, x.data_ptr(), weight.data_ptr(), eps, out.data_ptr())
         return out
 
     def gate(self, gate_up: Tensor) -> Tensor:
-        """silu(first half) * second half of (N, 2 width)."""
+        """silu(first half) * second half of (N, 2 width), contiguous."""
         width = gate_up.shape[1] // 2
         out = gate_up.new_empty(gate_up.shape[0], width)
         self.library.sapo_gate(gate_up.shape[0], width, gate_up.data_ptr(), out.data_ptr())
@@ -121,7 +137,8 @@ def _compiled() -> Path:
     compiler = next(filter(None, map(shutil.which, _COMPILERS)), None)
     if compiler is None:
         raise FileNotFoundError("no C compiler")
-    source, problem = SOURCE.read_bytes(), subprocess.SubprocessError()
+    files = sorted([*FOLDER.glob("*.c"), *FOLDER.glob("*.h")])
+    source, problem = b"".join(file.read_bytes() for file in files), subprocess.SubprocessError()
     for target in _TARGETS:
         try:
             # What the compiler takes this processor for is part of the name: folders are shared between machines.
@@ -135,7 +152,8 @@ def _compiled() -> Path:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             with tempfile.TemporaryDirectory(dir=folder) as made:
                 fresh = Path(made) / "kernels.so"
-                _run(compiler, "-O3", target, "-shared", "-fPIC", "-o", str(fresh), str(SOURCE), "-lm")
+                sources = [str(file) for file in files if file.suffix == ".c"]
+                _run(compiler, _OPTIMISED, target, "-shared", "-fPIC", "-o", str(fresh), *sources, "-lm")
                 fresh.replace(path)
         return path
     raise problem

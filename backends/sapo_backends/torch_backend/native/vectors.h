@@ -1,0 +1,123 @@
+/* Vectors of float32 in whatever width this processor has, small matrix products, and the parts of attention that decoding and
+   training share. GNU vector extensions, so that GCC and Clang make the best of any processor. */
+
+#ifndef SAPO_VECTORS_H
+#define SAPO_VECTORS_H
+
+#include <math.h>
+#include <stdint.h>
+
+#if defined(__AVX512F__)
+#define LANES 16
+#define TALL 8
+#elif defined(__AVX__)
+#define LANES 8
+#define TALL 6
+#else
+#define LANES 4
+#define TALL 8
+#endif
+#define PAD 16   /* a multiple of LANES */
+#define CHUNK 16 /* rows of one prompt, or tokens of a prompt, that attend at once */
+#define HIDDEN (-1e30f)
+#define LOWEST (-80.0f) /* e to less is taken for 0: what is multiplied with it should not become subnormal, which is slow */
+
+typedef float vec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+typedef int32_t ints __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+#define INLINE static inline __attribute__((always_inline))
+#define SHARED static __attribute__((unused, noinline))
+
+/* heads, kv_heads, and numbers of a head; slots for the tokens of a row. q_norm, k_norm: NULL where the model has none. */
+typedef struct {
+    int64_t heads, kv_heads, size, slots;
+    float eps;
+} Shape;
+
+INLINE vec load(const float *p) { return *(const vec *)p; }
+INLINE void store(float *p, vec x) { *(vec *)p = x; }
+INLINE int64_t padded(int64_t n) { return (n + PAD - 1) / PAD * PAD; }
+INLINE vec larger(vec a, vec b) {
+    ints first = a > b;
+    return (vec)(((ints)a & first) | ((ints)b & ~first));
+}
+INLINE float sum(vec x) {
+    float total = 0.0f;
+    for (int i = 0; i < LANES; i++) total += x[i];
+    return total;
+}
+
+/* e^x for x <= 0, to 2e-7 of it; 0 for those up to LOWEST. */
+INLINE vec exponential(vec x) {
+    ints counts = x > LOWEST;
+    x = larger(x, (vec){0} + LOWEST);
+    ints whole = __builtin_convertvector(x * 1.44269504f - 0.5f, ints);
+    vec n = __builtin_convertvector(whole, vec);
+    vec r = x - n * 0.693359375f + n * 2.12194440e-4f;
+    vec p = r * 1.9875691500e-4f + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * r * r + r + 1.0f;
+    return (vec)((ints)(p * (vec)((whole + 127) << 23)) & counts);
+}
+
+/* c (rows, columns) = or += a (rows, depth) b (depth, columns), rows of each so far apart; columns: a multiple of LANES. */
+void sapo_product(int64_t rows, int64_t columns, int64_t depth, const float *a, int64_t a_row, const float *b, int64_t b_row,
+                  float *c, int64_t c_row, int add);
+
+/* c (rows, columns) += the transpose of a (depth, rows) times b (depth, columns). */
+void sapo_add_turned(int64_t rows, int64_t columns, int64_t depth, const float *a, int64_t a_row, const float *b,
+                     int64_t b_row, float *c, int64_t c_row);
+
+/* Of x (count,); count: a multiple of PAD. */
+INLINE float largest(const float *x, int64_t count) {
+    vec top = load(x);
+    for (int64_t i = LANES; i < count; i += LANES) top = larger(top, load(x + i));
+    float highest = top[0];
+    for (int i = 1; i < LANES; i++) highest = top[i] > highest ? top[i] : highest;
+    return highest;
+}
+
+/* x (count,) becomes e^(x - its largest); returns 1 / their sum. count: a multiple of PAD. */
+SHARED float soften(float *x, int64_t count) {
+    float highest = largest(x, count);
+    vec total = {0};
+    for (int64_t i = 0; i < count; i += LANES) {
+        vec e = exponential(load(x + i) - highest);
+        store(x + i, e);
+        total += e;
+    }
+    return 1.0f / sum(total);
+}
+
+INLINE void hide(float *x, int64_t from, int64_t to) {
+    for (int64_t i = from; i < to; i++) x[i] = HIDDEN;
+}
+
+/* x (width,) times its inverse root mean square and weight; width: a multiple of PAD. */
+INLINE void normalise(int64_t width, const float *x, const float *weight, float eps, float *out) {
+    vec squares = {0};
+    for (int64_t i = 0; i < width; i += LANES) squares += load(x + i) * load(x + i);
+    float scale = 1.0f / sqrtf(sum(squares) / (float)width + eps);
+    for (int64_t i = 0; i < width; i += LANES) store(out + i, load(x + i) * scale * load(weight + i));
+}
+
+/* One head x (size,), normalised where there is a weight, rotated by cos, sin (size,), times scale. The first half of sin is
+   negated. */
+INLINE void turn(const Shape *s, const float *x, const float *weight, const float *cos, const float *sin, float scale,
+                 float *out) {
+    float room[1024];
+    int64_t half = s->size / 2;
+    if (weight) {
+        normalise(s->size, x, weight, s->eps, room);
+        x = room;
+    }
+    for (int64_t i = 0; i < half; i++) {
+        float a = x[i], b = x[i + half];
+        out[i] = (a * cos[i] + b * sin[i]) * scale;
+        out[i + half] = (b * cos[i + half] + a * sin[i + half]) * scale;
+    }
+}
+
+#endif
