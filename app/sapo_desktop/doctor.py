@@ -88,8 +88,23 @@ def _engines() -> Iterator[Finding]:
         )
         can_train |= backend.CAN_TRAIN and name != "fake"
         yield Finding("ok", name, f"{verbs} on {', '.join(backend.DEVICES)}")
+        if name == "torch":
+            yield _compiler()
     if not can_train:
         yield Finding("fail", "trainer", 'No engine that trains is installed: pip install "sapo-desktop[torch]"')
+
+
+def _compiler() -> Finding:
+    """Whether the torch engine's kernels for small models can be compiled."""
+    from sapo_backends.torch_backend.native.compiling import compiler
+
+    found = compiler()
+    if found is None:
+        fix = "xcode-select --install" if sys.platform == "darwin" else "install gcc or clang"
+        return Finding(
+            "note", "compiler", f"none: small models in float32 take up to twice the time. To change it: {fix}"
+        )
+    return Finding("ok", "compiler", f"{found}, for small models in float32")
 
 
 def plans(home: Home) -> Iterator[Finding]:

@@ -17,7 +17,7 @@ from sapo_backends.spec import decoder_spec  # noqa: E402 - after the check for 
 from sapo_backends.torch_backend.layout import decoder_layout  # noqa: E402
 from sapo_backends.torch_backend.lora import LoraWeights, lora_layout  # noqa: E402
 from sapo_backends.torch_backend.model import LeanModel  # noqa: E402
-from sapo_backends.torch_backend.native import library  # noqa: E402
+from sapo_backends.torch_backend.native import compiling, library  # noqa: E402
 from sapo_backends.torch_backend.native.session import NativeSession  # noqa: E402
 from sapo_backends.torch_backend.packing import pack  # noqa: E402
 from sapo_backends.torch_backend.sampler import inverse_cdf, uniforms  # noqa: E402
@@ -141,12 +141,12 @@ def test_the_compiled_sampler_never_draws_a_token_without_weight(number: float) 
 def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     """library.kernels as a new process finds it, with a cache folder of its own."""
     monkeypatch.setenv("SAPO_HOME", str(tmp_path))
-    monkeypatch.setattr(library, "_OPTIMISED", "-O0")  # seconds less
+    monkeypatch.setattr(compiling, "_OPTIMISED", "-O0")  # seconds less
     return library.kernels.__wrapped__
 
 
 def test_the_library_is_compiled_once_and_a_damaged_one_again(fresh: Callable[[], object], tmp_path: Path) -> None:
-    file = library._compiled()
+    file = compiling.compiled()
     assert file.is_relative_to(tmp_path)
     file.write_bytes(b"no library")
     assert fresh() is not None
@@ -167,7 +167,7 @@ def test_without_a_compiler_or_with_a_wrong_one_there_are_no_kernels(
         patch.setenv("PATH", str(tmp_path / "nothing"))
         assert fresh() is None
     with monkeypatch.context() as patch:
-        patch.setattr(library, "_run", fails)
+        patch.setattr(compiling, "_run", fails)
         assert fresh() is None
 
 
@@ -179,10 +179,10 @@ def test_a_kernel_that_computes_something_else_is_found_out(
     fresh: Callable[[], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The check before the first use fails for a gate that is no gate."""
-    shutil.copytree(library.FOLDER, tmp_path / "native")
+    shutil.copytree(compiling.FOLDER, tmp_path / "native")
     layers = tmp_path / "native" / "layers.c"
     source = layers.read_text("utf-8")
     layers.write_text(source.replace("return above / (1.0f + e);", "return above;"), "utf-8")
     assert layers.read_text("utf-8") != source
-    monkeypatch.setattr(library, "FOLDER", tmp_path / "native")
+    monkeypatch.setattr(compiling, "FOLDER", tmp_path / "native")
     assert fresh() is None

@@ -1,18 +1,14 @@
-"""The C files here as this machine's own code: compiled once into the cache folder where there is a C compiler, and checked.
+"""The compiled kernels as functions of tensors; checked before use.
 
-A package for every platform would carry code for an average processor; the machine that runs it knows better. Where no
-compiler is, or what it made fails the check, decoding goes its other way (session.LeanSession), which gives the same.
+Where no compiler is, or what it made fails the check, everything goes its other way, in torch's operations, which gives the
+same.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-import hashlib
-import os
-import shutil
 import subprocess
-import tempfile
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -23,14 +19,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sapo_backends import hardware
-from sapo_backends.cache_folder import cache_folder
 from sapo_backends.spec import DecoderSpec
+from sapo_backends.torch_backend.native.compiling import compiled
 
-FOLDER = Path(__file__).parent
-_COMPILERS = ("cc", "gcc", "clang")
-_TARGETS = ("-march=native", "-mcpu=native")
-_OPTIMISED = "-O3"
-_TIMEOUT_S = 60.0
 PAD, CHUNK = 16, 16
 """As in vectors.h."""
 LARGEST_HEAD = 1024
@@ -121,7 +112,7 @@ def kernels() -> Kernels | None:
     """The library, or None where it cannot be had."""
     for _ in range(2):
         try:
-            path = _compiled()
+            path = compiled()
         except (OSError, subprocess.SubprocessError):
             return None
         with contextlib.suppress(OSError, AttributeError):
@@ -130,39 +121,6 @@ def kernels() -> Kernels | None:
         with contextlib.suppress(OSError):  # a damaged file: made anew
             path.unlink()
     return None
-
-
-def _compiled() -> Path:
-    """The library for this processor, compiled if it is not there yet. Raises OSError, SubprocessError."""
-    compiler = next(filter(None, map(shutil.which, _COMPILERS)), None)
-    if compiler is None:
-        raise FileNotFoundError("no C compiler")
-    files = sorted([*FOLDER.glob("*.c"), *FOLDER.glob("*.h")])
-    source, problem = b"".join(file.read_bytes() for file in files), subprocess.SubprocessError()
-    for target in _TARGETS:
-        try:
-            # What the compiler takes this processor for is part of the name: folders are shared between machines.
-            known = _run(compiler, target, "-dM", "-E", "-x", "c", os.devnull)
-        except subprocess.SubprocessError as error:
-            problem = error
-            continue
-        folder = cache_folder() / "native"
-        path = folder / f"kernels-{hashlib.sha256(source + known).hexdigest()[:16]}.so"
-        if not path.exists():
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            with tempfile.TemporaryDirectory(dir=folder) as made:
-                fresh = Path(made) / "kernels.so"
-                sources = [str(file) for file in files if file.suffix == ".c"]
-                _run(compiler, _OPTIMISED, target, "-shared", "-fPIC", "-o", str(fresh), *sources, "-lm")
-                fresh.replace(path)
-        return path
-    raise problem
-
-
-def _run(*command: str) -> bytes:
-    """Its output. Raises SubprocessError when it fails or takes too long."""
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_TIMEOUT_S, check=True)
-    return done.stdout
 
 
 def _works(found: Kernels) -> bool:

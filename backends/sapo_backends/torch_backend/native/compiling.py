@@ -1,0 +1,62 @@
+"""The C files here as this machine's own code: compiled once into the cache folder, where there is a C compiler.
+
+A package for every platform would carry code for an average processor; the machine that runs it knows better.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from sapo_backends.cache_folder import cache_folder
+
+FOLDER = Path(__file__).parent
+_COMPILERS = ("cc", "gcc", "clang")
+_TARGETS = ("-march=native", "-mcpu=native")
+_OPTIMISED = "-O3"
+_TIMEOUT_S = 60.0
+
+
+def compiler() -> str | None:
+    """Where a C compiler is, if there is one. A Mac without its command line tools has a `cc` that offers to install them."""
+    if sys.platform == "darwin" and subprocess.run(["xcode-select", "-p"], capture_output=True).returncode:
+        return None
+    return next(filter(None, map(shutil.which, _COMPILERS)), None)
+
+
+def compiled() -> Path:
+    """The library for this processor, compiled if it is not there yet. Raises OSError, SubprocessError."""
+    program = compiler()
+    if program is None:
+        raise FileNotFoundError("no C compiler")
+    files = sorted([*FOLDER.glob("*.c"), *FOLDER.glob("*.h")])
+    source, problem = b"".join(file.read_bytes() for file in files), subprocess.SubprocessError()
+    for target in _TARGETS:
+        try:
+            # What the compiler takes this processor for is part of the name: folders are shared between machines.
+            known = _run(program, target, "-dM", "-E", "-x", "c", os.devnull)
+        except subprocess.SubprocessError as error:
+            problem = error
+            continue
+        folder = cache_folder() / "native"
+        path = folder / f"kernels-{hashlib.sha256(source + known).hexdigest()[:16]}.so"
+        if not path.exists():
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            with tempfile.TemporaryDirectory(dir=folder) as made:
+                fresh = Path(made) / "kernels.so"
+                sources = [str(file) for file in files if file.suffix == ".c"]
+                _run(program, _OPTIMISED, target, "-shared", "-fPIC", "-o", str(fresh), *sources, "-lm")
+                fresh.replace(path)
+        return path
+    raise problem
+
+
+def _run(*command: str) -> bytes:
+    """Its output. Raises SubprocessError when it fails or takes too long."""
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_TIMEOUT_S, check=True)
+    return done.stdout
