@@ -46,6 +46,12 @@ def recorder(monkeypatch: pytest.MonkeyPatch, kind: type[Replayed]) -> Here:
     return here
 
 
+@pytest.fixture(autouse=True)
+def _as_on_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there are no kernels compiled for the processor."""
+    monkeypatch.setattr("sapo_backends.torch_backend.model.kernels_for", lambda *_: None)
+
+
 @pytest.mark.parametrize("method", ["full", "lora"])
 def test_recorded_steps_draw_what_plain_ones_draw(
     model_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, method: Any
