@@ -14,10 +14,12 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from sapo_backends.spec import decoder_spec  # noqa: E402 - after the check for torch
+from sapo_backends.torch_backend.drawing import Drawing  # noqa: E402
 from sapo_backends.torch_backend.layout import decoder_layout  # noqa: E402
 from sapo_backends.torch_backend.lora import LoraWeights, lora_layout  # noqa: E402
 from sapo_backends.torch_backend.model import LeanModel  # noqa: E402
 from sapo_backends.torch_backend.native import compiling, library  # noqa: E402
+from sapo_backends.torch_backend.native.drawing import NativeDrawing  # noqa: E402
 from sapo_backends.torch_backend.native.session import NativeSession  # noqa: E402
 from sapo_backends.torch_backend.packing import pack  # noqa: E402
 from sapo_backends.torch_backend.sampler import inverse_cdf, uniforms  # noqa: E402
@@ -67,14 +69,14 @@ def test_kernels_decode_what_torch_decodes(model: tuple[str, int, int, int], ada
         layout = lora_layout(found.spec, 4)
         adapter = torch.randn(layout.size, generator=generator) * 0.2
         weights = replace(weights, adapter=LoraWeights(layout.views(adapter), 4, 2.0))
-    drawing = type(found.drawing(None)).of(found.spec, weights)
     kernels = found.kernels
     assert kernels is not None, "there is a compiler where these tests run"
+    drawing, own_drawing = Drawing.of(found.spec, weights), NativeDrawing.of(kernels, found.spec, weights)
     prompts = [torch.randint(0, VOCABULARY, (length,), generator=generator).tolist() for length in LENGTHS]
     owner = torch.arange(len(prompts)).repeat_interleave(torch.tensor(groups))
     with torch.inference_mode():
         plain = LeanSession(found.spec, found.rope, drawing, prompts, owner, 20)
-        native = NativeSession(kernels, found.spec, found.rope, drawing, prompts, owner, 20)
+        native = NativeSession(found.spec, found.rope, own_drawing, prompts, owner, 20)
         for step in range(20):
             torch.testing.assert_close(native.logits, plain.logits, rtol=1e-4, atol=1e-4)
             if step in KEPT:

@@ -80,7 +80,7 @@ def linear(x: Tensor, of: Projection) -> Tensor:
     return _adapted(y, x, of)
 
 
-def add_linear(x: Tensor, of: Projection, residual: Tensor) -> Tensor:
+def _add_linear(x: Tensor, of: Projection, residual: Tensor) -> Tensor:
     if of.weight.is_mkldnn:
         y: Tensor = torch.ops.mkldnn._linear_pointwise(x, residual, of.weight, of.bias, "add")
     elif of.bias is None:
@@ -191,8 +191,8 @@ def decode_step(
             )
             by_place[begin:end].copy_(mixed.transpose(1, 2))
             begin = end
-        x = add_linear(merged, layer.out, x)
-        x = add_linear(_swiglu(_norm(x, layer.norm2, shape.norm_eps), layer.mlp), layer.down, x)
+        x = _add_linear(merged, layer.out, x)
+        x = _add_linear(_swiglu(_norm(x, layer.norm2, shape.norm_eps), layer.mlp), layer.down, x)
     return x
 
 

@@ -19,6 +19,7 @@ from sapo_backends.torch_backend.decoder import Weights, hidden_states
 from sapo_backends.torch_backend.drawing import Drawing
 from sapo_backends.torch_backend.layout import Layout, linears
 from sapo_backends.torch_backend.lora import LoraWeights
+from sapo_backends.torch_backend.native.drawing import NativeDrawing
 from sapo_backends.torch_backend.native.library import kernels_for
 from sapo_backends.torch_backend.native.session import NativeSession
 from sapo_backends.torch_backend.native.training import SequenceAttention
@@ -103,12 +104,17 @@ class LeanModel:
         adapter = None if trained is None else LoraWeights(trained, self.rank, self.alpha / self.rank)
         return Weights(base, adapter, self.kernels)
 
-    def drawing(self, trained: Mapping[str, Tensor] | None) -> Drawing:
-        return Drawing.of(self.spec, self.weights(trained))
+    def drawing(self, trained: Mapping[str, Tensor] | None) -> Drawing | NativeDrawing:
+        weights = self.weights(trained)
+        if self.kernels is None:
+            return Drawing.of(self.spec, weights)
+        return NativeDrawing.of(self.kernels, self.spec, weights)
 
-    def session(self, prompts: Sequence[TokenIds], owner: Tensor, steps: int, drawing: Drawing) -> Session:
-        if self.kernels is not None:
-            return NativeSession(self.kernels, self.spec, self.rope, drawing, prompts, owner, steps)
+    def session(
+        self, prompts: Sequence[TokenIds], owner: Tensor, steps: int, drawing: Drawing | NativeDrawing
+    ) -> Session:
+        if isinstance(drawing, NativeDrawing):
+            return NativeSession(self.spec, self.rope, drawing, prompts, owner, steps)
         return LeanSession(self.spec, self.rope, drawing, prompts, owner, steps)
 
     def score(self, packed: Packed, weights: Weights, temperature: float) -> Scores:

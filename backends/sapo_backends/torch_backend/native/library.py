@@ -22,7 +22,7 @@ from sapo_backends import hardware
 from sapo_backends.spec import DecoderSpec
 from sapo_backends.torch_backend.native.compiling import compiled
 
-PAD, CHUNK = 16, 16
+PAD, PANEL, CHUNK = 16, 32, 16
 """As in vectors.h."""
 LARGEST_HEAD = 1024
 """Numbers of a head that vectors.h has room for."""
@@ -48,6 +48,15 @@ def kernels_for(spec: DecoderSpec, place: torch.device, kind: torch.dtype, param
     return kernels() if small and whole and spec.head_dim <= LARGEST_HEAD else None
 
 
+_LAYER = "norm1 qkv qkv_bias q_norm k_norm out out_bias norm2 gate_up gate_up_bias down down_bias keys values own_keys own_values"
+
+
+class Layer(ctypes.Structure):
+    """Of steps.c."""
+
+    _fields_ = tuple((name, ctypes.c_void_p) for name in _LAYER.split())
+
+
 def at(x: Tensor | None) -> int | None:
     """The address of a contiguous tensor, which the caller holds on to; NULL for None."""
     return None if x is None else x.data_ptr()
@@ -61,7 +70,7 @@ _SIGNATURES: dict[str, list[Any]] = {
     "gate_back": [_N, _N, _P, _P, _P, None],
     "draw": [_N, _N, _P, _F, _P, _P, _P, _P, None],
     "prompts": [_P, _N, *[_P] * 10, _N, _P, _P, None],
-    "rows": [_P, _N, _P, _P, _N, *[_P] * 13, None],
+    "step": [_P, _N, _P, _N, _N, _N, _P, _P, _P, _N, *[_P] * 6, None],
     "attend_room": [_P, _N, _N],
     "attend": [_P, _N, _P, _P, _P, _N, *[_P] * 7, None],
     "attend_back": [_P, _N, _P, _P, _P, _N, *[_P] * 8, None],

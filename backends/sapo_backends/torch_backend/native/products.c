@@ -1,4 +1,4 @@
-/* Matrix products of attention: small, and of ever-changing shapes. */
+/* Matrix products that are small, and of ever-changing shapes. */
 
 #include "vectors.h"
 
@@ -23,34 +23,41 @@ INLINE void tile(int rows, int wide, int64_t depth, const float *a, int64_t a_ro
         for (int w = 0; w < wide; w++) store(c + r * c_row + w * LANES, total[r][w]);
 }
 
-/* The same for any number of rows; columns: a multiple of LANES. */
-INLINE void tiles(int64_t rows, int64_t columns, int64_t depth, const float *a, int64_t a_row, int64_t a_step, const float *b,
-                  int64_t b_row, float *c, int64_t c_row, int add) {
-    for (int64_t j = 0; j < columns; j += 2 * LANES)
-        for (int64_t i = 0; i < rows; i += TALL) {
-            const float *from = a + i * a_row, *by = b + j;
-            float *to = c + i * c_row + j;
-#define CASE(n)                                                                                                  \
-    case n:                                                                                                      \
-        if (columns - j > LANES) tile(n, 2, depth, from, a_row, a_step, by, b_row, to, c_row, add);              \
-        else tile(n, 1, depth, from, a_row, a_step, by, b_row, to, c_row, add);                                  \
+/* The same for up to TALL rows and one or two vectors of columns. */
+INLINE void tile_of(int64_t rows, int64_t columns, int64_t depth, const float *a, int64_t a_row, int64_t a_step, const float *b,
+                    int64_t b_row, float *c, int64_t c_row, int add) {
+#define CASE(n)                                                                        \
+    case n:                                                                            \
+        if (columns > LANES) tile(n, 2, depth, a, a_row, a_step, b, b_row, c, c_row, add); \
+        else tile(n, 1, depth, a, a_row, a_step, b, b_row, c, c_row, add);             \
         break;
-            switch (rows - i < TALL ? rows - i : TALL) {
-                CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6)
+    switch (rows < TALL ? rows : TALL) {
+        CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6)
 #if TALL == 8
-                CASE(7) CASE(8)
+        CASE(7) CASE(8)
 #endif
-            }
+    }
 #undef CASE
-        }
 }
 
 void sapo_product(int64_t rows, int64_t columns, int64_t depth, const float *a, int64_t a_row, const float *b, int64_t b_row,
                   float *c, int64_t c_row, int add) {
-    tiles(rows, columns, depth, a, a_row, 1, b, b_row, c, c_row, add);
+    for (int64_t j = 0; j < columns; j += 2 * LANES)
+        for (int64_t i = 0; i < rows; i += TALL)
+            tile_of(rows - i, columns - j, depth, a + i * a_row, a_row, 1, b + j, b_row, c + i * c_row + j, c_row, add);
 }
 
 void sapo_add_turned(int64_t rows, int64_t columns, int64_t depth, const float *a, int64_t a_row, const float *b,
                      int64_t b_row, float *c, int64_t c_row) {
-    tiles(rows, columns, depth, a, 1, a_row, b, b_row, c, c_row, 1);
+    for (int64_t j = 0; j < columns; j += 2 * LANES)
+        for (int64_t i = 0; i < rows; i += TALL)
+            tile_of(rows - i, columns - j, depth, a + i, 1, a_row, b + j, b_row, c + i * c_row + j, c_row, 1);
+}
+
+void sapo_panels(int64_t rows, int64_t columns, int64_t depth, const float *a, const float *b, float *c, int add) {
+    for (int64_t j = 0; j < columns; j += 2 * LANES)
+        for (int64_t i = 0; i < rows; i += TALL) {
+            const float *panel = b + j / PANEL * PANEL * depth + j % PANEL;
+            tile_of(rows - i, columns - j, depth, a + i * depth, depth, 1, panel, PANEL, c + i * columns + j, columns, add);
+        }
 }

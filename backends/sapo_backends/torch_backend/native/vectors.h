@@ -19,6 +19,7 @@
 #endif
 #define PAD 16   /* a multiple of LANES */
 #define CHUNK 16 /* rows of one prompt, or tokens of a prompt, that attend at once */
+#define PANEL 32 /* columns of a weight that lie together, a multiple of 2 LANES */
 #define HIDDEN (-1e30f)
 #define LOWEST (-80.0f) /* e to less is taken for 0: what is multiplied with it should not become subnormal, which is slow */
 
@@ -69,6 +70,9 @@ void sapo_product(int64_t rows, int64_t columns, int64_t depth, const float *a, 
 /* c (rows, columns) += the transpose of a (depth, rows) times b (depth, columns). */
 void sapo_add_turned(int64_t rows, int64_t columns, int64_t depth, const float *a, int64_t a_row, const float *b,
                      int64_t b_row, float *c, int64_t c_row);
+
+/* c (rows, columns) = or += a (rows, depth) b; b lies in panels of PANEL columns, (panels, depth, PANEL), the last filled up. */
+void sapo_panels(int64_t rows, int64_t columns, int64_t depth, const float *a, const float *b, float *c, int add);
 
 /* Of x (count,); count: a multiple of PAD. */
 INLINE float largest(const float *x, int64_t count) {
