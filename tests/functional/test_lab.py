@@ -209,6 +209,18 @@ async def test_churn_heterogeneity_and_replay_run_together(play: Play, tmp_path:
     assert 0 < sum(len(rounds_of(tmp_path, node)) for node in range(4)) < 16
 
 
+async def test_the_report_counts_what_a_node_was_taught_where_nodes_were_away(play: Play, tmp_path: Path) -> None:
+    """The mean over all nodes, also with rounds in which none was there."""
+    found = experiment([{"name": "a", "churn": 0.8, "churn_rounds": 1}], {"rounds": 8})
+    await play(found, tmp_path)
+    events = [e for node in range(4) for e in rounds_of(tmp_path, node).values()]
+    assert {e.round for e in events} < set(range(8)), "in some round all are away"
+    (row,) = rows(found, {"a": [run for run in [load_run(tmp_path, found.arm("a"), 1)] if run is not None]})
+    assert row.taught == pytest.approx(
+        (sum(min(e.informative, e.own_groups) for e in events) / 4, sum(e.external_groups for e in events) / 4)
+    )
+
+
 async def test_the_report_tells_fast_nodes_from_slow_ones(play: Play, tmp_path: Path) -> None:
     found = experiment(
         [{"name": "a", "paces": [1, 2], "pool_rounds": 2, "against": ["b"]}, {"name": "b", "paces": [1, 2]}]

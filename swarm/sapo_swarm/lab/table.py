@@ -10,7 +10,7 @@ import numpy as np
 
 from sapo_swarm.evaluation import Interval
 from sapo_swarm.lab.judge import BLOCK, better_from
-from sapo_swarm.lab.results import RunResult, comparable
+from sapo_swarm.lab.results import Floats, RunResult, comparable
 from sapo_swarm.lab.schema import Arm, Conditions, Experiment
 from sapo_swarm.lab.statistics import mean_interval, number, paired_gain, percent
 
@@ -97,8 +97,8 @@ def _row(arm: Arm, runs: Sequence[RunResult], other: str, against: Sequence[RunR
         megabytes=mean_interval([float(run.bytes[-1]) / 1e6 for run in runs]),
         minutes=mean_interval([run.wall_s / 60 for run in runs]),
         taught=(
-            float(np.mean([run.taught.sum() for run in runs])),
-            float(np.mean([run.external_groups.sum() for run in runs])),
+            float(np.mean([_a_node(run, run.taught) for run in runs])),
+            float(np.mean([_a_node(run, run.external_groups) for run in runs])),
         ),
         judged=_judged(runs, against),
     )
@@ -154,7 +154,12 @@ def _equal_tokens(runs: Sequence[RunResult], against: Sequence[RunResult]) -> Ga
     return _compared(mine, theirs)
 
 
-def _nanmean(values: np.ndarray[tuple[int], np.dtype[np.float64]]) -> float:
+def _a_node(run: RunResult, means: Floats) -> float:
+    """What a node had over all rounds, from means over the nodes that were there in each; in some there may have been none."""
+    return float(np.nansum(means * run.present) / run.nodes)
+
+
+def _nanmean(values: Floats) -> float:
     known = values[np.isfinite(values)]
     return float(known.mean()) if known.size else math.nan
 
