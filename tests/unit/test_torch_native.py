@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -24,6 +25,10 @@ from sapo_backends.torch_backend.native.session import NativeSession  # noqa: E4
 from sapo_backends.torch_backend.packing import pack  # noqa: E402
 from sapo_backends.torch_backend.sampler import inverse_cdf, uniforms  # noqa: E402
 from sapo_backends.torch_backend.session import LeanSession  # noqa: E402
+
+pytestmark = pytest.mark.skipif(
+    compiling.compiler() is None and os.environ.get("CI") != "true", reason="no C compiler. Fix: apt-get install gcc"
+)
 
 VOCABULARY = 70
 LENGTHS = [1, 15, 16, 17, 40]
