@@ -153,8 +153,10 @@ def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
 
 
 def test_the_library_is_compiled_once_and_a_damaged_one_again(fresh: Callable[[], object], tmp_path: Path) -> None:
+    assert not compiling.is_there()
     file = compiling.compiled()
     assert file.is_relative_to(tmp_path)
+    assert compiling.is_there()
     file.write_bytes(b"no library")
     assert fresh() is not None
     made = file.stat()
@@ -173,6 +175,7 @@ def test_without_a_compiler_or_with_a_wrong_one_there_are_no_kernels(
     with monkeypatch.context() as patch:
         patch.setenv("PATH", str(tmp_path / "nothing"))
         assert fresh() is None
+        assert compiling.is_there(), "nothing to wait for"
     with monkeypatch.context() as patch:
         patch.setattr(compiling, "_run", fails)
         assert fresh() is None

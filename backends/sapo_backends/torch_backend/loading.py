@@ -20,6 +20,8 @@ from sapo_backends.torch_backend.engine import TorchEngine
 from sapo_backends.torch_backend.layout import Layout, decoder_layout
 from sapo_backends.torch_backend.lora import initialise, lora_layout
 from sapo_backends.torch_backend.model import LeanModel, Model
+from sapo_backends.torch_backend.native.compiling import is_there
+from sapo_backends.torch_backend.native.library import suits
 from sapo_backends.torch_backend.workers import Workers
 
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -106,6 +108,8 @@ def _lean(
     kept = torch.float32 if method == "full" else place.compute
     base = torch.empty(layout.size, dtype=kept, device=place.device)
     _read(folder, layout, base, progress)
+    if progress is not None and suits(spec, place.device, place.compute, layout.size) and not is_there():
+        progress(0.95, "compiling for this processor, once")
     model = LeanModel(spec, layout, base, place.compute)
     model.adapter_layout = adapter
     return model

@@ -29,13 +29,33 @@ def compiler() -> str | None:
     return next(filter(None, map(shutil.which, _COMPILERS)), None)
 
 
+def is_there() -> bool:
+    """Whether nothing is left to do: no compiler, or compiled already."""
+    try:
+        return _plan()[0].exists()
+    except (OSError, subprocess.SubprocessError):
+        return True
+
+
 def compiled() -> Path:
-    """The library for this processor, compiled if it is not there yet. Raises OSError, SubprocessError."""
+    """The library for this processor, compiled if it is not there yet, which takes seconds. Raises OSError, SubprocessError."""
+    path, command = _plan()
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with tempfile.TemporaryDirectory(dir=path.parent) as made:
+            fresh = Path(made) / path.name
+            _run(*command, "-o", str(fresh), *map(str, sorted(FOLDER.glob("*.c"))), "-lm")
+            fresh.replace(path)
+    return path
+
+
+def _plan() -> tuple[Path, list[str]]:
+    """Where the library lies, and what makes it but for its files. Raises OSError, SubprocessError."""
     program = compiler()
     if program is None:
         raise FileNotFoundError("no C compiler")
-    files = sorted([*FOLDER.glob("*.c"), *FOLDER.glob("*.h")])
-    source, problem = b"".join(file.read_bytes() for file in files), subprocess.SubprocessError()
+    source = b"".join(file.read_bytes() for file in sorted([*FOLDER.glob("*.c"), *FOLDER.glob("*.h")]))
+    problem = subprocess.SubprocessError()
     for target in _TARGETS:
         try:
             # What the compiler takes this processor for is part of the name: folders are shared between machines.
@@ -43,16 +63,8 @@ def compiled() -> Path:
         except subprocess.SubprocessError as error:
             problem = error
             continue
-        folder = cache_folder() / "native"
-        path = folder / f"kernels-{hashlib.sha256(source + known).hexdigest()[:16]}.so"
-        if not path.exists():
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            with tempfile.TemporaryDirectory(dir=folder) as made:
-                fresh = Path(made) / "kernels.so"
-                sources = [str(file) for file in files if file.suffix == ".c"]
-                _run(program, _OPTIMISED, target, "-shared", "-fPIC", "-o", str(fresh), *sources, "-lm")
-                fresh.replace(path)
-        return path
+        name = f"kernels-{hashlib.sha256(source + known).hexdigest()[:16]}.so"
+        return cache_folder() / "native" / name, [program, _OPTIMISED, target, "-shared", "-fPIC"]
     raise problem
 
 

@@ -40,12 +40,17 @@ class Shape(ctypes.Structure):
     )
 
 
-def kernels_for(spec: DecoderSpec, place: torch.device, kind: torch.dtype, parameters: int) -> Kernels | None:
-    """What computes this model; None where that is not for the kernels: they are for one thread, so for models of which a thread
-    computes a share of its own, and for whole vectors."""
+def suits(spec: DecoderSpec, place: torch.device, kind: torch.dtype, parameters: int) -> bool:
+    """Whether a model is one for the kernels: they are for one thread, so for models of which a thread computes a share of its
+    own, and for whole vectors."""
     whole = all(width % PAD == 0 for width in (spec.head_dim, spec.hidden, spec.intermediate))
     small = place.type == "cpu" and kind == torch.float32 and parameters < hardware.SHARDED_BELOW
-    return kernels() if small and whole and spec.head_dim <= LARGEST_HEAD else None
+    return small and whole and spec.head_dim <= LARGEST_HEAD
+
+
+def kernels_for(spec: DecoderSpec, place: torch.device, kind: torch.dtype, parameters: int) -> Kernels | None:
+    """What computes this model, if it suits and the library can be had."""
+    return kernels() if suits(spec, place, kind, parameters) else None
 
 
 _LAYER = "norm1 qkv qkv_bias q_norm k_norm out out_bias norm2 gate_up gate_up_bias down down_bias keys values own_keys own_values"
