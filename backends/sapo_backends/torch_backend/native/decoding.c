@@ -17,7 +17,7 @@ INLINE void place(const Shape *s, const float *key, const float *k_norm, const f
 /* Prompts: qkv (tokens, (heads + 2 kv_heads) * size) of all, those of one behind those of another, at positions from 0 ->
    keys, values, and what attention gives, out (tokens, heads * size). cos, sin (positions, size). starts, lengths, begins
    (prompts,): first token, tokens, and where its keys and values begin. last_only: attention of each prompt's last token
-   only. scratch: CHUNK * heads / kv_heads * (longest padded + 2 * size). */
+   only. q_norm, k_norm: NULL where the model has none. scratch: CHUNK * heads / kv_heads * (longest padded + 2 * size). */
 void sapo_prompts(const Shape *s, int64_t prompts, const int64_t *starts, const int64_t *lengths, const int64_t *begins,
                   const float *qkv, const float *q_norm, const float *k_norm, const float *cos, const float *sin,
                   float *keys, float *values, int64_t last_only, float *out, float *scratch) {

@@ -9,12 +9,6 @@ typedef struct {
     float *own_keys, *own_values;
 } Layer;
 
-void sapo_normalise(int64_t, int64_t, const float *, const float *, float, float *);
-void sapo_gate(int64_t, int64_t, const float *, float *);
-void sapo_rows(const Shape *, int64_t, const int64_t *, const int64_t *, int64_t, const int64_t *, const int64_t *, const float *,
-               const float *, const float *, const float *, const float *, const float *, const float *, float *, float *,
-               float *, float *);
-
 static void linear(int64_t rows, int64_t columns, int64_t depth, const float *x, const float *weight, const float *bias, float *y,
                    int add) {
     if (bias)

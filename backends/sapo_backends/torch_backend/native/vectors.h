@@ -28,7 +28,7 @@ typedef int32_t ints __attribute__((vector_size(4 * LANES), aligned(4), may_alia
 #define INLINE static inline __attribute__((always_inline))
 #define SHARED static __attribute__((unused, noinline))
 
-/* heads, kv_heads, and numbers of a head; slots for the tokens of a row. q_norm, k_norm: NULL where the model has none. */
+/* Heads of queries, heads of keys, numbers of a head; slots: tokens that a row may draw, for decoding; eps of the norms. */
 typedef struct {
     int64_t heads, kv_heads, size, slots;
     float eps;
@@ -47,7 +47,7 @@ INLINE float sum(vec x) {
     return total;
 }
 
-/* e^x for x <= 0, to 2e-7 of it; 0 for those up to LOWEST. */
+/* e^x for x <= 0, to 2e-7 of it; 0 for those up to LOWEST. By the polynomial of Cephes' expf on x less a multiple of log 2. */
 INLINE vec exponential(vec x) {
     ints counts = x > LOWEST;
     x = larger(x, (vec){0} + LOWEST);
@@ -63,6 +63,17 @@ INLINE vec exponential(vec x) {
     return (vec)((ints)(p * (vec)((whole + 127) << 23)) & counts);
 }
 
+/* layers.c */
+void sapo_normalise(int64_t rows, int64_t width, const float *x, const float *weight, float eps, float *out);
+void sapo_gate(int64_t rows, int64_t width, const float *gate_up, float *out);
+
+/* decoding.c */
+void sapo_rows(const Shape *s, int64_t rows, const int64_t *row, const int64_t *owner, int64_t used, const int64_t *lengths,
+               const int64_t *begins, const float *qkv, const float *q_norm, const float *k_norm, const float *cos,
+               const float *sin, const float *keys, const float *values, float *own_keys, float *own_values, float *out,
+               float *scratch);
+
+/* products.c */
 /* c (rows, columns) = or += a (rows, depth) b (depth, columns), rows of each so far apart; columns: a multiple of LANES. */
 void sapo_product(int64_t rows, int64_t columns, int64_t depth, const float *a, int64_t a_row, const float *b, int64_t b_row,
                   float *c, int64_t c_row, int add);
