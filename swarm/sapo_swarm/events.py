@@ -13,6 +13,7 @@ import msgspec
 
 from sapo_swarm.types import Group
 
+Mode = Literal["silo", "swarm"]
 State = Literal["starting", "running", "pausing", "paused", "finishing", "stopped", "failed"]
 STATES: tuple[State, ...] = get_args(State)
 PhaseName = Literal["questions", "generate", "score", "exchange", "update", "checkpoint", "evaluate"]
@@ -30,7 +31,7 @@ class RunStarted(_Event, frozen=True, kw_only=True, tag="run_started"):
     """A node process opened the run (the first time or after a stop); round: the next round."""
 
     run_id: str
-    mode: Literal["silo", "swarm"]
+    mode: Mode
     model: str
     backend: str
     device: str

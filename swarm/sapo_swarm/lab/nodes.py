@@ -13,12 +13,13 @@ from sapo_backends.base import Engine
 from sapo_swarm.algorithms.base import learning_rate
 from sapo_swarm.algorithms.registry import algorithm
 from sapo_swarm.config import RunConfig
-from sapo_swarm.events import RunStarted
+from sapo_swarm.events import Mode, RunStarted
 from sapo_swarm.lab.pool import Mailbox
 from sapo_swarm.lab.schema import Arm, Experiment
 from sapo_swarm.lab.world import cycled, is_hostile, node_key, node_tasks
 from sapo_swarm.node.host import EngineHost
 from sapo_swarm.node.journal import Journal
+from sapo_swarm.node.opening import announcement
 from sapo_swarm.node.rounds import Bench
 from sapo_swarm.node.status import Activity
 from sapo_swarm.node.versions import versions
@@ -141,22 +142,6 @@ def _journal(folder: Path) -> Journal:
 def started(node: LabNode, experiment: Experiment, arm: Arm, round_number: int) -> RunStarted:
     """The event with which a node's journal opens, and opens again after a stop."""
     config, info = node.bench.config, node.host.engine.info
-    return RunStarted(
-        run_id=f"{experiment.name}/{arm.name}/seed-{config.seed}/{node.key}",
-        mode="swarm" if config.external_groups or arm.conditions.adaptive else "silo",
-        model=config.model,
-        backend=info.backend,
-        device=info.device,
-        precision=info.precision,
-        method=info.method,
-        parameters=info.parameters,
-        tasks=config.tasks,
-        algorithm=config.algorithm,
-        group_size=config.group_size,
-        own_groups=config.own_groups,
-        external_groups=config.external_groups,
-        round=round_number,
-        rounds_planned=config.rounds,
-        seed=config.seed,
-        versions=versions(info.backend),
-    )
+    run_id = f"{experiment.name}/{arm.name}/seed-{config.seed}/{node.key}"
+    mode: Mode = "swarm" if config.external_groups or arm.conditions.adaptive else "silo"
+    return announcement(run_id, mode, config, info, round_number, versions(info.backend))

@@ -146,7 +146,8 @@ class Node:
         )
         await self.guard.open(rollbacks)
         found = await asyncio.to_thread(versions, info.backend)
-        await self.bus.publish(opening.announcement(setup, config, info, self.rounds_done, found))
+        started = opening.announcement(setup.run_id, setup.mode, config, info, self.rounds_done, found)
+        await self.bus.publish(started)
         return bench, examiner
 
     async def _load(self) -> Engine:

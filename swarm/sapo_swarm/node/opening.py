@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
 from sapo_backends.base import Engine, EngineInfo, Progress
 from sapo_swarm.algorithms.base import learning_rate
 from sapo_swarm.algorithms.registry import algorithm
 from sapo_swarm.config import RunConfig
-from sapo_swarm.events import Phase, RunStarted
+from sapo_swarm.events import Mode, Phase, RunStarted
 from sapo_swarm.node.exchange import Exchange, Silo
 from sapo_swarm.node.host import EngineHost
 from sapo_swarm.node.limits import Limits
@@ -42,7 +41,7 @@ class NodeSetup:
     version: str = ""
 
     @property
-    def mode(self) -> Literal["silo", "swarm"]:
+    def mode(self) -> Mode:
         return "silo" if self.swarm == SILO else "swarm"
 
 
@@ -75,12 +74,12 @@ def bench(
 
 
 def announcement(
-    setup: NodeSetup, config: RunConfig, info: EngineInfo, rounds_done: int, versions: dict[str, str]
+    run_id: str, mode: Mode, config: RunConfig, info: EngineInfo, rounds_done: int, versions: dict[str, str]
 ) -> RunStarted:
     """The event with which every opening of a run begins."""
     return RunStarted(
-        run_id=setup.run_id,
-        mode=setup.mode,
+        run_id=run_id,
+        mode=mode,
         model=info.model,
         backend=info.backend,
         device=info.device,
