@@ -79,12 +79,12 @@ class Reporter:
             return
         if not self._rewards:
             return
-        minutes = self._seconds / 60
-        lines = [
-            "",
-            f"{len(self._rewards)} rounds in {minutes:.1f} min, {self._tokens:,} tokens generated.",
-            f"Own reward: {_mean(first):.3f} in the first {len(first)} rounds, {_mean(final):.3f} in the last {len(final)}.",
-        ]
+        rounds, seconds = len(self._rewards), self._seconds
+        spent = f"{seconds / 60:.1f} min" if seconds >= 120 else f"{seconds:.0f} s"
+        lines = ["", f"{rounds} round{'' if rounds == 1 else 's'} in {spent}, {self._tokens:,} tokens generated."]
+        if edge > 1:
+            share = f"in the first {len(first)} rounds, {_mean(final):.3f} in the last {len(final)}"
+            lines.append(f"Own reward: {_mean(first):.3f} {share}.")
         if last is not None:
             lines.append(f"Held-out pass@1: {_held_out(last)}")
         lines.append(f"Saved in {folder}")
