@@ -339,6 +339,11 @@ class Backend(ABC):
     def check(cls) -> None:
         """Raise BackendUnavailable(reason, fix_command) when the engine cannot run here; quick."""
 
+    @classmethod
+    def devices_here(cls) -> tuple[str, ...]:
+        """Those of DEVICES that this machine has. After check(); may import the numerical library."""
+        return cls.DEVICES
+
     @abstractmethod
     def load(self, request: LoadRequest, progress: Progress | None = None) -> Engine:
         """Load a model. Raises BackendUnavailable, ModelNotFound, OutOfMemory."""

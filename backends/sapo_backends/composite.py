@@ -179,6 +179,11 @@ class CompositeBackend(Backend):
         cls.GENERATOR.check()
         cls.TRAINER.check()
 
+    @classmethod
+    def devices_here(cls) -> tuple[str, ...]:
+        parts = {*cls.GENERATOR.devices_here(), *cls.TRAINER.devices_here()}
+        return tuple(name for name in cls.DEVICES if name in parts)
+
     def load(self, request: LoadRequest, progress: Progress | None = None) -> Engine:
         self.check()
         precision = request.precision if request.precision in TRAINER_PRECISIONS else "auto"

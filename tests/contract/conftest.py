@@ -160,15 +160,15 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def load(model_folder: Callable[[str], Path]) -> Callable[..., Engine]:
-    """(case, architecture) -> a fresh engine in float32."""
+    """(case, architecture, device) -> a fresh engine in float32."""
 
-    def fresh(case: Case, architecture: str = "qwen2") -> Engine:
+    def fresh(case: Case, architecture: str = "qwen2", device: str = "cpu") -> Engine:
         backend = require_backend(case)
         model = str(model_folder(architecture)) if case.reads_folders else "fake"
         # llama.cpp's barriers spin: with two threads and a busy processor a test of one second takes minutes
         threads = 1 if "llamacpp" in case.backend else 2
         request = LoadRequest(
-            model=model, method=case.method, precision="float32", device="cpu", threads=threads, lora_rank=4
+            model=model, method=case.method, precision="float32", device=device, threads=threads, lora_rank=4
         )
         return backend().load(request)
 
@@ -187,6 +187,12 @@ def reader(request: pytest.FixtureRequest) -> Case:
     """Each engine that loads Hugging Face folders."""
     chosen: Case = request.param
     return chosen
+
+
+@pytest.fixture
+def reading_backend(reader: Case) -> type[Backend]:
+    """What builds the engine of `reader`."""
+    return require_backend(reader)
 
 
 @pytest.fixture(params=[case for case in READERS if case.method == "full" and case.trains], ids=str)

@@ -14,6 +14,8 @@ import pytest
 
 from sapo_backends import hardware, reference
 from sapo_backends.base import (
+    Backend,
+    BackendUnavailable,
     Cancelled,
     CancelToken,
     CheckpointCorrupt,
@@ -256,6 +258,21 @@ def test_too_large_a_model_is_refused_before_loading(
     with pytest.raises(OutOfMemory, match="smaller model") as caught:
         load(reader)
     assert caught.value.needed > caught.value.available == 100_000
+
+
+def test_an_engine_loads_where_it_says_it_can_and_refuses_the_rest_with_a_remedy(
+    reader: object, reading_backend: type[Backend], load: Callable[..., Engine]
+) -> None:
+    """devices_here is what the doctor shows."""
+    here = reading_backend.devices_here()
+    assert "cpu" in here
+    assert set(here) <= set(reading_backend.DEVICES)
+    for device in reading_backend.DEVICES:
+        if device in here:
+            load(reader, device=device).close()
+        else:
+            with pytest.raises(BackendUnavailable, match="--device"):
+                load(reader, device=device)
 
 
 def test_a_missing_package_is_named_with_its_remedy() -> None:

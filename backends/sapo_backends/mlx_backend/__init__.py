@@ -24,6 +24,12 @@ class MlxBackend(Backend):
                     f"The mlx engine needs the package {module!r}.", "pip install 'sapo-desktop[mlx]'"
                 )
 
+    @classmethod
+    def devices_here(cls) -> tuple[str, ...]:
+        from sapo_backends.mlx_backend.device import has_metal
+
+        return cls.DEVICES if has_metal() else ("cpu",)
+
     def load(self, request: LoadRequest, progress: Progress | None = None) -> Engine:
         self.check()
         from sapo_backends.mlx_backend.loading import load_engine

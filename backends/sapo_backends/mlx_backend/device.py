@@ -15,13 +15,18 @@ CACHE_SHARE = 0.1
 """Share of Metal's working set that freed buffers may keep occupied."""
 
 
+def has_metal() -> bool:
+    """Whether this machine has a GPU that MLX can use."""
+    return bool(mx.metal.is_available())
+
+
 def pick_device(name: str) -> Any:
     """The mlx device for a LoadRequest's device; Metal is called mps there. Raises BackendUnavailable."""
     if name == "auto":
-        name = "mps" if mx.metal.is_available() else "cpu"
+        name = "mps" if has_metal() else "cpu"
     if name not in ("cpu", "mps"):
         raise BackendUnavailable(f"MLX has no device {name!r} here.", "use --device auto, cpu or mps")
-    if name == "mps" and not mx.metal.is_available():
+    if name == "mps" and not has_metal():
         raise BackendUnavailable("This computer has no Metal device.", "use --device cpu")
     return mx.gpu if name == "mps" else mx.cpu
 

@@ -35,6 +35,13 @@ class Place:
     compute: torch.dtype
 
 
+def is_present(kind: str) -> bool:
+    """Whether this machine has such a device, and this build of torch can use it: cpu, cuda or mps."""
+    if kind == "cuda":
+        return torch.cuda.is_available()
+    return kind == "cpu" or (kind == "mps" and torch.backends.mps.is_available())
+
+
 def pick_device(name: str) -> torch.device:
     """The device asked for, or the best one present. Raises BackendUnavailable."""
     if name == "auto":
@@ -43,8 +50,7 @@ def pick_device(name: str) -> torch.device:
         device = torch.device(name)
     except RuntimeError:
         raise BackendUnavailable(f"There is no device {name!r}. Use auto, cpu, cuda, cuda:1 or mps.") from None
-    present = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
-    if not present.get(device.type, False):
+    if not is_present(device.type):
         raise BackendUnavailable(f"This computer has no usable {device.type} device.", "use --device cpu")
     return device
 
