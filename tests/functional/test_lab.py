@@ -270,6 +270,24 @@ async def test_held_out_results_are_paired_with_the_base_and_the_base_is_measure
     assert evaluations[-1].items == 4
 
 
+async def test_the_questions_of_the_way_are_scored_apart_at_the_start_and_at_the_end(
+    play: Play, tmp_path: Path
+) -> None:
+    """A point of the curve and the end are asked different questions; what compares them needs the same."""
+    found = experiment([{"name": "a"}], {"eval_items": 1})
+    await play(found, tmp_path)
+    run = load_run(tmp_path, found.arm("a"), 1)
+    assert run is not None
+    base, way, end = run.held_out
+    assert [bool(point.on_curve) for point in (base, way, end)] == [True, False, True]
+    assert base.items > way.items
+    assert base.rate(on_curve=True) == pytest.approx(np.mean(list(base.on_curve.values())))
+    await play(experiment([{"name": "a"}]), tmp_path / "whole")
+    same = load_run(tmp_path / "whole", found.arm("a"), 1)
+    assert same is not None
+    assert not any(point.on_curve for point in same.held_out), "all questions are asked on the way"
+
+
 async def test_the_report_says_what_the_journals_say(tmp_path: Path) -> None:
     import tomli_w
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -40,6 +41,19 @@ def test_both_arms_are_read_at_the_same_number_of_tokens() -> None:
     assert (mine.value, theirs.value) == pytest.approx((0.035, 0.02))
     assert gain.value == pytest.approx(0.75)
     assert gain.low < gain.value < gain.high
+
+
+def test_on_the_way_both_arms_are_read_on_the_questions_that_both_were_asked() -> None:
+    """Few questions are asked on the way and many at the end. The few happen to be easier: 8 instead of 4 % at the silo's end."""
+    whole = SILO[0].held_out
+    easier = (replace(whole[0], on_curve={"t": 0.03}), whole[1], replace(whole[2], on_curve={"t": 0.08}))
+    silo = [replace(SILO[0], held_out=easier)]
+    swarm = [run("swarm", 1, [(0, 0.01), (100, 0.02), (400, 0.05)])]
+    on_the_way, at_the_end = gain_at(swarm, silo, 0.75), gain_at(swarm, silo, 1.0)
+    assert on_the_way[1].value == pytest.approx(0.05), "between 2 % and 8 %"
+    assert at_the_end[1].value == pytest.approx(0.08), "the swarm goes on, so both are read on the few"
+    same = gain_at([run("swarm", 1, [(0, 0.01), (201, 0.06)])], silo, 1.0)
+    assert same[1].value == pytest.approx(0.04), "both have ended: all questions count"
 
 
 def test_an_arm_that_ends_a_little_early_is_measured_at_its_own_end_and_one_far_behind_not_at_all() -> None:

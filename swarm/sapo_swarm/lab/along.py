@@ -8,14 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from sapo_swarm.evaluation import Interval
-from sapo_swarm.lab.results import RunResult
+from sapo_swarm.lab.results import CLOSE, RunResult, at_same_tokens
 from sapo_swarm.lab.schema import Experiment
 from sapo_swarm.lab.statistics import mean_interval, paired_gain, percent
 
 SHARES = (0.125, 0.25, 0.5, 0.75, 1.0)
 """Of the tokens that the arm compared with generated in all."""
-CLOSE = 0.95
-"""A run that ended this close before a share is measured at its own end: arms' completions differ a little in length."""
 
 
 def heads() -> tuple[str, ...]:
@@ -49,7 +47,7 @@ def gain_at(
         tokens = share * other.last.tokens
         if run.last.tokens >= CLOSE * tokens:
             tokens = min(tokens, run.last.tokens)
-            mine[run.seed], theirs[run.seed] = run.at_tokens(tokens), other.at_tokens(tokens)
+            mine[run.seed], theirs[run.seed] = at_same_tokens(run, other, tokens)
     return mean_interval(list(mine.values())), mean_interval(list(theirs.values())), paired_gain(mine, theirs)
 
 

@@ -39,7 +39,7 @@ async def base(nodes: Sequence[LabNode], arm: Arm, per_task: int, folder: Path, 
             if not known.exists():
                 write_results(known, await _answers(node, refs))
             write_results(path, read_results(known))
-        _store(node, evaluated(read_results(path), 0, 1.0, time.perf_counter() - began))
+        _store_all(node, arm, read_results(path), 0, time.perf_counter() - began)
 
 
 async def _fingerprint(node: LabNode, refs: Sequence[TaskRef]) -> str:
@@ -87,12 +87,27 @@ async def final(nodes: Sequence[LabNode], experiment: Experiment, arm: Arm, roun
         answered = {result.ref for result in results}
         before = read_results(base_path(folder, node.bench.config.model))
         paired = [result for result in before if result.ref in answered]
-        _store(node, evaluated(results, rounds_done, 1.0, time.perf_counter() - began, paired))
+        _store_all(node, arm, results, rounds_done, time.perf_counter() - began, paired)
 
 
 async def _answers(node: LabNode, refs: Sequence[TaskRef]) -> list[ItemResult]:
     config = node.bench.config
     return await answer(node.host, node.bench.scorer, refs, Sampling(1.0, 1.0, config.max_new_tokens))
+
+
+def _store_all(
+    node: LabNode,
+    arm: Arm,
+    results: Sequence[ItemResult],
+    rounds_done: int,
+    seconds: float,
+    before: Sequence[ItemResult] | None = None,
+) -> None:
+    """Results on all items; first those on the curve's alone, so that a point on the way has its like."""
+    part = [result for result in results if result.ref.index < arm.run.eval_items]
+    if 0 < len(part) < len(results):
+        _store(node, evaluated(part, rounds_done, 1.0, 0.0))
+    _store(node, evaluated(results, rounds_done, 1.0, seconds, before))
 
 
 def _store(node: LabNode, event: Evaluated) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from sapo_swarm.evaluation import Interval
 from sapo_swarm.lab.judge import BLOCK, better_from
-from sapo_swarm.lab.results import Floats, RunResult, comparable
+from sapo_swarm.lab.results import Floats, RunResult, at_same_tokens, comparable
 from sapo_swarm.lab.schema import Arm, Conditions, Experiment
 from sapo_swarm.lab.statistics import mean_interval, number, paired_gain, percent
 
@@ -150,7 +150,7 @@ def _equal_tokens(runs: Sequence[RunResult], against: Sequence[RunResult]) -> Ga
         other = others.get(run.seed)
         if other is not None and run.last is not None and other.last is not None:
             tokens = min(run.last.tokens, other.last.tokens)
-            mine[run.seed], theirs[run.seed] = run.at_tokens(tokens), other.at_tokens(tokens)
+            mine[run.seed], theirs[run.seed] = at_same_tokens(run, other, tokens)
     return _compared(mine, theirs)
 
 
