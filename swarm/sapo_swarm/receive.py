@@ -1,8 +1,9 @@
 """What a node does with groups of others before any of their text may reach a model or a screen.
 
 In this order: signature, schema, author, one per source, age, coordinates on the allow-list, seeds that train,
-duplicates, length band, regenerate, prompt hash, own score, log-prob floor. Nothing of the sender is believed but its
-text: the question is regenerated and the reward computed here. Every rejection is counted under a stable reason.
+duplicates, length band, regenerate, prompt hash, held-out question, own score, length of what would be taught, log-prob
+floor. Nothing of the sender is believed but its text: the question is regenerated and the reward computed here. Every
+rejection is counted under a stable reason.
 """
 
 from __future__ import annotations
@@ -36,11 +37,14 @@ REASONS = (
     "length",
     "no_question",
     "prompt_hash",
+    "held_out",
     "unscorable",
     "logprob",
 )
 REMEMBERED = 8192
 """Digests of groups seen, own ones too, to find copies."""
+TAUGHT_BANDS = 4.0
+"""A completion that would be taught may be so many times as long as a group's median may."""
 MIN_OBSERVED = 16
 """Own completions before the length band is narrower than `max_bytes`."""
 
@@ -88,13 +92,15 @@ class Policy:
 
 @dataclass(slots=True)
 class Receiver:
-    """Judges samples of one swarm. rejected: reason -> groups, since the start. struck: sources heard no more."""
+    """Judges samples of one swarm. rejected: reason -> groups, since the start. struck: sources heard no more. apart: hashes of
+    prompts that are not to be trained on."""
 
     swarm: str
     node: str
     scorer: GroupScorer
     policy: Policy = field(default_factory=Policy)
     likelihood: Likelihood | None = None
+    apart: frozenset[str] = frozenset()
     rejected: Counter[str] = field(default_factory=Counter)
     accepted: int = 0
     struck: set[str] = field(default_factory=set)
@@ -190,6 +196,8 @@ class Receiver:
                 self.rejected["no_question"] += 1
             elif question.prompt_sha256 != body.prompt_sha256:
                 self.rejected["prompt_hash"] += 1
+            elif question.prompt_sha256 in self.apart:
+                self.rejected["held_out"] += 1
             else:
                 out.append((body, question))
         return out
@@ -203,20 +211,27 @@ class Receiver:
                 self.rejected["unscorable"] += 1
                 if getattr(verdict, "fault", "texts") != "task":
                     self.struck.add(body.node)  # it cost this node a worker: once is enough for the session
-            elif not await self._likely(question, body, verdict.rewards):
-                self.rejected["logprob"] += 1
+            elif reason := await self._unfit(question, _taught(body, verdict.rewards)):
+                self.rejected[reason] += 1
             else:
                 groups.append(_group(body, question, verdict))
         return groups
 
-    async def _likely(self, question: Question, body: GroupBody, rewards: Sequence[float]) -> bool:
-        """Could this policy have written what it would be taught? Asked of the completions better than the mean only:
-        verified-correct text is what poison travels in, and bad text may be as unlikely as it likes."""
-        mean_reward = sum(rewards) / len(rewards)
-        taught = [c.text for c, reward in zip(body.completions, rewards, strict=True) if reward > mean_reward]
+    async def _unfit(self, question: Question, taught: Sequence[str]) -> str:
+        """Why this policy is not to be taught these texts: far longer than anything it writes (reading that alone takes the
+        engine seconds), or nothing that it could have written. "" for neither."""
+        if max((len(text.encode()) for text in taught), default=0) > TAUGHT_BANDS * self.band:
+            return "length"
         if self.likelihood is None or not taught:
-            return True
-        return await self.likelihood(question, taught) >= self.policy.logprob_floor
+            return ""
+        return "logprob" if await self.likelihood(question, taught) < self.policy.logprob_floor else ""
+
+
+def _taught(body: GroupBody, rewards: Sequence[float]) -> list[str]:
+    """The completions better than the mean: verified-correct text is what poison travels in, and bad text may be as unlikely, and
+    as long, as it likes."""
+    mean = sum(rewards) / len(rewards)
+    return [c.text for c, reward in zip(body.completions, rewards, strict=True) if reward > mean]
 
 
 def _group(body: GroupBody, question: Question, verdict: Verdict) -> Group:

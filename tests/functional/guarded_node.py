@@ -54,7 +54,7 @@ class Pool:
         self.taking = True
         self.given = 0
 
-    def attach(self, host: EngineHost, scorer: Scorer) -> None:
+    def attach(self, host: EngineHost, scorer: Scorer, apart: frozenset[str]) -> None:
         self.scorer = scorer
 
     def to_ask(self, own: int, external: int) -> int:

@@ -164,6 +164,31 @@ async def test_the_length_band_follows_own_completions(receiver: Receiver) -> No
     assert receiver.rejected == {"length": 1}
 
 
+async def test_one_long_text_among_short_ones_is_not_read_by_the_model_when_it_would_be_taught() -> None:
+    """Reading is what costs: seconds of the engine for some hundred bytes on the wire. A long wrong answer is not read."""
+    read: list[str] = []
+
+    async def likelihood(question: Question, texts: Sequence[str]) -> float:
+        read.extend(texts)
+        return -1.0
+
+    receiver = Receiver(SWARM, ME.node, AddOne(), Policy(), likelihood)
+    receiver.observe_own(body(ME, 1, ["x" * 50] * 16))
+    short = ("no idea",) * 3
+    assert await receiver.receive([signed(PEER, 7, ["so " * 2000 + "<answer>8</answer>", *short])], NOW) == []
+    assert receiver.rejected == {"length": 1}
+    assert len(await receiver.receive([signed(PEER, 8, ["so " * 2000, "<answer>9</answer>", *short])], NOW)) == 1
+    assert read == ["<answer>9</answer>"]
+
+
+async def test_a_held_out_question_is_refused_under_any_seed() -> None:
+    held_out = hashlib.sha256(prompt_of(TaskRef("basic_arithmetic", "starter", 6)).encode()).hexdigest()
+    receiver = Receiver(SWARM, ME.node, AddOne(), apart=frozenset({held_out}))
+    assert len(await receiver.receive([signed(PEER, 5)], NOW)) == 1
+    assert await receiver.receive([signed(PEER, 6)], NOW) == []
+    assert receiver.rejected == {"held_out": 1}
+
+
 async def test_text_that_the_own_policy_would_never_write_is_refused() -> None:
     """The log-prob floor, when the node gives its policy."""
 

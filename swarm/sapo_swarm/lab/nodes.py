@@ -103,9 +103,16 @@ def node_config(arm: Arm, index: int, seed: int) -> RunConfig:
 
 
 async def open_node(
-    experiment: Experiment, arm: Arm, index: int, seed: int, scorer: Scorer, folder: Path, build: Build
+    experiment: Experiment,
+    arm: Arm,
+    index: int,
+    seed: int,
+    scorer: Scorer,
+    folder: Path,
+    build: Build,
+    apart: frozenset[str],
 ) -> LabNode:
-    """Load a node's engine and open its journal. Raises BackendError, JournalError."""
+    """Load a node's engine and open its journal. apart: see node.apart. Raises BackendError, JournalError."""
     config, host, mailbox = node_config(arm, index, seed), EngineHost(), Mailbox()
     info = (await host.load(lambda: build(config))).info
     chosen = algorithm(config.algorithm)
@@ -123,6 +130,7 @@ async def open_node(
         model_label=config.model,
         per_source=arm.conditions.per_source or None,
         seen=Counter(),
+        apart=apart,
     )
     return LabNode(
         index=index,

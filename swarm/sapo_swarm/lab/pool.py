@@ -104,7 +104,7 @@ class Mailbox:
     sent: int = 0
     received: int = 0
 
-    def attach(self, host: EngineHost, scorer: Scorer) -> None:
+    def attach(self, host: EngineHost, scorer: Scorer, apart: frozenset[str]) -> None:
         return None
 
     def to_ask(self, own: int, external: int) -> int:

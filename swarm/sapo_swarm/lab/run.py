@@ -25,6 +25,7 @@ from sapo_swarm.lab.nodes import Build, LabNode, open_node, started
 from sapo_swarm.lab.pool import History
 from sapo_swarm.lab.round import play
 from sapo_swarm.lab.schema import Arm, BadExperiment, Experiment
+from sapo_swarm.node.apart import kept_apart
 from sapo_swarm.scoring.scorer import Scorer
 
 
@@ -113,9 +114,10 @@ async def run_arm(
     _write(folder / "arm.json", msgspec.json.format(msgspec.json.encode(settings)))
     nodes: list[LabNode] = []
     try:
+        apart = await kept_apart(scorer, arm.run.tasks, arm.run.preset) if experiment.final_items else frozenset()
         for index in range(experiment.nodes):
             place = folder / f"node-{index}"
-            nodes.append(await open_node(experiment, arm, index, seed, scorer, place, build))
+            nodes.append(await open_node(experiment, arm, index, seed, scorer, place, build, apart))
         done = await _Sitting(experiment, arm, seed, folder, nodes, tell).play()
     finally:
         for node in nodes:

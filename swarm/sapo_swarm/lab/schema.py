@@ -226,6 +226,11 @@ def _check(experiment: Experiment) -> None:
             raise BadExperiment(f"Arm {arm.name!r} needs rounds = N and own_groups of at least 1.")
         if arm.conditions.tasks_per_node > len(arm.run.tasks):
             raise BadExperiment(f"Arm {arm.name!r} has fewer tasks than tasks_per_node.")
+        if arm.run.external_advantages == "positive" and arm.conditions.off_policy in ("token", "sequence", "clip"):
+            raise BadExperiment(
+                f"Arm {arm.name!r}: off_policy = {arm.conditions.off_policy!r} needs whole groups. Write external_advantages = "
+                '"all", or off_policy = "proximity".'
+            )
         strategy(arm.run.sampling)
         for name in (arm.run.algorithm, *arm.conditions.algorithms):
             algorithm(name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -87,7 +88,14 @@ class Examiner:
         self._base = folder / "base.json"
 
     def has_base(self) -> bool:
-        return self._base.exists()
+        return bool(self._before())
+
+    def _before(self) -> dict[TaskRef, ItemResult]:
+        """The untrained model's results; none where the file is missing, or was cut off by a full disk."""
+        try:
+            return {result.ref: result for result in read_results(self._base)}
+        except (OSError, msgspec.MsgspecError):
+            return {}
 
     async def examine(self, rounds_done: int, per_task: int, on_progress: Ask) -> Evaluated:
         """Held-out pass@1 at temperature 1, one sample an item; the difference to the base where items agree."""
@@ -95,15 +103,17 @@ class Examiner:
         results = await self._answer(items(config.tasks, config.preset, per_task), on_progress)
         if rounds_done == 0 and not self.has_base():
             write_results(self._base, results)
-        base = {r.ref: r for r in read_results(self._base)} if rounds_done and self.has_base() else {}
+        base = self._before() if rounds_done else {}
         paired = [base[r.ref] for r in results if r.ref in base]
         whole = len(paired) == len(results)
         return evaluated(results, rounds_done, 1.0, time.perf_counter() - began, paired if whole and paired else None)
 
-    async def fresh(self, factor: int, on_progress: Ask) -> list[ItemResult]:
-        """Verdicts on `factor` times as many held-out items, none of which the regular evaluation asks."""
+    async def fresh(self, factor: int, asked: int, on_progress: Ask) -> list[ItemResult]:
+        """Verdicts on `factor` times as many held-out items, none of which the regular evaluation asks, nor was among the `asked`
+        ones of earlier calls."""
         config = self._config
-        refs = items(config.tasks, config.preset, factor * config.eval_items, start=config.eval_items)
+        start = config.eval_items + asked // len(config.tasks)
+        refs = items(config.tasks, config.preset, factor * config.eval_items, start)
         return await self._answer(refs, on_progress)
 
     async def _answer(self, refs: Sequence[TaskRef], on_progress: Ask) -> list[ItemResult]:
@@ -112,10 +122,13 @@ class Examiner:
 
 
 def write_results(path: Path, results: Sequence[ItemResult]) -> None:
-    """Atomic. Raises OSError."""
+    """Atomic, and on the disk before it has its name. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".partial")
-    partial.write_bytes(msgspec.json.encode(list(results)))
+    with partial.open("wb") as file:
+        file.write(msgspec.json.encode(list(results)))
+        file.flush()
+        os.fsync(file.fileno())
     partial.replace(path)
 
 

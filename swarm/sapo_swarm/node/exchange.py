@@ -24,7 +24,7 @@ class Received(msgspec.Struct, frozen=True):
 class Exchange(Protocol):
     """Shares own groups and fetches others'. Never raises for a network fault: it returns what there is."""
 
-    def attach(self, host: EngineHost, scorer: Scorer) -> None:
+    def attach(self, host: EngineHost, scorer: Scorer, apart: frozenset[str]) -> None:
         """Called once the engine is loaded: what is received is judged with these."""
         ...
 
@@ -48,7 +48,7 @@ class Exchange(Protocol):
 class Silo:
     """No swarm: shares nothing, receives nothing."""
 
-    def attach(self, host: EngineHost, scorer: Scorer) -> None:
+    def attach(self, host: EngineHost, scorer: Scorer, apart: frozenset[str]) -> None:
         return None
 
     def to_ask(self, own: int, external: int) -> int:

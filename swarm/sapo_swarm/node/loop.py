@@ -20,6 +20,7 @@ from sapo_swarm.algorithms.base import own_groups
 from sapo_swarm.control_api import NodeStatus
 from sapo_swarm.events import Event, LogLine, decode, encode
 from sapo_swarm.node import commands, opening, pace, rounds
+from sapo_swarm.node.apart import kept_apart
 from sapo_swarm.node.bus import Bus
 from sapo_swarm.node.checkpoint import Checkpoints
 from sapo_swarm.node.conduct import Conduct
@@ -53,6 +54,7 @@ class Node:
         self.checkpoints = Checkpoints(setup.folder / "checkpoints", self.config.keep_checkpoints)
         self.retention = Retention(self.journal, self.config.keep_groups)
         self.guard: Guard | None = None
+        self._opened = asyncio.Event()
         self.rounds_done = 0
         self.solved: set[str] = set()
         self._started = time.time()
@@ -95,10 +97,14 @@ class Node:
         self.conduct.wake()
 
     async def switch_external(self, taking: bool) -> None:
-        """Take groups of others into training from now on, or none. Raises commands.BadCommand, JournalError."""
-        if self.guard is None or self.setup.mode == "silo":
+        """Take groups of others into training from now on, or none; while the model loads, once it is there.
+
+        Raises commands.BadCommand, JournalError.
+        """
+        if self.setup.mode == "silo":
             raise commands.BadCommand("This node is in no swarm: there are no groups of others to take.")
-        await self.guard.switch(taking, self.rounds_done)
+        await self._opened.wait()
+        await self._guarded.switch(taking, self.rounds_done)
 
     # -- life ------------------------------------------------------------------------------------------------------
 
@@ -126,13 +132,14 @@ class Node:
 
     async def _open(self, scorer: Scorer) -> tuple[rounds.Bench, Examiner]:
         """Load the engine, restore the newest intact checkpoint, announce the run."""
-        engine = await self._load()
+        drawing = kept_apart(scorer, self.config.tasks, self.config.preset)
+        engine, apart = await asyncio.gather(self._load(), drawing)
         setup, info = self.setup, engine.info
         self.config = config = msgspec.structs.replace(self.config, own_groups=own_groups(self.config, info.parameters))
-        setup.exchange.attach(self.host, scorer)
+        setup.exchange.attach(self.host, scorer, apart)
         rollbacks = await self._resume(engine)
         examiner = Examiner(config, self.host, scorer, setup.folder / "evaluations")
-        bench = opening.bench(setup, config, self.host, scorer, self.activity, self.bus.stream)
+        bench = opening.bench(setup, config, self.host, scorer, self.activity, self.bus.stream, apart)
         self.guard = Guard(
             config=config,
             host=self.host,
@@ -145,6 +152,7 @@ class Node:
             in_swarm=setup.mode == "swarm",
         )
         await self.guard.open(rollbacks)
+        self._opened.set()
         found = await asyncio.to_thread(versions, info.backend)
         started = opening.announcement(setup.run_id, setup.mode, config, info, self.rounds_done, found)
         await self.bus.publish(started)

@@ -52,8 +52,9 @@ def bench(
     scorer: Scorer,
     activity: Activity,
     stream: Callable[[Phase], None],
+    apart: frozenset[str],
 ) -> Bench:
-    """The bench of a node whose engine is loaded. config: the setup's, with what the engine decided filled in.
+    """The bench of a node whose engine is loaded. config: the setup's, with what the engine decided filled in. apart: node.apart.
 
     Raises UnknownAlgorithm.
     """
@@ -70,6 +71,7 @@ def bench(
         activity=activity,
         stream=stream,
         model_label=info.model,
+        apart=apart,
     )
 
 

@@ -48,6 +48,7 @@ class Bench:
     """What a round works with; stays the same over a run. stream takes ephemeral events on the event loop.
 
     per_source: external groups of one node in a batch at most (None: no cap). seen: what was trained on so far.
+    apart: hashes of prompts that are not to be trained on (node.apart).
     """
 
     config: RunConfig
@@ -64,6 +65,7 @@ class Bench:
     per_source: int | None = 1
     correction: Correction | None = None
     seen: Counter[str] = field(default_factory=Counter)
+    apart: frozenset[str] = frozenset()
 
     @property
     def sampling(self) -> Sampling:
@@ -84,7 +86,7 @@ async def ask(bench: Bench, work: RoundWork) -> None:
         for _ in range(8):
             batch = list(itertools.islice(refs, wanted - len(found)))
             made = [q for q in await bench.scorer.questions(batch) if isinstance(q, Question)]
-            asked = [(q, tokenizer.encode_chat(messages(q.prompt))) for q in made]
+            asked = [(q, tokenizer.encode_chat(messages(q.prompt))) for q in made if q.prompt_sha256 not in bench.apart]
             found += [(q, ids) for q, ids in asked if len(ids) + config.max_new_tokens <= info.context_length]
             if len(found) == wanted:
                 break

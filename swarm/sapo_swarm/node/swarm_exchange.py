@@ -81,8 +81,8 @@ class SwarmExchange:
         self._rounds_since = 0
         self._yield = 1.0
 
-    def attach(self, host: EngineHost, scorer: Scorer) -> None:
-        """Judge what is received with this scorer, and how likely it is under this engine's policy."""
+    def attach(self, host: EngineHost, scorer: Scorer, apart: frozenset[str] = frozenset()) -> None:
+        """Judge what is received with this scorer, and how likely it is under this engine's policy. apart: see Receiver."""
 
         async def likelihood(question: Question, texts: Sequence[str]) -> float:
             found, seconds = await least_likely(host, question, texts)
@@ -90,7 +90,7 @@ class SwarmExchange:
             return found
 
         swarm, node = self.client.invite.swarm, self.client.identity.node
-        self._receiver = Receiver(swarm, node, scorer, self.policy, likelihood)
+        self._receiver = Receiver(swarm, node, scorer, self.policy, likelihood, apart)
 
     @property
     def receiver(self) -> Receiver:
@@ -275,13 +275,15 @@ def worst_stretch(values: Sequence[float], width: int) -> float:
 
 
 def token_logprobs(host: EngineHost, question: Question, texts: Sequence[str]) -> list[list[float]]:
-    """Log-probabilities of each text's tokens under the node's policy, in nats; empty texts are left out.
+    """Log-probabilities of each text's tokens under the node's policy, in nats. Left out are empty texts, and those that do not
+    fit into the model's context, which are not trained on either.
 
     Call in the engine's thread.
     """
     engine = host.engine
     prompt = tuple(engine.tokenizer.encode_chat(messages(question.prompt)))
-    completions = [ids for text in texts if (ids := tuple(engine.tokenizer.encode_text(text)))]
+    room = engine.info.context_length - len(prompt)
+    completions = [ids for text in texts if 0 < len(ids := tuple(engine.tokenizer.encode_text(text))) <= room]
     return engine.logprobs([TokenSequence(prompt, ids) for ids in completions]) if completions else []
 
 
