@@ -29,7 +29,7 @@ SLOW = frozenset(
 
 
 async def kept_apart(scorer: Scorer, tasks: Sequence[str], preset: str) -> frozenset[str]:
-    """SHA-256 of the prompts that training leaves out: half a second for nine tasks. Raises ScorerUnavailable, UnknownTask."""
+    """SHA-256 of the prompts that training leaves out: about a second for nine tasks. Raises ScorerUnavailable, UnknownTask."""
     quick = [task for task in tasks if f"{task}/{preset_of(task, preset)}" not in SLOW]
     count = min(KEPT_APART, IN_ALL // max(len(quick), 1))
     found = await scorer.questions(items(quick, preset, count)) if quick else []
