@@ -163,6 +163,18 @@ async def test_space_starts_a_node_that_stopped_and_the_header_keeps_its_last_wo
     assert feed.commands == []
 
 
+async def test_leaving_asks_nothing_when_the_node_is_gone() -> None:
+    """Whoever opened the dashboard still makes sure of it, as after "stop everything"."""
+    last = StateChanged(time=SILO[-1].time, state="failed", sentence="Failed: the disk is full")
+    feed = ScriptedFeed([*SILO, last, Link(False, "The node went away", last.time)])
+    app = SapoDashboard(feed, start=lambda given: None)
+    async with app.run_test(size=NARROW) as pilot:
+        await settled(pilot)
+        await pilot.press("q")
+        await pilot.pause()
+    assert app.return_value == "stop"
+
+
 async def test_cancelling_the_quit_dialog_goes_back() -> None:
     app = app_over(SILO)
     async with app.run_test(size=NARROW) as pilot:

@@ -300,9 +300,9 @@ class SapoDashboard(App[QuitChoice]):
         self.switch_mode(names[(names.index(self.current_mode) + 1) % len(names)])
 
     def action_leave(self) -> None:
-        """Ask what becomes of the node; a recording just closes."""
-        if not self.feed.controls:
-            self.exit(None)
+        """Ask what becomes of the node; a recording, and a node that is gone, leave nothing to ask."""
+        if not self.feed.controls or self.state.gone:
+            self.exit("stop" if self.feed.controls else None)
             return
         from sapo_desktop.dashboard.screens.dialogs import QuitDialog
 
