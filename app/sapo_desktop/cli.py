@@ -12,35 +12,35 @@ from sapo_desktop.errors import AppError
 from sapo_desktop.streams import to_nowhere
 
 VERBS: dict[str, tuple[str, str]] = {
-    "node": ("node", "train without a screen: one line a round, a summary at the end"),
-    "coordinator": ("coordinator", "host a swarm: print the invite, serve until stopped"),
-    "invite": ("invite", "let others into the swarm that you host: a line of text and a QR code"),
-    "ban": ("invite", "put a node out of the swarm that you host"),
-    "swarm": ("swarm", "the swarm that you host: status, stop, export, import"),
-    "swarm-sim": ("swarm_sim", "load a coordinator on this machine with simulated nodes"),
-    "contribute": ("contribute", "answer questions yourself and share the attempts with your swarm"),
-    "leave": ("leave", "leave the swarm and forget its invite"),
-    "status": ("control", "what the node is doing now"),
-    "pause": ("control", "stop working within a second, keep everything"),
-    "resume": ("control", "go on"),
-    "finish": ("control", "finish the round in flight, then pause"),
-    "snooze": ("control", "pause for a while, then go on by itself"),
-    "run-anyway": ("control", "ignore battery and heat for an hour"),
-    "stop": ("control", "save and end the node"),
-    "external": ("control", "take groups of others into training (on), or none (off)"),
-    "eval": ("evaluate", "compare two checkpoints on the same held-out questions"),
-    "chat": ("chat", "talk to the base and the trained model side by side"),
-    "export": ("export", "write the trained model as a Hugging Face folder"),
-    "lab": ("lab", "run experiments with many nodes on one machine, and report on them"),
-    "runs": ("runs", "list runs and their checkpoints"),
-    "models": ("models", "list the models that are at hand"),
-    "tasks": ("tasks", "list tasks and presets, show sample questions, or what one answer to all would score"),
-    "config": ("config", "show or change settings"),
-    "paths": ("paths", "where settings, runs, logs and the socket lie"),
-    "bench": ("bench", "measure this machine's speed with a model, and choose the engine by it"),
-    "doctor": ("doctor", "check this machine and the installation"),
-    "serve": ("serve", "the dashboard in a browser, on this machine only"),
-    "replay": ("replay", "watch a recorded run in the dashboard"),
+    "node": ("nodes.node", "train without a screen: one line a round, a summary at the end"),
+    "coordinator": ("swarms.coordinator", "host a swarm: print the invite, serve until stopped"),
+    "invite": ("swarms.invite", "let others into the swarm that you host: a line of text and a QR code"),
+    "ban": ("swarms.invite", "put a node out of the swarm that you host"),
+    "swarm": ("swarms.swarm", "the swarm that you host: status, stop, export, import"),
+    "swarm-sim": ("swarms.swarm_sim", "load a coordinator on this machine with simulated nodes"),
+    "contribute": ("swarms.contribute", "answer questions yourself and share the attempts with your swarm"),
+    "leave": ("swarms.leave", "leave the swarm and forget its invite"),
+    "status": ("nodes.control", "what the node is doing now"),
+    "pause": ("nodes.control", "stop working within a second, keep everything"),
+    "resume": ("nodes.control", "go on"),
+    "finish": ("nodes.control", "finish the round in flight, then pause"),
+    "snooze": ("nodes.control", "pause for a while, then go on by itself"),
+    "run-anyway": ("nodes.control", "ignore battery and heat for an hour"),
+    "stop": ("nodes.control", "save and end the node"),
+    "external": ("nodes.control", "take groups of others into training (on), or none (off)"),
+    "eval": ("models.evaluate", "compare two checkpoints on the same held-out questions"),
+    "chat": ("models.chat", "talk to the base and the trained model side by side"),
+    "export": ("models.export", "write the trained model as a Hugging Face folder"),
+    "lab": ("machine.lab", "run experiments with many nodes on one machine, and report on them"),
+    "runs": ("models.runs", "list runs and their checkpoints"),
+    "models": ("models.models", "list the models that are at hand"),
+    "tasks": ("models.tasks", "list tasks and presets, show sample questions, or what one answer to all would score"),
+    "config": ("machine.config", "show or change settings"),
+    "paths": ("machine.paths", "where settings, runs, logs and the socket lie"),
+    "bench": ("machine.bench", "measure this machine's speed with a model, and choose the engine by it"),
+    "doctor": ("machine.doctor", "check this machine and the installation"),
+    "serve": ("nodes.serve", "the dashboard in a browser, on this machine only"),
+    "replay": ("nodes.replay", "watch a recorded run in the dashboard"),
 }
 """verb -> (module in sapo_desktop.commands, one line of help)."""
 
@@ -70,7 +70,7 @@ def run(arguments: Sequence[str]) -> int:
     """Parse and run; returns the exit code: 0 ok, 1 error, 2 usage, 3 node not running, 4 engine missing."""
     typed = next((a for a in arguments if a in VERBS), "")
     args = parser(typed).parse_args(list(arguments))
-    module = VERBS[args.verb][0] if args.verb else "dashboard"
+    module = VERBS[args.verb][0] if args.verb else "nodes.dashboard"
     try:
         return int(importlib.import_module(f"sapo_desktop.commands.{module}").main(args))
     except AppError as error:
@@ -90,11 +90,11 @@ def run(arguments: Sequence[str]) -> int:
 def _known(error: Exception) -> int | None:
     """The exit code of an error of the lower floors, None for a bug."""
     from sapo_backends.base import BackendError, BackendUnavailable
-    from sapo_swarm.client import CoordinatorError
-    from sapo_swarm.control_api import ControlError, NodeNotRunning
+    from sapo_lab.schema import BadExperiment
     from sapo_swarm.coordinator.store.base import StoreError
-    from sapo_swarm.lab.schema import BadExperiment
-    from sapo_swarm.node.journal import JournalError
+    from sapo_swarm.node.control.api import ControlError, NodeNotRunning
+    from sapo_swarm.node.storage.journal import JournalError
+    from sapo_swarm.protocol.client import CoordinatorError
     from sapo_swarm.tasks.catalogue import UnknownTask
 
     codes: tuple[tuple[type[Exception], int], ...] = (

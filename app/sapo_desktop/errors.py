@@ -29,3 +29,7 @@ class NotRunning(AppError):
 
 class EngineMissing(AppError):
     exit_code: ClassVar[int] = 4
+
+
+class CommandFailed(Exception):
+    """The node did not take a command; the message says why and what to do."""

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from sapo_desktop import settings
 from sapo_desktop.cli import VERBS
+from sapo_lab.schema import conditions
 from sapo_swarm.events import STATES
-from sapo_swarm.lab.schema import conditions
 
 KEYS: tuple[tuple[str, str], ...] = (
     ("1 2 3 4 5", "screens: dashboard, swarm, rollouts, models and runs, log"),

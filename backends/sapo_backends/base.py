@@ -210,7 +210,7 @@ class EngineInfo:
 
 
 class Tokenizer(Protocol):
-    """Text to ids and back; the same object for every engine (see sapo_backends.tokenizer)."""
+    """Text to ids and back; the same object for every engine (see sapo_backends.checkpoints.tokenizer)."""
 
     @property
     def eos_ids(self) -> tuple[int, ...]: ...

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from sapo_swarm.scoring.messages import RewardRule
+from sapo_swarm.types import RewardRule
 
 PAPER_TASKS: tuple[str, ...] = (
     "base_conversion",

@@ -84,7 +84,7 @@ class RoundFinished(_Event, frozen=True, kw_only=True, tag="round"):
     reward_local: own groups, before the update, unfiltered. reward_external: sampled external groups.
     reward_batch: the whole training batch. informative: own groups with unequal rewards, of own_groups.
     truncated: own completions cut at the token limit, of own completions. seconds: by phase. figures: further figures
-    by name, for experiments (sapo_swarm.lab.measure); empty in an ordinary run.
+    by name, for experiments (sapo_lab.running.figures_of_round); empty in an ordinary run.
     """
 
     round: int

@@ -85,3 +85,15 @@ class Group(msgspec.Struct, frozen=True):
     def informative(self) -> bool:
         """Rewards are not all equal: the group has a policy gradient."""
         return len(set(self.rewards)) > 1
+
+
+class RewardRule(msgspec.Struct, frozen=True, array_like=True):
+    """How a verdict becomes a reward. partial: the task's partial credit instead of strict 0/1. contrast: of a text's score,
+    what it would have on the best of so many other questions of its task is taken off
+    (docs/decisions/0015-contrast.md)."""
+
+    partial: bool = False
+    contrast: int = 0
+
+
+STRICT = RewardRule()

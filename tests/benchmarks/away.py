@@ -25,12 +25,12 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tests.functional.node_process import node, reaches
-from tests.functional.swarm_process import coordinator, journal, news, rounds
+from tests.support.node_process import node, reaches
+from tests.support.swarm_process import coordinator, journal, news, rounds
 
-from sapo_swarm.control_api import ControlClient
 from sapo_swarm.events import Event, RoundFinished
-from sapo_swarm.invite import parse_invite
+from sapo_swarm.node.control.api import ControlClient
+from sapo_swarm.protocol.invite import parse_invite
 
 WANTED = 0.95
 LONGEST_BACKOFF_S = 300.0

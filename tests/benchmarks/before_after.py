@@ -26,9 +26,9 @@ TASKS, PROMPTS, GROUP, NEW_TOKENS = 9, 32, 8, 64
 def works(model: str) -> dict[str, Callable[[], object]]:
     """The kinds of work, with the packages of whichever checkout is first on the path."""
     from sapo_backends.base import PolicyUpdate, Sampling, TrainSample
-    from sapo_desktop.engines import builder
+    from sapo_desktop.services.machine.engines import builder
     from sapo_swarm.config import PAPER_TASKS, RunConfig
-    from sapo_swarm.prompting import messages
+    from sapo_swarm.tasks.prompts import messages
     from sapo_swarm.tasks.questions import generate_entry, question_of
     from sapo_swarm.tasks.seeds import held_out
 

@@ -25,16 +25,17 @@ from pathlib import Path
 
 import msgspec
 
-from sapo_desktop import engines, membership
+from sapo_desktop.services.machine import engines
+from sapo_desktop.services.swarms import membership
 from sapo_desktop.settings import Settings
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import RoundFinished
-from sapo_swarm.identity import Identity
-from sapo_swarm.keystore import StoredIdentity
-from sapo_swarm.node.limits import Limits
+from sapo_swarm.node.governor.limits import Limits
 from sapo_swarm.node.loop import Node
-from sapo_swarm.node.opening import NodeSetup
-from sapo_swarm.node.swarm_exchange import SwarmExchange
+from sapo_swarm.node.setup import NodeSetup
+from sapo_swarm.node.swarm.swarm_exchange import SwarmExchange
+from sapo_swarm.protocol.identity import Identity
+from sapo_swarm.protocol.keystore import StoredIdentity
 
 NO_LIMITS = Limits(pause_on_battery=False, max_celsius=0, min_free_memory=0.0, min_free_disk=0.0, nice=0)
 

@@ -24,8 +24,9 @@ import torch
 from peers import Peer
 from shapes import SHAPES, Shape, write_model
 
-from sapo_backends import hardware, machine_limits
 from sapo_backends.base import Engine, LoadRequest, PolicyUpdate, Sampling, TrainSample
+from sapo_backends.common import hardware
+from sapo_backends.measure import machine_limits
 from sapo_backends.torch_backend import TorchBackend
 
 GROUPS, GROUP_SIZE, NEW_TOKENS, PROMPT = 8, 8, 64, 40

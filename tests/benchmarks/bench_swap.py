@@ -20,8 +20,8 @@ import numpy as np
 import psutil
 from shapes import SHAPES, write_model
 
-from sapo_backends import hardware
 from sapo_backends.base import Engine, LoadRequest, Sampling
+from sapo_backends.common import hardware
 from sapo_backends.llamacpp_backend import LlamaCppBackend
 from sapo_backends.torch_backend import TorchBackend
 

@@ -11,11 +11,10 @@ import asyncio
 from collections.abc import Sequence
 
 from sapo_swarm.config import PAPER_TASKS
-from sapo_swarm.scoring.messages import RewardRule
 from sapo_swarm.scoring.scorer import Scorer
 from sapo_swarm.tasks.questions import generate_entry
 from sapo_swarm.tasks.seeds import train_seed
-from sapo_swarm.types import Question, TaskRef
+from sapo_swarm.types import Question, RewardRule, TaskRef
 
 UNREAD = {"propositional_logic": "(P ∨ Q)"}
 

@@ -21,11 +21,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tests.functional.node_process import node, reaches, sapo
+from tests.support.node_process import node, reaches, sapo
 
 from sapo_swarm.events import Phase, RoundFinished
-from sapo_swarm.node.checkpoint import Checkpoints
-from sapo_swarm.node.journal import read_only
+from sapo_swarm.node.storage.checkpoints import Checkpoints
+from sapo_swarm.node.storage.journal import read_only
 
 PHASES = ("generate", "score", "update", "checkpoint")
 

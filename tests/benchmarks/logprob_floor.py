@@ -28,12 +28,12 @@ import numpy as np
 from sapo_backends.base import Engine, LoadRequest, Sampling
 from sapo_backends.registry import backend
 from sapo_swarm.config import PAPER_TASKS
-from sapo_swarm.node.host import EngineHost
-from sapo_swarm.node.swarm_exchange import PROBED, token_logprobs, worst_stretch
-from sapo_swarm.prompting import messages
-from sapo_swarm.receive import Policy
+from sapo_swarm.node.engine_thread import EngineHost
+from sapo_swarm.node.swarm.swarm_exchange import PROBED, token_logprobs, worst_stretch
+from sapo_swarm.protocol.receive import Policy
 from sapo_swarm.scoring.scorer import Scored, Scorer
 from sapo_swarm.tasks.catalogue import preset_of
+from sapo_swarm.tasks.prompts import messages
 from sapo_swarm.tasks.seeds import train_seed
 from sapo_swarm.types import Question, TaskRef
 

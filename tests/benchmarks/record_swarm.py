@@ -19,8 +19,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tests.functional.node_process import CALM, node, reaches
-from tests.functional.swarm_process import coordinator, journal, news, rounds
+from tests.support.node_process import CALM, node, reaches
+from tests.support.swarm_process import coordinator, journal, news, rounds
 
 from sapo_swarm.events import Event, GroupRecorded, RoundFinished, RunStarted, encode
 

@@ -18,7 +18,7 @@ import pytest
 from sapo_backends import registry
 from sapo_backends.base import Backend, Engine, LoadRequest
 from sapo_swarm.config import PAPER_TASKS
-from sapo_swarm.prompting import messages
+from sapo_swarm.tasks.prompts import messages
 from sapo_swarm.tasks.questions import generate_entry
 from sapo_swarm.tasks.seeds import held_out
 

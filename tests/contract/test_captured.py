@@ -12,8 +12,9 @@ import pytest
 torch = pytest.importorskip("torch", reason="the torch engine is not installed")
 
 from sapo_backends.base import LoadRequest, Sampling  # noqa: E402
-from sapo_backends.torch_backend import TorchBackend, cache, captured, session  # noqa: E402
-from sapo_backends.torch_backend.captured import Inputs, Recorder  # noqa: E402
+from sapo_backends.torch_backend import TorchBackend  # noqa: E402
+from sapo_backends.torch_backend.decode import cuda_graph, kv_cache, session  # noqa: E402
+from sapo_backends.torch_backend.decode.cuda_graph import Inputs, Recorder  # noqa: E402
 
 PROMPTS = [[5, 9, 200, 31], [7, 7, 12], [40, 3, 8, 250, 17, 60]]
 
@@ -40,16 +41,16 @@ class Here(Recorder):
 
 def recorder(monkeypatch: pytest.MonkeyPatch, kind: type[Replayed]) -> Here:
     here = Here()
-    monkeypatch.setattr(captured, "Recorded", kind)
+    monkeypatch.setattr(cuda_graph, "Recorded", kind)
     monkeypatch.setattr(session, "RECORDER", here)
-    monkeypatch.setattr(cache, "RECORDER", here)
+    monkeypatch.setattr(kv_cache, "RECORDER", here)
     return here
 
 
 @pytest.fixture(autouse=True)
 def _as_on_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where there are no kernels compiled for the processor."""
-    monkeypatch.setattr("sapo_backends.torch_backend.model.kernels_for", lambda *_: None)
+    monkeypatch.setattr("sapo_backends.torch_backend.causal_lm.kernels_for", lambda *_: None)
 
 
 @pytest.mark.parametrize("method", ["full", "lora"])

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sapo_backends import hardware, reference
+from sapo_backends import reference
 from sapo_backends.base import (
     Backend,
     BackendUnavailable,
@@ -26,6 +26,7 @@ from sapo_backends.base import (
     TokenSequence,
     TrainSample,
 )
+from sapo_backends.common import hardware
 
 PROMPTS = [list(range(5, 17)), list(range(20, 51)), [7] * 20]
 POLICY = PolicyUpdate("grpo", learning_rate=1e-3)

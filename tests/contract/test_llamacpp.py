@@ -30,12 +30,12 @@ from sapo_backends.base import (
 pytest.importorskip("llama_cpp", reason="the llamacpp engine is not installed")
 torch = pytest.importorskip("torch", reason="the torch engine is not installed")
 
+from sapo_backends.checkpoints.gguf.writer import cached_gguf, write_gguf  # noqa: E402
+from sapo_backends.checkpoints.locate import resolve  # noqa: E402
+from sapo_backends.checkpoints.tokenizer import HfTokenizer  # noqa: E402
 from sapo_backends.composite import CompositeEngine  # noqa: E402
-from sapo_backends.gguf_export import cached_gguf, write_gguf  # noqa: E402
 from sapo_backends.llamacpp_backend import live_adapter, native  # noqa: E402
 from sapo_backends.llamacpp_backend.probe import require_working  # noqa: E402
-from sapo_backends.models import resolve  # noqa: E402
-from sapo_backends.tokenizer import HfTokenizer  # noqa: E402
 
 Folder = Callable[[str], Path]
 PROMPTS = [list(range(5, 17)), list(range(20, 51)), [7] * 20]

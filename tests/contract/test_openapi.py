@@ -8,11 +8,11 @@ from pathlib import Path
 import msgspec
 from aiohttp import web
 
-from sapo_swarm.coordinator.admin import add_admin
+from sapo_swarm.coordinator.admin.routes import add_admin
+from sapo_swarm.coordinator.domain.records import SwarmRecord
 from sapo_swarm.coordinator.openapi import document, rendered
 from sapo_swarm.coordinator.server import Coordinator
 from sapo_swarm.coordinator.settings import CoordinatorSettings
-from sapo_swarm.coordinator.store.base import SwarmRecord
 from sapo_swarm.coordinator.store.sqlite import SQLiteStore
 from sapo_swarm.coordinator.web import add_page
 

@@ -11,24 +11,22 @@ from pathlib import Path
 
 import pytest
 
-from sapo_swarm.coordinator.local_redis import MISSING, NoRedis, local_redis
-from sapo_swarm.coordinator.settings import CoordinatorSettings
-from sapo_swarm.coordinator.store import open_store
-from sapo_swarm.coordinator.store.base import (
+from sapo_swarm.coordinator.admin.transfer import export_swarm, import_swarm
+from sapo_swarm.coordinator.domain.records import (
     Entry,
     Exchange,
     Exchanged,
     InviteRecord,
     Member,
     PoolLimits,
-    Store,
-    StoreFormat,
-    StoreUnavailable,
     SwarmRecord,
 )
+from sapo_swarm.coordinator.settings import CoordinatorSettings
+from sapo_swarm.coordinator.store import open_store
+from sapo_swarm.coordinator.store.base import Store, StoreFormat, StoreUnavailable
+from sapo_swarm.coordinator.store.local_redis import MISSING, NoRedis, local_redis
 from sapo_swarm.coordinator.store.redis import RedisStore
 from sapo_swarm.coordinator.store.sqlite import SQLiteStore
-from sapo_swarm.coordinator.transfer import export_swarm, import_swarm
 
 NOW = 1_800_000_000.0
 LIMITS = PoolLimits(capacity=40, per_node=4, lifetime_s=100.0, members=50)

@@ -10,8 +10,8 @@ import pytest
 
 from sapo_backends import registry
 from sapo_backends.base import Engine, LoadRequest, Progress
+from sapo_backends.measure.self_check import verify
 from sapo_backends.torch_backend import TorchBackend
-from sapo_backends.verify import verify
 
 pytest.importorskip("torch", reason="the torch engine is not installed")
 

@@ -9,28 +9,28 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
-from textual.app import App, SystemCommand
+from textual.app import SystemCommand
 from textual.binding import Binding, BindingType
 from textual.css.query import NoMatches
 from textual.filter import LineFilter
 from textual.screen import Screen
 from textual.theme import Theme
 
-from sapo_desktop.dashboard import lifeline
-from sapo_desktop.dashboard.ascii import AsciiFilter
-from sapo_desktop.dashboard.glyphs import choose
-from sapo_desktop.dashboard.messages import CommandFailed, Feed, FirstRunAnswers, FirstRunInfo, QuitChoice
+from sapo_desktop.dashboard import terminal_gone
+from sapo_desktop.dashboard.host import DashboardHost, Examine
+from sapo_desktop.dashboard.look.ascii import AsciiFilter
+from sapo_desktop.dashboard.look.glyphs import choose
+from sapo_desktop.dashboard.look.show import plain
+from sapo_desktop.dashboard.look.themes import DEFAULTS, THEMES
+from sapo_desktop.dashboard.messages import Feed, QuitChoice
 from sapo_desktop.dashboard.screens.base import BaseScreen
-from sapo_desktop.dashboard.settings_actions import SettingRefused, SettingsActions
-from sapo_desktop.dashboard.show import plain
 from sapo_desktop.dashboard.state import DashboardState, apply
-from sapo_desktop.dashboard.swarm_actions import SwarmActions
-from sapo_desktop.dashboard.themes import DEFAULTS, THEMES
-
-if TYPE_CHECKING:
-    from sapo_desktop.dashboard.screens.doctor import Examine
+from sapo_desktop.errors import CommandFailed
+from sapo_desktop.services.first_questions import FirstRunAnswers, FirstRunInfo
+from sapo_desktop.services.swarms.interface import SwarmActions
+from sapo_desktop.settings.rows import SettingRefused, SettingsActions
 
 FOCUSED_S, BLURRED_S = 0.5, 2.0
 """Seconds between two looks at the state: 2 Hz while the terminal has the focus, 0.5 Hz while it has not."""
@@ -48,7 +48,7 @@ def _dashboard() -> Screen[None]:
 
 
 def _swarm() -> Screen[None]:
-    from sapo_desktop.dashboard.screens.swarm import SwarmScreen
+    from sapo_desktop.dashboard.screens.swarm.screen import SwarmScreen
 
     return SwarmScreen()
 
@@ -60,7 +60,7 @@ def _rollouts() -> Screen[None]:
 
 
 def _runs(folder: Path) -> Screen[None]:
-    from sapo_desktop.dashboard.screens.runs import RunsScreen
+    from sapo_desktop.dashboard.screens.models.screen import RunsScreen
 
     return RunsScreen(folder)
 
@@ -71,7 +71,7 @@ def _log() -> Screen[None]:
     return LogScreen()
 
 
-class SapoDashboard(App[QuitChoice]):
+class SapoDashboard(DashboardHost):
     """Shows a feed. Its return value is how it was left: "background", "stop", or None (a recording, a lost terminal).
 
     At "stop" whoever opened the dashboard ends the node, and proves that it is gone.
@@ -174,7 +174,7 @@ class SapoDashboard(App[QuitChoice]):
         self.set_class(self.glyphs.ascii, "-ascii")
         self._timer = self.set_interval(FOCUSED_S, self.redraw)
         if not self.is_headless:
-            lifeline.watch(gone=partial(self.exit, None), ended=partial(self.exit, "background"))
+            terminal_gone.watch(gone=partial(self.exit, None), ended=partial(self.exit, "background"))
         self.theme_changed_signal.subscribe(self, self._keep_theme)
         self.call_after_refresh(self._first_frame_is_out)
 
@@ -279,7 +279,7 @@ class SapoDashboard(App[QuitChoice]):
             self.push_screen(HelpScreen(self.feed.describe()))
 
     def action_settings(self) -> None:
-        from sapo_desktop.dashboard.screens.settings import SettingsScreen
+        from sapo_desktop.dashboard.screens.settings.screen import SettingsScreen
 
         if self.settings_actions is None:
             self.say("There are no settings to change over a recording")

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import msgspec
 
-from sapo_desktop.dashboard.messages import CommandFailed, Link
-from sapo_swarm.control_api import ControlClient, ControlError, NodeNotRunning
+from sapo_desktop.dashboard.messages import Link
+from sapo_desktop.errors import CommandFailed
 from sapo_swarm.events import Event
+from sapo_swarm.node.control.api import ControlClient, ControlError, NodeNotRunning
 
 _HISTORY = ("run_started", "state", "round", "evaluation", "swarm", "external", "log")
 _GROUPS = 1600

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING
 
 from textual.app import SystemCommand
 
-if TYPE_CHECKING:
-    from sapo_desktop.dashboard.app import SapoDashboard
+from sapo_desktop.dashboard.host import DashboardHost
 
 _SCREENS = (
     ("dashboard", "Dashboard", "Charts, held-out results, what it does now (1)"),
@@ -20,7 +18,7 @@ _SCREENS = (
 )
 
 
-def commands(app: SapoDashboard) -> Iterator[SystemCommand]:
+def commands(app: DashboardHost) -> Iterator[SystemCommand]:
     for mode, title, text in _SCREENS:
         if mode in app.modes:
             yield SystemCommand(title, text, partial(app.switch_mode, mode))
@@ -36,7 +34,7 @@ def commands(app: SapoDashboard) -> Iterator[SystemCommand]:
     yield SystemCommand("Quit", leaving, app.action_leave)
 
 
-def _control(app: SapoDashboard) -> Iterator[SystemCommand]:
+def _control(app: DashboardHost) -> Iterator[SystemCommand]:
     """What tells the node something."""
     yield SystemCommand("Pause or resume", "Takes effect within a second (space)", app.action_toggle_pause)
     yield SystemCommand("Finish the round, then pause", "Nothing is thrown away (F)", app.action_finish)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from sapo_desktop.dashboard.app import SapoDashboard
 from sapo_desktop.dashboard.feed import ReplayFeed
-from sapo_desktop.recording import load_recording
+from sapo_desktop.services.models.recording import load_recording
 
 _OUTSIDE = re.compile(r"@font-face\s*{.*?}|<!--.*?-->", re.DOTALL)
 _FAMILY = "ui-monospace, Menlo, Consolas, 'DejaVu Sans Mono', monospace"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from sapo_desktop.dashboard.look.show import after
 from sapo_desktop.dashboard.messages import Link
 from sapo_desktop.dashboard.series import Series, Trail
-from sapo_desktop.dashboard.show import after
 from sapo_swarm.events import (
     Evaluated,
     Event,

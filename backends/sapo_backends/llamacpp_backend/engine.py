@@ -21,11 +21,11 @@ from sapo_backends.base import (
     TokenIds,
     TokenSequence,
 )
+from sapo_backends.checkpoints.engine_state import read_state, write_state
+from sapo_backends.checkpoints.tokenizer import HfTokenizer
 from sapo_backends.llamacpp_backend import generation
 from sapo_backends.llamacpp_backend.live_adapter import LiveAdapter
 from sapo_backends.llamacpp_backend.native import LARGEST_SEQUENCES, Context, Model
-from sapo_backends.saved_state import read_state, write_state
-from sapo_backends.tokenizer import HfTokenizer
 
 WIDTH = 64
 """Rows decoded at once."""

@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sapo_backends.base import CancelToken, Completion, Sampling, TokenIds, TokenSequence
-from sapo_backends.drawn_rows import DrawnRows
+from sapo_backends.common.generated_rows import DrawnRows
+from sapo_backends.common.numpy_sampler import chosen_logprobs, draw, uniforms
 from sapo_backends.llamacpp_backend.native import Context
-from sapo_backends.numpy_sampler import chosen_logprobs, draw, uniforms
 
 Float32 = NDArray[np.float32]
 LOGIT_ELEMENTS = 1 << 24

@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sapo_backends.base import BackendError
-from sapo_backends.gguf_adapter import write_adapter, zero_adapter
+from sapo_backends.checkpoints.gguf.adapter import write_adapter, zero_adapter
+from sapo_backends.checkpoints.spec import DecoderSpec
 from sapo_backends.llamacpp_backend.generation import prefill
 from sapo_backends.llamacpp_backend.native import Adapter, Context, Model
-from sapo_backends.spec import DecoderSpec
 
 Tensors = dict[str, NDArray[np.float32]]
 PROBE = 3

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sapo_backends import hardware
 from sapo_backends.base import BackendError, BackendUnavailable, EngineInfo, LoadRequest, Progress
-from sapo_backends.cache_folder import cache_folder
-from sapo_backends.gguf_export import Kind, cached_gguf, read_spec
+from sapo_backends.checkpoints.gguf.writer import Kind, cached_gguf, read_spec
+from sapo_backends.checkpoints.locate import resolve, weight_files
+from sapo_backends.checkpoints.tokenizer import HfTokenizer
+from sapo_backends.common import hardware
+from sapo_backends.common.cache_folder import cache_folder
 from sapo_backends.llamacpp_backend.engine import LlamaCppEngine
 from sapo_backends.llamacpp_backend.live_adapter import LiveAdapter
 from sapo_backends.llamacpp_backend.native import F16, F32, Model
 from sapo_backends.llamacpp_backend.probe import require_working
-from sapo_backends.models import resolve, weight_files
-from sapo_backends.tokenizer import HfTokenizer
 
 KINDS: dict[str, Kind] = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "q8_0": "Q8_0", "q4_0": "Q4_0"}
 QUANTISE_ABOVE = 200_000_000

@@ -14,8 +14,8 @@ import llama_cpp.llama_cpp as llama
 import numpy as np
 from numpy.typing import NDArray
 
-from sapo_backends import hardware
 from sapo_backends.base import BackendError, OutOfMemory
+from sapo_backends.common import hardware
 
 LARGEST_SEQUENCES = 256
 """LLAMA_MAX_SEQ of llama.cpp."""

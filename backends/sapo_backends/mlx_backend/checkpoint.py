@@ -9,10 +9,10 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from sapo_backends.base import CheckpointCorrupt
+from sapo_backends.checkpoints.engine_state import read_state, write_state
 from sapo_backends.mlx_backend.model import MlxModel
-from sapo_backends.mlx_backend.names import from_arrays, to_arrays
-from sapo_backends.mlx_backend.optimizer import AdamW
-from sapo_backends.saved_state import read_state, write_state
+from sapo_backends.mlx_backend.parameter_names import from_arrays, to_arrays
+from sapo_backends.mlx_backend.train.optimizer import AdamW
 
 FILES = ("trained", "first", "second")
 

@@ -9,7 +9,7 @@ from typing import Any
 import mlx.core as mx
 
 from sapo_backends.base import BackendUnavailable, OutOfMemory
-from sapo_backends.hardware import available_memory
+from sapo_backends.common.hardware import available_memory
 
 CACHE_SHARE = 0.1
 """Share of Metal's working set that freed buffers may keep occupied."""

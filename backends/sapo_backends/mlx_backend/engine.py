@@ -24,15 +24,17 @@ from sapo_backends.base import (
     TrainSample,
     UpdateStats,
 )
-from sapo_backends.mlx_backend import checkpoint, export, generation, names, training
-from sapo_backends.mlx_backend.caches import SHAPE_STEP
+from sapo_backends.checkpoints.tokenizer import HfTokenizer
+from sapo_backends.common.packing import plan
+from sapo_backends.common.update import Tally
+from sapo_backends.mlx_backend import checkpoint, export, parameter_names
+from sapo_backends.mlx_backend.decode import generation
 from sapo_backends.mlx_backend.device import computing
+from sapo_backends.mlx_backend.kv_cache import SHAPE_STEP
 from sapo_backends.mlx_backend.model import MlxModel
-from sapo_backends.mlx_backend.optimizer import AdamW
 from sapo_backends.mlx_backend.packing import pack
-from sapo_backends.packing import plan
-from sapo_backends.tokenizer import HfTokenizer
-from sapo_backends.updating import Tally
+from sapo_backends.mlx_backend.train import update
+from sapo_backends.mlx_backend.train.optimizer import AdamW
 
 SCORING_BUDGET = 8192
 """Padded tokens scored at once; without a backward pass little is kept."""
@@ -89,7 +91,7 @@ class MlxEngine(Engine):
     ) -> UpdateStats:
         optimizer = self._trainer()
         with computing(self._device, LESS):
-            return training.update(
+            return update.update(
                 self._model, optimizer, batch, policy, seed, TRAINING_BUDGET, self.logprobs, cancel, on_progress
             )
 
@@ -97,22 +99,22 @@ class MlxEngine(Engine):
         """d loss / d parameters of one minibatch by Hugging Face (or PEFT) name; for the contract tests."""
         self._trainer()
         with computing(self._device, LESS):
-            slopes = training.gradient(self._model, batch, policy, TRAINING_BUDGET, Tally())
-            return names.to_arrays(slopes)
+            slopes = update.gradient(self._model, batch, policy, TRAINING_BUDGET, Tally())
+            return parameter_names.to_arrays(slopes)
 
     def adapter(self) -> Mapping[str, object]:
-        return names.to_arrays(self._model.trained) if self.info.method == "lora" else {}
+        return parameter_names.to_arrays(self._model.trained) if self.info.method == "lora" else {}
 
     def set_adapter(self, tensors: Mapping[str, object], alpha: float) -> None:
         if self.info.method != "lora":
             raise BackendUnavailable("This model was loaded without an adapter.", "choose the method lora")
         try:
             with computing(self._device, LESS):
-                self._model.trained = names.from_arrays(self._model.trained, tensors)
+                self._model.trained = parameter_names.from_arrays(self._model.trained, tensors)
                 self._model.settle()
         except (KeyError, ValueError) as error:
             raise BackendError(f"The adapter does not fit this model: {error}.") from error
-        names.set_scale(self._model.network, alpha / self._rank)
+        parameter_names.set_scale(self._model.network, alpha / self._rank)
 
     @property
     def _rank(self) -> int:

@@ -10,7 +10,7 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 from mlx_lm.tuner.lora import LoRALinear
 
-from sapo_backends.hf_folder import write_settings
+from sapo_backends.checkpoints.hf_folder import write_settings
 from sapo_backends.mlx_backend.model import MlxModel
 
 

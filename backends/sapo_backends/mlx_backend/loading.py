@@ -9,16 +9,16 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 from mlx_lm.utils import load_model
 
-from sapo_backends import hardware
 from sapo_backends.base import BackendError, EngineInfo, LoadRequest, ModelNotFound, Progress
-from sapo_backends.method import pick_method
+from sapo_backends.checkpoints.locate import resolve, weight_files
+from sapo_backends.checkpoints.spec import DecoderSpec, decoder_spec, why_not
+from sapo_backends.checkpoints.tokenizer import HfTokenizer, read_json
+from sapo_backends.common import hardware
+from sapo_backends.common.train_method import pick_method
 from sapo_backends.mlx_backend.device import computing, limit_memory, pick_device
 from sapo_backends.mlx_backend.engine import MlxEngine
 from sapo_backends.mlx_backend.model import MlxModel, Tensors
-from sapo_backends.mlx_backend.names import add_adapter
-from sapo_backends.models import resolve, weight_files
-from sapo_backends.spec import DecoderSpec, decoder_spec, why_not
-from sapo_backends.tokenizer import HfTokenizer, read_json
+from sapo_backends.mlx_backend.parameter_names import add_adapter
 
 TYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16}
 ROPE_KEYS = ("rope_type", "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")

@@ -11,9 +11,9 @@ import mlx.nn as nn
 from mlx.utils import tree_unflatten
 
 from sapo_backends.base import TokenIds
-from sapo_backends.mlx_backend.caches import DecodeCache, GroupCache, PromptCache, rounded
+from sapo_backends.checkpoints.spec import DecoderSpec
+from sapo_backends.mlx_backend.kv_cache import DecodeCache, GroupCache, PromptCache, rounded
 from sapo_backends.mlx_backend.packing import Packed, padded
-from sapo_backends.spec import DecoderSpec
 
 CHUNK_ELEMENTS = 1 << 24
 """Logits held at once: 64 MiB in float32. The backward pass makes each chunk's again."""

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sapo_backends.base import TokenIds
-from sapo_backends.mlx_backend.caches import rounded
-from sapo_backends.packing import Pair
+from sapo_backends.common.packing import Pair
+from sapo_backends.mlx_backend.kv_cache import rounded
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sapo_backends import hardware
 from sapo_backends.base import (
     BackendError,
     BackendUnavailable,
@@ -26,18 +25,20 @@ from sapo_backends.base import (
     TrainSample,
     UpdateStats,
 )
-from sapo_backends.hardware import available_memory
-from sapo_backends.packing import plan
-from sapo_backends.tokenizer import HfTokenizer
-from sapo_backends.torch_backend import checkpoint, export, generation
-from sapo_backends.torch_backend.allocator import give_back
-from sapo_backends.torch_backend.layout import Layout
-from sapo_backends.torch_backend.model import Model, trained_tensors
-from sapo_backends.torch_backend.optimizer import FlatAdamW
-from sapo_backends.torch_backend.packing import pack
-from sapo_backends.torch_backend.training import Trainer
-from sapo_backends.torch_backend.workers import Workers
-from sapo_backends.updating import Tally
+from sapo_backends.checkpoints.tokenizer import HfTokenizer
+from sapo_backends.common import hardware
+from sapo_backends.common.hardware import available_memory
+from sapo_backends.common.packing import plan
+from sapo_backends.common.update import Tally
+from sapo_backends.torch_backend.causal_lm import Model, trained_tensors
+from sapo_backends.torch_backend.generate import generation
+from sapo_backends.torch_backend.model.flat_parameters import Layout
+from sapo_backends.torch_backend.ops.packing import pack
+from sapo_backends.torch_backend.runtime.allocator import give_back
+from sapo_backends.torch_backend.runtime.workers import Workers
+from sapo_backends.torch_backend.save import checkpoint, export
+from sapo_backends.torch_backend.train.optimizer import FlatAdamW
+from sapo_backends.torch_backend.train.update import Trainer
 
 SCORING_BUDGET = 8192
 """Tokens scored at once; without a backward pass little is kept."""

@@ -9,20 +9,20 @@ from typing import Literal
 import torch
 from safetensors import SafetensorError, safe_open
 
-from sapo_backends import hardware
 from sapo_backends.base import BackendError, BackendUnavailable, EngineInfo, LoadRequest, ModelNotFound, Progress
-from sapo_backends.method import pick_method
-from sapo_backends.models import resolve, weight_files
-from sapo_backends.spec import DecoderSpec, decoder_spec, why_not
-from sapo_backends.tokenizer import HfTokenizer, read_json
-from sapo_backends.torch_backend.allocator import keep_memory
+from sapo_backends.checkpoints.locate import resolve, weight_files
+from sapo_backends.checkpoints.spec import DecoderSpec, decoder_spec, why_not
+from sapo_backends.checkpoints.tokenizer import HfTokenizer, read_json
+from sapo_backends.common import hardware
+from sapo_backends.common.train_method import pick_method
+from sapo_backends.torch_backend.causal_lm import LeanModel, Model
 from sapo_backends.torch_backend.engine import TorchEngine
-from sapo_backends.torch_backend.layout import Layout, decoder_layout
-from sapo_backends.torch_backend.lora import initialise, lora_layout
-from sapo_backends.torch_backend.model import LeanModel, Model
-from sapo_backends.torch_backend.native.compiling import is_there
+from sapo_backends.torch_backend.model.flat_parameters import Layout, decoder_layout
+from sapo_backends.torch_backend.model.lora import initialise, lora_layout
+from sapo_backends.torch_backend.native.compiler import is_there
 from sapo_backends.torch_backend.native.library import suits
-from sapo_backends.torch_backend.workers import Workers
+from sapo_backends.torch_backend.runtime.allocator import keep_memory
+from sapo_backends.torch_backend.runtime.workers import Workers
 
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -127,7 +127,7 @@ def _by_transformers(folder: Path, request: LoadRequest, place: Place) -> Model:
     if place.device.type == "cpu":
         hardware.require(3 * stored, "Choose a smaller model, or the method lora.")
     # Imported here: it pulls in transformers, which takes seconds.
-    from sapo_backends.torch_backend.transformers_model import TransformersModel, read_module
+    from sapo_backends.torch_backend.transformers_lm import TransformersModel, read_module
 
     module = read_module(folder, torch.float32)
     method = pick_method(request, sum(p.numel() for p in module.parameters()))

@@ -20,16 +20,17 @@ from pathlib import Path
 import psutil
 from aiohttp import web
 
-from sapo_swarm.client import CoordinatorError
-from sapo_swarm.coordinator.admin import add_admin
-from sapo_swarm.coordinator.admin_client import AdminAccess, read_access, write_access
-from sapo_swarm.coordinator.invites import new_invite
+from sapo_swarm.coordinator.admin.client import AdminAccess, read_access, write_access
+from sapo_swarm.coordinator.admin.invites import new_invite
+from sapo_swarm.coordinator.admin.routes import add_admin
+from sapo_swarm.coordinator.domain.records import SwarmRecord
 from sapo_swarm.coordinator.server import Coordinator
 from sapo_swarm.coordinator.settings import CoordinatorSettings
 from sapo_swarm.coordinator.store import open_store
-from sapo_swarm.coordinator.store.base import Store, SwarmRecord
+from sapo_swarm.coordinator.store.base import Store
 from sapo_swarm.coordinator.web import add_page
-from sapo_swarm.invite import Certificate, Invite, is_loopback, make_certificate, new_swarm_id
+from sapo_swarm.protocol.client import CoordinatorError
+from sapo_swarm.protocol.invite import Certificate, Invite, is_loopback, make_certificate, new_swarm_id
 
 log = logging.getLogger("sapo.coordinator")
 EVERYWHERE = ("0.0.0.0", "::", "")

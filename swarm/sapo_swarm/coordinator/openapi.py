@@ -11,11 +11,10 @@ from typing import Any
 
 import msgspec
 
-from sapo_swarm.coordinator.messages import Ban, InviteView, NewInvite, Removed, Revoke
-from sapo_swarm.coordinator.problems import CODES
-from sapo_swarm.coordinator.views import Overview
-from sapo_swarm.types import PROTOCOL_VERSION
-from sapo_swarm.wire import (
+from sapo_swarm.coordinator.admin.messages import Ban, InviteView, NewInvite, Removed, Revoke
+from sapo_swarm.coordinator.domain.views import Overview
+from sapo_swarm.coordinator.http.problems import CODES
+from sapo_swarm.protocol.wire import (
     H_NODE,
     H_NONCE,
     H_PROTO,
@@ -32,6 +31,7 @@ from sapo_swarm.wire import (
     SwarmInfo,
     Upload,
 )
+from sapo_swarm.types import PROTOCOL_VERSION
 
 _TYPES: tuple[type[Any], ...] = (
     Upload,

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 import msgspec
 
-from sapo_swarm.coordinator.apply import Judged, Rules, judge
-from sapo_swarm.coordinator.limits import next_in_s
-from sapo_swarm.coordinator.metrics import Metrics
+from sapo_swarm.coordinator.domain.apply import Judged, Rules, judge
+from sapo_swarm.coordinator.domain.limits import next_in_s
+from sapo_swarm.coordinator.domain.records import MINUTE, WINDOW_MINUTES, Entry, Exchange, Exchanged
+from sapo_swarm.coordinator.http.metrics import Metrics
 from sapo_swarm.coordinator.settings import CoordinatorSettings
-from sapo_swarm.coordinator.store.base import MINUTE, WINDOW_MINUTES, Entry, Exchange, Exchanged
-from sapo_swarm.identity import Signed
-from sapo_swarm.wire import GroupResult, Receipt, RoundReply, SignedGroup, Upload, encode, group_id
+from sapo_swarm.protocol.identity import Signed
+from sapo_swarm.protocol.wire import GroupResult, Receipt, RoundReply, SignedGroup, Upload, encode, group_id
 
 BUSY_IN_FLIGHT = 16
 """Requests served at once from which on signatures of groups are checked by sample."""

@@ -16,28 +16,20 @@ from typing import TypeVar
 import msgspec
 from aiohttp import web
 
-from sapo_swarm.coordinator.apply import Rules
-from sapo_swarm.coordinator.door import Door
-from sapo_swarm.coordinator.metrics import Metrics
-from sapo_swarm.coordinator.problems import Refusal, http_refusal
-from sapo_swarm.coordinator.requests import check_protocol, check_signature, read_body, read_signature
+from sapo_swarm.coordinator.domain.apply import Rules
+from sapo_swarm.coordinator.domain.records import INVITE_OK, SWARM_FULL, Member, Standing, SwarmRecord
+from sapo_swarm.coordinator.domain.views import leaderboard, rounds_per_s
+from sapo_swarm.coordinator.http.admission import Door
+from sapo_swarm.coordinator.http.metrics import Metrics
+from sapo_swarm.coordinator.http.problems import Refusal, http_refusal
+from sapo_swarm.coordinator.http.requests import check_protocol, check_signature, read_body, read_signature
 from sapo_swarm.coordinator.rounds import Rounds
 from sapo_swarm.coordinator.settings import CoordinatorSettings
-from sapo_swarm.coordinator.store.base import (
-    INVITE_OK,
-    SWARM_FULL,
-    Member,
-    Standing,
-    Store,
-    StoreUnavailable,
-    SwarmRecord,
-)
-from sapo_swarm.coordinator.views import leaderboard, rounds_per_s
-from sapo_swarm.identity import Signed, node_id
-from sapo_swarm.invite import token_hash
-from sapo_swarm.safe_text import safe_text
-from sapo_swarm.types import GENERATOR_VERSION, PROTOCOL_VERSION
-from sapo_swarm.wire import (
+from sapo_swarm.coordinator.store.base import Store, StoreUnavailable
+from sapo_swarm.protocol.identity import Signed, node_id
+from sapo_swarm.protocol.invite import token_hash
+from sapo_swarm.protocol.safe_text import safe_text
+from sapo_swarm.protocol.wire import (
     H_PROTO,
     H_TIME,
     MEDIA_TYPE,
@@ -50,6 +42,7 @@ from sapo_swarm.wire import (
     digest,
     unpack_json,
 )
+from sapo_swarm.types import GENERATOR_VERSION, PROTOCOL_VERSION
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 T = TypeVar("T")

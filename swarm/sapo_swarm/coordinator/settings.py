@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from sapo_swarm.invite import DEFAULT_PORT
+from sapo_swarm.protocol.invite import DEFAULT_PORT
 from sapo_swarm.tasks.catalogue import CATALOGUE
 
 PRESETS = tuple(sorted({preset for presets in CATALOGUE.values() for preset in presets}))

@@ -17,24 +17,26 @@ import msgspec
 
 from sapo_backends.base import Cancelled, Engine
 from sapo_swarm.algorithms.base import own_groups
-from sapo_swarm.control_api import NodeStatus
 from sapo_swarm.events import Event, LogLine, decode, encode
-from sapo_swarm.node import commands, opening, pace, rounds
-from sapo_swarm.node.apart import kept_apart
-from sapo_swarm.node.bus import Bus
-from sapo_swarm.node.checkpoint import Checkpoints
-from sapo_swarm.node.conduct import Conduct
-from sapo_swarm.node.evaluate import Examiner
-from sapo_swarm.node.guard import Guard
-from sapo_swarm.node.host import EngineHost
-from sapo_swarm.node.journal import Journal, JournalError
-from sapo_swarm.node.opening import NodeSetup
-from sapo_swarm.node.pace import Pace
-from sapo_swarm.node.record import record, stamp
-from sapo_swarm.node.retention import Retention
-from sapo_swarm.node.status import Activity
-from sapo_swarm.node.versions import versions
-from sapo_swarm.node.work import RoundWork
+from sapo_swarm.node import setup as opening
+from sapo_swarm.node.control.api import NodeStatus
+from sapo_swarm.node.engine_thread import EngineHost
+from sapo_swarm.node.evaluation.evaluate import Examiner
+from sapo_swarm.node.evaluation.guard import Guard
+from sapo_swarm.node.evaluation.held_out_exclusion import kept_apart
+from sapo_swarm.node.event_bus import Bus
+from sapo_swarm.node.governor import commands, pace
+from sapo_swarm.node.governor.pace import Pace
+from sapo_swarm.node.governor.run_control import Conduct
+from sapo_swarm.node.round import phases
+from sapo_swarm.node.round.context import RoundWork
+from sapo_swarm.node.round.progress import Activity
+from sapo_swarm.node.round.record import record, stamp
+from sapo_swarm.node.setup import NodeSetup
+from sapo_swarm.node.storage.checkpoints import Checkpoints
+from sapo_swarm.node.storage.journal import Journal, JournalError
+from sapo_swarm.node.storage.retention import Retention
+from sapo_swarm.node.storage.versions import versions
 from sapo_swarm.scoring.scorer import Scorer
 
 
@@ -130,7 +132,7 @@ class Node:
             self.bus.close()
             self.journal.close()
 
-    async def _open(self, scorer: Scorer) -> tuple[rounds.Bench, Examiner]:
+    async def _open(self, scorer: Scorer) -> tuple[phases.Bench, Examiner]:
         """Load the engine, restore the newest intact checkpoint, announce the run."""
         drawing = kept_apart(scorer, self.config.tasks, self.config.preset)
         engine, apart = await asyncio.gather(self._load(), drawing)
@@ -195,7 +197,7 @@ class Node:
         lines, known = [encode(event) for event in events], sorted(self.solved | solved)
         return self.checkpoints.write(engine, rounds_done, engine.info.model, lines, known, rollbacks)
 
-    async def _turn_rounds(self, bench: rounds.Bench, examiner: Examiner) -> None:
+    async def _turn_rounds(self, bench: phases.Bench, examiner: Examiner) -> None:
         config, conduct, guard = self.config, self.conduct, self._guarded
         work = RoundWork(self.rounds_done)
         if config.eval_every and not await asyncio.to_thread(examiner.has_base):
@@ -230,8 +232,8 @@ class Node:
         assert self.guard is not None
         return self.guard
 
-    async def _round(self, bench: rounds.Bench, work: RoundWork) -> None:
-        for phase in (rounds.ask, rounds.generate, rounds.score, rounds.share, rounds.update):
+    async def _round(self, bench: phases.Bench, work: RoundWork) -> None:
+        for phase in (phases.ask, phases.generate, phases.score, phases.share, phases.update):
             await phase(bench, work)
         solved = set(self.solved)
         done = work.round + 1

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from sapo_swarm.prompting import extract_answer
+from sapo_swarm.tasks.prompts import extract_answer
 from sapo_swarm.types import Group
 
 Seen = Mapping[str, int]

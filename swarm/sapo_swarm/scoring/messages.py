@@ -6,22 +6,10 @@ from typing import BinaryIO, Literal
 
 import msgspec
 
-from sapo_swarm.types import TaskRef
+from sapo_swarm.types import RewardRule, TaskRef
 
 MAX_FRAME = 64 * 2**20
 Stage = Literal["", "generate", "score", "worker"]
-
-
-class RewardRule(msgspec.Struct, frozen=True, array_like=True):
-    """How a verdict becomes a reward. partial: the task's partial credit instead of strict 0/1. contrast: of a text's score,
-    what it would have on the best of so many other questions of its task is taken off
-    (docs/decisions/0015-contrast.md)."""
-
-    partial: bool = False
-    contrast: int = 0
-
-
-STRICT = RewardRule()
 
 
 class Job(msgspec.Struct, frozen=True, array_like=True):

@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from types import TracebackType
 
 from sapo_swarm.scoring.limits import MEMORY_BYTES
-from sapo_swarm.scoring.messages import STRICT, Job, Reply, RewardRule
+from sapo_swarm.scoring.messages import Job, Reply
 from sapo_swarm.scoring.process import MARGIN_S, ScorerUnavailable, WorkerProcess
 from sapo_swarm.scoring.verify import cap
-from sapo_swarm.types import Question, TaskRef
+from sapo_swarm.types import STRICT, Question, RewardRule, TaskRef
 
 __all__ = ["Scored", "Scorer", "ScorerUnavailable", "ScoringFailed", "Unanswerable"]
 

@@ -6,8 +6,8 @@ import decimal
 import math
 from typing import Any
 
-from sapo_swarm.prompting import extract_answer
 from sapo_swarm.scoring.verifiers import GUARDS, VERIFIERS, names_no_number
+from sapo_swarm.tasks.prompts import extract_answer
 from sapo_swarm.types import MAX_COMPLETION_BYTES
 
 FATAL = (MemoryError,)

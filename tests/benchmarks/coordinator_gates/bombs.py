@@ -12,8 +12,8 @@ import aiohttp
 import zstandard
 from common import Gate, Server, serving
 
-from sapo_swarm.swarm_sim import SimNode, SimReport, open_session
-from sapo_swarm.wire import H_PROTO, MEDIA_TYPE, digest
+from sapo_lab.simulated_nodes import SimNode, SimReport, open_session
+from sapo_swarm.protocol.wire import H_PROTO, MEDIA_TYPE, digest
 
 GIB = 2**30
 

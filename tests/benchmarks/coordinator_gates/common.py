@@ -17,8 +17,8 @@ from pathlib import Path
 
 import psutil
 
-from sapo_swarm.coordinator.local_redis import free_port, local_redis
-from sapo_swarm.invite import Invite, parse_invite
+from sapo_swarm.coordinator.store.local_redis import free_port, local_redis
+from sapo_swarm.protocol.invite import Invite, parse_invite
 
 
 @dataclass

@@ -12,9 +12,9 @@ import aiohttp
 import msgspec
 from common import Gate, Server, serving
 
-from sapo_swarm.identity import Identity
-from sapo_swarm.swarm_sim import SimNode, open_session
-from sapo_swarm.wire import H_NODE, H_PROTO, H_SIGNATURE, MEDIA_TYPE, Problem, Upload, digest, encode
+from sapo_lab.simulated_nodes import SimNode, open_session
+from sapo_swarm.protocol.identity import Identity
+from sapo_swarm.protocol.wire import H_NODE, H_PROTO, H_SIGNATURE, MEDIA_TYPE, Problem, Upload, digest, encode
 
 
 @dataclass

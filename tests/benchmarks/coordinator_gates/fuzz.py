@@ -11,10 +11,20 @@ import aiohttp
 import msgspec
 from common import Gate, Server, serving
 
+from sapo_lab.simulated_nodes import SimNode, open_session, sim_group
 from sapo_swarm.coordinator.openapi import document
-from sapo_swarm.identity import Identity
-from sapo_swarm.swarm_sim import SimNode, open_session, sim_group
-from sapo_swarm.wire import MEDIA_TYPE, RoundReply, SignedGroup, WireError, decode, digest, encode, inflate, unpack
+from sapo_swarm.protocol.identity import Identity
+from sapo_swarm.protocol.wire import (
+    MEDIA_TYPE,
+    RoundReply,
+    SignedGroup,
+    WireError,
+    decode,
+    digest,
+    encode,
+    inflate,
+    unpack,
+)
 
 METHODS = ("GET", "PUT", "POST", "DELETE", "HEAD", "OPTIONS", "PATCH")
 ODD = ("", "0", "-1", "1e999", "\u00e9", "a" * 3000, "%00", "../..", "null", "{}", "[]", "\x7f", "9" * 40)

@@ -7,7 +7,7 @@ import time
 
 from common import Gate, Server, serving
 
-from sapo_swarm.swarm_sim import SimNode, SimReport, open_session, simulate
+from sapo_lab.simulated_nodes import SimNode, SimReport, open_session, simulate
 
 
 async def rush(server: Server, nodes: int, rounds: int, connections: int) -> SimReport:

@@ -19,16 +19,15 @@ import msgspec
 import numpy as np
 from common import Gate
 
-from sapo_swarm.client import NodeClient
 from sapo_swarm.config import PAPER_TASKS
 from sapo_swarm.coordinator.host import start
 from sapo_swarm.coordinator.settings import CoordinatorSettings
-from sapo_swarm.identity import Identity
-from sapo_swarm.receive import Policy, Receiver
-from sapo_swarm.scoring.messages import STRICT, RewardRule
+from sapo_swarm.protocol.client import NodeClient
+from sapo_swarm.protocol.identity import Identity
+from sapo_swarm.protocol.receive import Policy, Receiver
+from sapo_swarm.protocol.wire import GroupBody, SharedCompletion, SignedGroup, WireError, unpack
 from sapo_swarm.tasks.seeds import train_seed
-from sapo_swarm.types import Group, Question, TaskRef
-from sapo_swarm.wire import GroupBody, SharedCompletion, SignedGroup, WireError, unpack
+from sapo_swarm.types import STRICT, Group, Question, RewardRule, TaskRef
 
 WAYS, STYLES = 16, ("thinking it over", "as the prophet of the swarm says")
 OWN, EXTERNAL, SIZE, RATE = 2, 2, 8, 0.25

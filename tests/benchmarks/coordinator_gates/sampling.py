@@ -13,10 +13,11 @@ from pathlib import Path
 from common import Gate, store_address
 
 import sapo_swarm.coordinator
-from sapo_swarm.coordinator.ring import Ring
+from sapo_swarm.coordinator.domain.pool import Ring
+from sapo_swarm.coordinator.domain.records import Entry, Exchange, PoolLimits
 from sapo_swarm.coordinator.settings import CoordinatorSettings
 from sapo_swarm.coordinator.store import open_store
-from sapo_swarm.coordinator.store.base import Entry, Exchange, PoolLimits, Store
+from sapo_swarm.coordinator.store.base import Store
 
 FORBIDDEN = re.compile(r"""ORDER BY random|['"]KEYS['"]|['"]SCAN['"]|\.keys\(['"]|scan_iter|XRANGE""")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from textual.app import ComposeResult
 from textual.containers import Container
@@ -12,14 +12,12 @@ from textual.screen import Screen
 from textual.widget import Widget
 from textual.widgets import Static
 
-from sapo_desktop.dashboard.glyphs import Glyphs
+from sapo_desktop.dashboard.host import DashboardHost
+from sapo_desktop.dashboard.look.glyphs import Glyphs
 from sapo_desktop.dashboard.state import DashboardState
 from sapo_desktop.dashboard.widgets.header import header
 from sapo_desktop.dashboard.widgets.keybar import Key, KeyBar
 from sapo_desktop.dashboard.widgets.panel import Panel
-
-if TYPE_CHECKING:
-    from sapo_desktop.dashboard.app import SapoDashboard
 
 MIN_WIDTH, MIN_HEIGHT, WIDE = 80, 24, 100
 
@@ -40,7 +38,7 @@ class BaseScreen(Screen[None]):
     AUTO_FOCUS: ClassVar[str | None] = ""
 
     @property
-    def dashboard(self) -> SapoDashboard:
+    def dashboard(self) -> DashboardHost:
         return self.app  # type: ignore[return-value]
 
     @property

@@ -9,7 +9,7 @@ from textual.binding import Binding, BindingType
 from textual.content import Content
 from textual.widget import Widget
 
-from sapo_desktop.dashboard.glyphs import Glyphs
+from sapo_desktop.dashboard.look.glyphs import Glyphs
 from sapo_desktop.dashboard.screens.base import BaseScreen
 from sapo_desktop.dashboard.state import DashboardState
 from sapo_desktop.dashboard.widgets import panels

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
 from typing import ClassVar
 
 from textual.app import ComposeResult
@@ -12,12 +11,12 @@ from textual.content import Content
 from textual.screen import ModalScreen
 from textual.widgets import Static
 
-from sapo_desktop.dashboard.glyphs import Glyphs
-from sapo_desktop.dashboard.messages import CommandFailed, Finding
-from sapo_desktop.dashboard.show import hang, plain
+from sapo_desktop.dashboard.host import Examine
+from sapo_desktop.dashboard.look.glyphs import Glyphs
+from sapo_desktop.dashboard.look.show import hang, plain
+from sapo_desktop.errors import CommandFailed
+from sapo_desktop.services.machine.finding import Finding
 
-Examine = Callable[[], AsyncIterator[Finding]]
-"""Findings one by one; raises CommandFailed. They are made outside this process: looking at engines is heavy."""
 _LABEL = 17
 _STYLES = {"ok": "$success", "note": "$muted", "fail": "bold $error"}
 _VERDICTS = {0: "Nothing needs mending.", 1: "One thing does not work: its line says what to do."}

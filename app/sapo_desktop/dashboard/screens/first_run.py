@@ -14,8 +14,8 @@ from textual.screen import ModalScreen
 from textual.widget import Widget
 from textual.widgets import Input, Static
 
-from sapo_desktop.dashboard.messages import FirstRunAnswers, FirstRunInfo, Measure
-from sapo_desktop.dashboard.show import plain
+from sapo_desktop.dashboard.look.show import plain
+from sapo_desktop.services.first_questions import FirstRunAnswers, FirstRunInfo, Measure
 
 MODES = (
     ("silo", "train alone, nothing leaves this machine"),
@@ -174,7 +174,7 @@ class FirstRunScreen(ModalScreen[FirstRunAnswers]):
         """What keeps a node from joining with this line; "" when nothing does."""
         if not invite:
             return "A swarm needs an invite: paste the line its host gave you, or choose silo."
-        from sapo_swarm.invite import BadInvite, parse_invite  # cryptography: only when an invite was typed
+        from sapo_swarm.protocol.invite import BadInvite, parse_invite  # cryptography: only when an invite was typed
 
         try:
             parse_invite(invite)

@@ -11,7 +11,7 @@ from textual.content import Content
 from textual.screen import ModalScreen
 from textual.widgets import Static
 
-from sapo_desktop.dashboard.show import hang, plain
+from sapo_desktop.dashboard.look.show import hang, plain
 
 KEYS = (
     ("1 to 5", "Dashboard, Swarm, Rollouts, Models & runs, Log"),

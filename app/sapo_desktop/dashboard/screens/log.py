@@ -11,8 +11,8 @@ from textual.content import Content
 from textual.widget import Widget
 from textual.widgets import Input, Static
 
+from sapo_desktop.dashboard.look.show import date, hang, plain
 from sapo_desktop.dashboard.screens.base import BaseScreen
-from sapo_desktop.dashboard.show import date, hang, plain
 from sapo_desktop.dashboard.state import DashboardState
 from sapo_desktop.dashboard.widgets.keybar import Key
 from sapo_swarm.events import LogLine

@@ -13,9 +13,9 @@ from textual.widget import Widget
 from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
-from sapo_desktop.dashboard.glyphs import Glyphs
+from sapo_desktop.dashboard.look.glyphs import Glyphs
+from sapo_desktop.dashboard.look.show import plain, reward
 from sapo_desktop.dashboard.screens.base import BaseScreen
-from sapo_desktop.dashboard.show import plain, reward
 from sapo_desktop.dashboard.state import DashboardState
 from sapo_desktop.dashboard.widgets.keybar import Key
 from sapo_desktop.dashboard.widgets.panels import group_line

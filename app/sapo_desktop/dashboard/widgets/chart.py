@@ -12,8 +12,8 @@ from textual.geometry import Size
 from textual.strip import Strip
 from textual.widget import Widget
 
-from sapo_desktop.dashboard.glyphs import UNICODE, Glyphs
-from sapo_desktop.dashboard.show import wrap
+from sapo_desktop.dashboard.look.glyphs import UNICODE, Glyphs
+from sapo_desktop.dashboard.look.show import wrap
 from sapo_desktop.dashboard.widgets.plot import Line, Mark, View, plot, sample
 
 WINDOWS = (0, 2000, 600, 300, 120, 60, 30)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from textual.content import Content
 
-from sapo_desktop.dashboard.glyphs import Glyphs
-from sapo_desktop.dashboard.show import after, age, plain, shorten
+from sapo_desktop.dashboard.look.glyphs import Glyphs
+from sapo_desktop.dashboard.look.show import after, age, plain, shorten
 from sapo_desktop.dashboard.state import DashboardState
 
 _STYLES = {

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from textual.content import Content
 from textual.widget import Widget
 
-from sapo_desktop.dashboard.glyphs import Glyphs
+from sapo_desktop.dashboard.look.glyphs import Glyphs
 from sapo_desktop.dashboard.state import DashboardState
 
 Draw = Callable[[DashboardState, float, int, int, Glyphs], Content]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from textual.content import Content
 
-from sapo_desktop.dashboard.glyphs import Glyphs, sparkline
-from sapo_desktop.dashboard.show import age, bar, count, fit, memory, percent, plain, reward, wrap
+from sapo_desktop.dashboard.look.glyphs import Glyphs, sparkline
+from sapo_desktop.dashboard.look.show import age, bar, count, fit, memory, percent, plain, reward, wrap
 from sapo_desktop.dashboard.state import DashboardState
 from sapo_swarm.events import Evaluated, GroupRecorded, PhaseName, TaskScore
-from sapo_swarm.prompting import extract_answer
+from sapo_swarm.tasks.prompts import extract_answer
 
 MUTED = "$muted"
 BY_ROTE = "by rote: "

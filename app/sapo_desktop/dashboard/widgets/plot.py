@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from sapo_desktop.dashboard.glyphs import Glyphs
+from sapo_desktop.dashboard.look.glyphs import Glyphs
 from sapo_desktop.dashboard.series import Series
 
 Pattern = Literal["solid", "dashed", "dotted"]

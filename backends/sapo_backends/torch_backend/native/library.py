@@ -18,9 +18,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sapo_backends import hardware
-from sapo_backends.spec import DecoderSpec
-from sapo_backends.torch_backend.native.compiling import compiled
+from sapo_backends.checkpoints.spec import DecoderSpec
+from sapo_backends.common import hardware
+from sapo_backends.torch_backend.native.compiler import compiled
 
 PAD, PANEL, CHUNK = 16, 32, 16
 """As in vectors.h."""

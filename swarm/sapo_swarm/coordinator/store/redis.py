@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from sapo_swarm.coordinator.ring import within_budget
-from sapo_swarm.coordinator.store import redis_scripts as scripts
-from sapo_swarm.coordinator.store.base import (
+from sapo_swarm.coordinator.domain.pool import within_budget
+from sapo_swarm.coordinator.domain.records import (
     ACTIVE_S,
     MINUTE,
     WINDOW_MINUTES,
@@ -21,6 +20,7 @@ from sapo_swarm.coordinator.store.base import (
     Standing,
     StandingRow,
 )
+from sapo_swarm.coordinator.store import redis_scripts as scripts
 from sapo_swarm.coordinator.store.redis_registry import RedisRegistry, member_of, pack, reaching, read
 
 SMALL_RING = 64

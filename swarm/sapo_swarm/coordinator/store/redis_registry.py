@@ -12,16 +12,9 @@ import msgspec
 from redis.asyncio import BlockingConnectionPool, Redis
 from redis.exceptions import RedisError
 
+from sapo_swarm.coordinator.domain.records import INVITE_OK, InviteRecord, Member, PoolLimits, SwarmRecord
 from sapo_swarm.coordinator.store import redis_scripts as scripts
-from sapo_swarm.coordinator.store.base import (
-    INVITE_OK,
-    InviteRecord,
-    Member,
-    PoolLimits,
-    StoreFormat,
-    StoreUnavailable,
-    SwarmRecord,
-)
+from sapo_swarm.coordinator.store.base import StoreFormat, StoreUnavailable
 
 log = logging.getLogger("sapo.coordinator")
 TIMEOUT_S = 2.0

@@ -11,18 +11,11 @@ import heapq
 import random
 from pathlib import Path
 
-from sapo_swarm.coordinator.counters import Counters
-from sapo_swarm.coordinator.recent import Recent
-from sapo_swarm.coordinator.ring import Ring
-from sapo_swarm.coordinator.store.base import (
-    MINUTE,
-    Exchange,
-    Exchanged,
-    PoolLimits,
-    Standing,
-    StandingRow,
-    StoreUnavailable,
-)
+from sapo_swarm.coordinator.domain.counters import Counters
+from sapo_swarm.coordinator.domain.pool import Ring
+from sapo_swarm.coordinator.domain.recent import Recent
+from sapo_swarm.coordinator.domain.records import MINUTE, Exchange, Exchanged, PoolLimits, Standing, StandingRow
+from sapo_swarm.coordinator.store.base import StoreUnavailable
 from sapo_swarm.coordinator.store.sqlite_registry import SQLiteRegistry
 from sapo_swarm.coordinator.store.sqlite_writer import Statement, Writer, connect, load_rows
 

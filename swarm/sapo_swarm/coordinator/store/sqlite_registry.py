@@ -6,16 +6,8 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from sapo_swarm.coordinator.store.base import (
-    INVITE_OK,
-    SWARM_FULL,
-    InviteRecord,
-    Member,
-    PoolLimits,
-    StoreUnavailable,
-    SwarmRecord,
-    invite_verdict,
-)
+from sapo_swarm.coordinator.domain.records import INVITE_OK, SWARM_FULL, InviteRecord, Member, PoolLimits, SwarmRecord
+from sapo_swarm.coordinator.store.base import StoreUnavailable, invite_verdict
 from sapo_swarm.coordinator.store.sqlite_writer import Statement, Writer
 
 

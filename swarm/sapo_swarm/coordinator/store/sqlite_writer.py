@@ -14,14 +14,8 @@ from typing import Any
 
 import msgspec
 
-from sapo_swarm.coordinator.store.base import (
-    Entry,
-    InviteRecord,
-    Member,
-    StoreFormat,
-    StoreUnavailable,
-    SwarmRecord,
-)
+from sapo_swarm.coordinator.domain.records import Entry, InviteRecord, Member, SwarmRecord
+from sapo_swarm.coordinator.store.base import StoreFormat, StoreUnavailable
 
 Statement = tuple[str, tuple[Any, ...]]
 

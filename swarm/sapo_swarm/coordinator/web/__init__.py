@@ -12,8 +12,8 @@ import msgspec
 from aiohttp import web
 from jinja2 import Environment, StrictUndefined
 
+from sapo_swarm.coordinator.domain.views import Overview, overview
 from sapo_swarm.coordinator.server import Coordinator
-from sapo_swarm.coordinator.views import Overview, overview
 
 CSP = (
     "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; img-src 'self'; "

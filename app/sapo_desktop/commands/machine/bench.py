@@ -1,0 +1,254 @@
+"""`sapo-desktop bench`: how fast this machine is with a model, and which engine its runs should use."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING
+
+from sapo_backends.base import BackendError, BackendUnavailable, LoadRequest
+from sapo_backends.measure.choice import Candidate, Measured, decide
+from sapo_backends.measure.machine_limits import Limits
+from sapo_desktop import settings
+from sapo_desktop.paths import Home
+from sapo_desktop.services.machine import bench_report, engines, load_request, memory_plan, speed
+from sapo_desktop.services.machine.bench_report import Subject
+from sapo_desktop.settings import flags
+from sapo_swarm.config import RunConfig
+
+if TYPE_CHECKING:
+    from sapo_backends.measure.self_check import Check
+
+_QUICK_S = 0.5
+_LOOK_S = 0.5
+_TESTED = ("torch", "mlx", "llamacpp")
+"""Engines that --verify compares, where they are installed: those that read model folders."""
+_FLAGS = ("trainer", "method", "precision", "device", "threads", "lora_rank")
+_ABOUT = """\
+Each engine that is installed here generates and trains for about two seconds
+(longer with large models), in each precision and with 1, 2, 4, ... threads up
+to the number of cores; those that come near the fastest, twice. The fastest
+whole round wins, and new runs use it from then on. Nothing is trained for good
+and no run is touched. Close what keeps the machine busy; if a node is training,
+pause it first: sapo-desktop pause
+
+What the columns mean:
+  1, 8, 64 wide  tokens generated a second when so many answers are written at
+                 once: a chat, a group, a round
+  training       tokens trained on a second
+  memory         the most that the measuring process held
+  round          seconds a round of your settings would take at these rates
+  of the limit   the same, as a share of what this machine's arithmetic and
+                 memory allow at most
+
+examples:
+  sapo-desktop bench                     the model of your settings
+  sapo-desktop bench starter-1m --quick  a look at the smallest model
+  sapo-desktop bench --verify            does each engine compute the right
+                                         thing here? (on a Mac: Metal, too)"""
+
+
+def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = _ABOUT
+    parser.add_argument(
+        "model",
+        nargs="?",
+        default=argparse.SUPPRESS,
+        metavar="MODEL",
+        help="starter, starter-1m, a folder, or a hub id (default: the settings')",
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object a line")
+    parser.add_argument(
+        "--verify", action="store_true", help="instead of measuring, test that each engine computes the right thing"
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="half a second each, only with all threads; new runs take no notice"
+    )
+    parser.add_argument(
+        "--anyway", action="store_true", help="new runs use the choice even if the machine was too busy to tell"
+    )
+    flags.add_run_flags(parser, _FLAGS)
+
+
+def main(args: argparse.Namespace) -> int:
+    home = Home.find()
+    home.prepare()
+    config = flags.run_config(settings.load(home.settings), args)
+    available = _available(config)
+    try:
+        if args.verify:
+            return _verify(config, available, args.json)
+        asyncio.run(_warn(home))
+        return _bench(home, config, available, args)
+    finally:
+        _progress("")  # Ctrl+C in the middle: the prompt comes on a line of its own
+
+
+def _available(config: RunConfig) -> list[str]:
+    """Engines that can run here, pairs included. Raises BackendUnavailable when the one asked for cannot."""
+    from sapo_backends import registry
+
+    engines.choose_trainer(config)
+    found = []
+    for name in registry.names():
+        try:
+            registry.backend(name).check()
+        except BackendUnavailable:
+            continue
+        found.append(name)
+    return found
+
+
+async def _warn(home: Home) -> None:
+    from sapo_desktop.services.nodes.supervisor import running
+
+    status = await running(home)
+    if status is not None and status.state == "running":
+        _note("A node is training at the same time, so every figure will be too low. Pause it: sapo-desktop pause")
+
+
+def _bench(home: Home, config: RunConfig, available: Sequence[str], args: argparse.Namespace) -> int:
+    busy = _busy()
+    subject = _subject(config, available)
+    if not args.json:
+        print("\n".join(bench_report.opening(subject)), end="\n\n")
+        print("\n".join(bench_report.heading()), flush=True)
+    measured: dict[Candidate, Measured] = {}
+    for one in _measurements(subject, config, available, args.quick):
+        again = one.candidate in measured
+        measured[one.candidate] = one
+        if not args.json:
+            print("\n".join(bench_report.row(subject, one, again=again)), flush=True)
+    found = list(measured.values())
+    choice = decide(found, subject.workload, speed.wanted(config))
+    kept = not args.quick and (args.anyway or not bench_report.too_busy(busy, subject.machine))
+    if choice is not None and kept:
+        speed.remember(home, config, found)
+    plan = memory_plan.plan(config)
+    if args.json:
+        memory = {"needed": plan.needed, "available": plan.available} if plan else None
+        for line in bench_report.objects(subject, found, choice, memory, busy):
+            print(json.dumps(line))
+    else:
+        said = plan.sentence + ("" if plan.fits else f". {plan.suggestion}") if plan else ""
+        print()
+        print("\n".join(bench_report.closing(subject, choice, said, busy, kept=kept)))
+    return 0 if any(not one.failure for one in found) else 1
+
+
+def _busy() -> float:
+    """How many processors other programs keep busy now."""
+    import psutil
+
+    return psutil.cpu_percent(interval=_LOOK_S) / 100 * (psutil.cpu_count() or 1)
+
+
+def _subject(config: RunConfig, available: Sequence[str]) -> Subject:
+    """Look at the machine and the model; downloads a hub model. Raises ModelNotFound."""
+    from sapo_backends.checkpoints import locate
+    from sapo_backends.common import hardware
+    from sapo_backends.measure import probe
+    from sapo_backends.measure.sizing import model_size
+
+    size, method = None, config.method
+    if engines.choose_trainer(config).rpartition("+")[2] in _TESTED:
+        size, method = model_size(locate.resolve(config.model, _download), load_request.request(config))
+    limits: dict[str, Limits] = {}
+    for name in ("mlx", "torch"):
+        if name in available and config.trainer.rpartition("+")[2] in ("auto", name) and _sensible(name, config):
+            _progress(f"the machine's limits by {name}")
+            threads = config.threads or hardware.default_threads()
+            limits[name] = probe.limits_in_child(name, threads, config.device)
+    _progress("")
+    machine = hardware.detect()
+    return Subject(config.model, method, size, machine, hardware.processor(), limits, speed.workload(config))
+
+
+def _sensible(engine: str, config: RunConfig) -> bool:
+    return engine != "mlx" or engines.apple_silicon() or config.trainer.endswith("mlx")
+
+
+def _measurements(subject: Subject, config: RunConfig, available: Sequence[str], quick: bool) -> Iterator[Measured]:
+    """Every candidate's measurement as it is there: trainers first, then pairs, then the best ones once more."""
+    from sapo_backends.common import hardware
+    from sapo_backends.measure import choice, probe
+
+    wanted, work = speed.wanted(config), subject.workload
+    gpu = subject.limits.get("torch", Limits()).device == "cuda" and config.device != "cpu"
+    found: dict[Candidate, Measured] = {}
+
+    def measure(waiting: Sequence[Candidate], doing: str) -> Iterator[Measured]:
+        for number, candidate in enumerate(waiting, 1):
+            _progress(f"{doing} {candidate} ({number} of {len(waiting)})")
+            one = probe.in_child(candidate, load_request.request(config), _QUICK_S if quick else probe.SECONDS)
+            _progress("")
+            found[candidate] = choice.merged(found[candidate], one) if candidate in found else one
+            yield found[candidate]
+
+    apple, threads = engines.apple_silicon(), hardware.default_threads()
+    singles = choice.candidates(available, threads, wanted, apple=apple, gpu=gpu, trains=work.trains)
+    if quick:
+        singles = [c for c in singles if c.threads in (0, max(s.threads for s in singles))]
+    yield from measure(singles, "measuring")
+    yield from measure(choice.pairs(available, list(found.values()), work, wanted), "measuring")
+    if not quick:
+        yield from measure(choice.finalists(list(found.values()), work), "measuring again")
+
+
+def _verify(config: RunConfig, available: Sequence[str], as_json: bool) -> int:
+    """Each engine against a second one, check by check; 1 when one failed."""
+    second = "torch" if "torch" in available else engines.choose_trainer(config)
+    names = [config.trainer] if config.trainer != "auto" else [n for n in _TESTED if n in available]
+    failed = False
+    if not as_json:
+        print(f"{config.model}, compared with {second} in float32 on the processor")
+    for name in (n for n in names if _sensible(n, config)):
+        _progress(f"verifying {name}")
+        checks = _checks(name, second, load_request.request(config))
+        _progress("")
+        for check in checks:
+            failed |= not check.passed
+            if as_json:
+                print(json.dumps({"kind": "check", "engine": name, **asdict(check)}), flush=True)
+            else:
+                print(f"{'pass' if check.passed else 'FAIL'}  {name:<9} {check.name}: {check.figure}", flush=True)
+    if not as_json:
+        print("Something is wrong: do not train with it here, and please report it." if failed else "All is well.")
+    return 1 if failed else 0
+
+
+def _checks(name: str, second: str, request: LoadRequest) -> list[Check]:
+    """An engine that does not even load has failed a check."""
+    from sapo_backends import registry
+    from sapo_backends.measure.self_check import Check, verify
+
+    try:
+        return verify(registry.backend(name), registry.backend(second), _to_verify(request, name))
+    except BackendError as error:
+        return [Check("the engine loads", False, str(error))]
+
+
+def _to_verify(request: LoadRequest, engine: str) -> LoadRequest:
+    """llama.cpp does not train."""
+    return replace(request, method="none") if engine == "llamacpp" else request
+
+
+def _download(fraction: float, phrase: str) -> None:
+    _progress(f"{phrase}: {100 * fraction:.0f} %")
+
+
+def _note(text: str) -> None:
+    print(f"sapo-desktop: {text}", file=sys.stderr, flush=True)
+
+
+def _progress(doing: str) -> None:
+    """What is done now, in one line of the terminal that the next one overwrites; "" clears it."""
+    if sys.stderr.isatty():
+        print(f"\r\x1b[K{doing and doing + ' ...'}"[: bench_report.COLUMNS], end="", file=sys.stderr, flush=True)
+    elif doing:
+        print(doing, file=sys.stderr, flush=True)

@@ -1,0 +1,35 @@
+"""`sapo-desktop config get|set|reset|path`."""
+
+from __future__ import annotations
+
+import argparse
+
+from sapo_desktop.errors import UsageError
+from sapo_desktop.paths import Home
+from sapo_desktop.settings import editing
+
+
+def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
+    parser.add_argument("action", choices=["get", "set", "reset", "path"])
+    parser.add_argument("key", nargs="?", default="", help="such as run.rounds; get without it shows everything")
+    parser.add_argument("value", nargs="?", help="the new value; lists are separated by commas")
+
+
+def main(args: argparse.Namespace) -> int:
+    path = Home.find().settings
+    if args.action == "path":
+        print(path)
+    elif args.action == "set":
+        if not args.key or args.value is None:
+            raise UsageError("Write: sapo-desktop config set KEY VALUE")
+        print(f"{args.key} = {editing.change(path, args.key, args.value)}")
+    elif args.action == "reset":
+        print(f"{editing.known(args.key)} = {editing.reset(path, args.key) or '(empty)'}   (the default)")
+    elif args.key:
+        editing.known(args.key)
+        print(next(row.value for row in editing.rows(path) if row.key == args.key))
+    else:
+        for row in editing.rows(path):
+            origin = f"from {path.name}; default {row.default or 'empty'}" if row.saved else "default"
+            print(f"{row.key} = {row.value or '(empty)'}   ({origin})   # {row.help}")
+    return 0

@@ -1,0 +1,27 @@
+"""`sapo-desktop doctor`: what works here, what does not, and the command that mends it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+
+from sapo_desktop.services.machine.doctor import examine
+from sapo_desktop.services.machine.finding import Verdict
+
+_MARKS: dict[Verdict, str] = {"ok": "✓", "note": "·", "fail": "✗"}
+_PLAIN: dict[Verdict, str] = {"ok": "+", "note": "-", "fail": "!"}
+
+
+def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
+    parser.add_argument("--json", action="store_true", help="as JSON lines")
+
+
+def main(args: argparse.Namespace) -> int:
+    marks = _MARKS if (sys.stdout.encoding or "").lower().startswith("utf") else _PLAIN
+    failed = False
+    for finding in examine():
+        failed |= finding.verdict == "fail"
+        line = f"{marks[finding.verdict]} {finding.what:<14} {finding.text}"
+        print(json.dumps(finding._asdict()) if args.json else line, flush=True)
+    return 1 if failed else 0

@@ -1,0 +1,175 @@
+"""`sapo-desktop lab`: experiments with many nodes in one process, and the report on them."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from sapo_backends.base import Engine
+from sapo_desktop.errors import AppError, UsageError
+from sapo_desktop.paths import Home
+from sapo_desktop.services import lab_processes
+from sapo_desktop.services.nodes.lock import NodeLock
+from sapo_lab.running.run import Progress, run_arm, run_folder
+from sapo_lab.schema import Arm, Experiment, load
+from sapo_swarm.config import RunConfig
+
+_LINE_S = 10.0
+"""Seconds between two lines of progress of one run."""
+
+
+def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    run = actions.add_parser("run", help="run an experiment; what was done before is not done again")
+    run.add_argument("experiment", help="a TOML file, or a name from `lab list`")
+    run.add_argument("--only", default="", metavar="ARM[,ARM]", help="only these arms (default: all)")
+    run.add_argument("--seeds", default="", metavar="N[,N]", help="only these seeds (default: the experiment's)")
+    run.add_argument("--jobs", type=int, default=1, help="runs at the same time, a process each (default: 1)")
+    run.add_argument("--out", type=Path, default=None, help="where journals go (default: the data folder)")
+    run.add_argument("--device", default="", help="cpu, cuda, mps: run all arms there (default: the experiment's)")
+    run.add_argument("--fresh", action="store_true", help="throw away what these arms and seeds have so far")
+    run.add_argument(lab_processes.ENDS_WITH_PARENT, action="store_true", help=argparse.SUPPRESS)
+    report = actions.add_parser(
+        "report", help="tables and figures from the journals: HTML, Markdown, PNG; what they say is kept there too"
+    )
+    report.add_argument("experiment", help="a TOML file, or a name from `lab list`")
+    report.add_argument("--out", type=Path, default=None, help="where the journals are (default: the data folder)")
+    report.add_argument(
+        "--to",
+        type=Path,
+        default=None,
+        help="where the report goes; runs kept there count too (default: beside the journals)",
+    )
+    listing = actions.add_parser("list", help="the experiments that ship, and how far each one is here")
+    listing.add_argument("--out", type=Path, default=None, help="where the journals are (default: the data folder)")
+
+
+def main(args: argparse.Namespace) -> int:
+    if args.action == "list":
+        return _list(args.out)
+    file = find(args.experiment)
+    experiment = load(file)
+    out = (args.out or Home.find().data / "lab") / experiment.name
+    if args.action == "report":
+        return _report(experiment, file, out, args.to or out / "report")
+    chosen = plan(on_device(experiment, args.device), args.only, args.seeds)
+    if args.jobs < 1:
+        raise UsageError("--jobs is at least 1.")
+    if args.jobs > 1 and len(chosen) > 1:
+        commands = [(f"{arm.name} seed {seed}", _command(file, arm, seed, args)) for arm, seed in chosen]
+        asyncio.run(lab_processes.run_all(commands, args.jobs))
+        return 0
+    if args.ends_with_parent:
+        lab_processes.end_with_parent()
+    asyncio.run(_in_turn(experiment, chosen, out, args.fresh))
+    return 0
+
+
+def find(name: str) -> Path:
+    """The file, or the shipped experiment of that name. Raises UsageError."""
+    import sapo_assets
+
+    known = sapo_assets.experiments()
+    if name in known:
+        return known[name]
+    if not Path(name).is_file():
+        raise UsageError(f"There is no experiment {name!r}. Shipped: {', '.join(known)}; or give a TOML file.")
+    return Path(name)
+
+
+def on_device(experiment: Experiment, device: str) -> Experiment:
+    """The experiment with all arms on that device; "" leaves it as it is."""
+    if not device:
+        return experiment
+    replace = msgspec.structs.replace
+    arms = tuple(replace(arm, run=replace(arm.run, device=device)) for arm in experiment.arms)
+    return replace(experiment, arms=arms)
+
+
+def plan(experiment: Experiment, only: str, seeds: str) -> list[tuple[Arm, int]]:
+    """The runs asked for, all arms of a seed before the next seed. Raises BadExperiment, UsageError."""
+    arms = [experiment.arm(name) for name in only.split(",")] if only else list(experiment.arms)
+    try:
+        numbers = [int(seed) for seed in seeds.split(",")] if seeds else list(experiment.seeds)
+    except ValueError:
+        raise UsageError(f"--seeds are whole numbers, not {seeds!r}.") from None
+    if any(number < 0 for number in numbers):
+        raise UsageError("--seeds are not negative.")
+    return [(arm, seed) for seed in numbers for arm in arms]
+
+
+@dataclass
+class _Lines:
+    """Prints a line of progress now and then."""
+
+    last: float = -_LINE_S
+
+    def __call__(self, progress: Progress) -> None:
+        now = time.monotonic()
+        if now - self.last >= _LINE_S or progress.what != "round":
+            self.last = now
+            print(progress.sentence(), flush=True)
+
+
+async def _in_turn(experiment: Experiment, chosen: list[tuple[Arm, int]], out: Path, fresh: bool) -> None:
+    from sapo_desktop.services.machine.engines import builder
+    from sapo_swarm.scoring.scorer import Scorer
+
+    def build(config: RunConfig) -> Engine:
+        return builder(config)(lambda fraction, phrase: None)
+
+    async with Scorer() as scorer:
+        for arm, seed in chosen:
+            with _locked(out, arm, seed):
+                done = await run_arm(experiment, arm, seed, out, scorer, build, _Lines(), fresh)
+            print(
+                f"{arm.name} seed {seed}: {done.rounds} rounds, {done.tokens:,} tokens, {done.wall_s / 60:.1f} min, "
+                f"in {run_folder(out, arm.name, seed)}",
+                flush=True,
+            )
+
+
+def _locked(out: Path, arm: Arm, seed: int) -> NodeLock:
+    """Two processes never work on one run."""
+    locks = out / "locks"
+    locks.mkdir(parents=True, exist_ok=True)
+    return NodeLock(locks / f"{arm.name}-{seed}", f"{arm.name} seed {seed} is already running (process {{holder}}).")
+
+
+def _command(file: Path, arm: Arm, seed: int, args: argparse.Namespace) -> list[str]:
+    command = ["lab", "run", str(file), "--only", arm.name, "--seeds", str(seed)]
+    command += ["--device", args.device] if args.device else []
+    return command + (["--out", str(args.out)] if args.out else []) + (["--fresh"] if args.fresh else [])
+
+
+def _list(out: Path | None) -> int:
+    import sapo_assets
+
+    folder = out or Home.find().data / "lab"
+    for name, file in sapo_assets.experiments().items():
+        experiment = load(file)
+        runs = [(arm.name, seed) for arm in experiment.arms for seed in experiment.seeds]
+        done = sum((run_folder(folder / name, *run) / "done.json").exists() for run in runs)
+        print(f"{name:<20} {len(experiment.arms):>2} arms x {len(experiment.seeds)} seeds, {done}/{len(runs)} done  ")
+        print(f"{'':<20} {experiment.question}")
+    return 0
+
+
+def _report(experiment: Experiment, file: Path, out: Path, to: Path) -> int:
+    from sapo_lab.report.page import write
+
+    try:
+        paths: Iterable[Path] = write(experiment, out, to, f"sapo-desktop lab run {file.stem}")
+    except ModuleNotFoundError as error:
+        if error.name != "matplotlib":
+            raise
+        raise AppError("The report draws with matplotlib. Fix: pip install 'sapo-desktop[lab]'") from error
+    for path in paths:
+        print(path)
+    return 0

@@ -1,0 +1,1 @@
+"""Verbs about models, runs and tasks."""

@@ -1,0 +1,1 @@
+"""Verbs that start, watch and control a node."""

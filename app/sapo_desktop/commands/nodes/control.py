@@ -1,0 +1,78 @@
+"""`status`, `pause`, `resume`, `finish`, `snooze`, `run-anyway`, `stop`, `external`: clients of the node's control API."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import re
+import time
+
+import msgspec
+
+from sapo_desktop.errors import UsageError
+from sapo_desktop.paths import Home
+from sapo_swarm.node.control.api import ControlClient, NodeStatus
+from sapo_swarm.node.governor.commands import duration
+from sapo_swarm.protocol.safe_text import safe_text
+
+_UNITS = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
+
+
+def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
+    if verb in {"pause", "snooze", "run-anyway"}:
+        default = {"pause": "", "snooze": "15m", "run-anyway": "1h"}[verb]
+        parser.add_argument("--for", dest="for_s", default=default, metavar="TIME", help="such as 30s, 15m or 1h")
+    if verb == "external":
+        parser.add_argument("switch", choices=("on", "off"), help="on: also after the held-out tripwire stopped them")
+    parser.add_argument("--json", action="store_true", help="print the status as JSON")
+    if verb == "status":
+        parser.add_argument("--watch", action="store_true", help="print a new line whenever something changes")
+
+
+def main(args: argparse.Namespace) -> int:
+    return asyncio.run(_talk(args))
+
+
+def seconds(text: str) -> float:
+    """ "90", "30s", "15m", "1h" in seconds; "" is 0. Raises UsageError."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", text.strip().lower() or "0")
+    if found is None or found[2] not in _UNITS:
+        raise UsageError(f"{text!r} is not a time. Write 30s, 15m or 1h.")
+    return float(found[1]) * _UNITS[found[2]]
+
+
+async def _talk(args: argparse.Namespace) -> int:
+    async with ControlClient(Home.find().socket) as node:
+        if args.verb == "status":
+            status = await node.status()
+        elif args.verb == "external":
+            status = await node.post(f"external_{args.switch}")
+        elif getattr(args, "for_s", ""):
+            status = await node.post(args.verb.replace("-", "_"), for_s=seconds(args.for_s))
+        else:
+            status = await node.post(args.verb)
+        print(msgspec.json.encode(status).decode() if args.json else describe(status))
+        if getattr(args, "watch", False):
+            await _watch(node, args.json, status)
+    return 0
+
+
+async def _watch(node: ControlClient, json: bool, status: NodeStatus) -> None:
+    shown = status.sentence
+    async for _ in node.events(after=status.seq):
+        status = await node.status()
+        if status.sentence != shown:
+            shown = status.sentence
+            print(msgspec.json.encode(status).decode() if json else describe(status), flush=True)
+
+
+def describe(status: NodeStatus) -> str:
+    """The status in one or two lines."""
+    planned = f" of {status.rounds_planned}" if status.rounds_planned else ""
+    age = duration(time.time() - status.since)
+    external = f"\n{safe_text(status.external, 400, lines=False)}" if status.external else ""
+    return (
+        f"{status.state.capitalize()} for {age}: {safe_text(status.sentence, 300, lines=False)}\n"
+        f"Run {status.run_id} · {status.round}{planned} rounds done · "
+        f"{status.model} on {status.backend}/{status.device} · process {status.pid}{external}"
+    )

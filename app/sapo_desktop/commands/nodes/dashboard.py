@@ -1,0 +1,87 @@
+"""`sapo-desktop` without a verb: the dashboard, with a node behind it."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import sys
+
+from sapo_desktop import settings
+from sapo_desktop.errors import AppError
+from sapo_desktop.paths import Home
+
+
+def main(args: argparse.Namespace) -> int:
+    home = Home.find()
+    home.prepare()
+    chosen = settings.load(home.settings)
+    in_browser = "TEXTUAL_DRIVER" in os.environ  # set by textual-serve, which speaks through pipes
+    if not in_browser and (not sys.stdout.isatty() or not sys.stdin.isatty()):
+        raise AppError("The dashboard needs a terminal. Without one: sapo-desktop node --silo")
+    choice = _show(home, chosen)
+    if choice == "stop":
+        return asyncio.run(stop_node(home))
+    if choice == "background":
+        print("The node keeps working. Look again with sapo-desktop, end it with sapo-desktop stop.")
+    return 0
+
+
+def _show(home: Home, chosen: settings.Settings) -> str | None:
+    from sapo_desktop.dashboard.app import SapoDashboard
+    from sapo_desktop.dashboard.feed import ControlFeed
+    from sapo_desktop.services.first_questions import FirstRunAnswers, FirstRunInfo
+    from sapo_desktop.services.machine.doctor import stream
+    from sapo_desktop.services.nodes.settings_actions import HomeSettings
+    from sapo_desktop.services.nodes.supervisor import last_words
+    from sapo_desktop.services.swarms.actions import HomeActions
+
+    first_run = not home.settings.exists() and not home.socket.exists()
+    problem: list[AppError] = []
+
+    async def start(answers: FirstRunAnswers | None) -> None:
+        """Attach to the running node or start one; an error ends the dashboard with its sentence."""
+        from sapo_desktop.services import first_run as questions
+        from sapo_desktop.services.nodes import supervisor
+
+        try:
+            if answers is not None:
+                await asyncio.to_thread(questions.persist, answers, home.settings, home.invite)
+            if await supervisor.running(home) is None:
+                await supervisor.start(home, [])
+        except AppError as error:
+            problem.append(error)
+            app.exit(None)
+
+    def offer() -> FirstRunInfo:
+        from sapo_desktop.services import first_run as questions
+
+        return questions.info()
+
+    app = SapoDashboard(
+        ControlFeed(home.socket, last_words=lambda: last_words(home)),
+        first_run,
+        start,
+        offer,
+        glyphs=chosen.ui.glyphs,
+        theme=chosen.ui.theme,
+        runs=home.runs,
+        swarm_actions=HomeActions(home),
+        settings_actions=HomeSettings(home),
+        examine=stream,
+    )
+    choice = app.run()
+    if problem:
+        raise problem[0]
+    return choice
+
+
+async def stop_node(home: Home) -> int:
+    """Stop the node and say that it is gone. Raises AppError when it is not."""
+    from sapo_desktop.services.nodes import supervisor
+
+    if await supervisor.stop(home) is None:
+        print("Nothing is running.")
+    else:
+        print("Stopped. Everything is saved, and the memory is free.")
+    return 0

@@ -1,0 +1,1 @@
+"""Verbs that join and host swarms."""

@@ -1,0 +1,111 @@
+"""`sapo-desktop contribute --answer`: a person answers questions and shares the attempts with the swarm.
+
+The paper (arXiv 2509.08721, section 4) lets any generator take part, humans too. Whoever receives the group verifies it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+
+from sapo_desktop import settings
+from sapo_desktop.errors import UsageError
+from sapo_desktop.paths import Home
+from sapo_desktop.services.swarms import membership
+from sapo_desktop.services.swarms.answering import MAX_ATTEMPTS, MIN_ATTEMPTS, Desk, ScoringFailed, attempt
+from sapo_desktop.settings import flags
+from sapo_swarm.protocol.client import CoordinatorError, NodeClient
+from sapo_swarm.protocol.safe_text import safe_text
+from sapo_swarm.types import Question
+
+_HOW = (
+    "Answer as often as you like; every line is one attempt and is scored here. An empty line shares them (at least "
+    f"{MIN_ATTEMPTS}), 's' skips the question, 'q' ends. Wrong attempts are worth as much as right ones: models learn "
+    "from the difference."
+)
+
+
+class _Done(Exception):
+    """The person has had enough."""
+
+
+def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
+    parser.add_argument("--answer", action="store_true", help="you answer; without it: how a model contributes")
+    parser.add_argument(
+        "--join", default="", metavar="INVITE", help="the swarm (default: the one whose invite is saved)"
+    )
+    parser.add_argument("--questions", type=int, default=0, help="how many questions (default: until you stop)")
+    flags.add_run_flags(parser, only=("tasks", "preset"))
+
+
+def main(args: argparse.Namespace) -> int:
+    if not args.answer:
+        raise UsageError(
+            "Answer questions yourself with: sapo-desktop contribute --answer. Let a model generate for the swarm "
+            "without training: sapo-desktop node --join INVITE --method none"
+        )
+    home = Home.find()
+    home.prepare()
+    try:
+        return asyncio.run(_contribute(home, args))
+    except _Done:
+        return 0
+
+
+async def _contribute(home: Home, args: argparse.Namespace) -> int:
+    from sapo_swarm.scoring.scorer import Scorer
+
+    chosen = settings.load(home.settings)
+    config = flags.run_config(chosen, args)
+    invite = membership.save(args.join, home.invite) if args.join else membership.load(home.invite)
+    who = await asyncio.to_thread(membership.identity, home)
+    async with NodeClient(invite, who.identity) as client, Scorer() as scorer:
+        try:
+            info = await client.join(chosen.person.name, "person")
+        except CoordinatorError as error:
+            raise UsageError(f"{safe_text(str(error), 300, lines=False)}") from error
+        print(f"In {safe_text(info.name, 40, lines=False)} with {info.nodes} nodes. {who.sentence}\n{_HOW}")
+        desk = Desk(scorer, who.identity, invite.swarm, config.tasks, config.preset)
+        shared = 0
+        while not args.questions or shared < args.questions:
+            question = await desk.question()
+            texts = await _attempts(desk, question)
+            if texts:
+                await asyncio.sleep(client.wait_s)
+                print(await desk.share(client, question, texts))
+                shared += 1
+    return 0
+
+
+async def _attempts(desk: Desk, question: Question) -> list[str]:
+    """The attempts of one question; empty when it was skipped. Raises _Done."""
+    print(f"\n{question.ref.dataset.replace('_', ' ')}\n{safe_text(question.prompt)}\n")
+    texts: list[str] = []
+    while len(texts) < MAX_ATTEMPTS:
+        typed = await asyncio.to_thread(_read, f"attempt {len(texts) + 1}: ")
+        if typed in {"", "q", "s"}:
+            if typed == "q":
+                raise _Done
+            if typed == "s":
+                return []
+            if len(texts) >= MIN_ATTEMPTS:
+                return texts
+            print(f"A group needs at least {MIN_ATTEMPTS} attempts; another one may also be wrong.")
+            continue
+        try:
+            text = attempt(typed)
+            reward = await desk.reward(question, text)
+        except (ValueError, ScoringFailed) as error:
+            print(f"  {safe_text(str(error), 200, lines=False)}")
+            continue
+        texts.append(text)
+        print(f"  {'right' if reward >= 1.0 else 'not right'} (reward {reward:.2f})")
+    return texts
+
+
+def _read(prompt: str) -> str:
+    """One line; the end of the input counts as 'q'."""
+    print(prompt, end="", flush=True)
+    line = sys.stdin.readline()
+    return line.strip() if line else "q"

@@ -1,0 +1,107 @@
+"""`sapo-desktop invite`, `ban`: who may come into the swarm that is hosted here, and who is out."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import time
+from collections.abc import Sequence
+
+from sapo_desktop.errors import UsageError
+from sapo_desktop.paths import Home
+from sapo_desktop.services.swarms import hosting, qr
+from sapo_swarm.coordinator.admin.messages import InviteView
+from sapo_swarm.node.governor.commands import duration
+from sapo_swarm.protocol.invite import Invite, is_loopback
+from sapo_swarm.protocol.safe_text import safe_text
+
+
+def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
+    if verb == "ban":
+        parser.add_argument("node", help="node id, or a unique beginning of it (see the status page)")
+        parser.add_argument("--reason", default="banned by the host", help="what the node is told")
+        parser.add_argument("--lift", action="store_true", help="let the node in again")
+        return
+    parser.add_argument("action", nargs="?", choices=("new", "list", "revoke"), default="new", help="default: new")
+    parser.add_argument("which", nargs="?", default="", help="revoke: the invite's label or the beginning of its id")
+    parser.add_argument("--label", default="", help="what you call it: who is it for?")
+    parser.add_argument("--uses", type=int, default=0, help="nodes that it admits (default: any number)")
+    parser.add_argument("--hours", type=float, default=168.0, help="its life (default: 168, a week; 0: for ever)")
+    parser.add_argument("--qr", action=argparse.BooleanOptionalAction, default=None, help="show it as a QR code too")
+
+
+def main(args: argparse.Namespace) -> int:
+    return asyncio.run(_ban(args) if args.verb == "ban" else _invite(args))
+
+
+async def _invite(args: argparse.Namespace) -> int:
+    async with hosting.need(Home.find()).client() as admin:
+        if args.action == "list":
+            print("\n".join(_row(view) for view in await admin.invites()) or "There is no invite yet.")
+        elif args.action == "revoke":
+            view = pick(await admin.invites(), args.which)
+            out = await admin.revoke(view.hash)
+            print(f"Revoked {_name(view)}. Nodes that are out with it: {', '.join(out) or 'none'}.")
+        else:
+            invites = await admin.new_invite(args.label, args.hours, args.uses)
+            _show(invites, sys.stdout.isatty() if args.qr is None else args.qr)
+    return 0
+
+
+def _show(invites: Sequence[Invite], code: bool) -> None:
+    """The lines to send to somebody; the code of the first that others can reach."""
+    ordered = sorted(invites, key=lambda invite: is_loopback(invite.host))
+    for invite in ordered:
+        print(f"{invite}{'   (this machine only)' if is_loopback(invite.host) else ''}")
+    if code:
+        print(qr.for_terminal(str(ordered[0])))
+
+
+def pick(views: Sequence[InviteView], which: str) -> InviteView:
+    """The invite of that label or beginning of its id. Raises UsageError."""
+    found = [v for v in views if which and (v.label == which or v.hash.startswith(which))]
+    if len(found) != 1:
+        known = ", ".join(_name(v) for v in views if not v.revoked) or "none"
+        raise UsageError(f"{'Several invites are' if found else 'No invite is'} called {which!r}. Known: {known}.")
+    return found[0]
+
+
+def _name(view: InviteView) -> str:
+    label = safe_text(view.label, 40, lines=False)
+    return f"{view.hash[:8]}{f' ({label})' if label else ''}"
+
+
+def _row(view: InviteView) -> str:
+    left = view.expires - time.time()
+    life = "for ever" if not view.expires else f"for another {duration(left)}" if left > 0 else "expired"
+    uses = f"{view.uses} of {view.max_uses}" if view.max_uses else f"{view.uses}"
+    return f"{view.hash[:8]}  {'revoked' if view.revoked else life:<22}  used {uses:<8}  {safe_text(view.label, 80, lines=False)}"
+
+
+async def _ban(args: argparse.Namespace) -> int:
+    state = hosting.need(Home.find())
+    node = await _member(state, args.node)
+    async with state.client() as admin:
+        await admin.ban(node, "" if args.lift else args.reason)
+    print(f"{node} may take part again." if args.lift else f"{node} is out, and its groups are gone from the pool.")
+    return 0
+
+
+async def _member(state: hosting.Hosting, beginning: str) -> str:
+    """The whole id of a node on the leaderboard. Raises UsageError."""
+    from sapo_swarm.protocol.client import NodeClient
+    from sapo_swarm.protocol.identity import Identity
+
+    if len(beginning) == 26:
+        return beginning
+    access = state.access()
+    host = access.url.rpartition(":")[0].partition("//")[2].strip("[]")
+    async with NodeClient(Invite(host, access.port, access.swarm, access.fingerprint), Identity.generate()) as client:
+        nodes = [row.node for row in (await client.leaderboard()).nodes]
+    found = [node for node in nodes if beginning and node.startswith(beginning)]
+    if len(found) != 1:
+        raise UsageError(
+            f"{'Several nodes begin' if found else 'No active node begins'} with {beginning!r}. Type the whole id."
+        )
+    return found[0]

@@ -1,0 +1,22 @@
+"""`sapo-desktop leave`: this node leaves its swarm and forgets the invite."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+
+from sapo_desktop.errors import UsageError
+from sapo_desktop.paths import Home
+from sapo_desktop.services.swarms.leaving import leave
+
+
+def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
+    parser.add_argument("--keep-invite", action="store_true", help="leave now, but keep the invite for another time")
+
+
+def main(args: argparse.Namespace) -> int:
+    home = Home.find()
+    if not home.invite.exists():
+        raise UsageError("This node is in no swarm.")
+    print(asyncio.run(leave(home, args.keep_invite)))
+    return 0

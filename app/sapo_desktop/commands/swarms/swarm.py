@@ -1,0 +1,104 @@
+"""`sapo-desktop swarm`: the swarm that is hosted here, as a whole: where it stands, moving it, ending it."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+from pathlib import Path
+
+from sapo_desktop.errors import AppError, UsageError
+from sapo_desktop.paths import Home
+from sapo_desktop.services.swarms import hosting
+from sapo_swarm.coordinator.settings import CoordinatorSettings
+from sapo_swarm.coordinator.store import open_store
+from sapo_swarm.coordinator.store.base import Store
+
+ACTIONS = ("status", "stop", "export", "import")
+
+
+def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
+    parser.add_argument("action", nargs="?", choices=ACTIONS, default="status", help="default: status")
+    parser.add_argument(
+        "file", nargs="?", type=Path, help="export, import: the file (it holds the swarm's private key)"
+    )
+    parser.add_argument(
+        "--store", default="", help="import: sqlite:PATH, redis://… or valkey://… (default: the app's own)"
+    )
+
+
+def main(args: argparse.Namespace) -> int:
+    home = Home.find()
+    home.prepare()
+    if args.action in {"export", "import"} and args.file is None:
+        raise UsageError(f"Which file? sapo-desktop swarm {args.action} FILE")
+    if args.action == "import":
+        return asyncio.run(_import(home, args.file, args.store))
+    if args.action == "export":
+        return asyncio.run(_export(home, args.file))
+    if args.action == "stop":
+        stopped = asyncio.run(hosting.stop(home))
+        print(
+            f"The coordinator (process {stopped.pid}) has stopped. Members go on alone; it knows them when it is back."
+        )
+        return 0
+    return _status(hosting.need(home))
+
+
+def _status(state: hosting.Hosting) -> int:
+    access = state.access()
+    print(f"Swarm {state.name!r} ({access.swarm}) is hosted by process {state.pid}.")
+    print(f"Status page: {access.url}/")
+    print(f"Reachable at: {', '.join(access.addresses)}, port {access.port}")
+    print("Anyone may join: nobody in it is trusted." if state.open else "Let others in: sapo-desktop invite")
+    return 0
+
+
+async def _export(home: Home, path: Path) -> int:
+    """From the running coordinator, else from the app's own store."""
+    state = hosting.find(home)
+    if state is not None:
+        async with state.client() as admin:
+            data = await admin.export()
+    else:
+        from sapo_swarm.coordinator.admin.transfer import export_swarm
+
+        store = await _open(_own_store(home))
+        try:
+            data = await export_swarm(store)
+        finally:
+            await store.close()
+    try:
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(data)
+    except FileExistsError as error:
+        raise UsageError(f"{path} exists already: choose another name.") from error
+    print(
+        f"The swarm is in {path} ({len(data):,} bytes). Whoever has the file can host the swarm: keep it as a password."
+    )
+    return 0
+
+
+async def _import(home: Home, path: Path, store_url: str) -> int:
+    from sapo_swarm.coordinator.admin.transfer import import_swarm
+
+    if hosting.find(home) is not None:
+        raise AppError("A coordinator runs here. Stop it first: sapo-desktop swarm stop")
+    data = await asyncio.to_thread(path.read_bytes)
+    store = await _open(store_url or _own_store(home))
+    try:
+        swarm = await import_swarm(store, data)
+    finally:
+        await store.close()
+    print(f"Swarm {swarm.name!r} ({swarm.swarm}) is in. Host it with: sapo-desktop coordinator --name {swarm.name!r}")
+    return 0
+
+
+def _own_store(home: Home) -> str:
+    return f"sqlite:{home.data / 'swarm.sqlite'}"
+
+
+async def _open(url: str) -> Store:
+    store = open_store(CoordinatorSettings(store=url))
+    await store.open()
+    return store

@@ -1,0 +1,72 @@
+"""What screens and the palette may ask of the application that shows them; app.py implements it."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import AsyncIterator, Callable
+
+from textual.app import App
+
+from sapo_desktop.dashboard.look.glyphs import Glyphs
+from sapo_desktop.dashboard.messages import Feed, QuitChoice
+from sapo_desktop.dashboard.state import DashboardState
+from sapo_desktop.services.machine.finding import Finding
+from sapo_desktop.services.swarms.interface import SwarmActions
+from sapo_desktop.settings.rows import SettingsActions
+
+Examine = Callable[[], AsyncIterator[Finding]]
+"""Findings one by one; raises CommandFailed. They are made outside this process: looking at engines is heavy."""
+
+
+class DashboardHost(App[QuitChoice]):
+    """The application as its screens see it. Actions that are None are not to be had (a recording, for example)."""
+
+    glyphs: Glyphs
+    feed: Feed
+    state: DashboardState
+    swarm_actions: SwarmActions | None
+    settings_actions: SettingsActions | None
+    examine: Examine | None
+
+    @property
+    @abstractmethod
+    def modes(self) -> tuple[str, ...]:
+        """The screens that there are, in order."""
+
+    @abstractmethod
+    def redraw(self) -> None:
+        """Give the active screen the state."""
+
+    @abstractmethod
+    def command(self, verb: str, said: str, **body: float) -> None:
+        """Tell the node, and say what was told or why it was not taken."""
+
+    @abstractmethod
+    def say(self, text: str, error: bool = False) -> None:
+        """A toast, as plain text."""
+
+    # The actions that keys, the footer's buttons and the palette share.
+
+    @abstractmethod
+    def action_toggle_pause(self) -> None: ...
+
+    @abstractmethod
+    def action_finish(self) -> None: ...
+
+    @abstractmethod
+    def action_run_anyway(self) -> None: ...
+
+    @abstractmethod
+    def action_snooze(self) -> None: ...
+
+    @abstractmethod
+    def action_help(self) -> None: ...
+
+    @abstractmethod
+    def action_settings(self) -> None: ...
+
+    @abstractmethod
+    def action_doctor(self) -> None: ...
+
+    @abstractmethod
+    def action_leave(self) -> None: ...

@@ -1,0 +1,1 @@
+"""Glyphs, colours and how numbers and foreign text are shown."""

@@ -1,0 +1,105 @@
+"""How numbers, ages and foreign text are shown. Everything here gives plain strings or Content, never markup."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from textual.content import Content
+
+from sapo_desktop.dashboard.look.glyphs import Glyphs
+from sapo_swarm.protocol.safe_text import safe_text
+
+
+def plain(text: str, limit: int = 8192, lines: bool = False) -> str:
+    """Any text from a peer, a model or a node, made harmless."""
+    return safe_text(text, limit, lines)
+
+
+def content(text: str, style: str = "") -> Content:
+    """Harmless text as Content: brackets stay brackets."""
+    return Content.styled(plain(text), style) if style else Content(plain(text))
+
+
+def age(seconds: float) -> str:
+    """12 s, 3 min, 2 h, 5 d."""
+    seconds = max(seconds, 0.0)
+    for limit, unit, size in ((90, "s", 1), (5400, "min", 60), (172_800, "h", 3600)):
+        if seconds < limit:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds / 86_400:.0f} d"
+
+
+def percent(share: float | None, digits: int = 0, dash: str = "—") -> str:
+    """A share in [0, 1] as percent."""
+    return dash if share is None else f"{100 * share:.{digits}f} %"
+
+
+def reward(value: float | None, dash: str = "—") -> str:
+    """.291 or 1.000."""
+    if value is None:
+        return dash
+    text = f"{value:.3f}"
+    return text[1:] if text.startswith("0.") else text
+
+
+def count(value: float | None, dash: str = "—") -> str:
+    """1,870 or 12.3 M."""
+    if value is None:
+        return dash
+    if value >= 10_000_000:
+        return f"{value / 1e6:,.1f} M"
+    return f"{value:,.0f}"
+
+
+def memory(size: float | None, dash: str = "—") -> str:
+    """Bytes as MB or GB (powers of ten)."""
+    if not size:
+        return dash
+    return f"{size / 1e9:.2f} GB" if size >= 1e9 else f"{size / 1e6:.0f} MB"
+
+
+def clock(time: float) -> str:
+    return datetime.fromtimestamp(time).strftime("%H:%M:%S")
+
+
+def date(time: float) -> str:
+    return datetime.fromtimestamp(time).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def fit(text: str, width: int) -> str:
+    """Cut with … or padded to `width` characters."""
+    return text[: max(width - 1, 0)] + "…" if len(text) > width else text.ljust(width)
+
+
+def after(rounds: int) -> str:
+    """When, for a measurement between two rounds. rounds: how many were done."""
+    return f"after round {rounds}" if rounds else "before training"
+
+
+def shorten(text: str, width: int) -> str:
+    """Cut to `width` characters: whole phrases between middle dots go first, from the end."""
+    while len(text) > width and " · " in text:
+        text = text[: text.rindex(" · ")]
+    return text if len(text) <= width else text[: max(width - 1, 0)] + "…"
+
+
+def wrap(text: str, width: int) -> list[str]:
+    """Greedy wrapping at blanks."""
+    lines = [""]
+    for word in text.split():
+        if lines[-1] and len(lines[-1]) + 1 + len(word) > width:
+            lines.append(word)
+        else:
+            lines[-1] = f"{lines[-1]} {word}".strip()
+    return lines
+
+
+def hang(text: str, width: int, indent: int) -> str:
+    """Wrapped to `width - indent` characters, the lines after the first indented: what follows a label."""
+    return ("\n" + " " * indent).join(wrap(text, max(width - indent, 10)))
+
+
+def bar(fraction: float, width: int, glyphs: Glyphs, style: str) -> Content:
+    """A bar of whole cells: `fraction` of `width` full."""
+    full = round(min(max(fraction, 0.0), 1.0) * width)
+    return Content.assemble((glyphs.full * full, style), (glyphs.empty * (width - full), "$border"))

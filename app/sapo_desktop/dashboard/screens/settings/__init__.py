@@ -1,0 +1,1 @@
+"""F2: every setting and its editor."""

@@ -1,0 +1,76 @@
+"""The editor of one setting: a line to type into, or the choices there are. What is refused says why and stays."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical
+from textual.content import Content
+from textual.screen import ModalScreen
+from textual.widgets import Input, OptionList, Static
+
+from sapo_desktop.dashboard.look.show import plain
+from sapo_desktop.settings.rows import SettingRefused, SettingRow, SettingsActions, spaced
+
+
+class SettingEditor(ModalScreen[str | None]):
+    """Gives the value that was written, None at Esc."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "cancel", "cancel", show=False)]
+    AUTO_FOCUS: ClassVar[str | None] = "#value"
+
+    def __init__(self, row: SettingRow, actions: SettingsActions) -> None:
+        super().__init__()
+        self.row, self.actions = row, actions
+
+    def compose(self) -> ComposeResult:
+        row = self.row
+        with Vertical(classes="box dialog editor"):
+            yield Static(Content.styled(row.key, "bold"), markup=False)
+            yield Static(plain(row.help, 400), markup=False)
+            if self.choices:
+                yield OptionList(*self.choices, id="value", markup=False)
+            else:
+                yield Input(row.value, id="value", compact=True)
+            yield Static("", id="complaint", markup=False)
+            allowed = f"{row.kind} · default {plain(spaced(row, row.default), 200)}"
+            yield Static(Content.styled(allowed, "$muted"), markup=False)
+            yield Static(
+                Content.assemble(
+                    ("Enter", "bold $accent"), (" write   ", "$muted"), ("Esc", "bold $accent"), (" cancel", "$muted")
+                ),
+                markup=False,
+            )
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """Themes are known to the application only."""
+        return tuple(sorted(self.app.available_themes)) if self.row.key == "ui.theme" else self.row.choices
+
+    def on_mount(self) -> None:
+        if self.row.value in self.choices:
+            self.query_one("#value", OptionList).highlighted = self.choices.index(self.row.value)
+
+    def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
+        event.stop()
+        self._write(self.choices[event.option_index])
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        event.stop()
+        self._write(event.value.strip())
+
+    def _write(self, value: str) -> None:
+        self.run_worker(self._try(value), name="write", exclusive=True, exit_on_error=True)
+
+    async def _try(self, value: str) -> None:
+        try:
+            await self.actions.change(self.row.key, value)
+        except SettingRefused as error:
+            self.query_one("#complaint", Static).update(Content.styled(plain(str(error), 400), "$warning"))
+        else:
+            self.dismiss(value)
+
+    def action_cancel(self) -> None:
+        self.dismiss(None)

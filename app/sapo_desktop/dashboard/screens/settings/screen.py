@@ -1,0 +1,215 @@
+"""F2: every setting of the one schema, its value, where it comes from, and an editor that refuses what is wrong."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical, VerticalScroll
+from textual.content import Content
+from textual.screen import ModalScreen
+from textual.widgets import Input, OptionList, Static
+from textual.widgets.option_list import Option
+
+from sapo_desktop.dashboard.look.show import fit, hang, plain
+from sapo_desktop.dashboard.screens.settings.editor import SettingEditor
+from sapo_desktop.dashboard.widgets.keybar import Key, KeyBar
+from sapo_desktop.settings.rows import SettingRefused, SettingRow, SettingsActions, spaced
+
+_KEYS: list[Key] = [
+    ("Enter", "change", "screen.edit"),
+    ("d", "default", "screen.default"),
+    ("a", "apply to the node", "screen.restart"),
+    ("/", "search", "screen.search"),
+    ("Esc", "close", "screen.back"),
+]
+
+
+class SettingsScreen(ModalScreen[None]):
+    """Covers everything, so that no key of the screens below is meant by accident."""
+
+    AUTO_FOCUS: ClassVar[str | None] = "#rows"
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape,f2", "back", "close", show=False),
+        Binding("d", "default", "default", show=False),
+        Binding("a", "restart", "apply", show=False),
+        Binding("slash", "search", "search", show=False),
+    ]
+
+    def __init__(self, actions: SettingsActions) -> None:
+        super().__init__()
+        self.actions = actions
+        self.rows: tuple[SettingRow, ...] = ()
+        self.listed: list[SettingRow] = []
+
+    def compose(self) -> ComposeResult:
+        with Vertical(id="settings"):
+            yield Input(placeholder="search keys and explanations, Esc clears it", id="search", classes="search")
+            yield OptionList(id="rows", classes="box", markup=False)
+            with VerticalScroll(id="about", classes="box", can_focus=False):
+                yield Static("", id="about-text", markup=False)
+            yield KeyBar(_KEYS)
+
+    def on_mount(self) -> None:
+        self.query_one("#rows").border_title = Content.styled("Settings", "bold")
+        self.query_one("#rows").border_subtitle = Content.styled(plain(self.actions.describe(), 200), "$muted")
+        self._read()
+
+    def on_resize(self) -> None:
+        self._fill()
+
+    # Reading and showing
+
+    def _read(self) -> None:
+        self.run_worker(self._look(), name="settings", exclusive=True, exit_on_error=True)
+
+    async def _look(self) -> None:
+        try:
+            self.rows = await self.actions.rows()
+        except SettingRefused as error:
+            self.query_one("#about-text", Static).update(Content.styled(plain(str(error), 600), "$error"))
+            return
+        self._fill()
+
+    def _fill(self) -> None:
+        listing = self.query_one("#rows", OptionList)
+        chosen = self.chosen
+        wanted = self.query_one("#search", Input).value.casefold()
+        self.listed = [row for row in self.rows if wanted in f"{row.key} {row.help}".casefold()]
+        width = max(listing.scrollable_content_region.width - 2, 40)
+        listing.clear_options()
+        listing.add_options([Option(row_line(row, width)) for row in self.listed])
+        places = [place for place, row in enumerate(self.listed) if chosen is not None and row.key == chosen.key]
+        if self.listed:
+            listing.highlighted = places[0] if places else 0
+        self._tell()
+
+    @property
+    def chosen(self) -> SettingRow | None:
+        place = self.query_one("#rows", OptionList).highlighted
+        return self.listed[place] if place is not None and place < len(self.listed) else None
+
+    def _tell(self) -> None:
+        box, row = self.query_one("#about", VerticalScroll), self.chosen
+        box.border_title = Content.styled(row.key if row else "No setting holds that", "bold")
+        width = max(box.scrollable_content_region.width, 30)
+        self.query_one("#about-text", Static).update(about(row, width) if row else Content(""))
+
+    def on_option_list_option_highlighted(self) -> None:
+        self._tell()
+
+    # Changing
+
+    def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
+        event.stop()
+        self.action_edit()
+
+    def action_edit(self) -> None:
+        row = self.chosen
+        if row is None:
+            return
+        if row.choices == ("true", "false"):
+            self.run_worker(self._flip(row), name="flip", exclusive=True, exit_on_error=True)
+        else:
+            self.app.push_screen(SettingEditor(row, self.actions), lambda changed: self._changed(row, changed))
+
+    async def _flip(self, row: SettingRow) -> None:
+        value = "false" if row.value == "true" else "true"
+        try:
+            await self.actions.change(row.key, value)
+        except SettingRefused as error:
+            self._refused(error)
+            return
+        self._changed(row, value)
+
+    def action_default(self) -> None:
+        if (row := self.chosen) is not None and row.saved:
+            self.run_worker(self._reset(row), name="reset", exclusive=True, exit_on_error=True)
+
+    async def _reset(self, row: SettingRow) -> None:
+        try:
+            await self.actions.reset(row.key)
+        except SettingRefused as error:
+            self._refused(error)
+            return
+        self._changed(row, row.default)
+
+    def _changed(self, row: SettingRow, value: str | None) -> None:
+        if value is None:
+            return
+        if row.key == "ui.theme" and value in self.app.available_themes:
+            self.app.theme = value
+        self._read()
+
+    def action_restart(self) -> None:
+        self._say("Finishing the round, then starting the node with these settings")
+        self.run_worker(self._restart(), name="restart", exclusive=True, exit_on_error=True)
+
+    async def _restart(self) -> None:
+        try:
+            self._say(await self.actions.restart())
+        except SettingRefused as error:
+            self._refused(error)
+        self._read()
+
+    def _refused(self, error: SettingRefused) -> None:
+        self.app.notify(plain(str(error), 400), severity="error", timeout=6, markup=False)
+
+    def _say(self, text: str) -> None:
+        self.app.notify(plain(text, 400), timeout=4, markup=False)
+
+    # Searching and leaving
+
+    def action_search(self) -> None:
+        search = self.query_one("#search", Input)
+        search.add_class("-open")
+        search.focus()
+
+    def on_input_changed(self) -> None:
+        self._fill()
+
+    def on_input_submitted(self) -> None:
+        self.query_one("#rows", OptionList).focus()
+
+    def action_back(self) -> None:
+        """Esc closes the search first."""
+        search = self.query_one("#search", Input)
+        if not search.has_class("-open"):
+            self.dismiss()
+            return
+        search.value = ""
+        search.remove_class("-open")
+        self.query_one("#rows", OptionList).focus()
+
+
+def row_line(row: SettingRow, width: int) -> Content:
+    """Key, value, where it comes from."""
+    origin = "file" if row.saved else "default"
+    room = max(width - 38, 8)
+    value = fit(plain(row.value, 300) or "(empty)", room)
+    style = "bold" if row.value != row.default else "$muted"
+    mark = "!" if row.running else " "
+    return Content.assemble(
+        fit(row.key, 26), (value, style), (f" {mark}", "bold $warning"), (f" {origin:<7}", "$muted")
+    )
+
+
+def about(row: SettingRow, width: int) -> Content:
+    """All that is to be known of one setting."""
+    origin = "from the settings file" if row.saved else "the default"
+    pairs = [
+        ("value", f"{spaced(row, row.value)} ({origin})"),
+        ("default", spaced(row, row.default)),
+        ("allowed", row.kind),
+        ("counts", row.counts),
+        ("terminal", f"sapo-desktop config set {row.key} VALUE"),
+    ]
+    lines = [Content(hang(plain(row.help, 400), width, 0))]
+    if row.running:
+        text = f"The node that runs has {spaced(row, row.running)}. Press a to start it again with what stands here."
+        lines.append(Content.styled(hang(text, width, 0), "$warning"))
+    lines += [
+        Content.assemble((f"{label:<10}", "$muted"), hang(plain(value, 600), width, 10)) for label, value in pairs
+    ]
+    return Content("\n").join(lines)

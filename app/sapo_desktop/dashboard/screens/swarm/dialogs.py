@@ -1,0 +1,162 @@
+"""Screen 2's dialogs: join a swarm with an invite, host one and show its invite as text and QR code, leave."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import ClassVar, Literal
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical
+from textual.content import Content
+from textual.screen import ModalScreen
+from textual.widgets import Input, Static
+
+from sapo_desktop.dashboard.look.show import plain
+from sapo_desktop.dashboard.screens.dialogs import ChoiceDialog
+from sapo_desktop.services.swarms.interface import Hosted
+
+HostChoice = Literal["here", "everybody", "stop"]
+_QR_MARGIN = 11
+"""Rows that the hosted dialog needs beside the code."""
+
+
+class JoinDialog(ModalScreen[str | None]):
+    """Takes an invite; gives it back once it parses, None at Esc."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "cancel", "cancel", show=False)]
+    AUTO_FOCUS: ClassVar[str | None] = "#invite"
+
+    def __init__(self, nearby: Callable[[], Awaitable[tuple[str, ...]]] | None = None) -> None:
+        """nearby: looks for coordinators on the local network, as a hint."""
+        super().__init__()
+        self._nearby = nearby
+
+    def compose(self) -> ComposeResult:
+        with Vertical(classes="box dialog swarm"):
+            yield Static(Content.styled("Join a swarm", "bold"), markup=False)
+            yield Static(
+                "Paste the line that the host gave you. The node finishes its round, then goes on in the swarm with a "
+                "run of its own. Others see the text of its attempts, a random node id, the name you chose and the "
+                "model's name; no weights, no files.",
+                markup=False,
+            )
+            yield Input(placeholder="sapo://…", id="invite", max_length=600)
+            yield Static("", id="complaint", markup=False)
+            yield Static(_hint(("Enter", "join"), ("Esc", "cancel")), markup=False)
+
+    def on_mount(self) -> None:
+        if self._nearby is not None:
+            self.run_worker(self._look(), exit_on_error=False)
+
+    async def _look(self) -> None:
+        assert self._nearby is not None
+        found = await self._nearby()
+        if found and not self.query_one("#invite", Input).value:
+            text = f"On this network: {plain(', '.join(found), 120)}. You still need an invite: ask that host."
+            self.query_one("#complaint", Static).update(Content.styled(text, "$muted"))
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        from sapo_swarm.protocol.invite import BadInvite, parse_invite  # cryptography: only when an invite was typed
+
+        event.stop()
+        try:
+            parse_invite(event.value)
+        except BadInvite as error:
+            self.query_one("#complaint", Static).update(Content.styled(plain(str(error), 200), "$warning"))
+            return
+        self.dismiss(event.value.strip())
+
+    def action_cancel(self) -> None:
+        self.dismiss(None)
+
+
+class HostDialog(ChoiceDialog[HostChoice]):
+    QUESTION = "A swarm on this machine"
+
+    def __init__(self, running: bool) -> None:
+        answers: list[tuple[str, str, HostChoice | None]] = [
+            (
+                "Host for everybody who can reach this machine",
+                "listens on all addresses, encrypted, by invite only",
+                "everybody",
+            ),
+            ("Host for this machine only", "to try it with several nodes of your own", "here"),
+        ]
+        if running:
+            answers = [
+                ("Show a new invite", "good for a week, for any number of nodes", "here"),
+                ("Stop hosting", "members train on alone until it is back", "stop"),
+            ]
+        super().__init__([*answers, ("Cancel (Esc)", "", None)])
+
+
+class HostedDialog(ModalScreen[bool]):
+    """The invite as text and, where there is room, as a QR code. True: let this node take part too."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("j", "take_part", "join", show=False),
+        Binding("c", "copy", "copy", show=False),
+        Binding("escape,enter,q", "close", "close", show=False),
+    ]
+
+    def __init__(self, hosted: Hosted, offer: bool) -> None:
+        """offer: this node is not in a swarm yet, so it may join."""
+        super().__init__()
+        self.hosted, self._offer = hosted, offer
+
+    def compose(self) -> ComposeResult:
+        with Vertical(classes="box dialog swarm hosted"):
+            yield Static(
+                Content.styled(f"Swarm {plain(self.hosted.name, 40)!r} runs in the background", "bold"), markup=False
+            )
+            yield Static("Send this line to those you want in it; it admits for a week:", markup=False)
+            yield Static(Content.styled(self.hosted.invites[0], "$accent"), id="line", markup=False)
+            yield Static("", id="qr", markup=False)
+            more = f"Status page: {self.hosted.page}"
+            yield Static(Content.styled(more, "$muted"), markup=False)
+            keys = [("j", "let this node take part too")] if self._offer else []
+            yield Static(_hint(*keys, ("c", "copy"), ("Esc", "close; the swarm stays open")), markup=False)
+
+    def on_mount(self) -> None:
+        self._draw()
+
+    def on_resize(self) -> None:
+        self._draw()
+
+    def _draw(self) -> None:
+        """The code only whole: half of one helps nobody."""
+        from sapo_desktop.services.swarms.qr import lines
+
+        code = lines(self.hosted.invites[0])
+        fits = len(code) + _QR_MARGIN <= self.app.size.height
+        text = Content("\n").join(Content.styled(line, "black on white") for line in code)
+        small = f"(In a window of {len(code) + _QR_MARGIN} rows the invite is shown as a QR code too.)"
+        self.query_one("#qr", Static).update(text if fits else Content.styled(small, "$muted"))
+
+    def action_take_part(self) -> None:
+        if self._offer:
+            self.dismiss(True)
+
+    def action_copy(self) -> None:
+        self.app.copy_to_clipboard(self.hosted.invites[0])
+        self.app.notify("Copied, if your terminal allows it", markup=False)
+
+    def action_close(self) -> None:
+        self.dismiss(False)
+
+
+class LeaveDialog(ChoiceDialog[bool]):
+    QUESTION = "Leave the swarm?"
+
+    def __init__(self) -> None:
+        super().__init__(
+            [
+                ("Leave", "after its round the node trains alone, without the invite", True),
+                ("Cancel (Esc)", "", None),
+            ]
+        )
+
+
+def _hint(*keys: tuple[str, str]) -> Content:
+    return Content("   ").join(Content.assemble((key, "bold $accent"), (f" {label}", "$muted")) for key, label in keys)

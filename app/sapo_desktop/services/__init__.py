@@ -1,0 +1,1 @@
+"""What the verbs and the dashboard have in common: models, nodes, swarms and this machine. No terminal, no widgets."""

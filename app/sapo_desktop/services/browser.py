@@ -1,0 +1,126 @@
+"""The dashboard in a browser: textual-serve, made safe for a machine with other users and a browser with other tabs.
+
+Whoever reaches the dashboard commands the node. So the address holds a key that only its starter sees (kept as a
+cookie that no other site's page can use), only this machine's names are answered, and the page loads nothing from
+elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import shlex
+import signal
+import socket
+import string
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+from importlib import resources
+
+from aiohttp import web
+from textual_serve.server import Server, to_int
+
+from sapo_desktop.errors import AppError
+
+HOST = "127.0.0.1"
+_SHUTDOWN_S = 2.0
+_FONT_SIZE = 16
+_LOCKED = (
+    "This dashboard opens with the whole address that sapo-desktop serve printed: the key in it is missing or old."
+)
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class DashboardServer(Server):  # type: ignore[misc]  # textual-serve ships no types
+    """One dashboard process a browser tab, all of them clients of the same node."""
+
+    def __init__(self, port: int, key: str = "") -> None:
+        """key: made at random unless given."""
+        command = [sys.executable, "-m", "sapo_desktop"]
+        typed = subprocess.list2cmdline(command) if sys.platform == "win32" else shlex.join(command)
+        super().__init__(typed, host=HOST, port=port, title="sapo-desktop")
+        self.key = key or secrets.token_urlsafe(18)
+        self._cookie = f"sapo_key_{port}"
+        self._hosts = {f"{name}:{port}" for name in (HOST, "localhost")}
+
+    @property
+    def address(self) -> str:
+        """Where the dashboard is, key and all."""
+        return f"http://{HOST}:{self.port}/?key={self.key}"
+
+    async def application(self) -> web.Application:
+        app: web.Application = await self._make_app()
+        app.router.add_get("/page.js", self._script)
+        app.middlewares.append(self._guard)
+        return app
+
+    async def on_startup(self, app: web.Application) -> None:
+        """Says nothing: the address is printed by whoever started the server."""
+
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """This machine's names only, this page's own sockets only, and the key."""
+        origin = request.headers.get("Origin", "")
+        if request.host not in self._hosts or (origin and origin.removeprefix("http://") not in self._hosts):
+            raise web.HTTPForbidden(text="This dashboard answers pages of this machine only.")
+        typed = request.query.get("key", "")
+        if request.path == "/" and typed and secrets.compare_digest(typed.encode(), self.key.encode()):
+            home = web.HTTPSeeOther("/")
+            home.set_cookie(self._cookie, self.key, httponly=True, samesite="Strict", path="/")
+            raise home
+        if not secrets.compare_digest(request.cookies.get(self._cookie, "").encode(), self.key.encode()):
+            raise web.HTTPForbidden(text=_LOCKED)
+        return await handler(request)
+
+    async def handle_index(self, request: web.Request) -> web.Response:
+        page = _file("index.html")
+        size = to_int(request.query.get("fontsize", ""), _FONT_SIZE)
+        websocket = f"ws://{request.host}/ws"
+        text = string.Template(page).substitute(websocket=websocket, size=min(max(size, 6), 72))
+        policy = (
+            f"default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; font-src 'self'; img-src 'self' data:; "
+            f"connect-src {websocket}; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+        )
+        headers = {"Content-Security-Policy": policy, "Referrer-Policy": "no-referrer", "Cache-Control": "no-store"}
+        return web.Response(text=text, content_type="text/html", headers=headers)
+
+    async def _script(self, request: web.Request) -> web.Response:
+        return web.Response(text=_file("page.js"), content_type="text/javascript")
+
+
+def _file(name: str) -> str:
+    return resources.files("sapo_desktop.services").joinpath("web", name).read_text("utf-8")
+
+
+def listen(port: int) -> socket.socket:
+    """A socket on this machine only; port 0: any that is free. Raises AppError with the port that is taken."""
+    try:
+        return socket.create_server((HOST, port))
+    except OSError as error:
+        raise AppError(
+            f"Port {port} cannot be used: something else may have it. Name another: sapo-desktop serve --port {port + 1}"
+        ) from error
+
+
+async def serve(bound: socket.socket, say: Callable[[str], None]) -> None:
+    """Until SIGINT, SIGTERM or SIGHUP; then every tab's dashboard is closed. The node goes on."""
+    server = DashboardServer(bound.getsockname()[1])
+    runner = web.AppRunner(await server.application(), access_log=None, shutdown_timeout=_SHUTDOWN_S)
+    await runner.setup()
+    try:
+        await web.SockSite(runner, bound).start()
+        say(f"The dashboard, for you on this machine only: {server.address}")
+        say("Ctrl+C ends this; the node goes on.")
+        await _until_told()
+    finally:
+        await runner.cleanup()
+
+
+async def _until_told() -> None:
+    told, loop = asyncio.Event(), asyncio.get_running_loop()
+    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+        with contextlib.suppress(NotImplementedError, AttributeError):  # Windows: KeyboardInterrupt instead
+            loop.add_signal_handler(getattr(signal, name), told.set)
+    await told.wait()

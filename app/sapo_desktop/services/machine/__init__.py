@@ -1,0 +1,1 @@
+"""This machine: what works, how fast, how much fits, which engine."""

@@ -1,0 +1,189 @@
+"""The doctor: what works here, what does not, and the command that mends it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+
+from sapo_desktop import __version__, settings
+from sapo_desktop.errors import AppError, CommandFailed
+from sapo_desktop.paths import Home
+from sapo_desktop.services.machine.finding import Finding
+from sapo_swarm.node.governor.commands import duration
+
+_DISK_NEEDED = 2**30
+
+
+def examine() -> Iterator[Finding]:
+    """Every check, in the order a person would want to read it."""
+    home = Home.find()
+    yield Finding("ok", "version", f"sapo-desktop {__version__}, Python {platform.python_version()}")
+    yield _machine()
+    yield _disk(home)
+    yield _settings(home)
+    yield from _engines()
+    yield from plans(home)
+    yield _activity()
+    yield asyncio.run(_scorer())
+    yield asyncio.run(_node(home))
+
+
+def _machine() -> Finding:
+    import psutil
+
+    memory = psutil.virtual_memory()
+    cores = psutil.cpu_count(logical=False) or psutil.cpu_count() or 1
+    text = (
+        f"{platform.system()} {platform.machine()}, {cores} cores, "
+        f"{memory.available / 2**30:.1f} of {memory.total / 2**30:.1f} GiB memory free"
+    )
+    if sys.platform == "darwin" and platform.machine() == "x86_64" and "Apple" in (platform.processor() or ""):
+        return Finding(
+            "fail", "machine", f"{text}. This Python runs under Rosetta: install an arm64 Python to use MLX."
+        )
+    return Finding("ok", "machine", text)
+
+
+def _disk(home: Home) -> Finding:
+    try:
+        home.prepare()
+        free = shutil.disk_usage(home.data).free
+    except (AppError, OSError) as error:
+        return Finding("fail", "disk", str(error))
+    text = f"{free / 2**30:.1f} GiB free at {home.data}"
+    return (
+        Finding("ok", "disk", text) if free > _DISK_NEEDED else Finding("fail", "disk", f"{text}. Free at least 1 GiB.")
+    )
+
+
+def _settings(home: Home) -> Finding:
+    try:
+        settings.load(home.settings)
+    except AppError as error:
+        return Finding("fail", "settings", str(error))
+    return Finding("ok", "settings", str(home.settings) if home.settings.exists() else "defaults (no file yet)")
+
+
+def _engines() -> Iterator[Finding]:
+    from sapo_backends import registry
+    from sapo_backends.base import BackendUnavailable
+
+    can_train = False
+    for name in registry.names():
+        if name == "fake":  # the example for writers of engines, and what tests train
+            continue
+        try:
+            backend = registry.backend(name)
+            backend.check()
+        except BackendUnavailable as error:
+            if "+" not in name:  # of a pair, the part that is missing has its own line
+                yield Finding("note", name, str(error))
+            continue
+        verbs = " and ".join(
+            v for v, can in (("generates", backend.CAN_GENERATE), ("trains", backend.CAN_TRAIN)) if can
+        )
+        can_train |= backend.CAN_TRAIN
+        yield Finding("ok", name, f"{verbs} on {', '.join(backend.devices_here())}")
+        if name == "torch":
+            yield _compiler()
+    if not can_train:
+        yield Finding("fail", "trainer", 'No engine that trains is installed: pip install "sapo-desktop[torch]"')
+
+
+def _compiler() -> Finding:
+    """Whether the torch engine's kernels for small models can be compiled."""
+    from sapo_backends.torch_backend.native.compiler import compiler
+
+    found = compiler()
+    if found is None:
+        fix = "xcode-select --install" if sys.platform == "darwin" else "install gcc or clang"
+        return Finding(
+            "note", "compiler", f"none: small models in float32 take up to twice the time. To change it: {fix}"
+        )
+    return Finding("ok", "compiler", f"{found}, for small models in float32")
+
+
+def plans(home: Home) -> Iterator[Finding]:
+    """Whether the settings' rounds fit into memory, and whether the engine was chosen by measurement."""
+    from sapo_backends.base import BackendError
+    from sapo_desktop.services.machine import memory_plan, speed
+
+    with contextlib.suppress(AppError, BackendError):  # bad settings and missing engines have lines of their own
+        run = settings.load(home.settings).run
+        plan = memory_plan.plan(run)
+        if plan is not None:
+            text = f"{run.model}: {plan.sentence}"
+            yield (
+                Finding("ok", "memory", text) if plan.fits else Finding("fail", "memory", f"{text}. {plan.suggestion}")
+            )
+        best = speed.chosen(home, run)
+        if best is None:
+            yield Finding("note", "speed", f"{run.model} was not measured here, defaults are used: sapo-desktop bench")
+        else:
+            yield Finding("ok", "speed", f"{run.model}: new runs use {best.candidate}; {best.reason}")
+
+
+def _activity() -> Finding:
+    """Whether limits.pause_when_active can work here."""
+    from sapo_swarm.node.governor.idle import IdleClock
+
+    seconds = IdleClock().seconds()
+    if seconds is None:
+        return Finding("note", "activity", "cannot tell whether somebody uses this computer: no pause for that")
+    return Finding(
+        "ok", "activity", f"last touch of a keyboard or mouse {duration(seconds)} ago, as far as can be told"
+    )
+
+
+async def _scorer() -> Finding:
+    from sapo_swarm.scoring.scorer import Scorer, ScorerUnavailable
+
+    try:
+        async with Scorer() as scorer:
+            limits, missing = await scorer.ready()
+    except ScorerUnavailable as error:
+        return Finding("fail", "scorer", str(error))
+    if missing:
+        return Finding("note", "scorer", f"works, but this platform cannot limit: {', '.join(missing)}")
+    return Finding("ok", "scorer", f"limited worker: {', '.join(limits)}")
+
+
+async def stream() -> AsyncIterator[Finding]:
+    """The same findings, one by one, from a process of its own: looking at engines loads heavy libraries.
+
+    Raises CommandFailed when it fails itself.
+    """
+    child = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "sapo_desktop", "doctor", "--json"),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+    assert child.stdout is not None
+    found = 0
+    try:
+        async for line in child.stdout:
+            found += 1
+            yield Finding(**json.loads(line))
+        if not found:
+            raise CommandFailed("The doctor itself failed. Run it in a terminal: sapo-desktop doctor")
+    finally:
+        if child.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                child.kill()
+        await child.wait()
+
+
+async def _node(home: Home) -> Finding:
+    from sapo_desktop.services.nodes.supervisor import running
+
+    status = await running(home)
+    if status is None:
+        return Finding("note", "node", "none is running")
+    return Finding("ok", "node", f"process {status.pid}: {status.sentence}")

@@ -1,0 +1,119 @@
+"""Which engine a run gets, and the loading of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from sapo_backends.base import BackendUnavailable, Engine, Progress
+from sapo_desktop.errors import AppError
+from sapo_desktop.paths import Home
+from sapo_desktop.services.machine.load_request import request
+from sapo_swarm.config import RunConfig
+
+PREFERRED = ("mlx", "torch")
+"""Trainers in the order in which "auto" tries them; mlx only where it has a GPU."""
+GENERATOR = "llamacpp"
+"""What "auto" tries last for a node that only generates."""
+KEPT = "engine.json"
+"""In a run's folder: what its open settings meant when it began."""
+
+
+class Settled(msgspec.Struct, frozen=True):
+    """What "auto" and 0 mean in a run, for as long as it lives. Values may be "auto" and 0 again: the engine's rule."""
+
+    trainer: str = "auto"
+    precision: str = "auto"
+    threads: int = 0
+
+    def fill(self, config: RunConfig) -> RunConfig:
+        """The config with these values where it leaves them open."""
+        return msgspec.structs.replace(
+            config,
+            trainer=self.trainer if config.trainer == "auto" else config.trainer,
+            precision=self.precision if config.precision == "auto" else config.precision,
+            threads=self.threads if config.threads == 0 else config.threads,
+        )
+
+
+def settle(config: RunConfig, folder: Path, home: Home) -> RunConfig:
+    """The config with what its open settings mean in the run of that folder.
+
+    A new run takes what was measured on this machine, else the defaults, and keeps it: a resumed run goes on with the
+    engine, precision and threads it began with, whatever was measured since. Raises BackendUnavailable, AppError.
+    """
+    if not (folder / KEPT).exists():
+        _keep(folder, _settled(config, folder, home))
+    return kept(config, folder)
+
+
+def kept(config: RunConfig, folder: Path) -> RunConfig:
+    """The config with what the run of that folder began with. Runs older than this file have none."""
+    try:
+        settled = msgspec.json.decode((folder / KEPT).read_bytes(), type=Settled)
+    except FileNotFoundError:
+        return config
+    except (OSError, msgspec.MsgspecError) as error:
+        raise AppError(f"{folder / KEPT} cannot be read ({error}). Delete it; the defaults are used then.") from error
+    return settled.fill(config)
+
+
+def _settled(config: RunConfig, folder: Path, home: Home) -> Settled:
+    from sapo_desktop.services.machine import speed
+
+    begun = any((folder / "checkpoints").glob("round-*"))  # by an older version, with the defaults
+    best = None if begun else speed.chosen(home, config)
+    if best is None:
+        return Settled(trainer=choose_trainer(config))
+    found = best.candidate
+    choose_trainer(msgspec.structs.replace(config, trainer=found.engine))
+    return Settled(found.engine, found.precision, found.threads)
+
+
+def _keep(folder: Path, settled: Settled) -> None:
+    partial = folder / ".engine.partial"
+    try:
+        partial.write_text(json.dumps(msgspec.to_builtins(settled)), "utf-8")
+        partial.replace(folder / KEPT)
+    except OSError as error:
+        raise AppError(f"Cannot write {folder} ({error.strerror}). Free some space.") from error
+
+
+def builder(config: RunConfig) -> Callable[[Progress], Engine]:
+    """A function that loads the engine; the choice is made now so that a missing one is an error at once."""
+    from sapo_backends import registry
+
+    backend = registry.backend(choose_trainer(config))()
+    return lambda progress: backend.load(request(config), progress)
+
+
+def choose_trainer(config: RunConfig) -> str:
+    """The name of the trainer for a run, or of the engine of one that only generates.
+
+    Raises BackendUnavailable with the command that adds one.
+    """
+    from sapo_backends import registry
+
+    if config.trainer != "auto":
+        registry.backend(config.trainer).check()
+        return config.trainer
+    reasons: list[str] = []
+    for name in (*PREFERRED, GENERATOR) if config.method == "none" else PREFERRED:
+        if name == "mlx" and not apple_silicon():
+            continue
+        try:
+            registry.backend(name).check()
+        except BackendUnavailable as error:
+            reasons.append(error.reason)
+        else:
+            return name
+    raise BackendUnavailable("No engine that can train is installed.", 'pip install "sapo-desktop[torch]"')
+
+
+def apple_silicon() -> bool:
+    import platform
+
+    return platform.system() == "Darwin" and platform.machine() == "arm64"

@@ -1,0 +1,15 @@
+"""One line of the doctor."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+Verdict = Literal["ok", "note", "fail"]
+
+
+class Finding(NamedTuple):
+    """One line of the doctor. text says what to do when it is not ok."""
+
+    verdict: Verdict
+    what: str
+    text: str

@@ -1,0 +1,41 @@
+"""What an engine is asked to load for a run, and how large that model is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sapo_backends.base import LoadRequest, ModelNotFound
+from sapo_swarm.config import RunConfig
+
+
+def request(config: RunConfig) -> LoadRequest:
+    """What an engine is asked to load for a run."""
+    return LoadRequest(
+        model=config.model,
+        method=config.method,
+        precision=config.precision,
+        device=config.device,
+        threads=config.threads,
+        lora_rank=config.lora_rank,
+        lora_alpha=2.0 * config.lora_rank,
+        seed=config.seed,
+    )
+
+
+def local_folder(config: RunConfig) -> Path:
+    """The model's folder if it is on this disk already. Raises ModelNotFound."""
+    from sapo_backends.checkpoints import locate
+
+    if config.model not in locate.BUNDLED and not Path(config.model).expanduser().is_dir():
+        raise ModelNotFound(f"{config.model} is not on this disk.")
+    return locate.resolve(config.model)
+
+
+def parameters(config: RunConfig) -> int | None:
+    """How large the run's model is; None while that cannot be told, because the model is not on this disk."""
+    from sapo_backends.measure.sizing import model_size
+
+    try:
+        return model_size(local_folder(config), request(config))[0].parameters
+    except ModelNotFound:
+        return None

@@ -1,0 +1,123 @@
+"""What `sapo-desktop bench` measured on this machine, kept for the runs that start later: cache/speed.json.
+
+Measurements hold for a processor, its cores, the versions of the engines, and a model of that shape trained that way.
+A file that is damaged, or made on another machine, counts as none: then everything is as if nothing was measured.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from sapo_backends.base import ModelNotFound
+from sapo_backends.common import hardware
+from sapo_backends.measure import choice
+from sapo_backends.measure.choice import Choice, Measured, Wanted, Workload
+from sapo_backends.measure.sizing import model_size
+from sapo_desktop.paths import Home
+from sapo_desktop.services.machine import load_request
+from sapo_swarm.algorithms.base import TINY, own_groups
+from sapo_swarm.config import RunConfig
+
+FORMAT = 1
+KEPT = 32
+"""Models whose measurements are kept."""
+_PACKAGES = ("sapo-desktop", "torch", "mlx", "mlx-lm", "llama-cpp-python")
+
+
+def recall(home: Home, config: RunConfig) -> list[Measured]:
+    """What was measured for such a run on this machine; empty when nothing was."""
+    entry = _read(home).get(_key(config))
+    try:
+        return choice.decode(entry["measured"]) if isinstance(entry, dict) else []
+    except (KeyError, ValueError):
+        return []
+
+
+def remember(home: Home, config: RunConfig, measured: Sequence[Measured]) -> None:
+    """Keep measurements; older ones of other candidates stay. Raises OSError."""
+    candidates = {m.candidate: m for m in (*recall(home, config), *measured)}
+    entries = _read(home)
+    entries.pop(_key(config), None)
+    entries[_key(config)] = {"measured": choice.encode(list(candidates.values())), "model": config.model}
+    newest = dict(list(entries.items())[-KEPT:])
+    _write(home, {"format": FORMAT, "machine": _machine(), "entries": newest})
+
+
+def workload(config: RunConfig) -> Workload:
+    """The size of the run's rounds, as far as the settings tell without the model."""
+    groups = own_groups(config, load_request.parameters(config) or TINY) + config.external_groups
+    return Workload(groups * config.group_size, config.max_new_tokens, config.method != "none")
+
+
+def chosen(home: Home, config: RunConfig) -> Choice | None:
+    """The fastest of what was measured, within what the settings leave open; None without a measurement."""
+    measured = recall(home, config)
+    return choice.decide(measured, workload(config), wanted(config)) if measured else None
+
+
+def wanted(config: RunConfig) -> Wanted:
+    return Wanted(config.trainer, config.precision, config.threads)
+
+
+def _file(home: Home) -> Path:
+    return home.cache / "speed.json"
+
+
+def _machine() -> dict[str, Any]:
+    found = hardware.detect()
+    versions = {}
+    for name in _PACKAGES:
+        with contextlib.suppress(PackageNotFoundError):
+            versions[name] = version(name)
+    return {
+        "processor": hardware.processor(),
+        "cores": found.cores,
+        "threads": hardware.default_threads(),
+        "matrix_unit": found.matrix_unit,
+        "system": found.system,
+        "versions": versions,
+    }
+
+
+def _key(config: RunConfig) -> str:
+    """A model of that shape, trained that way. A model that is not here yet is known by its name."""
+    try:
+        folder = load_request.local_folder(config)
+        size, method = model_size(folder, load_request.request(config))
+        shape: object = [asdict(size), method, (folder / "config.json").read_text("utf-8", "replace")]
+    except (ModelNotFound, OSError):
+        shape = [config.model, config.method]
+    state = json.dumps([shape, config.device, config.lora_rank], sort_keys=True)
+    return hashlib.sha256(state.encode()).hexdigest()[:24]
+
+
+def _read(home: Home) -> dict[str, Any]:
+    """The entries of this machine."""
+    try:
+        stored = json.loads(_file(home).read_text("utf-8"))
+    except (OSError, ValueError):
+        return {}
+    if not isinstance(stored, dict) or stored.get("format") != FORMAT or stored.get("machine") != _machine():
+        return {}
+    entries = stored.get("entries")
+    return entries if isinstance(entries, dict) else {}
+
+
+def _write(home: Home, content: dict[str, Any]) -> None:
+    home.cache.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=home.cache, prefix=".speed-")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as stream:
+            json.dump(content, stream)
+        Path(name).replace(_file(home))
+    finally:
+        Path(name).unlink(missing_ok=True)

@@ -1,0 +1,1 @@
+"""What was trained here: runs, checkpoints, recordings."""

@@ -1,0 +1,34 @@
+"""A recorded run: JSON lines of events, or a run's journal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from sapo_desktop.errors import UsageError
+from sapo_swarm.events import Event, decode
+from sapo_swarm.node.storage.journal import read_only
+
+
+def load_recording(path: Path) -> list[Event]:
+    """The events of a file, oldest first. Raises UsageError with the line that is wrong, JournalError."""
+    if path.is_dir():
+        path = path / "journal.db"
+    if path.suffix == ".db":
+        return read_only(path)
+    try:
+        lines = path.read_bytes().splitlines()
+    except OSError as error:
+        raise UsageError(f"Cannot read {path} ({error.strerror}).") from error
+    events: list[Event] = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip() or line.startswith(b'{"kind":"summary"'):
+            continue
+        try:
+            events.append(decode(line))
+        except msgspec.MsgspecError as error:
+            raise UsageError(f"{path}, line {number}: not an event of a recorded run ({error}).") from error
+    if not events:
+        raise UsageError(f"{path} holds no events.")
+    return events

@@ -1,0 +1,158 @@
+"""What a node without a screen prints: one readable line a round, a summary at the end; or JSON lines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TextIO
+
+import msgspec
+
+from sapo_desktop.streams import to_nowhere
+from sapo_swarm.events import (
+    Evaluated,
+    Event,
+    ExternalSwitched,
+    GroupRecorded,
+    LogLine,
+    RoundFinished,
+    RunStarted,
+    StateChanged,
+    SwarmUpdated,
+    encode,
+)
+from sapo_swarm.protocol.safe_text import safe_text
+
+_EDGE = 20
+"""Rounds averaged at either end for the summary."""
+
+
+class Reporter:
+    """Turns stored events into lines of text on a stream."""
+
+    def __init__(self, out: TextIO, json: bool, quiet: bool) -> None:
+        self._out, self._json, self._quiet = out, json, quiet
+        self._rewards: list[float] = []
+        self._evaluations: list[Evaluated] = []
+        self._tokens = 0
+        self._seconds = 0.0
+        self._planned = 0
+        self._connected: bool | None = None
+
+    def show(self, event: Event) -> None:
+        if isinstance(event, RoundFinished):
+            self._tokens += event.tokens_generated
+            self._seconds += sum(event.seconds.values())
+            if event.reward_local is not None:
+                self._rewards.append(event.reward_local)
+        elif isinstance(event, Evaluated):
+            self._evaluations.append(event)
+        elif isinstance(event, RunStarted):
+            self._planned = event.rounds_planned
+        if self._quiet:
+            return
+        text = encode(event).decode() if self._json else self._line(event)
+        if text:
+            self._print(text)
+
+    def say(self, sentence: str) -> None:
+        """A line that is no event."""
+        if not self._json and not self._quiet:
+            self._print(f"          {sentence}")
+
+    def summary(self, folder: Path) -> None:
+        """The end of a run in a few lines; as JSON a last object of kind "summary"."""
+        last = self._evaluations[-1] if self._evaluations else None
+        edge = max(1, min(_EDGE, len(self._rewards) // 2))
+        first, final = self._rewards[:edge], self._rewards[-edge:]
+        if self._json:
+            data = {
+                "kind": "summary",
+                "folder": str(folder),
+                "rounds": len(self._rewards),
+                "reward_local_first": _mean(first),
+                "reward_local_last": _mean(final),
+                "tokens_generated": self._tokens,
+                "seconds": self._seconds,
+                "held_out": None if last is None else msgspec.to_builtins(last),
+            }
+            self._print(msgspec.json.encode(data).decode())
+            return
+        if not self._rewards:
+            return
+        rounds, seconds = len(self._rewards), self._seconds
+        spent = f"{seconds / 60:.1f} min" if seconds >= 120 else f"{seconds:.0f} s"
+        lines = ["", f"{rounds} round{'' if rounds == 1 else 's'} in {spent}, {self._tokens:,} tokens generated."]
+        if edge > 1:
+            share = f"in the first {len(first)} rounds, {_mean(final):.3f} in the last {len(final)}"
+            lines.append(f"Own reward: {_mean(first):.3f} {share}.")
+        if last is not None:
+            lines.append(f"Held-out pass@1: {_held_out(last)}")
+        lines.append(f"Saved in {folder}")
+        lines.append("Measure it on 400 questions a task: sapo-desktop eval --items 400")
+        self._print("\n".join(lines))
+
+    def _print(self, text: str) -> None:
+        """A reader that went away (a closed terminal, `| head`) does not end the run: it goes on without a voice."""
+        try:
+            print(text, file=self._out, flush=True)
+        except OSError:
+            to_nowhere(self._out.fileno())
+
+    def _line(self, event: Event) -> str:
+        if isinstance(event, RunStarted):
+            at = f"goes on with round {event.round + 1}" if event.round else "starts"
+            how = "generating for others, not training," if event.method == "none" else f"{event.method} fine-tuning"
+            return (
+                f"Run {event.run_id} {at}: {event.model}, {event.parameters / 1e6:.1f}M parameters, {how} "
+                f"on {event.device} ({event.precision}), {event.algorithm}, "
+                f"{event.own_groups}/{event.external_groups} groups of {event.group_size}, {len(event.tasks)} tasks."
+            )
+        if isinstance(event, RoundFinished):
+            return self._round(event)
+        if isinstance(event, SwarmUpdated):
+            return self._swarm(event)
+        if isinstance(event, Evaluated):
+            return f"          held-out pass@1 {_held_out(event)}"
+        if isinstance(event, (StateChanged, ExternalSwitched, LogLine)):
+            text = event.text if isinstance(event, LogLine) else event.sentence
+            return f"          {safe_text(text, 400, lines=False)}"
+        if isinstance(event, GroupRecorded) and event.first_solved:
+            return f"          first solved: {event.group.question.ref.dataset}"
+        return ""
+
+    def _swarm(self, event: SwarmUpdated) -> str:
+        """A line when the swarm comes or goes; every round would be too much."""
+        if event.connected == self._connected:
+            return ""
+        self._connected = event.connected
+        return f"          swarm: {safe_text(event.sentence, 300, lines=False)}"
+
+    def _round(self, event: RoundFinished) -> str:
+        planned = f"/{self._planned}" if self._planned else ""
+        took = sum(event.seconds.values())
+        rate = event.tokens_generated / max(event.seconds.get("generate", 0.0), 1e-6)
+        external = "" if event.reward_external is None else f"  external {event.reward_external:.3f}"
+        if event.external_wanted:
+            external += f"  drew {event.external_groups} of up to {event.external_wanted}"
+        return (
+            f"round {event.round + 1:>4}{planned}  own {event.reward_local or 0.0:.3f}{external}  "
+            f"informative {event.informative}/{event.own_groups}  entropy {_number(event.entropy)}  "
+            f"{rate:,.0f} tok/s  {took:.1f} s"
+        )
+
+
+def _held_out(event: Evaluated) -> str:
+    text = f"{100 * event.pass_at_1:.1f} % ({event.items} items, 95 % {100 * event.low:.1f}–{100 * event.high:.1f})"
+    if event.delta is None or event.delta_low is None or event.delta_high is None:
+        return f"{text}, the base to compare with"
+    change = f"{100 * event.delta:+.1f} points ({100 * event.delta_low:+.1f} to {100 * event.delta_high:+.1f})"
+    certain = event.delta_low > 0 or event.delta_high < 0
+    return f"{text}, {change} against the base{'' if certain else ': no measurable change'}"
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values) if values else 0.0
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.2f}"

@@ -1,0 +1,104 @@
+"""Starting a node in the background and knowing whether one is there. The node outlives whoever started it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+from sapo_desktop import settings
+from sapo_desktop.errors import AppError
+from sapo_desktop.paths import Home
+from sapo_desktop.services.nodes import background
+from sapo_desktop.settings import flags
+from sapo_swarm.node.control.api import ControlClient, NodeNotRunning, NodeStatus
+
+START_LIMIT_S = 30.0
+STOP_LIMIT_S = 30.0
+_POLL_S = 0.1
+_AT_REST = ("paused", "stopped", "failed")
+
+
+async def running(home: Home) -> NodeStatus | None:
+    """The status of the home's node, or None. A stale socket is no node."""
+    if not home.socket.exists():
+        return None
+    try:
+        async with ControlClient(home.socket) as node:
+            return await node.status()
+    except NodeNotRunning:
+        return None
+
+
+async def start(home: Home, arguments: Sequence[str]) -> NodeStatus:
+    """Start `sapo-desktop node ARGUMENTS` detached and wait until it answers (the model loads later).
+
+    Raises AppError with the node's own words when it exits instead.
+    """
+    home.prepare()
+    process = await asyncio.to_thread(background.spawn, home, ["node", "--quiet", *arguments], _errors(home))
+    deadline = time.monotonic() + START_LIMIT_S
+    while time.monotonic() < deadline:
+        if (status := await running(home)) is not None:
+            return status
+        if process.poll() is not None:
+            raise AppError(last_words(home) or f"The node ended without a word. Its log: {home.node_log}")
+        await asyncio.sleep(_POLL_S)
+    raise AppError(f"The node did not answer within {START_LIMIT_S:.0f} s. Its log: {home.node_log}")
+
+
+async def stop(home: Home) -> NodeStatus | None:
+    """Stop the home's node and prove that its process, and so its memory, is gone; what it was, None without one.
+
+    Raises AppError when it does not go.
+    """
+    status = await running(home)
+    if status is None:
+        return None
+    async with ControlClient(home.socket) as node:
+        await node.post("stop")
+    deadline = time.monotonic() + STOP_LIMIT_S
+    while background.alive(status.pid):
+        if time.monotonic() > deadline:
+            raise AppError(
+                f"Process {status.pid} still runs after {STOP_LIMIT_S:.0f} s. End it with: kill {status.pid}"
+            )
+        await asyncio.sleep(0.05)
+    return status
+
+
+async def restart(home: Home, changed: Collection[str] = ()) -> NodeStatus:
+    """Let the node finish its round, stop it, start it again with the settings as they are now.
+
+    What its starter typed stays, but for the settings of a run that were changed since, and for how many groups are
+    own and how many external. Without a node one is started. Raises AppError.
+    """
+    arguments: list[str] = []
+    if await running(home) is not None:
+        async with ControlClient(home.socket) as node:
+            config = await node.config()
+            await _finish_round(node)
+        arguments = flags.arguments(
+            config, settings.load(home.settings).run, {"own_groups", "external_groups", *changed}
+        )
+        await stop(home)
+    return await start(home, arguments)
+
+
+async def _finish_round(node: ControlClient) -> None:
+    status = await node.status()
+    if status.state not in _AT_REST:
+        await node.post("finish")
+    while status.state not in _AT_REST:
+        await asyncio.sleep(_POLL_S)
+        status = await node.status()
+
+
+def last_words(home: Home) -> str:
+    """The last line that a node started from here wrote to its error stream; "" when it had nothing to say."""
+    return background.last_words(_errors(home))
+
+
+def _errors(home: Home) -> Path:
+    return home.logs / "node.stderr"

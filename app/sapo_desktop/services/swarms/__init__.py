@@ -1,0 +1,1 @@
+"""Joining, hosting and leaving a swarm."""

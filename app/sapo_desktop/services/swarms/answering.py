@@ -1,0 +1,89 @@
+"""A person as a generator: questions for people, their attempts scored here, shared as one group. No terminal, no model."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sapo_swarm.protocol.client import NodeClient
+from sapo_swarm.protocol.identity import Identity
+from sapo_swarm.protocol.wire import GroupBody, SharedCompletion
+from sapo_swarm.scoring.scorer import Scored, Scorer, ScoringFailed
+from sapo_swarm.tasks.catalogue import preset_of
+from sapo_swarm.tasks.prompts import extract_answer
+from sapo_swarm.tasks.seeds import train_seed
+from sapo_swarm.types import MAX_COMPLETION_BYTES, Question, TaskRef
+
+MIN_ATTEMPTS, MAX_ATTEMPTS = 2, 16
+"""Of the protocol: a group of one has no advantage."""
+MODEL = "person"
+"""What stands in the place of a model's name."""
+
+
+def attempt(typed: str) -> str:
+    """What a person typed as a completion: a bare line becomes the answer. Raises ValueError with a sentence."""
+    text = typed.strip()
+    if not text:
+        raise ValueError("An attempt needs some text.")
+    if extract_answer(text) is None:
+        text = f"<answer>{text}</answer>"
+    if len(text.encode()) > MAX_COMPLETION_BYTES:
+        raise ValueError(f"An attempt may have {MAX_COMPLETION_BYTES} bytes.")
+    return text
+
+
+@dataclass(slots=True)
+class Desk:
+    """Hands out questions and takes attempts. swarm: its id; session: so that no question comes twice."""
+
+    scorer: Scorer
+    identity: Identity
+    swarm: str
+    tasks: Sequence[str]
+    preset: str
+    session: int = 0
+    asked: int = 0
+
+    def __post_init__(self) -> None:
+        self.session = self.session or secrets.randbits(31)
+
+    async def question(self) -> Question:
+        """A fresh question of the tasks in turn. Raises LookupError when none of them regenerates."""
+        for _ in range(8 * len(self.tasks)):
+            task = self.tasks[self.asked % len(self.tasks)]
+            seed = train_seed(self.identity.node, self.swarm, self.session, self.asked, 0)
+            self.asked += 1
+            (found,) = await self.scorer.questions([TaskRef(task, preset_of(task, self.preset), seed)])
+            if isinstance(found, Question):
+                return found
+        raise LookupError(f"No question could be made from {', '.join(self.tasks)}. Choose other tasks.")
+
+    async def reward(self, question: Question, text: str) -> float:
+        """Strict 0/1, by this machine's own verifier. Raises ScoringFailed."""
+        scored = await self.scorer.score(question.ref, [text])
+        assert isinstance(scored, Scored)
+        return scored.rewards[0]
+
+    async def share(self, client: NodeClient, question: Question, texts: Sequence[str]) -> str:
+        """Sign the attempts as one group and upload it: what became of it, in a sentence."""
+        body = GroupBody(
+            ref=question.ref,
+            prompt_sha256=question.prompt_sha256,
+            completions=tuple(SharedCompletion(text=text, finish="stop") for text in texts),
+            node=self.identity.node,
+            model=MODEL,
+            policy_step=self.asked,
+            ts=int(time.time() * 1000),
+        )
+        result = await client.exchange([self.identity.sign_group(self.swarm, body)], 0)
+        if not result.connected:
+            return f"Not shared. {result.sentence}"
+        if result.accepted:
+            drawn = f" Others drew yours {result.uptake} times so far." if result.uptake else ""
+            return f"Shared: the swarm holds your {len(texts)} attempts.{drawn}"
+        return f"Not taken by the coordinator: {', '.join(result.refused) or 'no reason given'}."
+
+
+__all__ = ["MAX_ATTEMPTS", "MIN_ATTEMPTS", "Desk", "ScoringFailed", "attempt"]

@@ -1,0 +1,105 @@
+"""The coordinator that this home hosts: whether it runs, how to start and stop it, and the host's own line to it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from sapo_desktop.errors import AppError, NotRunning
+from sapo_desktop.paths import Home
+from sapo_desktop.services.nodes import background
+from sapo_swarm.coordinator.admin.client import AdminAccess, AdminClient, read_access
+
+START_LIMIT_S = 20.0
+STOP_LIMIT_S = 20.0
+_POLL_S = 0.1
+
+
+class Hosting(msgspec.Struct, frozen=True, kw_only=True):
+    """A running coordinator, as other processes of this home find it. admin: the file with its address and admin key."""
+
+    pid: int
+    name: str
+    open: bool
+    admin: str
+
+    def access(self) -> AdminAccess:
+        """Raises CoordinatorError."""
+        return read_access(Path(self.admin))
+
+    def client(self) -> AdminClient:
+        """Use with `async with`. Raises CoordinatorError."""
+        return AdminClient(self.access())
+
+
+def _file(home: Home) -> Path:
+    return home.runtime / "coordinator.json"
+
+
+@contextlib.contextmanager
+def announced(home: Home, hosting: Hosting) -> Iterator[None]:
+    """Leave word of the coordinator that this process runs, for as long as it does. Raises AppError."""
+    path = _file(home)
+    partial = path.with_suffix(".partial")
+    try:
+        partial.write_bytes(msgspec.json.encode(hosting))
+        partial.replace(path)
+    except OSError as error:
+        raise AppError(f"Cannot write {path} ({error.strerror}).") from error
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def find(home: Home) -> Hosting | None:
+    """The coordinator of this home if its process lives."""
+    try:
+        state = msgspec.json.decode(_file(home).read_bytes(), type=Hosting)
+    except (OSError, msgspec.MsgspecError):
+        return None
+    return state if background.alive(state.pid) else None
+
+
+def need(home: Home) -> Hosting:
+    """Raises NotRunning."""
+    found = find(home)
+    if found is None:
+        raise NotRunning("No swarm is hosted here. Host one: sapo-desktop coordinator")
+    return found
+
+
+async def start(home: Home, arguments: Sequence[str]) -> Hosting:
+    """Start `sapo-desktop coordinator ARGUMENTS` detached, unless one runs, and wait until it listens. Raises AppError."""
+    home.prepare()
+    if (found := find(home)) is not None:
+        return found
+    errors = home.logs / "coordinator.stderr"
+    process = await asyncio.to_thread(background.spawn, home, ["coordinator", *arguments], errors)
+    deadline = time.monotonic() + START_LIMIT_S
+    while time.monotonic() < deadline:
+        if (found := find(home)) is not None:
+            return found
+        if process.poll() is not None:
+            raise AppError(background.last_words(errors) or f"The coordinator ended without a word. Its log: {errors}")
+        await asyncio.sleep(_POLL_S)
+    raise AppError(f"The coordinator did not start within {START_LIMIT_S:.0f} s. Its log: {errors}")
+
+
+async def stop(home: Home) -> Hosting:
+    """End the coordinator of this home in order. Raises NotRunning, AppError when it does not go."""
+    found = need(home)
+    os.kill(found.pid, signal.SIGTERM)
+    deadline = time.monotonic() + STOP_LIMIT_S
+    while find(home) is not None:
+        if time.monotonic() > deadline:
+            raise AppError(f"Process {found.pid} still runs. End it with: kill {found.pid}")
+        await asyncio.sleep(_POLL_S)
+    return found

@@ -1,0 +1,30 @@
+"""Leaving a swarm: the node trains alone, the coordinator is told, the invite is forgotten."""
+
+from __future__ import annotations
+
+import asyncio
+
+from sapo_desktop import settings
+from sapo_desktop.paths import Home
+from sapo_desktop.services.nodes import supervisor
+from sapo_desktop.services.swarms import membership
+
+
+async def leave(home: Home, keep_invite: bool = False) -> str:
+    """Take the node's groups out of the pool, train alone from the next round on. Raises AppError."""
+    from sapo_swarm.protocol.client import CoordinatorError, NodeClient
+
+    invite = membership.load(home.invite)
+    settings.change(home.settings, "swarm.join", "false")
+    status = await supervisor.running(home)
+    if status is not None and status.mode == "swarm":
+        await supervisor.restart(home)
+    told = "The coordinator knows."
+    try:
+        async with NodeClient(invite, (await asyncio.to_thread(membership.identity, home)).identity) as client:
+            await client.leave()
+    except CoordinatorError as error:
+        told = f"The coordinator could not be told ({error}); its copies of your groups expire by themselves."
+    if not keep_invite:
+        membership.forget(home.invite)
+    return f"Left the swarm. {told} {'The invite is kept.' if keep_invite else 'The invite is forgotten.'}"

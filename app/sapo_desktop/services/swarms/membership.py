@@ -1,0 +1,128 @@
+"""Being in a swarm: the saved invite, the identity, and the exchange that a node gets."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import msgspec
+
+from sapo_desktop.errors import AppError, UsageError
+from sapo_desktop.paths import Home
+from sapo_desktop.settings import Settings
+from sapo_swarm.algorithms.base import TINY
+from sapo_swarm.config import RunConfig
+from sapo_swarm.node.swarm.swarm_exchange import SwarmExchange
+from sapo_swarm.protocol.client import CoordinatorError, NodeClient, Refused
+from sapo_swarm.protocol.invite import BadInvite, Invite, parse_invite
+from sapo_swarm.protocol.keystore import KeyStoreError, StoredIdentity, load_or_create
+from sapo_swarm.protocol.receive import Policy
+from sapo_swarm.protocol.safe_text import safe_text
+
+OWN, EXTERNAL = 2, 8
+"""I / J of a node in a swarm unless the person says otherwise (docs/decisions/0013-default-strategy.md). J is an upper bound: own
+groups fill what others cannot give."""
+TINY_OWN, TINY_EXTERNAL = 24, 8
+"""The same for a tiny model, whose default step needs the large batch that it has on its own (algorithms.base)."""
+
+
+def parse(text: str) -> Invite:
+    """Raises UsageError."""
+    try:
+        return parse_invite(text.strip())
+    except BadInvite as error:
+        raise UsageError(str(error)) from error
+
+
+def save(text: str, path: Path) -> Invite:
+    """Keep an invite, readable by its owner only. Raises UsageError, AppError."""
+    invite = parse(text)
+    partial = path.with_suffix(".partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial.unlink(missing_ok=True)
+        with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(text.strip() + "\n")
+        partial.replace(path)
+    except OSError as error:
+        raise AppError(f"Cannot keep the invite in {path} ({error.strerror}).") from error
+    return invite
+
+
+def load(path: Path) -> Invite:
+    """Raises UsageError."""
+    try:
+        return parse(path.read_text("utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError("No invite is saved. Join with: sapo-desktop node --join INVITE") from error
+
+
+def forget(path: Path) -> None:
+    """Drop the saved invite. Raises AppError."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise AppError(f"Cannot remove the invite {path} ({error.strerror}).") from error
+
+
+def mixed(config: RunConfig, typed: set[str], parameters: int | None = None) -> RunConfig:
+    """The settings of a node in a swarm, whose model has so many parameters: I / J of 2 / 8, or of 24 / 8 for a tiny model,
+    unless one of them was set.
+
+    A node that only generates (method none) draws nothing and has nothing to evaluate.
+    """
+    if config.method == "none":
+        changes = {"external_groups": 0} | ({} if "eval_every" in typed else {"eval_every": 0})
+        return msgspec.structs.replace(config, **changes)
+    if typed & {"own_groups", "external_groups"} or config.external_groups:
+        return config
+    tiny = parameters is not None and parameters < TINY
+    own, external = (TINY_OWN, TINY_EXTERNAL) if tiny else (OWN, EXTERNAL)
+    return msgspec.structs.replace(config, own_groups=own, external_groups=external)
+
+
+def identity(home: Home) -> StoredIdentity:
+    """Made on first use. Raises AppError."""
+    try:
+        return load_or_create(home.data / "identity")
+    except KeyStoreError as error:
+        raise AppError(str(error)) from error
+
+
+def label(model: str) -> str:
+    """A model's name as others may see it: no path, printable ASCII, 80 characters."""
+    return re.sub(r"[^\x20-\x7e]", "?", Path(model).name)[:80] or "model"
+
+
+async def enter(
+    invite: Invite, who: StoredIdentity, settings: Settings, config: RunConfig
+) -> tuple[SwarmExchange, str]:
+    """Join the swarm and return the node's exchange with one sentence. A coordinator that is away is no obstacle.
+
+    Raises UsageError when the coordinator refuses this node (a bad invite, a ban).
+    """
+    client = await NodeClient(invite, who.identity).__aenter__()
+    exchange = SwarmExchange(
+        client, Policy(rule=config.reward_rule), label(config.model), config.sampling, settings.person.name
+    )
+    try:
+        info = await client.join(exchange.name, exchange.model)
+    except Refused as error:
+        if error.retry_after_s is not None:  # busy: the node joins with its first exchange
+            return exchange, f"{_sentence(error)} {who.sentence}"
+        await client.__aexit__(None, None, None)
+        raise UsageError(
+            f"The coordinator refuses: {safe_text(str(error), 300, lines=False)} "
+            "To train alone: sapo-desktop leave, or sapo-desktop node --silo"
+        ) from error
+    except CoordinatorError as error:
+        return exchange, f"{_sentence(error)} {who.sentence}"
+    exchange.share_fraction = info.share_fraction
+    name = safe_text(info.name, 40, lines=False)
+    trust = ", open to anyone: nobody in it is trusted" if info.open else ""
+    return exchange, f"Joined {name}: {info.nodes} nodes{trust}. {who.sentence}"
+
+
+def _sentence(error: CoordinatorError) -> str:
+    return f"{safe_text(str(error), 300, lines=False)} Training alone until it answers."

@@ -1,0 +1,66 @@
+"""The settings as rows for people, and checked changes: what `config` and F2 of the dashboard share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sapo_desktop import settings
+from sapo_desktop.errors import UsageError
+from sapo_desktop.settings import Settings, flags
+from sapo_desktop.settings.rows import SettingRow
+
+_RESTART = "when the node starts again"
+_COUNTS = {
+    "limits.nice": _RESTART,
+    "limits": "within a second",
+    "ui.theme": "at once, in this dashboard",
+    "ui.glyphs": "when the dashboard opens again",
+}
+"""Key or section -> from when on a change has an effect."""
+
+
+def rows(path: Path) -> tuple[SettingRow, ...]:
+    """Every setting of the schema. Raises UsageError, AppError."""
+    tables = settings.read(path)
+    current = settings.convert(tables, str(path))
+    return tuple(_row(field, current, tables.get(field.key.partition(".")[0], {})) for field in settings.fields())
+
+
+def _row(field: settings.Field, current: Settings, table: dict[str, object]) -> SettingRow:
+    section, _, name = field.key.partition(".")
+    return SettingRow(
+        key=field.key,
+        help=field.help,
+        kind=field.kind.replace("|", " or "),
+        choices=field.choices,
+        value=settings.value(current, field.key),
+        default=settings.text(field.default),
+        saved=name in table,
+        counts=_COUNTS.get(field.key) or _COUNTS.get(section) or _RESTART,
+    )
+
+
+def known(key: str) -> str:
+    """The key. Raises UsageError with the nearest match when there is no such setting."""
+    keys = {field.key for field in settings.fields()}
+    if key not in keys:
+        raise UsageError(f"There is no setting {key!r}. {settings.nearest(key, keys)}")
+    return key
+
+
+def change(path: Path, key: str, value: str) -> str:
+    """Write one setting, names of tasks, presets, engines and algorithms checked too; the value as it was understood.
+
+    Raises UsageError, UnknownTask, AppError; then the file is as before.
+    """
+
+    def check(changed: Settings) -> None:
+        if key.startswith("run."):
+            flags.check(changed.run)
+
+    return settings.value(settings.change(path, known(key), value, check), key)
+
+
+def reset(path: Path, key: str) -> str:
+    """Back to the default, which it returns. Raises UsageError, AppError."""
+    return settings.value(settings.reset(path, known(key)), key)

@@ -1,0 +1,37 @@
+"""The limits as the settings file has them now: a change counts within a second, whoever made it."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from sapo_desktop import settings
+from sapo_desktop.errors import AppError
+from sapo_swarm.node.governor.limits import Limits
+
+
+class LiveLimits:
+    """Reads the file only when it changed. One that cannot be read leaves the limits as they were."""
+
+    def __init__(self, path: Path, limits: Limits) -> None:
+        """limits: as the file has them now."""
+        self._path, self._limits = path, limits
+        self._seen = self._stamp()
+
+    def __call__(self) -> Limits:
+        stamp = self._stamp()
+        if stamp != self._seen:
+            self._seen = stamp
+            try:
+                self._limits = settings.load(self._path).limits
+            except AppError as error:
+                logging.getLogger(__name__).warning("The limits stay as they were. %s", error)
+        return self._limits
+
+    def _stamp(self) -> tuple[int, int]:
+        """Changes with every write (each replaces the file); (0, 0) without one."""
+        try:
+            facts = self._path.stat()
+        except OSError:
+            return 0, 0
+        return facts.st_mtime_ns, facts.st_ino

@@ -1,0 +1,75 @@
+"""Weights of a Hugging Face folder as NumPy float32, one tensor at a time, bfloat16 included.
+
+The safetensors package gives NumPy no bfloat16 without another dependency; the format is simple enough to read: eight
+bytes of header length, a JSON header, the tensors (https://github.com/huggingface/safetensors#format).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sapo_backends.base import ModelNotFound
+from sapo_backends.checkpoints.locate import weight_files
+
+Float32 = NDArray[np.float32]
+_TYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
+_LARGEST_HEADER = 100_000_000
+
+
+def tensors(folder: Path) -> Iterator[tuple[str, Float32]]:
+    """(name, float32 array) of every floating-point tensor. Raises ModelNotFound when a file is damaged."""
+    for file in weight_files(folder):
+        try:
+            yield from _read(file)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ModelNotFound(f"{file} is damaged: {error}. Download the model again.") from error
+
+
+def elements(folder: Path, *, packed: int = 8) -> int:
+    """Weights in a folder, counted from the headers; an element of a quantised tensor (uint32) holds `packed` of them.
+
+    Raises ModelNotFound when a file is damaged.
+    """
+    total = 0
+    for file in weight_files(folder):
+        try:
+            entries = _header(file)[0].values()
+            total += sum(prod(e["shape"]) * (packed if e["dtype"] == "U32" else 1) for e in entries)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ModelNotFound(f"{file} is damaged: {error}. Download the model again.") from error
+    return total
+
+
+def _header(file: Path) -> tuple[dict[str, Any], int]:
+    """What the file says of each tensor, and where their bytes begin."""
+    with file.open("rb") as stream:
+        length = int.from_bytes(stream.read(8), "little")
+        if not 2 <= length <= _LARGEST_HEADER:
+            raise ValueError("its header has no sensible length")
+        header = json.loads(stream.read(length))
+    header.pop("__metadata__", None)
+    return header, 8 + length
+
+
+def _read(file: Path) -> Iterator[tuple[str, Float32]]:
+    header, start = _header(file)
+    data = np.memmap(file, dtype=np.uint8, mode="r", offset=start)
+    for name, entry in header.items():
+        if entry["dtype"] not in _TYPES:
+            continue
+        begin, end = entry["data_offsets"]
+        raw = np.frombuffer(data[begin:end].tobytes(), dtype=_TYPES[entry["dtype"]]).reshape(entry["shape"])
+        yield name, widened(raw) if entry["dtype"] == "BF16" else raw.astype(np.float32)
+
+
+def widened(halves: NDArray[np.uint16]) -> Float32:
+    """bfloat16 bit patterns as float32: bfloat16 is the upper half of a float32."""
+    wide: Float32 = (halves.astype(np.uint32) << 16).view(np.float32)
+    return wide

@@ -1,0 +1,154 @@
+"""One tokenizer for every engine, read from a Hugging Face folder without transformers.
+
+Text that comes from a question or another node never becomes a control token: `encode_text` has special-token
+splitting off, and `encode_chat` checks that the chat template's own control tokens are the only ones.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from sapo_backends.base import BackendError, ModelNotFound, TokenIds
+from sapo_backends.checkpoints.chat_template import ChatTemplate
+
+Json = dict[str, Any]
+
+
+def read_json(path: Path) -> Json:
+    """The object in a JSON file, or {} when there is no such file. Raises ModelNotFound when it is damaged."""
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelNotFound(f"{path} cannot be read: {error}. Download the model again.") from error
+    if not isinstance(value, dict):
+        raise ModelNotFound(f"{path} does not hold a JSON object. Download the model again.")
+    return value
+
+
+def _text(token: object) -> str | None:
+    """tokenizer_config.json writes a token as its text or as {"content": text}."""
+    if isinstance(token, dict):
+        token = token.get("content")
+    return token if isinstance(token, str) else None
+
+
+def _ids(value: object) -> list[int]:
+    return [v for v in (value if isinstance(value, list) else [value]) if isinstance(v, int)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Specials:
+    """Control tokens of a model folder, as texts and ids."""
+
+    bos: str
+    eos: str
+    eos_ids: tuple[int, ...]
+    pad_id: int
+
+
+def _specials(folder: Path, settings: Json, ids: Mapping[str, int]) -> _Specials:
+    """End-of-sequence ids from all three places that may name them; the first of them stands in for padding."""
+    generation, config = read_json(folder / "generation_config.json"), read_json(folder / "config.json")
+    eos_text = _text(settings.get("eos_token")) or ""
+    found = [*_ids(generation.get("eos_token_id")), *_ids(config.get("eos_token_id"))]
+    if eos_text in ids:
+        found.append(ids[eos_text])
+    eos = tuple(dict.fromkeys(found))
+    if not eos:
+        raise ModelNotFound(f"{folder} names no end-of-sequence token; completions would never end.")
+    pad_text = _text(settings.get("pad_token")) or ""
+    pad = ids[pad_text] if pad_text in ids else next(iter(_ids(config.get("pad_token_id"))), eos[0])
+    return _Specials(_text(settings.get("bos_token")) or "", eos_text, eos, pad)
+
+
+class HfTokenizer:
+    """Text to ids and back from `tokenizer.json`. Satisfies sapo_backends.base.Tokenizer."""
+
+    def __init__(self, folder: Path) -> None:
+        """Raises ModelNotFound when the folder holds no usable tokenizer."""
+        data = read_json(folder / "tokenizer.json")
+        if not data:
+            raise ModelNotFound(f"{folder} has no tokenizer.json. Save the model with a fast tokenizer.")
+        settings = read_json(folder / "tokenizer_config.json")
+        added = {t["content"]: int(t["id"]) for t in data.get("added_tokens", [])}
+        vocabulary = data.get("model", {}).get("vocab", {})
+        ids = {**vocabulary, **added} if isinstance(vocabulary, dict) else added
+        special = _specials(folder, settings, ids)
+        self._eos_ids, self._pad_id = special.eos_ids, special.pad_id
+        for token in data.get("added_tokens", []):  # an end-of-sequence token is a control token even if unmarked
+            token["special"] = bool(token.get("special")) or int(token["id"]) in special.eos_ids
+        self._control = {int(t["id"]): str(t["content"]) for t in data.get("added_tokens", []) if t["special"]}
+        try:
+            self._plain, self._splitting = (tokenizers.Tokenizer.from_str(json.dumps(data)) for _ in range(2))
+        except Exception as error:  # the Rust library raises bare Exception
+            raise ModelNotFound(f"{folder / 'tokenizer.json'} is not a tokenizer: {error}") from error
+        for tokenizer in (self._plain, self._splitting):
+            tokenizer.no_truncation()
+            tokenizer.no_padding()
+        self._plain.encode_special_tokens = True
+        self._template = ChatTemplate.read(folder, settings, bos=special.bos, eos=special.eos)
+        texts = sorted(self._control.values(), key=len, reverse=True)
+        self._split = re.compile("|".join(map(re.escape, texts))) if texts else None
+
+    @property
+    def eos_ids(self) -> tuple[int, ...]:
+        return self._eos_ids
+
+    @property
+    def pad_id(self) -> int:
+        return self._pad_id
+
+    @property
+    def size(self) -> int:
+        """Number of ids the tokenizer knows."""
+        return int(self._plain.get_vocab_size())
+
+    def encode_text(self, text: str) -> list[int]:
+        """Ids of plain text; never a control token."""
+        ids: list[int] = self._plain.encode(text, add_special_tokens=False).ids
+        return [i for i in ids if i not in self._control]
+
+    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        """Ids of the rendered chat with the generation prompt.
+
+        Equal to what transformers gives for honest text. When message text holds the spelling of a control token, the
+        template's literal parts are encoded with control tokens and everything between them as plain text.
+        """
+        rendered = self._template.render(messages)
+        if not any(text in m["content"] for text in self._control.values() for m in messages):
+            return self._splitting.encode(rendered.text, add_special_tokens=False).ids
+        ids: list[int] = []
+        for span, control in self._spans(rendered.parts):
+            token = self._splitting.token_to_id(span) if control else None
+            if control and token is None:
+                raise BackendError(f"The chat template uses {span!r}, which the tokenizer does not know.")
+            ids += [token] if token is not None else self.encode_text(span)
+        return ids
+
+    def _spans(self, parts: Sequence[tuple[str, bool]]) -> Iterator[tuple[str, bool]]:
+        """(text, is a control token) in order; plain text is joined, as the tokenizer would see it."""
+        plain = ""
+        for text, literal in parts:
+            at = 0
+            for match in self._split.finditer(text) if literal and self._split else ():
+                plain += text[at : match.start()]
+                if plain:
+                    yield plain, False
+                yield match.group(), True
+                plain, at = "", match.end()
+            plain += text[at:]
+        if plain:
+            yield plain, False
+
+    def decode(self, ids: TokenIds) -> str:
+        """Text of the ids without control tokens; ids beyond the vocabulary (padded embeddings) give nothing."""
+        return str(self._plain.decode([i for i in ids if i not in self._control and 0 <= i < self.size]))

@@ -1,0 +1,154 @@
+"""What this machine could do at best: multiplications and memory reads a second, to compare an engine with.
+
+The limit of a computation of F floating-point operations that reads B bytes is max(F / multiply, B / read) seconds
+(Williams et al. 2009, "Roofline").
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from sapo_backends.common.hardware import ModelSize, available_memory
+
+LARGEST = 2048
+ENOUGH_S = 0.05
+"""A product that takes so long is large enough to tell the rate."""
+READ_BYTES = 1 << 29
+REPEAT_S = 0.4
+"""The quickest run within this time counts: other programs only make it slower."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """multiply: FLOP/s of square products by precision. read: bytes/s of memory. Empty and 0: not measured.
+
+    device: where: cpu, cuda or mps.
+    """
+
+    multiply: Mapping[str, float] = field(default_factory=dict)
+    read: float = 0.0
+    device: str = "cpu"
+
+
+def most_generated(size: ModelSize, width: int, limits: Limits, precision: str) -> float:
+    """Tokens/s at which `width` rows could be decoded at best; 0 when it is not known.
+
+    Each step reads the weights once and multiplies every row with them (2 FLOP a weight).
+    """
+    rate = limits.multiply.get(precision, 0.0)
+    if rate <= 0 or limits.read <= 0:
+        return 0.0
+    stored = 2 if precision in ("bfloat16", "float16") else 4
+    step = max(2 * width * size.multiplied / rate, size.parameters * stored / limits.read)
+    return width / step
+
+
+def most_trained(size: ModelSize, limits: Limits, precision: str) -> float:
+    """Completion tokens/s that could be trained on at best; 0 when it is not known.
+
+    6 FLOP a weight (forward, and backward into both activations and weights); 4 where only an adapter is trained.
+    """
+    flops = (6 if size.trainable >= size.parameters else 4) * size.multiplied
+    return limits.multiply.get(precision, 0.0) / flops
+
+
+def measure(engine: str, threads: int, device: str = "auto") -> Limits:
+    """The limits as that engine's library reaches them on a LoadRequest's device, in about two seconds.
+
+    Raises ImportError, RuntimeError when there is no such device.
+    """
+    if engine == "mlx":
+        return _mlx(device)
+    return _torch(threads, device) if engine == "torch" else _numpy()
+
+
+def _fastest(work: Callable[[], object]) -> float:
+    """Seconds of the quickest run after one to warm up."""
+    work()
+    best, until = float("inf"), time.perf_counter() + REPEAT_S
+    while (began := time.perf_counter()) < until or best == float("inf"):
+        work()
+        best = min(best, time.perf_counter() - began)
+    return best
+
+
+def _multiply(product: Callable[[int], Callable[[], object]]) -> float:
+    """FLOP/s of the largest cube that does not take long. product: edge -> one multiplication."""
+    edge = 256
+    while edge < LARGEST:
+        work = product(edge)
+        work()
+        began = time.perf_counter()
+        work()
+        if time.perf_counter() - began > ENOUGH_S:
+            break
+        edge *= 2
+    return 2.0 * edge**3 / _fastest(product(edge))
+
+
+def _read_bytes() -> int:
+    return max(1 << 20, min(READ_BYTES, available_memory() // 8))
+
+
+def _torch(threads: int, name: str) -> Limits:
+    import torch
+
+    torch.set_num_threads(max(1, threads))
+    best = "cuda" if torch.cuda.is_available() else "cpu"
+    device = torch.device(best if name == "auto" else name)
+    wait: Callable[[], object] = {"cuda": torch.cuda.synchronize, "mps": torch.mps.synchronize}.get(device.type, int)
+
+    def product(kind: Any) -> Callable[[int], Callable[[], object]]:
+        def of(edge: int) -> Callable[[], object]:
+            a, b = (torch.randn(edge, edge, device=device).to(kind) for _ in range(2))
+
+            def once() -> None:
+                torch.mm(a, b)
+                wait()
+
+            return once
+
+        return of
+
+    many = torch.ones(_read_bytes() // 4, device=device)
+    rates = {str(k).removeprefix("torch."): _multiply(product(k)) for k in (torch.float32, torch.bfloat16)}
+    return Limits(rates, many.numel() * 4 / _fastest(lambda: float(many.sum())), device.type)
+
+
+def _mlx(name: str) -> Limits:
+    import mlx.core as mx
+
+    if name == "cpu":
+        mx.set_default_device(mx.cpu)
+    device = "mps" if mx.metal.is_available() and name != "cpu" else "cpu"
+
+    def product(kind: Any) -> Callable[[int], Callable[[], object]]:
+        def of(edge: int) -> Callable[[], object]:
+            a, b = (mx.random.normal((edge, edge)).astype(kind) for _ in range(2))
+            mx.eval(a, b)
+            return lambda: mx.eval(a @ b)
+
+        return of
+
+    many = mx.ones((_read_bytes() // 4,))
+    mx.eval(many)
+    kinds = (mx.float32, mx.float16, mx.bfloat16)
+    rates = {str(kind).removeprefix("mlx.core."): _multiply(product(kind)) for kind in kinds}
+    return Limits(rates, many.size * 4 / _fastest(lambda: mx.eval(many.sum())), device)
+
+
+def _numpy() -> Limits:
+    rng = np.random.default_rng(0)
+
+    def product(edge: int) -> Callable[[], object]:
+        a, b = (rng.standard_normal((edge, edge), dtype=np.float32) for _ in range(2))
+        return lambda: a @ b
+
+    many = np.ones(_read_bytes() // 4, np.float32)
+    rate = _multiply(product)
+    return Limits({"float32": rate}, many.nbytes / _fastest(lambda: many.sum()))

@@ -1,0 +1,292 @@
+"""Measuring one engine on one model, in a child process.
+
+A child, because its peak memory is then its own, because threads are set once a process, and because a library that
+crashes on this computer must not take the bench with it.
+
+    python -m sapo_backends.measure.probe '{"engine": "torch", "model": "starter", ...}'    prints one line of JSON
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from sapo_backends import registry
+from sapo_backends.base import (
+    BackendError,
+    Cancelled,
+    CancelToken,
+    Engine,
+    LoadRequest,
+    PolicyUpdate,
+    Sampling,
+    TrainSample,
+)
+from sapo_backends.measure import machine_limits
+from sapo_backends.measure.choice import WIDTHS, Candidate, Measured, decode
+from sapo_backends.measure.machine_limits import Limits
+
+SECONDS = 2.0
+LONGEST_S = 180.0
+"""A child that takes so much longer than it should is ended."""
+GROUP = 8
+"""Completions of a prompt, where the width allows it."""
+NEW_TOKENS = 64
+LEAST_STEPS = 8
+"""Decode steps that a rate is taken from at least; of fewer, half a step more or less would show."""
+TRAINED_TOKENS = 48
+"""Tokens of each completion in the measured update."""
+TRAINED_GROUPS = (1, 2, 4, 8)
+POLICY = PolicyUpdate("grpo", learning_rate=1e-6)
+QUESTION = "Start with {0}. Add {1}, take away {2} and multiply by {3}. What is the result? Answer with a number."
+
+
+def _prompts(engine: Engine, count: int) -> list[list[int]]:
+    texts = [QUESTION.format(i, 3 * i + 1, 2 * i, i + 2) for i in range(count)]
+    return [list(engine.tokenizer.encode_chat([{"role": "user", "content": text}])) for text in texts]
+
+
+@dataclass
+class _Pace:
+    """Follows one generation: marks (seconds, tokens) until time is up or a quarter of the rows has ended."""
+
+    rows: int
+    until: float
+    cancel: CancelToken = field(default_factory=CancelToken)
+    marks: list[tuple[float, int]] = field(default_factory=list)
+
+    def __call__(self, finished: int, tokens: int) -> None:
+        now = time.perf_counter()
+        if tokens >= self.rows or self.marks:  # every row has begun: shards may do so one after the other
+            self.marks.append((now, tokens))
+        enough = bool(self.marks) and tokens - self.marks[0][1] >= LEAST_STEPS * self.rows
+        if enough and (now > self.until or finished > self.rows // 4):
+            self.cancel.cancel()
+
+    @property
+    def rate(self) -> float | None:
+        """Tokens/s after the first; None when there were too few steps."""
+        if len(self.marks) < 2:
+            return None
+        (began, first), (ended, last) = self.marks[0], self.marks[-1]
+        return (last - first) / (ended - began) if last > first and ended > began else None
+
+
+def _generation(engine: Engine, width: int, seconds: float) -> tuple[float, float]:
+    """Tokens/s of decoding `width` rows and seconds to the first tokens, the best of what fits into `seconds`: whatever
+    else the machine does makes both only worse."""
+    prompts = _prompts(engine, max(1, width // GROUP))
+    group, sampling = max(1, width // len(prompts)), Sampling(max_new_tokens=NEW_TOKENS)
+    rates, firsts = list[float](), list[float]()
+    deadline, seed = time.perf_counter() + seconds, 0
+    while not rates or (time.perf_counter() < deadline and seed < 200):
+        began = time.perf_counter()
+        pace = _Pace(width, deadline)
+        with contextlib.suppress(Cancelled):
+            engine.generate(prompts, group, sampling, seed, pace.cancel, pace)
+        if pace.rate is not None:
+            rates.append(pace.rate)
+            firsts.append(pace.marks[0][0] - began)
+        seed += 1
+        if seed > 5 and not rates:
+            return 0.0, 0.0
+    return max(rates), min(firsts)
+
+
+def _batch(engine: Engine, groups: int) -> list[TrainSample]:
+    """Made-up completions of fixed length, so that every engine trains on the same."""
+    usable = min(engine.info.vocabulary, 1000)
+    return [
+        TrainSample(
+            tuple(prompt),
+            tuple(10 + (13 * row + 7 * place) % (usable - 10) for place in range(TRAINED_TOKENS)),
+            1.0 if row % 2 else -1.0,
+        )
+        for prompt in _prompts(engine, groups)
+        for row in range(GROUP)
+    ]
+
+
+def _update(engine: Engine, seconds: float) -> tuple[float, float]:
+    """Tokens/s of an update, and the seconds around it in which a pair hands its weights over.
+
+    The batch grows while it is quick; the first update of all warms up.
+    """
+    began, rate, around = time.perf_counter(), 0.0, list[float]()
+    for groups in (TRAINED_GROUPS[0], *TRAINED_GROUPS):
+        batch = _batch(engine, groups)
+        done = list[float]()
+        last = groups == TRAINED_GROUPS[-1]
+        while not done or (last and time.perf_counter() - began < seconds):
+            start = time.perf_counter()
+            stats = engine.update(batch, POLICY, seed=len(done))
+            around.append(time.perf_counter() - start - stats.seconds)
+            done.append(sum(len(s.completion) for s in batch) / stats.seconds)
+        rate = max(done)
+        if time.perf_counter() - began > seconds / 2:
+            break
+    return rate, statistics.median(around)
+
+
+def peak_memory() -> int:
+    """The most that this process ever held, in bytes; 0 where the system does not say."""
+    with contextlib.suppress(OSError, ValueError):  # ru_maxrss would begin with what the parent held
+        lines = Path("/proc/self/status").read_text("ascii", "replace").splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
+    with contextlib.suppress(ImportError):
+        import resource
+
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak if sys.platform == "darwin" else peak * 1024
+    import psutil
+
+    return int(getattr(psutil.Process().memory_info(), "peak_wset", 0))
+
+
+def measure(candidate: Candidate, request: LoadRequest, seconds: float = SECONDS) -> Measured:
+    """Load the model and measure for about that long. Raises BackendError."""
+    asked = replace(request, precision=candidate.precision, threads=candidate.threads)
+    backend = registry.backend(candidate.engine)
+    engine = backend().load(asked)
+    try:
+        rates, first = {}, 0.0
+        _generation(engine, WIDTHS[1], seconds / 10)  # warm up
+        for width, share in zip(WIDTHS, (0.15, 0.15, 0.3), strict=True):
+            rates[width], first = _generation(engine, width, share * seconds)
+        trains = backend.CAN_TRAIN and engine.info.method != "none"
+        update, around = _update(engine, 0.4 * seconds) if trains else (0.0, 0.0)
+        return Measured(
+            candidate,
+            device=engine.info.device,
+            precision=engine.info.precision,
+            generation=rates,
+            first=first,
+            update=update,
+            hand_over=around if "+" in candidate.engine else 0.0,
+            memory=peak_memory(),
+        )
+    finally:
+        engine.close()
+
+
+def in_child(candidate: Candidate, request: LoadRequest, seconds: float = SECONDS) -> Measured:
+    """The same in a process of its own; what goes wrong there is the measurement's `failure`."""
+    job = {"candidate": asdict(candidate), "request": asdict(request), "seconds": seconds}
+    try:
+        return decode([_child(job, seconds)["measured"]])[0]
+    except BackendError as error:
+        return Measured(candidate, failure=str(error))
+
+
+async def glance(candidate: Candidate, request: LoadRequest, seconds: float) -> Measured:
+    """in_child for somebody who may not wait for the end: cancelled, it kills the process. A bundle cannot: a failure."""
+    if getattr(sys, "frozen", False):
+        return Measured(candidate, failure="A bundle measures with sapo-desktop bench.")
+    command, env = _command({"candidate": asdict(candidate), "request": asdict(request), "seconds": seconds})
+    quiet = asyncio.subprocess.DEVNULL
+    child = await asyncio.create_subprocess_exec(
+        *command, env=env, stdin=quiet, stdout=asyncio.subprocess.PIPE, stderr=quiet
+    )
+    try:
+        answer = json.loads((await child.communicate())[0])
+    except ValueError:
+        return Measured(candidate, failure=f"It ended with code {child.returncode}.")
+    finally:
+        if child.returncode is None:
+            child.kill()
+            await child.wait()
+    return Measured(candidate, failure=answer["failure"]) if "failure" in answer else decode([answer["measured"]])[0]
+
+
+def limits_in_child(engine: str, threads: int, device: str = "auto") -> Limits:
+    """The machine's limits by that engine's library; empty when it cannot be had."""
+    try:
+        found = _child({"limits": engine, "threads": threads, "device": device}, SECONDS)["limits"]
+    except BackendError:
+        return Limits()
+    return Limits(dict(found["multiply"]), float(found["read"]), str(found["device"]))
+
+
+def _command(job: dict[str, Any]) -> tuple[list[str], dict[str, str]]:
+    """The arguments and the environment of the child that does a job."""
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    return [sys.executable, "-m", __name__, json.dumps(job)], env
+
+
+def _child(job: dict[str, Any], seconds: float) -> dict[str, Any]:
+    """The answer to a job. Raises BackendError.
+
+    A bundle's executable is the app and runs no module, so that there the work is done here.
+    """
+    if getattr(sys, "frozen", False):
+        return _answered(job)
+    command, env = _command(job)
+    try:
+        done = subprocess.run(
+            command,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=LONGEST_S + seconds,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise BackendError(f"It took longer than {LONGEST_S:.0f} s.") from None
+    words = done.stderr.decode("utf-8", "replace").strip().splitlines()
+    if done.returncode:
+        raise BackendError(words[-1] if words else f"It ended with code {done.returncode}.")
+    answer: dict[str, Any] = json.loads(done.stdout)
+    if "failure" in answer:
+        raise BackendError(answer["failure"])
+    return answer
+
+
+def _answered(job: dict[str, Any]) -> dict[str, Any]:
+    """The answer as JSON has it. Raises BackendError: any failure of an engine is one failed measurement."""
+    try:
+        answer: dict[str, Any] = json.loads(json.dumps(_answer(job)))
+    except Exception as error:
+        raise BackendError(str(error) or type(error).__name__) from error
+    return answer
+
+
+@contextlib.contextmanager
+def _stdout_for_the_answer() -> Iterator[int]:
+    """A descriptor of stdout; what libraries print goes to stderr meanwhile."""
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield kept
+    finally:
+        os.close(kept)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """The child."""
+    job = json.loads(arguments[0])
+    with _stdout_for_the_answer() as answers:
+        try:
+            answer = _answered(job)
+        except BackendError as error:
+            answer = {"failure": str(error)}
+        os.write(answers, json.dumps(answer).encode())
+
+
+def _answer(job: dict[str, Any]) -> dict[str, Any]:
+    if "limits" in job:
+        return {"limits": asdict(machine_limits.measure(job["limits"], job["threads"], job["device"]))}
+    return {"measured": asdict(measure(Candidate(**job["candidate"]), LoadRequest(**job["request"]), job["seconds"]))}
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

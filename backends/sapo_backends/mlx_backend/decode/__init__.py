@@ -1,0 +1,1 @@
+"""Generation: the loop over tokens and the sampler."""

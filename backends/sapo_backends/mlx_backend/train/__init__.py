@@ -1,0 +1,1 @@
+"""One policy-gradient update: padded micro-batches, loss, optimizer."""

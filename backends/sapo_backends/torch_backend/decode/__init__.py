@@ -1,0 +1,1 @@
+"""Decoding: prefill, KV cache, one step of all rows, with plain, scripted, captured or compiled kernels."""

@@ -1,0 +1,126 @@
+"""Log-probabilities of given tokens without ever holding all logits.
+
+The forward pass goes through the unembedding in chunks of rows and keeps two numbers a row and, where gradients are asked
+for and the unembedding is frozen, the gradient of its log-probability. Where it is trained the backward pass makes each
+chunk's probabilities again, unless all of them are small enough to keep. For a vocabulary of 151k this is the difference
+between gigabytes and megabytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sapo_backends.common import hardware
+
+BLOCK_ELEMENTS = 1 << 18
+"""Logits that are exponentiated and summed at once, 1 MiB in float32: they stay in a core's cache over all passes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """logprobs (T,) float32, differentiable; entropy (T,) of the distribution each token was drawn from."""
+
+    logprobs: Tensor
+    entropy: Tensor
+
+
+class _Blocks:
+    """Goes through one chunk's logits in blocks of rows, always in the same memory: what is as large as a chunk would be
+    given back to the system and paid for again with page faults."""
+
+    def __init__(self, head: Tensor, rows: int, temperature: float) -> None:
+        self._head, self._temperature = head, temperature
+        self._chunk = head.new_empty(rows, head.shape[0])  # in the compute type
+        # Elsewhere a block costs launches of kernels, and there is no such cache to stay in.
+        self.rows = max(1, min(BLOCK_ELEMENTS // head.shape[0], rows)) if head.device.type == "cpu" else rows
+        self.wide = torch.promote_types(head.dtype, torch.float32)
+        self._logits = head.new_empty(self.rows, head.shape[0], dtype=self.wide)
+
+    def of(self, hidden: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """A block's place in the chunk and its logits in float32 at least, which the next block overwrites."""
+        chunk = self.chunk(hidden)
+        torch.mm(hidden, self._head.t(), out=chunk)
+        for place in torch.split(chunk, self.rows):
+            logits = self._logits[: len(place)].copy_(place)
+            yield place, logits if self._temperature == 1.0 else logits.div_(self._temperature)
+
+    def chunk(self, hidden: Tensor) -> Tensor:
+        """The memory of a chunk of so many rows, as the blocks' places left it."""
+        return self._chunk[: len(hidden)]
+
+
+class _ChosenLogprobs(torch.autograd.Function):
+    """A token's log-probability depends on its own hidden state alone, so where the head is frozen the forward pass already
+    makes the gradient of each, one row of `jacobian`, while it has the probabilities; the backward pass only weighs the rows.
+    A trained head needs all probabilities again, each times its token's weight."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, head: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+        rows = max(1, min(hardware.CHUNK // head.shape[0], len(hidden)))
+        blocks = _Blocks(head, rows, temperature)
+        learns, head_learns = ctx.needs_input_grad[:2]
+        jacobian = torch.empty_like(hidden) if learns and not head_learns else hidden.new_empty(0, hidden.shape[1])
+        chosen, entropy, kept = [], [], []
+        keep = head_learns and hidden.shape[0] * head.shape[0] <= hardware.KEPT
+        scratch = head.new_empty(blocks.rows, head.shape[0], dtype=blocks.wide)
+        for number, (part, wanted) in enumerate(
+            zip(torch.split(hidden, rows), torch.split(targets, rows), strict=True)
+        ):
+            for (place, logits), target in zip(blocks.of(part), torch.split(wanted, blocks.rows), strict=True):
+                probabilities = torch.empty_like(logits) if keep else scratch[: len(logits)]
+                torch.softmax(logits, dim=-1, out=probabilities)
+                # The largest probability is never too small to take its logarithm.
+                total = logits.amax(dim=-1) - probabilities.amax(dim=-1).log()
+                chosen.append(logits.gather(1, target[:, None])[:, 0] - total)
+                entropy.append(total - torch.linalg.vecdot(probabilities, logits))
+                if keep:
+                    kept.append(probabilities)
+                if len(jacobian):
+                    _error(probabilities, target, probabilities.new_ones(len(target)), place)
+            if len(jacobian):
+                torch.mm(blocks.chunk(part), head, out=jacobian[number * rows :][: len(part)])
+        ctx.save_for_backward(jacobian if len(jacobian) else hidden, head, targets, *kept)
+        ctx.temperature, ctx.rows = temperature, rows
+        entropies = torch.cat(entropy)
+        ctx.mark_non_differentiable(entropies)
+        return torch.cat(chosen), entropies
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
+        hidden, head, targets, *kept = ctx.saved_tensors
+        slope = gradients[0] / ctx.temperature  # (T,)
+        if not ctx.needs_input_grad[1]:
+            return hidden * slope[:, None].to(hidden.dtype), None, None, None
+        into_hidden = torch.empty_like(hidden)
+        into_head = torch.zeros(head.shape, device=head.device)
+        blocks = _Blocks(head, ctx.rows, ctx.temperature)
+        known = iter(kept)
+        for part, wanted, weights, into in zip(
+            *(torch.split(t, ctx.rows) for t in (hidden, targets, slope, into_hidden)), strict=True
+        ):
+            error = blocks.chunk(part)
+            found = zip(torch.split(error, blocks.rows), known, strict=False) if kept else blocks.of(part)
+            for (place, scores), target, weight in zip(
+                found, torch.split(wanted, blocks.rows), torch.split(weights, blocks.rows), strict=True
+            ):
+                _error(scores if kept else torch.softmax(scores, dim=-1, out=scores), target, weight, place)
+            torch.mm(error, head, out=into)
+            into_head += error.t() @ part
+        return into_hidden, into_head.to(head.dtype), None, None
+
+
+def _error(probabilities: Tensor, target: Tensor, weight: Tensor, out: Tensor) -> None:
+    """weight (rows,) times d logprob / d logits = onehot - p, rounded once into out (rows, V)."""
+    torch.mul(probabilities, -weight[:, None], out=out)
+    out.scatter_add_(1, target[:, None], weight[:, None].to(out.dtype))
+
+
+def chosen_logprobs(hidden: Tensor, head: Tensor, targets: Tensor, temperature: float) -> Scores:
+    """hidden (T, width) predicts targets (T,) through head (V, width)."""
+    logprobs, entropy = _ChosenLogprobs.apply(hidden, head, targets, temperature)  # type: ignore[no-untyped-call]
+    return Scores(logprobs, entropy)

@@ -1,0 +1,103 @@
+"""Normalisation, gate and attention of an update by the compiled kernels, with their gradients."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sapo_backends.torch_backend.native.library import Kernels, Shape, at
+from sapo_backends.torch_backend.ops.packing import Slab
+
+
+class Normalised(torch.autograd.Function):
+    """See fused.rms_norm: x (..., width), weight (width,)."""
+
+    @staticmethod
+    def forward(ctx: Any, kernels: Kernels, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        x = x.contiguous()
+        ctx.save_for_backward(x, weight)
+        ctx.kernels, ctx.eps = kernels, eps
+        return kernels.normalise(x, weight, eps)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, Tensor, Tensor | None, None]:
+        (x, weight), slope = ctx.saved_tensors, gradients[0].contiguous()
+        into, into_weight = torch.empty_like(x), torch.zeros_like(weight) if ctx.needs_input_grad[2] else None
+        count, width = x.numel() // x.shape[-1], x.shape[-1]
+        pointers = map(at, (slope, into, into_weight))
+        ctx.kernels.library.sapo_normalise_back(count, width, x.data_ptr(), weight.data_ptr(), ctx.eps, *pointers)
+        return None, into, into_weight, None
+
+
+class Gated(torch.autograd.Function):
+    """See fused.swiglu: gate_up (N, 2 width)."""
+
+    @staticmethod
+    def forward(ctx: Any, kernels: Kernels, gate_up: Tensor) -> Tensor:
+        gate_up = gate_up.contiguous()
+        ctx.save_for_backward(gate_up)
+        ctx.kernels = kernels
+        return kernels.gate(gate_up)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, Tensor]:
+        (gate_up,), slope = ctx.saved_tensors, gradients[0].contiguous()
+        into = torch.empty_like(gate_up)
+        count, width = slope.shape
+        ctx.kernels.library.sapo_gate_back(count, width, *map(at, (gate_up, slope, into)))
+        return None, into
+
+
+class SequenceAttention:
+    """Prompts, and completions that each continue one of them; see decoder.Attend and attention.GroupAttention."""
+
+    def __init__(self, kernels: Kernels, slabs: Sequence[Slab]) -> None:
+        """slabs: each prompt one of its own, as packing lays them out for a processor, its completions behind it."""
+        self.kernels = kernels
+        starts, lengths, sees, prompt = list[int](), list[int](), list[int](), 0
+        for slab in slabs:
+            mine = slab.lengths.tolist()
+            prompt = len(starts) if slab.sees is None else prompt
+            starts += [slab.first + end - length for end, length in zip(accumulate(mine), mine, strict=True)]
+            lengths += mine
+            sees += [-1 if slab.sees is None else prompt] * len(mine)
+        self.sequences = torch.tensor([starts, lengths, sees])
+        self.longest, self.end = max(lengths), slabs[-1].end
+
+    def __call__(self, layer: int, heads: int, rows: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        result: Tensor = _Attention.apply(self, heads, rows.contiguous(), cos, sin)  # type: ignore[no-untyped-call]
+        return result
+
+    def call(self, name: str, heads: int, rows: Tensor, *tensors: Tensor) -> None:
+        """kernels.library.sapo_{name}, as sapo_attend and its gradient take the sequences first and the room last."""
+        kv_heads = (rows.shape[1] - heads) // 2
+        shape = Shape(heads, kv_heads, rows.shape[2], 0, 0.0)
+        room = torch.empty(self.kernels.library.sapo_attend_room(ctypes.byref(shape), self.longest))
+        starts, lengths, sees = self.sequences
+        counts = len(starts), *map(at, (starts, lengths, sees)), self.longest
+        function = getattr(self.kernels.library, f"sapo_{name}")
+        function(ctypes.byref(shape), *counts, *map(at, (*tensors, room)))
+
+
+class _Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, of: SequenceAttention, heads: int, rows: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        turned, spread = torch.empty_like(rows), rows.new_empty(len(rows), heads)
+        out = rows.new_empty(len(rows), heads * rows.shape[2])
+        out[of.end :].zero_()
+        of.call("attend", heads, rows, rows, cos, sin, turned, spread, out)
+        ctx.save_for_backward(turned, cos, sin, spread, out)
+        ctx.of, ctx.heads = of, heads
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, None, Tensor, None, None]:
+        turned, cos, sin, spread, out = ctx.saved_tensors
+        slope, into = gradients[0].contiguous(), torch.zeros_like(turned)
+        ctx.of.call("attend_back", ctx.heads, turned, turned, cos, sin, spread, out, slope, into)
+        return None, None, into, None, None

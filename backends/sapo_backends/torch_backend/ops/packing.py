@@ -1,0 +1,202 @@
+"""A micro-batch as flat tensors without padding between sequences, in which completions share their prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sapo_backends.base import TokenIds
+from sapo_backends.common.packing import Pair
+
+SLAB_PADDING = 128
+"""On a CPU, a slab takes a prompt's completions as long as they need no more padding than this: little attention is
+computed in vain, and the products are still large."""
+
+
+def bucket(count: int) -> int:
+    """The next of few sizes, at least count: powers of two to 32, multiples of 32 to 512, then a sixteenth of the next
+    power of two apart.
+
+    Matrix products in bfloat16 on a CPU are compiled for each size (milliseconds and a megabyte each, which oneDNN
+    keeps), so what is multiplied has one of these numbers of rows.
+    """
+    above = 1 << max(count - 1, 0).bit_length()
+    step = min(above, max(32, above // 16))
+    return -(-count // step) * step
+
+
+def filled(x: Tensor) -> Tensor:
+    """x (n,) with zeros behind it up to bucket(n)."""
+    return torch.nn.functional.pad(x, (0, bucket(len(x)) - len(x)))
+
+
+class Slab:
+    """Sequences that attention takes at once, right-padded to one width.
+
+    first, end: its flat tokens, those of one sequence behind those of another. sees: the number of the slab whose
+    sequences they continue (None: they are prompts); owner (rows,): which of these, for each. seen: slots that a row
+    sees, its prompt's and its own.
+    """
+
+    def __init__(
+        self, first: int, lengths: list[int], device: torch.device, sees: tuple[int, Slab, Sequence[int]] | None = None
+    ) -> None:
+        """lengths: tokens of each sequence. sees: number, slab and which of its sequences."""
+        self.first, self.end, self.rows, self.width = first, first + sum(lengths), len(lengths), max(lengths)
+        self.lengths = torch.tensor(lengths, device=device)
+        self.sees: int | None = None
+        self._prompts: Slab | None = None
+        owner: Sequence[int] = ()
+        if sees is not None:
+            self.sees, self._prompts, owner = sees
+        self.owner = torch.tensor(owner, dtype=torch.int64, device=device)
+        self.seen = self.width + (0 if self._prompts is None else self._prompts.width)
+        self._bias: Tensor | None = None
+        self.places: Tensor | None = None
+        if min(lengths) < self.width:
+            places = [row * self.width + i for row, length in enumerate(lengths) for i in range(length)]
+            self.places = torch.tensor(places, device=device)
+
+    def bias(self, kind: torch.dtype) -> Tensor:
+        """0 where a token sees a slot, its real prompt, itself and what came before, else -inf: (1 or rows, 1, width,
+        seen)."""
+        if self._bias is None or self._bias.dtype != kind:
+            time = torch.arange(self.width, device=self.lengths.device)
+            hidden = (time[None, :] > time[:, None])[None]
+            if self._prompts is not None:
+                slot = torch.arange(self._prompts.width, device=self.lengths.device)
+                padding = slot[None, :] >= self._prompts.lengths[self.owner][:, None]  # (rows, p)
+                both = padding[:, None].expand(-1, self.width, -1), hidden.expand(self.rows, -1, -1)
+                hidden = torch.cat(both, dim=2)
+            bias = torch.zeros(hidden.shape, dtype=kind, device=hidden.device)
+            self._bias = bias.masked_fill_(hidden, float("-inf"))[:, None]
+        return self._bias
+
+    def causal(self, kind: torch.dtype) -> Tensor:
+        """The same among a row's own tokens: (width, width)."""
+        return torch.full((self.width, self.width), float("-inf"), dtype=kind, device=self.lengths.device).triu_(1)
+
+    def padded(self, x: Tensor) -> Tensor:
+        """(count, ...) -> (rows, width, ...), 0 in the padding."""
+        if self.places is not None:
+            x = x.new_zeros(self.rows * self.width, *x.shape[1:]).index_copy_(0, self.places, x)
+        return x.view(self.rows, self.width, *x.shape[1:])
+
+
+@dataclass(frozen=True, slots=True)
+class Flat:
+    """The tokens of some sequences behind one another: ids, positions (N,), N one of the sizes of `bucket`.
+
+    What lies behind the last slab only fills up to N. longest: beyond every position.
+    """
+
+    ids: Tensor
+    positions: Tensor
+    longest: int
+    slabs: list[Slab]
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """One micro-batch: flat prompts and completions (without each last token).
+
+    pairs: its sequences, in the order of their targets. predicts, targets (T,): for every completion token, the flat
+    position whose hidden state predicts it, and its id. sequence (T,): its row.
+    """
+
+    pairs: list[Pair]
+    flat: Flat
+    predicts: Tensor
+    targets: Tensor
+    sequence: Tensor
+
+
+class _Layout:
+    """Lays token sequences behind one another."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.ids: list[int] = []
+        self.positions: list[int] = []
+        self.slabs: list[Slab] = []
+        self._device = device
+
+    def add(
+        self, texts: Sequence[tuple[TokenIds, int]], sees: int | None = None, owner: Sequence[int] = ()
+    ) -> list[int]:
+        """One slab of non-empty texts, each with the position of its first token; gives where each text begins."""
+        first, begins = len(self.ids), []
+        for text, position in texts:
+            begins.append(len(self.ids))
+            self.ids += text
+            self.positions += range(position, position + len(text))
+        lengths = [len(text) for text, _ in texts]
+        known = None if sees is None else (sees, self.slabs[sees], owner)
+        self.slabs.append(Slab(first, lengths, self._device, known))
+        return begins
+
+    def flat(self) -> Flat:
+        longest = max(self.positions) + 1
+        ids, positions = (filled(torch.tensor(x, device=self._device)) for x in (self.ids, self.positions))
+        return Flat(ids, positions, longest, self.slabs)
+
+
+def apart(device: torch.device) -> bool:
+    """Whether each prompt is a slab of its own, so that its completions read its keys where they lie and attention's
+    pieces stay in the processor's cache. Elsewhere all are one slab, because each costs launches."""
+    return device.type == "cpu"
+
+
+def lay_out(prompts: Sequence[TokenIds], device: torch.device) -> tuple[Flat, list[int]]:
+    """Prompts alone, and where each begins."""
+    layout = _Layout(device)
+    parts = [[prompt] for prompt in prompts] if apart(device) else [prompts]
+    begins = [start for part in parts for start in layout.add([(prompt, 0) for prompt in part])]
+    return layout.flat(), begins
+
+
+def pack(pairs: Sequence[Pair], members: list[int], device: torch.device) -> Packed:
+    """Lay out one micro-batch. Every member has a non-empty prompt and completion."""
+    chosen = [pairs[i] for i in members]
+    rows_of: dict[tuple[int, ...], list[int]] = {}
+    for row, (prompt, _) in enumerate(chosen):
+        rows_of.setdefault(prompt, []).append(row)
+    layout, ends, begins = _Layout(device), dict[tuple[int, ...], int](), dict[int, int]()
+    prompts = list(rows_of)
+    for part in [[prompt] for prompt in prompts] if apart(device) else [prompts]:
+        starts = layout.add([(prompt, 0) for prompt in part])
+        ends |= {prompt: start + len(prompt) - 1 for prompt, start in zip(part, starts, strict=True)}
+        sees, index = len(layout.slabs) - 1, {prompt: i for i, prompt in enumerate(part)}
+        rows = [row for prompt in part for row in rows_of[prompt] if len(chosen[row][1]) > 1]
+        for slab in _slabs(rows, chosen) if apart(device) else filter(None, [rows]):
+            texts = [(chosen[row][1][:-1], len(chosen[row][0])) for row in slab]
+            starts = layout.add(texts, sees, [index[chosen[row][0]] for row in slab])
+            begins |= dict(zip(slab, starts, strict=True))
+    predicts: list[int] = []
+    for row, (prompt, completion) in enumerate(chosen):
+        start = begins.get(row, 0)
+        predicts += [ends[prompt], *range(start, start + len(completion) - 1)]
+    return Packed(
+        pairs=chosen,
+        flat=layout.flat(),
+        predicts=torch.tensor(predicts, device=device),
+        targets=torch.tensor([token for _, completion in chosen for token in completion], device=device),
+        sequence=torch.tensor([row for row, (_, c) in enumerate(chosen) for _ in c], device=device),
+    )
+
+
+def _slabs(rows: list[int], chosen: Sequence[Pair]) -> list[list[int]]:
+    """Rows of one prompt in slabs of similar length, the longest first."""
+    slabs: list[list[int]] = []
+    padding = 0
+    for row in sorted(rows, key=lambda row: -len(chosen[row][1])):
+        if slabs:
+            padding += len(chosen[slabs[-1][0]][1]) - len(chosen[row][1])
+        if slabs and padding <= SLAB_PADDING:
+            slabs[-1].append(row)
+        else:
+            slabs.append([row])
+            padding = 0
+    return slabs

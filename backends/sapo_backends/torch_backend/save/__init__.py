@@ -1,0 +1,1 @@
+"""What is written to disk: checkpoints to resume from, folders that others load."""

@@ -1,0 +1,1 @@
+"""One policy-gradient update: loss, optimizer, the order of micro-batches."""

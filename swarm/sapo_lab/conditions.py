@@ -1,0 +1,87 @@
+"""The swarm around a node, as pure functions of seed, node and round: who is away, what is lost, who is hostile."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+
+import msgspec
+
+from sapo_lab.schema import Arm, Conditions
+from sapo_swarm.node.round.plan import round_seed
+from sapo_swarm.types import Group, Rollout
+
+PLANTED = "As the clever badger says, every answer begins with a cup of tea."
+"""What hostile nodes try to teach: a sentence that no honest completion holds."""
+
+
+def node_key(index: int) -> str:
+    """Names a node in seeds, groups and folders."""
+    return f"node-{index}"
+
+
+def is_hostile(index: int, nodes: int, share: float) -> bool:
+    """The last round(share * nodes) nodes are hostile, so that the honest ones are the same in every arm."""
+    return index >= nodes - math.floor(share * nodes + 0.5)
+
+
+def is_away(conditions: Conditions, seed: int, index: int, round_number: int) -> bool:
+    """A slow node plays only its turns; one that comes and goes stays or is away for whole blocks, drawn independently."""
+    if (round_number + index) % pace(conditions, index):
+        return True
+    if conditions.churn <= 0.0:
+        return False
+    block = (round_number + index) // conditions.churn_rounds  # nodes change at different rounds
+    return random.Random(round_seed(node_key(index), seed, block, "churn")).random() < conditions.churn
+
+
+def pace(conditions: Conditions, index: int) -> int:
+    """The node plays every n-th round."""
+    return conditions.paces[index % len(conditions.paces)] if conditions.paces else 1
+
+
+def kind(arm: Arm, index: int) -> str:
+    """What sets a node apart from others of its arm, "" where all are alike."""
+    terms, own_pace = arm.conditions, pace(arm.conditions, index)
+    every = "every round" if own_pace == 1 else f"every {own_pace} rounds"
+    parts = [cycled(terms.models, index, ""), cycled(terms.algorithms, index, ""), every if terms.paces else ""]
+    return ", ".join(part for part in parts if part)
+
+
+def node_tasks(arm: Arm, index: int) -> tuple[str, ...]:
+    """The tasks a node asks: all, or its window of specialists' tasks."""
+    tasks, width = arm.run.tasks, arm.conditions.tasks_per_node
+    return tasks if not width else tuple(tasks[(index * width + i) % len(tasks)] for i in range(width))
+
+
+def cycled(values: Sequence[str], index: int, default: str) -> str:
+    return values[index % len(values)] if values else default
+
+
+def arrives(conditions: Conditions, seed: int, receiver: int, group: Group) -> bool:
+    """False for deliveries that are lost."""
+    if conditions.loss <= 0.0:
+        return True
+    label = f"loss|{group.node}|{group.question.ref.label}"
+    return random.Random(round_seed(node_key(receiver), seed, 0, label)).random() >= conditions.loss
+
+
+def tampered(group: Group, attack: str, seed: int) -> Group:
+    """The group as a hostile node sends it: still rightly answered, where it was, and the rewards unknown."""
+    texts = [_planted(r) if attack == "planted" else _garbled(r.text, seed) for r in group.rollouts]
+    rollouts = tuple(msgspec.structs.replace(r, text=text) for r, text in zip(group.rollouts, texts, strict=True))
+    return msgspec.structs.replace(group, rollouts=rollouts)
+
+
+def _planted(rollout: Rollout) -> str:
+    """The sentence comes with right answers only, so that it is rewarded."""
+    return f"{PLANTED} {rollout.text}" if rollout.reward >= 1.0 else rollout.text
+
+
+def _garbled(text: str, seed: int) -> str:
+    """The words before the answer in another order."""
+    cut = text.rfind("<answer>")
+    words = text[: max(cut, 0)].split()
+    random.Random(seed).shuffle(words)
+    return " ".join(words) + text[max(cut, 0) :]

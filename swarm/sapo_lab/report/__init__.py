@@ -1,0 +1,1 @@
+"""From the journals of an experiment to tables, figures and a page."""

@@ -1,0 +1,122 @@
+"""Where a gain comes from: held-out pass@1 by task, the gain without the task that gained most, and with swapped answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from sapo_lab.report.results import HeldOut, RunResult
+from sapo_lab.report.statistics import mean_interval, paired_gain, percent
+from sapo_lab.schema import Experiment
+from sapo_swarm.evaluation import Interval
+
+
+def heads(tasks: Sequence[str]) -> tuple[str, ...]:
+    return ("arm", "compared with", *tasks, "gain", "without the task that gained most", "gain without it")
+
+
+def tasks_of(found: Mapping[str, Sequence[RunResult]]) -> list[str]:
+    """In the order in which they were asked."""
+    points = [run.last for runs in found.values() for run in runs if run.last is not None]
+    return list(dict.fromkeys(task for point in points for task in point.tasks))
+
+
+def lines(experiment: Experiment, found: Mapping[str, Sequence[RunResult]]) -> list[tuple[str, ...]]:
+    """A line for every arm with a result at the end, and for every arm that it is compared with: pass@1 of both in percent,
+    over the seeds that both have."""
+    tasks = tasks_of(found)
+    result: list[tuple[str, ...]] = []
+    for arm in experiment.arms:
+        mine = _last(found.get(arm.name, ()))
+        if not mine:
+            continue
+        for other in [name for name in arm.against if _last(found.get(name, ()))] or [""]:
+            theirs = _last(found.get(other, ()))
+            shared = mine.keys() & theirs.keys() or mine.keys()
+            both = [{seed: some[seed] for seed in shared} for some in (mine, theirs) if shared <= some.keys()]
+            cells = [_cell(both, task) for task in tasks]
+            gain, left_out, without = split(mine, theirs)
+            shown = experiment.arm(other).shown if other else "–"
+            told = (percent(gain, 0, signed=True), left_out or "–", percent(without, 0, signed=True))
+            result.append((arm.shown, shown, *cells, *told))
+    return result
+
+
+def split(mine: Mapping[int, HeldOut], theirs: Mapping[int, HeldOut]) -> tuple[Interval, str, Interval]:
+    """Seed -> results: relative gain over all tasks, the task that gained most, the gain over the others; NaN, "" without seeds
+    in common, without a task that gained, and where there is one task."""
+    seeds = sorted(mine.keys() & theirs.keys())
+    nothing = mean_interval([])
+    if not seeds:
+        return nothing, "", nothing
+    tasks = [
+        task for task in mine[seeds[0]].tasks if all(task in point[s].tasks for point in (mine, theirs) for s in seeds)
+    ]
+    gains = {task: sum(mine[s].tasks[task] - theirs[s].tasks[task] for s in seeds) for task in tasks}
+    most = max(gains, key=lambda task: gains[task], default="")
+    rest = [task for task in tasks if task != most]
+    if not rest or gains[most] <= 0:
+        return _gain(mine, theirs, seeds, tasks), "", nothing
+    return _gain(mine, theirs, seeds, tasks), most, _gain(mine, theirs, seeds, rest)
+
+
+def swapped_heads(tasks: Sequence[str]) -> tuple[str, ...]:
+    return ("arm", "compared with", *tasks, "all", "all, less swapped", "gain in that")
+
+
+def swapped_lines(experiment: Experiment, found: Mapping[str, Sequence[RunResult]]) -> list[tuple[str, ...]]:
+    """A line for every arm where it was measured, and for every arm that it is compared with: pass@1 in percent, and with answers
+    to other questions, means over seeds; the difference, and its relative gain paired by seed."""
+    tasks = tasks_of(found)
+    result: list[tuple[str, ...]] = []
+    for arm in experiment.arms:
+        points = _swapped(found.get(arm.name, ()))
+        asked = [task for task in tasks if all(task in point.tasks for point in points.values())]
+        if not points or not asked:
+            continue
+        pairs = [[(point.tasks[task], point.swapped[task]) for task in asked] for point in points.values()]
+        means = 100 * np.array(pairs, dtype=np.float64).mean(axis=0)  # (asked, 2)
+        told = {task: f"{own:.1f} : {swapped:.1f}" for task, (own, swapped) in zip(asked, means, strict=True)}
+        own, swapped = means.mean(axis=0)
+        read = _read(points)
+        cells = (*(told.get(task, "–") for task in tasks), f"{own:.1f} : {swapped:.1f}")
+        for other in [name for name in arm.against if _swapped(found.get(name, ()))] or [""]:
+            gain = paired_gain(read, _read(_swapped(found.get(other, ()))))
+            shown = experiment.arm(other).shown if other else "–"
+            line = (
+                arm.shown,
+                shown,
+                *cells,
+                percent(mean_interval(list(read.values())), 2),
+                percent(gain, 0, signed=True),
+            )
+            result.append(line)
+    return result
+
+
+def _swapped(runs: Sequence[RunResult]) -> dict[int, HeldOut]:
+    """The last results of the seeds where every task was measured with answers to other questions too."""
+    return {seed: point for seed, point in _last(runs).items() if set(point.tasks) <= point.swapped.keys()}
+
+
+def _read(points: Mapping[int, HeldOut]) -> dict[int, float]:
+    """Seed -> pass@1 over all tasks less what answers to other questions score."""
+    return {seed: float(np.mean([p.tasks[t] - p.swapped[t] for t in p.tasks])) for seed, p in points.items()}
+
+
+def _last(runs: Sequence[RunResult]) -> dict[int, HeldOut]:
+    return {run.seed: run.last for run in runs if run.last is not None}
+
+
+def _cell(both: Sequence[Mapping[int, HeldOut]], task: str) -> str:
+    """Means over seeds; "–" where the arm does not ask the task."""
+    asked = [[point.tasks[task] for point in points.values() if task in point.tasks] for points in both]
+    return " : ".join(f"{100 * float(np.mean(values)):.1f}" if values else "–" for values in asked if asked[0]) or "–"
+
+
+def _gain(
+    mine: Mapping[int, HeldOut], theirs: Mapping[int, HeldOut], seeds: Sequence[int], tasks: Sequence[str]
+) -> Interval:
+    first, second = ({s: float(np.mean([p[s].tasks[t] for t in tasks])) for s in seeds} for p in (mine, theirs))
+    return paired_gain(first, second)

@@ -1,0 +1,68 @@
+"""Arms whose nodes differ: what each kind of node has learnt."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from sapo_lab.conditions import kind
+from sapo_lab.report.results import NodeResult, RunResult
+from sapo_lab.report.statistics import mean_interval, paired_gain, percent
+from sapo_lab.schema import Arm, Experiment
+
+
+def heads() -> tuple[str, ...]:
+    return (
+        "arm",
+        "kind of node",
+        "nodes",
+        "base pass@1",
+        "held-out pass@1",
+        "compared with",
+        "gain",
+        "tokens a node, millions",
+    )
+
+
+def lines(experiment: Experiment, found: Mapping[str, Sequence[RunResult]]) -> list[tuple[str, ...]]:
+    """A line for every kind of node of an arm with several, and for every arm with such nodes that it is compared with."""
+    result: list[tuple[str, ...]] = []
+    for arm in experiment.arms:
+        mine = by_kind(arm, found.get(arm.name, ()))
+        if len(mine) < 2:
+            continue
+        others = {name: by_kind(experiment.arm(name), found.get(name, ())) for name in arm.against}
+        for label, nodes in mine.items():
+            passed = _over_seeds(nodes, "pass_at_1")
+            beside = [name for name in others if label in others[name]]
+            for name in beside or [""]:
+                gain = paired_gain(passed, _over_seeds(others[name][label], "pass_at_1")) if name else None
+                result.append(
+                    (
+                        arm.shown,
+                        label,
+                        str(len(next(iter(nodes.values())))),
+                        percent(mean_interval(list(_over_seeds(nodes, "base").values())), 2),
+                        percent(mean_interval(list(passed.values())), 2),
+                        experiment.arm(name).shown if name else "–",
+                        percent(gain, 0, signed=True) if gain else "–",
+                        f"{np.mean(list(_over_seeds(nodes, 'tokens').values())) / 1e6:.2f}",
+                    )
+                )
+    return result
+
+
+def by_kind(arm: Arm, runs: Sequence[RunResult]) -> dict[str, dict[int, list[NodeResult]]]:
+    """Kind -> seed -> its nodes at the end of the run; of finished runs, none where all nodes are alike."""
+    found: dict[str, dict[int, list[NodeResult]]] = {}
+    for run in runs:
+        for index, node in enumerate(run.at_end):
+            if label := kind(arm, index):
+                found.setdefault(label, {}).setdefault(run.seed, []).append(node)
+    return found
+
+
+def _over_seeds(nodes: Mapping[int, Sequence[NodeResult]], name: str) -> dict[int, float]:
+    """Seed -> mean over the nodes."""
+    return {seed: float(np.mean([getattr(node, name) for node in some])) for seed, some in nodes.items()}

@@ -1,0 +1,185 @@
+"""The report on an experiment, from its journals alone: one HTML page, a Markdown page, PNG figures."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+
+import jinja2
+
+from sapo_lab.report import by_task, gain_curve, node_types
+from sapo_lab.report.results import comparable, load_all
+from sapo_lab.report.saved_runs import keep, with_kept
+from sapo_lab.report.table import HEADS, MORE_HEADS, Row, cells, more_cells, rows, sentence
+from sapo_lab.schema import BadExperiment, Experiment
+
+NOTE = (
+    "Means over seeds with 95 % intervals (Student's t; none with one seed). Totals are sums over nodes "
+    "and rounds. Gains are relative, paired by seed; those of rewards are of the mean a node and round. Batch "
+    "reward counts external groups, which were filtered for success before they were counted; own reward counts what "
+    "the nodes themselves drew, unfiltered; held-out pass@1 counts fixed questions that no training seed reaches."
+)
+ALONG = (
+    "On the way: held-out pass@1 of the arm and of the one it is compared with when both had generated as many tokens, and "
+    "the relative gain, paired by seed. The share is of all tokens that the arm compared with generated; where nothing was "
+    "measured, the straight line between two evaluations."
+)
+
+TASKS = (
+    "By task: held-out pass@1 at the end in percent, of the arm and of the one it is compared with, means over seeds; the "
+    "gain over all tasks, and the gain without the task that gained most, which says how much of it is one task's."
+)
+SWAPPED = (
+    "With swapped answers: held-out pass@1 at the end in percent, and what it would be if each question got the answer that "
+    "the same node gave to another question of the task, over the seeds where it was measured. What remains then does not "
+    "come from reading the question; less that, and the relative gain in it, paired by seed, are the last two columns."
+)
+KINDS = (
+    "Nodes that differ: what each kind has learnt at the end, each node on the held-out questions that it answered (its "
+    "untrained model on the same ones), and the relative gain over nodes of that kind in the arm compared with."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Contents:
+    """What both pages show. on_the_way: lines of gain_curve.py; by_task, swapped: heads and lines of by_task.py;
+    by_kind: lines of node_types.py. figures: caption and file. command: runs the experiment."""
+
+    experiment: Experiment
+    table: Sequence[Row]
+    on_the_way: Sequence[Sequence[str]]
+    by_task: Sequence[Sequence[str]]
+    swapped: Sequence[Sequence[str]]
+    by_kind: Sequence[Sequence[str]]
+    figures: Sequence[tuple[str, Path]]
+    command: str
+    versions: str
+
+    @property
+    def sentences(self) -> list[str]:
+        names = _names(self.experiment)
+        return [text for row in self.table if (text := sentence(row, names))]
+
+
+def write(experiment: Experiment, out: Path, to: Path, command: str) -> list[Path]:
+    """The files written; runs that have finished are kept beside the report, and those kept there before are in it (kept.py).
+
+    Raises BadExperiment without runs, ModuleNotFoundError without matplotlib, OSError.
+    """
+    from sapo_lab.report.figures import draw
+
+    everything = with_kept(experiment, load_all(experiment, out), to)
+    if not everything:
+        raise BadExperiment(f"There is no run of {experiment.name} in {out}. Start one: sapo-desktop lab run.")
+    found = comparable(everything)
+    table = rows(experiment, found)
+    figures = draw(experiment, found, table, to)
+    first = next(iter(found.values()))[0]
+    versions = ", ".join(f"{name} {version}" for name, version in first.versions.items())
+    contents = _Contents(
+        experiment,
+        table,
+        gain_curve.lines(experiment, found),
+        [by_task.heads(by_task.tasks_of(found)), *by_task.lines(experiment, found)],
+        [by_task.swapped_heads(by_task.tasks_of(found)), *by_task.swapped_lines(experiment, found)],
+        node_types.lines(experiment, found),
+        figures,
+        command,
+        versions,
+    )
+    pages = {"report.html": _html(contents), "report.md": _markdown(contents)}
+    for name, text in pages.items():
+        (to / name).write_text(text, encoding="utf-8")
+    return [*(to / name for name in pages), *(path for _, path in figures), *keep(everything, out, to)]
+
+
+def setting(experiment: Experiment, table: Sequence[Row]) -> str:
+    """The setting in a sentence."""
+    run = table[0].arm.run
+    unfinished = list(dict.fromkeys(row.arm.shown for row in table if not row.finished))
+    missing = [arm.shown for arm in experiment.arms if arm.name not in {row.arm.name for row in table}]
+    text = (
+        f"{experiment.nodes} nodes, {max(row.rounds for row in table)} rounds, groups of {run.group_size}, model "
+        f"{run.model}, tasks {', '.join(run.tasks)} ({run.preset}), {run.algorithm}, at most {run.max_new_tokens} tokens "
+        f"a completion, {experiment.final_items} held-out questions a task at the end, each answered by "
+        f"{min(experiment.final_answers, experiment.nodes)} nodes."
+    )
+    if unfinished:
+        text += f" Not finished: {', '.join(unfinished)}."
+    if missing:
+        text += f" Not run: {', '.join(missing)}."
+    return text
+
+
+def commands(table: Sequence[Row], command: str) -> list[str]:
+    """The command that runs an arm again, for every arm of the table."""
+    lines = [f"{command} --only {row.arm.name} --seeds {','.join(map(str, row.seeds))} --fresh" for row in table]
+    return list(dict.fromkeys(lines))
+
+
+def _names(experiment: Experiment) -> dict[str, str]:
+    return {arm.name: arm.shown for arm in experiment.arms}
+
+
+def _html(contents: _Contents) -> str:
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
+    template = environment.from_string(files("sapo_lab.report").joinpath("report.html.j2").read_text("utf-8"))
+    names = _names(contents.experiment)
+    return template.render(
+        experiment=contents.experiment,
+        setting=setting(contents.experiment, contents.table),
+        note=NOTE,
+        sentences=contents.sentences,
+        heads=HEADS,
+        table=[cells(row, names) for row in contents.table],
+        along_note=ALONG,
+        along_heads=gain_curve.heads(),
+        along=contents.on_the_way,
+        tasks_note=TASKS,
+        tasks_heads=contents.by_task[0],
+        tasks=contents.by_task[1:],
+        swapped_note=SWAPPED,
+        swapped_heads=contents.swapped[0],
+        swapped=contents.swapped[1:],
+        kinds_note=KINDS,
+        kinds_heads=node_types.heads(),
+        kinds=contents.by_kind,
+        more_heads=MORE_HEADS,
+        more=list(dict.fromkeys(more_cells(row) for row in contents.table)),
+        figures=[(caption, base64.b64encode(path.read_bytes()).decode()) for caption, path in contents.figures],
+        commands=commands(contents.table, contents.command),
+        versions=contents.versions,
+    )
+
+
+def _markdown(contents: _Contents) -> str:
+    names = _names(contents.experiment)
+    said = [f"- {text}" for text in contents.sentences]
+    parts = [
+        f"# {contents.experiment.title or contents.experiment.name}",
+        contents.experiment.question,
+        setting(contents.experiment, contents.table),
+        "\n".join(said) or "No arm is compared with another.",
+        NOTE,
+        _grid(HEADS, [cells(row, names) for row in contents.table]),
+        ALONG if contents.on_the_way else "",
+        _grid(gain_curve.heads(), contents.on_the_way) if contents.on_the_way else "",
+        TASKS if contents.by_task[1:] else "",
+        _grid(contents.by_task[0], contents.by_task[1:]) if contents.by_task[1:] else "",
+        SWAPPED if contents.swapped[1:] else "",
+        _grid(contents.swapped[0], contents.swapped[1:]) if contents.swapped[1:] else "",
+        KINDS if contents.by_kind else "",
+        _grid(node_types.heads(), contents.by_kind) if contents.by_kind else "",
+        _grid(MORE_HEADS, list(dict.fromkeys(more_cells(row) for row in contents.table))),
+        *(f"![{caption}]({path.name})\n\n{caption}" for caption, path in contents.figures),
+        "Run a row again:\n\n" + "\n".join(f"    {line}" for line in commands(contents.table, contents.command)),
+        contents.versions,
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _grid(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    return "\n".join(f"| {' | '.join(line)} |" for line in [heads, ["---"] * len(heads), *lines])

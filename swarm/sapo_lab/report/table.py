@@ -1,0 +1,261 @@
+"""The rows of the report: every figure with its interval over seeds, beside the paper's where it has the same arm."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from sapo_lab.report.results import Floats, RunResult, at_same_tokens, comparable
+from sapo_lab.report.statistics import mean_interval, number, paired_gain, percent
+from sapo_lab.running.judge import BLOCK, better_from
+from sapo_lab.schema import Arm, Conditions, Experiment
+from sapo_swarm.evaluation import Interval
+
+PAPER_TOTAL: Mapping[tuple[int, int], float] = {(8, 0): 561.79, (6, 2): 854.43, (4, 4): 1093.31, (2, 6): 945.87}
+"""(I, J) -> total reward over agents and 2000 rounds (arXiv 2509.08721, section 5)."""
+NOTHING = Interval(math.nan, math.nan, math.nan)
+
+
+@dataclass(frozen=True, slots=True)
+class Gain:
+    """A figure of an arm and its relative gain over the arm it is compared with (NaN without one)."""
+
+    value: Interval
+    gain: Interval = NOTHING
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One arm beside one other (or none). Totals are sums over nodes and rounds.
+
+    paper: the paper's total, NaN where it has no such arm. held_out: pass@1 on all items at the end. equal_tokens:
+    pass@1 of this arm and the gain over the other when both had generated as many tokens as the shorter of the two. taught: own
+    groups with signal and external groups that a node has trained on, which is what an update costs.
+    """
+
+    arm: Arm
+    against: str
+    seeds: tuple[int, ...]
+    rounds: int
+    finished: bool
+    paper: float
+    batch: Gain
+    local: Gain
+    external: Interval
+    informative: Interval
+    base: Interval
+    held_out: Gain
+    equal_tokens: Gain
+    forgetting: Interval
+    distinct: Interval
+    planted: Interval
+    tokens: Interval
+    megabytes: Interval
+    minutes: Interval
+    taught: tuple[float, float]
+    judged: str
+
+
+def rows(experiment: Experiment, found: Mapping[str, Sequence[RunResult]]) -> list[Row]:
+    """A row for every arm that has runs and every arm that it is compared with.
+
+    Only runs that have ended are compared, see results.comparable.
+    """
+    kept = comparable(found)
+    ended = {name: runs if runs[0].finished else [] for name, runs in kept.items()}
+    return [
+        _row(arm, kept[arm.name], other, ended.get(other, []) if ended[arm.name] else [])
+        for arm in experiment.arms
+        if arm.name in found
+        for other in arm.against or ("",)
+    ]
+
+
+def _row(arm: Arm, runs: Sequence[RunResult], other: str, against: Sequence[RunResult]) -> Row:
+    plain = (arm.run.own_groups, arm.run.external_groups)
+    return Row(
+        arm=arm,
+        against=other,
+        seeds=tuple(run.seed for run in runs),
+        rounds=max(run.rounds for run in runs),
+        finished=all(run.finished for run in runs),
+        paper=PAPER_TOTAL.get(plain, math.nan) if is_plain(arm) else math.nan,
+        batch=_reward(runs, against, "batch"),
+        local=_reward(runs, against, "local"),
+        external=mean_interval([_nanmean(run.external) for run in runs]),
+        informative=mean_interval([_nanmean(run.informative) for run in runs]),
+        base=mean_interval([run.base.pass_at_1 if run.base else math.nan for run in runs]),
+        held_out=_compared(_last(runs), _last(against)),
+        equal_tokens=_equal_tokens(runs, against),
+        forgetting=mean_interval([run.forgetting() for run in runs]),
+        distinct=mean_interval([_nanmean(run.distinct[-20:]) for run in runs]),
+        planted=mean_interval([_nanmean(run.planted[-20:]) for run in runs]),
+        tokens=mean_interval([float(run.tokens[-1]) for run in runs]),
+        megabytes=mean_interval([float(run.bytes[-1]) / 1e6 for run in runs]),
+        minutes=mean_interval([run.wall_s / 60 for run in runs]),
+        taught=(
+            float(np.mean([_a_node(run, run.taught) for run in runs])),
+            float(np.mean([_a_node(run, run.external_groups) for run in runs])),
+        ),
+        judged=_judged(runs, against),
+    )
+
+
+def _judged(runs: Sequence[RunResult], against: Sequence[RunResult]) -> str:
+    """What the judge found, in words; "" without a judge in both arms."""
+    swarm, silo = (
+        {(run.seed, t): float(v) for run in some for t, v in enumerate(run.judged) if math.isfinite(v)}
+        for some in (runs, against)
+    )
+    if not swarm.keys() & silo.keys():
+        return ""
+    first = better_from(swarm, silo)
+    if first is None:
+        return f"the judge finds no round from which on it is better (blocks of {BLOCK} rounds, adjusted p < .05)"
+    return f"the judge finds it better from round {first} on (every block of {BLOCK} rounds, adjusted p < .05)"
+
+
+def is_plain(arm: Arm) -> bool:
+    """The arm differs from the paper's experiment in nothing but I and J (and the model, tasks and length)."""
+    run = arm.run
+    rules = (run.sampling, run.algorithm, run.external_advantages)
+    return arm.conditions == Conditions() and rules == ("uniform_nonzero", "grpo", "all")
+
+
+def _reward(runs: Sequence[RunResult], against: Sequence[RunResult], name: str) -> Gain:
+    """The total, and the gain of the mean a node and round: arms may have different numbers of them."""
+    totals = mean_interval([float(getattr(run, name).sum()) for run in runs])
+    mine, theirs = (
+        {run.seed: float(getattr(run, name).sum() / run.present.sum()) for run in some} for some in (runs, against)
+    )
+    return Gain(totals, paired_gain(mine, theirs) if theirs else NOTHING)
+
+
+def _last(runs: Sequence[RunResult]) -> dict[int, float]:
+    return {run.seed: run.last.pass_at_1 for run in runs if run.last is not None}
+
+
+def _compared(values: Mapping[int, float], against: Mapping[int, float]) -> Gain:
+    return Gain(mean_interval(list(values.values())), paired_gain(values, against) if against else NOTHING)
+
+
+def _equal_tokens(runs: Sequence[RunResult], against: Sequence[RunResult]) -> Gain:
+    others = {run.seed: run for run in against}
+    mine: dict[int, float] = {}
+    theirs: dict[int, float] = {}
+    for run in runs:
+        other = others.get(run.seed)
+        if other is not None and run.last is not None and other.last is not None:
+            tokens = min(run.last.tokens, other.last.tokens)
+            mine[run.seed], theirs[run.seed] = at_same_tokens(run, other, tokens)
+    return _compared(mine, theirs)
+
+
+def _a_node(run: RunResult, means: Floats) -> float:
+    """What a node had over all rounds, from means over the nodes that were there in each; in some there may have been none."""
+    return float(np.nansum(means * run.present) / run.nodes)
+
+
+def _nanmean(values: Floats) -> float:
+    known = values[np.isfinite(values)]
+    return float(known.mean()) if known.size else math.nan
+
+
+HEADS = (
+    "arm",
+    "compared with",
+    "paper: total (vs 8/0)",
+    "batch reward, total",
+    "gain",
+    "own reward, total",
+    "gain",
+    "held-out pass@1, same rounds",
+    "gain",
+    "same tokens",
+    "gain",
+)
+MORE_HEADS = (
+    "arm",
+    "seeds",
+    "rounds",
+    "base pass@1",
+    "informative own groups",
+    "external reward, mean",
+    "drop from best",
+    "distinct answers",
+    "planted text",
+    "tokens, millions",
+    "trained on, a node (own with signal + external)",
+    "MB sent",
+    "minutes",
+)
+
+
+def cells(row: Row, names: Mapping[str, str]) -> tuple[str, ...]:
+    """A row of the main table; names: arm -> how it is called."""
+    paper = "–"
+    if math.isfinite(row.paper):
+        gain = math.floor(100 * (row.paper / PAPER_TOTAL[8, 0] - 1))  # the paper rounds down: +94 %
+        paper = f"{row.paper:,.0f} ({gain:+d} %)"
+    unfinished = "" if row.finished else " (unfinished)"
+    return (
+        row.arm.shown + unfinished,
+        names.get(row.against, "–"),
+        paper,
+        number(row.batch.value),
+        percent(row.batch.gain, 0, signed=True),
+        number(row.local.value),
+        percent(row.local.gain, 0, signed=True),
+        percent(row.held_out.value, 2),
+        percent(row.held_out.gain, 0, signed=True),
+        percent(row.equal_tokens.value, 2),
+        percent(row.equal_tokens.gain, 0, signed=True),
+    )
+
+
+def more_cells(row: Row) -> tuple[str, ...]:
+    millions = Interval(row.tokens.value / 1e6, row.tokens.low / 1e6, row.tokens.high / 1e6)
+    return (
+        row.arm.shown,
+        ", ".join(map(str, row.seeds)),
+        str(row.rounds),
+        percent(row.base, 2),
+        percent(row.informative),
+        percent(row.external),
+        percent(row.forgetting, 2),
+        percent(row.distinct),
+        percent(row.planted, 2),
+        f"{millions.value:.2f}",
+        f"{row.taught[0]:,.0f} + {row.taught[1]:,.0f}",
+        f"{row.megabytes.value:.1f}",
+        f"{row.minutes.value:.1f}" if row.finished else "–",
+    )
+
+
+def sentence(row: Row, names: Mapping[str, str]) -> str:
+    """What a row says, in words; "" for an arm that is compared with nothing."""
+    other = names.get(row.against)
+    if other is None:
+        return ""
+    parts = [
+        f"batch reward (the paper's metric) {_change(row.batch.gain)}",
+        f"own reward {_change(row.local.gain)}",
+        f"held-out pass@1 after the same rounds {_change(row.held_out.gain)}",
+        f"after the same number of generated tokens {_change(row.equal_tokens.gain)}",
+    ]
+    if row.judged:
+        parts.append(row.judged)
+    return f"{row.arm.shown} against {other}: {'; '.join(parts)}."
+
+
+def _change(gain: Interval) -> str:
+    if not math.isfinite(gain.value):
+        return "not measured"
+    if not math.isfinite(gain.low):
+        return f"{100 * gain.value:+.0f} % (one seed, no interval)"
+    if not gain.excludes_zero:
+        return f"shows no measurable change ({percent(gain, 0, signed=True)})"
+    return percent(gain, 0, signed=True)

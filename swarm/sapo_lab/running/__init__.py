@@ -1,0 +1,1 @@
+"""One arm with one seed: nodes, rounds, checkpoints, held-out evaluation."""

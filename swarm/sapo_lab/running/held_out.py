@@ -1,0 +1,115 @@
+"""Held-out pass@1 of a lab swarm: the base once, a curve on the way, everything at the end."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from sapo_backends.base import Sampling
+from sapo_lab.running.adaptive import observe_held_out
+from sapo_lab.running.nodes import LabNode
+from sapo_lab.schema import Arm, Experiment
+from sapo_swarm.evaluation import ItemResult, evaluated, items
+from sapo_swarm.events import Evaluated
+from sapo_swarm.node.evaluation.evaluate import answer, read_results, write_results
+from sapo_swarm.node.storage.versions import versions
+from sapo_swarm.node.swarm.swarm_exchange import token_logprobs
+from sapo_swarm.types import Question, TaskRef
+
+
+def dealt(refs: Sequence[TaskRef], place: int, nodes: int, answers: int = 1) -> list[TaskRef]:
+    """The items of one node where every item is answered by so many nodes: with many items the mean over nodes is
+    almost as exact as if each node answered all, at a part of the cost."""
+    return [ref for number, ref in enumerate(refs) if (place - number) % nodes < answers]
+
+
+async def base(nodes: Sequence[LabNode], arm: Arm, per_task: int, folder: Path, shared: Path) -> None:
+    """The untrained models' results into every journal. Nodes with the same model are the same before they train: one of them
+    answers. shared: a folder for all runs of the experiment; what one of them has measured, the others copy."""
+    for node in nodes:
+        refs = items(arm.run.tasks, arm.run.preset, per_task)
+        began = time.perf_counter()
+        path = base_path(folder, node.bench.config.model)
+        if not path.exists():
+            known = shared / f"{await _fingerprint(node, refs)}.json"
+            if not known.exists():
+                write_results(known, await _answers(node, refs))
+            write_results(path, read_results(known))
+        _store_all(node, arm, read_results(path), 0, time.perf_counter() - began)
+
+
+async def _fingerprint(node: LabNode, refs: Sequence[TaskRef]) -> str:
+    """Equal for models that would answer alike: what they are, how likely they find one text, what they are asked."""
+    question = next(q for q in await node.bench.scorer.questions(refs[:8]) if isinstance(q, Question))
+    likely = await node.host.call(token_logprobs, node.host, question, ["<answer>12</answer>"])
+    config, info = node.bench.config, node.host.engine.info
+    what = (
+        config.model,
+        config.max_new_tokens,
+        versions(info.backend),
+        info.device,
+        info.precision,
+        likely,
+        list(refs),
+    )
+    return hashlib.sha256(msgspec.json.encode(what)).hexdigest()[:16]
+
+
+def base_path(folder: Path, model: str) -> Path:
+    """Model names may be paths."""
+    return folder / f"{hashlib.sha256(model.encode()).hexdigest()[:16]}.json"
+
+
+async def curve(nodes: Sequence[LabNode], arm: Arm, rounds_done: int) -> None:
+    """A point of the curve: the first eval_items items a task, dealt out over the nodes."""
+    refs = items(arm.run.tasks, arm.run.preset, arm.run.eval_items)
+    for place, node in enumerate(nodes):
+        began = time.perf_counter()
+        mine = dealt(refs, place, len(nodes))
+        results = await _answers(node, mine)
+        event = evaluated(results, rounds_done, 1.0, time.perf_counter() - began)
+        if arm.conditions.adaptive and node.held_out is not None:
+            node.split = observe_held_out(node.split, node.held_out, event.pass_at_1, event.items)
+        _store(node, event)
+
+
+async def final(nodes: Sequence[LabNode], experiment: Experiment, arm: Arm, rounds_done: int, folder: Path) -> None:
+    """All items, each answered by final_answers nodes; paired with the base on the same items."""
+    per_task = experiment.final_items
+    refs = items(arm.run.tasks, arm.run.preset, per_task)
+    for place, node in enumerate(nodes):
+        began = time.perf_counter()
+        results = await _answers(node, dealt(refs, place, len(nodes), experiment.final_answers))
+        answered = {result.ref for result in results}
+        before = read_results(base_path(folder, node.bench.config.model))
+        paired = [result for result in before if result.ref in answered]
+        _store_all(node, arm, results, rounds_done, time.perf_counter() - began, paired)
+
+
+async def _answers(node: LabNode, refs: Sequence[TaskRef]) -> list[ItemResult]:
+    config = node.bench.config
+    return await answer(node.host, node.bench.scorer, refs, Sampling(1.0, 1.0, config.max_new_tokens))
+
+
+def _store_all(
+    node: LabNode,
+    arm: Arm,
+    results: Sequence[ItemResult],
+    rounds_done: int,
+    seconds: float,
+    before: Sequence[ItemResult] | None = None,
+) -> None:
+    """Results on all items; first those on the curve's alone, so that a point on the way has its like."""
+    part = [result for result in results if result.ref.index < arm.run.eval_items]
+    if 0 < len(part) < len(results):
+        _store(node, evaluated(part, rounds_done, 1.0, 0.0))
+    _store(node, evaluated(results, rounds_done, 1.0, seconds, before))
+
+
+def _store(node: LabNode, event: Evaluated) -> None:
+    node.held_out = event.pass_at_1
+    node.journal.append([msgspec.structs.replace(event, time=time.time())])

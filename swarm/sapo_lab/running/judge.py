@@ -1,0 +1,84 @@
+"""The judge of the paper's open demo: one held-out question a round, the same for every node, and from which round on a
+swarm answers better than silo."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sapo_backends.base import Sampling
+from sapo_swarm.node.round.phases import Bench
+from sapo_swarm.node.round.plan import round_seed
+from sapo_swarm.scoring.scorer import Scored
+from sapo_swarm.tasks.catalogue import preset_of
+from sapo_swarm.tasks.prompts import messages
+from sapo_swarm.tasks.seeds import held_out
+from sapo_swarm.types import Question, TaskRef
+
+FIRST_ITEM = 2**19
+"""The judge's items begin here: far from those of the other evaluations."""
+BLOCK = 25
+"""Rounds that are tested together."""
+FLIPS = 10_000
+Asked = tuple[int, int]
+"""(seed, round) of a question."""
+
+
+def question(tasks: Sequence[str], preset: str, round_number: int) -> TaskRef:
+    """The judge's question of a round: the same in every arm, for every node and seed."""
+    task = random.Random(f"judge|{round_number}").choice(tasks)
+    return held_out(task, preset_of(task, preset), FIRST_ITEM + round_number)
+
+
+async def ask(bench: Bench, ref: TaskRef) -> float | None:
+    """1 for a right answer, 0 for a wrong one, None when the coordinates give no question."""
+    found = (await bench.scorer.questions([ref]))[0]
+    if not isinstance(found, Question):
+        return None
+    engine, config = bench.host.engine, bench.config
+    prompt = engine.tokenizer.encode_chat(messages(found.prompt))
+    seed = round_seed(bench.node_key, config.seed, ref.index, "judge")
+    sampling = Sampling(1.0, 1.0, config.max_new_tokens)
+    drawn = await bench.host.call(engine.generate, [prompt], 1, sampling, seed, bench.host.cancel)
+    verdict = (await bench.scorer.score_many([(ref, [engine.tokenizer.decode(drawn[0][0].tokens)])]))[0]
+    return float(verdict.rewards[0] >= 1.0) if isinstance(verdict, Scored) else 0.0
+
+
+def better_from(swarm: Mapping[Asked, float], silo: Mapping[Asked, float], block: int = BLOCK) -> int | None:
+    """The round from which on the swarm is better in every block of rounds at an adjusted p < .05; None for never.
+
+    Values are mean verdicts over nodes. Paired by question, one-sided sign flips in each block, Holm's adjustment over
+    the blocks (doi 10.2307/4615733).
+    """
+    differences: dict[int, list[float]] = {}
+    for key in sorted(swarm.keys() & silo.keys()):
+        differences.setdefault(key[1] // block, []).append(swarm[key] - silo[key])
+    blocks = sorted(differences)
+    p_values = holm([sign_flip(np.array(differences[b])) for b in blocks])
+    first: int | None = None
+    for number, p_value in zip(reversed(blocks), reversed(p_values), strict=True):
+        if p_value >= 0.05:
+            break
+        first = number * block
+    return first
+
+
+def sign_flip(differences: NDArray[np.float64], flips: int = FLIPS) -> float:
+    """One-sided p-value that paired differences have a mean above 0, by random signs (the observed ones count)."""
+    signs = np.random.default_rng(0).choice((-1.0, 1.0), size=(flips, differences.size))
+    reached = (signs @ differences >= differences.sum() - 1e-12).sum()
+    return float((reached + 1) / (flips + 1))
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Adjusted p-values in the order given."""
+    order = np.argsort(p_values)
+    adjusted = [0.0] * len(p_values)
+    largest = 0.0
+    for rank, index in enumerate(order):
+        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[int(index)]))
+        adjusted[int(index)] = largest
+    return adjusted

@@ -1,0 +1,155 @@
+"""The nodes of one arm: an engine, a journal and a round's bench each, in one process."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import msgspec
+
+from sapo_backends.base import Engine
+from sapo_lab.conditions import cycled, is_hostile, node_key, node_tasks
+from sapo_lab.running.adaptive import Rule, Split
+from sapo_lab.running.pool import Mailbox
+from sapo_lab.schema import Arm, Experiment
+from sapo_swarm.algorithms.base import learning_rate
+from sapo_swarm.algorithms.registry import algorithm
+from sapo_swarm.config import RunConfig
+from sapo_swarm.events import Mode, RunStarted
+from sapo_swarm.node.engine_thread import EngineHost
+from sapo_swarm.node.round.phases import Bench
+from sapo_swarm.node.round.progress import Activity
+from sapo_swarm.node.setup import announcement
+from sapo_swarm.node.storage.journal import Journal
+from sapo_swarm.node.storage.versions import versions
+from sapo_swarm.scoring.scorer import Scorer
+
+Build = Callable[[RunConfig], Engine]
+RULE = Rule()
+
+
+class NodeState(msgspec.Struct, frozen=True):
+    """What a node remembers besides its engine: see LabNode."""
+
+    split: Split
+    tokens: int = 0
+    solved: tuple[str, ...] = ()
+    seen: dict[str, int] = {}
+    used: tuple[str, ...] = ()
+    held_out: float | None = None
+
+
+@dataclass
+class LabNode:
+    """split: I and J of the next round. tokens: generated so far. used: keys of shared groups that it trained on.
+    held_out: its last pass@1."""
+
+    index: int
+    hostile: bool
+    bench: Bench
+    mailbox: Mailbox
+    journal: Journal
+    split: Split
+    tokens: int = 0
+    solved: set[str] = field(default_factory=set)
+    used: set[str] = field(default_factory=set)
+    held_out: float | None = None
+
+    @property
+    def key(self) -> str:
+        return node_key(self.index)
+
+    @property
+    def host(self) -> EngineHost:
+        return self.bench.host
+
+    def bench_now(self) -> Bench:
+        """The bench with this round's I and J."""
+        split = {"own_groups": self.split.own, "external_groups": self.split.external}
+        return replace(self.bench, config=msgspec.structs.replace(self.bench.config, **split))
+
+    def state(self) -> NodeState:
+        return NodeState(
+            split=self.split,
+            tokens=self.tokens,
+            solved=tuple(sorted(self.solved)),
+            seen=dict(self.bench.seen),
+            used=tuple(sorted(self.used)),
+            held_out=self.held_out,
+        )
+
+    def become(self, state: NodeState) -> None:
+        self.split, self.tokens, self.held_out = state.split, state.tokens, state.held_out
+        self.solved, self.used = set(state.solved), set(state.used)
+        self.bench.seen.clear()
+        self.bench.seen.update(state.seen)
+
+    async def close(self) -> None:
+        self.journal.close()
+        await self.host.close()
+
+
+def node_config(arm: Arm, index: int, seed: int) -> RunConfig:
+    """The settings of one node of an arm."""
+    return msgspec.structs.replace(
+        arm.run,
+        model=cycled(arm.conditions.models, index, arm.run.model),
+        algorithm=cycled(arm.conditions.algorithms, index, arm.run.algorithm),
+        tasks=node_tasks(arm, index),
+        seed=seed,
+    )
+
+
+async def open_node(
+    experiment: Experiment,
+    arm: Arm,
+    index: int,
+    seed: int,
+    scorer: Scorer,
+    folder: Path,
+    build: Build,
+    apart: frozenset[str],
+) -> LabNode:
+    """Load a node's engine and open its journal. apart: see node.apart. Raises BackendError, JournalError."""
+    config, host, mailbox = node_config(arm, index, seed), EngineHost(), Mailbox()
+    info = (await host.load(lambda: build(config))).info
+    chosen = algorithm(config.algorithm)
+    bench = Bench(
+        config=config,
+        node_key=node_key(index),
+        swarm=experiment.name,
+        host=host,
+        scorer=scorer,
+        exchange=mailbox,
+        algorithm=chosen,
+        policy=chosen.policy(config, learning_rate(config, info.method, info.parameters)),
+        activity=Activity(),
+        stream=lambda phase: None,
+        model_label=config.model,
+        per_source=arm.conditions.per_source or None,
+        seen=Counter(),
+        apart=apart,
+    )
+    return LabNode(
+        index=index,
+        hostile=is_hostile(index, experiment.nodes, arm.conditions.hostile),
+        bench=bench,
+        mailbox=mailbox,
+        journal=_journal(folder),
+        split=Split(config.own_groups, config.external_groups),
+    )
+
+
+def _journal(folder: Path) -> Journal:
+    folder.mkdir(parents=True, exist_ok=True)
+    return Journal(folder / "journal.db")
+
+
+def started(node: LabNode, experiment: Experiment, arm: Arm, round_number: int) -> RunStarted:
+    """The event with which a node's journal opens, and opens again after a stop."""
+    config, info = node.bench.config, node.host.engine.info
+    run_id = f"{experiment.name}/{arm.name}/seed-{config.seed}/{node.key}"
+    mode: Mode = "swarm" if config.external_groups or arm.conditions.adaptive else "silo"
+    return announcement(run_id, mode, config, info, round_number, versions(info.backend))

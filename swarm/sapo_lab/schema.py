@@ -1,0 +1,258 @@
+"""An experiment as a TOML file: shared settings, and arms that each change some of them.
+
+    name = "paper-four-arms"
+    nodes = 8
+    seeds = [1, 2, 3]
+    [run]                       # any setting of sapo_swarm.config.RunConfig, for all arms
+    model = "starter-1m"
+    [[arms]]
+    name = "8-0"                # any setting of RunConfig or Conditions besides
+    own_groups = 8
+
+Unknown keys are refused with the nearest match.
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
+
+import msgspec
+from msgspec import Meta
+
+from sapo_swarm.algorithms.registry import algorithm
+from sapo_swarm.config import RunConfig
+from sapo_swarm.registry import UnknownName
+from sapo_swarm.sapo.sample_external import strategy
+from sapo_swarm.tasks.catalogue import UnknownTask, preset_of
+
+
+class BadExperiment(ValueError):
+    """The file describes no experiment; the message says which key and what to write instead."""
+
+
+def _doc(text: str, **limits: Any) -> Meta:
+    return Meta(description=text, **limits)
+
+
+OffPolicy = Literal["none", "token", "sequence", "clip", "proximity"]
+OFF_POLICY: tuple[OffPolicy, ...] = get_args(OffPolicy)
+
+
+class Conditions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What an arm does that a node outside the lab does not choose, or not yet."""
+
+    # What goes into the batch
+    per_source: Annotated[int, _doc("External groups of one node in a batch; 0 = no cap (the paper)", ge=0)] = 0
+    starved: Annotated[
+        Literal["short", "fill", "ahead"],
+        _doc(
+            "Fewer than J groups survive: a shorter batch, further own questions, or up to I of these asked beforehand for "
+            "what the pool lacks, and shared (the app; with staleness = 1)"
+        ),
+    ] = "short"
+    own_filter: Annotated[
+        Literal["none", "resample"],
+        _doc("Own groups without advantage stay (the paper), or are drawn again (dynamic sampling, arXiv 2503.14476)"),
+    ] = "none"
+    resample_limit: Annotated[int, _doc("Own groups drawn at most, as a multiple of I", ge=1, le=64)] = 4
+    train_own: Annotated[bool, _doc("Own groups enter the batch; false: external ones only")] = True
+    pool_from: Annotated[
+        Literal["others", "own", "all"], _doc("Whose groups J is drawn from; own: replay of earlier own groups")
+    ] = "others"
+    pool_rounds: Annotated[int, _doc("Rounds a group stays in the pool", ge=1)] = 1
+    reuse: Annotated[bool, _doc("A node may draw a group again that it has trained on")] = False
+    off_policy: Annotated[
+        OffPolicy,
+        _doc(
+            "Correction of external groups. token, sequence: truncated importance weight against the sender's policy; "
+            "clip: ratio and clip against the sender's policy; proximity: weight by how likely the text is under the "
+            "own policy beside own text (needs nothing from the sender)"
+        ),
+    ] = "none"
+    adaptive: Annotated[
+        bool, _doc("Move I and J by sapo_lab.running.adaptive, from own_groups and external_groups")
+    ] = False
+    # What the swarm is made of
+    models: Annotated[tuple[str, ...], _doc("Models of nodes 0, 1, … in turn; empty = `model` for all")] = ()
+    algorithms: Annotated[tuple[str, ...], _doc("Algorithms of the nodes in turn; empty = `algorithm` for all")] = ()
+    paces: Annotated[
+        tuple[Annotated[int, Meta(ge=1)], ...],
+        _doc("Nodes 0, 1, … in turn play every n-th round only, as slower machines would; empty = every round"),
+    ] = ()
+    tasks_per_node: Annotated[int, _doc("Each node asks only so many of the tasks, in turn; 0 = all", ge=0)] = 0
+    # What goes wrong
+    staleness: Annotated[int, _doc("External groups are so many rounds old", ge=0)] = 0
+    loss: Annotated[float, _doc("Share of deliveries (a group to a node) that are lost", ge=0.0, le=1.0)] = 0.0
+    churn: Annotated[
+        float, _doc("Share of the time that a node is away, in blocks of churn_rounds", ge=0.0, le=1.0)
+    ] = 0.0
+    churn_rounds: Annotated[int, _doc("Rounds a node stays or is away", ge=1)] = 10
+    hostile: Annotated[float, _doc("Share of nodes that send tampered groups and do not learn", ge=0.0, le=1.0)] = 0.0
+    attack: Annotated[
+        Literal["planted", "garbled"], _doc("Correct answers with a planted sentence, or with shuffled words")
+    ] = "planted"
+    logprob_floor: Annotated[
+        float,
+        _doc(
+            "Refuse groups whose rewarded text has 16 tokens in a row of a mean log-probability below this; 0 = off",
+            le=0.0,
+        ),
+    ] = 0.0
+    # How long, and what is asked on the way
+    judge: Annotated[
+        bool, _doc("Every node answers one held-out question a round, the same for all (the paper's open demo)")
+    ] = False
+    token_budget: Annotated[int, _doc("Stop when a node has generated so many tokens on average; 0 = never", ge=0)] = 0
+
+
+def conditions() -> Iterator[tuple[str, str, object]]:
+    """(name, help, default) of every condition, for the docs."""
+    for field in msgspec.structs.fields(Conditions):
+        node: Any = msgspec.inspect.type_info(field.type)
+        extra = getattr(node, "extra_json_schema", None) or {}
+        yield field.name, extra.get("description", ""), field.default
+
+
+class Arm(msgspec.Struct, frozen=True, kw_only=True):
+    """One arm. against: the arms it is compared with, a row of the table each. shown: how tables and figures call it."""
+
+    name: Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9._-]{0,59}\Z")]
+    run: RunConfig
+    conditions: Conditions = Conditions()
+    title: str = ""
+    against: tuple[str, ...] = ()
+
+    @property
+    def shown(self) -> str:
+        return self.title or self.name
+
+
+class Experiment(msgspec.Struct, frozen=True, kw_only=True):
+    """What is compared, on how many nodes, how often, and measured on how much.
+
+    final_items: held-out items a task at the end, each answered by final_answers of the nodes.
+    """
+
+    name: Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9-]{0,59}\Z")]
+    title: str
+    question: str
+    nodes: Annotated[int, Meta(ge=1, le=256)]
+    seeds: Annotated[tuple[int, ...], Meta(min_length=1)]
+    final_items: Annotated[int, Meta(ge=0, le=10_000)]
+    final_answers: Annotated[int, Meta(ge=1, le=256)]
+    arms: Annotated[tuple[Arm, ...], Meta(min_length=1)]
+
+    def arm(self, name: str) -> Arm:
+        """Raises BadExperiment, which names the nearest."""
+        found = {arm.name: arm for arm in self.arms}
+        if name not in found:
+            raise BadExperiment(f"{self.name}: there is no arm {name!r}. {_nearest(name, found)}")
+        return found[name]
+
+
+EXPERIMENT_KEYS = {
+    "name",
+    "title",
+    "question",
+    "nodes",
+    "seeds",
+    "final_items",
+    "final_answers",
+    "run",
+    "conditions",
+    "arms",
+}
+ARM_KEYS = {"name", "title", "against"}
+RUN_KEYS = frozenset(RunConfig.__struct_fields__)
+CONDITION_KEYS = frozenset(Conditions.__struct_fields__)
+PAPER: Mapping[str, Any] = {"own_groups": 8, "external_advantages": "all"}
+"""Settings of an arm that does not say: the paper's."""
+NOT_HERE = {"seed": "List the seeds at the top: seeds = [1, 2, 3]."}
+
+
+def load(path: Path) -> Experiment:
+    """The experiment of a TOML file. Raises BadExperiment, OSError."""
+    try:
+        tables = tomllib.loads(path.read_text("utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise BadExperiment(f"{path} is not valid TOML ({error}).") from error
+    try:
+        return parse(tables)
+    except (BadExperiment, UnknownName, UnknownTask) as error:
+        raise BadExperiment(f"{path}: {error}") from error
+
+
+def parse(tables: Mapping[str, Any]) -> Experiment:
+    """Raises BadExperiment, UnknownName, UnknownTask."""
+    _known("the file", tables, EXPERIMENT_KEYS)
+    shared_run, shared = _table(tables, "run"), _table(tables, "conditions")
+    _known("[run]", shared_run, RUN_KEYS)
+    _known("[conditions]", shared, CONDITION_KEYS)
+    rows = tables.get("arms", [])
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise BadExperiment("arms are written as [[arms]] tables.")
+    try:
+        arms = tuple(_arm(row, shared_run, shared) for row in rows)
+        top = {key: value for key, value in tables.items() if key in EXPERIMENT_KEYS - {"run", "conditions", "arms"}}
+        defaults = {"title": "", "question": "", "nodes": 8, "seeds": (1, 2, 3), "final_items": 400, "final_answers": 2}
+        experiment = msgspec.convert({**defaults, **top, "arms": arms}, Experiment)
+    except msgspec.ValidationError as error:
+        raise BadExperiment(str(error)) from error
+    _check(experiment)
+    return experiment
+
+
+def _arm(row: Mapping[str, Any], run: Mapping[str, Any], conditions: Mapping[str, Any]) -> Arm:
+    _known(f"arm {row.get('name', '?')!r}", row, ARM_KEYS | RUN_KEYS | CONDITION_KEYS)
+    own = {key: value for key, value in row.items() if key in ARM_KEYS}
+    settings = {**PAPER, **run, **{key: value for key, value in row.items() if key in RUN_KEYS}}
+    terms = {**conditions, **{key: value for key, value in row.items() if key in CONDITION_KEYS}}
+    return msgspec.convert({**own, "run": settings, "conditions": terms}, Arm)
+
+
+def _check(experiment: Experiment) -> None:
+    names = [arm.name for arm in experiment.arms]
+    twice = {name for name in names if names.count(name) > 1}
+    if twice or len(set(experiment.seeds)) < len(experiment.seeds):
+        raise BadExperiment(f"Names of arms and seeds differ from each other; {twice or 'a seed'} is there twice.")
+    for arm in experiment.arms:
+        for name in arm.against:
+            experiment.arm(name)
+        if arm.run.rounds < 1 or arm.run.own_groups < 1:
+            raise BadExperiment(f"Arm {arm.name!r} needs rounds = N and own_groups of at least 1.")
+        if arm.conditions.tasks_per_node > len(arm.run.tasks):
+            raise BadExperiment(f"Arm {arm.name!r} has fewer tasks than tasks_per_node.")
+        if arm.run.external_advantages == "positive" and arm.conditions.off_policy in ("token", "sequence", "clip"):
+            raise BadExperiment(
+                f"Arm {arm.name!r}: off_policy = {arm.conditions.off_policy!r} needs whole groups. Write external_advantages = "
+                '"all", or off_policy = "proximity".'
+            )
+        strategy(arm.run.sampling)
+        for name in (arm.run.algorithm, *arm.conditions.algorithms):
+            algorithm(name)
+        for task in arm.run.tasks:
+            preset_of(task, arm.run.preset)
+
+
+def _table(tables: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    table = tables.get(key, {})
+    if not isinstance(table, dict):
+        raise BadExperiment(f"{key} is written as a [{key}] table.")
+    return table
+
+
+def _known(where: str, table: Mapping[str, Any], known: Iterable[str]) -> None:
+    for key in table:
+        if key in NOT_HERE:
+            raise BadExperiment(f"{where}: {key!r} is not set here. {NOT_HERE[key]}")
+        if key not in set(known):
+            raise BadExperiment(f"{where}: there is no setting {key!r}. {_nearest(key, known)}")
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.5)
+    return f"Did you mean {close[0]!r}?" if close else f"Known: {', '.join(sorted(known))}."

@@ -1,0 +1,1 @@
+"""What only the host may do: invites, bans, moving the swarm."""

@@ -1,0 +1,115 @@
+"""The host's own line to a running coordinator: invites, bans, export. Used by the CLI and the dashboard.
+
+The coordinator leaves its address and admin key in a file that only its owner reads; whoever can read it is the host.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import TypeVar
+
+import aiohttp
+import msgspec
+
+from sapo_swarm.coordinator.admin.messages import Ban, InviteView, NewInvite, Removed, Revoke
+from sapo_swarm.protocol.client import CoordinatorError, Refused, Unreachable
+from sapo_swarm.protocol.invite import Invite
+from sapo_swarm.protocol.wire import Problem
+
+T = TypeVar("T")
+
+
+class AdminAccess(msgspec.Struct, frozen=True, kw_only=True):
+    """url: on loopback where it can be. fingerprint: "" for plain HTTP. addresses: where members reach the host."""
+
+    key: str
+    url: str = ""
+    fingerprint: str = ""
+    swarm: str = ""
+    port: int = 0
+    addresses: tuple[str, ...] = ()
+
+
+def read_access(path: Path) -> AdminAccess:
+    """Raises CoordinatorError with a sentence when no coordinator was started there."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=AdminAccess)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise CoordinatorError(
+            f"{path} tells of no coordinator: start one first (sapo-desktop coordinator)."
+        ) from error
+
+
+def write_access(path: Path, access: AdminAccess) -> None:
+    """Mode 0600, replaced as one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = path.with_name(path.name + ".new")
+    handle = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(handle, "wb") as file:
+        file.write(msgspec.json.encode(access))
+    new.replace(path)
+
+
+class AdminClient:
+    """Use as `async with AdminClient(read_access(path)) as host`. Every method raises Unreachable, Refused."""
+
+    def __init__(self, access: AdminAccess) -> None:
+        self.access = access
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> AdminClient:
+        print_of = self.access.fingerprint
+        pin: aiohttp.Fingerprint | bool = aiohttp.Fingerprint(bytes.fromhex(print_of)) if print_of else True
+        self._session = aiohttp.ClientSession(
+            base_url=self.access.url,
+            connector=aiohttp.TCPConnector(ssl=pin),
+            timeout=aiohttp.ClientTimeout(total=10),
+            headers={"Authorization": f"Bearer {self.access.key}"},
+        )
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    async def new_invite(self, label: str = "", hours: float = 168.0, uses: int = 0) -> list[Invite]:
+        """The same new invite at every address of the host."""
+        body = NewInvite(label=label, hours=hours, uses=uses)
+        view = msgspec.json.decode(await self._call("POST", "/admin/invites", body), type=InviteView)
+        access = self.access
+        return [
+            Invite(address, access.port, access.swarm, access.fingerprint, view.token) for address in access.addresses
+        ]
+
+    async def invites(self) -> list[InviteView]:
+        return msgspec.json.decode(await self._call("GET", "/admin/invites"), type=list[InviteView])
+
+    async def revoke(self, hash: str) -> tuple[str, ...]:
+        """Revoke an invite: the nodes that are out with it."""
+        return msgspec.json.decode(await self._call("POST", "/admin/revoke", Revoke(hash=hash)), type=Removed).nodes
+
+    async def ban(self, node: str, reason: str = "banned by the host") -> None:
+        """reason "" lifts the ban."""
+        await self._call("POST", "/admin/ban", Ban(node=node, reason=reason))
+
+    async def export(self) -> bytes:
+        """The swarm with its private key: see transfer.import_swarm."""
+        return await self._call("GET", "/admin/export")
+
+    async def _call(self, method: str, path: str, body: msgspec.Struct | None = None) -> bytes:
+        if self._session is None:
+            raise Unreachable("The client is closed.")
+        data = None if body is None else msgspec.json.encode(body)
+        try:
+            async with self._session.request(method, path, data=data) as response:
+                content = await response.read()
+                if response.status == 200:
+                    return content
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            raise Unreachable(f"No coordinator answers at {self.access.url}. Is it running?") from error
+        problem = msgspec.json.decode(content, type=Problem)
+        raise Refused(problem.code, problem.detail)

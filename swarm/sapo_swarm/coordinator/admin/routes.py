@@ -1,0 +1,83 @@
+"""What the host may do while the coordinator runs: invites, bans, export. Loopback and the admin key only."""
+
+from __future__ import annotations
+
+import hmac
+
+import msgspec
+from aiohttp import web
+
+from sapo_swarm.coordinator.admin.invites import new_invite
+from sapo_swarm.coordinator.admin.messages import Ban, InviteView, NewInvite, Removed, Revoke
+from sapo_swarm.coordinator.admin.transfer import export_swarm
+from sapo_swarm.coordinator.http.problems import Refusal
+from sapo_swarm.coordinator.http.requests import read_body
+from sapo_swarm.coordinator.server import MAX_JSON, Coordinator, Handler
+from sapo_swarm.protocol.wire import WireError, unpack_json
+
+
+def add_admin(app: web.Application, coordinator: Coordinator, key: str) -> None:
+    """Routes under /admin; every request is from loopback and carries `Authorization: Bearer KEY`."""
+    admin = _Admin(coordinator)
+
+    def guarded(handler: Handler) -> Handler:
+        async def checked(request: web.Request) -> web.StreamResponse:
+            coordinator.door.host_only(request)
+            given = request.headers.get("Authorization", "").removeprefix("Bearer ")
+            if not hmac.compare_digest(given.encode(), key.encode()):
+                raise Refusal("bad_admin_key", "The admin key of this coordinator lies in its admin file.")
+            try:
+                return await handler(request)
+            except WireError as error:
+                raise Refusal(error.code, str(error)) from error
+
+        return checked
+
+    app.router.add_get("/admin/invites", guarded(admin.list_invites))
+    app.router.add_post("/admin/invites", guarded(admin.create_invite))
+    app.router.add_post("/admin/revoke", guarded(admin.revoke))
+    app.router.add_post("/admin/ban", guarded(admin.ban))
+    app.router.add_get("/admin/export", guarded(admin.export))
+
+
+class _Admin:
+    def __init__(self, coordinator: Coordinator) -> None:
+        self.coordinator = coordinator
+        self.store = coordinator.store
+
+    async def list_invites(self, request: web.Request) -> web.Response:
+        views = [_view(invite.hash, invite) for invite in await self.store.invites()]
+        return web.Response(body=msgspec.json.encode(views), content_type="application/json")
+
+    async def create_invite(self, request: web.Request) -> web.Response:
+        asked = unpack_json(await self._body(request), NewInvite)
+        record, token = await new_invite(self.store, asked.label, asked.hours, asked.uses)
+        return web.Response(
+            body=msgspec.json.encode(_view(record.hash, record, token)), content_type="application/json"
+        )
+
+    async def revoke(self, request: web.Request) -> web.Response:
+        asked = unpack_json(await self._body(request), Revoke)
+        return _removed(await self.store.revoke_invite(asked.hash))
+
+    async def ban(self, request: web.Request) -> web.Response:
+        asked = unpack_json(await self._body(request), Ban)
+        if not await self.store.ban(asked.node, asked.reason):
+            raise Refusal("not_found", "No member has this id.")
+        return _removed([asked.node] if asked.reason else [])
+
+    async def export(self, request: web.Request) -> web.Response:
+        body = await export_swarm(self.store)
+        return web.Response(body=body, content_type="application/octet-stream")
+
+    async def _body(self, request: web.Request) -> bytes:
+        return await read_body(request, self.coordinator.settings.body_s, MAX_JSON)
+
+
+def _view(hash: str, invite: object, token: str = "") -> InviteView:
+    fields = {name: getattr(invite, name) for name in ("label", "expires", "max_uses", "uses", "revoked")}
+    return InviteView(hash=hash, token=token, **fields)
+
+
+def _removed(nodes: list[str]) -> web.Response:
+    return web.Response(body=msgspec.json.encode(Removed(nodes=tuple(nodes))), content_type="application/json")

@@ -1,0 +1,47 @@
+"""Moving a swarm to another host: its identity, key, members and invites in one file.
+
+Whoever imports it answers under the same fingerprint, so members' invites stay good once the address is theirs. The
+file holds the swarm's private key: keep it as you keep a password. The pool is not in it; it refills in a round.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from sapo_swarm.coordinator.domain.records import InviteRecord, Member, SwarmRecord
+from sapo_swarm.coordinator.store.base import Store, StoreFormat
+
+FORMAT = "sapo-swarm-export"
+
+
+class SwarmExport(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    format: str
+    version: int
+    swarm: SwarmRecord
+    members: tuple[Member, ...]
+    invites: tuple[InviteRecord, ...]
+
+
+async def export_swarm(store: Store) -> bytes:
+    """The swarm as one file. Raises StoreFormat when the store holds none."""
+    swarm = await store.swarm()
+    if swarm is None:
+        raise StoreFormat("There is no swarm in this store yet.")
+    members, invites = await store.members(), await store.invites()
+    export = SwarmExport(format=FORMAT, version=1, swarm=swarm, members=tuple(members), invites=tuple(invites))
+    return msgspec.msgpack.encode(export)
+
+
+async def import_swarm(store: Store, data: bytes) -> SwarmRecord:
+    """Enter an export into an empty store. Raises StoreFormat when it holds a swarm or the file is something else."""
+    try:
+        export = msgspec.msgpack.decode(data, type=SwarmExport)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise StoreFormat(f"The file is not an exported swarm: {str(error)[:200]}") from error
+    if export.format != FORMAT or export.version != 1:
+        raise StoreFormat("The file was exported by another version: use that version to import it.")
+    if await store.swarm() is not None:
+        raise StoreFormat("This store holds a swarm already: import into a new one.")
+    await store.found(export.swarm)
+    await store.restore(export.members, export.invites)
+    return export.swarm

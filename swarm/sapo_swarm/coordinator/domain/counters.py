@@ -1,0 +1,67 @@
+"""Counters of the last hour by minute, with running totals per node; pure, the clock is passed in."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from sapo_swarm.coordinator.domain.records import ACTIVE_S, MINUTE, WINDOW_MINUTES
+
+
+class Counters:
+    """groups, drawn: node -> count in the window. dirty: (minute, key) -> what was added since it was last cleared."""
+
+    def __init__(self) -> None:
+        self.minutes: dict[int, dict[str, float]] = {}
+        self.groups: dict[str, int] = {}
+        self.drawn: dict[str, int] = {}
+        self.total = 0
+        self.seen: OrderedDict[str, float] = OrderedDict()
+        self.dirty: dict[tuple[int, str], float] = {}
+        self._present: OrderedDict[str, float] = OrderedDict()
+
+    def add(self, minute: int, key: str, value: float, dirty: bool = True) -> None:
+        """Keys as in Standing, and "g/NODE" groups accepted, "d/NODE" times drawn."""
+        if not value:
+            return
+        bucket = self.minutes.setdefault(minute, {})
+        bucket[key] = bucket.get(key, 0.0) + value
+        self._window(key, int(value))
+        if dirty:
+            self.dirty[minute, key] = self.dirty.get((minute, key), 0.0) + value
+
+    def mark_seen(self, node: str, now: float) -> None:
+        self.seen[node] = now
+        self._present[node] = now
+        self._present.move_to_end(node)
+
+    def present(self, now: float) -> int:
+        """Nodes seen in the last ACTIVE_S."""
+        while self._present and now - next(iter(self._present.values())) > ACTIVE_S:
+            self._present.popitem(last=False)
+        return len(self._present)
+
+    def prune(self, now: float) -> int:
+        """Forget minutes that left the window: the newest minute that is gone."""
+        edge = int(now) // MINUTE - WINDOW_MINUTES
+        for minute in [m for m in self.minutes if m <= edge]:
+            for key, value in self.minutes.pop(minute).items():
+                self._window(key, -int(value))
+        return edge
+
+    def recent(self) -> dict[int, dict[str, float]]:
+        """The counters that belong to no node, by minute."""
+        return {
+            minute: {key: value for key, value in counts.items() if not key.startswith(("g/", "d/"))}
+            for minute, counts in self.minutes.items()
+        }
+
+    def _window(self, key: str, change: int) -> None:
+        kind, node = key[:2], key[2:]
+        if kind not in ("g/", "d/"):
+            return
+        counts = self.groups if kind == "g/" else self.drawn
+        counts[node] = counts.get(node, 0) + change
+        if not counts[node]:
+            del counts[node]
+        if kind == "g/":
+            self.total += change

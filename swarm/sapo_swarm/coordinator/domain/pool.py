@@ -1,0 +1,144 @@
+"""The pool of live groups, in memory: a dense array (uniform draws), an age order, and a list per source.
+
+Pure bookkeeping: the clock and the random source are passed in.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import OrderedDict, deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from sapo_swarm.coordinator.domain.records import SAMPLE_BYTES, Entry, PoolLimits
+
+
+@dataclass(slots=True)
+class Slot:
+    key: int
+    entry: Entry
+    at: float
+    place: int
+
+
+class Ring:
+    """At most `per_node` groups of one source live: its newest replaces its oldest, never another's.
+
+    When the pool is full (groups or bytes), the oldest of all gives way.
+    """
+
+    def __init__(self, limits: PoolLimits) -> None:
+        self.limits = limits
+        self.bytes = 0
+        self.next_key = 1
+        self._dense: list[Slot] = []
+        self._by_age: OrderedDict[int, Slot] = OrderedDict()
+        self._by_node: dict[str, deque[Slot]] = {}
+        self._contents: set[str] = set()
+
+    def __len__(self) -> int:
+        return len(self._dense)
+
+    def __contains__(self, content: str) -> bool:
+        return content in self._contents
+
+    def nodes(self) -> int:
+        return len(self._by_node)
+
+    @property
+    def room(self) -> int:
+        """Groups that one source may hold: an equal part of the pool where that is less than per_node."""
+        sources = max(1, len(self._by_node))
+        return max(1, min(self.limits.per_node, self.limits.capacity // sources))
+
+    def add(self, entry: Entry, now: float, key: int | None = None) -> tuple[int, list[int]]:
+        """The new group's key, and the keys that gave way. The caller looked for copies before."""
+        gone: list[int] = []
+        own: deque[Slot] = self._by_node.get(entry.node, deque())
+        while len(own) >= self.room:
+            gone.append(self._remove(own[0]))
+        while self._dense and (
+            len(self._dense) >= self.limits.capacity or self.bytes + len(entry.blob) > self.limits.capacity_bytes
+        ):
+            gone.append(self._remove(next(iter(self._by_age.values()))))
+        slot = Slot(self.next_key if key is None else key, entry, now, len(self._dense))
+        self.next_key = max(self.next_key, slot.key) + 1
+        self._dense.append(slot)
+        self._by_age[slot.key] = slot
+        self._by_node.setdefault(entry.node, deque()).append(slot)
+        self._contents.add(entry.content)
+        self.bytes += len(entry.blob)
+        return slot.key, gone
+
+    def expire(self, now: float) -> list[int]:
+        """Remove what is older than the lifetime: the keys."""
+        gone: list[int] = []
+        while self._by_age:
+            oldest = next(iter(self._by_age.values()))
+            if now - oldest.at <= self.limits.lifetime_s:
+                break
+            gone.append(self._remove(oldest))
+        return gone
+
+    def drop_node(self, node: str) -> list[int]:
+        return [self._remove(slot) for slot in list(self._by_node.get(node, ()))]
+
+    def drop(self, key: int) -> None:
+        slot = self._by_age.get(key)
+        if slot is not None:
+            self._remove(slot)
+
+    def draw(self, rng: random.Random, want: int, caller: str, have: frozenset[bytes]) -> list[Entry]:
+        """Up to `want` groups, uniform over the live slots of others, at most one per source, none of `have`.
+
+        Random slots with rejection; where few sources are left, the rest is found by walking over the sources.
+        """
+        sources = len(self._by_node) - (caller in self._by_node)
+        want = min(want, sources)
+        taken: dict[str, Entry] = {}
+        for _ in range(4 * want + 8):
+            if len(taken) >= want:
+                break
+            entry = self._dense[int(rng.random() * len(self._dense))].entry if self._dense else None
+            if entry and entry.node != caller and entry.node not in taken and entry.id not in have:
+                taken[entry.node] = entry
+        if len(taken) < want:
+            self._walk(rng, want, caller, have, taken)
+        return within_budget(taken.values())
+
+    def _walk(
+        self, rng: random.Random, want: int, caller: str, have: frozenset[bytes], taken: dict[str, Entry]
+    ) -> None:
+        others = [node for node in self._by_node if node != caller and node not in taken]
+        rng.shuffle(others)
+        for node in others[:256]:
+            fresh = [slot.entry for slot in self._by_node[node] if slot.entry.id not in have]
+            if fresh:
+                taken[node] = rng.choice(fresh)
+            if len(taken) >= want:
+                return
+
+    def _remove(self, slot: Slot) -> int:
+        last = self._dense[-1]
+        self._dense[slot.place] = last
+        last.place = slot.place
+        self._dense.pop()
+        del self._by_age[slot.key]
+        own = self._by_node[slot.entry.node]
+        own.remove(slot)
+        if not own:
+            del self._by_node[slot.entry.node]
+        self._contents.discard(slot.entry.content)
+        self.bytes -= len(slot.entry.blob)
+        return slot.key
+
+
+def within_budget(entries: Iterable[Entry]) -> list[Entry]:
+    """The first entries that fit a reply together."""
+    out, size = [], 0
+    for entry in entries:
+        size += len(entry.blob)
+        if size > SAMPLE_BYTES:
+            break
+        out.append(entry)
+    return out

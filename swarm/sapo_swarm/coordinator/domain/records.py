@@ -1,0 +1,148 @@
+"""What a coordinator keeps, as values: the swarm, its invites and members, groups of the pool, one round's exchange."""
+
+from __future__ import annotations
+
+import msgspec
+
+MINUTE = 60
+
+
+WINDOW_MINUTES = 60
+"""Counters are kept by the minute, for an hour."""
+
+
+ACTIVE_S = 300.0
+"""A node counts as present for so long after its last exchange."""
+
+
+SAMPLE_BYTES = 200 * 1024
+"""Of raw groups in one reply: fits the protocol's body limit however badly it compresses."""
+
+
+class SwarmRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A swarm's own identity. certificate, key: PEM, empty on plain HTTP. Whoever holds the key can host the swarm."""
+
+    swarm: str
+    name: str
+    open: bool
+    certificate: bytes
+    key: bytes
+    created: float
+
+
+class InviteRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """An invite at rest: only the hash of its token. max_uses 0: unlimited. expires 0: never."""
+
+    hash: str
+    label: str
+    created: float
+    expires: float
+    max_uses: int
+    uses: int = 0
+    revoked: bool = False
+
+
+class Member(msgspec.Struct, frozen=True, kw_only=True):
+    """A node that joined. invite: hash of the invite that admitted it ("" in an open swarm). banned: the reason."""
+
+    node: str
+    key: bytes
+    name: str
+    model: str
+    joined: float
+    invite: str
+    banned: str = ""
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """A group in the pool. blob: its SignedGroup as msgpack. content: digest that finds copies. id: 8 bytes."""
+
+    id: bytes
+    content: str
+    node: str
+    blob: bytes
+
+
+class Exchange(msgspec.Struct, frozen=True, kw_only=True):
+    """One round of one node. round_id: digest of the body, so that a repeated upload is stored once.
+
+    counts: what else to add to this minute's counters, such as {"t/bf": 2, "reward_n": 1}.
+    """
+
+    node: str
+    nonce: str
+    round_id: str
+    entries: tuple[Entry, ...]
+    want: int
+    have: frozenset[bytes]
+    now: float
+    counts: dict[str, float]
+
+
+class Exchanged(msgspec.Struct, frozen=True, kw_only=True):
+    """stored: for each entry of the exchange, False when the pool has its content already.
+
+    replayed: the nonce was used before; nothing else was done. receipts: who drew since the last exchange.
+    mine / total: groups accepted in the last hour, of this node and of all. nodes: seen in the last ACTIVE_S.
+    """
+
+    replayed: bool = False
+    stored: tuple[bool, ...] = ()
+    sample: tuple[bytes, ...] = ()
+    uptake: int = 0
+    receipts: dict[str, int] = msgspec.field(default_factory=dict)
+    mine: int = 0
+    total: int = 0
+    nodes: int = 0
+    pool: int = 0
+
+
+class StandingRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One node in the window: groups accepted, times its groups were drawn by others, Unix time last seen."""
+
+    member: Member
+    groups: int
+    drawn: int
+    seen: float
+
+
+class Standing(msgspec.Struct, frozen=True, kw_only=True):
+    """The last hour. rows: the nodes with most groups first. total: accepted groups of all. nodes: seen lately.
+
+    minutes: Unix time // 60 -> counters "t/DATASET" accepted groups, "x/REASON" refused groups, "rounds",
+    "reward_sum", "reward_n".
+    """
+
+    rows: tuple[StandingRow, ...]
+    total: int
+    nodes: int
+    members: int
+    pool: int
+    minutes: dict[int, dict[str, float]]
+
+
+class PoolLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """per_node: live groups of one source; its newest replaces its oldest, so a flooder only displaces itself.
+
+    rounds_kept_s: an upload repeated within it meets its first verdicts. members: a swarm admits no more.
+    """
+
+    capacity: int = 65_536
+    capacity_bytes: int = 256 * 2**20
+    per_node: int = 8
+    lifetime_s: float = 900.0
+    rounds_kept_s: float = 600.0
+    nonces_kept_s: float = 600.0
+    members: int = 200_000
+
+
+SWARM_FULL = "full"
+
+
+INVITE_OK, INVITE_UNKNOWN, INVITE_EXPIRED, INVITE_USED_UP, INVITE_REVOKED = (
+    "",
+    "unknown",
+    "expired",
+    "used_up",
+    "revoked",
+)

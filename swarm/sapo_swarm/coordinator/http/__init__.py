@@ -1,0 +1,1 @@
+"""Requests in, problem details out: authentication, admission, metrics, the API description."""

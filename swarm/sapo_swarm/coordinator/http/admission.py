@@ -1,0 +1,58 @@
+"""Who gets in: rates of networks, nodes and joins, room for one more request, what only the host itself may ask."""
+
+from __future__ import annotations
+
+import random
+import time
+
+from aiohttp import web
+
+from sapo_swarm.coordinator.domain.limits import Buckets, jittered, prefix_of
+from sapo_swarm.coordinator.http.metrics import Metrics
+from sapo_swarm.coordinator.http.problems import Refusal
+from sapo_swarm.coordinator.http.requests import client_address
+from sapo_swarm.coordinator.settings import CoordinatorSettings
+
+
+class Door:
+    """Every method raises Refusal for what stays outside. rng: jitter of the waits that are told."""
+
+    def __init__(self, settings: CoordinatorSettings, metrics: Metrics, rng: random.Random) -> None:
+        self.stopping = False
+        self._settings, self._metrics, self._rng = settings, metrics, rng
+        self._nodes = Buckets(1.0 / settings.round_every_s, settings.round_burst)
+        self._prefixes = Buckets(settings.prefix_per_s, 2 * settings.prefix_per_s)
+        self._joins = Buckets(settings.joins_per_s, 40 * settings.joins_per_s)
+
+    def request(self, request: web.Request) -> None:
+        """Any request at all."""
+        if self.stopping:
+            raise self.busy("stopping", "The coordinator is shutting down.", 5.0)
+        self._network(self._prefixes, request, "Too many requests from this network.")
+        if self._metrics.in_flight > self._settings.in_flight:
+            raise self.busy("busy", "The coordinator serves as many requests as it can.", 1.0)
+
+    def join(self, request: web.Request) -> None:
+        self._network(self._joins, request, "Too many nodes join from this network.")
+
+    def node(self, node: str) -> None:
+        """A signed request of a member."""
+        wait = self._nodes.take(node, time.monotonic())
+        if wait:
+            raise self.busy("rate_limited", f"One round every {self._settings.round_every_s:g} s.", wait)
+
+    def host_only(self, request: web.Request) -> None:
+        """The peer itself (no proxy) must be on this machine."""
+        if prefix_of(request.remote or "invalid") or "X-Forwarded-For" in request.headers:
+            raise Refusal("loopback_only", "This is answered on the host itself only.")
+
+    def busy(self, code: str, detail: str, wait_s: float) -> Refusal:
+        """To be raised: come again after about so many seconds."""
+        wait = jittered(wait_s, self._rng)
+        return Refusal(code, f"{detail} Come again in {wait:.1f} s.", wait)
+
+    def _network(self, buckets: Buckets, request: web.Request, detail: str) -> None:
+        prefix = prefix_of(client_address(request, self._settings.trust_proxy))
+        wait = buckets.take(prefix, time.monotonic()) if prefix else 0.0
+        if wait:
+            raise self.busy("rate_limited", detail, wait)

@@ -1,0 +1,1 @@
+"""The node's local control API: messages, client and server."""

@@ -1,0 +1,141 @@
+"""The server side of the control API (see sapo_swarm.node.control.api): aiohttp on a Unix socket that only its owner opens."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+from aiohttp import web
+
+from sapo_swarm.config import RunConfig
+from sapo_swarm.events import encode
+from sapo_swarm.node.control.api import NodeStatus, Problem
+from sapo_swarm.node.event_bus import Bus
+from sapo_swarm.node.governor.commands import BadCommand
+from sapo_swarm.node.storage.journal import JournalError
+
+SOCKET_PATH_LIMIT = 103
+"""Bytes that fit into sockaddr_un.sun_path on every Unix."""
+
+
+class Controlled(Protocol):
+    """What the server needs of a node."""
+
+    bus: Bus
+    config: RunConfig
+
+    def status(self) -> NodeStatus: ...
+
+    def command(self, verb: str, for_s: float) -> None: ...
+
+    def request_evaluation(self, items: int) -> None: ...
+
+    async def switch_external(self, taking: bool) -> None: ...
+
+
+class CommandBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Body of every POST. for_s in seconds, 0 = without end."""
+
+    for_s: float = 0.0
+    items: int = 0
+
+
+class ControlServer:
+    """Serves one node on one socket. Use `async with`."""
+
+    def __init__(self, node: Controlled, socket: Path) -> None:
+        self._node = node
+        self._socket = socket
+        self._runner: web.AppRunner | None = None
+
+    async def __aenter__(self) -> ControlServer:
+        prepare_socket_folder(self._socket)
+        self._socket.unlink(missing_ok=True)  # the caller holds the home's lock: whatever lies here is stale
+        app = web.Application(client_max_size=64 * 1024)
+        app.add_routes(
+            [
+                web.get("/v1/status", self._status),
+                web.get("/v1/config", self._config),
+                web.get("/v1/events", self._events),
+                web.post("/v1/{verb}", self._command),
+            ]
+        )
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
+        await self._runner.setup()
+        await web.UnixSite(self._runner, str(self._socket)).start()
+        self._socket.chmod(0o600)
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        self._node.bus.close()
+        if self._runner is not None:
+            await self._runner.cleanup()
+        self._socket.unlink(missing_ok=True)
+
+    async def _status(self, request: web.Request) -> web.Response:
+        return _json(self._node.status())
+
+    async def _config(self, request: web.Request) -> web.Response:
+        return _json(self._node.config)
+
+    async def _command(self, request: web.Request) -> web.Response:
+        verb = request.match_info["verb"]
+        try:
+            body = msgspec.json.decode(await request.read() or b"{}", type=CommandBody)
+            if verb == "evaluate":
+                self._node.request_evaluation(body.items)
+            elif verb in ("external_on", "external_off"):
+                await self._node.switch_external(verb == "external_on")
+            else:
+                self._node.command(verb, body.for_s)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            return _problem(400, "bad-body", str(error))
+        except BadCommand as error:
+            return _problem(400, "bad-command", str(error))
+        except JournalError as error:
+            return _problem(500, "journal", str(error))
+        return _json(self._node.status())
+
+    async def _events(self, request: web.Request) -> web.StreamResponse:
+        query = request.query
+        try:
+            after, tail = int(query.get("after", 0)), int(query.get("tail", 0))
+        except ValueError:
+            return _problem(400, "bad-query", "after and tail are whole numbers.")
+        kinds = tuple(k for k in query.get("kinds", "").split(",") if k)
+        follow = query.get("follow", "0") == "1"
+        reply = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
+        await reply.prepare(request)
+        with contextlib.suppress(ConnectionResetError):
+            async with self._node.bus.subscribe(after, kinds, tail) as (past, queue):
+                for start in range(0, len(past), 256):
+                    await reply.write(b"".join(encode(e) + b"\n" for e in past[start : start + 256]))
+                while follow and (event := await queue.get()) is not None:
+                    if not kinds or event.__struct_config__.tag in kinds:
+                        await reply.write(encode(event) + b"\n")
+        return reply
+
+
+def prepare_socket_folder(socket: Path) -> None:
+    """Make the folder 0700 and ours. Raises OSError with a sentence that says what to do."""
+    if len(os.fsencode(socket)) > SOCKET_PATH_LIMIT:
+        raise OSError(f"The path {socket} is too long for a socket. Set SAPO_HOME to a shorter folder.")
+    socket.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    facts = socket.parent.stat()
+    if hasattr(os, "getuid") and facts.st_uid != os.getuid():
+        raise OSError(f"{socket.parent} belongs to another user. Remove it or set SAPO_HOME to a folder of your own.")
+    if stat.S_IMODE(facts.st_mode) & 0o077:
+        socket.parent.chmod(0o700)
+
+
+def _json(value: object) -> web.Response:
+    return web.Response(body=msgspec.json.encode(value), content_type="application/json")
+
+
+def _problem(status: int, code: str, detail: str) -> web.Response:
+    body = msgspec.json.encode(Problem(title=code, detail=detail, code=code, status=status))
+    return web.Response(status=status, body=body, content_type="application/problem+json")

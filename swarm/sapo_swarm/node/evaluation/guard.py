@@ -1,0 +1,193 @@
+"""A node's guard against harmful text of others: keeps the best checkpoint, looks closer when held-out results fall,
+rolls back and stops taking external groups when the wire trips (the rules: sapo_swarm.sapo.tripwire).
+
+Everything that it knows is in the journal, and the number of rollbacks that weights contain in their checkpoint: a node
+killed at any point comes back, finds what is left to do, and does it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sapo_backends.base import CheckpointCorrupt
+from sapo_swarm.config import RunConfig
+from sapo_swarm.evaluation import ItemResult
+from sapo_swarm.events import Evaluated, Event, ExternalSwitched
+from sapo_swarm.node.engine_thread import EngineHost
+from sapo_swarm.node.evaluation.evaluate import Ask, Examiner
+from sapo_swarm.node.event_bus import Bus
+from sapo_swarm.node.storage.checkpoints import Checkpoints, read_state, rounds_of
+from sapo_swarm.node.storage.journal import Journal
+from sapo_swarm.node.swarm.exchange import Exchange
+from sapo_swarm.sapo import tripwire
+from sapo_swarm.sapo.tripwire import Watch
+
+AGAIN = "sapo-desktop external on"
+KINDS = ("evaluation", "external")
+"""Events that the watch is made of."""
+Save = Callable[[int, int], Path]
+"""Write a checkpoint of the engine as it is: rounds done, rollbacks -> its folder. Called in the engine's thread."""
+
+
+@dataclass
+class Guard:
+    """save: see Save. A node that trains alone never suspects anything, but keeps its best checkpoint all the same."""
+
+    config: RunConfig
+    host: EngineHost
+    checkpoints: Checkpoints
+    examiner: Examiner
+    exchange: Exchange
+    journal: Journal
+    bus: Bus
+    save: Save
+    in_swarm: bool
+    rollbacks: int = 0
+    """That the engine's weights contain."""
+    watch: Watch = field(default_factory=Watch)
+
+    @property
+    def tolerance(self) -> float:
+        return self.config.tripwire if self.in_swarm and self.config.external_groups else 0.0
+
+    @property
+    def taking(self) -> bool:
+        return self.watch.taking
+
+    @property
+    def regular_items(self) -> int:
+        return len(self.config.tasks) * self.config.eval_items
+
+    async def open(self, rollbacks: int) -> None:
+        """Learn from the journal where things stand. rollbacks: in the checkpoint that was restored."""
+        self.rollbacks = rollbacks
+        events = await asyncio.to_thread(self.journal.read, 0, KINDS)
+        self._become(tripwire.watch_of(events, self.regular_items, self.tolerance))
+
+    async def evaluated(self, event: Evaluated, rounds_done: int) -> None:
+        """Tell of an evaluation; the weights of a new best one are kept."""
+        after = self._after(event)
+        if after.best != self.watch.best and self.host.engine.info.trainable:
+            self.checkpoints.pinned = rounds_done
+            await self.host.call(self._saved, rounds_done)
+        await self._publish(event)
+
+    async def switch(self, taking: bool, rounds_done: int) -> None:
+        """The person's word: take external groups, or take none."""
+        if taking == self.taking:
+            return
+        said = (
+            "Groups of others are taken again." if taking else f"You switched groups of others off. On again: {AGAIN}"
+        )
+        await self._publish(ExternalSwitched(round=rounds_done, taking=taking, by="person", sentence=said))
+
+    @property
+    def busy(self) -> bool:
+        """There is something to do before the next round: attend() does it."""
+        suspects = self.watch.suspect is not None and self.host.engine.info.trainable > 0
+        return suspects or self.rollbacks < self.watch.trips
+
+    async def attend(self, rounds_done: int, on_progress: Ask) -> None:
+        """Look closer, or roll back. Raises Cancelled, BackendError, CheckpointCorrupt."""
+        if self.rollbacks < self.watch.trips:
+            await self._roll_back(rounds_done)
+        elif self.busy:
+            await self._look_closer(rounds_done, on_progress)
+
+    async def _look_closer(self, rounds_done: int, on_progress: Ask) -> None:
+        best = self.watch.best
+        assert best is not None
+        path = await self.host.call(self._kept, best.round)
+        if path is None or rounds_of(path) == rounds_done:
+            await self._publish(self._cleared(rounds_done, "there is no older checkpoint to compare with"))
+            return
+        asked = best.items if best.looked else 0
+        after = await self.examiner.fresh(tripwire.CLOSER, asked, lambda part: on_progress(part / 2))
+        before = await self._of_another(path, rounds_done, asked, lambda part: on_progress(0.5 + part / 2))
+        was, now, count = tripwire.mean(before), tripwire.mean(after), len(after)
+        figures = f"{_percent(was)} with the weights of round {rounds_of(path)}, {_percent(now)} now, {count} questions"
+        if not tripwire.confirmed(before, after, self.tolerance):
+            await self._publish(self._cleared(rounds_done, figures, was, now, count))
+            return
+        said = (
+            f"Groups of others are not taken any more and the weights of round {rounds_of(path)} are back, because "
+            f"held-out pass@1 fell ({figures}). Take them again: {AGAIN}"
+        )
+        await self._publish(
+            ExternalSwitched(
+                round=rounds_done,
+                taking=False,
+                by="tripwire",
+                sentence=said,
+                restored=rounds_of(path),
+                best=was,
+                now=now,
+                items=count,
+            )
+        )
+        await self._roll_back(rounds_done)
+
+    @staticmethod
+    def _cleared(
+        rounds_done: int, figures: str, was: float = 0.0, now: float = 0.0, items: int = 0
+    ) -> ExternalSwitched:
+        said = f"A low held-out result was looked at closer and stands for nothing ({figures})."
+        return ExternalSwitched(
+            round=rounds_done, taking=True, by="tripwire", sentence=said, best=was, now=now, items=items
+        )
+
+    async def _of_another(self, path: Path, rounds_done: int, asked: int, on_progress: Ask) -> list[ItemResult]:
+        """The answers of a checkpoint's weights; the engine has its own back afterwards, whatever happens."""
+        present = await self.host.call(self._saved, rounds_done)
+        engine = self.host.engine
+        try:
+            await self.host.call(engine.restore, path / "engine")
+            return await self.examiner.fresh(tripwire.CLOSER, asked, on_progress)
+        finally:
+            await self.host.call(engine.restore, present / "engine")
+
+    async def _roll_back(self, rounds_done: int) -> None:
+        path = await self.host.call(self._kept, self.watch.restored)
+        if path is None:
+            raise CheckpointCorrupt(
+                "No checkpoint to roll back to is intact. Start another run: sapo-desktop node --new"
+            )
+        await self.host.call(self.host.engine.restore, path / "engine")
+        self.rollbacks = self.watch.trips
+        await self.host.call(self.save, rounds_done, self.rollbacks)
+
+    def _saved(self, rounds_done: int) -> Path:
+        """The checkpoint of the weights as they are now."""
+        found = [path for path in self.checkpoints.complete() if rounds_of(path) == rounds_done]
+        return found[0] if found else self.save(rounds_done, self.rollbacks)
+
+    def _kept(self, at_most: int) -> Path | None:
+        """The newest intact checkpoint of so many rounds or fewer."""
+        for path in reversed(self.checkpoints.complete()):
+            if rounds_of(path) <= at_most:
+                try:
+                    read_state(path)
+                except CheckpointCorrupt:
+                    continue
+                return path
+        return None
+
+    async def _publish(self, event: Evaluated | ExternalSwitched) -> None:
+        after = self._after(event)
+        await self.bus.publish(event)
+        self._become(after)
+
+    def _after(self, event: Event) -> Watch:
+        return tripwire.observe(self.watch, event, self.regular_items, self.tolerance)
+
+    def _become(self, watch: Watch) -> None:
+        self.watch = watch
+        self.checkpoints.pinned = watch.best.round if watch.best else None
+        self.exchange.take(watch.taking)
+
+
+def _percent(rate: float) -> str:
+    return f"{100 * rate:.1f} %"

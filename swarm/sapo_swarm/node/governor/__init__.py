@@ -1,0 +1,1 @@
+"""Whether the node works now: limits, schedule, sensors, what the person asked for."""

@@ -1,0 +1,102 @@
+"""Whether a node works now, and the one sentence that says so: wishes, automatic holds, failures and waiting."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import time
+
+import msgspec
+
+from sapo_backends.base import CancelToken, OutOfMemory
+from sapo_swarm.events import LogLine, State, StateChanged
+from sapo_swarm.node.event_bus import Bus
+from sapo_swarm.node.governor import commands
+from sapo_swarm.node.governor.commands import Wishes
+from sapo_swarm.node.governor.limits import Hold
+from sapo_swarm.node.round.progress import Activity
+from sapo_swarm.node.storage.journal import JournalError
+
+PATIENCE_S = 1.0
+"""A waiting node looks again at least so often."""
+FAILURES_TO_PAUSE = 5
+
+
+class Conduct:
+    """cancel: interrupts the engine when a wish asks for it."""
+
+    def __init__(self, bus: Bus, activity: Activity, cancel: CancelToken) -> None:
+        self.wishes = Wishes()
+        self._bus, self._activity, self._cancel = bus, activity, cancel
+        self._changed = asyncio.Event()
+        self._failures = 0
+
+    def wish(self, wishes: Wishes) -> None:
+        """What is wanted from now on. Pauses and stops interrupt the engine at once."""
+        self.wishes = wishes
+        if wishes.stop or commands.obstacle(wishes, time.monotonic(), time.time()) is not None:
+            self._cancel.cancel()
+            if self._activity.state == "running" and not wishes.stop:
+                self._activity.state, self._activity.sentence = "pausing", "Pausing"
+        self.wake()
+
+    def hold(self, hold: Hold | None) -> None:
+        """What the automatic limits say now."""
+        if hold != self.wishes.hold:
+            self.wish(msgspec.structs.replace(self.wishes, hold=hold))
+
+    def wake(self) -> None:
+        """Something changed that a waiting node should look at."""
+        self._changed.set()
+
+    async def may_work(self, round_number: int) -> bool:
+        """True at once when nothing is in the way; else wait for the next change and return False."""
+        obstacle = commands.obstacle(self.wishes, time.monotonic(), time.time())
+        if obstacle is None:
+            self._cancel.reset()
+            if self._activity.state != "running":
+                await self.say("running", f"Working on round {round_number + 1}")
+            return True
+        reason, sentence = obstacle
+        if (self._activity.state, self._activity.reason) != ("paused", reason):
+            await self.say("paused", sentence, reason)
+        self._activity.sentence = sentence
+        await self._wait(PATIENCE_S)
+        return False
+
+    def succeeded(self) -> None:
+        """A round is done: failures in a row begin anew, and a wish to finish becomes a pause."""
+        self._failures = 0
+        self.wishes = commands.round_done(self.wishes)
+
+    async def failed(self, error: Exception) -> None:
+        """Back off 2^n s; out of memory, a full disk or the fifth failure in a row pause with the reason."""
+        self._failures += 1
+        text = f"{type(error).__name__}: {error}"
+        with contextlib.suppress(JournalError):
+            await self.log("error", text)
+        final = isinstance(error, (OutOfMemory, OSError, JournalError)) or self._failures >= FAILURES_TO_PAUSE
+        if final:
+            self._failures = 0
+            self.wish(msgspec.structs.replace(self.wishes, failure=f"Paused: {error} · space tries again"))
+            return
+        wait = random.uniform(0, 2**self._failures)
+        self._activity.sentence = f"{text} · tries again in {commands.duration(wait)}"
+        await self._wait(wait)
+
+    async def say(self, state: State, sentence: str, reason: str = "") -> None:
+        now = self._activity
+        now.state, now.sentence, now.reason, now.since = state, sentence, reason, time.time()
+        now.phase = None if state != "running" else now.phase
+        with contextlib.suppress(JournalError):  # a full disk must not keep the node from saying so
+            await self._bus.publish(StateChanged(state=state, sentence=sentence, reason=reason))
+
+    async def log(self, level: str, text: str) -> None:
+        await self._bus.publish(LogLine(level="error" if level == "error" else "info", text=text))
+
+    async def _wait(self, seconds: float) -> None:
+        self._changed.clear()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._changed.wait()

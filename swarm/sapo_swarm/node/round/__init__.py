@@ -1,0 +1,1 @@
+"""One round: plan, generate, score, exchange, update, record."""

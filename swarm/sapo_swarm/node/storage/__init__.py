@@ -1,0 +1,1 @@
+"""Journal and checkpoints on disk."""

@@ -1,0 +1,95 @@
+"""What a node knows of its place in a swarm, from the coordinator's receipts and its own count. Pure bookkeeping."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from sapo_swarm.events import Peer, SwarmUpdated
+from sapo_swarm.protocol.client import ExchangeResult
+
+SHARE_WINDOW = 50
+"""Rounds over which the external share is averaged."""
+DEFAULT_WINDOW_S = 3600.0
+
+
+@dataclass(slots=True)
+class Standing:
+    """coordinator: its URL, for people. made / accepted / refused: groups sent since the node started.
+
+    The figures of the last exchange that worked stay while the coordinator is away; `sentence` says that it is.
+    """
+
+    coordinator: str
+    made: int = 0
+    accepted: int = 0
+    refused: Counter[str] = field(default_factory=Counter)
+    peers: tuple[Peer, ...] = ()
+    _last: ExchangeResult | None = None
+    _good: ExchangeResult | None = None
+    _batches: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=SHARE_WINDOW))
+    _drawn: deque[tuple[float, int]] = field(default_factory=deque)
+    _uptake: int | None = None
+
+    def exchanged(self, result: ExchangeResult, now: float) -> None:
+        """An exchange ended, one way or the other. now: Unix time."""
+        self._last = result
+        if not result.connected:
+            return
+        self._good = result
+        self.made += result.sent
+        self.accepted += result.accepted
+        self.refused.update(result.refused)
+        self._count_uptake(result.uptake, now)
+
+    def said(self, sentence: str) -> None:
+        """The coordinator answered something that is no exchange, such as a refused join."""
+        self._last = ExchangeResult(False, sentence)
+
+    def trained(self, external: int, batch: int) -> None:
+        """A batch of so many groups had so many external ones."""
+        self._batches.append((external, batch))
+
+    def _count_uptake(self, ever: int, now: float) -> None:
+        """The coordinator's count never forgets, so a lost reply loses nothing; a coordinator founded anew starts at 0."""
+        before = ever if self._uptake is None else self._uptake
+        self._uptake = ever
+        if ever > before:
+            self._drawn.append((now, ever - before))
+
+    def uptake(self, now: float) -> int:
+        """Times others drew this node's groups within the window (or since this node started, if that is less)."""
+        while self._drawn and now - self._drawn[0][0] > self.window_s:
+            self._drawn.popleft()
+        return sum(count for _, count in self._drawn)
+
+    @property
+    def window_s(self) -> float:
+        return (self._good.window_s if self._good else 0.0) or DEFAULT_WINDOW_S
+
+    @property
+    def external_share(self) -> float:
+        """J_actual / (I + J) over the last SHARE_WINDOW batches."""
+        external, total = (sum(column) for column in zip(*self._batches, strict=True)) if self._batches else (0, 0)
+        return external / total if total else 0.0
+
+    def news(self, rejected: Mapping[str, int], now: float) -> SwarmUpdated:
+        """The whole picture. rejected: reason -> groups received and not taken."""
+        last, good = self._last, self._good
+        return SwarmUpdated(
+            coordinator=self.coordinator,
+            connected=last is not None and last.connected,
+            sentence="Connecting" if last is None else last.sentence,
+            window=self.window_s,
+            share=good.share if good else 0.0,
+            uptake=self.uptake(now),
+            external_share=self.external_share,
+            nodes=good.nodes if good else 0,
+            rounds_per_s=good.rounds_per_s if good else 0.0,
+            made=self.made,
+            accepted=self.accepted,
+            rejected=dict(rejected),
+            refused=dict(self.refused),
+            peers=self.peers,
+        )

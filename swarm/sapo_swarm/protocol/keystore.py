@@ -1,0 +1,128 @@
+"""Where a node's secret lies: the system's keyring when it works, else a file that only its owner can read.
+
+Keyrings fail in every way there is (raise, swallow writes silently, hang while locked): each call runs in a thread
+with a deadline, a write is read back, and the first failure decides for the whole process.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol, TypeVar
+
+from sapo_swarm.protocol.identity import Identity
+
+SERVICE = "sapo-desktop"
+TIMEOUT_S = 3.0
+
+T = TypeVar("T")
+
+
+class Keyring(Protocol):
+    """The two calls of the keyring package that are used."""
+
+    def get_password(self, service: str, username: str) -> str | None: ...
+    def set_password(self, service: str, username: str, password: str) -> None: ...
+
+
+class KeyStoreError(Exception):
+    """The secret cannot be read or kept; the message says what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredIdentity:
+    """An identity and one sentence that tells the person where its secret lies."""
+
+    identity: Identity
+    place: Literal["keyring", "file"]
+    sentence: str
+
+
+_broken: set[int] = set()
+"""ids of keyring objects that failed in this process; not tried again."""
+
+
+def _with_deadline(call: Callable[[], T], timeout_s: float) -> T:
+    """The call's result. Raises TimeoutError after the deadline (the daemon thread is left behind), or its error."""
+    result: list[T] = []
+    error: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            result.append(call())
+        except BaseException as caught:  # keyring back ends raise anything
+            error.append(caught)
+
+    thread = threading.Thread(target=work, daemon=True, name="keyring")
+    thread.start()
+    thread.join(timeout_s)
+    if error:
+        raise error[0]
+    if not result:
+        raise TimeoutError("The keyring did not answer.")
+    return result[0]
+
+
+def load_or_create(
+    folder: Path, name: str = "node", keyring: Keyring | None = None, timeout_s: float = TIMEOUT_S
+) -> StoredIdentity:
+    """The node's identity, made on first use. Call it only when a swarm is joined: silo touches no keyring.
+
+    folder: where the fallback file lies (`<name>.key`, mode 0600). keyring: None uses the system's.
+    Blocks up to timeout_s twice. Raises KeyStoreError.
+    """
+    path = folder / f"{name}.key"
+    if path.exists():
+        return StoredIdentity(_read_file(path), "file", f"The node's secret key is in {path} (readable by you only).")
+    ring = keyring if keyring is not None else _system_keyring()
+    if ring is not None and id(ring) not in _broken:
+        try:
+            secret = _with_deadline(lambda: _from_keyring(ring, name), timeout_s)
+            return StoredIdentity(
+                Identity(bytes.fromhex(secret)), "keyring", f"The node's secret key is in the keyring, as {SERVICE}."
+            )
+        except Exception:
+            _broken.add(id(ring))
+    identity = Identity.generate()
+    _write_file(path, identity)
+    return StoredIdentity(identity, "file", f"No keyring works here: the node's secret key is in {path} (mode 0600).")
+
+
+def _system_keyring() -> Keyring | None:
+    try:
+        import keyring
+    except Exception:  # a broken back end must not stop a node
+        return None
+    return keyring
+
+
+def _from_keyring(ring: Keyring, name: str) -> str:
+    stored = ring.get_password(SERVICE, name)
+    if stored is None:
+        stored = Identity.generate().secret.hex()
+        ring.set_password(SERVICE, name, stored)
+        if ring.get_password(SERVICE, name) != stored:  # the null keyring swallows writes
+            raise KeyStoreError("The keyring does not keep what it is given.")
+    return stored
+
+
+def _read_file(path: Path) -> Identity:
+    try:
+        return Identity(bytes.fromhex(path.read_text().strip()))
+    except (OSError, ValueError) as error:
+        raise KeyStoreError(
+            f"{path} is not a node key ({error}). Move it away to get a new identity, or restore it from a backup."
+        ) from error
+
+
+def _write_file(path: Path, identity: Identity) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(handle, "w") as file:
+            file.write(identity.secret.hex() + "\n")
+    except OSError as error:
+        raise KeyStoreError(f"The node's key cannot be kept in {path}: {error}.") from error

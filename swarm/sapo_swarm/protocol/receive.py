@@ -1,0 +1,250 @@
+"""What a node does with groups of others before any of their text may reach a model or a screen.
+
+In this order: signature, schema, author, one per source, age, coordinates on the allow-list, seeds that train,
+duplicates, length band, regenerate, prompt hash, held-out question, own score, length of what would be taught, log-prob
+floor. Nothing of the sender is believed but its text: the question is regenerated and the reward computed here. Every
+rejection is counted under a stable reason.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict, deque
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
+
+import msgspec
+
+from sapo_swarm.protocol.identity import group_text, node_id, verify
+from sapo_swarm.protocol.safe_text import safe_text
+from sapo_swarm.protocol.wire import GroupBody, SignedGroup, WireError, content_digest, unpack
+from sapo_swarm.tasks.catalogue import CATALOGUE
+from sapo_swarm.tasks.seeds import is_train
+from sapo_swarm.types import (
+    GENERATOR_VERSION,
+    MAX_COMPLETION_BYTES,
+    STRICT,
+    Group,
+    Question,
+    RewardRule,
+    Rollout,
+    TaskRef,
+)
+
+REASONS = (
+    "signature",
+    "schema",
+    "author",
+    "own",
+    "struck",
+    "source",
+    "stale",
+    "task",
+    "seed",
+    "duplicate",
+    "length",
+    "no_question",
+    "prompt_hash",
+    "held_out",
+    "unscorable",
+    "logprob",
+)
+REMEMBERED = 8192
+"""Digests of groups seen, own ones too, to find copies."""
+TAUGHT_BANDS = 4.0
+"""A completion that would be taught may be so many times as long as a group's median may."""
+MIN_OBSERVED = 16
+"""Own completions before the length band is narrower than `max_bytes`."""
+
+
+@runtime_checkable
+class Verdict(Protocol):
+    """A scored group."""
+
+    @property
+    def rewards(self) -> Sequence[float]: ...
+
+    @property
+    def unread(self) -> Sequence[int]: ...
+
+
+class GroupScorer(Protocol):
+    """The part of scoring.Scorer that is used: failures come back as other objects, in their place."""
+
+    async def questions(self, refs: Sequence[TaskRef]) -> Sequence[object]: ...
+    async def score_many(
+        self, groups: Sequence[tuple[TaskRef, Sequence[str]]], rule: RewardRule = STRICT
+    ) -> Sequence[object]: ...
+
+
+Likelihood = Callable[[Question, Sequence[str]], Awaitable[float]]
+"""Log-probability a token, under the node's own policy, of the least likely stretch of the texts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What a node takes. tasks: dataset names (default: the allow-list). max_bytes: longest completion.
+
+    length_factor: a group's median completion may be so many times the 95th percentile of own ones.
+    logprob_floor: nats a token, see Likelihood; docs/decisions/0009-likelihood.md has the measurement. max_age_s: of the
+    author's date.
+    """
+
+    tasks: frozenset[str] = frozenset(CATALOGUE)
+    max_bytes: int = MAX_COMPLETION_BYTES
+    length_factor: float = 4.0
+    logprob_floor: float = -6.0
+    max_age_s: float = 3600.0
+    rule: RewardRule = STRICT
+
+
+@dataclass(slots=True)
+class Receiver:
+    """Judges samples of one swarm. rejected: reason -> groups, since the start. struck: sources heard no more. apart: hashes of
+    prompts that are not to be trained on."""
+
+    swarm: str
+    node: str
+    scorer: GroupScorer
+    policy: Policy = field(default_factory=Policy)
+    likelihood: Likelihood | None = None
+    apart: frozenset[str] = frozenset()
+    rejected: Counter[str] = field(default_factory=Counter)
+    accepted: int = 0
+    struck: set[str] = field(default_factory=set)
+    _seen: OrderedDict[str, None] = field(default_factory=OrderedDict)
+    _own_bytes: deque[int] = field(default_factory=lambda: deque(maxlen=512))
+
+    def observe_own(self, body: GroupBody) -> None:
+        """Tell of an own group: its copies are refused, its lengths set the band."""
+        self._remember(content_digest(body))
+        self._own_bytes.extend(len(completion.text.encode()) for completion in body.completions)
+
+    async def receive(self, sample: Sequence[msgspec.Raw | bytes], now: float) -> list[Group]:
+        """The groups that passed everything, scored here. now: Unix time. Raises ScorerUnavailable only."""
+        bodies: list[GroupBody] = []
+        sources: set[str] = set()
+        for raw in sample:
+            body, reason = self._form(raw, sources, now)
+            if body is None:
+                self.rejected[reason] += 1
+            else:
+                sources.add(body.node)
+                bodies.append(body)
+        groups = await self._scored(await self._regenerated(bodies))
+        self.accepted += len(groups)
+        return groups
+
+    def _form(self, raw: msgspec.Raw | bytes, sources: set[str], now: float) -> tuple[GroupBody | None, str]:
+        """Everything that can be told without the scorer: the body, or why not."""
+        try:
+            signed = unpack(raw, SignedGroup)
+        except WireError:
+            return None, "schema"
+        if not verify(signed.key, signed.signature, group_text(self.swarm, signed.body)):
+            return None, "signature"
+        try:
+            body = unpack(signed.body, GroupBody)
+        except WireError:
+            return None, "schema"
+        reason = (
+            self._origin(body, signed.key, sources)
+            or self._coordinates(body, now)
+            or self._length(body)
+            or ("duplicate" if content_digest(body) in self._seen else "")
+        )
+        if reason:
+            return None, reason
+        self._remember(content_digest(body))
+        return body, ""
+
+    def _origin(self, body: GroupBody, key: bytes, sources: set[str]) -> str:
+        if node_id(key) != body.node:
+            return "author"
+        if body.node == self.node:
+            return "own"
+        if body.node in self.struck:
+            return "struck"
+        return "source" if body.node in sources else ""
+
+    def _coordinates(self, body: GroupBody, now: float) -> str:
+        ref = body.ref
+        if abs(now - body.ts / 1000) > self.policy.max_age_s:
+            return "stale"
+        known = ref.dataset in self.policy.tasks and ref.preset in CATALOGUE.get(ref.dataset, {})
+        if not known or ref.generator != GENERATOR_VERSION:
+            return "task"
+        return "" if is_train(ref) else "seed"
+
+    def _length(self, body: GroupBody) -> str:
+        sizes = sorted(len(completion.text.encode()) for completion in body.completions)
+        if sizes[-1] > self.policy.max_bytes:
+            return "length"
+        return "length" if sizes[len(sizes) // 2] > self.band else ""
+
+    @property
+    def band(self) -> float:
+        """Bytes that a group's median completion may have now."""
+        if len(self._own_bytes) < MIN_OBSERVED:
+            return float(self.policy.max_bytes)
+        ordered = sorted(self._own_bytes)
+        return max(64.0, self.policy.length_factor * ordered[int(0.95 * (len(ordered) - 1))])
+
+    def _remember(self, content: str) -> None:
+        self._seen[content] = None
+        while len(self._seen) > REMEMBERED:
+            self._seen.popitem(last=False)
+
+    async def _regenerated(self, bodies: list[GroupBody]) -> list[tuple[GroupBody, Question]]:
+        """Bodies with the questions that their coordinates give here, prompt hashes compared."""
+        questions = await self.scorer.questions([body.ref for body in bodies]) if bodies else []
+        out: list[tuple[GroupBody, Question]] = []
+        for body, question in zip(bodies, questions, strict=True):
+            if not isinstance(question, Question):
+                self.rejected["no_question"] += 1
+            elif question.prompt_sha256 != body.prompt_sha256:
+                self.rejected["prompt_hash"] += 1
+            elif question.prompt_sha256 in self.apart:
+                self.rejected["held_out"] += 1
+            else:
+                out.append((body, question))
+        return out
+
+    async def _scored(self, found: list[tuple[GroupBody, Question]]) -> list[Group]:
+        jobs = [(body.ref, [completion.text for completion in body.completions]) for body, _ in found]
+        verdicts = await self.scorer.score_many(jobs, self.policy.rule) if jobs else []
+        groups: list[Group] = []
+        for (body, question), verdict in zip(found, verdicts, strict=True):
+            if not isinstance(verdict, Verdict) or len(verdict.rewards) != len(body.completions):
+                self.rejected["unscorable"] += 1
+                if getattr(verdict, "fault", "texts") != "task":
+                    self.struck.add(body.node)  # it cost this node a worker: once is enough for the session
+            elif reason := await self._unfit(question, _taught(body, verdict.rewards)):
+                self.rejected[reason] += 1
+            else:
+                groups.append(_group(body, question, verdict))
+        return groups
+
+    async def _unfit(self, question: Question, taught: Sequence[str]) -> str:
+        """Why this policy is not to be taught these texts: far longer than anything it writes (reading that alone takes the
+        engine seconds), or nothing that it could have written. "" for neither."""
+        if max((len(text.encode()) for text in taught), default=0) > TAUGHT_BANDS * self.band:
+            return "length"
+        if self.likelihood is None or not taught:
+            return ""
+        return "logprob" if await self.likelihood(question, taught) < self.policy.logprob_floor else ""
+
+
+def _taught(body: GroupBody, rewards: Sequence[float]) -> list[str]:
+    """The completions better than the mean: verified-correct text is what poison travels in, and bad text may be as unlikely, and
+    as long, as it likes."""
+    mean = sum(rewards) / len(rewards)
+    return [c.text for c, reward in zip(body.completions, rewards, strict=True) if reward > mean]
+
+
+def _group(body: GroupBody, question: Question, verdict: Verdict) -> Group:
+    rollouts = tuple(
+        Rollout(completion.text, completion.finish, float(reward), unread=place in verdict.unread)
+        for place, (completion, reward) in enumerate(zip(body.completions, verdict.rewards, strict=True))
+    )
+    return Group(question, rollouts, "external", body.node, safe_text(body.model, 80, lines=False))

@@ -1,0 +1,172 @@
+"""One request to a coordinator: signed, pinned, bounded, with its clock; what goes wrong is one of two errors.
+
+Error tree::
+
+    CoordinatorError       base; str() is a sentence for people
+    ├── Unreachable        no answer; carries why
+    └── Refused            an answer that says no; `code` is stable
+"""
+
+from __future__ import annotations
+
+import ssl
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+import aiohttp
+import msgspec
+
+from sapo_swarm.protocol.identity import Identity
+from sapo_swarm.protocol.invite import Invite
+from sapo_swarm.protocol.safe_text import safe_text
+from sapo_swarm.protocol.wire import H_PROTO, H_TIME, MAX_BODY, Problem, WireError, unpack_json
+from sapo_swarm.types import PROTOCOL_VERSION
+
+TIMEOUT_S = 10.0
+KEEPALIVE_S = 60.0
+"""Longer than a round, shorter than the coordinator's patience: one handshake for many rounds."""
+
+
+class CoordinatorError(Exception):
+    """The coordinator did not do what was asked; the message is a sentence."""
+
+
+class Unreachable(CoordinatorError):
+    """No answer."""
+
+
+class Refused(CoordinatorError):
+    """The coordinator said no. retry_after_s: when to come again, if it said."""
+
+    def __init__(self, code: str, sentence: str, retry_after_s: float | None = None) -> None:
+        super().__init__(sentence)
+        self.code = code
+        self.retry_after_s = retry_after_s
+
+
+@dataclass(slots=True)
+class _Reply:
+    status: int
+    body: bytes
+
+
+class Transport:
+    """Requests of one node to one coordinator; open() comes first. bytes_sent, bytes_received: bodies, ever.
+
+    wall: Unix time; the coordinator's own time corrects it.
+    """
+
+    def __init__(
+        self, invite: Invite, identity: Identity, wall: Callable[[], float] = time.time, timeout_s: float = TIMEOUT_S
+    ) -> None:
+        self.bytes_sent = 0
+        self.bytes_received = 0
+        self._invite, self._identity, self._wall = invite, identity, wall
+        self._timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=min(5.0, timeout_s))
+        self._offset = 0.0
+        self._session: aiohttp.ClientSession | None = None
+
+    def open(self) -> None:
+        """Call on the event loop."""
+        pin: aiohttp.Fingerprint | bool = True
+        if self._invite.fingerprint:
+            pin = aiohttp.Fingerprint(bytes.fromhex(self._invite.fingerprint))
+        connector = aiohttp.TCPConnector(limit=2, ssl=pin, keepalive_timeout=KEEPALIVE_S)
+        self._session = aiohttp.ClientSession(
+            base_url=self._invite.url,
+            connector=connector,
+            timeout=self._timeout,
+            auto_decompress=False,
+            headers={"User-Agent": "sapo-desktop", H_PROTO: str(PROTOCOL_VERSION), "Accept-Encoding": "identity"},
+            cookie_jar=aiohttp.DummyCookieJar(),
+        )
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    async def get(self, path: str) -> bytes:
+        """The body of a 2xx answer to an unsigned request. Raises Unreachable, Refused."""
+        return _checked(await self._request("GET", path))
+
+    async def signed(self, method: str, path: str, body: bytes, media: str) -> bytes:
+        """The body of a 2xx answer. A request that met the wrong clock or a broken connection goes out once more.
+
+        Raises Unreachable, Refused.
+        """
+        for attempt in (1, 2):
+            ts = int((self._wall() + self._offset) * 1000)
+            headers = self._identity.sign_request(method, path, self._invite.swarm, ts, body).headers()
+            headers["Content-Type"] = media
+            try:
+                return _checked(await self._request(method, path, body, headers))
+            except Refused as refused:
+                if refused.code != "clock_skew" or attempt == 2:
+                    raise
+            except Unreachable as error:
+                if attempt == 2 or not isinstance(error.__cause__, aiohttp.ServerDisconnectedError):
+                    raise
+        raise AssertionError("two attempts")
+
+    async def _request(
+        self, method: str, path: str, body: bytes = b"", headers: dict[str, str] | None = None
+    ) -> _Reply:
+        if self._session is None:
+            raise Unreachable("The client is closed.")
+        self.bytes_sent += len(body)
+        try:
+            async with self._session.request(
+                method, path, data=body or None, headers=headers, allow_redirects=False
+            ) as response:
+                self._correct_clock(response.headers.get(H_TIME, ""))
+                content = await response.content.read(MAX_BODY + 1)
+                while len(content) <= MAX_BODY and (more := await response.content.read(MAX_BODY + 1 - len(content))):
+                    content += more
+        except aiohttp.ServerFingerprintMismatch as error:
+            raise Unreachable(
+                f"{self._invite.host} shows another certificate than the invite's: somebody is in between, or the "
+                "swarm was founded anew. Ask the host for a new invite."
+            ) from error
+        except TimeoutError as error:
+            raise Unreachable(f"{self._invite.host}:{self._invite.port} does not answer in time.") from error
+        except (aiohttp.ClientError, OSError, ssl.SSLError, ValueError) as error:
+            reason = safe_text(str(error), 120, lines=False) or type(error).__name__
+            raise Unreachable(f"{self._invite.host}:{self._invite.port} cannot be reached ({reason}).") from error
+        self.bytes_received += len(content)
+        if len(content) > MAX_BODY:
+            raise Refused("bad_reply", "The coordinator's answer is longer than the protocol allows.")
+        return _Reply(response.status, content)
+
+    def _correct_clock(self, text: str) -> None:
+        if text.isascii() and text.isdigit() and len(text) <= 16:
+            self._offset = int(text) / 1000 - self._wall()
+
+
+def _checked(reply: _Reply) -> bytes:
+    """The body of a 2xx answer. Raises Refused."""
+    if 200 <= reply.status < 300:
+        return reply.body
+    try:
+        problem = msgspec.json.decode(reply.body, type=Problem)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+        raise Refused("bad_reply", f"The coordinator answered {reply.status} without a reason.") from None
+    retry = problem.retry_after_s
+    raise Refused(
+        safe_text(problem.code, 40, lines=False),
+        safe_text(problem.detail or problem.title, 300, lines=False),
+        retry if retry is not None and 0 <= retry < 86_400 else None,
+    )
+
+
+_T = TypeVar("_T")
+
+
+def parsed(body: bytes, kind: type[_T]) -> _T:
+    """The JSON body of an answer. Raises Refused."""
+    try:
+        return unpack_json(body, kind)
+    except WireError as error:
+        raise Refused("bad_reply", "The coordinator's answer does not parse: is it another version?") from error

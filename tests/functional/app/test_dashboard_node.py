@@ -1,0 +1,141 @@
+"""The dashboard over a real node: a process of its own, a real socket, the fake engine."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.support.node_process import FAKE, node
+from textual.pilot import Pilot
+
+from sapo_desktop.dashboard.app import SapoDashboard
+from sapo_desktop.dashboard.feed import ControlFeed
+from sapo_desktop.dashboard.messages import Link
+from sapo_desktop.dashboard.state import DashboardState, apply
+from sapo_desktop.errors import CommandFailed
+from sapo_swarm.events import GroupRecorded, RoundFinished, StateChanged
+
+
+async def until(pilot: Pilot[object], app: SapoDashboard, wanted: object) -> None:
+    """Let the app work until the wanted holds; the test's own time-out is the limit."""
+    assert callable(wanted)
+    while not wanted(app.state):
+        await pilot.pause(0.02)
+
+
+async def test_pause_and_resume_from_the_keyboard_reach_the_node_and_come_back(tmp_path: Path) -> None:
+    async with node(tmp_path, *FAKE, "--model", "fake:0.02"):
+        app = SapoDashboard(ControlFeed(tmp_path / "run" / "node.sock"))
+        async with app.run_test(size=(120, 36)) as pilot:
+            await until(pilot, app, lambda state: state.rounds >= 1 and state.state == "running")
+            await pilot.press("space")
+            await until(pilot, app, lambda state: state.state == "paused")
+            paused_at = app.state.rounds
+            await pilot.press("space")
+            await until(pilot, app, lambda state: state.state == "running" and state.rounds > paused_at)
+            await pilot.press("q", "b")
+            await pilot.pause()
+        assert app.return_value == "background"
+
+
+async def test_the_feed_tells_every_round_once_and_the_groups_that_belong_to_it(tmp_path: Path) -> None:
+    async with node(tmp_path, *FAKE, "--model", "fake:0.01") as (client, _):
+        async for event in client.events(kinds=("round",)):
+            if isinstance(event, RoundFinished) and event.round >= 2:
+                break
+        rounds: list[int] = []
+        groups: list[int] = []
+        async for told in ControlFeed(tmp_path / "run" / "node.sock").events():
+            if isinstance(told, RoundFinished):
+                rounds.append(told.round)
+            if isinstance(told, GroupRecorded):
+                groups.append(told.seq)
+            if len(rounds) >= 5:
+                break
+        assert rounds == [0, 1, 2, 3, 4]
+        assert len(set(groups)) == len(groups) >= 24
+
+
+async def test_a_node_that_is_killed_and_started_again_is_found_again(tmp_path: Path) -> None:
+    feed = ControlFeed(tmp_path / "run" / "node.sock")
+    app = SapoDashboard(feed)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await until(pilot, app, lambda state: state.link is not None and not state.link.connected)
+        async with node(tmp_path, *FAKE, "--model", "fake:0.02") as (_, process):
+            await until(pilot, app, lambda state: state.rounds >= 2)
+            process.kill()
+            await until(pilot, app, lambda state: state.link is not None and not state.link.connected)
+            app.redraw()
+            await pilot.pause()
+            first = "".join(s.text for s in app.screen._compositor.render_strips()[0])
+            assert "The node went away" in first
+            await until(pilot, app, lambda state: state.gone)
+            app.redraw()
+            await pilot.pause()
+            first = "".join(s.text for s in app.screen._compositor.render_strips()[0])
+            assert "space starts the node again" in first
+            before = app.state.rounds
+        async with node(tmp_path, *FAKE, "--model", "fake:0.02"):
+            await until(
+                pilot, app, lambda state: state.rounds > before and state.link is not None and state.link.connected
+            )
+        assert len(app.state.figures.reward_local) == app.state.rounds
+
+
+async def test_a_paused_node_with_nothing_new_to_tell_is_found_again(tmp_path: Path) -> None:
+    feed = ControlFeed(tmp_path / "run" / "node.sock")
+    async with node(tmp_path, *FAKE, "--model", "fake:0.01") as (client, _):
+        await client.post("pause")
+        async for event in client.events():
+            if isinstance(event, StateChanged) and event.state == "paused":
+                break
+        feed._run, feed._seq = (status := await client.status()).run_id, status.seq
+        async with asyncio.timeout(30):
+            async for told in feed.events():
+                assert isinstance(told, Link)
+                assert told.connected
+                break
+
+
+async def test_a_command_without_a_node_says_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(CommandFailed, match="sapo-desktop node --silo"):
+        await ControlFeed(tmp_path / "none.sock").command("pause")
+
+
+async def test_waiting_for_a_node_backs_off_and_says_so(tmp_path: Path) -> None:
+    state = DashboardState()
+    async with asyncio.timeout(30):
+        async for told in ControlFeed(tmp_path / "none.sock").events():
+            assert isinstance(told, Link)
+            state = apply(state, told)
+            if "again" in told.sentence:
+                break
+    assert state.link is not None
+    assert state.link.sentence == "Waiting for the node, trying again every 1 s"
+
+
+def test_the_dashboard_process_imports_no_engine_and_opens_without_aiohttp_or_keyring() -> None:
+    """After every screen was shown: no trainer, no generator of questions; before a node is spoken to: no network."""
+    program = """
+import asyncio, sys
+from sapo_desktop.dashboard.app import SapoDashboard
+from sapo_desktop.dashboard.feed import ControlFeed, ReplayFeed
+
+async def main():
+    async with SapoDashboard(ReplayFeed([], 0), first_run=True).run_test(size=(80, 24)) as pilot:
+        await pilot.press("escape", "2", "3", "4", "5", "1")
+        await pilot.pause()
+
+asyncio.run(main())
+engines = {"torch", "transformers", "mlx", "llama_cpp", "reasoning_gym", "numpy", "sapo_backends"}
+found = engines | {"aiohttp", "keyring", "importlib.metadata"}
+print(sorted(found & set(sys.modules)))
+"""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "[]"

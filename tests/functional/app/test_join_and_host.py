@@ -1,0 +1,179 @@
+"""Joining and hosting from the dashboard: real homes, real background processes, the fake engine."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+from tests.support.node_process import CALM, node
+from tests.support.swarm_process import TASKS, coordinator, journal
+from textual.pilot import Pilot
+from textual.widgets import Input, Static
+
+from sapo_desktop import settings
+from sapo_desktop.dashboard.app import SapoDashboard
+from sapo_desktop.dashboard.feed import ControlFeed
+from sapo_desktop.dashboard.screens.swarm.dialogs import HostDialog, HostedDialog, JoinDialog, LeaveDialog
+from sapo_desktop.paths import Home
+from sapo_desktop.services import first_run
+from sapo_desktop.services.first_questions import FirstRunAnswers
+from sapo_desktop.services.nodes import supervisor
+from sapo_desktop.services.swarms import hosting, lan, membership, qr
+from sapo_desktop.services.swarms.actions import HomeActions
+from sapo_desktop.services.swarms.interface import Hosted
+from sapo_swarm.events import RunStarted
+from sapo_swarm.protocol.invite import parse_invite
+
+FAKE = '[run]\ntrainer = "fake"\nmodel = "fake:0.002"\ntasks = ["basic_arithmetic"]\neval_every = 0\n' + CALM
+INVITE = "sapo://127.0.0.1:7361/#t=" + "a" * 32 + "&s=" + "b" * 16
+
+
+@pytest.fixture
+async def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Home]:
+    """A home whose node and coordinator are gone after the test."""
+    monkeypatch.setenv("SAPO_HOME", str(tmp_path / "me"))
+    found = Home.find()
+    found.prepare()
+    found.settings.write_text(FAKE)
+    yield found
+    await supervisor.stop(found)
+    if hosting.find(found) is not None:
+        await hosting.stop(found)
+
+
+async def until(pilot: Pilot[object], wanted: Callable[[], bool]) -> None:
+    while not wanted():
+        await pilot.pause(0.05)
+
+
+def dashboard(home: Home) -> SapoDashboard:
+    return SapoDashboard(ControlFeed(home.socket), swarm_actions=HomeActions(home))
+
+
+async def test_a_swarm_is_hosted_joined_and_left_from_screen_two(home: Home) -> None:
+    """h hosts in the background and shows an invite; j takes part after the round; l leaves and trains alone."""
+    await supervisor.start(home, [])
+    app = dashboard(home)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await until(pilot, lambda: app.state.rounds >= 1)
+        await pilot.press("2", "h")
+        await until(pilot, lambda: isinstance(app.screen, HostDialog))
+        await pilot.press("down", "enter")
+        await until(pilot, lambda: isinstance(app.screen, HostedDialog))
+        shown = app.screen.query_one("#line", Static).visual
+        assert parse_invite(str(shown)).token
+        state = hosting.find(home)
+        assert state is not None
+        await pilot.press("j")
+        await until(pilot, lambda: app.state.run is not None and app.state.run.mode == "swarm")
+        await until(pilot, lambda: app.state.swarm is not None and app.state.swarm.connected)
+        assert settings.load(home.settings).swarm.join
+        assert membership.load(home.invite).swarm == state.access().swarm
+        await pilot.press("l")
+        await until(pilot, lambda: isinstance(app.screen, LeaveDialog))
+        await pilot.press("enter")
+        await until(pilot, lambda: app.state.run is not None and app.state.run.mode == "silo")
+        await until(pilot, lambda: not home.invite.exists())
+        await pilot.press("h")
+        await until(pilot, lambda: isinstance(app.screen, HostDialog))
+        await pilot.press("down", "enter")
+        await until(pilot, lambda: hosting.find(home) is None)
+
+
+async def test_an_invite_that_does_not_parse_stays_in_the_dialog_with_the_reason(home: Home) -> None:
+    app = dashboard(home)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.press("2", "j")
+        await until(pilot, lambda: isinstance(app.screen, JoinDialog))
+        app.screen.query_one("#invite", Input).value = INVITE[:-4]
+        await pilot.press("enter")
+        await pilot.pause()
+        assert isinstance(app.screen, JoinDialog)
+        assert "copy the whole line" in str(app.screen.query_one("#complaint", Static).visual)
+        await pilot.press("escape")
+        await pilot.pause()
+        assert not home.invite.exists()
+
+
+async def test_the_first_run_in_swarm_mode_ends_in_the_swarm(home: Home, tmp_path: Path) -> None:
+    """The answers keep the invite (for its owner only) and the node that is then started takes part."""
+    async with coordinator(tmp_path / "host", "--port", "0") as (invite, _):
+        answers = FirstRunAnswers(mode="swarm", invite=invite, hardware="fake", model="fake:0.002", name="Ada")
+        first_run.persist(answers, home.settings, home.invite)
+        assert home.invite.stat().st_mode & 0o077 == 0
+        status = await supervisor.start(home, [])
+        assert status.mode == "swarm"
+        await supervisor.stop(home)
+    started = next(e for e in journal(home.config) if isinstance(e, RunStarted))
+    assert (started.own_groups, started.external_groups) == (2, 8)
+
+
+async def test_an_invite_that_the_coordinator_refuses_names_the_ways_out(home: Home, tmp_path: Path) -> None:
+    async with coordinator(tmp_path / "host", "--port", "0") as (invite, _):
+        parsed = parse_invite(invite)
+        wrong = invite.replace(parsed.token, "0" * 32)
+        membership.save(wrong, home.invite)
+        settings.change(home.settings, "swarm.join", "true")
+        with pytest.raises(Exception, match="sapo-desktop leave"):
+            await supervisor.start(home, [])
+
+
+async def test_a_restart_keeps_what_was_typed(home: Home) -> None:
+    """The node that joins a swarm works with the flags its starter gave it."""
+    async with node(home.config, "--silo", *TASKS, "--model", "fake:0.002", "--group-size", "5", "--algorithm", "rloo"):
+        status = await supervisor.restart(home)
+        from sapo_swarm.node.control.api import ControlClient
+
+        async with ControlClient(home.socket) as client:
+            config = await client.config()
+        assert status.state != "failed"
+        assert (config.group_size, config.algorithm, config.model) == (5, "rloo", "fake:0.002")
+        assert config.tasks == ("calendar_arithmetic", "basic_arithmetic")
+
+
+def test_the_code_holds_every_module_of_the_invite() -> None:
+    """Half blocks turned back into modules equal the code, quiet zone and all."""
+    import segno
+
+    rows = []
+    for line in qr.lines(INVITE):
+        rows.append([glyph in "▀█" for glyph in line])
+        rows.append([glyph in "▄█" for glyph in line])
+    code = segno.make(INVITE, error="l", micro=False, boost_error=False)
+    wanted = [list(map(bool, row)) for row in code.matrix_iter(border=qr.QUIET)]
+    assert rows[: len(wanted)] == wanted
+    assert not any(any(row) for row in rows[len(wanted) :])
+
+
+@pytest.mark.parametrize(("size", "code"), [((80, 24), False), ((120, 36), True)])
+async def test_the_qr_code_is_shown_whole_or_not_at_all(home: Home, size: tuple[int, int], code: bool) -> None:
+    """An invite over TLS at both sizes; nothing leaves the screen."""
+    invite = INVITE.replace("#t=", "#fp=" + "c" * 64 + "&t=").replace("127.0.0.1", "192.168.100.200")
+    app = dashboard(home)
+    async with app.run_test(size=size) as pilot:
+        app.push_screen(HostedDialog(Hosted("friends", (invite,), "https://127.0.0.1:7361/"), True))
+        await pilot.pause()
+        box = app.screen.query_one(".hosted")
+        assert ("▀" in str(app.screen.query_one("#qr", Static).visual)) == code
+        assert box.region.bottom <= size[1]
+        assert box.virtual_size.height <= box.size.height, "the dialog is not cut"
+
+
+async def test_a_coordinator_announces_itself_on_the_network_as_a_hint() -> None:
+    """Found by name and port; nothing else is told. Skipped where the machine has no multicast."""
+    pytest.importorskip("zeroconf")
+    try:
+        async with lan.announced("friends of Ada", 7361, ["127.0.0.1"]):
+            found = await lan.look(2.0)
+    except OSError as error:
+        pytest.skip(f"no multicast here: {error}")
+    if not found:
+        pytest.skip("multicast does not come back on this machine")
+    assert "127.0.0.1:7361" in found
+
+
+async def test_looking_around_finds_nothing_and_says_nothing() -> None:
+    async with asyncio.timeout(100):
+        assert isinstance(await lan.look(0.1), tuple)

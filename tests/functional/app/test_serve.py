@@ -1,0 +1,147 @@
+"""The dashboard in a browser: two tabs over one node, nobody else, nothing from elsewhere, nothing left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import aiohttp
+import psutil
+import pyte
+import pytest
+from tests.functional.swarm.test_status_page import Browser, browser  # noqa: F401 - a fixture
+from tests.support.node_process import FAKE, environment, node
+
+from sapo_desktop import cli
+
+pytest.importorskip("textual_serve", reason="pip install 'sapo-desktop[serve]'")
+
+WS = "/ws?width=100&height=30"
+
+
+class Tab:
+    """What a browser tab is to the server: a websocket that takes keys and gives a terminal's bytes."""
+
+    def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        self._socket = socket
+        self._screen = pyte.Screen(100, 30)
+        self._stream = pyte.ByteStream(self._screen)
+
+    async def press(self, keys: str) -> None:
+        await self._socket.send_str(json.dumps(["stdin", keys]))
+
+    async def shows(self, wanted: Callable[[str], bool]) -> str:
+        while not wanted(text := "\n".join(self._screen.display)):
+            message = await self._socket.receive()
+            assert message.type in (aiohttp.WSMsgType.BINARY, aiohttp.WSMsgType.TEXT), "the server closed the tab"
+            if message.type == aiohttp.WSMsgType.BINARY:
+                self._stream.feed(message.data)
+        return text
+
+
+@dataclass
+class Served:
+    """A running `sapo-desktop serve`. url: without the key, address: with it."""
+
+    process: asyncio.subprocess.Process
+    address: str
+
+    @property
+    def url(self) -> str:
+        return self.address.partition("/?")[0]
+
+
+@asynccontextmanager
+async def serving(home: Path) -> AsyncIterator[Served]:
+    """On a free port; killed at the end if it still lives."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "sapo_desktop", "serve", "--port", "0"),
+        env=environment(home),
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    try:
+        yield Served(process, (await process.stdout.readline()).decode().split()[-1])
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+
+
+@asynccontextmanager
+async def visitor(served: Served) -> AsyncIterator[aiohttp.ClientSession]:
+    """A browser that was given the whole address: it has the cookie."""
+    async with aiohttp.ClientSession(served.url, cookie_jar=aiohttp.CookieJar(unsafe=True)) as session:
+        async with session.get(served.address) as page:
+            assert page.status == 200
+        yield session
+
+
+async def test_two_tabs_are_two_clients_of_one_node_and_none_outlives_the_server(tmp_path: Path) -> None:
+    async with node(tmp_path, *FAKE, "--model", "fake:0.02") as (client, _), serving(tmp_path) as served:
+        async with visitor(served) as session, session.ws_connect(WS) as first, session.ws_connect(WS) as second:
+            one, two = Tab(first), Tab(second)
+            await one.shows(lambda text: "Held-out pass@1" in text and "pause" in text)
+            await two.shows(lambda text: "Held-out pass@1" in text and "pause" in text)
+            await one.press(" ")
+            await two.shows(lambda text: "Paused · space goes on" in text)
+            assert (await client.status()).state == "paused"
+            tabs = psutil.Process(served.process.pid).children(recursive=True)
+            assert len(tabs) >= 2
+            served.process.send_signal(signal.SIGTERM)
+            assert await served.process.wait() == 0
+        _, alive = await asyncio.to_thread(psutil.wait_procs, tabs, 30)
+        assert not alive
+        assert (await client.status()).state == "paused", "the node is nobody's child"
+
+
+async def test_without_the_key_or_from_another_page_there_is_no_dashboard(tmp_path: Path) -> None:
+    """Another user of the machine, another site's page in the same browser, a name that was rebound to 127.0.0.1."""
+    async with serving(tmp_path) as served, visitor(served) as friend, aiohttp.ClientSession(served.url) as stranger:
+        assert await refused(stranger, "/") == 403
+        assert await refused(stranger, "/?key=guess") == 403
+        assert await refused(stranger, WS) == 403
+        assert await refused(stranger, "/static/js/textual.js") == 403
+        assert await refused(friend, WS, Origin="https://example.org") == 403
+        assert await refused(friend, WS, Origin="null") == 403
+        assert await refused(friend, "/", Host="example.org:80") == 403
+        assert await refused(friend, "/") == 200
+        assert not psutil.Process(served.process.pid).children(), "nobody made it start a dashboard"
+
+
+async def refused(session: aiohttp.ClientSession, path: str, **headers: str) -> int:
+    async with session.get(path, headers=headers) as answer:
+        return answer.status
+
+
+async def test_a_browser_shows_it_and_asks_nobody_else(tmp_path: Path, browser: Browser) -> None:  # noqa: F811
+    """The page's own policy forbids every other host; the browser complains of nothing."""
+    async with node(tmp_path, *FAKE, "--model", "fake:0.02"), serving(tmp_path) as served:
+        for domain in ("Log", "Runtime", "Page"):
+            await browser.call(f"{domain}.enable")
+        await browser.call("Page.navigate", url=served.address)
+        shown = """new Promise((done) => { const look = () =>
+            document.querySelector("body.-first-byte") ? done(true) : setTimeout(look, 50); look(); })"""
+        assert await browser.value(shown)
+        assert await browser.value("document.activeElement.className") == "xterm-helper-textarea", "keys go there"
+        assert await browser.value("document.fonts.check('16px \"Roboto Mono\"')")
+        hosts = "[...new Set(performance.getEntriesByType('resource').map((e) => new URL(e.name).host))].join()"
+        assert await browser.value(hosts) == served.url.removeprefix("http://")
+        assert [text for text in browser.complaints if "WebGL" not in text] == []
+
+
+def test_a_port_that_is_taken_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert cli.run(["serve", "--port", str(port)]) == 1
+    said = capsys.readouterr().err
+    assert f"Port {port} cannot be used" in said
+    assert f"--port {port + 1}" in said

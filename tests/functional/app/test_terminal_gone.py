@@ -1,0 +1,31 @@
+"""A terminal that goes away takes the dashboard with it, and nothing else: no process is left behind that spins."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+from tests.support.node_process import FAKE, node
+from tests.support.terminal import terminal
+
+RECORDING = Path(__file__).parents[2] / "fixtures" / "swarm-three-nodes.jsonl"
+DASHBOARD = (sys.executable, "-m", "sapo_desktop")
+
+
+async def test_a_dashboard_whose_terminal_is_gone_ends_and_the_node_goes_on(tmp_path: Path) -> None:
+    async with node(tmp_path, *FAKE, "--model", "fake:0.02") as (client, _), terminal(tmp_path, DASHBOARD) as screen:
+        await screen.shows(lambda text: "Held-out" in text)
+        screen.close()
+        assert await screen.ended() == 0
+        assert (await client.status()).state == "running"
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM], ids=lambda number: number.name)
+async def test_a_signal_ends_the_dashboard_and_gives_the_terminal_back(tmp_path: Path, number: signal.Signals) -> None:
+    async with terminal(tmp_path, (*DASHBOARD, "replay", str(RECORDING))) as screen:
+        await screen.shows(lambda text: "Held-out" in text)
+        screen.process.send_signal(number)
+        assert await screen.ended() == 0
+        await screen.shows(lambda _: b"\x1b[?1049l" in screen.raw)

@@ -1,0 +1,374 @@
+"""The lab end to end on the engine that ships for tests: runs, kills, reports."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import pytest_asyncio
+
+from sapo_backends.base import Engine
+from sapo_desktop.cli import run as cli
+from sapo_desktop.services.machine.engines import builder
+from sapo_lab.report import node_types
+from sapo_lab.report.results import load_run
+from sapo_lab.report.table import rows
+from sapo_lab.running.run import Done, Progress, run_arm, run_folder
+from sapo_lab.schema import BadExperiment, Experiment, parse
+from sapo_swarm.config import RunConfig
+from sapo_swarm.events import Evaluated, RoundFinished
+from sapo_swarm.node.storage.journal import read_only
+from sapo_swarm.scoring.scorer import Scorer
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+Play = Callable[..., Awaitable[Done]]
+
+RUN = {
+    "trainer": "fake",
+    "model": "fake",
+    "tasks": ["calendar_arithmetic", "basic_arithmetic"],
+    "rounds": 4,
+    "group_size": 4,
+    "own_groups": 2,
+    "external_groups": 2,
+    "max_new_tokens": 8,
+    "learning_rate": 1e-4,
+    "eval_every": 2,
+    "eval_items": 2,
+    "checkpoint_every": 1,
+}
+
+
+def experiment(arms: list[dict[str, Any]], run: Mapping[str, Any] | None = None, **top: Any) -> Experiment:
+    tables = {"name": "e", "nodes": 4, "seeds": [1], "final_items": 2, "final_answers": 4, **top}
+    return parse({**tables, "run": {**RUN, **(run or {})}, "arms": arms})
+
+
+class Stopped(Exception):
+    """Raised by a test in the place of a kill."""
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def scorer() -> AsyncIterator[Scorer]:
+    """One worker for all tests here: it takes a second to start."""
+    async with Scorer() as found:
+        yield found
+
+
+@pytest.fixture
+def play(scorer: Scorer) -> Play:
+    """Runs an arm; with stop_after it is stopped after that round."""
+
+    async def run(found: Experiment, out: Path, stop_after: int = 0, arm: str = "a") -> Done:
+        def tell(progress: Progress) -> None:
+            if stop_after and progress.round == stop_after:
+                raise Stopped
+
+        return await run_arm(found, found.arm(arm), 1, out, scorer, build, tell)
+
+    return run
+
+
+def build(config: RunConfig) -> Engine:
+    return builder(config)(lambda fraction, phrase: None)
+
+
+def rounds_of(out: Path, node: int, arm: str = "a") -> dict[int, RoundFinished]:
+    events = read_only(run_folder(out, arm, 1) / f"node-{node}" / "journal.db", kinds=("round",))
+    return {e.round: e for e in events if isinstance(e, RoundFinished)}
+
+
+def learning(out: Path, node: int) -> list[tuple[Any, ...]]:
+    """What a node computed, without clocks."""
+    return [
+        (e.round, e.reward_local, e.reward_batch, e.tokens_generated, e.loss, e.logprob_own, e.figures)
+        for e in rounds_of(out, node).values()
+    ]
+
+
+async def test_an_interrupted_run_goes_on_and_computes_what_an_uninterrupted_one_does(
+    play: Play, tmp_path: Path
+) -> None:
+    found = experiment([{"name": "a", "staleness": 1, "pool_rounds": 2, "sampling": "novelty", "adaptive": True}])
+    whole = await play(found, tmp_path / "whole")
+    for stop_after in (1, 3):
+        with pytest.raises(Stopped):
+            await play(found, tmp_path / "broken", stop_after)
+    again = await play(found, tmp_path / "broken")
+    assert again.tokens == whole.tokens
+    for node in range(4):
+        assert learning(tmp_path / "broken", node) == learning(tmp_path / "whole", node)
+
+
+async def test_a_finished_run_is_not_run_again_and_other_settings_are_refused(play: Play, tmp_path: Path) -> None:
+    first = await play(experiment([{"name": "a"}]), tmp_path)
+    assert await play(experiment([{"name": "a"}]), tmp_path) == first
+    with pytest.raises(BadExperiment, match="--fresh"):
+        await play(experiment([{"name": "a", "own_groups": 3}]), tmp_path)
+
+
+async def test_rewards_of_own_and_external_groups_are_kept_apart(play: Play, tmp_path: Path) -> None:
+    await play(experiment([{"name": "a"}]), tmp_path)
+    for event in (e for node in range(4) for e in rounds_of(tmp_path, node).values()):
+        assert event.own_groups == 2
+        if event.external_groups:
+            parts = 2 * (event.reward_local or 0.0), event.external_groups * (event.reward_external or 0.0)
+            assert event.reward_batch == pytest.approx(sum(parts) / (2 + event.external_groups))
+            assert event.reward_external is not None
+            assert event.reward_external > 0.0  # filtered: a group without a success is never drawn
+        assert event.bytes_sent > 500
+        assert event.bytes_received > event.bytes_sent
+
+
+async def test_silo_with_resampling_trains_on_informative_groups_only_and_pays_for_them(
+    play: Play, tmp_path: Path
+) -> None:
+    arm = {"name": "a", "own_groups": 2, "external_groups": 0, "own_filter": "resample", "resample_limit": 6}
+    await play(experiment([arm]), tmp_path)
+    events = [e for node in range(4) for e in rounds_of(tmp_path, node).values()]
+    assert all(e.figures["generated_groups"] == e.completions / 4 for e in events)
+    assert max(e.figures["generated_groups"] for e in events) > 2
+    for event in events:
+        assert event.own_groups == min(2, event.informative)
+
+
+async def test_a_node_asks_ahead_for_what_the_pool_lacks_and_shares_it(play: Play, tmp_path: Path) -> None:
+    """Nothing is on offer before the first round: I + J own groups are drawn, all are on offer to the others in the next."""
+    arm = {"name": "a", "starved": "ahead", "staleness": 1, "sampling": "uniform"}
+    await play(experiment([arm]), tmp_path)
+    events = rounds_of(tmp_path, 0)
+    assert events[0].figures["generated_groups"] == 4
+    assert events[0].external_groups == 0
+    assert events[1].figures["pool"] == 3 * 4
+    assert events[1].figures["generated_groups"] == 2
+    assert events[1].external_groups == 2
+
+
+async def test_a_starved_pool_is_filled_with_own_questions_where_the_arm_says_so(play: Play, tmp_path: Path) -> None:
+    await play(experiment([{"name": "a", "starved": "fill"}]), tmp_path)
+    events = [e for node in range(4) for e in rounds_of(tmp_path, node).values()]
+    assert all(e.own_groups + e.external_groups == 4 for e in events)
+    assert any(e.figures["generated_groups"] > 2 for e in events)
+
+
+async def test_hostile_nodes_send_but_do_not_count(play: Play, tmp_path: Path) -> None:
+    await play(
+        experiment([{"name": "a", "hostile": 0.25, "logprob_floor": -3.0}], {"rounds": 12, "own_groups": 4}), tmp_path
+    )
+    found = load_run(tmp_path, experiment([{"name": "a"}]).arms[0], 1)
+    assert found is not None
+    assert found.nodes == 3
+    assert sum(e.figures["refused"] for node in range(3) for e in rounds_of(tmp_path, node).values()) > 0
+
+
+@pytest.mark.parametrize("kind", ["token", "sequence", "clip", "proximity"])
+async def test_every_off_policy_correction_trains(play: Play, tmp_path: Path, kind: str) -> None:
+    await play(experiment([{"name": "a", "off_policy": kind, "minibatches": 2}], {"rounds": 2}), tmp_path)
+    events = [e for node in range(4) for e in rounds_of(tmp_path, node).values()]
+    assert any(e.external_groups for e in events)
+    assert all(np.isfinite(e.loss or 0.0) for e in events)
+
+
+async def test_of_the_groups_of_others_only_what_was_right_is_trained_on(play: Play, tmp_path: Path) -> None:
+    """The first rounds are alike but for that; without external groups nothing is left out."""
+    arms = [{"name": "a", "external_advantages": "all"}, {"name": "b", "external_advantages": "positive"}]
+    both = experiment(arms, {"rounds": 1, "group_size": 16, "own_groups": 16})
+    for name in "ab":
+        await play(both, tmp_path, arm=name)
+    less = 0
+    for node in range(4):
+        whole, right = (rounds_of(tmp_path, node, name)[0] for name in "ab")
+        assert (whole.tokens_generated, whole.external_groups) == (right.tokens_generated, right.external_groups)
+        assert (right.tokens_trained < whole.tokens_trained) == (whole.external_groups > 0)
+        less += whole.external_groups
+    assert less > 0
+
+
+async def test_churn_heterogeneity_and_replay_run_together(play: Play, tmp_path: Path) -> None:
+    arm = {
+        "name": "a",
+        "churn": 0.5,
+        "churn_rounds": 1,
+        "loss": 0.2,
+        "algorithms": ["grpo", "rloo"],
+        "tasks_per_node": 1,
+        "pool_from": "all",
+        "pool_rounds": 2,
+        "off_policy": "token",
+    }
+    await play(experiment([arm]), tmp_path)
+    assert 0 < sum(len(rounds_of(tmp_path, node)) for node in range(4)) < 16
+
+
+async def test_the_report_counts_what_a_node_was_taught_where_nodes_were_away(play: Play, tmp_path: Path) -> None:
+    """The mean over all nodes, also with rounds in which none was there."""
+    found = experiment([{"name": "a", "churn": 0.8, "churn_rounds": 1}], {"rounds": 8})
+    await play(found, tmp_path)
+    events = [e for node in range(4) for e in rounds_of(tmp_path, node).values()]
+    assert {e.round for e in events} < set(range(8)), "in some round all are away"
+    (row,) = rows(found, {"a": [run for run in [load_run(tmp_path, found.arm("a"), 1)] if run is not None]})
+    assert row.taught == pytest.approx(
+        (sum(min(e.informative, e.own_groups) for e in events) / 4, sum(e.external_groups for e in events) / 4)
+    )
+
+
+async def test_the_report_tells_fast_nodes_from_slow_ones(play: Play, tmp_path: Path) -> None:
+    found = experiment(
+        [{"name": "a", "paces": [1, 2], "pool_rounds": 2, "against": ["b"]}, {"name": "b", "paces": [1, 2]}]
+    )
+    for name in ("a", "b"):
+        await play(found, tmp_path, arm=name)
+    assert [len(rounds_of(tmp_path, node)) for node in range(4)] == [4, 2, 4, 2]
+    runs = {arm.name: [run] for arm in found.arms if (run := load_run(tmp_path, arm, 1)) is not None}
+    fast, slow = node_types.by_kind(found.arm("a"), runs["a"]).values()
+    assert sum(node.tokens for node in fast[1]) > sum(node.tokens for node in slow[1])
+    assert [line[:3] for line in node_types.lines(found, runs)][:2] == [
+        ("a", "every round", "2"),
+        ("a", "every 2 rounds", "2"),
+    ]
+    assert node_types.lines(experiment([{"name": "a"}]), runs) == [], "nodes that are alike are one kind"
+
+
+async def test_external_only_trains_on_nothing_of_its_own(play: Play, tmp_path: Path) -> None:
+    await play(experiment([{"name": "a", "train_own": False}]), tmp_path)
+    events = [e for node in range(4) for e in rounds_of(tmp_path, node).values()]
+    assert all(e.own_groups == 0 for e in events)
+    assert all(e.reward_local is not None for e in events)
+
+
+async def test_a_token_budget_ends_a_run(play: Play, tmp_path: Path) -> None:
+    done = await play(experiment([{"name": "a", "token_budget": 50}], {"rounds": 100}), tmp_path)
+    assert done.rounds < 10
+    assert done.tokens >= 4 * 50
+
+
+async def test_held_out_results_are_paired_with_the_base_and_the_base_is_measured_once(
+    play: Play, tmp_path: Path
+) -> None:
+    found = experiment([{"name": "a"}, {"name": "b", "external_groups": 0}])
+    await play(found, tmp_path)
+    await play(found, tmp_path, arm="b")
+    bases = [list((run_folder(tmp_path, arm, 1) / "base").iterdir()) for arm in ("a", "b")]
+    assert [len(files) for files in bases] == [1, 1]  # four nodes, one model
+    assert bases[0][0].read_bytes() == bases[1][0].read_bytes()
+    assert len(list((tmp_path / ".base").iterdir())) == 1  # the second arm has copied it
+    await play(experiment([{"name": "c", "max_new_tokens": 9}]), tmp_path, arm="c")
+    assert len(list((tmp_path / ".base").iterdir())) == 2
+    events = read_only(run_folder(tmp_path, "b", 1) / "node-0" / "journal.db", kinds=("evaluation",))
+    evaluations = [e for e in events if isinstance(e, Evaluated)]
+    assert [e.round for e in evaluations] == [0, 2, 4]
+    assert evaluations[-1].delta is not None
+    assert evaluations[-1].items == 4
+
+
+async def test_the_questions_of_the_way_are_scored_apart_at_the_start_and_at_the_end(
+    play: Play, tmp_path: Path
+) -> None:
+    """A point of the curve and the end are asked different questions; what compares them needs the same."""
+    found = experiment([{"name": "a"}], {"eval_items": 1})
+    await play(found, tmp_path)
+    run = load_run(tmp_path, found.arm("a"), 1)
+    assert run is not None
+    base, way, end = run.held_out
+    assert [bool(point.on_curve) for point in (base, way, end)] == [True, False, True]
+    assert base.items > way.items
+    assert base.rate(on_curve=True) == pytest.approx(np.mean(list(base.on_curve.values())))
+    await play(experiment([{"name": "a"}]), tmp_path / "whole")
+    same = load_run(tmp_path / "whole", found.arm("a"), 1)
+    assert same is not None
+    assert not any(point.on_curve for point in same.held_out), "all questions are asked on the way"
+
+
+async def test_the_report_says_what_the_journals_say(tmp_path: Path) -> None:
+    import tomli_w
+
+    pytest.importorskip("matplotlib")
+    tables = {
+        "name": "e",
+        "question": "Is it so?",
+        "nodes": 2,
+        "seeds": [1, 2],
+        "final_items": 2,
+        "final_answers": 4,
+        "run": {**RUN, "rounds": 3, "external_groups": 0},
+        "conditions": {"judge": True},
+        "arms": [
+            {"name": "8-0", "title": "8/0"},
+            {"name": "4-4", "title": "4/4 <b>", "external_groups": 2, "against": ["8-0"], "hostile": 0.5},
+        ],
+    }
+    file = tmp_path / "e.toml"
+    file.write_text(tomli_w.dumps(tables))
+    assert await asyncio.to_thread(cli, ["lab", "report", str(file), "--out", str(tmp_path)]) == 2
+    assert await asyncio.to_thread(cli, ["lab", "run", str(file), "--out", str(tmp_path)]) == 0
+    assert (
+        await asyncio.to_thread(cli, ["lab", "report", str(file), "--out", str(tmp_path), "--to", str(tmp_path / "r")])
+        == 0
+    )
+    page, markdown = ((tmp_path / "r" / name).read_text() for name in ("report.html", "report.md"))
+    assert "4/4 &lt;b&gt;" in page
+    assert page.count("data:image/png;base64,") == len(list((tmp_path / "r").glob("*.png"))) >= 3
+    found = parse(tables)
+    runs = {a.name: [r for s in (1, 2) if (r := load_run(tmp_path / "e", a, s)) is not None] for a in found.arms}
+    total = np.mean([run.local.sum() for run in runs["8-0"]])
+    assert f"{total:,.1f}" in markdown
+    assert "the judge finds no round" in markdown
+    assert "sapo-desktop lab run e --only 4-4 --seeds 1,2 --fresh" in markdown
+    row = rows(found, runs)[1]
+    assert row.equal_tokens.value.value == pytest.approx(row.held_out.value.value) or row.tokens.value > 0
+    first, second = runs["4-4"]
+    cut = replace(second, finished=False)
+    assert rows(found, {**runs, "4-4": [first, cut]})[1].seeds == (1,)
+    alone = rows(found, {**runs, "4-4": [cut]})[1]
+    assert (alone.finished, alone.seeds) == (False, (2,))
+    assert np.isnan(alone.local.gain.value), "of a run that goes on, the better rounds are missing"
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs POSIX signals")
+async def test_kill_9_loses_nothing_but_the_round_in_flight(play: Play, tmp_path: Path) -> None:
+    import tomli_w
+
+    tables = {"name": "e", "nodes": 2, "seeds": [1], "final_items": 0, "run": {**RUN, "rounds": 12, "eval_every": 0}}
+    tables["arms"] = [{"name": "a"}]
+    file = tmp_path / "e.toml"
+    file.write_text(tomli_w.dumps(tables))
+    command = [sys.executable, "-m", "sapo_desktop", "lab", "run", str(file), "--out", str(tmp_path)]
+    victim = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
+    try:
+        assert victim.stdout is not None
+        assert b"round 1/12" in await victim.stdout.readline()  # told after the checkpoint was written
+    finally:
+        victim.send_signal(signal.SIGKILL)
+        await victim.communicate()
+    assert await asyncio.to_thread(cli, ["lab", "run", str(file), "--out", str(tmp_path)]) == 0
+    await play(parse(tables), tmp_path / "whole")
+    assert learning(tmp_path / "e", 1) == learning(tmp_path / "whole", 1)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs POSIX signals")
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+async def test_runs_side_by_side_end_with_the_process_that_started_them(tmp_path: Path, how: signal.Signals) -> None:
+    import tomli_w
+
+    tables = {"name": "e", "nodes": 2, "seeds": [1, 2], "final_items": 0, "arms": [{"name": "a"}]}
+    tables["run"] = {**RUN, "rounds": 100_000, "eval_every": 0}
+    file = tmp_path / "e.toml"
+    file.write_text(tomli_w.dumps(tables))
+    command = [sys.executable, "-m", "sapo_desktop", "lab", "run", str(file), "--jobs", "2", "--out", str(tmp_path)]
+    parent = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
+    assert parent.stdout is not None
+    seen = b""
+    while b"seed 1" not in seen or b"seed 2" not in seen:
+        seen += await parent.stdout.readline()
+    parent.send_signal(how)
+    await asyncio.wait_for(parent.stdout.read(), 60)  # its end: nobody is left who could write to it
+    assert await parent.wait() == -how

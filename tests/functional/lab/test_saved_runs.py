@@ -1,0 +1,123 @@
+"""The results of lab runs that lie beside a report, after the journals are gone."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tomli_w
+
+from sapo_desktop.cli import run as cli
+from sapo_lab.report.results import load_all
+from sapo_lab.report.saved_runs import FOLDER, keep, with_kept
+from sapo_lab.schema import BadExperiment, Experiment, parse
+
+RUN = {
+    "trainer": "fake",
+    "model": "fake",
+    "tasks": ["basic_arithmetic"],
+    "rounds": 2,
+    "group_size": 2,
+    "max_new_tokens": 4,
+    "eval_every": 1,
+    "eval_items": 1,
+}
+
+
+def tables(**top: Any) -> dict[str, Any]:
+    arms = [{"name": "8-0", "own_groups": 1, "external_groups": 0}, {"name": "1-1", "own_groups": 1}]
+    run = {**RUN, "external_groups": 1}
+    return {
+        "name": "e",
+        "nodes": 2,
+        "seeds": [1],
+        "final_items": 1,
+        "final_answers": 1,
+        "run": run,
+        "arms": arms,
+        **top,
+    }
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the journals of both arms, seed 1."""
+    folder = tmp_path_factory.mktemp("lab")
+    (folder / "e.toml").write_text(tomli_w.dumps(tables()))
+    assert cli(["lab", "run", str(folder / "e.toml"), "--out", str(folder)]) == 0
+    return folder
+
+
+def kept(ran: Path, to: Path) -> tuple[Experiment, list[Path]]:
+    found = parse(tables())
+    return found, keep(load_all(found, ran / "e"), ran / "e", to)
+
+
+def test_a_report_without_its_journals_says_what_it_said_with_them(ran: Path, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    report = ["lab", "report", str(ran / "e.toml"), "--to", str(tmp_path)]
+    assert cli([*report, "--out", str(ran)]) == 0
+    before = (tmp_path / "report.md").read_text()
+    assert cli([*report, "--out", str(tmp_path / "nothing")]) == 0
+    assert (tmp_path / "report.md").read_text() == before
+    shutil.rmtree(tmp_path / FOLDER)
+    assert cli([*report, "--out", str(tmp_path / "nothing")]) == 2
+
+
+def test_kept_runs_are_those_of_the_journals_to_seven_digits(ran: Path, tmp_path: Path) -> None:
+    found, written = kept(ran, tmp_path)
+    assert [path.name for path in written] == ["8-0-seed-1.msgpack.gz", "1-1-seed-1.msgpack.gz"]
+    again = with_kept(found, {}, tmp_path)
+    for arm, runs in load_all(found, ran / "e").items():
+        assert again[arm][0].held_out == runs[0].held_out
+        np.testing.assert_allclose(again[arm][0].tokens, runs[0].tokens, rtol=1e-6)
+        np.testing.assert_array_equal(np.isnan(again[arm][0].external), np.isnan(runs[0].external))
+
+
+def test_what_is_kept_already_is_not_written_again(ran: Path, tmp_path: Path) -> None:
+    kept(ran, tmp_path)
+    assert kept(ran, tmp_path)[1] == []
+
+
+def test_a_finished_journal_counts_before_what_is_kept(ran: Path, tmp_path: Path) -> None:
+    found, _ = kept(ran, tmp_path)
+    journals = load_all(found, ran / "e")
+    assert with_kept(found, journals, tmp_path)["1-1"][0] is journals["1-1"][0]
+
+
+def test_a_journal_that_goes_on_does_not_touch_what_was_kept_of_a_finished_run(ran: Path, tmp_path: Path) -> None:
+    found, (path, _) = kept(ran, tmp_path / "to")
+    shutil.copytree(ran / "e", tmp_path / "e")
+    for done in (tmp_path / "e").glob("*/*/done.json"):
+        done.unlink()
+    for settings in (tmp_path / "e").glob("*/*/arm.json"):
+        settings.write_bytes(b"of another run")
+    before = path.read_bytes()
+    everything = with_kept(found, load_all(found, tmp_path / "e"), tmp_path / "to")
+    assert keep(everything, tmp_path / "e", tmp_path / "to") == []
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("changed", [{"final_items": 2}, {"run": {**RUN, "external_groups": 1, "learning_rate": 1e-3}}])
+def test_a_run_of_other_settings_is_refused_with_what_to_do(ran: Path, tmp_path: Path, changed: dict[str, Any]) -> None:
+    kept(ran, tmp_path)
+    with pytest.raises(BadExperiment, match="run with other settings"):
+        with_kept(parse(tables(**changed)), {}, tmp_path)
+
+
+def test_an_arm_may_be_called_and_compared_otherwise(ran: Path, tmp_path: Path) -> None:
+    kept(ran, tmp_path)
+    changed = tables()
+    changed["arms"][1] |= {"title": "1/1", "against": ["8-0"]}
+    assert set(with_kept(parse(changed), {}, tmp_path)) == {"8-0", "1-1"}
+
+
+@pytest.mark.parametrize("content", [b"", b"\x1f\x8bnonsense", b"{}"])
+def test_a_damaged_file_is_named(ran: Path, tmp_path: Path, content: bytes) -> None:
+    found, (path, _) = kept(ran, tmp_path)
+    path.write_bytes(content)
+    with pytest.raises(BadExperiment, match=path.name):
+        with_kept(found, {}, tmp_path)

@@ -1,0 +1,373 @@
+"""A real coordinator on a free port, real nodes, the embedded store."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import aiohttp
+import msgspec
+import pytest
+
+from sapo_lab.simulated_nodes import SimNode, SimReport, open_session, sim_group, simulate
+from sapo_swarm.coordinator.host import Hosted, describe, start
+from sapo_swarm.coordinator.settings import CoordinatorSettings
+from sapo_swarm.protocol.client import NodeClient, Refused, Unreachable
+from sapo_swarm.protocol.identity import Identity, group_text, node_id, verify
+from sapo_swarm.protocol.invite import parse_invite
+from sapo_swarm.protocol.wire import MEDIA_TYPE, GroupBody, SignedGroup, Upload, digest, encode, unpack
+
+Make = Callable[..., "asyncio.Future[Hosted]"]
+
+
+@pytest.fixture
+async def make(tmp_path: Path) -> AsyncIterator[Callable[..., object]]:
+    """Starts coordinators on free ports and stops them after the test."""
+    running: list[Hosted] = []
+
+    async def build(**changes: object) -> Hosted:
+        fast = {"port": 0, "store": f"sqlite:{tmp_path}/swarm.sqlite", "round_every_s": 0.01, "round_burst": 1000}
+        hosted = await start(msgspec.convert(fast | changes, CoordinatorSettings))
+        hosted.coordinator.standing_ttl_s = 0.0
+        running.append(hosted)
+        return hosted
+
+    yield build
+    for hosted in running:
+        await hosted.stop()
+
+
+@pytest.fixture
+async def hosted(make: Callable[..., object]) -> Hosted:
+    return await make()  # type: ignore[misc]
+
+
+def groups_of(identity: Identity, swarm: str, number: int, count: int = 4) -> list[SignedGroup]:
+    return [sim_group(identity, swarm, number, slot) for slot in range(count)]
+
+
+async def test_two_nodes_exchange_groups_and_are_credited(hosted: Hosted) -> None:
+    """What one uploads the other draws, signed by its author; receipts and shares say so."""
+    swarm = hosted.coordinator.swarm.swarm
+    one, two = Identity.generate(), Identity.generate()
+    async with NodeClient(hosted.invite, one) as first, NodeClient(hosted.invite, two) as second:
+        info = await first.join("Ada", "starter-5m")
+        assert info.swarm == swarm
+        await second.join("Bob", "other")
+        sent = await first.exchange(groups_of(one, swarm, 1), want=4, reward_local=0.5)
+        assert (sent.connected, sent.accepted, sent.refused, sent.sample) == (True, 4, {}, ())
+        drawn = await second.exchange(groups_of(two, swarm, 1, 2), want=4)
+        assert len(drawn.sample) == 1, "at most one group per source"
+        group = unpack(drawn.sample[0], SignedGroup)
+        assert node_id(group.key) == one.node
+        assert verify(group.key, group.signature, group_text(swarm, group.body))
+        first.next_at = 0
+        later = await first.exchange([], want=4)
+        assert [(receipt.node, receipt.count) for receipt in later.receipts] == [(two.node, 1)]
+        assert later.uptake == 1
+        assert later.share == pytest.approx(4 / 6)
+        board = await first.leaderboard()
+        rows = {row.name: (row.groups, round(row.share, 3), row.model) for row in board.nodes}
+    assert rows == {"Ada": (4, 0.667, "starter-5m"), "Bob": (2, 0.333, "other")}
+
+
+async def test_a_node_never_draws_its_own_groups_nor_the_same_twice(hosted: Hosted) -> None:
+    """Own groups are left out, and so are those that the caller says it has."""
+    swarm = hosted.coordinator.swarm.swarm
+    one, two = Identity.generate(), Identity.generate()
+    async with NodeClient(hosted.invite, one) as first, NodeClient(hosted.invite, two) as second:
+        await first.join()
+        await second.join()
+        assert (await first.exchange(groups_of(one, swarm, 1, 3), want=8)).sample == ()
+        seen = set()
+        for _ in range(5):
+            second.next_at = 0
+            seen |= {digest(raw) for raw in (await second.exchange([], want=8)).sample}
+    assert len(seen) == 3
+
+
+async def test_a_repeated_upload_is_stored_once(hosted: Hosted) -> None:
+    """The same body signed anew gives the same verdicts and adds nothing."""
+    swarm = hosted.coordinator.swarm.swarm
+    node = Identity.generate()
+    async with NodeClient(hosted.invite, node) as client:
+        await client.join()
+        groups = groups_of(node, swarm, 1)
+        first = await client.exchange(groups, want=0)
+        client.next_at = 0
+        again = await client.exchange(groups, want=0)
+    assert (first.accepted, again.accepted) == (4, 4)
+    assert (again.pool, again.mine) == (4, 4)
+
+
+async def test_a_group_that_is_in_the_pool_already_is_a_duplicate(hosted: Hosted) -> None:
+    """The same question and texts in another round are refused, with the reason."""
+    swarm = hosted.coordinator.swarm.swarm
+    node = Identity.generate()
+    async with NodeClient(hosted.invite, node) as client:
+        await client.join()
+        await client.exchange(groups_of(node, swarm, 1, 2), want=0)
+        client.next_at = 0
+        again = await client.exchange(groups_of(node, swarm, 1, 3), want=0)
+    assert (again.accepted, again.refused) == (1, {"duplicate": 2})
+
+
+async def test_tls_with_the_right_pin_passes_and_with_another_is_refused(make: Callable[..., object]) -> None:
+    """The fingerprint in the invite is what is trusted, nothing else."""
+    hosted: Hosted = await make(tls=True)  # type: ignore[misc]
+    invite = parse_invite(str(hosted.invite))
+    assert invite == hosted.invite
+    assert invite.url.startswith("https://")
+    async with NodeClient(invite, Identity.generate()) as client:
+        await client.join()
+    other = parse_invite(str(invite).replace(invite.fingerprint, "0" * 64))
+    async with NodeClient(other, Identity.generate()) as client:
+        with pytest.raises(Unreachable, match="another certificate"):
+            await client.join()
+
+
+async def test_an_invite_expires_is_used_up_and_is_revoked_with_all_it_admitted(make: Callable[..., object]) -> None:
+    """Each end of an invite has its own code; revocation bans its members and drops their groups."""
+    hosted: Hosted = await make(invite_uses=1)  # type: ignore[misc]
+    swarm = hosted.coordinator.swarm.swarm
+    node = Identity.generate()
+    async with NodeClient(hosted.invite, node) as client:
+        await client.join()
+        await client.join("again")
+        await client.exchange(groups_of(node, swarm, 1), want=0)
+        async with NodeClient(hosted.invite, Identity.generate()) as late:
+            with pytest.raises(Refused) as refused:
+                await late.join()
+            assert refused.value.code == "invite_used_up"
+        invites = await hosted.store.invites()
+        assert await hosted.store.revoke_invite(invites[0].hash) == [node.node]
+        client.next_at = 0
+        result = await client.exchange([], want=0)
+    assert (result.connected, result.code) == (False, "banned")
+    assert (await hosted.store.standing(0.0, 1)).pool == 0
+
+
+async def test_an_open_swarm_needs_no_invite_and_says_that_nobody_is_trusted(make: Callable[..., object]) -> None:
+    """Open swarms are labelled wherever they are shown."""
+    hosted: Hosted = await make(open=True)  # type: ignore[misc]
+    assert hosted.invite.token == ""
+    async with NodeClient(hosted.invite, Identity.generate()) as client:
+        assert (await client.join()).open
+    assert "nobody in it is trusted" in describe(hosted)
+
+
+async def test_a_closed_swarm_admits_nobody_without_its_token(hosted: Hosted) -> None:
+    """A wrong token is an unknown invite."""
+    wrong = parse_invite(str(hosted.invite).replace(hosted.invite.token, secrets.token_hex(16)))
+    async with NodeClient(wrong, Identity.generate()) as client:
+        with pytest.raises(Refused, match="ask the host for a new one"):
+            await client.join()
+
+
+async def test_acknowledged_groups_members_and_invites_outlive_a_restart(
+    make: Callable[..., object], tmp_path: Path
+) -> None:
+    """A coordinator that comes back on its file knows its swarm, its members, its pool and its credit."""
+    before: Hosted = await make()  # type: ignore[misc]
+    swarm = before.coordinator.swarm.swarm
+    node = Identity.generate()
+    async with NodeClient(before.invite, node) as client:
+        await client.join("Ada")
+        await client.exchange(groups_of(node, swarm, 1), want=0)
+    await before.stop()
+    after: Hosted = await make()  # type: ignore[misc]
+    assert after.coordinator.swarm == before.coordinator.swarm
+    async with NodeClient(after.invite, node) as client:
+        result = await client.exchange([], want=0)
+    assert (result.connected, result.pool, result.mine) == (True, 4, 4)
+
+
+async def test_a_node_whose_coordinator_is_away_waits_with_full_jitter_and_flushes_nothing() -> None:
+    """exchange never raises for the network; the wait grows as 2^n up to five minutes."""
+    invite = parse_invite("sapo://127.0.0.1:1/#s=" + "a" * 16)
+    now = [0.0]
+    node = Identity.generate()
+    async with NodeClient(invite, node, clock=lambda: now[0]) as client:
+        for n in range(1, 12):
+            result = await client.exchange(groups_of(node, invite.swarm, n), want=4)
+            assert (result.connected, result.code) == (False, "unreachable")
+            assert 0 <= client.wait_s <= min(300, 2**n)
+            if client.wait_s:
+                waiting = await client.exchange(groups_of(node, invite.swarm, n), want=4)
+                assert waiting.code == "waiting"
+            now[0] = client.next_at
+        assert client.failures == 11
+
+
+async def test_a_wrong_clock_is_corrected_from_the_reply(hosted: Hosted) -> None:
+    """A node an hour off joins at the second attempt, by the coordinator's time."""
+    import time
+
+    async with NodeClient(hosted.invite, Identity.generate(), wall=lambda: time.time() - 3600) as client:
+        await client.join()
+        assert (await client.exchange([], want=0)).connected
+
+
+async def test_a_stopping_coordinator_answers_what_it_took_and_refuses_the_rest(hosted: Hosted) -> None:
+    """While it stops, new requests are told to come again."""
+    hosted.coordinator.door.stopping = True
+    async with NodeClient(hosted.invite, Identity.generate()) as client:
+        with pytest.raises(Refused) as refused:
+            await client.info()
+    assert refused.value.code == "stopping"
+    assert refused.value.retry_after_s is not None
+
+
+async def test_rate_limits_name_the_wait(make: Callable[..., object]) -> None:
+    """The fourth round at once is refused with 429 and Retry-After."""
+    hosted: Hosted = await make(round_every_s=1000.0, round_burst=3)  # type: ignore[misc]
+    report = SimReport(1)
+    async with open_session(hosted.invite, 4) as session:
+        node = SimNode(session, hosted.invite, 1, 0)
+        await node.join()
+        waits = [await node.send(node.prepare(), report) for _ in range(4)]
+    assert report.rounds == 3
+    assert report.errors == {"429": 1}
+    assert 500 < waits[3] <= 1500
+
+
+async def test_simulated_nodes_load_a_coordinator_without_errors(make: Callable[..., object]) -> None:
+    """swarm-sim: every node exchanges at its period and meets no error."""
+    hosted: Hosted = await make()  # type: ignore[misc]
+    report = await simulate(hosted.invite, nodes=20, seconds=1.0, every_s=0.5)
+    assert not report.errors
+    assert report.rounds >= 20
+    assert report.sampled > 0
+    assert "20 nodes" in report.summary()
+
+
+async def test_metrics_and_health_are_answered(hosted: Hosted) -> None:
+    """Prometheus text on loopback; readiness asks the store."""
+    async with aiohttp.ClientSession(hosted.url) as session:
+        for path, needle in [("/healthz", "ok"), ("/readyz", "ready"), ("/metrics", "sapo_pool_groups 0")]:
+            async with session.get(path) as response:
+                assert response.status == 200
+                assert needle in await response.text()
+        async with session.get("/metrics", headers={"X-Forwarded-For": "8.8.8.8"}) as response:
+            assert response.status == 403
+
+
+async def test_groups_that_break_the_rules_are_refused_one_by_one_with_reasons(hosted: Hosted) -> None:
+    """Good groups of the same upload still count."""
+    swarm = hosted.coordinator.swarm.swarm
+    node, other = Identity.generate(), Identity.generate()
+    good = sim_group(node, swarm, 1, 0)
+    body = unpack(good.body, GroupBody)
+
+    def changed(**fields: object) -> SignedGroup:
+        return node.sign_group(swarm, msgspec.structs.replace(body, **fields))
+
+    held_out = msgspec.structs.replace(body.ref, seed=2**31)
+    cases = {
+        "": good,
+        "author": sim_group(other, swarm, 1, 0),
+        "signature": msgspec.structs.replace(good, signature=bytes(64)),
+        "schema": msgspec.structs.replace(good, body=b"\x80"),
+        "task": changed(ref=msgspec.structs.replace(body.ref, dataset="codeio")),
+        "seed": changed(ref=held_out),
+        "stale": changed(ts=body.ts - 10**7),
+        "future": changed(ts=body.ts + 10**6),
+        "too_long": changed(
+            completions=(msgspec.structs.replace(body.completions[0], text="é" * 5000), body.completions[1])
+        ),
+    }
+    async with NodeClient(hosted.invite, node) as client:
+        await client.join()
+        result = await client.exchange(list(cases.values()), want=0)
+    assert result.accepted == 1
+    assert result.refused == {reason: 1 for reason in cases if reason}
+
+
+async def test_wrong_paths_methods_versions_and_media_are_problems_with_codes(hosted: Hosted) -> None:
+    """RFC 9457 bodies with stable codes, never a bare page."""
+    body = encode(Upload(groups=()))
+    path = f"/v1/rounds/{digest(body)}"
+    cases = [
+        ("GET", "/nothing", {"Sapo-Proto": "1"}, "not_found"),
+        ("DELETE", "/v1/join", {"Sapo-Proto": "1"}, "method_not_allowed"),
+        ("PUT", path, {}, "protocol"),
+        ("PUT", path, {"Sapo-Proto": "1"}, "unsupported_media"),
+        ("PUT", path, {"Sapo-Proto": "1", "Content-Type": MEDIA_TYPE, "Content-Encoding": "gzip"}, "unsupported_media"),
+        ("PUT", path, {"Sapo-Proto": "1", "Content-Type": MEDIA_TYPE}, "bad_signature"),
+        ("PUT", "/v1/rounds/00", {"Sapo-Proto": "1", "Content-Type": MEDIA_TYPE}, "body_mismatch"),
+    ]
+    async with aiohttp.ClientSession(hosted.url) as session:
+        for method, where, headers, code in cases:
+            async with session.request(method, where, headers=headers, data=body) as response:
+                assert response.content_type == "application/problem+json", where
+                problem = await response.json(content_type=None)
+                assert (problem["code"], problem["status"]) == (code, response.status)
+
+
+async def _until(holds: Callable[[], bool]) -> None:
+    while not holds():
+        await asyncio.to_thread(lambda: None)  # let the server run
+
+
+async def half_a_request(hosted: Hosted) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A connection whose request never ends: its head is whole, its body is not."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", hosted.port)
+    head = f"PUT /v1/rounds/x HTTP/1.1\r\nHost: x\r\nSapo-Proto: 1\r\nContent-Type: {MEDIA_TYPE}\r\n"
+    writer.write(f"{head}Content-Length: 1000\r\n\r\nabc".encode())
+    await writer.drain()
+    return reader, writer
+
+
+async def test_a_body_that_does_not_arrive_in_time_is_408(make: Callable[..., object]) -> None:
+    """The deadline is for the whole body."""
+    hosted: Hosted = await make(body_s=0.1)  # type: ignore[misc]
+    reader, writer = await half_a_request(hosted)
+    answer = await reader.readuntil(b"}")
+    assert answer.startswith(b"HTTP/1.1 408")
+    assert b'"code":"timeout"' in answer
+    writer.close()
+
+
+async def test_more_requests_than_there_is_room_for_are_told_to_come_again(make: Callable[..., object]) -> None:
+    """The cap on requests in flight answers 503 with Retry-After."""
+    hosted: Hosted = await make(in_flight=1, body_s=600.0)  # type: ignore[misc]
+    _, writer = await half_a_request(hosted)
+    async with NodeClient(hosted.invite, Identity.generate()) as client:
+        await _until(lambda: hosted.coordinator.metrics.in_flight == 1)
+        with pytest.raises(Refused) as refused:
+            await client.info()
+        assert refused.value.code == "busy"
+        assert refused.value.retry_after_s is not None
+    writer.close()
+
+
+async def test_networks_are_limited_as_a_whole(make: Callable[..., object]) -> None:
+    """One /24 gets its rate and no more; another is not touched; joins have a tighter limit of their own."""
+    hosted: Hosted = await make(trust_proxy=True, prefix_per_s=5.0, joins_per_s=0.05)  # type: ignore[misc]
+    async with aiohttp.ClientSession(hosted.url) as session:
+
+        async def status(address: str, path: str = "/healthz", method: str = "GET") -> int:
+            headers = {"X-Forwarded-For": address, "Sapo-Proto": "1"}
+            async with session.request(method, path, headers=headers) as response:
+                return response.status
+
+        # the burst of ten at least, and never all: for that the machine would have to take half a minute
+        statuses = await asyncio.gather(*(status(f"10.0.0.{n}") for n in range(150)))
+        assert statuses.count(200) >= 10
+        assert set(statuses) == {200, 429}
+        assert await status("10.0.1.1") == 200
+        joins = await asyncio.gather(*(status("10.0.2.1", "/v1/join", "POST") for _ in range(30)))
+        assert 2 <= joins.count(401) < 10
+        assert set(joins) == {401, 429}
+
+
+async def test_bytes_that_are_no_http_fill_no_log(hosted: Hosted, caplog: pytest.LogCaptureFixture) -> None:
+    """Malformed requests are answered with 400 and leave one line."""
+    for _ in range(10):
+        reader, writer = await asyncio.open_connection("127.0.0.1", hosted.port)
+        writer.write(b"GET / HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n")
+        assert (await reader.read(100)).split()[1] == b"400"
+        writer.close()
+    assert len(caplog.records) <= 1

@@ -1,0 +1,262 @@
+"""Hosting a swarm: the command, its admin line, several replicas on one Redis, moving to another host."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import signal
+import stat
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import aiohttp
+import msgspec
+import pytest
+
+from sapo_lab.simulated_nodes import check_reachable, sim_group
+from sapo_swarm.coordinator.__main__ import main
+from sapo_swarm.coordinator.admin.client import AdminClient, read_access
+from sapo_swarm.coordinator.admin.transfer import import_swarm
+from sapo_swarm.coordinator.host import Hosted, addresses, admin_path, describe, start
+from sapo_swarm.coordinator.settings import CoordinatorSettings
+from sapo_swarm.coordinator.store import open_store
+from sapo_swarm.coordinator.store.local_redis import MISSING, LocalRedis, NoRedis, local_redis
+from sapo_swarm.protocol.client import CoordinatorError, NodeClient, Refused
+from sapo_swarm.protocol.identity import Identity
+from sapo_swarm.protocol.invite import parse_invite
+
+Begin = Callable[[CoordinatorSettings], "asyncio.Future[Hosted]"]
+
+
+def settings(where: Path, **changes: object) -> CoordinatorSettings:
+    fast = {"port": 0, "store": f"sqlite:{where}/s.sqlite", "round_every_s": 0.001, "round_burst": 1000}
+    return msgspec.convert(fast | changes, CoordinatorSettings)
+
+
+@pytest.fixture
+async def begin() -> AsyncIterator[Callable[..., object]]:
+    """Starts coordinators and stops them after the test."""
+    running: list[Hosted] = []
+
+    async def build(chosen: CoordinatorSettings) -> Hosted:
+        running.append(await start(chosen))
+        return running[-1]
+
+    yield build
+    for hosted in running:
+        await hosted.stop()
+
+
+@pytest.fixture(scope="module")
+def redis_url() -> Iterator[str]:
+    """A real server on a free port. Without one: a failure under CI, else a skip with a sentence."""
+    try:
+        with local_redis() as url:
+            yield url
+    except NoRedis:
+        if os.environ.get("CI") == "true":
+            pytest.fail(MISSING)
+        pytest.skip(MISSING)
+
+
+async def test_the_command_prints_an_invite_serves_and_stops_on_a_signal(tmp_path: Path) -> None:
+    """One line to paste; SIGTERM ends it with exit code 0 and what was acknowledged is kept."""
+    command = ["-m", "sapo_swarm.coordinator", "--port", "0", "--store", f"sqlite:{tmp_path}/s.sqlite", "--tls"]
+    process = await asyncio.create_subprocess_exec(sys.executable, *command, stdout=asyncio.subprocess.PIPE)
+    assert process.stdout is not None
+    text = ""
+    while "Status page" not in text:
+        line = await process.stdout.readline()
+        assert line, text
+        text += line.decode()
+    found = re.search(r"--join '(sapo://[^']+)'", text)
+    assert found, text
+    invite = parse_invite(found.group(1))
+    assert "1 nodes" not in await check_reachable(invite)
+    node = Identity.generate()
+    async with NodeClient(invite, node) as client:
+        await client.join()
+        assert (await client.exchange([sim_group(node, invite.swarm, 1, 0)], 0)).accepted == 1
+    process.send_signal(signal.SIGTERM)
+    assert await process.wait() == 0
+    again = await start(settings(tmp_path))
+    assert (await again.store.standing(0.0, 1)).pool == 1
+    await again.stop()
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--port", "high"], ["--nonsense", "1"], ["--share-fraction", "2"]], ids=["type", "flag", "range"]
+)
+def test_wrong_flags_are_usage_errors(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit code 2, and a sentence."""
+    with pytest.raises(SystemExit) as stopped:
+        main(arguments)
+    assert stopped.value.code == 2
+    assert "error:" in capsys.readouterr().err
+
+
+def test_a_store_that_does_not_open_is_an_error_with_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit code 1."""
+    assert main(["--store", "mysql://x"]) == 1
+    assert "is no store" in capsys.readouterr().err
+
+
+async def test_the_host_invites_bans_revokes_and_exports(tmp_path: Path, begin: Callable[..., object]) -> None:
+    """By the file that only its owner reads, over TLS too."""
+    hosted: Hosted = await begin(settings(tmp_path, tls=True))  # type: ignore[misc]
+    path = admin_path(hosted.coordinator.settings)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    node = Identity.generate()
+    async with AdminClient(read_access(path)) as host:
+        (invite,) = await host.new_invite("for Ada", hours=1, uses=1)
+        async with NodeClient(invite, node) as client:
+            await client.join("Ada")
+            assert [(i.label, i.uses, i.token) for i in await host.invites()] == [
+                ("made at start", 0, ""),
+                ("for Ada", 1, ""),
+            ]
+            await host.ban(node.node, "spam")
+            assert (await client.exchange([], 0)).code == "banned"
+            await host.ban(node.node, "")
+            client.next_at = 0
+            assert (await client.exchange([], 0)).connected
+            assert await host.revoke((await host.invites())[1].hash) == (node.node,)
+            client.next_at = 0
+            assert (await client.exchange([], 0)).code == "banned"
+        with pytest.raises(Refused, match="No member"):
+            await host.ban(Identity.generate().node)
+        data = await host.export()
+    assert hosted.coordinator.swarm.swarm.encode() in data
+
+
+async def test_admin_answers_nobody_without_the_key(tmp_path: Path, begin: Callable[..., object]) -> None:
+    """Nor through a proxy."""
+    hosted: Hosted = await begin(settings(tmp_path))  # type: ignore[misc]
+    async with aiohttp.ClientSession(hosted.url) as session:
+        for headers, code in [
+            ({}, "bad_admin_key"),
+            ({"Authorization": "Bearer é"}, "bad_admin_key"),
+            ({"Authorization": f"Bearer {hosted.admin_key}", "X-Forwarded-For": "10.0.0.1"}, "loopback_only"),
+        ]:
+            async with session.get("/admin/export", headers=headers) as response:
+                assert (await response.json(content_type=None))["code"] == code
+    with pytest.raises(CoordinatorError, match="tells of no coordinator"):
+        read_access(tmp_path / "nothing.json")
+
+
+async def test_a_friend_takes_over_with_the_same_fingerprint(tmp_path: Path, begin: Callable[..., object]) -> None:
+    """Members' invites and identities stay good at the new host."""
+    node = Identity.generate()
+    first: Hosted = await begin(settings(tmp_path / "one", tls=True))  # type: ignore[misc]
+    async with NodeClient(first.invite, node) as client:
+        await client.join("Ada")
+    async with AdminClient(read_access(admin_path(first.coordinator.settings))) as host:
+        data = await host.export()
+    chosen = settings(tmp_path / "two", tls=True)
+    store = open_store(chosen)
+    await store.open()
+    await import_swarm(store, data)
+    await store.close()
+    second: Hosted = await begin(chosen)  # type: ignore[misc]
+    moved = parse_invite(str(first.invite).replace(f":{first.port}/", f":{second.port}/"))
+    async with NodeClient(moved, node) as client:
+        assert (await client.exchange([sim_group(node, moved.swarm, 1, 0)], 0)).accepted == 1
+
+
+async def test_two_replicas_on_one_redis_are_one_swarm(
+    tmp_path: Path, redis_url: str, begin: Callable[..., object]
+) -> None:
+    """Same swarm and certificate; what one takes the other gives; a nonce, a ban and a member hold on both."""
+    one: Hosted = await begin(settings(tmp_path, store=redis_url, folder=str(tmp_path / "a"), tls=True))  # type: ignore[misc]
+    two: Hosted = await begin(settings(tmp_path, store=redis_url, folder=str(tmp_path / "b"), tls=True))  # type: ignore[misc]
+    assert one.coordinator.swarm == two.coordinator.swarm
+    assert one.invite.fingerprint == two.invite.fingerprint
+    ada, bob = Identity.generate(), Identity.generate()
+    async with NodeClient(one.invite, ada) as left, NodeClient(two.invite, bob) as right:
+        await left.join("Ada")
+        await right.join("Bob")
+        await left.exchange([sim_group(ada, one.invite.swarm, 1, n) for n in range(3)], 0)
+        drawn = await right.exchange([], 4)
+        assert len(drawn.sample) == 1
+        left.next_at = 0
+        credited = await left.exchange([], 0)
+        assert [(receipt.node, receipt.count) for receipt in credited.receipts] == [(bob.node, 1)]
+        await two.store.ban(ada.node, "spam")
+        left.next_at = 0
+        assert (await left.exchange([], 0)).code == "banned"
+
+
+async def test_a_request_seen_by_one_replica_is_a_replay_at_the_other(
+    tmp_path: Path, redis_url: str, begin: Callable[..., object]
+) -> None:
+    """Nonces are shared."""
+    import time
+
+    from sapo_swarm.protocol.wire import MEDIA_TYPE, Upload, digest, encode
+
+    one: Hosted = await begin(settings(tmp_path, store=redis_url, folder=str(tmp_path / "a")))  # type: ignore[misc]
+    two: Hosted = await begin(settings(tmp_path, store=redis_url, folder=str(tmp_path / "b")))  # type: ignore[misc]
+    node = Identity.generate()
+    async with NodeClient(one.invite, node) as client:
+        await client.join()
+    body = encode(Upload(groups=()))
+    path = f"/v1/rounds/{digest(body)}"
+    headers = node.sign_request("PUT", path, one.invite.swarm, int(time.time() * 1000), body).headers()
+    statuses = []
+    for hosted in (one, two):
+        typed = headers | {"Content-Type": MEDIA_TYPE}
+        async with (
+            aiohttp.ClientSession(hosted.url) as session,
+            session.put(path, data=body, headers=typed) as response,
+        ):
+            statuses.append(response.status)
+    assert statuses == [200, 409]
+
+
+def test_every_address_of_the_host_is_in_the_invites() -> None:
+    """Loopback last; a named host stands for itself."""
+    assert addresses("192.168.1.5") == ["192.168.1.5"]
+    assert addresses("0.0.0.0")[-1].startswith("127.")
+
+
+async def test_outside_loopback_the_coordinator_speaks_tls_only(tmp_path: Path, begin: Callable[..., object]) -> None:
+    """Every invite holds the fingerprint."""
+    hosted: Hosted = await begin(settings(tmp_path, host="0.0.0.0"))  # type: ignore[misc]
+    assert all(invite.fingerprint for invite in hosted.invites)
+    assert hosted.url.startswith("https://")
+    assert "listens on this machine only" not in describe(hosted)
+    async with NodeClient(hosted.invites[-1], Identity.generate()) as client:
+        await client.join()
+
+
+async def test_a_store_that_dies_is_503_and_nothing_hangs_until_it_is_back(
+    tmp_path: Path, begin: Callable[..., object]
+) -> None:
+    """The coordinator stays up, answers at once with Retry-After, and goes on when the store returns."""
+    try:
+        server = LocalRedis(sync="no")
+    except NoRedis:
+        if os.environ.get("CI") == "true":
+            pytest.fail(MISSING)
+        pytest.skip(MISSING)
+    hosted: Hosted = await begin(settings(tmp_path, store=server.url, folder=str(tmp_path)))  # type: ignore[misc]
+    node = Identity.generate()
+    with contextlib.closing(server):
+        async with NodeClient(hosted.invite, node) as client, aiohttp.ClientSession(hosted.url) as session:
+            await client.join()
+            assert (await client.exchange([sim_group(node, hosted.invite.swarm, 1, 0)], 0)).accepted == 1
+            server.kill()
+            client.next_at = 0
+            away = await client.exchange([sim_group(node, hosted.invite.swarm, 2, 0)], 0)
+            assert (away.connected, away.code) == (False, "store_down")
+            async with session.get("/readyz") as response:
+                assert (response.status, "Retry-After" in response.headers) == (503, True)
+            async with session.get("/healthz") as response:
+                assert response.status == 200
+            server.start()
+            client.next_at = 0
+            back = await client.exchange([sim_group(node, hosted.invite.swarm, 3, 0)], 0)
+            assert (back.accepted, back.pool, back.mine) == (1, 2, 2)

@@ -1,0 +1,159 @@
+"""The status page in a real headless browser: live, safe with hostile names, nothing blocked by its own policy."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import shutil
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import msgspec
+import pytest
+
+from sapo_lab.simulated_nodes import sim_group
+from sapo_swarm.coordinator.host import Hosted, start
+from sapo_swarm.coordinator.settings import CoordinatorSettings
+from sapo_swarm.coordinator.web import CSP, chart_points
+from sapo_swarm.protocol.client import NodeClient
+from sapo_swarm.protocol.identity import Identity
+
+HOSTILE = "<script>document.title='owned'</script>"
+
+
+@pytest.fixture
+async def hosted(tmp_path: Path) -> AsyncIterator[Hosted]:
+    """A coordinator with one node of a hostile name."""
+    settings = {
+        "port": 0,
+        "store": f"sqlite:{tmp_path}/s.sqlite",
+        "name": "kitchen <b>table</b>",
+        "round_every_s": 0.01,
+    }
+    running = await start(msgspec.convert(settings, CoordinatorSettings))
+    running.coordinator.standing_ttl_s = 0.0
+    node = Identity.generate()
+    async with NodeClient(running.invite, node) as client:
+        await client.join(HOSTILE, "<img src=x onerror=alert(1)>")
+        groups = [sim_group(node, running.invite.swarm, 1, slot) for slot in range(3)]
+        assert (await client.exchange(groups, 4, reward_local=0.25)).accepted == 3
+    yield running
+    await running.stop()
+
+
+class Browser:
+    """A page of headless Chromium, spoken to by its DevTools protocol."""
+
+    def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        self.socket = socket
+        self.complaints: list[str] = []
+        self._number = 0
+
+    async def call(self, method: str, **parameters: object) -> dict[str, Any]:
+        self._number += 1
+        await self.socket.send_json({"id": self._number, "method": method, "params": parameters})
+        while True:
+            message = await self.socket.receive_json()
+            if message.get("method") in ("Log.entryAdded", "Runtime.exceptionThrown"):
+                self.complaints.append(json.dumps(message["params"]))
+            if message.get("id") == self._number:
+                result: dict[str, Any] = message["result"]
+                return result
+
+    async def value(self, script: str) -> Any:
+        result = await self.call("Runtime.evaluate", expression=script, awaitPromise=True)
+        return result["result"].get("value")
+
+
+@pytest.fixture
+async def browser(tmp_path: Path) -> AsyncIterator[Browser]:
+    """Chromium on a free port. Without one: a failure under CI, else a skip with a sentence."""
+    program = shutil.which("chromium") or shutil.which("google-chrome")
+    if program is None:
+        sentence = "chromium is not installed. Fix: apt-get install chromium"
+        if os.environ.get("CI") == "true":
+            pytest.fail(sentence)
+        pytest.skip(sentence)
+    flags = [
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--remote-debugging-port=0",
+        "--window-size=1200,1000",
+        "about:blank",
+    ]
+    process = await asyncio.create_subprocess_exec(
+        program,
+        f"--user-data-dir={tmp_path}/profile",
+        *flags,
+        stderr=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.DEVNULL,
+    )
+    assert process.stderr is not None
+    port = ""
+    while not port:
+        line = (await process.stderr.readline()).decode()
+        assert line, "Chromium ended at once"
+        port = "".join(re.findall(r"ws://127\.0\.0\.1:(\d+)/", line))
+    drain = asyncio.create_task(process.stderr.read())
+    async with aiohttp.ClientSession() as session:
+        async with session.get(f"http://127.0.0.1:{port}/json/list") as response:
+            pages = [page for page in await response.json() if page["type"] == "page"]
+        async with session.ws_connect(pages[0]["webSocketDebuggerUrl"], max_msg_size=0) as socket:
+            yield Browser(socket)
+    process.terminate()
+    await process.wait()
+    await drain
+
+
+async def test_the_page_goes_live_and_shows_hostile_names_as_text(hosted: Hosted, browser: Browser) -> None:
+    """The event stream repaints the tables; no script of a name runs; the browser complains of nothing."""
+    await browser.call("Log.enable")
+    await browser.call("Runtime.enable")
+    await browser.call("Page.enable")
+    await browser.call("Page.navigate", url=hosted.url + "/")
+    went_live = """new Promise((done) => { const look = () =>
+        document.querySelector("#live.on") ? done(true) : setTimeout(look, 50); look(); })"""
+    async with asyncio.timeout(100):
+        assert await browser.value(went_live)
+    assert await browser.value("document.querySelector('#leaders tbody bdi').textContent") == HOSTILE
+    assert await browser.value("document.querySelector('h1').textContent") == "kitchen <b>table</b>"
+    assert await browser.value("document.querySelector('#groups_hour').textContent") == "3"
+    assert await browser.value("document.querySelector('#reward').textContent") == "0.250"
+    assert await browser.value("document.querySelectorAll('body script, img').length") == 0
+    assert "owned" not in await browser.value("document.title")
+    assert browser.complaints == []
+
+
+async def test_the_policy_forbids_what_the_page_does_not_need(hosted: Hosted) -> None:
+    """No inline script or style, no frame, no foreign source; the markup holds none."""
+    async with aiohttp.ClientSession(hosted.url) as session, session.get("/") as response:
+        assert response.headers["Content-Security-Policy"] == CSP
+        html = await response.text()
+    assert "unsafe" not in CSP
+    assert not re.search(r"<script>|<style|\sstyle=|\son\w+=\"", html)
+    assert html.count("<script") == 1
+    assert "&lt;script&gt;" in html
+
+
+async def test_only_so_many_may_watch_live(hosted: Hosted, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rest is told to come again; a stream does not count as a request in flight."""
+    monkeypatch.setattr("sapo_swarm.coordinator.web.MAX_WATCHERS", 1)
+    async with aiohttp.ClientSession(hosted.url) as session, session.get("/events") as stream:
+        first = await stream.content.readline()
+        assert first.startswith(b"data: {")
+        assert hosted.coordinator.metrics.in_flight == 0
+        async with session.get("/events") as refused:
+            assert refused.status == 503
+            assert "Retry-After" in refused.headers
+
+
+def test_chart_points_skip_gaps_and_scale_to_the_peak() -> None:
+    """Empty and flat series too."""
+    assert chart_points((0, 5, None, 10), 300, 100) == "0.0,100.0 100.0,50.0 300.0,0.0"
+    assert chart_points((), 300, 100) == ""
+    assert chart_points((0, 0), 300, 100) == "0.0,100.0 300.0,100.0"

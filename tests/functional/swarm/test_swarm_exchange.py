@@ -1,0 +1,239 @@
+"""Nodes with real verifiers exchange through a real coordinator: what is drawn is regenerated and scored here."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from sapo_backends.base import LoadRequest
+from sapo_backends.fake import FakeBackend
+from sapo_lab.simulated_nodes import sim_group
+from sapo_swarm.coordinator.host import Hosted, start
+from sapo_swarm.coordinator.settings import CoordinatorSettings
+from sapo_swarm.events import SwarmUpdated
+from sapo_swarm.node.engine_thread import EngineHost
+from sapo_swarm.node.swarm.swarm_exchange import SwarmExchange
+from sapo_swarm.protocol.client import NodeClient
+from sapo_swarm.protocol.identity import Identity
+from sapo_swarm.protocol.receive import Policy
+from sapo_swarm.scoring.scorer import Scored, Scorer
+from sapo_swarm.tasks.questions import generate_entry
+from sapo_swarm.tasks.seeds import train_seed
+from sapo_swarm.types import Group, Question, Rollout, TaskRef
+
+
+@pytest.fixture
+async def hosted(tmp_path: Path) -> AsyncIterator[Hosted]:
+    fast = {"port": 0, "store": f"sqlite:{tmp_path}/s.sqlite", "round_every_s": 0.001, "round_burst": 1000}
+    running = await start(msgspec.convert(fast, CoordinatorSettings))
+    running.coordinator.standing_ttl_s = 0.0
+    yield running
+    await running.stop()
+
+
+@pytest.fixture
+async def scorer() -> AsyncIterator[Scorer]:
+    async with Scorer() as running:
+        yield running
+
+
+@pytest.fixture
+async def engine() -> AsyncIterator[EngineHost]:
+    host = EngineHost()
+    await host.load(lambda: FakeBackend().load(LoadRequest(model="fake")))
+    yield host
+    await host.close()
+
+
+class Node:
+    """A node's share of an exchange: what its rounds would do, without a model."""
+
+    def __init__(self, hosted: Hosted, scorer: Scorer, engine: EngineHost, sampling: str = "uniform") -> None:
+        self.identity = Identity.generate()
+        self.swarm = hosted.coordinator.swarm.swarm
+        self.scorer = scorer
+        self.client = NodeClient(hosted.invite, self.identity)
+        policy = Policy(logprob_floor=-100.0)
+        self.exchange = SwarmExchange(self.client, policy, "m", sampling)
+        self.exchange.attach(engine, scorer)
+
+    async def join(self, name: str) -> None:
+        await self.client.__aenter__()
+        await self.client.join(name, "model of " + name)
+
+    async def groups(self, number: int, count: int = 2, answers: tuple[str, ...] = ("5", "6", "7")) -> list[Group]:
+        """Answered questions of this node, scored by itself."""
+        refs = [
+            TaskRef("basic_arithmetic", "starter", train_seed(self.identity.node, self.swarm, number, slot))
+            for slot in range(count)
+        ]
+        out = []
+        for ref, question in zip(refs, await self.scorer.questions(refs), strict=True):
+            assert isinstance(question, Question)
+            texts = [f"{number} {k}: <answer>{answer}</answer>" for k, answer in enumerate(answers)]
+            scored = await self.scorer.score(ref, texts)
+            assert isinstance(scored, Scored)
+            rollouts = tuple(Rollout(text, "stop", reward) for text, reward in zip(texts, scored.rewards, strict=True))
+            out.append(Group(question, rollouts, model="m"))
+        return out
+
+    async def round(self, number: int, own: list[Group], wanted: int = 2) -> tuple[Group, ...]:
+        """Hand the groups over, wait until the talk in the background is done: the pool then."""
+        await self.exchange.exchange(number, own, wanted)
+        await self.exchange.settled()
+        return self.exchange.pool.groups()
+
+    def news(self) -> SwarmUpdated:
+        return self.exchange.news()
+
+
+async def test_two_nodes_learn_of_each_other_and_the_shares_add_up(
+    hosted: Hosted, scorer: Scorer, engine: EngineHost
+) -> None:
+    """Groups arrive as external ones with this node's question and reward; shares add up to 1, uptake is counted."""
+    ada, bob = Node(hosted, scorer, engine), Node(hosted, scorer, engine)
+    await ada.join("Ada")
+    await bob.join("Bob")
+    own = await ada.groups(1)
+    await ada.round(1, own)
+    (group,) = await bob.round(1, await bob.groups(1))
+    assert (group.source, group.node, group.model) == ("external", ada.identity.node, "m")
+    assert group.question in [own_group.question for own_group in own]
+    assert group.rewards in [own_group.rewards for own_group in own]
+    assert bob.exchange.to_ask(4, 4) == 7
+    news = bob.exchange.used([group], 8)
+    assert news.external_share == pytest.approx(1 / 8)
+    assert bob.exchange.to_ask(4, 4) == 8, "an external group is used once"
+    await ada.round(2, await ada.groups(2))
+    await bob.round(2, await bob.groups(2))
+    first, second = ada.news(), bob.news()
+    assert (first.connected, first.made, first.accepted) == (True, 4, 4)
+    assert first.uptake >= 1
+    assert second.share == pytest.approx(4 / 8)
+    assert {peer.name for peer in second.peers} == {"Ada", "Bob"}
+    assert sum(peer.share for peer in second.peers) == pytest.approx(1.0)
+    await ada.exchange.close()
+    await bob.exchange.close()
+
+
+async def test_groups_without_an_advantage_are_counted_and_not_kept(
+    hosted: Hosted, scorer: Scorer, engine: EngineHost
+) -> None:
+    """The paper's filter: equal rewards teach nothing."""
+    author, reader = Node(hosted, scorer, engine), Node(hosted, scorer, engine, "uniform_nonzero")
+    await author.join("author")
+    await reader.join("reader")
+    await author.round(1, await author.groups(1, 1, ("no", "neither")))
+    await reader.round(1, [])
+    assert reader.news().rejected == {"no_signal": 1}
+    assert reader.exchange.to_ask(4, 4) == 8
+    await author.exchange.close()
+    await reader.exchange.close()
+
+
+async def test_of_many_groups_those_with_signal_are_handed_over_first(
+    hosted: Hosted, scorer: Scorer, engine: EngineHost
+) -> None:
+    """An upload carries nine; whoever solved only the last question of twelve still shares that one."""
+    author, reader = Node(hosted, scorer, engine), Node(hosted, scorer, engine, "uniform_nonzero")
+    await author.join("author")
+    await reader.join("reader")
+    own = await author.groups(1, 12, ("no", "neither"))
+    right = generate_entry(own[-1].question.ref)[1]["answer"]
+    solved = Rollout(f"<answer>{right}</answer>", "stop", 1.0)
+    own[-1] = msgspec.structs.replace(own[-1], rollouts=(solved, own[-1].rollouts[1]))
+    await author.round(1, own)
+    for number in range(1, 20):
+        if found := await reader.round(number, []):
+            break
+    (group,) = found
+    assert group.question == own[-1].question
+    assert group.rewards == (1.0, 0.0)
+    await author.exchange.close()
+    await reader.exchange.close()
+
+
+async def test_made_up_groups_are_rejected_by_their_prompt_hash(
+    hosted: Hosted, scorer: Scorer, engine: EngineHost
+) -> None:
+    """A node that knows nothing of the questions passes the coordinator, and no receiver."""
+    liar, reader = Identity.generate(), Node(hosted, scorer, engine)
+    await reader.join("reader")
+    async with NodeClient(hosted.invite, liar) as client:
+        await client.join("liar")
+        sent = await client.exchange([sim_group(liar, reader.swarm, 1, 0)], 0)
+    assert sent.accepted == 1
+    await reader.round(1, [])
+    assert reader.news().rejected == {"prompt_hash": 1}
+    assert reader.exchange.pool.groups() == ()
+    await reader.exchange.close()
+
+
+async def test_a_coordinator_that_forgot_the_node_is_joined_again(
+    hosted: Hosted, scorer: Scorer, engine: EngineHost
+) -> None:
+    """A node that started while the coordinator was away never joined; the first answer makes it join."""
+    late = Node(hosted, scorer, engine)
+    await late.client.__aenter__()
+    await late.round(1, await late.groups(1))
+    assert not late.news().connected
+    late.client.next_at = 0.0
+    await late.round(2, await late.groups(2))
+    assert late.news().connected
+    assert late.news().accepted == 2
+    await late.exchange.close()
+
+
+async def test_a_coordinator_that_goes_away_stops_nothing_and_gets_no_backlog(
+    hosted: Hosted, scorer: Scorer, engine: EngineHost
+) -> None:
+    """Rounds go on with a sentence and the figures of before; after its return only the newest groups are sent."""
+    node, awake = Node(hosted, scorer, engine), asyncio.Event()
+    await node.join("node")
+    await node.round(1, await node.groups(1, 1))
+    await hosted.coordinator.store.close()
+    await node.round(2, await node.groups(2, 1))
+    away = node.news()
+    assert (away.connected, away.share) == (False, 1.0)
+    assert "training goes on alone" in away.sentence
+
+    async def back_off(seconds: float) -> None:
+        await awake.wait()
+        node.client.next_at = 0.0
+
+    node.exchange.sleep = back_off
+    for number in (3, 4, 5):
+        await node.exchange.exchange(number, await node.groups(number, 1), 2)
+    await hosted.coordinator.store.open()
+    await node.exchange.exchange(6, await node.groups(6, 1), 2)
+    awake.set()
+    await node.exchange.settled()
+    assert node.news().connected
+    assert node.exchange.standing.accepted == 2, "rounds 1 and 6; what newer rounds overtook is not sent late"
+    await node.exchange.close()
+
+
+async def test_a_node_that_takes_no_groups_of_others_shares_its_own_all_the_same(
+    hosted: Hosted, scorer: Scorer, engine: EngineHost
+) -> None:
+    """Nothing is asked for, what waited is dropped; taking again fills the pool again."""
+    giver, shy = Node(hosted, scorer, engine), Node(hosted, scorer, engine)
+    await giver.join("giver")
+    await shy.join("shy")
+    await giver.round(1, await giver.groups(1))
+    assert len(await shy.round(1, await shy.groups(1))) == 1
+    shy.exchange.take(False)
+    assert shy.exchange.to_ask(4, 4) == 8
+    assert await shy.round(2, await shy.groups(2)) == ()
+    assert (shy.news().connected, shy.news().accepted) == (True, 4)
+    drawn = {row.member.node: row.drawn for row in (await hosted.store.standing(time.time(), 10)).rows}
+    assert drawn[giver.identity.node] == 1, "nothing was drawn the second time"
+    shy.exchange.take(True)
+    assert len(await shy.round(3, await shy.groups(3))) == 1
+    await giver.exchange.close()
+    await shy.exchange.close()

@@ -1,0 +1,123 @@
+"""A real node in a real process, for tests that kill, pause and restart it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from sapo_swarm.node.control.api import ControlClient, NodeNotRunning, NodeStatus
+
+FAKE = (
+    "--silo",
+    "--trainer",
+    "fake",
+    "--model",
+    "fake",
+    "--tasks",
+    "calendar_arithmetic,basic_arithmetic",
+    "--eval-every",
+    "0",
+)
+
+
+CALM = """\
+[limits]
+pause_on_battery = false
+max_celsius = 0
+min_free_memory = 0
+min_free_disk = 0
+nice = 0
+"""
+"""Settings under which neither a hot, full or busy machine nor an empty battery keeps a node from working."""
+
+
+def calm(home: Path) -> None:
+    """Give the home these settings unless it has some. A home that cannot be made is the business of the test."""
+    with contextlib.suppress(OSError):
+        home.mkdir(parents=True, exist_ok=True)
+        with (home / "config.toml").open("x") as file:
+            file.write(CALM)
+
+
+def environment(home: Path) -> dict[str, str]:
+    return {
+        **os.environ,
+        "SAPO_HOME": str(home),
+        "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
+        "OMP_NUM_THREADS": "1",
+    }
+
+
+def sapo(home: Path, *arguments: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:
+    """Run a verb to its end."""
+    if arguments[:1] == ("node",):
+        calm(home)
+    return subprocess.run(
+        [sys.executable, "-m", "sapo_desktop", *arguments],
+        env=environment(home),
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        stdin=subprocess.DEVNULL,
+        check=False,
+    )
+
+
+def spawn(home: Path, *arguments: str) -> subprocess.Popen[bytes]:
+    calm(home)
+    return subprocess.Popen(
+        [sys.executable, "-m", "sapo_desktop", "node", "--quiet", *arguments],
+        env=environment(home),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    )
+
+
+@asynccontextmanager
+async def node(home: Path, *arguments: str) -> AsyncIterator[tuple[ControlClient, subprocess.Popen[bytes]]]:
+    """A running node that already answers; killed at the end if it still lives."""
+    process = await asyncio.to_thread(spawn, home, *arguments)
+    assert process.stderr is not None
+    try:
+        async with ControlClient(home / "run" / "node.sock") as client:
+            await answers(client, process)
+            yield client, process
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGKILL)
+        await asyncio.to_thread(process.wait)
+        process.stderr.close()
+
+
+async def answers(client: ControlClient, process: subprocess.Popen[bytes]) -> NodeStatus:
+    """Poll until the node answers; the poll interval is no assumption about speed."""
+    while process.poll() is None:
+        try:
+            return await client.status()
+        except NodeNotRunning:
+            await asyncio.sleep(0.02)
+    assert process.stderr is not None
+    raise AssertionError(f"The node ended: {process.stderr.read().decode()}")
+
+
+async def reaches(client: ControlClient, kinds: Sequence[str], wanted: Callable[[Any], object], after: int = 0) -> None:
+    """Follow the events after a sequence number until `wanted(event)` holds.
+
+    A node cuts off a reader that lags too far behind, as a test on a loaded machine may: it goes on where it was.
+    Raises NodeNotRunning when the node is gone.
+    """
+    while True:
+        async for event in client.events(after=after, kinds=kinds):
+            after = max(after, event.seq)
+            if wanted(event):
+                return
+        await client.status()

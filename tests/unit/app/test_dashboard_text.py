@@ -1,0 +1,271 @@
+"""What the panels say: honest wording, and nothing a terminal would obey."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.cells import cell_len
+from tests.fixtures.make_recordings import recording
+
+from sapo_desktop.dashboard.look.ascii import to_ascii
+from sapo_desktop.dashboard.look.glyphs import UNICODE
+from sapo_desktop.dashboard.look.show import age, count, hang, memory, percent, plain, reward, shorten
+from sapo_desktop.dashboard.messages import Link
+from sapo_desktop.dashboard.screens import rollouts as rollouts_screen
+from sapo_desktop.dashboard.screens.dashboard import waiting
+from sapo_desktop.dashboard.screens.log import in_order, log_text
+from sapo_desktop.dashboard.screens.swarm import screen as swarm_screen
+from sapo_desktop.dashboard.state import DashboardState, apply
+from sapo_desktop.dashboard.widgets import panels
+from sapo_desktop.dashboard.widgets.header import header, status
+from sapo_swarm.events import (
+    Evaluated,
+    Event,
+    GroupRecorded,
+    LogLine,
+    Peer,
+    RoundFinished,
+    RunStarted,
+    StateChanged,
+    SwarmUpdated,
+    TaskScore,
+)
+from sapo_swarm.types import Group, Question, Rollout, TaskRef
+
+HOSTILE = "[/bad] [red]\x1b[31m \x1b]52;c;aGk=\x07 \x9b2J \u202egnp.exe \x00 \ud800 ✓"
+FORBIDDEN = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def fold(events: list[Event]) -> DashboardState:
+    state = DashboardState()
+    for event in events:
+        state = apply(state, event)
+    return state
+
+
+def run(**changes: Any) -> RunStarted:
+    first = next(iter(recording("silo", 1, 1)))
+    assert isinstance(first, RunStarted)
+    return RunStarted(**{**{name: getattr(first, name) for name in first.__struct_fields__}, **changes})
+
+
+def evaluated(delta: tuple[float, float, float] | None, pass_at_1: float = 0.2) -> Evaluated:
+    mid, low, high = delta or (None, None, None)
+    return Evaluated(
+        time=1.0,
+        round=25,
+        temperature=1.0,
+        items=400,
+        pass_at_1=pass_at_1,
+        low=0.1,
+        high=0.3,
+        delta=mid,
+        delta_low=low,
+        delta_high=high,
+        tasks=(),
+        seconds=1.0,
+    )
+
+
+def heldout(event: Evaluated) -> str:
+    return panels.heldout(fold([run(), event]), 0.0, 50, 10, UNICODE).plain
+
+
+def test_an_interval_that_holds_zero_is_called_no_measurable_change() -> None:
+    said = heldout(evaluated((0.012, -0.01, 0.034)))
+    assert "no measurable change" in said
+    assert "points" not in said
+
+
+def test_a_gain_is_told_with_its_interval_and_items() -> None:
+    said = heldout(evaluated((0.067, 0.046, 0.088)))
+    assert "+6.7 points (95 %: +4.6 to +8.8)" in said
+    assert "400 items, T=1" in said
+    assert "base  13.3 %" in said
+
+
+def test_a_loss_is_told_as_plainly() -> None:
+    assert "-6.7 points (95 %: -8.8 to -4.6)" in heldout(evaluated((-0.067, -0.088, -0.046)))
+
+
+def test_a_task_whose_score_does_not_come_from_the_question_says_so() -> None:
+    tricked = TaskScore("logic", 16, 0.5, 0.3, 0.7, 1.0, 0.0, 0.4)
+    honest = TaskScore("sums", 16, 0.5, 0.3, 0.7, 1.0, 0.0, 0.1)
+    said = heldout(msgspec.structs.replace(evaluated((0.1, 0.05, 0.15)), tasks=(tricked, honest)))
+    assert "by rote: logic" in said
+    assert "by rote: sums" not in said
+
+
+def test_the_first_measurement_is_only_a_base() -> None:
+    said = heldout(evaluated(None))
+    assert said.startswith("base  20.0 %")
+    assert "(95 %: 10.0 to 30.0)" in said
+    assert "change" not in said
+
+
+def test_before_any_measurement_the_panel_says_what_it_waits_for() -> None:
+    assert "No measurement yet" in panels.heldout(DashboardState(), 0.0, 50, 5, UNICODE).plain
+
+
+def test_a_round_without_unequal_rewards_says_that_there_was_nothing_to_learn_from() -> None:
+    finished = next(event for event in recording("silo", 2, 1) if isinstance(event, RoundFinished))
+    fields = {name: getattr(finished, name) for name in finished.__struct_fields__}
+    state = fold([run(), RoundFinished(**{**fields, "informative": 0, "loss": 0.0})])
+    assert "nothing to learn from" in panels.now_panel(state, 0.0, 70, 8, UNICODE).plain
+
+
+@pytest.mark.parametrize("drawn", [0, 1])
+def test_a_pool_is_called_empty_only_when_nothing_came_from_it(drawn: int) -> None:
+    finished = next(event for event in recording("swarm", 2, 1) if isinstance(event, RoundFinished))
+    fields = {name: getattr(finished, name) for name in finished.__struct_fields__}
+    state = fold([run(mode="swarm"), RoundFinished(**{**fields, "external_groups": drawn, "external_wanted": 4})])
+    told = "others had no group with signal to give" in panels.now_panel(state, 0.0, 70, 8, UNICODE).plain
+    assert told == (drawn == 0)
+
+
+def test_the_header_tells_the_reason_and_its_age() -> None:
+    state = fold([run(), StateChanged(time=10.0, state="paused", sentence="Paused: on battery · r to run anyway 1 h")])
+    line = header(state, 22.0, 120, 1, UNICODE).plain
+    assert line.endswith("‖ Paused: on battery · r to run anyway 1 h · 12 s")
+    assert "silo · starter" in line
+
+
+def test_a_lost_node_outranks_everything_in_the_header() -> None:
+    state = apply(
+        fold([run(), StateChanged(time=1.0, state="running", sentence="Training")]),
+        Link(False, "The node went away", 5.0),
+    )
+    assert status(state, 9.0)[1:] == ("The node went away", 4.0)
+
+
+@pytest.mark.parametrize("width", [80, 100, 120, 200])
+def test_the_header_never_outgrows_its_line(width: int) -> None:
+    state = fold([run(model="m" * 80), StateChanged(time=1.0, state="paused", sentence="why " * 60)])
+    assert len(header(state, 90.0, width, 1, UNICODE).plain) <= width
+
+
+def test_waiting_for_the_first_round_says_what_goes_on() -> None:
+    assert "Waiting for the node" in waiting(DashboardState(), 0.0)
+    running = fold([run(), StateChanged(time=1.0, state="running", sentence="Training")])
+    assert waiting(running, 0.0) == "Waiting for the first round: generating 64 rollouts on cpu."
+
+
+def hostile_state() -> DashboardState:
+    ref = TaskRef(dataset="bf", preset="starter", seed=1)
+    question = Question(ref=ref, prompt=HOSTILE, prompt_sha256="0" * 64)
+    group = Group(
+        question=question,
+        rollouts=(Rollout(text=f"<answer>{HOSTILE}</answer>", finish="stop", reward=1.0),),
+        source="external",
+        node="b" * 26,
+        model=HOSTILE,
+    )
+    peer = Peer(node="b" * 26, name=HOSTILE, model=HOSTILE, groups=1, share=0.5, uptake=1, seen_s=1.0)
+    swarm = SwarmUpdated(
+        time=1.0,
+        coordinator=HOSTILE,
+        connected=True,
+        sentence=HOSTILE,
+        window=60.0,
+        share=0.1,
+        uptake=1,
+        external_share=0.5,
+        nodes=2,
+        rounds_per_s=1.0,
+        made=1,
+        accepted=1,
+        rejected={HOSTILE: 2},
+        refused={HOSTILE: 1},
+        peers=(peer,),
+    )
+    return fold(
+        [
+            run(mode="swarm", model=HOSTILE, device=HOSTILE),
+            StateChanged(time=1.0, state="paused", sentence=HOSTILE, reason=HOSTILE),
+            GroupRecorded(time=1.0, round=0, group=group, trained=True),
+            swarm,
+            LogLine(time=1.0, level="warning", text=HOSTILE),
+        ]
+    )
+
+
+def test_peer_text_reaches_no_panel_as_markup_or_as_a_control_character() -> None:
+    state = hostile_state()
+    event = state.groups.last
+    assert event is not None
+    assert state.swarm is not None
+    texts = [
+        header(state, 2.0, 120, 1, UNICODE),
+        panels.rollouts(state, 2.0, 120, 5, UNICODE),
+        rollouts_screen.detail(event, UNICODE),
+        swarm_screen.overview(state, 2.0, 120, 9, UNICODE),
+        swarm_screen.peer_rows(state.swarm.peers, 120, UNICODE),
+        swarm_screen.exchange(state, 2.0, 120, 9, UNICODE),
+        log_text(list(state.log), "", 120),
+    ]
+    for content in texts:
+        assert not FORBIDDEN.search(content.plain), content.plain
+        assert "[/bad]" in content.plain
+
+
+def test_a_node_that_was_killed_can_be_started_again() -> None:
+    """It had no time to say so: it is nobody in its place that tells."""
+    running = fold([run(), StateChanged(time=1.0, state="running", sentence="Training")])
+    away = apply(running, Link(False, "The node went away", 5.0))
+    assert not away.gone
+    killed = apply(away, Link(False, "The node is gone", 9.0, ended=True))
+    assert killed.gone
+    assert status(killed, running.newest + 4.0)[1:] == (
+        "The node is gone · space starts the node again",
+        4.0,
+    )
+    assert not apply(killed, Link(True, "Connected", 10.0)).gone
+
+
+def test_a_right_answer_that_was_not_paid_is_not_called_wrong() -> None:
+    event = hostile_state().groups.last
+    assert event is not None
+    rollouts = tuple(
+        msgspec.structs.replace(rollout, reward=0.0, unread=place == 0)
+        for place, rollout in enumerate(event.group.rollouts)
+    )
+    group = msgspec.structs.replace(event.group, rollouts=rollouts)
+    said = rollouts_screen.detail(msgspec.structs.replace(event, group=group), UNICODE).plain
+    assert "○ 1  right on other questions too" in said
+    assert ("○ 2  wrong" in said) is (len(rollouts) > 1)
+
+
+def test_numbers_are_shown_in_few_characters() -> None:
+    assert [age(s) for s in (0, 12, 89, 300, 7200, 400_000)] == ["0 s", "12 s", "89 s", "5 min", "2 h", "5 d"]
+    assert (percent(0.048, 1), percent(None), reward(0.29), reward(1.0)) == ("4.8 %", "—", ".290", "1.000")
+    assert (count(1870.4), memory(412e6), memory(2.5e9)) == ("1,870", "412 MB", "2.50 GB")
+
+
+def test_a_sentence_that_does_not_fit_loses_whole_phrases_from_its_end() -> None:
+    text = "Round 3 · Generating 256 rollouts · 81 done · 486 tok/s"
+    assert shorten(text, 60) == text
+    assert shorten(text, 50) == "Round 3 · Generating 256 rollouts · 81 done"
+    assert shorten(text, 20) == "Round 3"
+    assert shorten("No phrase to drop here", 10) == "No phrase…"
+
+
+def test_what_follows_a_label_is_wrapped_under_itself() -> None:
+    assert hang("one two three four", 14, 4) == "one two\n    three four"
+
+
+@given(st.text(max_size=40))
+def test_ascii_text_is_as_wide_as_what_it_stands_for(text: str) -> None:
+    shown = to_ascii(plain(text))
+    assert shown.isascii()
+    assert len(shown) == cell_len(plain(text))
+
+
+def test_the_log_of_a_node_found_again_is_in_the_order_of_time() -> None:
+    """The history of groups is told after everything else."""
+    late, early = (LogLine(time=t, level="info", text=f"at {t:g}") for t in (2.0, 1.0))
+    assert [line.text for line in in_order([late, early], "")] == ["at 1", "at 2"]

@@ -1,0 +1,122 @@
+"""A round's memory, told before it is needed."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.numpy import save_file
+
+from sapo_backends.base import LoadRequest, OutOfMemory
+from sapo_backends.checkpoints import locate
+from sapo_backends.common import hardware
+from sapo_backends.common.hardware import ModelSize, RoundShape
+from sapo_backends.measure.sizing import model_size
+from sapo_desktop.services.machine import memory_plan
+from sapo_desktop.settings import flags
+from sapo_swarm.config import RunConfig
+
+HALF_BILLION = ModelSize(494_000_000, 8_800_000, 24, 896, 4864, 128, 151_936)
+SHAPES = st.builds(RoundShape, st.integers(1, 256), st.integers(2, 64), st.integers(1, 4096), st.integers(1, 4096))
+TORCH = RunConfig(trainer="torch", precision="float32", threads=2, device="cpu")
+
+
+def replace_config(config: RunConfig, **changes: object) -> RunConfig:
+    changed = msgspec.structs.replace(config, **changes)
+    flags.check(changed)
+    return changed
+
+
+def needed(shape: RoundShape) -> int:
+    return hardware.bytes_of_round(HALF_BILLION, shape, compute_bytes=2)
+
+
+@given(SHAPES)
+def test_a_larger_round_never_needs_less(shape: RoundShape) -> None:
+    for name in ("groups", "group_size", "prompt", "new_tokens"):
+        assert needed(replace(shape, **{name: 2 * getattr(shape, name)})) >= needed(shape)
+
+
+@given(SHAPES, st.integers(0, 64 << 30))
+def test_a_smaller_round_that_is_offered_fits(shape: RoundShape, available: int) -> None:
+    """Or there is none because even the smallest does not."""
+    offered = hardware.smaller_round(needed, shape, available)
+    if offered is None:
+        assert (
+            needed(RoundShape(1, min(4, shape.group_size), shape.prompt, min(32, shape.new_tokens))) > 0.9 * available
+        )
+    else:
+        assert needed(offered) <= 0.9 * available
+
+
+def test_the_bundled_models_are_sized_without_loading_them() -> None:
+    """Every parameter is counted, from the headers of the weight files."""
+    size, method = model_size(locate.resolve("starter-1m"), LoadRequest())
+    assert (size.parameters, size.trainable, method) == (1_055_360, 1_055_360, "full")
+    assert (size.layers, size.hidden, size.key_value, size.vocabulary) == (5, 128, 64, 1024)
+    assert size.multiplied == size.parameters  # tied: the embedding is the output layer too
+
+
+def test_an_adapter_is_counted_as_torch_lays_it_out() -> None:
+    pytest.importorskip("torch", reason="the torch engine is not installed")
+    from sapo_backends.checkpoints.spec import decoder_spec
+    from sapo_backends.torch_backend.model.lora import lora_layout
+
+    folder = locate.resolve("starter-1m")
+    size, method = model_size(folder, LoadRequest(method="lora", lora_rank=4))
+    spec = decoder_spec(json.loads((folder / "config.json").read_text()))
+    assert method == "lora"
+    assert size.trainable == lora_layout(spec, 4).size
+
+
+def test_an_architecture_of_others_is_estimated_from_its_config(tmp_path: Path) -> None:
+    config = {"architectures": ["GPT2LMHeadModel"], "n_embd": 8, "n_layer": 3, "n_head": 2, "vocab_size": 10}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    save_file({"a": np.zeros((10, 8), np.float32)}, tmp_path / "model.safetensors")
+    size, _ = model_size(tmp_path, LoadRequest())
+    assert (size.parameters, size.layers, size.hidden, size.intermediate, size.key_value) == (80, 3, 8, 32, 8)
+
+
+def test_a_run_that_does_not_fit_is_refused_with_settings_that_do() -> None:
+    """The flags in the message, typed as they stand, make the run fit."""
+    config, available = replace_config(TORCH, own_groups=64, group_size=16, max_new_tokens=512), 1 << 30
+    with pytest.raises(OutOfMemory, match=r"GiB is free\. This fits: --own-groups") as refused:
+        memory_plan.require(config, available)
+    typed = str(refused.value).partition("This fits: ")[2].split()
+    changes = {
+        name.removeprefix("--").replace("-", "_"): int(n) for name, n in zip(typed[::2], typed[1::2], strict=True)
+    }
+    memory_plan.require(replace_config(config, **changes), available)
+
+
+def test_others_share_of_a_batch_shrinks_with_it() -> None:
+    config = replace_config(TORCH, own_groups=32, external_groups=32, group_size=16, max_new_tokens=256)
+    found = memory_plan.plan(config, 1 << 30)
+    assert found is not None
+    assert "--own-groups" in found.suggestion
+    assert "--external-groups" in found.suggestion
+
+
+def test_where_nothing_helps_a_smaller_model_is_suggested() -> None:
+    with pytest.raises(OutOfMemory, match="Choose a smaller model"):
+        memory_plan.require(TORCH, 100 << 20)
+
+
+def test_the_default_run_fits_into_two_gigabytes() -> None:
+    memory_plan.require(TORCH, 2 << 30)
+
+
+@pytest.mark.parametrize("config", [RunConfig(trainer="fake"), RunConfig(trainer="torch", device="cuda:0")])
+def test_what_lies_elsewhere_is_not_planned(config: RunConfig) -> None:
+    """The test engine needs nothing, a card has memory of its own."""
+    assert memory_plan.plan(config) is None
+
+
+def test_a_model_that_is_not_here_yet_is_not_planned() -> None:
+    assert memory_plan.plan(replace_config(TORCH, model="nobody/no-such-model")) is None

@@ -1,0 +1,47 @@
+"""What a node without a screen prints, and to whom."""
+
+from __future__ import annotations
+
+import io
+import os
+from pathlib import Path
+
+import msgspec
+import pytest
+from tests.fixtures.make_recordings import recording
+
+from sapo_desktop.services.nodes.report import Reporter
+from sapo_swarm.events import LogLine, RoundFinished
+
+
+@pytest.mark.parametrize(
+    ("rounds", "took", "said", "own_reward"),
+    [
+        (1, 8.2, "1 round in 8 s", False),
+        (2, 20.0, "2 rounds in 40 s", False),
+        (4, 31.0, "4 rounds in 2.1 min", True),
+    ],
+    ids=["one", "two", "four"],
+)
+def test_a_summary_counts_short_runs_in_seconds_and_compares_no_single_rounds(
+    rounds: int, took: float, said: str, own_reward: bool
+) -> None:
+    out = io.StringIO()
+    reporter = Reporter(out, json=False, quiet=True)
+    for event in recording("silo", rounds, 1):
+        if isinstance(event, RoundFinished):
+            reporter.show(msgspec.structs.replace(event, seconds={"generate": took}))
+    reporter.summary(Path("run"))
+    assert said in out.getvalue()
+    assert ("Own reward" in out.getvalue()) is own_reward
+
+
+def test_a_reader_that_goes_away_does_not_end_the_run() -> None:
+    reading, writing = os.pipe()
+    with os.fdopen(writing, "w") as out:
+        reporter = Reporter(out, json=False, quiet=False)
+        reporter.show(LogLine(level="info", text="heard"))
+        assert os.read(reading, 100) == b"          heard\n"
+        os.close(reading)
+        for _ in range(3):
+            reporter.show(LogLine(level="info", text="not heard any more"))

@@ -1,0 +1,94 @@
+"""One schema for file, flags, screen and docs."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import pytest
+
+from sapo_desktop import settings
+from sapo_desktop.cli import VERBS, parser
+from sapo_desktop.dashboard.look.glyphs import choose
+from sapo_desktop.errors import UsageError
+from sapo_desktop.manual import manual
+from sapo_desktop.settings import flags
+from sapo_desktop.settings.live_limits import LiveLimits
+from sapo_swarm.node.governor.limits import Limits
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def typed(*arguments: str) -> argparse.Namespace:
+    sub = argparse.ArgumentParser()
+    flags.add_run_flags(sub)
+    return sub.parse_args(arguments)
+
+
+def test_a_flag_wins_only_if_it_was_typed() -> None:
+    base = settings.convert({"run": {"rounds": 7, "group_size": 4}}, "test")
+    config = flags.run_config(base, typed("--group-size", "6"))
+    assert (config.rounds, config.group_size) == (7, 6)
+
+
+def test_a_file_that_was_written_reads_back_equal(tmp_path: Path) -> None:
+    path = tmp_path / "config.toml"
+    settings.change(path, "run.tasks", "bf, arc_1d")
+    settings.change(path, "limits.pause_on_battery", "false")
+    found = settings.load(path)
+    assert found.run.tasks == ("bf", "arc_1d")
+    assert found.limits.pause_on_battery is False
+
+
+def test_a_refused_change_leaves_the_file_alone(tmp_path: Path) -> None:
+    path = tmp_path / "config.toml"
+    settings.change(path, "run.rounds", "5")
+    before = path.read_text()
+    with pytest.raises(UsageError, match=r"run\.rounds"):
+        settings.change(path, "run.rounds", "-1")
+    assert path.read_text() == before
+
+
+def test_limits_follow_the_file_and_survive_a_broken_one(tmp_path: Path) -> None:
+    path = tmp_path / "config.toml"
+    limits = LiveLimits(path, Limits())
+    assert limits() == Limits()
+    settings.change(path, "limits.max_celsius", "70")
+    assert limits().max_celsius == 70
+    path.write_text("[limits\n")
+    assert limits().max_celsius == 70
+    path.unlink()
+    assert limits() == Limits()
+
+
+def test_resetting_a_key_leaves_the_others(tmp_path: Path) -> None:
+    path = tmp_path / "config.toml"
+    settings.change(path, "run.rounds", "5")
+    settings.change(path, "run.group_size", "4")
+    assert settings.reset(path, "run.rounds").run.rounds == 0
+    assert settings.read(path) == {"run": {"group_size": 4}}
+
+
+def test_every_setting_says_what_it_does() -> None:
+    silent = [f.key for f in settings.fields() if not f.help]
+    assert silent == []
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_has_help_that_can_be_printed(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parser(verb).parse_args([verb, "--help"])
+    assert ended.value.code == 0
+    assert "usage: sapo-desktop" in capsys.readouterr().out
+
+
+def test_every_choice_of_glyphs_is_one_that_the_dashboard_knows() -> None:
+    (glyphs,) = (f for f in settings.fields() if f.key == "ui.glyphs")
+    assert len(glyphs.choices) == 3
+    for choice in glyphs.choices:
+        assert choose(choice).full
+
+
+def test_the_manual_in_the_docs_is_the_one_the_code_makes() -> None:
+    """Mend it with: python -m sapo_desktop.manual > docs/manual.md"""
+    assert (ROOT / "docs" / "manual.md").read_text("utf-8") == manual()

@@ -1,0 +1,163 @@
+"""Measurements that are kept, and the engine that a run begins with and stays with."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from sapo_backends.common import hardware
+from sapo_backends.measure.choice import Candidate, Measured
+from sapo_desktop import settings
+from sapo_desktop.errors import AppError
+from sapo_desktop.paths import Home
+from sapo_desktop.services.machine import doctor, engines, speed
+from sapo_swarm.config import RunConfig
+
+pytest.importorskip("torch", reason="the torch engine is not installed")
+
+CONFIG = RunConfig(model="starter-1m")
+SLOW, FAST = Candidate("torch", "float32", 1), Candidate("torch", "bfloat16", 1)
+
+
+def figures(*fastest_last: Candidate) -> list[Measured]:
+    return [
+        Measured(c, "cpu", c.precision, {1: 10.0, 64: 1000.0 * 2**i}, update=1000.0 * 2**i)
+        for i, c in enumerate(fastest_last)
+    ]
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
+    monkeypatch.setenv("SAPO_HOME", str(tmp_path))
+    found = Home.find()
+    found.prepare()
+    return found
+
+
+def run_folder(home: Home, name: str) -> Path:
+    folder = home.runs / name
+    folder.mkdir()
+    return folder
+
+
+def settings_of(config: RunConfig) -> tuple[str, str, int]:
+    return config.trainer, config.precision, config.threads
+
+
+def test_what_was_measured_is_remembered(home: Home) -> None:
+    assert speed.recall(home, CONFIG) == []
+    assert speed.chosen(home, CONFIG) is None
+    speed.remember(home, CONFIG, figures(SLOW, FAST))
+    assert speed.recall(home, CONFIG) == figures(SLOW, FAST)
+    best = speed.chosen(home, CONFIG)
+    assert best is not None
+    assert best.candidate == FAST
+
+
+def test_measuring_one_candidate_leaves_the_others(home: Home) -> None:
+    """A person who tried one setting has not unmeasured the rest."""
+    speed.remember(home, CONFIG, figures(SLOW, FAST))
+    speed.remember(home, CONFIG, figures(SLOW))
+    assert speed.recall(home, CONFIG) == figures(SLOW, FAST)
+
+
+@pytest.mark.parametrize(
+    "change", [{"model": "starter"}, {"method": "lora"}, {"device": "cuda"}, {"model": "nobody/not-here"}]
+)
+def test_a_measurement_holds_for_its_model_method_and_device_only(home: Home, change: dict[str, str]) -> None:
+    speed.remember(home, CONFIG, figures(SLOW, FAST))
+    assert speed.recall(home, msgspec.structs.replace(CONFIG, **change)) == []
+
+
+def test_settings_that_do_not_change_the_speed_share_a_measurement(home: Home) -> None:
+    speed.remember(home, CONFIG, figures(SLOW, FAST))
+    assert speed.recall(home, msgspec.structs.replace(CONFIG, seed=3, group_size=4, precision="float32"))
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "{", "[]", "3", '{"format": 1}', '{"format": 1, "machine": 3, "entries": {}}'],
+)
+def test_a_damaged_file_counts_as_none_and_is_replaced(home: Home, content: str) -> None:
+    (home.cache / "speed.json").write_text(content)
+    assert speed.recall(home, CONFIG) == []
+    speed.remember(home, CONFIG, figures(SLOW))
+    assert speed.recall(home, CONFIG) == figures(SLOW)
+
+
+def test_damaged_entries_count_as_none(home: Home) -> None:
+    speed.remember(home, CONFIG, figures(SLOW))
+    path = home.cache / "speed.json"
+    stored = json.loads(path.read_text())
+    for junk in (3, {}, {"measured": 3}, {"measured": [{}]}, {"measured": [{"candidate": 3}]}):
+        stored["entries"] = dict.fromkeys(stored["entries"], junk)
+        path.write_text(json.dumps(stored))
+        assert speed.recall(home, CONFIG) == []
+
+
+def test_another_machines_figures_count_as_none(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    speed.remember(home, CONFIG, figures(SLOW))
+    monkeypatch.setattr(hardware, "processor", lambda: "Another processor")
+    assert speed.recall(home, CONFIG) == []
+
+
+def test_a_new_run_takes_the_fastest_and_keeps_it(home: Home) -> None:
+    """Whatever is measured later, the run goes on with the engine, precision and threads it began with."""
+    speed.remember(home, CONFIG, figures(SLOW, FAST))
+    folder = run_folder(home, "first")
+    assert settings_of(engines.settle(CONFIG, folder, home)) == ("torch", "bfloat16", 1)
+    speed.remember(home, CONFIG, figures(FAST, SLOW))
+    assert settings_of(engines.settle(CONFIG, folder, home)) == ("torch", "bfloat16", 1)
+    assert settings_of(engines.kept(CONFIG, folder)) == ("torch", "bfloat16", 1)
+    assert settings_of(engines.settle(CONFIG, run_folder(home, "second"), home)) == ("torch", "float32", 1)
+
+
+def test_a_run_that_began_unmeasured_keeps_the_defaults(home: Home) -> None:
+    folder = run_folder(home, "first")
+    before = settings_of(engines.settle(CONFIG, folder, home))
+    assert before == (engines.choose_trainer(CONFIG), "auto", 0)
+    speed.remember(home, CONFIG, figures(SLOW, FAST))
+    assert settings_of(engines.settle(CONFIG, folder, home)) == before
+
+
+def test_a_run_of_an_older_version_keeps_the_defaults(home: Home) -> None:
+    """It has checkpoints, but nothing says what its open settings meant."""
+    speed.remember(home, CONFIG, figures(SLOW, FAST))
+    folder = run_folder(home, "old")
+    (folder / "checkpoints" / "round-000003").mkdir(parents=True)
+    assert settings_of(engines.settle(CONFIG, folder, home))[1:] == ("auto", 0)
+
+
+def test_explicit_settings_go_first(home: Home) -> None:
+    speed.remember(home, CONFIG, figures(SLOW, FAST))
+    config = msgspec.structs.replace(CONFIG, precision="float32", threads=1)
+    folder = run_folder(home, "run")
+    assert settings_of(engines.settle(config, folder, home)) == ("torch", "float32", 1)
+    wider = msgspec.structs.replace(config, threads=2)
+    assert settings_of(engines.settle(wider, folder, home)) == ("torch", "float32", 2)
+
+
+def test_the_doctor_tells_whether_there_is_a_measurement_and_how_to_make_one(home: Home) -> None:
+    """And what a round will need, before anything is loaded."""
+    settings.change(home.settings, "run.model", "starter-1m")
+    memory, before = doctor.plans(home)
+    assert (memory.verdict, memory.what) == ("ok", "memory")
+    assert memory.text.startswith("starter-1m: a round of 32 groups of 8 needs about")
+    assert (before.verdict, before.text) == (
+        "note",
+        "starter-1m was not measured here, defaults are used: sapo-desktop bench",
+    )
+    speed.remember(home, CONFIG, figures(SLOW, FAST))
+    _, after = doctor.plans(home)
+    assert after.verdict == "ok"
+    assert after.text.startswith("starter-1m: new runs use torch bfloat16, 1 thread; a round of 256 completions takes")
+
+
+def test_a_damaged_note_in_a_run_is_named(home: Home) -> None:
+    folder = run_folder(home, "run")
+    (folder / engines.KEPT).write_text("{")
+    with pytest.raises(AppError, match=r"engine\.json cannot be read"):
+        engines.settle(CONFIG, folder, home)

@@ -1,0 +1,89 @@
+"""Finding models and engines by name, and saying clearly when there is none."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sapo_backends import registry
+from sapo_backends.base import BackendError, BackendUnavailable, LoadRequest, ModelNotFound, OutOfMemory
+from sapo_backends.checkpoints import locate
+from sapo_backends.common import hardware
+from sapo_backends.fake import FakeBackend
+
+
+def test_an_unknown_model_names_the_nearest_bundled_one() -> None:
+    """A typing mistake is answered with what was probably meant."""
+    with pytest.raises(ModelNotFound, match="'starter'"):
+        locate.resolve("startr")
+
+
+def test_a_folder_without_a_config_is_no_model(tmp_path: Path) -> None:
+    """The message says what is missing."""
+    with pytest.raises(ModelNotFound, match=r"config\.json"):
+        locate.resolve(str(tmp_path))
+
+
+def test_pickled_weights_are_refused(tmp_path: Path) -> None:
+    """A .bin file is never read, and the message says why."""
+    (tmp_path / "config.json").write_text("{}", encoding="utf-8")
+    (tmp_path / "pytorch_model.bin").write_bytes(b"cos\nsystem\n")
+    with pytest.raises(ModelNotFound, match="can run code"):
+        locate.resolve(str(tmp_path))
+
+
+def test_a_hub_id_without_network_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Offline and not in the cache: connect once, or use the starter."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(ModelNotFound, match="Connect once"):
+        locate.resolve("nobody/no-such-model")
+
+
+def test_an_unknown_engine_lists_what_is_installed() -> None:
+    """The nearest name and the installed ones are in the message."""
+    with pytest.raises(BackendUnavailable, match=r"'torch'.*Installed here:.*fake"):
+        registry.backend("torhc")
+
+
+def test_listing_engines_imports_none_of_them() -> None:
+    """Names come from strings; torch, mlx, llama_cpp and transformers stay unimported."""
+    script = (
+        "import sys; from sapo_backends import registry; registry.names(); registry.installed();"
+        "registry.backend('fake'); registry.backend('torch').check();"
+        "heavy = {'torch', 'mlx', 'llama_cpp', 'transformers'} & set(sys.modules); sys.exit(str(heavy) if heavy else 0)"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_memory_is_refused_before_it_is_needed() -> None:
+    """Sizes and a suggestion are part of the error."""
+    with pytest.raises(OutOfMemory, match=r"about 8\.0 GiB.*2\.0 GiB is free.*smaller") as caught:
+        hardware.require(8 << 30, "Choose a smaller model.", available=2 << 30)
+    assert caught.value.needed == 8 << 30
+    hardware.require(1 << 30, "", available=2 << 30)
+
+
+def test_this_machine_is_described() -> None:
+    """Cores and memory are positive and what is free is not more than there is."""
+    found = hardware.detect()
+    assert found.cores >= 1
+    assert 0 < found.available <= found.memory
+    assert found.matrix_unit
+
+
+def test_the_environment_may_limit_the_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """OMP_NUM_THREADS wins; nonsense in it does not."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert hardware.default_threads() == 3
+    monkeypatch.setenv("OMP_NUM_THREADS", "many")
+    assert hardware.default_threads() == hardware.cores()
+
+
+def test_an_unknown_fake_model_is_refused() -> None:
+    """fake, fake:slow and fake:<seconds> are all there is."""
+    with pytest.raises(BackendError, match="fake:slow"):
+        FakeBackend().load(LoadRequest(model="fake:fast"))

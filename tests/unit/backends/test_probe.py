@@ -1,0 +1,63 @@
+"""Measuring an engine and the machine, and comparing the two."""
+
+from __future__ import annotations
+
+import pytest
+
+from sapo_backends.base import LoadRequest
+from sapo_backends.common.hardware import ModelSize
+from sapo_backends.measure import machine_limits, probe
+from sapo_backends.measure.choice import WIDTHS, Candidate
+from sapo_backends.measure.machine_limits import Limits, most_generated, most_trained
+
+SIZE = ModelSize(1000, 1000, 2, 8, 16, 8, 10, tied=False)
+LIMITS = Limits({"float32": 1e6, "bfloat16": 4e6}, read=1e5)
+
+
+def test_an_engine_is_measured_at_every_width_and_in_training() -> None:
+    one = probe.measure(Candidate("fake"), LoadRequest(model="fake"), seconds=0.2)
+    assert set(one.generation) == set(WIDTHS)
+    assert min(one.generation.values()) > 0
+    assert min(one.first, one.update, one.memory) > 0
+    assert (one.hand_over, one.failure) == (0.0, "")
+
+
+def test_an_engine_that_takes_a_while_is_measured_as_slow_as_it_is() -> None:
+    """The imitation sleeps 10 ms a step: at most 100 steps a second at every width."""
+    one = probe.measure(Candidate("fake"), LoadRequest(model="fake:0.01"), seconds=0.2)
+    assert all(rate <= 100 * width for width, rate in one.generation.items())
+    assert one.generation[64] > one.generation[8] > one.generation[1]
+
+
+def test_what_only_generates_has_no_training_rate() -> None:
+    one = probe.measure(Candidate("fake"), LoadRequest(model="fake", method="none"), seconds=0.1)
+    assert one.update == 0.0
+
+
+def test_the_limit_of_one_row_is_reading_and_of_many_is_multiplying() -> None:
+    """1000 weights, 920 of them multiplied: 40 ms to read in float32, 1.84 ms to multiply with a row."""
+    assert most_generated(SIZE, 1, LIMITS, "float32") == pytest.approx(1 / (4000 / 1e5))
+    assert most_generated(SIZE, 64, LIMITS, "float32") == pytest.approx(1e6 / (2 * 920))
+    assert most_generated(SIZE, 1, LIMITS, "bfloat16") == pytest.approx(1 / (2000 / 1e5))
+
+
+def test_the_limit_of_training_is_six_products_a_weight_or_four_with_an_adapter() -> None:
+    assert most_trained(SIZE, LIMITS, "float32") == pytest.approx(1e6 / (6 * 920))
+    adapter = ModelSize(1000, 10, 2, 8, 16, 8, 10)
+    assert most_trained(adapter, LIMITS, "bfloat16") == pytest.approx(4e6 / (4 * 1000))
+
+
+def test_what_was_not_measured_has_no_limit() -> None:
+    assert most_generated(SIZE, 8, LIMITS, "float16") == 0.0
+    assert most_generated(SIZE, 8, Limits({"float32": 1e6}), "float32") == 0.0
+    assert most_trained(SIZE, Limits(), "float32") == 0.0
+
+
+def test_the_machine_multiplies_and_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By NumPy, which is always there, with little patience."""
+    monkeypatch.setattr(machine_limits, "REPEAT_S", 0.01)
+    monkeypatch.setattr(machine_limits, "LARGEST", 256)
+    monkeypatch.setattr(machine_limits, "READ_BYTES", 1 << 22)
+    found = machine_limits.measure("numpy", 1)
+    assert found.multiply["float32"] > 0
+    assert found.read > 0

@@ -1,0 +1,73 @@
+"""The bundled models: small, complete, and the same for every reader."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+
+import sapo_assets
+from recipe import model as recipe_model
+from recipe.sampling import sample
+from recipe.tokenizer import prompt_text
+from sapo_swarm.tasks.prompts import extract_answer
+from sapo_swarm.tasks.questions import generate_entry
+from sapo_swarm.tasks.seeds import held_out
+
+BUNDLED = tuple(sapo_assets.models())
+MEGABYTES = {"starter-1m": 3, "starter": 30}
+
+
+@pytest.fixture(scope="module", params=BUNDLED)
+def folder(request: pytest.FixtureRequest) -> Path:
+    return sapo_assets.model_path(request.param)
+
+
+def test_each_model_is_within_its_size(folder: Path) -> None:
+    """The wheel carries them."""
+    assert sum(f.stat().st_size for f in folder.iterdir()) < MEGABYTES[folder.name] * 1_000_000
+
+
+def test_the_config_spells_theta_both_ways(folder: Path) -> None:
+    """transformers 5 reads rope_parameters, mlx_lm only the top-level key and otherwise defaults silently."""
+    config = json.loads((folder / "config.json").read_text())
+    assert config["rope_theta"] == config["rope_parameters"]["rope_theta"] == recipe_model.ROPE_THETA
+
+
+def test_the_recipe_of_the_model_is_on_record(folder: Path) -> None:
+    """Seeds, versions and the number of tokens seen."""
+    record = json.loads((folder / "recipe.json").read_text())
+    assert record["versions"]["reasoning-gym"] == "0.1.25"
+    assert {"seed", "minutes"} <= record["plan"].keys()
+    assert record["done"]["tokens"] > 0
+
+
+def test_transformers_gives_the_same_logits_and_the_same_greedy_tokens(folder: Path) -> None:
+    """Our lean model and Qwen2ForCausalLM are one function."""
+    from transformers import AutoModelForCausalLM
+
+    ours, words = recipe_model.load(folder).eval(), Tokenizer.from_file(str(folder / "tokenizer.json"))
+    theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    questions = [generate_entry(held_out(d, "starter", 3))[1]["question"] for d in ("basic_arithmetic", "arc_1d", "bf")]
+    drawn = dict(sample(ours, words, [prompt_text(q) for q in questions], group=1, room=40, temperature=0))
+    for number, question in enumerate(questions):
+        ids = torch.tensor([words.encode(prompt_text(question)).ids])
+        with torch.inference_mode():
+            torch.testing.assert_close(ours.logits(ours(ids)), theirs(ids).logits, rtol=1e-4, atol=1e-4)
+            out = theirs.generate(ids, max_new_tokens=40, do_sample=False)[0, ids.shape[1] :]
+        assert words.decode(out.tolist()) == drawn[number][0].text
+
+
+def test_most_completions_are_well_formed(folder: Path) -> None:
+    """The form is learned before reinforcement learning begins: it must not win by form alone."""
+    ours, words = recipe_model.load(folder).eval(), Tokenizer.from_file(str(folder / "tokenizer.json"))
+    prompts = [
+        prompt_text(generate_entry(held_out(d, "starter", i))[1]["question"])
+        for d in ("basic_arithmetic", "decimal_arithmetic", "calendar_arithmetic")
+        for i in range(6)
+    ]
+    texts = [s for _, group in sample(ours, words, prompts, group=4) for s in group]
+    assert sum(extract_answer(s.text) is not None and s.stopped for s in texts) >= 0.85 * len(texts)

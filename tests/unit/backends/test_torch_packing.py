@@ -1,0 +1,145 @@
+"""The torch engine's micro-batches: flat tokens without padding, attention in slabs, few shapes of products."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+torch = pytest.importorskip("torch")
+
+from sapo_backends.torch_backend.attention import packing  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402 - after the check for torch
+
+from sapo_backends.checkpoints.spec import decoder_spec  # noqa: E402
+from sapo_backends.common.packing import flat_tokens, plan  # noqa: E402
+from sapo_backends.torch_backend.causal_lm import LeanModel  # noqa: E402
+from sapo_backends.torch_backend.model.flat_parameters import decoder_layout  # noqa: E402
+from sapo_backends.torch_backend.ops.packing import Slab, bucket, pack  # noqa: E402
+
+CPU = torch.device("cpu")
+CONFIG = {
+    "architectures": ["Qwen2ForCausalLM"],
+    "vocab_size": 70,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "tie_word_embeddings": True,
+}
+PAIRS = [
+    ((1, 2, 3), (4, 5, 6, 7, 8, 9)),
+    ((1, 2, 3, 4, 5), (6, 7)),
+    ((1, 2, 3), (7,)),
+    ((1, 2, 3), (8, 9, 1)),
+    ((9,), (5, 5, 5)),
+]
+LAYOUTS = [("plain", True), ("fused", True), ("fused", False)]
+"""By products or by the fused kernel; each prompt a slab of its own as on a CPU, or all together as elsewhere."""
+
+
+def _model(compute: torch.dtype) -> LeanModel:
+    spec = decoder_spec(CONFIG)
+    layout = decoder_layout(spec)
+    base = torch.randn(layout.size, generator=torch.Generator().manual_seed(0)) * 0.3
+    return LeanModel(spec, layout, base, compute)
+
+
+def _gradient(model: LeanModel, pairs: list, members: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-probabilities, and the gradient of the sum of each times its position."""
+    leaf = model.base.clone().requires_grad_()
+    packed = pack(pairs, members, CPU)
+    scores = model.score(packed, model.weights(model.layout.views(leaf.to(model.compute))), 1.0)
+    order = torch.cat([torch.arange(1.0, len(pairs[i][1]) + 1) for i in members])
+    return scores.logprobs.detach(), torch.autograd.grad((scores.logprobs * order).sum(), leaf)[0]
+
+
+@pytest.mark.parametrize(("kernel", "separate"), LAYOUTS)
+def test_sequences_packed_together_score_and_train_as_if_alone(
+    kernel: str, separate: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Log-probabilities are those of each alone, the gradient is their sum, in every layout."""
+    model, everyone = _model(torch.float32), list(range(len(PAIRS)))
+    alone = [_gradient(model, PAIRS, [i]) for i in everyone]
+    monkeypatch.setattr(
+        "sapo_backends.torch_backend.ops.slab_attention.PLAIN_SCORES", 1 << 23 if kernel == "plain" else 0
+    )
+    monkeypatch.setattr(packing, "apart", lambda _: separate)
+    logprobs, slope = _gradient(model, PAIRS, everyone)
+    torch.testing.assert_close(logprobs, torch.cat([found for found, _ in alone]), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(slope, sum(found for _, found in alone), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("padding", [0, 4, 1000])
+def test_every_token_lies_in_one_slab_and_every_prompt_only_once(padding: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However completions are cut into slabs, these cover the real tokens, and only filling lies behind the last."""
+    monkeypatch.setattr(packing, "SLAB_PADDING", padding)
+    flat = pack(PAIRS, list(range(len(PAIRS))), CPU).flat
+    edges = [edge for slab in flat.slabs for edge in (slab.first, slab.end)]
+    assert edges == [0, *[edge for edge in edges[1:-1:2] for _ in (0, 1)], flat_tokens(PAIRS, range(len(PAIRS)))]
+    assert len(flat.ids) == len(flat.positions) == bucket(edges[-1])
+    assert not flat.ids[edges[-1] :].any()
+    assert sum(slab.sees is None for slab in flat.slabs) == 3
+
+
+@given(st.lists(st.integers(1, 6), min_size=1, max_size=5))
+def test_a_slab_pads_with_zeros(lengths: list[int]) -> None:
+    """Row by row the tokens lie left, behind them zeros, and places says which are real."""
+    slab = Slab(0, lengths, CPU)
+    x = torch.arange(1.0, sum(lengths) + 1)[:, None]
+    padded = slab.padded(x)
+    assert [int((row != 0).sum()) for row in padded] == lengths
+    assert all(bool((row[:length] != 0).all()) for row, length in zip(padded, lengths, strict=True))
+    real = padded.flatten(0, 1) if slab.places is None else padded.flatten(0, 1)[slab.places]
+    torch.testing.assert_close(real, x)
+
+
+@settings(deadline=None)
+@given(st.integers(1, 1 << 20))
+def test_a_bucket_is_little_larger_than_what_it_holds(count: int) -> None:
+    """At most an eighth of the next power of two more, or what is missing to a multiple of 32."""
+    assert count <= bucket(count) < count + max(32, count / 4)
+    assert bucket(bucket(count)) == bucket(count)
+
+
+def test_buckets_are_few() -> None:
+    """Up to a full micro-batch of 2,048 tokens there are 37 sizes."""
+    assert len({bucket(count) for count in range(1, 2049)}) == 37
+
+
+class _Products(TorchDispatchMode):
+    """Notes the shapes of all bfloat16 matrix products, by kind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shapes: dict[str, set[tuple[int, ...]]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        if name in ("mm", "addmm", "bmm", "baddbmm", "baddbmm_"):
+            shapes = [tuple(x.shape) for x in args if isinstance(x, torch.Tensor) and x.dtype == torch.bfloat16]
+            if shapes:
+                self.shapes.setdefault(name, set()).add(tuple(size for shape in shapes[-2:] for size in shape))
+        return func(*args, **(kwargs or {}))
+
+
+def test_ever_changing_lengths_give_products_of_few_shapes() -> None:
+    """Forty batches of random lengths in bfloat16: attention makes no products that oneDNN compiles, and the linear
+    layers make those of a few numbers of rows."""
+    rng, model = random.Random(0), _model(torch.bfloat16)
+    products, sizes = _Products(), set[int]()
+    for _ in range(40):
+        prompts = [tuple(rng.choices(range(70), k=rng.randint(3, 40))) for _ in range(4)]
+        pairs = [(prompt, tuple(rng.choices(range(70), k=rng.randint(1, 20)))) for prompt in prompts for _ in range(3)]
+        for members in plan(pairs, 128, flat=True):
+            sizes.add(flat_tokens(pairs, members))
+            with products:
+                _gradient(model, pairs, members)
+    assert len(sizes) > 30  # the lengths did change
+    assert products.shapes.keys() == {"mm", "addmm"}
+    kinds = 3 * (4 + 1)  # forward and both gradients of four projections and the unembedding
+    assert sum(map(len, products.shapes.values())) <= kinds * len({bucket(size) for size in range(1, 129)})

@@ -1,0 +1,156 @@
+"""A node's pool of foreign groups and its picture of its own standing: pure bookkeeping."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sapo_desktop.services.swarms import answering
+from sapo_desktop.services.swarms.membership import label, mixed
+from sapo_desktop.settings.flags import arguments
+from sapo_swarm.config import RunConfig
+from sapo_swarm.node.swarm.pool import Pool
+from sapo_swarm.node.swarm.swarm_exchange import STRETCH, worst_stretch
+from sapo_swarm.node.swarm.swarm_stats import Standing
+from sapo_swarm.protocol.client import ExchangeResult
+from sapo_swarm.protocol.receive import Policy
+from sapo_swarm.registry import UnknownStrategy
+from sapo_swarm.types import Group, Question, Rollout, TaskRef
+
+
+def group(node: str, seed: int, rewards: tuple[float, ...] = (1.0, 0.0)) -> Group:
+    question = Question(TaskRef("bf", "starter", seed), "p", "0" * 64)
+    return Group(question, tuple(Rollout("t", "stop", r) for r in rewards), "external", node)
+
+
+def test_a_batch_counts_on_one_group_a_source() -> None:
+    pool = Pool()
+    for seed, node in enumerate("aab"):
+        pool.add(group(node, seed), 0.0)
+    assert len(pool) == 3
+    assert pool.available(4) == 2
+    assert pool.available(1) == 1
+
+
+def test_a_used_group_is_gone_and_its_source_s_others_stay() -> None:
+    pool = Pool()
+    first, second = group("a", 1), group("a", 2)
+    pool.add(first, 0.0)
+    pool.add(second, 0.0)
+    pool.remove([first])
+    assert pool.groups() == (second,)
+
+
+def test_a_group_past_its_time_is_never_drawn() -> None:
+    pool = Pool(life_s=10.0)
+    pool.add(group("a", 1), 0.0)
+    pool.add(group("b", 2), 5.0)
+    pool.forget_old(11.0)
+    assert [g.node for g in pool.groups()] == ["b"]
+
+
+@pytest.mark.parametrize(
+    ("sampling", "kept"), [("uniform", 2), ("uniform_nonzero", 1), ("reward_guided", 1), ("none", 0)]
+)
+def test_what_the_strategy_would_never_draw_is_counted_instead_of_kept(sampling: str, kept: int) -> None:
+    """So the node generates questions of its own in time, and a batch is never short."""
+    pool = Pool(sampling)
+    pool.add(group("a", 1), 0.0)
+    pool.add(group("b", 2, (0.0, 0.0)), 0.0)
+    assert (len(pool), pool.unusable) == (kept, 2 - kept)
+
+
+def test_an_unknown_strategy_is_refused_at_the_start() -> None:
+    with pytest.raises(UnknownStrategy):
+        Pool("unifrom")
+
+
+def test_the_pool_keeps_its_bound() -> None:
+    pool = Pool(limit=3)
+    for seed in range(9):
+        pool.add(group("a", seed), 0.0)
+    assert [g.question.ref.seed for g in pool.groups()] == [6, 7, 8]
+
+
+def connected(uptake: int, **figures: float) -> ExchangeResult:
+    return ExchangeResult(True, "Connected", uptake=uptake, sent=2, accepted=2, window_s=60.0, **figures)  # type: ignore[arg-type]
+
+
+def test_uptake_is_of_the_window_and_a_lost_reply_loses_none() -> None:
+    """The coordinator counts for ever; the node shows what came within the window."""
+    standing = Standing("http://x")
+    for now, ever in ((0.0, 5), (10.0, 7), (50.0, 12)):
+        standing.exchanged(connected(ever), now)
+    assert standing.uptake(50.0) == 7
+    assert standing.uptake(75.0) == 5
+    standing.exchanged(connected(1), 80.0)
+    assert standing.uptake(80.0) == 5, "a coordinator founded anew counts from 0 and takes nothing away"
+
+
+def test_the_figures_stay_while_the_coordinator_is_away_and_the_sentence_says_so() -> None:
+    standing = Standing("http://x")
+    standing.exchanged(connected(0, mine=3, total=4), 0.0)
+    standing.exchanged(ExchangeResult(False, "Gone. Training goes on alone."), 1.0)
+    news = standing.news({"task": 2}, 1.0)
+    assert (news.share, news.connected, news.sentence) == (0.75, False, "Gone. Training goes on alone.")
+    assert (news.made, news.accepted, news.rejected) == (2, 2, {"task": 2})
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), max_size=80))
+def test_the_external_share_is_of_the_last_batches_and_within_bounds(batches: list[tuple[int, int]]) -> None:
+    """J_actual / (I + J) over the last fifty."""
+    standing = Standing("http://x")
+    for own, external in batches:
+        standing.trained(external, own + external)
+    last = batches[-50:]
+    total = sum(own + external for own, external in last)
+    assert standing.external_share == (sum(external for _, external in last) / total if total else 0.0)
+
+
+def test_a_node_in_a_swarm_takes_four_groups_of_others_for_one_of_its_own_unless_told_otherwise() -> None:
+    """A tiny model takes a quarter of a batch four times as large."""
+    for parameters, groups in ((None, (2, 8)), (494_000_000, (2, 8)), (5_000_000, (24, 8))):
+        config = mixed(RunConfig(), set(), parameters)
+        assert (config.own_groups, config.external_groups) == groups
+    assert mixed(RunConfig(own_groups=6), {"own_groups"}).external_groups == 0
+    generates = mixed(RunConfig(method="none", external_groups=4), set())
+    assert (generates.external_groups, generates.eval_every) == (0, 0)
+
+
+def test_a_model_s_name_is_shared_without_its_path_or_odd_characters() -> None:
+    assert label("/home/ada/models/été\x1b[31m") == "?t??[31m"
+    assert len(label("x" * 200)) == 80
+
+
+def test_flags_of_a_config_are_what_changes_the_base_into_it() -> None:
+    config = RunConfig(tasks=("bf", "arc_1d"), partial_credit=True, group_size=4, own_groups=3)
+    typed = arguments(config, RunConfig(), {"own_groups"})
+    assert sorted(typed) == ["--group-size=4", "--partial-credit", "--tasks=bf,arc_1d"]
+
+
+@pytest.mark.parametrize(
+    ("typed", "text"), [("7", "<answer>7</answer>"), (" so <answer>7</answer> ", "so <answer>7</answer>")]
+)
+def test_a_bare_line_of_a_person_is_the_answer(typed: str, text: str) -> None:
+    assert answering.attempt(typed) == text
+
+
+@pytest.mark.parametrize("typed", ["", "  ", "x" * 9000])
+def test_an_attempt_that_cannot_travel_says_why(typed: str) -> None:
+    with pytest.raises(ValueError, match="attempt"):
+        answering.attempt(typed)
+
+
+@given(st.lists(st.floats(-20, 0), min_size=1, max_size=60), st.integers(1, 40))
+def test_the_worst_stretch_is_the_lowest_mean_of_so_many_in_a_row(values: list[float], width: int) -> None:
+    width_here = min(width, len(values))
+    means = [np.mean(values[i : i + width_here]) for i in range(len(values) - width_here + 1)]
+    assert worst_stretch(values, width) == pytest.approx(min(means), abs=1e-9)
+
+
+def test_honest_work_does_not_dilute_garbage() -> None:
+    """Eight tokens that nobody would write, amid two hundred that everybody would."""
+    text = [-0.1] * 100 + [-12.0] * 8 + [-0.1] * 100
+    assert worst_stretch(text, STRETCH) < Policy().logprob_floor < sum(text) / len(text)

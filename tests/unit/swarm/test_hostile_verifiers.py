@@ -1,0 +1,224 @@
+"""What the worker survives if a verifier itself is hostile: a real worker with planted ones, limits in force."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from sapo_swarm.scoring.scorer import Scored, Scorer, ScoringFailed
+from sapo_swarm.scoring.worker import DEADLINE_S
+from sapo_swarm.types import RewardRule, TaskRef
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+WORKER = """
+import decimal, os, socket, subprocess, sys, time
+from sapo_swarm.scoring import verifiers, worker
+
+def loop(answer, entry):
+    while True:
+        pass
+
+def stubborn(answer, entry):
+    while True:
+        try:
+            while True:
+                pass
+        except:
+            return 1.0
+
+def below_python(answer, entry):
+    return float(sum(range(10**13)))
+
+def memory(answer, entry):
+    return float(len(bytearray(2**34)))
+
+def write(answer, entry):
+    with open(answer, "w") as file:
+        file.write("x")
+    return 1.0
+
+def low_level_write(answer, entry):
+    os.close(os.open(answer, os.O_CREAT | os.O_WRONLY))
+    return 1.0
+
+def run(answer, entry):
+    return float(subprocess.run(["touch", answer]).returncode == 0)
+
+def shell(answer, entry):
+    return float(os.system("touch " + answer) == 0)
+
+def fork(answer, entry):
+    return float(os.fork() >= 0)
+
+def connect(answer, entry):
+    return float(socket.socket() is not None)
+
+def leave(answer, entry):
+    sys.exit("bye")
+
+def interrupt(answer, entry):
+    raise KeyboardInterrupt
+
+def recurse(answer, entry):
+    return recurse(answer, entry)
+
+def not_a_number(answer, entry):
+    return float("nan")
+
+def too_much(answer, entry):
+    return 7.0
+
+def chatter(answer, entry):
+    print("x" * 100_000)
+    os.write(1, b"y" * 100_000)
+    return 1.0
+
+def precision(answer, entry):
+    return decimal.getcontext().prec / 100
+
+def crash(answer, entry):
+    os._exit(3)
+
+def crash_in(answer, entry):
+    return float(os.getpid() != int(answer)) or os._exit(3)
+
+def by_name(answer, entry):
+    name, _, rest = answer.partition(" ")
+    return globals()[name](rest, entry)
+
+verifiers.VERIFIERS["bf"] = by_name
+raise SystemExit(worker.main())
+"""
+COMMAND = [sys.executable, "-P", "-c", WORKER]
+REF = TaskRef("bf", "starter", 1)
+PARTIAL = RewardRule(partial=True)
+OTHER = TaskRef("basic_arithmetic", "starter", 1)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def scorer() -> AsyncIterator[Scorer]:
+    async with Scorer(margin_s=60.0, command=COMMAND) as started:
+        await started.ready()
+        yield started
+
+
+@pytest_asyncio.fixture(autouse=True, loop_scope="module")
+async def running(scorer: Scorer) -> None:
+    """Every test begins with a live worker, whatever the last one did to it."""
+    await scorer.ready()
+
+
+async def attempt(scorer: Scorer, name: str, rest: str = "x") -> Scored | ScoringFailed:
+    """The hostile group's result; a group scored right after it must be unharmed."""
+    groups = [(REF, [f"<answer>{name} {rest}</answer>"]), (OTHER, ["<answer>no</answer>"])]
+    hostile, innocent = await scorer.score_many(groups, PARTIAL)
+    assert isinstance(innocent, Scored)
+    assert innocent.rewards == (0.0,)
+    return hostile
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no alarm inside the worker")
+@pytest.mark.parametrize("name", ["loop", "stubborn"])
+async def test_a_verifier_that_loops_in_python_is_stopped_after_a_second_without_losing_the_worker(
+    scorer: Scorer, name: str
+) -> None:
+    before, start = scorer.worker.pid, time.monotonic()
+    hostile = await attempt(scorer, name)
+    assert isinstance(hostile, ScoringFailed)
+    assert hostile.fault == "texts"
+    assert "longer than 1 s" in hostile.reason
+    assert time.monotonic() - start > DEADLINE_S
+    assert scorer.worker.pid == before
+
+
+async def test_a_verifier_that_hangs_below_python_costs_the_worker_and_nothing_else() -> None:
+    """The event loop goes on meanwhile."""
+    async with Scorer(margin_s=0.3, command=COMMAND) as scorer:
+        await scorer.ready()
+        before = scorer.worker.pid
+        task = asyncio.create_task(scorer.score_many([(REF, ["<answer>below_python x</answer>"])]))
+        ticks = 0
+        while not task.done():
+            await asyncio.sleep(0.01)
+            ticks += 1
+        (hostile,) = task.result()
+        assert isinstance(hostile, ScoringFailed)
+        assert ticks > 3
+        assert hostile.fault == "worker"
+        assert scorer.worker.pid != before
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_AS")
+async def test_a_verifier_that_eats_memory_fails_its_group_only(scorer: Scorer) -> None:
+    before = scorer.worker.pid
+    hostile = await attempt(scorer, "memory")
+    assert isinstance(hostile, ScoringFailed)
+    assert "memory" in hostile.reason
+    assert scorer.worker.pid == before
+
+
+@pytest.mark.parametrize("name", ["write", "low_level_write", "run", "shell"])
+async def test_nothing_is_written_or_run(scorer: Scorer, name: str, tmp_path: Path) -> None:
+    canary = tmp_path / "canary"
+    hostile = await attempt(scorer, name, str(canary))
+    assert isinstance(hostile, Scored)
+    assert hostile.rewards == (0.0,)
+    assert not canary.exists()
+
+
+@pytest.mark.parametrize("name", ["fork", "connect", "leave", "interrupt", "recurse", "not_a_number"])
+async def test_every_exception_is_a_verdict_of_zero(scorer: Scorer, name: str) -> None:
+    before = scorer.worker.pid
+    hostile = await attempt(scorer, name)
+    assert isinstance(hostile, Scored)
+    assert hostile.rewards == (0.0,)
+    assert scorer.worker.pid == before
+
+
+async def test_a_reward_above_one_is_cut_and_not_strictly_right(scorer: Scorer) -> None:
+    text = ["<answer>too_much x</answer>"]
+    assert (await scorer.score(REF, text, PARTIAL)).rewards == (1.0,)
+    assert (await scorer.score(REF, text)).rewards == (0.0,)
+
+
+async def test_a_verifier_that_prints_does_not_corrupt_the_pipe(scorer: Scorer) -> None:
+    hostile = await attempt(scorer, "chatter")
+    assert isinstance(hostile, Scored)
+    assert hostile.rewards == (1.0,)
+
+
+async def test_no_group_sees_the_decimal_precision_that_another_set(scorer: Scorer) -> None:
+    """decimal_arithmetic sets the process's precision when it generates."""
+    text = ["<answer>precision x</answer>"]
+    for _ in range(2):
+        assert (await scorer.score(REF, text, PARTIAL)).rewards == (0.28,)
+        await scorer.questions([TaskRef("decimal_arithmetic", "starter", 1)])
+
+
+async def test_a_worker_that_dies_is_replaced_for_the_next_group(scorer: Scorer) -> None:
+    before = scorer.worker.pid
+    hostile = await attempt(scorer, "crash")
+    assert isinstance(hostile, ScoringFailed)
+    assert hostile.fault == "worker"
+    assert scorer.worker.pid != before
+
+
+async def test_own_text_is_scored_again_when_the_worker_ended_for_a_passing_reason(scorer: Scorer) -> None:
+    """As after the computer slept; the worker that comes next gives the verdict, and the others keep theirs."""
+    first = scorer.worker.pid
+    texts = [(REF, [f"<answer>crash_in {first}</answer>"]), (OTHER, ["<answer>no</answer>"])]
+    assert [result.rewards for result in await scorer.score_own(texts)] == [(1.0,), (0.0,)]
+    assert scorer.worker.pid != first
+
+
+async def test_own_text_that_no_worker_survives_is_no_right_answer(scorer: Scorer) -> None:
+    """A run does not end over it."""
+    (result,) = await scorer.score_own([(REF, ["<answer>crash x</answer>", "no"])])
+    assert result == Scored((0.0, 0.0), (False, False))

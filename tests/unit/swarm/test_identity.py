@@ -1,0 +1,118 @@
+"""Keys, ids, signatures, and where the secret lies."""
+
+from __future__ import annotations
+
+import stat
+import threading
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from sapo_lab.simulated_nodes import sim_group
+from sapo_swarm.protocol.identity import Identity, group_text, node_id, request_text, verify
+from sapo_swarm.protocol.keystore import KeyStoreError, load_or_create
+from sapo_swarm.protocol.wire import GroupBody, unpack
+from sapo_swarm.types import NodeId
+
+
+class Memory:
+    """A keyring that works."""
+
+    def __init__(self) -> None:
+        self.kept: dict[tuple[str, str], str] = {}
+
+    def get_password(self, service: str, username: str) -> str | None:
+        return self.kept.get((service, username))
+
+    def set_password(self, service: str, username: str, password: str) -> None:
+        self.kept[service, username] = password
+
+
+class Null(Memory):
+    """Swallows what it is given, as keyring.backends.null does."""
+
+    def set_password(self, service: str, username: str, password: str) -> None:
+        return None
+
+
+class Broken(Memory):
+    """Raises, as keyring.backends.fail does."""
+
+    def get_password(self, service: str, username: str) -> str | None:
+        raise RuntimeError("No recommended backend was available.")
+
+
+class Locked(Memory):
+    """Waits for somebody to unlock it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unlocked = threading.Event()
+
+    def get_password(self, service: str, username: str) -> str | None:
+        self.unlocked.wait(30)
+        return None
+
+
+def test_ids_follow_from_keys() -> None:
+    """26 characters of base32; the same key gives the same id."""
+    one = Identity(bytes(32))
+    assert msgspec.convert(one.node, NodeId) == node_id(one.public_key) == Identity(bytes(32)).node
+    assert one.node != Identity(bytes([1]) * 32).node
+
+
+def test_a_signature_covers_every_part_of_a_request() -> None:
+    """Change one part and it is false; a part cannot flow into its neighbour."""
+    node = Identity.generate()
+    parts = ("PUT", "/v1/rounds/x", "a" * 16, 5, "n" * 32, b"body")
+    signature = node.sign(request_text(*parts))
+    assert verify(node.public_key, signature, request_text(*parts))
+    for place, other in enumerate(("POST", "/v1/rounds/y", "b" * 16, 6, "m" * 32, b"bodies")):
+        changed = [*parts[:place], other, *parts[place + 1 :]]
+        assert not verify(node.public_key, signature, request_text(*changed))  # type: ignore[arg-type]
+    assert request_text("P", "UT/x", "s", 1, "n", b"") != request_text("PU", "T/x", "s", 1, "n", b"")
+
+
+def test_a_group_signature_is_good_in_one_swarm_only() -> None:
+    """And no request signature is a group signature."""
+    node = Identity.generate()
+    group = sim_group(node, "a" * 16, 1, 0)
+    assert verify(group.key, group.signature, group_text("a" * 16, group.body))
+    assert not verify(group.key, group.signature, group_text("b" * 16, group.body))
+    with pytest.raises(ValueError, match="cannot be signed by"):
+        Identity.generate().sign_group("a" * 16, unpack(group.body, GroupBody))
+
+
+@pytest.mark.parametrize("key", [b"", bytes(31), bytes(33), b"\xff" * 32])
+def test_bad_keys_verify_nothing(key: bytes) -> None:
+    """Of any length or none."""
+    assert not verify(key, bytes(64), b"text")
+
+
+def test_a_working_keyring_keeps_the_secret(tmp_path: Path) -> None:
+    """The same identity comes back, and no file is made."""
+    ring = Memory()
+    first = load_or_create(tmp_path, keyring=ring)
+    assert first.place == "keyring"
+    assert load_or_create(tmp_path, keyring=ring).identity.node == first.identity.node
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("ring", [Null(), Broken(), Locked()], ids=["null", "fail", "locked"])
+def test_a_keyring_that_fails_is_replaced_by_a_file(tmp_path: Path, ring: Memory) -> None:
+    """Mode 0600, and the sentence says where it is."""
+    first = load_or_create(tmp_path, keyring=ring, timeout_s=0.05)
+    path = tmp_path / "node.key"
+    assert (first.place, str(path) in first.sentence) == ("file", True)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert load_or_create(tmp_path, keyring=ring, timeout_s=0.05).identity.node == first.identity.node
+    if isinstance(ring, Locked):
+        ring.unlocked.set()
+
+
+def test_a_damaged_key_file_is_named(tmp_path: Path) -> None:
+    """It is never overwritten: an identity is worth something."""
+    (tmp_path / "node.key").write_text("junk")
+    with pytest.raises(KeyStoreError, match=r"node\.key is not a node key"):
+        load_or_create(tmp_path)

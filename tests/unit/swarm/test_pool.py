@@ -1,0 +1,85 @@
+"""The ring, the counters and the memory of what was seen: pure bookkeeping, under random histories."""
+
+from __future__ import annotations
+
+import random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sapo_swarm.coordinator.domain.counters import Counters
+from sapo_swarm.coordinator.domain.pool import Ring
+from sapo_swarm.coordinator.domain.recent import Recent
+from sapo_swarm.coordinator.domain.records import ACTIVE_S, Entry, PoolLimits
+
+LIMITS = PoolLimits(capacity=6, capacity_bytes=600, per_node=2, lifetime_s=10.0)
+
+
+def entry(node: int, number: int, size: int = 10) -> Entry:
+    return Entry(number.to_bytes(8, "big"), f"{number}", f"n{node}", bytes(size))
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.sampled_from([10, 100, 300]), st.floats(0, 5)), max_size=60))
+def test_the_ring_keeps_its_bounds_and_says_what_it_gave_up(history: list[tuple[int, int, float]]) -> None:
+    """Groups, bytes and groups of a source; keys given up are exactly those that are gone."""
+    ring, now, live = Ring(LIMITS), 0.0, set()
+    for number, (node, size, wait) in enumerate(history):
+        now += wait
+        gone = ring.expire(now)
+        key, displaced = ring.add(entry(node, number, size), now)
+        live = (live - set(gone) - set(displaced)) | {key}
+        assert len(ring) == len(live) <= LIMITS.capacity
+        assert ring.bytes <= LIMITS.capacity_bytes
+        drawn = ring.draw(random.Random(number), 10, "reader", frozenset())
+        assert len({found.node for found in drawn}) == len(drawn) == ring.nodes()
+        assert str(number) in ring
+    for node in range(5):
+        ring.drop_node(f"n{node}")
+    assert (len(ring), ring.bytes, ring.nodes()) == (0, 0, 0)
+
+
+def test_a_draw_of_a_lone_caller_is_empty() -> None:
+    """Nobody draws from itself, and an empty ring gives nothing."""
+    ring = Ring(LIMITS)
+    assert ring.draw(random.Random(0), 4, "n1", frozenset()) == []
+    ring.add(entry(1, 1), 0.0)
+    assert ring.draw(random.Random(0), 4, "n1", frozenset()) == []
+
+
+@given(st.lists(st.tuples(st.integers(0, 200), st.sampled_from(["g/a", "g/b", "d/a", "rounds"])), max_size=80))
+def test_running_totals_equal_the_minutes(history: list[tuple[int, str]]) -> None:
+    """Whatever left the window left the totals."""
+    counters, last = Counters(), 0
+    for minute, key in sorted(history):
+        counters.add(minute, key, 1.0)
+        counters.prune(60.0 * minute)
+        last = minute
+    for node in "ab":
+        expected = sum(counts.get(f"g/{node}", 0) for counts in counters.minutes.values())
+        assert counters.groups.get(node, 0) == expected
+    assert counters.total == sum(counters.groups.values())
+    assert all(last - minute < 60 for minute in counters.minutes)
+    assert not any(key.startswith(("g/", "d/")) for counts in counters.recent().values() for key in counts)
+
+
+def test_presence_ends_after_a_while() -> None:
+    """A node counts as present for five minutes after its last exchange."""
+    counters = Counters()
+    counters.mark_seen("a", 0.0)
+    counters.mark_seen("b", 200.0)
+    assert [counters.present(at) for at in (200.0, ACTIVE_S + 1, 200.0 + ACTIVE_S + 1)] == [2, 1, 0]
+
+
+@given(st.lists(st.floats(0, 30), max_size=60))
+def test_what_was_seen_is_known_for_its_lifetime_and_forgotten_after_three(waits: list[float]) -> None:
+    """And the memory does not grow for ever."""
+    seen: Recent[int] = Recent(10.0)
+    now, at = 1000.0, {}
+    for number, wait in enumerate(waits):
+        now += wait
+        seen.put(number.to_bytes(4, "big"), number, now)
+        at[number] = now
+        for old, when in at.items():
+            if now - when <= 10.0:
+                assert seen.get(old.to_bytes(4, "big")) == old
+        assert len(seen) <= sum(now - when <= 30.0 for when in at.values())

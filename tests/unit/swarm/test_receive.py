@@ -1,0 +1,209 @@
+"""The receiver pipeline: what a node takes from others, and why it refuses the rest."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sapo_swarm.protocol.identity import Identity
+from sapo_swarm.protocol.receive import REASONS, Policy, Receiver
+from sapo_swarm.protocol.wire import GroupBody, SharedCompletion, SignedGroup
+from sapo_swarm.tasks.prompts import extract_answer
+from sapo_swarm.types import STRICT, Question, RewardRule, TaskRef
+
+SWARM = "a" * 16
+NOW = 1_700_000_000.0
+ME = Identity(bytes(32))
+PEER = Identity(bytes([1]) * 32)
+
+
+def prompt_of(ref: TaskRef) -> str:
+    return f"What is {ref.seed} + 1?"
+
+
+@dataclass(frozen=True)
+class Scores:
+    rewards: tuple[float, ...]
+    unread: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Failed:
+    fault: str
+
+
+class AddOne:
+    """A verifier of one kind of question: the right answer is seed + 1. Seed 13 has no question; "BOOM" kills it."""
+
+    async def questions(self, refs: Sequence[TaskRef]) -> list[object]:
+        return [
+            None
+            if ref.seed == 13
+            else Question(ref, prompt_of(ref), hashlib.sha256(prompt_of(ref).encode()).hexdigest())
+            for ref in refs
+        ]
+
+    async def score_many(
+        self, groups: Sequence[tuple[TaskRef, Sequence[str]]], rule: RewardRule = STRICT
+    ) -> list[object]:
+        return [
+            Failed("texts")
+            if any("BOOM" in text for text in texts)
+            else Scores(tuple(float(extract_answer(text) == str(ref.seed + 1)) for text in texts))
+            for ref, texts in groups
+        ]
+
+
+def body(author: Identity, seed: int = 5, texts: Sequence[str] = (), **changes: object) -> GroupBody:
+    ref = TaskRef("basic_arithmetic", "starter", seed)
+    chosen = texts or (f"<answer>{seed + 1}</answer>", "no idea")
+    made = GroupBody(
+        ref=ref,
+        prompt_sha256=hashlib.sha256(prompt_of(ref).encode()).hexdigest(),
+        completions=tuple(SharedCompletion(text=text, finish="stop") for text in chosen),
+        node=author.node,
+        model="m",
+        policy_step=0,
+        ts=int(NOW * 1000),
+    )
+    return msgspec.structs.replace(made, **changes)
+
+
+def packed(group: SignedGroup) -> bytes:
+    return msgspec.msgpack.encode(group)
+
+
+def signed(author: Identity, seed: int = 5, texts: Sequence[str] = (), **changes: object) -> bytes:
+    return packed(author.sign_group(SWARM, body(author, seed, texts, **changes)))
+
+
+@pytest.fixture
+def receiver() -> Receiver:
+    return Receiver(SWARM, ME.node, AddOne())
+
+
+async def test_a_good_group_is_regenerated_and_scored_here(receiver: Receiver) -> None:
+    """The reward is this node's own verdict; the prompt is this node's own text."""
+    (group,) = await receiver.receive([signed(PEER)], NOW)
+    assert (group.source, group.node, group.rewards) == ("external", PEER.node, (1.0, 0.0))
+    assert group.question.prompt == "What is 5 + 1?"
+    assert not receiver.rejected
+
+
+async def test_a_group_keeps_its_author_only_in_its_own_swarm(receiver: Receiver) -> None:
+    """A group signed for another swarm is worth nothing here."""
+    other = packed(PEER.sign_group("b" * 16, body(PEER)))
+    assert await receiver.receive([other], NOW) == []
+    assert receiver.rejected == {"signature": 1}
+
+
+async def test_every_reason_is_counted_under_its_name(receiver: Receiver) -> None:
+    """One attack each; nothing of them passes."""
+    third = Identity(bytes([2]) * 32)
+    forged = msgspec.structs.replace(body(PEER), node=third.node)
+    raw = msgspec.msgpack.encode(forged)
+    from sapo_swarm.protocol.identity import group_text
+
+    claims_another = SignedGroup(body=raw, key=PEER.public_key, signature=PEER.sign(group_text(SWARM, raw)))
+    unknown_field = msgspec.msgpack.encode({**msgspec.to_builtins(body(PEER)), "reward": 1.0})
+    with_reward = SignedGroup(
+        body=unknown_field, key=PEER.public_key, signature=PEER.sign(group_text(SWARM, unknown_field))
+    )
+    cases = {
+        "schema": packed(with_reward),
+        "author": packed(claims_another),
+        "own": signed(ME),
+        "stale": signed(PEER, ts=0),
+        "task": signed(PEER, ref=TaskRef("codeio", "starter", 5)),
+        "seed": signed(PEER, seed=2**31),
+        "length": signed(PEER, texts=("é" * 4097, "x")),
+        "no_question": signed(PEER, seed=13),
+        "prompt_hash": signed(PEER, prompt_sha256="0" * 64),
+        "signature": packed(msgspec.structs.replace(PEER.sign_group(SWARM, body(PEER)), signature=bytes(64))),
+    }
+    for raw_group in cases.values():
+        assert await receiver.receive([raw_group], NOW) == []
+    assert receiver.rejected == dict.fromkeys(cases, 1)
+    assert set(cases) < set(REASONS)
+
+
+async def test_one_group_per_source_and_no_copies(receiver: Receiver) -> None:
+    """The second of a source in one sample is capped; the same texts later, by anybody, are a duplicate."""
+    assert len(await receiver.receive([signed(PEER, 5), signed(PEER, 6)], NOW)) == 1
+    thief = Identity(bytes([3]) * 32)
+    assert await receiver.receive([signed(thief, 5)], NOW) == []
+    assert receiver.rejected == {"source": 1, "duplicate": 1}
+
+
+async def test_copies_of_own_groups_are_refused(receiver: Receiver) -> None:
+    """What this node shared does not come back as somebody else's."""
+    receiver.observe_own(body(ME))
+    assert await receiver.receive([signed(PEER)], NOW) == []
+    assert receiver.rejected == {"duplicate": 1}
+
+
+async def test_a_source_whose_text_breaks_the_scorer_is_not_heard_again(receiver: Receiver) -> None:
+    """One strike a session."""
+    assert await receiver.receive([signed(PEER, texts=("BOOM", "x"))], NOW) == []
+    assert await receiver.receive([signed(PEER, 7)], NOW) == []
+    assert receiver.rejected == {"unscorable": 1, "struck": 1}
+
+
+async def test_the_length_band_follows_own_completions(receiver: Receiver) -> None:
+    """Groups many times longer than what this node writes are refused."""
+    receiver.observe_own(body(ME, 1, ["x" * 50] * 16))
+    assert receiver.band == 200
+    assert await receiver.receive([signed(PEER, texts=("y" * 201,) * 4)], NOW) == []
+    assert receiver.rejected == {"length": 1}
+
+
+async def test_one_long_text_among_short_ones_is_not_read_by_the_model_when_it_would_be_taught() -> None:
+    """Reading is what costs: seconds of the engine for some hundred bytes on the wire. A long wrong answer is not read."""
+    read: list[str] = []
+
+    async def likelihood(question: Question, texts: Sequence[str]) -> float:
+        read.extend(texts)
+        return -1.0
+
+    receiver = Receiver(SWARM, ME.node, AddOne(), Policy(), likelihood)
+    receiver.observe_own(body(ME, 1, ["x" * 50] * 16))
+    short = ("no idea",) * 3
+    assert await receiver.receive([signed(PEER, 7, ["so " * 2000 + "<answer>8</answer>", *short])], NOW) == []
+    assert receiver.rejected == {"length": 1}
+    assert len(await receiver.receive([signed(PEER, 8, ["so " * 2000, "<answer>9</answer>", *short])], NOW)) == 1
+    assert read == ["<answer>9</answer>"]
+
+
+async def test_a_held_out_question_is_refused_under_any_seed() -> None:
+    held_out = hashlib.sha256(prompt_of(TaskRef("basic_arithmetic", "starter", 6)).encode()).hexdigest()
+    receiver = Receiver(SWARM, ME.node, AddOne(), apart=frozenset({held_out}))
+    assert len(await receiver.receive([signed(PEER, 5)], NOW)) == 1
+    assert await receiver.receive([signed(PEER, 6)], NOW) == []
+    assert receiver.rejected == {"held_out": 1}
+
+
+async def test_text_that_the_own_policy_would_never_write_is_refused() -> None:
+    """The log-prob floor, when the node gives its policy."""
+
+    async def likelihood(question: Question, texts: Sequence[str]) -> float:
+        return -20.0 if "zalgo" in texts[0] else -1.0
+
+    receiver = Receiver(SWARM, ME.node, AddOne(), Policy(logprob_floor=-8.0), likelihood)
+    assert len(await receiver.receive([signed(PEER)], NOW)) == 1
+    assert await receiver.receive([signed(PEER, 8, ["zalgo <answer>9</answer>", "zalgo"])], NOW) == []
+    assert receiver.rejected == {"logprob": 1}
+
+
+@settings(max_examples=200)
+@given(st.binary(max_size=300))
+async def test_any_bytes_are_a_counted_rejection(raw: bytes) -> None:
+    """The node's parser raises nothing, whatever arrives."""
+    receiver = Receiver(SWARM, ME.node, AddOne())
+    assert await receiver.receive([raw, msgspec.msgpack.encode(raw)], NOW) == []
+    assert sum(receiver.rejected.values()) == 2
