@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 
-from sapo_backends.torch_backend.attention import packing  # noqa: E402
+from sapo_backends.torch_backend.ops import packing  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402 - after the check for torch
 
 from sapo_backends.checkpoints.spec import decoder_spec  # noqa: E402
