@@ -30,7 +30,7 @@ class Result:
     pass_at_1: float
     low: float
     high: float
-    informative: float
+    nonzero_advantage: float
     well_formed: float
     truncated: float
     tokens: float

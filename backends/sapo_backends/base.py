@@ -183,14 +183,14 @@ class UpdateStats:
     clip_fraction: float
     entropy: float
     ratio_max: float
-    logprob_own: float
+    logprob_local: float
     logprob_external: float
-    tokens_own: int
+    tokens_local: int
     tokens_external: int
     sequences_trained: int
     sequences_skipped: int
     seconds: float
-    engine_gap: float = float("nan")
+    train_inference_mismatch: float = float("nan")
 
 
 @dataclass(frozen=True, slots=True)

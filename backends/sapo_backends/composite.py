@@ -113,7 +113,7 @@ class CompositeEngine(Engine):
         self._drawn.clear()
         if stats.steps:
             self._hand_over()
-        return replace(stats, engine_gap=gap)
+        return replace(stats, train_inference_mismatch=gap)
 
     def _hand_over(self) -> None:
         """Give the generator the trainer's policy."""

@@ -7,7 +7,7 @@
     model = "starter-1m"
     [[arms]]
     name = "8-0"                # any setting of RunConfig or Conditions besides
-    own_groups = 8
+    local_groups = 8
 
 Unknown keys are refused with the nearest match.
 """
@@ -74,7 +74,7 @@ class Conditions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         ),
     ] = "none"
     adaptive: Annotated[
-        bool, _doc("Move I and J by sapo_lab.running.adaptive, from own_groups and external_groups")
+        bool, _doc("Move I and J by sapo_lab.running.adaptive, from local_groups and external_groups")
     ] = False
     # What the swarm is made of
     models: Annotated[tuple[str, ...], _doc("Models of nodes 0, 1, … in turn; empty = `model` for all")] = ()
@@ -169,7 +169,7 @@ EXPERIMENT_KEYS = {
 ARM_KEYS = {"name", "title", "against"}
 RUN_KEYS = frozenset(RunConfig.__struct_fields__)
 CONDITION_KEYS = frozenset(Conditions.__struct_fields__)
-PAPER: Mapping[str, Any] = {"own_groups": 8, "external_advantages": "all"}
+PAPER: Mapping[str, Any] = {"local_groups": 8, "external_advantages": "all"}
 """Settings of an arm that does not say: the paper's."""
 NOT_HERE = {"seed": "List the seeds at the top: seeds = [1, 2, 3]."}
 
@@ -222,8 +222,8 @@ def _check(experiment: Experiment) -> None:
     for arm in experiment.arms:
         for name in arm.against:
             experiment.arm(name)
-        if arm.run.rounds < 1 or arm.run.own_groups < 1:
-            raise BadExperiment(f"Arm {arm.name!r} needs rounds = N and own_groups of at least 1.")
+        if arm.run.rounds < 1 or arm.run.local_groups < 1:
+            raise BadExperiment(f"Arm {arm.name!r} needs rounds = N and local_groups of at least 1.")
         if arm.conditions.tasks_per_node > len(arm.run.tasks):
             raise BadExperiment(f"Arm {arm.name!r} has fewer tasks than tasks_per_node.")
         if arm.run.external_advantages == "positive" and arm.conditions.off_policy in ("token", "sequence", "clip"):

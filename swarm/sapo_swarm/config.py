@@ -62,7 +62,7 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     # A round
     rounds: Annotated[int, _doc("Rounds to train; 0 = until stopped", ge=0)] = 0
     group_size: Annotated[int, _doc("Completions per question (G)", ge=2, le=64)] = 8
-    own_groups: Annotated[
+    local_groups: Annotated[
         int,
         _doc("Own groups in a training batch (I); 0 alone = 32 for models under 50M parameters, else 8", ge=0, le=256),
     ] = 0

@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -23,18 +24,17 @@ Z95 = 1.959963984540054
 RESAMPLES = 2000
 
 
-@dataclass(frozen=True, slots=True)
-class ItemResult:
+class ItemResult(msgspec.Struct, frozen=True):
     """The samples of one held-out item: a verdict each, whether it held an answer, whether it hit the token limit.
 
-    swapped: verdicts on this item of what was answered to another item of its task; none where there was no other.
+    permuted: verdicts on this item of what was answered to another item of its task; none where there was no other.
     """
 
     ref: TaskRef
     correct: tuple[bool, ...]
     well_formed: tuple[bool, ...]
     truncated: tuple[bool, ...]
-    swapped: tuple[bool, ...] = ()
+    permuted: tuple[bool, ...] = msgspec.field(default=(), name="swapped")
 
     def __post_init__(self) -> None:
         if not self.correct or not len(self.correct) == len(self.well_formed) == len(self.truncated):
@@ -94,7 +94,7 @@ def items(tasks: Iterable[str], preset: str, per_task: int, start: int = 0) -> l
     return [held_out(task, preset_of(task, preset), index) for task in tasks for index in numbers]
 
 
-def item_result(ref: TaskRef, scored: Scored, finishes: Sequence[Finish], swapped: Scored | None = None) -> ItemResult:
+def item_result(ref: TaskRef, scored: Scored, finishes: Sequence[Finish], permuted: Scored | None = None) -> ItemResult:
     """The scorer's verdicts and the engine's finish reasons of one item, and the verdicts on answers to another one.
 
     Raises ValueError where the counts differ.
@@ -104,7 +104,7 @@ def item_result(ref: TaskRef, scored: Scored, finishes: Sequence[Finish], swappe
         correct=tuple(reward == 1.0 for reward in scored.rewards),
         well_formed=scored.well_formed,
         truncated=tuple(finish == "length" for finish in finishes),
-        swapped=tuple(reward == 1.0 for reward in swapped.rewards) if swapped else (),
+        permuted=tuple(reward == 1.0 for reward in permuted.rewards) if permuted else (),
     )
 
 
@@ -272,7 +272,7 @@ def _by_task(results: Iterable[ItemResult]) -> dict[str, list[ItemResult]]:
 
 
 def _task_score(task: str, results: Sequence[ItemResult]) -> TaskScore:
-    swapped = [sum(item.swapped) / len(item.swapped) for item in results if item.swapped]
+    permuted = [sum(item.permuted) / len(item.permuted) for item in results if item.permuted]
     samples = sum(len(item.correct) for item in results)
     low, high = _rate_interval(results)
     return TaskScore(
@@ -283,7 +283,7 @@ def _task_score(task: str, results: Sequence[ItemResult]) -> TaskScore:
         high=high,
         well_formed=sum(sum(item.well_formed) for item in results) / samples,
         truncated=sum(sum(item.truncated) for item in results) / samples,
-        swapped=float(np.mean(swapped)) if swapped else None,
+        permuted=float(np.mean(permuted)) if permuted else None,
     )
 
 

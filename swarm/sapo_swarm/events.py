@@ -41,7 +41,7 @@ class RunStarted(_Event, frozen=True, kw_only=True, tag="run_started"):
     tasks: tuple[str, ...]
     algorithm: str
     group_size: int
-    own_groups: int
+    local_groups: int = msgspec.field(name="own_groups")
     external_groups: int
     round: int
     rounds_planned: int
@@ -82,7 +82,7 @@ class RoundFinished(_Event, frozen=True, kw_only=True, tag="round"):
     """The figures of one round. Rewards are means in [0, 1]; None when there were no such groups.
 
     reward_local: own groups, before the update, unfiltered. reward_external: sampled external groups.
-    reward_batch: the whole training batch. informative: own groups with unequal rewards, of own_groups.
+    reward_batch: the whole training batch. nonzero_groups: local groups with unequal rewards, of local_groups.
     truncated: own completions cut at the token limit, of own completions. seconds: by phase. figures: further figures
     by name, for experiments (sapo_lab.running.figures_of_round); empty in an ordinary run.
     """
@@ -91,10 +91,10 @@ class RoundFinished(_Event, frozen=True, kw_only=True, tag="round"):
     reward_local: float | None
     reward_external: float | None
     reward_batch: float | None
-    own_groups: int
+    local_groups: int = msgspec.field(name="own_groups")
     external_groups: int
     external_wanted: int
-    informative: int
+    nonzero_groups: int = msgspec.field(name="informative")
     truncated: int
     well_formed: int
     completions: int
@@ -106,7 +106,7 @@ class RoundFinished(_Event, frozen=True, kw_only=True, tag="round"):
     grad_norm: float | None
     entropy: float | None
     clip_fraction: float | None
-    logprob_own: float | None
+    logprob_local: float | None = msgspec.field(name="logprob_own")
     logprob_external: float | None
     ratio_max: float | None
     task_rewards: dict[str, float]
@@ -138,14 +138,14 @@ class TaskScore(msgspec.Struct, frozen=True):
     high: float
     well_formed: float
     truncated: float
-    swapped: float | None = None
+    permuted: float | None = msgspec.field(default=None, name="swapped")
 
     @property
-    def by_rote(self) -> bool:
+    def shortcut(self) -> bool:
         """At least half of the score would be had with the answers to other questions: they fit whatever is asked. Three items in
         both, so that chance does not look like it."""
-        swapped = self.swapped or 0.0
-        return min(swapped, self.pass_at_1) * self.items >= 3 and swapped >= 0.5 * self.pass_at_1
+        permuted = self.permuted or 0.0
+        return min(permuted, self.pass_at_1) * self.items >= 3 and permuted >= 0.5 * self.pass_at_1
 
 
 class Evaluated(_Event, frozen=True, kw_only=True, tag="evaluation"):

@@ -58,7 +58,7 @@ class Rollout(msgspec.Struct, frozen=True):
     finish: Finish
     reward: float
     tokens: int = 0
-    unread: bool = False
+    shortcut: bool = msgspec.field(default=False, name="unread")
 
 
 Source = Literal["own", "external"]
@@ -82,7 +82,7 @@ class Group(msgspec.Struct, frozen=True):
         return tuple(r.reward for r in self.rollouts)
 
     @property
-    def informative(self) -> bool:
+    def nonzero_advantage(self) -> bool:
         """Rewards are not all equal: the group has a policy gradient."""
         return len(set(self.rewards)) > 1
 

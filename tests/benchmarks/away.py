@@ -40,7 +40,7 @@ Window = tuple[float, float]
 def flags(model: str, own: int, external: int) -> tuple[str, ...]:
     """A run whose rounds stay alike: the step is too small to change the policy, so no completion grows or shrinks."""
     fixed = ("--model", model, "--threads", "1", "--eval-every", "0", "--learning-rate", "1e-12")
-    return (*fixed, "--own-groups", str(own), "--external-groups", str(external), "--checkpoint-every", "50")
+    return (*fixed, "--local-groups", str(own), "--external-groups", str(external), "--checkpoint-every", "50")
 
 
 async def drew(client: ControlClient) -> None:

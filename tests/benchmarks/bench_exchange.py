@@ -91,7 +91,7 @@ async def measure(args: argparse.Namespace, folder: Path) -> dict[str, object]:
         trainer=args.trainer,
         threads=1,
         eval_every=0,
-        own_groups=4,
+        local_groups=4,
         external_groups=4,
         learning_rate=1e-12,  # both nodes keep the same policy, so their completions stay equally long
     )
@@ -117,7 +117,7 @@ async def measure(args: argparse.Namespace, folder: Path) -> dict[str, object]:
             running.enter_context(process(folder / f"peer{number}", "node", "--join", invite, *peer))
         who = StoredIdentity(Identity.generate(), "file", "")
         exchange, _ = await membership.enter(membership.parse(invite), who, Settings(), config)
-        alone = msgspec.structs.replace(config, own_groups=8, external_groups=0)
+        alone = msgspec.structs.replace(config, local_groups=8, external_groups=0)
         node = Node(setup(config, folder / "run", exchange, who.identity.node))
         silo = Node(setup(alone, folder / "silo", None, "alone"))
         lives = [asyncio.create_task(node.run()), asyncio.create_task(silo.run())]

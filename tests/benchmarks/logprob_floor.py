@@ -1,4 +1,4 @@
-"""Where the log-prob floor of the receiver belongs (Policy.logprob_floor): what honest nodes write, what attackers write.
+"""Where the log-prob floor of the receiver belongs: what honest nodes write, what attackers write.
 
 Nodes of unlike models, fresh and after some rounds of unlike algorithms, answer the same training questions. What each
 would be taught by the others (their completions that beat the group's mean) is measured under its own policy, as the
@@ -30,7 +30,7 @@ from sapo_backends.registry import backend
 from sapo_swarm.config import PAPER_TASKS
 from sapo_swarm.node.engine_thread import EngineHost
 from sapo_swarm.node.swarm.swarm_exchange import PROBED, token_logprobs, worst_stretch
-from sapo_swarm.protocol.receive import Policy
+from sapo_swarm.protocol.receive import AcceptanceRules
 from sapo_swarm.scoring.scorer import Scored, Scorer
 from sapo_swarm.tasks.catalogue import preset_of
 from sapo_swarm.tasks.prompts import messages
@@ -135,7 +135,7 @@ def train(model: str, algorithm: str, rounds: int, folder: Path) -> Path:
         "[limits]\npause_on_battery = false\nmax_celsius = 0\nmin_free_memory = 0\nmin_free_disk = 0\n"
     )
     command = [sys.executable, "-m", "sapo_desktop", "node", "--silo", "--quiet", "--model", model]
-    flags = ["--algorithm", algorithm, "--rounds", str(rounds), "--eval-every", "0", "--own-groups", "16"]
+    flags = ["--algorithm", algorithm, "--rounds", str(rounds), "--eval-every", "0", "--local-groups", "16"]
     subprocess.run([*command, *flags], env={**os.environ, "SAPO_HOME": str(home)}, check=True)
     return next(home.glob(f"data/runs/*/checkpoints/round-{rounds:06d}")) / "engine"
 
@@ -235,7 +235,7 @@ async def measure(args: argparse.Namespace, folder: Path) -> dict[str, object]:
             hostile.setdefault(kind, []).extend(await likelihoods(judge, questions, texts, rng))
     for author in authors:
         await author.host.close()
-    told: dict[str, object] = {"questions": len(questions), "floor now": Policy().logprob_floor}
+    told: dict[str, object] = {"questions": len(questions), "floor now": AcceptanceRules().logprob_floor}
     for name, statistic in STATISTICS.items():
         told[name] = summary(
             {pair: [statistic(rows) for rows in found] for pair, found in honest.items() if found},

@@ -31,7 +31,7 @@ NODES: dict[str, tuple[str, ...]] = {
     "Bo": ("--model", "starter", "--algorithm", "rloo", "--group-size", "8"),
     "Cy": ("--model", "starter-1m", "--algorithm", "gspo", "--group-size", "6"),
 }
-SHARED = ("--own-groups", "4", "--external-groups", "4", "--threads", "1", "--keep-groups", "0")
+SHARED = ("--local-groups", "4", "--external-groups", "4", "--threads", "1", "--keep-groups", "0")
 
 
 async def play(count: int, eval_every: int, folder: Path) -> dict[str, list[Event]]:

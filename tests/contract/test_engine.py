@@ -164,7 +164,7 @@ def test_an_update_moves_the_policy_towards_the_advantage(trainer: Engine) -> No
     assert after[0][-1] > before[0][-1]
     assert sum(after[0]) > sum(before[0])
     assert sum(after[1]) < sum(before[1])
-    assert (stats.steps, stats.tokens_own, stats.tokens_external, stats.sequences_trained) == (1, 6, 0, 2)
+    assert (stats.steps, stats.tokens_local, stats.tokens_external, stats.sequences_trained) == (1, 6, 0, 2)
 
 
 def test_an_update_without_advantages_changes_nothing(trainer: Engine) -> None:
@@ -199,7 +199,7 @@ def test_statistics_keep_sources_apart(trainer: Engine) -> None:
     rows = trainer.logprobs([TokenSequence(s.prompt, s.completion) for s in batch])
     stats = trainer.update(batch, POLICY, 0)
     for external, mean, count in (
-        (False, stats.logprob_own, stats.tokens_own),
+        (False, stats.logprob_local, stats.tokens_local),
         (True, stats.logprob_external, stats.tokens_external),
     ):
         tokens = [lp for s, row in zip(batch, rows, strict=True) for lp in row if s.external == external]

@@ -212,7 +212,7 @@ def test_a_pair_draws_from_what_it_has_just_trained(model_folder: Folder, method
             for i, c in enumerate(g)
         ]
         stats = pair.update(batch, PolicyUpdate("grpo", 3e-3), seed)
-        assert stats.engine_gap < 1e-4
+        assert stats.train_inference_mismatch < 1e-4
     trained = pair.logprobs(SEQUENCES)
     assert np.abs(np.subtract(trained, start)).mean() > 0.05
     drawn = pair.generate(PROMPTS, 1, Sampling(max_new_tokens=6), 9)
@@ -235,8 +235,8 @@ def test_a_pair_corrects_for_the_gap_of_a_quantised_generator(model_folder: Fold
         pair.update(batch, PolicyUpdate("grpo", 1e-3), 0),
         alone.update(told, PolicyUpdate("grpo", 1e-3), 0),
     )
-    assert 1e-4 < ours.engine_gap < 0.1
-    assert np.isnan(expected.engine_gap)
+    assert 1e-4 < ours.train_inference_mismatch < 0.1
+    assert np.isnan(expected.train_inference_mismatch)
     assert ours.loss == pytest.approx(expected.loss, abs=1e-6)
     assert pair.logprobs(SEQUENCES) == alone.logprobs(SEQUENCES)
     pair.close()

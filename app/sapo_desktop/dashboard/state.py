@@ -51,7 +51,7 @@ class Figures:
     reward_local: Series = field(default_factory=Series)
     reward_external: Series = field(default_factory=Series)
     reward_batch: Series = field(default_factory=Series)
-    informative: Series = field(default_factory=Series)
+    nonzero_groups: Series = field(default_factory=Series)
     """Share of own groups with unequal rewards, in [0, 1]."""
     well_formed: Series = field(default_factory=Series)
     truncated: Series = field(default_factory=Series)
@@ -157,7 +157,7 @@ def _run_started(state: DashboardState, event: RunStarted) -> DashboardState:
         time=event.time,
         level="info",
         text=f"Run {event.run_id} opened, round {event.round + 1} is next: {event.model} on {event.device} ({event.backend}), "
-        f"{event.algorithm}, {event.own_groups}/{event.external_groups} groups of {event.group_size}",
+        f"{event.algorithm}, {event.local_groups}/{event.external_groups} groups of {event.group_size}",
     )
     if state.run is not None and state.run.run_id == event.run_id:
         return replace(state, run=event, phase=None, phases=(), round_time=0.0, log=state.log.append(line))
@@ -219,7 +219,7 @@ def _vitals(state: DashboardState, event: Vitals) -> DashboardState:
 def _round_finished(state: DashboardState, event: RoundFinished) -> DashboardState:
     figures, x = state.figures, event.round + 1
     generating = event.seconds.get("generate", 0.0)
-    batch = event.own_groups + event.external_groups
+    batch = event.local_groups + event.external_groups
     completions = event.completions or None
     return replace(
         state,
@@ -235,8 +235,8 @@ def _round_finished(state: DashboardState, event: RoundFinished) -> DashboardSta
             reward_local=figures.reward_local.append(x, event.reward_local),
             reward_external=figures.reward_external.append(x, event.reward_external),
             reward_batch=figures.reward_batch.append(x, event.reward_batch),
-            informative=figures.informative.append(
-                x, event.informative / event.own_groups if event.own_groups else None
+            nonzero_groups=figures.nonzero_groups.append(
+                x, event.nonzero_groups / event.local_groups if event.local_groups else None
             ),
             well_formed=figures.well_formed.append(x, event.well_formed / completions if completions else None),
             truncated=figures.truncated.append(x, event.truncated / completions if completions else None),

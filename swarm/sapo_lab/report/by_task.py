@@ -61,28 +61,28 @@ def split(mine: Mapping[int, HeldOut], theirs: Mapping[int, HeldOut]) -> tuple[I
     return _gain(mine, theirs, seeds, tasks), most, _gain(mine, theirs, seeds, rest)
 
 
-def swapped_heads(tasks: Sequence[str]) -> tuple[str, ...]:
-    return ("arm", "compared with", *tasks, "all", "all, less swapped", "gain in that")
+def permuted_heads(tasks: Sequence[str]) -> tuple[str, ...]:
+    return ("arm", "compared with", *tasks, "all", "all, less answer-permutation score", "gain in that")
 
 
-def swapped_lines(experiment: Experiment, found: Mapping[str, Sequence[RunResult]]) -> list[tuple[str, ...]]:
+def permuted_lines(experiment: Experiment, found: Mapping[str, Sequence[RunResult]]) -> list[tuple[str, ...]]:
     """A line for every arm where it was measured, and for every arm that it is compared with: pass@1 in percent, and with answers
     to other questions, means over seeds; the difference, and its relative gain paired by seed."""
     tasks = tasks_of(found)
     result: list[tuple[str, ...]] = []
     for arm in experiment.arms:
-        points = _swapped(found.get(arm.name, ()))
+        points = _permuted(found.get(arm.name, ()))
         asked = [task for task in tasks if all(task in point.tasks for point in points.values())]
         if not points or not asked:
             continue
-        pairs = [[(point.tasks[task], point.swapped[task]) for task in asked] for point in points.values()]
+        pairs = [[(point.tasks[task], point.permuted[task]) for task in asked] for point in points.values()]
         means = 100 * np.array(pairs, dtype=np.float64).mean(axis=0)  # (asked, 2)
-        told = {task: f"{own:.1f} : {swapped:.1f}" for task, (own, swapped) in zip(asked, means, strict=True)}
-        own, swapped = means.mean(axis=0)
+        told = {task: f"{own:.1f} : {permuted:.1f}" for task, (own, permuted) in zip(asked, means, strict=True)}
+        own, permuted = means.mean(axis=0)
         read = _read(points)
-        cells = (*(told.get(task, "–") for task in tasks), f"{own:.1f} : {swapped:.1f}")
-        for other in [name for name in arm.against if _swapped(found.get(name, ()))] or [""]:
-            gain = paired_gain(read, _read(_swapped(found.get(other, ()))))
+        cells = (*(told.get(task, "–") for task in tasks), f"{own:.1f} : {permuted:.1f}")
+        for other in [name for name in arm.against if _permuted(found.get(name, ()))] or [""]:
+            gain = paired_gain(read, _read(_permuted(found.get(other, ()))))
             shown = experiment.arm(other).shown if other else "–"
             line = (
                 arm.shown,
@@ -95,14 +95,14 @@ def swapped_lines(experiment: Experiment, found: Mapping[str, Sequence[RunResult
     return result
 
 
-def _swapped(runs: Sequence[RunResult]) -> dict[int, HeldOut]:
+def _permuted(runs: Sequence[RunResult]) -> dict[int, HeldOut]:
     """The last results of the seeds where every task was measured with answers to other questions too."""
-    return {seed: point for seed, point in _last(runs).items() if set(point.tasks) <= point.swapped.keys()}
+    return {seed: point for seed, point in _last(runs).items() if set(point.tasks) <= point.permuted.keys()}
 
 
 def _read(points: Mapping[int, HeldOut]) -> dict[int, float]:
     """Seed -> pass@1 over all tasks less what answers to other questions score."""
-    return {seed: float(np.mean([p.tasks[t] - p.swapped[t] for t in p.tasks])) for seed, p in points.items()}
+    return {seed: float(np.mean([p.tasks[t] - p.permuted[t] for t in p.tasks])) for seed, p in points.items()}
 
 
 def _last(runs: Sequence[RunResult]) -> dict[int, HeldOut]:

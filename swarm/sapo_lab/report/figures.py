@@ -198,7 +198,7 @@ def _regimes(experiment: Experiment, found: Found, rows: Sequence[Row]) -> Figur
     )
     bases = [(run, run.base) for runs in found.values() for run in runs if run.base is not None]
     rates = [100 * base.pass_at_1 for _, base in bases]
-    early = [100 * float(np.nanmean(run.informative[:20])) for run, _ in bases]
+    early = [100 * float(np.nanmean(run.nonzero_advantage[:20])) for run, _ in bases]
     by_task = [100 * np.mean([informative_share(p, size) for p in base.tasks.values()]) for _, base in bases]
     axes[0].plot(rates, early, ".", color=_colour(0), label="measured")
     axes[0].plot(rates, by_task, "x", color=_colour(1), label="predicted from each task's own p")

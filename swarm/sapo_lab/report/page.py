@@ -32,7 +32,7 @@ TASKS = (
     "By task: held-out pass@1 at the end in percent, of the arm and of the one it is compared with, means over seeds; the "
     "gain over all tasks, and the gain without the task that gained most, which says how much of it is one task's."
 )
-SWAPPED = (
+PERMUTED = (
     "With swapped answers: held-out pass@1 at the end in percent, and what it would be if each question got the answer that "
     "the same node gave to another question of the task, over the seeds where it was measured. What remains then does not "
     "come from reading the question; less that, and the relative gain in it, paired by seed, are the last two columns."
@@ -52,7 +52,7 @@ class _Contents:
     table: Sequence[Row]
     on_the_way: Sequence[Sequence[str]]
     by_task: Sequence[Sequence[str]]
-    swapped: Sequence[Sequence[str]]
+    permuted: Sequence[Sequence[str]]
     by_kind: Sequence[Sequence[str]]
     figures: Sequence[tuple[str, Path]]
     command: str
@@ -84,7 +84,7 @@ def write(experiment: Experiment, out: Path, to: Path, command: str) -> list[Pat
         table,
         gain_curve.lines(experiment, found),
         [by_task.heads(by_task.tasks_of(found)), *by_task.lines(experiment, found)],
-        [by_task.swapped_heads(by_task.tasks_of(found)), *by_task.swapped_lines(experiment, found)],
+        [by_task.permuted_heads(by_task.tasks_of(found)), *by_task.permuted_lines(experiment, found)],
         node_types.lines(experiment, found),
         figures,
         command,
@@ -141,9 +141,9 @@ def _html(contents: _Contents) -> str:
         tasks_note=TASKS,
         tasks_heads=contents.by_task[0],
         tasks=contents.by_task[1:],
-        swapped_note=SWAPPED,
-        swapped_heads=contents.swapped[0],
-        swapped=contents.swapped[1:],
+        permuted_note=PERMUTED,
+        permuted_heads=contents.permuted[0],
+        permuted=contents.permuted[1:],
         kinds_note=KINDS,
         kinds_heads=node_types.heads(),
         kinds=contents.by_kind,
@@ -169,8 +169,8 @@ def _markdown(contents: _Contents) -> str:
         _grid(gain_curve.heads(), contents.on_the_way) if contents.on_the_way else "",
         TASKS if contents.by_task[1:] else "",
         _grid(contents.by_task[0], contents.by_task[1:]) if contents.by_task[1:] else "",
-        SWAPPED if contents.swapped[1:] else "",
-        _grid(contents.swapped[0], contents.swapped[1:]) if contents.swapped[1:] else "",
+        PERMUTED if contents.permuted[1:] else "",
+        _grid(contents.permuted[0], contents.permuted[1:]) if contents.permuted[1:] else "",
         KINDS if contents.by_kind else "",
         _grid(node_types.heads(), contents.by_kind) if contents.by_kind else "",
         _grid(MORE_HEADS, list(dict.fromkeys(more_cells(row) for row in contents.table))),

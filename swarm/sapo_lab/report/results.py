@@ -37,7 +37,7 @@ class HeldOut:
     tasks: dict[str, float]
     items: int
     complete: bool
-    swapped: Mapping[str, float] = field(default_factory=dict)
+    permuted: Mapping[str, float] = field(default_factory=dict)
     halves: tuple[Mapping[str, float], Mapping[str, float]] = field(default_factory=lambda: ({}, {}))
     on_curve: Mapping[str, float] = field(default_factory=dict)
 
@@ -62,7 +62,7 @@ class RunResult:
 
     present: nodes that took part. local, batch: mean reward of own groups and of the whole batch, summed over nodes as
     the paper adds them up. external: mean over nodes, NaN without external groups. informative: share of own groups.
-    own_groups, external_groups: of a batch, mean over nodes. taught: own groups with signal in it. distinct: share of distinct
+    local_groups, external_groups: of a batch, mean over nodes. taught: own groups with signal in it. distinct: share of distinct
     answers in a group. judged: mean verdict of the judge, NaN without one. tokens, bytes: of all nodes, cumulative (bytes sent).
     at_end: the nodes in their order, none before the run has ended.
     """
@@ -74,8 +74,8 @@ class RunResult:
     local: Floats
     external: Floats
     batch: Floats
-    informative: Floats
-    own_groups: Floats
+    nonzero_advantage: Floats
+    local_groups: Floats
     external_groups: Floats
     taught: Floats
     distinct: Floats
@@ -160,9 +160,11 @@ def load_run(out: Path, arm: Arm, seed: int) -> RunResult | None:
         local=_sums(by_round, "reward_local"),
         external=_means([[e.reward_external for e in events] for events in by_round]),
         batch=_sums(by_round, "reward_batch"),
-        informative=_means([[e.informative / (e.figures["generated_groups"] or 1) for e in es] for es in by_round]),
-        own_groups=_means([[float(e.own_groups) for e in events] for events in by_round]),
-        taught=_means([[float(min(e.informative, e.own_groups)) for e in events] for events in by_round]),
+        nonzero_advantage=_means(
+            [[e.nonzero_groups / (e.figures["generated_groups"] or 1) for e in es] for es in by_round]
+        ),
+        local_groups=_means([[float(e.local_groups) for e in events] for events in by_round]),
+        taught=_means([[float(min(e.nonzero_groups, e.local_groups)) for e in events] for events in by_round]),
         external_groups=_means([[float(e.external_groups) for e in events] for events in by_round]),
         distinct=_means([[e.figures["distinct"] for e in events] for events in by_round]),
         planted=_means([[e.figures["planted"] for e in events] for events in by_round]),
@@ -220,7 +222,7 @@ def _held_out(per_node: Sequence[Sequence[Evaluated]], tokens: Floats, finished:
         on_curve = {index: _part(events) for index, events in nodes.items()}
         scores = [score for event in found.values() for score in event.tasks]
         tasks = _pass_at_1(found.values())
-        swapped = [(score.task, score.swapped, score.items) for score in scores if score.swapped is not None]
+        permuted = [(score.task, score.permuted, score.items) for score in scores if score.permuted is not None]
         apart = any(on_curve[index] is not found[index] for index in found)
         points.append(
             HeldOut(
@@ -230,7 +232,7 @@ def _held_out(per_node: Sequence[Sequence[Evaluated]], tokens: Floats, finished:
                 tasks=tasks,
                 items=sum(event.items for event in found.values()),
                 complete=round_number == finished,
-                swapped=_by_task(swapped),
+                permuted=_by_task(permuted),
                 halves=(
                     _pass_at_1(event for index, event in on_curve.items() if index % 2 == 0),
                     _pass_at_1(event for index, event in on_curve.items() if index % 2 == 1),

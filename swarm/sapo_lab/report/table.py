@@ -45,7 +45,7 @@ class Row:
     batch: Gain
     local: Gain
     external: Interval
-    informative: Interval
+    nonzero_advantage: Interval
     base: Interval
     held_out: Gain
     equal_tokens: Gain
@@ -75,7 +75,7 @@ def rows(experiment: Experiment, found: Mapping[str, Sequence[RunResult]]) -> li
 
 
 def _row(arm: Arm, runs: Sequence[RunResult], other: str, against: Sequence[RunResult]) -> Row:
-    plain = (arm.run.own_groups, arm.run.external_groups)
+    plain = (arm.run.local_groups, arm.run.external_groups)
     return Row(
         arm=arm,
         against=other,
@@ -86,7 +86,7 @@ def _row(arm: Arm, runs: Sequence[RunResult], other: str, against: Sequence[RunR
         batch=_reward(runs, against, "batch"),
         local=_reward(runs, against, "local"),
         external=mean_interval([_nanmean(run.external) for run in runs]),
-        informative=mean_interval([_nanmean(run.informative) for run in runs]),
+        nonzero_advantage=mean_interval([_nanmean(run.nonzero_advantage) for run in runs]),
         base=mean_interval([run.base.pass_at_1 if run.base else math.nan for run in runs]),
         held_out=_compared(_last(runs), _last(against)),
         equal_tokens=_equal_tokens(runs, against),
@@ -223,7 +223,7 @@ def more_cells(row: Row) -> tuple[str, ...]:
         ", ".join(map(str, row.seeds)),
         str(row.rounds),
         percent(row.base, 2),
-        percent(row.informative),
+        percent(row.nonzero_advantage),
         percent(row.external),
         percent(row.forgetting, 2),
         percent(row.distinct),

@@ -34,18 +34,22 @@ class Split(msgspec.Struct, frozen=True):
 
     own: int
     external: int
-    informative: float | None = None
+    nonzero_share: float | None = None
     gap: float = 0.0
     trend: float = 0.0
     age: int = 0
 
 
-def observe(split: Split, informative: float, gap: float | None, rule: Rule) -> Split:
+def observe(split: Split, nonzero_share: float, gap: float | None, rule: Rule) -> Split:
     """Take in a round: the informative share of the own groups, and the log-probability gap if there was one."""
     weight = 1.0 / rule.memory
-    share = informative if split.informative is None else split.informative + weight * (informative - split.informative)
+    share = (
+        nonzero_share
+        if split.nonzero_share is None
+        else split.nonzero_share + weight * (nonzero_share - split.nonzero_share)
+    )
     drift = split.gap if gap is None else split.gap + weight * (gap - split.gap)
-    return msgspec.structs.replace(split, informative=share, gap=drift, age=split.age + 1)
+    return msgspec.structs.replace(split, nonzero_share=share, gap=drift, age=split.age + 1)
 
 
 def observe_held_out(split: Split, before: float, after: float, items: int) -> Split:
@@ -58,7 +62,7 @@ def target(split: Split, rule: Rule) -> int:
     """The J that the signals ask for."""
     total = split.own + split.external
     most = math.floor(rule.most * total)
-    share = split.informative or 0.0
+    share = split.nonzero_share or 0.0
     needed = next((j for j in range(most + 1) if share * (total - j) + j >= rule.wanted * total), most)
     excess = max(0, math.ceil((split.gap - rule.gap) / rule.gap)) if rule.gap > 0 else 0
     return max(0, needed - excess - (split.trend < -2.0))

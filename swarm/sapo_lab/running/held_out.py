@@ -33,7 +33,7 @@ async def base(nodes: Sequence[LabNode], arm: Arm, per_task: int, folder: Path, 
     for node in nodes:
         refs = items(arm.run.tasks, arm.run.preset, per_task)
         began = time.perf_counter()
-        path = base_path(folder, node.bench.config.model)
+        path = base_path(folder, node.context.config.model)
         if not path.exists():
             known = shared / f"{await _fingerprint(node, refs)}.json"
             if not known.exists():
@@ -44,9 +44,9 @@ async def base(nodes: Sequence[LabNode], arm: Arm, per_task: int, folder: Path, 
 
 async def _fingerprint(node: LabNode, refs: Sequence[TaskRef]) -> str:
     """Equal for models that would answer alike: what they are, how likely they find one text, what they are asked."""
-    question = next(q for q in await node.bench.scorer.questions(refs[:8]) if isinstance(q, Question))
+    question = next(q for q in await node.context.scorer.questions(refs[:8]) if isinstance(q, Question))
     likely = await node.host.call(token_logprobs, node.host, question, ["<answer>12</answer>"])
-    config, info = node.bench.config, node.host.engine.info
+    config, info = node.context.config, node.host.engine.info
     what = (
         config.model,
         config.max_new_tokens,
@@ -85,14 +85,14 @@ async def final(nodes: Sequence[LabNode], experiment: Experiment, arm: Arm, roun
         began = time.perf_counter()
         results = await _answers(node, dealt(refs, place, len(nodes), experiment.final_answers))
         answered = {result.ref for result in results}
-        before = read_results(base_path(folder, node.bench.config.model))
+        before = read_results(base_path(folder, node.context.config.model))
         paired = [result for result in before if result.ref in answered]
         _store_all(node, arm, results, rounds_done, time.perf_counter() - began, paired)
 
 
 async def _answers(node: LabNode, refs: Sequence[TaskRef]) -> list[ItemResult]:
-    config = node.bench.config
-    return await answer(node.host, node.bench.scorer, refs, Sampling(1.0, 1.0, config.max_new_tokens))
+    config = node.context.config
+    return await answer(node.host, node.context.scorer, refs, Sampling(1.0, 1.0, config.max_new_tokens))
 
 
 def _store_all(

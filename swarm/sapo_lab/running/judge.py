@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sapo_backends.base import Sampling
-from sapo_swarm.node.round.phases import Bench
+from sapo_swarm.node.round.phases import RoundContext
 from sapo_swarm.node.round.plan import round_seed
 from sapo_swarm.scoring.scorer import Scored
 from sapo_swarm.tasks.catalogue import preset_of
@@ -33,17 +33,17 @@ def question(tasks: Sequence[str], preset: str, round_number: int) -> TaskRef:
     return held_out(task, preset_of(task, preset), FIRST_ITEM + round_number)
 
 
-async def ask(bench: Bench, ref: TaskRef) -> float | None:
+async def ask(context: RoundContext, ref: TaskRef) -> float | None:
     """1 for a right answer, 0 for a wrong one, None when the coordinates give no question."""
-    found = (await bench.scorer.questions([ref]))[0]
+    found = (await context.scorer.questions([ref]))[0]
     if not isinstance(found, Question):
         return None
-    engine, config = bench.host.engine, bench.config
+    engine, config = context.host.engine, context.config
     prompt = engine.tokenizer.encode_chat(messages(found.prompt))
-    seed = round_seed(bench.node_key, config.seed, ref.index, "judge")
+    seed = round_seed(context.node_key, config.seed, ref.index, "judge")
     sampling = Sampling(1.0, 1.0, config.max_new_tokens)
-    drawn = await bench.host.call(engine.generate, [prompt], 1, sampling, seed, bench.host.cancel)
-    verdict = (await bench.scorer.score_many([(ref, [engine.tokenizer.decode(drawn[0][0].tokens)])]))[0]
+    drawn = await context.host.call(engine.generate, [prompt], 1, sampling, seed, context.host.cancel)
+    verdict = (await context.scorer.score_many([(ref, [engine.tokenizer.decode(drawn[0][0].tokens)])]))[0]
     return float(verdict.rewards[0] >= 1.0) if isinstance(verdict, Scored) else 0.0
 
 

@@ -19,7 +19,7 @@ from sapo_swarm.algorithms.registry import algorithm
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import Mode, RunStarted
 from sapo_swarm.node.engine_thread import EngineHost
-from sapo_swarm.node.round.phases import Bench
+from sapo_swarm.node.round.phases import RoundContext
 from sapo_swarm.node.round.progress import Activity
 from sapo_swarm.node.setup import announcement
 from sapo_swarm.node.storage.journal import Journal
@@ -48,7 +48,7 @@ class LabNode:
 
     index: int
     hostile: bool
-    bench: Bench
+    context: RoundContext
     mailbox: Mailbox
     journal: Journal
     split: Split
@@ -63,19 +63,19 @@ class LabNode:
 
     @property
     def host(self) -> EngineHost:
-        return self.bench.host
+        return self.context.host
 
-    def bench_now(self) -> Bench:
+    def bench_now(self) -> RoundContext:
         """The bench with this round's I and J."""
-        split = {"own_groups": self.split.own, "external_groups": self.split.external}
-        return replace(self.bench, config=msgspec.structs.replace(self.bench.config, **split))
+        split = {"local_groups": self.split.own, "external_groups": self.split.external}
+        return replace(self.context, config=msgspec.structs.replace(self.context.config, **split))
 
     def state(self) -> NodeState:
         return NodeState(
             split=self.split,
             tokens=self.tokens,
             solved=tuple(sorted(self.solved)),
-            seen=dict(self.bench.seen),
+            seen=dict(self.context.seen),
             used=tuple(sorted(self.used)),
             held_out=self.held_out,
         )
@@ -83,8 +83,8 @@ class LabNode:
     def become(self, state: NodeState) -> None:
         self.split, self.tokens, self.held_out = state.split, state.tokens, state.held_out
         self.solved, self.used = set(state.solved), set(state.used)
-        self.bench.seen.clear()
-        self.bench.seen.update(state.seen)
+        self.context.seen.clear()
+        self.context.seen.update(state.seen)
 
     async def close(self) -> None:
         self.journal.close()
@@ -116,7 +116,7 @@ async def open_node(
     config, host, mailbox = node_config(arm, index, seed), EngineHost(), Mailbox()
     info = (await host.load(lambda: build(config))).info
     chosen = algorithm(config.algorithm)
-    bench = Bench(
+    context = RoundContext(
         config=config,
         node_key=node_key(index),
         swarm=experiment.name,
@@ -135,10 +135,10 @@ async def open_node(
     return LabNode(
         index=index,
         hostile=is_hostile(index, experiment.nodes, arm.conditions.hostile),
-        bench=bench,
+        context=context,
         mailbox=mailbox,
         journal=_journal(folder),
-        split=Split(config.own_groups, config.external_groups),
+        split=Split(config.local_groups, config.external_groups),
     )
 
 
@@ -149,7 +149,7 @@ def _journal(folder: Path) -> Journal:
 
 def started(node: LabNode, experiment: Experiment, arm: Arm, round_number: int) -> RunStarted:
     """The event with which a node's journal opens, and opens again after a stop."""
-    config, info = node.bench.config, node.host.engine.info
+    config, info = node.context.config, node.host.engine.info
     run_id = f"{experiment.name}/{arm.name}/seed-{config.seed}/{node.key}"
     mode: Mode = "swarm" if config.external_groups or arm.conditions.adaptive else "silo"
     return announcement(run_id, mode, config, info, round_number, versions(info.backend))

@@ -18,7 +18,7 @@ from sapo_lab.schema import Arm, Conditions
 from sapo_swarm.events import RoundFinished
 from sapo_swarm.node.round import phases
 from sapo_swarm.node.round.context import RoundWork
-from sapo_swarm.node.round.phases import Bench
+from sapo_swarm.node.round.phases import RoundContext
 from sapo_swarm.node.round.record import record
 from sapo_swarm.node.swarm.swarm_exchange import least_likely
 from sapo_swarm.sapo.assemble import questions_to_ask
@@ -31,44 +31,44 @@ async def play(nodes: Sequence[LabNode], arm: Arm, history: History, seed: int, 
     terms = arm.conditions
     asked = judge.question(arm.run.tasks, arm.run.preset, round_number) if terms.judge else None
     present = [n for n in nodes if not is_away(terms, seed, n.index, round_number)]
-    drawn: list[tuple[LabNode, Bench, RoundWork]] = []
+    drawn: list[tuple[LabNode, RoundContext, RoundWork]] = []
     for node in present:
-        bench = node.bench_now()
-        asking = _ahead(node, bench, history, round_number) if terms.starved == "ahead" else bench
-        drawn.append((node, bench, await _draw(asking, terms, round_number)))
-    sharing = [await _share(node, bench, work, terms) for node, bench, work in drawn]
+        context = node.bench_now()
+        asking = _ahead(node, context, history, round_number) if terms.starved == "ahead" else context
+        drawn.append((node, context, await _draw(asking, terms, round_number)))
+    sharing = [await _share(node, context, work, terms) for node, context, work in drawn]
     history.add([item for items in sharing for item in items], round_number)
-    for (node, bench, work), items in zip(drawn, sharing, strict=True):
+    for (node, context, work), items in zip(drawn, sharing, strict=True):
         node.mailbox.sent = sum(item.size for item in items)
         if not node.hostile:
-            await _learn(node, bench, work, terms, history, asked)
+            await _learn(node, context, work, terms, history, asked)
 
 
-async def _draw(bench: Bench, terms: Conditions, round_number: int) -> RoundWork:
+async def _draw(context: RoundContext, terms: Conditions, round_number: int) -> RoundWork:
     """Own groups of the round, with those that dynamic sampling adds."""
-    work = await _attempt(bench, round_number)
-    wanted = bench.config.own_groups
+    work = await _attempt(context, round_number)
+    wanted = context.config.local_groups
     attempts = 1
     while terms.own_filter == "resample" and attempts < terms.resample_limit:
         if sum(has_signal(group) for group in work.own or ()) >= wanted:
             break
-        _merge(work, await _attempt(_further(bench, wanted, attempts), round_number))
+        _merge(work, await _attempt(_further(context, wanted, attempts), round_number))
         attempts += 1
     return work
 
 
-async def _attempt(bench: Bench, round_number: int) -> RoundWork:
+async def _attempt(context: RoundContext, round_number: int) -> RoundWork:
     work = RoundWork(round_number)
-    await phases.ask(bench, work)
-    await phases.generate(bench, work)
-    await phases.score(bench, work)
+    await phases.ask(context, work)
+    await phases.generate(context, work)
+    await phases.score(context, work)
     return work
 
 
-def _further(bench: Bench, groups: int, attempt: int) -> Bench:
-    """A bench that draws so many other questions, with random numbers of its own."""
-    config = msgspec.structs.replace(bench.config, own_groups=groups, external_groups=0)
-    return replace(bench, config=config, node_key=f"{bench.node_key}/more-{attempt}")
+def _further(context: RoundContext, groups: int, attempt: int) -> RoundContext:
+    """A context that samples so many other questions, with random numbers of its own."""
+    config = msgspec.structs.replace(context.config, local_groups=groups, external_groups=0)
+    return replace(context, config=config, node_key=f"{context.node_key}/more-{attempt}")
 
 
 def _merge(work: RoundWork, more: RoundWork) -> None:
@@ -84,15 +84,15 @@ def _merge(work: RoundWork, more: RoundWork) -> None:
         work.seconds[phase] = work.seconds.get(phase, 0.0) + seconds
 
 
-async def _share(node: LabNode, bench: Bench, work: RoundWork, terms: Conditions) -> list[Shared]:
+async def _share(node: LabNode, context: RoundContext, work: RoundWork, terms: Conditions) -> list[Shared]:
     """What the node hands out; nothing where nobody draws from it."""
     assert work.own is not None
     assert work.completions is not None
-    if not bench.config.external_groups and not terms.adaptive:
+    if not context.config.external_groups and not terms.adaptive:
         return []
     groups = work.own
     if node.hostile:
-        groups = [await _judged(bench, tampered(group, terms.attack, work.round)) for group in groups]
+        groups = [await _judged(context, tampered(group, terms.attack, work.round)) for group in groups]
     keep = terms.off_policy in ("token", "sequence", "clip") and not node.hostile
     return shared(
         groups,
@@ -104,9 +104,11 @@ async def _share(node: LabNode, bench: Bench, work: RoundWork, terms: Conditions
     )
 
 
-async def _judged(bench: Bench, group: Group) -> Group:
+async def _judged(context: RoundContext, group: Group) -> Group:
     """The group with the rewards that every receiver's verifier would give it."""
-    scored = await bench.scorer.score(group.question.ref, [r.text for r in group.rollouts], bench.config.reward_rule)
+    scored = await context.scorer.score(
+        group.question.ref, [r.text for r in group.rollouts], context.config.reward_rule
+    )
     rollouts = tuple(
         msgspec.structs.replace(rollout, reward=reward)
         for rollout, reward in zip(group.rollouts, scored.rewards, strict=True)
@@ -115,62 +117,64 @@ async def _judged(bench: Bench, group: Group) -> Group:
 
 
 async def _learn(
-    node: LabNode, bench: Bench, work: RoundWork, terms: Conditions, history: History, asked: TaskRef | None
+    node: LabNode, context: RoundContext, work: RoundWork, terms: Conditions, history: History, asked: TaskRef | None
 ) -> None:
     """Sample from the others, assemble, update, answer the judge, journal."""
-    offered = history.pool(node.index, work.round, node.used) if bench.config.external_groups else []
+    offered = history.pool(node.index, work.round, node.used) if context.config.external_groups else []
     refused = 0
     if terms.logprob_floor < 0:
-        likely = [item for item in offered if await _likely(bench, item.group, terms.logprob_floor)]
+        likely = [item for item in offered if await _likely(context, item.group, terms.logprob_floor)]
         refused, offered = len(offered) - len(likely), likely
     node.mailbox.groups = tuple(item.group for item in offered)
     node.mailbox.received = sum(item.size for item in offered if item.group.node != node.key)
-    await phases.share(bench, work)
+    await phases.share(context, work)
     if terms.starved == "fill":
-        await _fill(bench, work, offered)
+        await _fill(context, work, offered)
     assert work.completions is not None
     by_key = {item.key: item for item in offered}
-    temperature = bench.policy.temperature
-    bench = replace(bench, correction=correction(terms.off_policy, bench.host, by_key, work.completions, temperature))
-    await _update(bench, work, terms)
-    verdict = await judge.ask(bench, asked) if asked is not None else None
+    temperature = context.policy.temperature
+    context = replace(
+        context, correction=correction(terms.off_policy, context.host, by_key, work.completions, temperature)
+    )
+    await _update(context, work, terms)
+    verdict = await judge.ask(context, asked) if asked is not None else None
     figures = {"pool": float(len(offered)), "refused": float(refused)}
     if verdict is not None:
         figures["judged"] = verdict
-    finished = _journal(node, bench, work, figures)
+    finished = _journal(node, context, work, figures)
     if terms.adaptive:
-        _adapt(node, finished, bench.config.group_size)
+        _adapt(node, finished, context.config.group_size)
 
 
-async def _likely(bench: Bench, group: Group, floor: float) -> bool:
+async def _likely(context: RoundContext, group: Group, floor: float) -> bool:
     """As sapo_swarm.protocol.receive: could this policy have written what it would be taught?"""
     mean = sum(group.rewards) / len(group.rewards)
     taught = [r.text for r in group.rollouts if r.reward > mean]
-    return not taught or (await least_likely(bench.host, group.question, taught))[0] >= floor
+    return not taught or (await least_likely(context.host, group.question, taught))[0] >= floor
 
 
-def _ahead(node: LabNode, bench: Bench, history: History, round_number: int) -> Bench:
+def _ahead(node: LabNode, context: RoundContext, history: History, round_number: int) -> RoundContext:
     """A bench that asks own questions for what the pool lacks before the round, as a node of the app does; they are shared."""
-    own, external = bench.config.own_groups, bench.config.external_groups
-    asked = questions_to_ask(own, external, _on_offer(bench, history.pool(node.index, round_number, node.used)))
-    return replace(bench, config=msgspec.structs.replace(bench.config, own_groups=asked))
+    own, external = context.config.local_groups, context.config.external_groups
+    asked = questions_to_ask(own, external, _on_offer(context, history.pool(node.index, round_number, node.used)))
+    return replace(context, config=msgspec.structs.replace(context.config, local_groups=asked))
 
 
-def _on_offer(bench: Bench, offered: Sequence[Shared]) -> int:
+def _on_offer(context: RoundContext, offered: Sequence[Shared]) -> int:
     """How many of these groups a batch can take, at most J."""
-    sources = [item.group.node for item in offered if bench.config.sampling == "uniform" or has_signal(item.group)]
-    found = len(sources) if bench.per_source is None else len(set(sources))
-    return min(found, bench.config.external_groups)
+    sources = [item.group.node for item in offered if context.config.sampling == "uniform" or has_signal(item.group)]
+    found = len(sources) if context.per_source is None else len(set(sources))
+    return min(found, context.config.external_groups)
 
 
-async def _fill(bench: Bench, work: RoundWork, offered: Sequence[Shared]) -> None:
+async def _fill(context: RoundContext, work: RoundWork, offered: Sequence[Shared]) -> None:
     """Own questions in the place of external groups that will be missing; nobody else sees them."""
-    missing = bench.config.external_groups - _on_offer(bench, offered)
+    missing = context.config.external_groups - _on_offer(context, offered)
     if missing:
-        _merge(work, await _attempt(_further(bench, missing, 0), work.round))
+        _merge(work, await _attempt(_further(context, missing, 0), work.round))
 
 
-async def _update(bench: Bench, work: RoundWork, terms: Conditions) -> None:
+async def _update(context: RoundContext, work: RoundWork, terms: Conditions) -> None:
     """The node's update with the own groups that the arm trains on; the record still sees all of them."""
     assert work.own is not None
     everything, kept = work.own, work.own
@@ -179,15 +183,15 @@ async def _update(bench: Bench, work: RoundWork, terms: Conditions) -> None:
     elif terms.own_filter == "resample":
         kept = [group for group in everything if has_signal(group)]
     work.own = kept
-    await phases.update(bench, work)
+    await phases.update(context, work)
     work.own = everything
 
 
-def _journal(node: LabNode, bench: Bench, work: RoundWork, figures: dict[str, float]) -> RoundFinished:
+def _journal(node: LabNode, context: RoundContext, work: RoundWork, figures: dict[str, float]) -> RoundFinished:
     assert work.own is not None
     finished = next(
         event
-        for event in record(work, bench.config.external_groups, node.solved, "")
+        for event in record(work, context.config.external_groups, node.solved, "")
         if isinstance(event, RoundFinished)
     )
     external = [group for group in work.trained if group.source == "external"]
@@ -200,7 +204,7 @@ def _journal(node: LabNode, bench: Bench, work: RoundWork, figures: dict[str, fl
         "replayed": float(sum(group.node == node.key for group in external)),
     }
     trained = len(work.trained) - len(external)  # a filter may leave nothing; then this is 0, not all of them
-    finished = msgspec.structs.replace(finished, time=time.time(), own_groups=trained, figures=figures)
+    finished = msgspec.structs.replace(finished, time=time.time(), local_groups=trained, figures=figures)
     node.journal.append([finished])
     return finished
 
@@ -208,7 +212,7 @@ def _journal(node: LabNode, bench: Bench, work: RoundWork, figures: dict[str, fl
 def _adapt(node: LabNode, event: RoundFinished, group_size: int) -> None:
     """Move the node's I and J for the next round."""
     gap = None
-    if event.logprob_external is not None and event.logprob_own is not None:
-        gap = event.logprob_own - event.logprob_external
+    if event.logprob_external is not None and event.logprob_local is not None:
+        gap = event.logprob_local - event.logprob_external
     groups = event.completions / group_size
-    node.split = move(observe(node.split, event.informative / max(groups, 1.0), gap, RULE), RULE)
+    node.split = move(observe(node.split, event.nonzero_groups / max(groups, 1.0), gap, RULE), RULE)

@@ -25,7 +25,7 @@ from sapo_lab.running.pool import History
 from sapo_lab.running.round import play
 from sapo_lab.schema import Arm, BadExperiment, Experiment
 from sapo_swarm.events import RoundFinished
-from sapo_swarm.node.evaluation.held_out_exclusion import kept_apart
+from sapo_swarm.node.evaluation.held_out_exclusion import held_out_exclusion
 from sapo_swarm.scoring.scorer import Scorer
 
 
@@ -114,7 +114,9 @@ async def run_arm(
     _write(folder / "arm.json", msgspec.json.format(msgspec.json.encode(settings)))
     nodes: list[LabNode] = []
     try:
-        apart = await kept_apart(scorer, arm.run.tasks, arm.run.preset) if experiment.final_items else frozenset()
+        apart = (
+            await held_out_exclusion(scorer, arm.run.tasks, arm.run.preset) if experiment.final_items else frozenset()
+        )
         for index in range(experiment.nodes):
             place = folder / f"node-{index}"
             nodes.append(await open_node(experiment, arm, index, seed, scorer, place, build, apart))

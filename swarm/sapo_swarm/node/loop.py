@@ -16,18 +16,18 @@ from pathlib import Path
 import msgspec
 
 from sapo_backends.base import Cancelled, Engine
-from sapo_swarm.algorithms.base import own_groups
+from sapo_swarm.algorithms.base import local_groups
 from sapo_swarm.events import Event, LogLine, decode, encode
 from sapo_swarm.node import setup as opening
 from sapo_swarm.node.control.api import NodeStatus
 from sapo_swarm.node.engine_thread import EngineHost
 from sapo_swarm.node.evaluation.evaluate import Examiner
 from sapo_swarm.node.evaluation.guard import Guard
-from sapo_swarm.node.evaluation.held_out_exclusion import kept_apart
+from sapo_swarm.node.evaluation.held_out_exclusion import held_out_exclusion
 from sapo_swarm.node.event_bus import Bus
 from sapo_swarm.node.governor import commands, pace
 from sapo_swarm.node.governor.pace import Pace
-from sapo_swarm.node.governor.run_control import Conduct
+from sapo_swarm.node.governor.run_control import RunControl
 from sapo_swarm.node.round import phases
 from sapo_swarm.node.round.context import RoundWork
 from sapo_swarm.node.round.progress import Activity
@@ -51,7 +51,7 @@ class Node:
         self.bus = Bus(self.journal)
         self.activity = Activity()
         self.host = EngineHost()
-        self.conduct = Conduct(self.bus, self.activity, self.host.cancel)
+        self.run_control = RunControl(self.bus, self.activity, self.host.cancel)
         self.pace = Pace()
         self.checkpoints = Checkpoints(setup.folder / "checkpoints", self.config.keep_checkpoints)
         self.retention = Retention(self.journal, self.config.keep_groups)
@@ -92,11 +92,11 @@ class Node:
 
     def command(self, verb: str, for_s: float = 0.0) -> None:
         """Take a wish of the person. Raises commands.BadCommand. Pauses and stops interrupt the engine at once."""
-        self.conduct.wish(commands.command(self.conduct.wishes, verb, for_s, time.monotonic()))
+        self.run_control.wish(commands.command(self.run_control.wishes, verb, for_s, time.monotonic()))
 
     def request_evaluation(self, items: int) -> None:
         self._evaluate_next = items or self.config.eval_items
-        self.conduct.wake()
+        self.run_control.wake()
 
     async def switch_external(self, taking: bool) -> None:
         """Take groups of others into training from now on, or none; while the model loads, once it is there.
@@ -112,16 +112,18 @@ class Node:
 
     async def run(self) -> None:
         """Raises BackendError or CheckpointCorrupt when the run cannot even start."""
-        ticker = asyncio.create_task(pace.tick(self.setup.folder, self.setup.limits, self.conduct, self.pace, self.bus))
+        ticker = asyncio.create_task(
+            pace.tick(self.setup.folder, self.setup.limits, self.run_control, self.pace, self.bus)
+        )
         scorer = Scorer()
         try:
             async with scorer:
-                bench, examiner = await self._open(scorer)
-                await self._turn_rounds(bench, examiner)
-            await self.conduct.say("stopped", f"Stopped after round {self.rounds_done}.")
+                context, examiner = await self._open(scorer)
+                await self._turn_rounds(context, examiner)
+            await self.run_control.say("stopped", f"Stopped after round {self.rounds_done}.")
         except BaseException as error:
             with contextlib.suppress(JournalError):
-                await self.conduct.say("failed", f"{error}" or type(error).__name__)
+                await self.run_control.say("failed", f"{error}" or type(error).__name__)
             raise
         finally:
             ticker.cancel()
@@ -132,16 +134,18 @@ class Node:
             self.bus.close()
             self.journal.close()
 
-    async def _open(self, scorer: Scorer) -> tuple[phases.Bench, Examiner]:
+    async def _open(self, scorer: Scorer) -> tuple[phases.RoundContext, Examiner]:
         """Load the engine, restore the newest intact checkpoint, announce the run."""
-        drawing = kept_apart(scorer, self.config.tasks, self.config.preset)
+        drawing = held_out_exclusion(scorer, self.config.tasks, self.config.preset)
         engine, apart = await asyncio.gather(self._load(), drawing)
         setup, info = self.setup, engine.info
-        self.config = config = msgspec.structs.replace(self.config, own_groups=own_groups(self.config, info.parameters))
+        self.config = config = msgspec.structs.replace(
+            self.config, local_groups=local_groups(self.config, info.parameters)
+        )
         setup.exchange.attach(self.host, scorer, apart)
         rollbacks = await self._resume(engine)
         examiner = Examiner(config, self.host, scorer, setup.folder / "evaluations")
-        bench = opening.bench(setup, config, self.host, scorer, self.activity, self.bus.stream, apart)
+        context = opening.context(setup, config, self.host, scorer, self.activity, self.bus.stream, apart)
         self.guard = Guard(
             config=config,
             host=self.host,
@@ -158,11 +162,11 @@ class Node:
         found = await asyncio.to_thread(versions, info.backend)
         started = opening.announcement(setup.run_id, setup.mode, config, info, self.rounds_done, found)
         await self.bus.publish(started)
-        return bench, examiner
+        return context, examiner
 
     async def _load(self) -> Engine:
         model, loop = self.config.model, asyncio.get_running_loop()
-        await self.conduct.say("starting", f"Loading {model}")
+        await self.run_control.say("starting", f"Loading {model}")
 
         def loading(fraction: float, phrase: str) -> None:
             def show() -> None:
@@ -186,7 +190,7 @@ class Node:
         last = await asyncio.to_thread(self.journal.last_round)
         if last < state.rounds_done - 1:  # killed between the checkpoint and the journal
             await self.bus.publish(*[decode(bytes(raw)) for raw in state.events])
-        await self.conduct.log("info", f"Resumed after round {self.rounds_done} from {path.name}.")
+        await self.run_control.log("info", f"Resumed after round {self.rounds_done} from {path.name}.")
         return state.rollbacks
 
     def _save(
@@ -197,15 +201,15 @@ class Node:
         lines, known = [encode(event) for event in events], sorted(self.solved | solved)
         return self.checkpoints.write(engine, rounds_done, engine.info.model, lines, known, rollbacks)
 
-    async def _turn_rounds(self, bench: phases.Bench, examiner: Examiner) -> None:
-        config, conduct, guard = self.config, self.conduct, self._guarded
+    async def _turn_rounds(self, context: phases.RoundContext, examiner: Examiner) -> None:
+        config, run_control, guard = self.config, self.run_control, self._guarded
         work = RoundWork(self.rounds_done)
         if config.eval_every and not await asyncio.to_thread(examiner.has_base):
             self._evaluate_next = self._evaluate_next or config.eval_items
-        while not conduct.wishes.stop:
+        while not run_control.wishes.stop:
             if config.rounds and self.rounds_done >= config.rounds and not self._evaluate_next:
                 return
-            if not await conduct.may_work(self.rounds_done):
+            if not await run_control.may_work(self.rounds_done):
                 self.pace.paused()
                 continue
             try:
@@ -215,26 +219,26 @@ class Node:
                 if guard.busy:
                     await self._attend()
                     continue
-                await self._round(bench, work)
+                await self._round(context, work)
             except Cancelled:
                 self.host.cancel.reset()
                 continue
             except Exception as error:  # a bad round is a sentence and a pause, never the end of the run
-                await conduct.failed(error)
+                await run_control.failed(error)
                 continue
             work = RoundWork(self.rounds_done)
             if config.eval_every and self.rounds_done % config.eval_every == 0:
                 self._evaluate_next = config.eval_items
-            conduct.succeeded()
+            run_control.succeeded()
 
     @property
     def _guarded(self) -> Guard:
         assert self.guard is not None
         return self.guard
 
-    async def _round(self, bench: phases.Bench, work: RoundWork) -> None:
+    async def _round(self, context: phases.RoundContext, work: RoundWork) -> None:
         for phase in (phases.ask, phases.generate, phases.score, phases.share, phases.update):
-            await phase(bench, work)
+            await phase(context, work)
         solved = set(self.solved)
         done = work.round + 1
         save = done % self.config.checkpoint_every == 0 or done == self.config.rounds

@@ -13,7 +13,7 @@ from sapo_swarm.config import RunConfig
 from sapo_swarm.events import Mode, Phase, RunStarted
 from sapo_swarm.node.engine_thread import EngineHost
 from sapo_swarm.node.governor.limits import Limits
-from sapo_swarm.node.round.phases import Bench
+from sapo_swarm.node.round.phases import RoundContext
 from sapo_swarm.node.round.progress import Activity
 from sapo_swarm.node.swarm.exchange import Exchange, Silo
 from sapo_swarm.scoring.scorer import Scorer
@@ -45,7 +45,7 @@ class NodeSetup:
         return "silo" if self.swarm == SILO else "swarm"
 
 
-def bench(
+def context(
     setup: NodeSetup,
     config: RunConfig,
     host: EngineHost,
@@ -53,13 +53,13 @@ def bench(
     activity: Activity,
     stream: Callable[[Phase], None],
     apart: frozenset[str],
-) -> Bench:
+) -> RoundContext:
     """The bench of a node whose engine is loaded. config: the setup's, with what the engine decided filled in. apart: node.apart.
 
     Raises UnknownAlgorithm.
     """
     info, rule = host.engine.info, algorithm(config.algorithm)
-    return Bench(
+    return RoundContext(
         config=config,
         node_key=setup.node_key or f"silo-{config.seed}",
         swarm=setup.swarm,
@@ -91,7 +91,7 @@ def announcement(
         tasks=config.tasks,
         algorithm=config.algorithm,
         group_size=config.group_size,
-        own_groups=config.own_groups,
+        local_groups=config.local_groups,
         external_groups=config.external_groups,
         round=rounds_done,
         rounds_planned=config.rounds,

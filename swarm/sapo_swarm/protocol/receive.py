@@ -65,7 +65,7 @@ class Verdict(Protocol):
     def rewards(self) -> Sequence[float]: ...
 
     @property
-    def unread(self) -> Sequence[int]: ...
+    def shortcut(self) -> Sequence[int]: ...
 
 
 class GroupScorer(Protocol):
@@ -82,7 +82,7 @@ Likelihood = Callable[[Question, Sequence[str]], Awaitable[float]]
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
+class AcceptanceRules:
     """What a node takes. tasks: dataset names (default: the allow-list). max_bytes: longest completion.
 
     length_factor: a group's median completion may be so many times the 95th percentile of own ones.
@@ -106,7 +106,7 @@ class Receiver:
     swarm: str
     node: str
     scorer: GroupScorer
-    policy: Policy = field(default_factory=Policy)
+    rules: AcceptanceRules = field(default_factory=AcceptanceRules)
     likelihood: Likelihood | None = None
     apart: frozenset[str] = frozenset()
     rejected: Counter[str] = field(default_factory=Counter)
@@ -169,16 +169,16 @@ class Receiver:
 
     def _coordinates(self, body: GroupBody, now: float) -> str:
         ref = body.ref
-        if abs(now - body.ts / 1000) > self.policy.max_age_s:
+        if abs(now - body.ts / 1000) > self.rules.max_age_s:
             return "stale"
-        known = ref.dataset in self.policy.tasks and ref.preset in CATALOGUE.get(ref.dataset, {})
+        known = ref.dataset in self.rules.tasks and ref.preset in CATALOGUE.get(ref.dataset, {})
         if not known or ref.generator != GENERATOR_VERSION:
             return "task"
         return "" if is_train(ref) else "seed"
 
     def _length(self, body: GroupBody) -> str:
         sizes = sorted(len(completion.text.encode()) for completion in body.completions)
-        if sizes[-1] > self.policy.max_bytes:
+        if sizes[-1] > self.rules.max_bytes:
             return "length"
         return "length" if sizes[len(sizes) // 2] > self.band else ""
 
@@ -186,9 +186,9 @@ class Receiver:
     def band(self) -> float:
         """Bytes that a group's median completion may have now."""
         if len(self._own_bytes) < MIN_OBSERVED:
-            return float(self.policy.max_bytes)
+            return float(self.rules.max_bytes)
         ordered = sorted(self._own_bytes)
-        return max(64.0, self.policy.length_factor * ordered[int(0.95 * (len(ordered) - 1))])
+        return max(64.0, self.rules.length_factor * ordered[int(0.95 * (len(ordered) - 1))])
 
     def _remember(self, content: str) -> None:
         self._seen[content] = None
@@ -212,7 +212,7 @@ class Receiver:
 
     async def _scored(self, found: list[tuple[GroupBody, Question]]) -> list[Group]:
         jobs = [(body.ref, [completion.text for completion in body.completions]) for body, _ in found]
-        verdicts = await self.scorer.score_many(jobs, self.policy.rule) if jobs else []
+        verdicts = await self.scorer.score_many(jobs, self.rules.rule) if jobs else []
         groups: list[Group] = []
         for (body, question), verdict in zip(found, verdicts, strict=True):
             if not isinstance(verdict, Verdict) or len(verdict.rewards) != len(body.completions):
@@ -232,7 +232,7 @@ class Receiver:
             return "length"
         if self.likelihood is None or not taught:
             return ""
-        return "logprob" if await self.likelihood(question, taught) < self.policy.logprob_floor else ""
+        return "logprob" if await self.likelihood(question, taught) < self.rules.logprob_floor else ""
 
 
 def _taught(body: GroupBody, rewards: Sequence[float]) -> list[str]:
@@ -244,7 +244,7 @@ def _taught(body: GroupBody, rewards: Sequence[float]) -> list[str]:
 
 def _group(body: GroupBody, question: Question, verdict: Verdict) -> Group:
     rollouts = tuple(
-        Rollout(completion.text, completion.finish, float(reward), unread=place in verdict.unread)
+        Rollout(completion.text, completion.finish, float(reward), shortcut=place in verdict.shortcut)
         for place, (completion, reward) in enumerate(zip(body.completions, verdict.rewards, strict=True))
     )
     return Group(question, rollouts, "external", body.node, safe_text(body.model, 80, lines=False))

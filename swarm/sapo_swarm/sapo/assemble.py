@@ -48,7 +48,7 @@ class Batch:
         return len(self.external) / len(self.groups) if self.groups else 0.0
 
     @property
-    def informative(self) -> int:
+    def nonzero_groups(self) -> int:
         """Groups with a policy gradient."""
         return sum(any(group.advantages) for group in self.groups)
 

@@ -32,7 +32,7 @@ class Reply(msgspec.Struct, frozen=True, array_like=True):
     well_formed: tuple[bool, ...] = ()
     failure: str = ""
     stage: Stage = ""
-    unread: tuple[int, ...] = ()
+    shortcut: tuple[int, ...] = ()
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True):

@@ -42,7 +42,7 @@ class Scored:
     rewards: tuple[float, ...]
     well_formed: tuple[bool, ...]
     prompt: str = ""
-    unread: tuple[int, ...] = ()
+    shortcut: tuple[int, ...] = ()
 
 
 _log = logging.getLogger(__name__)
@@ -174,6 +174,6 @@ def _question(ref: TaskRef, reply: Reply) -> Question | Unanswerable:
 
 def _scored(ref: TaskRef, reply: Reply) -> Scored | ScoringFailed:
     if not reply.failure:
-        return Scored(reply.rewards, reply.well_formed, reply.prompt, reply.unread)
+        return Scored(reply.rewards, reply.well_formed, reply.prompt, reply.shortcut)
     fault = {"generate": "task", "score": "texts"}.get(reply.stage, "worker")
     return ScoringFailed(ref, reply.failure, fault)

@@ -96,7 +96,7 @@ def answer(job: Job) -> Reply:
     deadline = _Deadline()
     rewards: list[float] = []
     well_formed: list[bool] = []
-    unread: list[int] = []
+    shortcut: list[int] = []
     prompt = ""
     stage: Stage = "generate"
     others: list[tuple[Any, dict[str, Any]]] | None = None
@@ -115,7 +115,7 @@ def answer(job: Job) -> Reply:
                     elsewhere = max(found)
                     if elsewhere:
                         reward = max(0.0, reward - elsewhere)
-                        unread.append(len(rewards))
+                        shortcut.append(len(rewards))
                 rewards.append(reward)
                 well_formed.append(formed)
     except BaseException as error:  # a bad job is data, not a crash; the alarm may fire anywhere in the block
@@ -123,7 +123,7 @@ def answer(job: Job) -> Reply:
         return Reply(failure=_reason(error), stage=stage)
     if deadline.passed:
         return Reply(failure=_reason(DeadlineExceeded()), stage="score")
-    return Reply(prompt, tuple(rewards), tuple(well_formed), unread=tuple(unread))
+    return Reply(prompt, tuple(rewards), tuple(well_formed), shortcut=tuple(shortcut))
 
 
 def _others(job: Job) -> list[tuple[Any, dict[str, Any]]]:

@@ -24,7 +24,7 @@ from sapo_swarm.coordinator.host import start
 from sapo_swarm.coordinator.settings import CoordinatorSettings
 from sapo_swarm.protocol.client import NodeClient
 from sapo_swarm.protocol.identity import Identity
-from sapo_swarm.protocol.receive import Policy, Receiver
+from sapo_swarm.protocol.receive import AcceptanceRules, Receiver
 from sapo_swarm.protocol.wire import GroupBody, SharedCompletion, SignedGroup, WireError, unpack
 from sapo_swarm.tasks.seeds import train_seed
 from sapo_swarm.types import STRICT, Group, Question, RewardRule, TaskRef
@@ -136,7 +136,11 @@ class Member:
         self.client = NodeClient(invite, self.identity, clock=lambda: self.now)  # type: ignore[arg-type]
         floor = self.table.likelihood if guarded else None
         self.receiver = Receiver(
-            "", self.identity.node, ToyScorer(), Policy(tasks=frozenset(PAPER_TASKS), logprob_floor=-3.5), floor
+            "",
+            self.identity.node,
+            ToyScorer(),
+            AcceptanceRules(tasks=frozenset(PAPER_TASKS), logprob_floor=-3.5),
+            floor,
         )
         self.stolen: list[GroupBody] = []
 

@@ -11,7 +11,7 @@ import pytest
 from tests.support.node_process import FAKE, calm, environment, sapo
 
 LIMIT = 1_700_000
-BIG = (*FAKE, "--own-groups", "64", "--rounds", "26")
+BIG = (*FAKE, "--local-groups", "64", "--rounds", "26")
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,7 @@ BIG = (*FAKE, "--own-groups", "64", "--rounds", "26")
         (["--trainer", "torhc"], 2, "Did you mean 'torch'?"),
         (["--rounds", "many"], 2, "run.rounds"),
         (["--group-size", "1"], 2, "run.group_size"),
-        (["--own-groups", "-1"], 2, "run.own_groups"),
+        (["--local-groups", "-1"], 2, "run.local_groups"),
         (["--tasks", ","], 2, "sapo-desktop tasks"),
         (["--model", "/no/such/folder", "--trainer", "torch"], 1, "/no/such/folder"),
     ],

@@ -56,7 +56,7 @@ def test_what_was_measured_is_used_by_the_next_run(tmp_path: Path) -> None:
     assert "of the limit" in done.stdout
     assert "Memory: a round of 32 groups of 8 needs about" in done.stdout
     assert "Chosen: torch float32, 1 thread, because" in done.stdout
-    short = ("--rounds", "1", "--own-groups", "1", "--group-size", "2", "--max-new-tokens", "4", "--eval-every", "0")
+    short = ("--rounds", "1", "--local-groups", "1", "--group-size", "2", "--max-new-tokens", "4", "--eval-every", "0")
     trained = sapo(tmp_path, "node", "--silo", "--tasks", "basic_arithmetic", *short, timeout=LONG_S)
     assert trained.returncode == 0, trained.stderr
     (note,) = (tmp_path / "data" / "runs").glob("*/engine.json")
@@ -94,10 +94,10 @@ def test_a_model_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
 
 @needs_torch
 def test_a_node_whose_rounds_do_not_fit_is_refused_before_there_is_a_run(tmp_path: Path) -> None:
-    large = ("--own-groups", "256", "--group-size", "64", "--max-new-tokens", "8192")
+    large = ("--local-groups", "256", "--group-size", "64", "--max-new-tokens", "8192")
     done = sapo(tmp_path, "node", "--silo", "--trainer", "torch", "--device", "cpu", *large)
     assert done.returncode == 1
-    assert "GiB is free. This fits: --own-groups" in done.stderr
+    assert "GiB is free. This fits: --local-groups" in done.stderr
     assert list((tmp_path / "data" / "runs").iterdir()) == []
 
 

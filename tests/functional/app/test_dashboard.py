@@ -281,7 +281,7 @@ async def test_rollouts_are_filtered_by_task_source_reward_and_text() -> None:
         assert {event.group.source for event in screen.listed} == {"external"}
         await pilot.press("escape", "w", "w")
         await settled(pilot)
-        assert all(event.group.informative for event in screen.listed)
+        assert all(event.group.nonzero_advantage for event in screen.listed)
         await pilot.press("escape", "t")
         await settled(pilot)
         assert len({event.group.question.ref.dataset for event in screen.listed}) == 1

@@ -107,7 +107,7 @@ async def test_the_first_run_in_swarm_mode_ends_in_the_swarm(home: Home, tmp_pat
         assert status.mode == "swarm"
         await supervisor.stop(home)
     started = next(e for e in journal(home.config) if isinstance(e, RunStarted))
-    assert (started.own_groups, started.external_groups) == (2, 8)
+    assert (started.local_groups, started.external_groups) == (2, 8)
 
 
 async def test_an_invite_that_the_coordinator_refuses_names_the_ways_out(home: Home, tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ RUN = {
     "tasks": ["calendar_arithmetic", "basic_arithmetic"],
     "rounds": 4,
     "group_size": 4,
-    "own_groups": 2,
+    "local_groups": 2,
     "external_groups": 2,
     "max_new_tokens": 8,
     "learning_rate": 1e-4,
@@ -90,7 +90,7 @@ def rounds_of(out: Path, node: int, arm: str = "a") -> dict[int, RoundFinished]:
 def learning(out: Path, node: int) -> list[tuple[Any, ...]]:
     """What a node computed, without clocks."""
     return [
-        (e.round, e.reward_local, e.reward_batch, e.tokens_generated, e.loss, e.logprob_own, e.figures)
+        (e.round, e.reward_local, e.reward_batch, e.tokens_generated, e.loss, e.logprob_local, e.figures)
         for e in rounds_of(out, node).values()
     ]
 
@@ -113,13 +113,13 @@ async def test_a_finished_run_is_not_run_again_and_other_settings_are_refused(pl
     first = await play(experiment([{"name": "a"}]), tmp_path)
     assert await play(experiment([{"name": "a"}]), tmp_path) == first
     with pytest.raises(BadExperiment, match="--fresh"):
-        await play(experiment([{"name": "a", "own_groups": 3}]), tmp_path)
+        await play(experiment([{"name": "a", "local_groups": 3}]), tmp_path)
 
 
 async def test_rewards_of_own_and_external_groups_are_kept_apart(play: Play, tmp_path: Path) -> None:
     await play(experiment([{"name": "a"}]), tmp_path)
     for event in (e for node in range(4) for e in rounds_of(tmp_path, node).values()):
-        assert event.own_groups == 2
+        assert event.local_groups == 2
         if event.external_groups:
             parts = 2 * (event.reward_local or 0.0), event.external_groups * (event.reward_external or 0.0)
             assert event.reward_batch == pytest.approx(sum(parts) / (2 + event.external_groups))
@@ -132,13 +132,13 @@ async def test_rewards_of_own_and_external_groups_are_kept_apart(play: Play, tmp
 async def test_silo_with_resampling_trains_on_informative_groups_only_and_pays_for_them(
     play: Play, tmp_path: Path
 ) -> None:
-    arm = {"name": "a", "own_groups": 2, "external_groups": 0, "own_filter": "resample", "resample_limit": 6}
+    arm = {"name": "a", "local_groups": 2, "external_groups": 0, "own_filter": "resample", "resample_limit": 6}
     await play(experiment([arm]), tmp_path)
     events = [e for node in range(4) for e in rounds_of(tmp_path, node).values()]
     assert all(e.figures["generated_groups"] == e.completions / 4 for e in events)
     assert max(e.figures["generated_groups"] for e in events) > 2
     for event in events:
-        assert event.own_groups == min(2, event.informative)
+        assert event.local_groups == min(2, event.nonzero_groups)
 
 
 async def test_a_node_asks_ahead_for_what_the_pool_lacks_and_shares_it(play: Play, tmp_path: Path) -> None:
@@ -156,13 +156,13 @@ async def test_a_node_asks_ahead_for_what_the_pool_lacks_and_shares_it(play: Pla
 async def test_a_starved_pool_is_filled_with_own_questions_where_the_arm_says_so(play: Play, tmp_path: Path) -> None:
     await play(experiment([{"name": "a", "starved": "fill"}]), tmp_path)
     events = [e for node in range(4) for e in rounds_of(tmp_path, node).values()]
-    assert all(e.own_groups + e.external_groups == 4 for e in events)
+    assert all(e.local_groups + e.external_groups == 4 for e in events)
     assert any(e.figures["generated_groups"] > 2 for e in events)
 
 
 async def test_hostile_nodes_send_but_do_not_count(play: Play, tmp_path: Path) -> None:
     await play(
-        experiment([{"name": "a", "hostile": 0.25, "logprob_floor": -3.0}], {"rounds": 12, "own_groups": 4}), tmp_path
+        experiment([{"name": "a", "hostile": 0.25, "logprob_floor": -3.0}], {"rounds": 12, "local_groups": 4}), tmp_path
     )
     found = load_run(tmp_path, experiment([{"name": "a"}]).arms[0], 1)
     assert found is not None
@@ -181,7 +181,7 @@ async def test_every_off_policy_correction_trains(play: Play, tmp_path: Path, ki
 async def test_of_the_groups_of_others_only_what_was_right_is_trained_on(play: Play, tmp_path: Path) -> None:
     """The first rounds are alike but for that; without external groups nothing is left out."""
     arms = [{"name": "a", "external_advantages": "all"}, {"name": "b", "external_advantages": "positive"}]
-    both = experiment(arms, {"rounds": 1, "group_size": 16, "own_groups": 16})
+    both = experiment(arms, {"rounds": 1, "group_size": 16, "local_groups": 16})
     for name in "ab":
         await play(both, tmp_path, arm=name)
     less = 0
@@ -217,7 +217,7 @@ async def test_the_report_counts_what_a_node_was_taught_where_nodes_were_away(pl
     assert {e.round for e in events} < set(range(8)), "in some round all are away"
     (row,) = rows(found, {"a": [run for run in [load_run(tmp_path, found.arm("a"), 1)] if run is not None]})
     assert row.taught == pytest.approx(
-        (sum(min(e.informative, e.own_groups) for e in events) / 4, sum(e.external_groups for e in events) / 4)
+        (sum(min(e.nonzero_groups, e.local_groups) for e in events) / 4, sum(e.external_groups for e in events) / 4)
     )
 
 
@@ -241,7 +241,7 @@ async def test_the_report_tells_fast_nodes_from_slow_ones(play: Play, tmp_path: 
 async def test_external_only_trains_on_nothing_of_its_own(play: Play, tmp_path: Path) -> None:
     await play(experiment([{"name": "a", "train_own": False}]), tmp_path)
     events = [e for node in range(4) for e in rounds_of(tmp_path, node).values()]
-    assert all(e.own_groups == 0 for e in events)
+    assert all(e.local_groups == 0 for e in events)
     assert all(e.reward_local is not None for e in events)
 
 

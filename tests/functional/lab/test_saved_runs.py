@@ -28,7 +28,7 @@ RUN = {
 
 
 def tables(**top: Any) -> dict[str, Any]:
-    arms = [{"name": "8-0", "own_groups": 1, "external_groups": 0}, {"name": "1-1", "own_groups": 1}]
+    arms = [{"name": "8-0", "local_groups": 1, "external_groups": 0}, {"name": "1-1", "local_groups": 1}]
     run = {**RUN, "external_groups": 1}
     return {
         "name": "e",

@@ -139,7 +139,7 @@ async def test_answers_are_scored_on_another_question_of_their_task_too(monkeypa
         rote, solved = task_scores(await answer(host, scorer, [*logic, *sums], Sampling(1.0, 1.0, 8)))
     await host.close()
     assert 0.6 < rote.pass_at_1 < 0.95
-    assert rote.swapped == pytest.approx(rote.pass_at_1)
+    assert rote.permuted == pytest.approx(rote.pass_at_1)
     assert solved.pass_at_1 == 1.0
-    assert solved.swapped is not None
-    assert solved.swapped < 0.2
+    assert solved.permuted is not None
+    assert solved.permuted < 0.2

@@ -19,7 +19,7 @@ from sapo_swarm.events import GroupRecorded, Phase, RoundFinished, StateChanged
 from sapo_swarm.node.storage.checkpoints import Checkpoints
 from sapo_swarm.node.storage.journal import read_only
 
-FAKE = (*node_process.FAKE, "--own-groups", "8")
+FAKE = (*node_process.FAKE, "--local-groups", "8")
 
 
 def only_run(home: Path) -> Path:
@@ -51,7 +51,7 @@ def test_rounds_count_what_they_did(tmp_path: Path) -> None:
     rewards = [r for g in groups for r in g.rewards]
     assert len(groups) == 8
     assert finished.reward_local == pytest.approx(sum(rewards) / len(rewards))
-    assert finished.informative == sum(g.informative for g in groups)
+    assert finished.nonzero_groups == sum(g.nonzero_advantage for g in groups)
     assert finished.tokens_generated == sum(r.tokens for g in groups for r in g.rollouts)
     assert finished.reward_external is None
 
@@ -155,7 +155,7 @@ def test_when_no_checkpoint_is_intact_the_run_is_left_alone(tmp_path: Path) -> N
 
 def test_old_groups_leave_the_journal_and_what_is_left_still_plays(tmp_path: Path) -> None:
     """Rounds, events and evaluations stay; the newest rounds keep their groups, and so does every tenth."""
-    done = sapo(tmp_path, "node", *FAKE, "--own-groups", "2", "--rounds", "25", "--keep-groups", "3")
+    done = sapo(tmp_path, "node", *FAKE, "--local-groups", "2", "--rounds", "25", "--keep-groups", "3")
     assert done.returncode == 0, done.stderr
     run = only_run(tmp_path)
     events = load_recording(run)

@@ -69,7 +69,9 @@ def test_a_poisoned_pool_is_shut_and_the_best_weights_come_back(tmp_path: Path, 
     alone = [event for event in played if event.round >= trip.round]
     assert alone
     assert all(event.external_groups == event.external_wanted == 0 for event in alone)
-    assert all(event.own_groups == CONFIG.own_groups + CONFIG.external_groups for event in alone), "batches stay whole"
+    assert all(event.local_groups == CONFIG.local_groups + CONFIG.external_groups for event in alone), (
+        "batches stay whole"
+    )
 
 
 def test_a_healthy_pool_trips_nothing(tmp_path: Path) -> None:

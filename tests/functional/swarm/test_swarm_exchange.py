@@ -20,7 +20,7 @@ from sapo_swarm.node.engine_thread import EngineHost
 from sapo_swarm.node.swarm.swarm_exchange import SwarmExchange
 from sapo_swarm.protocol.client import NodeClient
 from sapo_swarm.protocol.identity import Identity
-from sapo_swarm.protocol.receive import Policy
+from sapo_swarm.protocol.receive import AcceptanceRules
 from sapo_swarm.scoring.scorer import Scored, Scorer
 from sapo_swarm.tasks.questions import generate_entry
 from sapo_swarm.tasks.seeds import train_seed
@@ -58,7 +58,7 @@ class Node:
         self.swarm = hosted.coordinator.swarm.swarm
         self.scorer = scorer
         self.client = NodeClient(hosted.invite, self.identity)
-        policy = Policy(logprob_floor=-100.0)
+        policy = AcceptanceRules(logprob_floor=-100.0)
         self.exchange = SwarmExchange(self.client, policy, "m", sampling)
         self.exchange.attach(engine, scorer)
 

@@ -37,7 +37,7 @@ async def test_three_unlike_nodes_train_together_and_their_shares_add_up(tmp_pat
     kinds = (
         ("fake:0.004", "--group-size", "4", "--algorithm", "grpo", "--sampling", "uniform"),
         ("fake:0.003", "--group-size", "8", "--algorithm", "rloo", "--epochs", "2", "--minibatches", "2"),
-        ("fake:0.002", "--group-size", "6", "--algorithm", "gspo", "--own-groups", "3", "--external-groups", "2"),
+        ("fake:0.002", "--group-size", "6", "--algorithm", "gspo", "--local-groups", "3", "--external-groups", "2"),
     )
     homes = [tmp_path / name for name in ("a", "b", "c")]
     async with coordinator(tmp_path / "host", "--port", "0") as (invite, _), AsyncExitStack() as stack:
@@ -58,9 +58,9 @@ async def test_three_unlike_nodes_train_together_and_their_shares_add_up(tmp_pat
         story = journal(home)
         started = next(e for e in story if isinstance(e, RunStarted))
         assert (started.mode, started.algorithm, started.group_size) == ("swarm", name, int(size))
-        whole = started.own_groups + started.external_groups
-        least = started.own_groups + min(started.own_groups, started.external_groups)
-        sizes = {r.own_groups + r.external_groups for r in rounds(story)}
+        whole = started.local_groups + started.external_groups
+        least = started.local_groups + min(started.local_groups, started.external_groups)
+        sizes = {r.local_groups + r.external_groups for r in rounds(story)}
         assert all(least <= size <= whole for size in sizes), "short pools are filled up"
         assert sum(r.external_groups for r in rounds(story)) > 0
         assert all((r.reward_external is not None) == (r.external_groups > 0) for r in rounds(story))

@@ -115,7 +115,7 @@ def test_before_any_measurement_the_panel_says_what_it_waits_for() -> None:
 def test_a_round_without_unequal_rewards_says_that_there_was_nothing_to_learn_from() -> None:
     finished = next(event for event in recording("silo", 2, 1) if isinstance(event, RoundFinished))
     fields = {name: getattr(finished, name) for name in finished.__struct_fields__}
-    state = fold([run(), RoundFinished(**{**fields, "informative": 0, "loss": 0.0})])
+    state = fold([run(), RoundFinished(**{**fields, "nonzero_groups": 0, "loss": 0.0})])
     assert "nothing to learn from" in panels.now_panel(state, 0.0, 70, 8, UNICODE).plain
 
 
@@ -231,7 +231,7 @@ def test_a_right_answer_that_was_not_paid_is_not_called_wrong() -> None:
     event = hostile_state().groups.last
     assert event is not None
     rollouts = tuple(
-        msgspec.structs.replace(rollout, reward=0.0, unread=place == 0)
+        msgspec.structs.replace(rollout, reward=0.0, shortcut=place == 0)
         for place, rollout in enumerate(event.group.rollouts)
     )
     group = msgspec.structs.replace(event.group, rollouts=rollouts)

@@ -85,8 +85,8 @@ def test_an_architecture_of_others_is_estimated_from_its_config(tmp_path: Path) 
 
 def test_a_run_that_does_not_fit_is_refused_with_settings_that_do() -> None:
     """The flags in the message, typed as they stand, make the run fit."""
-    config, available = replace_config(TORCH, own_groups=64, group_size=16, max_new_tokens=512), 1 << 30
-    with pytest.raises(OutOfMemory, match=r"GiB is free\. This fits: --own-groups") as refused:
+    config, available = replace_config(TORCH, local_groups=64, group_size=16, max_new_tokens=512), 1 << 30
+    with pytest.raises(OutOfMemory, match=r"GiB is free\. This fits: --local-groups") as refused:
         memory_plan.require(config, available)
     typed = str(refused.value).partition("This fits: ")[2].split()
     changes = {
@@ -96,10 +96,10 @@ def test_a_run_that_does_not_fit_is_refused_with_settings_that_do() -> None:
 
 
 def test_others_share_of_a_batch_shrinks_with_it() -> None:
-    config = replace_config(TORCH, own_groups=32, external_groups=32, group_size=16, max_new_tokens=256)
+    config = replace_config(TORCH, local_groups=32, external_groups=32, group_size=16, max_new_tokens=256)
     found = memory_plan.plan(config, 1 << 30)
     assert found is not None
-    assert "--own-groups" in found.suggestion
+    assert "--local-groups" in found.suggestion
     assert "--external-groups" in found.suggestion
 
 

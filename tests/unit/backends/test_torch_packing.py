@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 
-from sapo_backends.torch_backend.ops import packing  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402 - after the check for torch
 
 from sapo_backends.checkpoints.spec import decoder_spec  # noqa: E402
 from sapo_backends.common.packing import flat_tokens, plan  # noqa: E402
 from sapo_backends.torch_backend.causal_lm import LeanModel  # noqa: E402
 from sapo_backends.torch_backend.model.flat_parameters import decoder_layout  # noqa: E402
+from sapo_backends.torch_backend.ops import packing  # noqa: E402
 from sapo_backends.torch_backend.ops.packing import Slab, bucket, pack  # noqa: E402
 
 CPU = torch.device("cpu")

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from sapo_lab.report.by_task import heads, lines, split, swapped_heads, swapped_lines, tasks_of
+from sapo_lab.report.by_task import heads, lines, permuted_heads, permuted_lines, split, tasks_of
 from sapo_lab.report.results import HeldOut, RunResult
 from sapo_lab.schema import parse
 
@@ -20,8 +20,8 @@ EXPERIMENT = parse(
 )
 
 
-def at_end(tasks: dict[str, float], swapped: dict[str, float] | None = None, ended: bool = True) -> HeldOut:
-    return HeldOut(4, 100.0, float(np.mean(list(tasks.values()))), tasks, 1, ended, swapped or {})
+def at_end(tasks: dict[str, float], permuted: dict[str, float] | None = None, ended: bool = True) -> HeldOut:
+    return HeldOut(4, 100.0, float(np.mean(list(tasks.values()))), tasks, 1, ended, permuted or {})
 
 
 def run(arm: str, seed: int, point: HeldOut) -> RunResult:
@@ -64,15 +64,15 @@ def test_runs_that_have_not_ended_have_no_line() -> None:
 def test_scores_with_swapped_answers_stand_beside_the_true_ones_where_they_were_measured() -> None:
     rote = [run("swarm", seed, at_end({"a": 0.1 * seed, "b": 0.1}, {"a": 0.1 * seed, "b": 0.0})) for seed in (1, 2)]
     found = {"silo": SILO, "swarm": rote}
-    (line,) = swapped_lines(EXPERIMENT, found)
+    (line,) = permuted_lines(EXPERIMENT, found)
     assert line[:5] == ("S", "–", "15.0 : 15.0", "10.0 : 0.0", "12.5 : 7.5")
-    assert len(swapped_heads(tasks_of(found))) == len(line)
+    assert len(permuted_heads(tasks_of(found))) == len(line)
 
 
 def test_the_gain_in_what_is_left_without_swapped_answers_leaves_a_trick_out() -> None:
     silo = [run("silo", s, at_end({"a": 0.1, "b": 0.1}, {"a": 0.1, "b": 0.0})) for s in (1, 2)]
     swarm = [run("swarm", s, at_end({"a": 0.5, "b": 0.12}, {"a": 0.5, "b": 0.0})) for s in (1, 2)]
-    _, line = swapped_lines(EXPERIMENT, {"silo": silo, "swarm": swarm})
+    _, line = permuted_lines(EXPERIMENT, {"silo": silo, "swarm": swarm})
     assert line[:2] == ("S", "silo")
     assert line[-2:] == ("6.00 % (6.00 to 6.00)", "+20 % (+20 to +20)")
 
@@ -82,4 +82,4 @@ def test_a_task_that_an_arm_does_not_ask_is_left_open() -> None:
     silo, swarm = lines(EXPERIMENT, found)
     assert silo[2:4] == ("10.0", "10.0")
     assert swarm[2:4] == ("20.0 : 10.0", "–")
-    assert swapped_lines(EXPERIMENT, found)[0][2:5] == ("20.0 : 10.0", "–", "20.0 : 10.0")
+    assert permuted_lines(EXPERIMENT, found)[0][2:5] == ("20.0 : 10.0", "–", "20.0 : 10.0")

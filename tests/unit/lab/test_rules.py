@@ -90,8 +90,8 @@ def test_what_is_wrong_in_an_experiment_is_named_with_the_nearest_match(
 
 
 def test_an_arm_takes_shared_settings_and_changes_its_own() -> None:
-    experiment = parse({**SMALL, "conditions": {"churn": 0.5}, "arms": [{"name": "a", "own_groups": 2, "loss": 0.1}]})
-    assert experiment.arms[0].run == RunConfig(rounds=3, own_groups=2, external_advantages="all")
+    experiment = parse({**SMALL, "conditions": {"churn": 0.5}, "arms": [{"name": "a", "local_groups": 2, "loss": 0.1}]})
+    assert experiment.arms[0].run == RunConfig(rounds=3, local_groups=2, external_advantages="all")
     assert experiment.arms[0].conditions == Conditions(churn=0.5, loss=0.1)
 
 
@@ -238,17 +238,17 @@ def test_novelty_prefers_tasks_and_answers_that_were_rarely_trained_on() -> None
 
 
 def test_where_own_questions_carry_signal_nothing_is_taken_from_others() -> None:
-    assert target(Split(4, 4, informative=0.5), Rule()) == 0
+    assert target(Split(4, 4, nonzero_share=0.5), Rule()) == 0
 
 
 def test_where_success_is_rare_others_make_up_what_is_missing() -> None:
-    assert target(Split(8, 0, informative=0.0), Rule()) == 2
-    assert target(Split(8, 0, informative=0.05), Rule(wanted=0.5)) == 4
+    assert target(Split(8, 0, nonzero_share=0.0), Rule()) == 2
+    assert target(Split(8, 0, nonzero_share=0.05), Rule(wanted=0.5)) == 4
 
 
 def test_a_swarm_that_drifts_away_or_hurts_is_heard_less() -> None:
-    assert target(Split(6, 2, informative=0.0, gap=1.5), Rule()) == 1
-    before = observe_held_out(Split(6, 2, informative=0.0), before=0.10, after=0.02, items=400)
+    assert target(Split(6, 2, nonzero_share=0.0, gap=1.5), Rule()) == 1
+    before = observe_held_out(Split(6, 2, nonzero_share=0.0), before=0.10, after=0.02, items=400)
     assert target(before, Rule()) == 1
 
 
@@ -261,8 +261,8 @@ def test_the_split_moves_by_one_group_at_most_every_so_many_rounds_and_keeps_its
     signals: list[tuple[float, float | None]], own: int, external: int
 ) -> None:
     rule, split, moved = Rule(), Split(own, external), -math.inf
-    for t, (informative, gap) in enumerate(signals):
-        after = move(observe(split, informative, gap, rule), rule)
+    for t, (nonzero_share, gap) in enumerate(signals):
+        after = move(observe(split, nonzero_share, gap, rule), rule)
         assert after.own + after.external == own + external
         assert abs(after.external - split.external) <= 1
         assert after.external <= max(external, math.floor(rule.most * (own + external)))

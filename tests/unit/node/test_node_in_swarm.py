@@ -15,7 +15,7 @@ from sapo_swarm.node.swarm.pool import Pool
 from sapo_swarm.node.swarm.swarm_exchange import STRETCH, worst_stretch
 from sapo_swarm.node.swarm.swarm_stats import Standing
 from sapo_swarm.protocol.client import ExchangeResult
-from sapo_swarm.protocol.receive import Policy
+from sapo_swarm.protocol.receive import AcceptanceRules
 from sapo_swarm.registry import UnknownStrategy
 from sapo_swarm.types import Group, Question, Rollout, TaskRef
 
@@ -113,8 +113,8 @@ def test_a_node_in_a_swarm_takes_four_groups_of_others_for_one_of_its_own_unless
     """A tiny model takes a quarter of a batch four times as large."""
     for parameters, groups in ((None, (2, 8)), (494_000_000, (2, 8)), (5_000_000, (24, 8))):
         config = mixed(RunConfig(), set(), parameters)
-        assert (config.own_groups, config.external_groups) == groups
-    assert mixed(RunConfig(own_groups=6), {"own_groups"}).external_groups == 0
+        assert (config.local_groups, config.external_groups) == groups
+    assert mixed(RunConfig(local_groups=6), {"local_groups"}).external_groups == 0
     generates = mixed(RunConfig(method="none", external_groups=4), set())
     assert (generates.external_groups, generates.eval_every) == (0, 0)
 
@@ -125,8 +125,8 @@ def test_a_model_s_name_is_shared_without_its_path_or_odd_characters() -> None:
 
 
 def test_flags_of_a_config_are_what_changes_the_base_into_it() -> None:
-    config = RunConfig(tasks=("bf", "arc_1d"), partial_credit=True, group_size=4, own_groups=3)
-    typed = arguments(config, RunConfig(), {"own_groups"})
+    config = RunConfig(tasks=("bf", "arc_1d"), partial_credit=True, group_size=4, local_groups=3)
+    typed = arguments(config, RunConfig(), {"local_groups"})
     assert sorted(typed) == ["--group-size=4", "--partial-credit", "--tasks=bf,arc_1d"]
 
 
@@ -153,4 +153,4 @@ def test_the_worst_stretch_is_the_lowest_mean_of_so_many_in_a_row(values: list[f
 def test_honest_work_does_not_dilute_garbage() -> None:
     """Eight tokens that nobody would write, amid two hundred that everybody would."""
     text = [-0.1] * 100 + [-12.0] * 8 + [-0.1] * 100
-    assert worst_stretch(text, STRETCH) < Policy().logprob_floor < sum(text) / len(text)
+    assert worst_stretch(text, STRETCH) < AcceptanceRules().logprob_floor < sum(text) / len(text)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -169,16 +169,16 @@ def test_every_item_is_swapped_with_one_other_of_its_task_and_a_single_one_with_
 
 def test_a_task_carries_its_score_with_swapped_answers_over_the_items_that_have_one() -> None:
     found = [
-        dataclasses.replace(result(0, 1, 0), swapped=(True, True)),
-        dataclasses.replace(result(1, 1, 1), swapped=()),
+        msgspec.structs.replace(result(0, 1, 0), permuted=(True, True)),
+        msgspec.structs.replace(result(1, 1, 1), permuted=()),
     ]
     (score,) = task_scores(found)
-    assert (score.pass_at_1, score.swapped) == (0.75, 1.0)
-    assert task_scores([result(0, 1)])[0].swapped is None
+    assert (score.pass_at_1, score.permuted) == (0.75, 1.0)
+    assert task_scores([result(0, 1)])[0].permuted is None
 
 
 @pytest.mark.parametrize(
-    ("passed", "swapped", "items_asked", "yes"),
+    ("passed", "permuted", "items_asked", "yes"),
     [
         (0.48, 0.40, 100, True),
         (0.48, 0.20, 100, False),  # most of the score comes from reading the question
@@ -189,6 +189,6 @@ def test_a_task_carries_its_score_with_swapped_answers_over_the_items_that_have_
     ],
 )
 def test_a_score_is_by_rote_where_half_of_it_is_had_with_answers_to_other_questions(
-    passed: float, swapped: float | None, items_asked: int, yes: bool
+    passed: float, permuted: float | None, items_asked: int, yes: bool
 ) -> None:
-    assert TaskScore("logic", items_asked, passed, 0.0, 1.0, 1.0, 0.0, swapped).by_rote is yes
+    assert TaskScore("logic", items_asked, passed, 0.0, 1.0, 1.0, 0.0, permuted).shortcut is yes

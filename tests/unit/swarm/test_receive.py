@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sapo_swarm.protocol.identity import Identity
-from sapo_swarm.protocol.receive import REASONS, Policy, Receiver
+from sapo_swarm.protocol.receive import REASONS, AcceptanceRules, Receiver
 from sapo_swarm.protocol.wire import GroupBody, SharedCompletion, SignedGroup
 from sapo_swarm.tasks.prompts import extract_answer
 from sapo_swarm.types import STRICT, Question, RewardRule, TaskRef
@@ -30,7 +30,7 @@ def prompt_of(ref: TaskRef) -> str:
 @dataclass(frozen=True)
 class Scores:
     rewards: tuple[float, ...]
-    unread: tuple[int, ...] = ()
+    shortcut: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -171,7 +171,7 @@ async def test_one_long_text_among_short_ones_is_not_read_by_the_model_when_it_w
         read.extend(texts)
         return -1.0
 
-    receiver = Receiver(SWARM, ME.node, AddOne(), Policy(), likelihood)
+    receiver = Receiver(SWARM, ME.node, AddOne(), AcceptanceRules(), likelihood)
     receiver.observe_own(body(ME, 1, ["x" * 50] * 16))
     short = ("no idea",) * 3
     assert await receiver.receive([signed(PEER, 7, ["so " * 2000 + "<answer>8</answer>", *short])], NOW) == []
@@ -194,7 +194,7 @@ async def test_text_that_the_own_policy_would_never_write_is_refused() -> None:
     async def likelihood(question: Question, texts: Sequence[str]) -> float:
         return -20.0 if "zalgo" in texts[0] else -1.0
 
-    receiver = Receiver(SWARM, ME.node, AddOne(), Policy(logprob_floor=-8.0), likelihood)
+    receiver = Receiver(SWARM, ME.node, AddOne(), AcceptanceRules(logprob_floor=-8.0), likelihood)
     assert len(await receiver.receive([signed(PEER)], NOW)) == 1
     assert await receiver.receive([signed(PEER, 8, ["zalgo <answer>9</answer>", "zalgo"])], NOW) == []
     assert receiver.rejected == {"logprob": 1}

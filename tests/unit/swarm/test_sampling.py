@@ -107,7 +107,7 @@ def test_a_batch_holds_i_own_and_j_external_groups_with_advantages() -> None:
     assert numbers(made.own) == [0, 1, 2, 3]
     assert len(made.external) == 4
     assert made.external_share == 0.5
-    assert (made.pool_starved, made.short, made.pool, made.informative) == (0, 0, 9, 8)
+    assert (made.pool_starved, made.short, made.pool, made.nonzero_groups) == (0, 0, 9, 8)
     assert all(g.advantages[0] == pytest.approx(1.0, abs=1e-4) for g in made.groups)
 
 
@@ -145,7 +145,7 @@ def test_own_groups_without_advantage_stay_in_the_batch() -> None:
     own = [group(0, (0.0, 0.0)), group(1, (1.0, 0.0))]
     made = assemble(own, [], 2, 0, np.random.default_rng(0), normalised)
     assert made.own[0].advantages == (0.0, 0.0)
-    assert made.informative == 1
+    assert made.nonzero_groups == 1
     assert made.reward_local == made.reward_batch == 0.25
     assert made.reward_external is None
 

@@ -67,14 +67,14 @@ async def test_partial_credit_is_given_only_when_asked_for(scorer: Scorer) -> No
 async def test_what_passes_other_questions_of_its_task_too_earns_nothing_where_answers_are_contrasted(
     scorer: Scorer,
 ) -> None:
-    unread, rule = "<answer>(P ∨ Q)</answer>", RewardRule(contrast=2)
+    shortcut, rule = "<answer>(P ∨ Q)</answer>", RewardRule(contrast=2)
     refs = [TaskRef("propositional_logic", "paper", seed) for seed in range(40)]
-    plain = [(await scorer.score(ref, [unread])).rewards[0] for ref in refs]
-    contrasted = [await scorer.score(ref, ["no answer", unread], rule) for ref in refs]
+    plain = [(await scorer.score(ref, [shortcut])).rewards[0] for ref in refs]
+    contrasted = [await scorer.score(ref, ["no answer", shortcut], rule) for ref in refs]
     assert sum(plain) > 20
     assert sum(scored.rewards[1] for scored in contrasted) < 8
     for reward, scored in zip(plain, contrasted, strict=True):
-        assert scored.unread == ((1,) if scored.rewards[1] < reward else ())
+        assert scored.shortcut == ((1,) if scored.rewards[1] < reward else ())
 
 
 async def test_a_question_to_contrast_with_that_does_not_exist_costs_nothing(scorer: Scorer) -> None:
@@ -84,7 +84,7 @@ async def test_a_question_to_contrast_with_that_does_not_exist_costs_nothing(sco
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(worker, "contrasts", lambda ref, count: [gone] * count)
         reply = worker.answer(Job(ref, (f"<answer>{oracle(ref)}</answer>",), RewardRule(contrast=2)))
-    assert (reply.failure, reply.rewards, reply.unread) == ("", (1.0,), ())
+    assert (reply.failure, reply.rewards, reply.shortcut) == ("", (1.0,), ())
 
 
 async def test_an_answer_to_its_own_question_keeps_its_reward_where_answers_are_contrasted(scorer: Scorer) -> None:

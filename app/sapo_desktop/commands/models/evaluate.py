@@ -93,13 +93,13 @@ def _print(
     print(f"\nItems gained {comparison.gained}, lost {comparison.lost}, McNemar p = {comparison.p_value:.2g}")
     if comparison.kept_share is not None:
         print(f"Share of the gain that remains among well-formed answers: {100 * comparison.kept_share:.0f} %")
-    by_rote = [score for score in task_scores(after) if score.by_rote]
-    for score in by_rote:
+    shortcut = [score for score in task_scores(after) if score.shortcut]
+    for score in shortcut:
         print(
             f"By rote: {score.task}, {100 * score.pass_at_1:.1f} % and with the answers to other questions "
-            f"{100 * (score.swapped or 0.0):.1f} %: at least half of this score does not come from reading the question."
+            f"{100 * (score.permuted or 0.0):.1f} %: at least half of this score does not come from reading the question."
         )
-    if by_rote:
+    if shortcut:
         print("Training with --contrast 2 pays nothing for an answer that is also right on one of two other questions.")
 
 

@@ -96,7 +96,7 @@ def share_lines(state: DashboardState) -> list[Line]:
     """In silo the share of own groups that can teach; in a swarm what is mine and what comes from others."""
     figures = state.figures
     if state.silo:
-        return [Line("informative", figures.informative, "solid", "line-3")]
+        return [Line("informative", figures.nonzero_groups, "solid", "line-3")]
     return [
         Line("external share", figures.external_share, "dashed", "line-2"),
         Line("my share", figures.share, "solid", "line-1"),
@@ -123,7 +123,7 @@ def waiting(state: DashboardState, now: float) -> str:
         return "Waiting for the node to open a run. The chart starts with the first round."
     if state.paused:
         return "Paused before the first round. Press space to go on."
-    sequences = state.run.own_groups * state.run.group_size
+    sequences = state.run.local_groups * state.run.group_size
     doing = (
         "evaluating the base model first"
         if state.phase and state.phase.phase == "evaluate"

@@ -50,7 +50,7 @@ class Filter:
             case "all right":
                 return min(rewards, default=0.0) >= 1
             case "mixed":
-                return event.group.informative
+                return event.group.nonzero_advantage
             case "none right":
                 return max(rewards, default=0.0) <= 0
             case "first solved":
@@ -216,7 +216,7 @@ def _verdict(place: int, rollout: Rollout, advantage: float | None, glyphs: Glyp
         mark, word, style = glyphs.partial, "partly right", "bold $warning"
     else:
         mark, word, style = glyphs.wrong, "wrong", "bold $muted"
-    if rollout.unread:
+    if rollout.shortcut:
         word = "right on other questions too"
     if rollout.finish == "length":
         mark, word = (

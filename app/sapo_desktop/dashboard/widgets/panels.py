@@ -75,7 +75,7 @@ def _task_rows(base: Evaluated | None, latest: Evaluated, width: int, room: int,
             else f"{100 * score.pass_at_1:3.0f} %"
         )
         label = plain(score.task, 60)
-        if score.by_rote:
+        if score.shortcut:
             label = BY_ROTE + label
         rows.append(Content.assemble(fit(label, name), (text.rjust(width - name), MUTED)))
     return rows
@@ -138,7 +138,7 @@ def _idle(state: DashboardState, now: float) -> str:
 def _round_lines(state: DashboardState, width: int) -> list[Content]:
     last, run = state.round, state.run
     if last is None or run is None:
-        sequences = run.own_groups * run.group_size if run else 0
+        sequences = run.local_groups * run.group_size if run else 0
         first = f"The first round draws {sequences} rollouts." if run else ""
         return [Content.styled(line, MUTED) for line in wrap(first, width)]
     goal = f" of {run.rounds_planned}" if run.rounds_planned else ""
@@ -149,10 +149,10 @@ def _round_lines(state: DashboardState, width: int) -> list[Content]:
         if state.round_seconds and run.rounds_planned and left > 0
         else ""
     )
-    groups = f"{last.own_groups} own + {last.external_groups} external groups"
+    groups = f"{last.local_groups} own + {last.external_groups} external groups"
     rows = [
         Content.assemble("round ", (f"{last.round + 1}", "bold"), (f" done{goal}{seconds}{eta}", MUTED)),
-        Content.styled(f"{groups} · {last.informative} of {last.own_groups} informative", MUTED),
+        Content.styled(f"{groups} · {last.nonzero_groups} of {last.local_groups} informative", MUTED),
         Content.styled(_update_line(state), MUTED),
     ]
     if last.external_wanted and not last.external_groups:
@@ -177,7 +177,7 @@ def _update_line(state: DashboardState) -> str:
 
 def _note(state: DashboardState) -> str:
     last = state.round
-    if last is not None and last.own_groups and not last.informative and not last.external_groups:
+    if last is not None and last.local_groups and not last.nonzero_groups and not last.external_groups:
         return "nothing to learn from: in each group all rewards were equal"
     if last is not None and last.loss is not None and abs(last.loss) < 5e-3:
         return "loss near 0 is normal: one on-policy step, advantages cancel"

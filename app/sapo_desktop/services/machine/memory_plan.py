@@ -9,7 +9,7 @@ from sapo_backends.common import hardware
 from sapo_backends.common.hardware import ModelSize, RoundShape
 from sapo_backends.measure.sizing import model_size
 from sapo_desktop.services.machine import engines, load_request
-from sapo_swarm.algorithms.base import own_groups
+from sapo_swarm.algorithms.base import local_groups
 from sapo_swarm.config import RunConfig
 
 PROMPT = 256
@@ -46,7 +46,7 @@ class Plan:
         groups = self.smaller.groups
         external = min(groups - 1, -(-groups * self.external // self.shape.groups))
         said = {
-            "own-groups": (self.shape.groups - self.external, groups - external),
+            "local-groups": (self.shape.groups - self.external, groups - external),
             "external-groups": (self.external, external),
             "group-size": (self.shape.group_size, self.smaller.group_size),
             "max-new-tokens": (self.shape.new_tokens, self.smaller.new_tokens),
@@ -66,7 +66,7 @@ def plan(config: RunConfig, available: int | None = None) -> Plan | None:
     except ModelNotFound:
         return None
     free = hardware.available_memory() if available is None else available
-    groups = own_groups(config, size.parameters) + config.external_groups
+    groups = local_groups(config, size.parameters) + config.external_groups
     shape = RoundShape(groups, config.group_size, PROMPT, config.max_new_tokens)
 
     def needed(of: RoundShape) -> int:

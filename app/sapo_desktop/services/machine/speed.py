@@ -24,7 +24,7 @@ from sapo_backends.measure.choice import Choice, Measured, Wanted, Workload
 from sapo_backends.measure.sizing import model_size
 from sapo_desktop.paths import Home
 from sapo_desktop.services.machine import load_request
-from sapo_swarm.algorithms.base import TINY, own_groups
+from sapo_swarm.algorithms.base import TINY, local_groups
 from sapo_swarm.config import RunConfig
 
 FORMAT = 1
@@ -54,7 +54,7 @@ def remember(home: Home, config: RunConfig, measured: Sequence[Measured]) -> Non
 
 def workload(config: RunConfig) -> Workload:
     """The size of the run's rounds, as far as the settings tell without the model."""
-    groups = own_groups(config, load_request.parameters(config) or TINY) + config.external_groups
+    groups = local_groups(config, load_request.parameters(config) or TINY) + config.external_groups
     return Workload(groups * config.group_size, config.max_new_tokens, config.method != "none")
 
 

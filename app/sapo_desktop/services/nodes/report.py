@@ -105,7 +105,7 @@ class Reporter:
             return (
                 f"Run {event.run_id} {at}: {event.model}, {event.parameters / 1e6:.1f}M parameters, {how} "
                 f"on {event.device} ({event.precision}), {event.algorithm}, "
-                f"{event.own_groups}/{event.external_groups} groups of {event.group_size}, {len(event.tasks)} tasks."
+                f"{event.local_groups}/{event.external_groups} groups of {event.group_size}, {len(event.tasks)} tasks."
             )
         if isinstance(event, RoundFinished):
             return self._round(event)
@@ -136,7 +136,7 @@ class Reporter:
             external += f"  drew {event.external_groups} of up to {event.external_wanted}"
         return (
             f"round {event.round + 1:>4}{planned}  own {event.reward_local or 0.0:.3f}{external}  "
-            f"informative {event.informative}/{event.own_groups}  entropy {_number(event.entropy)}  "
+            f"informative {event.nonzero_groups}/{event.local_groups}  entropy {_number(event.entropy)}  "
             f"{rate:,.0f} tok/s  {took:.1f} s"
         )
 

@@ -72,4 +72,4 @@ class HomeSettings:
 def _other(row: SettingRow, running: dict[str, str]) -> str:
     """What the node works with, "" where it is the same or the node's own choice (0 own groups = it decides)."""
     value = running.get(row.key, row.value)
-    return "" if value == row.value or (row.key == "run.own_groups" and row.value == "0") else value
+    return "" if value == row.value or (row.key == "run.local_groups" and row.value == "0") else value

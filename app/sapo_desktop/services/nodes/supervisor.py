@@ -80,7 +80,7 @@ async def restart(home: Home, changed: Collection[str] = ()) -> NodeStatus:
             config = await node.config()
             await _finish_round(node)
         arguments = flags.arguments(
-            config, settings.load(home.settings).run, {"own_groups", "external_groups", *changed}
+            config, settings.load(home.settings).run, {"local_groups", "external_groups", *changed}
         )
         await stop(home)
     return await start(home, arguments)

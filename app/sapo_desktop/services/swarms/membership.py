@@ -17,7 +17,7 @@ from sapo_swarm.node.swarm.swarm_exchange import SwarmExchange
 from sapo_swarm.protocol.client import CoordinatorError, NodeClient, Refused
 from sapo_swarm.protocol.invite import BadInvite, Invite, parse_invite
 from sapo_swarm.protocol.keystore import KeyStoreError, StoredIdentity, load_or_create
-from sapo_swarm.protocol.receive import Policy
+from sapo_swarm.protocol.receive import AcceptanceRules
 from sapo_swarm.protocol.safe_text import safe_text
 
 OWN, EXTERNAL = 2, 8
@@ -75,11 +75,11 @@ def mixed(config: RunConfig, typed: set[str], parameters: int | None = None) -> 
     if config.method == "none":
         changes = {"external_groups": 0} | ({} if "eval_every" in typed else {"eval_every": 0})
         return msgspec.structs.replace(config, **changes)
-    if typed & {"own_groups", "external_groups"} or config.external_groups:
+    if typed & {"local_groups", "external_groups"} or config.external_groups:
         return config
     tiny = parameters is not None and parameters < TINY
     own, external = (TINY_OWN, TINY_EXTERNAL) if tiny else (OWN, EXTERNAL)
-    return msgspec.structs.replace(config, own_groups=own, external_groups=external)
+    return msgspec.structs.replace(config, local_groups=own, external_groups=external)
 
 
 def identity(home: Home) -> StoredIdentity:
@@ -104,7 +104,7 @@ async def enter(
     """
     client = await NodeClient(invite, who.identity).__aenter__()
     exchange = SwarmExchange(
-        client, Policy(rule=config.reward_rule), label(config.model), config.sampling, settings.person.name
+        client, AcceptanceRules(rule=config.reward_rule), label(config.model), config.sampling, settings.person.name
     )
     try:
         info = await client.join(exchange.name, exchange.model)

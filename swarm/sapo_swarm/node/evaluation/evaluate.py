@@ -47,8 +47,8 @@ async def answer(
         texts = [[host.engine.tokenizer.decode(c.tokens) for c in group] for group in drawn]
         scored = await scorer.score_own([(q.ref, t) for q, t in zip(questions, texts, strict=True)])
         other = others([q.ref for q in questions])
-        swapped = await scorer.score_own([(questions[to].ref, texts[place]) for place, to in other.items()])
-        on_others = dict(zip(other.values(), swapped, strict=True))
+        permuted = await scorer.score_own([(questions[to].ref, texts[place]) for place, to in other.items()])
+        on_others = dict(zip(other.values(), permuted, strict=True))
         for place, (question, group, verdict) in enumerate(zip(questions, drawn, scored, strict=True)):
             results.append(item_result(question.ref, verdict, [c.finish for c in group], on_others.get(place)))
         if on_progress is not None:

@@ -28,7 +28,7 @@ SLOW = frozenset(
 """Tasks whose questions take 30 to 200 ms each to draw. Of 300 drawn with training seeds none was held out (quantum_lock: 3)."""
 
 
-async def kept_apart(scorer: Scorer, tasks: Sequence[str], preset: str) -> frozenset[str]:
+async def held_out_exclusion(scorer: Scorer, tasks: Sequence[str], preset: str) -> frozenset[str]:
     """SHA-256 of the prompts that training leaves out: about a second for nine tasks. Raises ScorerUnavailable, UnknownTask."""
     quick = [task for task in tasks if f"{task}/{preset_of(task, preset)}" not in SLOW]
     count = min(KEPT_APART, IN_ALL // max(len(quick), 1))

@@ -11,7 +11,7 @@ from pathlib import Path
 from sapo_swarm.events import Vitals
 from sapo_swarm.node.event_bus import Bus
 from sapo_swarm.node.governor.limits import Limits, decide
-from sapo_swarm.node.governor.run_control import Conduct
+from sapo_swarm.node.governor.run_control import RunControl
 from sapo_swarm.node.governor.sensors import Machine
 from sapo_swarm.node.round.context import RoundWork
 
@@ -43,14 +43,14 @@ class Pace:
         self._last = now
 
 
-async def tick(folder: Path, allowed: Callable[[], Limits], conduct: Conduct, pace: Pace, bus: Bus) -> None:
+async def tick(folder: Path, allowed: Callable[[], Limits], run_control: RunControl, pace: Pace, bus: Bus) -> None:
     """Until cancelled, once a second: read the machine, apply the limits, stream the vitals."""
     machine = Machine(folder)
     while True:
         limits = await asyncio.to_thread(allowed)
         now = await asyncio.to_thread(machine.readings, limits.pause_when_active)
         memory, cpu = await asyncio.to_thread(machine.usage)
-        conduct.hold(decide(limits, now, conduct.wishes.hold, time.monotonic()))
+        run_control.hold(decide(limits, now, run_control.wishes.hold, time.monotonic()))
         bus.stream(
             Vitals(
                 tokens_per_s=pace.tokens_per_s,

@@ -23,7 +23,7 @@ PATIENCE_S = 1.0
 FAILURES_TO_PAUSE = 5
 
 
-class Conduct:
+class RunControl:
     """cancel: interrupts the engine when a wish asks for it."""
 
     def __init__(self, bus: Bus, activity: Activity, cancel: CancelToken) -> None:

@@ -21,7 +21,7 @@ def round_seed(node_key: str, seed: int, round_number: int, purpose: str) -> int
 def candidate_refs(config: RunConfig, node_key: str, swarm: str, round_number: int) -> Iterator[TaskRef]:
     """Endless fresh questions of a round: tasks drawn uniformly with replacement (SAPO, section 5).
 
-    More than own_groups are on offer because some coordinates regenerate nothing.
+    More than local_groups are on offer because some coordinates regenerate nothing.
     """
     draw = random.Random(round_seed(node_key, config.seed, round_number, "tasks"))
     slot = 0

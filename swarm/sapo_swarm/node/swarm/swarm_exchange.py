@@ -22,7 +22,7 @@ from sapo_swarm.node.swarm.exchange import Received
 from sapo_swarm.node.swarm.pool import Pool
 from sapo_swarm.node.swarm.swarm_stats import Standing
 from sapo_swarm.protocol.client import CoordinatorError, ExchangeResult, NodeClient
-from sapo_swarm.protocol.receive import Policy, Receiver
+from sapo_swarm.protocol.receive import AcceptanceRules, Receiver
 from sapo_swarm.protocol.safe_text import safe_text
 from sapo_swarm.protocol.wire import MAX_GROUPS, MAX_WANT, GroupBody, SharedCompletion, SignedGroup, label
 from sapo_swarm.sapo.assemble import questions_to_ask
@@ -55,7 +55,7 @@ class SwarmExchange:
     """
 
     client: NodeClient
-    policy: Policy
+    policy: AcceptanceRules
     model: str
     sampling: str = "uniform_nonzero"
     name: str = ""

@@ -92,7 +92,7 @@ def _pair(label: str, value: str, width: int) -> Content:
 
 
 def _update(config: RunConfig) -> str:
-    groups = f"{config.own_groups or 'automatic number of'} own"
+    groups = f"{config.local_groups or 'automatic number of'} own"
     if config.external_groups:
         right = ", of these what was right" if config.external_advantages == "positive" else ""
         groups += f" and {config.external_groups} external{right}"
