@@ -95,14 +95,6 @@ def test_an_arm_takes_shared_settings_and_changes_its_own() -> None:
     assert experiment.arms[0].conditions == Conditions(churn=0.5, loss=0.1)
 
 
-def test_the_docs_name_every_experiment_that_ships() -> None:
-    docs = (Path(__file__).parents[3] / "docs" / "lab" / "README.md").read_text("utf-8")
-    for name, path in sapo_assets.experiments().items():
-        experiment = load(path)
-        size = f"{len(experiment.arms)} x {len(experiment.seeds)}"
-        assert any(f"`{name}`" in line and f"| {size} |" in line for line in docs.splitlines()), f"{name} {size}"
-
-
 # Conditions
 
 
