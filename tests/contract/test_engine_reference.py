@@ -21,6 +21,9 @@ POLICIES = {
     "grpo": PolicyUpdate("grpo", 1e-3),
     "dr_grpo": PolicyUpdate("dr_grpo", 1e-3, aggregation="constant", constant_length=16, temperature=0.8),
     "sequence_mean": PolicyUpdate("grpo", 1e-3, aggregation="sequence_mean", clip_low=0.05, clip_high=0.05),
+    "rloo": PolicyUpdate(
+        "rloo", 1e-3, ratio_level="sequence", aggregation="constant", constant_length=16, clip_low=0.05, clip_high=0.05
+    ),
     "gspo": PolicyUpdate(
         "gspo", 1e-3, ratio_level="sequence", aggregation="sequence_mean", clip_low=0.01, clip_high=0.02
     ),
