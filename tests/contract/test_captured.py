@@ -1,4 +1,4 @@
-"""Recorded decode steps: what is recorded computes the same as a plain step. The recording itself needs a card."""
+"""CapturedStep decode steps: what is captured computes the same as a plain step. The recording itself needs a card."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch", reason="the torch engine is not installed")
 from sapo_backends.base import LoadRequest, Sampling  # noqa: E402
 from sapo_backends.torch_backend import TorchBackend  # noqa: E402
 from sapo_backends.torch_backend.decode import cuda_graph, kv_cache, session  # noqa: E402
-from sapo_backends.torch_backend.decode.cuda_graph import Inputs, Recorder  # noqa: E402
+from sapo_backends.torch_backend.decode.cuda_graph import GraphCapture, StepInputs  # noqa: E402
 
 PROMPTS = [[5, 9, 200, 31], [7, 7, 12], [40, 3, 8, 250, 17, 60]]
 
@@ -22,7 +22,7 @@ PROMPTS = [[5, 9, 200, 31], [7, 7, 12], [40, 3, 8, 250, 17, 60]]
 class Replayed:
     """Computes what a card would replay."""
 
-    def __init__(self, inputs: Inputs, compute: Callable[[Inputs], Any]) -> None:
+    def __init__(self, inputs: StepInputs, compute: Callable[[StepInputs], Any]) -> None:
         self.inputs, self.compute, self.steps = inputs, compute, 0
         self.logits = self.expected = compute(inputs)
 
@@ -32,7 +32,7 @@ class Replayed:
         return self.compute(self.inputs)
 
 
-class Here(Recorder):
+class Here(GraphCapture):
     """Records on a CPU."""
 
     def wanted(self, device: Any) -> bool:
@@ -41,9 +41,9 @@ class Here(Recorder):
 
 def recorder(monkeypatch: pytest.MonkeyPatch, kind: type[Replayed]) -> Here:
     here = Here()
-    monkeypatch.setattr(cuda_graph, "Recorded", kind)
-    monkeypatch.setattr(session, "RECORDER", here)
-    monkeypatch.setattr(kv_cache, "RECORDER", here)
+    monkeypatch.setattr(cuda_graph, "CapturedStep", kind)
+    monkeypatch.setattr(session, "CAPTURE", here)
+    monkeypatch.setattr(kv_cache, "CAPTURE", here)
     return here
 
 
@@ -60,7 +60,7 @@ def test_recorded_steps_draw_what_plain_ones_draw(
     made: list[Replayed] = []
 
     class Counted(Replayed):
-        def __init__(self, inputs: Inputs, compute: Callable[[Inputs], Any]) -> None:
+        def __init__(self, inputs: StepInputs, compute: Callable[[StepInputs], Any]) -> None:
             super().__init__(inputs, compute)
             made.append(self)
 
@@ -68,9 +68,9 @@ def test_recorded_steps_draw_what_plain_ones_draw(
     sampling = Sampling(max_new_tokens=24)
     plain = engine.generate(PROMPTS, 5, sampling, seed=3)
     here = recorder(monkeypatch, Counted)
-    recorded = engine.generate(PROMPTS, 5, sampling, seed=3)
-    assert [[c.tokens for c in group] for group in recorded] == [[c.tokens for c in group] for group in plain]
-    for mine, theirs in zip(chain(*recorded), chain(*plain), strict=True):
+    captured = engine.generate(PROMPTS, 5, sampling, seed=3)
+    assert [[c.tokens for c in group] for group in captured] == [[c.tokens for c in group] for group in plain]
+    for mine, theirs in zip(chain(*captured), chain(*plain), strict=True):
         assert mine.logprobs == pytest.approx(theirs.logprobs, abs=1e-5)
     assert not here.fails
     assert sum(one.steps for one in made) > len(made), "steps were replayed"
@@ -83,7 +83,7 @@ def test_a_card_that_cannot_record_decodes_plainly_from_then_on(
     tried: list[int] = []
 
     class Broken(Replayed):
-        def __init__(self, inputs: Inputs, compute: Callable[[Inputs], Any]) -> None:
+        def __init__(self, inputs: StepInputs, compute: Callable[[StepInputs], Any]) -> None:
             tried.append(1)
             if wrong == "raises":
                 raise RuntimeError("operation not permitted when stream is capturing")

@@ -81,7 +81,7 @@ def test_same_seed_same_completions(engine: Engine) -> None:
 
 
 def test_greedy_draws_the_most_probable_token(engine: Engine) -> None:
-    """Temperature 0 gives equal completions within a group, recorded at temperature 1."""
+    """Temperature 0 gives equal completions within a group, captured at temperature 1."""
     for prompt, group in zip(PROMPTS, engine.generate(PROMPTS, 3, Sampling(0.0, 1.0, 6), seed=5), strict=True):
         assert len({c.tokens for c in group}) == 1
         scored = engine.logprobs([TokenSequence(tuple(prompt), group[0].tokens)])[0]

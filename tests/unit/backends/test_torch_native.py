@@ -15,11 +15,11 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from sapo_backends.checkpoints.spec import decoder_spec  # noqa: E402 - after the check for torch
-from sapo_backends.torch_backend.causal_lm import LeanModel  # noqa: E402
+from sapo_backends.torch_backend.causal_lm import DecoderModel  # noqa: E402
 from sapo_backends.torch_backend.decode.native_session import NativeSession  # noqa: E402
-from sapo_backends.torch_backend.decode.native_weights import NativeDrawing  # noqa: E402
-from sapo_backends.torch_backend.decode.session import LeanSession  # noqa: E402
-from sapo_backends.torch_backend.decode.weights import Drawing  # noqa: E402
+from sapo_backends.torch_backend.decode.native_weights import NativeDecodeWeights  # noqa: E402
+from sapo_backends.torch_backend.decode.session import DecoderSession  # noqa: E402
+from sapo_backends.torch_backend.decode.weights import DecodeWeights  # noqa: E402
 from sapo_backends.torch_backend.generate.sampler import inverse_cdf, uniforms  # noqa: E402
 from sapo_backends.torch_backend.model.flat_parameters import decoder_layout  # noqa: E402
 from sapo_backends.torch_backend.model.lora import LoraWeights, lora_layout  # noqa: E402
@@ -37,7 +37,7 @@ KEPT = {3: slice(1, None), 4: slice(None, None, 2), 17: slice(None, 1)}
 """step -> the rows that stay."""
 
 
-def model_of(architecture: str, heads: int, kv_heads: int, head_dim: int) -> LeanModel:
+def model_of(architecture: str, heads: int, kv_heads: int, head_dim: int) -> DecoderModel:
     """A random decoder of two layers."""
     config = {
         "architectures": [architecture],
@@ -52,7 +52,7 @@ def model_of(architecture: str, heads: int, kv_heads: int, head_dim: int) -> Lea
     }
     spec = decoder_spec(config)
     layout, generator = decoder_layout(spec), torch.Generator().manual_seed(0)
-    return LeanModel(spec, layout, torch.randn(layout.size, generator=generator) * 0.3, torch.float32)
+    return DecoderModel(spec, layout, torch.randn(layout.size, generator=generator) * 0.3, torch.float32)
 
 
 MODELS = pytest.mark.parametrize(
@@ -65,8 +65,8 @@ MODELS = pytest.mark.parametrize(
 @pytest.mark.parametrize("adapted", [False, True])
 @MODELS
 def test_kernels_decode_what_torch_decodes(model: tuple[str, int, int, int], adapted: bool, groups: list[int]) -> None:
-    """Biases, head norms, heads of several sizes, an adapter, groups of none, one and more than a chunk, rows that leave,
-    and more own tokens than a vector holds: the logits after every step agree to rounding."""
+    """Biases, head norms, heads of several sizes, an adapter, groups of none, one and more than a chunk, rows that
+    leave, and more own tokens than a vector holds: the logits after every step agree to rounding."""
     found = model_of(*model)
     weights = replace(found.weights(None), kernels=None)
     generator = torch.Generator().manual_seed(1)
@@ -76,12 +76,12 @@ def test_kernels_decode_what_torch_decodes(model: tuple[str, int, int, int], ada
         weights = replace(weights, adapter=LoraWeights(layout.views(adapter), 4, 2.0))
     kernels = found.kernels
     assert kernels is not None, "there is a compiler where these tests run"
-    drawing, own_drawing = Drawing.of(found.spec, weights), NativeDrawing.of(kernels, found.spec, weights)
+    weights, own_weights = DecodeWeights.of(found.spec, weights), NativeDecodeWeights.of(kernels, found.spec, weights)
     prompts = [torch.randint(0, VOCABULARY, (length,), generator=generator).tolist() for length in LENGTHS]
     owner = torch.arange(len(prompts)).repeat_interleave(torch.tensor(groups))
     with torch.inference_mode():
-        plain = LeanSession(found.spec, found.rope, drawing, prompts, owner, 20)
-        native = NativeSession(found.spec, found.rope, own_drawing, prompts, owner, 20)
+        plain = DecoderSession(found.spec, found.rope, weights, prompts, owner, 20)
+        native = NativeSession(found.spec, found.rope, own_weights, prompts, owner, 20)
         for step in range(20):
             torch.testing.assert_close(native.logits, plain.logits, rtol=1e-4, atol=1e-4)
             if step in KEPT:
@@ -106,13 +106,13 @@ def test_kernels_give_the_log_probabilities_and_gradients_that_torch_gives(model
     pairs = [(prompts[prompt], text(length)) for prompt, length in ((0, 9), (0, 1), (0, 50), (1, 1), (2, 17), (3, 33))]
     pairs += [(prompts[4], text(length)) for length in (70, 16, 2)]
     packed = pack(pairs, list(range(len(pairs))), torch.device("cpu"))
-    slope = torch.randn(len(packed.targets), generator=generator)
+    grad = torch.randn(len(packed.targets), generator=generator)
     results = []
     for kernels in (found.kernels, None):
         found.kernels = kernels
         leaves = {name: view.clone().requires_grad_() for name, view in found.layout.views(found.base).items()}
-        scores = found.score(packed, found.weights(leaves), 1.0)
-        results.append([scores.logprobs, *torch.autograd.grad(scores.logprobs @ slope, list(leaves.values()))])
+        scores = found.token_logprobs(packed, found.weights(leaves), 1.0)
+        results.append([scores.logprobs, *torch.autograd.grad(scores.logprobs @ grad, list(leaves.values()))])
     for native, plain in zip(*results, strict=True):
         assert (native - plain).norm() <= 2e-5 * plain.norm()
 
@@ -120,7 +120,8 @@ def test_kernels_give_the_log_probabilities_and_gradients_that_torch_gives(model
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 @pytest.mark.parametrize("size", [16, 1024])
 def test_the_compiled_sampler_draws_what_the_exact_one_draws(size: int, temperature: float) -> None:
-    """The same tokens for the same numbers but where one lies within rounding of an edge, with their log-probabilities."""
+    """The same tokens for the same numbers but where one lies within rounding of an edge, with their
+    log-probabilities."""
     compiled, rows = library.kernels(), 4000
     assert compiled is not None
     logits = torch.randn(rows, size, generator=torch.Generator().manual_seed(2)) * 4

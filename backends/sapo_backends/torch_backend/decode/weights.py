@@ -17,7 +17,7 @@ from sapo_backends.torch_backend.model.decoder import Weights
 
 
 @once
-def packs() -> bool:
+def packs_bfloat16() -> bool:
     """Whether oneDNN's own layout of bfloat16 weights works here; it saves a third of a small product's time."""
     try:
         if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
@@ -33,7 +33,7 @@ def packs() -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Drawing:
+class DecodeWeights:
     """A model's weights in the forms that prefill and decoding want."""
 
     weights: Weights
@@ -41,66 +41,68 @@ class Drawing:
     head: Projection
 
     @classmethod
-    def of(cls, spec: DecoderSpec, weights: Weights) -> Drawing:
-        """Lay the weights out. A batch reads them once for each token it draws, so that pays from a dozen on; an adapter
-        stays as it is and is added to what the laid-out layer gives."""
-        lay = _form(weights)
-        layers = [_layer(spec, weights, layer, lay) for layer in range(spec.layers)]
-        return cls(weights, layers, Projection(lay(weights.head), None, [], [], 0.0))
+    def of(cls, spec: DecoderSpec, weights: Weights) -> DecodeWeights:
+        """Lay the weights out. A batch reads them once for each token it samples, so that pays from a dozen on; an
+        adapter stays as it is and is added to what the laid-out layer gives."""
+        layout = _layout_for(weights)
+        layers = [_layer(spec, weights, layer, layout) for layer in range(spec.layers)]
+        return cls(weights, layers, Projection(layout(weights.head), None, [], [], 0.0))
 
 
-Form = Callable[[Tensor], Tensor]
+WeightLayout = Callable[[Tensor], Tensor]
 
 
-def _form(weights: Weights) -> Form:
+def _layout_for(weights: Weights) -> WeightLayout:
     """How these weights are laid out for products with few rows."""
     head, parameters = weights.head, sum(tensor.numel() for tensor in weights.tensors.values())
     if head.device.type != "cpu":
-        return _as_is
-    if head.dtype == torch.bfloat16 and packs():
-        return _packed
+        return _row_major
+    if head.dtype == torch.bfloat16 and packs_bfloat16():
+        return _onednn_packed
     with_mkl: bool = torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]
-    return turned if with_mkl and head.dtype == torch.float32 and parameters < hardware.SHARDED_BELOW else _as_is
+    return (
+        column_major if with_mkl and head.dtype == torch.float32 and parameters < hardware.SHARDED_BELOW else _row_major
+    )
 
 
-def _packed(weight: Tensor) -> Tensor:
+def _onednn_packed(weight: Tensor) -> Tensor:
     """oneDNN's own form."""
     result: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous())
     return result
 
 
-def turned(weight: Tensor) -> Tensor:
+def column_major(weight: Tensor) -> Tensor:
     """The same matrix, its columns contiguous: MKL multiplies 8 rows with it in half the time, 64 in five sixths."""
     return weight.t().contiguous().t()
 
 
-def _as_is(weight: Tensor) -> Tensor:
+def _row_major(weight: Tensor) -> Tensor:
     return weight
 
 
-def _projection(weights: Weights, name: str, lay: Form) -> Projection:
-    weight, bias = lay(weights.tensors[f"{name}.weight"]), weights.tensors.get(f"{name}.bias")
+def _projection(weights: Weights, name: str, layout: WeightLayout) -> Projection:
+    weight, bias = layout(weights.tensors[f"{name}.weight"]), weights.tensors.get(f"{name}.bias")
     adapter = weights.adapter
     if adapter is None:
         return Projection(weight, bias, [], [], 0.0)
-    ups = [adapter.tensors[key] for key in (f"{name}.B{i}" for i in range(3)) if key in adapter.tensors]
-    return Projection(weight, bias, [adapter.tensors[f"{name}.A"]], [torch.block_diag(*ups)], adapter.scale)  # type: ignore[no-untyped-call]
+    lora_b = [adapter.tensors[key] for key in (f"{name}.B{i}" for i in range(3)) if key in adapter.tensors]
+    return Projection(weight, bias, [adapter.tensors[f"{name}.A"]], [torch.block_diag(*lora_b)], adapter.scale)  # type: ignore[no-untyped-call]
 
 
-def _layer(spec: DecoderSpec, weights: Weights, layer: int, lay: Form) -> Layer:
+def _layer(spec: DecoderSpec, weights: Weights, layer: int, layout: WeightLayout) -> Layer:
     tensors = weights.tensors
     norms = [tensors[f"{layer}.{name}_norm"] for name in "qk"] if spec.qk_norm else []
-    fused = lay is _packed and weights.adapter is None  # oneDNN's own gate knows no adapter
-    mlp = [_projection(weights, f"{layer}.gate_up", _as_is if fused else lay)]
+    fused = layout is _onednn_packed and weights.adapter is None  # oneDNN's own gate knows no adapter
+    mlp = [_projection(weights, f"{layer}.gate_up", _row_major if fused else layout)]
     if fused:
         halves = zip(mlp[0].weight.chunk(2), [None, None] if mlp[0].bias is None else mlp[0].bias.chunk(2), strict=True)
-        mlp = [Projection(_packed(weight), bias, [], [], 0.0) for weight, bias in halves]
+        mlp = [Projection(_onednn_packed(weight), bias, [], [], 0.0) for weight, bias in halves]
     return Layer(
         norm1=tensors[f"{layer}.norm1"],
-        qkv=_projection(weights, f"{layer}.qkv", lay),
+        qkv=_projection(weights, f"{layer}.qkv", layout),
         head_norms=norms,
-        out=_projection(weights, f"{layer}.o", lay),
+        out=_projection(weights, f"{layer}.o", layout),
         norm2=tensors[f"{layer}.norm2"],
         mlp=mlp,
-        down=_projection(weights, f"{layer}.down", lay),
+        down=_projection(weights, f"{layer}.down", layout),
     )

@@ -1,9 +1,9 @@
 """Functions that TorchScript runs where it can.
 
-What a small model does to a batch is thousands of operations of some microseconds each. Python's part of them is a tenth to a
-quarter of the time, and threads that each compute a shard wait for one another at the interpreter's lock. TorchScript
-takes both away where it is to be had; where not (it needs the function's source, and is on its way out of torch), the
-same function runs as plain Python.
+What a small model does to a batch is thousands of operations of some microseconds each. Python's part of them is a
+tenth to a quarter of the time, and threads that each compute a shard wait for one another at the interpreter's lock.
+TorchScript takes both away where it is to be had; where not (it needs the function's source, and is on its way out of
+torch), the same function runs as plain Python.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ def scripted(function: Function) -> Function:
 
 
 def on_cpu(function: Function, x: Tensor) -> Function:
-    """scripted(function) for a tensor in the processor's memory; elsewhere TorchScript would compile kernels for each shape."""
+    """scripted(function) for a tensor in the processor's memory; elsewhere TorchScript would compile kernels for each
+    shape."""
     return scripted(function) if x.device.type == "cpu" else function
 
 
