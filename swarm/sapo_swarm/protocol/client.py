@@ -162,7 +162,7 @@ class NodeClient:
     async def exchange(
         self, groups: Sequence[SignedGroup], want: int, reward_local: float | None = None
     ) -> ExchangeResult:
-        """Upload this round's groups (at most MAX_GROUPS; the rest is dropped) and draw up to `want` of others.
+        """Upload this round's groups (at most MAX_GROUPS; the rest is dropped) and sample up to `want` of others.
 
         Before `next_at` nothing is sent and the groups are dropped: stale ones are never flushed later.
         """

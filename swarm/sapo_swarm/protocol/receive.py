@@ -50,11 +50,11 @@ REASONS = (
     "logprob",
 )
 REMEMBERED = 8192
-"""Digests of groups seen, own ones too, to find copies."""
+"""Digests of groups seen, local ones too, to find copies."""
 TAUGHT_BANDS = 4.0
 """A completion that would be taught may be so many times as long as a group's median may."""
 MIN_OBSERVED = 16
-"""Own completions before the length band is narrower than `max_bytes`."""
+"""Local completions before the length band is narrower than `max_bytes`."""
 
 
 @runtime_checkable
@@ -62,19 +62,28 @@ class Verdict(Protocol):
     """A scored group."""
 
     @property
-    def rewards(self) -> Sequence[float]: ...
+    def rewards(self) -> Sequence[float]:
+        """One reward in [0, 1] for each completion."""
+        ...
 
     @property
-    def shortcut(self) -> Sequence[int]: ...
+    def shortcut(self) -> Sequence[int]:
+        """Places of completions that answer other questions too."""
+        ...
 
 
 class GroupScorer(Protocol):
     """The part of scoring.Scorer that is used: failures come back as other objects, in their place."""
 
-    async def questions(self, refs: Sequence[TaskRef]) -> Sequence[object]: ...
+    async def questions(self, refs: Sequence[TaskRef]) -> Sequence[object]:
+        """A Question for each reference, or something else where there is none."""
+        ...
+
     async def score_many(
         self, groups: Sequence[tuple[TaskRef, Sequence[str]]], rule: RewardRule = STRICT
-    ) -> Sequence[object]: ...
+    ) -> Sequence[object]:
+        """A Verdict for each group, or something else where scoring failed."""
+        ...
 
 
 Likelihood = Callable[[Question, Sequence[str]], Awaitable[float]]
@@ -85,7 +94,7 @@ Likelihood = Callable[[Question, Sequence[str]], Awaitable[float]]
 class AcceptanceRules:
     """What a node takes. tasks: dataset names (default: the allow-list). max_bytes: longest completion.
 
-    length_factor: a group's median completion may be so many times the 95th percentile of own ones.
+    length_factor: a group's median completion may be so many times the 95th percentile of local ones.
     logprob_floor: nats a token, see Likelihood; docs/decisions/0009-likelihood.md has the measurement. max_age_s: of the
     author's date.
     """
@@ -100,25 +109,25 @@ class AcceptanceRules:
 
 @dataclass(slots=True)
 class Receiver:
-    """Judges samples of one swarm. rejected: reason -> groups, since the start. struck: sources heard no more. apart: hashes of
-    prompts that are not to be trained on."""
+    """Judges samples of one swarm. rejected: reason -> groups, since the start. struck: sources heard no more.
+    excluded: hashes of prompts that are not to be trained on."""
 
     swarm: str
     node: str
     scorer: GroupScorer
     rules: AcceptanceRules = field(default_factory=AcceptanceRules)
     likelihood: Likelihood | None = None
-    apart: frozenset[str] = frozenset()
+    excluded: frozenset[str] = frozenset()
     rejected: Counter[str] = field(default_factory=Counter)
     accepted: int = 0
     struck: set[str] = field(default_factory=set)
     _seen: OrderedDict[str, None] = field(default_factory=OrderedDict)
-    _own_bytes: deque[int] = field(default_factory=lambda: deque(maxlen=512))
+    _local_bytes: deque[int] = field(default_factory=lambda: deque(maxlen=512))
 
-    def observe_own(self, body: GroupBody) -> None:
-        """Tell of an own group: its copies are refused, its lengths set the band."""
+    def observe_local(self, body: GroupBody) -> None:
+        """Register a local group: its copies are refused, its lengths set the band."""
         self._remember(content_digest(body))
-        self._own_bytes.extend(len(completion.text.encode()) for completion in body.completions)
+        self._local_bytes.extend(len(completion.text.encode()) for completion in body.completions)
 
     async def receive(self, sample: Sequence[msgspec.Raw | bytes], now: float) -> list[Group]:
         """The groups that passed everything, scored here. now: Unix time. Raises ScorerUnavailable only."""
@@ -185,9 +194,9 @@ class Receiver:
     @property
     def band(self) -> float:
         """Bytes that a group's median completion may have now."""
-        if len(self._own_bytes) < MIN_OBSERVED:
+        if len(self._local_bytes) < MIN_OBSERVED:
             return float(self.rules.max_bytes)
-        ordered = sorted(self._own_bytes)
+        ordered = sorted(self._local_bytes)
         return max(64.0, self.rules.length_factor * ordered[int(0.95 * (len(ordered) - 1))])
 
     def _remember(self, content: str) -> None:
@@ -204,7 +213,7 @@ class Receiver:
                 self.rejected["no_question"] += 1
             elif question.prompt_sha256 != body.prompt_sha256:
                 self.rejected["prompt_hash"] += 1
-            elif question.prompt_sha256 in self.apart:
+            elif question.prompt_sha256 in self.excluded:
                 self.rejected["held_out"] += 1
             else:
                 out.append((body, question))

@@ -84,6 +84,7 @@ class Transport:
         )
 
     async def close(self) -> None:
+        """End the connections."""
         if self._session is not None:
             await self._session.close()
             self._session = None

@@ -54,6 +54,8 @@ class WireError(Exception):
 
 
 class TooLarge(WireError):
+    """More bytes than a limit of the protocol."""
+
     code = "too_large"
 
 
@@ -62,12 +64,14 @@ class _Wire(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
 
 class SharedCompletion(_Wire, frozen=True):
+    """One decoded completion and why it ended."""
+
     text: Annotated[str, Meta(max_length=8192)]
     finish: Finish
 
 
 class GroupBody(_Wire, frozen=True):
-    """The signed part of a group. ts: milliseconds since the Unix epoch when it was drawn."""
+    """The signed part of a group. ts: milliseconds since the Unix epoch when it was sampled."""
 
     ref: TaskRef
     prompt_sha256: Sha256
@@ -135,6 +139,8 @@ class RoundReply(_Wire, frozen=True):
 
 
 class Limits(_Wire, frozen=True):
+    """What the coordinator accepts, for clients and people: sizes in bytes, times in seconds."""
+
     body_bytes: int = MAX_BODY
     raw_bytes: int = MAX_RAW
     groups: int = MAX_GROUPS
@@ -189,6 +195,8 @@ class LeaderRow(_Wire, frozen=True):
 
 
 class Leaderboard(_Wire, frozen=True):
+    """GET /v1/leaderboard. total: accepted groups of all nodes in window_s seconds."""
+
     window_s: float
     total: int
     nodes: Annotated[tuple[LeaderRow, ...], Meta(max_length=1000)]

@@ -37,8 +37,8 @@ def worker_command() -> list[str]:
 
 def worker_environment(memory_bytes: int) -> dict[str, str]:
     """A small environment without the parent's secrets; the same import path and hash seed everywhere."""
-    kept = ("PATH", "SYSTEMROOT", "TEMP", "TMP", "LANG", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
-    environment = {name: os.environ[name] for name in kept if name in os.environ}
+    passed = ("PATH", "SYSTEMROOT", "TEMP", "TMP", "LANG", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
+    environment = {name: os.environ[name] for name in passed if name in os.environ}
     environment |= {
         "PYTHONHASHSEED": "0",
         "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
@@ -70,9 +70,11 @@ class Watchdog:
             self._condition.notify()
 
     def extend(self, seconds: float) -> None:
+        """The process has so many seconds more."""
         self._due = time.monotonic() + seconds
 
     def release(self) -> None:
+        """Guard nothing."""
         with self._condition:
             self._due, self._victim = None, None
 
@@ -110,6 +112,7 @@ class WorkerProcess:
 
     @property
     def pid(self) -> int | None:
+        """The worker's process id, None while none runs."""
         return self._process.pid if self._process else None
 
     def start(self) -> None:
@@ -156,6 +159,7 @@ class WorkerProcess:
         return replies
 
     def close(self) -> None:
+        """End the worker for good."""
         with self._lock:
             self._closed = True
             self._discard()

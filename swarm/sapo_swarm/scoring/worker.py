@@ -169,6 +169,7 @@ def serve(source: BinaryIO, sink: BinaryIO, orphan_log: BinaryIO) -> None:
 
 
 def main() -> int:
+    """Serve until the parent goes away; the exit code."""
     source, sink = take_over_pipes()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     if sys.platform != "win32":

@@ -1,6 +1,6 @@
 """Which seeds train and which are held out.
 
-reasoning_gym draws item i of seed s from Random(s + i), so nearby seeds share items: the two ranges stay apart by
+reasoning_gym makes item i of seed s from Random(s + i), so nearby seeds share items: the two ranges are separated by
 more than any index that is used.
 """
 

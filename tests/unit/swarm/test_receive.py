@@ -143,7 +143,7 @@ async def test_one_group_per_source_and_no_copies(receiver: Receiver) -> None:
 
 async def test_copies_of_own_groups_are_refused(receiver: Receiver) -> None:
     """What this node shared does not come back as somebody else's."""
-    receiver.observe_own(body(ME))
+    receiver.observe_local(body(ME))
     assert await receiver.receive([signed(PEER)], NOW) == []
     assert receiver.rejected == {"duplicate": 1}
 
@@ -157,7 +157,7 @@ async def test_a_source_whose_text_breaks_the_scorer_is_not_heard_again(receiver
 
 async def test_the_length_band_follows_own_completions(receiver: Receiver) -> None:
     """Groups many times longer than what this node writes are refused."""
-    receiver.observe_own(body(ME, 1, ["x" * 50] * 16))
+    receiver.observe_local(body(ME, 1, ["x" * 50] * 16))
     assert receiver.band == 200
     assert await receiver.receive([signed(PEER, texts=("y" * 201,) * 4)], NOW) == []
     assert receiver.rejected == {"length": 1}
@@ -172,7 +172,7 @@ async def test_one_long_text_among_short_ones_is_not_read_by_the_model_when_it_w
         return -1.0
 
     receiver = Receiver(SWARM, ME.node, AddOne(), AcceptanceRules(), likelihood)
-    receiver.observe_own(body(ME, 1, ["x" * 50] * 16))
+    receiver.observe_local(body(ME, 1, ["x" * 50] * 16))
     short = ("no idea",) * 3
     assert await receiver.receive([signed(PEER, 7, ["so " * 2000 + "<answer>8</answer>", *short])], NOW) == []
     assert receiver.rejected == {"length": 1}
@@ -182,7 +182,7 @@ async def test_one_long_text_among_short_ones_is_not_read_by_the_model_when_it_w
 
 async def test_a_held_out_question_is_refused_under_any_seed() -> None:
     held_out = hashlib.sha256(prompt_of(TaskRef("basic_arithmetic", "starter", 6)).encode()).hexdigest()
-    receiver = Receiver(SWARM, ME.node, AddOne(), apart=frozenset({held_out}))
+    receiver = Receiver(SWARM, ME.node, AddOne(), excluded=frozenset({held_out}))
     assert len(await receiver.receive([signed(PEER, 5)], NOW)) == 1
     assert await receiver.receive([signed(PEER, 6)], NOW) == []
     assert receiver.rejected == {"held_out": 1}

@@ -38,6 +38,8 @@ class Ban(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
 
 
 class Revoke(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """hash: of the invite's token, as InviteView names it."""
+
     hash: Sha256
 
 
