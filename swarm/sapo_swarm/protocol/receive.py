@@ -1,7 +1,7 @@
 """What a node does with groups of others before any of their text may reach a model or a screen.
 
 In this order: signature, schema, author, one per source, age, coordinates on the allow-list, seeds that train,
-duplicates, length band, regenerate, prompt hash, held-out question, own score, length of what would be taught, log-prob
+duplicates, length band, time quota of the source, regenerate, prompt hash, held-out question, own score, length of what would be taught, log-prob
 floor. Nothing of the sender is believed but its text: the question is regenerated and the reward computed here. Every
 rejection is counted under a stable reason.
 """
@@ -17,6 +17,7 @@ import msgspec
 
 from sapo_swarm.protocol.identity import group_text, node_id, verify
 from sapo_swarm.protocol.safe_text import safe_text
+from sapo_swarm.protocol.time_quota import TimeQuota
 from sapo_swarm.protocol.wire import GroupBody, SignedGroup, WireError, content_digest, unpack
 from sapo_swarm.tasks.catalogue import CATALOGUE
 from sapo_swarm.tasks.seeds import is_train
@@ -43,6 +44,7 @@ REASONS = (
     "seed",
     "duplicate",
     "length",
+    "quota",
     "no_question",
     "prompt_hash",
     "held_out",
@@ -85,6 +87,10 @@ class GroupScorer(Protocol):
         """A Verdict for each group, or something else where scoring failed."""
         ...
 
+    def seconds(self, ref: TaskRef) -> float:
+        """Processor seconds that the reference cost."""
+        ...
+
 
 Likelihood = Callable[[Question, Sequence[str]], Awaitable[float]]
 """Log-probability a token, under the node's own policy, of the least likely stretch of the texts."""
@@ -121,6 +127,7 @@ class Receiver:
     rejected: Counter[str] = field(default_factory=Counter)
     accepted: int = 0
     struck: set[str] = field(default_factory=set)
+    quota: TimeQuota = field(default_factory=TimeQuota)
     _seen: OrderedDict[str, None] = field(default_factory=OrderedDict)
     _local_bytes: deque[int] = field(default_factory=lambda: deque(maxlen=512))
 
@@ -140,9 +147,21 @@ class Receiver:
             else:
                 sources.add(body.node)
                 bodies.append(body)
-        groups = await self._scored(await self._regenerated(bodies))
+        affordable = self._affordable(bodies, now)
+        groups = await self._scored(await self._regenerated(affordable))
+        useful = {group.node for group in groups}
+        for body in affordable:
+            self.quota.spent(body.node, self.scorer.seconds(body.ref), body.node in useful, now)
         self.accepted += len(groups)
         return groups
+
+    def _affordable(self, bodies: list[GroupBody], now: float) -> list[GroupBody]:
+        """The groups whose sources have time left, sources that were useful before first."""
+        bodies = sorted(bodies, key=lambda body: not self.quota.is_known(body.node))
+        allowed = [body for body in bodies if self.quota.allows(body.node, now)]
+        if len(allowed) < len(bodies):
+            self.rejected["quota"] += len(bodies) - len(allowed)
+        return allowed
 
     def _form(self, raw: msgspec.Raw | bytes, sources: set[str], now: float) -> tuple[GroupBody | None, str]:
         """Everything that can be told without the scorer: the body, or why not."""
@@ -211,6 +230,8 @@ class Receiver:
         for body, question in zip(bodies, questions, strict=True):
             if not isinstance(question, Question):
                 self.rejected["no_question"] += 1
+                if getattr(question, "costly", False):
+                    self.struck.add(body.node)
             elif question.prompt_sha256 != body.prompt_sha256:
                 self.rejected["prompt_hash"] += 1
             elif question.prompt_sha256 in self.excluded:

@@ -59,7 +59,7 @@ class Node:
         self.scorer = scorer
         self.client = NodeClient(hosted.invite, self.identity)
         policy = AcceptanceRules(logprob_floor=-100.0)
-        self.exchange = SwarmExchange(self.client, policy, "m", sampling)
+        self.exchange = SwarmExchange(self.client, policy, "m", sampling, own_worker=False)
         self.exchange.attach(engine, scorer)
 
     async def join(self, name: str) -> None:

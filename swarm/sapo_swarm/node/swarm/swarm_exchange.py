@@ -43,6 +43,8 @@ PROBED = 4
 """Foreign texts of a group whose log-probability is computed: chosen at random, so that none can count on slipping by."""
 LEAST_YIELD = 1 / 8
 """However few of the received groups were usable, at most 1/LEAST_YIELD times as many are requested."""
+NICENESS = 5
+"""Of the worker for external groups: generating and local scoring come first."""
 FORGOTTEN = ("unknown_node",)
 """Answers of a coordinator that does not know this node (yet, or any more): join again."""
 
@@ -66,6 +68,8 @@ class SwarmExchange:
     """Seconds of the engine's thread that judging foreign text took, ever."""
     exchanges: int = 0
     """Uploads that went out, ever."""
+    own_worker: bool = True
+    """External groups are regenerated and scored in a worker of their own, so that local ones never wait for them."""
 
     def __post_init__(self) -> None:
         self.pool = Pool(self.sampling)
@@ -80,15 +84,19 @@ class SwarmExchange:
         self._board_at = -LEADERBOARD_S
         self._rounds_since = 0
         self._yield = 1.0
+        self._worker: Scorer | None = None
 
     def attach(self, host: EngineHost, scorer: Scorer, excluded: frozenset[str] = frozenset()) -> None:
-        """Judge what is received with this scorer, and how likely it is under this engine's policy. excluded: see Receiver."""
+        """Judge what is received under this engine's policy, with a worker like this scorer's or (own_worker) with this one.
+        excluded: see Receiver."""
 
         async def likelihood(question: Question, texts: Sequence[str]) -> float:
             found, seconds = await least_likely(host, question, texts)
             self.judging_s += seconds
             return found
 
+        if self.own_worker:
+            scorer = self._worker = Scorer(niceness=NICENESS)
         swarm, node = self.client.invite.swarm, self.client.identity.node
         self._receiver = Receiver(swarm, node, scorer, self.policy, likelihood, excluded)
 
@@ -144,6 +152,8 @@ class SwarmExchange:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
+        if self._worker is not None:
+            await self._worker.__aexit__(None, None, None)
         await self.client.__aexit__(None, None, None)
 
     async def _talk(self) -> None:
