@@ -192,7 +192,7 @@ async def test_a_question_that_takes_too_long_is_tried_once(scorer: Scorer) -> N
     (first,) = await scorer.questions([LONG])
     assert isinstance(first, Unanswerable)
     assert first.costly
-    assert scorer.seconds(LONG) >= 0.9
+    assert scorer.seconds(LONG) > 0.5
     began = time.perf_counter()
     again, other = await scorer.questions([LONG, REF])
     assert isinstance(again, Unanswerable)

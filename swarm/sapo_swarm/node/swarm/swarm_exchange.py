@@ -43,6 +43,8 @@ PROBED = 4
 """Foreign texts of a group whose log-probability is computed: chosen at random, so that none can count on slipping by."""
 LEAST_YIELD = 1 / 8
 """However few of the received groups were usable, at most 1/LEAST_YIELD times as many are requested."""
+PEERS = 100
+"""Of the leaderboard, with most groups first: each picture of the swarm goes into the journal."""
 NICENESS = 5
 """Of the worker for external groups: generating and local scoring come first."""
 FORGOTTEN = ("unknown_node",)
@@ -253,7 +255,7 @@ class SwarmExchange:
                 uptake=row.uptake,
                 seen_s=row.seen_s,
             )
-            for row in board.nodes
+            for row in board.nodes[:PEERS]
         )
 
     def _body(self, group: Group, round_number: int) -> GroupBody:
