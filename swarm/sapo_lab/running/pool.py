@@ -107,7 +107,7 @@ class Mailbox:
     def attach(self, host: EngineHost, scorer: Scorer, apart: frozenset[str]) -> None:
         return None
 
-    def to_ask(self, own: int, external: int) -> int:
+    def prompts_to_sample(self, own: int, external: int) -> int:
         """A synchronous node asks I questions and sees what the others shared afterwards."""
         return own
 

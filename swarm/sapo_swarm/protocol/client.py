@@ -22,6 +22,7 @@ from sapo_swarm.protocol.transport import TIMEOUT_S, CoordinatorError, Refused, 
 from sapo_swarm.protocol.wire import (
     MAX_GROUPS,
     MEDIA_TYPE,
+    REFUSALS,
     JoinRequest,
     Leaderboard,
     Receipt,
@@ -43,6 +44,8 @@ __all__ = ["CoordinatorError", "ExchangeResult", "NodeClient", "Refused", "Unrea
 MAX_BACKOFF_S = 300.0
 REMEMBERED = 128
 """Ids of groups received lately, so that they are not sent again."""
+OTHER = "other"
+"""Reasons that this version does not know are counted as one: a coordinator that invents them fills no journal."""
 LARGE_POOL = 4096
 """In a pool so large nothing comes twice; the ids stay at home."""
 
@@ -79,7 +82,7 @@ class ExchangeResult:
     @property
     def share(self) -> float:
         """Swarm share in [0, 1]: my accepted groups / all accepted groups in the window."""
-        return self.mine / self.total if self.total else 0.0
+        return min(1.0, self.mine / self.total) if self.total else 0.0
 
 
 class NodeClient:
@@ -162,7 +165,7 @@ class NodeClient:
     async def exchange(
         self, groups: Sequence[SignedGroup], want: int, reward_local: float | None = None
     ) -> ExchangeResult:
-        """Upload this round's groups (at most MAX_GROUPS; the rest is dropped) and draw up to `want` of others.
+        """Upload this round's groups (at most MAX_GROUPS; the rest is dropped) and sample up to `want` of others.
 
         Before `next_at` nothing is sent and the groups are dropped: stale ones are never flushed later.
         """
@@ -186,7 +189,8 @@ class NodeClient:
         refused: dict[str, int] = {}
         for result in answer.results:
             if not result.accepted:
-                refused[result.reason] = refused.get(result.reason, 0) + 1
+                reason = result.reason if result.reason in REFUSALS else OTHER
+                refused[reason] = refused.get(reason, 0) + 1
         for raw in answer.sample:
             try:
                 self._have.append(group_id(unpack(raw, SignedGroup).body))

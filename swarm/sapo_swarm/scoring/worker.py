@@ -73,7 +73,13 @@ class _Deadline:
 
     @property
     def passed(self) -> bool:
-        return self.rang or time.process_time() - self._start > DEADLINE_S
+        """The block took too long, whether or not the alarm was heard."""
+        return self.rang or self.seconds > DEADLINE_S
+
+    @property
+    def seconds(self) -> float:
+        """Processor seconds since the block was entered."""
+        return time.process_time() - self._start
 
 
 def _regenerate(ref: TaskRef) -> tuple[Any, dict[str, Any]]:
@@ -120,10 +126,11 @@ def answer(job: Job) -> Reply:
                 well_formed.append(formed)
     except BaseException as error:  # a bad job is data, not a crash; the alarm may fire anywhere in the block
         deadline.clear()  # again, in case it fired inside __exit__
-        return Reply(failure=_reason(error), stage=stage)
+        costly = isinstance(error, DeadlineExceeded | MemoryError)
+        return Reply(failure=_reason(error), stage=stage, costly=costly, seconds=deadline.seconds)
     if deadline.passed:
-        return Reply(failure=_reason(DeadlineExceeded()), stage="score")
-    return Reply(prompt, tuple(rewards), tuple(well_formed), shortcut=tuple(shortcut))
+        return Reply(failure=_reason(DeadlineExceeded()), stage=stage, costly=True, seconds=deadline.seconds)
+    return Reply(prompt, tuple(rewards), tuple(well_formed), shortcut=tuple(shortcut), seconds=deadline.seconds)
 
 
 def _others(job: Job) -> list[tuple[Any, dict[str, Any]]]:
@@ -169,6 +176,7 @@ def serve(source: BinaryIO, sink: BinaryIO, orphan_log: BinaryIO) -> None:
 
 
 def main() -> int:
+    """Serve until the parent goes away; the exit code."""
     source, sink = take_over_pipes()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     if sys.platform != "win32":
@@ -180,6 +188,8 @@ def main() -> int:
         sink.flush()
         return 1
     warnings.simplefilter("ignore")
+    if (niceness := int(os.environ.get("SAPO_SCORER_NICE", "0"))) and hasattr(os, "nice"):
+        os.nice(niceness)
     orphan_log = open(os.devnull, "wb")  # noqa: SIM115  (open for the life of the process)
     applied, missing = limits.apply(int(os.environ.get("SAPO_SCORER_MEMORY", limits.MEMORY_BYTES)))
     if not _HAS_ALARM:

@@ -81,8 +81,8 @@ class Desk:
         if not result.connected:
             return f"Not shared. {result.sentence}"
         if result.accepted:
-            drawn = f" Others drew yours {result.uptake} times so far." if result.uptake else ""
-            return f"Shared: the swarm holds your {len(texts)} attempts.{drawn}"
+            uptake = f" Others sampled yours {result.uptake} times so far." if result.uptake else ""
+            return f"Shared: the swarm holds your {len(texts)} attempts.{uptake}"
         return f"Not taken by the coordinator: {', '.join(result.refused) or 'no reason given'}."
 
 

@@ -70,7 +70,7 @@ def mixed(config: RunConfig, typed: set[str], parameters: int | None = None) -> 
     """The settings of a node in a swarm, whose model has so many parameters: I / J of 2 / 8, or of 24 / 8 for a tiny model,
     unless one of them was set.
 
-    A node that only generates (method none) draws nothing and has nothing to evaluate.
+    A node that only generates (method none) samples nothing and has nothing to evaluate.
     """
     if config.method == "none":
         changes = {"external_groups": 0} | ({} if "eval_every" in typed else {"eval_every": 0})

@@ -97,23 +97,23 @@ class Exchanged(msgspec.Struct, frozen=True, kw_only=True):
     pool: int = 0
 
 
-class StandingRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One node in the window: groups accepted, times its groups were drawn by others, Unix time last seen."""
+class NodeStats(msgspec.Struct, frozen=True, kw_only=True):
+    """One node in the window: groups accepted, times its groups were sampled by others, Unix time last seen."""
 
     member: Member
     groups: int
-    drawn: int
+    sampled: int
     seen: float
 
 
-class Standing(msgspec.Struct, frozen=True, kw_only=True):
+class WindowStats(msgspec.Struct, frozen=True, kw_only=True):
     """The last hour. rows: the nodes with most groups first. total: accepted groups of all. nodes: seen lately.
 
     minutes: Unix time // 60 -> counters "t/DATASET" accepted groups, "x/REASON" refused groups, "rounds",
     "reward_sum", "reward_n".
     """
 
-    rows: tuple[StandingRow, ...]
+    rows: tuple[NodeStats, ...]
     total: int
     nodes: int
     members: int

@@ -77,7 +77,7 @@ async def ask(context: RoundContext, work: RoundWork) -> None:
     if work.questions is not None:
         return
     config = context.config
-    wanted = context.exchange.to_ask(config.local_groups, config.external_groups)
+    wanted = context.exchange.prompts_to_sample(config.local_groups, config.external_groups)
     _begin(context, work, "questions", f"Drawing {wanted} questions")
     found: list[tuple[Question, list[int]]] = []
     info, tokenizer = context.host.engine.info, context.host.engine.tokenizer
