@@ -12,7 +12,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from sapo_lab.report.results import Floats, RunResult
-from sapo_lab.report.statistics import informative_share
+from sapo_lab.report.statistics import nonzero_advantage_share
 from sapo_lab.report.table import Row
 from sapo_lab.schema import Experiment
 
@@ -194,12 +194,15 @@ def _regimes(experiment: Experiment, found: Found, rows: Sequence[Row]) -> Figur
     axes[1].set(xscale="log", yscale="symlog", xlabel="base pass@1, %", ylabel="gain, %")
     grid = np.geomspace(0.001, 0.6, 200)
     axes[0].plot(
-        100 * grid, [100 * informative_share(float(p), size) for p in grid], color="#888888", label="predicted from p"
+        100 * grid,
+        [100 * nonzero_advantage_share(float(p), size) for p in grid],
+        color="#888888",
+        label="predicted from p",
     )
     bases = [(run, run.base) for runs in found.values() for run in runs if run.base is not None]
     rates = [100 * base.pass_at_1 for _, base in bases]
     early = [100 * float(np.nanmean(run.nonzero_advantage[:20])) for run, _ in bases]
-    by_task = [100 * np.mean([informative_share(p, size) for p in base.tasks.values()]) for _, base in bases]
+    by_task = [100 * np.mean([nonzero_advantage_share(p, size) for p in base.tasks.values()]) for _, base in bases]
     axes[0].plot(rates, early, ".", color=_colour(0), label="measured")
     axes[0].plot(rates, by_task, "x", color=_colour(1), label="predicted from each task's own p")
     gains = {

@@ -29,10 +29,10 @@ def lines(experiment: Experiment, found: Mapping[str, Sequence[RunResult]]) -> l
     """A line for every kind of node of an arm with several, and for every arm with such nodes that it is compared with."""
     result: list[tuple[str, ...]] = []
     for arm in experiment.arms:
-        mine = by_kind(arm, found.get(arm.name, ()))
+        mine = by_node_type(arm, found.get(arm.name, ()))
         if len(mine) < 2:
             continue
-        others = {name: by_kind(experiment.arm(name), found.get(name, ())) for name in arm.against}
+        others = {name: by_node_type(experiment.arm(name), found.get(name, ())) for name in arm.against}
         for label, nodes in mine.items():
             passed = _over_seeds(nodes, "pass_at_1")
             beside = [name for name in others if label in others[name]]
@@ -53,7 +53,7 @@ def lines(experiment: Experiment, found: Mapping[str, Sequence[RunResult]]) -> l
     return result
 
 
-def by_kind(arm: Arm, runs: Sequence[RunResult]) -> dict[str, dict[int, list[NodeResult]]]:
+def by_node_type(arm: Arm, runs: Sequence[RunResult]) -> dict[str, dict[int, list[NodeResult]]]:
     """Kind -> seed -> its nodes at the end of the run; of finished runs, none where all nodes are alike."""
     found: dict[str, dict[int, list[NodeResult]]] = {}
     for run in runs:

@@ -12,7 +12,7 @@ import jinja2
 
 from sapo_lab.report import by_task, gain_curve, node_types
 from sapo_lab.report.results import comparable, load_all
-from sapo_lab.report.saved_runs import keep, with_kept
+from sapo_lab.report.saved_runs import keep, with_saved_runs
 from sapo_lab.report.table import HEADS, MORE_HEADS, Row, cells, more_cells, rows, sentence
 from sapo_lab.schema import BadExperiment, Experiment
 
@@ -46,14 +46,14 @@ KINDS = (
 @dataclass(frozen=True, slots=True)
 class _Contents:
     """What both pages show. on_the_way: lines of gain_curve.py; by_task, swapped: heads and lines of by_task.py;
-    by_kind: lines of node_types.py. figures: caption and file. command: runs the experiment."""
+    by_node_type: lines of node_types.py. figures: caption and file. command: runs the experiment."""
 
     experiment: Experiment
     table: Sequence[Row]
     on_the_way: Sequence[Sequence[str]]
     by_task: Sequence[Sequence[str]]
     permuted: Sequence[Sequence[str]]
-    by_kind: Sequence[Sequence[str]]
+    by_node_type: Sequence[Sequence[str]]
     figures: Sequence[tuple[str, Path]]
     command: str
     versions: str
@@ -71,7 +71,7 @@ def write(experiment: Experiment, out: Path, to: Path, command: str) -> list[Pat
     """
     from sapo_lab.report.figures import draw
 
-    everything = with_kept(experiment, load_all(experiment, out), to)
+    everything = with_saved_runs(experiment, load_all(experiment, out), to)
     if not everything:
         raise BadExperiment(f"There is no run of {experiment.name} in {out}. Start one: sapo-desktop lab run.")
     found = comparable(everything)
@@ -146,7 +146,7 @@ def _html(contents: _Contents) -> str:
         permuted=contents.permuted[1:],
         kinds_note=KINDS,
         kinds_heads=node_types.heads(),
-        kinds=contents.by_kind,
+        kinds=contents.by_node_type,
         more_heads=MORE_HEADS,
         more=list(dict.fromkeys(more_cells(row) for row in contents.table)),
         figures=[(caption, base64.b64encode(path.read_bytes()).decode()) for caption, path in contents.figures],
@@ -171,8 +171,8 @@ def _markdown(contents: _Contents) -> str:
         _grid(contents.by_task[0], contents.by_task[1:]) if contents.by_task[1:] else "",
         PERMUTED if contents.permuted[1:] else "",
         _grid(contents.permuted[0], contents.permuted[1:]) if contents.permuted[1:] else "",
-        KINDS if contents.by_kind else "",
-        _grid(node_types.heads(), contents.by_kind) if contents.by_kind else "",
+        KINDS if contents.by_node_type else "",
+        _grid(node_types.heads(), contents.by_node_type) if contents.by_node_type else "",
         _grid(MORE_HEADS, list(dict.fromkeys(more_cells(row) for row in contents.table))),
         *(f"![{caption}]({path.name})\n\n{caption}" for caption, path in contents.figures),
         "Run a row again:\n\n" + "\n".join(f"    {line}" for line in commands(contents.table, contents.command)),

@@ -24,7 +24,7 @@ ROUNDED = np.dtype("<f4")
 """Of what each round measured: seven digits."""
 
 
-class Kept(msgspec.Struct, frozen=True):
+class SavedRun(msgspec.Struct, frozen=True):
     settings: Settings
     result: RunResult
 
@@ -36,7 +36,7 @@ def keep(found: Mapping[str, Sequence[RunResult]], out: Path, to: Path) -> list[
         folder = run_folder(out, run.arm, run.seed)
         if not (folder / "done.json").exists() or run.last is None:
             continue
-        kept = Kept(msgspec.json.decode((folder / "arm.json").read_bytes(), type=Settings), run)
+        kept = SavedRun(msgspec.json.decode((folder / "arm.json").read_bytes(), type=Settings), run)
         path = to / FOLDER / f"{run.arm}-seed-{run.seed}.msgpack.gz"
         content = gzip.compress(msgspec.msgpack.encode(kept, enc_hook=_bytes), mtime=0)
         if not path.exists() or path.read_bytes() != content:
@@ -48,7 +48,9 @@ def keep(found: Mapping[str, Sequence[RunResult]], out: Path, to: Path) -> list[
     return written
 
 
-def with_kept(experiment: Experiment, found: Mapping[str, Sequence[RunResult]], to: Path) -> dict[str, list[RunResult]]:
+def with_saved_runs(
+    experiment: Experiment, found: Mapping[str, Sequence[RunResult]], to: Path
+) -> dict[str, list[RunResult]]:
     """What was found in journals, and the kept runs that are not among them; by arm in the experiment's order, then by seed.
 
     A kept run counts before one that has not finished. Raises BadExperiment for a file that is none of this experiment's runs.
@@ -70,7 +72,7 @@ def with_kept(experiment: Experiment, found: Mapping[str, Sequence[RunResult]], 
 
 def _read(path: Path, experiment: Experiment) -> RunResult:
     try:
-        kept = msgspec.msgpack.decode(gzip.decompress(path.read_bytes()), type=Kept, dec_hook=_array)
+        kept = msgspec.msgpack.decode(gzip.decompress(path.read_bytes()), type=SavedRun, dec_hook=_array)
     except (OSError, EOFError, zlib.error, ValueError, msgspec.MsgspecError) as error:
         raise BadExperiment(f"{path} is no kept run ({error}). Move it away, and run that row again.") from error
     arm = experiment.arm(kept.settings.arm.name)

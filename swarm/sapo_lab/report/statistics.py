@@ -45,7 +45,7 @@ def paired_gain(values: Mapping[int, float], against: Mapping[int, float]) -> In
     return Interval(ratio - 1.0, ratio - 1.0 + spread.low, ratio - 1.0 + spread.high)
 
 
-def informative_share(p: float, size: int) -> float:
+def nonzero_advantage_share(p: float, size: int) -> float:
     """Chance that a group of so many independent completions with success rate p has unequal rewards."""
     return 1.0 - (1.0 - p) ** size - p**size
 

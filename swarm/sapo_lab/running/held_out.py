@@ -13,7 +13,7 @@ from sapo_backends.base import Sampling
 from sapo_lab.running.adaptive import observe_held_out
 from sapo_lab.running.nodes import LabNode
 from sapo_lab.schema import Arm, Experiment
-from sapo_swarm.evaluation import ItemResult, evaluated, items
+from sapo_swarm.evaluation import ItemResult, evaluated, held_out_items
 from sapo_swarm.events import Evaluated
 from sapo_swarm.node.evaluation.evaluate import answer, read_results, write_results
 from sapo_swarm.node.storage.versions import versions
@@ -31,7 +31,7 @@ async def base(nodes: Sequence[LabNode], arm: Arm, per_task: int, folder: Path, 
     """The untrained models' results into every journal. Nodes with the same model are the same before they train: one of them
     answers. shared: a folder for all runs of the experiment; what one of them has measured, the others copy."""
     for node in nodes:
-        refs = items(arm.run.tasks, arm.run.preset, per_task)
+        refs = held_out_items(arm.run.tasks, arm.run.preset, per_task)
         began = time.perf_counter()
         path = base_path(folder, node.context.config.model)
         if not path.exists():
@@ -66,7 +66,7 @@ def base_path(folder: Path, model: str) -> Path:
 
 async def curve(nodes: Sequence[LabNode], arm: Arm, rounds_done: int) -> None:
     """A point of the curve: the first eval_items items a task, dealt out over the nodes."""
-    refs = items(arm.run.tasks, arm.run.preset, arm.run.eval_items)
+    refs = held_out_items(arm.run.tasks, arm.run.preset, arm.run.eval_items)
     for place, node in enumerate(nodes):
         began = time.perf_counter()
         mine = dealt(refs, place, len(nodes))
@@ -80,7 +80,7 @@ async def curve(nodes: Sequence[LabNode], arm: Arm, rounds_done: int) -> None:
 async def final(nodes: Sequence[LabNode], experiment: Experiment, arm: Arm, rounds_done: int, folder: Path) -> None:
     """All items, each answered by final_answers nodes; paired with the base on the same items."""
     per_task = experiment.final_items
-    refs = items(arm.run.tasks, arm.run.preset, per_task)
+    refs = held_out_items(arm.run.tasks, arm.run.preset, per_task)
     for place, node in enumerate(nodes):
         began = time.perf_counter()
         results = await _answers(node, dealt(refs, place, len(nodes), experiment.final_answers))

@@ -65,7 +65,7 @@ class LabNode:
     def host(self) -> EngineHost:
         return self.context.host
 
-    def bench_now(self) -> RoundContext:
+    def round_context(self) -> RoundContext:
         """The bench with this round's I and J."""
         split = {"local_groups": self.split.own, "external_groups": self.split.external}
         return replace(self.context, config=msgspec.structs.replace(self.context.config, **split))

@@ -21,8 +21,8 @@ from sapo_swarm.node.round.context import RoundWork
 from sapo_swarm.node.round.phases import RoundContext
 from sapo_swarm.node.round.record import record
 from sapo_swarm.node.swarm.swarm_exchange import least_likely
-from sapo_swarm.sapo.assemble import questions_to_ask
-from sapo_swarm.sapo.sample_external import has_signal
+from sapo_swarm.sapo.assemble import questions_to_sample
+from sapo_swarm.sapo.sample_external import has_advantage
 from sapo_swarm.types import Group, TaskRef
 
 
@@ -33,7 +33,7 @@ async def play(nodes: Sequence[LabNode], arm: Arm, history: History, seed: int, 
     present = [n for n in nodes if not is_away(terms, seed, n.index, round_number)]
     drawn: list[tuple[LabNode, RoundContext, RoundWork]] = []
     for node in present:
-        context = node.bench_now()
+        context = node.round_context()
         asking = _ahead(node, context, history, round_number) if terms.starved == "ahead" else context
         drawn.append((node, context, await _draw(asking, terms, round_number)))
     sharing = [await _share(node, context, work, terms) for node, context, work in drawn]
@@ -50,7 +50,7 @@ async def _draw(context: RoundContext, terms: Conditions, round_number: int) -> 
     wanted = context.config.local_groups
     attempts = 1
     while terms.own_filter == "resample" and attempts < terms.resample_limit:
-        if sum(has_signal(group) for group in work.own or ()) >= wanted:
+        if sum(has_advantage(group) for group in work.own or ()) >= wanted:
             break
         _merge(work, await _attempt(_further(context, wanted, attempts), round_number))
         attempts += 1
@@ -156,13 +156,13 @@ async def _likely(context: RoundContext, group: Group, floor: float) -> bool:
 def _ahead(node: LabNode, context: RoundContext, history: History, round_number: int) -> RoundContext:
     """A bench that asks own questions for what the pool lacks before the round, as a node of the app does; they are shared."""
     own, external = context.config.local_groups, context.config.external_groups
-    asked = questions_to_ask(own, external, _on_offer(context, history.pool(node.index, round_number, node.used)))
+    asked = questions_to_sample(own, external, _on_offer(context, history.pool(node.index, round_number, node.used)))
     return replace(context, config=msgspec.structs.replace(context.config, local_groups=asked))
 
 
 def _on_offer(context: RoundContext, offered: Sequence[Shared]) -> int:
     """How many of these groups a batch can take, at most J."""
-    sources = [item.group.node for item in offered if context.config.sampling == "uniform" or has_signal(item.group)]
+    sources = [item.group.node for item in offered if context.config.sampling == "uniform" or has_advantage(item.group)]
     found = len(sources) if context.per_source is None else len(set(sources))
     return min(found, context.config.external_groups)
 
@@ -181,7 +181,7 @@ async def _update(context: RoundContext, work: RoundWork, terms: Conditions) -> 
     if not terms.train_own:
         kept = []
     elif terms.own_filter == "resample":
-        kept = [group for group in everything if has_signal(group)]
+        kept = [group for group in everything if has_advantage(group)]
     work.own = kept
     await phases.update(context, work)
     work.own = everything

@@ -229,7 +229,7 @@ async def test_the_report_tells_fast_nodes_from_slow_ones(play: Play, tmp_path: 
         await play(found, tmp_path, arm=name)
     assert [len(rounds_of(tmp_path, node)) for node in range(4)] == [4, 2, 4, 2]
     runs = {arm.name: [run] for arm in found.arms if (run := load_run(tmp_path, arm, 1)) is not None}
-    fast, slow = node_types.by_kind(found.arm("a"), runs["a"]).values()
+    fast, slow = node_types.by_node_type(found.arm("a"), runs["a"]).values()
     assert sum(node.tokens for node in fast[1]) > sum(node.tokens for node in slow[1])
     assert [line[:3] for line in node_types.lines(found, runs)][:2] == [
         ("a", "every round", "2"),

@@ -12,7 +12,7 @@ import tomli_w
 
 from sapo_desktop.cli import run as cli
 from sapo_lab.report.results import load_all
-from sapo_lab.report.saved_runs import FOLDER, keep, with_kept
+from sapo_lab.report.saved_runs import FOLDER, keep, with_saved_runs
 from sapo_lab.schema import BadExperiment, Experiment, parse
 
 RUN = {
@@ -70,7 +70,7 @@ def test_a_report_without_its_journals_says_what_it_said_with_them(ran: Path, tm
 def test_kept_runs_are_those_of_the_journals_to_seven_digits(ran: Path, tmp_path: Path) -> None:
     found, written = kept(ran, tmp_path)
     assert [path.name for path in written] == ["8-0-seed-1.msgpack.gz", "1-1-seed-1.msgpack.gz"]
-    again = with_kept(found, {}, tmp_path)
+    again = with_saved_runs(found, {}, tmp_path)
     for arm, runs in load_all(found, ran / "e").items():
         assert again[arm][0].held_out == runs[0].held_out
         np.testing.assert_allclose(again[arm][0].tokens, runs[0].tokens, rtol=1e-6)
@@ -85,7 +85,7 @@ def test_what_is_kept_already_is_not_written_again(ran: Path, tmp_path: Path) ->
 def test_a_finished_journal_counts_before_what_is_kept(ran: Path, tmp_path: Path) -> None:
     found, _ = kept(ran, tmp_path)
     journals = load_all(found, ran / "e")
-    assert with_kept(found, journals, tmp_path)["1-1"][0] is journals["1-1"][0]
+    assert with_saved_runs(found, journals, tmp_path)["1-1"][0] is journals["1-1"][0]
 
 
 def test_a_journal_that_goes_on_does_not_touch_what_was_kept_of_a_finished_run(ran: Path, tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_a_journal_that_goes_on_does_not_touch_what_was_kept_of_a_finished_run(r
     for settings in (tmp_path / "e").glob("*/*/arm.json"):
         settings.write_bytes(b"of another run")
     before = path.read_bytes()
-    everything = with_kept(found, load_all(found, tmp_path / "e"), tmp_path / "to")
+    everything = with_saved_runs(found, load_all(found, tmp_path / "e"), tmp_path / "to")
     assert keep(everything, tmp_path / "e", tmp_path / "to") == []
     assert path.read_bytes() == before
 
@@ -105,14 +105,14 @@ def test_a_journal_that_goes_on_does_not_touch_what_was_kept_of_a_finished_run(r
 def test_a_run_of_other_settings_is_refused_with_what_to_do(ran: Path, tmp_path: Path, changed: dict[str, Any]) -> None:
     kept(ran, tmp_path)
     with pytest.raises(BadExperiment, match="run with other settings"):
-        with_kept(parse(tables(**changed)), {}, tmp_path)
+        with_saved_runs(parse(tables(**changed)), {}, tmp_path)
 
 
 def test_an_arm_may_be_called_and_compared_otherwise(ran: Path, tmp_path: Path) -> None:
     kept(ran, tmp_path)
     changed = tables()
     changed["arms"][1] |= {"title": "1/1", "against": ["8-0"]}
-    assert set(with_kept(parse(changed), {}, tmp_path)) == {"8-0", "1-1"}
+    assert set(with_saved_runs(parse(changed), {}, tmp_path)) == {"8-0", "1-1"}
 
 
 @pytest.mark.parametrize("content", [b"", b"\x1f\x8bnonsense", b"{}"])
@@ -120,4 +120,4 @@ def test_a_damaged_file_is_named(ran: Path, tmp_path: Path, content: bytes) -> N
     found, (path, _) = kept(ran, tmp_path)
     path.write_bytes(content)
     with pytest.raises(BadExperiment, match=path.name):
-        with_kept(found, {}, tmp_path)
+        with_saved_runs(found, {}, tmp_path)

@@ -16,7 +16,7 @@ import sapo_assets
 from sapo_backends.base import Completion, TrainSample
 from sapo_backends.reference import importance_weight
 from sapo_lab.conditions import PLANTED, arrives, is_away, is_hostile, node_tasks, tampered
-from sapo_lab.report.statistics import informative_share, mean_interval, paired_gain
+from sapo_lab.report.statistics import mean_interval, nonzero_advantage_share, paired_gain
 from sapo_lab.running.adaptive import Rule, Split, move, observe, observe_held_out, target
 from sapo_lab.running.held_out import dealt
 from sapo_lab.running.judge import better_from, holm, sign_flip
@@ -335,7 +335,7 @@ def test_the_interval_of_a_gain_holds_the_truth_19_times_in_20(gain: float) -> N
 @given(st.floats(0.0, 1.0), st.integers(2, 16))
 def test_the_informative_share_agrees_with_counting(p: float, size: int) -> None:
     drawn = np.random.default_rng(0).random((4000, size)) < p
-    assert abs(informative_share(p, size) - np.mean(drawn.any(1) & ~drawn.all(1))) < 0.04
+    assert abs(nonzero_advantage_share(p, size) - np.mean(drawn.any(1) & ~drawn.all(1))) < 0.04
 
 
 def test_every_item_is_answered_by_so_many_nodes() -> None:

@@ -15,7 +15,7 @@ from sapo_backends.base import Sampling
 from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import Home
 from sapo_desktop.services.models.checkpoints import Chosen, choose
-from sapo_swarm.evaluation import Comparison, Interval, ItemResult, compare, items, mean_pass_at_k, task_scores
+from sapo_swarm.evaluation import Comparison, Interval, ItemResult, compare, held_out_items, mean_pass_at_k, task_scores
 
 
 def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
@@ -52,7 +52,7 @@ async def _answers(chosen: Chosen, args: argparse.Namespace) -> list[ItemResult]
     from sapo_swarm.scoring.scorer import Scorer
 
     config, host = chosen.config, EngineHost()
-    refs = items(config.tasks, args.preset or config.preset, args.items)
+    refs = held_out_items(config.tasks, args.preset or config.preset, args.items)
     sampling = Sampling(args.temperature, 1.0, config.max_new_tokens)
 
     def show(fraction: float) -> None:
@@ -91,8 +91,8 @@ def _print(
     formed = [sum(sum(i.well_formed) for i in r) / sum(len(i.correct) for i in r) for r in (before, after)]
     print(f"{'well-formed answers':<26}{100 * formed[0]:>8.1f}{100 * formed[1]:>8.1f}")
     print(f"\nItems gained {comparison.gained}, lost {comparison.lost}, McNemar p = {comparison.p_value:.2g}")
-    if comparison.kept_share is not None:
-        print(f"Share of the gain that remains among well-formed answers: {100 * comparison.kept_share:.0f} %")
+    if comparison.accuracy_share is not None:
+        print(f"Share of the gain that remains among well-formed answers: {100 * comparison.accuracy_share:.0f} %")
     shortcut = [score for score in task_scores(after) if score.shortcut]
     for score in shortcut:
         print(

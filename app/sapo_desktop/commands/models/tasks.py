@@ -6,7 +6,7 @@ import argparse
 import asyncio
 
 from sapo_desktop.errors import UsageError
-from sapo_swarm.evaluation import items, wilson
+from sapo_swarm.evaluation import held_out_items, wilson
 from sapo_swarm.protocol.safe_text import safe_text
 from sapo_swarm.tasks import catalogue
 from sapo_swarm.tasks.seeds import held_out
@@ -60,7 +60,7 @@ async def _unread(task: str, preset: str, answers: list[str], count: int) -> int
     from sapo_swarm.node.evaluation.evaluate import give_to_all
     from sapo_swarm.scoring.scorer import Scorer
 
-    refs = items([task], preset, count)
+    refs = held_out_items([task], preset, count)
     async with Scorer() as scorer:
         for text in answers:
             verdicts = await give_to_all(scorer, refs, text)

@@ -25,8 +25,8 @@ from sapo_swarm.protocol.client import CoordinatorError, ExchangeResult, NodeCli
 from sapo_swarm.protocol.receive import AcceptanceRules, Receiver
 from sapo_swarm.protocol.safe_text import safe_text
 from sapo_swarm.protocol.wire import MAX_GROUPS, MAX_WANT, GroupBody, SharedCompletion, SignedGroup, label
-from sapo_swarm.sapo.assemble import questions_to_ask
-from sapo_swarm.sapo.sample_external import has_signal
+from sapo_swarm.sapo.assemble import questions_to_sample
+from sapo_swarm.sapo.sample_external import has_advantage
 from sapo_swarm.scoring.scorer import Scorer
 from sapo_swarm.tasks.prompts import messages
 from sapo_swarm.types import MAX_COMPLETION_BYTES, Group, Question
@@ -120,7 +120,7 @@ class SwarmExchange:
         if not self._taking:
             return local + external
         self.pool.forget_old(self.wall())
-        return questions_to_ask(local, external, self.pool.available(external))
+        return questions_to_sample(local, external, self.pool.available(external))
 
     async def exchange(self, round_number: int, local: Sequence[Group], wanted: int) -> Received:
         """Take the pool as it is, queue local groups for the next upload. Returns at once."""
@@ -221,7 +221,7 @@ class SwarmExchange:
         Groups with signal come first: receivers leave the others out. They stand last, for where a pool is full a node's
         newest groups replace its oldest.
         """
-        chosen = sorted(local, key=has_signal, reverse=True)[
+        chosen = sorted(local, key=has_advantage, reverse=True)[
             : min(MAX_GROUPS, math.ceil(self.share_fraction * len(local)))
         ]
         signed: list[SignedGroup] = []
