@@ -115,12 +115,12 @@ def convert(tables: Mapping[str, Any], origin: str, strict: bool = True) -> Sett
 def unknown(tables: Mapping[str, Any]) -> list[str]:
     """The keys in the tables that the schema does not have, as section.name (a section alone where it is no table)."""
     known = {f.key for f in fields()}
-    sections = Settings.__struct_fields__
-    keys = (
-        f"{section}.{name}" if name else section
-        for section, table in tables.items()
-        for name in ((table or [""] * (section not in sections)) if isinstance(table, Mapping) else [""])
-    )
+    keys: list[str] = []
+    for section, table in tables.items():
+        if isinstance(table, Mapping) and (table or section in Settings.__struct_fields__):
+            keys += (f"{section}.{name}" for name in table)
+        else:
+            keys.append(section)
     return [key for key in keys if key not in known]
 
 
