@@ -152,7 +152,7 @@ def _round_lines(state: DashboardState, width: int) -> list[Content]:
     groups = f"{last.local_groups} local + {last.external_groups} external groups"
     rows = [
         Content.assemble("round ", (f"{last.round + 1}", "bold"), (f" done{goal}{seconds}{eta}", MUTED)),
-        Content.styled(f"{groups} · {last.nonzero_groups} of {last.local_groups} unequal", MUTED),
+        Content.styled(f"{groups} · unequal rewards in {last.nonzero_groups} local", MUTED),
         Content.styled(_update_line(state), MUTED),
     ]
     if last.external_wanted and not last.external_groups:

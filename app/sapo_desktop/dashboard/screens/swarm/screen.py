@@ -84,8 +84,8 @@ def overview(state: DashboardState, now: float, width: int, height: int, glyphs:
             ("external", percent(swarm.external_share)),
         ),
         Content.styled(
-            f"share: my accepted groups of all accepted in {window}; uptake: times other nodes sampled mine; "
-            "external: part of the last batches that came from other nodes",
+            f"share: my accepted groups of all accepted in {window}; uptake: times others sampled mine; "
+            "external: part of the last batches from other nodes",
             "$muted",
         ),
     ]
