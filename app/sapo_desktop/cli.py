@@ -27,7 +27,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "snooze": ("nodes.control", "pause for a while, then go on by itself"),
     "run-anyway": ("nodes.control", "ignore battery and heat for an hour"),
     "stop": ("nodes.control", "save and end the node"),
-    "external": ("nodes.control", "take groups of others into training (on), or none (off)"),
+    "external": ("nodes.control", "take groups of other nodes into training (on), or none (off)"),
     "eval": ("models.evaluate", "compare two checkpoints on the same held-out questions"),
     "chat": ("models.chat", "talk to the base and the trained model side by side"),
     "export": ("models.export", "write the trained model as a Hugging Face folder"),

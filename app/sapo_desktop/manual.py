@@ -17,7 +17,7 @@ KEYS: tuple[tuple[str, str], ...] = (
     ("r", "run for an hour whatever the automatic rules say"),
     ("e f s + -", "charts: expand, freeze, smooth, wider and narrower window"),
     ("j h l", "on the swarm screen: join, host, leave a swarm"),
-    ("x", "on the swarm screen: take groups of others again after the held-out tripwire stopped them"),
+    ("x", "on the swarm screen: take external groups again after the held-out tripwire stopped them"),
     ("/", "search, on the rollouts and log screens"),
     ("F2", "settings: every value, where it comes from, change it"),
     ("d", "doctor: what works on this machine"),

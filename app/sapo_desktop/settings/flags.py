@@ -10,7 +10,7 @@ import msgspec
 from sapo_desktop import settings
 from sapo_desktop.errors import UsageError
 from sapo_desktop.settings import Settings, nearest
-from sapo_swarm.config import RunConfig
+from sapo_swarm.config import RENAMED, RunConfig
 
 _METAVARS: dict[type, str] = {int: "N", float: "X", tuple: "A,B"}
 
@@ -30,6 +30,10 @@ def add_run_flags(parser: argparse.ArgumentParser, only: Collection[str] = ()) -
             metavar = _METAVARS.get(type(field.default), "TEXT")
             metavar = "{" + field.kind.replace("|", ",") + "}" if field.choices else metavar
             group.add_argument(flag, default=argparse.SUPPRESS, help=text, metavar=metavar)
+        for old in (old for old, now in RENAMED.items() if now == name):  # scripts that have the earlier flag still run
+            group.add_argument(
+                f"--{old.replace('_', '-')}", dest=name, default=argparse.SUPPRESS, help=argparse.SUPPRESS
+            )
 
 
 def run_config(base: Settings, args: argparse.Namespace) -> RunConfig:

@@ -18,6 +18,9 @@ from sapo_desktop.dashboard.widgets.keybar import Key
 from sapo_desktop.dashboard.widgets.panel import Panel
 from sapo_desktop.dashboard.widgets.plot import Line, Mark
 
+UNEQUAL = "Groups with unequal rewards"
+"""Title of the chart of non-zero-advantage groups: only these change the model."""
+
 
 def now_text(state: DashboardState, now: float, width: int, height: int, glyphs: Glyphs) -> Content:
     """The Now panel; on narrow terminals, which have no Machine panel, its last line holds the tiles."""
@@ -41,7 +44,7 @@ class DashboardScreen(BaseScreen):
     def body(self) -> Iterable[Widget]:
         yield Chart("Reward", self.glyphs, id="reward")
         yield Panel(panels.heldout, self.glyphs, "Held-out pass@1", id="heldout")
-        yield Chart("Informative groups", self.glyphs, id="share")
+        yield Chart(UNEQUAL, self.glyphs, id="share")
         yield Panel(now_text, self.glyphs, "Now", id="now")
         yield Panel(panels.machine, self.glyphs, "Machine", id="machine")
         yield Panel(panels.rollouts, self.glyphs, "Last rollouts", id="rollouts")
@@ -87,16 +90,16 @@ class DashboardScreen(BaseScreen):
 
 
 def reward_lines(state: DashboardState) -> list[Line]:
-    """Own reward always; external in a swarm, in its own pattern and colour, never mixed."""
-    own = Line("own", state.figures.reward_local, "solid", "line-1")
-    return [own] if state.silo else [Line("external", state.figures.reward_external, "dashed", "line-2"), own]
+    """Local reward always; external in a swarm, in its own pattern and colour, never mixed."""
+    local = Line("local", state.figures.reward_local, "solid", "line-1")
+    return [local] if state.silo else [Line("external", state.figures.reward_external, "dashed", "line-2"), local]
 
 
 def share_lines(state: DashboardState) -> list[Line]:
-    """In silo the share of own groups that can teach; in a swarm what is mine and what comes from others."""
+    """In silo the share of local groups with unequal rewards; in a swarm what is mine and what is external."""
     figures = state.figures
     if state.silo:
-        return [Line("informative", figures.nonzero_groups, "solid", "line-3")]
+        return [Line("unequal", figures.nonzero_groups, "solid", "line-3")]
     return [
         Line("external share", figures.external_share, "dashed", "line-2"),
         Line("my share", figures.share, "solid", "line-1"),
@@ -105,12 +108,12 @@ def share_lines(state: DashboardState) -> list[Line]:
 
 def share_title(state: DashboardState) -> str:
     if state.silo:
-        return "Informative groups"
+        return UNEQUAL
     return f"Swarm share · uptake {state.swarm.uptake:,}" if state.swarm else "Swarm share"
 
 
 def heldout_marks(state: DashboardState) -> list[Mark]:
-    """Evaluations at the temperature of the newest one: others cannot be compared with it."""
+    """Evaluations at the temperature of the newest one: the rest cannot be compared with it."""
     latest = state.evaluations.last
     if latest is None:
         return []

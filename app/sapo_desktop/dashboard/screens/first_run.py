@@ -19,7 +19,7 @@ from sapo_desktop.services.first_questions import FirstRunAnswers, FirstRunInfo,
 
 MODES = (
     ("silo", "train alone, nothing leaves this machine"),
-    ("swarm", "share text of attempts, learn from others'"),
+    ("swarm", "share the text of attempts, learn from other nodes'"),
 )
 _LABEL, _VALUE, _DETAIL = 9, 10, 11
 """Columns; of the last, where the sentence on speed begins. What is longer (an engine of somebody else's) pushes its description

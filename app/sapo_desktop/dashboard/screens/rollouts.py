@@ -23,7 +23,7 @@ from sapo_swarm.events import GroupRecorded
 from sapo_swarm.types import Rollout
 
 LISTED = 300
-SOURCES = ("own and external", "own", "external")
+SOURCES = ("local and external", "local", "external")
 REWARDS = ("any reward", "all right", "mixed", "none right", "first solved")
 
 
@@ -40,7 +40,7 @@ class Filter:
         group = event.group
         if self.task and group.question.ref.dataset != self.task:
             return False
-        if self.source != SOURCES[0] and group.source != self.source:
+        if self.source != SOURCES[0] and (group.source == "external") != (self.source == "external"):
             return False
         return self._reward_fits(event) and self._text_fits(event)
 
@@ -96,7 +96,7 @@ class RolloutsScreen(BaseScreen):
     def own_keys(self, state: DashboardState) -> list[Key]:
         return [
             ("t", "task", "screen.next_task"),
-            ("o", "own/ext", "screen.next_source"),
+            ("o", "local/ext", "screen.next_source"),
             ("w", "reward", "screen.next_reward"),
             ("/", "search", "screen.search"),
             ("Esc", "clear", "screen.clear"),
@@ -191,7 +191,7 @@ def following(values: Iterable[str], current: str) -> str:
 def detail(event: GroupRecorded, glyphs: Glyphs) -> Content:
     """The whole group: coordinates, question, and each attempt with its verdict."""
     group = event.group
-    source = "own" if group.source == "own" else f"from {plain(group.node[:8], 8)} ({plain(group.model, 40)})"
+    source = "local" if group.source == "own" else f"from {plain(group.node[:8], 8)} ({plain(group.model, 40)})"
     used = "trained on" if event.trained else "not trained on"
     head = Content.assemble(
         (group.question.ref.label, "bold"),

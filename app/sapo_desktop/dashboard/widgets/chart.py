@@ -97,7 +97,8 @@ class Chart(Widget):
                 parts.append(Content.styled(f"{sample(line.pattern, glyphs)} {line.label} {_figure(value)}", style))
         if self.marks:
             parts.append(Content.styled(f"{glyphs.mark} held-out", self._style("mark")))
-        self.border_subtitle = Content("  ").join(parts) if parts else Content("")
+        wide = Content("  ").join(parts)
+        self.border_subtitle = wide if wide.cell_length <= self.size.width - 4 else Content(" ").join(parts)
 
     def _style(self, name: str) -> str:
         """The component's colour as a style of Content."""

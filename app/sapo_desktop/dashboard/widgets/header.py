@@ -36,7 +36,7 @@ _MARKS = {
     "starting": "…",
 }
 _DOING = {
-    "questions": "Drawing questions",
+    "questions": "Sampling questions",
     "generate": "Generating",
     "score": "Scoring",
     "exchange": "Exchanging with the swarm",

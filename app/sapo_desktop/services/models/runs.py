@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from sapo_desktop.errors import AppError, UsageError
-from sapo_swarm.config import RunConfig
+from sapo_swarm.config import RunConfig, decode
 
 _FREE_TO_CHANGE = {
     "rounds",
@@ -103,7 +103,7 @@ def _write(folder: Path, config: RunConfig) -> tuple[str, Path]:
 
 def _read(folder: Path) -> Run | None:
     try:
-        config = msgspec.json.decode((folder / "config.json").read_bytes(), type=RunConfig)
+        config = decode((folder / "config.json").read_bytes())
         journal = folder / "journal.db"
         changed = (journal if journal.exists() else folder).stat().st_mtime
     except (OSError, msgspec.MsgspecError):

@@ -84,7 +84,7 @@ class Reporter:
         lines = ["", f"{rounds} round{'' if rounds == 1 else 's'} in {spent}, {self._tokens:,} tokens generated."]
         if edge > 1:
             share = f"in the first {len(first)} rounds, {_mean(final):.3f} in the last {len(final)}"
-            lines.append(f"Own reward: {_mean(first):.3f} {share}.")
+            lines.append(f"Local reward: {_mean(first):.3f} {share}.")
         if last is not None:
             lines.append(f"Held-out pass@1: {_held_out(last)}")
         lines.append(f"Saved in {folder}")
@@ -101,7 +101,7 @@ class Reporter:
     def _line(self, event: Event) -> str:
         if isinstance(event, RunStarted):
             at = f"goes on with round {event.round + 1}" if event.round else "starts"
-            how = "generating for others, not training," if event.method == "none" else f"{event.method} fine-tuning"
+            how = "generating for the swarm, not training," if event.method == "none" else f"{event.method} fine-tuning"
             return (
                 f"Run {event.run_id} {at}: {event.model}, {event.parameters / 1e6:.1f}M parameters, {how} "
                 f"on {event.device} ({event.precision}), {event.algorithm}, "
@@ -133,10 +133,10 @@ class Reporter:
         rate = event.tokens_generated / max(event.seconds.get("generate", 0.0), 1e-6)
         external = "" if event.reward_external is None else f"  external {event.reward_external:.3f}"
         if event.external_wanted:
-            external += f"  drew {event.external_groups} of up to {event.external_wanted}"
+            external += f"  took {event.external_groups} of up to {event.external_wanted}"
         return (
-            f"round {event.round + 1:>4}{planned}  own {event.reward_local or 0.0:.3f}{external}  "
-            f"informative {event.nonzero_groups}/{event.local_groups}  entropy {_number(event.entropy)}  "
+            f"round {event.round + 1:>4}{planned}  local {event.reward_local or 0.0:.3f}{external}  "
+            f"unequal {event.nonzero_groups}/{event.local_groups}  entropy {_number(event.entropy)}  "
             f"{rate:,.0f} tok/s  {took:.1f} s"
         )
 

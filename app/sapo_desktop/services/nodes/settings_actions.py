@@ -70,6 +70,6 @@ class HomeSettings:
 
 
 def _other(row: SettingRow, running: dict[str, str]) -> str:
-    """What the node works with, "" where it is the same or the node's own choice (0 own groups = it decides)."""
+    """What the node works with, "" where it is the same or the node's own choice (0 local groups = it decides)."""
     value = running.get(row.key, row.value)
     return "" if value == row.value or (row.key == "run.local_groups" and row.value == "0") else value

@@ -71,8 +71,8 @@ async def stop(home: Home) -> NodeStatus | None:
 async def restart(home: Home, changed: Collection[str] = ()) -> NodeStatus:
     """Let the node finish its round, stop it, start it again with the settings as they are now.
 
-    What its starter typed stays, but for the settings of a run that were changed since, and for how many groups are
-    own and how many external. Without a node one is started. Raises AppError.
+    What its starter typed stays, but for the settings of a run that were changed since, and for the numbers of local and
+    external groups. Without a node one is started. Raises AppError.
     """
     arguments: list[str] = []
     if await running(home) is not None:

@@ -125,7 +125,7 @@ def _evaluation_row(event: Evaluated, top: float, room: int, glyphs: Glyphs) -> 
     return Content.assemble(
         (f"round {event.round:>5}  ", "$muted"),
         (f"{100 * event.pass_at_1:5.1f} %  ", "bold"),
-        bar(event.pass_at_1 / top, room, glyphs, "$chart-own") if room >= 8 else "",
+        bar(event.pass_at_1 / top, room, glyphs, "$chart-local") if room >= 8 else "",
         (f"  {change:<21} {event.items} items, T={event.temperature:g}", "$muted"),
     )
 

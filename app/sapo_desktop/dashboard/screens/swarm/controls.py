@@ -62,9 +62,9 @@ class SwarmControls(BaseScreen):
         self.app.push_screen(LeaveDialog(), chosen)
 
     def action_take_external(self) -> None:
-        """After the held-out tripwire stopped groups of others."""
+        """After the held-out tripwire stopped external groups."""
         if self.dashboard.state.external_off:
-            self.dashboard.command("external_on", "Groups of others are taken again")
+            self.dashboard.command("external_on", "External groups are taken again")
 
     def action_host(self) -> None:
         actions = self.actions
