@@ -13,6 +13,7 @@ Error tree::
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 
 class BackendError(Exception):
@@ -49,7 +50,15 @@ class CheckpointCorrupt(BackendError):
 
 
 class Cancelled(BackendError):
-    """The work was stopped on request; the engine is as it was before the call."""
+    """The work was stopped on request; the engine is as it was before the call.
+
+    partial: what generate had sampled until then, partial[i][j] the Completion j of prompts[i]; one that is neither ended
+    by an end-of-sequence token nor as long as was asked for can be continued (see RowSeed). Empty from other calls.
+    """
+
+    def __init__(self, message: str, partial: list[list[Any]] | None = None) -> None:
+        super().__init__(message)
+        self.partial = partial or []
 
 
 class CancelToken:
