@@ -253,3 +253,5 @@ async def test_a_node_whose_clock_is_wrong_takes_part_all_the_same(
     assert len(await wrong.round(1, await wrong.groups(1))) == 1
     assert wrong.exchange.stats.accepted == 2
     assert len(await right.round(2, await right.groups(2))) == 1
+    for node in (right, wrong):
+        await node.exchange.close()
