@@ -130,7 +130,11 @@ class NodeClient:
         """Of answers' bodies, ever."""
         return self._transport.bytes_received
 
-    # Asked by a person: raises
+    def unix_time(self) -> float:
+        """Unix time on the coordinator's clock: what groups are dated with."""
+        return self._transport.unix_time()
+
+    # Called by a person: raises
 
     async def join(self, name: str = "", model: str = "") -> SwarmInfo:
         """Enter the swarm; joining again is harmless. Raises Unreachable, Refused."""
@@ -198,7 +202,7 @@ class NodeClient:
                 continue  # the receiver counts it
         return ExchangeResult(
             connected=True,
-            sentence=f"Connected: {answer.nodes} node{'' if answer.nodes == 1 else 's'}, {answer.rounds_per_s:.1f} rounds/s.",
+            sentence=_sentence(answer, sent, refused),
             sent=sent,
             accepted=sum(result.accepted for result in answer.results),
             refused=refused,
@@ -229,3 +233,12 @@ class NodeClient:
             code = "bad_reply"
         self.next_at = self._clock() + wait
         return ExchangeResult(False, f"{error} Next try in {wait:.0f} s; training goes on alone.", code, sent=sent)
+
+
+def _sentence(answer: RoundReply, sent: int, refused: dict[str, int]) -> str:
+    """How it stands with the swarm, for people: being connected is not yet taking part."""
+    nodes = f"{answer.nodes} node{'' if answer.nodes == 1 else 's'}"
+    said = f"Connected: {nodes}, {answer.rounds_per_s:.1f} rounds/s."
+    if sent and sum(refused.values()) == sent:
+        return f"{said} None of the last {sent} groups was taken ({', '.join(sorted(refused))})."
+    return said

@@ -1,10 +1,9 @@
 """What a node does with groups of others before any of their text may reach a model or a screen.
 
 In this order: signature, schema, author, one per source, age, coordinates on the allow-list, seeds that train,
-duplicates, length band, time quota of the source, regenerate, prompt hash, held-out question, own score, length of
-what would be taught, log-prob
-floor. Nothing of the sender is believed but its text: the question is regenerated and the reward computed here. Every
-rejection is counted under a stable reason.
+duplicates, length band, time quota of the source, regenerate, prompt hash, held-out question, own score, length of what
+would be taught, log-prob floor. Nothing of the sender is believed but its text: the question is regenerated and the
+reward computed here. Every rejection is counted under a stable reason.
 """
 
 from __future__ import annotations

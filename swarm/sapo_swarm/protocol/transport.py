@@ -109,6 +109,10 @@ class Transport:
             cookie_jar=aiohttp.DummyCookieJar(),
         )
 
+    def unix_time(self) -> float:
+        """Seconds since the epoch on the coordinator's clock, as far as it is known: this machine's may be wrong."""
+        return self._wall() + self._offset
+
     async def close(self) -> None:
         """End the connections."""
         if self._session is not None:
@@ -125,7 +129,7 @@ class Transport:
         Raises Unreachable, Refused.
         """
         for attempt in (1, 2):
-            ts = int((self._wall() + self._offset) * 1000)
+            ts = int(self.unix_time() * 1000)
             headers = self._identity.sign_request(method, path, self._invite.swarm, ts, body).headers()
             headers["Content-Type"] = media
             try:

@@ -53,13 +53,16 @@ async def engine() -> AsyncIterator[EngineHost]:
 class Node:
     """A node's share of an exchange: what its rounds would do, without a model."""
 
-    def __init__(self, hosted: Hosted, scorer: Scorer, engine: EngineHost, sampling: str = "uniform") -> None:
+    def __init__(
+        self, hosted: Hosted, scorer: Scorer, engine: EngineHost, sampling: str = "uniform", clock_s: float = 0.0
+    ) -> None:
         self.identity = Identity.generate()
         self.swarm = hosted.coordinator.swarm.swarm
         self.scorer = scorer
-        self.client = NodeClient(hosted.invite, self.identity)
+        wall = lambda: time.time() + clock_s  # noqa: E731
+        self.client = NodeClient(hosted.invite, self.identity, wall=wall)
         policy = AcceptanceRules(logprob_floor=-100.0)
-        self.exchange = SwarmExchange(self.client, policy, "m", sampling, own_worker=False)
+        self.exchange = SwarmExchange(self.client, policy, "m", sampling, own_worker=False, wall=wall)
         self.exchange.attach(engine, scorer)
 
     async def join(self, name: str) -> None:
@@ -237,3 +240,18 @@ async def test_a_node_that_takes_no_groups_of_others_shares_its_own_all_the_same
     assert len(await shy.round(3, await shy.groups(3))) == 1
     await giver.exchange.close()
     await shy.exchange.close()
+
+
+async def test_a_node_whose_clock_is_wrong_takes_part_all_the_same(
+    hosted: Hosted, scorer: Scorer, engine: EngineHost
+) -> None:
+    """Its groups are dated, and others' judged, by the coordinator's clock: half an hour off was silence in both directions."""
+    right, wrong = Node(hosted, scorer, engine), Node(hosted, scorer, engine, clock_s=-5400.0)
+    await right.join("right")
+    await wrong.join("wrong")
+    await right.round(1, await right.groups(1))
+    assert len(await wrong.round(1, await wrong.groups(1))) == 1
+    assert wrong.exchange.stats.accepted == 2
+    assert len(await right.round(2, await right.groups(2))) == 1
+    for node in (right, wrong):
+        await node.exchange.close()

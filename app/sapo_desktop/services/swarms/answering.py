@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -75,7 +74,7 @@ class Desk:
             node=self.identity.node,
             model=MODEL,
             policy_step=self.asked,
-            ts=int(time.time() * 1000),
+            ts=int(client.unix_time() * 1000),
         )
         result = await client.exchange([self.identity.sign_group(self.swarm, body)], 0)
         if not result.connected:

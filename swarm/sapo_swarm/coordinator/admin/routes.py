@@ -24,7 +24,7 @@ def add_admin(app: web.Application, coordinator: Coordinator, key: str) -> None:
         async def checked(request: web.Request) -> web.StreamResponse:
             coordinator.admission.host_only(request)
             given = request.headers.get("Authorization", "").removeprefix("Bearer ")
-            if not hmac.compare_digest(given.encode(), key.encode()):
+            if not hmac.compare_digest(given.encode("utf-8", "replace"), key.encode()):
                 raise Refusal("bad_admin_key", "The admin key of this coordinator lies in its admin file.")
             try:
                 return await handler(request)

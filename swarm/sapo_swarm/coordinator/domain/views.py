@@ -67,7 +67,7 @@ def overview(stats: WindowStats, now: float) -> Overview:
         refused=_totals(minutes, "x/"),
         rounds=tuple(int(counts.get("rounds", 0)) for counts in minutes),
         rewards=tuple(
-            round(counts["reward_sum"] / counts["reward_n"], 4) if counts.get("reward_n") else None
+            round(counts.get("reward_sum", 0.0) / counts["reward_n"], 4) if counts.get("reward_n") else None
             for counts in minutes
         ),
         leaders=leaderboard(stats, now).nodes[:20],

@@ -60,7 +60,7 @@ class Store(Protocol):
         ...
 
     async def ping(self) -> None:
-        """Returns when the store answers. Raises StoreUnavailable."""
+        """Returns when the store takes a write. Raises StoreUnavailable."""
         ...
 
     async def swarm(self) -> SwarmRecord | None:

@@ -132,7 +132,7 @@ class RedisStore(RedisRegistry):
             arguments += [key, value]
         arguments.append(len(exchange.entries))
         for entry in exchange.entries:
-            arguments += [entry.content, pack(entry)]
+            arguments += ["", ""] if entry is None else [entry.content, pack(entry)]
         return [*arguments, ACTIVE_S]
 
     async def _sample(self, exchange: Exchange, head: int) -> list[Entry]:

@@ -69,7 +69,7 @@ class RedisRegistry:
     async def ping(self) -> None:
         """See Store."""
         async with reaching():
-            await self._server.ping()
+            await self._server.set(self._key("probe"), b"1", ex=60)
 
     # The swarm, its invites and members
 

@@ -49,7 +49,7 @@ if not bits then
   local stored = 0
   for i = 1, tonumber(ARGV[at]) do
     local text, packed = ARGV[at + 2 * i - 1], ARGV[at + 2 * i]
-    if redis.call('EXISTS', p..'text:'..text) == 1 then
+    if text == '' or redis.call('EXISTS', p..'text:'..text) == 1 then
       bits = bits..'0'
     else
       local slot = allocate()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import random
+import time
 from pathlib import Path
 
 from sapo_swarm.coordinator.domain.counters import Counters
@@ -19,6 +20,8 @@ from sapo_swarm.coordinator.store.base import StoreUnavailable
 from sapo_swarm.coordinator.store.sqlite_registry import SQLiteRegistry
 from sapo_swarm.coordinator.store.sqlite_writer import Statement, Writer, connect, load_rows
 
+PROBE = "0" * 32
+"""A nonce that nobody uses: what is written to see whether writing works."""
 _COUNT = "INSERT INTO minutes VALUES (?,?,?) ON CONFLICT DO UPDATE SET value = value + excluded.value"
 
 
@@ -73,8 +76,8 @@ class SQLiteStore(SQLiteRegistry):
             self._writer = None
 
     async def ping(self) -> None:
-        """See Store."""
-        await self._write([])
+        """See Store. Writes a row: a full disk answers every reading question."""
+        await self._write([("INSERT OR REPLACE INTO nonces VALUES (?,?)", (PROBE, time.time()))])
 
     # The hot path
 
@@ -134,9 +137,9 @@ class SQLiteStore(SQLiteRegistry):
     def _store(self, exchange: Exchange, statements: list[Statement], added: list[int]) -> tuple[bool, ...]:
         stored: list[bool] = []
         for entry in exchange.entries:
-            fresh = entry.content not in self._pool
+            fresh = entry is not None and entry.content not in self._pool
             stored.append(fresh)
-            if fresh:
+            if entry is not None and fresh:
                 key, gone = self._pool.add(entry, exchange.now)
                 added.append(key)
                 statements += [("DELETE FROM groups WHERE key=?", (old,)) for old in gone]

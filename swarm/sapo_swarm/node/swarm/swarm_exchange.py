@@ -202,7 +202,7 @@ class SwarmExchange:
 
     async def _take(self, result: ExchangeResult) -> None:
         before = len(self.pool)
-        for group in await self.receiver.receive(result.sample, self.wall()):
+        for group in await self.receiver.receive(result.sample, self.client.unix_time()):
             if self._taking:  # it may have been switched off since they were requested
                 self.pool.add(group, self.wall())
         if result.sample:
@@ -266,7 +266,7 @@ class SwarmExchange:
             node=self.client.identity.node,
             model=label(self.model),
             policy_step=round_number,
-            ts=int(self.wall() * 1000),
+            ts=int(self.client.unix_time() * 1000),
         )
 
 
