@@ -111,7 +111,7 @@ def test_a_new_run_takes_the_fastest_and_keeps_it(home: Home) -> None:
     assert settings_of(engines.settle(CONFIG, folder, home)) == ("torch", "bfloat16", 1)
     speed.remember(home, CONFIG, figures(FAST, SLOW))
     assert settings_of(engines.settle(CONFIG, folder, home)) == ("torch", "bfloat16", 1)
-    assert settings_of(engines.kept(CONFIG, folder)) == ("torch", "bfloat16", 1)
+    assert settings_of(engines.stored_config(CONFIG, folder)) == ("torch", "bfloat16", 1)
     assert settings_of(engines.settle(CONFIG, run_folder(home, "second"), home)) == ("torch", "float32", 1)
 
 

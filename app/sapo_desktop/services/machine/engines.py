@@ -46,11 +46,11 @@ def settle(config: RunConfig, folder: Path, home: Home) -> RunConfig:
     engine, precision and threads it began with, whatever was measured since. Raises BackendUnavailable, AppError.
     """
     if not (folder / ENGINE_FILE).exists():
-        _keep(folder, _settled(config, folder, home))
-    return kept(config, folder)
+        _write(folder, _settled(config, folder, home))
+    return stored_config(config, folder)
 
 
-def kept(config: RunConfig, folder: Path) -> RunConfig:
+def stored_config(config: RunConfig, folder: Path) -> RunConfig:
     """The config with what the run of that folder began with. Runs older than this file have none."""
     try:
         settled = msgspec.json.decode((folder / ENGINE_FILE).read_bytes(), type=Settled)
@@ -75,7 +75,7 @@ def _settled(config: RunConfig, folder: Path, home: Home) -> Settled:
     return Settled(found.engine, found.precision, found.threads)
 
 
-def _keep(folder: Path, settled: Settled) -> None:
+def _write(folder: Path, settled: Settled) -> None:
     partial = folder / ".engine.partial"
     try:
         partial.write_text(json.dumps(msgspec.to_builtins(settled)), "utf-8")
