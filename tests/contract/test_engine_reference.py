@@ -32,7 +32,7 @@ def exact_model(folder: Path) -> Any:
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64).eval()
-    model.get_input_embeddings().padding_idx = None  # else a drawn padding token would get no gradient as an input
+    model.get_input_embeddings().padding_idx = None  # else a sampled padding token would get no gradient as an input
     return model
 
 

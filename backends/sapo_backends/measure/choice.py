@@ -181,7 +181,7 @@ def round_seconds(measured: Measured, workload: Workload) -> float | None:
     return generation + tokens / measured.update + measured.hand_over if workload.trains else generation
 
 
-def spoken(seconds: float) -> str:
+def format_seconds(seconds: float) -> str:
     """With one decimal while that says something."""
     return f"{seconds:.1f} s" if seconds < 100 else f"{seconds:,.0f} s"
 
@@ -223,18 +223,18 @@ def _seconds(measured: Measured, workload: Workload) -> float:
 def _choice(best: Measured, measured: Sequence[Measured], workload: Workload, remark: str) -> Choice:
     mine = _seconds(best, workload)
     others = [(s, m) for m in measured if m is not best and (s := round_seconds(m, workload)) is not None]
-    said = f"a round of {workload.rows} completions takes about {spoken(mine)}"
+    said = f"a round of {workload.rows} completions takes about {format_seconds(mine)}"
     if not others:
         return Choice(best.candidate, mine, f"{said}, and nothing else was measured.{remark}")
     seconds, second = min(others, key=lambda pair: pair[0])
     if seconds > TIE * mine:
         said += f", {seconds / mine:.1f} times as fast as the next, {second.candidate}."
     else:
-        said += f", about as fast as {second.candidate}, with {_virtue(best, second)}."
+        said += f", about as fast as {second.candidate}, with {_tie_break(best, second)}."
     return Choice(best.candidate, mine, said + remark)
 
 
-def _virtue(best: Measured, other: Measured) -> str:
+def _tie_break(best: Measured, other: Measured) -> str:
     if best.candidate.threads < other.candidate.threads:
         return "fewer threads"
     return "less rounding" if best.precision == "float32" != other.precision else "one engine less"

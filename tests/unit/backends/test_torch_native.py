@@ -33,7 +33,7 @@ pytestmark = pytest.mark.skipif(
 VOCABULARY = 70
 LENGTHS = [1, 15, 16, 17, 40]
 """Of prompts: shorter than a vector, as long, longer, and more than are attended to at once."""
-KEPT = {3: slice(1, None), 4: slice(None, None, 2), 17: slice(None, 1)}
+KEEP_AT = {3: slice(1, None), 4: slice(None, None, 2), 17: slice(None, 1)}
 """step -> the rows that stay."""
 
 
@@ -84,8 +84,8 @@ def test_kernels_decode_what_torch_decodes(model: tuple[str, int, int, int], ada
         native = NativeSession(found.spec, found.rope, own_weights, prompts, owner, 20)
         for step in range(20):
             torch.testing.assert_close(native.logits, plain.logits, rtol=1e-4, atol=1e-4)
-            if step in KEPT:
-                keep = torch.arange(len(plain.logits))[KEPT[step]]
+            if step in KEEP_AT:
+                keep = torch.arange(len(plain.logits))[KEEP_AT[step]]
                 plain.keep(keep)
                 native.keep(keep)
             tokens = torch.randint(0, VOCABULARY, (len(plain.logits),), generator=generator)
@@ -119,28 +119,28 @@ def test_kernels_give_the_log_probabilities_and_gradients_that_torch_gives(model
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 @pytest.mark.parametrize("size", [16, 1024])
-def test_the_compiled_sampler_draws_what_the_exact_one_draws(size: int, temperature: float) -> None:
+def test_the_compiled_sampler_samples_what_the_exact_one_samples(size: int, temperature: float) -> None:
     """The same tokens for the same numbers but where one lies within rounding of an edge, with their
     log-probabilities."""
     compiled, rows = library.kernels(), 4000
     assert compiled is not None
     logits = torch.randn(rows, size, generator=torch.Generator().manual_seed(2)) * 4
     numbers = uniforms(rows, 1, 3)[:, 0]
-    tokens, logprobs = compiled.draw(logits, temperature, numbers)
+    tokens, logprobs = compiled.sample(logits, temperature, numbers)
     exact = (logits.double() / temperature).log_softmax(dim=-1)
     assert (tokens == inverse_cdf(exact.exp(), numbers)).float().mean() > 0.999
     torch.testing.assert_close(logprobs, exact.gather(1, tokens[:, None])[:, 0].float(), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("number", [0.0, 0.5, 1.0 - 2.0**-53])
-def test_the_compiled_sampler_never_draws_a_token_without_weight(number: float) -> None:
+def test_the_compiled_sampler_never_samples_a_token_without_weight(number: float) -> None:
     """Not at the edges either, where rounding could leave the target beyond the last token that has some."""
     compiled, generator = library.kernels(), torch.Generator().manual_seed(4)
     assert compiled is not None
     logits = torch.full((500, 64), float("-inf"))
     for row in logits:
         row[torch.randperm(64, generator=generator)[:3]] = torch.randn(3, generator=generator)
-    tokens, logprobs = compiled.draw(logits, 1.0, torch.full((500,), number, dtype=torch.float64))
+    tokens, logprobs = compiled.sample(logits, 1.0, torch.full((500,), number, dtype=torch.float64))
     assert logits.gather(1, tokens[:, None]).isfinite().all()
     assert logprobs.isfinite().all()
 

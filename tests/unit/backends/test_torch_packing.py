@@ -68,7 +68,7 @@ def test_sequences_packed_together_score_and_train_as_if_alone(
     monkeypatch.setattr(
         "sapo_backends.torch_backend.ops.slab_attention.FULL_SCORES", 1 << 23 if kernel == "plain" else 0
     )
-    monkeypatch.setattr(packing, "apart", lambda _: separate)
+    monkeypatch.setattr(packing, "slab_per_prompt", lambda _: separate)
     logprobs, grad = _gradient(model, PAIRS, everyone)
     torch.testing.assert_close(logprobs, torch.cat([found for found, _ in alone]), atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(grad, sum(found for _, found in alone), atol=1e-4, rtol=1e-4)

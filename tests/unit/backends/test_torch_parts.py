@@ -83,7 +83,7 @@ def test_micro_batches_are_a_partition_within_the_budget(pairs: list, budget: in
 
 
 @pytest.mark.parametrize("size", [1024, 1187 * 3, 997])
-def test_drawing_in_pieces_gives_what_drawing_at_once_gives(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sampling_in_pieces_gives_what_sampling_at_once_gives(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Vocabularies that blocks of several widths divide, and one that none does."""
     torch.manual_seed(0)
     logits, numbers = torch.randn(9, size), uniforms(9, 1, 5)[:, 0]
@@ -151,17 +151,17 @@ def _decoded(
     model: DecoderModel, prompts: list[list[int]], owner: list[int], keeps: dict[int, list[int]]
 ) -> list[tuple[list[int], torch.Tensor]]:
     """(tokens, last logits) of each row that is left after greedy steps in which rows are dropped."""
-    drawn = [list(prompts[i]) for i in owner]
+    sampled = [list(prompts[i]) for i in owner]
     with torch.inference_mode():
         session = model.session(prompts, torch.tensor(owner), 6, model.decode_weights(None))
         for step in range(6):
             if step in keeps:
                 session.keep(torch.tensor(keeps[step]))
-                drawn = [drawn[i] for i in keeps[step]]
-            tokens = (session.logits.argmax(-1) + torch.arange(len(drawn))) % 70  # rows of one prompt part ways
-            drawn = [[*row, token] for row, token in zip(drawn, tokens.tolist(), strict=True)]
+                sampled = [sampled[i] for i in keeps[step]]
+            tokens = (session.logits.argmax(-1) + torch.arange(len(sampled))) % 70  # rows of one prompt part ways
+            sampled = [[*row, token] for row, token in zip(sampled, tokens.tolist(), strict=True)]
             session.step(tokens)
-    return list(zip(drawn, session.logits.float(), strict=True))
+    return list(zip(sampled, session.logits.float(), strict=True))
 
 
 @pytest.mark.parametrize("head_norms", [False, True])
@@ -178,14 +178,14 @@ def test_decoding_equals_scoring_however_rows_are_dropped(
     exact = _tiny(torch.float32, head_norms=head_norms)
     model = _tiny(kind, head_norms=head_norms)
     prompts, owner = [[1, 2, 3], [4, 5, 6, 7, 8], [9]], [0, 0, 0, 0, 1, 1, 1, 2]
-    for drawn, logits in _decoded(model, prompts, owner, {2: [0, 2, 3, 4, 7], 4: [1, 2, 3]}):
-        assert _distance(logits, exact, drawn) < (1e-4 if kind == torch.float32 else 0.06)
+    for sampled, logits in _decoded(model, prompts, owner, {2: [0, 2, 3, 4, 7], 4: [1, 2, 3]}):
+        assert _distance(logits, exact, sampled) < (1e-4 if kind == torch.float32 else 0.06)
 
 
-def _distance(logits: torch.Tensor, exact: DecoderModel, drawn: list[int]) -> float:
+def _distance(logits: torch.Tensor, exact: DecoderModel, sampled: list[int]) -> float:
     """From those of the whole sequence computed at once, as a share of them."""
     with torch.inference_mode():
-        alone = exact.session([drawn], torch.tensor([0]), 1, exact.decode_weights(None)).logits[0]
+        alone = exact.session([sampled], torch.tensor([0]), 1, exact.decode_weights(None)).logits[0]
     return float((logits - alone).norm() / alone.norm())
 
 
@@ -199,8 +199,8 @@ def test_rows_leave_length_classes_of_several_prompts(
     model, lengths = _tiny(torch.float32), [3, 30, 2, 31, 1, 32]
     assert length_buckets(sorted(lengths), 1) == [3, 6]
     prompts = [[(7 * i + t) % 69 + 1 for t in range(length)] for i, length in enumerate(lengths)]
-    for drawn, logits in _decoded(model, prompts, list(range(6)), keeps):
-        assert _distance(logits, model, drawn) < 1e-4
+    for sampled, logits in _decoded(model, prompts, list(range(6)), keeps):
+        assert _distance(logits, model, sampled) < 1e-4
 
 
 @pytest.mark.parametrize("function", [next_logits, attend, attend_backward])

@@ -34,7 +34,7 @@ class Chosen:
 def choose(home: Home, run_id: str, name: str) -> Chosen:
     """name: "base", "latest", a round number such as "120", or "round-000120". Raises UsageError."""
     run = runs.find(home.runs, run_id)
-    config = engines.kept(run.config, run.folder)
+    config = engines.stored_config(run.config, run.folder)
     if name == "base":
         return Chosen(f"base {config.model}", config, None)
     found = sorted((run.folder / "checkpoints").glob("round-*"), key=rounds_of)

@@ -33,7 +33,7 @@ def _count(tally: Tally, packed: Packed, samples: Sequence[TrainSample], results
     )
 
 
-def _slope(model: MlxModel, packed: Packed, given: SampleArrays, policy: PolicyUpdate) -> tuple[Any, Tensors]:
+def _grad(model: MlxModel, packed: Packed, given: SampleArrays, policy: PolicyUpdate) -> tuple[Any, Tensors]:
     """((loss, clipped, ratio, logprobs, entropy), d loss / d trained) of one micro-batch."""
 
     def loss(tensors: Tensors) -> tuple[Any, ...]:
@@ -67,7 +67,7 @@ def gradient(
         samples = [active[i] for i in members]
         packed = pack(pairs, members)
         given = sample_arrays(samples, part, policy, packed.targets.shape[1])
-        results, grads = _slope(model, packed, given, policy)
+        results, grads = _grad(model, packed, given, policy)
         total = {name: grad + total[name] if total else grad for name, grad in grads.items()}
         mx.eval(total)
         _count(tally, packed, samples, results)

@@ -41,8 +41,8 @@ class DecoderSession:
         slot = torch.arange(longest, device=owner.device)
         places = begins[:, None] + torch.minimum(slot, lengths[:, None] - 1)
         prefill = PromptAttention(flat.slabs, places, lengths, spec.layers)
-        last = hidden_states(spec, weights.weights, rope, flat, prefill, filled(begins + lengths - 1))
-        self.logits = F.linear(last, weights.weights.head)[owner]
+        last = hidden_states(spec, weights.prefill, rope, flat, prefill, filled(begins + lengths - 1))
+        self.logits = F.linear(last, weights.prefill.head)[owner]
         self._owner = owner
         places, place_of = grid(owner, lengths, 0)
         self._seat(places, place_of)
@@ -66,7 +66,7 @@ class DecoderSession:
     def _compute(self, tokens: Tensor, positions: Tensor, captured: StepInputs | None = None) -> Tensor:
         """Compute every place, then pick the rows; both in numbers that products are compiled for."""
         spec, cache, weights = self._spec, self._cache, self._weights
-        frame = Frame(weights.weights.tensors["embed"], weights.weights.tensors["norm"], weights.head, *self._angles)
+        frame = Frame(weights.prefill.tensors["embed"], weights.prefill.tensors["norm"], weights.head, *self._angles)
         shape = Shape(spec.heads, spec.kv_heads, cache.entries, cache.width, cache.used, spec.norm_eps)
         step, slot, hidden = scripted_step(), None, None
         if captured is not None:  # Python's part of a step is not captured, and TorchScript's profiling must not be

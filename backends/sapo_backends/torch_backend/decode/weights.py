@@ -34,9 +34,9 @@ def packs_bfloat16() -> bool:
 
 @dataclass(frozen=True, slots=True)
 class DecodeWeights:
-    """A model's weights in the forms that prefill and decoding want."""
+    """prefill: the weights as training has them. layers, head: laid out for products with few rows."""
 
-    weights: Weights
+    prefill: Weights
     layers: list[Layer]
     head: Projection
 

@@ -176,9 +176,8 @@ class PromptAttention:
             self._script_slabs = [ScriptSlab.of(slab, heads, cos, sin) for slab in self.slabs]
         last, both = layer == self.layers - 1, (heads + rows.shape[1]) // 2
         if not last:
-            result, _ = attend(
-                rows, heads, self._script_slabs
-            )  # a few calls a batch: not worth the time of scripting them
+            # A few calls a batch: not worth the time of compiling them as TorchScript.
+            result, _ = attend(rows, heads, self._script_slabs)
         rotate(rows[:, heads:both], cos, sin)
         keys_values = rows[:, heads:][self.places]  # (prompts, p, 2 kv_heads, d)
         by_head = keys_values.view(*self.places.shape, 2, both - heads, -1).permute(2, 0, 3, 1, 4)

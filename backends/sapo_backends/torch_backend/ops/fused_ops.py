@@ -102,7 +102,7 @@ def inverse_norm(x: Tensor, eps: float) -> Tensor:
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, kernels: Kernels | None = None) -> Tensor:
-    """Root-mean-square normalisation (arXiv 1910.07467) over the last axis."""
+    """RMSNorm (arXiv 1910.07467) of x (..., width) by weight (width,) over the last axis."""
     if kernels is not None:
         native: Tensor = NativeRmsNorm.apply(kernels, x, weight, eps)  # type: ignore[no-untyped-call]
         return native
@@ -115,7 +115,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, kernels: Kernels | None = No
 
 
 def swiglu(gate_up: Tensor, kernels: Kernels | None = None) -> Tensor:
-    """silu(first half) * second half radial the last axis (arXiv 2002.05202)."""
+    """SwiGLU (arXiv 2002.05202): silu(first half) * second half of gate_up (N, 2 width) -> (N, width)."""
     if kernels is not None:
         native: Tensor = NativeSwiGlu.apply(kernels, gate_up)  # type: ignore[no-untyped-call]
         return native

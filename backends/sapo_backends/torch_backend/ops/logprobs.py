@@ -121,7 +121,7 @@ class _ChosenLogprobs(torch.autograd.Function):
 
 
 def _grad_logits(probabilities: Tensor, target: Tensor, weight: Tensor, out: Tensor) -> None:
-    """weight (rows,) times d logprob / d logits = onehot - p, rounded once grad_part out (rows, V)."""
+    """weight (rows,) times d logprob / d logits = onehot - p, rounded once into out (rows, V)."""
     torch.mul(probabilities, -weight[:, None], out=out)
     out.scatter_add_(1, target[:, None], weight[:, None].to(out.dtype))
 
