@@ -107,8 +107,7 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
         float,
         _doc(
             "Share of the learning rate that is left at the end of a run with planned `rounds`; it falls linearly over "
-            "the second "
-            "half. 1 = constant",
+            "the second half. 1 = constant",
             gt=0.0,
             le=1.0,
         ),

@@ -49,7 +49,7 @@ def draw(experiment: Experiment, found: Found, rows: Sequence[Row], folder: Path
         (
             "figure-2",
             "After Figure 2 of the paper: moving averages. Left: the whole batch, external groups included, which the "
-            "paper seems to plot. Right, same scale: the nodes' own groups only. Bands: the range over seeds.",
+            "paper seems to plot. Right, same scale: the nodes' local groups only. Bands: the range over seeds.",
             lambda: _smoothed(settings, names),
         ),
         (
@@ -59,7 +59,7 @@ def draw(experiment: Experiment, found: Found, rows: Sequence[Row], folder: Path
         ),
         (
             "regimes",
-            "Left: informative own groups against the base success rate p. The line is 1-(1-p)^G-p^G; "
+            "Left: non-zero-advantage local groups against the base success rate p. The line is 1-(1-p)^G-p^G; "
             "crosses are its mean over the tasks. Right: gain of "
             "each arm over the one it is compared with, against p.",
             lambda: _regimes(experiment, found, rows),
@@ -71,23 +71,23 @@ def draw(experiment: Experiment, found: Found, rows: Sequence[Row], folder: Path
         ),
         (
             "planted",
-            "Share of the honest nodes' completions that hold the hostile nodes' sentence.",
+            "Share of the honest nodes' completions with the hostile nodes' sentence.",
             lambda: _over_rounds(found, names, "planted", "completions with the planted sentence, %"),
         ),
         (
             "judge",
-            "The judge's question of each round: share of nodes that answer it rightly, moving average over rounds.",
-            lambda: _over_rounds(found, names, "judged", "right answers to the judge, %"),
+            "The judge's question of each round: share of nodes that answer it correctly, moving average over rounds.",
+            lambda: _over_rounds(found, names, "judged", "correct answers to the judge, %"),
         ),
     )
-    drawn: list[tuple[str, Path]] = []
+    written: list[tuple[str, Path]] = []
     for name, caption, plot in plots:
         figure = plot()
         if figure is not None:
             path = folder / f"{name}.png"
             FigureCanvasAgg(figure).print_png(str(path), metadata={"Software": None})
-            drawn.append((caption, path))
-    return drawn
+            written.append((caption, path))
+    return written
 
 
 def moving_average(values: Floats, window: int) -> Floats:
@@ -124,7 +124,7 @@ def _colour(position: int) -> str:
 
 
 def _settings(experiment: Experiment, found: Found) -> list[Found]:
-    """The arms that were run, those that ask the same questions together: only their rates share an axis."""
+    """The arms that were run, those with the same tasks and preset together: only their rates share an axis."""
     by_setting: dict[tuple[str, tuple[str, ...]], dict[str, Sequence[RunResult]]] = {}
     for name, runs in found.items():
         arm = experiment.arm(name)
@@ -151,7 +151,7 @@ def _smoothed(settings: Sequence[Found], names: Mapping[str, str]) -> Figure:
     figure, axes = _figure(2, len(settings))
     for found, left, right in zip(settings, axes[::2], axes[1::2], strict=True):
         window = _window(found)
-        for axis, name, title in ((left, "batch", "whole batch"), (right, "local", "own groups")):
+        for axis, name, title in ((left, "batch", "whole batch"), (right, "local", "local groups")):
             for position, (arm, runs) in enumerate(found.items()):
                 curves = np.stack([moving_average(row, window) for row in _stack(runs, name)])
                 axis.plot(curves.mean(axis=0), color=_colour(position), label=names[arm])
@@ -190,7 +190,7 @@ def _regimes(experiment: Experiment, found: Found, rows: Sequence[Row]) -> Figur
         return None
     figure, axes = _figure(2)
     size = experiment.arms[0].run.group_size
-    axes[0].set(xscale="log", xlabel="base pass@1, %", ylabel="informative own groups, first 20 rounds, %")
+    axes[0].set(xscale="log", xlabel="base pass@1, %", ylabel="non-zero-advantage local groups, first 20 rounds, %")
     axes[1].set(xscale="log", yscale="symlog", xlabel="base pass@1, %", ylabel="gain, %")
     grid = np.geomspace(0.001, 0.6, 200)
     axes[0].plot(
@@ -207,7 +207,7 @@ def _regimes(experiment: Experiment, found: Found, rows: Sequence[Row]) -> Figur
     axes[0].plot(rates, by_task, "x", color=_colour(1), label="predicted from each task's own p")
     gains = {
         "batch": [(row.base.value, row.batch.gain.value) for row in compared],
-        "own": [(row.base.value, row.local.gain.value) for row in compared],
+        "local": [(row.base.value, row.local.gain.value) for row in compared],
         "held-out": [(row.base.value, row.held_out.gain.value) for row in compared],
     }
     for position, (title, points) in enumerate(gains.items()):

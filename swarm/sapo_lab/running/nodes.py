@@ -1,4 +1,4 @@
-"""The nodes of one arm: an engine, a journal and a round's bench each, in one process."""
+"""The nodes of one arm: an engine, a journal and a RoundContext each, in one process."""
 
 from __future__ import annotations
 
@@ -59,18 +59,21 @@ class LabNode:
 
     @property
     def key(self) -> str:
+        """The node's name in seeds, groups and folders."""
         return node_key(self.index)
 
     @property
     def host(self) -> EngineHost:
+        """The thread of the node's engine."""
         return self.context.host
 
     def round_context(self) -> RoundContext:
-        """The bench with this round's I and J."""
-        split = {"local_groups": self.split.own, "external_groups": self.split.external}
+        """The context with this round's I and J."""
+        split = {"local_groups": self.split.local, "external_groups": self.split.external}
         return replace(self.context, config=msgspec.structs.replace(self.context.config, **split))
 
     def state(self) -> NodeState:
+        """For a checkpoint."""
         return NodeState(
             split=self.split,
             tokens=self.tokens,
@@ -80,13 +83,15 @@ class LabNode:
             held_out=self.held_out,
         )
 
-    def become(self, state: NodeState) -> None:
+    def restore(self, state: NodeState) -> None:
+        """Go on from a checkpoint's state."""
         self.split, self.tokens, self.held_out = state.split, state.tokens, state.held_out
         self.solved, self.used = set(state.solved), set(state.used)
         self.context.seen.clear()
         self.context.seen.update(state.seen)
 
     async def close(self) -> None:
+        """Close the journal and the engine."""
         self.journal.close()
         await self.host.close()
 
@@ -110,9 +115,10 @@ async def open_node(
     scorer: Scorer,
     folder: Path,
     build: Build,
-    apart: frozenset[str],
+    excluded: frozenset[str],
 ) -> LabNode:
-    """Load a node's engine and open its journal. apart: see node.apart. Raises BackendError, JournalError."""
+    """Load a node's engine and open its journal. excluded: hashes of held-out prompts, never trained on
+    (held_out_exclusion). Raises BackendError, JournalError."""
     config, host, mailbox = node_config(arm, index, seed), EngineHost(), Mailbox()
     info = (await host.load(lambda: build(config))).info
     chosen = algorithm(config.algorithm)
@@ -126,11 +132,11 @@ async def open_node(
         algorithm=chosen,
         policy=chosen.policy(config, learning_rate(config, info.method, info.parameters)),
         activity=Activity(),
-        stream=lambda phase: None,
+        stream=lambda _phase: None,
         model_label=config.model,
         per_source=arm.conditions.per_source or None,
         seen=Counter(),
-        apart=apart,
+        apart=excluded,
     )
     return LabNode(
         index=index,

@@ -161,13 +161,13 @@ def test_task_scores_and_the_event_carry_shares_and_intervals() -> None:
     assert math.isfinite(event.pass_at_1)
 
 
-def test_every_item_is_swapped_with_one_other_of_its_task_and_a_single_one_with_none() -> None:
+def test_every_item_lends_its_answer_to_one_other_of_its_task_and_a_single_one_to_none() -> None:
     refs = [TaskRef(task, "paper", 2**31, number) for number, task in enumerate(["a", "b", "a", "c", "b", "a"])]
     assert permutation_partners(refs) == {0: 2, 2: 5, 5: 0, 1: 4, 4: 1}
     assert permutation_partners([]) == {}
 
 
-def test_a_task_carries_its_score_with_swapped_answers_over_the_items_that_have_one() -> None:
+def test_a_task_carries_its_answer_permutation_score_over_the_items_that_have_one() -> None:
     found = [
         msgspec.structs.replace(result(0, 1, 0), permuted=(True, True)),
         msgspec.structs.replace(result(1, 1, 1), permuted=()),
