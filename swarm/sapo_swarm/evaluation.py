@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from sapo_swarm.events import Evaluated, TaskScore
 from sapo_swarm.scoring.scorer import Scored
-from sapo_swarm.tasks.catalogue import preset_of
+from sapo_swarm.tasks.catalogue import held_out_count, preset_of
 from sapo_swarm.tasks.seeds import held_out
 from sapo_swarm.types import Finish, TaskRef
 
@@ -86,12 +86,15 @@ class Comparison:
 
 def items(tasks: Iterable[str], preset: str, per_task: int, start: int = 0) -> list[TaskRef]:
     """per_task held-out items of every task, from number `start` on: the same ones on every node, unreachable by
-    training seeds.
+    training seeds. Fewer of a task of the person's own that has no more.
 
-    Raises UnknownTask.
+    Raises UnknownTask, BadTask.
     """
-    numbers = range(start, start + per_task)
-    return [held_out(task, preset_of(task, preset), index) for task in tasks for index in numbers]
+    return [
+        held_out(task, preset_of(task, preset), index)
+        for task in tasks
+        for index in range(start, held_out_count(task, start + per_task))
+    ]
 
 
 def item_result(ref: TaskRef, scored: Scored, finishes: Sequence[Finish], permuted: Scored | None = None) -> ItemResult:

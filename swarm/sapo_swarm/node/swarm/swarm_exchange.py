@@ -28,7 +28,8 @@ from sapo_swarm.protocol.wire import MAX_GROUPS, MAX_WANT, GroupBody, SharedComp
 from sapo_swarm.sapo.assemble import questions_to_ask
 from sapo_swarm.sapo.sample_external import has_signal
 from sapo_swarm.scoring.scorer import Scorer
-from sapo_swarm.tasks.prompts import messages
+from sapo_swarm.tasks.own.library import is_own
+from sapo_swarm.tasks.prompts import conversation
 from sapo_swarm.types import MAX_COMPLETION_BYTES, Group, Question
 
 log = logging.getLogger("sapo.exchange")
@@ -164,7 +165,7 @@ class SwarmExchange:
         await self._idle.wait()
 
     async def _exchange_once(self, round_number: int, own: Sequence[Group], wanted: int) -> None:
-        rewards = [r for g in own for r in g.rewards]
+        rewards = [r for g in own if not is_own(g.question.ref) for r in g.rewards]
         mean = sum(rewards) / len(rewards) if rewards else None
         want = self.want(wanted)
         self._rounds_since = 0
@@ -207,6 +208,7 @@ class SwarmExchange:
         Groups with signal come first: receivers leave the others out. They stand last, for where a pool is full a node's
         newest groups replace its oldest.
         """
+        own = [group for group in own if not is_own(group.question.ref)]  # a task of the person's own is private
         chosen = sorted(own, key=has_signal, reverse=True)[: min(MAX_GROUPS, math.ceil(self.share_fraction * len(own)))]
         signed: list[SignedGroup] = []
         size = 0
@@ -281,7 +283,7 @@ def token_logprobs(host: EngineHost, question: Question, texts: Sequence[str]) -
     Call in the engine's thread.
     """
     engine = host.engine
-    prompt = tuple(engine.tokenizer.encode_chat(messages(question.prompt)))
+    prompt = tuple(engine.tokenizer.encode_chat(conversation(question)))
     room = engine.info.context_length - len(prompt)
     completions = [ids for text in texts if 0 < len(ids := tuple(engine.tokenizer.encode_text(text))) <= room]
     return engine.logprobs([TokenSequence(prompt, ids) for ids in completions]) if completions else []
