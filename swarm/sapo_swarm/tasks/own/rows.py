@@ -6,7 +6,6 @@ Nothing is guessed silently and nothing is run; every size is bounded.
 from __future__ import annotations
 
 import csv
-import io
 import json
 import os
 import re
@@ -24,6 +23,10 @@ MAX_CELL = 16_384
 MAX_COLUMNS = 64
 MAX_PROBLEMS = 1000
 """Sentences that are kept; the rest is counted."""
+MAX_HEIGHT = 40
+"""Lines that one row of a table may have."""
+MAX_UNCLOSED = 100
+"""Quotes without an end that are looked for in so many lines; after them a row is one line."""
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 Row = dict[str, str]
 
@@ -163,39 +166,55 @@ def slug(name: str) -> str:
 
 def _delimited(text: str, delimiter: str) -> Table:
     table = Table()
-    first = text.split("\n", 1)[0]
-    delimiter = delimiter or max(",;\t|", key=first.count)
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
-    try:
-        heads = next(reader)
-    except (StopIteration, csv.Error) as error:
-        raise BadTask("The file has no first row with the names of the columns.") from error
-    if len(heads) > MAX_COLUMNS:
-        raise BadTask(f"{len(heads):,} columns; up to {MAX_COLUMNS} are read.")
-    table.columns = _headings(heads)
-    number, line = 1, reader.line_num
-    while True:
+    lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+    delimiter = delimiter or max(",;\t|", key=lines[0].count)
+    number = 0
+    for record in _records(lines, delimiter):
         number += 1
-        try:
-            cells = next(reader)
-        except StopIteration:
-            return table
-        except csv.Error as error:
-            table.problem(f"Row {number}: {error}.")
+        if number == 1:
+            if isinstance(record, str) or not any(head.strip() for head in record):
+                raise BadTask("The file's first row must hold the names of the columns.")
+            if len(record) > MAX_COLUMNS:
+                raise BadTask(f"{len(record):,} columns; up to {MAX_COLUMNS} are read.")
+            table.columns = _headings(record)
             continue
-        height, line = reader.line_num - line, reader.line_num
-        if not any(value.strip() for value in cells):
+        if isinstance(record, str):
+            table.problem(f"Row {number}: {record}")
             continue
-        row = dict(zip(table.columns, cells, strict=False))
+        if not any(value.strip() for value in record):
+            continue
+        row = dict(zip(table.columns, record, strict=False))
         reason = _unfit(row)
-        if len(cells) != len(table.columns):
-            reason = f"{len(cells)} cells under {len(table.columns)} headings. Is a quote or a separator missing?"
-        elif not reason and height > 20:
-            reason = f"it runs over {height} lines. Is a closing quote missing?"
+        if len(record) != len(table.columns):
+            reason = f"{len(record)} cells under {len(table.columns)} headings. Is a quote or a separator missing?"
         if reason:
             table.problem(f"Row {number}: {reason}")
         else:
             table.add(number, row)
+    return table
+
+
+def _records(lines: list[str], delimiter: str) -> Iterator[list[str] | str]:
+    """The cells of each row, or why there are none. A quote that is never closed costs its own line, not the rest of the file."""
+    at, unclosed = 0, 0
+    while at < len(lines):
+        tallest = MAX_HEIGHT if unclosed < MAX_UNCLOSED else 1
+        for height in range(1, min(tallest, len(lines) - at) + 1):
+            try:
+                found = list(
+                    csv.reader([f"{line}\n" for line in lines[at : at + height]], delimiter=delimiter, strict=True)
+                )
+            except csv.Error as error:
+                if "unexpected end" in str(error):
+                    continue
+                yield f"{error}."
+                break
+            yield found[0] if found else []
+            break
+        else:
+            yield "a quote is opened and not closed."
+            height, unclosed = 1, unclosed + 1
+        at += height
 
 
 def _headings(heads: list[str]) -> list[str]:
