@@ -53,6 +53,11 @@ class Home:
         return self.data / "runs"
 
     @property
+    def tasks(self) -> Path:
+        """The person's own tasks, a folder each."""
+        return self.data / "tasks"
+
+    @property
     def socket(self) -> Path:
         return self.runtime / "node.sock"
 

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import msgspec
 
 from sapo_swarm.scoring.messages import ConnectionLost, Hello, Job, Reply, read_frame, write_frame
+from sapo_swarm.tasks.own import library
 
 START_S = 60.0
 """Longest start of a worker (it imports reasoning_gym and sympy) on a busy machine."""
@@ -49,6 +50,8 @@ def worker_environment(memory_bytes: int, niceness: int = 0) -> dict[str, str]:
         "SAPO_SCORER_MEMORY": str(memory_bytes),
         "SAPO_SCORER_NICE": str(niceness),
     }
+    if (own := library.folder()) is not None:
+        environment[library.ENVIRONMENT] = str(own)
     return environment
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 
+from sapo_swarm.tasks.catalogue import generator_of
 from sapo_swarm.types import TaskRef
 
 TRAIN_LIMIT = 2**31 - 2**20
@@ -36,7 +37,7 @@ def held_out(dataset: str, preset: str, index: int) -> TaskRef:
     """The index-th held-out item of a task. Raises ValueError outside [0, HELD_OUT_SIZE)."""
     if not 0 <= index < HELD_OUT_SIZE:
         raise ValueError(f"Held-out index {index} is outside 0..{HELD_OUT_SIZE - 1}.")
-    return TaskRef(dataset, preset, HELD_OUT_SEED, index)
+    return TaskRef(dataset, preset, HELD_OUT_SEED, index, generator_of(dataset))
 
 
 def is_train(ref: TaskRef) -> bool:

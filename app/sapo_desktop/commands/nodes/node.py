@@ -50,6 +50,7 @@ def main(args: argparse.Namespace) -> int:
     config = flags.run_config(chosen, args)
     invite = _invite(args, home, chosen)
     if invite is not None:
+        membership.require_shared(config)
         config = membership.mixed(config, set(vars(args)), load_request.parameters(config))
     elif config.method == "none":
         raise UsageError("A node of method none only generates for a swarm: add --join INVITE, or choose full or lora.")

@@ -23,7 +23,7 @@ from sapo_swarm.node.swarm.exchange import Exchange
 from sapo_swarm.sapo.assemble import assemble
 from sapo_swarm.sapo.novelty import observe
 from sapo_swarm.scoring.scorer import Scorer
-from sapo_swarm.tasks.prompts import messages
+from sapo_swarm.tasks.prompts import conversation
 from sapo_swarm.types import Group, Question, Rollout
 
 _PROGRESS_S = 0.2
@@ -86,9 +86,7 @@ async def ask(context: RoundContext, work: RoundWork) -> None:
         for _ in range(8):
             batch = list(itertools.islice(refs, wanted - len(found)))
             made = [q for q in await context.scorer.questions(batch) if isinstance(q, Question)]
-            asked = [
-                (q, tokenizer.encode_chat(messages(q.prompt))) for q in made if q.prompt_sha256 not in context.apart
-            ]
+            asked = [(q, tokenizer.encode_chat(conversation(q))) for q in made if q.prompt_sha256 not in context.apart]
             found += [(q, ids) for q, ids in asked if len(ids) + config.max_new_tokens <= info.context_length]
             if len(found) == wanted:
                 break
@@ -235,7 +233,7 @@ def _samples(context: RoundContext, work: RoundWork, group: Group) -> list[Train
         i = next(i for i, q in enumerate(work.questions) if q.ref == group.question.ref)
         prompt, completions = work.prompts[i], [c.tokens for c in work.completions[i]]
     else:
-        prompt = tokenizer.encode_chat(messages(group.question.prompt))
+        prompt = tokenizer.encode_chat(conversation(group.question))
         end = tokenizer.eos_ids[:1]
         completions = [(*tokenizer.encode_text(r.text), *(end if r.finish == "stop" else ())) for r in group.rollouts]
     return [

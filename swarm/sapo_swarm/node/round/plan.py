@@ -7,7 +7,7 @@ import random
 from collections.abc import Iterator
 
 from sapo_swarm.config import RunConfig
-from sapo_swarm.tasks.catalogue import preset_of
+from sapo_swarm.tasks.catalogue import generator_of, preset_of
 from sapo_swarm.tasks.seeds import train_seed
 from sapo_swarm.types import TaskRef
 
@@ -27,7 +27,6 @@ def candidate_refs(config: RunConfig, node_key: str, swarm: str, round_number: i
     slot = 0
     while True:
         dataset = draw.choice(config.tasks)
-        yield TaskRef(
-            dataset, preset_of(dataset, config.preset), train_seed(node_key, swarm, round_number, slot, config.seed)
-        )
+        seed = train_seed(node_key, swarm, round_number, slot, config.seed)
+        yield TaskRef(dataset, preset_of(dataset, config.preset), seed, generator=generator_of(dataset))
         slot += 1

@@ -28,7 +28,8 @@ from sapo_swarm.protocol.wire import MAX_GROUPS, MAX_WANT, GroupBody, SharedComp
 from sapo_swarm.sapo.assemble import questions_to_sample
 from sapo_swarm.sapo.sample_external import has_advantage
 from sapo_swarm.scoring.scorer import Scorer
-from sapo_swarm.tasks.prompts import messages
+from sapo_swarm.tasks.own.library import is_own
+from sapo_swarm.tasks.prompts import conversation
 from sapo_swarm.types import MAX_COMPLETION_BYTES, Group, Question
 
 log = logging.getLogger("sapo.exchange")
@@ -178,7 +179,7 @@ class SwarmExchange:
         await self._idle.wait()
 
     async def _exchange_once(self, round_number: int, local: Sequence[Group], wanted: int) -> None:
-        rewards = [r for g in local for r in g.rewards]
+        rewards = [r for g in local if not is_own(g.question.ref) for r in g.rewards]
         mean = sum(rewards) / len(rewards) if rewards else None
         want = self.want(wanted)
         self._rounds_since = 0
@@ -221,6 +222,7 @@ class SwarmExchange:
         Groups with signal come first: receivers leave the others out. They stand last, for where a pool is full a node's
         newest groups replace its oldest.
         """
+        local = [group for group in local if not is_own(group.question.ref)]  # a task of the person's own is private
         chosen = sorted(local, key=has_advantage, reverse=True)[
             : min(MAX_GROUPS, math.ceil(self.share_fraction * len(local)))
         ]
@@ -297,7 +299,7 @@ def token_logprobs(host: EngineHost, question: Question, texts: Sequence[str]) -
     Call in the engine's thread.
     """
     engine = host.engine
-    prompt = tuple(engine.tokenizer.encode_chat(messages(question.prompt)))
+    prompt = tuple(engine.tokenizer.encode_chat(conversation(question)))
     room = engine.info.context_length - len(prompt)
     completions = [ids for text in texts if 0 < len(ids := tuple(engine.tokenizer.encode_text(text))) <= room]
     return engine.logprobs([TokenSequence(prompt, ids) for ids in completions]) if completions else []
