@@ -9,7 +9,7 @@ from pathlib import Path
 from sapo_desktop.paths import Home
 
 
-def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
+def add_arguments(parser: argparse.ArgumentParser, _verb: str) -> None:
     """See the module's docstring."""
     from sapo_desktop.services.models.exports import FORMATS, QUANTS
 
@@ -50,9 +50,11 @@ class ProgressLine:
     """One line on a terminal that is written over; nothing where there is none."""
 
     def __init__(self) -> None:
+        """Nothing is on the line yet."""
         self._shown = 0
 
     def __call__(self, fraction: float, phrase: str) -> None:
+        """Write the line anew; at 1 it is wiped."""
         if not sys.stderr.isatty():
             return
         line = f"{100 * fraction:3.0f} % {phrase}" if fraction < 1 else ""

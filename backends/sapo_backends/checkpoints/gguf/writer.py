@@ -199,13 +199,11 @@ def write_gguf(
     kind: Kind,
     *,
     strict: bool = True,
-    name: str = "",
     progress: Progress | None = None,
 ) -> None:
     """Write the model of a Hugging Face folder to `target`, which appears only when it is complete.
 
-    strict: refuse a tokenizer that other programs would split text with differently. name: what other programs show
-    (default: the folder's). progress may raise to stop: nothing is left behind.
+    strict: refuse a tokenizer that other programs would split text with differently. progress may raise to stop: nothing is left behind.
     Raises ModelNotFound, BackendError, BackendUnavailable.
     """
     gguf = gguf_module()
@@ -220,7 +218,7 @@ def write_gguf(
     writer = gguf.GGUFWriter(partial, ARCHITECTURES[spec.architecture])
     try:
         writer.add_type("model")
-        writer.add_name(name or folder.name)
+        writer.add_name(target.stem)
         writer.add_file_type(gguf.LlamaFileType[{"F32": "ALL_F32"}.get(kind, f"MOSTLY_{kind}")])
         writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
         _hyperparameters(writer, spec)

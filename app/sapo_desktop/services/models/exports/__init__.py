@@ -8,7 +8,7 @@ from sapo_desktop.services.models.exports.card import Record
 from sapo_desktop.services.models.exports.export import export
 from sapo_desktop.services.models.exports.formats import FORMATS, QUANTS, ExportFailed, Format, Plan, Quant, Source
 from sapo_desktop.services.models.exports.report import Agreement, Exported
-from sapo_desktop.services.models.exports.room import Estimate, default_target, estimate
+from sapo_desktop.services.models.exports.room import Estimate, default_target, estimate, formats_for
 
 __all__ = [
     "FORMATS",
@@ -25,4 +25,5 @@ __all__ = [
     "default_target",
     "estimate",
     "export",
+    "formats_for",
 ]

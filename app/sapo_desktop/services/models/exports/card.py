@@ -71,11 +71,11 @@ def card(record: Record, format_name: str, use: str, checked: str) -> str:
     parts = [
         _front(record, format_name),
         f"# {_plain(record.name)}\n",
-        f"{_plain(record.base_name)}, post-trained by reinforcement learning with verifiable rewards on "
-        f"{len(record.tasks)} reasoning task(s) with [sapo-desktop](https://pypi.org/project/sapo-desktop/).\n",
+        f"{_plain(record.base_name)}, post-trained by reinforcement learning with verifiable rewards "
+        f"on {_count(record.tasks)} with sapo-desktop.\n",
         "## Use\n",
         use,
-        f"\n{checked}\n" if checked else "",
+        f"{checked}\n" if checked else "",
         "## Training\n",
         *(f"- {line}" for line in _training(record)),
         "\n## Held-out results\n",
@@ -87,6 +87,10 @@ def card(record: Record, format_name: str, use: str, checked: str) -> str:
         f"Licence of the base: {_licence_line(record)}",
     ]
     return "\n".join(part for part in parts if part) + "\n"
+
+
+def _count(tasks: tuple[str, ...]) -> str:
+    return f"{len(tasks)} reasoning tasks" if len(tasks) != 1 else f"the task {_plain(tasks[0])}"
 
 
 def _plain(text: str) -> str:

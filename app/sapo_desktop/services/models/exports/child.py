@@ -15,7 +15,7 @@ from typing import IO
 import msgspec
 
 from sapo_backends.base import CancelToken, Progress
-from sapo_desktop.errors import EngineMissing, UsageError
+from sapo_desktop.errors import AppError, EngineMissing, UsageError
 from sapo_desktop.services.models.exports.formats import ExportFailed
 from sapo_desktop.services.models.exports.job import Answered, Failed, Job, Missing, Progressed, Reply, Written
 
@@ -84,7 +84,7 @@ def _last_words(code: int, errors: IO[bytes]) -> str:
     return f"The process that did it ended with {how}" + (f": {lines[-1][:200]}" if lines else ".")
 
 
-def refuse(failed: Failed, doing: str) -> ExportFailed | EngineMissing | UsageError:
+def refuse(failed: Failed, doing: str) -> AppError:
     """The error of a child that said why."""
-    kinds = {2: UsageError, 4: EngineMissing}
+    kinds: dict[int, type[AppError]] = {2: UsageError, 4: EngineMissing}
     return kinds.get(failed.code, ExportFailed)(f"{doing}{failed.message}")

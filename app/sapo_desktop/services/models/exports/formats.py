@@ -62,6 +62,7 @@ class Plan:
     verify: bool = True
 
     def __post_init__(self) -> None:
+        """Refuse what cannot be meant."""
         if self.format not in FORMATS:
             raise UsageError(f"There is no format {self.format!r}. Use {', '.join(FORMATS)}.")
         if self.quant not in QUANTS:

@@ -16,7 +16,7 @@ class Messages(msgspec.Struct, frozen=True):
 
 
 class Write(msgspec.Struct, frozen=True, tag="write", kw_only=True):
-    """Load a checkpoint and write it. checkpoint: "" is the base model. file: name of a GGUF file. title: of the model.
+    """Load a checkpoint and write it. checkpoint: "" is the base model. file: name of a GGUF file.
     chats: conversations to answer for the check afterwards, in place of `questions` held-out ones of the config's tasks;
     an answer has at most `tokens` tokens."""
 
@@ -26,7 +26,6 @@ class Write(msgspec.Struct, frozen=True, tag="write", kw_only=True):
     quant: str
     folder: str
     file: str
-    title: str
     questions: int
     chats: list[list[dict[str, str]]]
     tokens: int
@@ -43,6 +42,8 @@ class Read(msgspec.Struct, frozen=True, tag="read", kw_only=True):
 
 
 class Progressed(msgspec.Struct, frozen=True, tag="progress"):
+    """fraction in [0, 1] of this job, and what it does now."""
+
     fraction: float
     phrase: str
 

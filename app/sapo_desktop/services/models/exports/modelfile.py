@@ -7,6 +7,8 @@ from pathlib import Path
 from sapo_backends.checkpoints.chat_template import ChatTemplate
 from sapo_backends.checkpoints.tokenizer import HfTokenizer, read_json
 
+ONE_TEXT, TWO_TEXTS, THREE_TEXTS = 3, 5, 7
+"""Pieces of a rendered conversation of so many messages, if the template writes each of them once."""
 _UNSAFE = ("{{", "}}", '"""')
 
 
@@ -42,8 +44,12 @@ def _template(folder: Path, end: str) -> tuple[str, bool]:
     plain = _pieces(chat, [user])
     again = _pieces(chat, [user, {"role": "assistant", "content": "A"}, user])
     told = _pieces(chat, [{"role": "system", "content": "S"}, user])
-    uses_system = len(told) == 5
-    if len(plain) != 3 or len(again) != 7 or any(mark in piece for piece in plain + again + told for mark in _UNSAFE):
+    uses_system = len(told) == TWO_TEXTS
+    if (
+        len(plain) != ONE_TEXT
+        or len(again) != THREE_TEXTS
+        or any(mark in piece for piece in plain + again + told for mark in _UNSAFE)
+    ):
         return "", uses_system
     before, after = plain[0], plain[2]
     head = ""

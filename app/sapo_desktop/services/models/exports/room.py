@@ -12,10 +12,11 @@ from pathlib import Path
 
 from sapo_desktop.errors import AppError, UsageError
 from sapo_desktop.services.machine.load_request import local_folder, request
-from sapo_desktop.services.models.exports.formats import ExportFailed, Plan, Source
+from sapo_desktop.services.models.exports.formats import FORMATS, ExportFailed, Format, Plan, Source
 
 BYTES_A_WEIGHT = {"f16": 2.0, "q8_0": 34 / 32, "q4_0": 18 / 32}
 FLOAT32 = 4
+MEGA, GIGA = 1e6, 1e9
 BESIDE = 32 * 2**20
 """Tokenizer, settings, card, file system."""
 SPARE = 1.05
@@ -31,6 +32,7 @@ class Estimate:
 
     @property
     def fits(self) -> bool:
+        """There is room for the whole way."""
         return self.peak <= self.free
 
 
@@ -66,8 +68,23 @@ def default_target(model_folder: Path, source: Source, plan_label: str) -> Path:
     return model_folder / "exports" / f"{name}-{plan_label}"
 
 
+def formats_for(source: Source) -> tuple[Format, ...]:
+    """The formats that this model can have: an adapter only where one was trained. Raises ModelNotFound."""
+    from sapo_backends.measure.sizing import model_size
+
+    _, method = model_size(local_folder(source.config), request(source.config))
+    return tuple(name for name in FORMATS if name != "adapter" or method == "lora")
+
+
 def check(source: Source, plan: Plan) -> None:
-    """The target is new or an empty folder, and the disk has room. Raises UsageError, ExportFailed, ModelNotFound."""
+    """The model has that format, the target is new or an empty folder, and the disk has room.
+
+    Raises UsageError, ExportFailed, ModelNotFound.
+    """
+    if plan.format not in formats_for(source):
+        raise UsageError(
+            f"{source.record.name} has no LoRA adapter: all of its weights were trained. Use --format hf, gguf or mlx."
+        )
     if plan.target.is_file() or (plan.target.is_dir() and any(plan.target.iterdir())):
         raise UsageError(f"{plan.target} is there already and not empty. Name another folder: --to FOLDER")
     found = estimate(source, plan)
@@ -80,7 +97,7 @@ def check(source: Source, plan: Plan) -> None:
 
 def readable(size: int) -> str:
     """Bytes for people."""
-    return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"
+    return f"{size / GIGA:.1f} GB" if size >= GIGA else f"{size / MEGA:.1f} MB"
 
 
 @contextlib.contextmanager

@@ -22,13 +22,16 @@ class Outlet:
     """The parent's end of standard output, which nothing else writes to from now on."""
 
     def __init__(self) -> None:
+        """Take the stream away from everybody else: what they print goes to standard error."""
         self._stream = os.fdopen(os.dup(1), "wb", buffering=0)
         os.dup2(2, 1)
 
     def send(self, reply: Reply) -> None:
+        """One line. Raises BrokenPipeError when the parent is gone."""
         self._stream.write(msgspec.json.encode(reply) + b"\n")
 
     def report(self, fraction: float, phrase: str) -> None:
+        """Progress, in the form that engines call it."""
         self.send(Progressed(fraction, phrase))
 
 
