@@ -168,7 +168,7 @@ class TorchEngine(Engine):
 
     def export(self, folder: Path) -> None:
         """See Engine.export."""
-        export.export(self._model, self._folder, self.info.model, folder)
+        export.export(self._model, self._folder, folder)
 
     def memory_bytes(self) -> int:
         """See Engine.memory_bytes."""
