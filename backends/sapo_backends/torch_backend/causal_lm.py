@@ -21,12 +21,12 @@ from sapo_backends.torch_backend.decode.weights import DecodeWeights
 from sapo_backends.torch_backend.model.decoder import Weights, hidden_states
 from sapo_backends.torch_backend.model.flat_parameters import Layout, linears
 from sapo_backends.torch_backend.model.lora import LoraWeights
-from sapo_backends.torch_backend.native.library import kernels_for
 from sapo_backends.torch_backend.ops.attention import GroupAttention
 from sapo_backends.torch_backend.ops.logprobs import TokenLogprobs, chosen_logprobs
 from sapo_backends.torch_backend.ops.native_ops import SequenceAttention
 from sapo_backends.torch_backend.ops.packing import Packed, filled
 from sapo_backends.torch_backend.ops.rope import RopeTable
+from sapo_backends.torch_backend.paths import choose
 
 
 class Session(Protocol):
@@ -60,6 +60,10 @@ class Model(Protocol):
     def device(self) -> torch.device:
         """Where the weights lie."""
 
+    @property
+    def computed_by(self) -> str:
+        """Which decoder and which path, in words."""
+
     def weights(self, trained: Mapping[str, Tensor] | None) -> Any:
         """The tensors to compute with, differentiable by `trained` (see trained_tensors) if these need gradients."""
 
@@ -89,7 +93,8 @@ class DecoderModel:
     def __init__(self, spec: DecoderSpec, layout: Layout, base: Tensor, compute: torch.dtype) -> None:
         self.spec, self.layout, self.base, self.compute = spec, layout, base, compute
         self.rope = RopeTable(spec, base.device, compute)
-        self.kernels = kernels_for(spec, base.device, compute, layout.size)
+        self.paths = choose(spec, base.device, compute, layout.size)
+        self.kernels = self.paths.kernels
         self.adapter_layout: Layout | None = None
         self.flat: Tensor | None = None
         self.rank, self.alpha = 0, 0.0
@@ -98,6 +103,11 @@ class DecoderModel:
     def device(self) -> torch.device:
         """Where the weights lie."""
         return self.base.device
+
+    @property
+    def computed_by(self) -> str:
+        """See Model.computed_by."""
+        return str(self.paths)
 
     def weights(self, trained: Mapping[str, Tensor] | None) -> Weights:
         """See Model.weights."""
@@ -111,7 +121,7 @@ class DecoderModel:
         """See Model.decode_weights."""
         weights = self.weights(trained)
         if self.kernels is None:
-            return DecodeWeights.of(self.spec, weights)
+            return DecodeWeights.of(self.spec, weights, self.paths.layout)
         return NativeDecodeWeights.of(self.kernels, self.spec, weights)
 
     def session(

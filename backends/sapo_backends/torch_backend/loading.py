@@ -11,7 +11,7 @@ from safetensors import SafetensorError, safe_open
 
 from sapo_backends.base import BackendError, BackendUnavailable, EngineInfo, LoadRequest, ModelNotFound, Progress
 from sapo_backends.checkpoints.locate import resolve, weight_files
-from sapo_backends.checkpoints.spec import DecoderSpec, decoder_spec, why_not
+from sapo_backends.checkpoints.spec import DecoderSpec, decoder_spec
 from sapo_backends.checkpoints.tokenizer import HfTokenizer, read_json
 from sapo_backends.common import hardware
 from sapo_backends.common.train_method import pick_method
@@ -21,6 +21,7 @@ from sapo_backends.torch_backend.model.flat_parameters import Layout, decoder_la
 from sapo_backends.torch_backend.model.lora import initialise, lora_layout
 from sapo_backends.torch_backend.native.compiler import is_there
 from sapo_backends.torch_backend.native.library import suits
+from sapo_backends.torch_backend.paths import why_transformers
 from sapo_backends.torch_backend.runtime.allocator import keep_memory
 from sapo_backends.torch_backend.runtime.workers import Workers
 
@@ -159,7 +160,8 @@ def load_engine(request: LoadRequest, progress: Progress | None = None) -> Torch
     device = pick_device(request.device)
     place = Place(device, pick_precision(request.precision, device))
     keep_memory()
-    ours = not why_not(config)
+    reason = why_transformers(config)
+    ours = not reason
     model = (
         _load_decoder(folder, config, request, place, progress) if ours else _load_transformers(folder, request, place)
     )
@@ -174,7 +176,7 @@ def load_engine(request: LoadRequest, progress: Progress | None = None) -> Torch
         vocabulary=int(config.get("vocab_size", 0)),
         context_length=int(config.get("max_position_embeddings") or config.get("n_positions") or 2048),
         method=method,
-        extra={} if ours else {"computed_by": f"transformers ({why_not(config)})"},
+        extra={"computed_by": f"{model.computed_by} ({reason})" if reason else model.computed_by},
     )
     # transformers' modules hold state during a forward pass, so they get one worker, as very large models do.
     size = model.layout.size if ours else hardware.SHARDED_BELOW

@@ -72,6 +72,11 @@ class TransformersModel:
         """Where the weights lie."""
         return self.base.device
 
+    @property
+    def computed_by(self) -> str:
+        """See Model.computed_by."""
+        return "transformers"
+
     def linear_layers(self) -> dict[str, nn.Linear]:
         """Every linear layer but the unembedding, by its name."""
         head = getattr(self.module, "get_output_embeddings", lambda: None)()

@@ -20,7 +20,7 @@ from sapo_backends.torch_backend.causal_lm import DecoderModel  # noqa: E402
 from sapo_backends.torch_backend.decode import session as session_module  # noqa: E402 - after the check for torch
 from sapo_backends.torch_backend.decode.kv_cache import BUCKET_COST, grid, length_buckets  # noqa: E402
 from sapo_backends.torch_backend.decode.step import next_logits, scripted_step  # noqa: E402
-from sapo_backends.torch_backend.generate.sampler import SUMMED, inverse_cdf, sample, uniforms  # noqa: E402
+from sapo_backends.torch_backend.generate.sampler import SMALL_VOCABULARY, inverse_cdf, sample, uniforms  # noqa: E402
 from sapo_backends.torch_backend.model.flat_parameters import decoder_layout  # noqa: E402
 from sapo_backends.torch_backend.ops.attention import attend, attend_backward  # noqa: E402
 from sapo_backends.torch_backend.ops.packing import pack  # noqa: E402
@@ -29,7 +29,7 @@ from sapo_backends.torch_backend.runtime.workers import Workers, shares  # noqa:
 
 
 @settings(deadline=None)
-@given(st.integers(1, 700) | st.integers(SUMMED + 1, SUMMED + 700), st.integers(0, 2**31))
+@given(st.integers(1, 700) | st.integers(SMALL_VOCABULARY + 1, SMALL_VOCABULARY + 700), st.integers(0, 2**31))
 def test_the_sampler_inverts_the_cumulative_distribution(size: int, seed: int) -> None:
     """For any weights with zeros among them it gives the index that a float64 search gives, and never a zero one."""
     rng = np.random.default_rng(seed)

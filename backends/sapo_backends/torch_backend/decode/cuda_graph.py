@@ -15,6 +15,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from sapo_backends.torch_backend.runtime.fallbacks import is_left_out
+
 Compute = Callable[["StepInputs"], Tensor]
 TOLERANCE = 1e-2
 """Of logits; the kernels are the same, so that they usually agree to the last bit."""
@@ -52,7 +54,7 @@ class GraphCapture:
 
     def wanted(self, device: torch.device) -> bool:
         """Whether decode steps on that device should be captured."""
-        return device.type == "cuda" and not self.failed
+        return device.type == "cuda" and not self.failed and not is_left_out("cuda-graph")
 
     def capture(self, inputs: StepInputs, compute: Compute) -> CapturedStep | None:
         """The step, computed once and captured; None where that does not work."""

@@ -15,12 +15,10 @@ from torch import Tensor
 
 from sapo_backends.base import RowSeed, Sampling
 from sapo_backends.common.row_uniforms import row_uniforms
-from sapo_backends.torch_backend.native.library import PAD, kernels
+from sapo_backends.torch_backend.paths import SMALL_VOCABULARY, sampler_kernels
 
 BLOCK = 256
 """Tokens in a block; a divisor of the vocabulary near it is taken if there is one."""
-SUMMED = 2048
-"""Vocabularies up to this size are summed whole."""
 SAMPLED_ELEMENTS = 1 << 21
 """On a CPU, so many probabilities are made and sampled from at once, 8 MiB: larger tensors are given back to the system
 at every step and paid for again with page faults."""
@@ -38,9 +36,8 @@ def uniforms(rows: int, steps: int, seed: int | Sequence[RowSeed]) -> Tensor:
 def sample(logits: Tensor, sampling: Sampling, uniform: Tensor) -> tuple[Tensor, Tensor]:
     """logits (rows, V), uniform (rows,) in [0, 1) -> tokens (rows,), log-probabilities (rows,) under
     softmax(logits / temperature), or at temperature 1 when greedy."""
-    size, is_float = logits.shape[1], logits.dtype == torch.float32
-    if logits.device.type == "cpu" and is_float and sampling.temperature > 0.0 and sampling.top_p >= 1.0:
-        compiled = kernels() if size <= SUMMED and size % PAD == 0 else None
+    if sampling.temperature > 0.0 and sampling.top_p >= 1.0:
+        compiled = sampler_kernels(logits)
         if compiled is not None:
             return compiled.sample(logits, sampling.temperature, uniform)
     rows = max(1, SAMPLED_ELEMENTS // logits.shape[1])
@@ -69,7 +66,7 @@ def _sample_rows(logits: Tensor, sampling: Sampling, uniform: Tensor) -> tuple[T
 def inverse_cdf(weights: Tensor, uniform: Tensor) -> Tensor:
     """Index (rows,) sampled in proportion to non-negative weights (rows, V); never one of weight 0."""
     rows, size = weights.shape
-    if size <= SUMMED:
+    if size <= SMALL_VOCABULARY:
         edges = weights.cumsum(dim=-1, dtype=torch.float64)
         return torch.searchsorted(edges, _target(edges, uniform), right=True)[:, 0]
     width = block_width(size)

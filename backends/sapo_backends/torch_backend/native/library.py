@@ -21,6 +21,7 @@ from torch import Tensor
 from sapo_backends.checkpoints.spec import DecoderSpec
 from sapo_backends.common import hardware
 from sapo_backends.torch_backend.native.compiler import compiled
+from sapo_backends.torch_backend.runtime.fallbacks import fall_back, is_left_out
 
 PAD, PANEL, CHUNK = 16, 32, 16
 """As in vectors.h."""
@@ -46,11 +47,6 @@ def suits(spec: DecoderSpec, place: torch.device, kind: torch.dtype, parameters:
     whole = all(width % PAD == 0 for width in (spec.head_dim, spec.hidden, spec.intermediate))
     small = place.type == "cpu" and kind == torch.float32 and parameters < hardware.SHARDED_BELOW
     return small and whole and spec.head_dim <= LARGEST_HEAD
-
-
-def kernels_for(spec: DecoderSpec, place: torch.device, kind: torch.dtype, parameters: int) -> Kernels | None:
-    """What computes this model, if it suits and the library can be had."""
-    return kernels() if suits(spec, place, kind, parameters) else None
 
 
 _LAYER = (
@@ -127,17 +123,28 @@ class Kernels:
 
 @cache
 def kernels() -> Kernels | None:
-    """The library, or None where it cannot be had."""
+    """The library, or None where it cannot be had, which is noted as a fallback."""
+    if is_left_out("native"):
+        return None
+    reason = ""
     for _ in range(2):
         try:
             path = compiled()
-        except (OSError, subprocess.SubprocessError):
-            return None
-        with contextlib.suppress(OSError, AttributeError):
+        except (OSError, subprocess.SubprocessError) as error:
+            reason = str(error) or type(error).__name__
+            break
+        try:
             found = Kernels.load(path)
-            return found if _works(found) else None
-        with contextlib.suppress(OSError):  # a damaged file: made anew
-            path.unlink()
+        except (OSError, AttributeError) as error:
+            reason = str(error)
+            with contextlib.suppress(OSError):  # a damaged file: made anew
+                path.unlink()
+            continue
+        if _works(found):
+            return found
+        reason = "they compute something else than torch"
+        break
+    fall_back("native", reason)
     return None
 
 

@@ -16,6 +16,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from sapo_backends.torch_backend.runtime.fallbacks import fall_back, is_left_out
+
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 _SCRIPTING = threading.Lock()
@@ -38,11 +40,25 @@ def on_cpu(function: Function, x: Tensor) -> Function:
     return scripted(function) if x.device.type == "cpu" else function
 
 
+def _plus_one(x: Tensor) -> Tensor:
+    return x + 1
+
+
+def works() -> bool:
+    """Whether TorchScript compiles functions here."""
+    return scripted(_plus_one) is not _plus_one
+
+
 def _script(function: Callable[..., Any]) -> Callable[..., Any]:
+    if is_left_out("torchscript"):
+        return function
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             result: Callable[..., Any] = torch.jit.script(function)
-    except Exception:  # whatever TorchScript lacks, the function itself works
+    except Exception as error:  # whatever TorchScript lacks, the function itself works
+        fall_back(
+            "torchscript", f"{function.__name__}: {str(error).strip().partition(chr(10))[0] or type(error).__name__}"
+        )
         return function
     return result
