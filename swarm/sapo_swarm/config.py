@@ -65,6 +65,14 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
         ),
     ] = 0
 
+    curriculum: Annotated[
+        Literal["uniform", "tasks", "presets"],
+        _doc(
+            "Which questions to sample: uniform = all tasks alike; tasks = more of the tasks that succeed about half of the "
+            "time; presets = between a task's difficulties, too (in a swarm the same as tasks)"
+        ),
+    ] = "uniform"
+
     # A round
     rounds: Annotated[int, _doc("Rounds to train; 0 = until stopped", ge=0)] = 0
     group_size: Annotated[int, _doc("Completions per question (G)", ge=2, le=64)] = 8
@@ -88,6 +96,15 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
             "other nodes' mistakes are never pushed away"
         ),
     ] = "positive"
+    replay_groups: Annotated[
+        int,
+        _doc(
+            "Own earlier successes to learn from once more in every round, at no generated token; 0 = off", ge=0, le=256
+        ),
+    ] = 0
+    replay_half_life: Annotated[
+        int, _doc("Rounds after which an own success is half as likely to be replayed", ge=1, le=1000)
+    ] = 20
     tripwire: Annotated[
         float,
         _doc(
@@ -101,7 +118,7 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     temperature: Annotated[float, _doc("Sampling temperature of training rollouts", gt=0.0, le=4.0)] = 1.0
 
     # The update
-    algorithm: Annotated[str, _doc("Policy gradient: grpo, dr_grpo, rloo, gspo")] = "grpo"
+    algorithm: Annotated[str, _doc("Policy gradient: grpo, dr_grpo, rloo, gspo, maxrl")] = "grpo"
     learning_rate: Annotated[float, _doc("Adam step size; 0 = the method's default", ge=0.0, le=1.0)] = 0.0
     final_rate: Annotated[
         float,

@@ -93,7 +93,8 @@ class RoundFinished(_Event, frozen=True, kw_only=True, tag="round"):
     reward_local: local groups, before the update, unfiltered. reward_external: sampled external groups.
     reward_batch: the whole training batch. nonzero_groups: local groups with unequal rewards, of local_groups.
     truncated: local completions cut at the token limit, of completions. seconds: by phase. figures: further figures
-    by name, for experiments (sapo_lab.running.figures_of_round); empty in an ordinary run.
+    by name: "replayed", own groups of earlier rounds that were trained on again (in none of the rewards), and those of
+    experiments (sapo_lab.running.figures_of_round).
 
     covers: rounds that this record stands for, `round` the last of them: long-ago rounds are stored in blocks, with sums
     of counts and seconds, means of figures, and their smallest and largest value in lowest and highest.

@@ -19,6 +19,7 @@ from sapo_swarm.algorithms.registry import algorithm
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import Mode, RunStarted
 from sapo_swarm.node.engine_thread import EngineHost
+from sapo_swarm.node.round.memory import Memory
 from sapo_swarm.node.round.phases import RoundContext
 from sapo_swarm.node.round.progress import Activity
 from sapo_swarm.node.setup import announcement
@@ -39,6 +40,7 @@ class NodeState(msgspec.Struct, frozen=True):
     seen: dict[str, int] = {}
     used: tuple[str, ...] = ()
     held_out: float | None = None
+    memory: Memory = msgspec.field(default_factory=Memory)
 
 
 @dataclass
@@ -81,6 +83,7 @@ class LabNode:
             seen=dict(self.context.seen),
             used=tuple(sorted(self.used)),
             held_out=self.held_out,
+            memory=self.context.memory,
         )
 
     def restore(self, state: NodeState) -> None:
@@ -89,6 +92,8 @@ class LabNode:
         self.solved, self.used = set(state.solved), set(state.used)
         self.context.seen.clear()
         self.context.seen.update(state.seen)
+        self.context.memory.replay = list(state.memory.replay)
+        self.context.memory.difficulty = dict(state.memory.difficulty)
 
     async def close(self) -> None:
         """Close the journal and the engine."""

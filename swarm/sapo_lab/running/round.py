@@ -204,7 +204,7 @@ def _journal(node: LabNode, context: RoundContext, work: RoundWork, figures: dic
         "generated_groups": float(len(work.own)),
         "distinct": figures_of_round.distinct(work.own),
         "planted": figures_of_round.planted(work.own),
-        "replayed": float(sum(group.node == node.key for group in external)),
+        "replayed": float(work.replayed + sum(group.node == node.key for group in external)),
     }
     trained = len(work.trained) - len(external)  # a filter may leave nothing; then this is 0, not all of them
     finished = msgspec.structs.replace(finished, time=time.time(), local_groups=trained, figures=figures)

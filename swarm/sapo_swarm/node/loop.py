@@ -11,6 +11,7 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Sequence, Set
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -30,6 +31,7 @@ from sapo_swarm.node.governor.pace import Pace
 from sapo_swarm.node.governor.run_control import RunControl
 from sapo_swarm.node.round import phases
 from sapo_swarm.node.round.context import RoundWork
+from sapo_swarm.node.round.memory import recalled
 from sapo_swarm.node.round.progress import Activity
 from sapo_swarm.node.round.record import record, stamp
 from sapo_swarm.node.setup import NodeSetup
@@ -146,6 +148,8 @@ class Node:
         rollbacks = await self._resume(engine)
         examiner = Examiner(config, self.host, scorer, setup.folder / "evaluations")
         context = opening.context(setup, config, self.host, scorer, self.activity, self.bus.stream, apart)
+        memory = await asyncio.to_thread(recalled, config, self.journal, self.rounds_done)
+        context = replace(context, memory=memory)
         self.guard = Guard(
             config=config,
             host=self.host,

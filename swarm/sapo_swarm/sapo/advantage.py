@@ -48,6 +48,15 @@ def centred(rewards: Rewards, min_spread: float = MIN_SPREAD) -> Advantages:
     return advantages
 
 
+def mean_normalised(rewards: Rewards, min_spread: float = MIN_SPREAD) -> Advantages:
+    """(r - mean) / mean: MaxRL (arXiv 2602.02710). Zero where std < min_spread; rewards are not negative."""
+    mean = float(rewards.mean())
+    if spread(rewards) < min_spread or mean <= 0.0:
+        return np.zeros_like(rewards)
+    advantages: Advantages = rewards / mean - 1.0
+    return advantages
+
+
 def leave_one_out(rewards: Rewards, min_spread: float = MIN_SPREAD) -> Advantages:
     """r_i - mean of the others: RLOO (arXiv 2402.14740, section 2.2). Equals centred * G / (G - 1)."""
     size = rewards.size

@@ -109,6 +109,26 @@ async def test_an_interrupted_run_goes_on_and_computes_what_an_uninterrupted_one
         assert learning(tmp_path / "broken", node) == learning(tmp_path / "whole", node)
 
 
+async def test_a_node_alone_replays_its_successes_and_samples_by_difficulty_and_resumes_exactly(
+    play: Play, tmp_path: Path
+) -> None:
+    arm = {"name": "a", "external_groups": 0, "replay_groups": 2, "replay_half_life": 2, "curriculum": "tasks"}
+    arm |= {"algorithm": "maxrl"}
+    found = experiment([arm], {"rounds": 8})
+    await play(found, tmp_path / "whole")
+    with pytest.raises(Stopped):
+        await play(found, tmp_path / "broken", 5)
+    await play(found, tmp_path / "broken")
+    for node in range(4):
+        assert learning(tmp_path / "broken", node) == learning(tmp_path / "whole", node)
+    events = [e for node in range(4) for e in rounds_of(tmp_path / "whole", node).values()]
+    replayed = [e for e in events if e.figures["replayed"]]
+    assert replayed
+    assert max(e.figures["replayed"] for e in replayed) <= 2
+    assert all(e.external_groups == 0 and e.reward_batch == e.reward_local for e in events), "replay is in no reward"
+    assert any(e.tokens_trained > e.tokens_generated for e in replayed), "but it is trained on"
+
+
 async def test_a_finished_run_is_not_run_again_and_other_settings_are_refused(play: Play, tmp_path: Path) -> None:
     first = await play(experiment([{"name": "a"}]), tmp_path)
     assert await play(experiment([{"name": "a"}]), tmp_path) == first

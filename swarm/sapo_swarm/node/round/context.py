@@ -17,6 +17,7 @@ class RoundWork:
     """Mutable on purpose: one object lives for one round.
 
     questions[i] belongs to prompts[i], completions[i] and own[i]; seconds: wall time by phase.
+    replayed: groups of earlier rounds that the update used besides `trained`.
     """
 
     round: int
@@ -30,6 +31,7 @@ class RoundWork:
     bytes_received: int = 0
     stats: UpdateStats | None = None
     trained: list[Group] = field(default_factory=list)
+    replayed: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
 
     @contextmanager

@@ -17,11 +17,13 @@ from sapo_swarm.config import RunConfig
 from sapo_swarm.events import Phase, PhaseName
 from sapo_swarm.node.engine_thread import EngineHost
 from sapo_swarm.node.round.context import RoundWork
+from sapo_swarm.node.round.memory import Memory
 from sapo_swarm.node.round.plan import candidate_refs, round_seed
 from sapo_swarm.node.round.progress import Activity
 from sapo_swarm.node.swarm.exchange import Exchange
-from sapo_swarm.sapo.assemble import assemble
+from sapo_swarm.sapo.assemble import assemble, with_advantages
 from sapo_swarm.sapo.novelty import observe
+from sapo_swarm.sapo.replay import sample_replay
 from sapo_swarm.scoring.scorer import Scorer
 from sapo_swarm.tasks.prompts import conversation
 from sapo_swarm.types import Group, Question, Rollout
@@ -48,6 +50,7 @@ class RoundContext:
     """What a round works with; stays the same over a run. stream takes ephemeral events on the event loop.
 
     per_source: external groups of one node in a batch at most (None: no cap). seen: what was trained on so far.
+    memory: local groups of earlier rounds, for replay and the curriculum.
     apart: hashes of prompts that are not to be trained on (node.apart).
     """
 
@@ -65,6 +68,7 @@ class RoundContext:
     per_source: int | None = 1
     correction: Correction | None = None
     seen: Counter[str] = field(default_factory=Counter)
+    memory: Memory = field(default_factory=Memory)
     apart: frozenset[str] = frozenset()
 
     @property
@@ -82,7 +86,7 @@ async def ask(context: RoundContext, work: RoundWork) -> None:
     found: list[tuple[Question, list[int]]] = []
     info, tokenizer = context.host.engine.info, context.host.engine.tokenizer
     with work.timed("questions"):
-        refs = candidate_refs(context.config, context.node_key, context.swarm, work.round)
+        refs = candidate_refs(context.config, context.node_key, context.swarm, work.round, context.memory.difficulty)
         for _ in range(8):
             batch = list(itertools.islice(refs, wanted - len(found)))
             made = [q for q in await context.scorer.questions(batch) if isinstance(q, Question)]
@@ -153,6 +157,7 @@ async def score(context: RoundContext, work: RoundWork) -> None:
             )
             groups.append(Group(question, rollouts, model=context.model_label))
     work.own = groups
+    context.memory.observe(context.config, work.round, groups)
     _end(context, work, "score")
 
 
@@ -202,6 +207,9 @@ async def update(context: RoundContext, work: RoundWork) -> None:
             found = _samples(context, work, group)
             correct = context.correction if group.source == "external" else None
             samples += found if correct is None else await correct(group, found)
+        replayed = _replayed(context, work, rng)
+        for group in replayed:
+            samples += _samples(context, work, group, positive_only=True)
         if context.policy.epochs * context.policy.minibatches > 1:
             samples = await _with_old_logprobs(context, samples)
         work.stats = await context.host.call(
@@ -214,23 +222,30 @@ async def update(context: RoundContext, work: RoundWork) -> None:
             context.host.cancel,
             _from_thread(context, lambda fraction: (fraction, "Updating the model")),
         )
-    work.trained = list(batch.groups)
+    work.trained, work.replayed = list(batch.groups), len(replayed)
     observe(context.seen, (group for group in batch.groups if any(group.advantages)))
     _end(context, work, "update")
 
 
-def _samples(context: RoundContext, work: RoundWork, group: Group) -> list[TrainSample]:
-    """Own rollouts keep the ids they were drawn with; foreign text is encoded without special tokens.
+def _replayed(context: RoundContext, work: RoundWork, rng: np.random.Generator) -> list[Group]:
+    """Own groups of earlier rounds that are trained on again, with advantages."""
+    config = context.config
+    past = sample_replay(context.memory.replay, work.round, config.replay_groups, config.replay_half_life, rng)
+    return [with_advantages(group, context.algorithm.advantages) for group in past]
 
-    Texts that do not fit into this model's context are left out, and what others got wrong where only positive advantages
-    are learned (docs/decisions/0013-default-strategy.md).
+
+def _samples(context: RoundContext, work: RoundWork, group: Group, positive_only: bool = False) -> list[TrainSample]:
+    """Rollouts of this round keep the ids they were sampled with; other text is encoded without special tokens.
+
+    Texts that do not fit into this model's context are left out, and completions without a positive advantage where only
+    these are learned from: of replayed groups, and of external ones (docs/decisions/0013-default-strategy.md).
     """
     tokenizer, longest = context.host.engine.tokenizer, context.host.engine.info.context_length
-    only_right = group.source == "external" and context.config.external_advantages == "positive"
+    positive_only |= group.source == "external" and context.config.external_advantages == "positive"
     assert work.questions is not None
     assert work.completions is not None
-    if group.source == "own":
-        i = next(i for i, q in enumerate(work.questions) if q.ref == group.question.ref)
+    i = next((i for i, q in enumerate(work.questions) if q.ref == group.question.ref), None)
+    if group.source == "own" and i is not None:
         prompt, completions = work.prompts[i], [c.tokens for c in work.completions[i]]
     else:
         prompt = tokenizer.encode_chat(conversation(group.question))
@@ -239,7 +254,7 @@ def _samples(context: RoundContext, work: RoundWork, group: Group) -> list[Train
     return [
         TrainSample(tuple(prompt), tuple(ids), advantage, external=group.source == "external")
         for ids, advantage in zip(completions, group.advantages, strict=True)
-        if ids and len(prompt) + len(ids) <= longest and (advantage > 0 or not only_right)
+        if ids and len(prompt) + len(ids) <= longest and (advantage > 0 or not positive_only)
     ]
 
 
