@@ -97,8 +97,8 @@ def warnings(found: Shortcuts) -> list[str]:
     if found.wrong:
         shown = ", ".join(found.wrong[:5]) + (", …" if len(found.wrong) > 5 else "")
         lines.append(
-            f"The row's own answer is judged wrong in {len(found.wrong)} of the rows looked at ({shown}): nobody can earn anything "
-            "there. Mend them or choose another verifier."
+            f"The row's own answer is judged wrong in {len(found.wrong)} of the rows looked at ({shown}): nobody can earn "
+            "anything there. Mend them or choose another verifier."
         )
     lines += [f"Could not be judged: {reason}" for reason in found.hanging[:5]]
     return lines

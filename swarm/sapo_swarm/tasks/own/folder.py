@@ -9,6 +9,7 @@ import re
 import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -88,7 +89,7 @@ def content_digest(
     spec: TaskSpec, train: tuple[Row, ...], held_out: tuple[Row, ...], schema: object, fixture: bytes
 ) -> str:
     """SHA-256 in hex over what decides questions and verdicts, each part after its name and length."""
-    rules = {k: v for k, v in msgspec.to_builtins(spec).items() if k not in _NO_VERSION}
+    rules = {k: v for k, v in _chosen(spec).items() if k not in _NO_VERSION}
     found = hashlib.sha256(b"sapo-task-v1\n")
     for name, part in (
         ("spec", _canonical(rules)),
@@ -103,14 +104,10 @@ def content_digest(
 
 def write_task(task: OwnTask, folder: Path) -> None:
     """Write the folder, whole or not at all; one that exists is replaced. Raises OSError."""
-    import tomli_w
-
     partial = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    spec = msgspec.to_builtins(task.spec, order="deterministic")
-    shown = {k: v for k, v in spec.items() if v != "" and k != "verifier"} | {"verifier": spec["verifier"]}
-    (partial / SPEC).write_text(tomli_w.dumps(shown), "utf-8")
+    (partial / SPEC).write_text(spec_text(task.spec), "utf-8")
     for name, rows in ((TRAIN, task.train), (HELD_OUT, task.held_out)):
         (partial / name).write_bytes(b"".join(_canonical(row) + b"\n" for row in rows))
     if task.schema is not None:
@@ -123,6 +120,28 @@ def write_task(task: OwnTask, folder: Path) -> None:
         os.replace(folder, old)
     os.replace(partial, folder)
     shutil.rmtree(old, ignore_errors=True)
+
+
+def spec_text(spec: TaskSpec) -> str:
+    """task.toml, without what is as it is anyway."""
+    import tomli_w
+
+    shown = {"format": spec.format, "name": spec.name, "prompt": spec.prompt, "answer": spec.answer} | _chosen(spec)
+    parts = shown.pop("verifier", [{"kind": "exact"}])
+    return tomli_w.dumps(shown) + "".join(f"\n[[verifier]]\n{tomli_w.dumps(part)}" for part in parts)
+
+
+def _chosen(spec: TaskSpec) -> dict[str, Any]:
+    """The fields that differ from their defaults: a field that a later version adds does not change what is there."""
+    default, fields = msgspec.to_builtins(TaskSpec(name=spec.name)), msgspec.to_builtins(spec)
+    chosen = {k: v for k, v in fields.items() if v != default[k]}
+    if "verifier" in chosen:
+        usual = [msgspec.to_builtins(type(part)()) for part in spec.verifier]
+        chosen["verifier"] = [
+            {k: v for k, v in part.items() if k == "kind" or v != plain[k]}
+            for part, plain in zip(fields["verifier"], usual, strict=True)
+        ]
+    return chosen
 
 
 def split(table: Table, spec: TaskSpec) -> tuple[Table, Table]:

@@ -200,21 +200,23 @@ def _records(lines: list[str], delimiter: str) -> Iterator[list[str] | str]:
     while at < len(lines):
         tallest = MAX_HEIGHT if unclosed < MAX_UNCLOSED else 1
         for height in range(1, min(tallest, len(lines) - at) + 1):
-            try:
-                found = list(
-                    csv.reader([f"{line}\n" for line in lines[at : at + height]], delimiter=delimiter, strict=True)
-                )
-            except csv.Error as error:
-                if "unexpected end" in str(error):
-                    continue
-                yield f"{error}."
+            found = _cells(lines[at : at + height], delimiter)
+            if found is not None:
+                yield found
+                at += height
                 break
-            yield found[0] if found else []
-            break
         else:
             yield "a quote is opened and not closed."
-            height, unclosed = 1, unclosed + 1
-        at += height
+            at, unclosed = at + 1, unclosed + 1
+
+
+def _cells(lines: list[str], delimiter: str) -> list[str] | str | None:
+    """The cells of a row that runs over these lines; None where it is not at its end, a sentence where it is broken."""
+    try:
+        found = list(csv.reader([f"{line}\n" for line in lines], delimiter=delimiter, strict=True))
+    except csv.Error as error:
+        return None if len(lines) > 1 or "unexpected end" in str(error) else f"{error}."
+    return found[0] if found else []
 
 
 def _headings(heads: list[str]) -> list[str]:

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 LONG = 16
 """Words from which on two texts can be nearly the same: in shorter ones every word may be the question."""
-WIDTH = 3
+WIDTH = 2
 """Words that a text is compared by, in a row."""
-ALIKE = 0.8
+ALIKE = 0.7
 """Share of those that two texts have in common from which on they count as one."""
 HASHES = 8
 _PRIME = (1 << 31) - 1
