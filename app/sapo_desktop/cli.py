@@ -32,7 +32,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "external": ("nodes.control", "take groups of other nodes into training (on), or none (off)"),
     "eval": ("models.evaluate", "compare two checkpoints on the same held-out questions"),
     "chat": ("models.chat", "talk to the base and the trained model side by side"),
-    "export": ("models.export", "write the trained model as a Hugging Face folder"),
+    "export": ("models.export", "write the trained model for other programs: hf, adapter, gguf or mlx"),
     "lab": ("machine.lab", "run experiments with many nodes on one machine, and report on them"),
     "runs": ("models.runs", "list runs and their checkpoints"),
     "models": ("models.models", "list the models that are at hand"),

@@ -140,7 +140,7 @@ def _commands(run_id: str, width: int) -> list[Content]:
     rows = (
         ("compare with the base model", f"sapo-desktop eval --run {run_id}"),
         ("talk to both", f"sapo-desktop chat --run {run_id}"),
-        ("write a Hugging Face folder", f"sapo-desktop export --run {run_id}"),
+        ("write a file for other programs", f"sapo-desktop export {run_id} --format gguf"),
     )
     longest = max(len(command) for _, command in rows)
     gap = " " * 2 if longest + 29 <= width else "\n  "
