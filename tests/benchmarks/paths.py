@@ -139,7 +139,9 @@ def report(model: str, precision: str, ladder: list[str], scratch: Path, args: a
             for k in range(len(KINDS))
         ]
         if args.json:
-            print(json.dumps({"model": model, "precision": precision, "without": without, "s": medians, "ratio": steps}))
+            print(
+                json.dumps({"model": model, "precision": precision, "without": without, "s": medians, "ratio": steps})
+            )
             continue
         cells = "  ".join(f"{kind} {s:7.3f} s x{r:.2f}" for kind, s, r in zip(KINDS, medians, steps, strict=True))
         print(f"{model:<11}{precision:<9} without {without or '-':<32} {cells}", flush=True)
