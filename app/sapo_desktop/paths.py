@@ -26,6 +26,7 @@ class Home:
 
     @classmethod
     def find(cls) -> Home:
+        """The home of this person: SAPO_HOME, or the platform's folders. Nothing is made."""
         root = os.environ.get("SAPO_HOME")
         if root:
             base = Path(root).expanduser().absolute()
@@ -41,6 +42,7 @@ class Home:
 
     @property
     def settings(self) -> Path:
+        """The settings file."""
         return self.config / "config.toml"
 
     @property
@@ -50,6 +52,7 @@ class Home:
 
     @property
     def runs(self) -> Path:
+        """One folder a run."""
         return self.data / "runs"
 
     @property
@@ -59,14 +62,17 @@ class Home:
 
     @property
     def socket(self) -> Path:
+        """The running node's control socket."""
         return self.runtime / "node.sock"
 
     @property
     def lock(self) -> Path:
+        """Held by the node that runs."""
         return self.runtime / "node.lock"
 
     @property
     def node_log(self) -> Path:
+        """What the node logged today."""
         return self.logs / "node.log"
 
     def prepare(self) -> None:

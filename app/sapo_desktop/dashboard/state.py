@@ -107,6 +107,7 @@ class DashboardState:
 
     @property
     def silo(self) -> bool:
+        """No run yet, or one that trains alone."""
         return self.run is None or self.run.mode == "silo"
 
     @property
@@ -117,10 +118,11 @@ class DashboardState:
 
     @property
     def paused(self) -> bool:
+        """The node does not work now, for whatever reason."""
         return self.state in ("paused", "pausing", "stopped", "failed")
 
 
-def apply(state: DashboardState, event: Event | Link) -> DashboardState:
+def apply(state: DashboardState, event: Event | Link) -> DashboardState:  # noqa: C901 - one case an event
     """The state after the event. Never raises on an event that decodes."""
     match event:
         case Link():

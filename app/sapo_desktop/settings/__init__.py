@@ -181,6 +181,7 @@ def _table(tables: dict[str, Any], section: str, path: Path) -> dict[str, Any]:
 
 
 def nearest(word: str, known: set[str]) -> str:
+    """A sentence: the known word that was probably meant, or all of them."""
     close = difflib.get_close_matches(word, sorted(known), n=1, cutoff=0.5)
     return f"Did you mean {close[0]!r}?" if close else f"Known: {', '.join(sorted(known))}."
 

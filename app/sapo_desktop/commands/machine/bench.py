@@ -53,6 +53,7 @@ examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
+    """The verb's own arguments."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = _ABOUT
     parser.add_argument(
@@ -76,6 +77,7 @@ def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
+    """The exit code. Raises UsageError, AppError, BackendError."""
     home = Home.find()
     home.prepare()
     config = flags.run_config(settings.load(home.settings), args)

@@ -13,6 +13,7 @@ from sapo_desktop.paths import Home
 
 
 def main(args: argparse.Namespace) -> int:
+    """Open the dashboard, start or find the node; the exit code. Raises UsageError, AppError."""
     home = Home.find()
     home.prepare()
     chosen = settings.load(home.settings)

@@ -31,6 +31,8 @@ def now_text(state: DashboardState, now: float, width: int, height: int, glyphs:
 
 
 class DashboardScreen(BaseScreen):
+    """Screen 1: charts, held-out score, the round in flight, the machine, the newest rollouts."""
+
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("e", "expand", "expand"),
         Binding("f", "freeze", "freeze", show=False),
@@ -42,6 +44,7 @@ class DashboardScreen(BaseScreen):
     _expanded = 0
 
     def body(self) -> Iterable[Widget]:
+        """Two charts and four panels."""
         yield Chart("Reward", self.glyphs, id="reward")
         yield Panel(panels.heldout, self.glyphs, "Held-out pass@1", id="heldout")
         yield Chart(UNEQUAL, self.glyphs, id="share")
@@ -50,6 +53,7 @@ class DashboardScreen(BaseScreen):
         yield Panel(panels.rollouts, self.glyphs, "Last rollouts", id="rollouts")
 
     def own_keys(self, state: DashboardState) -> list[Key]:
+        """Pause, snooze, expand, window, screens, palette."""
         return [
             *self.pause_keys(state, snooze=True),
             ("e", "expand", "screen.expand"),
@@ -60,9 +64,11 @@ class DashboardScreen(BaseScreen):
 
     @property
     def charts(self) -> tuple[Chart, Chart]:
+        """The reward chart and the share chart."""
         return self.query_one("#reward", Chart), self.query_one("#share", Chart)
 
     def update(self, state: DashboardState, now: float) -> None:
+        """Give charts and panels what they show."""
         reward, share = self.charts
         reward.show(reward_lines(state), heldout_marks(state), waiting(state, now))
         share.show(share_lines(state), [], waiting(state, now), share_title(state))
@@ -76,15 +82,18 @@ class DashboardScreen(BaseScreen):
         self.set_class(self._expanded == 2, "-expand-share")
 
     def action_freeze(self) -> None:
+        """Hold the charts still, or let them go on."""
         for chart in self.charts:
             chart.toggle_frozen()
         self.dashboard.redraw()
 
     def action_smooth(self) -> None:
+        """The next width of the moving mean."""
         for chart in self.charts:
             chart.next_smoothing()
 
     def action_zoom(self, steps: int) -> None:
+        """steps: +1 a shorter window, -1 a longer one, 0 all rounds."""
         for chart in self.charts:
             chart.zoom(steps)
 
@@ -107,6 +116,7 @@ def share_lines(state: DashboardState) -> list[Line]:
 
 
 def share_title(state: DashboardState) -> str:
+    """The second chart's title: its uptake in a swarm."""
     if state.silo:
         return UNEQUAL
     return f"Swarm share · uptake {state.swarm.uptake:,}" if state.swarm else "Swarm share"

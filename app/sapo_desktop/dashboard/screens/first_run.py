@@ -42,19 +42,23 @@ class Choice(Widget, can_focus=True):
 
     @property
     def value(self) -> str:
+        """The chosen answer."""
         return self.answers[self.place][0]
 
     def action_turn(self, steps: int) -> None:
+        """steps: to the next (+1) or the previous (-1) answer."""
         self.place = (self.place + steps) % len(self.answers)
         self.refresh()
         if isinstance(self.screen, FirstRunScreen):
             self.screen.answers_changed()
 
     def on_click(self) -> None:
+        """The next answer."""
         self.focus()
         self.action_turn(1)
 
     def render(self) -> Content:
+        """Label, answer and its explanation in columns."""
         value, detail = self.answers[self.place]
         left, right = ("◂", "▸") if self.has_focus and len(self.answers) > 1 else (" ", " ")
         return Content.assemble(
@@ -83,6 +87,7 @@ class FirstRunScreen(ModalScreen[FirstRunAnswers]):
         self.speeds: dict[tuple[str, str], str] = {}
 
     def compose(self) -> ComposeResult:
+        """The widgets, in their order."""
         with VerticalScroll(classes="box welcome", can_focus=False) as box:
             box.border_subtitle = self._keys()
             yield Static(self._welcome(), markup=False)
@@ -112,9 +117,11 @@ class FirstRunScreen(ModalScreen[FirstRunAnswers]):
         )
 
     def on_mount(self) -> None:
+        """Fill in what depends on other answers."""
         self.answers_changed()
 
     def answers_changed(self) -> None:
+        """Show the invite only for a swarm, and measure the speed of what is chosen."""
         self.query_one("#complaint", Static).update("")
         self.query_one("#invite", Input).display = self._value("mode") == "swarm"
         wanted = (self._value("hardware"), self._value("model"))
@@ -151,6 +158,7 @@ class FirstRunScreen(ModalScreen[FirstRunAnswers]):
         return self.query_one(f"#{name}", Choice).value
 
     def action_accept(self) -> None:
+        """Close with the answers; an invite that cannot work is explained instead."""
         swarm = self._value("mode") == "swarm"
         invite = self.query_one("#invite", Input).value.strip()
         text = self._wrong_with(invite) if swarm else ""
@@ -183,4 +191,5 @@ class FirstRunScreen(ModalScreen[FirstRunAnswers]):
         return ""
 
     def action_skip(self) -> None:
+        """Close with the defaults."""
         self.dismiss(FirstRunAnswers(skipped=True))

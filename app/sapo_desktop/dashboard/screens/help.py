@@ -63,6 +63,8 @@ WORDS = (
 
 
 class HelpScreen(ModalScreen[None]):
+    """Keys, words, and what is being watched."""
+
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q,question_mark,f1", "dismiss", "close", show=False)]
 
     def __init__(self, watching: str) -> None:
@@ -70,6 +72,7 @@ class HelpScreen(ModalScreen[None]):
         self.watching = watching
 
     def compose(self) -> ComposeResult:
+        """The widgets, in their order."""
         with VerticalScroll(classes="box help") as box:
             box.border_title = Content.styled("Help", "bold")
             box.border_subtitle = Content.assemble(
@@ -78,6 +81,7 @@ class HelpScreen(ModalScreen[None]):
             yield Static("", id="help-text", markup=False)
 
     def on_resize(self) -> None:
+        """Wrap anew."""
         width = self.query_one(VerticalScroll).scrollable_content_region.width
         self.query_one("#help-text", Static).update(self._text(max(width, 30)))
 

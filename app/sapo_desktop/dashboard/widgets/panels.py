@@ -260,6 +260,7 @@ def marks(group: GroupRecorded, glyphs: Glyphs) -> str:
 
 
 def group_line(event: GroupRecorded, width: int, glyphs: Glyphs) -> Content:
+    """One group in `width` columns: round, marks, mean reward, source, task, the best answer."""
     group = event.group
     rewards = group.rewards
     mean = sum(rewards) / len(rewards) if rewards else 0.0

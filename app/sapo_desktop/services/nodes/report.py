@@ -39,6 +39,7 @@ class Reporter:
         self._connected: bool | None = None
 
     def show(self, event: Event) -> None:
+        """Print what this event is worth, and count it for the summary."""
         if isinstance(event, RoundFinished):
             self._tokens += event.tokens_generated
             self._seconds += sum(event.seconds.values())
@@ -109,15 +110,22 @@ class Reporter:
             )
         if isinstance(event, RoundFinished):
             return self._round(event)
-        if isinstance(event, SwarmUpdated):
-            return self._swarm(event)
-        if isinstance(event, Evaluated):
-            return f"          held-out pass@1 {_held_out(event)}"
-        if isinstance(event, (StateChanged, ExternalSwitched, LogLine)):
-            text = event.text if isinstance(event, LogLine) else event.sentence
-            return f"          {safe_text(text, 400, lines=False)}"
-        if isinstance(event, GroupRecorded) and event.first_solved:
-            return f"          first solved: {event.group.question.ref.dataset}"
+        text = self._news(event)
+        return f"          {text}" if text else ""
+
+    def _news(self, event: Event) -> str:
+        """What happened between two rounds; "" when there is nothing to tell."""
+        match event:
+            case SwarmUpdated():
+                return self._swarm(event)
+            case Evaluated():
+                return f"held-out pass@1 {_held_out(event)}"
+            case StateChanged() | ExternalSwitched():
+                return safe_text(event.sentence, 400, lines=False)
+            case LogLine():
+                return safe_text(event.text, 400, lines=False)
+            case GroupRecorded() if event.first_solved:
+                return f"first solved: {event.group.question.ref.dataset}"
         return ""
 
     def _swarm(self, event: SwarmUpdated) -> str:
@@ -125,7 +133,7 @@ class Reporter:
         if event.connected == self._connected:
             return ""
         self._connected = event.connected
-        return f"          swarm: {safe_text(event.sentence, 300, lines=False)}"
+        return f"swarm: {safe_text(event.sentence, 300, lines=False)}"
 
     def _round(self, event: RoundFinished) -> str:
         planned = f"/{self._planned}" if self._planned else ""

@@ -36,13 +36,17 @@ SILO = (
 
 
 class SwarmScreen(SwarmControls):
+    """Screen 2: overview, peers, exchange, and the keys of SwarmControls."""
+
     def body(self) -> Iterable[Widget]:
+        """Overview, peers, exchange."""
         yield Panel(overview, self.glyphs, "Swarm", id="overview")
         with VerticalScroll(id="peers", classes="box", can_focus=True):
             yield Static("", id="peer-rows", markup=False)
         yield Panel(exchange, self.glyphs, "Exchange", id="exchange")
 
     def own_keys(self, state: DashboardState) -> list[Key]:
+        """Pause, swarm keys, screens."""
         return [
             *self.pause_keys(state),
             *self.swarm_keys(state),
@@ -50,6 +54,7 @@ class SwarmScreen(SwarmControls):
         ]
 
     def update(self, state: DashboardState, now: float) -> None:
+        """Give the panels what they show."""
         alone = state.swarm is None
         self.set_class(alone, "-alone")
         for name in ("overview", "exchange"):
@@ -62,6 +67,7 @@ class SwarmScreen(SwarmControls):
 
 
 def overview(state: DashboardState, now: float, width: int, height: int, glyphs: Glyphs) -> Content:
+    """Connection, my share and uptake; alone, how to join."""
     swarm = state.swarm
     if swarm is None:
         text = (
@@ -123,6 +129,7 @@ def peer_rows(peers: tuple[Peer, ...], width: int, glyphs: Glyphs) -> Content:
 
 
 def exchange(state: DashboardState, now: float, width: int, height: int, glyphs: Glyphs) -> Content:
+    """What was made, taken and refused, and why."""
     swarm = state.swarm
     if swarm is None:
         return Content("")
