@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
@@ -159,28 +160,32 @@ def _html(contents: _Contents) -> str:
 
 def _markdown(contents: _Contents) -> str:
     names = _names(contents.experiment)
-    said = [f"- {text}" for text in contents.sentences]
+    said = [_wrapped(f"- {text}", "  ") for text in contents.sentences]
     parts = [
         f"# {contents.experiment.title or contents.experiment.name}",
         contents.experiment.question,
-        setting(contents.experiment, contents.table),
+        _wrapped(setting(contents.experiment, contents.table)),
         "\n".join(said) or "No arm is compared with another.",
-        NOTE,
+        _wrapped(NOTE),
         _grid(HEADS, [cells(row, names) for row in contents.table]),
-        GAIN_CURVE_NOTE if contents.gain_curve else "",
+        _wrapped(GAIN_CURVE_NOTE) if contents.gain_curve else "",
         _grid(gain_curve.heads(), contents.gain_curve) if contents.gain_curve else "",
-        BY_TASK_NOTE if contents.by_task[1:] else "",
+        _wrapped(BY_TASK_NOTE) if contents.by_task[1:] else "",
         _grid(contents.by_task[0], contents.by_task[1:]) if contents.by_task[1:] else "",
-        PERMUTATION_NOTE if contents.permuted[1:] else "",
+        _wrapped(PERMUTATION_NOTE) if contents.permuted[1:] else "",
         _grid(contents.permuted[0], contents.permuted[1:]) if contents.permuted[1:] else "",
-        NODE_TYPES_NOTE if contents.node_types else "",
+        _wrapped(NODE_TYPES_NOTE) if contents.node_types else "",
         _grid(node_types.heads(), contents.node_types) if contents.node_types else "",
         _grid(MORE_HEADS, list(dict.fromkeys(more_cells(row) for row in contents.table))),
-        *(f"![{caption}]({path.name})\n\n{caption}" for caption, path in contents.figures),
+        *(f"![{path.stem}]({path.name})\n\n{_wrapped(caption)}" for caption, path in contents.figures),
         "Run a row again:\n\n" + "\n".join(f"    {line}" for line in commands(contents.table, contents.command)),
-        contents.versions,
+        _wrapped(contents.versions),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _wrapped(text: str, indent: str = "") -> str:
+    return textwrap.fill(text, 120, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def _grid(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:

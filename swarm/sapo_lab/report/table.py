@@ -33,7 +33,8 @@ class Row:
 
     paper: the paper's total, NaN where it has no such arm. held_out: pass@1 on all items at the end. equal_tokens:
     pass@1 of this arm and the gain over the other when both had generated as many tokens as the shorter of the two.
-    trained_groups: local groups with a non-zero advantage and external groups that a node has trained on: what updates cost.
+    trained_groups: local groups with a non-zero advantage and external groups that a node has trained on.
+    round_seconds: wall clock of a node in all phases of its rounds, without evaluations.
     """
 
     arm: Arm
@@ -54,6 +55,7 @@ class Row:
     planted: Interval
     tokens: Interval
     megabytes: Interval
+    round_seconds: Interval
     minutes: Interval
     trained_groups: tuple[float, float]
     judged: str
@@ -95,6 +97,7 @@ def _row(arm: Arm, runs: Sequence[RunResult], other: str, against: Sequence[RunR
         planted=mean_interval([_nanmean(run.planted[-20:]) for run in runs]),
         tokens=mean_interval([float(run.tokens[-1]) for run in runs]),
         megabytes=mean_interval([float(run.bytes[-1]) / 1e6 for run in runs]),
+        round_seconds=mean_interval([run.seconds / run.nodes for run in runs]),
         minutes=mean_interval([run.wall_s / 60 for run in runs]),
         trained_groups=(
             float(np.mean([_a_node(run, run.trained_nonzero) for run in runs])),
@@ -189,6 +192,7 @@ MORE_HEADS = (
     "planted text",
     "tokens, millions",
     "groups trained on, a node (local non-zero + external)",
+    "seconds in rounds, a node",
     "MB sent",
     "minutes",
 )
@@ -231,6 +235,7 @@ def more_cells(row: Row) -> tuple[str, ...]:
         percent(row.planted, 2),
         f"{millions.value:.2f}",
         f"{row.trained_groups[0]:,.0f} + {row.trained_groups[1]:,.0f}",
+        number(row.round_seconds),
         f"{row.megabytes.value:.1f}",
         f"{row.minutes.value:.1f}" if row.finished else "–",
     )
