@@ -28,7 +28,12 @@ class _Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
 
 
 class RunStarted(_Event, frozen=True, kw_only=True, tag="run_started"):
-    """A node process opened the run (the first time or after a stop); round: the next round."""
+    """A node process opened the model (the first time or after a stop); round: the next round.
+
+    name: the model's name, base: what it was made from; both "" in runs from before models had names. changed: what is
+    different from the last time, a sentence each ("temperature 1.0 -> 0.8", "joined swarm X", "left the swarm").
+    weights: SHA-256 of the trainable weights that training starts from, see CheckpointSaved; "" where none are trained.
+    """
 
     run_id: str
     mode: Mode
@@ -47,6 +52,10 @@ class RunStarted(_Event, frozen=True, kw_only=True, tag="run_started"):
     rounds_planned: int
     seed: int
     versions: dict[str, str]
+    name: str = ""
+    base: str = ""
+    changed: tuple[str, ...] = ()
+    weights: str = ""
 
 
 class StateChanged(_Event, frozen=True, kw_only=True, tag="state"):
@@ -217,6 +226,23 @@ class ExternalSwitched(_Event, frozen=True, kw_only=True, tag="external"):
     items: int = 0
 
 
+class CheckpointSaved(_Event, frozen=True, kw_only=True, tag="checkpoint"):
+    """The weights as they are after `round` rounds lie on the disk: a link in the hash chain of a model's history.
+
+    weights: SHA-256 of the trainable weights (of their file as it was written; where an engine writes several, of the
+    sorted lines "digest  name"). parent: the `weights` of the checkpoint from which training led here, "" for the first.
+    optimizer: the optimizer's state lies beside them (only the newest keeps it). bytes: size of all its files. reason:
+    why it was saved (start, time, pause, stop, evaluation, rollback, redone).
+    """
+
+    round: int
+    weights: str
+    parent: str
+    optimizer: bool
+    bytes: int
+    reason: str
+
+
 class LogLine(_Event, frozen=True, kw_only=True, tag="log"):
     level: Literal["info", "warning", "error"]
     text: str
@@ -232,6 +258,7 @@ Event = (
     | Evaluated
     | SwarmUpdated
     | ExternalSwitched
+    | CheckpointSaved
     | LogLine
 )
 EPHEMERAL: tuple[type, ...] = (Phase, Vitals)
