@@ -160,7 +160,7 @@ class Node:
         await self.guard.open(rollbacks)
         self._opened.set()
         found = await asyncio.to_thread(versions, info.backend)
-        started = opening.announcement(setup.run_id, setup.mode, config, info, self.rounds_done, found)
+        started = opening.announcement(setup, config, info, self.rounds_done, found)
         await self.bus.publish(started)
         return context, examiner
 

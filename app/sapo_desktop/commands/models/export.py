@@ -12,18 +12,18 @@ from sapo_desktop.services.models.checkpoints import choose
 
 
 def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
-    parser.add_argument("folder", nargs="?", type=Path, help="where to (default: exports/ in the run's folder)")
-    parser.add_argument("--run", default="", metavar="ID", help="which run (default: the latest)")
+    parser.add_argument("name", nargs="?", default="", help="the model (default: the one trained last)")
+    parser.add_argument("--to", dest="folder", type=Path, help="where to (default: exports/ in the model's folder)")
     parser.add_argument("--checkpoint", default="latest", help="latest, base or a round number (default: latest)")
 
 
 def main(args: argparse.Namespace) -> int:
-    from sapo_desktop.services.models import runs
+    from sapo_desktop.services.models import store
 
     home = Home.find()
-    chosen = choose(home, args.run, args.checkpoint)
+    chosen = choose(home, args.name, args.checkpoint)
     name = chosen.checkpoint.name if chosen.checkpoint else "base"
-    folder = args.folder or runs.find(home.runs, args.run).folder / "exports" / name
+    folder = args.folder or store.find(home, chosen.model).folder / "exports" / name
     if folder.exists() and any(folder.iterdir()):
         raise UsageError(f"{folder} is not empty. Name another folder.")
     engine = chosen.load(lambda fraction, phrase: None)
@@ -38,5 +38,5 @@ def main(args: argparse.Namespace) -> int:
     finally:
         shutil.rmtree(partial, ignore_errors=True)
         engine.close()
-    print(f"Wrote {chosen.label} to {folder}\nTrain on from it: sapo-desktop node --model {folder}")
+    print(f"Wrote {chosen.label} to {folder}\nMake a model that starts from it: sapo-desktop new NAME --base {folder}")
     return 0

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 from sapo_desktop import settings
 from sapo_desktop.errors import AppError
 from sapo_desktop.paths import Home
-from sapo_desktop.services.models import store
+from sapo_desktop.services.models import keeping, store
 from sapo_desktop.services.models.store import Model
 from sapo_desktop.services.nodes import supervisor
 from sapo_swarm.node.control.api import ControlClient, ControlError, NodeNotRunning, NodeStatus
@@ -73,3 +74,11 @@ async def switch(home: Home, model: Model) -> NodeStatus:
     if Path(status.folder) == model.folder:
         return status
     return await supervisor.restart(home, [model.name])
+
+
+async def delete(home: Home, model: Model) -> int:
+    """Delete the model, the node that trains it stopped first; how many bytes that freed. Raises AppError."""
+    training = await in_training(home)
+    if training is not None and training.folder == model.folder:
+        await supervisor.stop(home)
+    return await asyncio.to_thread(keeping.delete, model)
