@@ -22,7 +22,7 @@ def main(args: argparse.Namespace) -> int:
     elif args.action == "set":
         if not args.key or args.value is None:
             raise UsageError("Write: sapo-desktop config set KEY VALUE")
-        print(f"{args.key} = {editing.change(path, args.key, args.value)}")
+        print(f"{args.key} = {editing.change(path, args.key, args.value)}{_whose(args.key)}")
     elif args.action == "reset":
         print(f"{editing.known(args.key)} = {editing.reset(path, args.key) or '(empty)'}   (the default)")
     elif args.key:
@@ -33,3 +33,11 @@ def main(args: argparse.Namespace) -> int:
             origin = f"from {path.name}; default {row.default or 'empty'}" if row.saved else "default"
             print(f"{row.key} = {row.value or '(empty)'}   ({origin})   # {row.help}")
     return 0
+
+
+def _whose(key: str) -> str:
+    """Settings of a run are only the defaults of new models: each model has its own."""
+    if not key.startswith("run."):
+        return ""
+    flag = key.removeprefix("run.").replace("_", "-")
+    return f"   (for new models; a model that exists: sapo-desktop node NAME --{flag} VALUE, or F2)"

@@ -32,7 +32,7 @@ def _show(home: Home, chosen: settings.Settings) -> str | None:
     from sapo_desktop.dashboard.feed import ControlFeed
     from sapo_desktop.services.first_questions import FirstRunAnswers, FirstRunInfo
     from sapo_desktop.services.machine.doctor import stream
-    from sapo_desktop.services.nodes.settings_actions import HomeSettings
+    from sapo_desktop.services.models.settings_actions import HomeSettings
     from sapo_desktop.services.nodes.supervisor import last_words
     from sapo_desktop.services.swarms.actions import HomeActions
 
