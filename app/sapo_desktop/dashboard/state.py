@@ -163,7 +163,8 @@ def _run_started(state: DashboardState, event: RunStarted) -> DashboardState:
     line = LogLine(
         time=event.time,
         level="info",
-        text=f"{event.name or event.run_id} opened, round {event.round + 1} is next: {event.model} on {event.device} ({event.backend}), "
+        text=f"{event.name or event.run_id} opened, round {event.round + 1} is next: "
+        f"{event.model} on {event.device} ({event.backend}), "
         f"{event.algorithm}, {event.local_groups}/{event.external_groups} groups of {event.group_size}"
         + "".join(f"; {change}" for change in event.changed),
     )
@@ -173,7 +174,15 @@ def _run_started(state: DashboardState, event: RunStarted) -> DashboardState:
             state, run=event, sessions=sessions, phase=None, phases=(), round_time=0.0, log=state.log.append(line)
         )
     fresh = DashboardState(link=state.link, log=state.log.append(line))
-    return replace(fresh, run=event, sessions=fresh.sessions.append(event), state=state.state, sentence=state.sentence, reason=state.reason, since=state.since)
+    return replace(
+        fresh,
+        run=event,
+        sessions=fresh.sessions.append(event),
+        state=state.state,
+        sentence=state.sentence,
+        reason=state.reason,
+        since=state.since,
+    )
 
 
 def _state_changed(state: DashboardState, event: StateChanged) -> DashboardState:

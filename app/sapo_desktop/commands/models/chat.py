@@ -20,7 +20,9 @@ def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
     parser.add_argument(
         "--temperature", type=float, default=0.0, help="0 gives each model's likeliest answer (default)"
     )
-    parser.add_argument("--json", action="store_true", help="every piece of an answer as one JSON line, as it is written")
+    parser.add_argument(
+        "--json", action="store_true", help="every piece of an answer as one JSON line, as it is written"
+    )
 
 
 def main(args: argparse.Namespace) -> int:

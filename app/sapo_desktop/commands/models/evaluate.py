@@ -28,6 +28,9 @@ def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
     parser.add_argument("--samples", type=int, default=1, help="completions a question, for pass@k (default: 1)")
     parser.add_argument("--preset", default="", help="difficulty (default: the model's)")
     parser.add_argument("--json", action="store_true", help="the result as one JSON object")
+    parser.add_argument(
+        "--table", action="store_true", help="the table, and the result as one JSON object in the last line"
+    )
     parser.add_argument("--progress", action="store_true", help="tell the progress in lines on the error stream")
 
 
@@ -47,13 +50,13 @@ def main(args: argparse.Namespace) -> int:
     began = time.perf_counter()
     told = _lines if args.progress else _percent
     found = asyncio.run(comparing.measure(both, refs, args.temperature, args.samples, told))
-    if args.json:
+    if not args.json:
+        print(f"Before: {both[0].label}\nAfter:  {both[1].label}")
+        print(f"{len(refs)} held-out questions, temperature {args.temperature:g}, {args.samples} sample(s) each\n")
+        print("\n".join(comparing.table(found)))
+    if args.json or args.table:
         folder = str(both[1].checkpoint.parent.parent) if both[1].checkpoint else ""
         print(json.dumps({**comparing.as_json(found), "folder": folder, "seconds": time.perf_counter() - began}))
-        return 0
-    print(f"Before: {both[0].label}\nAfter:  {both[1].label}")
-    print(f"{len(refs)} held-out questions, temperature {args.temperature:g}, {args.samples} sample(s) each\n")
-    print("\n".join(comparing.table(found)))
     return 0
 
 

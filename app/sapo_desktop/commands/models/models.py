@@ -41,7 +41,9 @@ def main(args: argparse.Namespace) -> int:
     change = keeping.rename if args.action == "rename" else keeping.duplicate
     done = change(home, model, args.names[1])
     what = "is called" if args.action == "rename" else "was duplicated:"
-    print(f"{model.name} {what} {done.name}{' now' if args.action == 'rename' else ' has the same weights and history'}.")
+    print(
+        f"{model.name} {what} {done.name}{' now' if args.action == 'rename' else ' has the same weights and history'}."
+    )
     return 0
 
 
@@ -105,10 +107,14 @@ def _show(home: Home, args: argparse.Namespace) -> int:
     model, config = one.model, one.model.config
     print(f"{model.name}, from {model.record.base}\n")
     print(f"held-out    {gain(one.held_out)}")
-    print(f"trained     {one.rounds:,} rounds, {_millions(one.story.tokens)} tokens, {_when(model.record.last_trained)}")
+    print(
+        f"trained     {one.rounds:,} rounds, {_millions(one.story.tokens)} tokens, {_when(model.record.last_trained)}"
+    )
     print(f"on          {', '.join(config.tasks)} ({config.preset}), {config.algorithm}, method {config.method}")
     print(f"on disk     {one.size / 1e6:,.0f} MB in {model.folder}")
-    print(f"checkpoints {', '.join(p.name.removeprefix('round-').lstrip('0') or '0' for p in model.checkpoints) or 'none yet'}")
+    print(
+        f"checkpoints {', '.join(p.name.removeprefix('round-').lstrip('0') or '0' for p in model.checkpoints) or 'none yet'}"
+    )
     print("\nhistory" if one.story.sessions else "")
     for session in one.story.sessions:
         what = "; ".join(session.changed) or ("begun" if not session.round else "continued")

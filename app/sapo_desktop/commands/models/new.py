@@ -35,8 +35,11 @@ def main(args: argparse.Namespace) -> int:
     config = flags.run_config(settings.load(home.settings), args)
     model = creating.new(home, args.name, config, _progress)
     left = msgspec.structs.asdict(settings.load(home.settings).run)
-    own = [f"{key.replace('_', ' ')} {settings.text(value)}" for key, value in msgspec.structs.asdict(config).items()
-           if value != left[key] and key != "model"]
+    own = [
+        f"{key.replace('_', ' ')} {settings.text(value)}"
+        for key, value in msgspec.structs.asdict(config).items()
+        if value != left[key] and key != "model"
+    ]
     print(f"{model.name} starts from {model.record.base}{', ' + ', '.join(own) if own else ''}.")
     print(f"Train it: sapo-desktop node {model.name}, or press c on it in sapo-desktop, screen 4.")
     return 0

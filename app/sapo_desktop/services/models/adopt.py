@@ -51,7 +51,9 @@ def _record(home: Home, run: Path, alone: bool) -> Record:
         if record.name.lower() not in {name.lower() for name in taken}:
             return record
         return store.write(run, msgspec.structs.replace(record, name=names.free(record.name, taken))).record
-    config = msgspec.convert(store.settings_of_today(msgspec.json.decode((run / "config.json").read_bytes())), RunConfig)
+    config = msgspec.convert(
+        store.settings_of_today(msgspec.json.decode((run / "config.json").read_bytes())), RunConfig
+    )
     journal = run / "journal.db"
     last = (journal if journal.exists() else run).stat().st_mtime
     fresh = store.record_of(_name(config, last, alone, taken), config, id=run.name, created=last)

@@ -12,7 +12,13 @@ from sapo_desktop.services.models import names
 from sapo_desktop.services.models.store import Model, Record
 from sapo_swarm.config import RunConfig
 
-IDENTITY = {"model": "base", "method": "method", "precision": "precision", "lora_rank": "LoRA rank", "trainer": "engine"}
+IDENTITY = {
+    "model": "base",
+    "method": "method",
+    "precision": "precision",
+    "lora_rank": "LoRA rank",
+    "trainer": "engine",
+}
 """Settings that say what the weights are: a model keeps them for ever."""
 _QUIET = frozenset({"threads", "device", "rounds", "keep_groups", "tripwire", "eval_every"})
 """Settings that change nothing that is learned: no mark in the history."""
@@ -66,7 +72,9 @@ def setting_changes(before: RunConfig, after: RunConfig) -> tuple[str, ...]:
         if old == new or name in _QUIET or name in IDENTITY:
             continue
         word = name.replace("_", " ")
-        said.append(_lists(word, old, new) if isinstance(new, tuple) else f"{word} {settings.text(old)} -> {settings.text(new)}")
+        said.append(
+            _lists(word, old, new) if isinstance(new, tuple) else f"{word} {settings.text(old)} -> {settings.text(new)}"
+        )
     return tuple(said)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from sapo_backends.base import Engine, Progress
+from sapo_backends.base import CheckpointCorrupt, Engine, Progress
 from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import Home
 from sapo_desktop.services.machine import engines
@@ -17,19 +17,33 @@ from sapo_swarm.node.storage.checkpoints import read_state
 
 @dataclass(frozen=True)
 class Chosen:
-    """Weights to load. checkpoint: None is the base of the config. label: for people; model: the name of the model."""
+    """Weights to load. checkpoint: None is the base of the config. label: for people; model: the name of the model.
+
+    newest: whatever is the newest when it is loaded will do.
+    """
 
     label: str
     config: RunConfig
     checkpoint: Path | None
     model: str = ""
+    newest: bool = False
 
     def load(self, progress: Progress) -> Engine:
         """Build the engine and restore the checkpoint. Raises BackendError, CheckpointCorrupt."""
         engine = engines.builder(self.config)(progress)
-        if self.checkpoint is not None:
-            read_state(self.checkpoint)
-            engine.restore(self.checkpoint / "engine")
+        path = self.checkpoint
+        while path is not None:
+            try:
+                read_state(path)
+                engine.restore(path / "engine")
+            except CheckpointCorrupt:
+                newer = store.read(path.parent.parent).checkpoints if self.newest else ()
+                if path.exists() or not newer or newer[-1] == path:
+                    engine.close()
+                    raise
+                path = newer[-1]  # a node that trains replaced it while we looked
+            else:
+                break
         return engine
 
 
@@ -59,4 +73,4 @@ def of(model: Model, checkpoint: str = "latest") -> Chosen:
                 f"{model.name} has no checkpoint {checkpoint!r}. It has rounds {have}; or say base or latest."
             )
         path = by_round[int(wanted)]
-    return Chosen(f"{model.name} after {rounds_of(path)} rounds", config, path, model.name)
+    return Chosen(f"{model.name} after {rounds_of(path)} rounds", config, path, model.name, checkpoint == "latest")

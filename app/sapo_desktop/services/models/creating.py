@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from sapo_backends.base import Progress
 from sapo_desktop.paths import Home
 from sapo_desktop.services.machine import engines
 from sapo_desktop.services.models import names, store
 from sapo_desktop.services.models.store import Model
 from sapo_desktop.settings import flags
 from sapo_swarm.config import RunConfig
+
+if TYPE_CHECKING:
+    from sapo_backends.base import Progress
 
 _READS_FOLDERS = frozenset({"torch", "mlx", "llamacpp"})
 """Engines whose base is a bundled model, a folder or a hub id; another one knows its own."""

@@ -17,7 +17,6 @@ from sapo_desktop.services.models import names, store
 from sapo_desktop.services.models.history import story
 from sapo_desktop.services.models.store import Model
 from sapo_swarm.events import RunStarted, decode, encode
-from sapo_swarm.sapo import tripwire
 
 _PARTIAL = ".partial-"
 
@@ -110,6 +109,8 @@ def spare(model: Model) -> list[Leftover]:
 
 def _kept(model: Model) -> set[str]:
     """The newest, and the one with the best held-out result: what the tripwire goes back to."""
+    from sapo_swarm.sapo import tripwire  # numpy: only when something is to be removed
+
     regular = len(model.config.tasks) * model.config.eval_items
     best = tripwire.watch_of(story(model.folder).evaluations, regular, 0.0).best
     pinned = [path.name for path in model.checkpoints if best is not None and store.rounds_of(path) == best.round]

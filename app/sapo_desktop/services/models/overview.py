@@ -40,10 +40,8 @@ def gain(event: Evaluated | None, width: int = 0) -> str:
     if event.delta is None or event.delta_low is None or event.delta_high is None:
         whole = f"{share} ({100 * event.low:.1f} to {100 * event.high:.1f})"
         return whole if not width or len(whole) <= width else share
-    if event.delta_low <= 0 <= event.delta_high:
-        change = "no measurable change"
-    else:
-        change = f"{100 * event.delta:+.1f}"
+    unclear = event.delta_low <= 0 <= event.delta_high
+    change = "no measurable change" if unclear else f"{100 * event.delta:+.1f}"
     interval = f"({100 * event.delta_low:+.1f} to {100 * event.delta_high:+.1f})"
     for text in (f"{share}, {change} {interval}", f"{share}, {change}"):
         if not width or len(text) <= width:

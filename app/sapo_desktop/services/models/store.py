@@ -122,7 +122,9 @@ def read(folder: Path) -> Model:
     except OSError as error:
         raise AppError(f"Cannot read {path} ({error.strerror}).") from error
     except msgspec.MsgspecError as error:
-        raise AppError(f"{path} is damaged ({error}). Its weights are untouched; ask for help with this line.") from error
+        raise AppError(
+            f"{path} is damaged ({error}). Its weights are untouched; ask for help with this line."
+        ) from error
     folders = [p for p in (folder / "checkpoints").glob("round-*") if _ROUND.fullmatch(p.name)]
     return Model(folder, record, tuple(sorted(folders, key=rounds_of)))
 
@@ -165,7 +167,9 @@ def find(home: Home, name: str = "", trained: bool = False) -> Model:
     found = found or [m for m in models if m.record.id == name]
     if not found:
         known = nearest(name, {m.name for m in models})
-        raise UsageError(f"There is no model {name[:60]!r}. {known} To make it: sapo-desktop new {names.suggested(name)}")
+        raise UsageError(
+            f"There is no model {name[:60]!r}. {known} To make it: sapo-desktop new {names.suggested(name)}"
+        )
     if trained and not found[0].trained:
         raise UsageError(f"{found[0].name} has not been trained yet. Train it: sapo-desktop node {found[0].name}")
     return found[0]
@@ -182,7 +186,9 @@ def create(home: Home, name: str, config: RunConfig) -> Model:
     try:
         folder.mkdir(parents=True)
     except OSError as error:
-        raise AppError(f"Cannot make {folder} ({error.strerror}). Free some space, or set SAPO_HOME elsewhere.") from error
+        raise AppError(
+            f"Cannot make {folder} ({error.strerror}). Free some space, or set SAPO_HOME elsewhere."
+        ) from error
     try:
         return write(folder, record)
     except AppError:
@@ -220,3 +226,14 @@ def size(folder: Path) -> int:
             except OSError:
                 continue
     return total
+
+
+def stamp(folder: Path) -> float:
+    """Changes whenever a model's record, journal or checkpoints do: the newest of their times."""
+    times = [0.0]
+    for name in ("", RECORD, "journal.db", "journal.db-wal", "checkpoints", "exports"):
+        try:
+            times.append((folder / name).stat().st_mtime)
+        except OSError:
+            continue
+    return max(times)
