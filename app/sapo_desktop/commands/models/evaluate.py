@@ -53,7 +53,7 @@ def main(args: argparse.Namespace) -> int:
     if not args.json:
         print(f"Before: {both[0].label}\nAfter:  {both[1].label}")
         print(f"{len(refs)} held-out questions, temperature {args.temperature:g}, {args.samples} sample(s) each\n")
-        print("\n".join(comparing.table(found)))
+        print("\n".join(comparing.table(found, _heads(args, both))))
     if args.json or args.table:
         folder = str(both[1].checkpoint.parent.parent) if both[1].checkpoint else ""
         print(json.dumps({**comparing.as_json(found), "folder": folder, "seconds": time.perf_counter() - began}))
@@ -68,6 +68,13 @@ def _both(home: Home, args: argparse.Namespace) -> tuple[Chosen, Chosen]:
     if args.second == "base":
         return of(first, "base"), of(first)
     return of(first), of(store.find(home, args.second))
+
+
+def _heads(args: argparse.Namespace, both: tuple[Chosen, Chosen]) -> tuple[str, str]:
+    """The names of the two columns of figures."""
+    if args.verb == "eval":
+        return "before", "after"
+    return "base" if both[0].checkpoint is None else both[0].model, both[1].model
 
 
 def _percent(label: str, fraction: float) -> None:

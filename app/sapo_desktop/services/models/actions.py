@@ -75,7 +75,9 @@ class HomeModels:
         bundled = tuple((name, "bundled, nothing to download") for name, _ in creating.bases())
         chosen = settings.load(self._home.settings).run
         first = ((chosen.model, "as in your settings"),) if chosen.model not in dict(bundled) else ()
-        presets = (("starter", "nine reasoning tasks, easy"), ("paper", "as hard as in the paper"), ("hard", "harder"))
+        count = f"{len(chosen.tasks)} task{'' if len(chosen.tasks) == 1 else 's'}"
+        levels = (("starter", "easy"), ("paper", "as hard as in the paper"), ("hard", "harder"))
+        presets = tuple((name, f"{count}, {how}") for name, how in levels)
         ordered = sorted(presets, key=lambda pair: pair[0] != chosen.preset)
         return NewModelInfo(
             names.free(names.FIRST, [m.name for m in models]), (*first, *bundled, *mine), tuple(ordered)

@@ -75,13 +75,15 @@ def table(found: Compared, names: tuple[str, str] = ("before", "after")) -> Iter
         change = _change(comparison.tasks[score.task])
         yield f"{score.task:<26}{100 * old[score.task].pass_at_1:>9.1f}{100 * score.pass_at_1:>9.1f}   {change}"
     first, last = mean_pass_at_k(before, 1), mean_pass_at_k(after, 1)
-    yield f"{'all':<26}{100 * first:>9.1f}{100 * last:>9.1f}   {comparison.delta.sentence()}"
+    yield f"{'all':<26}{100 * first:>9.1f}{100 * last:>9.1f}   {_change(comparison.delta)}"
     k = 2
     while k <= found.samples:
         yield f"{f'pass@{k}, all':<26}{100 * mean_pass_at_k(before, k):>9.1f}{100 * mean_pass_at_k(after, k):>9.1f}"
         k *= 2
     formed = [sum(sum(i.well_formed) for i in r) / sum(len(i.correct) for i in r) for r in (before, after)]
     yield f"{'well-formed answers':<26}{100 * formed[0]:>9.1f}{100 * formed[1]:>9.1f}"
+    if not all(interval.excludes_zero for interval in (comparison.delta, *comparison.tasks.values())):
+        yield "~ no measurable change: the interval holds 0"
     yield ""
     yield f"Items gained {comparison.gained}, lost {comparison.lost}, McNemar p = {comparison.p_value:.2g}"
     if comparison.kept_share is not None:
@@ -101,7 +103,7 @@ def _shortcuts(after: list[ItemResult]) -> Iterator[str]:
 
 
 def _change(interval: Interval) -> str:
-    mark = "" if interval.excludes_zero else "   no measurable change"
+    mark = "" if interval.excludes_zero else " ~"
     return f"{100 * interval.value:+6.1f} ({100 * interval.low:+.1f} to {100 * interval.high:+.1f}){mark}"
 
 

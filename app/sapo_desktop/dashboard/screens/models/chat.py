@@ -21,6 +21,7 @@ from sapo_desktop.services.models.interface import ChatLine, ModelActionFailed
 
 KEPT = 20
 """Questions that stay on the screen."""
+_WAITS = "Each question stands alone. A node that trains waits until you close this."
 _Exchange = tuple[str, list[str]]
 """A question and the two answers to it."""
 
@@ -59,8 +60,9 @@ class ChatScreen(BaseScreen):
         except ModelActionFailed as error:
             self._complain(error)
             return
+        self.query_one("#text-0", Static).update(Content.styled(_WAITS, "$muted"))
         field = self.query_one("#question", Input)
-        field.placeholder = "a question of the kind it is trained on; a node that trains waits until you close this"
+        field.placeholder = "ask something of the kind it is trained on, then Enter"
         field.disabled = False
         field.focus()
 

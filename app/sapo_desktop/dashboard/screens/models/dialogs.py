@@ -7,7 +7,7 @@ from typing import ClassVar, Generic, TypeVar
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.containers import Vertical
+from textual.containers import Horizontal, Vertical
 from textual.content import Content
 from textual.screen import ModalScreen
 from textual.widgets import Input, Static
@@ -61,15 +61,15 @@ class NewModelDialog(_Form):
     def compose(self) -> ComposeResult:
         with Vertical(classes="box dialog form"):
             yield Static(Content.styled("New model", "bold"), markup=False)
-            yield Static(
-                "It starts from a base and is trained at once. Models that you have stay as they are.", markup=False
-            )
-            yield Input(self._info.name, id="name", compact=True, max_length=40)
+            yield Static("It starts from a base and is trained at once. Your other models stay as they are.", markup=False)
+            with Horizontal(classes="field"):
+                yield Static("Name", markup=False)
+                yield Input(self._info.name, id="name", compact=True, max_length=40)
             yield Choice("Base", self._info.bases, id="base")
+            with Horizontal(classes="field"):
+                yield Static("or", markup=False)
+                yield Input(placeholder="a folder, or a hub id such as owner/name", id="other", compact=True)
             yield Choice("Tasks", self._info.presets, id="preset")
-            yield Input(
-                placeholder="or another base: a folder, or a hub id such as owner/name", id="other", compact=True
-            )
             yield Static("", id="complaint", markup=False)
             yield Static(hint(("Enter", "make it and train it"), ("arrows", "change"), ("Esc", "cancel")), markup=False)
 

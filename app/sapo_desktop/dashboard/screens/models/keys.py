@@ -18,6 +18,8 @@ from sapo_desktop.services.models.overview import Overview
 
 COMPARED_ITEMS = 50
 """Held-out questions a task when two models are compared here; sapo-desktop compare --items takes more."""
+AGAIN_S = 5.0
+"""Seconds after which the disk is read again while it is shown: the model in training grows."""
 MORE = (("r", "rename"), ("d", "duplicate"), ("f", "free space"), ("x", "delete"))
 """Keys for which the footer has no room."""
 
@@ -77,6 +79,14 @@ class ModelKeys(BaseScreen):
             self.dashboard.say(str(error), error=True)
         self.look()
 
+    def made(self) -> None:
+        """A model was made: the newest is the one that is meant now."""
+
+    def _made(self, sentence: str | None) -> None:
+        if sentence:
+            self.made()
+        self._done(sentence)
+
     def _done(self, sentence: str | None) -> None:
         """A dialog has done it."""
         if sentence:
@@ -102,7 +112,7 @@ class ModelKeys(BaseScreen):
         except ModelActionFailed as error:
             self.dashboard.say(str(error), error=True)
             return
-        self.app.push_screen(NewModelDialog(offer, self.actions.new), self._done)
+        self.app.push_screen(NewModelDialog(offer, self.actions.new), self._made)
 
     def action_rename(self) -> None:
         if (one := self.chosen) is not None:
@@ -132,7 +142,7 @@ class ModelKeys(BaseScreen):
                 self.do(self.actions.delete(id), f"Deleting {name}")
                 self.deleted()
 
-        self.app.push_screen(PickDialog(f"Delete {name}?", [("Delete it", detail, True)]), chosen)
+        self.app.push_screen(PickDialog(f"Delete {name}?", [("Delete it", detail, True)], careful=True), chosen)
 
     def deleted(self) -> None:
         """The chosen model is about to be gone."""

@@ -14,7 +14,7 @@ from textual.widgets import Static
 from sapo_desktop.dashboard.look.show import plain
 from sapo_desktop.dashboard.screens.models import curves, rows
 from sapo_desktop.dashboard.screens.models.dialogs import hint
-from sapo_desktop.dashboard.screens.models.keys import MORE, ModelKeys
+from sapo_desktop.dashboard.screens.models.keys import AGAIN_S, MORE, ModelKeys
 from sapo_desktop.dashboard.state import DashboardState
 from sapo_desktop.dashboard.widgets.chart import Chart
 from sapo_desktop.dashboard.widgets.keybar import Key
@@ -46,6 +46,11 @@ class ModelScreen(ModelKeys):
 
     def on_mount(self) -> None:
         self.query_one("#whole").border_subtitle = hint(*MORE)
+        self.set_interval(AGAIN_S, self._again)
+
+    def _again(self) -> None:
+        if self.is_current:
+            self.look()
 
     def on_screen_resume(self) -> None:
         super().on_screen_resume()
@@ -79,7 +84,8 @@ class ModelScreen(ModelKeys):
         text = rows.whole(one, self.dashboard.feed.now(), width, self.glyphs)
         self.query_one("#whole-text", Static).update(text)
         lines, marks = curves.of_one(one.story)
-        waiting = "No round yet. Press c: the node trains this model."
+        training = one.model.record.id == self.shelf.training
+        waiting = "Waiting for the first round." if training else "No round yet. Press c: the node trains this model."
         self.query_one(Chart).show(lines, marks, waiting, f"{plain(one.model.name, 40)}: reward")
 
     def deleted(self) -> None:

@@ -121,7 +121,7 @@ def evaluations(found: tuple[Evaluated, ...], width: int, glyphs: Glyphs) -> lis
     """The first and the newest ones, each with its bar."""
     chosen = found if len(found) <= SHOWN else (found[0], *found[-SHOWN + 1 :])
     top = max([event.high for event in chosen] + [0.05])
-    room = max(min(width - 66, 30), 0)
+    room = max(min(width - 70, 30), 0)
     return [
         Content.assemble(
             (f"round {event.round:>6,}  ", "$muted"),

@@ -14,20 +14,18 @@ from textual.widgets.option_list import Option
 from sapo_desktop.dashboard.look.show import plain
 from sapo_desktop.dashboard.screens.models import rows
 from sapo_desktop.dashboard.screens.models.dialogs import hint
-from sapo_desktop.dashboard.screens.models.keys import MORE, ModelKeys
+from sapo_desktop.dashboard.screens.models.keys import AGAIN_S, MORE, ModelKeys
 from sapo_desktop.dashboard.state import DashboardState
 from sapo_desktop.dashboard.widgets.keybar import Key
 from sapo_desktop.services.models.interface import ModelActionFailed
 from sapo_desktop.services.models.overview import Overview
 
-AGAIN_S = 5.0
-"""Seconds after which the list is read again while it is shown: the model in training grows."""
-
-
 class ModelsScreen(ModelKeys):
     """Reads the disk through the actions, in workers; never on the event loop."""
 
     AUTO_FOCUS: ClassVar[str | None] = "#models"
+    _kept = ""
+    """Id of the model that the cursor was on last."""
 
     def body(self) -> Iterable[Widget]:
         with Vertical(id="shelf", classes="box"):
@@ -79,7 +77,7 @@ class ModelsScreen(ModelKeys):
     def _fill(self) -> None:
         listing, models = self.query_one("#models", OptionList), self.shelf.models
         one = self.chosen if listing.option_count == len(models) else None
-        kept = getattr(self, "_kept", "") if one is None else one.model.record.id
+        kept = self._kept if one is None else one.model.record.id
         width, now = max(listing.scrollable_content_region.width, 60), self.dashboard.feed.now()
         self.query_one("#shelf").border_title = Content.styled(f"My models ({len(models)})", "bold")
         self.query_one("#models-head", Static).update(rows.head(width) if models else "")
@@ -95,6 +93,10 @@ class ModelsScreen(ModelKeys):
 
     def on_option_list_option_highlighted(self) -> None:
         self._describe()
+
+    def made(self) -> None:
+        self.query_one("#models", OptionList).highlighted = None
+        self._kept = ""
 
     def _describe(self) -> None:
         one = self.chosen
