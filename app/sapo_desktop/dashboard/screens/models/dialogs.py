@@ -102,8 +102,10 @@ class NameDialog(_Form):
 class PickDialog(ChoiceDialog[T], Generic[T]):
     """One of several, each with what it brings; for yes and no too."""
 
-    def __init__(self, question: str, answers: Sequence[tuple[str, str, T | None]]) -> None:
-        super().__init__([*answers, ("Cancel (Esc)", "", None)])
+    def __init__(self, question: str, answers: Sequence[tuple[str, str, T | None]], careful: bool = False) -> None:
+        """careful: the cursor starts on Cancel, because something would be lost for ever."""
+        cancel: tuple[str, str, T | None] = ("Cancel (Esc)", "", None)
+        super().__init__([cancel, *answers] if careful else [*answers, cancel])
         self._question = question
 
     @property

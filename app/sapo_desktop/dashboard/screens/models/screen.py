@@ -20,6 +20,7 @@ from sapo_desktop.dashboard.widgets.keybar import Key
 from sapo_desktop.services.models.interface import ModelActionFailed
 from sapo_desktop.services.models.overview import Overview
 
+
 class ModelsScreen(ModelKeys):
     """Reads the disk through the actions, in workers; never on the event loop."""
 
