@@ -32,7 +32,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "eval": ("models.evaluate", "compare two checkpoints of a model on the same held-out questions"),
     "compare": ("models.evaluate", "two models, or one and its base, on the same held-out questions"),
     "chat": ("models.chat", "talk to the base and the trained model side by side"),
-    "export": ("models.export", "write the trained model as a Hugging Face folder"),
+    "export": ("models.export", "write the trained model for other programs: hf, adapter, gguf or mlx"),
     "lab": ("machine.lab", "run experiments with many nodes on one machine, and report on them"),
     "runs": ("models.runs", "when a model was trained, and what was different each time"),
     "models": ("models.models", "list your models; show, rename, duplicate, delete one; free space"),

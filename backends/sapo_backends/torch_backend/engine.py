@@ -158,7 +158,7 @@ class TorchEngine(Engine):
         checkpoint.restore(folder, self._layout, trainer.flat, trainer.optimizer, self._identity())
 
     def export(self, folder: Path) -> None:
-        export.export(self._model, self._folder, self.info.model, folder)
+        export.export(self._model, self._folder, folder)
 
     def memory_bytes(self) -> int:
         model, held = self._model, [self._model.base]

@@ -154,11 +154,21 @@ class HomeModels:
         return await Conversation.open(self._home, model)
 
     def exports(self, id: str) -> tuple[ExportChoice, ...]:
-        return (ExportChoice("Hugging Face folder", "transformers, vLLM and many others load it", ()),)
+        from sapo_desktop.services.models.exports import FORMATS, QUANTS
+
+        sessions = self._known[id][1].story.sessions if id in self._known else ()
+        lora = bool(sessions) and sessions[-1].method == "lora"
+        found = []
+        for name, info in FORMATS.items():
+            if name == "gguf":
+                found += [ExportChoice(f"gguf {q}", info.what, ("--format", name, "--quant", q)) for q in QUANTS]
+            elif name != "adapter" or lora:
+                found.append(ExportChoice(name, info.what, ("--format", name)))
+        return tuple(found)
 
     async def export(self, id: str, choice: ExportChoice) -> AsyncIterator[Told]:
         model = await self._find(id)
-        async for told in _work(["export", model.name, *choice.arguments]):
+        async for told in _work(["export", model.name, *choice.arguments, "--progress"]):
             yield told
 
 
