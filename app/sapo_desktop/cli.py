@@ -30,7 +30,9 @@ VERBS: dict[str, tuple[str, str]] = {
     "run-anyway": ("nodes.control", "ignore battery and heat for an hour"),
     "stop": ("nodes.control", "save and end the node"),
     "external": ("nodes.control", "take groups of other nodes into training (on), or none (off)"),
-    "eval": ("models.evaluate", "compare two checkpoints on the same held-out questions"),
+    "new": ("models.new", "make a model that starts from a base"),
+    "eval": ("models.evaluate", "compare two checkpoints of a model on the same held-out questions"),
+    "compare": ("models.evaluate", "two models, or one and its base, on the same held-out questions"),
     "chat": ("models.chat", "talk to the base and the trained model side by side"),
     "export": ("models.export", "write the trained model for other programs: hf, adapter, gguf or mlx"),
     "serve-model": (
@@ -38,8 +40,8 @@ VERBS: dict[str, tuple[str, str]] = {
         "serve a model to other programs: OpenAI's chat completions, on this machine only",
     ),
     "lab": ("machine.lab", "run experiments with many nodes on one machine, and report on them"),
-    "runs": ("models.runs", "list runs and their checkpoints"),
-    "models": ("models.models", "list the models that are at hand"),
+    "runs": ("models.runs", "when a model was trained, and what was different each time"),
+    "models": ("models.models", "list your models; show, rename, duplicate, delete one; free space"),
     "tasks": (
         "tasks.verb",
         "list tasks, show sample questions, or make a task of your own from a file (new, check, show)",

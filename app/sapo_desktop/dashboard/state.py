@@ -29,11 +29,16 @@ Level = Literal["info", "warning", "error"]
 _MAX_GROUPS = 1600
 """200 rounds of eight groups."""
 _MAX_LOG = 1000
+_MAX_SESSIONS = 400
 _MAX_EVALUATIONS = 400
 
 
 def _groups() -> Trail[GroupRecorded]:
     return Trail(_MAX_GROUPS)
+
+
+def _sessions() -> Trail[RunStarted]:
+    return Trail(_MAX_SESSIONS)
 
 
 def _log() -> Trail[LogLine]:
@@ -95,6 +100,8 @@ class DashboardState:
     evaluations: Trail[Evaluated] = field(default_factory=_evaluations)
     base: Evaluated | None = None
     """The first evaluation of the run."""
+    sessions: Trail[RunStarted] = field(default_factory=_sessions)
+    """Every time that training of this model was begun or gone on with; `changed` says what was different."""
     groups: Trail[GroupRecorded] = field(default_factory=_groups)
     solved: frozenset[str] = frozenset()
     """Tasks solved at least once."""
@@ -158,13 +165,26 @@ def _run_started(state: DashboardState, event: RunStarted) -> DashboardState:
     line = LogLine(
         time=event.time,
         level="info",
-        text=f"Run {event.run_id} opened, round {event.round + 1} is next: {event.model} on {event.device} ({event.backend}), "
-        f"{event.algorithm}, {event.local_groups}/{event.external_groups} groups of {event.group_size}",
+        text=f"{event.name or event.run_id} opened, round {event.round + 1} is next: "
+        f"{event.model} on {event.device} ({event.backend}), "
+        f"{event.algorithm}, {event.local_groups}/{event.external_groups} groups of {event.group_size}"
+        + "".join(f"; {change}" for change in event.changed),
     )
     if state.run is not None and state.run.run_id == event.run_id:
-        return replace(state, run=event, phase=None, phases=(), round_time=0.0, log=state.log.append(line))
+        sessions = state.sessions.append(event)
+        return replace(
+            state, run=event, sessions=sessions, phase=None, phases=(), round_time=0.0, log=state.log.append(line)
+        )
     fresh = DashboardState(link=state.link, log=state.log.append(line))
-    return replace(fresh, run=event, state=state.state, sentence=state.sentence, reason=state.reason, since=state.since)
+    return replace(
+        fresh,
+        run=event,
+        sessions=fresh.sessions.append(event),
+        state=state.state,
+        sentence=state.sentence,
+        reason=state.reason,
+        since=state.since,
+    )
 
 
 def _state_changed(state: DashboardState, event: StateChanged) -> DashboardState:

@@ -38,7 +38,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
 
 
 def run_folder(home: Home, name: str) -> Path:
-    folder = home.runs / name
+    folder = home.models / name
     folder.mkdir()
     return folder
 

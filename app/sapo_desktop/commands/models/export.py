@@ -14,11 +14,12 @@ def add_arguments(parser: argparse.ArgumentParser, _verb: str) -> None:
     from sapo_desktop.services.models.exports import FORMATS, QUANTS
 
     formats = "; ".join(f"{name}: {info.what}" for name, info in FORMATS.items())
-    parser.add_argument("name", nargs="?", default="", metavar="NAME", help="which run (default: the latest)")
+    parser.add_argument("name", nargs="?", default="", metavar="NAME", help="the model (default: the one trained last)")
     parser.add_argument("--format", choices=list(FORMATS), default="hf", help=f"{formats} (default: hf)")
     parser.add_argument("--quant", choices=QUANTS, default="f16", help="bits of a GGUF file (default: f16)")
     parser.add_argument("--checkpoint", default="latest", help="latest, base or a round number (default: latest)")
-    parser.add_argument("--to", type=Path, metavar="FOLDER", help="where to (default: exports/ in the run's folder)")
+    parser.add_argument("--to", type=Path, metavar="FOLDER", help="where to (default: exports/ in the model's folder)")
+    parser.add_argument("--progress", action="store_true", help="tell the progress in lines on the error stream")
     parser.add_argument(
         "--no-verify", action="store_true", help="do not load the result again with the library that it is for"
     )
@@ -26,24 +27,34 @@ def add_arguments(parser: argparse.ArgumentParser, _verb: str) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Exit code 0 when it was written and, unless --no-verify, read again."""
-    from sapo_desktop.services.models import runs
+    from sapo_desktop.services.models import store
+    from sapo_desktop.services.models.adopt import adopt
     from sapo_desktop.services.models.checkpoints import choose
     from sapo_desktop.services.models.exports import Plan, Source, default_target, export
     from sapo_desktop.services.models.exports.history import record_of
     from sapo_desktop.services.models.exports.room import readable
-    from sapo_swarm.node.storage.checkpoints import rounds_of
 
     home = Home.find()
-    run, chosen = runs.find(home.runs, args.name), choose(home, args.name, args.checkpoint)
-    rounds = rounds_of(chosen.checkpoint) if chosen.checkpoint is not None else 0
+    home.prepare()
+    for sentence in adopt(home):
+        print(sentence, file=sys.stderr)
+    chosen = choose(home, args.name, args.checkpoint)
+    model = store.find(home, chosen.model)
+    rounds = store.rounds_of(chosen.checkpoint) if chosen.checkpoint is not None else 0
     source = Source(
-        chosen.config, chosen.checkpoint, record_of(run.run_id, chosen.config, run.folder / "journal.db", rounds)
+        chosen.config, chosen.checkpoint, record_of(model.name, chosen.config, model.folder / "journal.db", rounds)
     )
     label = Plan(args.format, Path(), args.quant).label
-    target = (args.to or default_target(run.folder, source, label)).expanduser().absolute()
-    done = export(source, Plan(args.format, target, args.quant, not args.no_verify), ProgressLine())
+    target = (args.to or default_target(model.folder, source, label)).expanduser().absolute()
+    told = lines if args.progress else ProgressLine()
+    done = export(source, Plan(args.format, target, args.quant, not args.no_verify), told)
     print(f"Wrote {chosen.label} as {args.format} to {done.folder} ({readable(done.size)}).\n{done.sentence()}")
     return 0
+
+
+def lines(fraction: float, phrase: str) -> None:
+    """A line a step, for a program that reads along."""
+    print(f"{100 * fraction:.0f} % {phrase}", file=sys.stderr, flush=True)
 
 
 class ProgressLine:

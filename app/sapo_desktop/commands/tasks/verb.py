@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
         action="append",
         default=[],
         metavar="TEXT",
-        help="what this answer would score if it were given to every question, unread (may be repeated); "
+        help="what this answer would score if it were given to every question (may be repeated); "
         "with new: the column with the right answers",
     )
     parser.add_argument("--items", type=int, default=400, help="held-out questions for --answer (default: 400)")

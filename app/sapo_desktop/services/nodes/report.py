@@ -104,9 +104,10 @@ class Reporter:
             at = f"goes on with round {event.round + 1}" if event.round else "starts"
             how = "generating for the swarm, not training," if event.method == "none" else f"{event.method} fine-tuning"
             return (
-                f"Run {event.run_id} {at}: {event.model}, {event.parameters / 1e6:.1f}M parameters, {how} "
+                f"{event.name or event.run_id} {at}: {event.model}, {event.parameters / 1e6:.1f}M parameters, {how} "
                 f"on {event.device} ({event.precision}), {event.algorithm}, "
                 f"{event.local_groups}/{event.external_groups} groups of {event.group_size}, {len(event.tasks)} tasks."
+                + "".join(f"\n          since the last time: {change}" for change in event.changed)
             )
         if isinstance(event, RoundFinished):
             return self._round(event)

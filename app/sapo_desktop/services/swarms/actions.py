@@ -26,17 +26,17 @@ class HomeActions:
 
     async def join(self, invite: str) -> str:
         """See SwarmActions."""
-        from sapo_desktop.services.nodes import supervisor
+        from sapo_desktop.services.models import control
         from sapo_desktop.services.swarms import membership
 
         home = self._home
         try:
             await asyncio.to_thread(membership.save, invite, home.invite)
             await asyncio.to_thread(settings.change, home.settings, "swarm.join", "true")
-            await supervisor.restart(home)
+            await control.restart(home)
         except (AppError, OSError) as error:
             raise ActionFailed(str(error)) from error
-        return "The node goes on in the swarm, with a run of its own; the run so far is kept (screen 4)"
+        return "The node goes on in the swarm, with the same model and its weights"
 
     async def host(self, everybody: bool) -> Hosted:
         """See SwarmActions."""

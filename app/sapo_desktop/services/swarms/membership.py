@@ -92,6 +92,13 @@ def require_shared(config: RunConfig) -> None:
         )
 
 
+def alone(config: RunConfig) -> RunConfig:
+    """The settings of a node that trains alone: I / J that were chosen for a swarm are the automatic number again."""
+    if not config.external_groups:
+        return config
+    return msgspec.structs.replace(config, local_groups=0, external_groups=0)
+
+
 def identity(home: Home) -> StoredIdentity:
     """Made on first use. Raises AppError."""
     try:
