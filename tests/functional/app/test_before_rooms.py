@@ -102,7 +102,7 @@ async def test_the_swarm_of_before_opens_with_its_invite_its_member_and_its_grou
                 "--trainer",
                 "fake",
                 "--model",
-                "fake:0.005",
+                "fake:0.05",
                 "--rounds",
                 "20",
                 "--sampling",
