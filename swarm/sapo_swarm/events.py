@@ -28,7 +28,12 @@ class _Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
 
 
 class RunStarted(_Event, frozen=True, kw_only=True, tag="run_started"):
-    """A node process opened the run (the first time or after a stop); round: the next round."""
+    """A node process opened the model (the first time or after a stop); round: the next round.
+
+    name: the model's name, base: what it was made from; both "" in runs from before models had names. changed: what is
+    different from the last time, a sentence each ("temperature 1.0 -> 0.8", "joined swarm X", "left the swarm").
+    weights: SHA-256 of the trainable weights that training starts from, see CheckpointSaved; "" where none are trained.
+    """
 
     run_id: str
     mode: Mode
@@ -47,6 +52,10 @@ class RunStarted(_Event, frozen=True, kw_only=True, tag="run_started"):
     rounds_planned: int
     seed: int
     versions: dict[str, str]
+    name: str = ""
+    base: str = ""
+    changed: tuple[str, ...] = ()
+    weights: str = ""
 
 
 class StateChanged(_Event, frozen=True, kw_only=True, tag="state"):
@@ -86,6 +95,9 @@ class RoundFinished(_Event, frozen=True, kw_only=True, tag="round"):
     truncated: local completions cut at the token limit, of completions. seconds: by phase. figures: further figures
     by name: "replayed", own groups of earlier rounds that were trained on again (in none of the rewards), and those of
     experiments (sapo_lab.running.figures_of_round).
+
+    covers: rounds that this record stands for, `round` the last of them: long-ago rounds are stored in blocks, with sums
+    of counts and seconds, means of figures, and their smallest and largest value in lowest and highest.
     """
 
     round: int
@@ -114,6 +126,9 @@ class RoundFinished(_Event, frozen=True, kw_only=True, tag="round"):
     seconds: dict[str, float]
     checkpoint: str
     figures: dict[str, float] = {}
+    covers: int = 1
+    lowest: dict[str, float] = {}
+    highest: dict[str, float] = {}
 
 
 class GroupRecorded(_Event, frozen=True, kw_only=True, tag="group"):
@@ -218,6 +233,23 @@ class ExternalSwitched(_Event, frozen=True, kw_only=True, tag="external"):
     items: int = 0
 
 
+class CheckpointSaved(_Event, frozen=True, kw_only=True, tag="checkpoint"):
+    """The weights as they are after `round` rounds lie on the disk: a link in the hash chain of a model's history.
+
+    weights: SHA-256 of the trainable weights (of their file as it was written; where an engine writes several, of the
+    sorted lines "digest  name"). parent: the `weights` of the checkpoint from which training led here, "" for the first.
+    optimizer: the optimizer's state lies beside them (only the newest keeps it). bytes: size of all its files. reason:
+    why it was saved (start, time, pause, stop, evaluation, rollback, redone).
+    """
+
+    round: int
+    weights: str
+    parent: str
+    optimizer: bool
+    bytes: int
+    reason: str
+
+
 class LogLine(_Event, frozen=True, kw_only=True, tag="log"):
     """A sentence for the log; text of peers in it has passed safe_text."""
 
@@ -235,6 +267,7 @@ Event = (
     | Evaluated
     | SwarmUpdated
     | ExternalSwitched
+    | CheckpointSaved
     | LogLine
 )
 EPHEMERAL: tuple[type, ...] = (Phase, Vitals)

@@ -111,7 +111,7 @@ class Mailbox:
         """Nothing to verify: the runner has checked what it puts in."""
         del host, scorer, apart
 
-    def to_ask(self, own: int, external: int) -> int:
+    def prompts_to_sample(self, own: int, external: int) -> int:
         """A synchronous node samples I questions and sees what the others shared afterwards."""
         del external
         return own

@@ -7,19 +7,22 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from sapo_swarm.scoring.scorer import Scored
-from sapo_swarm.tasks.catalogue import preset_of
+from sapo_swarm.tasks.catalogue import held_out_count, preset_of
 from sapo_swarm.tasks.seeds import held_out
 from sapo_swarm.types import Finish, TaskRef
 
 
 def held_out_items(tasks: Iterable[str], preset: str, per_task: int, start: int = 0) -> list[TaskRef]:
     """per_task held-out items of every task, from number `start` on: the same ones on every node, unreachable by
-    training seeds.
+    training seeds. Fewer of a task of the person's own that has no more.
 
-    Raises UnknownTask.
+    Raises UnknownTask, BadTask.
     """
-    numbers = range(start, start + per_task)
-    return [held_out(task, preset_of(task, preset), index) for task in tasks for index in numbers]
+    return [
+        held_out(task, preset_of(task, preset), index)
+        for task in tasks
+        for index in range(start, held_out_count(task, start + per_task))
+    ]
 
 
 class ItemResult(msgspec.Struct, frozen=True):

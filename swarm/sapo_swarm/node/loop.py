@@ -165,6 +165,7 @@ class Node:
         self._opened.set()
         found = await asyncio.to_thread(versions, info.backend)
         started = opening.announcement(setup.run_id, setup.mode, config, info, self.rounds_done, found)
+        started = msgspec.structs.replace(started, name=setup.name, base=setup.base, changed=setup.changed)
         await self.bus.publish(started)
         return context, examiner
 

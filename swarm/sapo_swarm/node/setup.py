@@ -25,7 +25,9 @@ Build = Callable[[Progress], Engine]
 
 @dataclass
 class NodeSetup:
-    """Everything a node is given. folder: the run's own; build: loads the engine, called in its thread.
+    """Everything a node is given. folder: the model's own; build: loads the engine, called in its thread.
+
+    run_id, name, base: the model's. changed: what is different from its last session, a sentence each.
 
     limits: what the person allows, asked for every second (in a thread), so that a change counts at once.
     """
@@ -39,6 +41,9 @@ class NodeSetup:
     node_key: str = ""
     swarm: str = SILO
     version: str = ""
+    name: str = ""
+    base: str = ""
+    changed: tuple[str, ...] = ()
 
     @property
     def mode(self) -> Mode:
@@ -78,7 +83,7 @@ def context(
 def announcement(
     run_id: str, mode: Mode, config: RunConfig, info: EngineInfo, rounds_done: int, versions: dict[str, str]
 ) -> RunStarted:
-    """The event with which every opening of a run begins."""
+    """The event with which every opening of a model begins. config: with what the engine decided filled in."""
     return RunStarted(
         run_id=run_id,
         mode=mode,

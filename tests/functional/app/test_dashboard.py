@@ -373,7 +373,7 @@ async def test_no_color_leaves_no_colour_and_everything_readable(monkeypatch: py
         text = "\n".join(await settled(pilot))
         assert app.no_color
         assert "external" in text
-        assert "own" in text
+        assert "local" in text
 
 
 @pytest.mark.parametrize("theme", ["sapo-light", "sapo-contrast", "ansi-dark", "nord", "no-such-theme"])

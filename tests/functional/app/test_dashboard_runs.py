@@ -47,7 +47,7 @@ async def test_a_run_shows_its_measurements_its_checkpoints_and_what_to_do_with_
             "Checkpoints (",
             "round-000003",
             "sapo-desktop eval --run",
-            "sapo-desktop export --run",
+            "sapo-desktop export",
         ):
             assert expected in text
 

@@ -1,42 +1,40 @@
-"""`sapo-desktop runs`: what has been trained here."""
+"""`sapo-desktop runs`: the sessions of a model: when it was trained, and what was different each time."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
 
+import msgspec
+
 from sapo_desktop.paths import Home
-from sapo_desktop.services.models import runs
+from sapo_desktop.services.models import history, store
+from sapo_desktop.services.models.adopt import adopt
 
 
 def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
-    parser.add_argument("run", nargs="?", default="", help="show the checkpoints of this run")
+    parser.add_argument("name", nargs="?", default="", help="the model (default: the one used last)")
     parser.add_argument("--json", action="store_true", help="as JSON lines")
 
 
 def main(args: argparse.Namespace) -> int:
     home = Home.find()
-    if args.run:
-        run = runs.find(home.runs, args.run)
-        for path in sorted((run.folder / "checkpoints").glob("round-*")):
-            print(json.dumps({"checkpoint": path.name, "path": str(path)}) if args.json else path)
-        return 0
-    found = runs.list_runs(home.runs)
-    if not found and not args.json:
-        print("There is no run yet. Start one: sapo-desktop node --silo")
-    for run in found:
+    home.prepare()
+    for sentence in adopt(home):
+        print(sentence, file=sys.stderr)
+    model = store.find(home, args.name)
+    found = history.story(model.folder)
+    for session in found.sessions:
         if args.json:
-            row = {
-                "run": run.run_id,
-                "rounds_done": run.rounds_done,
-                "model": run.config.model,
-                "folder": str(run.folder),
-            }
-            print(json.dumps(row))
+            print(json.dumps({"model": model.name, **msgspec.to_builtins(session)}))
             continue
-        planned = f"/{run.config.rounds}" if run.config.rounds else ""
-        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(run.changed))
-        rounds = f"{run.rounds_done}{planned}"
-        print(f"{run.run_id:<36} {rounds:>9} rounds  {run.config.model:<14} {run.config.algorithm:<8} {when}")
+        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(session.time))
+        what = "; ".join(session.changed) or ("begun" if not session.round else "continued")
+        print(f"{model.name:<20} {when}  from round {session.round + 1:>6,}  {session.mode:<5}  {what}")
+    if not found.sessions and not args.json:
+        print(f"{model.name} has not been trained yet. Train it: sapo-desktop node {model.name}")
+    if found.problem:
+        print(found.problem, file=sys.stderr)
     return 0

@@ -1,10 +1,10 @@
-"""A decode step recorded once and replayed: on a card a step of a small model is hundreds of kernels of a few microseconds
-each, and launching them takes longer than they do.
+"""A decode step captured once and replayed: on a GPU a step of a small model is hundreds of kernels of a few
+microseconds each, and launching them takes longer than they do.
 
 What changes from step to step lies in tensors that keep their place (tokens, positions, the slot that is written, what
-hides the slots behind it); what does not is recorded with its addresses. Rows that leave mean a new recording. The first
-replay is compared with the same step computed plainly, and a card, driver or torch on which recording fails, or gives something
-else, decodes plainly from then on.
+masks the slots behind it); what does not is captured with its addresses. Rows that leave mean a new capture. The first
+replay is compared with the same step computed plainly, and a GPU, driver or torch on which capture failed, or gives
+something else, decodes plainly from then on.
 """
 
 from __future__ import annotations
@@ -15,13 +15,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-Compute = Callable[["Inputs"], Tensor]
+from sapo_backends.torch_backend.runtime.fallbacks import is_left_out
+
+Compute = Callable[["StepInputs"], Tensor]
 TOLERANCE = 1e-2
 """Of logits; the kernels are the same, so that they usually agree to the last bit."""
 
 
 @dataclass
-class Inputs:
+class StepInputs:
     """tokens (rows,), positions (places,), slot (1,) that is written, hidden (slots,): 0 up to it, then -inf."""
 
     tokens: Tensor
@@ -30,7 +32,7 @@ class Inputs:
     hidden: Tensor
 
     @classmethod
-    def of(cls, tokens: Tensor, positions: Tensor, used: int, slots: int, kind: torch.dtype) -> Inputs:
+    def of(cls, tokens: Tensor, positions: Tensor, used: int, slots: int, kind: torch.dtype) -> StepInputs:
         """For the step after `used` filled slots."""
         hidden = torch.full((slots,), float("-inf"), dtype=kind, device=tokens.device)
         hidden[: used + 1] = 0.0
@@ -45,44 +47,45 @@ class Inputs:
 
 
 @dataclass
-class Recorder:
-    """Whether steps can be recorded here; asked and told by every session of a process."""
+class GraphCapture:
+    """Whether steps can be captured here; shared by every session of a process."""
 
-    fails: bool = False
+    failed: bool = False
 
     def wanted(self, device: torch.device) -> bool:
-        return device.type == "cuda" and not self.fails
+        """Whether decode steps on that device should be captured."""
+        return device.type == "cuda" and not self.failed and not is_left_out("cuda-graph")
 
-    def record(self, inputs: Inputs, compute: Compute) -> Recorded | None:
-        """The step, computed once and recorded; None where that does not work."""
+    def capture(self, inputs: StepInputs, compute: Compute) -> CapturedStep | None:
+        """The step, computed once and captured; None where that does not work."""
         try:
-            found = Recorded(inputs, compute)
+            found = CapturedStep(inputs, compute)
         except RuntimeError:
-            self.fails = True
+            self.failed = True
             return None
         if not torch.allclose(found.expected, found.logits, rtol=TOLERANCE, atol=TOLERANCE):
-            self.fails = True
+            self.failed = True
             return None
         return found
 
 
-RECORDER = Recorder()
+CAPTURE = GraphCapture()
 
 
-class Recorded:
+class CapturedStep:
     """logits: of the last step; overwritten by the next."""
 
-    def __init__(self, inputs: Inputs, compute: Compute) -> None:
+    def __init__(self, inputs: StepInputs, compute: Compute) -> None:
         self._inputs = inputs
         stream, now = torch.cuda.Stream(), torch.cuda.current_stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(now)
-        with torch.cuda.stream(stream):  # what libraries set up on first use may not be recorded
+        with torch.cuda.stream(stream):  # what libraries set up on first use may not be captured
             self.expected = compute(inputs)
         now.wait_stream(stream)
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._graph):
             self.logits = compute(inputs)
-        self._graph.replay()  # recording computes nothing; writing a slot twice does no harm
+        self._graph.replay()  # capture computes nothing; writing a slot twice does no harm
 
     def step(self, tokens: Tensor) -> Tensor:
         """The logits after these tokens, one a row."""

@@ -16,7 +16,7 @@ from sapo_swarm.events import Evaluated
 from sapo_swarm.node.engine_thread import EngineHost
 from sapo_swarm.node.round.plan import round_seed
 from sapo_swarm.scoring.scorer import Scorer
-from sapo_swarm.tasks.prompts import messages
+from sapo_swarm.tasks.prompts import conversation
 from sapo_swarm.types import Question, TaskRef
 
 BATCH = 64
@@ -71,7 +71,7 @@ async def _draw(
 ) -> list[list[Completion]]:
     """Completions of every question; empty, cut-off ones where the prompt leaves no room in the model's context."""
     engine = host.engine
-    prompts = [engine.tokenizer.encode_chat(messages(q.prompt)) for q in questions]
+    prompts = [engine.tokenizer.encode_chat(conversation(q)) for q in questions]
     fits = [i for i, ids in enumerate(prompts) if len(ids) + sampling.max_new_tokens <= engine.info.context_length]
     drawn = await host.call(engine.generate, [prompts[i] for i in fits], samples, sampling, seed, host.cancel)
     result = [[Completion((), (), "length")] * samples for _ in questions]

@@ -25,7 +25,7 @@ from sapo_swarm.sapo.assemble import assemble, with_advantages
 from sapo_swarm.sapo.novelty import observe
 from sapo_swarm.sapo.replay import sample_replay
 from sapo_swarm.scoring.scorer import Scorer
-from sapo_swarm.tasks.prompts import messages
+from sapo_swarm.tasks.prompts import conversation
 from sapo_swarm.types import Group, Question, Rollout
 
 _PROGRESS_S = 0.2
@@ -81,7 +81,7 @@ async def ask(context: RoundContext, work: RoundWork) -> None:
     if work.questions is not None:
         return
     config = context.config
-    wanted = context.exchange.to_ask(config.local_groups, config.external_groups)
+    wanted = context.exchange.prompts_to_sample(config.local_groups, config.external_groups)
     _begin(context, work, "questions", f"Drawing {wanted} questions")
     found: list[tuple[Question, list[int]]] = []
     info, tokenizer = context.host.engine.info, context.host.engine.tokenizer
@@ -90,9 +90,7 @@ async def ask(context: RoundContext, work: RoundWork) -> None:
         for _ in range(8):
             batch = list(itertools.islice(refs, wanted - len(found)))
             made = [q for q in await context.scorer.questions(batch) if isinstance(q, Question)]
-            asked = [
-                (q, tokenizer.encode_chat(messages(q.prompt))) for q in made if q.prompt_sha256 not in context.apart
-            ]
+            asked = [(q, tokenizer.encode_chat(conversation(q))) for q in made if q.prompt_sha256 not in context.apart]
             found += [(q, ids) for q, ids in asked if len(ids) + config.max_new_tokens <= info.context_length]
             if len(found) == wanted:
                 break
@@ -250,7 +248,7 @@ def _samples(context: RoundContext, work: RoundWork, group: Group, positive_only
     if group.source == "own" and i is not None:
         prompt, completions = work.prompts[i], [c.tokens for c in work.completions[i]]
     else:
-        prompt = tokenizer.encode_chat(messages(group.question.prompt))
+        prompt = tokenizer.encode_chat(conversation(group.question))
         end = tokenizer.eos_ids[:1]
         completions = [(*tokenizer.encode_text(r.text), *(end if r.finish == "stop" else ())) for r in group.rollouts]
     return [

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from sapo_swarm.config import RunConfig
 from sapo_swarm.sapo import difficulty
 from sapo_swarm.sapo.difficulty import Posterior
-from sapo_swarm.tasks.catalogue import CATALOGUE, preset_of
+from sapo_swarm.tasks.catalogue import CATALOGUE, generator_of, is_own, preset_of
 from sapo_swarm.tasks.seeds import train_seed
 from sapo_swarm.types import TaskRef
 
@@ -43,12 +43,17 @@ def candidate_refs(
     slot = 0
     while True:
         dataset, preset = rng.choice(choices) if weights is None else rng.choices(choices, weights)[0]
-        yield TaskRef(dataset, preset, train_seed(node_key, swarm, round_number, slot, config.seed))
+        seed = train_seed(node_key, swarm, round_number, slot, config.seed)
+        yield TaskRef(dataset, preset, seed, generator=generator_of(dataset))
         slot += 1
 
 
 def difficulties(config: RunConfig) -> list[tuple[str, str]]:
     """(task, preset) pairs that questions are sampled from. A swarm agrees on one preset. Raises UnknownTask."""
     if config.curriculum == "presets" and not config.external_groups:
-        return [(task, preset) for task in config.tasks for preset in CATALOGUE[task]]
+        return [
+            (task, preset)
+            for task in config.tasks
+            for preset in ([preset_of(task, config.preset)] if is_own(task) else CATALOGUE[task])
+        ]
     return [(task, preset_of(task, config.preset)) for task in config.tasks]

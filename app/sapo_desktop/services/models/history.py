@@ -1,0 +1,65 @@
+"""What a model's journal tells of its life: sessions, evaluations, rounds, tokens. Read while a node may be writing it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from sapo_swarm.events import Evaluated, Event, RoundFinished, RunStarted
+from sapo_swarm.node.storage.journal import JournalError, read_only
+
+
+@dataclass(frozen=True)
+class Story:
+    """Oldest first. problem: why the journal could not be read, "" when it could or when there is none yet."""
+
+    sessions: tuple[RunStarted, ...] = ()
+    rounds: tuple[RoundFinished, ...] = ()
+    evaluations: tuple[Evaluated, ...] = ()
+    problem: str = ""
+
+    @property
+    def tokens(self) -> int:
+        """Tokens generated in all rounds that the journal tells of."""
+        return sum(event.tokens_generated for event in self.rounds)
+
+    @property
+    def held_out(self) -> Evaluated | None:
+        """The newest evaluation."""
+        return self.evaluations[-1] if self.evaluations else None
+
+
+def story(folder: Path) -> Story:
+    """The life of the model of that folder. Never raises: what cannot be read is told in `problem`."""
+    try:
+        events = _events(folder, ("run_started", "round", "evaluation"))
+    except JournalError as error:
+        return Story(problem=str(error))
+    return Story(
+        tuple(e for e in events if isinstance(e, RunStarted)),
+        tuple(e for e in events if isinstance(e, RoundFinished)),
+        tuple(e for e in events if isinstance(e, Evaluated)),
+    )
+
+
+def last_session(folder: Path) -> RunStarted | None:
+    """How training was begun the last time; None where it never was, or the journal cannot be read."""
+    try:
+        events = _events(folder, ("run_started",), tail=1)
+    except JournalError:
+        return None
+    return next((e for e in events if isinstance(e, RunStarted)), None)
+
+
+def last_evaluation(folder: Path) -> Evaluated | None:
+    """The newest evaluation; None where there is none, or the journal cannot be read."""
+    try:
+        events = _events(folder, ("evaluation",), tail=1)
+    except JournalError:
+        return None
+    return next((e for e in events if isinstance(e, Evaluated)), None)
+
+
+def _events(folder: Path, kinds: tuple[str, ...], tail: int = 0) -> list[Event]:
+    journal = folder / "journal.db"
+    return read_only(journal, kinds=kinds, tail=tail) if journal.exists() else []
