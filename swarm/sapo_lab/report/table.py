@@ -124,8 +124,8 @@ def _judged(runs: Sequence[RunResult], against: Sequence[RunResult]) -> str:
 def is_plain(arm: Arm) -> bool:
     """The arm differs from the paper's experiment in nothing but I and J (and the model, tasks and length)."""
     run = arm.run
-    rules = (run.sampling, run.algorithm, run.external_advantages)
-    return arm.conditions == Conditions() and rules == ("uniform_nonzero", "grpo", "all")
+    rules = (run.sampling, run.algorithm, run.external_advantages, run.curriculum, run.replay_groups, run.contrast)
+    return arm.conditions == Conditions() and rules == ("uniform_nonzero", "grpo", "all", "uniform", 0, 0)
 
 
 def _reward(runs: Sequence[RunResult], against: Sequence[RunResult], name: str) -> Gain:

@@ -17,6 +17,7 @@ from sapo_backends.base import Completion, TrainSample
 from sapo_backends.reference import importance_weight
 from sapo_lab.conditions import PLANTED, arrives, is_away, is_hostile, node_tasks, tampered
 from sapo_lab.report.statistics import mean_interval, nonzero_advantage_share, paired_gain
+from sapo_lab.report.table import is_plain
 from sapo_lab.running.adaptive import Rule, Split, move, observe, observe_held_out, target
 from sapo_lab.running.held_out import assigned
 from sapo_lab.running.judge import better_from, holm, sign_flip
@@ -93,6 +94,13 @@ def test_an_arm_takes_shared_settings_and_changes_its_own() -> None:
     experiment = parse({**SMALL, "conditions": {"churn": 0.5}, "arms": [{"name": "a", "local_groups": 2, "loss": 0.1}]})
     assert experiment.arms[0].run == RunConfig(rounds=3, local_groups=2, external_advantages="all")
     assert experiment.arms[0].conditions == Conditions(churn=0.5, loss=0.1)
+
+
+@pytest.mark.parametrize("change", [{"replay_groups": 1}, {"curriculum": "tasks"}, {"contrast": 2}, {"loss": 0.1}])
+def test_the_papers_figures_stand_beside_its_own_arms_only(change: dict[str, object]) -> None:
+    plain, changed = parse({**SMALL, "arms": [{"name": "a"}, {"name": "b", **change}]}).arms
+    assert is_plain(plain)
+    assert not is_plain(changed)
 
 
 # Conditions
