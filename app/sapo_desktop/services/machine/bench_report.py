@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from sapo_backends.common.hardware import Hardware, ModelSize
-from sapo_backends.measure.choice import WIDTHS, Choice, Measured, Workload, round_seconds, format_seconds
+from sapo_backends.measure.choice import WIDTHS, Choice, Measured, Workload, format_seconds, round_seconds
 from sapo_backends.measure.machine_limits import Limits, most_generated, most_trained
 
 COLUMNS = 80
