@@ -62,7 +62,15 @@ class CheckpointCorrupt(BackendError):
 
 
 class Cancelled(BackendError):
-    """The work was stopped on request; the engine is as it was before the call."""
+    """The work was stopped on request; the engine is as it was before the call.
+
+    partial: what generate had sampled until then, partial[i][j] of prompts[i]; a completion that is neither ended by an
+    end-of-sequence token nor as long as was asked for can be continued (see RowSeed). Empty from other calls.
+    """
+
+    def __init__(self, message: str, partial: list[list[Completion]] | None = None) -> None:
+        super().__init__(message)
+        self.partial = partial or []
 
 
 class CancelToken:
@@ -93,6 +101,17 @@ class Sampling:
     temperature: float = 1.0
     top_p: float = 1.0
     max_new_tokens: int = 96
+
+
+@dataclass(frozen=True, slots=True)
+class RowSeed:
+    """The random numbers of one completion: a stream of its own, whatever else is in the batch.
+
+    used: tokens that were sampled from the stream before and are now the end of the prompt; what comes next continues it.
+    """
+
+    seed: int
+    used: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,6 +252,11 @@ class Engine(ABC):
 
     info: EngineInfo
     tokenizer: Tokenizer
+    optimizer_files: tuple[str, ...] = ()
+    """Files of save() that hold nothing but the optimizer's state. A folder without all of them restores the weights,
+    with an optimizer that starts anew."""
+    separate_generator: bool = False
+    """Another engine's policy samples than the one that is trained: own samples need their behaviour_logprobs."""
 
     def check_lengths(self, prompts: Sequence[TokenIds], sampling: Sampling) -> None:
         """Raise BackendError unless every prompt has tokens and fits the model's context with its completion."""
@@ -251,13 +275,14 @@ class Engine(ABC):
         prompts: Sequence[TokenIds],
         group_size: int,
         sampling: Sampling,
-        seed: int,
+        seed: int | Sequence[RowSeed],
         cancel: CancelToken | None = None,
         on_tokens: Callable[[int, int], None] | None = None,
     ) -> list[list[Completion]]:
         """Draw group_size completions of each prompt; result[i][j] belongs to prompts[i].
 
-        The same seed, weights and arguments give the same completions on one CPU. on_tokens gets
+        The same seed, weights and arguments give the same completions on one CPU. seed: one number for the batch, or one
+        RowSeed a completion (of prompts[0] first): what a completion gets then depends on no other. on_tokens gets
         (sequences finished, tokens generated so far). Raises Cancelled between decode steps, OutOfMemory.
         """
 

@@ -26,6 +26,7 @@ from sapo_backends.base import (
     LoadRequest,
     PolicyUpdate,
     Progress,
+    RowSeed,
     Sampling,
     TokenIds,
     TokenSequence,
@@ -49,6 +50,7 @@ class CompositeEngine(Engine):
 
     def __init__(self, generator: Engine, trainer: Engine, reload: Reload, alpha: float) -> None:
         self.tokenizer = trainer.tokenizer
+        self.optimizer_files, self.separate_generator = trainer.optimizer_files, True
         self._generator, self._trainer, self._reload, self._alpha = generator, trainer, reload, alpha
         self._drawn: OrderedDict[tuple[float, TokenSequence], tuple[float, ...]] = OrderedDict()
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
@@ -63,7 +65,7 @@ class CompositeEngine(Engine):
         prompts: Sequence[TokenIds],
         group_size: int,
         sampling: Sampling,
-        seed: int,
+        seed: int | Sequence[RowSeed],
         cancel: CancelToken | None = None,
         on_tokens: Callable[[int, int], None] | None = None,
     ) -> list[list[Completion]]:

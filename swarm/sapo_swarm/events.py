@@ -94,6 +94,9 @@ class RoundFinished(_Event, frozen=True, kw_only=True, tag="round"):
     reward_batch: the whole training batch. nonzero_groups: local groups with unequal rewards, of local_groups.
     truncated: own completions cut at the token limit, of own completions. seconds: by phase. figures: further figures
     by name, for experiments (sapo_lab.running.figures_of_round); empty in an ordinary run.
+
+    covers: rounds that this record stands for, `round` the last of them: long-ago rounds are stored in blocks, with sums
+    of counts and seconds, means of figures, and their smallest and largest value in lowest and highest.
     """
 
     round: int
@@ -122,6 +125,9 @@ class RoundFinished(_Event, frozen=True, kw_only=True, tag="round"):
     seconds: dict[str, float]
     checkpoint: str
     figures: dict[str, float] = {}
+    covers: int = 1
+    lowest: dict[str, float] = {}
+    highest: dict[str, float] = {}
 
 
 class GroupRecorded(_Event, frozen=True, kw_only=True, tag="group"):

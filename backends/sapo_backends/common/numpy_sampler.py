@@ -4,10 +4,13 @@ as it can. Block sums first, then one block a row in float64, as exact as a floa
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
-from sapo_backends.base import Sampling
+from sapo_backends.base import RowSeed, Sampling
+from sapo_backends.common.row_uniforms import row_uniforms
 
 Float32 = NDArray[np.float32]
 Float64 = NDArray[np.float64]
@@ -17,9 +20,11 @@ CANDIDATES = 512
 """Largest weights looked at first for top_p."""
 
 
-def uniforms(rows: int, steps: int, seed: int) -> Float64:
+def uniforms(rows: int, steps: int, seed: int | Sequence[RowSeed]) -> Float64:
     """One uniform a row and step (rows, steps), drawn at once: what a row gets does not depend on which other rows
     are still alive."""
+    if not isinstance(seed, int):
+        return row_uniforms(seed, steps)
     return np.random.default_rng(seed).random((rows, steps))
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from fractions import Fraction
@@ -68,13 +69,23 @@ class Features:
 
 @lru_cache(maxsize=4096)
 def features(prompt: tuple[int, ...]) -> Features:
-    """What the policy sees of a prompt: the last user message's kind and the answer that plain rules find."""
+    """What the policy sees of a prompt: the last user message's kind and the answer that plain rules find.
+
+    Of a completion that is to be continued it sees nothing here (see last_written).
+    """
+    if vocab.ASSISTANT_ID in prompt:
+        prompt = prompt[: len(prompt) - prompt[::-1].index(vocab.ASSISTANT_ID)]
     starts = [i for i, token in enumerate(prompt) if token == vocab.USER_ID]
     text = _tokenizer.decode(prompt[starts[-1] :] if starts else prompt)
     words = " ".join(re.findall(r"[A-Za-z]+", text)[:6])
     answer = _weekday(text) or _sum(text) or _fraction(text)
     ids = _tokenizer.encode_text(answer) if answer else []
     return Features(zlib.crc32(words.encode()) % KINDS, ids[0] if len(ids) == 1 else NO_HINT)
+
+
+def last_written(prompt: Sequence[int]) -> int | None:
+    """The last token of a completion that the prompt ends with; None where it ends with the assistant's turn."""
+    return None if vocab.ASSISTANT_ID not in prompt or prompt[-1] == vocab.ASSISTANT_ID else prompt[-1]
 
 
 def previous_class(token: int | None) -> int:

@@ -17,6 +17,7 @@ from sapo_backends.base import (
     Completion,
     Engine,
     EngineInfo,
+    RowSeed,
     Sampling,
     TokenIds,
     TokenSequence,
@@ -65,7 +66,7 @@ class LlamaCppEngine(Engine):
         prompts: Sequence[TokenIds],
         group_size: int,
         sampling: Sampling,
-        seed: int,
+        seed: int | Sequence[RowSeed],
         cancel: CancelToken | None = None,
         on_tokens: Callable[[int, int], None] | None = None,
     ) -> list[list[Completion]]:

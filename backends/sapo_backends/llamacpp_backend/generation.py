@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from sapo_backends.base import CancelToken, Completion, Sampling, TokenIds, TokenSequence
+from sapo_backends.base import Cancelled, CancelToken, Completion, RowSeed, Sampling, TokenIds, TokenSequence
 from sapo_backends.common.generated_rows import DrawnRows
 from sapo_backends.common.numpy_sampler import chosen_logprobs, draw, uniforms
 from sapo_backends.llamacpp_backend.native import Context
@@ -33,7 +33,7 @@ def generate(
     prompts: Sequence[TokenIds],
     group_size: int,
     sampling: Sampling,
-    seed: int,
+    seed: int | Sequence[RowSeed],
     eos_ids: Sequence[int],
     cancel: CancelToken | None = None,
     on_tokens: Callable[[int, int], None] | None = None,
@@ -45,7 +45,10 @@ def generate(
     for begin in range(0, len(owners), context.sequences):
         wave = list(range(begin, min(begin + context.sequences, len(owners))))
         context.clear()
-        _wave(context, owners, drawn, wave, sampling, uniform, cancel, on_tokens)
+        try:
+            _wave(context, owners, drawn, wave, sampling, uniform, cancel, on_tokens)
+        except Cancelled as error:
+            raise Cancelled(str(error), drawn.groups(len(prompts), group_size)) from None
     return drawn.groups(len(prompts), group_size)
 
 

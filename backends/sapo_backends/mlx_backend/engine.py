@@ -18,6 +18,7 @@ from sapo_backends.base import (
     Engine,
     EngineInfo,
     PolicyUpdate,
+    RowSeed,
     Sampling,
     TokenIds,
     TokenSequence,
@@ -48,6 +49,7 @@ class MlxEngine(Engine):
     def __init__(self, model: MlxModel, tokenizer: HfTokenizer, info: EngineInfo, folder: Path, device: Any) -> None:
         self.info, self.tokenizer = info, tokenizer
         self._model, self._folder, self._device = model, folder, device
+        self.optimizer_files = checkpoint.OPTIMIZER_FILES
         with computing(device, LESS):
             self._optimizer = AdamW(model.trained) if model.trained else None
 
@@ -56,7 +58,7 @@ class MlxEngine(Engine):
         prompts: Sequence[TokenIds],
         group_size: int,
         sampling: Sampling,
-        seed: int,
+        seed: int | Sequence[RowSeed],
         cancel: CancelToken | None = None,
         on_tokens: Callable[[int, int], None] | None = None,
     ) -> list[list[Completion]]:

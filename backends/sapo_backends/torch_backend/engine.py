@@ -19,6 +19,7 @@ from sapo_backends.base import (
     EngineInfo,
     OutOfMemory,
     PolicyUpdate,
+    RowSeed,
     Sampling,
     TokenIds,
     TokenSequence,
@@ -67,6 +68,7 @@ class TorchEngine(Engine):
         self.tokenizer = tokenizer
         self._model, self._folder, self._workers = model, folder, workers
         self._trainer: Trainer | None = None
+        self.optimizer_files = checkpoint.OPTIMIZER_FILES
         if model.flat is not None:
             self._trainer = Trainer(model, model.flat, FlatAdamW(model.flat, workers), workers, budget)
 
@@ -79,7 +81,7 @@ class TorchEngine(Engine):
         prompts: Sequence[TokenIds],
         group_size: int,
         sampling: Sampling,
-        seed: int,
+        seed: int | Sequence[RowSeed],
         cancel: CancelToken | None = None,
         on_tokens: Callable[[int, int], None] | None = None,
     ) -> list[list[Completion]]:

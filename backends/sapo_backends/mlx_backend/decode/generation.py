@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import mlx.core as mx
 
-from sapo_backends.base import CancelToken, Completion, Sampling, TokenIds
+from sapo_backends.base import Cancelled, CancelToken, Completion, RowSeed, Sampling, TokenIds
 from sapo_backends.common.generated_rows import DrawnRows
 from sapo_backends.common.numpy_sampler import uniforms
 from sapo_backends.mlx_backend.decode.sampler import draw
@@ -21,7 +21,7 @@ def generate(
     prompts: Sequence[TokenIds],
     group_size: int,
     sampling: Sampling,
-    seed: int,
+    seed: int | Sequence[RowSeed],
     eos_ids: Sequence[int],
     cancel: CancelToken | None = None,
     on_tokens: Callable[[int, int], None] | None = None,
@@ -35,8 +35,8 @@ def generate(
     alive = list(range(len(owner)))
     session = Session(model, prompts, owner, sampling.max_new_tokens)
     for step in range(sampling.max_new_tokens):
-        if cancel is not None:
-            cancel.raise_if_cancelled()
+        if cancel is not None and cancel.cancelled:
+            raise Cancelled("Stopped on request.", drawn.groups(len(prompts), group_size))
         tokens, logprobs = draw(session.logits, sampling, mx.array(uniform[alive, step], dtype=mx.float32))
         drawn.append(alive, tokens.tolist(), logprobs.tolist())
         if on_tokens is not None:

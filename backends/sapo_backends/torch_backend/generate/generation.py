@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sapo_backends.base import CancelToken, Completion, Sampling, TokenIds
+from sapo_backends.base import Cancelled, CancelToken, Completion, RowSeed, Sampling, TokenIds
 from sapo_backends.common.generated_rows import DrawnRows
 from sapo_backends.torch_backend.causal_lm import Model
 from sapo_backends.torch_backend.generate.sampler import draw, uniforms
@@ -47,31 +47,42 @@ class Monitor:
 
 
 def generate(
-    model: Model, drawing: Any, request: Request, seed: int, workers: Workers, monitor: Monitor
+    model: Model, drawing: Any, request: Request, seed: int | Sequence[RowSeed], workers: Workers, monitor: Monitor
 ) -> list[list[Completion]]:
-    """group_size completions of each prompt; see Engine.generate. Prompts are shared out among the workers."""
+    """group_size completions of each prompt; see Engine.generate. Prompts are shared out among the workers.
+
+    Raises Cancelled with what every worker had until then.
+    """
     size, steps = request.group_size, request.sampling.max_new_tokens
     uniform = uniforms(len(request.prompts) * size, steps, seed)
     parts = shares(len(request.prompts), workers.count)
 
-    def shard(number: int) -> list[Completion]:
+    rows = [DrawnRows(len(part) * size, request.eos_ids) for part in parts]
+
+    def shard(number: int) -> None:
         part = parts[number]
         chosen = replace(request, prompts=request.prompts[part.start : part.stop])
-        return _shard(model, drawing, chosen, uniform[part.start * size : part.stop * size], number, monitor)
+        _shard(model, drawing, chosen, uniform[part.start * size : part.stop * size], rows[number], number, monitor)
 
-    done = [c for completions in workers.map(shard, range(len(parts))) for c in completions]
-    return [done[i * size : (i + 1) * size] for i in range(len(request.prompts))]
+    def groups() -> list[list[Completion]]:
+        done = [completion for part in rows for completion in part.completions()]
+        return [done[i * size : (i + 1) * size] for i in range(len(request.prompts))]
+
+    try:
+        workers.map(shard, range(len(parts)))
+    except Cancelled as error:
+        raise Cancelled(str(error), groups()) from None
+    return groups()
 
 
 @torch.inference_mode()
 def _shard(
-    model: Model, drawing: Any, request: Request, uniform: Tensor, number: int, monitor: Monitor
-) -> list[Completion]:
-    """Decode the rows of some prompts; uniform (rows, steps)."""
-    rows = DrawnRows(len(uniform), request.eos_ids)
+    model: Model, drawing: Any, request: Request, uniform: Tensor, rows: DrawnRows, number: int, monitor: Monitor
+) -> None:
+    """Decode the rows of some prompts into `rows`; uniform (rows, steps)."""
     steps = uniform.shape[1]
     if not len(uniform) or not steps:
-        return rows.completions()
+        return
     monitor.step(number, rows)
     owner = torch.arange(len(request.prompts), device=model.device).repeat_interleave(request.group_size)
     session = model.session(request.prompts, owner, steps, drawing)
@@ -89,4 +100,3 @@ def _shard(
             alive, tokens = alive[keep], tokens[keep.to(tokens.device)]
             session.keep(keep.to(model.device))
         session.step(tokens)
-    return rows.completions()

@@ -6,12 +6,14 @@ a cumulative sum or torch.multinomial over a vocabulary of 150k. Of a small voca
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 
 import torch
 from torch import Tensor
 
-from sapo_backends.base import Sampling
+from sapo_backends.base import RowSeed, Sampling
+from sapo_backends.common.row_uniforms import row_uniforms
 from sapo_backends.torch_backend.native.library import PAD, kernels
 
 BLOCK = 256
@@ -23,9 +25,11 @@ DRAWN_ELEMENTS = 1 << 21
 at every step and paid for again with page faults."""
 
 
-def uniforms(rows: int, steps: int, seed: int) -> Tensor:
+def uniforms(rows: int, steps: int, seed: int | Sequence[RowSeed]) -> Tensor:
     """One float64 uniform a row and step (rows, steps), drawn at once: what a row gets does not depend on which
     other rows are still alive or on how rows are shared out among threads."""
+    if not isinstance(seed, int):
+        return torch.from_numpy(row_uniforms(seed, steps))
     generator = torch.Generator().manual_seed(seed)
     return torch.rand(rows, steps, generator=generator, dtype=torch.float64)
 

@@ -16,6 +16,7 @@ from sapo_backends.torch_backend.model.flat_parameters import Layout
 from sapo_backends.torch_backend.train.optimizer import FlatAdamW
 
 MOMENTS = ("first", "second")
+OPTIMIZER_FILES = ("optimizer.safetensors",)
 
 
 def _by_name(layout: Layout, flat: Tensor) -> dict[str, Tensor]:
@@ -31,15 +32,20 @@ def save(folder: Path, layout: Layout, flat: Tensor, optimizer: FlatAdamW, ident
 
 
 def restore(folder: Path, layout: Layout, flat: Tensor, optimizer: FlatAdamW, identity: dict[str, Any]) -> None:
-    """Read what `save` wrote into the given tensors; they change only if everything fits. Raises CheckpointCorrupt."""
+    """Read what `save` wrote into the given tensors; they change only if everything fits. Raises CheckpointCorrupt.
+
+    Without the optimizer's file the moments are zero and no step was taken.
+    """
     try:
         state = read_state(folder, identity)
         fresh = torch.empty(layout.size)
         layout.fill(fresh, load_file(folder / "trained.safetensors"))
-        moments = load_file(folder / "optimizer.safetensors")
+        whole = (folder / "optimizer.safetensors").exists()
+        zeros = dict.fromkeys(MOMENTS, torch.zeros(layout.size))
+        moments = load_file(folder / "optimizer.safetensors") if whole else zeros
         if any(moments[name].shape != (layout.size,) for name in MOMENTS):
             raise CheckpointCorrupt(f"The optimizer state in {folder} does not fit the model.")
-        steps = int(state["steps"])
+        steps = int(state["steps"]) if whole else 0
     except (OSError, SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as error:
         raise CheckpointCorrupt(f"The checkpoint in {folder} does not restore: {error}") from error
     with torch.no_grad():
