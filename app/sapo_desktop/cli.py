@@ -35,6 +35,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "export": ("models.export", "write the trained model for other programs: hf, adapter, gguf or mlx"),
     "lab": ("machine.lab", "run experiments with many nodes on one machine, and report on them"),
     "runs": ("models.runs", "when a model was trained, and what was different each time"),
+    "uninstall": ("models.uninstall", "list what the app made on this machine, and remove it"),
     "models": ("models.models", "list your models; show, rename, duplicate, delete one; free space"),
     "tasks": ("models.tasks", "list tasks and presets, show sample questions, or what one answer to all would score"),
     "config": ("machine.config", "show or change settings"),

@@ -42,6 +42,11 @@ def story(folder: Path) -> Story:
     )
 
 
+def what(session: RunStarted) -> str:
+    """What was different in this session, in words."""
+    return "; ".join(session.changed) or ("continued" if session.round else "begun")
+
+
 def last_session(folder: Path) -> RunStarted | None:
     """How training was begun the last time; None where it never was, or the journal cannot be read."""
     try:

@@ -61,7 +61,9 @@ class NewModelDialog(_Form):
     def compose(self) -> ComposeResult:
         with Vertical(classes="box dialog form"):
             yield Static(Content.styled("New model", "bold"), markup=False)
-            yield Static("It starts from a base and is trained at once. Your other models stay as they are.", markup=False)
+            yield Static(
+                "It starts from a base and is trained at once. Your other models stay as they are.", markup=False
+            )
             with Horizontal(classes="field"):
                 yield Static("Name", markup=False)
                 yield Input(self._info.name, id="name", compact=True, max_length=40)
