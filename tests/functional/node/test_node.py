@@ -23,7 +23,7 @@ FAKE = (*node_process.FAKE, "--local-groups", "8")
 
 
 def only_run(home: Path) -> Path:
-    (folder,) = (home / "data" / "runs").iterdir()
+    (folder,) = (home / "data" / "models").iterdir()
     return folder
 
 
@@ -99,7 +99,7 @@ def test_straight_rounds_equal_interrupted_ones(tmp_path: Path) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
     sapo(one, "node", *FAKE, "--rounds", "6")
     sapo(two, "node", *FAKE, "--rounds", "3")
-    done = sapo(two, "node", *FAKE, "--rounds", "6", "--run", only_run(two).name)
+    done = sapo(two, "node", *FAKE, "--rounds", "6")
     assert "goes on with round 4" in done.stdout
     assert weights(only_run(one), 6) == weights(only_run(two), 6)
 
@@ -137,7 +137,7 @@ def test_a_corrupt_checkpoint_is_passed_over_with_a_sentence(tmp_path: Path) -> 
     run = only_run(tmp_path)
     victim = next(p for p in (run / "checkpoints" / "round-000003" / "engine").iterdir() if p.is_file())
     victim.write_bytes(victim.read_bytes()[:-1] + b"?")
-    done = sapo(tmp_path, "node", *FAKE, "--rounds", "4", "--run", run.name)
+    done = sapo(tmp_path, "node", *FAKE, "--rounds", "4")
     assert done.returncode == 0, done.stderr
     assert "round-000003" in done.stdout
     assert "goes on with round 3" in done.stdout
@@ -148,7 +148,7 @@ def test_when_no_checkpoint_is_intact_the_run_is_left_alone(tmp_path: Path) -> N
     run = only_run(tmp_path)
     for state in run.glob("checkpoints/*/state.json"):
         state.write_bytes(b"{")
-    done = sapo(tmp_path, "node", *FAKE, "--rounds", "2", "--run", run.name)
+    done = sapo(tmp_path, "node", *FAKE, "--rounds", "2")
     assert done.returncode == 1
     assert "--new" in done.stderr
 
