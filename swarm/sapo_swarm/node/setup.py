@@ -27,6 +27,7 @@ Build = Callable[[Progress], Engine]
 class NodeSetup:
     """Everything a node is given. folder: the run's own; build: loads the engine, called in its thread.
 
+    name, base, changed: of the model, for its history (events.RunStarted).
     limits: what the person allows, asked for every second (in a thread), so that a change counts at once.
     """
 
@@ -39,6 +40,9 @@ class NodeSetup:
     node_key: str = ""
     swarm: str = SILO
     version: str = ""
+    name: str = ""
+    base: str = ""
+    changed: tuple[str, ...] = ()
 
     @property
     def mode(self) -> Mode:
@@ -78,7 +82,7 @@ def context(
 def announcement(
     run_id: str, mode: Mode, config: RunConfig, info: EngineInfo, rounds_done: int, versions: dict[str, str]
 ) -> RunStarted:
-    """The event with which every opening of a run begins."""
+    """The event with which every opening of a model begins."""
     return RunStarted(
         run_id=run_id,
         mode=mode,

@@ -18,6 +18,8 @@ _FREE_TO_CHANGE = {
     "eval_every",
     "eval_items",
     "checkpoint_every",
+    "checkpoint_minutes",
+    "disk_budget_gb",
     "keep_checkpoints",
     "keep_groups",
     "tripwire",
