@@ -140,8 +140,8 @@ class CompositeEngine(Engine):
         self._alpha = alpha
         self._hand_over()
 
-    def save(self, folder: Path) -> None:
-        self._trainer.save(folder)
+    def save(self, folder: Path, optimizer: bool = True) -> None:
+        self._trainer.save(folder, optimizer)
 
     def restore(self, folder: Path) -> None:
         self._trainer.restore(folder)

@@ -25,10 +25,9 @@ Build = Callable[[Progress], Engine]
 
 @dataclass
 class NodeSetup:
-    """Everything a node is given. folder: the model's own; build: loads the engine, called in its thread.
+    """Everything a node is given. folder: the run's own; build: loads the engine, called in its thread.
 
-    run_id, name, base: the model's. changed: what is different from its last session, a sentence each.
-
+    name, base, changed: of the model, for its history (events.RunStarted).
     limits: what the person allows, asked for every second (in a thread), so that a change counts at once.
     """
 
@@ -81,12 +80,12 @@ def context(
 
 
 def announcement(
-    setup: NodeSetup, config: RunConfig, info: EngineInfo, rounds_done: int, versions: dict[str, str]
+    run_id: str, mode: Mode, config: RunConfig, info: EngineInfo, rounds_done: int, versions: dict[str, str]
 ) -> RunStarted:
-    """The event with which every opening of a model begins. config: the setup's, with what the engine decided filled in."""
+    """The event with which every opening of a model begins."""
     return RunStarted(
-        run_id=setup.run_id,
-        mode=setup.mode,
+        run_id=run_id,
+        mode=mode,
         model=info.model,
         backend=info.backend,
         device=info.device,
@@ -102,7 +101,4 @@ def announcement(
         rounds_planned=config.rounds,
         seed=config.seed,
         versions=versions,
-        name=setup.name,
-        base=setup.base,
-        changed=setup.changed,
     )

@@ -19,7 +19,7 @@ pytest.importorskip("transformers", reason="the torch engine is not installed")
 
 from tests.support.trained_models import random_model, trained
 
-from sapo_backends.base import CancelToken, Cancelled
+from sapo_backends.base import Cancelled, CancelToken
 from sapo_desktop.errors import UsageError
 from sapo_desktop.services.models.exports import (
     ExportFailed,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 
 from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import Home
@@ -22,7 +23,8 @@ def main(args: argparse.Namespace) -> int:
     elif args.action == "set":
         if not args.key or args.value is None:
             raise UsageError("Write: sapo-desktop config set KEY VALUE")
-        print(f"{args.key} = {editing.change(path, args.key, args.value)}{_whose(args.key)}")
+        print(f"{args.key} = {editing.change(path, args.key, args.value)}")
+        _tell_whose(args.key)
     elif args.action == "reset":
         print(f"{editing.known(args.key)} = {editing.reset(path, args.key) or '(empty)'}   (the default)")
     elif args.key:
@@ -35,9 +37,8 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-def _whose(key: str) -> str:
+def _tell_whose(key: str) -> None:
     """Settings of a run are only the defaults of new models: each model has its own."""
-    if not key.startswith("run."):
-        return ""
-    flag = key.removeprefix("run.").replace("_", "-")
-    return f"   (for new models; a model that exists: sapo-desktop node NAME --{flag} VALUE, or F2)"
+    if key.startswith("run."):
+        flag = key.removeprefix("run.").replace("_", "-")
+        print(f"It counts for new models. For one that exists: sapo-desktop node NAME --{flag} VALUE", file=sys.stderr)
