@@ -41,6 +41,7 @@ VERBS: dict[str, tuple[str, str]] = {
     ),
     "lab": ("machine.lab", "run experiments with many nodes on one machine, and report on them"),
     "runs": ("models.runs", "when a model was trained, and what was different each time"),
+    "uninstall": ("models.uninstall", "list what the app made on this machine, and remove it"),
     "models": ("models.models", "list your models; show, rename, duplicate, delete one; free space"),
     "tasks": (
         "tasks.verb",

@@ -250,12 +250,18 @@ class Engine(ABC):
         raise BackendUnavailable(f"The {self.info.backend} engine takes no adapter.")
 
     @abstractmethod
-    def save(self, folder: Path) -> None:
-        """Write weights or adapter, optimizer and RNG state into an existing empty folder: safetensors, JSON."""
+    def save(self, folder: Path, optimizer: bool = True) -> None:
+        """Write weights or adapter, optimizer and RNG state into an existing empty folder: safetensors, JSON.
+
+        optimizer False: without the files named in optimizer_files.
+        """
 
     @abstractmethod
     def restore(self, folder: Path) -> None:
-        """Undo everything since save(folder); bit-exact on CPU. Raises CheckpointCorrupt."""
+        """Undo everything since save(folder); bit-exact on CPU. Raises CheckpointCorrupt.
+
+        A folder without all of optimizer_files gives the weights back and starts the optimizer anew.
+        """
 
     def export(self, folder: Path) -> None:
         """Write the trained model as a Hugging Face folder (merged weights, tokenizer, config)."""

@@ -145,9 +145,9 @@ class CompositeEngine(Engine):
         self._alpha = alpha
         self._sync_generator()
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: Path, optimizer: bool = True) -> None:
         """See Engine.save."""
-        self._trainer.save(folder)
+        self._trainer.save(folder, optimizer)
 
     def restore(self, folder: Path) -> None:
         """See Engine.restore."""

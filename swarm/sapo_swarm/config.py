@@ -136,13 +136,32 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     seed: Annotated[int, _doc("Seed of the run; every node mixes its key in", ge=0, lt=2**31)] = 0
     eval_every: Annotated[int, _doc("Small held-out evaluation every N rounds; 0 = never", ge=0)] = 25
     eval_items: Annotated[int, _doc("Held-out items per task in the small evaluation", ge=1, le=10000)] = 16
-    checkpoint_every: Annotated[int, _doc("Rounds between checkpoints", ge=1)] = 1
+    checkpoint_minutes: Annotated[
+        float,
+        _doc(
+            "Minutes between checkpoints while training goes on; large models are saved less often, so that a disk lasts. "
+            "A kill loses no finished round either way: it is redone from its kept rollouts",
+            ge=0.0,
+            le=1440.0,
+        ),
+    ] = 2.0
+    checkpoint_every: Annotated[
+        int, _doc("Fewest rounds between two checkpoints; when one is due is for checkpoint_minutes to say", ge=1)
+    ] = 1
+    disk_budget_gb: Annotated[
+        float,
+        _doc("Disk space that a model may use, checkpoints and history together, in GiB; old ones are thinned", ge=0.0),
+    ] = 2.0
     keep_groups: Annotated[
         int,
         _doc("Newest rounds whose groups stay in the journal (every 10th and first successes stay too); 0 = all", ge=0),
     ] = 200
     keep_checkpoints: Annotated[
-        int, _doc("Newest checkpoints kept (the first, the best and every 50th stay)", ge=1)
+        int,
+        _doc(
+            "Newest checkpoints kept, the last with the optimizer's state; the first, the best and ever fewer old ones stay",
+            ge=1,
+        ),
     ] = 3
 
     @property

@@ -36,7 +36,7 @@ def weights(run: Path, rounds: int) -> str:
 
 
 def run_folder(home: Path) -> Path:
-    (folder,) = (home / "data" / "runs").iterdir()
+    (folder,) = (home / "data" / "models").iterdir()
     return folder
 
 

@@ -15,6 +15,7 @@ from sapo_backends.base import LoadRequest, Sampling  # noqa: E402
 from sapo_backends.torch_backend import TorchBackend  # noqa: E402
 from sapo_backends.torch_backend.decode import cuda_graph, kv_cache, session  # noqa: E402
 from sapo_backends.torch_backend.decode.cuda_graph import GraphCapture, StepInputs  # noqa: E402
+from sapo_backends.torch_backend.runtime import fallbacks  # noqa: E402
 
 PROMPTS = [[5, 9, 200, 31], [7, 7, 12], [40, 3, 8, 250, 17, 60]]
 
@@ -36,7 +37,7 @@ class Here(GraphCapture):
     """Captures on a CPU."""
 
     def wanted(self, device: Any) -> bool:
-        return not self.failed
+        return device not in self.failed
 
 
 def capture_here(monkeypatch: pytest.MonkeyPatch, kind: type[Replayed]) -> Here:
@@ -76,10 +77,14 @@ def test_captured_steps_sample_what_plain_ones_sample(
     assert sum(one.steps for one in made) > len(made), "steps were replayed"
 
 
-@pytest.mark.parametrize("wrong", ["raises", "differs"])
+@pytest.mark.parametrize("wrong", ["raises", "differs", "replays differ"])
 def test_a_gpu_that_cannot_capture_decodes_plainly_from_then_on(
-    model_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, wrong: str
+    model_folder: Callable[[str], Path],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    wrong: str,
 ) -> None:
+    """Whatever goes wrong, completions are those of plain steps, and one line of the log says so."""
     tried: list[int] = []
 
     class Broken(Replayed):
@@ -88,11 +93,28 @@ def test_a_gpu_that_cannot_capture_decodes_plainly_from_then_on(
             if wrong == "raises":
                 raise RuntimeError("operation not permitted when stream is capturing")
             super().__init__(inputs, compute)
-            self.logits = self.expected + 1
+            if wrong == "differs":
+                self.logits = self.expected + 1
+
+        def step(self, tokens: Any) -> Any:
+            return super().step(tokens) + 1
 
     engine = TorchBackend().load(LoadRequest(str(model_folder("qwen2")), precision="float32", threads=1))
     plain = engine.generate(PROMPTS, 2, Sampling(max_new_tokens=6), seed=3)
     here = capture_here(monkeypatch, Broken)
+    monkeypatch.setattr(fallbacks, "_FOUND", {})
     assert engine.generate(PROMPTS, 2, Sampling(max_new_tokens=6), seed=3) == plain
-    assert here.failed
+    assert here.failed == {torch.device("cpu")}
     assert tried == [1]
+    assert [record.message.count("CUDA graphs") for record in caplog.records] == [1]
+
+
+def test_replays_are_compared_with_plain_steps_only_the_first_time_a_device_is_used(
+    model_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = TorchBackend().load(LoadRequest(str(model_folder("qwen2")), precision="float32", threads=1))
+    here = capture_here(monkeypatch, Replayed)
+    for _ in range(3):
+        engine.generate(PROMPTS, 2, Sampling(max_new_tokens=12), seed=3)
+    assert here.checked == {torch.device("cpu"): cuda_graph.CHECKED_STEPS}
+    assert not here.failed

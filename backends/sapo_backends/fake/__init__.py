@@ -239,10 +239,11 @@ class FakeEngine(Engine):
         sets = {"first_moment": self._first_moment, "second_moment": self._second_moment}
         return {f"{prefix}.{name}": array for prefix, part in sets.items() for name, array in part.arrays().items()}
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: Path, optimizer: bool = True) -> None:
         """See Engine.save."""
         save_file(self._weights(), folder / "fake.safetensors")
-        save_file(self._moments(), folder / OPTIMIZER_FILE)
+        if optimizer:
+            save_file(self._moments(), folder / OPTIMIZER_FILE)
         (folder / "fake.json").write_text(json.dumps({"steps": self._steps}), encoding="utf-8")
 
     def restore(self, folder: Path) -> None:

@@ -105,7 +105,7 @@ class LlamaCppEngine(Engine):
     def _identity(self) -> dict[str, object]:
         return {"engine": "llamacpp", "model": self.info.model, "method": self.info.method}
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: Path, optimizer: bool = True) -> None:
         """adapter.safetensors when there is one, state.json."""
         alpha = 0.0
         if self._live is not None:

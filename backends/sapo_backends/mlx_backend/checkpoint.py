@@ -18,9 +18,12 @@ FILES = ("trained", "first", "second")
 OPTIMIZER_FILES = ("first.safetensors", "second.safetensors")
 
 
-def save(folder: Path, model: MlxModel, optimizer: AdamW, identity: dict[str, Any]) -> None:
+def save(
+    folder: Path, model: MlxModel, optimizer: AdamW, identity: dict[str, Any], with_optimizer: bool = True
+) -> None:
     """trained, first and second .safetensors, state.json."""
-    for name, tensors in zip(FILES, (model.trained, optimizer.first, optimizer.second), strict=True):
+    sets = (model.trained, optimizer.first, optimizer.second)[: 3 if with_optimizer else 1]
+    for name, tensors in zip(FILES, sets, strict=False):
         save_file(to_arrays(tensors), folder / f"{name}.safetensors")
     write_state(folder, identity, steps=optimizer.steps)
 

@@ -131,9 +131,9 @@ class MlxEngine(Engine):
         rank = self._rank if self.info.method == "lora" else 0
         return {"engine": "mlx", "model": self.info.model, "method": self.info.method, "rank": rank}
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: Path, optimizer: bool = True) -> None:
         """See Engine.save."""
-        checkpoint.save(folder, self._model, self._trainer(), self._identity())
+        checkpoint.save(folder, self._model, self._trainer(), self._identity(), optimizer)
 
     def restore(self, folder: Path) -> None:
         """See Engine.restore."""

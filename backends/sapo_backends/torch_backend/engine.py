@@ -156,10 +156,12 @@ class TorchEngine(Engine):
     def _identity(self) -> dict[str, object]:
         return {"model": self.info.model, "method": self.info.method, "rank": self._model.rank}
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: Path, optimizer: bool = True) -> None:
         """See Engine.save."""
         trainer = self._trained()
-        checkpoint.save(folder, self._layout, trainer.flat, trainer.optimizer, self._identity())
+        checkpoint.save(
+            folder, self._layout, trainer.flat, trainer.optimizer, self._identity(), with_optimizer=optimizer
+        )
 
     def restore(self, folder: Path) -> None:
         """See Engine.restore."""

@@ -13,13 +13,12 @@ from typing import Any, Literal
 import torch
 
 from sapo_backends.checkpoints.spec import DecoderSpec, why_not
-from sapo_backends.common import hardware
 from sapo_backends.torch_backend.native.library import PAD, Kernels, kernels, suits
 from sapo_backends.torch_backend.runtime.fallbacks import fallbacks, is_left_out
 from sapo_backends.torch_backend.runtime.onednn import packs_bfloat16
 from sapo_backends.torch_backend.runtime.torchscript import works
 
-WeightLayout = Literal["panels", "packed", "column-major", "as stored"]
+WeightLayout = Literal["panels", "packed", "as stored"]
 SMALL_VOCABULARY = 2048
 """Up to so many tokens the sampler sums whole rows of probabilities rather than blocks."""
 
@@ -38,7 +37,7 @@ class Paths:
             return "own decoder, compiled C kernels"
         if self.device == "cuda":
             return "own decoder, CUDA graphs"
-        weights = {"packed": ", oneDNN-packed weights", "column-major": ", column-major weights"}.get(self.layout, "")
+        weights = ", oneDNN-packed weights" if self.layout == "packed" else ""
         return f"own decoder, {'TorchScript' if self.device == 'cpu' and works() else 'plain torch'}{weights}"
 
 
@@ -48,18 +47,8 @@ def choose(spec: DecoderSpec, device: torch.device, compute: torch.dtype, parame
         compiled = kernels()
         if compiled is not None:
             return Paths(compiled, "panels", device.type)
-    return Paths(None, _layout(device, compute, parameters), device.type)
-
-
-def _layout(device: torch.device, compute: torch.dtype, parameters: int) -> WeightLayout:
-    """Of the weights in decode steps, whose products have few rows."""
-    if device.type != "cpu":
-        return "as stored"
-    if compute == torch.bfloat16 and packs_bfloat16():
-        return "packed"
-    with_mkl: bool = torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]
-    small = compute == torch.float32 and parameters < hardware.SHARDED_BELOW
-    return "column-major" if with_mkl and small and not is_left_out("column-major") else "as stored"
+    packed = device.type == "cpu" and compute == torch.bfloat16 and packs_bfloat16()
+    return Paths(None, "packed" if packed else "as stored", device.type)
 
 
 def sampler_kernels(logits: torch.Tensor) -> Kernels | None:

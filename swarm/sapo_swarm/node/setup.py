@@ -25,10 +25,9 @@ Build = Callable[[Progress], Engine]
 
 @dataclass
 class NodeSetup:
-    """Everything a node is given. folder: the model's own; build: loads the engine, called in its thread.
+    """Everything a node is given. folder: the run's own; build: loads the engine, called in its thread.
 
-    run_id, name, base: the model's. changed: what is different from its last session, a sentence each.
-
+    name, base, changed: of the model, for its history (events.RunStarted).
     limits: what the person allows, asked for every second (in a thread), so that a change counts at once.
     """
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from sapo_desktop.dashboard.screens.models.run_facts import read_facts
+from sapo_desktop.services.models.runs import list_runs
 from tests.support.node_process import FAKE, sapo
 from textual import events
 from textual.pilot import Pilot
 
 from sapo_desktop.dashboard.app import BLURRED_S, FOCUSED_S, SapoDashboard
 from sapo_desktop.dashboard.feed import ReplayFeed
-from sapo_desktop.dashboard.screens.models.run_facts import read_facts
 from sapo_desktop.dashboard.screenshot import picture
-from sapo_desktop.services.models.runs import list_runs
 
 
 async def lines(pilot: Pilot[object]) -> str:

@@ -67,12 +67,12 @@ def test_a_rotation_turns_each_plane_and_is_undone_by_the_opposite_one() -> None
     """Lengths stay, the sum of two angles is one rotation, and -sin rotates back."""
     x = torch.randn(5, 3, 8, dtype=torch.float64)
     cos, sin = _angles(5, 8)
-    column_major = x.clone()
-    rotate(column_major, cos, sin)
+    rotated = x.clone()
+    rotate(rotated, cos, sin)
     expected = torch.complex(x[..., :4], x[..., 4:]) * torch.complex(cos[..., :4], sin[..., 4:])
-    torch.testing.assert_close(column_major, torch.cat((expected.real, expected.imag), -1))
-    rotate(column_major, cos, -sin)
-    torch.testing.assert_close(column_major, x)
+    torch.testing.assert_close(rotated, torch.cat((expected.real, expected.imag), -1))
+    rotate(rotated, cos, -sin)
+    torch.testing.assert_close(rotated, x)
 
 
 @pytest.mark.parametrize(("plain", "separate"), [(True, True), (False, True), (False, False)])

@@ -27,7 +27,8 @@ def main(args: argparse.Namespace) -> int:
     if args.action == "set":
         if not args.key or args.value is None:
             raise UsageError("Write: sapo-desktop config set KEY VALUE")
-        print(f"{args.key} = {editing.change(path, args.key, args.value)}{_whose(args.key)}")
+        print(f"{args.key} = {editing.change(path, args.key, args.value)}")
+        _tell_whose(args.key)
     elif args.action == "reset":
         strange = args.key in editing.strange_keys(path)
         value = editing.reset(path, args.key) or "(empty)"
@@ -49,9 +50,8 @@ def _get(path: Path, key: str) -> None:
         print(f"{row.key} = {row.value or '(empty)'}   ({origin})   # {row.help}")
 
 
-def _whose(key: str) -> str:
+def _tell_whose(key: str) -> None:
     """Settings of a run are only the defaults of new models: each model has its own."""
-    if not key.startswith("run."):
-        return ""
-    flag = key.removeprefix("run.").replace("_", "-")
-    return f"   (for new models; a model that exists: sapo-desktop node NAME --{flag} VALUE, or F2)"
+    if key.startswith("run."):
+        flag = key.removeprefix("run.").replace("_", "-")
+        print(f"It counts for new models. For one that exists: sapo-desktop node NAME --{flag} VALUE", file=sys.stderr)

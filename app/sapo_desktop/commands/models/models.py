@@ -12,7 +12,7 @@ import msgspec
 
 from sapo_desktop.errors import AppError, UsageError
 from sapo_desktop.paths import Home
-from sapo_desktop.services.models import control, creating, keeping, store
+from sapo_desktop.services.models import control, creating, history, keeping, store
 from sapo_desktop.services.models.adopt import adopt
 from sapo_desktop.services.models.overview import Overview, gain, overview
 
@@ -117,8 +117,7 @@ def _show(home: Home, args: argparse.Namespace) -> int:
     )
     print("\nhistory" if one.story.sessions else "")
     for session in one.story.sessions:
-        what = "; ".join(session.changed) or ("begun" if not session.round else "continued")
-        print(f"  {_when(session.time)}  round {session.round + 1:>6,}  {session.mode:<5}  {what}")
+        print(f"  {_when(session.time)}  round {session.round + 1:>6,}  {session.mode:<5}  {history.what(session)}")
     if one.story.problem:
         print(one.story.problem, file=sys.stderr)
     return 0

@@ -20,7 +20,12 @@ IDENTITY = {
     "trainer": "engine",
 }
 """Settings that say what the weights are: a model keeps them for ever."""
-_QUIET = frozenset({"threads", "device", "rounds", "keep_groups", "tripwire", "eval_every"})
+_QUIET = frozenset(
+    {
+        *("threads", "device", "rounds", "tripwire", "eval_every"),
+        *("checkpoint_minutes", "checkpoint_every", "keep_checkpoints", "keep_groups", "disk_budget_gb"),
+    }
+)
 """Settings that change nothing that is learned: no mark in the history."""
 _OPEN: dict[str, object] = {"method": "auto", "precision": "auto", "trainer": "auto"}
 """Values that leave the choice to the engine: whatever it was, it fits."""

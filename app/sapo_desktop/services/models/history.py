@@ -42,6 +42,11 @@ def story(folder: Path) -> Story:
     )
 
 
+def what(session: RunStarted) -> str:
+    """What was different in this session, in words."""
+    return "; ".join(session.changed) or ("continued" if session.round else "begun")
+
+
 def last_session(folder: Path) -> RunStarted | None:
     """How training was begun the last time; None where it never was, or the journal cannot be read."""
     try:
@@ -51,13 +56,13 @@ def last_session(folder: Path) -> RunStarted | None:
     return next((e for e in events if isinstance(e, RunStarted)), None)
 
 
-def last_evaluation(folder: Path) -> Evaluated | None:
-    """The newest evaluation; None where there is none, or the journal cannot be read."""
+def rounds_told(folder: Path) -> int:
+    """Rounds that the journal tells of; 0 where it cannot be read."""
     try:
-        events = _events(folder, ("evaluation",), tail=1)
+        events = _events(folder, ("round",), tail=1)
     except JournalError:
-        return None
-    return next((e for e in events if isinstance(e, Evaluated)), None)
+        return 0
+    return max((e.round + 1 for e in events if isinstance(e, RoundFinished)), default=0)
 
 
 def _events(folder: Path, kinds: tuple[str, ...], tail: int = 0) -> list[Event]:

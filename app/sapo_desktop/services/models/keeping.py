@@ -16,7 +16,8 @@ from sapo_desktop.paths import Home
 from sapo_desktop.services.models import names, store
 from sapo_desktop.services.models.history import story
 from sapo_desktop.services.models.store import Model
-from sapo_swarm.events import RunStarted, decode, encode
+from sapo_swarm.events import RunStarted, encode
+from sapo_swarm.node.storage.journal import readable
 
 _PARTIAL = ".partial-"
 
@@ -72,10 +73,10 @@ def _copy_journal(source: Path, target: Path, id: str) -> None:
         old.backup(new)
         rows = new.execute("SELECT seq, body FROM events WHERE kind = 'run_started'").fetchall()
         for seq, body in rows:
-            event = decode(body)
-            assert isinstance(event, RunStarted)
-            changed = encode(msgspec.structs.replace(event, run_id=id))
-            new.execute("UPDATE events SET body = ? WHERE seq = ?", (changed, seq))
+            event = readable(bytes(body))
+            if isinstance(event, RunStarted):
+                changed = encode(msgspec.structs.replace(event, run_id=id))
+                new.execute("UPDATE events SET body = ? WHERE seq = ?", (changed, seq))
         new.commit()
 
 

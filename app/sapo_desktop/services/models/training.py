@@ -11,8 +11,7 @@ import msgspec
 from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import Home
 from sapo_desktop.services.machine import engines
-from sapo_desktop.services.models import changes, creating, names, store
-from sapo_desktop.services.models.history import last_session
+from sapo_desktop.services.models import changes, creating, history, names, store
 from sapo_desktop.services.models.store import Model
 from sapo_swarm.config import RunConfig
 from sapo_swarm.protocol.invite import Invite
@@ -38,7 +37,7 @@ class Session:
         """
         if self.rounds is not None:
             return self.rounds
-        done = self.model.rounds_done if self.model else 0
+        done = rounds_behind(self.model) if self.model else 0
         return self.config.rounds if self.config.rounds > done else 0
 
 
@@ -60,8 +59,8 @@ def plan(model: Model | None, config: RunConfig, typed: Collection[str]) -> Sess
     kept = changes.kept_identity(model, config)
     if rounds is not None:
         kept = msgspec.structs.replace(kept, rounds=model.config.rounds)
-        if 0 < rounds <= model.rounds_done:
-            done = model.rounds_done
+        done = rounds_behind(model)
+        if 0 < rounds <= done:
             raise UsageError(
                 f"{model.name} has {done} rounds already, so --rounds {rounds} leaves nothing to do. It counts all rounds "
                 f"of the model: --rounds {done + rounds} trains {rounds} more."
@@ -69,9 +68,14 @@ def plan(model: Model | None, config: RunConfig, typed: Collection[str]) -> Sess
     return Session(model.name, kept, rounds, model)
 
 
+def rounds_behind(model: Model) -> int:
+    """Rounds that the model was trained for; after a kill some of them are in its log, not yet in a checkpoint."""
+    return max(model.rounds_done, history.rounds_told(model.folder))
+
+
 def meant(model: Model) -> RunConfig:
     """The model's settings with what "auto" and 0 meant when its training began."""
-    config, session = engines.stored_config(model.config, model.folder), last_session(model.folder)
+    config, session = engines.stored_config(model.config, model.folder), history.last_session(model.folder)
     if session is None:
         return config
     said = {"method": session.method, "precision": session.precision}

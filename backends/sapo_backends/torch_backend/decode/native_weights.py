@@ -9,9 +9,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sapo_backends.checkpoints.spec import DecoderSpec
-from sapo_backends.torch_backend.decode.weights import column_major
 from sapo_backends.torch_backend.model.decoder import Weights
 from sapo_backends.torch_backend.native.library import PANEL, Kernels
+
+
+def _column_major(weight: Tensor) -> Tensor:
+    """The same matrix (out, in), its columns contiguous: MKL multiplies 8 rows with it in half the time, 64 in five
+    sixths."""
+    return weight.t().contiguous().t()
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +38,7 @@ class PackedLinear:
             weight = torch.addmm(weight, up, adapter.tensors[f"{name}.A"], alpha=adapter.scale)
         rows, columns = weight.shape
         filled = F.pad(weight, (0, 0, 0, -rows % PANEL)).view(-1, PANEL, columns)
-        return cls(column_major(weight), weights.tensors.get(f"{name}.bias"), filled.transpose(1, 2).contiguous())
+        return cls(_column_major(weight), weights.tensors.get(f"{name}.bias"), filled.transpose(1, 2).contiguous())
 
     def __call__(self, x: Tensor) -> Tensor:
         """x (N, in) -> (N, out)."""
@@ -87,4 +92,4 @@ class NativeDecodeWeights:
             )
             for layer in range(spec.layers)
         ]
-        return cls(kernels, tensors["embed"], layers, tensors["norm"], column_major(weights.head))
+        return cls(kernels, tensors["embed"], layers, tensors["norm"], _column_major(weights.head))

@@ -53,7 +53,10 @@ class DecoderSession:
         """See Session.step."""
         cache = self._cache
         if self._captured is not None:
-            self.logits = self._captured.step(tokens)
+            captured = CAPTURE.replay(self._captured, tokens, lambda: self._compute(tokens, self._positions))
+            if captured is None:
+                self._captured = None
+            self.logits = self._compute(tokens, self._positions) if captured is None else captured
         elif CAPTURE.wanted(tokens.device):
             inputs = StepInputs.of(tokens, self._positions, cache.used, cache.slots, cache.kind)
             self._captured = CAPTURE.capture(inputs, lambda now: self._compute(now.tokens, now.positions, now))

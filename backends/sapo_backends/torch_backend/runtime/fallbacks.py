@@ -14,7 +14,6 @@ PATHS = {
     "own": "this package's own decoder",
     "native": "the compiled C kernels",
     "onednn": "oneDNN's packed bfloat16 weights",
-    "column-major": "column-major weights",
     "torchscript": "TorchScript",
     "cuda-graph": "CUDA graphs",
 }

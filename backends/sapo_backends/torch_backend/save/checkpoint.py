@@ -23,11 +23,19 @@ def _by_name(layout: Layout, flat: Tensor) -> dict[str, Tensor]:
     return {name: view.contiguous().cpu() for name, view in layout.named_parts(flat)}
 
 
-def save(folder: Path, layout: Layout, flat: Tensor, optimizer: FlatAdamW, identity: dict[str, Any]) -> None:
+def save(
+    folder: Path,
+    layout: Layout,
+    flat: Tensor,
+    optimizer: FlatAdamW,
+    identity: dict[str, Any],
+    with_optimizer: bool = True,
+) -> None:
     """trained.safetensors and optimizer.safetensors by Hugging Face or PEFT names, state.json."""
     save_file(_by_name(layout, flat), folder / "trained.safetensors")
-    moments = {"first": optimizer.first.cpu(), "second": optimizer.second.cpu()}
-    save_file(moments, folder / "optimizer.safetensors")
+    if with_optimizer:
+        moments = {"first": optimizer.first.cpu(), "second": optimizer.second.cpu()}
+        save_file(moments, folder / "optimizer.safetensors")
     write_state(folder, identity, steps=optimizer.steps)
 
 

@@ -156,7 +156,7 @@ class Guard:
         path = await self.host.call(self._kept, self.watch.restored)
         if path is None:
             raise CheckpointCorrupt(
-                "No checkpoint to roll back to is intact. Start another run: sapo-desktop node --new"
+                "No checkpoint to roll back to is intact. Make another model: sapo-desktop new NAME"
             )
         await self.host.call(self.host.engine.restore, path / "engine")
         self.rollbacks = self.watch.trips

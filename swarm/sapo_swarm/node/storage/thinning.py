@@ -98,3 +98,16 @@ def sparse(seqs: Sequence[int], newest: int, room: int) -> set[int]:
         else:
             last = seq
     return gone
+
+
+def dispensable(rounds: Sequence[int], keep: int, pinned: int | None) -> list[int]:
+    """Checkpoints (by their rounds, ascending) that may go: all but the newest `keep`, the pinned one, the first one, and of
+    every doubling of the age the oldest."""
+    if not rounds:
+        return []
+    newest = rounds[-1]
+    stays = {*rounds[-keep:], rounds[0]}
+    ages: dict[int, int] = {}
+    for number in rounds:
+        ages.setdefault((newest - number).bit_length(), number)
+    return [number for number in rounds if number not in stays and number != pinned and number not in ages.values()]

@@ -9,6 +9,7 @@ from textual.content import Content
 
 from sapo_desktop.dashboard.look.glyphs import Glyphs
 from sapo_desktop.dashboard.look.show import age, bar, count, fit, hang, memory, plain
+from sapo_desktop.services.models.history import what
 from sapo_desktop.services.models.overview import Overview, gain
 from sapo_desktop.services.models.store import rounds_of
 from sapo_swarm.config import RunConfig
@@ -110,10 +111,9 @@ def history(sessions: tuple[RunStarted, ...], width: int) -> list[Content]:
     rows = []
     for session in sessions:
         when = time.strftime("%m-%d %H:%M", time.localtime(session.time))
-        what = "; ".join(session.changed) or ("begun" if not session.round else "gone on with")
         text = f"{when}  round {session.round + 1:>6,}  "
         style = "$accent" if session.changed else ""
-        rows.append(Content.assemble((text, "$muted"), (hang(plain(what, 400), width, len(text)), style)))
+        rows.append(Content.assemble((text, "$muted"), (hang(plain(what(session), 400), width, len(text)), style)))
     return rows
 
 
