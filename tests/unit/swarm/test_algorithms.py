@@ -53,7 +53,7 @@ def test_rloo_treats_a_completion_as_one_action() -> None:
     old, now = (-1.0, -2.0, -3.0), np.array([-1.3, -2.0, -2.4])
     term = sample_term(TrainSample((1,), (2, 3, 4), 1.0, old_logprobs=old), now, policy)
     np.testing.assert_allclose(term.ratio, np.exp(np.mean(now - np.array(old))))
-    np.testing.assert_allclose(term.slope, term.ratio)
+    np.testing.assert_allclose(term.grad, term.ratio)
 
 
 def test_maxrl_divides_by_the_mean_and_is_grpo_otherwise() -> None:

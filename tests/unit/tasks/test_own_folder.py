@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.support.own_tasks import library_in, sums, task_of, write_folder
 
 from sapo_swarm.config import RunConfig
-from sapo_swarm.evaluation import items
+from sapo_swarm.evaluation import held_out_items
 from sapo_swarm.node.round.plan import candidate_refs
 from sapo_swarm.protocol.receive import AcceptanceRules
 from sapo_swarm.tasks.catalogue import UnknownTask, preset_of
@@ -33,7 +33,7 @@ def test_training_seeds_reach_every_training_row_and_no_held_out_one(tmp_path: P
         config = RunConfig(tasks=("sums",))
         refs = [ref for ref, _ in zip(candidate_refs(config, "me", "silo", 0), range(200), strict=False)]
         trained = {generate_entry(ref)[1]["question"] for ref in refs}
-        kept = {generate_entry(ref)[1]["question"] for ref in items(["sums"], "starter", 400)}
+        kept = {generate_entry(ref)[1]["question"] for ref in held_out_items(["sums"], "starter", 400)}
     assert trained == {task.spec.fill(row) for row in task.train}
     assert kept == {task.spec.fill(row) for row in task.held_out}
 
@@ -57,8 +57,8 @@ def test_no_coordinates_lead_from_one_side_to_the_other(
 def test_a_task_has_as_many_held_out_items_as_it_has_rows(tmp_path: Path) -> None:
     sums(tmp_path / "sums", held_out=20)
     with library_in(tmp_path):
-        assert len(items(["sums", "bf"], "starter", 50)) == 70
-        assert len(items(["sums"], "starter", 8, start=16)) == 4
+        assert len(held_out_items(["sums", "bf"], "starter", 50)) == 70
+        assert len(held_out_items(["sums"], "starter", 8, start=16)) == 4
 
 
 def test_an_own_task_has_a_namespace_that_no_swarm_takes(tmp_path: Path) -> None:
