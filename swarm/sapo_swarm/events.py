@@ -28,7 +28,8 @@ class _Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
 
 
 class RunStarted(_Event, frozen=True, kw_only=True, tag="run_started"):
-    """A node process opened the run (the first time or after a stop); round: the next round."""
+    """A node process opened the run (the first time or after a stop); round: the next round. computed_by: which decoder
+    and decode path of the engine, in words; "" from engines and versions that do not say."""
 
     run_id: str
     mode: Mode
@@ -47,6 +48,7 @@ class RunStarted(_Event, frozen=True, kw_only=True, tag="run_started"):
     rounds_planned: int
     seed: int
     versions: dict[str, str]
+    computed_by: str = ""
 
 
 class StateChanged(_Event, frozen=True, kw_only=True, tag="state"):

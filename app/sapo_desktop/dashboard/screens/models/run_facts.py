@@ -12,7 +12,7 @@ from sapo_desktop.dashboard.look.glyphs import Glyphs
 from sapo_desktop.dashboard.look.show import age, bar, fit, hang, memory, plain
 from sapo_desktop.services.models.runs import Run
 from sapo_swarm.config import RunConfig
-from sapo_swarm.events import Evaluated
+from sapo_swarm.events import Evaluated, RunStarted
 from sapo_swarm.node.storage.journal import JournalError, read_only
 
 SHOWN_EVALUATIONS = 12
@@ -29,12 +29,13 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class RunFacts:
-    """problem: why the journal could not be read, "" when it could."""
+    """problem: why the journal could not be read, "" when it could. computed_by: see RunStarted, of the last start."""
 
     run: Run
     checkpoints: tuple[Checkpoint, ...]
     evaluations: tuple[Evaluated, ...]
     problem: str = ""
+    computed_by: str = ""
 
 
 def read_facts(run: Run) -> RunFacts:
@@ -46,10 +47,12 @@ def read_facts(run: Run) -> RunFacts:
         except OSError:  # taken away by the retention while we looked
             continue
     try:
-        events = read_only(run.folder / "journal.db", kinds=("evaluation",))
+        events = read_only(run.folder / "journal.db", kinds=("evaluation", "run_started"))
     except JournalError as error:
         return RunFacts(run, tuple(checkpoints), (), str(error))
-    return RunFacts(run, tuple(checkpoints), tuple(e for e in events if isinstance(e, Evaluated)))
+    evaluations = tuple(e for e in events if isinstance(e, Evaluated))
+    started = [f"{e.computed_by}, {e.precision}" for e in events if isinstance(e, RunStarted) and e.computed_by]
+    return RunFacts(run, tuple(checkpoints), evaluations, computed_by=started[-1] if started else "")
 
 
 def _checkpoint(folder: Path) -> Checkpoint:
@@ -73,6 +76,7 @@ def facts_text(facts: RunFacts, now: float, width: int, glyphs: Glyphs) -> Conte
     config = facts.run.config
     rows = [
         _pair("model", f"{config.model} · engine {config.trainer} · method {config.method}", width),
+        *([_pair("computed by", plain(facts.computed_by, 120), width)] if facts.computed_by else []),
         _pair("tasks", f"{', '.join(config.tasks)} ({config.preset})", width),
         _pair("update", _update(config), width),
         Content(""),
