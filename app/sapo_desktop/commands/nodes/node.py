@@ -59,7 +59,7 @@ def main(args: argparse.Namespace) -> int:
     memory_plan.require(config)
     with NodeLock(home.lock):
         run_id, folder = runs.open_run(home.runs, config, args.new, args.run)
-        build = engines.builder(engines.settle(config, folder, home))
+        build = engines.run_builder(config, folder, home)
         with contextlib.suppress(OSError):
             os.nice(chosen.limits.nice)
         node_logging(home.node_log)
