@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass
 
 from sapo_backends.base import CancelToken, Completion, Sampling
@@ -90,7 +90,7 @@ class Answering:
         text, stopped = _cut(self._host.engine.tokenizer.decode(completion.tokens), stops)
         return Answer(text, "stop" if stopped else completion.finish, len(completion.tokens))
 
-    async def stream(self, request: ChatRequest, prompt: list[int], seed: int) -> AsyncIterator[Answer]:
+    async def stream(self, request: ChatRequest, prompt: list[int], seed: int) -> AsyncGenerator[Answer]:
         """The one answer as it grows; text only ever gets longer. Raises TooMany, BackendError.
 
         What could still become a stop text, or is half a character, is held back.
