@@ -14,6 +14,11 @@ FATAL = (MemoryError,)
 """Not a verdict: the group fails and its source is struck."""
 
 
+CLOSING = "</answer>"
+TAIL = 8
+"""Spaces and line breaks that may follow the closing tag."""
+
+
 class DeadlineExceeded(BaseException):
     """Raised by the alarm inside a scorer; no `except Exception` of a scorer can swallow it."""
 
@@ -23,6 +28,13 @@ def cap(text: str) -> str:
     if text.isascii() and len(text) <= MAX_COMPLETION_BYTES:
         return text
     return text.encode("utf-8", "replace")[-MAX_COMPLETION_BYTES:].decode("utf-8", "ignore")
+
+
+def ends_well(text: str) -> bool:
+    """Nothing but the end follows the last closing answer tag: what stands there would be taught though nobody judges it. A few
+    spaces and line breaks are let pass, because some models end every answer with one."""
+    tail = text[text.rfind(CLOSING) + len(CLOSING) :]
+    return CLOSING in text and len(tail) <= TAIL and not tail.strip(" \t\r\n")
 
 
 def raw_score(answer: str, name: str, dataset: Any, entry: dict[str, Any]) -> float:
@@ -39,11 +51,12 @@ def raw_score(answer: str, name: str, dataset: Any, entry: dict[str, Any]) -> fl
 def score_text(text: str, name: str, dataset: Any, entry: dict[str, Any], partial: bool = False) -> tuple[float, bool]:
     """(reward in [0, 1], well formed). Without partial credit the reward is 1.0 or 0.0.
 
-    Well formed: the text holds a non-empty <answer>...</answer>. An exception in a verifier is a verdict of 0;
-    raises MemoryError and DeadlineExceeded only.
+    Well formed: the text ends with a non-empty <answer>...</answer>, and only such a text earns anything. An exception in a
+    verifier is a verdict of 0; raises MemoryError and DeadlineExceeded only.
     """
-    answer = extract_answer(cap(text))
-    if not answer:
+    capped = cap(text)
+    answer = extract_answer(capped)
+    if not answer or CLOSING in answer or not ends_well(capped):
         return 0.0, False
     try:
         raw = raw_score(answer, name, dataset, entry)
