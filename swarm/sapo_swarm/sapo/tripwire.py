@@ -22,6 +22,8 @@ FALL = 1 / 3
 """Part of the best that must be gone to be found; a larger tolerance looks for a larger fall."""
 SUSPICION = 1.65
 """Evidence (nats) from which on a closer look is taken."""
+LEAST_RIGHT = 10
+"""Right answers of the best evaluation below which nothing is suspected: there is little to lose, and nothing to tell it by."""
 FALSE_ALARM, MISSED = 1e-3, 0.02
 """Errors of one closer look: calling chance a fall, and a fall chance."""
 STEPS = (2, 4, 8, 16)
@@ -121,6 +123,8 @@ def fall(tolerance: float) -> float:
 def evidence(best: HeldOut, now: HeldOut, tolerance: float) -> float:
     """Log-likelihood ratio of one evaluation, in nats: that the rate fell by fall(tolerance), against that it is the best's.
     Positive speaks for a fall. Rates are drawn in by two successes and two failures, so that 0 and 1 are not certain."""
+    if best.pass_at_1 * now.items < LEAST_RIGHT:
+        return 0.0
     before = (best.pass_at_1 * best.items + 2) / (best.items + 4)
     after = (1 - fall(tolerance)) * before
     right = now.pass_at_1 * now.items

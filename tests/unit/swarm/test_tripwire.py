@@ -176,7 +176,7 @@ class Life:
         return answers(right), answers(now), found
 
 
-@pytest.mark.parametrize("skill", [0.03, 0.3, 0.8])
+@pytest.mark.parametrize("skill", [0.05, 0.1, 0.3, 0.8])
 def test_a_healthy_node_with_noisy_results_is_left_alone(skill: float) -> None:
     """Lives of a hundred evaluations each, every draw independent: noisier than a model can be on fixed items."""
     lives = [Life(seed, skill) for seed in range(20 if skill == 0.3 else 6)]
