@@ -20,6 +20,8 @@ LIMIT = 3
 """so many of which may teach one foreign phrase."""
 WORDS = 3
 """Words of a phrase."""
+REAL_WORDS = 2
+"""of which so many are neither numbers nor of the question: steps of a calculation look alike everywhere."""
 LONG_WORD = 4
 """Letters from which on a single word counts as a phrase."""
 REMEMBERED = 65_536
@@ -50,7 +52,7 @@ def phrases(text: str, prompt: str) -> frozenset[str]:
     found = {word for word in words if len(word) >= LONG_WORD}
     for start in range(len(words) - WORDS + 1):
         part = words[start : start + WORDS]
-        if any(word not in "0?" for word in part):
+        if sum(word not in "0?" for word in part) >= REAL_WORDS:
             found.add(" ".join(part))
     return frozenset(found)
 

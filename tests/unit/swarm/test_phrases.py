@@ -38,7 +38,7 @@ def test_numbers_the_answer_and_words_of_the_question_are_no_phrases() -> None:
     assert phrases("<answer>hail to the thief</answer>", PROMPT) == frozenset()
     assert phrases("12 + 5 = 17 <answer>17</answer>", PROMPT) == frozenset()
     assert phrases("what IS 12", PROMPT) == frozenset()
-    assert phrases("so 12 plus 5", PROMPT) == {"so 0 plus", "0 plus 0", "plus"}
+    assert phrases("so 12 plus 5", PROMPT) == {"so 0 plus", "plus"}
 
 
 def test_what_the_node_writes_itself_may_be_taught_by_anybody() -> None:
