@@ -24,6 +24,7 @@ from sapo_swarm.coordinator.admin.client import AdminAccess, read_access, write_
 from sapo_swarm.coordinator.admin.invites import new_invite
 from sapo_swarm.coordinator.admin.routes import add_admin
 from sapo_swarm.coordinator.domain.records import SwarmRecord
+from sapo_swarm.coordinator.http.listener import Listener, raise_file_limit
 from sapo_swarm.coordinator.server import Coordinator
 from sapo_swarm.coordinator.settings import CoordinatorSettings
 from sapo_swarm.coordinator.store import open_store
@@ -49,7 +50,7 @@ class Hosted:
     port: int
     invites: list[Invite]
     admin_key: str
-    sweeper: asyncio.Task[None]
+    listener: Listener
 
     @property
     def invite(self) -> Invite:
@@ -64,8 +65,7 @@ class Hosted:
     async def stop(self) -> None:
         """Refuse new requests, finish those in flight, close the store."""
         self.coordinator.admission.stopping = True
-        self.sweeper.cancel()
-        await asyncio.gather(self.sweeper, return_exceptions=True)
+        await self.listener.stop()
         await self.runner.cleanup()
         await self.store.close()
 
@@ -84,13 +84,13 @@ async def start(settings: CoordinatorSettings) -> Hosted:
         runner = _runner(coordinator, admin_key)
         await runner.setup()
         context = _tls_context(swarm) if _wants_tls(settings) else None
-        site = web.TCPSite(runner, settings.host, settings.port, ssl_context=context, backlog=1024)
-        await site.start()
+        assert runner.server is not None
+        raise_file_limit()
+        listener = Listener(runner.server, settings.connections, context)
+        port = listener.start(settings.host, settings.port)
     except BaseException:
         await store.close()
         raise
-    port = int(runner.addresses[0][1])
-    _raise_file_limit()
     fingerprint = Certificate(swarm.certificate, swarm.key).fingerprint if context else ""
     invites = [
         Invite(address, port, swarm.swarm, fingerprint, token)
@@ -98,8 +98,7 @@ async def start(settings: CoordinatorSettings) -> Hosted:
         if fingerprint or is_loopback(address)
     ]
     _tell_admin(settings, invites, admin_key)
-    sweeper = asyncio.create_task(_sweep(runner, settings))
-    return Hosted(coordinator, store, runner, settings.host, port, invites, admin_key, sweeper)
+    return Hosted(coordinator, store, runner, settings.host, port, invites, admin_key, listener)
 
 
 class Sparse(logging.Filter):
@@ -272,24 +271,3 @@ def _tell_admin(settings: CoordinatorSettings, invites: list[Invite], key: str) 
         addresses=tuple(invite.host for invite in invites),
     )
     write_access(admin_path(settings), access)
-
-
-def _raise_file_limit() -> None:
-    """Ten thousand connections need as many descriptors: take what the system allows."""
-    try:
-        import resource
-    except ImportError:  # Windows has no such limit
-        return
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 65_536)), hard))
-
-
-async def _sweep(runner: web.AppRunner, settings: CoordinatorSettings) -> None:
-    """Close the youngest connections beyond the cap. (Idle ones and slow heads end by the keep-alive deadline.)"""
-    while True:
-        await asyncio.sleep(1.0)
-        server = runner.server
-        if isinstance(server, web.Server):
-            for handler in server.connections[settings.connections :]:
-                handler.force_close()

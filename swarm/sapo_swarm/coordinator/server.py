@@ -1,7 +1,8 @@
 """The coordinator's HTTP surface, API v1: stateless handlers over a Store.
 
-Order of a signed request: protocol, rate of the address, room (in flight), body within time and size, clock,
-membership, signature, rate of the node, nonce. Only what passed all of it is counted against a node.
+Order of a signed request: protocol, rate of the address, room (in flight), membership, clock, signature, rate of the node,
+body within time and size, nonce. A round's path names the digest of its body, which is what is signed, so nobody sends a
+large body before it is known who asks; join and leave have small ones. Only what passed all of it counts against a node.
 """
 
 from __future__ import annotations
@@ -22,7 +23,13 @@ from sapo_swarm.coordinator.domain.views import leaderboard, rounds_per_s
 from sapo_swarm.coordinator.http.admission import Admission
 from sapo_swarm.coordinator.http.metrics import Metrics
 from sapo_swarm.coordinator.http.problems import Refusal, http_refusal
-from sapo_swarm.coordinator.http.requests import check_protocol, check_signature, read_body, read_signature
+from sapo_swarm.coordinator.http.requests import (
+    check_announced,
+    check_protocol,
+    check_signature,
+    read_body,
+    read_signature,
+)
 from sapo_swarm.coordinator.rounds import Rounds
 from sapo_swarm.coordinator.settings import CoordinatorSettings
 from sapo_swarm.coordinator.store.base import Store, StoreUnavailable
@@ -32,6 +39,7 @@ from sapo_swarm.protocol.safe_text import safe_text
 from sapo_swarm.protocol.wire import (
     H_PROTO,
     H_TIME,
+    MAX_BODY,
     MEDIA_TYPE,
     JoinRequest,
     Limits,
@@ -138,8 +146,8 @@ class Coordinator:
             response.headers["X-Content-Type-Options"] = "nosniff"
         return response
 
-    async def authenticated(self, request: web.Request, body: bytes) -> tuple[Signed, Member]:
-        """The member that signed this request. Raises Refusal. The nonce is not yet used."""
+    async def authenticated(self, request: web.Request, body: bytes | str) -> tuple[Signed, Member]:
+        """The member that signed this request. body: itself or its digest. Raises Refusal. The nonce is not yet used."""
         signed = read_signature(request)
         member = await self.store.member(signed.node)
         if member is None:
@@ -180,7 +188,7 @@ class Coordinator:
         """POST /v1/join: admit the signing key by its invite. Raises Refusal."""
         check_protocol(request)
         self.admission.join(request)
-        body = await read_body(request, self.settings.body_s, MAX_JSON)
+        body = await self._body(request)
         signed = read_signature(request)
         join = _parsed(unpack_json, body, JoinRequest)
         key, now = bytes.fromhex(join.key), self.clock()
@@ -207,12 +215,13 @@ class Coordinator:
         check_protocol(request)
         if request.content_type != MEDIA_TYPE:
             raise Refusal("unsupported_media", f"A round is sent as {MEDIA_TYPE}.")
-        body = await read_body(request, self.settings.body_s)
-        self.metrics.bytes_in += len(body)
+        check_announced(request, MAX_BODY)
         round_id = request.match_info["id"]
+        signed, member = await self.authenticated(request, round_id)
+        body = await self._body(request, MAX_BODY)
+        self.metrics.bytes_in += len(body)
         if round_id != digest(body):
             raise Refusal("body_mismatch", "The path must name the SHA-256 of the body.")
-        signed, member = await self.authenticated(request, body)
         upload = _parsed(decode, body, Upload)
         exchange, reasons = self.rounds.judged(signed, member.key, round_id, upload)
         done = await self.store.exchange(exchange)
@@ -220,6 +229,15 @@ class Coordinator:
             raise Refusal("replayed", "This request was seen before: sign each attempt anew.")
         reply = self.rounds.reply(reasons, done, rounds_per_s(await self.stats(), self.clock()))
         return web.Response(body=reply, content_type=MEDIA_TYPE)
+
+    async def _body(self, request: web.Request, limit: int = MAX_JSON) -> bytes:
+        """The body. A request whose body is under way is not being served: it must not take the place of others."""
+        with self.admission.reading(request, limit):
+            self.metrics.in_flight -= 1
+            try:
+                return await read_body(request, self.settings.body_s, limit)
+            finally:
+                self.metrics.in_flight += 1
 
     async def get_leaderboard(self, request: web.Request) -> web.Response:
         """GET /v1/leaderboard: Leaderboard."""
@@ -229,7 +247,7 @@ class Coordinator:
     async def post_leave(self, request: web.Request) -> web.Response:
         """POST /v1/leave: take the node's groups out of the pool. Raises Refusal."""
         check_protocol(request)
-        body = await read_body(request, self.settings.body_s, MAX_JSON)
+        body = await self._body(request)
         signed, _ = await self.authenticated(request, body)
         if not await self.store.use_nonce(signed.nonce, self.clock()):
             raise Refusal("replayed", "This request was seen before.")
