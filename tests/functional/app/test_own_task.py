@@ -66,7 +66,8 @@ def test_a_node_trains_on_an_own_task_and_evaluates_its_held_out_rows(tmp_path: 
     assert sum(isinstance(event, RoundFinished) for event in events) == 3
     last = [event for event in events if isinstance(event, Evaluated)][-1]
     assert [(score.task, score.items) for score in last.tasks] == [("my_sums", 16)]
-    held_out = {json.loads(line)["question"] for line in (tmp_path / "data/tasks/my_sums/heldout.jsonl").open()}
+    lines = (tmp_path / "data" / "tasks" / "my_sums" / "heldout.jsonl").read_text().splitlines()
+    held_out = {json.loads(line)["question"] for line in lines}
     trained = {event.group.question.prompt for event in events if isinstance(event, GroupRecorded)}
     assert trained
     assert not trained & held_out
