@@ -126,7 +126,12 @@ def spec_text(spec: TaskSpec) -> str:
     """task.toml, without what is as it is anyway."""
     import tomli_w
 
-    shown = {"format": spec.format, "name": spec.name, "prompt": spec.prompt, "answer": spec.answer} | _chosen(spec)
+    shown: dict[str, Any] = {
+        "format": spec.format,
+        "name": spec.name,
+        "prompt": spec.prompt,
+        "answer": spec.answer,
+    } | _chosen(spec)
     parts = shown.pop("verifier", [{"kind": "exact"}])
     return tomli_w.dumps(shown) + "".join(f"\n[[verifier]]\n{tomli_w.dumps(part)}" for part in parts)
 
