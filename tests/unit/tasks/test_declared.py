@@ -323,14 +323,18 @@ def test_any_text_has_a_verdict_under_every_verifier(text: str) -> None:
         assert 0.0 <= score(part, text, truth, partial=True) <= 1.0
 
 
-def test_a_query_cannot_change_what_the_next_one_sees() -> None:
-    for attack in (
+@pytest.mark.parametrize(
+    "attack",
+    [
         "delete from people",
-        "insert into people values ('Eve', 99)",
-        "create temp view people as select 1 name",
-    ):
-        assert score(Sql(), attack, ADULTS) == 0.0
-        assert score(Sql(), ADULTS, ADULTS) == 1.0
+        "update people set age = 1",
+        "create temp view people as select 'x' name, 99 age",
+        "drop table people",
+    ],
+)
+def test_a_query_cannot_change_what_the_next_one_sees(attack: str) -> None:
+    assert score(Sql(), attack, ADULTS) == 0.0
+    assert score(Sql(), f"{ADULTS} -- {attack}", f"{ADULTS} /* {attack} */") == 1.0, "asked anew"
 
 
 def test_a_schema_fetches_nothing() -> None:
