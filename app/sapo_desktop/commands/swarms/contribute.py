@@ -60,6 +60,7 @@ async def _contribute(home: Home, args: argparse.Namespace) -> int:
 
     chosen = settings.load(home.settings)
     config = flags.run_config(chosen, args)
+    membership.require_shared(config)
     invite = membership.save(args.join, home.invite) if args.join else membership.load(home.invite)
     who = await asyncio.to_thread(membership.identity, home)
     async with NodeClient(invite, who.identity) as client, Scorer() as scorer:

@@ -11,7 +11,7 @@ from sapo_swarm.tasks.own import verifiers as kinds
 from sapo_swarm.tasks.own.folder import OwnTask
 from sapo_swarm.tasks.own.spec import truth_column
 
-_JUDGES: dict[type[kinds.Part], Callable[[Any, Case], float]] = {
+JUDGES: dict[type[kinds.Part], Callable[[Any, Case], float]] = {
     kinds.Exact: words.exact,
     kinds.Number: numbers.number,
     kinds.Choice: words.choice,
@@ -32,6 +32,6 @@ def declared(task: OwnTask, row: Mapping[str, str], answer: str, text: str) -> f
     total = weights = 0.0
     for part in task.spec.verifier:
         truth = row.get(truth_column(task.spec, part), "")
-        total += part.weight * _JUDGES[type(part)](part, Case(task, answer, truth, text))
+        total += part.weight * JUDGES[type(part)](part, Case(task, answer, truth, text))
         weights += part.weight
     return total / weights
