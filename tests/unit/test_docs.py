@@ -32,7 +32,16 @@ SOURCES = (
     "packaging",
 )
 LOOKS_LIKE_A_PATH = re.compile(r"[\w.-]+(/[\w.-]+)*(/|\.(py|md|toml|json|c|h|tcss|sh))")
-NOT_OURS = {"config.json", "state.json", "engine.json", "speed.json", "tokenizer.json", "config.toml", "model.json"}
+NOT_OURS = {
+    "config.json",
+    "state.json",
+    "engine.json",
+    "speed.json",
+    "tokenizer.json",
+    "config.toml",
+    "model.json",
+    "runs/",
+}
 """Files of a run, a model or a person."""
 
 

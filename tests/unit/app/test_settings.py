@@ -107,7 +107,13 @@ def test_a_renamed_key_keeps_comments_and_order_of_the_file(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    "text", ["run.own_groups = 4\n", "run = {own_groups = 4}\n", "[run]\nown_groups = 3\nlocal_groups = 4\n"]
+    "text",
+    [
+        "run.own_groups = 4\n",
+        "run = {own_groups = 4}\n",
+        "[run]\nown_groups = 3\nlocal_groups = 4\n",
+        "[run]\nlocal_groups = 4\nown_groups = 3\n",
+    ],
 )
 def test_a_renamed_key_is_found_however_it_is_written_and_the_name_of_today_wins(tmp_path: Path, text: str) -> None:
     path = tmp_path / "config.toml"
