@@ -45,6 +45,8 @@ from sapo_swarm.node.storage.retention import Retention
 from sapo_swarm.types import Group, Question, Rollout, TaskRef
 
 DAY_S = 86400.0
+TOGETHER = 25
+"""Rounds without groups that are stored in one transaction, to be quick; a node stores each in its own."""
 GROUPS, SIZE, TOKENS, PROMPT = 32, 8, 20, 60
 JOURNAL_MB, OPENING_S, DAILY_GB = 200, 1.0, 20.0
 TEXT = "the answer is so much as seven and three of a sum that was asked for here now with all steps"
@@ -119,6 +121,7 @@ class Week:
         self.most = 0
         self.redo_s = 0.0
         self.log_bytes: list[int] = []
+        self.waiting: list[Event] = []
         self.longest_redo = 0
 
     async def run(self) -> dict[str, Any]:
@@ -133,7 +136,7 @@ class Week:
         logged = 0
         for number in range(self.args.rounds):
             full = number % 1000 >= 1000 - self.args.burst or number >= self.args.rounds - 250
-            await self._round(number, store, bus, retention, record if full else [], policy, full)
+            await self._round(number, store, journal, retention, record if full else [], policy, full)
             logged += full
             if full:
                 self.log_bytes.append(store.log.written)
@@ -145,6 +148,7 @@ class Week:
             if number % 5000 == 0:
                 await retention.settled()
                 print(f"{number:,} rounds, {folder_bytes(self.folder) / 1e6:,.0f} MB", file=sys.stderr, flush=True)
+        journal.append(self.waiting)
         await host.call(store.save, "stop")
         await store.tell()
         await retention.settled()
@@ -156,7 +160,14 @@ class Week:
         return written
 
     async def _round(
-        self, number: int, store: ModelStore, bus: Bus, retention: Retention, record: Any, policy: Any, full: bool
+        self,
+        number: int,
+        store: ModelStore,
+        journal: Journal,
+        retention: Retention,
+        record: Any,
+        policy: Any,
+        full: bool,
     ) -> None:
         self.now += self.args.round_s
         events: list[Event] = [*(groups(number, self.rng) if full else []), finished(number, self.rng.random())]
@@ -169,9 +180,12 @@ class Week:
             more.append(evaluation(number + 1, best + self.rng.gauss(0, 0.05)))
         if number % 40 == 0:
             more.append(LogLine(level="info", text=f"something was said in round {number}"))
-        await bus.publish(*events, *more)
+        self.waiting += [*events, *more]
+        if full or number % TOGETHER == 0:
+            journal.append(self.waiting)
+            self.waiting = []
         retention.round_done(number + 1, GROUPS)
-        if number % 50 == 0:
+        if number % TOGETHER == 0:
             await retention.settled()
 
 

@@ -187,7 +187,7 @@ class ModelStore:
         self.disk = self.checkpoints.bytes() + self._elsewhere()
         return saved
 
-    def for_guard(self, rounds_done: int, rollbacks: int) -> Path:
+    def for_guard(self, _rounds_done: int, rollbacks: int) -> Path:
         """The guard's word for saving: of a new best, or of older weights that are back (one more rollback)."""
         if rollbacks == self.rollbacks:
             return self.save("evaluation").path

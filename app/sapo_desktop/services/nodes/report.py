@@ -39,6 +39,7 @@ class Reporter:
         self._connected: bool | None = None
 
     def show(self, event: Event) -> None:
+        """Count a stored event and, unless quiet, print its line."""
         if isinstance(event, RoundFinished):
             self._tokens += event.tokens_generated
             self._seconds += sum(event.seconds.values())

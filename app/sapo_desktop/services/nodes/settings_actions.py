@@ -22,9 +22,11 @@ class HomeSettings:
         self._changed: set[str] = set()
 
     def describe(self) -> str:
+        """Where the settings are."""
         return str(self._home.settings)
 
     async def rows(self) -> tuple[SettingRow, ...]:
+        """Every setting, with what a running node works with where that is something else. Raises SettingRefused."""
         try:
             found = await asyncio.to_thread(editing.rows, self._home.settings)
         except AppError as error:
@@ -44,6 +46,7 @@ class HomeSettings:
         return {f"run.{name}": settings.text(getattr(config, name)) for name in config.__struct_fields__}
 
     async def change(self, key: str, value: str) -> None:
+        """Write one setting. Raises SettingRefused."""
         try:
             await asyncio.to_thread(editing.change, self._home.settings, key, value)
         except (AppError, UnknownTask) as error:
@@ -51,6 +54,7 @@ class HomeSettings:
         self._changed.add(key)
 
     async def reset(self, key: str) -> None:
+        """Back to the default. Raises SettingRefused."""
         try:
             await asyncio.to_thread(editing.reset, self._home.settings, key)
         except AppError as error:
@@ -58,6 +62,7 @@ class HomeSettings:
         self._changed.add(key)
 
     async def restart(self) -> str:
+        """Have the node work with what was changed; what was done. Raises SettingRefused."""
         from sapo_desktop.services.nodes import supervisor
 
         names = {key.partition(".")[2] for key in self._changed if key.startswith("run.")}
