@@ -17,7 +17,7 @@ KEYS: tuple[tuple[str, str], ...] = (
     ("r", "run for an hour whatever the automatic rules say"),
     ("e f s + -", "charts: expand, freeze, smooth, wider and narrower window"),
     ("j h l", "on the swarm screen: join, host, leave a swarm"),
-    ("x", "on the swarm screen: take groups of others again after the held-out tripwire stopped them"),
+    ("x", "on the swarm screen: take external groups again after the held-out tripwire stopped them"),
     ("/", "search, on the rollouts and log screens"),
     ("F2", "settings: every value, where it comes from, change it"),
     ("d", "doctor: what works on this machine"),
@@ -29,6 +29,7 @@ CODES = ("0 ok", "1 error", "2 wrong usage", "3 no node is running", "4 no engin
 
 
 def lines() -> Iterator[str]:
+    """The manual, line by line."""
     yield "# Manual\n"
     yield "Made from the code by `python -m sapo_desktop.manual`; a test keeps it so.\n"
     yield "## Verbs\n"
@@ -52,6 +53,7 @@ def lines() -> Iterator[str]:
 
 
 def experiments() -> Iterator[str]:
+    """The part on the lab's experiment files."""
     yield "\n## Experiments of the lab\n"
     yield "A TOML file (see `sapo-desktop lab list` and docs/lab/README.md) holds name, title, question, nodes, seeds,"
     yield "final_items, final_answers, `[run]` with any setting of a run, and `[[arms]]` that change some of them. Besides"
@@ -63,6 +65,7 @@ def experiments() -> Iterator[str]:
 
 
 def manual() -> str:
+    """The whole page, as docs/manual.md has it."""
     return "\n".join(lines()) + "\n"
 
 

@@ -30,7 +30,7 @@ PHASES = ("generate", "score", "update", "checkpoint")
 
 
 def run_folder(home: Path) -> Path:
-    (folder,) = (home / "data" / "runs").iterdir()
+    (folder,) = (home / "data" / "models").iterdir()
     return folder
 
 

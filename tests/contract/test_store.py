@@ -201,12 +201,12 @@ async def test_the_window_forgets_after_an_hour_and_the_pool_after_its_lifetime(
     start = time.time() - 4000  # Redis keeps the lifetime of its keys by its own clock
     await store.exchange(round_of("one", [1, 2], now=start))
     await store.exchange(round_of("two", [3], now=start + 1800))
-    standing = await store.standing(start + 1800, 10)
-    assert (standing.total, [(r.groups) for r in standing.rows]) == (3, [])
+    stats = await store.stats(start + 1800, 10)
+    assert (stats.total, [(r.groups) for r in stats.rows]) == (3, [])
     late = await store.exchange(round_of("two", [], now=start + 3700))
     assert (late.mine, late.total, late.pool) == (1, 1, 0)
-    standing = await store.standing(start + 3700, 10)
-    assert standing.total == 1
+    stats = await store.stats(start + 3700, 10)
+    assert stats.total == 1
     await store.close()
 
 
@@ -218,13 +218,13 @@ async def test_standing_ranks_members_and_keeps_minutes(store: Store) -> None:
         assert await store.admit(member(node, "h"), NOW) == ""
     await store.exchange(round_of("one", [1]))
     await store.exchange(round_of("two", [2, 3], want=1, counts={"t/bf": 2.0, "reward_sum": 0.5, "reward_n": 1.0}))
-    standing = await store.standing(NOW, 10)
-    assert [(row.member.name, row.groups, row.drawn, row.seen) for row in standing.rows] == [
+    stats = await store.stats(NOW, 10)
+    assert [(row.member.name, row.groups, row.sampled, row.seen) for row in stats.rows] == [
         ("two", 2, 0, NOW),
         ("one", 1, 1, NOW),
     ]
-    assert (standing.total, standing.nodes, standing.members, standing.pool) == (3, 2, 2, 3)
-    assert standing.minutes == {int(NOW) // 60: {"t/bf": 3.0, "rounds": 2.0, "reward_sum": 0.5, "reward_n": 1.0}}
+    assert (stats.total, stats.nodes, stats.members, stats.pool) == (3, 2, 2, 3)
+    assert stats.minutes == {int(NOW) // 60: {"t/bf": 3.0, "rounds": 2.0, "reward_sum": 0.5, "reward_n": 1.0}}
 
 
 async def test_invites_end_in_every_way(store: Store) -> None:

@@ -57,7 +57,7 @@ class Pool:
     def attach(self, host: EngineHost, scorer: Scorer, apart: frozenset[str]) -> None:
         self.scorer = scorer
 
-    def to_ask(self, own: int, external: int) -> int:
+    def prompts_to_sample(self, own: int, external: int) -> int:
         return own if self.taking else own + external
 
     def take(self, taking: bool) -> None:

@@ -8,7 +8,6 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import Any, ClassVar
 
 from textual.app import SystemCommand
@@ -29,6 +28,7 @@ from sapo_desktop.dashboard.screens.base import BaseScreen
 from sapo_desktop.dashboard.state import DashboardState, apply
 from sapo_desktop.errors import CommandFailed
 from sapo_desktop.services.first_questions import FirstRunAnswers, FirstRunInfo
+from sapo_desktop.services.models.interface import ModelActions
 from sapo_desktop.services.swarms.interface import SwarmActions
 from sapo_desktop.settings.rows import SettingRefused, SettingsActions
 
@@ -59,10 +59,10 @@ def _rollouts() -> Screen[None]:
     return RolloutsScreen()
 
 
-def _runs(folder: Path) -> Screen[None]:
-    from sapo_desktop.dashboard.screens.models.screen import RunsScreen
+def _models() -> Screen[None]:
+    from sapo_desktop.dashboard.screens.models.screen import ModelsScreen
 
-    return RunsScreen(folder)
+    return ModelsScreen()
 
 
 def _log() -> Screen[None]:
@@ -91,7 +91,7 @@ class SapoDashboard(DashboardHost):
         Binding("1", "switch_mode('dashboard')", "dashboard", show=False),
         Binding("2", "switch_mode('swarm')", "swarm", show=False),
         Binding("3", "switch_mode('rollouts')", "rollouts", show=False),
-        Binding("4", "switch_mode('runs')", "runs", show=False),
+        Binding("4", "switch_mode('models')", "models", show=False),
         Binding("5", "switch_mode('log')", "log", show=False),
         Binding("space", "toggle_pause", "pause", show=False),
         Binding("F", "finish", "finish round", show=False),
@@ -111,20 +111,21 @@ class SapoDashboard(DashboardHost):
         info: Callable[[], FirstRunInfo] = FirstRunInfo,
         glyphs: str = "auto",
         theme: str = "sapo-dark",
-        runs: Path | None = None,
+        model_actions: ModelActions | None = None,
         swarm_actions: SwarmActions | None = None,
         settings_actions: SettingsActions | None = None,
         examine: Examine | None = None,
     ) -> None:
         """info: looks up what the first-run screen offers, after the first frame. glyphs: auto, unicode or ascii.
 
-        runs: the folder that screen 4 shows; without it there is no such screen. swarm_actions: what screen 2 can have
+        model_actions: what screen 4 can have done; without them there is no such screen. swarm_actions: what screen 2 can have
         done; without them it only shows. settings_actions: what F2 can have done; without them there is no F2. examine: the
         doctor. Raises ValueError.
         """
         self.glyphs = choose(glyphs)
         self.feed, self.first_run, self.start = feed, first_run, start
         self.info = info
+        self.model_actions = model_actions
         self.swarm_actions = swarm_actions
         self.settings_actions, self.examine = settings_actions, examine
         self.state = DashboardState()
@@ -132,8 +133,8 @@ class SapoDashboard(DashboardHost):
         """The feed is being followed (not so while the first questions are asked)."""
         super().__init__()
         self.animation_level = "none"  # nothing here moves without a reason, least of all over SSH
-        if runs is not None:
-            self.add_mode("runs", partial(_runs, runs))
+        if model_actions is not None:
+            self.add_mode("models", _models)
         for palette in THEMES:
             self.register_theme(palette)
         self._unknown_theme = theme if theme not in self.available_themes else ""
@@ -145,7 +146,7 @@ class SapoDashboard(DashboardHost):
         return tuple(self._modes)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Key 4 does nothing where there is no folder of runs."""
+        """Key 4 does nothing where there are no models to be had: over a recording."""
         return action != "switch_mode" or parameters[0] in self.modes
 
     def _keep_theme(self, theme: Theme) -> None:
@@ -164,6 +165,7 @@ class SapoDashboard(DashboardHost):
         return [*super().get_line_filters(), *([AsciiFilter()] if self.glyphs.ascii else [])]
 
     def get_theme_variable_defaults(self) -> dict[str, str]:
+        """Our colours for themes that do not know them."""
         return DEFAULTS
 
     def delay_update(self, delay: float = 0.05) -> None:
@@ -171,6 +173,7 @@ class SapoDashboard(DashboardHost):
         super().delay_update(min(delay, 0.005))
 
     def on_mount(self) -> None:
+        """Start the clock of the screens; the feed begins after the first frame."""
         self.set_class(self.glyphs.ascii, "-ascii")
         self._timer = self.set_interval(FOCUSED_S, self.redraw)
         if not self.is_headless:
@@ -214,15 +217,17 @@ class SapoDashboard(DashboardHost):
 
     def redraw(self) -> None:
         """Give the active screen the state; called by the timer, by keys and when a screen comes up."""
-        screen = self.screen_stack[0] if self.screen_stack else None
-        if isinstance(screen, BaseScreen) and screen.is_mounted:
+        screen = next((one for one in reversed(self.screen_stack) if isinstance(one, BaseScreen)), None)
+        if screen is not None and screen.is_mounted:
             with suppress(NoMatches):  # a tick while the screen is being taken down
                 screen.show(self.state, self.feed.now())
 
     def on_app_focus(self) -> None:
+        """Look often while somebody may be looking."""
         self._pace(FOCUSED_S)
 
     def on_app_blur(self) -> None:
+        """Look seldom while nobody is."""
         self._pace(BLURRED_S)
 
     def _pace(self, seconds: float) -> None:
@@ -249,6 +254,7 @@ class SapoDashboard(DashboardHost):
         self.notify(plain(text, 400), severity="error" if error else "information", timeout=4, markup=False)
 
     def action_toggle_pause(self) -> None:
+        """Pause or resume the node, or start it where it is gone."""
         if self.state.gone and self.start is not None:
             self.say("Starting the node")
             self.run_worker(self._start(None), name="start", group="start", exclusive=True)
@@ -258,12 +264,15 @@ class SapoDashboard(DashboardHost):
             self.command("pause", "Paused until space is pressed again")
 
     def action_finish(self) -> None:
+        """Finish the round in flight, then pause."""
         self.command("finish", "Finishing this round, then pausing")
 
     def action_run_anyway(self) -> None:
+        """Override the automatic rules for an hour."""
         self.command("run_anyway", "Running for an hour whatever the automatic rules say", for_s=3600)
 
     def action_snooze(self) -> None:
+        """Ask for how long, then pause for that time."""
         from sapo_desktop.dashboard.screens.dialogs import SnoozeDialog
 
         def chosen(minutes: int | None) -> None:
@@ -273,12 +282,14 @@ class SapoDashboard(DashboardHost):
         self.push_screen(SnoozeDialog(), chosen)
 
     def action_help(self) -> None:
+        """Show keys and words."""
         from sapo_desktop.dashboard.screens.help import HelpScreen
 
         if not isinstance(self.screen, HelpScreen):
             self.push_screen(HelpScreen(self.feed.describe()))
 
     def action_settings(self) -> None:
+        """Show and change the settings."""
         from sapo_desktop.dashboard.screens.settings.screen import SettingsScreen
 
         if self.settings_actions is None:
@@ -287,6 +298,7 @@ class SapoDashboard(DashboardHost):
             self.push_screen(SettingsScreen(self.settings_actions))
 
     def action_doctor(self) -> None:
+        """Show what works on this machine."""
         from sapo_desktop.dashboard.screens.doctor import DoctorScreen
 
         if self.examine is None:
@@ -313,7 +325,8 @@ class SapoDashboard(DashboardHost):
         if choice is not None:
             self.exit(choice)
 
-    def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
+    def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:  # noqa: ARG002 - Textual passes it
+        """What the palette offers."""
         from sapo_desktop.dashboard.palette import commands
 
         return commands(self)

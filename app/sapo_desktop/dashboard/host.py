@@ -11,6 +11,7 @@ from sapo_desktop.dashboard.look.glyphs import Glyphs
 from sapo_desktop.dashboard.messages import Feed, QuitChoice
 from sapo_desktop.dashboard.state import DashboardState
 from sapo_desktop.services.machine.finding import Finding
+from sapo_desktop.services.models.interface import ModelActions
 from sapo_desktop.services.swarms.interface import SwarmActions
 from sapo_desktop.settings.rows import SettingsActions
 
@@ -24,6 +25,7 @@ class DashboardHost(App[QuitChoice]):
     glyphs: Glyphs
     feed: Feed
     state: DashboardState
+    model_actions: ModelActions | None
     swarm_actions: SwarmActions | None
     settings_actions: SettingsActions | None
     examine: Examine | None
@@ -48,25 +50,41 @@ class DashboardHost(App[QuitChoice]):
     # The actions that keys, the footer's buttons and the palette share.
 
     @abstractmethod
-    def action_toggle_pause(self) -> None: ...
+    def action_toggle_pause(self) -> None:
+        """Pause or resume, or start a node that is gone."""
+        ...
 
     @abstractmethod
-    def action_finish(self) -> None: ...
+    def action_finish(self) -> None:
+        """Finish the round in flight, then pause."""
+        ...
 
     @abstractmethod
-    def action_run_anyway(self) -> None: ...
+    def action_run_anyway(self) -> None:
+        """Override the automatic rules for an hour."""
+        ...
 
     @abstractmethod
-    def action_snooze(self) -> None: ...
+    def action_snooze(self) -> None:
+        """Pause for a time that is asked for."""
+        ...
 
     @abstractmethod
-    def action_help(self) -> None: ...
+    def action_help(self) -> None:
+        """Keys and words."""
+        ...
 
     @abstractmethod
-    def action_settings(self) -> None: ...
+    def action_settings(self) -> None:
+        """Show and change the settings."""
+        ...
 
     @abstractmethod
-    def action_doctor(self) -> None: ...
+    def action_doctor(self) -> None:
+        """What works on this machine."""
+        ...
 
     @abstractmethod
-    def action_leave(self) -> None: ...
+    def action_leave(self) -> None:
+        """Leave the dashboard; what becomes of the node is asked."""
+        ...

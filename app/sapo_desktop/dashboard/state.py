@@ -29,11 +29,16 @@ Level = Literal["info", "warning", "error"]
 _MAX_GROUPS = 1600
 """200 rounds of eight groups."""
 _MAX_LOG = 1000
+_MAX_SESSIONS = 400
 _MAX_EVALUATIONS = 400
 
 
 def _groups() -> Trail[GroupRecorded]:
     return Trail(_MAX_GROUPS)
+
+
+def _sessions() -> Trail[RunStarted]:
+    return Trail(_MAX_SESSIONS)
 
 
 def _log() -> Trail[LogLine]:
@@ -52,7 +57,7 @@ class Figures:
     reward_external: Series = field(default_factory=Series)
     reward_batch: Series = field(default_factory=Series)
     nonzero_groups: Series = field(default_factory=Series)
-    """Share of own groups with unequal rewards, in [0, 1]."""
+    """Share of local groups with unequal rewards, in [0, 1]."""
     well_formed: Series = field(default_factory=Series)
     truncated: Series = field(default_factory=Series)
     tokens_per_s: Series = field(default_factory=Series)
@@ -61,7 +66,7 @@ class Figures:
     share: Series = field(default_factory=Series)
     """My accepted groups / all accepted groups."""
     uptake: Series = field(default_factory=Series)
-    """Times others drew mine, in the coordinator's window."""
+    """Times other nodes sampled mine, in the coordinator's window."""
     memory: Series = field(default_factory=Series)
     """Bytes of the node's process tree, over time in seconds."""
     cpu: Series = field(default_factory=Series)
@@ -95,18 +100,21 @@ class DashboardState:
     evaluations: Trail[Evaluated] = field(default_factory=_evaluations)
     base: Evaluated | None = None
     """The first evaluation of the run."""
+    sessions: Trail[RunStarted] = field(default_factory=_sessions)
+    """Every time that training of this model was begun or gone on with; `changed` says what was different."""
     groups: Trail[GroupRecorded] = field(default_factory=_groups)
     solved: frozenset[str] = frozenset()
     """Tasks solved at least once."""
     swarm: SwarmUpdated | None = None
     external_off: str = ""
-    """Why groups of others are not taken; "" when they are."""
+    """Why no external groups are taken; "" when they are."""
     log: Trail[LogLine] = field(default_factory=_log)
     newest: float = 0.0
     """Time of the newest event."""
 
     @property
     def silo(self) -> bool:
+        """No run yet, or one that trains alone."""
         return self.run is None or self.run.mode == "silo"
 
     @property
@@ -117,10 +125,11 @@ class DashboardState:
 
     @property
     def paused(self) -> bool:
+        """The node does not work now, for whatever reason."""
         return self.state in ("paused", "pausing", "stopped", "failed")
 
 
-def apply(state: DashboardState, event: Event | Link) -> DashboardState:
+def apply(state: DashboardState, event: Event | Link) -> DashboardState:  # noqa: C901 - one case an event
     """The state after the event. Never raises on an event that decodes."""
     match event:
         case Link():
@@ -156,16 +165,32 @@ def _run_started(state: DashboardState, event: RunStarted) -> DashboardState:
     line = LogLine(
         time=event.time,
         level="info",
-        text=f"Run {event.run_id} opened, round {event.round + 1} is next: {event.model} on {event.device} ({event.backend}), "
-        f"{event.algorithm}, {event.local_groups}/{event.external_groups} groups of {event.group_size}",
+        text=f"{event.name or event.run_id} opened, round {event.round + 1} is next: "
+        f"{event.model} on {event.device} ({event.backend}), "
+        f"{event.algorithm}, {event.local_groups}/{event.external_groups} groups of {event.group_size}"
+        + "".join(f"; {change}" for change in event.changed),
     )
     if state.run is not None and state.run.run_id == event.run_id:
-        solved = state.solved | set(event.solved)
-        log = state.log.append(line)
-        return replace(state, run=event, phase=None, phases=(), round_time=0.0, solved=solved, log=log)
-    fresh = DashboardState(link=state.link, log=state.log.append(line))
-    fresh = replace(fresh, solved=frozenset(event.solved))
-    return replace(fresh, run=event, state=state.state, sentence=state.sentence, reason=state.reason, since=state.since)
+        return replace(
+            state,
+            run=event,
+            sessions=state.sessions.append(event),
+            phase=None,
+            phases=(),
+            round_time=0.0,
+            solved=state.solved | set(event.solved),
+            log=state.log.append(line),
+        )
+    fresh = DashboardState(link=state.link, log=state.log.append(line), solved=frozenset(event.solved))
+    return replace(
+        fresh,
+        run=event,
+        sessions=fresh.sessions.append(event),
+        state=state.state,
+        sentence=state.sentence,
+        reason=state.reason,
+        since=state.since,
+    )
 
 
 def _state_changed(state: DashboardState, event: StateChanged) -> DashboardState:

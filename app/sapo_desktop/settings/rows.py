@@ -16,7 +16,7 @@ class SettingRow:
 
     kind: what may be written; choices: all of them, where there are only some. saved: it stands in the file (else the
     default counts). running: what the running node works with, where that is something else. counts: from when on a
-    change has an effect.
+    change has an effect. owner: the model that this is a setting of, "" where it is one of the settings file.
     """
 
     key: str
@@ -28,6 +28,7 @@ class SettingRow:
     saved: bool
     counts: str
     running: str = ""
+    owner: str = ""
 
 
 def spaced(row: SettingRow, value: str) -> str:
@@ -42,9 +43,13 @@ class SettingsActions(Protocol):
         """Where the settings lie."""
         ...
 
-    async def rows(self) -> tuple[SettingRow, ...]: ...
+    async def rows(self) -> tuple[SettingRow, ...]:
+        """Every setting."""
+        ...
 
-    async def change(self, key: str, value: str) -> None: ...
+    async def change(self, key: str, value: str) -> None:
+        """Write one setting."""
+        ...
 
     async def reset(self, key: str) -> None:
         """Back to the default."""

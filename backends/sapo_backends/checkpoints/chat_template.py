@@ -68,6 +68,7 @@ class ChatTemplate:
 
     @classmethod
     def read(cls, folder: Path, settings: Mapping[str, Any], bos: str, eos: str) -> ChatTemplate:
+        """The template of a Hugging Face folder. Raises TemplateRefused."""
         return cls(_source(folder, settings), bos, eos)
 
     def _text(self, messages: Messages) -> str:

@@ -189,7 +189,8 @@ def in_child(candidate: Candidate, request: LoadRequest, seconds: float = SECOND
 
 
 async def glance(candidate: Candidate, request: LoadRequest, seconds: float) -> Measured:
-    """in_child for somebody who may not wait for the end: cancelled, it kills the process. A bundle cannot: a failure."""
+    """in_child for somebody who may not wait for the end: cancelled, it kills the process. A bundle cannot: a
+    failure."""
     if getattr(sys, "frozen", False):
         return Measured(candidate, failure="A bundle measures with sapo-desktop bench.")
     command, env = _command({"candidate": asdict(candidate), "request": asdict(request), "seconds": seconds})
@@ -263,12 +264,12 @@ def _answered(job: dict[str, Any]) -> dict[str, Any]:
 @contextlib.contextmanager
 def _stdout_for_the_answer() -> Iterator[int]:
     """A descriptor of stdout; what libraries print goes to stderr meanwhile."""
-    kept = os.dup(1)
+    stdout = os.dup(1)
     os.dup2(2, 1)
     try:
-        yield kept
+        yield stdout
     finally:
-        os.close(kept)
+        os.close(stdout)
 
 
 def main(arguments: Sequence[str]) -> None:

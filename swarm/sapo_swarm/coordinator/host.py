@@ -53,15 +53,17 @@ class Hosted:
 
     @property
     def invite(self) -> Invite:
+        """The first address' invite."""
         return self.invites[0]
 
     @property
     def url(self) -> str:
+        """Base URL of the coordinator at its first address."""
         return self.invite.url
 
     async def stop(self) -> None:
         """Refuse new requests, finish those in flight, close the store."""
-        self.coordinator.door.stopping = True
+        self.coordinator.admission.stopping = True
         self.sweeper.cancel()
         await asyncio.gather(self.sweeper, return_exceptions=True)
         await self.runner.cleanup()
@@ -108,7 +110,8 @@ class Sparse(logging.Filter):
         self.every_s = every_s
         self._last = -every_s
 
-    def filter(self, record: logging.LogRecord) -> bool:
+    def filter(self, _record: logging.LogRecord) -> bool:
+        """True for the records that pass."""
         now = time.monotonic()
         if now - self._last < self.every_s:
             return False

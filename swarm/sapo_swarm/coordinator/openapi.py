@@ -100,7 +100,7 @@ def _paths() -> dict[str, Any]:
         },
         "/v1/rounds/{id}": {
             "put": _operation(
-                "Upload this round's groups and draw groups of others. Idempotent: a repeated body is stored once",
+                "Upload this round's groups and sample groups of others. Idempotent: a repeated body is stored once",
                 200,
                 RoundReply,
                 Upload,

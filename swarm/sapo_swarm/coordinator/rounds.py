@@ -14,7 +14,7 @@ from sapo_swarm.coordinator.domain.records import MINUTE, WINDOW_MINUTES, Entry,
 from sapo_swarm.coordinator.http.metrics import Metrics
 from sapo_swarm.coordinator.settings import CoordinatorSettings
 from sapo_swarm.protocol.identity import Signed
-from sapo_swarm.protocol.wire import GroupResult, Receipt, RoundReply, SignedGroup, Upload, encode, group_id
+from sapo_swarm.protocol.wire import GroupResult, Receipt, RoundReply, SignedGroup, Upload, digest, encode, group_id
 
 BUSY_IN_FLIGHT = 16
 """Requests served at once from which on signatures of groups are checked by sample."""
@@ -45,7 +45,7 @@ class Rounds:
     def judged(self, signed: Signed, member_key: bytes, round_id: str, upload: Upload) -> tuple[Exchange, list[str]]:
         """What goes to the store, and for each group "" or the reason it does not."""
         now = self.clock()
-        entries: list[Entry] = []
+        entries: list[Entry | None] = []
         reasons: list[str] = []
         counts: dict[str, float] = {}
         for group, judged in zip(
@@ -54,6 +54,7 @@ class Rounds:
             reasons.append(judged.reason)
             if judged.body is None:
                 key = f"x/{judged.reason}"
+                entries.append(None)
             else:
                 key = f"t/{judged.body.ref.dataset}"
                 entries.append(Entry(group_id(group.body), judged.content, signed.node, msgspec.msgpack.encode(group)))
@@ -63,7 +64,7 @@ class Rounds:
         exchange = Exchange(
             node=signed.node,
             nonce=signed.nonce,
-            round_id=round_id,
+            round_id=digest(f"{signed.node}/{round_id}".encode()),
             entries=tuple(entries),
             want=upload.want,
             have=frozenset(upload.have),
@@ -74,8 +75,10 @@ class Rounds:
 
     def reply(self, reasons: list[str], done: Exchanged, rounds_per_s: float) -> bytes:
         """The packed RoundReply; counts what it tells."""
-        stored = iter(done.stored)
-        results = tuple(_result(reason or ("" if next(stored) else "duplicate")) for reason in reasons)
+        stored = (*done.stored, *(False for _ in reasons[len(done.stored) :]))
+        results = tuple(
+            _result("" if taken else reason or "duplicate") for reason, taken in zip(reasons, stored, strict=False)
+        )
         for result in results:
             if result.accepted:
                 self.metrics.accepted += 1

@@ -17,9 +17,9 @@ import msgspec
 from aiohttp import web
 
 from sapo_swarm.coordinator.domain.apply import Rules
-from sapo_swarm.coordinator.domain.records import INVITE_OK, SWARM_FULL, Member, Standing, SwarmRecord
+from sapo_swarm.coordinator.domain.records import INVITE_OK, SWARM_FULL, Member, SwarmRecord, WindowStats
 from sapo_swarm.coordinator.domain.views import leaderboard, rounds_per_s
-from sapo_swarm.coordinator.http.admission import Door
+from sapo_swarm.coordinator.http.admission import Admission
 from sapo_swarm.coordinator.http.metrics import Metrics
 from sapo_swarm.coordinator.http.problems import Refusal, http_refusal
 from sapo_swarm.coordinator.http.requests import check_protocol, check_signature, read_body, read_signature
@@ -48,8 +48,8 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 T = TypeVar("T")
 log = logging.getLogger("sapo.coordinator")
 MIN_CLIENT = "0.1.0"
-STANDING_ROWS = 100
-STANDING_TTL_S = 2.0
+STATS_ROWS = 100
+STATS_TTL_S = 2.0
 MAX_JSON = 16 * 1024
 READY_S = 10.0
 """A store that takes longer is not ready."""
@@ -72,7 +72,7 @@ class Coordinator:
         self.clock = clock
         rng = rng or random.Random()
         self.metrics = Metrics()
-        self.door = Door(settings, self.metrics, rng)
+        self.admission = Admission(settings, self.metrics, rng)
         self.epoch = int(clock())
         self.limits = Limits(
             round_every_s=settings.round_every_s, round_burst=settings.round_burst, group_age_s=settings.group_life_s
@@ -86,11 +86,12 @@ class Coordinator:
             max_future_s=self.limits.clock_skew_s,
         )
         self.rounds = Rounds(settings, self.rules, self.metrics, clock, rng)
-        self.standing_ttl_s = STANDING_TTL_S
-        self._standing: tuple[float, Standing] | None = None
-        self._standing_lock = asyncio.Lock()
+        self.stats_ttl_s = STATS_TTL_S
+        self._stats: tuple[float, WindowStats] | None = None
+        self._stats_lock = asyncio.Lock()
 
     def application(self) -> web.Application:
+        """The routes of API v1 and of the probes."""
         app = web.Application(middlewares=[self._shell])
         app.router.add_get("/v1/swarm", self.get_swarm)
         app.router.add_post("/v1/join", self.post_join)
@@ -119,7 +120,7 @@ class Coordinator:
 
     async def _guarded(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
-            self.door.request(request)
+            self.admission.request(request)
             response = await handler(request)
         except Refusal as refusal:
             response = refusal.response()
@@ -127,7 +128,7 @@ class Coordinator:
             response = http_refusal(error).response()
         except StoreUnavailable as error:
             log.warning("store: %s", error)
-            response = self.door.busy("store_down", "The store does not answer.", 2.0).response()
+            response = self.admission.busy("store_down", "The store does not answer.", 2.0).response()
         except Exception:
             log.exception("unexpected error in %s", request.method)
             response = Refusal("internal", "The coordinator failed; its log says why.").response()
@@ -147,14 +148,15 @@ class Coordinator:
         check_signature(request, signed, member.key, self.swarm.swarm, body, now, self.limits.clock_skew_s)
         if member.banned:
             raise Refusal("banned", f"This node was banned from the swarm: {member.banned}.")
-        self.door.node(signed.node)
+        self.admission.node(signed.node)
         return signed, member
 
     # API v1
 
     async def get_swarm(self, request: web.Request) -> web.Response:
+        """GET /v1/swarm: SwarmInfo."""
         check_protocol(request)
-        standing = await self.standing()
+        stats = await self.stats()
         return _json(
             SwarmInfo(
                 swarm=self.swarm.swarm,
@@ -169,30 +171,31 @@ class Coordinator:
                 share_fraction=self.settings.share_fraction,
                 min_client=MIN_CLIENT,
                 limits=self.limits,
-                nodes=standing.nodes,
+                nodes=stats.nodes,
                 time=self.clock(),
             )
         )
 
     async def post_join(self, request: web.Request) -> web.Response:
+        """POST /v1/join: admit the signing key by its invite. Raises Refusal."""
         check_protocol(request)
-        self.door.join(request)
+        self.admission.join(request)
         body = await read_body(request, self.settings.body_s, MAX_JSON)
         signed = read_signature(request)
-        asked = _parsed(unpack_json, body, JoinRequest)
-        key, now = bytes.fromhex(asked.key), self.clock()
+        join = _parsed(unpack_json, body, JoinRequest)
+        key, now = bytes.fromhex(join.key), self.clock()
         if node_id(key) != signed.node:
             raise Refusal("bad_signature", "The node id does not belong to this key.")
         check_signature(request, signed, key, self.swarm.swarm, body, now, self.limits.clock_skew_s)
-        if safe_text(asked.name, lines=False) != asked.name:
+        if safe_text(join.name, lines=False) != join.name:
             raise Refusal("bad_name", "The name holds control or private characters.")
         if not await self.store.use_nonce(signed.nonce, now):
             raise Refusal("replayed", "This request was seen before.")
-        invite = "" if self.swarm.open and not asked.invite else token_hash(asked.invite)
-        member = Member(node=signed.node, key=key, name=asked.name, model=asked.model, joined=now, invite=invite)
+        invite = "" if self.swarm.open and not join.invite else token_hash(join.invite)
+        member = Member(node=signed.node, key=key, name=join.name, model=join.model, joined=now, invite=invite)
         verdict = await self.store.admit(member, now)
         if verdict == SWARM_FULL:
-            raise self.door.busy("full", "This swarm admits no more nodes.", 600.0)
+            raise self.admission.busy("full", "This swarm admits no more nodes.", 600.0)
         if verdict != INVITE_OK:
             raise Refusal(
                 f"invite_{verdict}", f"The invite is {verdict.replace('_', ' ')}: ask the host for a new one."
@@ -200,6 +203,7 @@ class Coordinator:
         return await self.get_swarm(request)
 
     async def put_round(self, request: web.Request) -> web.Response:
+        """PUT /v1/rounds/{id}: store the groups, answer with a sample. Raises Refusal."""
         check_protocol(request)
         if request.content_type != MEDIA_TYPE:
             raise Refusal("unsupported_media", f"A round is sent as {MEDIA_TYPE}.")
@@ -214,14 +218,16 @@ class Coordinator:
         done = await self.store.exchange(exchange)
         if done.replayed:
             raise Refusal("replayed", "This request was seen before: sign each attempt anew.")
-        reply = self.rounds.reply(reasons, done, rounds_per_s(await self.standing(), self.clock()))
+        reply = self.rounds.reply(reasons, done, rounds_per_s(await self.stats(), self.clock()))
         return web.Response(body=reply, content_type=MEDIA_TYPE)
 
     async def get_leaderboard(self, request: web.Request) -> web.Response:
+        """GET /v1/leaderboard: Leaderboard."""
         check_protocol(request)
-        return _json(leaderboard(await self.standing(), self.clock()))
+        return _json(leaderboard(await self.stats(), self.clock()))
 
     async def post_leave(self, request: web.Request) -> web.Response:
+        """POST /v1/leave: take the node's groups out of the pool. Raises Refusal."""
         check_protocol(request)
         body = await read_body(request, self.settings.body_s, MAX_JSON)
         signed, _ = await self.authenticated(request, body)
@@ -232,10 +238,12 @@ class Coordinator:
 
     # For machines that watch machines
 
-    async def get_healthz(self, request: web.Request) -> web.Response:
+    async def get_healthz(self, _request: web.Request) -> web.Response:
+        """200 while the process serves."""
         return web.Response(text="ok\n")
 
-    async def get_readyz(self, request: web.Request) -> web.Response:
+    async def get_readyz(self, _request: web.Request) -> web.Response:
+        """200 while the store can be written. Raises StoreUnavailable."""
         try:
             async with asyncio.timeout(READY_S):
                 await self.store.ping()
@@ -244,19 +252,20 @@ class Coordinator:
         return web.Response(text="ready\n")
 
     async def get_metrics(self, request: web.Request) -> web.Response:
-        self.door.host_only(request)
-        standing = await self.standing()
-        return web.Response(text=self.metrics.text(standing.pool, standing.nodes))
+        """Prometheus text, for the host itself. Raises Refusal."""
+        self.admission.host_only(request)
+        stats = await self.stats()
+        return web.Response(text=self.metrics.text(stats.pool, stats.nodes))
 
-    async def standing(self) -> Standing:
-        """The store's counters, at most standing_ttl_s old."""
+    async def stats(self) -> WindowStats:
+        """The store's counters, at most stats_ttl_s old."""
         now = time.monotonic()
-        if self._standing is None or now - self._standing[0] >= self.standing_ttl_s:
-            async with self._standing_lock:
-                if self._standing is None or time.monotonic() - self._standing[0] >= self.standing_ttl_s:
-                    fresh = await self.store.standing(self.clock(), STANDING_ROWS)
-                    self._standing = time.monotonic(), fresh
-        return self._standing[1]
+        if self._stats is None or now - self._stats[0] >= self.stats_ttl_s:
+            async with self._stats_lock:
+                if self._stats is None or time.monotonic() - self._stats[0] >= self.stats_ttl_s:
+                    fresh = await self.store.stats(self.clock(), STATS_ROWS)
+                    self._stats = time.monotonic(), fresh
+        return self._stats[1]
 
 
 def _json(message: msgspec.Struct) -> web.Response:

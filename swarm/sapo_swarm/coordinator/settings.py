@@ -49,6 +49,6 @@ class CoordinatorSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
     pool_groups: Annotated[int, _doc("Live groups kept", ge=1)] = 65_536
     pool_bytes: Annotated[int, _doc("Bytes of live groups kept", ge=2**20)] = 256 * 2**20
     groups_per_node: Annotated[int, _doc("Live groups of one node; its newest replaces its oldest", ge=1)] = 8
-    group_life_s: Annotated[float, _doc("Seconds a group stays in the pool", gt=0.0)] = 900.0
+    group_life_s: Annotated[float, _doc("Seconds a group stays in the pool", gt=0.0, le=1e9)] = 900.0
     page: Annotated[bool, _doc("Serve the status page to everybody who can reach the port")] = True
     trust_proxy: Annotated[bool, _doc("Take the client's address from X-Forwarded-For of a proxy on loopback")] = False

@@ -11,6 +11,7 @@ import contextlib
 import os
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import msgspec
 
@@ -30,6 +31,7 @@ from sapo_swarm.node.governor.run_control import RunControl
 from sapo_swarm.node.model_store import ModelStore
 from sapo_swarm.node.round import phases
 from sapo_swarm.node.round.context import RoundWork
+from sapo_swarm.node.round.memory import recalled
 from sapo_swarm.node.round.progress import Activity
 from sapo_swarm.node.round.record import record, stamp
 from sapo_swarm.node.setup import NodeSetup
@@ -154,6 +156,8 @@ class Node:
         await self.store.open(self._telling("Opening the model"))
         examiner = Examiner(config, self.host, scorer, setup.folder / "evaluations")
         context = opening.context(setup, config, self.host, scorer, self.activity, self.bus.stream, apart)
+        memory = await asyncio.to_thread(recalled, config, self.journal, self.store.rounds_done)
+        context = replace(context, memory=memory)
         self.guard = Guard(
             config=config,
             host=self.host,

@@ -83,7 +83,7 @@ def context(
 def announcement(
     run_id: str, mode: Mode, config: RunConfig, info: EngineInfo, rounds_done: int, versions: dict[str, str]
 ) -> RunStarted:
-    """The event with which every opening of a model begins."""
+    """The event with which every opening of a model begins. config: with what the engine decided filled in."""
     return RunStarted(
         run_id=run_id,
         mode=mode,

@@ -39,6 +39,7 @@ class Signed:
     signature: bytes
 
     def headers(self) -> dict[str, str]:
+        """The signature as HTTP headers."""
         return {
             H_PROTO: str(PROTOCOL_VERSION),
             H_NODE: self.node,
@@ -85,9 +86,11 @@ class Identity:
 
     @classmethod
     def generate(cls) -> Identity:
+        """A new identity."""
         return cls(secrets.token_bytes(32))
 
     def sign(self, text: bytes) -> bytes:
+        """The Ed25519 signature of the bytes, 64 bytes."""
         return self._key.sign(text)
 
     def sign_request(self, method: str, path: str, swarm: str, ts: int, body: bytes) -> Signed:

@@ -1,4 +1,4 @@
-"""The held-out tripwire: when text of others harms a node, it shows on questions that nobody trains on. Pure rules.
+"""The held-out tripwire: when external text harms a node, it shows on questions that nobody trains on. Pure rules.
 
 Verified-correct text can still poison ("Hail to the Thief", arXiv 2511.09780). So a node in a swarm compares every
 regular evaluation with its best one. The best of many noisy figures is a lucky one, so a fall alone proves little: the
@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from sapo_swarm.evaluation import ItemResult, mcnemar_exact, turned
+from sapo_swarm.evaluation import ItemResult, gained_and_lost, mcnemar_exact
 from sapo_swarm.events import Evaluated, ExternalSwitched
 
 SUSPICION = 2.5
@@ -120,7 +120,7 @@ def confirmed(before: Sequence[ItemResult], after: Sequence[ItemResult], toleran
     """
     if [item.ref for item in before] != [item.ref for item in after]:
         raise ValueError("Both sides must answer the same questions, in the same order.")
-    gained, lost = turned(zip(before, after, strict=True))
+    gained, lost = gained_and_lost(zip(before, after, strict=True))
     enough = tolerance > 0 and mean(after) < (1 - tolerance) * mean(before)
     return enough and lost > gained and mcnemar_exact(gained, lost) < CERTAINTY
 

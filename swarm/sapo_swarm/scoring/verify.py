@@ -6,7 +6,10 @@ import decimal
 import math
 from typing import Any
 
+from sapo_swarm.scoring.declared.extract import extract
+from sapo_swarm.scoring.declared.judge import declared
 from sapo_swarm.scoring.verifiers import GUARDS, VERIFIERS, names_no_number
+from sapo_swarm.tasks.own.folder import OwnTask
 from sapo_swarm.tasks.prompts import extract_answer
 from sapo_swarm.types import MAX_COMPLETION_BYTES
 
@@ -39,14 +42,15 @@ def raw_score(answer: str, name: str, dataset: Any, entry: dict[str, Any]) -> fl
 def score_text(text: str, name: str, dataset: Any, entry: dict[str, Any], partial: bool = False) -> tuple[float, bool]:
     """(reward in [0, 1], well formed). Without partial credit the reward is 1.0 or 0.0.
 
-    Well formed: the text holds a non-empty <answer>...</answer>. An exception in a verifier is a verdict of 0;
-    raises MemoryError and DeadlineExceeded only.
+    Well formed: the text holds a non-empty <answer>...</answer>, or an answer where the person's own task looks for one.
+    An exception in a verifier is a verdict of 0; raises MemoryError and DeadlineExceeded only.
     """
-    answer = extract_answer(cap(text))
+    text, own = cap(text), isinstance(dataset, OwnTask)
+    answer = extract(dataset.spec.extract, text) if own else extract_answer(text)
     if not answer:
         return 0.0, False
     try:
-        raw = raw_score(answer, name, dataset, entry)
+        raw = declared(dataset, entry["row"], answer, text) if own else raw_score(answer, name, dataset, entry)
     except (DeadlineExceeded, *FATAL):
         raise
     except BaseException:  # a scorer may raise anything, SystemExit included: junk in the answer, not a crash here

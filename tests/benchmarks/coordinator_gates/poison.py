@@ -153,7 +153,7 @@ class Member:
             if not self.kind:
                 rewards = [float(read(ref, c.text)[0] == key_of(task)) for c in body.completions]
                 self.table.learn(ref, [c.text for c in body.completions], rewards)
-                self.receiver.observe_own(body)
+                self.receiver.observe_local(body)
             else:
                 body = self._attack(body, ref, unix)
             out.append(self.identity.sign_group(swarm, body))

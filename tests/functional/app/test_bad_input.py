@@ -44,6 +44,7 @@ def test_a_wrong_setting_of_a_node_is_named(tmp_path: Path, arguments: list[str]
         ("[run]\nrounds = -1\n", "run.rounds"),
         ("[run\n", "not valid TOML"),
         ("run = 3\n", "run"),
+        ("[colours]\n", "no setting 'colours'"),
     ],
 )
 def test_a_wrong_settings_file_is_refused_and_left_as_it_is(tmp_path: Path, text: str, said: str) -> None:
@@ -62,11 +63,52 @@ def test_config_set_refuses_what_it_would_not_read(tmp_path: Path) -> None:
     assert sapo(tmp_path, "config", "get", "run.rounds").stdout == "12\n"
 
 
+STRANGE = """\
+[run]
+round = 3
+group_size = 6
+
+[colours]
+sky = "blue"
+"""
+
+
+def test_config_works_over_a_file_with_unknown_keys_names_the_nearest_and_keeps_them(tmp_path: Path) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text(STRANGE)
+    got = sapo(tmp_path, "config", "get", "run.group_size")
+    assert (got.returncode, got.stdout) == (0, "6\n")
+    assert "no setting 'run.round'. Did you mean 'run.rounds'?" in got.stderr
+    assert "sapo-desktop config reset run.round" in got.stderr
+    assert sapo(tmp_path, "config", "get").returncode == 0
+    assert sapo(tmp_path, "config", "path").stdout == f"{path}\n"
+    assert sapo(tmp_path, "config", "set", "run.rounds", "9").stdout == "run.rounds = 9\n"
+    assert sapo(tmp_path, "config", "reset", "run.group_size").returncode == 0
+    assert "round = 3" in path.read_text()
+    assert 'sky = "blue"' in path.read_text()
+
+
+def test_config_reset_takes_an_unknown_key_out_after_which_the_file_is_good(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text(STRANGE)
+    for key in ("run.round", "colours.sky"):
+        assert sapo(tmp_path, "config", "reset", key).stdout == f"{key} was taken out\n"
+    assert sapo(tmp_path, "config", "get", "run.group_size").stderr == ""
+
+
+def test_a_section_that_is_none_is_named_by_config_and_can_be_taken_out(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text("run = 3\n")
+    done = sapo(tmp_path, "config", "set", "run.rounds", "5")
+    assert done.returncode == 2
+    assert "sapo-desktop config reset run" in done.stderr
+    assert sapo(tmp_path, "config", "reset", "run").returncode == 0
+    assert sapo(tmp_path, "config", "set", "run.rounds", "5").returncode == 0
+
+
 @pytest.mark.parametrize("verb", ["status", "pause", "resume", "finish", "stop", "snooze", "run-anyway"])
 def test_without_a_node_a_control_verb_exits_with_3(tmp_path: Path, verb: str) -> None:
     done = sapo(tmp_path, verb)
     assert done.returncode == 3
-    assert "sapo-desktop node --silo" in done.stderr
+    assert "sapo-desktop new my-model" in done.stderr
 
 
 def test_a_time_that_is_none_is_explained(tmp_path: Path) -> None:
@@ -116,7 +158,7 @@ def test_a_home_that_cannot_be_made_is_named(tmp_path: Path) -> None:
 def test_eval_of_nothing_says_how_to_begin(tmp_path: Path) -> None:
     done = sapo(tmp_path, "eval")
     assert done.returncode == 2
-    assert "sapo-desktop node --silo" in done.stderr
+    assert "sapo-desktop new my-model" in done.stderr
 
 
 def test_an_answer_without_a_task_says_what_is_missing_and_with_one_is_judged_on_every_question(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from sapo_desktop.errors import CommandFailed
 from sapo_desktop.paths import Home
 from sapo_desktop.services.machine.doctor import stream
 from sapo_desktop.services.machine.finding import Finding
-from sapo_desktop.services.nodes.settings_actions import HomeSettings
+from sapo_desktop.services.models.settings_actions import HomeSettings
 from sapo_desktop.settings import editing
 from sapo_swarm.events import StateChanged
 from sapo_swarm.node.governor.schedule import DAYS
@@ -226,8 +226,8 @@ async def test_the_doctor_tells_its_findings_as_they_come_and_what_mends_them() 
 
 async def test_a_doctor_that_fails_itself_says_so() -> None:
     async def examine() -> AsyncIterator[Finding]:
+        yield Finding("ok", "disk", "There is room")
         raise CommandFailed("The doctor itself failed.")
-        yield
 
     app = SapoDashboard(ReplayFeed([], 0), examine=examine)
     async with app.run_test(size=(80, 24)) as pilot:

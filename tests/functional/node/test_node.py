@@ -22,7 +22,7 @@ FAKE = (*node_process.FAKE, "--local-groups", "8")
 
 
 def only_run(home: Path) -> Path:
-    (folder,) = (home / "data" / "runs").iterdir()
+    (folder,) = (home / "data" / "models").iterdir()
     return folder
 
 
@@ -73,7 +73,7 @@ async def test_finish_pauses_only_after_the_round(tmp_path: Path) -> None:
 
 async def test_a_second_node_in_the_same_home_is_refused_with_the_way_out(tmp_path: Path) -> None:
     async with node(tmp_path, *FAKE, "--model", "fake:0.02") as (_, process):
-        second = await asyncio.to_thread(sapo, tmp_path, "node", *FAKE)
+        second = await asyncio.to_thread(sapo, tmp_path, "node", *FAKE, "--model", "fake:0.02")
         assert second.returncode == 1
         assert str(process.pid) in second.stderr
         assert "sapo-desktop stop" in second.stderr
@@ -92,7 +92,7 @@ def test_straight_rounds_equal_interrupted_ones(tmp_path: Path) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
     sapo(one, "node", *FAKE, "--rounds", "6")
     sapo(two, "node", *FAKE, "--rounds", "3")
-    done = sapo(two, "node", *FAKE, "--rounds", "6", "--run", only_run(two).name)
+    done = sapo(two, "node", *FAKE, "--rounds", "6")
     assert "goes on with round 4" in done.stdout
     assert weights(only_run(one), 6) == weights(only_run(two), 6)
 
@@ -120,7 +120,7 @@ async def test_kill_in_every_phase_loses_at_most_the_round_in_flight(tmp_path: P
         done = found.done
     calm = tmp_path / "calm"
     sapo(calm, "node", *FAKE, "--model", "fake:0.001", "--rounds", str(done))
-    sapo(tmp_path, "node", *flags, "--rounds", str(done), "--run", only_run(tmp_path).name)
+    sapo(tmp_path, "node", *flags, "--rounds", str(done))
     assert on_disk(only_run(tmp_path)).told == list(range(done))
     assert weights(only_run(calm), done) == weights(only_run(tmp_path), done)
     chain(only_run(tmp_path))
@@ -132,7 +132,7 @@ def test_a_corrupt_checkpoint_is_passed_over_with_a_sentence_and_its_rounds_are_
     victim = next(p for p in (run / "checkpoints" / "round-000003" / "engine").iterdir() if p.is_file())
     raw = victim.read_bytes()
     victim.write_bytes(raw[:-1] + bytes([raw[-1] ^ 1]))
-    done = sapo(tmp_path, "node", *FAKE, "--rounds", "4", "--run", run.name)
+    done = sapo(tmp_path, "node", *FAKE, "--rounds", "4")
     assert done.returncode == 0, done.stderr
     assert "round-000003" in done.stdout
     assert "goes on with round 3" in done.stdout
@@ -148,9 +148,9 @@ def test_when_no_checkpoint_is_intact_the_run_is_left_alone(tmp_path: Path) -> N
     run = only_run(tmp_path)
     for state in run.glob("checkpoints/*/state.json"):
         state.write_bytes(b"{")
-    done = sapo(tmp_path, "node", *FAKE, "--rounds", "2", "--run", run.name)
+    done = sapo(tmp_path, "node", *FAKE, "--rounds", "2")
     assert done.returncode == 1
-    assert "--new" in done.stderr
+    assert "sapo-desktop new" in done.stderr
 
 
 def test_old_groups_leave_the_journal_and_what_is_left_still_plays(tmp_path: Path) -> None:

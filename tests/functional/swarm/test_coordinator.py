@@ -30,7 +30,7 @@ async def make(tmp_path: Path) -> AsyncIterator[Callable[..., object]]:
     async def build(**changes: object) -> Hosted:
         fast = {"port": 0, "store": f"sqlite:{tmp_path}/swarm.sqlite", "round_every_s": 0.01, "round_burst": 1000}
         hosted = await start(msgspec.convert(fast | changes, CoordinatorSettings))
-        hosted.coordinator.standing_ttl_s = 0.0
+        hosted.coordinator.stats_ttl_s = 0.0
         running.append(hosted)
         return hosted
 
@@ -146,7 +146,7 @@ async def test_an_invite_expires_is_used_up_and_is_revoked_with_all_it_admitted(
         client.next_at = 0
         result = await client.exchange([], want=0)
     assert (result.connected, result.code) == (False, "banned")
-    assert (await hosted.store.standing(0.0, 1)).pool == 0
+    assert (await hosted.store.stats(0.0, 1)).pool == 0
 
 
 async def test_an_open_swarm_needs_no_invite_and_says_that_nobody_is_trusted(make: Callable[..., object]) -> None:
@@ -212,7 +212,7 @@ async def test_a_wrong_clock_is_corrected_from_the_reply(hosted: Hosted) -> None
 
 async def test_a_stopping_coordinator_answers_what_it_took_and_refuses_the_rest(hosted: Hosted) -> None:
     """While it stops, new requests are told to come again."""
-    hosted.coordinator.door.stopping = True
+    hosted.coordinator.admission.stopping = True
     async with NodeClient(hosted.invite, Identity.generate()) as client:
         with pytest.raises(Refused) as refused:
             await client.info()

@@ -38,7 +38,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
 
 
 def run_folder(home: Home, name: str) -> Path:
-    folder = home.runs / name
+    folder = home.models / name
     folder.mkdir()
     return folder
 
@@ -111,7 +111,7 @@ def test_a_new_run_takes_the_fastest_and_keeps_it(home: Home) -> None:
     assert settings_of(engines.settle(CONFIG, folder, home)) == ("torch", "bfloat16", 1)
     speed.remember(home, CONFIG, figures(FAST, SLOW))
     assert settings_of(engines.settle(CONFIG, folder, home)) == ("torch", "bfloat16", 1)
-    assert settings_of(engines.kept(CONFIG, folder)) == ("torch", "bfloat16", 1)
+    assert settings_of(engines.stored_config(CONFIG, folder)) == ("torch", "bfloat16", 1)
     assert settings_of(engines.settle(CONFIG, run_folder(home, "second"), home)) == ("torch", "float32", 1)
 
 
@@ -158,6 +158,6 @@ def test_the_doctor_tells_whether_there_is_a_measurement_and_how_to_make_one(hom
 
 def test_a_damaged_note_in_a_run_is_named(home: Home) -> None:
     folder = run_folder(home, "run")
-    (folder / engines.KEPT).write_text("{")
+    (folder / engines.ENGINE_FILE).write_text("{")
     with pytest.raises(AppError, match=r"engine\.json cannot be read"):
         engines.settle(CONFIG, folder, home)

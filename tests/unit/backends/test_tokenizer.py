@@ -155,5 +155,5 @@ def test_a_model_without_a_template_gets_plain_paragraphs(tmp_path: Path) -> Non
 
 
 def test_ids_beyond_the_vocabulary_decode_to_nothing(tokenizer: HfTokenizer) -> None:
-    """Padded embeddings let a model draw ids that the tokenizer does not know."""
+    """Padded embeddings let a model sample ids that the tokenizer does not know."""
     assert tokenizer.decode([*tokenizer.encode_text("ok"), 299, 100_000]) == "ok"

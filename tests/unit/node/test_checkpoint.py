@@ -172,7 +172,7 @@ def test_any_damage_is_found_and_the_older_one_used(tmp_path: Path, damage: str)
 def test_a_run_whose_checkpoints_are_all_damaged_is_never_started_over(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path / "c", keep=9)
     (write(checkpoints, 1) / "state.json").write_text("{")
-    with pytest.raises(CheckpointCorrupt, match="--new"):
+    with pytest.raises(CheckpointCorrupt, match="sapo-desktop new"):
         checkpoints.newest_intact()
 
 

@@ -30,7 +30,8 @@ class _Done(Exception):
     """The person has had enough."""
 
 
-def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
+def add_arguments(parser: argparse.ArgumentParser, _verb: str) -> None:
+    """The verb's flags."""
     parser.add_argument("--answer", action="store_true", help="you answer; without it: how a model contributes")
     parser.add_argument(
         "--join", default="", metavar="INVITE", help="the swarm (default: the one whose invite is saved)"
@@ -40,6 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
+    """Run the verb; its exit code. Raises AppError."""
     if not args.answer:
         raise UsageError(
             "Answer questions yourself with: sapo-desktop contribute --answer. Let a model generate for the swarm "

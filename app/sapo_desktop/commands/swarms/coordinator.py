@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from sapo_swarm.coordinator.host import Hosted
 
 
-def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
+def add_arguments(parser: argparse.ArgumentParser, _verb: str) -> None:
+    """The verb's flags."""
     parser.add_argument(
         "--announce", action="store_true", help="tell the local network where it is (mDNS); an invite is still needed"
     )
@@ -38,6 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
+    """Run the verb; its exit code. Raises AppError."""
     from sapo_swarm.coordinator.store.base import StoreError
 
     home = Home.find()

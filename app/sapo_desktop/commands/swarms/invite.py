@@ -18,6 +18,7 @@ from sapo_swarm.protocol.safe_text import safe_text
 
 
 def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
+    """The verb's flags."""
     if verb == "ban":
         parser.add_argument("node", help="node id, or a unique beginning of it (see the status page)")
         parser.add_argument("--reason", default="banned by the host", help="what the node is told")
@@ -32,6 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
+    """Run the verb; its exit code. Raises AppError."""
     return asyncio.run(_ban(args) if args.verb == "ban" else _invite(args))
 
 

@@ -17,7 +17,8 @@ from sapo_swarm.coordinator.store.base import Store
 ACTIONS = ("status", "stop", "export", "import")
 
 
-def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
+def add_arguments(parser: argparse.ArgumentParser, _verb: str) -> None:
+    """The verb's flags."""
     parser.add_argument("action", nargs="?", choices=ACTIONS, default="status", help="default: status")
     parser.add_argument(
         "file", nargs="?", type=Path, help="export, import: the file (it holds the swarm's private key)"
@@ -28,6 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
+    """Run the verb; its exit code. Raises AppError."""
     home = Home.find()
     home.prepare()
     if args.action in {"export", "import"} and args.file is None:

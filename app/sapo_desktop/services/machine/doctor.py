@@ -92,6 +92,7 @@ def _engines() -> Iterator[Finding]:
         yield Finding("ok", name, f"{verbs} on {', '.join(backend.devices_here())}")
         if name == "torch":
             yield _compiler()
+            yield from _fallbacks()
     if not can_train:
         yield Finding("fail", "trainer", 'No engine that trains is installed: pip install "sapo-desktop[torch]"')
 
@@ -107,6 +108,18 @@ def _compiler() -> Finding:
             "note", "compiler", f"none: small models in float32 take up to twice the time. To change it: {fix}"
         )
     return Finding("ok", "compiler", f"{found}, for small models in float32")
+
+
+def _fallbacks() -> Iterator[Finding]:
+    """Fast paths of the torch engine that should work here and do not; runs then take a slower one."""
+    from sapo_backends.torch_backend import paths
+    from sapo_backends.torch_backend.runtime.fallbacks import LEFT_OUT, PATHS
+
+    for name, reason in paths.check().items():
+        if name != "native" or _compiler().verdict == "ok":  # a missing compiler has a line of its own
+            yield Finding("note", "torch", f"slower than it could be: {PATHS[name]} cannot be used here ({reason})")
+    for name in sorted(LEFT_OUT):
+        yield Finding("note", "torch", f"slower than it could be: SAPO_WITHOUT leaves out {PATHS.get(name, name)}")
 
 
 def plans(home: Home) -> Iterator[Finding]:

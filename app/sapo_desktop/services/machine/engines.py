@@ -18,7 +18,7 @@ PREFERRED = ("mlx", "torch")
 """Trainers in the order in which "auto" tries them; mlx only where it has a GPU."""
 GENERATOR = "llamacpp"
 """What "auto" tries last for a node that only generates."""
-KEPT = "engine.json"
+ENGINE_FILE = "engine.json"
 """In a run's folder: what its open settings meant when it began."""
 
 
@@ -45,19 +45,21 @@ def settle(config: RunConfig, folder: Path, home: Home) -> RunConfig:
     A new run takes what was measured on this machine, else the defaults, and keeps it: a resumed run goes on with the
     engine, precision and threads it began with, whatever was measured since. Raises BackendUnavailable, AppError.
     """
-    if not (folder / KEPT).exists():
-        _keep(folder, _settled(config, folder, home))
-    return kept(config, folder)
+    if not (folder / ENGINE_FILE).exists():
+        _write(folder, _settled(config, folder, home))
+    return stored_config(config, folder)
 
 
-def kept(config: RunConfig, folder: Path) -> RunConfig:
+def stored_config(config: RunConfig, folder: Path) -> RunConfig:
     """The config with what the run of that folder began with. Runs older than this file have none."""
     try:
-        settled = msgspec.json.decode((folder / KEPT).read_bytes(), type=Settled)
+        settled = msgspec.json.decode((folder / ENGINE_FILE).read_bytes(), type=Settled)
     except FileNotFoundError:
         return config
     except (OSError, msgspec.MsgspecError) as error:
-        raise AppError(f"{folder / KEPT} cannot be read ({error}). Delete it; the defaults are used then.") from error
+        raise AppError(
+            f"{folder / ENGINE_FILE} cannot be read ({error}). Delete it; the defaults are used then."
+        ) from error
     return settled.fill(config)
 
 
@@ -73,11 +75,11 @@ def _settled(config: RunConfig, folder: Path, home: Home) -> Settled:
     return Settled(found.engine, found.precision, found.threads)
 
 
-def _keep(folder: Path, settled: Settled) -> None:
+def _write(folder: Path, settled: Settled) -> None:
     partial = folder / ".engine.partial"
     try:
         partial.write_text(json.dumps(msgspec.to_builtins(settled)), "utf-8")
-        partial.replace(folder / KEPT)
+        partial.replace(folder / ENGINE_FILE)
     except OSError as error:
         raise AppError(f"Cannot write {folder} ({error.strerror}). Free some space.") from error
 

@@ -28,7 +28,7 @@ from sapo_swarm.algorithms.base import TINY, local_groups
 from sapo_swarm.config import RunConfig
 
 FORMAT = 1
-KEPT = 32
+MAX_MODELS = 32
 """Models whose measurements are kept."""
 _PACKAGES = ("sapo-desktop", "torch", "mlx", "mlx-lm", "llama-cpp-python")
 
@@ -48,7 +48,7 @@ def remember(home: Home, config: RunConfig, measured: Sequence[Measured]) -> Non
     entries = _read(home)
     entries.pop(_key(config), None)
     entries[_key(config)] = {"measured": choice.encode(list(candidates.values())), "model": config.model}
-    newest = dict(list(entries.items())[-KEPT:])
+    newest = dict(list(entries.items())[-MAX_MODELS:])
     _write(home, {"format": FORMAT, "machine": _machine(), "entries": newest})
 
 

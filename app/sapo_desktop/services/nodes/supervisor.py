@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from sapo_desktop import settings
 from sapo_desktop.errors import AppError
 from sapo_desktop.paths import Home
 from sapo_desktop.services.nodes import background
-from sapo_desktop.settings import flags
 from sapo_swarm.node.control.api import ControlClient, NodeNotAnswering, NodeNotRunning, NodeStatus
 
 START_LIMIT_S = 30.0
@@ -103,20 +101,14 @@ def _starting_file(home: Home) -> Path:
     return home.runtime / "node.starting"
 
 
-async def restart(home: Home, changed: Collection[str] = ()) -> NodeStatus:
-    """Let the node finish its round, stop it, start it again with the settings as they are now.
+async def restart(home: Home, arguments: Sequence[str] = ()) -> NodeStatus:
+    """Let the node finish its round, stop it, start `sapo-desktop node ARGUMENTS`. Without a node one is started.
 
-    What its starter typed stays, but for the settings of a run that were changed since, and for how many groups are
-    own and how many external. Without a node one is started. Raises AppError.
+    Raises AppError.
     """
-    arguments: list[str] = []
     if await running(home) is not None:
         async with ControlClient(home.socket) as node:
-            config = await node.config()
             await _finish_round(node)
-        arguments = flags.arguments(
-            config, settings.load(home.settings).run, {"local_groups", "external_groups", *changed}
-        )
         await stop(home)
     return await start(home, arguments)
 

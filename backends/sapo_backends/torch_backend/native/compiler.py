@@ -23,7 +23,8 @@ _TIMEOUT_S = 60.0
 
 
 def compiler() -> str | None:
-    """Where a C compiler is, if there is one. A Mac without its command line tools has a `cc` that offers to install them."""
+    """Where a C compiler is, if there is one. A Mac without its command line tools has a `cc` that offers to install
+    them."""
     if sys.platform == "darwin" and subprocess.run(["xcode-select", "-p"], capture_output=True).returncode:
         return None
     return next(filter(None, map(shutil.which, _COMPILERS)), None)
@@ -38,7 +39,8 @@ def is_there() -> bool:
 
 
 def compiled() -> Path:
-    """The library for this processor, compiled if it is not there yet, which takes seconds. Raises OSError, SubprocessError."""
+    """The library for this processor, compiled if it is not there yet, which takes seconds. Raises OSError,
+    SubprocessError."""
     path, command = _plan()
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -86,6 +86,7 @@ class AdminClient:
         ]
 
     async def invites(self) -> list[InviteView]:
+        """Every invite of the swarm, oldest first."""
         return msgspec.json.decode(await self._call("GET", "/admin/invites"), type=list[InviteView])
 
     async def revoke(self, hash: str) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from sapo_swarm.protocol.wire import Count, UnixTime
 from sapo_swarm.types import NodeId, Sha256
 
 
@@ -21,13 +22,13 @@ class NewInvite(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 class InviteView(msgspec.Struct, frozen=True, kw_only=True):
     """token: only in the answer that made it. hash: names it afterwards."""
 
-    hash: str
-    label: str
-    expires: float
-    max_uses: int
-    uses: int
+    hash: Sha256
+    label: Annotated[str, Meta(max_length=80)]
+    expires: UnixTime
+    max_uses: Count
+    uses: Count
     revoked: bool
-    token: str = ""
+    token: Annotated[str, Meta(max_length=64)] = ""
 
 
 class Ban(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -38,10 +39,12 @@ class Ban(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
 
 
 class Revoke(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """hash: of the invite's token, as InviteView names it."""
+
     hash: Sha256
 
 
 class Removed(msgspec.Struct, frozen=True, kw_only=True):
     """Nodes that are out now."""
 
-    nodes: tuple[str, ...]
+    nodes: Annotated[tuple[NodeId, ...], Meta(max_length=1_000_000)]

@@ -22,9 +22,9 @@ def add_admin(app: web.Application, coordinator: Coordinator, key: str) -> None:
 
     def guarded(handler: Handler) -> Handler:
         async def checked(request: web.Request) -> web.StreamResponse:
-            coordinator.door.host_only(request)
+            coordinator.admission.host_only(request)
             given = request.headers.get("Authorization", "").removeprefix("Bearer ")
-            if not hmac.compare_digest(given.encode(), key.encode()):
+            if not hmac.compare_digest(given.encode("utf-8", "replace"), key.encode()):
                 raise Refusal("bad_admin_key", "The admin key of this coordinator lies in its admin file.")
             try:
                 return await handler(request)
@@ -45,28 +45,28 @@ class _Admin:
         self.coordinator = coordinator
         self.store = coordinator.store
 
-    async def list_invites(self, request: web.Request) -> web.Response:
+    async def list_invites(self, _request: web.Request) -> web.Response:
         views = [_view(invite.hash, invite) for invite in await self.store.invites()]
         return web.Response(body=msgspec.json.encode(views), content_type="application/json")
 
     async def create_invite(self, request: web.Request) -> web.Response:
-        asked = unpack_json(await self._body(request), NewInvite)
-        record, token = await new_invite(self.store, asked.label, asked.hours, asked.uses)
+        body = unpack_json(await self._body(request), NewInvite)
+        record, token = await new_invite(self.store, body.label, body.hours, body.uses)
         return web.Response(
             body=msgspec.json.encode(_view(record.hash, record, token)), content_type="application/json"
         )
 
     async def revoke(self, request: web.Request) -> web.Response:
-        asked = unpack_json(await self._body(request), Revoke)
-        return _removed(await self.store.revoke_invite(asked.hash))
+        body = unpack_json(await self._body(request), Revoke)
+        return _removed(await self.store.revoke_invite(body.hash))
 
     async def ban(self, request: web.Request) -> web.Response:
-        asked = unpack_json(await self._body(request), Ban)
-        if not await self.store.ban(asked.node, asked.reason):
+        body = unpack_json(await self._body(request), Ban)
+        if not await self.store.ban(body.node, body.reason):
             raise Refusal("not_found", "No member has this id.")
-        return _removed([asked.node] if asked.reason else [])
+        return _removed([body.node] if body.reason else [])
 
-    async def export(self, request: web.Request) -> web.Response:
+    async def export(self, _request: web.Request) -> web.Response:
         body = await export_swarm(self.store)
         return web.Response(body=body, content_type="application/octet-stream")
 

@@ -1,4 +1,4 @@
-"""The pool of live groups, in memory: a dense array (uniform draws), an age order, and a list per source.
+"""The pool of live groups, in memory: a dense array (uniform sampling), an age order, and a list per source.
 
 Pure bookkeeping: the clock and the random source are passed in.
 """
@@ -15,13 +15,15 @@ from sapo_swarm.coordinator.domain.records import SAMPLE_BYTES, Entry, PoolLimit
 
 @dataclass(slots=True)
 class Slot:
+    """A live group. key: its row in the store; at: Unix time it came; place: its index in the dense array."""
+
     key: int
     entry: Entry
     at: float
     place: int
 
 
-class Ring:
+class GroupPool:
     """At most `per_node` groups of one source live: its newest replaces its oldest, never another's.
 
     When the pool is full (groups or bytes), the oldest of all gives way.
@@ -43,6 +45,7 @@ class Ring:
         return content in self._contents
 
     def nodes(self) -> int:
+        """Sources with at least one live group."""
         return len(self._by_node)
 
     @property
@@ -81,14 +84,16 @@ class Ring:
         return gone
 
     def drop_node(self, node: str) -> list[int]:
+        """Remove every group of a source: the keys."""
         return [self._remove(slot) for slot in list(self._by_node.get(node, ()))]
 
     def drop(self, key: int) -> None:
+        """Remove one group, if it is still there."""
         slot = self._by_age.get(key)
         if slot is not None:
             self._remove(slot)
 
-    def draw(self, rng: random.Random, want: int, caller: str, have: frozenset[bytes]) -> list[Entry]:
+    def sample(self, rng: random.Random, want: int, caller: str, have: frozenset[bytes]) -> list[Entry]:
         """Up to `want` groups, uniform over the live slots of others, at most one per source, none of `have`.
 
         Random slots with rejection; where few sources are left, the rest is found by walking over the sources.

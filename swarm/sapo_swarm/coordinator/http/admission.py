@@ -1,4 +1,4 @@
-"""Who gets in: rates of networks, nodes and joins, room for one more request, what only the host itself may ask."""
+"""Who gets in: rates of networks, nodes and joins, room for one more request, what only the host itself may request."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from sapo_swarm.coordinator.http.requests import client_address
 from sapo_swarm.coordinator.settings import CoordinatorSettings
 
 
-class Door:
-    """Every method raises Refusal for what stays outside. rng: jitter of the waits that are told."""
+class Admission:
+    """Every method raises Refusal for what stays outside. rng: jitter of Retry-After."""
 
     def __init__(self, settings: CoordinatorSettings, metrics: Metrics, rng: random.Random) -> None:
         self.stopping = False
@@ -33,6 +33,7 @@ class Door:
             raise self.busy("busy", "The coordinator serves as many requests as it can.", 1.0)
 
     def join(self, request: web.Request) -> None:
+        """A join from this network."""
         self._network(self._joins, request, "Too many nodes join from this network.")
 
     def node(self, node: str) -> None:

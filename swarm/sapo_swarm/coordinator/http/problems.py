@@ -53,9 +53,11 @@ class Refusal(Exception):
 
     @property
     def status(self) -> int:
+        """The HTTP status of the code."""
         return CODES[self.code]
 
     def response(self) -> web.Response:
+        """The problem details as application/problem+json."""
         problem = Problem(
             title=HTTPStatus(self.status).phrase,
             status=self.status,

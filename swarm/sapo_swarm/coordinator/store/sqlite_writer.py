@@ -122,6 +122,7 @@ class Writer:
         self._unsynced = False
 
     def start(self) -> None:
+        """Begin to take jobs."""
         self._thread.start()
 
     async def stop(self) -> None:

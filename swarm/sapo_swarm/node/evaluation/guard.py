@@ -51,14 +51,17 @@ class Guard:
 
     @property
     def tolerance(self) -> float:
+        """Part of the best held-out result that may be lost; 0 outside a swarm."""
         return self.config.tripwire if self.in_swarm and self.config.external_groups else 0.0
 
     @property
     def taking(self) -> bool:
+        """External groups are taken."""
         return self.watch.taking
 
     @property
     def regular_items(self) -> int:
+        """Held-out items of a regular evaluation."""
         return len(self.config.tasks) * self.config.eval_items
 
     async def open(self, rollbacks: int) -> None:
@@ -104,9 +107,9 @@ class Guard:
         if path is None or rounds_of(path) == rounds_done:
             await self._publish(self._cleared(rounds_done, "there is no older checkpoint to compare with"))
             return
-        asked = best.items if best.looked else 0
-        after = await self.examiner.fresh(tripwire.CLOSER, asked, lambda part: on_progress(part / 2))
-        before = await self._of_another(path, rounds_done, asked, lambda part: on_progress(0.5 + part / 2))
+        used = best.items if best.looked else 0
+        after = await self.examiner.fresh(tripwire.CLOSER, used, lambda part: on_progress(part / 2))
+        before = await self._of_another(path, rounds_done, used, lambda part: on_progress(0.5 + part / 2))
         was, now, count = tripwire.mean(before), tripwire.mean(after), len(after)
         figures = f"{_percent(was)} with the weights of round {rounds_of(path)}, {_percent(now)} now, {count} questions"
         if not tripwire.confirmed(before, after, self.tolerance):
@@ -139,13 +142,13 @@ class Guard:
             round=rounds_done, taking=True, by="tripwire", sentence=said, best=was, now=now, items=items
         )
 
-    async def _of_another(self, path: Path, rounds_done: int, asked: int, on_progress: Ask) -> list[ItemResult]:
+    async def _of_another(self, path: Path, rounds_done: int, used: int, on_progress: Ask) -> list[ItemResult]:
         """The answers of a checkpoint's weights; the engine has its own back afterwards, whatever happens."""
         present = await self.host.call(self._saved, rounds_done)
         engine = self.host.engine
         try:
             await self.host.call(engine.restore, path / "engine")
-            return await self.examiner.fresh(tripwire.CLOSER, asked, on_progress)
+            return await self.examiner.fresh(tripwire.CLOSER, used, on_progress)
         finally:
             await self.host.call(engine.restore, present / "engine")
 
@@ -153,7 +156,7 @@ class Guard:
         path = await self.host.call(self._kept, self.watch.restored)
         if path is None:
             raise CheckpointCorrupt(
-                "No checkpoint to roll back to is intact. Start another run: sapo-desktop node --new"
+                "No checkpoint to roll back to is intact. Make another model: sapo-desktop new NAME"
             )
         await self.host.call(self.host.engine.restore, path / "engine")
         self.rollbacks = self.watch.trips

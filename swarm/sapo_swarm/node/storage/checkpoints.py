@@ -144,7 +144,7 @@ class Checkpoints:
                 warnings.append(str(error))
         if warnings:
             raise CheckpointCorrupt(
-                f"None of the {len(warnings)} checkpoints in {self.folder} is intact. Start anew with --new; "
+                f"None of the {len(warnings)} checkpoints in {self.folder} is intact. Make another model: sapo-desktop new NAME; "
                 "this one stays on disk as it is."
             )
         return None, []

@@ -44,6 +44,7 @@ class SettingsScreen(ModalScreen[None]):
         self.listed: list[SettingRow] = []
 
     def compose(self) -> ComposeResult:
+        """The widgets, in their order."""
         with Vertical(id="settings"):
             yield Input(placeholder="search keys and explanations, Esc clears it", id="search", classes="search")
             yield OptionList(id="rows", classes="box", markup=False)
@@ -52,11 +53,12 @@ class SettingsScreen(ModalScreen[None]):
             yield KeyBar(_KEYS)
 
     def on_mount(self) -> None:
-        self.query_one("#rows").border_title = Content.styled("Settings", "bold")
+        """Titles, then the rows."""
         self.query_one("#rows").border_subtitle = Content.styled(plain(self.actions.describe(), 200), "$muted")
         self._read()
 
     def on_resize(self) -> None:
+        """Fit the rows to the new width."""
         self._fill()
 
     # Reading and showing
@@ -77,6 +79,9 @@ class SettingsScreen(ModalScreen[None]):
         chosen = self.chosen
         wanted = self.query_one("#search", Input).value.casefold()
         self.listed = [row for row in self.rows if wanted in f"{row.key} {row.help}".casefold()]
+        owner = next((row.owner for row in self.rows if row.owner), "")
+        title = f"Settings of the model {owner}, and of the app" if owner else "Settings"
+        listing.border_title = Content.styled(plain(title, 80), "bold")
         width = max(listing.scrollable_content_region.width - 2, 40)
         listing.clear_options()
         listing.add_options([Option(row_line(row, width)) for row in self.listed])
@@ -87,6 +92,7 @@ class SettingsScreen(ModalScreen[None]):
 
     @property
     def chosen(self) -> SettingRow | None:
+        """The setting under the cursor."""
         place = self.query_one("#rows", OptionList).highlighted
         return self.listed[place] if place is not None and place < len(self.listed) else None
 
@@ -97,15 +103,18 @@ class SettingsScreen(ModalScreen[None]):
         self.query_one("#about-text", Static).update(about(row, width) if row else Content(""))
 
     def on_option_list_option_highlighted(self) -> None:
+        """Explain the setting under the cursor."""
         self._tell()
 
     # Changing
 
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
+        """Enter changes it."""
         event.stop()
         self.action_edit()
 
     def action_edit(self) -> None:
+        """Flip a switch, or open the editor."""
         row = self.chosen
         if row is None:
             return
@@ -124,6 +133,7 @@ class SettingsScreen(ModalScreen[None]):
         self._changed(row, value)
 
     def action_default(self) -> None:
+        """Back to the default."""
         if (row := self.chosen) is not None and row.saved:
             self.run_worker(self._reset(row), name="reset", exclusive=True, exit_on_error=True)
 
@@ -143,6 +153,7 @@ class SettingsScreen(ModalScreen[None]):
         self._read()
 
     def action_restart(self) -> None:
+        """Let the node finish its round and start with these settings."""
         self._say("Finishing the round, then starting the node with these settings")
         self.run_worker(self._restart(), name="restart", exclusive=True, exit_on_error=True)
 
@@ -162,14 +173,17 @@ class SettingsScreen(ModalScreen[None]):
     # Searching and leaving
 
     def action_search(self) -> None:
+        """Open the search field."""
         search = self.query_one("#search", Input)
         search.add_class("-open")
         search.focus()
 
     def on_input_changed(self) -> None:
+        """Filter while typing."""
         self._fill()
 
     def on_input_submitted(self) -> None:
+        """Back to the rows, filtered."""
         self.query_one("#rows", OptionList).focus()
 
     def action_back(self) -> None:
@@ -185,7 +199,7 @@ class SettingsScreen(ModalScreen[None]):
 
 def row_line(row: SettingRow, width: int) -> Content:
     """Key, value, where it comes from."""
-    origin = "file" if row.saved else "default"
+    origin = "default" if not row.saved else "model" if row.owner else "file"
     room = max(width - 38, 8)
     value = fit(plain(row.value, 300) or "(empty)", room)
     style = "bold" if row.value != row.default else "$muted"
@@ -197,13 +211,14 @@ def row_line(row: SettingRow, width: int) -> Content:
 
 def about(row: SettingRow, width: int) -> Content:
     """All that is to be known of one setting."""
-    origin = "from the settings file" if row.saved else "the default"
+    saved = f"of the model {row.owner}" if row.owner else "from the settings file"
+    origin = saved if row.saved else "the default"
     pairs = [
         ("value", f"{spaced(row, row.value)} ({origin})"),
         ("default", spaced(row, row.default)),
         ("allowed", row.kind),
         ("counts", row.counts),
-        ("terminal", f"sapo-desktop config set {row.key} VALUE"),
+        ("terminal", _in_a_terminal(row)),
     ]
     lines = [Content(hang(plain(row.help, 400), width, 0))]
     if row.running:
@@ -213,3 +228,10 @@ def about(row: SettingRow, width: int) -> Content:
         Content.assemble((f"{label:<10}", "$muted"), hang(plain(value, 600), width, 10)) for label, value in pairs
     ]
     return Content("\n").join(lines)
+
+
+def _in_a_terminal(row: SettingRow) -> str:
+    """The command that does the same."""
+    if row.owner:
+        return f"sapo-desktop node {row.owner} --{row.key.partition('.')[2].replace('_', '-')} VALUE"
+    return f"sapo-desktop config set {row.key} VALUE"
