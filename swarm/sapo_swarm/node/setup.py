@@ -46,6 +46,7 @@ class NodeSetup:
 
     @property
     def mode(self) -> Mode:
+        """Alone or in a swarm."""
         return "silo" if self.swarm == SILO else "swarm"
 
 

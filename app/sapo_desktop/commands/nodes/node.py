@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from sapo_swarm.node.setup import NodeSetup
 
 
-def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
+def add_arguments(parser: argparse.ArgumentParser, _verb: str) -> None:
+    """The flags of the verb."""
     parser.add_argument("name", nargs="?", default="", help="the model to train on (default: the one used last)")
     mode = parser.add_mutually_exclusive_group()
     mode.add_argument("--silo", action="store_true", help="train alone (the default until you join a swarm)")
@@ -45,6 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
+    """Run a node here until its rounds are done or it is stopped; the exit code. Raises UsageError, AppError."""
     home = Home.find()
     home.prepare()
     reporter = Reporter(sys.stdout, args.json, args.quiet)

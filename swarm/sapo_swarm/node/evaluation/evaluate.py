@@ -88,6 +88,7 @@ class Examiner:
         self._base = folder / "base.json"
 
     def has_base(self) -> bool:
+        """The untrained model was evaluated."""
         return bool(self._before())
 
     def _before(self) -> dict[TaskRef, ItemResult]:
