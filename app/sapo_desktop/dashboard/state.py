@@ -94,7 +94,7 @@ class DashboardState:
     """Rounds finished in this run, as told."""
     round_time: float = 0.0
     round_seconds: float | None = None
-    """Wall time of the last round: between two RoundFinished of one session."""
+    """Time worked on the last round; pauses do not count."""
     tokens: int = 0
     figures: Figures = field(default_factory=Figures)
     evaluations: Trail[Evaluated] = field(default_factory=_evaluations)
@@ -169,11 +169,17 @@ def _run_started(state: DashboardState, event: RunStarted) -> DashboardState:
         + "".join(f"; {change}" for change in event.changed),
     )
     if state.run is not None and state.run.run_id == event.run_id:
-        sessions = state.sessions.append(event)
         return replace(
-            state, run=event, sessions=sessions, phase=None, phases=(), round_time=0.0, log=state.log.append(line)
+            state,
+            run=event,
+            sessions=state.sessions.append(event),
+            phase=None,
+            phases=(),
+            round_time=0.0,
+            solved=state.solved | set(event.solved),
+            log=state.log.append(line),
         )
-    fresh = DashboardState(link=state.link, log=state.log.append(line))
+    fresh = DashboardState(link=state.link, log=state.log.append(line), solved=frozenset(event.solved))
     return replace(
         fresh,
         run=event,
@@ -246,7 +252,7 @@ def _round_finished(state: DashboardState, event: RoundFinished) -> DashboardSta
         round=event,
         rounds=event.round + 1,
         round_time=event.time,
-        round_seconds=event.time - state.round_time if 0 < state.round_time < event.time else None,
+        round_seconds=sum(event.seconds.values()) / event.covers or None,
         tokens=state.tokens + event.tokens_generated,
         phase=None,
         phases=(),

@@ -71,7 +71,7 @@ class Node:
         loaded = self.host.loaded
         return NodeStatus(
             state=now.state,
-            sentence=now.sentence,
+            sentence=now.sentence + commands.pending(self.run_control.wishes, now.state),
             reason=now.reason,
             since=now.since,
             pid=os.getpid(),
@@ -83,9 +83,12 @@ class Node:
             device=loaded.device if loaded else config.device,
             round=self.rounds_done,
             rounds_planned=config.rounds,
-            phase=now.phase if now.state == "running" else None,
+            phase=now.phase if now.state in ("running", "finishing") else None,
             phase_fraction=now.fraction,
             eta_s=now.eta_s,
+            name=self.setup.name,
+            disk=self.store.disk,
+            disk_budget=self.store.checkpoints.budget,
             seq=self.journal.last_seq,
             started=self._started,
             version=self.setup.version,
@@ -129,7 +132,7 @@ class Node:
             raise
         finally:
             ticker.cancel()
-            await asyncio.gather(ticker, return_exceptions=True)
+            await asyncio.gather(ticker, self.run_control.settled(), return_exceptions=True)
             await self.host.close()
             await self.setup.exchange.close()
             await self.retention.close()

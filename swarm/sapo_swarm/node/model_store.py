@@ -43,7 +43,7 @@ Tell = Callable[[str], None]
 @dataclass
 class ModelStore:
     """folder: the model's own. weights: digest of those in memory when they were last on the disk, with their rounds and
-    rollbacks: the newest link of the chain. clock: monotonic seconds."""
+    rollbacks: the newest link of the chain. disk: bytes of the folder after the last save. clock: monotonic seconds."""
 
     folder: Path
     config: RunConfig
@@ -56,6 +56,7 @@ class ModelStore:
     rollbacks: int = 0
     weights: str = ""
     saved_rounds: int = -1
+    disk: int = 0
     _saved_at: float = 0.0
     _untold: list[CheckpointSaved] = field(default_factory=list)
 
@@ -97,6 +98,7 @@ class ModelStore:
         self.weights = state.weights or weights_digest(state.digests, engine.optimizer_files)
         self.rollbacks, self.saved_rounds, self._saved_at = state.rollbacks, state.rounds_done, self.clock()
         self.rounds_done, self.solved = state.rounds_done, frozenset(state.solved)
+        self.disk = folder_bytes(self.folder)
         updates = self.log.read(self._header())
         for number, update in enumerate(updates, 1):
             tell(f"Redoing round {update.round + 1} from its kept rollouts ({number} of {len(updates)})")
@@ -182,6 +184,7 @@ class ModelStore:
         self.weights, self.saved_rounds, self._saved_at = saved.state.weights, self.rounds_done, self.clock()
         self.log.start(self._header())
         self._untold.append(_told(saved))
+        self.disk = self.checkpoints.bytes() + self._elsewhere()
         return saved
 
     def for_guard(self, rounds_done: int, rollbacks: int) -> Path:

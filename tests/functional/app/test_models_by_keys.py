@@ -12,6 +12,7 @@ import pytest
 from tests.support.node_process import CALM
 from tests.support.terminal import Terminal, terminal
 
+from sapo_desktop import settings
 from sapo_desktop.paths import Home
 from sapo_desktop.services.models import history, store
 from sapo_desktop.services.nodes import supervisor
@@ -77,11 +78,12 @@ async def test_a_model_lives_its_life_by_keys_alone(home: Home) -> None:
         await keys.press("1", until=r"kim · silo.*Round 1\d")
 
         await keys.press(F2, until="Settings of the model kim")
-        await keys.press("/", *"temperature", ENTER, until="Sampling temperature")
+        place = [field.key for field in settings.fields()].index("run.temperature")
+        await keys.press(*[DOWN] * place, until="Sampling temperature")
         await keys.press(ENTER, until="Enter write")
         await keys.press(*["\x7f"] * 4, *"0.8", ENTER, until=r"0\.8 +! model")
         await keys.press("a", until=r"from the same weights|0\.8    model")
-        await keys.press(ESC, ESC, until="Last rollouts")
+        await keys.press(ESC, until="Last rollouts")
         await keys.press("1", until="▲ changed")
 
         await keys.press("2", until="This node trains alone")

@@ -10,7 +10,7 @@ from pathlib import Path
 from sapo_desktop.errors import AppError
 from sapo_desktop.paths import Home
 from sapo_desktop.services.nodes import background
-from sapo_swarm.node.control.api import ControlClient, NodeNotRunning, NodeStatus
+from sapo_swarm.node.control.api import ControlClient, NodeNotAnswering, NodeNotRunning, NodeStatus
 
 START_LIMIT_S = 30.0
 STOP_LIMIT_S = 30.0
@@ -19,12 +19,14 @@ _AT_REST = ("paused", "stopped", "failed")
 
 
 async def running(home: Home) -> NodeStatus | None:
-    """The status of the home's node, or None. A stale socket is no node."""
+    """The status of the home's node, or None. A stale socket is no node. Raises NodeNotAnswering."""
     if not home.socket.exists():
         return None
     try:
         async with ControlClient(home.socket) as node:
             return await node.status()
+    except NodeNotAnswering:
+        raise
     except NodeNotRunning:
         return None
 
@@ -36,6 +38,7 @@ async def start(home: Home, arguments: Sequence[str]) -> NodeStatus:
     """
     home.prepare()
     process = await asyncio.to_thread(background.spawn, home, ["node", "--quiet", *arguments], _errors(home))
+    await asyncio.to_thread(_starting_file(home).write_text, str(process.pid), "ascii")
     deadline = time.monotonic() + START_LIMIT_S
     while time.monotonic() < deadline:
         if (status := await running(home)) is not None:
@@ -49,9 +52,12 @@ async def start(home: Home, arguments: Sequence[str]) -> NodeStatus:
 async def stop(home: Home) -> NodeStatus | None:
     """Stop the home's node and prove that its process, and so its memory, is gone; what it was, None without one.
 
-    Raises AppError when it does not go.
+    One that is just being started is waited for and stopped. Raises AppError when it does not go, NodeNotAnswering when it
+    is there and says nothing.
     """
     status = await running(home)
+    if status is None and (pid := await asyncio.to_thread(starting, home)) is not None:
+        status = await _answering(home, pid)
     if status is None:
         return None
     async with ControlClient(home.socket) as node:
@@ -64,6 +70,35 @@ async def stop(home: Home) -> NodeStatus | None:
             )
         await asyncio.sleep(0.05)
     return status
+
+
+async def _answering(home: Home, pid: int) -> NodeStatus | None:
+    """The status of a node that is just being started, once it answers; None when its process ended instead."""
+    deadline = time.monotonic() + START_LIMIT_S
+    while await asyncio.to_thread(background.alive, pid):
+        if (status := await running(home)) is not None:
+            return status
+        if time.monotonic() > deadline:
+            raise AppError(f"Process {pid} is starting a node and did not answer. End it with: kill {pid}")
+        await asyncio.sleep(_POLL_S)
+    return None
+
+
+def starting(home: Home) -> int | None:
+    """The process id of a node that was started and does not answer yet, whoever started it."""
+    for path in (_starting_file(home), home.lock):
+        try:
+            pid = int(path.read_text("ascii"))
+        except (OSError, ValueError):
+            continue
+        if background.is_node(pid):
+            return pid
+    return None
+
+
+def _starting_file(home: Home) -> Path:
+    """Holds the process id of the node that was last started in the background; it takes its lock only a second later."""
+    return home.runtime / "node.starting"
 
 
 async def restart(home: Home, arguments: Sequence[str] = ()) -> NodeStatus:
