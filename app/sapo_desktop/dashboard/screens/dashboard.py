@@ -87,9 +87,10 @@ class DashboardScreen(BaseScreen):
 
 
 def reward_lines(state: DashboardState) -> list[Line]:
-    """Own reward always; external in a swarm, in its own pattern and colour, never mixed."""
+    """Own reward always; external in a swarm and after it, in its own pattern and colour, never mixed."""
     own = Line("own", state.figures.reward_local, "solid", "line-1")
-    return [own] if state.silo else [Line("external", state.figures.reward_external, "dashed", "line-2"), own]
+    external = Line("external", state.figures.reward_external, "dashed", "line-2")
+    return [own] if state.silo and external.series.empty else [external, own]
 
 
 def share_lines(state: DashboardState) -> list[Line]:
