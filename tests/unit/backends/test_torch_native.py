@@ -76,10 +76,8 @@ def test_kernels_decode_what_torch_decodes(model: tuple[str, int, int, int], ada
         weights = replace(weights, adapter=LoraWeights(layout.views(adapter), 4, 2.0))
     kernels = found.kernels
     assert kernels is not None, "there is a compiler where these tests run"
-    weights, own_weights = (
-        DecodeWeights.of(found.spec, weights, "as stored"),
-        NativeDecodeWeights.of(kernels, found.spec, weights),
-    )
+    native_weights = NativeDecodeWeights.of(kernels, found.spec, weights)
+    plain_weights = DecodeWeights.of(found.spec, weights, "as stored")
     prompts = [torch.randint(0, VOCABULARY, (length,), generator=generator).tolist() for length in LENGTHS]
     owner = torch.arange(len(prompts)).repeat_interleave(torch.tensor(groups))
     with torch.inference_mode():
