@@ -181,6 +181,7 @@ class Node:
         started = opening.announcement(setup.run_id, setup.mode, self.config, info, store.rounds_done, found)
         known = {"name": setup.name, "base": setup.base, "changed": setup.changed, "weights": store.weights}
         await self.bus.publish(msgspec.structs.replace(started, **known, solved=tuple(sorted(store.solved))))
+        await store.tell()
         if count := len(self.journal.unreadable):
             text = f"{count} events of the journal cannot be read and are passed over: sapo-desktop runs check --repair"
             await self.bus.publish(LogLine(level="warning", text=text))
