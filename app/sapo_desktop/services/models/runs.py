@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import re
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 
 from sapo_desktop.errors import AppError, UsageError
 from sapo_swarm.config import RunConfig
+from sapo_swarm.tasks import catalogue
+from sapo_swarm.tasks.own import library
 
+TASKS = "tasks.json"
+"""In a run's folder: the versions of the person's own tasks that it trains on."""
 _FREE_TO_CHANGE = {
     "rounds",
     "threads",
@@ -28,13 +32,14 @@ _FREE_TO_CHANGE = {
 
 @dataclass(frozen=True)
 class Run:
-    """One run. rounds_done: rounds in its newest complete checkpoint."""
+    """One run. rounds_done: rounds in its newest complete checkpoint. tasks: name -> digest of own tasks, as it began."""
 
     run_id: str
     folder: Path
     config: RunConfig
     rounds_done: int
     changed: float
+    tasks: dict[str, str] = field(default_factory=dict)
 
     @property
     def complete(self) -> bool:
@@ -64,7 +69,7 @@ def find(folder: Path, run_id: str) -> Run:
 
 
 def open_run(folder: Path, config: RunConfig, new: bool, run_id: str = "") -> tuple[str, Path]:
-    """The id and folder to work in: the latest unfinished run of the same settings, else a new one.
+    """The id and folder to work in: the latest unfinished run of the same settings and own tasks, else a new one.
 
     Raises AppError when the disk refuses, UsageError when a named run has other settings.
     """
@@ -74,10 +79,13 @@ def open_run(folder: Path, config: RunConfig, new: bool, run_id: str = "") -> tu
             raise UsageError(
                 f"Run {run_id} was made with other settings ({_difference(named[0].config, config)}). Use --new."
             )
+        if named and named[0].tasks != task_versions(config):
+            raise UsageError(f"A task of run {run_id} was changed since: its figures would not compare. Use --new.")
         if named:
             return _write(named[0].folder, config)
     if not new and not run_id:
         same = [r for r in list_runs(folder) if _essence(r.config) == _essence(config)]
+        same = [r for r in same if r.tasks == task_versions(config)]
         if same and not (config.rounds and same[-1].rounds_done >= config.rounds):
             return _write(same[-1].folder, config)
     base = run_id or time.strftime("%Y%m%d-%H%M%S") + f"-{_slug(Path(config.model).name)}"
@@ -94,6 +102,8 @@ def _write(folder: Path, config: RunConfig) -> tuple[str, Path]:
         partial = folder / ".config.partial"
         partial.write_bytes(msgspec.json.format(msgspec.json.encode(config)))
         partial.replace(folder / "config.json")
+        if versions := task_versions(config):
+            (folder / TASKS).write_bytes(msgspec.json.encode(versions))
     except OSError as error:
         raise AppError(
             f"Cannot write {folder} ({error.strerror}). Free some space or set SAPO_HOME elsewhere."
@@ -109,7 +119,20 @@ def _read(folder: Path) -> Run | None:
     except (OSError, msgspec.MsgspecError):
         return None
     rounds = [int(p.name[6:]) for p in (folder / "checkpoints").glob("round-*") if p.name[6:].isdigit()]
-    return Run(folder.name, folder, config, max(rounds, default=0), changed)
+    return Run(folder.name, folder, config, max(rounds, default=0), changed, _tasks(folder))
+
+
+def task_versions(config: RunConfig) -> dict[str, str]:
+    """Name -> digest of the person's own tasks among the run's. Raises BadTask."""
+    return {name: library.find(name).digest for name in config.tasks if catalogue.is_own(name)}
+
+
+def _tasks(folder: Path) -> dict[str, str]:
+    """What stands in tasks.json; runs on other tasks have none."""
+    try:
+        return msgspec.json.decode((folder / TASKS).read_bytes(), type=dict[str, str])
+    except (OSError, msgspec.MsgspecError):
+        return {}
 
 
 def _slug(name: str) -> str:
