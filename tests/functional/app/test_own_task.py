@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 
 from tests.support.node_process import sapo
-from tests.support.own_tasks import library_in, sums
+from tests.support.own_tasks import library_in, sums, write_folder
 from tests.support.swarm_process import coordinator, journal
 
 from sapo_desktop.services.models import runs
@@ -91,6 +92,23 @@ def test_own_tasks_are_listed_shown_and_checked(tmp_path: Path) -> None:
     assert "Only 20 held-out rows" in checked.stdout
     assert "Calculate" in sapo(tmp_path, "tasks", "my_sums").stdout
     assert "You have: broken, my_sums." in sapo(tmp_path, "tasks", "show", "other").stderr
+
+
+def test_code_runs_after_one_explicit_yes_and_never_from_a_folder_elsewhere(tmp_path: Path) -> None:
+    toml = 'extract = "whole"\n[[verifier]]\nkind = "function"\n'
+    for folder in (tmp_path / "data" / "tasks" / "mine", tmp_path / "bundle" / "theirs"):
+        write_folder(folder, toml, [{"question": "q"}], [{"question": "p"}])
+        (folder / "reward.py").write_text("def reward(completions, **_):\n    return [1.0]\n")
+    code = (tmp_path / "bundle" / "theirs" / "reward.py").read_bytes()
+    (tmp_path / "bundle" / "allowed-code.txt").write_text(hashlib.sha256(code).hexdigest())
+    refused = sapo(tmp_path, "node", *FAKE, "--tasks", "mine")
+    assert refused.returncode == 2
+    assert "--allow-code" in refused.stderr
+    brought = sapo(tmp_path, "tasks", "check", str(tmp_path / "bundle" / "theirs"), "--no-model")
+    assert brought.returncode == 2
+    assert "brings Python code" in brought.stderr
+    allowed = sapo(tmp_path, "tasks", "check", "mine", "--no-model", "--allow-code")
+    assert "'0' is right on 100.0 %" in allowed.stdout, allowed.stdout + allowed.stderr
 
 
 def test_an_example_is_taken_by_its_name(tmp_path: Path) -> None:
