@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 
 from tests.support.node_process import sapo
-from tests.support.own_tasks import sums
+from tests.support.own_tasks import library_in, sums, write_folder
 from tests.support.swarm_process import coordinator, journal
 
+from sapo_desktop.services.models import runs
+from sapo_swarm.config import RunConfig
 from sapo_swarm.events import Evaluated, GroupRecorded, RoundFinished
 
 FAKE = ("--silo", "--trainer", "fake", "--model", "fake:0.3", "--rounds", "3", "--eval-every", "3")
@@ -91,6 +94,23 @@ def test_own_tasks_are_listed_shown_and_checked(tmp_path: Path) -> None:
     assert "You have: broken, my_sums." in sapo(tmp_path, "tasks", "show", "other").stderr
 
 
+def test_code_runs_after_one_explicit_yes_and_never_from_a_folder_elsewhere(tmp_path: Path) -> None:
+    toml = 'extract = "whole"\n[[verifier]]\nkind = "function"\n'
+    for folder in (tmp_path / "data" / "tasks" / "mine", tmp_path / "bundle" / "theirs"):
+        write_folder(folder, toml, [{"question": "q"}], [{"question": "p"}])
+        (folder / "reward.py").write_text("def reward(completions, **_):\n    return [1.0]\n")
+    code = (tmp_path / "bundle" / "theirs" / "reward.py").read_bytes()
+    (tmp_path / "bundle" / "allowed-code.txt").write_text(hashlib.sha256(code).hexdigest())
+    refused = sapo(tmp_path, "node", *FAKE, "--tasks", "mine")
+    assert refused.returncode == 2
+    assert "--allow-code" in refused.stderr
+    brought = sapo(tmp_path, "tasks", "check", str(tmp_path / "bundle" / "theirs"), "--no-model")
+    assert brought.returncode == 2
+    assert "brings Python code" in brought.stderr
+    allowed = sapo(tmp_path, "tasks", "check", "mine", "--no-model", "--allow-code")
+    assert "'0' is right on 100.0 %" in allowed.stdout, allowed.stdout + allowed.stderr
+
+
 def test_an_example_is_taken_by_its_name(tmp_path: Path) -> None:
     assert "unit_conversion" in sapo(tmp_path, "tasks", "examples").stdout
     done = sapo(tmp_path, "tasks", "new", "unit_conversion", "--no-model")
@@ -105,6 +125,27 @@ def test_what_is_wrong_with_a_task_is_said_before_a_run_begins(tmp_path: Path) -
     assert done.returncode == 2
     assert "numbr" in done.stderr
     assert not list((tmp_path / "data" / "runs").iterdir())
+
+
+def test_a_task_that_changed_begins_a_new_run(tmp_path: Path) -> None:
+    folder = sums(tmp_path / "data" / "tasks" / "my_sums")
+    train = ("node", *FAKE, "--rounds", "0", "--tasks", "my_sums")
+    first = open_run(tmp_path, folder)
+    assert open_run(tmp_path, folder) == first
+    with (folder / "train.jsonl").open("a") as file:
+        file.write('{"question": "Calculate 7 + 7.", "answer": "14"}\n')
+    assert open_run(tmp_path, folder) != first
+    done = sapo(tmp_path, *train, "--run", first)
+    assert done.returncode == 2, done.stderr
+    assert "Use --new" in done.stderr
+    assert len(list((tmp_path / "data" / "runs").iterdir())) == 2
+
+
+def open_run(home: Path, folder: Path) -> str:
+    """The run that a node would take up."""
+    config = RunConfig(tasks=(folder.name,), trainer="fake", model="fake:0.3", eval_every=3)
+    with library_in(folder.parent):
+        return runs.open_run(home / "data" / "runs", config, new=False)[0]
 
 
 async def test_a_node_with_nothing_but_own_tasks_joins_no_swarm(tmp_path: Path) -> None:

@@ -77,7 +77,9 @@ def test_what_auto_meant_is_no_other_identity() -> None:
     meant = changed(method="full", precision="float32")
     changes.refuse_other_identity(model(), changed(method="full"), meant)
     changes.refuse_other_identity(model(), changed(method="auto", trainer="auto"), meant)
-    with pytest.raises(UsageError, match=r"method full; that cannot become lora.*sapo-desktop new starter-2 --base starter"):
+    with pytest.raises(
+        UsageError, match=r"method full; that cannot become lora.*sapo-desktop new starter-2 --base starter"
+    ):
         changes.refuse_other_identity(model(), changed(method="lora"), meant)
 
 

@@ -60,9 +60,11 @@ def truth_column(spec: TaskSpec, part: Part) -> str:
 
 def needs_truth(part: Part) -> bool:
     """The verifier compares with a cell of the row."""
-    from sapo_swarm.tasks.own.verifiers import Format, JsonSchema, Length
+    from sapo_swarm.tasks.own.verifiers import Format, Function, JsonSchema, Length
 
-    return not isinstance(part, (Format, JsonSchema, Length)) and not (isinstance(part, Regex) and bool(part.pattern))
+    return not isinstance(part, (Format, Function, JsonSchema, Length)) and not (
+        isinstance(part, Regex) and bool(part.pattern)
+    )
 
 
 def parse(text: str, origin: str) -> TaskSpec:
