@@ -12,6 +12,8 @@ import random
 import time
 from pathlib import Path
 
+import msgspec
+
 from sapo_swarm.coordinator.domain.counters import Counters
 from sapo_swarm.coordinator.domain.pool import GroupPool
 from sapo_swarm.coordinator.domain.recent import Recent
@@ -59,7 +61,8 @@ class SQLiteStore(SQLiteRegistry):
             self._counters.add(minute, key, value, dirty=False)
         self._uptake.update(rows.uptake)
         for place, at, entry in rows.groups:
-            self._pool.add(entry, at, place)
+            invite = self._members[entry.node].invite if entry.node in self._members else ""
+            self._pool.add(msgspec.structs.replace(entry, invite=invite), at, place)
         self._writer = Writer(connection, self.path, asyncio.get_running_loop())
         self._writer.start()
         self._flusher = asyncio.create_task(self._flush_forever())
