@@ -18,7 +18,7 @@ from sapo_swarm.coordinator.domain.counters import Counters
 from sapo_swarm.coordinator.domain.pool import GroupPool
 from sapo_swarm.coordinator.domain.recent import Recent
 from sapo_swarm.coordinator.domain.records import MINUTE, Exchange, Exchanged, NodeStats, PoolLimits, WindowStats
-from sapo_swarm.coordinator.store.base import StoreUnavailable
+from sapo_swarm.coordinator.store.base import StoreError, StoreUnavailable
 from sapo_swarm.coordinator.store.sqlite_registry import SQLiteRegistry
 from sapo_swarm.coordinator.store.sqlite_writer import Statement, Writer, connect, load_rows
 
@@ -50,7 +50,11 @@ class SQLiteStore(SQLiteRegistry):
     async def open(self) -> None:
         """Raises StoreUnavailable, StoreFormat."""
         connection = await asyncio.to_thread(connect, self.path)
-        rows = await asyncio.to_thread(load_rows, connection)
+        try:
+            rows = await asyncio.to_thread(load_rows, connection)
+        except StoreError:
+            connection.close()
+            raise
         self._forget()
         self._enter(rows.swarm, rows.members, rows.invites)
         for nonce, at in rows.nonces:
