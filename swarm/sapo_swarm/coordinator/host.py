@@ -28,10 +28,11 @@ from sapo_swarm.coordinator.http.listener import Listener, raise_file_limit
 from sapo_swarm.coordinator.server import Coordinator
 from sapo_swarm.coordinator.settings import CoordinatorSettings
 from sapo_swarm.coordinator.store import open_store
-from sapo_swarm.coordinator.store.base import Store
+from sapo_swarm.coordinator.store.base import Store, StoreFormat
 from sapo_swarm.coordinator.web import add_page
 from sapo_swarm.protocol.client import CoordinatorError
 from sapo_swarm.protocol.invite import Certificate, Invite, is_loopback, make_certificate, new_swarm_id
+from sapo_swarm.protocol.safe_text import safe_text
 
 log = logging.getLogger("sapo.coordinator")
 EVERYWHERE = ("0.0.0.0", "::", "")
@@ -170,7 +171,7 @@ async def serve(
 def describe(hosted: Hosted) -> str:
     """What a person needs to know: the invite, the addresses, who may come in."""
     swarm = hosted.coordinator.swarm
-    lines = [f"Swarm {swarm.name!r} ({swarm.swarm}) is open at {hosted.url}"]
+    lines = [f"Swarm {safe_text(swarm.name, 40, lines=False)!r} ({swarm.swarm}) is open at {hosted.url}"]
     if swarm.open:
         lines.append("Anyone who reaches it may join: nobody in it is trusted.")
     lines.append("Join it with:")
@@ -199,6 +200,7 @@ async def _swarm_record(store: Store, settings: CoordinatorSettings) -> SwarmRec
     """The store's swarm, founded on first use; name and openness follow the settings."""
     record = await store.swarm()
     if record is None:
+        _refuse_to_replace(settings)
         swarm, now = new_swarm_id(), datetime.datetime.now(datetime.UTC)
         made = make_certificate(swarm, now)
         record = await store.found(
@@ -222,6 +224,20 @@ async def _swarm_record(store: Store, settings: CoordinatorSettings) -> SwarmRec
         )
         await store.rename(record)
     return record
+
+
+def _refuse_to_replace(settings: CoordinatorSettings) -> None:
+    """Raises StoreFormat where a swarm was hosted that the store does not hold: founding another would lock its members out."""
+    path = admin_path(settings)
+    try:
+        known = read_access(path).swarm
+    except CoordinatorError:
+        return
+    if known:
+        raise StoreFormat(
+            f"The store {settings.store} is empty, but the swarm {known} was hosted here. Put its file back, or import it "
+            f"(sapo-desktop swarm import FILE). To found a new swarm instead, remove {path}."
+        )
 
 
 def _wants_tls(settings: CoordinatorSettings) -> bool:

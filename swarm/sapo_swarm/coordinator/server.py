@@ -1,8 +1,8 @@
 """The coordinator's HTTP surface, API v1: stateless handlers over a Store.
 
 Order of a signed request: protocol, rate of the address, room (in flight), membership, clock, signature, rate of the node,
-body within time and size, nonce. A round's path names the digest of its body, which is what is signed, so nobody sends a
-large body before it is known who asks; join and leave have small ones. Only what passed all of it counts against a node.
+body within time and size, nonce. A round's path names the digest of its body, which is what is signed: it is known who
+sends a large body before it is read. Only what passed all of it counts against a node.
 """
 
 from __future__ import annotations
@@ -156,6 +156,8 @@ class Coordinator:
         check_signature(request, signed, member.key, self.swarm.swarm, body, now, self.limits.clock_skew_s)
         if member.banned:
             raise Refusal("banned", f"This node was banned from the swarm: {member.banned}.")
+        if member.waiting:
+            raise self.admission.busy("waiting", "The host has not let this node in yet.", 10.0)
         self.admission.node(signed.node)
         return signed, member
 
@@ -195,12 +197,15 @@ class Coordinator:
         if node_id(key) != signed.node:
             raise Refusal("bad_signature", "The node id does not belong to this key.")
         check_signature(request, signed, key, self.swarm.swarm, body, now, self.limits.clock_skew_s)
-        if safe_text(join.name, lines=False) != join.name:
-            raise Refusal("bad_name", "The name holds control or private characters.")
+        if safe_text(join.name, lines=False) != join.name or join.name != join.name.strip():
+            raise Refusal("bad_name", "The name holds control, private or invisible characters, or spaces around it.")
         if not await self.store.use_nonce(signed.nonce, now):
             raise Refusal("replayed", "This request was seen before.")
         invite = "" if self.swarm.open and not join.invite else token_hash(join.invite)
-        member = Member(node=signed.node, key=key, name=join.name, model=join.model, joined=now, invite=invite)
+        wait = self.settings.approve and not self.swarm.open
+        member = Member(
+            node=signed.node, key=key, name=join.name, model=join.model, joined=now, invite=invite, waiting=wait
+        )
         verdict = await self.store.admit(member, now)
         if verdict == SWARM_FULL:
             raise self.admission.busy("full", "This swarm admits no more nodes.", 600.0)
@@ -223,7 +228,7 @@ class Coordinator:
         if round_id != digest(body):
             raise Refusal("body_mismatch", "The path must name the SHA-256 of the body.")
         upload = _parsed(decode, body, Upload)
-        exchange, reasons = self.rounds.judged(signed, member.key, round_id, upload)
+        exchange, reasons = self.rounds.judged(signed, member, round_id, upload)
         done = await self.store.exchange(exchange)
         if done.replayed:
             raise Refusal("replayed", "This request was seen before: sign each attempt anew.")
@@ -253,8 +258,6 @@ class Coordinator:
             raise Refusal("replayed", "This request was seen before.")
         await self.store.leave(signed.node)
         return web.Response(status=204)
-
-    # For machines that watch machines
 
     async def get_healthz(self, _request: web.Request) -> web.Response:
         """200 while the process serves."""

@@ -28,7 +28,7 @@ REMEMBERED = 65_536
 """Phrases remembered of either kind."""
 LOCAL_WINDOW = 512
 """Newest local completions that the drift alarm looks at."""
-DRIFT, LEAST_DRIFT = 0.03, 12
+DRIFT, LEAST_DRIFT = 0.05, 16
 """Part of them, and number, that may hold one foreign phrase."""
 MIN_LOCAL = 64
 """Local completions before anything is called foreign."""

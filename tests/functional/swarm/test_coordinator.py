@@ -236,7 +236,7 @@ async def test_rate_limits_name_the_wait(make: Callable[..., object]) -> None:
 
 async def test_simulated_nodes_load_a_coordinator_without_errors(make: Callable[..., object]) -> None:
     """swarm-sim: every node exchanges at its period and meets no error."""
-    hosted: Hosted = await make()  # type: ignore[misc]
+    hosted: Hosted = await make(invite_uses=0)  # type: ignore[misc]
     report = await simulate(hosted.invite, nodes=20, seconds=1.0, every_s=0.5)
     assert not report.errors
     assert report.rounds >= 20

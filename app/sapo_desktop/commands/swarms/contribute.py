@@ -76,7 +76,7 @@ async def _contribute(home: Home, args: argparse.Namespace) -> int:
             texts = await _attempts(desk, question)
             if texts:
                 await asyncio.sleep(client.wait_s)
-                print(await desk.share(client, question, texts))
+                print(safe_text(await desk.share(client, question, texts), 400))
                 shared += 1
     return 0
 
