@@ -105,5 +105,11 @@ def opened(session: Session) -> None:
     record = store.read(session.model.folder).record
     store.write(
         session.model.folder,
-        msgspec.structs.replace(record, trained=session.config, swarm=session.swarm, last_trained=time.time()),
+        msgspec.structs.replace(
+            record,
+            trained=session.config,
+            swarm=session.swarm,
+            last_trained=time.time(),
+            tasks=changes.task_versions(session.config),
+        ),
     )
