@@ -51,9 +51,19 @@ class Home:
         return self.config / "invite"
 
     @property
+    def models(self) -> Path:
+        """My models, a folder each."""
+        return self.data / "models"
+
+    @property
     def runs(self) -> Path:
-        """One folder a run."""
+        """Runs of versions that had no models yet; each becomes a model at the next start (services.models.adopt)."""
         return self.data / "runs"
+
+    @property
+    def tasks(self) -> Path:
+        """The person's own tasks, a folder each."""
+        return self.data / "tasks"
 
     @property
     def socket(self) -> Path:
@@ -72,7 +82,7 @@ class Home:
 
     def prepare(self) -> None:
         """Make the folders. Raises AppError when one cannot be written."""
-        for folder in (self.config, self.data, self.runs, self.cache, self.logs, self.runtime):
+        for folder in (self.config, self.data, self.models, self.cache, self.logs, self.runtime):
             try:
                 folder.mkdir(parents=True, exist_ok=True)
                 if not os.access(folder, os.W_OK):

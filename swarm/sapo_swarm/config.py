@@ -42,7 +42,7 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     # What learns
     model: Annotated[str, _doc("starter, starter-1m, a local Hugging Face folder, or a hub id")] = "starter"
     trainer: Annotated[
-        str, _doc("Engine: auto (the fastest if measured, see sapo-desktop bench), torch, or another that is installed")
+        str, _doc("Engine: auto (the fastest here, see sapo-desktop bench), torch, or another that is installed")
     ] = "auto"
     method: Annotated[Literal["auto", "full", "lora", "none"], _doc("Train all weights or a LoRA adapter")] = "auto"
     precision: Annotated[str, _doc("Compute type: auto (the fastest if measured), float32 or bfloat16")] = "auto"
@@ -53,41 +53,63 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     lora_rank: Annotated[int, _doc("Rank of the LoRA adapter", ge=1, le=256)] = 16
 
     # On what
-    tasks: Annotated[tuple[str, ...], _doc("reasoning_gym tasks, drawn uniformly")] = PAPER_TASKS
+    tasks: Annotated[tuple[str, ...], _doc("Tasks, sampled uniformly: reasoning_gym's and your own")] = PAPER_TASKS
     preset: Annotated[str, _doc("Difficulty: starter, paper or hard")] = "starter"
     partial_credit: Annotated[bool, _doc("Use the task's partial credit instead of strict 0/1 reward")] = False
     contrast: Annotated[
         int,
         _doc(
-            "Other questions of its task on which a right answer must be wrong: what passes unread earns nothing. 0 = none",
+            "Re-score a correct answer on N other questions of its task; no reward if it passes there too. 0 = off",
             ge=0,
             le=16,
         ),
     ] = 0
+
+    curriculum: Annotated[
+        Literal["uniform", "tasks", "presets"],
+        _doc(
+            "Which questions to sample: uniform = all tasks alike; tasks = more of the tasks that succeed about half of the "
+            "time; presets = between a task's difficulties, too (in a swarm the same as tasks)"
+        ),
+    ] = "uniform"
 
     # A round
     rounds: Annotated[int, _doc("Rounds to train; 0 = until stopped", ge=0)] = 0
     group_size: Annotated[int, _doc("Completions per question (G)", ge=2, le=64)] = 8
     local_groups: Annotated[
         int,
-        _doc("Own groups in a training batch (I); 0 alone = 32 for models under 50M parameters, else 8", ge=0, le=256),
+        _doc(
+            "Local groups in a training batch (I): questions that this node answers itself; 0 alone = 32 for models under "
+            "50M parameters, else 8",
+            ge=0,
+            le=256,
+        ),
     ] = 0
-    external_groups: Annotated[int, _doc("External groups in a training batch (J)", ge=0, le=256)] = 0
+    external_groups: Annotated[int, _doc("External groups in a training batch (J), from other nodes", ge=0, le=256)] = 0
     sampling: Annotated[
         str, _doc("How external groups are chosen: uniform_nonzero, uniform, reward_guided, novelty, none")
     ] = "uniform_nonzero"
     external_advantages: Annotated[
         Literal["all", "positive"],
         _doc(
-            "Which completions of others' groups are trained on: all, or only what did better than its group: what others got "
-            "wrong is then not pushed away"
+            "Which external completions to learn from: all, or positive = only those that did better than their group, so that "
+            "other nodes' mistakes are never pushed away"
         ),
     ] = "positive"
+    replay_groups: Annotated[
+        int,
+        _doc(
+            "Own earlier successes to learn from once more in every round, at no generated token; 0 = off", ge=0, le=256
+        ),
+    ] = 0
+    replay_half_life: Annotated[
+        int, _doc("Rounds after which an own success is half as likely to be replayed", ge=1, le=1000)
+    ] = 20
     tripwire: Annotated[
         float,
         _doc(
-            "Part of its best held-out pass@1 that a node in a swarm may lose before it takes no more groups of others "
-            "and goes back to its best weights; 0 = never",
+            "How much of its best held-out pass@1 a node in a swarm may lose (0.25 = a quarter) before it stops learning from "
+            "others and goes back to its best weights; 0 = never",
             ge=0.0,
             le=1.0,
         ),
@@ -96,13 +118,13 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     temperature: Annotated[float, _doc("Sampling temperature of training rollouts", gt=0.0, le=4.0)] = 1.0
 
     # The update
-    algorithm: Annotated[str, _doc("Policy gradient: grpo, dr_grpo, rloo, gspo")] = "grpo"
+    algorithm: Annotated[str, _doc("Policy gradient: grpo, dr_grpo, rloo, gspo, maxrl")] = "grpo"
     learning_rate: Annotated[float, _doc("Adam step size; 0 = the method's default", ge=0.0, le=1.0)] = 0.0
     final_rate: Annotated[
         float,
         _doc(
-            "Part of the learning rate that is left at the last of `rounds`; it falls linearly over their second half. "
-            "1 = constant, as it is without a planned end",
+            "Share of the learning rate that is left at the end of a run with planned `rounds`; it falls linearly over "
+            "the second half. 1 = constant",
             gt=0.0,
             le=1.0,
         ),
@@ -111,21 +133,40 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     minibatches: Annotated[int, _doc("Optimizer steps a pass", ge=1, le=64)] = 1
 
     # Bookkeeping
-    seed: Annotated[int, _doc("Seed of the run; the node key is mixed in", ge=0, lt=2**31)] = 0
+    seed: Annotated[int, _doc("Seed of the run; every node mixes its key in", ge=0, lt=2**31)] = 0
     eval_every: Annotated[int, _doc("Small held-out evaluation every N rounds; 0 = never", ge=0)] = 25
     eval_items: Annotated[int, _doc("Held-out items per task in the small evaluation", ge=1, le=10000)] = 16
-    checkpoint_every: Annotated[int, _doc("Rounds between checkpoints", ge=1)] = 1
+    checkpoint_minutes: Annotated[
+        float,
+        _doc(
+            "Minutes between checkpoints while training goes on; large models are saved less often, so that a disk lasts. "
+            "A kill loses no finished round either way: it is redone from its kept rollouts",
+            ge=0.0,
+            le=1440.0,
+        ),
+    ] = 2.0
+    checkpoint_every: Annotated[
+        int, _doc("Fewest rounds between two checkpoints; when one is due is for checkpoint_minutes to say", ge=1)
+    ] = 1
+    disk_budget_gb: Annotated[
+        float,
+        _doc("Disk space that a model may use, checkpoints and history together, in GiB; old ones are thinned", ge=0.0),
+    ] = 2.0
     keep_groups: Annotated[
         int,
         _doc("Newest rounds whose groups stay in the journal (every 10th and first successes stay too); 0 = all", ge=0),
     ] = 200
     keep_checkpoints: Annotated[
-        int, _doc("Newest checkpoints kept (the first, the best and every 50th stay)", ge=1)
+        int,
+        _doc(
+            "Newest checkpoints kept, the last with the optimizer's state; the first, the best and ever fewer old ones stay",
+            ge=1,
+        ),
     ] = 3
 
     @property
     def reward_rule(self) -> RewardRule:
-        """How own and others' completions are rewarded. Held-out questions are judged strictly, whatever it says."""
+        """How local and external completions are rewarded. Held-out questions are scored strictly, whatever it says."""
         return RewardRule(self.partial_credit, self.contrast)
 
 

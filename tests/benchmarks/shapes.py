@@ -16,7 +16,7 @@ EOS, PAD = "<|im_end|>", "<|endoftext|>"
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A Qwen2 decoder with tied embeddings."""
+    """A decoder with tied embeddings."""
 
     vocabulary: int
     hidden: int
@@ -40,11 +40,11 @@ SHAPES = {
 }
 
 
-def _weights(shape: Shape, seed: int) -> dict[str, NDArray[np.float32]]:
+def _weights(shape: Shape, seed: int, architecture: str, scale: float) -> dict[str, NDArray[np.float32]]:
     rng = np.random.default_rng(seed)
 
     def normal(*size: int) -> NDArray[np.float32]:
-        return rng.standard_normal(size, dtype=np.float32) * np.float32(0.02)
+        return rng.standard_normal(size, dtype=np.float32) * np.float32(scale)
 
     head = shape.hidden // shape.heads
     tensors = {"model.embed_tokens.weight": normal(shape.vocabulary, shape.hidden)}
@@ -55,7 +55,10 @@ def _weights(shape: Shape, seed: int) -> dict[str, NDArray[np.float32]]:
         tensors[f"{prefix}.post_attention_layernorm.weight"] = np.ones(shape.hidden, np.float32)
         for name, heads in (("q", shape.heads), ("k", shape.kv_heads), ("v", shape.kv_heads)):
             tensors[f"{prefix}.self_attn.{name}_proj.weight"] = normal(heads * head, shape.hidden)
-            tensors[f"{prefix}.self_attn.{name}_proj.bias"] = np.zeros(heads * head, np.float32)
+            if architecture == "qwen2":
+                tensors[f"{prefix}.self_attn.{name}_proj.bias"] = np.zeros(heads * head, np.float32)
+            elif architecture == "qwen3" and name != "v":
+                tensors[f"{prefix}.self_attn.{name}_norm.weight"] = np.ones(head, np.float32)
         tensors[f"{prefix}.self_attn.o_proj.weight"] = normal(shape.hidden, shape.heads * head)
         for name in ("gate", "up"):
             tensors[f"{prefix}.mlp.{name}_proj.weight"] = normal(shape.intermediate, shape.hidden)
@@ -73,12 +76,34 @@ def _tokenizer(folder: Path) -> Tokenizer:
     return tokenizer
 
 
-def write_model(folder: Path, shape: Shape, seed: int = 0) -> Path:
-    """config.json, model.safetensors and a byte tokenizer in an existing folder."""
+ARCHITECTURES = {"qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM", "llama": "LlamaForCausalLM"}
+TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+"""ChatML."""
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 500_000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+
+
+def write_model(
+    folder: Path, shape: Shape, seed: int = 0, architecture: str = "qwen2", scale: float = 0.02, chat: bool = False
+) -> Path:
+    """config.json, model.safetensors and a byte tokenizer in an existing folder.
+
+    scale: standard deviation of the weights. chat: with a chat template. A Llama gets stretched rotary wavelengths.
+    """
+    rope = LLAMA3_ROPE if architecture == "llama" else {"rope_type": "default", "rope_theta": 10000.0}
     eos = _tokenizer(folder).token_to_id(EOS)
     config = {
-        "architectures": ["Qwen2ForCausalLM"],
-        "model_type": "qwen2",
+        "architectures": [ARCHITECTURES[architecture]],
+        "model_type": architecture,
         "vocab_size": shape.vocabulary,
         "hidden_size": shape.hidden,
         "intermediate_size": shape.intermediate,
@@ -89,14 +114,17 @@ def write_model(folder: Path, shape: Shape, seed: int = 0) -> Path:
         "rms_norm_eps": 1e-6,
         "hidden_act": "silu",
         "tie_word_embeddings": True,
-        "rope_theta": 10000.0,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        "head_dim": shape.hidden // shape.heads,
+        "rope_theta": rope["rope_theta"],
+        "rope_parameters": rope,
         "eos_token_id": eos,
         "pad_token_id": eos - 2,
         "dtype": "float32",
     }
     (folder / "config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": EOS, "pad_token": PAD}
+    if chat:
+        settings["chat_template"] = TEMPLATE
     (folder / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
-    save_file(_weights(shape, seed), folder / "model.safetensors", {"format": "pt"})
+    save_file(_weights(shape, seed, architecture, scale), folder / "model.safetensors", {"format": "pt"})
     return folder

@@ -12,10 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sapo_backends.base import Engine, LoadRequest, PolicyUpdate, TokenSequence, TrainSample
+from sapo_backends.base import BackendError, Engine, LoadRequest, PolicyUpdate, TokenSequence, TrainSample
+from sapo_backends.checkpoints.hf_folder import write_settings
+from sapo_backends.checkpoints.peft_folder import write_adapter_folder
+from sapo_backends.checkpoints.tokenizer import HfTokenizer
 
 torch = pytest.importorskip("torch")
 
+ALPHA = LoadRequest().lora_alpha
 PROMPT, COMPLETION = tuple(range(5, 17)), (60, 61, 62, 258)
 BATCH = [TrainSample(PROMPT, COMPLETION, 1.0), TrainSample(PROMPT, (63, 64, 65), -1.0)]
 
@@ -80,20 +84,73 @@ def load_folder(folder: Path) -> Engine:
 
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")  # peft, not us
 def test_an_adapter_is_read_by_peft(
-    any_lora: Any, load: Callable[..., Engine], model_folder: Callable[[str], Path], tmp_path: Path
+    lora: Any, load: Callable[..., Engine], model_folder: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    """peft computes the same from the base model and adapter/, and so does the merged folder."""
+    """peft computes the same from the base model and the adapter's folder, and so does the merged folder."""
     peft = pytest.importorskip("peft")
     from transformers import AutoModelForCausalLM
 
-    engine, expected = trained(any_lora, load)
+    engine, expected = trained(lora, load)
     engine.export(tmp_path)
+    (tmp_path / "adapter").mkdir()
+    write_adapter_folder(engine.adapter(), ALPHA, "base", model_folder("qwen2"), tmp_path / "adapter")
     base = AutoModelForCausalLM.from_pretrained(model_folder("qwen2"), dtype=torch.float32)
     assert np.abs(by_transformers(base) - expected).max() > 1e-3
     adapted = peft.PeftModel.from_pretrained(base, tmp_path / "adapter")
     np.testing.assert_allclose(by_transformers(adapted), expected, atol=2e-5)
     merged = load_folder(tmp_path)
     np.testing.assert_allclose(merged.logprobs([TokenSequence(PROMPT, COMPLETION)])[0], expected, atol=5e-5)
+
+
+def test_a_model_trained_as_a_whole_has_no_adapter_folder(model_folder: Callable[[str], Path], tmp_path: Path) -> None:
+    """The message says which formats there are instead."""
+    with pytest.raises(BackendError, match="hf or gguf"):
+        write_adapter_folder({}, ALPHA, "base", model_folder("qwen2"), tmp_path)
+    assert not any(tmp_path.iterdir())
+
+
+def test_stretched_rotary_settings_go_to_all_three_places(model_folder: Callable[[str], Path], tmp_path: Path) -> None:
+    """Readers that know only rope_scaling would silently compute Llama 3 without it."""
+    write_settings(model_folder("llama"), tmp_path, "float32")
+    config = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
+    assert config["rope_parameters"]["rope_theta"] == config["rope_theta"] == 500_000.0
+    assert config["rope_scaling"] == {k: v for k, v in config["rope_parameters"].items() if k != "rope_theta"}
+    assert config["rope_scaling"]["rope_type"] == "llama3"
+
+
+def test_a_rope_for_each_kind_of_layer_stays_as_it_is(model_folder: Callable[[str], Path], tmp_path: Path) -> None:
+    """There is no single one that could be written at the top."""
+    source = tmp_path / "source"
+    source.mkdir()
+    for file in model_folder("qwen2").iterdir():
+        (source / file.name).write_bytes(file.read_bytes())
+    config = json.loads((source / "config.json").read_text(encoding="utf-8"))
+    ropes = {"full_attention": {"rope_type": "default", "rope_theta": 1e6}, "sliding_attention": {"rope_theta": 1e4}}
+    (source / "config.json").write_text(json.dumps({**config, "rope_parameters": ropes}), encoding="utf-8")
+    (tmp_path / "out").mkdir()
+    write_settings(source, tmp_path / "out", "float32")
+    assert json.loads((tmp_path / "out" / "config.json").read_text(encoding="utf-8"))["rope_parameters"] == ropes
+
+
+def test_every_end_token_and_a_missing_chat_template_are_written_down(
+    model_folder: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """A base model names its end in another file than the reader looks at, and has no template: both leave with it."""
+    source, out = tmp_path / "source", tmp_path / "out"
+    source.mkdir()
+    out.mkdir()
+    for file in model_folder("qwen2").iterdir():
+        if file.name != "chat_template.jinja":
+            (source / file.name).write_bytes(file.read_bytes())
+    settings = json.loads((source / "tokenizer_config.json").read_text(encoding="utf-8"))
+    settings.pop("chat_template", None)
+    (source / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
+    (source / "generation_config.json").write_text(json.dumps({"eos_token_id": 256}), encoding="utf-8")
+    write_settings(source, out, "float32")
+    assert json.loads((out / "generation_config.json").read_text(encoding="utf-8"))["eos_token_id"] == [256, 258]
+    chat = [{"role": "user", "content": "How much is 2 + 2?"}]
+    assert HfTokenizer(out).encode_chat(chat) == HfTokenizer(source).encode_chat(chat)
+    assert (out / "chat_template.jinja").is_file()
 
 
 @pytest.mark.parametrize("method", ["full", "lora"])

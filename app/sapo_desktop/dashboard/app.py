@@ -8,7 +8,6 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import Any, ClassVar
 
 from textual.app import SystemCommand
@@ -29,6 +28,7 @@ from sapo_desktop.dashboard.screens.base import BaseScreen
 from sapo_desktop.dashboard.state import DashboardState, apply
 from sapo_desktop.errors import CommandFailed
 from sapo_desktop.services.first_questions import FirstRunAnswers, FirstRunInfo
+from sapo_desktop.services.models.interface import ModelActions
 from sapo_desktop.services.swarms.interface import SwarmActions
 from sapo_desktop.settings.rows import SettingRefused, SettingsActions
 
@@ -59,10 +59,10 @@ def _rollouts() -> Screen[None]:
     return RolloutsScreen()
 
 
-def _runs(folder: Path) -> Screen[None]:
-    from sapo_desktop.dashboard.screens.models.screen import RunsScreen
+def _models() -> Screen[None]:
+    from sapo_desktop.dashboard.screens.models.screen import ModelsScreen
 
-    return RunsScreen(folder)
+    return ModelsScreen()
 
 
 def _log() -> Screen[None]:
@@ -91,7 +91,7 @@ class SapoDashboard(DashboardHost):
         Binding("1", "switch_mode('dashboard')", "dashboard", show=False),
         Binding("2", "switch_mode('swarm')", "swarm", show=False),
         Binding("3", "switch_mode('rollouts')", "rollouts", show=False),
-        Binding("4", "switch_mode('runs')", "runs", show=False),
+        Binding("4", "switch_mode('models')", "models", show=False),
         Binding("5", "switch_mode('log')", "log", show=False),
         Binding("space", "toggle_pause", "pause", show=False),
         Binding("F", "finish", "finish round", show=False),
@@ -111,20 +111,21 @@ class SapoDashboard(DashboardHost):
         info: Callable[[], FirstRunInfo] = FirstRunInfo,
         glyphs: str = "auto",
         theme: str = "sapo-dark",
-        runs: Path | None = None,
+        model_actions: ModelActions | None = None,
         swarm_actions: SwarmActions | None = None,
         settings_actions: SettingsActions | None = None,
         examine: Examine | None = None,
     ) -> None:
         """info: looks up what the first-run screen offers, after the first frame. glyphs: auto, unicode or ascii.
 
-        runs: the folder that screen 4 shows; without it there is no such screen. swarm_actions: what screen 2 can have
+        model_actions: what screen 4 can have done; without them there is no such screen. swarm_actions: what screen 2 can have
         done; without them it only shows. settings_actions: what F2 can have done; without them there is no F2. examine: the
         doctor. Raises ValueError.
         """
         self.glyphs = choose(glyphs)
         self.feed, self.first_run, self.start = feed, first_run, start
         self.info = info
+        self.model_actions = model_actions
         self.swarm_actions = swarm_actions
         self.settings_actions, self.examine = settings_actions, examine
         self.state = DashboardState()
@@ -132,8 +133,8 @@ class SapoDashboard(DashboardHost):
         """The feed is being followed (not so while the first questions are asked)."""
         super().__init__()
         self.animation_level = "none"  # nothing here moves without a reason, least of all over SSH
-        if runs is not None:
-            self.add_mode("runs", partial(_runs, runs))
+        if model_actions is not None:
+            self.add_mode("models", _models)
         for palette in THEMES:
             self.register_theme(palette)
         self._unknown_theme = theme if theme not in self.available_themes else ""
@@ -145,7 +146,7 @@ class SapoDashboard(DashboardHost):
         return tuple(self._modes)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Key 4 does nothing where there is no folder of runs."""
+        """Key 4 does nothing where there are no models to be had: over a recording."""
         return action != "switch_mode" or parameters[0] in self.modes
 
     def _keep_theme(self, theme: Theme) -> None:
@@ -216,8 +217,8 @@ class SapoDashboard(DashboardHost):
 
     def redraw(self) -> None:
         """Give the active screen the state; called by the timer, by keys and when a screen comes up."""
-        screen = self.screen_stack[0] if self.screen_stack else None
-        if isinstance(screen, BaseScreen) and screen.is_mounted:
+        screen = next((one for one in reversed(self.screen_stack) if isinstance(one, BaseScreen)), None)
+        if screen is not None and screen.is_mounted:
             with suppress(NoMatches):  # a tick while the screen is being taken down
                 screen.show(self.state, self.feed.now())
 

@@ -12,12 +12,16 @@ import msgspec
 from sapo_desktop.dashboard.messages import Link
 from sapo_desktop.errors import CommandFailed
 from sapo_swarm.events import Event
-from sapo_swarm.node.control.api import ControlClient, ControlError, NodeNotRunning
+from sapo_swarm.node.control.api import ControlClient, ControlError, NodeNotAnswering, NodeNotRunning
 
 _HISTORY = ("run_started", "state", "round", "evaluation", "swarm", "external", "log")
 _GROUPS = 1600
 _BACKOFF_S = (0.25, 0.5, 1.0, 2.0)
 """Asking a local socket costs next to nothing, and a node that was just started is to be found at once."""
+
+
+_SILENCE_S = 8.0
+"""A node tells of its machine once a second: one that says nothing for so long is not answering."""
 
 
 class ControlFeed:
@@ -49,6 +53,8 @@ class ControlFeed:
                         failures = -1
                         yield event
                 sentence = "The node went away"
+            except NodeNotAnswering as error:
+                sentence = str(error)
             except NodeNotRunning:
                 silent = bool(self._run)
                 sentence = "The node went away" if failures < 0 else "Waiting for the node"
@@ -83,7 +89,7 @@ class ControlFeed:
                 if event.seq <= last:
                     yield event
             self._seq = last
-        async for event in node.events(after=self._seq, follow=True):
+        async for event in node.events(after=self._seq, follow=True, silence_s=_SILENCE_S):
             self._seq = max(self._seq, event.seq)
             yield event
 

@@ -11,6 +11,7 @@ from sapo_desktop.dashboard.look.glyphs import Glyphs
 from sapo_desktop.dashboard.messages import Feed, QuitChoice
 from sapo_desktop.dashboard.state import DashboardState
 from sapo_desktop.services.machine.finding import Finding
+from sapo_desktop.services.models.interface import ModelActions
 from sapo_desktop.services.swarms.interface import SwarmActions
 from sapo_desktop.settings.rows import SettingsActions
 
@@ -24,6 +25,7 @@ class DashboardHost(App[QuitChoice]):
     glyphs: Glyphs
     feed: Feed
     state: DashboardState
+    model_actions: ModelActions | None
     swarm_actions: SwarmActions | None
     settings_actions: SettingsActions | None
     examine: Examine | None

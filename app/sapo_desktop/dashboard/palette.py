@@ -13,7 +13,7 @@ _SCREENS = (
     ("dashboard", "Dashboard", "Charts, held-out results, what it does now (1)"),
     ("swarm", "Swarm", "Peers, shares, what was rejected and why (2)"),
     ("rollouts", "Rollouts", "Questions, attempts and rewards (3)"),
-    ("runs", "Models & runs", "Runs, held-out results, checkpoints (4)"),
+    ("models", "My models", "What they gained; train, compare, chat, export, delete (4)"),
     ("log", "Log", "Dated lines, searchable (5)"),
 )
 

@@ -29,11 +29,16 @@ Level = Literal["info", "warning", "error"]
 _MAX_GROUPS = 1600
 """200 rounds of eight groups."""
 _MAX_LOG = 1000
+_MAX_SESSIONS = 400
 _MAX_EVALUATIONS = 400
 
 
 def _groups() -> Trail[GroupRecorded]:
     return Trail(_MAX_GROUPS)
+
+
+def _sessions() -> Trail[RunStarted]:
+    return Trail(_MAX_SESSIONS)
 
 
 def _log() -> Trail[LogLine]:
@@ -89,12 +94,14 @@ class DashboardState:
     """Rounds finished in this run, as told."""
     round_time: float = 0.0
     round_seconds: float | None = None
-    """Wall time of the last round: between two RoundFinished of one session."""
+    """Time worked on the last round; pauses do not count."""
     tokens: int = 0
     figures: Figures = field(default_factory=Figures)
     evaluations: Trail[Evaluated] = field(default_factory=_evaluations)
     base: Evaluated | None = None
     """The first evaluation of the run."""
+    sessions: Trail[RunStarted] = field(default_factory=_sessions)
+    """Every time that training of this model was begun or gone on with; `changed` says what was different."""
     groups: Trail[GroupRecorded] = field(default_factory=_groups)
     solved: frozenset[str] = frozenset()
     """Tasks solved at least once."""
@@ -158,13 +165,34 @@ def _run_started(state: DashboardState, event: RunStarted) -> DashboardState:
     line = LogLine(
         time=event.time,
         level="info",
-        text=f"Run {event.run_id} opened, round {event.round + 1} is next: {event.model} on {event.device} ({event.backend}), "
-        f"{event.algorithm}, {event.local_groups}/{event.external_groups} groups of {event.group_size}",
+        text=f"{event.name or event.run_id} opened, round {event.round + 1} is next: "
+        f"{event.model} on {event.device} ({event.backend}), "
+        f"{event.algorithm}, {event.local_groups}/{event.external_groups} groups of {event.group_size}"
+        + "".join(f"; {change}" for change in event.changed),
     )
     if state.run is not None and state.run.run_id == event.run_id:
-        return replace(state, run=event, phase=None, phases=(), round_time=0.0, log=state.log.append(line))
-    fresh = DashboardState(link=state.link, log=state.log.append(line))
-    return replace(fresh, run=event, state=state.state, sentence=state.sentence, reason=state.reason, since=state.since)
+        return replace(
+            state,
+            run=event,
+            sessions=state.sessions.append(event),
+            phase=None,
+            phases=(),
+            round_time=0.0,
+            solved=state.solved | set(event.solved),
+            swarm=None if event.mode == "silo" else state.swarm,
+            external_off="" if event.mode == "silo" else state.external_off,
+            log=state.log.append(line),
+        )
+    fresh = DashboardState(link=state.link, log=state.log.append(line), solved=frozenset(event.solved))
+    return replace(
+        fresh,
+        run=event,
+        sessions=fresh.sessions.append(event),
+        state=state.state,
+        sentence=state.sentence,
+        reason=state.reason,
+        since=state.since,
+    )
 
 
 def _state_changed(state: DashboardState, event: StateChanged) -> DashboardState:
@@ -228,7 +256,7 @@ def _round_finished(state: DashboardState, event: RoundFinished) -> DashboardSta
         round=event,
         rounds=event.round + 1,
         round_time=event.time,
-        round_seconds=event.time - state.round_time if 0 < state.round_time < event.time else None,
+        round_seconds=sum(event.seconds.values()) / event.covers or None,
         tokens=state.tokens + event.tokens_generated,
         phase=None,
         phases=(),

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from sapo_desktop import settings
+from sapo_desktop.paths import Home
 from sapo_desktop.services.first_questions import FirstRunAnswers, FirstRunInfo
 
 LIMITS: dict[str, dict[str, Any]] = {
@@ -77,3 +78,18 @@ def persist(answers: FirstRunAnswers, path: Path, invite: Path) -> settings.Sett
     checked = settings.convert(tables, "first-run answers")
     settings.write(path, tables)
     return checked
+
+
+def first_model(answers: FirstRunAnswers, home: Home) -> list[str]:
+    """Keep the answers, and make the model that they describe; its name, or nothing where Esc was pressed: then the node
+    goes on with the model used last, or makes one.
+
+    Raises UsageError, AppError, BackendError.
+    """
+    from sapo_desktop.services.models import creating, names, store
+
+    kept = persist(answers, home.settings, home.invite)
+    if answers.skipped:
+        return []
+    taken = [model.name for model in store.all_models(home)]
+    return [creating.new(home, names.free(names.FIRST, taken), kept.run).name]

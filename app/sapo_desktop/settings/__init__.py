@@ -139,6 +139,18 @@ def known_part(tables: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def parsed(key: str, typed: str) -> Any:
+    """What was typed, lists split at commas; the schema does the rest."""
+    is_list = any(f.key == key and f.kind == "list" for f in fields())
+    return [part.strip() for part in typed.split(",") if part.strip()] if is_list else typed
+
+
+def edited(config: RunConfig, key: str, typed: str) -> RunConfig:
+    """The config with one setting of a run (key: run.name) as it was typed. Raises UsageError."""
+    name = key.partition(".")[2]
+    return convert({"run": {**msgspec.to_builtins(config), name: parsed(key, typed)}}, key, strict=False).run
+
+
 def change(path: Path, key: str, typed: str, check: Callable[[Settings], None] = lambda _: None) -> Settings:
     """Set one key in the file; keys that the schema does not have stay in it.
 
@@ -146,9 +158,7 @@ def change(path: Path, key: str, typed: str, check: Callable[[Settings], None] =
     """
     tables = read(path)
     section, _, name = key.partition(".")
-    is_list = any(f.key == key and f.kind == "list" for f in fields())
-    parsed: Any = [part.strip() for part in typed.split(",") if part.strip()] if is_list else typed
-    _table(tables, section, path)[name] = parsed
+    _table(tables, section, path)[name] = parsed(key, typed)
     settings = convert(known_part(tables), key, strict=False)
     check(settings)
     tables[section][name] = msgspec.to_builtins(getattr(getattr(settings, section), name))

@@ -16,7 +16,7 @@ class SettingRow:
 
     kind: what may be written; choices: all of them, where there are only some. saved: it stands in the file (else the
     default counts). running: what the running node works with, where that is something else. counts: from when on a
-    change has an effect.
+    change has an effect. owner: the model that this is a setting of, "" where it is one of the settings file.
     """
 
     key: str
@@ -28,6 +28,7 @@ class SettingRow:
     saved: bool
     counts: str
     running: str = ""
+    owner: str = ""
 
 
 def spaced(row: SettingRow, value: str) -> str:

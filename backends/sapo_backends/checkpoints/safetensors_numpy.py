@@ -32,6 +32,16 @@ def tensors(folder: Path) -> Iterator[tuple[str, Float32]]:
             raise ModelNotFound(f"{file} is damaged: {error}. Download the model again.") from error
 
 
+def shapes(folder: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """(name, shape) of every tensor that `tensors` gives, in its order, from the headers alone. Raises ModelNotFound."""
+    for file in weight_files(folder):
+        try:
+            entries = _header(file)[0].items()
+            yield from ((name, tuple(e["shape"])) for name, e in entries if e["dtype"] in _TYPES)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ModelNotFound(f"{file} is damaged: {error}. Download the model again.") from error
+
+
 def elements(folder: Path, *, packed: int = 8) -> int:
     """Weights in a folder, counted from the headers; an element of a quantised tensor (uint32) holds `packed` of them.
 

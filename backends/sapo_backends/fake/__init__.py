@@ -22,6 +22,7 @@ from sapo_backends import reference
 from sapo_backends.base import (
     Backend,
     BackendError,
+    Cancelled,
     CancelToken,
     CheckpointCorrupt,
     Completion,
@@ -30,6 +31,7 @@ from sapo_backends.base import (
     LoadRequest,
     PolicyUpdate,
     Progress,
+    RowSeed,
     Sampling,
     TokenIds,
     TokenSequence,
@@ -37,13 +39,15 @@ from sapo_backends.base import (
     UpdateStats,
 )
 from sapo_backends.common.minibatches import minibatches, token_mean
+from sapo_backends.common.row_uniforms import row_uniforms
 from sapo_backends.fake import tokenizer as vocab
-from sapo_backends.fake.policy import Policy, features, previous_class
+from sapo_backends.fake.policy import Policy, features, last_written, previous_class
 
 STEP_SCALE = 2e4
 """Adam steps are this much larger than learning_rate: a table needs bigger steps than a transformer's weights."""
 LARGEST_STEP = 0.5
 SLOW_SECONDS = 0.1
+OPTIMIZER_FILE = "fake-optimizer.safetensors"
 
 
 def _latency(model: str) -> float:
@@ -64,6 +68,11 @@ def _classes(completion: TokenIds) -> NDArray[np.int64]:
     return np.array([previous_class(t) for t in (None, *completion[:-1])][: len(completion)], dtype=np.int64)
 
 
+def _uniforms(rows: int, steps: int, seed: int | Sequence[RowSeed]) -> NDArray[np.float64]:
+    """One uniform a row and step (rows, steps)."""
+    return np.random.default_rng(seed).random((rows, steps)) if isinstance(seed, int) else row_uniforms(seed, steps)
+
+
 class FakeEngine(Engine):
     """See the module's docstring."""
 
@@ -74,6 +83,7 @@ class FakeEngine(Engine):
         self._policy = Policy.initial(request.seed)
         self._first_moment, self._second_moment = self._policy.zeros_like(), self._policy.zeros_like()
         self._steps = 0
+        self.optimizer_files = (OPTIMIZER_FILE,)
         size = sum(array.size for array in self._policy.arrays().values())
         self.info = EngineInfo(
             backend="fake",
@@ -92,43 +102,53 @@ class FakeEngine(Engine):
         prompts: Sequence[TokenIds],
         group_size: int,
         sampling: Sampling,
-        seed: int,
+        seed: int | Sequence[RowSeed],
         cancel: CancelToken | None = None,
         on_tokens: Callable[[int, int], None] | None = None,
     ) -> list[list[Completion]]:
-        rng = np.random.default_rng(seed)
+        """See Engine.generate."""
         seen = [features(tuple(prompt)) for prompt in prompts for _ in range(group_size)]
+        begun = [last_written(prompt) for prompt in prompts for _ in range(group_size)]
         tokens: list[list[int]] = [[] for _ in seen]
         logprobs: list[list[float]] = [[] for _ in seen]
         alive = list(range(len(seen)))
-        for _ in range(sampling.max_new_tokens):
+
+        def groups() -> list[list[Completion]]:
+            done = [
+                Completion(tuple(t), tuple(p), "stop" if t and t[-1] == vocab.EOS_ID else "length")
+                for t, p in zip(tokens, logprobs, strict=True)
+            ]
+            return [done[i * group_size : (i + 1) * group_size] for i in range(len(prompts))]
+
+        steps = sampling.max_new_tokens
+        uniform = _uniforms(len(seen), steps, seed)
+        for step in range(steps):
             if not alive:
                 break
-            if cancel is not None:
-                cancel.raise_if_cancelled()
+            if cancel is not None and cancel.cancelled:
+                raise Cancelled("Stopped on request.", groups())
             if self._latency:
                 time.sleep(self._latency)
             for row in alive:
-                last = previous_class(tokens[row][-1] if tokens[row] else None)
+                last = previous_class(tokens[row][-1] if tokens[row] else begun[row])
                 logits = self._policy.logits(seen[row], np.array([last]))[0]  # (V,)
                 distribution = reference.sampling_distribution(logits, sampling.temperature, sampling.top_p)
-                token = int(np.searchsorted(np.cumsum(distribution), rng.random() * distribution.sum(), side="right"))
+                token = int(
+                    np.searchsorted(np.cumsum(distribution), uniform[row, step] * distribution.sum(), side="right")
+                )
                 tokens[row].append(min(token, vocab.VOCABULARY - 1))
                 logprobs[row].append(float(reference.log_softmax(logits, sampling.temperature or 1.0)[tokens[row][-1]]))
             alive = [row for row in alive if tokens[row][-1] != vocab.EOS_ID]
             if on_tokens is not None:
                 on_tokens(len(seen) - len(alive), sum(map(len, tokens)))
-        done = [
-            Completion(tuple(t), tuple(p), "stop" if t and t[-1] == vocab.EOS_ID else "length")
-            for t, p in zip(tokens, logprobs, strict=True)
-        ]
-        return [done[i * group_size : (i + 1) * group_size] for i in range(len(prompts))]
+        return groups()
 
     def _logits(self, prompt: TokenIds, completion: TokenIds) -> NDArray[np.float64]:
         """(T, V) logits that predict the completion's tokens."""
         return self._policy.logits(features(tuple(prompt)), _classes(completion))
 
     def logprobs(self, sequences: Sequence[TokenSequence], temperature: float = 1.0) -> list[list[float]]:
+        """See Engine.logprobs."""
         result = []
         for sequence in sequences:
             table = reference.log_softmax(self._logits(sequence.prompt, sequence.completion), temperature)
@@ -143,6 +163,7 @@ class FakeEngine(Engine):
         cancel: CancelToken | None = None,
         on_progress: Callable[[float], None] | None = None,
     ) -> UpdateStats:
+        """See Engine.update."""
         if not self._trains:
             return super().update(batch, policy, seed, cancel, on_progress)
         began = time.perf_counter()
@@ -160,7 +181,7 @@ class FakeEngine(Engine):
             if on_progress is not None:
                 on_progress((done + 1) / len(parts))
         chosen = [logprobs for loss in losses for logprobs in loss.logprobs]
-        own, external = (token_mean(trained, chosen, external=flag) for flag in (False, True))
+        local, external = (token_mean(trained, chosen, external=flag) for flag in (False, True))
         return UpdateStats(
             loss=float(np.mean([loss.loss for loss in losses])) if losses else float("nan"),
             grad_norm=float(np.mean(norms)) if norms else float("nan"),
@@ -168,7 +189,7 @@ class FakeEngine(Engine):
             clip_fraction=float(np.nanmean([loss.clip_fraction for loss in losses])) if any(norms) else float("nan"),
             entropy=float(np.nanmean([loss.entropy for loss in losses])) if losses else float("nan"),
             ratio_max=max((loss.ratio_max for loss in losses), default=float("nan")),
-            logprob_local=own,
+            logprob_local=local,
             logprob_external=external,
             tokens_local=sum(len(s.completion) for s in batch if not s.external),
             tokens_external=sum(len(s.completion) for s in batch if s.external),
@@ -200,37 +221,50 @@ class FakeEngine(Engine):
         self._steps += 1
         rate = min(policy.learning_rate * STEP_SCALE, LARGEST_STEP)
         for name, weights in self._policy.arrays().items():
-            slope = gradient.arrays()[name] * shrink
+            grad = gradient.arrays()[name] * shrink
             first, second = self._first_moment.arrays()[name], self._second_moment.arrays()[name]
             first *= beta1
-            first += (1 - beta1) * slope
+            first += (1 - beta1) * grad
             second *= beta2
-            second += (1 - beta2) * slope**2
+            second += (1 - beta2) * grad**2
             corrected = np.sqrt(second / (1 - beta2**self._steps)) + policy.adam_eps
             weights *= 1.0 - policy.learning_rate * policy.weight_decay
             weights -= rate * (first / (1 - beta1**self._steps)) / corrected
         return norm
 
-    def _tensors(self) -> dict[str, NDArray[np.float64]]:
-        sets = {"policy": self._policy, "first_moment": self._first_moment, "second_moment": self._second_moment}
+    def _weights(self) -> dict[str, NDArray[np.float64]]:
+        return {f"policy.{name}": array for name, array in self._policy.arrays().items()}
+
+    def _moments(self) -> dict[str, NDArray[np.float64]]:
+        sets = {"first_moment": self._first_moment, "second_moment": self._second_moment}
         return {f"{prefix}.{name}": array for prefix, part in sets.items() for name, array in part.arrays().items()}
 
-    def save(self, folder: Path) -> None:
-        save_file(self._tensors(), folder / "fake.safetensors")
+    def save(self, folder: Path, optimizer: bool = True) -> None:
+        """See Engine.save."""
+        save_file(self._weights(), folder / "fake.safetensors")
+        if optimizer:
+            save_file(self._moments(), folder / OPTIMIZER_FILE)
         (folder / "fake.json").write_text(json.dumps({"steps": self._steps}), encoding="utf-8")
 
     def restore(self, folder: Path) -> None:
+        """Folders from before the optimizer had a file of its own restore too."""
         try:
             saved = load_file(folder / "fake.safetensors")
             steps = int(json.loads((folder / "fake.json").read_text(encoding="utf-8"))["steps"])
-            for name, array in self._tensors().items():
+            if (folder / OPTIMIZER_FILE).exists():
+                saved |= load_file(folder / OPTIMIZER_FILE)
+            whole = all(name in saved for name in self._moments())
+            for name, array in self._weights().items():
                 np.copyto(array, saved[name])
+            for name, array in self._moments().items():
+                np.copyto(array, saved[name] if whole else 0.0)
         except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
             raise CheckpointCorrupt(f"The checkpoint in {folder} does not restore: {error}") from error
-        self._steps = steps
+        self._steps = steps if whole else 0
 
     def memory_bytes(self) -> int:
-        return sum(array.nbytes for array in self._tensors().values())
+        """See Engine.memory_bytes."""
+        return sum(array.nbytes for array in (self._weights() | self._moments()).values())
 
 
 class FakeBackend(Backend):
@@ -246,6 +280,7 @@ class FakeBackend(Backend):
         """NumPy is a base dependency, so there is nothing to miss."""
 
     def load(self, request: LoadRequest, progress: Progress | None = None) -> Engine:
+        """See Backend.load."""
         engine = FakeEngine(request)
         if progress is not None:
             progress(1.0, "ready")

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from fractions import Fraction
@@ -68,13 +69,23 @@ class Features:
 
 @lru_cache(maxsize=4096)
 def features(prompt: tuple[int, ...]) -> Features:
-    """What the policy sees of a prompt: the last user message's kind and the answer that plain rules find."""
+    """What the policy sees of a prompt: the last user message's kind and the answer that plain rules find.
+
+    Of a completion that is to be continued it sees nothing here (see last_written).
+    """
+    if vocab.ASSISTANT_ID in prompt:
+        prompt = prompt[: len(prompt) - prompt[::-1].index(vocab.ASSISTANT_ID)]
     starts = [i for i, token in enumerate(prompt) if token == vocab.USER_ID]
     text = _tokenizer.decode(prompt[starts[-1] :] if starts else prompt)
     words = " ".join(re.findall(r"[A-Za-z]+", text)[:6])
     answer = _weekday(text) or _sum(text) or _fraction(text)
     ids = _tokenizer.encode_text(answer) if answer else []
     return Features(zlib.crc32(words.encode()) % KINDS, ids[0] if len(ids) == 1 else NO_HINT)
+
+
+def last_written(prompt: Sequence[int]) -> int | None:
+    """The last token of a completion that the prompt ends with; None where it ends with the assistant's turn."""
+    return None if vocab.ASSISTANT_ID not in prompt or prompt[-1] == vocab.ASSISTANT_ID else prompt[-1]
 
 
 def previous_class(token: int | None) -> int:
@@ -106,7 +117,7 @@ class Policy:
         table[:, AFTER_ANSWER, vocab.CLOSE_ID] = 2.0
         table[:, AFTER_CLOSE, vocab.EOS_ID] = 2.0
         table += rng.normal(0.0, 0.02, table.shape)
-        table[:, :, [vocab.PAD_ID, *vocab.ROLE_IDS.values()]] = -60.0  # never drawn
+        table[:, :, [vocab.PAD_ID, *vocab.ROLE_IDS.values()]] = -60.0  # never sampled
         trust = np.zeros(CLASSES)
         trust[AFTER_OPEN] = FIRST_TRUST
         return cls(table, trust)
@@ -119,15 +130,17 @@ class Policy:
         return rows
 
     def backward(
-        self, prompt: Features, classes: NDArray[np.int64], gradient: NDArray[np.float64], into: Policy
+        self, prompt: Features, classes: NDArray[np.int64], gradient: NDArray[np.float64], grads: Policy
     ) -> None:
-        """Add d loss / d parameters to `into`, given d loss / d logits (T, V)."""
-        np.add.at(into.table[prompt.kind], classes, gradient)
+        """Add d loss / d parameters to `grads`, given d loss / d logits (T, V)."""
+        np.add.at(grads.table[prompt.kind], classes, gradient)
         if prompt.hint != NO_HINT:
-            np.add.at(into.trust, classes, gradient[:, prompt.hint])
+            np.add.at(grads.trust, classes, gradient[:, prompt.hint])
 
     def zeros_like(self) -> Policy:
+        """The same arrays, all zero: for gradients and moments."""
         return Policy(np.zeros_like(self.table), np.zeros_like(self.trust))
 
     def arrays(self) -> dict[str, NDArray[np.float64]]:
+        """The parameters by name; the arrays themselves."""
         return {"table": self.table, "trust": self.trust}

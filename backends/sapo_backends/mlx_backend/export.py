@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-import mlx.nn as nn
+from mlx import nn
 from mlx.utils import tree_flatten
 from mlx_lm.tuner.lora import LoRALinear
 

@@ -10,14 +10,14 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import Callable, Sequence, Set
-from pathlib import Path
+from collections.abc import Callable
+from dataclasses import replace
 
 import msgspec
 
-from sapo_backends.base import Cancelled, Engine
+from sapo_backends.base import Cancelled, Engine, EngineInfo
 from sapo_swarm.algorithms.base import local_groups
-from sapo_swarm.events import Event, LogLine, decode, encode
+from sapo_swarm.events import Event, LogLine
 from sapo_swarm.node import setup as opening
 from sapo_swarm.node.control.api import NodeStatus
 from sapo_swarm.node.engine_thread import EngineHost
@@ -28,12 +28,13 @@ from sapo_swarm.node.event_bus import Bus
 from sapo_swarm.node.governor import commands, pace
 from sapo_swarm.node.governor.pace import Pace
 from sapo_swarm.node.governor.run_control import RunControl
+from sapo_swarm.node.model_store import ModelStore
 from sapo_swarm.node.round import phases
 from sapo_swarm.node.round.context import RoundWork
+from sapo_swarm.node.round.memory import recalled
 from sapo_swarm.node.round.progress import Activity
 from sapo_swarm.node.round.record import record, stamp
 from sapo_swarm.node.setup import NodeSetup
-from sapo_swarm.node.storage.checkpoints import Checkpoints
 from sapo_swarm.node.storage.journal import Journal, JournalError
 from sapo_swarm.node.storage.retention import Retention
 from sapo_swarm.node.storage.versions import versions
@@ -53,23 +54,27 @@ class Node:
         self.host = EngineHost()
         self.run_control = RunControl(self.bus, self.activity, self.host.cancel)
         self.pace = Pace()
-        self.checkpoints = Checkpoints(setup.folder / "checkpoints", self.config.keep_checkpoints)
+        self.store = ModelStore(setup.folder, self.config, self.host, self.journal, self.bus)
         self.retention = Retention(self.journal, self.config.keep_groups)
         self.guard: Guard | None = None
         self._opened = asyncio.Event()
-        self.rounds_done = 0
-        self.solved: set[str] = set()
         self._started = time.time()
         self._evaluate_next = 0
+
+    @property
+    def rounds_done(self) -> int:
+        """Rounds behind the weights."""
+        return self.store.rounds_done
 
     # -- what the control server and the CLI call ---------------------------------------------------------------
 
     def status(self) -> NodeStatus:
+        """What the node does now, and what was asked of it and is pending."""
         now, config = self.activity, self.config
         loaded = self.host.loaded
         return NodeStatus(
             state=now.state,
-            sentence=now.sentence,
+            sentence=now.sentence + commands.pending(self.run_control.wishes, now.state),
             reason=now.reason,
             since=now.since,
             pid=os.getpid(),
@@ -81,9 +86,12 @@ class Node:
             device=loaded.device if loaded else config.device,
             round=self.rounds_done,
             rounds_planned=config.rounds,
-            phase=now.phase if now.state == "running" else None,
+            phase=now.phase if now.state in ("running", "finishing") else None,
             phase_fraction=now.fraction,
             eta_s=now.eta_s,
+            name=self.setup.name,
+            disk=self.store.disk,
+            disk_budget=self.store.checkpoints.budget,
             seq=self.journal.last_seq,
             started=self._started,
             version=self.setup.version,
@@ -95,6 +103,7 @@ class Node:
         self.run_control.wish(commands.command(self.run_control.wishes, verb, for_s, time.monotonic()))
 
     def request_evaluation(self, items: int) -> None:
+        """A held-out evaluation after this round. items: a task, 0 = as many as the settings say."""
         self._evaluate_next = items or self.config.eval_items
         self.run_control.wake()
 
@@ -127,10 +136,11 @@ class Node:
             raise
         finally:
             ticker.cancel()
-            await asyncio.gather(ticker, return_exceptions=True)
+            await asyncio.gather(ticker, self.run_control.settled(), return_exceptions=True)
             await self.host.close()
             await self.setup.exchange.close()
             await self.retention.close()
+            self.store.close()
             self.bus.close()
             self.journal.close()
 
@@ -143,93 +153,118 @@ class Node:
             self.config, local_groups=local_groups(self.config, info.parameters)
         )
         setup.exchange.attach(self.host, scorer, apart)
-        rollbacks = await self._resume(engine)
+        await self.store.open(self._telling("Opening the model"))
         examiner = Examiner(config, self.host, scorer, setup.folder / "evaluations")
         context = opening.context(setup, config, self.host, scorer, self.activity, self.bus.stream, apart)
+        memory = await asyncio.to_thread(recalled, config, self.journal, self.store.rounds_done)
+        context = replace(context, memory=memory)
         self.guard = Guard(
             config=config,
             host=self.host,
-            checkpoints=self.checkpoints,
+            checkpoints=self.store.checkpoints,
             examiner=examiner,
             exchange=setup.exchange,
             journal=self.journal,
             bus=self.bus,
-            save=self._save,
+            save=self.store.for_guard,
             in_swarm=setup.mode == "swarm",
         )
-        await self.guard.open(rollbacks)
+        await self.guard.open(self.store.rollbacks)
         self._opened.set()
-        found = await asyncio.to_thread(versions, info.backend)
-        started = opening.announcement(setup.run_id, setup.mode, config, info, self.rounds_done, found)
-        await self.bus.publish(started)
+        await self._announce(info)
         return context, examiner
 
+    async def _announce(self, info: EngineInfo) -> None:
+        """Tell that the model is open, and of events in its journal that cannot be read."""
+        found = await asyncio.to_thread(versions, info.backend)
+        store, setup = self.store, self.setup
+        started = opening.announcement(setup.run_id, setup.mode, self.config, info, store.rounds_done, found)
+        known = {"name": setup.name, "base": setup.base, "changed": setup.changed, "weights": store.weights}
+        await self.bus.publish(msgspec.structs.replace(started, **known, solved=tuple(sorted(store.solved))))
+        await store.tell()
+        if count := len(self.journal.unreadable):
+            text = f"{count} events of the journal cannot be read and are passed over: sapo-desktop runs check --repair"
+            await self.bus.publish(LogLine(level="warning", text=text))
+
     async def _load(self) -> Engine:
-        model, loop = self.config.model, asyncio.get_running_loop()
+        model = self.config.model
         await self.run_control.say("starting", f"Loading {model}")
 
-        def loading(fraction: float, phrase: str) -> None:
-            def show() -> None:
-                self.activity.sentence = f"Loading {model}: {phrase}"
+        told = self._telling(f"Loading {model}")
+        return await self.host.load(lambda: self.setup.build(lambda _fraction, phrase: told(phrase)))
 
-            loop.call_soon_threadsafe(show)
+    def _telling(self, doing: str) -> Callable[[str], None]:
+        """Takes phrases about the opening from another thread into the sentence."""
+        loop = asyncio.get_running_loop()
 
-        return await self.host.load(lambda: self.setup.build(loading))
+        def show(phrase: str) -> None:
+            self.activity.sentence = f"{doing}: {phrase}"
 
-    async def _resume(self, engine: Engine) -> int:
-        """Restore the newest intact checkpoint; how many rollbacks its weights contain."""
-        found, warnings = await asyncio.to_thread(self.checkpoints.newest_intact)
-        await self.bus.publish(*[LogLine(level="warning", text=w) for w in warnings])
-        if found is None:
-            await self.host.call(self._save, 0, 0)
-            return 0
-        path, state = found
-        if engine.info.trainable:
-            await self.host.call(engine.restore, path / "engine")
-        self.rounds_done, self.solved = state.rounds_done, set(state.solved)
-        last = await asyncio.to_thread(self.journal.last_round)
-        if last < state.rounds_done - 1:  # killed between the checkpoint and the journal
-            await self.bus.publish(*[decode(bytes(raw)) for raw in state.events])
-        await self.run_control.log("info", f"Resumed after round {self.rounds_done} from {path.name}.")
-        return state.rollbacks
+        def told(phrase: str) -> None:
+            loop.call_soon_threadsafe(show, phrase)
 
-    def _save(
-        self, rounds_done: int, rollbacks: int, events: Sequence[Event] = (), solved: Set[str] = frozenset()
-    ) -> Path:
-        """A checkpoint of the engine as it is. Call in the engine's thread. Raises OSError."""
-        engine = self.host.engine
-        lines, known = [encode(event) for event in events], sorted(self.solved | solved)
-        return self.checkpoints.write(engine, rounds_done, engine.info.model, lines, known, rollbacks)
+        return told
 
     async def _turn_rounds(self, context: phases.RoundContext, examiner: Examiner) -> None:
-        config, run_control, guard = self.config, self.run_control, self._guarded
-        work = RoundWork(self.rounds_done)
+        config, run_control = self.config, self.run_control
+        work = await self.store.in_flight(context)
         if config.eval_every and not await asyncio.to_thread(examiner.has_base):
             self._evaluate_next = self._evaluate_next or config.eval_items
         while not run_control.wishes.stop:
-            if config.rounds and self.rounds_done >= config.rounds and not self._evaluate_next:
-                return
-            if not await run_control.may_work(self.rounds_done):
-                self.pace.paused()
-                continue
+            if 0 < config.rounds <= self.rounds_done and not self._evaluate_next:
+                break
             try:
-                if self._evaluate_next:
-                    await self._examine(examiner, self._evaluate_next)
-                    continue
-                if guard.busy:
-                    await self._attend()
-                    continue
-                await self._round(context, work)
+                if await self._may_work(context, work):
+                    work = await self._work(context, examiner, work)
+                    if self.store.due():
+                        await self._save("time")
             except Cancelled:
                 self.host.cancel.reset()
-                continue
             except Exception as error:  # a bad round is a sentence and a pause, never the end of the run
                 await run_control.failed(error)
-                continue
-            work = RoundWork(self.rounds_done)
-            if config.eval_every and self.rounds_done % config.eval_every == 0:
-                self._evaluate_next = config.eval_items
-            run_control.succeeded()
+        await self._leave(context, work)
+
+    async def _work(self, context: phases.RoundContext, examiner: Examiner, work: RoundWork) -> RoundWork:
+        """An evaluation, a closer look, or a round; the round that is next to work on."""
+        if self._evaluate_next:
+            await self._examine(examiner, self._evaluate_next)
+            return work
+        if self._guarded.busy:
+            await self._attend()
+            return work
+        await self._round(context, work)
+        if self.config.eval_every and self.rounds_done % self.config.eval_every == 0:
+            self._evaluate_next = self.config.eval_items
+        self.run_control.succeeded()
+        return RoundWork(self.rounds_done)
+
+    async def _may_work(self, context: phases.RoundContext, work: RoundWork) -> bool:
+        """True when nothing is in the way; at the beginning of a pause, what was done is put on the disk."""
+        paused_before = self.activity.state == "paused"
+        if await self.run_control.may_work(self.rounds_done):
+            return True
+        self.pace.paused()
+        if not paused_before and self.activity.state == "paused":
+            await asyncio.to_thread(self.store.keep_in_flight, context, work)
+            if self.store.unsaved and self.activity.reason == "person":
+                await self._save("pause")
+        return False
+
+    async def _leave(self, context: phases.RoundContext, work: RoundWork) -> None:
+        """The end of a run: the round in flight is kept, the weights are saved; finished rounds are on the disk anyway."""
+        try:
+            await asyncio.to_thread(self.store.keep_in_flight, context, work)
+            if self.store.unsaved:
+                await self._save("stop")
+        except OSError as error:
+            await self.run_control.log("error", f"Not saved at the end: {error}")
+
+    async def _save(self, reason: str) -> None:
+        """A checkpoint, told of. Raises NoRoom, OSError."""
+        self.bus.stream(self.activity.begin("checkpoint", self.rounds_done, "Saving"))
+        await self.host.call(self.store.save, reason)
+        await self.store.tell()
+        self.bus.stream(self.activity.end("Saving"))
 
     @property
     def _guarded(self) -> Guard:
@@ -239,32 +274,27 @@ class Node:
     async def _round(self, context: phases.RoundContext, work: RoundWork) -> None:
         for phase in (phases.ask, phases.generate, phases.score, phases.share, phases.update):
             await phase(context, work)
-        solved = set(self.solved)
-        done = work.round + 1
-        save = done % self.config.checkpoint_every == 0 or done == self.config.rounds
+        solved = set(self.store.solved)
         wanted = self.config.external_groups if self._guarded.taking else 0
-        name = f"round-{done:06d}" if save else ""
-        events: list[Event] = [*stamp(record(work, wanted, solved, name), time.time())]
-        if save:
-            self.bus.stream(self.activity.begin("checkpoint", work.round, "Saving"))
-            await self.host.call(self._save, done, self._guarded.rollbacks, events, solved)
-            self.bus.stream(self.activity.end("Saving"))
+        events: list[Event] = [*stamp(record(work, wanted, solved, ""), time.time())]
+        await asyncio.to_thread(self.store.finished, work, events, solved)
         external = [g for g in work.trained if g.source == "external"]
         news = self.setup.exchange.used(external, len(work.trained))
         await self.bus.publish(*events, *([news] if news else []))
-        self.rounds_done, self.solved = done, solved
         self.pace.count(work)
-        self.retention.round_done(done)
+        self.retention.round_done(self.rounds_done, len(events) - 1)
 
     async def _examine(self, examiner: Examiner, items: int) -> None:
         event = await examiner.examine(self.rounds_done, items, self._evaluating("Held-out evaluation"))
         self.bus.stream(self.activity.end("Held-out evaluation"))
         self._evaluate_next = 0
         await self._guarded.evaluated(event, self.rounds_done)
+        await self.store.tell()
 
     async def _attend(self) -> None:
         doing = "Looking closer at a held-out result that fell"
         await self._guarded.attend(self.rounds_done, self._evaluating(doing))
+        await self.store.tell()
         self.bus.stream(self.activity.end(doing))
 
     def _evaluating(self, sentence: str) -> Callable[[float], None]:

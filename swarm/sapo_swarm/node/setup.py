@@ -27,6 +27,7 @@ Build = Callable[[Progress], Engine]
 class NodeSetup:
     """Everything a node is given. folder: the run's own; build: loads the engine, called in its thread.
 
+    name, base, changed: of the model, for its history (events.RunStarted).
     limits: what the person allows, asked for every second (in a thread), so that a change counts at once.
     """
 
@@ -39,9 +40,13 @@ class NodeSetup:
     node_key: str = ""
     swarm: str = SILO
     version: str = ""
+    name: str = ""
+    base: str = ""
+    changed: tuple[str, ...] = ()
 
     @property
     def mode(self) -> Mode:
+        """Alone or in a swarm."""
         return "silo" if self.swarm == SILO else "swarm"
 
 
@@ -78,7 +83,7 @@ def context(
 def announcement(
     run_id: str, mode: Mode, config: RunConfig, info: EngineInfo, rounds_done: int, versions: dict[str, str]
 ) -> RunStarted:
-    """The event with which every opening of a run begins."""
+    """The event with which every opening of a model begins. config: with what the engine decided filled in."""
     return RunStarted(
         run_id=run_id,
         mode=mode,
@@ -97,4 +102,5 @@ def announcement(
         rounds_planned=config.rounds,
         seed=config.seed,
         versions=versions,
+        computed_by=info.extra.get("computed_by", ""),
     )

@@ -108,7 +108,7 @@ def test_a_section_that_is_none_is_named_by_config_and_can_be_taken_out(tmp_path
 def test_without_a_node_a_control_verb_exits_with_3(tmp_path: Path, verb: str) -> None:
     done = sapo(tmp_path, verb)
     assert done.returncode == 3
-    assert "sapo-desktop node --silo" in done.stderr
+    assert "sapo-desktop new my-model" in done.stderr
 
 
 def test_a_time_that_is_none_is_explained(tmp_path: Path) -> None:
@@ -158,7 +158,7 @@ def test_a_home_that_cannot_be_made_is_named(tmp_path: Path) -> None:
 def test_eval_of_nothing_says_how_to_begin(tmp_path: Path) -> None:
     done = sapo(tmp_path, "eval")
     assert done.returncode == 2
-    assert "sapo-desktop node --silo" in done.stderr
+    assert "sapo-desktop new my-model" in done.stderr
 
 
 def test_an_answer_without_a_task_says_what_is_missing_and_with_one_is_judged_on_every_question(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import tarfile
 from dataclasses import replace
@@ -12,7 +13,6 @@ from tests.support.node_process import calm, sapo
 from tests.support.swarm_process import coordinator, journal, rounds
 
 from sapo_desktop import settings
-from sapo_desktop.services.models import runs
 from sapo_swarm.coordinator.store.sqlite import SQLiteStore
 from sapo_swarm.events import Evaluated, GroupRecorded, RoundFinished, RunStarted
 from sapo_swarm.node.storage.journal import read_only
@@ -56,10 +56,11 @@ def test_a_verb_over_such_a_file_says_so_in_one_line(tmp_path: Path) -> None:
     assert sapo(tmp_path, "config", "get", "run.local_groups").stderr == ""
 
 
-def test_the_run_of_before_is_listed_with_its_settings(home: Path) -> None:
-    (run,) = runs.list_runs(home / "data" / "runs")
-    assert (run.run_id, run.rounds_done, run.complete) == (RUN, 5, True)
-    assert (run.config.local_groups, run.config.group_size, run.config.trainer) == (4, 4, "fake")
+def test_the_run_of_before_becomes_a_model_with_its_settings(home: Path) -> None:
+    done = sapo(home, "models", "--json")
+    assert done.returncode == 0, done.stderr
+    (model,) = [json.loads(line) for line in done.stdout.splitlines()]
+    assert (model["base"], model["rounds"]) == ("starter", 5)
 
 
 def test_its_journal_tells_its_rounds_groups_and_evaluations(home: Path) -> None:
@@ -77,24 +78,7 @@ def test_its_journal_tells_its_rounds_groups_and_evaluations(home: Path) -> None
 
 def test_it_goes_on_from_its_checkpoint(home: Path) -> None:
     calm(home)
-    done = sapo(
-        home,
-        *(
-            "node",
-            "--silo",
-            "--run",
-            RUN,
-            "--trainer",
-            "fake",
-            "--rounds",
-            "7",
-            "--group-size",
-            "4",
-            "--own-groups",
-            "4",
-        ),
-        *("--tasks", "basic_arithmetic,base_conversion", "--eval-every", "0"),
-    )
+    done = sapo(home, "node", "--silo", "--rounds", "7")
     assert done.returncode == 0, done.stderr
     assert "Resumed after round 5" in done.stdout
     assert [event.round for event in rounds(journal(home))] == list(range(7))
@@ -104,7 +88,7 @@ async def test_the_swarm_of_before_opens_with_its_invite_its_member_and_its_grou
     database = tmp_path / "swarm.db"
     shutil.copy(FIXTURES / "swarm.db", database)
     old = parse_invite((FIXTURES / "invite.txt").read_text("utf-8"))
-    arguments = ("--port", "0", "--store", f"sqlite:{database}", "--group-life-s", "3000000000")
+    arguments = ("--port", "0", "--store", f"sqlite:{database}", "--group-life-s", "1000000000")
     async with coordinator(tmp_path / "host", *arguments) as (printed, _):
         fresh = parse_invite(printed)
         assert fresh.swarm == old.swarm
@@ -118,9 +102,9 @@ async def test_the_swarm_of_before_opens_with_its_invite_its_member_and_its_grou
                 "--trainer",
                 "fake",
                 "--model",
-                "fake",
+                "fake:0.05",
                 "--rounds",
-                "4",
+                "20",
                 "--sampling",
                 "uniform",
             ),

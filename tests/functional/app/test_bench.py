@@ -57,9 +57,9 @@ def test_what_was_measured_is_used_by_the_next_run(tmp_path: Path) -> None:
     short = ("--rounds", "1", "--local-groups", "1", "--group-size", "2", "--max-new-tokens", "4", "--eval-every", "0")
     trained = sapo(tmp_path, "node", "--silo", "--tasks", "basic_arithmetic", *short)
     assert trained.returncode == 0, trained.stderr
-    (note,) = (tmp_path / "data" / "runs").glob("*/engine.json")
+    (note,) = (tmp_path / "data" / "models").glob("*/engine.json")
     assert json.loads(note.read_text()) == {"trainer": "torch", "precision": "float32", "threads": 1}
-    (config,) = (tmp_path / "data" / "runs").glob("*/config.json")
+    (config,) = (tmp_path / "data" / "models").glob("*/model.json")
     assert json.loads(config.read_text())["precision"] == "auto"  # what was asked for stays what was asked for
 
 
@@ -94,7 +94,7 @@ def test_a_node_whose_rounds_do_not_fit_is_refused_before_there_is_a_run(tmp_pat
     done = sapo(tmp_path, "node", "--silo", "--trainer", "torch", "--device", "cpu", *large)
     assert done.returncode == 1
     assert "GiB is free. This fits: --local-groups" in done.stderr
-    assert list((tmp_path / "data" / "runs").iterdir()) == []
+    assert list((tmp_path / "data" / "models").iterdir()) == []
 
 
 def test_a_candidate_that_cannot_be_measured_says_why() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 import random
 import signal
@@ -11,26 +10,20 @@ from pathlib import Path
 
 import pytest
 from tests.support import node_process
+from tests.support.model_folder import chain, on_disk, weights
 from tests.support.node_process import node, reaches, sapo
 
 from sapo_desktop.dashboard.state import DashboardState, apply
 from sapo_desktop.services.models.recording import load_recording
-from sapo_swarm.events import GroupRecorded, Phase, RoundFinished, StateChanged
-from sapo_swarm.node.storage.checkpoints import Checkpoints
+from sapo_swarm.events import GroupRecorded, Phase, RoundFinished, RunStarted, StateChanged
 from sapo_swarm.node.storage.journal import read_only
 
 FAKE = (*node_process.FAKE, "--local-groups", "8")
 
 
 def only_run(home: Path) -> Path:
-    (folder,) = (home / "data" / "runs").iterdir()
+    (folder,) = (home / "data" / "models").iterdir()
     return folder
-
-
-def weights(run: Path, rounds: int) -> str:
-    folder = run / "checkpoints" / f"round-{rounds:06d}" / "engine"
-    files = sorted(p for p in folder.iterdir() if p.is_file())
-    return hashlib.sha256(b"".join(p.read_bytes() for p in files)).hexdigest()
 
 
 def test_a_silo_run_prints_json_rounds_and_a_summary(tmp_path: Path) -> None:
@@ -80,7 +73,7 @@ async def test_finish_pauses_only_after_the_round(tmp_path: Path) -> None:
 
 async def test_a_second_node_in_the_same_home_is_refused_with_the_way_out(tmp_path: Path) -> None:
     async with node(tmp_path, *FAKE, "--model", "fake:0.02") as (_, process):
-        second = await asyncio.to_thread(sapo, tmp_path, "node", *FAKE)
+        second = await asyncio.to_thread(sapo, tmp_path, "node", *FAKE, "--model", "fake:0.02")
         assert second.returncode == 1
         assert str(process.pid) in second.stderr
         assert "sapo-desktop stop" in second.stderr
@@ -99,48 +92,55 @@ def test_straight_rounds_equal_interrupted_ones(tmp_path: Path) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
     sapo(one, "node", *FAKE, "--rounds", "6")
     sapo(two, "node", *FAKE, "--rounds", "3")
-    done = sapo(two, "node", *FAKE, "--rounds", "6", "--run", only_run(two).name)
+    done = sapo(two, "node", *FAKE, "--rounds", "6")
     assert "goes on with round 4" in done.stdout
     assert weights(only_run(one), 6) == weights(only_run(two), 6)
 
 
-async def test_kill_in_every_phase_loses_at_most_the_round_in_flight(tmp_path: Path) -> None:
-    """kill -9 in each phase in turn; the journal stays whole and the weights equal an undisturbed run's."""
+@pytest.mark.parametrize("minutes", ["0", "60"])
+async def test_kill_in_every_phase_loses_at_most_the_round_in_flight(tmp_path: Path, minutes: str) -> None:
+    """kill -9 in each phase in turn; the journal stays whole and the weights equal an undisturbed run's.
+
+    Minutes 0 saves after every round; with 60 a run is one checkpoint and a log of updates that are taken again.
+    """
     draw, done = random.Random(7), 0
-    for phase in ("generate", "score", "update", "checkpoint", "generate", "checkpoint"):
+    flags = (*FAKE, "--model", "fake:0.001", "--checkpoint-minutes", minutes)
+    for phase in ("generate", "score", "update", "generate", "checkpoint" if minutes == "0" else "update"):
         wanted = done + draw.randint(1, 3)
-        async with node(tmp_path, *FAKE, "--model", "fake:0.001", "--keep-checkpoints", "999") as (
-            client,
-            process,
-        ):
+        async with node(tmp_path, *flags) as (client, process):
             await reaches(
                 client, (), lambda e, p=phase, r=wanted: isinstance(e, Phase) and e.phase == p and e.round >= r
             )
             process.send_signal(signal.SIGKILL)
             await asyncio.to_thread(process.wait)
-        run = only_run(tmp_path)
-        found, warnings = Checkpoints(run / "checkpoints", 999).newest_intact()
-        assert found is not None
-        assert warnings == []
-        rounds = [e.round for e in read_only(run / "journal.db", ("round",)) if isinstance(e, RoundFinished)]
-        assert rounds == list(range(len(rounds)))
-        assert len(rounds) in {found[1].rounds_done, found[1].rounds_done - 1}
-        assert found[1].rounds_done >= wanted
-        done = found[1].rounds_done
+        found = on_disk(only_run(tmp_path))
+        assert found.told == list(range(len(found.told)))
+        assert len(found.told) in {found.done, found.done - 1}
+        assert found.done >= wanted
+        done = found.done
     calm = tmp_path / "calm"
     sapo(calm, "node", *FAKE, "--model", "fake:0.001", "--rounds", str(done))
-    assert weights(only_run(calm), done) == weights(run, done)
+    sapo(tmp_path, "node", *flags, "--rounds", str(done))
+    assert on_disk(only_run(tmp_path)).told == list(range(done))
+    assert weights(only_run(calm), done) == weights(only_run(tmp_path), done)
+    chain(only_run(tmp_path))
 
 
-def test_a_corrupt_checkpoint_is_passed_over_with_a_sentence(tmp_path: Path) -> None:
-    sapo(tmp_path, "node", *FAKE, "--rounds", "3")
+def test_a_corrupt_checkpoint_is_passed_over_with_a_sentence_and_its_rounds_are_taken_back(tmp_path: Path) -> None:
+    sapo(tmp_path, "node", *FAKE, "--rounds", "3", "--checkpoint-minutes", "0")
     run = only_run(tmp_path)
     victim = next(p for p in (run / "checkpoints" / "round-000003" / "engine").iterdir() if p.is_file())
-    victim.write_bytes(victim.read_bytes()[:-1] + b"?")
-    done = sapo(tmp_path, "node", *FAKE, "--rounds", "4", "--run", run.name)
+    raw = victim.read_bytes()
+    victim.write_bytes(raw[:-1] + bytes([raw[-1] ^ 1]))
+    done = sapo(tmp_path, "node", *FAKE, "--rounds", "4")
     assert done.returncode == 0, done.stderr
     assert "round-000003" in done.stdout
     assert "goes on with round 3" in done.stdout
+    assert "1 round after round 2" in done.stdout
+    assert on_disk(run).told == [0, 1, 2, 3]
+    (opened,) = [e for e in read_only(run / "journal.db", ("run_started",))][1:]
+    assert isinstance(opened, RunStarted)
+    assert opened.weights in {link.weights for link in chain(run)}
 
 
 def test_when_no_checkpoint_is_intact_the_run_is_left_alone(tmp_path: Path) -> None:
@@ -148,9 +148,9 @@ def test_when_no_checkpoint_is_intact_the_run_is_left_alone(tmp_path: Path) -> N
     run = only_run(tmp_path)
     for state in run.glob("checkpoints/*/state.json"):
         state.write_bytes(b"{")
-    done = sapo(tmp_path, "node", *FAKE, "--rounds", "2", "--run", run.name)
+    done = sapo(tmp_path, "node", *FAKE, "--rounds", "2")
     assert done.returncode == 1
-    assert "--new" in done.stderr
+    assert "sapo-desktop new" in done.stderr
 
 
 def test_old_groups_leave_the_journal_and_what_is_left_still_plays(tmp_path: Path) -> None:

@@ -1,41 +1,142 @@
-"""Checkpoints: whole or absent, the newest intact one wins, milestones stay."""
+"""Checkpoints: whole or absent, the newest intact one wins, everything within the disk budget."""
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from sapo_backends.base import CheckpointCorrupt, LoadRequest
-from sapo_backends.fake import FakeBackend
-from sapo_swarm.events import LogLine, decode, encode
-from sapo_swarm.node.storage.checkpoints import MILESTONE, Checkpoints, read_state, rounds_of
+from sapo_backends.fake import FakeBackend, FakeEngine
+from sapo_swarm.node.storage.checkpoints import Checkpoints, Moment, NoRoom, has_optimizer, read_state, rounds_of
+from sapo_swarm.node.storage.files import folder_bytes
+from sapo_swarm.node.storage.save_rule import BYTES_A_DAY, DAY_S, SaveRule
+from sapo_swarm.node.storage.thinning import dispensable
 
 ENGINE = FakeBackend().load(LoadRequest("fake"))
 
 
 def write(checkpoints: Checkpoints, rounds: int) -> Path:
-    return checkpoints.write(ENGINE, rounds, "fake", [encode(LogLine(level="info", text=f"round {rounds}"))], ["bf"])
+    return checkpoints.write(ENGINE, Moment(rounds, "time", ("bf",))).path
 
 
-def test_what_is_written_is_found_again_with_its_events(tmp_path: Path) -> None:
+def rounds_in(checkpoints: Checkpoints) -> list[int]:
+    return [rounds_of(p) for p in checkpoints.complete()]
+
+
+def with_optimizer(checkpoints: Checkpoints) -> list[int]:
+    return [rounds_of(p) for p in checkpoints.complete() if has_optimizer(p, read_state(p))]
+
+
+def test_what_is_written_is_found_again(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path / "c", keep=3)
-    path = write(checkpoints, 7)
+    saved = checkpoints.write(ENGINE, Moment(7, "pause", ("bf",), parent="a" * 64))
     found, warnings = checkpoints.newest_intact()
     assert found is not None
-    assert (found[0], warnings) == (path, [])
-    assert found[1].rounds_done == 7
-    assert found[1].solved == ("bf",)
-    event = decode(bytes(found[1].events[0]))
-    assert isinstance(event, LogLine)
-    assert event.text == "round 7"
+    assert (found[0], warnings) == (saved.path, [])
+    state = found[1]
+    assert (state.rounds_done, state.solved, state.reason, state.parent) == (7, ("bf",), "pause", "a" * 64)
+    assert state.weights == state.digests["fake.safetensors"]
+    assert saved.bytes == checkpoints.written == checkpoints.bytes()
 
 
-def test_old_checkpoints_go_but_the_first_and_every_milestone_stay(tmp_path: Path) -> None:
-    checkpoints = Checkpoints(tmp_path / "c", keep=2)
-    for rounds in (0, 1, MILESTONE, MILESTONE + 1, MILESTONE + 2, MILESTONE + 3):
+def test_only_the_newest_keeps_its_optimizer_and_every_one_stays_intact(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path / "c", keep=9)
+    for rounds in range(4):
         write(checkpoints, rounds)
-    assert [rounds_of(p) for p in checkpoints.complete()] == [0, MILESTONE, MILESTONE + 2, MILESTONE + 3]
+    assert rounds_in(checkpoints) == [0, 1, 2, 3]
+    assert with_optimizer(checkpoints) == [3]
+
+
+def test_the_first_the_newest_the_best_and_ever_fewer_old_ones_stay(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path / "c", keep=2)
+    checkpoints.pinned = 5
+    for rounds in range(40):
+        write(checkpoints, rounds)
+    kept = rounds_in(checkpoints)
+    assert {0, 5, 38, 39} <= set(kept)
+    assert len(kept) <= 2 + 1 + 1 + 6
+    gaps = [b - a for a, b in pairwise(kept) if a != 5 and b != 5]
+    assert gaps == sorted(gaps, reverse=True)
+
+
+def test_of_a_million_rounds_about_twenty_checkpoints_stay() -> None:
+    rounds = list(range(0, 1_000_000, 100))
+    kept = sorted({*rounds} - {*dispensable(rounds, 3, None)})
+    assert len(kept) < 25
+    assert kept[0] == 0
+
+
+def test_nothing_is_ever_above_the_budget_also_while_a_new_one_is_written(tmp_path: Path) -> None:
+    """A budget of four and a half whole checkpoints, of which other files take one; measured inside the engine's save."""
+    size = Checkpoints(tmp_path / "one", 1).write(ENGINE, Moment(0, "start")).bytes
+    budget = int(4.5 * size)
+    checkpoints = Checkpoints(tmp_path / "c", keep=9, budget=budget, elsewhere=lambda: size)
+    most = 0
+
+    class Watched(FakeEngine):
+        def save(self, folder: Path, optimizer: bool = True) -> None:
+            nonlocal most
+            super().save(folder, optimizer)
+            most = max(most, folder_bytes(tmp_path / "c") + size)
+
+    engine = Watched(LoadRequest("fake"))
+    checkpoints.pinned = 2
+    for rounds in range(30):
+        checkpoints.write(engine, Moment(rounds, "time"))
+        assert checkpoints.bytes() + size <= budget
+    assert most <= budget
+    assert {2, 29} <= set(rounds_in(checkpoints))
+    assert with_optimizer(checkpoints) == [29]
+
+
+def test_where_the_budget_is_tight_the_optimizer_goes_before_the_weights(tmp_path: Path) -> None:
+    whole = Checkpoints(tmp_path / "one", 1).write(ENGINE, Moment(0, "start")).bytes
+    checkpoints = Checkpoints(tmp_path / "c", keep=9, budget=int(1.2 * whole))
+    for rounds in range(5):
+        checkpoints.write(ENGINE, Moment(rounds, "time"))
+        assert checkpoints.bytes() <= 1.2 * whole
+    assert rounds_in(checkpoints)[-1] == 4
+    assert checkpoints.newest_intact()[0] is not None
+
+
+def test_a_budget_without_room_for_two_checkpoints_is_refused_with_what_to_set(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path / "c", keep=9, budget=1000)
+    with pytest.raises(NoRoom, match="--disk-budget-gb"):
+        checkpoints.require_room(ENGINE)
+
+
+def test_a_checkpoint_that_does_not_fit_is_refused_in_one_sentence_and_the_old_one_stays(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path / "c", keep=9)
+    write(checkpoints, 1)
+    checkpoints.budget = 1000
+    with pytest.raises(NoRoom, match="disk_budget_gb"):
+        write(checkpoints, 2)
+    assert rounds_in(checkpoints) == [1]
+    assert checkpoints.newest_intact()[0] is not None
+
+
+def test_one_that_is_written_again_replaces_the_old_one_only_when_it_is_whole(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path / "c", keep=9)
+    write(checkpoints, 1)
+    checkpoints.write(ENGINE, Moment(1, "rollback", rollbacks=1))
+    assert read_state(tmp_path / "c" / "round-000001").rollbacks == 1
+    (tmp_path / "c" / "round-000001").rename(tmp_path / "c" / ".replaced-round-000001")
+    found, _ = checkpoints.newest_intact()
+    assert found is not None, "killed between the two renames"
+    assert rounds_in(checkpoints) == [1]
+
+
+def test_a_checkpoint_is_due_by_time_and_for_large_models_by_their_bytes_a_day() -> None:
+    rule = SaveRule(minutes=2.0)
+    assert not rule.due(10**6, 119.0, 50)
+    assert rule.due(10**6, 120.0, 1)
+    assert not rule.due(10**6, 1e6, 0), "nothing is new"
+    large = 62 * 10**6
+    assert rule.interval_s(large) > 120
+    assert large * DAY_S / rule.interval_s(large) == pytest.approx(BYTES_A_DAY)
+    assert not SaveRule(0.0, rounds=5).due(1000, 1e3, 4)
 
 
 def test_a_partial_folder_is_no_checkpoint_and_is_cleared_away(tmp_path: Path) -> None:
@@ -71,7 +172,7 @@ def test_any_damage_is_found_and_the_older_one_used(tmp_path: Path, damage: str)
 def test_a_run_whose_checkpoints_are_all_damaged_is_never_started_over(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path / "c", keep=9)
     (write(checkpoints, 1) / "state.json").write_text("{")
-    with pytest.raises(CheckpointCorrupt, match="--new"):
+    with pytest.raises(CheckpointCorrupt, match="sapo-desktop new"):
         checkpoints.newest_intact()
 
 
@@ -79,7 +180,7 @@ def test_a_failed_write_leaves_the_older_checkpoint_alone(tmp_path: Path, monkey
     checkpoints = Checkpoints(tmp_path / "c", keep=9)
     write(checkpoints, 1)
 
-    def full(folder: Path) -> None:
+    def full(folder: Path, optimizer: bool = True) -> None:
         (folder / "half").write_text("half")
         raise OSError(28, "No space left on device")
 

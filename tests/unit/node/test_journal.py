@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import stat
 from pathlib import Path
 
 import pytest
+from tests.support.records import evaluation, finished, group_of, opened
 
-from sapo_swarm.events import GroupRecorded, LogLine, StateChanged, Vitals
+from sapo_swarm.events import LogLine, StateChanged, Vitals
 from sapo_swarm.node.event_bus import QUEUE_LIMIT, Bus
-from sapo_swarm.node.storage.journal import PRUNED_ROWS, Journal, JournalError, read_only
-from sapo_swarm.node.storage.retention import Retention
-from sapo_swarm.types import Group, Question, Rollout, TaskRef
+from sapo_swarm.node.storage.journal import Journal, JournalError, read_only
 
 VITALS = Vitals(tokens_per_s=1.0, rounds_per_hour=None, memory=1, cpu_percent=1.0, watts=None, celsius=None)
 
@@ -101,68 +101,57 @@ async def test_closing_ends_every_subscription(journal: Journal) -> None:
     journal.close()
 
 
-def group_of(round_: int, slot: int, first: bool = False, text: str = "x") -> GroupRecorded:
-    question = Question(TaskRef("bf", "starter", 100 * round_ + slot), "p", "0" * 64)
-    group = Group(question, (Rollout(text, "stop", 1.0), Rollout(text, "stop", 0.0)))
-    return GroupRecorded(round=round_, group=group, trained=True, first_solved=first)
+def test_only_its_owner_may_read_a_journal_and_the_files_beside_it(journal: Journal) -> None:
+    journal.append([line("a")])
+    modes = {p.name: stat.S_IMODE(p.stat().st_mode) for p in journal.path.parent.glob("journal.db*")}
+    assert modes == {"journal.db": 0o600, "journal.db-wal": 0o600, "journal.db-shm": 0o600}
+    journal.close()
 
 
-def groups_in(journal: Journal) -> list[tuple[int, bool]]:
-    return [(e.round, e.first_solved) for e in journal.read(kinds=("group",)) if isinstance(e, GroupRecorded)]
+def test_a_journal_that_others_could_read_is_closed_to_them_when_it_is_opened(tmp_path: Path) -> None:
+    path = tmp_path / "journal.db"
+    Journal(path).close()
+    path.chmod(0o644)
+    Journal(path).close()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
-def test_old_groups_go_but_every_tenth_round_first_successes_and_all_else_stay(journal: Journal) -> None:
-    """In steps; what the text of a group says about first successes is only text."""
-    liar = '"first_solved":true'
-    for round_ in range(40):
-        journal.append([group_of(round_, 0, text=liar), group_of(round_, 1, first=round_ == 7), line(str(round_))])
-    assert journal.prune(35) == 35 * 2 - 4 * 2 - 1
-    assert journal.prune(35) == 0
-    kept = groups_in(journal)
-    assert kept == [
-        *[(0, False)] * 2,
-        (7, True),
-        *[(r, False) for r in (10, 20, 30) for _ in range(2)],
-        *[(r, False) for r in range(35, 40) for _ in range(2)],
-    ]
-    assert len(journal.read(kinds=("log",))) == 40
-    journal.append([line("new")])
-    seqs = [event.seq for event in journal.read()]
-    assert seqs == sorted(set(seqs))
+def test_an_event_that_cannot_be_read_is_passed_over_and_counted(journal: Journal) -> None:
+    journal.append([line("a"), line("b"), line("c")])
+    with journal.writing() as db:
+        db.execute("UPDATE events SET body = ? WHERE seq = 2", (b'{"kind":"from tomorrow"}',))
+    assert [e.text for e in journal.read() if isinstance(e, LogLine)] == ["a", "c"]
+    assert journal.unreadable == {2}
+    journal.close()
+
+
+def test_rounds_that_are_taken_back_leave_with_their_groups_and_evaluations_and_nothing_else(journal: Journal) -> None:
+    for number in range(4):
+        journal.append([group_of(number, 0), finished(number), line(str(number))])
+        journal.append([evaluation(number + 1)])
+    assert journal.roll_back(2) == 2
+    kept = [(type(e).__name__, getattr(e, "round", None)) for e in journal.read() if not isinstance(e, LogLine)]
+    told = [("GroupRecorded", 0), ("RoundFinished", 0), ("Evaluated", 1), ("GroupRecorded", 1), ("RoundFinished", 1)]
+    assert kept == [*told, ("Evaluated", 2)]
+    assert len(journal.read(kinds=("log",))) == 4
+    assert journal.last_round() == 1
+    journal.close()
+
+
+def test_the_last_round_is_the_newest_one_or_the_one_before_a_later_opening(journal: Journal) -> None:
+    assert journal.last_round() == -1
+    journal.append([opened(0), finished(0), finished(1)])
+    assert journal.last_round() == 1
+    journal.append([opened(7)])
+    assert journal.last_round() == 6
+    journal.close()
+
+
+def test_a_number_is_never_given_twice_though_the_newest_rows_are_gone(journal: Journal) -> None:
+    """A dashboard asks for what came after a number."""
+    journal.append([line("a"), finished(0)])
+    journal.roll_back(0)
     journal.close()
     again = Journal(journal.path)
-    assert groups_in(again) == kept
-    assert again.prune(35) == 0
+    assert again.append([line("b")])[0].seq == 3
     again.close()
-
-
-def test_a_step_of_pruning_is_bounded(journal: Journal) -> None:
-    journal.append([group_of(1 + round_ % 9, round_) for round_ in range(PRUNED_ROWS + 10)])
-    assert [journal.prune(20) for _ in range(3)] == [PRUNED_ROWS, 10, 0]
-    journal.close()
-
-
-async def test_rounds_go_on_while_old_groups_leave_in_the_background(journal: Journal) -> None:
-    """A backlog of many steps is worked off beside the writers; the end of a run waits for one step at most."""
-    old = 5 * PRUNED_ROWS
-    journal.append([group_of(1 + number // PRUNED_ROWS, number) for number in range(old)])
-    bus, retention = Bus(journal), Retention(journal, 5)
-    retention.round_done(20)
-    assert len(groups_in(journal)) == old, "nothing is dropped in the caller's time"
-    for number in range(20):
-        await bus.publish(line(str(number)))
-        retention.round_done(20 + number)
-    await retention.settled()
-    assert groups_in(journal) == []
-    await retention.close()
-    assert len(journal.read(kinds=("log",))) == 20
-    journal.close()
-
-
-async def test_a_run_that_keeps_all_groups_drops_none(journal: Journal) -> None:
-    journal.append([group_of(1, 0)])
-    retention = Retention(journal, 0)
-    retention.round_done(1000)
-    await retention.close()
-    assert groups_in(journal) == [(1, False)]
-    journal.close()

@@ -28,6 +28,7 @@ def main(args: argparse.Namespace) -> int:
         if not args.key or args.value is None:
             raise UsageError("Write: sapo-desktop config set KEY VALUE")
         print(f"{args.key} = {editing.change(path, args.key, args.value)}")
+        _tell_whose(args.key)
     elif args.action == "reset":
         strange = args.key in editing.strange_keys(path)
         value = editing.reset(path, args.key) or "(empty)"
@@ -47,3 +48,10 @@ def _get(path: Path, key: str) -> None:
     for row in editing.rows(path):
         origin = f"from {path.name}; default {row.default or 'empty'}" if row.saved else "default"
         print(f"{row.key} = {row.value or '(empty)'}   ({origin})   # {row.help}")
+
+
+def _tell_whose(key: str) -> None:
+    """Settings of a run are only the defaults of new models: each model has its own."""
+    if key.startswith("run."):
+        flag = key.removeprefix("run.").replace("_", "-")
+        print(f"It counts for new models. For one that exists: sapo-desktop node NAME --{flag} VALUE", file=sys.stderr)

@@ -18,6 +18,6 @@ def main(args: argparse.Namespace) -> int:
     """The exit code."""
     home = Home.find()
     rows = {name: str(path) for name, path in dataclasses.asdict(home).items()}
-    rows |= {"settings": str(home.settings), "runs": str(home.runs), "socket": str(home.socket)}
+    rows |= {"settings": str(home.settings), "models": str(home.models), "socket": str(home.socket)}
     print(json.dumps(rows) if args.json else "\n".join(f"{name:<9} {path}" for name, path in rows.items()))
     return 0

@@ -3,43 +3,60 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 
-from sapo_backends.base import Engine, Sampling
+from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import Home
-from sapo_desktop.services.models.checkpoints import choose
-from sapo_swarm.protocol.safe_text import safe_text
-from sapo_swarm.tasks.prompts import messages
+from sapo_desktop.services.models import store
+from sapo_desktop.services.models.adopt import adopt
+from sapo_desktop.services.models.chatting import Chat
 
 
 def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
-    parser.add_argument("question", nargs="*", help="ask this and exit; without it, questions are read line by line")
-    parser.add_argument("--run", default="", metavar="ID", help="which run (default: the latest)")
+    parser.add_argument("name", nargs="?", default="", help="the model (default: the one trained last)")
+    parser.add_argument("--ask", default="", metavar="QUESTION", help="ask this and exit; else questions line by line")
     parser.add_argument("--checkpoint", default="latest", help="latest or a round number (default: latest)")
     parser.add_argument(
         "--temperature", type=float, default=0.0, help="0 gives each model's likeliest answer (default)"
     )
+    parser.add_argument(
+        "--json", action="store_true", help="every piece of an answer as one JSON line, as it is written"
+    )
 
 
 def main(args: argparse.Namespace) -> int:
+    if not 0 <= args.temperature <= 4:
+        raise UsageError("--temperature is a number from 0 to 4.")
     home = Home.find()
-    chosen = [choose(home, args.run, "base"), choose(home, args.run, args.checkpoint)]
-    engines = [c.load(lambda fraction, phrase: None) for c in chosen]
-    try:
-        if args.question:
-            _answer(engines, " ".join(args.question), args.temperature)
+    home.prepare()
+    for sentence in adopt(home):
+        print(sentence, file=sys.stderr)
+    model = store.find(home, args.name, trained=True)
+    with Chat(model, args.checkpoint) as chat:
+        tell = _pieces if args.json else _whole
+        if args.ask:
+            tell(chat, args.ask, args.temperature)
             return 0
-        print("Ask a question of the kind the model was trained on; an empty line ends it.", file=sys.stderr)
+        if args.json:
+            print(json.dumps({"ready": chat.labels}), flush=True)
+        else:
+            print("Ask a question of the kind the model was trained on; an empty line ends it.", file=sys.stderr)
         while question := sys.stdin.readline().strip():
-            _answer(engines, question, args.temperature)
-        return 0
-    finally:
-        for engine in engines:
-            engine.close()
+            tell(chat, question, args.temperature)
+    return 0
 
 
-def _answer(engines: list[Engine], question: str, temperature: float) -> None:
-    for label, engine in zip(("base   ", "trained"), engines, strict=True):
-        prompt = engine.tokenizer.encode_chat(messages(question))
-        drawn = engine.generate([prompt], 1, Sampling(temperature, 1.0, 256), seed=0)[0][0]
-        print(f"{label} | {safe_text(engine.tokenizer.decode(drawn.tokens)).strip()}", flush=True)
+def _whole(chat: Chat, question: str, temperature: float) -> None:
+    texts = ["", ""]
+    for place, text in chat.answer(question, temperature):
+        texts[place] = text
+    width = max(map(len, chat.labels))
+    for label, text in zip(chat.labels, texts, strict=True):
+        print(f"{label:<{width}} | {text}", flush=True)
+
+
+def _pieces(chat: Chat, question: str, temperature: float) -> None:
+    for place, text in chat.answer(question, temperature):
+        print(json.dumps({"of": place, "text": text}), flush=True)
+    print(json.dumps({"done": True}), flush=True)

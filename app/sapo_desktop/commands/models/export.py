@@ -1,42 +1,73 @@
-"""`sapo-desktop export`: the trained model as a folder that other programs load."""
+"""`sapo-desktop export`: the trained model in a format that other programs load."""
 
 from __future__ import annotations
 
 import argparse
-import shutil
+import sys
 from pathlib import Path
 
-from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import Home
-from sapo_desktop.services.models.checkpoints import choose
 
 
-def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
-    parser.add_argument("folder", nargs="?", type=Path, help="where to (default: exports/ in the run's folder)")
-    parser.add_argument("--run", default="", metavar="ID", help="which run (default: the latest)")
+def add_arguments(parser: argparse.ArgumentParser, _verb: str) -> None:
+    """See the module's docstring."""
+    from sapo_desktop.services.models.exports import FORMATS, QUANTS
+
+    formats = "; ".join(f"{name}: {info.what}" for name, info in FORMATS.items())
+    parser.add_argument("name", nargs="?", default="", metavar="NAME", help="the model (default: the one trained last)")
+    parser.add_argument("--format", choices=list(FORMATS), default="hf", help=f"{formats} (default: hf)")
+    parser.add_argument("--quant", choices=QUANTS, default="f16", help="bits of a GGUF file (default: f16)")
     parser.add_argument("--checkpoint", default="latest", help="latest, base or a round number (default: latest)")
+    parser.add_argument("--to", type=Path, metavar="FOLDER", help="where to (default: exports/ in the model's folder)")
+    parser.add_argument("--progress", action="store_true", help="tell the progress in lines on the error stream")
+    parser.add_argument(
+        "--no-verify", action="store_true", help="do not load the result again with the library that it is for"
+    )
 
 
 def main(args: argparse.Namespace) -> int:
-    from sapo_desktop.services.models import runs
+    """Exit code 0 when it was written and, unless --no-verify, read again."""
+    from sapo_desktop.services.models import store
+    from sapo_desktop.services.models.adopt import adopt
+    from sapo_desktop.services.models.checkpoints import choose
+    from sapo_desktop.services.models.exports import Plan, Source, default_target, export
+    from sapo_desktop.services.models.exports.history import record_of
+    from sapo_desktop.services.models.exports.room import readable
 
     home = Home.find()
-    chosen = choose(home, args.run, args.checkpoint)
-    name = chosen.checkpoint.name if chosen.checkpoint else "base"
-    folder = args.folder or runs.find(home.runs, args.run).folder / "exports" / name
-    if folder.exists() and any(folder.iterdir()):
-        raise UsageError(f"{folder} is not empty. Name another folder.")
-    engine = chosen.load(lambda fraction, phrase: None)
-    partial = folder.with_name(f".{folder.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    try:
-        engine.export(partial)
-        if folder.exists():
-            folder.rmdir()
-        partial.rename(folder)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-        engine.close()
-    print(f"Wrote {chosen.label} to {folder}\nTrain on from it: sapo-desktop node --model {folder}")
+    home.prepare()
+    for sentence in adopt(home):
+        print(sentence, file=sys.stderr)
+    chosen = choose(home, args.name, args.checkpoint)
+    model = store.find(home, chosen.model)
+    rounds = store.rounds_of(chosen.checkpoint) if chosen.checkpoint is not None else 0
+    source = Source(
+        chosen.config, chosen.checkpoint, record_of(model.name, chosen.config, model.folder / "journal.db", rounds)
+    )
+    label = Plan(args.format, Path(), args.quant).label
+    target = (args.to or default_target(model.folder, source, label)).expanduser().absolute()
+    told = lines if args.progress else ProgressLine()
+    done = export(source, Plan(args.format, target, args.quant, not args.no_verify), told)
+    print(f"Wrote {chosen.label} as {args.format} to {done.folder} ({readable(done.size)}).\n{done.sentence()}")
     return 0
+
+
+def lines(fraction: float, phrase: str) -> None:
+    """A line a step, for a program that reads along."""
+    print(f"{100 * fraction:.0f} % {phrase}", file=sys.stderr, flush=True)
+
+
+class ProgressLine:
+    """One line on a terminal that is written over; nothing where there is none."""
+
+    def __init__(self) -> None:
+        """Nothing is on the line yet."""
+        self._shown = 0
+
+    def __call__(self, fraction: float, phrase: str) -> None:
+        """Write the line anew; at 1 it is wiped."""
+        if not sys.stderr.isatty():
+            return
+        line = f"{100 * fraction:3.0f} % {phrase}" if fraction < 1 else ""
+        print(f"\r{line:<{self._shown}}", end="\r" if fraction >= 1 else "", file=sys.stderr, flush=True)
+        self._shown = len(line)

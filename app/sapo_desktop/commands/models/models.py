@@ -1,29 +1,167 @@
-"""`sapo-desktop models`: the models that can be named without downloading anything."""
+"""`sapo-desktop models`: the models that are yours, and what an owner does with them."""
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
+import sys
+import time
 
+import msgspec
+
+from sapo_desktop.errors import AppError, UsageError
 from sapo_desktop.paths import Home
-from sapo_desktop.services.models import runs
+from sapo_desktop.services.models import control, creating, history, keeping, store
+from sapo_desktop.services.models.adopt import adopt
+from sapo_desktop.services.models.overview import Overview, gain, overview
+
+ACTIONS = ("list", "show", "rename", "duplicate", "delete", "prune", "bases")
+_NAMES = {"list": 0, "show": 1, "rename": 2, "duplicate": 2, "delete": 1, "prune": 1, "bases": 0}
+"""How many names an action takes at most; rename, duplicate and delete take all of theirs."""
 
 
 def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
-    parser.add_argument("--json", action="store_true", help="as JSON lines")
+    parser.add_argument("action", nargs="?", default="list", choices=ACTIONS, help="what to do (default: list)")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="the model, and for rename and duplicate the new name")
+    parser.add_argument("--yes", action="store_true", help="delete and prune without asking")
+    parser.add_argument("--json", action="store_true", help="list, show and bases as JSON lines")
 
 
 def main(args: argparse.Namespace) -> int:
-    import sapo_assets
-
-    rows = [{"model": name, "what": "bundled", "path": str(path)} for name, path in sapo_assets.models().items()]
-    for run in runs.list_runs(Home.find().runs):
-        for folder in sorted((run.folder / "exports").glob("*/config.json")):
-            rows.append(
-                {"model": str(folder.parent), "what": f"exported from {run.run_id}", "path": str(folder.parent)}
-            )
-    for row in rows:
-        print(json.dumps(row) if args.json else f"{row['model']:<14} {row['what']:<10} {row['path']}")
-    if not args.json:
-        print("Any Hugging Face folder or hub id works too: sapo-desktop node --model Qwen/Qwen2.5-0.5B-Instruct")
+    _check(args)
+    home = Home.find()
+    home.prepare()
+    for sentence in adopt(home):
+        print(sentence, file=sys.stderr)
+    actions = {"list": _list, "show": _show, "delete": _delete, "prune": _prune, "bases": _bases}
+    if args.action in actions:
+        return actions[args.action](home, args)
+    model = store.find(home, args.names[0])
+    change = keeping.rename if args.action == "rename" else keeping.duplicate
+    done = change(home, model, args.names[1])
+    what = "is called" if args.action == "rename" else "was duplicated:"
+    print(
+        f"{model.name} {what} {done.name}{' now' if args.action == 'rename' else ' has the same weights and history'}."
+    )
     return 0
+
+
+def _check(args: argparse.Namespace) -> None:
+    most = _NAMES[args.action]
+    least = most if args.action in ("rename", "duplicate", "delete") else 0
+    if not least <= len(args.names) <= most:
+        wanted = {"rename": "OLD NEW", "duplicate": "NAME NEW"}.get(args.action, "NAME" if most else "")
+        raise UsageError(f"Write: sapo-desktop models {args.action} {wanted}".rstrip())
+
+
+def _list(home: Home, args: argparse.Namespace) -> int:
+    found = [overview(model) for model in store.all_models(home)]
+    for one in found:
+        print(json.dumps(_as_json(one)) if args.json else _line(one))
+    if not found and not args.json:
+        print("There is no model yet. Make one: sapo-desktop new my-model --base starter")
+    for problem in store.damaged(home):
+        print(problem, file=sys.stderr)
+    return 0
+
+
+def _line(one: Overview) -> str:
+    model = one.model
+    return (
+        f"{model.name:<20} {model.record.base[-16:]:<16} {gain(one.held_out):<44} {one.rounds:>7,} rounds "
+        f"{_millions(one.story.tokens):>9} tokens {one.size / 1e6:>8,.0f} MB  {_when(model.record.last_trained)}"
+    )
+
+
+def _millions(count: int) -> str:
+    return f"{count / 1e6:,.1f} M" if count >= 1_000_000 else f"{count:,}"
+
+
+def _when(moment: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(moment)) if moment else "not trained yet"
+
+
+def _as_json(one: Overview) -> dict[str, object]:
+    model = one.model
+    return {
+        "model": model.name,
+        "base": model.record.base,
+        "id": model.record.id,
+        "folder": str(model.folder),
+        "rounds": one.rounds,
+        "tokens": one.story.tokens,
+        "bytes": one.size,
+        "last_trained": model.record.last_trained,
+        "held_out": None if one.held_out is None else msgspec.to_builtins(one.held_out),
+    }
+
+
+def _show(home: Home, args: argparse.Namespace) -> int:
+    one = overview(store.find(home, *args.names))
+    if args.json:
+        whole = {**_as_json(one), "config": msgspec.to_builtins(one.model.config)}
+        whole["sessions"] = [msgspec.to_builtins(session) for session in one.story.sessions]
+        print(json.dumps(whole))
+        return 0
+    model, config = one.model, one.model.config
+    print(f"{model.name}, from {model.record.base}\n")
+    print(f"held-out    {gain(one.held_out)}")
+    print(
+        f"trained     {one.rounds:,} rounds, {_millions(one.story.tokens)} tokens, {_when(model.record.last_trained)}"
+    )
+    print(f"on          {', '.join(config.tasks)} ({config.preset}), {config.algorithm}, method {config.method}")
+    print(f"on disk     {one.size / 1e6:,.0f} MB in {model.folder}")
+    print(
+        f"checkpoints {', '.join(p.name.removeprefix('round-').lstrip('0') or '0' for p in model.checkpoints) or 'none yet'}"
+    )
+    print("\nhistory" if one.story.sessions else "")
+    for session in one.story.sessions:
+        print(f"  {_when(session.time)}  round {session.round + 1:>6,}  {session.mode:<5}  {history.what(session)}")
+    if one.story.problem:
+        print(one.story.problem, file=sys.stderr)
+    return 0
+
+
+def _delete(home: Home, args: argparse.Namespace) -> int:
+    model = store.find(home, args.names[0])
+    training = asyncio.run(control.in_training(home))
+    busy = training is not None and training.folder == model.folder
+    size, stop = store.size(model.folder) / 1e6, " It is being trained: the node is stopped first." if busy else ""
+    if not _agreed(args.yes, f"Delete {model.name} with all its weights, history and exports ({size:,.0f} MB)?{stop}"):
+        return 1
+    freed = asyncio.run(control.delete(home, model))
+    print(f"Deleted {model.name}: {freed / 1e6:,.0f} MB are free again.")
+    return 0
+
+
+def _prune(home: Home, args: argparse.Namespace) -> int:
+    models = [store.find(home, args.names[0])] if args.names else store.all_models(home)
+    found = [(model, keeping.spare(model)) for model in models]
+    found = [(model, spare) for model, spare in found if spare]
+    for model, spare in found:
+        print(f"{model.name}: {len(spare)} older checkpoints, {sum(one.size for one in spare) / 1e6:,.1f} MB")
+    if not found:
+        print("There is nothing to free: each model has its newest and its best checkpoint only.")
+        return 0
+    if not _agreed(args.yes, "Remove them? The newest and the best checkpoint of each model stay."):
+        return 1
+    print(f"{sum(keeping.remove(spare) for _, spare in found) / 1e6:,.1f} MB are free again.")
+    return 0
+
+
+def _bases(home: Home, args: argparse.Namespace) -> int:
+    for name, path in creating.bases():
+        print(json.dumps({"base": name, "path": str(path)}) if args.json else f"{name:<14} bundled    {path}")
+    if not args.json:
+        print("Any Hugging Face folder or hub id works too: sapo-desktop new NAME --base Qwen/Qwen2.5-0.5B-Instruct")
+    return 0
+
+
+def _agreed(yes: bool, question: str) -> bool:
+    """Typed y, or --yes. Raises AppError where nobody can answer."""
+    if yes:
+        return True
+    if not sys.stdin.isatty():
+        raise AppError(f"{question} Nobody can answer here: add --yes.")
+    return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")

@@ -1,42 +1,76 @@
-"""`sapo-desktop runs`: what has been trained here."""
+"""`sapo-desktop runs`: when a model was trained, and what was different each time; `runs check`: is its journal sound."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
 
+import msgspec
+
+from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import Home
-from sapo_desktop.services.models import runs
+from sapo_desktop.services.models import history, store
+from sapo_desktop.services.models.adopt import adopt
+from sapo_desktop.services.models.store import Model
+from sapo_desktop.services.nodes.lock import NodeLock
 
 
 def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
-    parser.add_argument("run", nargs="?", default="", help="show the checkpoints of this run")
-    parser.add_argument("--json", action="store_true", help="as JSON lines")
+    parser.add_argument("words", nargs="*", metavar="[check] [NAME]", help="the model (default: the one used last)")
+    parser.add_argument(
+        "--repair", action="store_true", help="with check: mend the journal; the old one stays beside it"
+    )
+    parser.add_argument("--json", action="store_true", help="the sessions as JSON lines")
 
 
 def main(args: argparse.Namespace) -> int:
+    checking = args.words[:1] == ["check"]
+    names = args.words[1:] if checking else args.words
+    if len(names) > 1 or (args.repair and not checking):
+        raise UsageError("Write: sapo-desktop runs [NAME], or sapo-desktop runs check [NAME] [--repair]")
     home = Home.find()
-    if args.run:
-        run = runs.find(home.runs, args.run)
-        for path in sorted((run.folder / "checkpoints").glob("round-*")):
-            print(json.dumps({"checkpoint": path.name, "path": str(path)}) if args.json else path)
-        return 0
-    found = runs.list_runs(home.runs)
-    if not found and not args.json:
-        print("There is no run yet. Start one: sapo-desktop node --silo")
-    for run in found:
-        if args.json:
-            row = {
-                "run": run.run_id,
-                "rounds_done": run.rounds_done,
-                "model": run.config.model,
-                "folder": str(run.folder),
-            }
-            print(json.dumps(row))
+    home.prepare()
+    for sentence in adopt(home):
+        print(sentence, file=sys.stderr)
+    model = store.find(home, names[0] if names else "")
+    return _check(home, model, args.repair) if checking else _list(model, args.json)
+
+
+def _list(model: Model, as_json: bool) -> int:
+    found = history.story(model.folder)
+    for session in found.sessions:
+        if as_json:
+            print(json.dumps({"model": model.name, **msgspec.to_builtins(session)}))
             continue
-        planned = f"/{run.config.rounds}" if run.config.rounds else ""
-        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(run.changed))
-        rounds = f"{run.rounds_done}{planned}"
-        print(f"{run.run_id:<36} {rounds:>9} rounds  {run.config.model:<14} {run.config.algorithm:<8} {when}")
+        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(session.time))
+        print(
+            f"{model.name:<20} {when}  from round {session.round + 1:>6,}  {session.mode:<5}  {history.what(session)}"
+        )
+    if not found.sessions and not as_json:
+        print(f"{model.name} has not been trained yet. Train it: sapo-desktop node {model.name}")
+    if found.problem:
+        print(found.problem, file=sys.stderr)
+    return 0
+
+
+def _check(home: Home, model: Model, repair: bool) -> int:
+    """0 when it is sound, or was mended."""
+    from sapo_swarm.node.storage.journal_check import check_journal, repair_journal
+
+    journal = model.folder / "journal.db"
+    if not journal.exists():
+        print(f"{model.name} has no journal yet: it has not been trained.")
+        return 0
+    found = check_journal(journal)
+    print(f"{model.name}: {found.sentence}")
+    if found.sound:
+        return 0
+    if not repair:
+        print(f"Mend it: sapo-desktop runs check {model.name} --repair")
+        return 1
+    with NodeLock(home.lock):
+        mended = repair_journal(journal)
+    print(f"Mended: {mended.events:,} events are kept. The journal as it was: {mended.aside}")
     return 0

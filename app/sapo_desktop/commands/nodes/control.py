@@ -1,4 +1,7 @@
-"""`status`, `pause`, `resume`, `finish`, `snooze`, `run-anyway`, `stop`, `external`: clients of the node's control API."""
+"""`status`, `pause`, `resume`, `finish`, `snooze`, `run-anyway`, `stop`, `external`: clients of the node's control API.
+
+What they print is the state after the command, not before it.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +14,17 @@ import msgspec
 
 from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import Home
-from sapo_swarm.node.control.api import ControlClient, NodeStatus
+from sapo_desktop.services.nodes import control, supervisor
+from sapo_swarm.node.control.api import ControlClient, NodeNotRunning, NodeStatus
 from sapo_swarm.node.governor.commands import duration
 from sapo_swarm.protocol.safe_text import safe_text
 
+_TOLD = ("pause", "resume", "finish", "snooze", "run-anyway")
 _UNITS = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 
 
 def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
+    """The flags of one of the verbs."""
     if verb in {"pause", "snooze", "run-anyway"}:
         default = {"pause": "", "snooze": "15m", "run-anyway": "1h"}[verb]
         parser.add_argument("--for", dest="for_s", default=default, metavar="TIME", help="such as 30s, 15m or 1h")
@@ -30,6 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
+    """Tell the node and print what it does then; the exit code. Raises NodeNotRunning, ControlError, UsageError."""
     return asyncio.run(_talk(args))
 
 
@@ -42,18 +49,28 @@ def seconds(text: str) -> float:
 
 
 async def _talk(args: argparse.Namespace) -> int:
-    async with ControlClient(Home.find().socket) as node:
-        if args.verb == "status":
-            status = await node.status()
-        elif args.verb == "external":
-            status = await node.post(f"external_{args.switch}")
-        elif getattr(args, "for_s", ""):
-            status = await node.post(args.verb.replace("-", "_"), for_s=seconds(args.for_s))
-        else:
-            status = await node.post(args.verb)
+    home = Home.find()
+    if args.verb == "stop":
+        return await _stop(home, args.json)
+    if args.verb in _TOLD:
+        status = await control.tell(home, args.verb.replace("-", "_"), seconds(getattr(args, "for_s", "")))
+        print(msgspec.json.encode(status).decode() if args.json else describe(status))
+        return 0
+    async with ControlClient(home.socket) as node:
+        status = await (node.post(f"external_{args.switch}") if args.verb == "external" else node.status())
         print(msgspec.json.encode(status).decode() if args.json else describe(status))
         if getattr(args, "watch", False):
             await _watch(node, args.json, status)
+    return 0
+
+
+async def _stop(home: Home, json: bool) -> int:
+    """Returns when the process is gone."""
+    status = await supervisor.stop(home)
+    if status is None:
+        raise NodeNotRunning("No node is running.")
+    last = msgspec.structs.replace(status, state="stopped", sentence="Stopped", phase=None)
+    print(msgspec.json.encode(last).decode() if json else f"Stopped: process {status.pid} is gone.\n{_run(status)}")
     return 0
 
 
@@ -68,11 +85,18 @@ async def _watch(node: ControlClient, json: bool, status: NodeStatus) -> None:
 
 def describe(status: NodeStatus) -> str:
     """The status in one or two lines."""
-    planned = f" of {status.rounds_planned}" if status.rounds_planned else ""
     age = duration(time.time() - status.since)
     external = f"\n{safe_text(status.external, 400, lines=False)}" if status.external else ""
     return (
         f"{status.state.capitalize()} for {age}: {safe_text(status.sentence, 300, lines=False)}\n"
-        f"Run {status.run_id} · {status.round}{planned} rounds done · "
-        f"{status.model} on {status.backend}/{status.device} · process {status.pid}{external}"
+        f"{_run(status)} · process {status.pid}{external}"
     )
+
+
+def _run(status: NodeStatus) -> str:
+    """What was trained how far, and its disk space."""
+    planned = f" of {status.rounds_planned}" if status.rounds_planned else ""
+    who = f"Model {status.name}" if status.name else f"Run {status.run_id}"
+    budget = f" of {status.disk_budget / 2**30:.3g} GiB" if status.disk_budget else ""
+    disk = f" · {status.disk / 2**20:,.0f} MiB{budget} on disk" if status.disk else ""
+    return f"{who} · {status.round}{planned} rounds done · {status.model} on {status.backend}/{status.device}{disk}"

@@ -6,16 +6,22 @@ import argparse
 import asyncio
 import os
 import sys
+from typing import TYPE_CHECKING
 
 from sapo_desktop import settings
 from sapo_desktop.errors import AppError
 from sapo_desktop.paths import Home
+from sapo_desktop.services.models.adopt import adopt
+
+if TYPE_CHECKING:
+    from sapo_backends.base import BackendError
 
 
 def main(args: argparse.Namespace) -> int:
     """Open the dashboard, start or find the node; the exit code. Raises UsageError, AppError."""
     home = Home.find()
     home.prepare()
+    adopt(home)
     chosen = settings.load(home.settings)
     in_browser = "TEXTUAL_DRIVER" in os.environ  # set by textual-serve, which speaks through pipes
     if not in_browser and (not sys.stdout.isatty() or not sys.stdin.isatty()):
@@ -33,24 +39,27 @@ def _show(home: Home, chosen: settings.Settings) -> str | None:
     from sapo_desktop.dashboard.feed import ControlFeed
     from sapo_desktop.services.first_questions import FirstRunAnswers, FirstRunInfo
     from sapo_desktop.services.machine.doctor import stream
-    from sapo_desktop.services.nodes.settings_actions import HomeSettings
+    from sapo_desktop.services.models.actions import HomeModels
+    from sapo_desktop.services.models.settings_actions import HomeSettings
     from sapo_desktop.services.nodes.supervisor import last_words
     from sapo_desktop.services.swarms.actions import HomeActions
 
     first_run = not home.settings.exists() and not home.socket.exists()
-    problem: list[AppError] = []
+    problem: list[AppError | BackendError] = []
 
     async def start(answers: FirstRunAnswers | None) -> None:
         """Attach to the running node or start one; an error ends the dashboard with its sentence."""
+        from sapo_backends.base import BackendError
         from sapo_desktop.services import first_run as questions
         from sapo_desktop.services.nodes import supervisor
 
         try:
+            name = []
             if answers is not None:
-                await asyncio.to_thread(questions.persist, answers, home.settings, home.invite)
+                name = await asyncio.to_thread(questions.first_model, answers, home)
             if await supervisor.running(home) is None:
-                await supervisor.start(home, [])
-        except AppError as error:
+                await supervisor.start(home, name)
+        except (AppError, BackendError) as error:
             problem.append(error)
             app.exit(None)
 
@@ -66,7 +75,7 @@ def _show(home: Home, chosen: settings.Settings) -> str | None:
         offer,
         glyphs=chosen.ui.glyphs,
         theme=chosen.ui.theme,
-        runs=home.runs,
+        model_actions=HomeModels(home),
         swarm_actions=HomeActions(home),
         settings_actions=HomeSettings(home),
         examine=stream,

@@ -25,6 +25,7 @@ class Glyphs:
     cut: str
     star: str
     mark: str
+    change: str
     dot: str
     vertical: str
     tick: str
@@ -49,6 +50,7 @@ UNICODE = Glyphs(
     cut="◌",
     star="★",
     mark="◆",
+    change="▲",
     dot="·",
     vertical="│",
     tick="┤",
@@ -72,6 +74,7 @@ ASCII = Glyphs(
     cut="~",
     star="*",
     mark="@",
+    change="^",
     dot="-",
     vertical="|",
     tick="+",

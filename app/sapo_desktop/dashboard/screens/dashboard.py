@@ -70,7 +70,7 @@ class DashboardScreen(BaseScreen):
     def update(self, state: DashboardState, now: float) -> None:
         """Give charts and panels what they show."""
         reward, share = self.charts
-        reward.show(reward_lines(state), heldout_marks(state), waiting(state, now))
+        reward.show(reward_lines(state), [*heldout_marks(state), *change_marks(state)], waiting(state, now))
         share.show(share_lines(state), [], waiting(state, now), share_title(state))
         for name in ("heldout", "now", "machine", "rollouts"):
             self.query_one(f"#{name}", Panel).show(state, now)
@@ -99,9 +99,10 @@ class DashboardScreen(BaseScreen):
 
 
 def reward_lines(state: DashboardState) -> list[Line]:
-    """Local reward always; external in a swarm, in its own pattern and colour, never mixed."""
+    """Local reward always; external in a swarm and after it, in its own pattern and colour, never mixed."""
     local = Line("local", state.figures.reward_local, "solid", "line-1")
-    return [local] if state.silo else [Line("external", state.figures.reward_external, "dashed", "line-2"), local]
+    external = Line("external", state.figures.reward_external, "dashed", "line-2")
+    return [local] if state.silo and external.series.empty else [external, local]
 
 
 def share_lines(state: DashboardState) -> list[Line]:
@@ -130,10 +131,15 @@ def heldout_marks(state: DashboardState) -> list[Mark]:
     return [Mark(e.round, e.pass_at_1) for e in state.evaluations if e.temperature == latest.temperature]
 
 
+def change_marks(state: DashboardState) -> list[Mark]:
+    """Where training went on with something different: another setting, in a swarm or out of it."""
+    return [Mark(session.round, None) for session in state.sessions if session.changed]
+
+
 def waiting(state: DashboardState, now: float) -> str:
     """What the empty chart says."""
     if state.run is None:
-        return "Waiting for the node to open a run. The chart starts with the first round."
+        return "Waiting for the node to open a model. The chart starts with the first round."
     if state.paused:
         return "Paused before the first round. Press space to go on."
     sequences = state.run.local_groups * state.run.group_size

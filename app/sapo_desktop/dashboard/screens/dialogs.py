@@ -28,10 +28,14 @@ class ChoiceDialog(ModalScreen[T | None], Generic[T]):
         super().__init__()
         self.answers = answers
 
+    @property
+    def question(self) -> str:
+        return self.QUESTION
+
     def compose(self) -> ComposeResult:
         """The widgets, in their order."""
         with Vertical(classes="box dialog"):
-            yield Static(Content.styled(self.QUESTION, "bold"), markup=False)
+            yield Static(Content.styled(self.question, "bold"), markup=False)
             yield OptionList(*(Option(self._prompt(name, detail)) for name, detail, _ in self.answers))
 
     def _prompt(self, name: str, detail: str) -> Content:

@@ -11,61 +11,20 @@ from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
 from textual.content import Content
 from textual.screen import ModalScreen
-from textual.widget import Widget
 from textual.widgets import Input, Static
 
 from sapo_desktop.dashboard.look.show import plain
+from sapo_desktop.dashboard.widgets.choice import Choice
 from sapo_desktop.services.first_questions import FirstRunAnswers, FirstRunInfo, Measure
 
 MODES = (
     ("silo", "train alone, nothing leaves this machine"),
     ("swarm", "share the text of attempts, learn from other nodes'"),
 )
-_LABEL, _VALUE, _DETAIL = 9, 10, 11
-"""Columns; of the last, where the sentence on speed begins. What is longer (an engine of somebody else's) pushes its description
-to the right."""
+_DETAIL = 11
+"""The column where the sentence on speed begins."""
 _SETTLED_S = 0.3
 """An answer that stays so long is measured."""
-
-
-class Choice(Widget, can_focus=True):
-    """One question: its answer changes with the left and right arrows, or a click."""
-
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("right", "turn(1)", "next", show=False),
-        Binding("left", "turn(-1)", "previous", show=False),
-    ]
-
-    def __init__(self, label: str, answers: tuple[tuple[str, str], ...], id: str) -> None:
-        super().__init__(id=id)
-        self.label, self.answers, self.place = label, answers, 0
-
-    @property
-    def value(self) -> str:
-        """The chosen answer."""
-        return self.answers[self.place][0]
-
-    def action_turn(self, steps: int) -> None:
-        """steps: to the next (+1) or the previous (-1) answer."""
-        self.place = (self.place + steps) % len(self.answers)
-        self.refresh()
-        if isinstance(self.screen, FirstRunScreen):
-            self.screen.answers_changed()
-
-    def on_click(self) -> None:
-        """The next answer."""
-        self.focus()
-        self.action_turn(1)
-
-    def render(self) -> Content:
-        """Label, answer and its explanation in columns."""
-        value, detail = self.answers[self.place]
-        left, right = ("◂", "▸") if self.has_focus and len(self.answers) > 1 else (" ", " ")
-        return Content.assemble(
-            (self.label.ljust(_LABEL), "bold $accent" if self.has_focus else ""),
-            (f"{left} {plain(value, 40):<{_VALUE}} {right}", "bold"),
-            (f"  {plain(detail, 120)}", "$muted"),
-        )
 
 
 class FirstRunScreen(ModalScreen[FirstRunAnswers]):
@@ -118,6 +77,9 @@ class FirstRunScreen(ModalScreen[FirstRunAnswers]):
 
     def on_mount(self) -> None:
         """Fill in what depends on other answers."""
+        self.answers_changed()
+
+    def on_choice_changed(self) -> None:
         self.answers_changed()
 
     def answers_changed(self) -> None:

@@ -14,7 +14,7 @@ from textual.widgets import Static
 from sapo_desktop.dashboard.look.show import hang, plain
 
 KEYS = (
-    ("1 to 5", "Dashboard, Swarm, Rollouts, Models & runs, Log"),
+    ("1 to 5", "Dashboard, Swarm, Rollouts, My models, Log"),
     ("space", "pause or resume, within a second"),
     ("F", "finish the round, then pause"),
     ("z", "snooze: pause for 15, 60 or 240 minutes"),
@@ -25,6 +25,9 @@ KEYS = (
     ("f", "freeze the charts; training goes on"),
     ("j  h  l", "on the swarm screen: join, host, leave a swarm"),
     ("x", "on the swarm screen: take external groups again after the held-out tripwire stopped them"),
+    ("c  n  v", "on the models screen: train this one, make a new one, compare two"),
+    ("t  e", "on the models screen: talk to it beside its base, export it"),
+    ("r d f x", "on the models screen: rename, duplicate, free space, delete"),
     ("/", "search (Rollouts, Log)"),
     ("F2  d", "settings; doctor: what works on this machine"),
     ("ctrl+p", "palette: every command by name, themes too"),

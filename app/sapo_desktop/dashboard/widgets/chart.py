@@ -97,8 +97,10 @@ class Chart(Widget):
             if (value := line.series.tail_mean(view.smooth)) is not None:
                 style = self._style(line.style)
                 parts.append(Content.styled(f"{sample(line.pattern, glyphs)} {line.label} {_figure(value)}", style))
-        if self.marks:
+        if any(mark.y is not None for mark in self.marks):
             parts.append(Content.styled(f"{glyphs.mark} held-out", self._style("mark")))
+        if any(mark.y is None for mark in self.marks):
+            parts.append(Content.styled(f"{glyphs.change} changed", self._style("mark")))
         wide = Content("  ").join(parts)
         self.border_subtitle = wide if wide.cell_length <= self.size.width - 4 else Content(" ").join(parts)
 

@@ -71,9 +71,10 @@ def identity(state: DashboardState) -> str:
     """What runs: mode, model, method, engine, device."""
     run = state.run
     if run is None:
-        return "no run yet"
+        return "no model yet"
     method = "" if run.method == "full" else f" {run.method}"
-    return f"{run.mode} · {run.model}{method} · {run.backend} {run.device}"
+    who = f"{run.name} · {run.mode}" if run.name else f"{run.mode} · {run.model}"
+    return f"{who}{method} · {run.backend} {run.device}"
 
 
 def header(state: DashboardState, now: float, width: int, height: int, glyphs: Glyphs) -> Content:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Literal
 
 from sapo_desktop.dashboard.look.glyphs import Glyphs
@@ -37,10 +38,10 @@ class Line:
 
 @dataclass(frozen=True)
 class Mark:
-    """A single measurement, drawn as a glyph of its own over the lines."""
+    """A single measurement, drawn as a glyph of its own over the lines; without a y something that happened, on the axis."""
 
     x: float
-    y: float
+    y: float | None
 
 
 @dataclass(frozen=True)
@@ -60,8 +61,9 @@ def sample(pattern: Pattern, glyphs: Glyphs) -> str:
 
 def x_range(lines: list[Line], marks: list[Mark], view: View) -> tuple[float, float] | None:
     """First and last x to draw, or None when nothing has a value. Young runs get an axis of at least ten rounds."""
-    ends = [line.series.last_x for line in lines if not line.series.empty] + [mark.x for mark in marks]
-    starts = [line.series.first_x for line in lines if not line.series.empty] + [mark.x for mark in marks]
+    measured = [mark.x for mark in marks if mark.y is not None]
+    ends = [line.series.last_x for line in lines if not line.series.empty] + measured
+    starts = [line.series.first_x for line in lines if not line.series.empty] + measured
     known_ends = [end for end in ends if end is not None]
     known_starts = [start for start in starts if start is not None]
     if not known_ends:
@@ -94,19 +96,19 @@ def plot(lines: list[Line], marks: list[Mark], view: View, width: int, height: i
     per_cell = 1 if glyphs.ascii else 2
     places = range(columns * per_cell)
     curves = [[_value(line.series, place, len(places), span, view.smooth) for place in places] for line in lines]
-    shown = [mark for mark in marks if span[0] <= mark.x <= span[1]]
-    values = [value for curve in curves for value in curve if value is not None] + [mark.y for mark in shown]
+    shown = [(mark.x, mark.y) for mark in marks if mark.y is not None and span[0] <= mark.x <= span[1]]
+    values = [value for curve in curves for value in curve if value is not None] + [y for _, y in shown]
     if not values:
         return []
     low, high, step = nice_range(min(values), max(values))
     canvas = _Canvas(columns, rows, low, high, glyphs)
     for line, curve in zip(lines, curves, strict=True):
         canvas.draw(curve, line)
-    for mark in shown:
-        canvas.mark((mark.x - span[0]) / (span[1] - span[0]), mark.y)
+    for x, y in shown:
+        canvas.mark((x - span[0]) / (span[1] - span[0]), y)
     labels = _y_labels(low, high, step, rows)
     body = [[_axis_run(labels.get(row), glyphs), *canvas.row(row)] for row in range(rows)]
-    return body + _x_axis(span, columns, glyphs)
+    return body + _x_axis(span, columns, glyphs, [mark.x for mark in marks if mark.y is None])
 
 
 def _value(series: Series, column: int, columns: int, span: tuple[float, float], smooth: int) -> float | None:
@@ -209,8 +211,8 @@ def _number(value: float, digits: int) -> str:
     return text.replace("0.", ".", 1) if abs(value) < 1 else text
 
 
-def _x_axis(span: tuple[float, float], columns: int, glyphs: Glyphs) -> list[list[Run]]:
-    """The baseline with ticks at round multiples, and the row of numbers under it."""
+def _x_axis(span: tuple[float, float], columns: int, glyphs: Glyphs, changes: list[float]) -> list[list[Run]]:
+    """The baseline with ticks at round multiples and what happened where, and the row of numbers under it."""
     step = _step((span[1] - span[0]) / max(1, columns // 12))
     rule, labels = [glyphs.horizontal] * columns, [" "] * (columns + _LABEL + 1)
     free = 0
@@ -224,7 +226,10 @@ def _x_axis(span: tuple[float, float], columns: int, glyphs: Glyphs) -> list[lis
             labels[start : start + len(text)] = text
             free = start + len(text) + 1
         tick += step
-    return [[(" " * _LABEL + glyphs.corner + "".join(rule), "axis")], [("".join(labels), "axis")]]
+    places = {round((x - span[0]) / (span[1] - span[0]) * (columns - 1)) for x in changes if span[0] <= x <= span[1]}
+    cells = [(glyphs.change, "mark") if place in places else (cell, "axis") for place, cell in enumerate(rule)]
+    runs = [("".join(text for text, _ in some), style) for style, some in groupby(cells, key=lambda cell: cell[1])]
+    return [[(" " * _LABEL + glyphs.corner, "axis"), *runs], [("".join(labels), "axis")]]
 
 
 def _step(raw: float) -> float:

@@ -1,54 +1,76 @@
-"""Naming a model for eval, chat and export: "base", a run's checkpoint, a run, or a folder."""
+"""Naming weights for eval, chat, compare and export: "base", a model's newest checkpoint, or one of its rounds."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
 
-from sapo_backends.base import Engine, Progress
+from sapo_backends.base import CheckpointCorrupt, Engine, Progress
 from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import Home
 from sapo_desktop.services.machine import engines
-from sapo_desktop.services.models import runs
+from sapo_desktop.services.models import store
+from sapo_desktop.services.models.store import Model, rounds_of
 from sapo_swarm.config import RunConfig
-from sapo_swarm.node.storage.checkpoints import read_state, rounds_of
+from sapo_swarm.node.storage.checkpoints import read_state
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """A model to load. checkpoint: None is the base model of the config."""
+    """Weights to load. checkpoint: None is the base of the config. label: for people; model: the name of the model.
+
+    newest: whatever is the newest when it is loaded will do.
+    """
 
     label: str
     config: RunConfig
     checkpoint: Path | None
+    model: str = ""
+    newest: bool = False
 
     def load(self, progress: Progress) -> Engine:
         """Build the engine and restore the checkpoint. Raises BackendError, CheckpointCorrupt."""
         engine = engines.builder(self.config)(progress)
-        if self.checkpoint is not None:
-            read_state(self.checkpoint)
-            engine.restore(self.checkpoint / "engine")
+        path = self.checkpoint
+        while path is not None:
+            try:
+                read_state(path)
+                engine.restore(path / "engine")
+            except CheckpointCorrupt:
+                newer = store.read(path.parent.parent).checkpoints if self.newest else ()
+                if path.exists() or not newer or newer[-1] == path:
+                    engine.close()
+                    raise
+                path = newer[-1]  # a node that trains replaced it while we looked
+            else:
+                break
         return engine
 
 
-def choose(home: Home, run_id: str, name: str) -> Chosen:
-    """name: "base", "latest", a round number such as "120", or "round-000120". Raises UsageError."""
-    run = runs.find(home.runs, run_id)
-    config = engines.kept(run.config, run.folder)
-    if name == "base":
-        return Chosen(f"base {config.model}", config, None)
-    found = sorted((run.folder / "checkpoints").glob("round-*"), key=rounds_of)
-    if not found:
-        raise UsageError(f"Run {run.run_id} has no checkpoint yet.")
-    if name == "latest":
-        path = found[-1]
+def choose(home: Home, name: str, checkpoint: str) -> Chosen:
+    """Of the model of that name ("" = the one trained last): "base", "latest", a round such as "120", or "round-000120".
+
+    Raises UsageError that says which there are.
+    """
+    return of(store.find(home, name, trained=checkpoint != "base"), checkpoint)
+
+
+def of(model: Model, checkpoint: str = "latest") -> Chosen:
+    """The same of a model at hand. Raises UsageError."""
+    config = engines.stored_config(model.config, model.folder)
+    if checkpoint == "base":
+        return Chosen(f"base {config.model}", config, None, model.name)
+    if not model.checkpoints:
+        raise UsageError(f"{model.name} has not been trained yet. Train it: sapo-desktop node {model.name}")
+    if checkpoint == "latest":
+        path = model.checkpoints[-1]
     else:
-        by_round = {rounds_of(p): p for p in found}
-        wanted = name.removeprefix("round-").lstrip("0") or "0"
+        by_round = {rounds_of(p): p for p in model.checkpoints}
+        wanted = checkpoint.removeprefix("round-").lstrip("0") or "0"
         if not wanted.isdigit() or int(wanted) not in by_round:
             have = ", ".join(str(r) for r in by_round)
             raise UsageError(
-                f"Run {run.run_id} has no checkpoint {name!r}. It has rounds {have}; or say base or latest."
+                f"{model.name} has no checkpoint {checkpoint!r}. It has rounds {have}; or say base or latest."
             )
         path = by_round[int(wanted)]
-    return Chosen(f"{run.run_id} after {rounds_of(path)} rounds", config, path)
+    return Chosen(f"{model.name} after {rounds_of(path)} rounds", config, path, model.name, checkpoint == "latest")

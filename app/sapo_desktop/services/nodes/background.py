@@ -50,6 +50,17 @@ def alive(pid: int) -> bool:
         return False
 
 
+def is_node(pid: int) -> bool:
+    """A `sapo-desktop node` runs under this process id (ids are given again)."""
+    import psutil
+
+    try:
+        process = psutil.Process(pid)
+        return process.status() != psutil.STATUS_ZOMBIE and "node" in process.cmdline()
+    except psutil.Error:
+        return False
+
+
 def last_words(errors: Path) -> str:
     """The last line of an error stream; "" when there was nothing to say."""
     try:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from sapo_desktop import settings
 from sapo_desktop.errors import AppError
 from sapo_desktop.paths import Home
 from sapo_desktop.services.nodes import background
-from sapo_desktop.settings import flags
-from sapo_swarm.node.control.api import ControlClient, NodeNotRunning, NodeStatus
+from sapo_swarm.node.control.api import ControlClient, NodeNotAnswering, NodeNotRunning, NodeStatus
 
 START_LIMIT_S = 30.0
 STOP_LIMIT_S = 30.0
@@ -21,12 +19,14 @@ _AT_REST = ("paused", "stopped", "failed")
 
 
 async def running(home: Home) -> NodeStatus | None:
-    """The status of the home's node, or None. A stale socket is no node."""
+    """The status of the home's node, or None. A stale socket is no node. Raises NodeNotAnswering."""
     if not home.socket.exists():
         return None
     try:
         async with ControlClient(home.socket) as node:
             return await node.status()
+    except NodeNotAnswering:
+        raise
     except NodeNotRunning:
         return None
 
@@ -38,6 +38,7 @@ async def start(home: Home, arguments: Sequence[str]) -> NodeStatus:
     """
     home.prepare()
     process = await asyncio.to_thread(background.spawn, home, ["node", "--quiet", *arguments], _errors(home))
+    await asyncio.to_thread(_starting_file(home).write_text, str(process.pid), "ascii")
     deadline = time.monotonic() + START_LIMIT_S
     while time.monotonic() < deadline:
         if (status := await running(home)) is not None:
@@ -51,9 +52,12 @@ async def start(home: Home, arguments: Sequence[str]) -> NodeStatus:
 async def stop(home: Home) -> NodeStatus | None:
     """Stop the home's node and prove that its process, and so its memory, is gone; what it was, None without one.
 
-    Raises AppError when it does not go.
+    One that is just being started is waited for and stopped. Raises AppError when it does not go, NodeNotAnswering when it
+    is there and says nothing.
     """
     status = await running(home)
+    if status is None and (pid := await asyncio.to_thread(starting, home)) is not None:
+        status = await _answering(home, pid)
     if status is None:
         return None
     async with ControlClient(home.socket) as node:
@@ -68,20 +72,43 @@ async def stop(home: Home) -> NodeStatus | None:
     return status
 
 
-async def restart(home: Home, changed: Collection[str] = ()) -> NodeStatus:
-    """Let the node finish its round, stop it, start it again with the settings as they are now.
+async def _answering(home: Home, pid: int) -> NodeStatus | None:
+    """The status of a node that is just being started, once it answers; None when its process ended instead."""
+    deadline = time.monotonic() + START_LIMIT_S
+    while await asyncio.to_thread(background.alive, pid):
+        if (status := await running(home)) is not None:
+            return status
+        if time.monotonic() > deadline:
+            raise AppError(f"Process {pid} is starting a node and did not answer. End it with: kill {pid}")
+        await asyncio.sleep(_POLL_S)
+    return None
 
-    What its starter typed stays, but for the settings of a run that were changed since, and for the numbers of local and
-    external groups. Without a node one is started. Raises AppError.
+
+def starting(home: Home) -> int | None:
+    """The process id of a node that was started and does not answer yet, whoever started it."""
+    for path in (_starting_file(home), home.lock):
+        try:
+            pid = int(path.read_text("ascii"))
+        except (OSError, ValueError):
+            continue
+        if background.is_node(pid):
+            return pid
+    return None
+
+
+def _starting_file(home: Home) -> Path:
+    """Holds the process id of the node that was last started in the background; it takes its lock only a second later."""
+    return home.runtime / "node.starting"
+
+
+async def restart(home: Home, arguments: Sequence[str] = ()) -> NodeStatus:
+    """Let the node finish its round, stop it, start `sapo-desktop node ARGUMENTS`. Without a node one is started.
+
+    Raises AppError.
     """
-    arguments: list[str] = []
     if await running(home) is not None:
         async with ControlClient(home.socket) as node:
-            config = await node.config()
             await _finish_round(node)
-        arguments = flags.arguments(
-            config, settings.load(home.settings).run, {"local_groups", "external_groups", *changed}
-        )
         await stop(home)
     return await start(home, arguments)
 

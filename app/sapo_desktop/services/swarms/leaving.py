@@ -6,6 +6,7 @@ import asyncio
 
 from sapo_desktop import settings
 from sapo_desktop.paths import Home
+from sapo_desktop.services.models import control
 from sapo_desktop.services.nodes import supervisor
 from sapo_desktop.services.swarms import membership
 
@@ -18,7 +19,7 @@ async def leave(home: Home, keep_invite: bool = False) -> str:
     settings.change(home.settings, "swarm.join", "false")
     status = await supervisor.running(home)
     if status is not None and status.mode == "swarm":
-        await supervisor.restart(home)
+        await control.restart(home)
     told = "The coordinator knows."
     try:
         async with NodeClient(invite, (await asyncio.to_thread(membership.identity, home)).identity) as client:

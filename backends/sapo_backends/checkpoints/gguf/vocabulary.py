@@ -62,6 +62,8 @@ def _merges(pairs: Iterable[Any]) -> list[str]:
 def _template(folder: Path, settings: Json) -> str:
     file = folder / "chat_template.jinja"
     value = file.read_text(encoding="utf-8") if file.is_file() else settings.get("chat_template")
+    if isinstance(value, list):
+        value = {entry.get("name"): entry.get("template") for entry in value}.get("default")
     return value if isinstance(value, str) else ""
 
 

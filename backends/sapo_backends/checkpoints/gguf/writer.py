@@ -10,6 +10,7 @@ import hashlib
 import os
 import tempfile
 from collections.abc import Iterator
+from math import prod
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 from sapo_backends.base import BackendError, BackendUnavailable, Progress
 from sapo_backends.checkpoints import safetensors_numpy
 from sapo_backends.checkpoints.gguf.vocabulary import GgufTokenizer, gguf_tokenizer
+from sapo_backends.checkpoints.hf_folder import QUANTISED
 from sapo_backends.checkpoints.locate import checked, weight_files
 from sapo_backends.checkpoints.spec import DecoderSpec, decoder_spec, why_not
 from sapo_backends.checkpoints.tokenizer import read_json
@@ -119,69 +121,114 @@ def rope_divisors(spec: DecoderSpec) -> NDArray[np.float32]:
     """What llama.cpp divides each rotary frequency by (head_dim / 2,) for Llama 3's stretched wavelengths."""
     rope = spec.rope
     frequencies = 1.0 / rope.theta ** (np.arange(0, spec.head_dim, 2) / spec.head_dim)
-    turns = rope.original_context * frequencies / (2 * np.pi)
-    blend = np.clip((turns - rope.low_frequency) / (rope.high_frequency - rope.low_frequency), 0.0, 1.0)
+    rotations = rope.original_context * frequencies / (2 * np.pi)
+    blend = np.clip((rotations - rope.low_frequency) / (rope.high_frequency - rope.low_frequency), 0.0, 1.0)
     divisors: NDArray[np.float32] = (1.0 / (blend + (1.0 - blend) / rope.factor)).astype(np.float32)
     return divisors
 
 
-def _weights(folder: Path, spec: DecoderSpec) -> Iterator[tuple[str, NDArray[np.float32]]]:
-    """(GGUF name, float32 tensor), tied heads left out."""
+def _skipped(spec: DecoderSpec, name: str) -> bool:
+    """Tensors that a GGUF file has no place for: what llama.cpp computes itself, and the head of tied embeddings."""
+    return name.endswith("rotary_emb.inv_freq") or (spec.tied and name == "lm_head.weight")
+
+
+def _shapes(folder: Path, spec: DecoderSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """(GGUF name, shape) in the order of `_weights`."""
     if spec.rope.kind == "llama3":
-        yield "rope_freqs.weight", rope_divisors(spec)
+        yield "rope_freqs.weight", (spec.head_dim // 2,)
+    for name, shape in safetensors_numpy.shapes(folder):
+        if not _skipped(spec, name):
+            yield base_name(spec, name), shape
+
+
+def _weights(folder: Path, spec: DecoderSpec) -> Iterator[NDArray[np.float32]]:
+    """The float32 tensors in the order of `_shapes`."""
+    if spec.rope.kind == "llama3":
+        yield rope_divisors(spec)
     for name, tensor in safetensors_numpy.tensors(folder):
-        if name.endswith("rotary_emb.inv_freq") or (spec.tied and name == "lm_head.weight"):
-            continue
-        yield base_name(spec, name), reordered(spec, name, tensor)
+        if not _skipped(spec, name):
+            yield reordered(spec, name, tensor)
 
 
-def _type_of(tensor: NDArray[np.float32], name: str, kind: Kind) -> str:
+def _type_of(shape: tuple[int, ...], name: str, kind: Kind) -> str:
     """Vectors stay float32. In Q4_0 the embeddings keep 8 bits: they are read by every token and suffer most."""
-    if tensor.ndim == 1:
+    if len(shape) == 1:
         return "F32"
-    if kind in ("Q8_0", "Q4_0") and tensor.shape[-1] % BLOCK:
+    if kind in ("Q8_0", "Q4_0") and shape[-1] % BLOCK:
         return "F16"
     return "Q8_0" if kind == "Q4_0" and name in ("token_embd.weight", "output.weight") else kind
 
 
+def _write_tensors(writer: Any, folder: Path, spec: DecoderSpec, kind: Kind, progress: Progress | None) -> None:
+    """The table of tensors, then one tensor after another: never more than one of them is in memory."""
+    gguf = gguf_module()
+    stored = []
+    for name, shape in _shapes(folder, spec):
+        stored.append(gguf.GGMLQuantizationType[_type_of(shape, name, kind)])
+        block, size = gguf.GGML_QUANT_SIZES[stored[-1]]
+        writer.add_tensor_info(name, shape, np.dtype(np.float32), prod(shape) // block * size, raw_dtype=stored[-1])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    for done, (tensor, quantisation) in enumerate(zip(_weights(folder, spec), stored, strict=True)):
+        if progress is not None:
+            progress(done / len(stored), f"writing {kind} weights")
+        writer.write_tensor_data(gguf.quants.quantize(tensor, quantisation))
+
+
+def require_writable(folder: Path) -> None:
+    """Raise BackendUnavailable, BackendError or ModelNotFound if a model trained from this folder cannot become GGUF."""
+    gguf_module()
+    config = {key: value for key, value in read_json(checked(folder) / "config.json").items() if key not in QUANTISED}
+    reason = why_not(config)
+    if reason:
+        raise BackendError(f"{folder} needs {reason}, which cannot be written as GGUF here. Use another format.")
+    _require_known(gguf_tokenizer(folder, decoder_spec(config).vocabulary), folder)
+
+
+def _require_known(tokenizer: GgufTokenizer, folder: Path) -> None:
+    if not tokenizer.pre:
+        raise BackendError(
+            f"llama.cpp has no name for the way {folder} splits text, so other programs would misread it."
+        )
+
+
 def write_gguf(
-    folder: Path, target: Path, kind: Kind, *, strict: bool = True, progress: Progress | None = None
+    folder: Path,
+    target: Path,
+    kind: Kind,
+    *,
+    strict: bool = True,
+    progress: Progress | None = None,
 ) -> None:
     """Write the model of a Hugging Face folder to `target`, which appears only when it is complete.
 
-    strict: refuse a tokenizer that other programs would split text with differently.
+    Its stem is the name that other programs show. strict: refuse a tokenizer that other programs would split text with
+    differently. progress may raise to stop: nothing is left behind.
     Raises ModelNotFound, BackendError, BackendUnavailable.
     """
     gguf = gguf_module()
     spec = read_spec(folder)
     tokenizer = gguf_tokenizer(folder, spec.vocabulary)
-    if strict and not tokenizer.pre:
-        raise BackendError(
-            f"llama.cpp has no name for the way {folder} splits text, so other programs would misread it."
-        )
+    if strict:
+        _require_known(tokenizer, folder)
     target.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(suffix=".part", dir=target.parent)
+    handle, temporary = tempfile.mkstemp(suffix=".part", dir=target.parent)
     os.close(handle)
-    partial = Path(name)
+    partial = Path(temporary)
+    writer = gguf.GGUFWriter(partial, ARCHITECTURES[spec.architecture])
     try:
-        writer = gguf.GGUFWriter(partial, ARCHITECTURES[spec.architecture], use_temp_file=True)
         writer.add_type("model")
-        writer.add_name(folder.name)
+        writer.add_name(target.stem)
         writer.add_file_type(gguf.LlamaFileType[{"F32": "ALL_F32"}.get(kind, f"MOSTLY_{kind}")])
         writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
         _hyperparameters(writer, spec)
         _vocabulary(writer, tokenizer)
-        for done, (tensor_name, tensor) in enumerate(_weights(folder, spec)):
-            stored = gguf.GGMLQuantizationType[_type_of(tensor, tensor_name, kind)]
-            writer.add_tensor(tensor_name, gguf.quants.quantize(tensor, stored), raw_dtype=stored)
-            if progress is not None:
-                progress(min(0.99, done / (spec.layers * 12 + 3)), f"writing {kind} weights")
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
+        _write_tensors(writer, folder, spec, kind, progress)
         writer.close()
         partial.replace(target)
     finally:
+        writer.close()  # harmless to repeat; an open file cannot be removed on every system
         partial.unlink(missing_ok=True)
 
 

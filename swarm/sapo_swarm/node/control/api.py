@@ -24,6 +24,7 @@ Every POST answers NodeStatus. Errors are RFC 9457 problem details.
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 from types import TracebackType
@@ -39,14 +40,32 @@ class NodeNotRunning(Exception):
     """Nothing answers on the control socket."""
 
 
+class NodeNotAnswering(NodeNotRunning):
+    """A node's process is there and says nothing. pid: 0 unknown. silent_s: seconds since its last sign of life."""
+
+    def __init__(self, pid: int, silent_s: float) -> None:
+        who = f"The node (process {pid})" if pid else "The node"
+        help_ = (
+            f"Halted? kill -CONT {pid} · To end it: kill -9 {pid} (finished rounds are safe)" if pid else "Try again"
+        )
+        super().__init__(f"{who} is not answering for {silent_s:.0f} s. {help_}")
+        self.pid, self.silent_s = pid, silent_s
+
+
 class ControlError(Exception):
     """The node refused; the message says why."""
+
+
+ANSWER_S = 8.0
+"""A node that takes longer for an answer is not answering."""
+BEAT_S = 1.0
 
 
 class NodeStatus(msgspec.Struct, frozen=True):
     """What the node does now. since: Unix time of the last state change; eta_s: -1 unknown; seq: newest stored.
 
-    external: why no groups of others are taken, "" when they are or when there are none.
+    external: why no groups of others are taken, "" when they are or when there are none. name: of the model. disk: bytes of
+    its folder when it was last looked at; disk_budget: that it may have, 0 = no limit.
     """
 
     state: State
@@ -69,9 +88,14 @@ class NodeStatus(msgspec.Struct, frozen=True):
     started: float
     version: str
     external: str = ""
+    name: str = ""
+    disk: int = 0
+    disk_budget: int = 0
 
 
 class Problem(msgspec.Struct, frozen=True):
+    """An error as RFC 9457 writes it."""
+
     title: str = ""
     detail: str = ""
     code: str = ""
@@ -84,6 +108,7 @@ class ControlClient:
     def __init__(self, socket: Path) -> None:
         self.socket = socket
         self._session: Any = None
+        self._asked = time.time()
 
     async def __aenter__(self) -> ControlClient:
         import aiohttp  # 200 ms: only when a node is spoken to
@@ -103,6 +128,7 @@ class ControlClient:
         return msgspec.json.decode(await self._call("GET", "/v1/status"), type=NodeStatus)
 
     async def config(self) -> RunConfig:
+        """The settings that the node works with. Raises NodeNotRunning, ControlError."""
         return msgspec.json.decode(await self._call("GET", "/v1/config"), type=RunConfig)
 
     async def post(self, verb: str, **body: float) -> NodeStatus:
@@ -110,9 +136,18 @@ class ControlClient:
         return msgspec.json.decode(await self._call("POST", f"/v1/{verb}", body), type=NodeStatus)
 
     async def events(
-        self, after: int = 0, kinds: Iterable[str] = (), tail: int = 0, follow: bool = True
+        self,
+        after: int = 0,
+        kinds: Iterable[str] = (),
+        tail: int = 0,
+        follow: bool = True,
+        silence_s: float | None = None,
     ) -> AsyncIterator[Event]:
-        """Stored events after a sequence number, then (follow) live ones until the node goes away."""
+        """Stored events after a sequence number, then (follow) live ones until the node goes away.
+
+        silence_s: raise NodeNotAnswering after so many seconds without any event; a node that is asked for all kinds tells of
+        its machine once a second. Raises NodeNotRunning, ControlError.
+        """
         import aiohttp
 
         query = {"after": str(after), "follow": str(int(follow))}
@@ -121,7 +156,8 @@ class ControlClient:
         if tail:
             query["tail"] = str(tail)
         try:
-            async with self._session.get("/v1/events", params=query) as reply:
+            timeout = aiohttp.ClientTimeout(total=None, sock_connect=5, sock_read=silence_s)
+            async with self._session.get("/v1/events", params=query, timeout=timeout) as reply:
                 if reply.status != 200:
                     raise ControlError(_problem(await reply.read()))
                 buffer = b""
@@ -130,21 +166,40 @@ class ControlClient:
                     for line in lines:
                         if line:
                             yield decode(line)
+        except TimeoutError as error:
+            raise self._silent() from error
         except aiohttp.ClientError as error:
             raise NodeNotRunning(f"The node went away ({type(error).__name__}).") from error
 
     async def _call(self, method: str, path: str, body: dict[str, float] | None = None) -> bytes:
         import aiohttp
 
-        timeout = aiohttp.ClientTimeout(total=10)
+        timeout = aiohttp.ClientTimeout(total=ANSWER_S)
+        self._asked = time.time()
         try:
             async with self._session.request(method, path, json=body, timeout=timeout) as reply:
                 content: bytes = await reply.read()
                 if reply.status != 200:
                     raise ControlError(_problem(content))
                 return content
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        except TimeoutError as error:
+            raise self._silent() from error
+        except (aiohttp.ClientError, OSError) as error:
             raise NodeNotRunning("No node is running. Start one: sapo-desktop node --silo") from error
+
+    def _silent(self) -> NodeNotAnswering:
+        """How long nothing was heard: since the node's last sign of life, or else since it was asked."""
+        beat = heartbeat(self.socket)
+        try:
+            pid, seen = int(beat.read_text("ascii")), beat.stat().st_mtime
+        except (OSError, ValueError):
+            pid, seen = 0, self._asked
+        return NodeNotAnswering(pid, max(0.0, time.time() - seen))
+
+
+def heartbeat(socket: Path) -> Path:
+    """The file beside a control socket that its node touches once a second; it holds the process id."""
+    return socket.with_suffix(".beat")
 
 
 def _problem(content: bytes) -> str:

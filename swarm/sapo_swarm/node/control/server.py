@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import stat
@@ -13,7 +14,7 @@ from aiohttp import web
 
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import encode
-from sapo_swarm.node.control.api import NodeStatus, Problem
+from sapo_swarm.node.control.api import BEAT_S, NodeStatus, Problem, heartbeat
 from sapo_swarm.node.event_bus import Bus
 from sapo_swarm.node.governor.commands import BadCommand
 from sapo_swarm.node.storage.journal import JournalError
@@ -28,13 +29,21 @@ class Controlled(Protocol):
     bus: Bus
     config: RunConfig
 
-    def status(self) -> NodeStatus: ...
+    def status(self) -> NodeStatus:
+        """What it does now."""
+        ...
 
-    def command(self, verb: str, for_s: float) -> None: ...
+    def command(self, verb: str, for_s: float) -> None:
+        """Take a command. Raises BadCommand."""
+        ...
 
-    def request_evaluation(self, items: int) -> None: ...
+    def request_evaluation(self, items: int) -> None:
+        """A held-out evaluation after this round."""
+        ...
 
-    async def switch_external(self, taking: bool) -> None: ...
+    async def switch_external(self, taking: bool) -> None:
+        """Take groups of others, or none. Raises BadCommand, JournalError."""
+        ...
 
 
 class CommandBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -51,6 +60,7 @@ class ControlServer:
         self._node = node
         self._socket = socket
         self._runner: web.AppRunner | None = None
+        self._beating: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> ControlServer:
         prepare_socket_folder(self._socket)
@@ -68,18 +78,25 @@ class ControlServer:
         await self._runner.setup()
         await web.UnixSite(self._runner, str(self._socket)).start()
         self._socket.chmod(0o600)
+        beat = heartbeat(self._socket)
+        beat.write_text(str(os.getpid()), "ascii")
+        self._beating = asyncio.create_task(_beat(beat))
         return self
 
     async def __aexit__(self, *exc: object) -> None:
         self._node.bus.close()
+        if self._beating is not None:
+            self._beating.cancel()
+            await asyncio.gather(self._beating, return_exceptions=True)
+        heartbeat(self._socket).unlink(missing_ok=True)
         if self._runner is not None:
             await self._runner.cleanup()
         self._socket.unlink(missing_ok=True)
 
-    async def _status(self, request: web.Request) -> web.Response:
+    async def _status(self, _request: web.Request) -> web.Response:
         return _json(self._node.status())
 
-    async def _config(self, request: web.Request) -> web.Response:
+    async def _config(self, _request: web.Request) -> web.Response:
         return _json(self._node.config)
 
     async def _command(self, request: web.Request) -> web.Response:
@@ -118,6 +135,14 @@ class ControlServer:
                     if not kinds or event.__struct_config__.tag in kinds:
                         await reply.write(encode(event) + b"\n")
         return reply
+
+
+async def _beat(path: Path) -> None:
+    """A sign of life, once a second, until cancelled."""
+    while True:
+        with contextlib.suppress(OSError):
+            await asyncio.to_thread(os.utime, path)
+        await asyncio.sleep(BEAT_S)
 
 
 def prepare_socket_folder(socket: Path) -> None:

@@ -12,7 +12,6 @@ from sapo_swarm.node.governor.limits import Hold
 Verb = Literal["pause", "resume", "finish", "snooze", "run_anyway", "stop"]
 VERBS: tuple[Verb, ...] = ("pause", "resume", "finish", "snooze", "run_anyway", "stop")
 FOREVER = float("inf")
-_DAY_S = 86400.0
 
 
 class Wishes(msgspec.Struct, frozen=True):
@@ -57,11 +56,28 @@ def obstacle(wishes: Wishes, now: float, wall: float) -> tuple[str, str] | None:
         if wishes.paused_until == FOREVER:
             return "person", "Paused · space goes on"
         left = wishes.paused_until - now
-        until = time.strftime("%H:%M" if left < _DAY_S else "%a %d, %H:%M", time.localtime(wall + left))
+        until = moment(wall + left, wall)
         return "snooze", f"Paused until {until} · space goes on now"
     if wishes.hold is not None and wishes.anyway_until <= now:
         return wishes.hold.code, wishes.hold.sentence
     return None
+
+
+def moment(then: float, now: float) -> str:
+    """A moment to come as people say it: 18:00 today, Tue 07:30 on another day of this week, Tue 24 Nov, 07:30 later."""
+    at, today = time.localtime(then), time.localtime(now)
+    if at[:3] == today[:3]:
+        return time.strftime("%H:%M", at)
+    return time.strftime("%a %H:%M" if then - now < 6 * 86400 else "%a %d %b, %H:%M", at)
+
+
+def pending(wishes: Wishes, state: str) -> str:
+    """What was asked for and has not happened yet, as the end of a sentence; "" when nothing is."""
+    if wishes.stop and state not in ("stopped", "failed"):
+        return " · stops as soon as it can"
+    if state == "starting" and wishes.paused_until:
+        return " · pauses once the model is open"
+    return " · pauses after this round" if wishes.finish and state != "paused" else ""
 
 
 def round_done(wishes: Wishes) -> Wishes:

@@ -1,32 +1,42 @@
-"""Checkpoints: a folder a round, written beside its final name and renamed, so that a kill never leaves half of one.
+"""Checkpoints: a folder a saved moment, written beside its final name and renamed, so that a kill never leaves half of one.
 
-checkpoints/round-000012/   engine/ (weights or adapter, optimizer, RNG)  state.json (round, digests, events of the round)
+checkpoints/round-000012/   engine/ (weights or adapter, optimizer)  state.json (rounds, digests, the link to the one before)
 
-The events of the round travel in the checkpoint too: if the process dies between the rename and the journal's commit,
-resume appends them, and nothing but the round in flight is ever lost.
+Only the newest keeps the optimizer's state. Older ones grow sparse with age, the best held-out one stays, and everything
+together stays within the model's disk budget, also while a new one is written. What is trained after the newest one is in
+the update log (update_log).
 """
 
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 
 from sapo_backends.base import CheckpointCorrupt, Engine
+from sapo_swarm.node.storage.files import digests, folder_bytes, size_text, sync_tree
+from sapo_swarm.node.storage.thinning import dispensable
 
 _NAME = re.compile(r"^round-(\d{6,})$")
-MILESTONE = 50
-"""Every so many rounds a checkpoint stays for good."""
+FREE_RESERVE = 64 * 2**20
+"""Bytes of the disk that a checkpoint leaves free."""
+BYTES_A_PARAMETER = 4
+"""Trained weights are float32, and so are each of Adam's two moments."""
+
+
+class NoRoom(OSError):
+    """A checkpoint fits neither into the model's disk budget nor on the disk; the message says what to do."""
 
 
 class CheckpointState(msgspec.Struct, frozen=True):
-    """rounds_done: rounds that are behind the weights. digests: SHA-256 of every file of engine/. rollbacks: times that
-    the held-out tripwire had put older weights in their place (see node.guard)."""
+    """rounds_done: rounds that are behind the weights. digests: SHA-256 of every file of engine/; those named in `optimizer`
+    may be missing. weights, parent: the hash chain (events.CheckpointSaved). rollbacks: times that the held-out tripwire
+    had put older weights in their place (see node.evaluation.guard). events: of the last round, in format 1 only."""
 
     rounds_done: int
     model: str
@@ -35,63 +45,97 @@ class CheckpointState(msgspec.Struct, frozen=True):
     solved: tuple[str, ...] = ()
     rollbacks: int = 0
     format: int = 1
+    optimizer: tuple[str, ...] = ()
+    weights: str = ""
+    parent: str = ""
+    reason: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """What is saved beside the weights. See CheckpointState."""
+
+    rounds_done: int
+    reason: str
+    solved: tuple[str, ...] = ()
+    rollbacks: int = 0
+    parent: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """A checkpoint that was written: its folder, what it says of itself, its bytes, and whether the optimizer lies in it."""
+
+    path: Path
+    state: CheckpointState
+    bytes: int
+    optimizer: bool
+
+
+@dataclass
 class Checkpoints:
-    """The checkpoints of one run."""
+    """The checkpoints of one model.
 
-    def __init__(self, folder: Path, keep: int) -> None:
-        self.folder = folder
-        self.keep = keep
-        self.pinned: int | None = None
-        """Rounds of the checkpoint that stays however old it is: the best one."""
-        folder.mkdir(parents=True, exist_ok=True)
+    keep: newest ones that stay. budget: bytes that the model's folder may have, 0 = no limit. elsewhere: bytes that its
+    other files have. pinned: rounds of the checkpoint that stays however old it is, the best one.
+    """
+
+    folder: Path
+    keep: int
+    budget: int = 0
+    elsewhere: Callable[[], int] = lambda: 0
+    pinned: int | None = None
+    written: int = 0
+    """Bytes written by this process."""
+    _sizes: dict[bool, int] = field(default_factory=dict)
+    """Bytes of the last checkpoint with and without the optimizer."""
+
+    def __post_init__(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
 
     def complete(self) -> list[Path]:
         """Complete checkpoints, oldest first."""
         return sorted((p for p in self.folder.iterdir() if _NAME.match(p.name)), key=rounds_of)
 
-    def write(
-        self,
-        engine: Engine,
-        rounds_done: int,
-        model: str,
-        events: Sequence[bytes],
-        solved: Sequence[str],
-        rollbacks: int = 0,
-    ) -> Path:
-        """Save the engine; returns the finished folder. Raises OSError (disk full, read-only)."""
-        final = self.folder / f"round-{rounds_done:06d}"
-        temporary = self.folder / f".partial-{rounds_done:06d}"
+    def require_room(self, engine: Engine) -> None:
+        """Raises NoRoom when the budget is too small for this model whatever is thinned: two checkpoints of its weights."""
+        needed = 2 * self._needed(engine, optimizer=False)
+        if self.budget and needed > self.budget:
+            raise NoRoom(
+                f"Two checkpoints of this model's weights have {size_text(needed)}, "
+                f"and its disk budget is {size_text(self.budget)} "
+                f"(one is written before the other goes). Raise it: --disk-budget-gb {needed / 2**30 + 0.1:.1f}"
+            )
+
+    def write(self, engine: Engine, moment: Moment) -> Saved:
+        """Save the engine. Raises NoRoom, OSError (read-only, or the disk filled up meanwhile)."""
+        final = self.folder / f"round-{moment.rounds_done:06d}"
+        temporary = self.folder / f".partial-{moment.rounds_done:06d}"
         shutil.rmtree(temporary, ignore_errors=True)
+        optimizer = self._make_room(engine)
         try:
             (temporary / "engine").mkdir(parents=True)
             if engine.info.trainable:  # a node that only generates has nothing to save but where it is
-                engine.save(temporary / "engine")
-            state = CheckpointState(
-                rounds_done=rounds_done,
-                model=model,
-                digests=_digests(temporary / "engine"),
-                events=tuple(msgspec.Raw(e) for e in events),
-                solved=tuple(solved),
-                rollbacks=rollbacks,
-            )
+                engine.save(temporary / "engine", optimizer)
+            state = _state_of(engine, moment, digests(temporary / "engine"))
             (temporary / "state.json").write_bytes(msgspec.json.encode(state))
-            _sync_tree(temporary)
-            shutil.rmtree(final, ignore_errors=True)
-            temporary.rename(final)
+            sync_tree(temporary)
+            self._put(temporary, final)
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
-        self._retire()
-        return final
+        size = folder_bytes(final)
+        self._sizes[optimizer] = size
+        self.written += size
+        self._thin()
+        return Saved(final, state, size, has_optimizer(final, state))
 
     def newest_intact(self) -> tuple[tuple[Path, CheckpointState] | None, list[str]]:
-        """The newest checkpoint whose digests hold (None for a fresh run), and a sentence for each one passed over.
+        """The newest checkpoint whose digests hold (None for a fresh model), and a sentence for each one passed over.
 
-        Raises CheckpointCorrupt when there are checkpoints and none is intact: a run never silently starts over.
+        Raises CheckpointCorrupt when there are checkpoints and none is intact: training never silently starts over.
         """
-        self._remove_partial()
+        self._clear_away()
         warnings: list[str] = []
         for path in reversed(self.complete()):
             try:
@@ -100,23 +144,97 @@ class Checkpoints:
                 warnings.append(str(error))
         if warnings:
             raise CheckpointCorrupt(
-                f"None of the {len(warnings)} checkpoints in {self.folder} is intact. Start another run with --new; "
+                f"None of the {len(warnings)} checkpoints in {self.folder} is intact. Make another model: sapo-desktop new NAME; "
                 "this one stays on disk as it is."
             )
         return None, []
 
-    def _retire(self) -> None:
-        paths = self.complete()
-        for path in paths[: -self.keep]:
-            if rounds_of(path) and rounds_of(path) % MILESTONE and rounds_of(path) != self.pinned:
-                shutil.rmtree(path, ignore_errors=True)
+    def bytes(self) -> int:
+        """Of all checkpoints."""
+        return folder_bytes(self.folder)
 
-    def _remove_partial(self) -> None:
-        for path in self.folder.glob(".partial-*"):
+    def next_size(self, engine: Engine) -> int:
+        """Bytes that the next checkpoint will have, as far as is known."""
+        return self._needed(engine, optimizer=True)
+
+    def _needed(self, engine: Engine, optimizer: bool) -> int:
+        tensors = 3 if optimizer and engine.optimizer_files else 1
+        return self._sizes.get(optimizer, engine.info.trainable * BYTES_A_PARAMETER * tensors + 4096)
+
+    def _make_room(self, engine: Engine) -> bool:
+        """Thin until a new checkpoint fits; whether it may hold the optimizer's state. The newest one and the best one stay
+        whatever happens: when all else is gone the newest gives up its optimizer's state first, then the new one."""
+        whole, weights = (self._needed(engine, optimizer) for optimizer in (True, False))
+        for path in self._dispensable():
+            if self._room() >= whole:
+                return True
             shutil.rmtree(path, ignore_errors=True)
+        if self._room() >= whole:
+            return True
+        for path in self.complete():
+            drop_optimizer(path)
+        room = self._room()
+        if room >= whole:
+            return True
+        if room >= weights:
+            return False
+        free = shutil.disk_usage(self.folder).free
+        raise NoRoom(
+            f"A checkpoint of {size_text(weights)} does not fit: "
+            f"{size_text(max(0, free - FREE_RESERVE))} of the disk can be used, "
+            f"and the model has {size_text(self.bytes() + self.elsewhere())} of its {size_text(self.budget)} already. "
+            "Free some disk space or raise disk_budget_gb."
+        )
+
+    def _room(self) -> int:
+        """Bytes that a new checkpoint may have now."""
+        free = shutil.disk_usage(self.folder).free - FREE_RESERVE
+        return min(free, self.budget - self.bytes() - self.elsewhere()) if self.budget else free
+
+    def _dispensable(self) -> list[Path]:
+        """All but the newest and the best, the one that is missed least first."""
+        *older, _ = self.complete() or [self.folder]
+        spare = [path for path in older if rounds_of(path) != self.pinned]
+        return [
+            *(p for p in spare if p.name in self._too_many()),
+            *(p for p in spare if p.name not in self._too_many()),
+        ]
+
+    def _too_many(self) -> set[str]:
+        named = {rounds_of(path): path.name for path in self.complete()}
+        return {named[rounds] for rounds in dispensable(list(named), self.keep, self.pinned)}
+
+    def _thin(self) -> None:
+        for name in self._too_many():
+            shutil.rmtree(self.folder / name, ignore_errors=True)
+        for path in self.complete()[:-1]:
+            drop_optimizer(path)
+        for path in self._dispensable():
+            if not self.budget or self.bytes() + self.elsewhere() <= self.budget:
+                return
+            shutil.rmtree(path, ignore_errors=True)
+
+    def _put(self, temporary: Path, final: Path) -> None:
+        """Give the folder its final name; one that has it already stays until then."""
+        before = self.folder / f".replaced-{final.name}"
+        if final.exists():
+            shutil.rmtree(before, ignore_errors=True)
+            final.rename(before)
+        temporary.rename(final)
+        shutil.rmtree(before, ignore_errors=True)
+
+    def _clear_away(self) -> None:
+        for path in self.folder.glob(".replaced-*"):
+            final = self.folder / path.name.removeprefix(".replaced-")
+            if not final.exists():  # killed between the two renames
+                path.rename(final)
+        for pattern in (".partial-*", ".replaced-*"):
+            for path in self.folder.glob(pattern):
+                shutil.rmtree(path, ignore_errors=True)
 
 
 def rounds_of(path: Path) -> int:
+    """Rounds behind a checkpoint, by its name. Raises CheckpointCorrupt."""
     found = _NAME.match(path.name)
     if found is None:
         raise CheckpointCorrupt(f"{path} is not a checkpoint folder (its name is not round-NNNNNN).")
@@ -124,31 +242,55 @@ def rounds_of(path: Path) -> int:
 
 
 def read_state(path: Path) -> CheckpointState:
-    """Read and verify a checkpoint. Raises CheckpointCorrupt."""
+    """Read and verify a checkpoint; the optimizer's files may be missing. Raises CheckpointCorrupt."""
     try:
         state = msgspec.json.decode((path / "state.json").read_bytes(), type=CheckpointState)
-        found = _digests(path / "engine")
+        found = digests(path / "engine")
     except (OSError, msgspec.MsgspecError) as error:
         raise CheckpointCorrupt(f"Checkpoint {path.name} cannot be read ({error}); an older one is used.") from error
-    if found != state.digests:
+    wanted = {name: digest for name, digest in state.digests.items() if name in found or name not in state.optimizer}
+    if found != wanted:
         raise CheckpointCorrupt(f"Checkpoint {path.name} does not match its digests; an older one is used.")
     return state
 
 
-def _digests(folder: Path) -> dict[str, str]:
-    return {
-        str(p.relative_to(folder)): hashlib.sha256(p.read_bytes()).hexdigest()
-        for p in sorted(folder.rglob("*"))
-        if p.is_file()
-    }
+def has_optimizer(path: Path, state: CheckpointState) -> bool:
+    """The optimizer's state lies beside the weights (in format 1 it always does)."""
+    return state.format < 2 or (bool(state.optimizer) and all((path / "engine" / n).exists() for n in state.optimizer))
 
 
-def _sync_tree(folder: Path) -> None:
-    for path in [*folder.rglob("*"), folder]:
-        if path.is_dir() and os.name == "nt":
-            continue
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+def drop_optimizer(path: Path) -> None:
+    """Leave the weights only. A folder that cannot be read stays as it is."""
+    try:
+        state = msgspec.json.decode((path / "state.json").read_bytes(), type=CheckpointState)
+    except (OSError, msgspec.MsgspecError):
+        return
+    for name in state.optimizer:
+        (path / "engine" / name).unlink(missing_ok=True)
+
+
+def weights_digest(digests: dict[str, str], optimizer_files: tuple[str, ...]) -> str:
+    """SHA-256 of the trainable weights: of their one file, or of the sorted lines "digest  name" where there are several.
+
+    Files that are no tensors do not count. "" when there are none.
+    """
+    tensors = {n: d for n, d in digests.items() if n.endswith(".safetensors") and n not in optimizer_files}
+    if len(tensors) <= 1:
+        return next(iter(tensors.values()), "")
+    lines = "".join(f"{digest}  {name}\n" for name, digest in sorted(tensors.items()))
+    return hashlib.sha256(lines.encode()).hexdigest()
+
+
+def _state_of(engine: Engine, moment: Moment, digests: dict[str, str]) -> CheckpointState:
+    return CheckpointState(
+        rounds_done=moment.rounds_done,
+        model=engine.info.model,
+        digests=digests,
+        solved=moment.solved,
+        rollbacks=moment.rollbacks,
+        format=2,
+        optimizer=tuple(name for name in engine.optimizer_files if name in digests),
+        weights=weights_digest(digests, engine.optimizer_files),
+        parent=moment.parent,
+        reason=moment.reason,
+    )

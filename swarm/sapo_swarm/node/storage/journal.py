@@ -1,18 +1,22 @@
-"""The append-only record of a run: one SQLite file in WAL mode, one row an event.
+"""The record of a model: one SQLite file in WAL mode, one row an event, readable by its owner alone.
 
-A killed process loses nothing that `append` returned for. Reads and writes may come from different threads.
+A killed process loses nothing that `append` returned for. Reads and writes may come from different threads. What is long
+ago is thinned (journal_thinning), an event that cannot be read is passed over and counted.
 """
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
+import zstandard
 
-from sapo_swarm.events import EPHEMERAL, Event, RoundFinished, RunStarted, decode, encode
+from sapo_swarm.events import EPHEMERAL, Event, GroupRecorded, RunStarted, decode, encode
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS events (
@@ -22,15 +26,14 @@ CREATE TABLE IF NOT EXISTS events (
     body BLOB NOT NULL
 );
 CREATE INDEX IF NOT EXISTS events_by_kind ON events (kind, seq);
+CREATE INDEX IF NOT EXISTS rounds_by_number ON events (round) WHERE kind = 'round';
+CREATE TABLE IF NOT EXISTS thinned (what TEXT PRIMARY KEY, upto INTEGER NOT NULL);
 """
-
-
-PRUNED_ROWS = 128
-"""Groups that one step of pruning drops: a writer waits for a few milliseconds at most."""
-KEPT_ROUNDS = 10
-"""Of old rounds, the groups of every tenth one stay."""
-_FIRST = '%"first_solved":true%'
-_OLD = "kind = 'group' AND seq > ? AND round < ? AND round % ? != 0 AND CAST(body AS TEXT) NOT LIKE ?"
+_ZSTD = b"\x28\xb5\x2f\xfd"
+"""How a compressed body begins; JSON begins with a brace."""
+LARGEST_EVENT = 64 * 2**20
+ROLLED_BACK = ("round", "group", "evaluation")
+"""What is told of a round, and goes when the round is taken back."""
 
 
 class JournalError(Exception):
@@ -38,19 +41,22 @@ class JournalError(Exception):
 
 
 class Journal:
-    """Stored events in order of their sequence number."""
+    """Stored events in order of their sequence number. unreadable: rows that the last reads passed over."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.unreadable: set[int] = set()
         self._lock = threading.Lock()
-        self._pruned = 0
         try:
+            _private(path)
             self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=NORMAL")
+            self._db.execute("PRAGMA wal_autocheckpoint=4000")  # 16 MB: pages that change often are written less often
             self._db.executescript(_SCHEMA)
-            self.last_seq = int(self._db.execute("SELECT coalesce(max(seq), 0) FROM events").fetchone()[0])
-        except sqlite3.Error as error:
+            last = self._db.execute("SELECT seq FROM sqlite_sequence WHERE name = 'events'").fetchone()
+            self.last_seq = int(last[0]) if last else 0
+        except (sqlite3.Error, OSError) as error:
             raise JournalError(
                 f"Cannot open the journal {path} ({error}). Check that the disk has room and the folder is yours."
             ) from error
@@ -58,17 +64,24 @@ class Journal:
     def append(self, events: Iterable[Event]) -> list[Event]:
         """Store all events or none; returns them with their sequence numbers. Raises JournalError."""
         stored: list[Event] = []
+        with self.writing() as db:
+            for event in events:
+                if isinstance(event, EPHEMERAL):
+                    raise TypeError(f"{type(event).__name__} is ephemeral and is not stored.")
+                values = (_kind(event), getattr(event, "round", None), _stored(event))
+                row = db.execute("INSERT INTO events (kind, round, body) VALUES (?, ?, ?)", values)
+                stored.append(msgspec.structs.replace(event, seq=row.lastrowid))
+        if stored:
+            self.last_seq = stored[-1].seq
+        return stored
+
+    @contextmanager
+    def writing(self) -> Iterator[sqlite3.Connection]:
+        """One transaction, whole or not at all. Raises JournalError when the disk refuses."""
         with self._lock:
             try:
                 self._db.execute("BEGIN IMMEDIATE")
-                for event in events:
-                    if isinstance(event, EPHEMERAL):
-                        raise TypeError(f"{type(event).__name__} is ephemeral and is not stored.")
-                    row = self._db.execute(
-                        "INSERT INTO events (kind, round, body) VALUES (?, ?, ?)",
-                        (_kind(event), getattr(event, "round", None), encode(event)),
-                    )
-                    stored.append(msgspec.structs.replace(event, seq=row.lastrowid))
+                yield self._db
                 self._db.execute("COMMIT")
             except BaseException as error:
                 if self._db.in_transaction:
@@ -78,27 +91,6 @@ class Journal:
                         f"Cannot write the journal {self.path} ({error}). Free some disk space."
                     ) from error
                 raise
-        if stored:
-            self.last_seq = stored[-1].seq
-        return stored
-
-    def prune(self, before: int) -> int:
-        """Drop the oldest PRUNED_ROWS groups of rounds before `before`; how many there were.
-
-        The groups of every KEPT_ROUNDS-th round and first successes stay, and so does everything that is no group.
-        The file does not shrink; what comes later takes the room. Raises JournalError.
-        """
-        with self._lock:
-            try:
-                values = (self._pruned, before, KEPT_ROUNDS, _FIRST, PRUNED_ROWS)
-                rows = self._db.execute(f"SELECT seq FROM events WHERE {_OLD} ORDER BY seq LIMIT ?", values).fetchall()
-                if rows:
-                    values = (self._pruned, before, KEPT_ROUNDS, _FIRST, rows[-1][0])
-                    self._db.execute(f"DELETE FROM events WHERE {_OLD} AND seq <= ?", values)
-                    self._pruned = rows[-1][0]
-            except sqlite3.Error as error:
-                raise JournalError(f"Cannot write the journal {self.path} ({error}). Free some disk space.") from error
-        return len(rows)
 
     def read(self, after: int = 0, kinds: Sequence[str] = (), tail: int = 0) -> list[Event]:
         """Stored events with seq > after, only of these kinds, only the last `tail` of them, oldest first."""
@@ -112,33 +104,101 @@ class Journal:
             rows = self._db.execute(query, values).fetchall()
         if tail:
             rows.reverse()
-        return [msgspec.structs.replace(decode(body), seq=seq) for seq, body in rows]
+        return self._decoded(rows)
+
+    def _decoded(self, rows: Sequence[tuple[int, bytes]]) -> list[Event]:
+        events: list[Event] = []
+        for seq, body in rows:
+            event = readable(body)
+            if event is None:
+                self.unreadable.add(seq)
+            else:
+                events.append(msgspec.structs.replace(event, seq=seq))
+        return events
 
     def last_round(self) -> int:
-        """The newest finished round since the run was last opened at or before it; -1 when there is none."""
-        for event in reversed(self.read(kinds=("round", "run_started"))):
-            if isinstance(event, RoundFinished):
-                return event.round
-            if isinstance(event, RunStarted) and event.round > 0:
-                return event.round - 1
+        """The newest finished round since the model was last opened at or before it; -1 when there is none."""
+        query = "SELECT kind, round, body FROM events WHERE kind IN ('round', 'run_started') ORDER BY seq DESC"
+        with self._lock:
+            for kind, number, body in self._db.execute(query):
+                if kind == "round" and number is not None:
+                    return int(number)
+                opened = readable(body)
+                if isinstance(opened, RunStarted) and opened.round > 0:
+                    return opened.round - 1
         return -1
 
+    def newest(self, kind: str) -> Event | None:
+        """The newest readable event of a kind."""
+        with self._lock:
+            for seq, body in self._db.execute("SELECT seq, body FROM events WHERE kind = ? ORDER BY seq DESC", (kind,)):
+                event = readable(body)
+                if event is not None:
+                    return msgspec.structs.replace(event, seq=seq)
+        return None
+
+    def roll_back(self, rounds_done: int) -> int:
+        """Take back what is told of round `rounds_done` (counted from 0) and later ones; how many rounds that were.
+
+        An evaluation is named after the rounds that were done before it, so one after exactly `rounds_done` stays.
+        Raises JournalError.
+        """
+        names = ",".join("?" * len(ROLLED_BACK))
+        with self.writing() as db:
+            ahead = db.execute(
+                "SELECT count(*) FROM events WHERE kind = 'round' AND round >= ?", (rounds_done,)
+            ).fetchone()
+            db.execute(
+                f"DELETE FROM events WHERE kind IN ({names}) AND round >= ? + (kind = 'evaluation')",
+                (*ROLLED_BACK, rounds_done),
+            )
+        return int(ahead[0])
+
+    def size(self) -> int:
+        """Bytes of the file and its log."""
+        return sum(p.stat().st_size for p in self.path.parent.glob(f"{self.path.name}*"))
+
     def close(self) -> None:
+        """Close the file; what was appended is in it."""
         with self._lock:
             self._db.close()
 
 
 def read_only(path: Path, kinds: Sequence[str] = (), tail: int = 0) -> list[Event]:
-    """Events of a journal that another process may have open. Raises JournalError when it is missing or broken."""
+    """Readable events of a journal that another process may have open. Raises JournalError when it is missing or broken."""
     if not path.exists():
         raise JournalError(f"There is no journal at {path}.")
     journal = Journal(path)
     try:
         return journal.read(kinds=kinds, tail=tail)
-    except (sqlite3.Error, msgspec.MsgspecError) as error:
-        raise JournalError(f"The journal {path} is damaged ({error}).") from error
+    except sqlite3.Error as error:
+        raise JournalError(f"The journal {path} is damaged ({error}). Try: sapo-desktop runs check --repair") from error
     finally:
         journal.close()
+
+
+def readable(body: bytes) -> Event | None:
+    """The event of a row; None when it is no event of this version."""
+    try:
+        packed = body[: len(_ZSTD)] == _ZSTD
+        return decode(zstandard.decompress(body, max_output_size=LARGEST_EVENT) if packed else body)
+    except (msgspec.MsgspecError, zstandard.ZstdError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+def _stored(event: Event) -> bytes:
+    """A row's body: JSON, compressed for groups, of which there are most (a third of the bytes). First successes stay plain:
+    thinning finds them by their text."""
+    plain = encode(event)
+    packs = isinstance(event, GroupRecorded) and not event.first_solved
+    return zstandard.compress(plain, 3) if packs else plain
+
+
+def _private(path: Path) -> None:
+    """The file belongs to nobody else's eyes; SQLite gives the files beside it the same mode."""
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+    if os.name == "posix" and path.stat().st_mode & 0o077:
+        path.chmod(0o600)
 
 
 def _kind(event: Event) -> str:

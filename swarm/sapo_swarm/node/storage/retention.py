@@ -1,4 +1,4 @@
-"""Old groups leave the journal in the background, so that a run of thousands of rounds does not fill a disk."""
+"""Old records leave the journal in the background, so that a run of any length does not fill a disk."""
 
 from __future__ import annotations
 
@@ -7,22 +7,32 @@ import contextlib
 import time
 
 from sapo_swarm.node.storage.journal import Journal, JournalError
+from sapo_swarm.node.storage.journal_thinning import Thinning
+
+EVERY = 64
+"""Rounds between two looks: what goes together leaves whole pages free, which writes less than dropping it one by one."""
 
 
 class Retention:
-    """keep: rounds whose groups stay (see Journal.prune); 0 = all. Rounds are never kept waiting: it works in small steps."""
+    """keep: newest rounds whose groups all stay; 0 = groups are never dropped. Rounds never wait: it works in small steps."""
 
     def __init__(self, journal: Journal, keep: int) -> None:
-        self._journal, self._keep = journal, keep
-        self._before = 0
+        self._thinning, self._keep = Thinning(journal), keep
+        self._rounds, self._groups = 0, 1
+        self._due = 0
         self._task: asyncio.Task[None] | None = None
         self._closed = False
 
-    def round_done(self, rounds_done: int) -> None:
-        """So many rounds are behind the run. Returns at once."""
-        self._before = rounds_done - self._keep if self._keep else 0
-        if self._before > 0 and (self._task is None or self._task.done()):
+    def round_done(self, rounds_done: int, groups: int = 1) -> None:
+        """So many rounds are behind the model, with so many groups in the last. Returns at once."""
+        self._rounds, self._groups = rounds_done, max(groups, 1)
+        self._due -= 1
+        if self._due <= 0 and (self._task is None or self._task.done()):
             self._task = asyncio.create_task(self._work())
+
+    @property
+    def _before(self) -> int:
+        return self._rounds - self._keep if self._keep else 0
 
     async def settled(self) -> None:
         """Returns when nothing is left to drop."""
@@ -33,8 +43,7 @@ class Retention:
         """Finish the step in hand, and do a last one."""
         self._closed = True
         await self.settled()
-        if self._before > 0:
-            await self._step()
+        await self._step()
 
     async def _work(self) -> None:
         """As long as there is something to drop; half of the time at most."""
@@ -46,5 +55,13 @@ class Retention:
 
     async def _step(self) -> int:
         with contextlib.suppress(JournalError):  # a full disk is told where something is lost by it
-            return await asyncio.to_thread(self._journal.prune, self._before)
+            return await asyncio.to_thread(self._drop)
         return 0
+
+    def _drop(self) -> int:
+        gone = self._thinning.groups(self._before, self._groups) if self._before > 0 else 0
+        gone += self._thinning.rounds(self._rounds - 1)
+        if not gone:
+            self._due = EVERY
+            gone = self._thinning.others()
+        return gone

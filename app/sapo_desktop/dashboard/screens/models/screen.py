@@ -1,86 +1,129 @@
-"""Screen 4: what was trained here, what it gained, which checkpoints there are."""
+"""Screen 4, My models: what they are, what they gained, and everything that an owner does with one."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import Path
 from typing import ClassVar
 
 from textual import work
-from textual.containers import VerticalScroll
+from textual.containers import Vertical, VerticalScroll
 from textual.content import Content
 from textual.widget import Widget
 from textual.widgets import OptionList, Static
 from textual.widgets.option_list import Option
 
-from sapo_desktop.dashboard.screens.base import BaseScreen
-from sapo_desktop.dashboard.screens.models.run_facts import RunFacts, facts_text, read_facts, run_line
+from sapo_desktop.dashboard.look.show import plain
+from sapo_desktop.dashboard.screens.models import rows
+from sapo_desktop.dashboard.screens.models.dialogs import hint
+from sapo_desktop.dashboard.screens.models.keys import AGAIN_S, MORE, ModelKeys
 from sapo_desktop.dashboard.state import DashboardState
 from sapo_desktop.dashboard.widgets.keybar import Key
-from sapo_desktop.services.models.runs import Run, list_runs
+from sapo_desktop.services.models.interface import ModelActionFailed
+from sapo_desktop.services.models.overview import Overview
 
-LISTED = 200
 
+class ModelsScreen(ModelKeys):
+    """Reads the disk through the actions, in workers; never on the event loop."""
 
-class RunsScreen(BaseScreen):
-    """Reads the disk in worker threads when it comes up and when another run is chosen; never on the event loop."""
-
-    AUTO_FOCUS: ClassVar[str | None] = "#runs"
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__()
-        self.folder = folder
-        self.runs: list[Run] = []
+    AUTO_FOCUS: ClassVar[str | None] = "#models"
+    _kept = ""
+    """Id of the model that the cursor was on last."""
 
     def body(self) -> Iterable[Widget]:
-        yield OptionList(id="runs", classes="box", markup=False)
+        with Vertical(id="shelf", classes="box"):
+            yield Static("", id="models-head", markup=False)
+            yield OptionList(id="models", markup=False)
         with VerticalScroll(id="facts", classes="box"):
             yield Static("", id="facts-text", markup=False)
 
     def own_keys(self, state: DashboardState) -> list[Key]:
-        return [
-            *self.pause_keys(state),
-            ("1-5", "screens", "app.next_screen"),
-        ]
+        return [("Enter", "open", "screen.open"), *super().own_keys(state)]
+
+    def on_mount(self) -> None:
+        self.query_one("#shelf").border_title = Content.styled("My models", "bold")
+        self.query_one("#shelf").border_subtitle = hint(*MORE)
+        self.set_interval(AGAIN_S, self._again)
+
+    def _again(self) -> None:
+        if self.is_current:
+            self.look()
 
     def on_screen_resume(self) -> None:
         super().on_screen_resume()
-        self._list()
+        self.look()
 
-    @work(thread=True, exclusive=True, group="list")
-    def _list(self) -> None:
-        runs = list_runs(self.folder)[::-1][:LISTED]
-        self.app.call_from_thread(self._fill, runs)
+    def on_resize(self) -> None:
+        super().on_resize()
+        self._fill()
 
-    def _fill(self, runs: list[Run]) -> None:
-        listing = self.query_one("#runs", OptionList)
-        chosen = self.runs[listing.highlighted].run_id if listing.highlighted is not None else ""
-        self.runs, now = runs, self.dashboard.feed.now()
-        width = max(listing.scrollable_content_region.width, 60)
-        listing.border_title = Content.styled(f"Runs ({len(runs)})", "bold")
-        self.query_one("#facts", VerticalScroll).border_title = Content.styled("The run", "bold")
-        listing.clear_options()
-        listing.add_options([Option(run_line(run, now, width)) for run in runs])
-        if not runs:
-            self._say("There is no run yet. The first one appears here as soon as the node opens it.")
+    # Reading
+
+    def look(self) -> None:
+        self._look()
+
+    @work(name="shelf", group="shelf", exclusive=True)
+    async def _look(self) -> None:
+        try:
+            self.shelf = await self.actions.shelf()
+        except ModelActionFailed as error:
+            self._tell(Content.styled(plain(str(error), 400), "$warning"))
             return
-        places = [place for place, run in enumerate(runs) if run.run_id == chosen]
+        self._fill()
+
+    # Showing
+
+    @property
+    def chosen(self) -> Overview | None:
+        place = self.query_one("#models", OptionList).highlighted
+        return self.shelf.models[place] if place is not None and place < len(self.shelf.models) else None
+
+    def _fill(self) -> None:
+        listing, models = self.query_one("#models", OptionList), self.shelf.models
+        width, now = max(listing.scrollable_content_region.width, 60), self.dashboard.feed.now()
+        self.query_one("#shelf").border_title = Content.styled(f"My models ({len(models)})", "bold")
+        self.query_one("#models-head", Static).update(rows.head(width) if models else "")
+        prompts = [rows.row(m, m.model.record.id == self.shelf.training, now, width, self.glyphs) for m in models]
+        listing.set_options([Option(prompt) for prompt in prompts])
+        if not models:
+            text = "There is no model yet. Press n to make the first one: it starts from a base and is trained here."
+            self._tell(Content("\n").join([Content.styled(text, "$muted"), *self._problems()]))
+            return
+        places = [place for place, m in enumerate(models) if m.model.record.id == self._kept]
         listing.highlighted = places[0] if places else 0
-        self._read(runs[listing.highlighted])
+        self._describe()
 
-    def on_option_list_option_highlighted(self, event: OptionList.OptionHighlighted) -> None:
-        if event.option_index < len(self.runs):
-            self._read(self.runs[event.option_index])
+    def on_option_list_option_highlighted(self) -> None:
+        self._describe()
 
-    @work(thread=True, exclusive=True, group="facts")
-    def _read(self, run: Run) -> None:
-        facts = read_facts(run)
-        self.app.call_from_thread(self._tell, facts)
+    def made(self) -> None:
+        self.query_one("#models", OptionList).highlighted = None
+        self._kept = ""
 
-    def _tell(self, facts: RunFacts) -> None:
+    def _describe(self) -> None:
+        one = self.chosen
+        if one is None:
+            return
+        self._kept = one.model.record.id
         box = self.query_one("#facts", VerticalScroll)
-        text = facts_text(facts, self.dashboard.feed.now(), max(box.size.width - 4, 40), self.glyphs)
+        box.border_title = Content.styled(plain(one.model.name, 60), "bold")
+        width = max(box.scrollable_content_region.width, 40)
+        text = rows.summary(one, one.model.record.id == self.shelf.training, width, self.glyphs)
+        self._tell(Content("\n").join([text, *self._problems()]))
+
+    def _problems(self) -> list[Content]:
+        return [Content.styled(plain(problem, 400), "$warning") for problem in self.shelf.problems]
+
+    def _tell(self, text: Content) -> None:
         self.query_one("#facts-text", Static).update(text)
 
-    def _say(self, text: str) -> None:
-        self.query_one("#facts-text", Static).update(Content.styled(text, "$muted"))
+    # Opening
+
+    def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
+        event.stop()
+        self.action_open()
+
+    def action_open(self) -> None:
+        if (one := self.chosen) is not None:
+            from sapo_desktop.dashboard.screens.models.model import ModelScreen
+
+            self.app.push_screen(ModelScreen(one, self.shelf))

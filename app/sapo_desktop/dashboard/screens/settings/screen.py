@@ -54,7 +54,6 @@ class SettingsScreen(ModalScreen[None]):
 
     def on_mount(self) -> None:
         """Titles, then the rows."""
-        self.query_one("#rows").border_title = Content.styled("Settings", "bold")
         self.query_one("#rows").border_subtitle = Content.styled(plain(self.actions.describe(), 200), "$muted")
         self._read()
 
@@ -80,6 +79,9 @@ class SettingsScreen(ModalScreen[None]):
         chosen = self.chosen
         wanted = self.query_one("#search", Input).value.casefold()
         self.listed = [row for row in self.rows if wanted in f"{row.key} {row.help}".casefold()]
+        owner = next((row.owner for row in self.rows if row.owner), "")
+        title = f"Settings of the model {owner}, and of the app" if owner else "Settings"
+        listing.border_title = Content.styled(plain(title, 80), "bold")
         width = max(listing.scrollable_content_region.width - 2, 40)
         listing.clear_options()
         listing.add_options([Option(row_line(row, width)) for row in self.listed])
@@ -197,7 +199,7 @@ class SettingsScreen(ModalScreen[None]):
 
 def row_line(row: SettingRow, width: int) -> Content:
     """Key, value, where it comes from."""
-    origin = "file" if row.saved else "default"
+    origin = "default" if not row.saved else "model" if row.owner else "file"
     room = max(width - 38, 8)
     value = fit(plain(row.value, 300) or "(empty)", room)
     style = "bold" if row.value != row.default else "$muted"
@@ -209,13 +211,14 @@ def row_line(row: SettingRow, width: int) -> Content:
 
 def about(row: SettingRow, width: int) -> Content:
     """All that is to be known of one setting."""
-    origin = "from the settings file" if row.saved else "the default"
+    saved = f"of the model {row.owner}" if row.owner else "from the settings file"
+    origin = saved if row.saved else "the default"
     pairs = [
         ("value", f"{spaced(row, row.value)} ({origin})"),
         ("default", spaced(row, row.default)),
         ("allowed", row.kind),
         ("counts", row.counts),
-        ("terminal", f"sapo-desktop config set {row.key} VALUE"),
+        ("terminal", _in_a_terminal(row)),
     ]
     lines = [Content(hang(plain(row.help, 400), width, 0))]
     if row.running:
@@ -225,3 +228,10 @@ def about(row: SettingRow, width: int) -> Content:
         Content.assemble((f"{label:<10}", "$muted"), hang(plain(value, 600), width, 10)) for label, value in pairs
     ]
     return Content("\n").join(lines)
+
+
+def _in_a_terminal(row: SettingRow) -> str:
+    """The command that does the same."""
+    if row.owner:
+        return f"sapo-desktop node {row.owner} --{row.key.partition('.')[2].replace('_', '-')} VALUE"
+    return f"sapo-desktop config set {row.key} VALUE"

@@ -37,8 +37,8 @@ class JoinDialog(ModalScreen[str | None]):
         with Vertical(classes="box dialog swarm"):
             yield Static(Content.styled("Join a swarm", "bold"), markup=False)
             yield Static(
-                "Paste the line that the host gave you. The node finishes its round, then goes on in the swarm with a "
-                "run of its own. Others see the text of its attempts, a random node id, the name you chose and the "
+                "Paste the line that the host gave you. The node finishes its round, then goes on in the swarm with the "
+                "same model. Others see the text of its attempts, a random node id, the name you chose and the "
                 "model's name; no weights, no files.",
                 markup=False,
             )

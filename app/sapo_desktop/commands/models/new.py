@@ -1,0 +1,51 @@
+"""`sapo-desktop new NAME --base BASE`: a model that starts from a base."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+import msgspec
+
+from sapo_desktop import settings
+from sapo_desktop.paths import Home
+from sapo_desktop.services.models import creating
+from sapo_desktop.services.models.adopt import adopt
+from sapo_desktop.settings import flags
+from sapo_swarm.config import RunConfig
+
+
+def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
+    parser.add_argument("name", help="what it is called: letters, digits, dots, dashes, underscores")
+    parser.add_argument(
+        "--base",
+        dest="model",
+        default=argparse.SUPPRESS,
+        metavar="BASE",
+        help="starter, starter-1m, a local Hugging Face folder, or a hub id (default: run.model of the settings)",
+    )
+    flags.add_run_flags(parser, [name for name in RunConfig.__struct_fields__ if name != "model"])
+
+
+def main(args: argparse.Namespace) -> int:
+    home = Home.find()
+    home.prepare()
+    for sentence in adopt(home):
+        print(sentence, file=sys.stderr)
+    config = flags.run_config(settings.load(home.settings), args)
+    model = creating.new(home, args.name, config, _progress)
+    left = msgspec.structs.asdict(settings.load(home.settings).run)
+    own = [
+        f"{key.replace('_', ' ')} {settings.text(value)}"
+        for key, value in msgspec.structs.asdict(config).items()
+        if value != left[key] and key != "model"
+    ]
+    print(f"{model.name} starts from {model.record.base}{', ' + ', '.join(own) if own else ''}.")
+    print(f"Train it: sapo-desktop node {model.name}, or press c on it in sapo-desktop, screen 4.")
+    return 0
+
+
+def _progress(fraction: float, phrase: str) -> None:
+    """Of a download, where there is somebody to read it."""
+    if sys.stderr.isatty():
+        print(f"\r{phrase}: {100 * fraction:3.0f} %", end="\n" if fraction >= 1 else "", file=sys.stderr, flush=True)

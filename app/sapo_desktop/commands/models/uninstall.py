@@ -1,0 +1,46 @@
+"""`sapo-desktop uninstall --data`: list and remove what the app made on this machine."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+
+from sapo_desktop.errors import AppError, UsageError
+from sapo_desktop.paths import Home
+from sapo_desktop.services import uninstall
+from sapo_desktop.services.nodes import supervisor
+
+
+def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
+    parser.add_argument(
+        "--data", action="store_true", help="models, settings, logs and caches; without it nothing is done"
+    )
+    parser.add_argument("--yes", action="store_true", help="without asking")
+
+
+def main(args: argparse.Namespace) -> int:
+    home = Home.find()
+    found = uninstall.made(home)
+    for one in found:
+        print(f"{one.size / 1e6:>10,.1f} MB  {one.path}\n{'':>15}{one.what}")
+    if not found:
+        print("There is nothing of sapo-desktop on this machine but the program.")
+        return 0
+    if not args.data:
+        raise UsageError(
+            "To remove this: sapo-desktop uninstall --data. "
+            "To remove the program itself, use what installed it, for example: pip uninstall sapo-desktop"
+        )
+    if asyncio.run(supervisor.running(home)) is not None:
+        raise AppError("A node is running here. Stop it first: sapo-desktop stop")
+    total = sum(one.size for one in found) / 1e6
+    if not args.yes:
+        if not sys.stdin.isatty():
+            raise AppError("Nobody can answer here whether all of this may go: add --yes.")
+        if input(f"Remove all of it, {total:,.0f} MB, for ever? [y/N] ").strip().lower() not in ("y", "yes"):
+            return 1
+    freed = uninstall.remove(home, found)
+    print(f"Removed: {freed / 1e6:,.0f} MB are free again. A key in the system's keyring, where there is one, is named")
+    print("sapo-desktop. The program itself: use what installed it, for example pip uninstall sapo-desktop")
+    return 0

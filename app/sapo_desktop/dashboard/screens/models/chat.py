@@ -1,0 +1,109 @@
+"""Base and trained model side by side: one question, two answers, word by word."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import ClassVar
+
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal, VerticalScroll
+from textual.content import Content
+from textual.css.query import NoMatches
+from textual.widget import Widget
+from textual.widgets import Input, Static
+
+from sapo_desktop.dashboard.look.show import plain
+from sapo_desktop.dashboard.screens.base import BaseScreen
+from sapo_desktop.dashboard.state import DashboardState
+from sapo_desktop.dashboard.widgets.keybar import Key
+from sapo_desktop.services.models.interface import ChatLine, ModelActionFailed
+
+KEPT = 20
+"""Questions that stay on the screen."""
+_WAITS = "Each question stands alone. A node that trains waits until you close this."
+_Exchange = tuple[str, list[str]]
+"""A question and the two answers to it."""
+
+
+class ChatScreen(BaseScreen):
+    """Esc closes it: the memory is free again, and a node that worked goes on."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "close", "close", show=False, priority=True)]
+    AUTO_FOCUS: ClassVar[str | None] = "#question"
+
+    def __init__(self, id: str, name: str) -> None:
+        super().__init__()
+        self._model, self._called = id, name
+        self._line: ChatLine | None = None
+        self._said: list[_Exchange] = []
+
+    def body(self) -> Iterable[Widget]:
+        with Horizontal(id="answers"):
+            for place, title in enumerate(("base", self._called)):
+                with VerticalScroll(id=f"side-{place}", classes="box", can_focus=False) as box:
+                    box.border_title = Content.styled(plain(title, 40), "bold")
+                    yield Static("", id=f"text-{place}", markup=False)
+        yield Input(placeholder="loading both models …", id="question", disabled=True)
+
+    def own_keys(self, state: DashboardState) -> list[Key]:
+        return [("Enter", "ask", ""), ("Esc", "close", "screen.close")]
+
+    def on_mount(self) -> None:
+        self.run_worker(self._open(), name="chat", group="chat", exit_on_error=True)
+
+    async def _open(self) -> None:
+        actions = self.dashboard.model_actions
+        assert actions is not None
+        try:
+            self._line = await actions.chat(self._model)
+        except ModelActionFailed as error:
+            self._complain(error)
+            return
+        self.query_one("#text-0", Static).update(Content.styled(_WAITS, "$muted"))
+        field = self.query_one("#question", Input)
+        field.placeholder = "ask something of the kind it is trained on, then Enter"
+        field.disabled = False
+        field.focus()
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        event.stop()
+        if event.value.strip() and self._line is not None:
+            self._said = [*self._said[-KEPT + 1 :], (event.value.strip(), ["", ""])]
+            self.run_worker(self._ask(self._line, event.value), name="ask", group="chat", exit_on_error=True)
+
+    async def _ask(self, line: ChatLine, question: str) -> None:
+        field = self.query_one("#question", Input)
+        field.clear()
+        field.disabled = True
+        self._draw()
+        try:
+            async for place, text in line.ask(question):
+                self._said[-1][1][place] = text
+                self._draw()
+        except ModelActionFailed as error:
+            self._complain(error)
+            return
+        field.disabled = False
+        field.focus()
+
+    def _draw(self) -> None:
+        for place in (0, 1):
+            rows = []
+            for question, answers in self._said:
+                answer = plain(answers[place], 4000, lines=True) or "…"
+                rows += [Content.styled(f"> {plain(question, 400)}", "$muted"), Content(answer), Content("")]
+            self.query_one(f"#text-{place}", Static).update(Content("\n").join(rows))
+            self.query_one(f"#side-{place}", VerticalScroll).scroll_end(animate=False)
+
+    def _complain(self, error: ModelActionFailed) -> None:
+        self.query_one("#text-0", Static).update(Content.styled(plain(str(error), 600), "$warning"))
+
+    def action_close(self) -> None:
+        """The screen goes at once; the processes are given their time."""
+        line, self._line = self._line, None
+        self.workers.cancel_node(self)
+        if line is not None:
+            self.app.run_worker(line.close(), name="close-chat", exit_on_error=False)
+        with suppress(NoMatches):
+            self.dismiss(None)

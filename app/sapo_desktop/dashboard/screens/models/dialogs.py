@@ -1,0 +1,122 @@
+"""Screen 4's questions: a new model, a name, are you sure, which other one, which format."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import ClassVar, Generic, TypeVar
+
+from textual import work
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal, Vertical
+from textual.content import Content
+from textual.screen import ModalScreen
+from textual.widgets import Input, Static
+
+from sapo_desktop.dashboard.look.show import plain
+from sapo_desktop.dashboard.screens.dialogs import ChoiceDialog
+from sapo_desktop.dashboard.widgets.choice import Choice
+from sapo_desktop.services.models.interface import ModelActionFailed, NewModel, NewModelInfo
+
+T = TypeVar("T")
+
+
+class _Form(ModalScreen[str | None]):
+    """Fields, and a button that tries: what is refused says why and stays. Gives the sentence of what was done."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape", "cancel", "cancel", show=False),
+        Binding("enter", "accept", "go", show=False, priority=True),
+        Binding("down", "app.focus_next", "next", show=False),
+        Binding("up", "app.focus_previous", "previous", show=False),
+    ]
+    AUTO_FOCUS: ClassVar[str | None] = "#name"
+
+    def attempt(self) -> Awaitable[str]:
+        """Do it. Raises ModelActionFailed."""
+        raise NotImplementedError
+
+    def action_accept(self) -> None:
+        self.query_one("#complaint", Static).update(Content.styled("One moment …", "$muted"))
+        self._try()
+
+    @work(name="form", group="form", exclusive=True)
+    async def _try(self) -> None:
+        try:
+            said = await self.attempt()
+        except ModelActionFailed as error:
+            self.query_one("#complaint", Static).update(Content.styled(plain(str(error), 400), "$warning"))
+        else:
+            self.dismiss(said)
+
+    def action_cancel(self) -> None:
+        self.dismiss(None)
+
+
+class NewModelDialog(_Form):
+    """A name, a base, a difficulty. Everything else comes from the settings for new models."""
+
+    def __init__(self, info: NewModelInfo, make: Callable[[NewModel], Awaitable[str]]) -> None:
+        super().__init__()
+        self._info, self._make = info, make
+
+    def compose(self) -> ComposeResult:
+        with Vertical(classes="box dialog form"):
+            yield Static(Content.styled("New model", "bold"), markup=False)
+            yield Static(
+                "It starts from a base and is trained at once. Your other models stay as they are.", markup=False
+            )
+            with Horizontal(classes="field"):
+                yield Static("Name", markup=False)
+                yield Input(self._info.name, id="name", compact=True, max_length=40)
+            yield Choice("Base", self._info.bases, id="base")
+            with Horizontal(classes="field"):
+                yield Static("or", markup=False)
+                yield Input(placeholder="a folder, or a hub id such as owner/name", id="other", compact=True)
+            yield Choice("Tasks", self._info.presets, id="preset")
+            yield Static("", id="complaint", markup=False)
+            yield Static(hint(("Enter", "make it and train it"), ("arrows", "change"), ("Esc", "cancel")), markup=False)
+
+    def attempt(self) -> Awaitable[str]:
+        other = self.query_one("#other", Input).value.strip()
+        base = other or self.query_one("#base", Choice).value
+        name = self.query_one("#name", Input).value.strip()
+        return self._make(NewModel(name, base, self.query_one("#preset", Choice).value))
+
+
+class NameDialog(_Form):
+    """One name: for renaming and for duplicating."""
+
+    def __init__(self, question: str, detail: str, name: str, act: Callable[[str], Awaitable[str]]) -> None:
+        super().__init__()
+        self._question, self._detail, self._called, self._act = question, detail, name, act
+
+    def compose(self) -> ComposeResult:
+        with Vertical(classes="box dialog form"):
+            yield Static(Content.styled(plain(self._question, 120), "bold"), markup=False)
+            yield Static(plain(self._detail, 300), markup=False)
+            yield Input(self._called, id="name", compact=True, max_length=40)
+            yield Static("", id="complaint", markup=False)
+            yield Static(hint(("Enter", "do it"), ("Esc", "cancel")), markup=False)
+
+    def attempt(self) -> Awaitable[str]:
+        return self._act(self.query_one("#name", Input).value.strip())
+
+
+class PickDialog(ChoiceDialog[T], Generic[T]):
+    """One of several, each with what it brings; for yes and no too."""
+
+    def __init__(self, question: str, answers: Sequence[tuple[str, str, T | None]], careful: bool = False) -> None:
+        """careful: the cursor starts on Cancel, because something would be lost for ever."""
+        cancel: tuple[str, str, T | None] = ("Cancel (Esc)", "", None)
+        super().__init__([cancel, *answers] if careful else [*answers, cancel])
+        self._question = question
+
+    @property
+    def question(self) -> str:
+        return plain(self._question, 300)
+
+
+def hint(*keys: tuple[str, str]) -> Content:
+    """Keys and what they do, for the last line of a dialog."""
+    return Content("   ").join(Content.assemble((key, "bold $accent"), (f" {label}", "$muted")) for key, label in keys)

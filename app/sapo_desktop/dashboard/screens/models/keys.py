@@ -1,0 +1,207 @@
+"""What is done with a model by key, in the list and when it is opened. Each asks first where something is lost."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Awaitable
+from typing import ClassVar
+
+from textual.binding import Binding, BindingType
+
+from sapo_desktop.dashboard.look.show import memory
+from sapo_desktop.dashboard.screens.base import BaseScreen
+from sapo_desktop.dashboard.screens.models.dialogs import NameDialog, NewModelDialog, PickDialog
+from sapo_desktop.dashboard.state import DashboardState
+from sapo_desktop.dashboard.widgets.keybar import Key
+from sapo_desktop.services.models.interface import ExportChoice, ModelActionFailed, ModelActions, Shelf
+from sapo_desktop.services.models.overview import Overview
+
+COMPARED_ITEMS = 50
+"""Held-out questions a task when two models are compared here; sapo-desktop compare --items takes more."""
+AGAIN_S = 5.0
+"""Seconds after which the disk is read again while it is shown: the model in training grows."""
+MORE = (("r", "rename"), ("d", "duplicate"), ("f", "free space"), ("x", "delete"))
+"""Keys for which the footer has no room."""
+
+
+class ModelKeys(BaseScreen):
+    """The keys. Subclasses say which model is meant and look again after a change."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("c", "proceed", "continue", show=False),
+        Binding("n", "new", "new", show=False),
+        Binding("r", "rename", "rename", show=False),
+        Binding("d", "duplicate", "duplicate", show=False),
+        Binding("x", "delete", "delete", show=False),
+        Binding("v", "compare", "compare", show=False),
+        Binding("t", "chat", "chat", show=False),
+        Binding("e", "export", "export", show=False),
+        Binding("f", "free", "free space", show=False),
+    ]
+    shelf = Shelf()
+
+    @property
+    @abstractmethod
+    def chosen(self) -> Overview | None:
+        """The model that is meant."""
+
+    @abstractmethod
+    def look(self) -> None:
+        """Read the disk again, in a worker."""
+
+    @property
+    def actions(self) -> ModelActions:
+        actions = self.dashboard.model_actions
+        assert actions is not None  # without them there is no such screen
+        return actions
+
+    def own_keys(self, state: DashboardState) -> list[Key]:
+        return [
+            ("c", "continue", "screen.proceed"),
+            ("n", "new", "screen.new"),
+            ("v", "compare", "screen.compare"),
+            ("t", "chat", "screen.chat"),
+            ("e", "export", "screen.export"),
+        ]
+
+    # Doing and saying
+
+    def do(self, work: Awaitable[str], meanwhile: str = "") -> None:
+        """Let it be done, and say what came of it."""
+        if meanwhile:
+            self.dashboard.say(meanwhile)
+        self.run_worker(self._finish(work), name="model", exit_on_error=True)
+
+    async def _finish(self, work: Awaitable[str]) -> None:
+        try:
+            self.dashboard.say(await work)
+        except ModelActionFailed as error:
+            self.dashboard.say(str(error), error=True)
+        self.look()
+
+    def made(self) -> None:
+        """A model was made: the newest is the one that is meant now."""
+
+    def _made(self, sentence: str | None) -> None:
+        if sentence:
+            self.made()
+        self._done(sentence)
+
+    def _done(self, sentence: str | None) -> None:
+        """A dialog has done it."""
+        if sentence:
+            self.dashboard.say(sentence)
+            self.look()
+
+    # The keys
+
+    def action_proceed(self) -> None:
+        if (one := self.chosen) is not None:
+            if one.model.record.id == self.shelf.training:
+                self.dashboard.say(f"The node trains {one.model.name} already")
+                return
+            busy = "Finishing the round, then going on with" if self.shelf.training else "Starting the node with"
+            self.do(self.actions.proceed(one.model.record.id), f"{busy} {one.model.name}")
+
+    def action_new(self) -> None:
+        self.run_worker(self._new(), name="new", exit_on_error=True)
+
+    async def _new(self) -> None:
+        try:
+            offer = await self.actions.offer()
+        except ModelActionFailed as error:
+            self.dashboard.say(str(error), error=True)
+            return
+        self.app.push_screen(NewModelDialog(offer, self.actions.new), self._made)
+
+    def action_rename(self) -> None:
+        if (one := self.chosen) is not None:
+            name, id = one.model.name, one.model.record.id
+            detail = "The weights, the history and the folder stay where they are."
+            dialog = NameDialog(f"Rename {name}", detail, name, lambda new: self.actions.rename(id, new))
+            self.app.push_screen(dialog, self._done)
+
+    def action_duplicate(self) -> None:
+        if (one := self.chosen) is not None:
+            name, id = one.model.name, one.model.record.id
+            detail = f"Another model with the same weights and history; it takes about {memory(one.size, '0 MB')}."
+            dialog = NameDialog(
+                f"Duplicate {name}", detail, f"{name}-2"[:40], lambda new: self.actions.duplicate(id, new)
+            )
+            self.app.push_screen(dialog, self._done)
+
+    def action_delete(self) -> None:
+        if (one := self.chosen) is None:
+            return
+        name, id = one.model.name, one.model.record.id
+        stop = "the node that trains it is stopped first; " if id == self.shelf.training else ""
+        detail = f"{stop}weights, history and exports are gone for ever; frees {memory(one.size, '0 MB')}"
+
+        def chosen(yes: bool | None) -> None:
+            if yes:
+                self.do(self.actions.delete(id), f"Deleting {name}")
+                self.deleted()
+
+        self.app.push_screen(PickDialog(f"Delete {name}?", [("Delete it", detail, True)], careful=True), chosen)
+
+    def deleted(self) -> None:
+        """The chosen model is about to be gone."""
+
+    def action_free(self) -> None:
+        if (one := self.chosen) is not None:
+            self.run_worker(self._free(one), name="free", exit_on_error=True)
+
+    async def _free(self, one: Overview) -> None:
+        id = one.model.record.id
+        try:
+            count, size = await self.actions.spare(id)
+        except ModelActionFailed as error:
+            self.dashboard.say(str(error), error=True)
+            return
+        if not count:
+            self.dashboard.say(f"{one.model.name} has its newest and its best checkpoint only: nothing to free")
+            return
+
+        def chosen(yes: bool | None) -> None:
+            if yes:
+                self.do(self.actions.free(id))
+
+        what = f"Remove {count} older checkpoint{'' if count == 1 else 's'}"
+        detail = f"frees {memory(size, '0 MB')}; the newest and the best one stay"
+        self.app.push_screen(PickDialog(f"Free space of {one.model.name}", [(what, detail, True)]), chosen)
+
+    def action_compare(self) -> None:
+        if (one := self.chosen) is None:
+            return
+        from sapo_desktop.dashboard.screens.models.compare import CompareScreen
+
+        others = [other for other in self.shelf.models if other.model.record.id != one.model.record.id]
+        answers: list[tuple[str, str, str | None]] = [("Its base", one.model.record.base, "")]
+        answers += [(other.model.name, f"from {other.model.record.base}", other.model.record.id) for other in others]
+
+        def chosen(id: str | None) -> None:
+            if id is not None:
+                second = next((other for other in others if other.model.record.id == id), None)
+                self.app.push_screen(CompareScreen(one, second, COMPARED_ITEMS))
+
+        self.app.push_screen(PickDialog(f"Compare {one.model.name} with", answers), chosen)
+
+    def action_chat(self) -> None:
+        if (one := self.chosen) is not None:
+            from sapo_desktop.dashboard.screens.models.chat import ChatScreen
+
+            self.app.push_screen(ChatScreen(one.model.record.id, one.model.name))
+
+    def action_export(self) -> None:
+        if (one := self.chosen) is None:
+            return
+        from sapo_desktop.dashboard.screens.models.work import ExportScreen
+
+        id, name = one.model.record.id, one.model.name
+        answers = [(choice.label, choice.what, choice) for choice in self.actions.exports(id)]
+
+        def chosen(choice: ExportChoice | None) -> None:
+            if choice is not None:
+                self.app.push_screen(ExportScreen(name, choice, self.actions.export(id, choice)), lambda _: self.look())
+
+        self.app.push_screen(PickDialog(f"Export {name} as", answers), chosen)

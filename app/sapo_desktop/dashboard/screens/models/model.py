@@ -1,0 +1,98 @@
+"""One model, opened: its chart with every change marked, its history, evaluations by task, checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import ClassVar
+
+from textual import work
+from textual.binding import Binding, BindingType
+from textual.containers import VerticalScroll
+from textual.content import Content
+from textual.widget import Widget
+from textual.widgets import Static
+
+from sapo_desktop.dashboard.look.show import plain
+from sapo_desktop.dashboard.screens.models import curves, rows
+from sapo_desktop.dashboard.screens.models.dialogs import hint
+from sapo_desktop.dashboard.screens.models.keys import AGAIN_S, MORE, ModelKeys
+from sapo_desktop.dashboard.state import DashboardState
+from sapo_desktop.dashboard.widgets.chart import Chart
+from sapo_desktop.dashboard.widgets.keybar import Key
+from sapo_desktop.services.models.interface import ModelActionFailed, Shelf
+from sapo_desktop.services.models.overview import Overview
+
+
+class ModelScreen(ModelKeys):
+    """Esc closes it."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "close", "close", show=False)]
+    AUTO_FOCUS: ClassVar[str | None] = "#whole"
+
+    def __init__(self, one: Overview, shelf: Shelf) -> None:
+        super().__init__()
+        self._one, self.shelf = one, shelf
+
+    @property
+    def chosen(self) -> Overview | None:
+        return self._one
+
+    def body(self) -> Iterable[Widget]:
+        yield Chart(plain(self._one.model.name, 40), self.glyphs, id="model-chart")
+        with VerticalScroll(id="whole", classes="box"):
+            yield Static("", id="whole-text", markup=False)
+
+    def own_keys(self, state: DashboardState) -> list[Key]:
+        return [("Esc", "back", "screen.close"), *super().own_keys(state)]
+
+    def on_mount(self) -> None:
+        self.query_one("#whole").border_subtitle = hint(*MORE)
+        self.set_interval(AGAIN_S, self._again)
+
+    def _again(self) -> None:
+        if self.is_current:
+            self.look()
+
+    def on_screen_resume(self) -> None:
+        super().on_screen_resume()
+        self.look()
+
+    def on_resize(self) -> None:
+        super().on_resize()
+        self.call_after_refresh(self._show)
+
+    def look(self) -> None:
+        self._look()
+
+    @work(name="shelf", group="shelf", exclusive=True)
+    async def _look(self) -> None:
+        try:
+            self.shelf = await self.actions.shelf()
+        except ModelActionFailed as error:
+            self.dashboard.say(str(error), error=True)
+            return
+        id = self._one.model.record.id
+        found = next((one for one in self.shelf.models if one.model.record.id == id), None)
+        if found is None:
+            self.action_close()
+            return
+        self._one = found
+        self._show()
+
+    def _show(self) -> None:
+        one, box = self._one, self.query_one("#whole", VerticalScroll)
+        box.border_title = Content.styled(plain(one.model.name, 60), "bold")
+        width = max(box.scrollable_content_region.width, 40)
+        text = rows.whole(one, self.dashboard.feed.now(), width, self.glyphs)
+        self.query_one("#whole-text", Static).update(text)
+        lines, marks = curves.of_one(one.story)
+        training = one.model.record.id == self.shelf.training
+        waiting = "Waiting for the first round." if training else "No round yet. Press c: the node trains this model."
+        self.query_one(Chart).show(lines, marks, waiting, f"{plain(one.model.name, 40)}: reward")
+
+    def deleted(self) -> None:
+        self.action_close()
+
+    def action_close(self) -> None:
+        if self.is_current:
+            self.dismiss(None)

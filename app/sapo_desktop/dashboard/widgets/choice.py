@@ -1,0 +1,53 @@
+"""A question in one line whose answer changes with the left and right arrows, or a click."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from textual.binding import Binding, BindingType
+from textual.content import Content
+from textual.message import Message
+from textual.widget import Widget
+
+from sapo_desktop.dashboard.look.show import plain
+
+LABEL, VALUE = 9, 10
+"""Columns of the label and of the answer. What is longer (an engine of somebody else's) pushes its explanation to the right."""
+
+
+class Choice(Widget, can_focus=True):
+    """answers: (value, explanation); the first is chosen. Tells by Changed when another one is."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("right", "turn(1)", "next", show=False),
+        Binding("left", "turn(-1)", "previous", show=False),
+    ]
+
+    class Changed(Message):
+        """Another answer is chosen."""
+
+    def __init__(self, label: str, answers: tuple[tuple[str, str], ...], id: str) -> None:
+        super().__init__(id=id)
+        self.label, self.answers, self.place = label, answers, 0
+
+    @property
+    def value(self) -> str:
+        return self.answers[self.place][0]
+
+    def action_turn(self, steps: int) -> None:
+        self.place = (self.place + steps) % len(self.answers)
+        self.refresh()
+        self.post_message(self.Changed())
+
+    def on_click(self) -> None:
+        self.focus()
+        self.action_turn(1)
+
+    def render(self) -> Content:
+        value, detail = self.answers[self.place]
+        left, right = ("◂", "▸") if self.has_focus and len(self.answers) > 1 else (" ", " ")
+        return Content.assemble(
+            (self.label.ljust(LABEL), "bold $accent" if self.has_focus else ""),
+            (f"{left} {plain(value, 40):<{VALUE}} {right}", "bold"),
+            (f"  {plain(detail, 120)}", "$muted"),
+        )

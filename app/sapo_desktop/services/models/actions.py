@@ -1,0 +1,203 @@
+"""Screen 4's actions over this home. What is heavy runs in threads or in processes of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import ParamSpec, TypeVar
+
+import msgspec
+
+from sapo_desktop import settings
+from sapo_desktop.errors import AppError
+from sapo_desktop.paths import Home
+from sapo_desktop.services.models import children, control, names, store
+from sapo_desktop.services.models.conversation import Conversation
+from sapo_desktop.services.models.interface import (
+    ChatLine,
+    ExportChoice,
+    ModelActionFailed,
+    NewModel,
+    NewModelInfo,
+    Shelf,
+    Told,
+)
+from sapo_desktop.services.models.overview import Overview, overview
+from sapo_desktop.services.models.store import Model
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class HomeModels:
+    """Implements ModelActions."""
+
+    def __init__(self, home: Home) -> None:
+        self._home = home
+        self._known: dict[str, tuple[float, Overview]] = {}
+
+    # Looking
+
+    async def shelf(self) -> Shelf:
+        training = await control.in_training(self._home)
+        models, problems = await _thread(self._look)
+        return Shelf(models, training.record.id if training else "", problems)
+
+    def _look(self) -> tuple[tuple[Overview, ...], tuple[str, ...]]:
+        found = tuple(self._overview(model) for model in store.all_models(self._home))
+        return found, tuple(store.damaged(self._home))
+
+    def _overview(self, model: Model) -> Overview:
+        """Read again only where something was written since."""
+        stamp, id = store.stamp(model.folder), model.record.id
+        if id not in self._known or self._known[id][0] != stamp:
+            self._known[id] = stamp, overview(model)
+        return self._known[id][1]
+
+    async def _find(self, id: str) -> Model:
+        for model in await _thread(store.all_models, self._home):
+            if model.record.id == id:
+                return model
+        raise ModelActionFailed("This model is not there any more.")
+
+    # Changing
+
+    async def offer(self) -> NewModelInfo:
+        return await _thread(self._offer)
+
+    def _offer(self) -> NewModelInfo:
+        from sapo_desktop.services.models import creating
+
+        models = store.all_models(self._home)
+        mine = tuple((e, f"exported from {m.name}") for m in models for e in _folders(m))
+        bundled = tuple((name, "bundled, nothing to download") for name, _ in creating.bases())
+        chosen = settings.load(self._home.settings).run
+        first = ((chosen.model, "as in your settings"),) if chosen.model not in dict(bundled) else ()
+        count = f"{len(chosen.tasks)} task{'' if len(chosen.tasks) == 1 else 's'}"
+        levels = (("starter", "easy"), ("paper", "as hard as in the paper"), ("hard", "harder"))
+        presets = tuple((name, f"{count}, {how}") for name, how in levels)
+        ordered = sorted(presets, key=lambda pair: pair[0] != chosen.preset)
+        return NewModelInfo(
+            names.free(names.FIRST, [m.name for m in models]), (*first, *bundled, *mine), tuple(ordered)
+        )
+
+    async def new(self, answers: NewModel) -> str:
+        model = await _thread(self._new, answers)
+        await _app(control.switch(self._home, model))
+        return f"{model.name} starts from {model.record.base}; the node trains it now"
+
+    def _new(self, answers: NewModel) -> Model:
+        from sapo_desktop.services.models import creating
+
+        config = settings.load(self._home.settings).run
+        wanted = msgspec.structs.replace(config, model=answers.base, preset=answers.preset)
+        return creating.new(self._home, answers.name, wanted)
+
+    async def proceed(self, id: str) -> str:
+        model = await self._find(id)
+        status = await _app(control.switch(self._home, model))
+        return f"The node trains {model.name}" + (f", from round {status.round + 1} on" if model.trained else "")
+
+    async def rename(self, id: str, name: str) -> str:
+        from sapo_desktop.services.models import keeping
+
+        model = await self._find(id)
+        renamed = await _thread(keeping.rename, self._home, model, name)
+        return f"{model.name} is called {renamed.name} now"
+
+    async def duplicate(self, id: str, name: str) -> str:
+        from sapo_desktop.services.models import keeping
+
+        model = await self._find(id)
+        copy = await _thread(keeping.duplicate, self._home, model, name)
+        return f"{copy.name} has the weights and the history of {model.name}"
+
+    async def delete(self, id: str) -> str:
+        model = await self._find(id)
+        freed = await _app(control.delete(self._home, model))
+        return f"Deleted {model.name}: {freed / 1e6:,.0f} MB are free again"
+
+    async def spare(self, id: str) -> tuple[int, int]:
+        from sapo_desktop.services.models import keeping
+
+        found = await _thread(keeping.spare, await self._find(id))
+        return len(found), sum(one.size for one in found)
+
+    async def free(self, id: str) -> str:
+        from sapo_desktop.services.models import keeping
+
+        model = await self._find(id)
+        freed = await _thread(lambda: keeping.remove(keeping.spare(model)))
+        return f"{freed / 1e6:,.1f} MB are free again"
+
+    # Long work
+
+    async def compare(self, first: str, second: str, items: int) -> AsyncIterator[Told]:
+        one = await self._find(first)
+        pair = [one.name, (await self._find(second)).name if second else "base"]
+        arguments = ["compare", *pair, "--items", str(items), "--progress", "--table"]
+        async for told in _work(arguments):
+            if not told.result:
+                yield told
+                continue
+            *table, data = told.result
+            yield Told(result=tuple(table), data=json.loads(data))
+
+    async def chat(self, id: str) -> ChatLine:
+        model = await self._find(id)
+        if not model.trained:
+            raise ModelActionFailed(
+                f"{model.name} has not been trained yet: there is nothing to compare the base with."
+            )
+        return await Conversation.open(self._home, model)
+
+    def exports(self, id: str) -> tuple[ExportChoice, ...]:
+        from sapo_desktop.services.models.exports import FORMATS, QUANTS
+
+        sessions = self._known[id][1].story.sessions if id in self._known else ()
+        lora = bool(sessions) and sessions[-1].method == "lora"
+        found = []
+        for name, info in FORMATS.items():
+            if name == "gguf":
+                found += [ExportChoice(f"gguf {q}", info.what, ("--format", name, "--quant", q)) for q in QUANTS]
+            elif name != "adapter" or lora:
+                found.append(ExportChoice(name, info.what, ("--format", name)))
+        return tuple(found)
+
+    async def export(self, id: str, choice: ExportChoice) -> AsyncIterator[Told]:
+        model = await self._find(id)
+        async for told in _work(["export", model.name, *choice.arguments, "--progress"]):
+            yield told
+
+
+def _folders(model: Model) -> list[str]:
+    return [str(path.parent) for path in sorted((model.folder / "exports").glob("*/config.json"))]
+
+
+async def _work(arguments: list[str]) -> AsyncIterator[Told]:
+    """A verb to its end: its error stream is the progress, its output the result. Raises ModelActionFailed."""
+    async with children.child(arguments) as process:
+        said = ""
+        async with contextlib.aclosing(children.words(process)) as lines:
+            async for said in lines:
+                yield Told(progress=said)
+        written = await children.result(process, said)
+    yield Told(result=tuple(written.decode("utf-8", "replace").splitlines()))
+
+
+async def _thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """In a worker thread; errors of the lower floors are sentences."""
+    return await _app(asyncio.to_thread(function, *args, **kwargs))
+
+
+async def _app(work: Awaitable[T]) -> T:
+    from sapo_backends.base import BackendError
+    from sapo_swarm.node.control.api import ControlError, NodeNotRunning
+    from sapo_swarm.tasks.catalogue import UnknownTask
+
+    try:
+        return await work
+    except (AppError, BackendError, UnknownTask, ControlError, NodeNotRunning, OSError) as error:
+        raise ModelActionFailed(str(error)) from error

@@ -1,0 +1,68 @@
+"""Runs of versions that had no models become models: data/runs/<id>/ moves to data/models/<name>/, journal and all.
+
+Each is two steps that a kill may come between: model.json is written into the run's folder, then the folder is renamed.
+The next start goes on with whatever is left.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection
+from pathlib import Path
+
+import msgspec
+
+from sapo_desktop.errors import AppError
+from sapo_desktop.paths import Home
+from sapo_desktop.services.models import names, store
+from sapo_desktop.services.models.store import Record
+from sapo_desktop.services.nodes.lock import NodeLock
+from sapo_swarm.config import RunConfig
+
+
+def adopt(home: Home) -> list[str]:
+    """Move what is left of data/runs/; a sentence for each that moved or could not. Nothing while a node works there."""
+    waiting = sorted(path.parent for path in home.runs.glob("*/config.json"))
+    if not waiting:
+        return []
+    try:
+        with NodeLock(home.lock):
+            return [_adopt(home, folder, alone=len(waiting) == 1) for folder in waiting]
+    except AppError:  # a node of the older version works in one of them: the next start moves them
+        return []
+
+
+def _adopt(home: Home, run: Path, alone: bool) -> str:
+    try:
+        record = _record(home, run, alone)
+        home.models.mkdir(parents=True, exist_ok=True)
+        target = home.models / store.free_folder(home.models, record.name)
+        run.rename(target)
+    except (AppError, OSError, msgspec.MsgspecError) as error:
+        return f"The run {run.name} could not become a model ({error}). It stays as it is in {run}."
+    return f"The run {run.name} is a model now: {record.name}."
+
+
+def _record(home: Home, run: Path, alone: bool) -> Record:
+    """The one that an earlier attempt wrote, else a new one, written. Raises AppError, OSError, MsgspecError."""
+    taken = [model.name for model in store.all_models(home)]
+    if (run / store.RECORD).exists():
+        record = store.read(run).record
+        if record.name.lower() not in {name.lower() for name in taken}:
+            return record
+        return store.write(run, msgspec.structs.replace(record, name=names.free(record.name, taken))).record
+    config = msgspec.convert(
+        store.settings_of_today(msgspec.json.decode((run / "config.json").read_bytes())), RunConfig
+    )
+    journal = run / "journal.db"
+    last = (journal if journal.exists() else run).stat().st_mtime
+    fresh = store.record_of(_name(config, last, alone, taken), config, id=run.name, created=last)
+    return store.write(run, msgspec.structs.replace(fresh, trained=config, last_trained=last)).record
+
+
+def _name(config: RunConfig, last: float, alone: bool, taken: Collection[str]) -> str:
+    """An only run becomes my-model; several are told apart by what they trained and when."""
+    if alone and not taken:
+        return names.FIRST
+    when = time.strftime("%Y-%m-%d", time.localtime(last))
+    return names.free(f"{names.suggested(Path(config.model).name)[: names.LONGEST - 14]}-{when}", taken)

@@ -1,0 +1,90 @@
+"""What may change from one session of a model to the next, and the sentences that say what did."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from sapo_desktop import settings
+from sapo_desktop.errors import UsageError
+from sapo_desktop.services.models import names
+from sapo_desktop.services.models.store import Model, Record
+from sapo_swarm.config import RunConfig
+
+IDENTITY = {
+    "model": "base",
+    "method": "method",
+    "precision": "precision",
+    "lora_rank": "LoRA rank",
+    "trainer": "engine",
+}
+"""Settings that say what the weights are: a model keeps them for ever."""
+_QUIET = frozenset(
+    {
+        *("threads", "device", "rounds", "tripwire", "eval_every"),
+        *("checkpoint_minutes", "checkpoint_every", "keep_checkpoints", "keep_groups", "disk_budget_gb"),
+    }
+)
+"""Settings that change nothing that is learned: no mark in the history."""
+_OPEN: dict[str, object] = {"method": "auto", "precision": "auto", "trainer": "auto"}
+"""Values that leave the choice to the engine: whatever it was, it fits."""
+
+
+def refuse_other_identity(model: Model, wanted: RunConfig, resolved: RunConfig) -> None:
+    """Raise UsageError where the wanted settings would make another model of this one, with the command that makes one.
+
+    resolved: the model's settings with what "auto" meant when its training began.
+    """
+    for field, word in IDENTITY.items():
+        new, now, meant = (getattr(config, field) for config in (wanted, model.config, resolved))
+        if new in (now, meant) or new == _OPEN.get(field):
+            continue
+        other = f"sapo-desktop new {names.suggested(Path(wanted.model).name)}-2 --base {wanted.model}"
+        flag = "" if field == "model" else f" --{field.replace('_', '-')} {new}"
+        raise UsageError(
+            f"{model.name} was made with {word} {meant}; that cannot become {new}, because its weights would not fit. "
+            f"Make another model: {other}{flag}"
+        )
+
+
+def kept_identity(model: Model, config: RunConfig) -> RunConfig:
+    """The config with the model's own identity."""
+    own = {field: getattr(model.config, field) for field in IDENTITY}
+    return msgspec.structs.replace(config, **own)
+
+
+def sentences(record: Record, now: RunConfig, swarm: str, swarm_name: str = "") -> tuple[str, ...]:
+    """What is different from the last session, one sentence a change; empty for a model that was not trained yet.
+
+    swarm: id of the swarm of this session, "" = alone.
+    """
+    if record.trained is None:
+        return ()
+    said = []
+    if swarm and swarm != record.swarm:
+        said.append(f"joined the swarm {swarm_name or swarm[:8]}")
+    elif record.swarm and not swarm:
+        said.append("left the swarm")
+    return (*said, *setting_changes(record.trained, now))
+
+
+def setting_changes(before: RunConfig, after: RunConfig) -> tuple[str, ...]:
+    """Such as "temperature 1.0 -> 0.8": the settings of two sessions that differ and have a say in what is learned."""
+    said = []
+    for name in RunConfig.__struct_fields__:
+        old, new = getattr(before, name), getattr(after, name)
+        if old == new or name in _QUIET or name in IDENTITY:
+            continue
+        word = name.replace("_", " ")
+        said.append(
+            _lists(word, old, new) if isinstance(new, tuple) else f"{word} {settings.text(old)} -> {settings.text(new)}"
+        )
+    return tuple(said)
+
+
+def _lists(word: str, old: tuple[str, ...], new: tuple[str, ...]) -> str:
+    """What came and what went: the whole of both lists would be too long to read."""
+    came = [f"+{item}" for item in new if item not in old]
+    went = [f"-{item}" for item in old if item not in new]
+    return f"{word} {' '.join((*came, *went)) or 'in another order'}"

@@ -1,0 +1,90 @@
+"""One question, two answers, word by word: the base's and the trained model's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from types import TracebackType
+
+from sapo_backends.base import BackendError, Engine, Sampling
+from sapo_desktop.services.models.checkpoints import Chosen, of
+from sapo_desktop.services.models.store import Model
+from sapo_swarm.protocol.safe_text import safe_text
+from sapo_swarm.tasks import catalogue
+from sapo_swarm.tasks.own import library
+from sapo_swarm.tasks.prompts import messages
+
+PIECE = 8
+"""Tokens between two looks at an answer that is being written."""
+LONGEST = 256
+"""Tokens of an answer at most."""
+
+
+class Chat:
+    """Both models in memory. Use with `with`; raises BackendError, CheckpointCorrupt, UsageError when it opens."""
+
+    def __init__(self, model: Model, checkpoint: str = "latest") -> None:
+        self.labels = ("base", model.name)
+        self._chosen: tuple[Chosen, Chosen] = (of(model, "base"), of(model, checkpoint))
+        self._engines: list[Engine] = []
+        self._system = _system(self._chosen[1].config.tasks)
+
+    def __enter__(self) -> Chat:
+        try:
+            for chosen in self._chosen:
+                self._engines.append(chosen.load(lambda fraction, phrase: None))
+        except BaseException:
+            self._close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._close()
+
+    def _close(self) -> None:
+        for engine in self._engines:
+            with suppress(BackendError):
+                engine.close()
+        self._engines.clear()
+
+    def answer(self, question: str, temperature: float) -> Iterator[tuple[int, str]]:
+        """(which of the two, its answer so far), in turns, until both are done. What is shown is made safe.
+
+        Each question stands alone: these models are trained on single questions. Raises BackendError.
+        """
+        writing = {
+            place: _write(engine, messages(question, self._system), temperature)
+            for place, engine in enumerate(self._engines)
+        }
+        while writing:
+            for place in tuple(writing):
+                text = next(writing[place], None)
+                if text is None:
+                    del writing[place]
+                else:
+                    yield place, text
+
+
+def _system(tasks: Sequence[str]) -> str:
+    """The system prompt that the model was trained under: its own task's where it has one task only, else the app's."""
+    if len(tasks) != 1 or not catalogue.is_own(tasks[0]):
+        return ""
+    return library.find(tasks[0]).spec.system
+
+
+def _write(engine: Engine, conversation: list[dict[str, str]], temperature: float) -> Iterator[str]:
+    """The answer so far, every PIECE tokens: the next piece is generated after what is there already."""
+    prompt = list(engine.tokenizer.encode_chat(conversation))
+    written: list[int] = []
+    while len(written) < LONGEST:
+        room = engine.info.context_length - len(prompt) - len(written)
+        if room <= 0:
+            return
+        sampling = Sampling(temperature, 1.0, min(PIECE, room, LONGEST - len(written)))
+        piece = engine.generate([tuple(prompt + written)], 1, sampling, seed=len(written))[0][0]
+        written += piece.tokens
+        yield safe_text(engine.tokenizer.decode(tuple(written))).strip()
+        if piece.finish == "stop" or not piece.tokens:
+            return

@@ -1,0 +1,88 @@
+"""Heavy verbs as processes of their own: the dashboard never loads an engine, and a cancel ends them at once."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+from sapo_desktop.services.models.interface import ModelActionFailed
+
+_LINE = 4 * 1024 * 1024
+"""Bytes of the longest line that is read: a result as one JSON object."""
+_GRACE_S = 5.0
+"""Seconds in which a process that was interrupted may tidy up."""
+
+
+@asynccontextmanager
+async def child(arguments: Sequence[str]) -> AsyncIterator[asyncio.subprocess.Process]:
+    """`sapo-desktop ARGUMENTS`, interrupted when the block is left before it ended. Its three streams are pipes."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "sapo_desktop",
+        *arguments,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        limit=_LINE,
+        start_new_session=True,  # ctrl+c in the terminal is the dashboard's
+    )
+    try:
+        yield process
+    finally:
+        await end(process)
+
+
+async def end(process: asyncio.subprocess.Process) -> None:
+    """Interrupt it; kill it when it does not go."""
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            process.send_signal(signal.SIGINT if os.name != "nt" else signal.SIGTERM)
+        try:
+            async with asyncio.timeout(_GRACE_S):
+                await _drained(process)
+        except TimeoutError:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+    await _drained(process)
+    if process.stdin is not None:
+        process.stdin.close()
+        with contextlib.suppress(OSError):
+            await process.stdin.wait_closed()
+
+
+async def _drained(process: asyncio.subprocess.Process) -> None:
+    """Wait for its end; what it still says is read, so that a full pipe does not hold it."""
+    for stream in (process.stdout, process.stderr):
+        if stream is not None:
+            with contextlib.suppress(ValueError):
+                while await stream.read(65536):
+                    pass
+    await process.wait()
+
+
+async def words(process: asyncio.subprocess.Process) -> AsyncGenerator[str, None]:
+    """What it writes to its error stream, line by line; a carriage return ends a line too."""
+    assert process.stderr is not None
+    rest = ""
+    while piece := await process.stderr.read(4096):
+        *lines, rest = (rest + piece.decode("utf-8", "replace")).replace("\r", "\n").split("\n")
+        for line in lines:
+            if line.strip():
+                yield line.strip()
+    if rest.strip():
+        yield rest.strip()
+
+
+async def result(process: asyncio.subprocess.Process, last_words: str) -> bytes:
+    """All that it wrote. Raises ModelActionFailed with its own last words when it failed."""
+    assert process.stdout is not None
+    written = await process.stdout.read()
+    if await process.wait() != 0:
+        raise ModelActionFailed(last_words.removeprefix("sapo-desktop: ") or "It ended without a word.")
+    return written

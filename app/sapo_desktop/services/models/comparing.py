@@ -1,0 +1,124 @@
+"""Two sets of weights on the same held-out questions: answers, a paired test, one table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from sapo_backends.base import Sampling
+from sapo_desktop.services.models.checkpoints import Chosen
+from sapo_swarm.evaluation import Comparison, Interval, ItemResult, compare, held_out_items, mean_pass_at_k, task_scores
+from sapo_swarm.types import TaskRef
+
+OnProgress = Callable[[str, float], None]
+"""(label of the weights, fraction done)."""
+
+
+@dataclass(frozen=True)
+class Compared:
+    """The verdicts of both on the same items, and what they say. sampling: how both answered."""
+
+    labels: tuple[str, str]
+    before: list[ItemResult]
+    after: list[ItemResult]
+    comparison: Comparison
+    temperature: float
+    samples: int
+
+
+def questions(both: Sequence[Chosen], per_task: int, preset: str = "") -> list[TaskRef]:
+    """Held-out items of every task that either trains on, in the first one's difficulty unless said otherwise.
+
+    Raises UnknownTask where a task has no such preset.
+    """
+    tasks = dict.fromkeys(task for chosen in both for task in chosen.config.tasks)
+    return held_out_items(tasks, preset or both[0].config.preset, per_task)
+
+
+async def measure(
+    both: tuple[Chosen, Chosen], refs: Sequence[TaskRef], temperature: float, samples: int, on_progress: OnProgress
+) -> Compared:
+    """One after the other, so that only one of them is in memory. Raises BackendError, CheckpointCorrupt."""
+    longest = max(chosen.config.max_new_tokens for chosen in both)
+    sampling = Sampling(temperature, 1.0, longest)
+    before, after = [await _answers(chosen, refs, sampling, samples, on_progress) for chosen in both]
+    labels = (both[0].label, both[1].label)
+    return Compared(labels, before, after, compare(before, after), temperature, samples)
+
+
+async def _answers(
+    chosen: Chosen, refs: Sequence[TaskRef], sampling: Sampling, samples: int, on_progress: OnProgress
+) -> list[ItemResult]:
+    from sapo_swarm.node.engine_thread import EngineHost
+    from sapo_swarm.node.evaluation.evaluate import answer
+    from sapo_swarm.scoring.scorer import Scorer
+
+    host = EngineHost()
+    try:
+        on_progress(chosen.label, 0.0)
+        await host.load(lambda: chosen.load(lambda fraction, phrase: None))
+        async with Scorer() as scorer:
+            return await answer(host, scorer, refs, sampling, samples, lambda done: on_progress(chosen.label, done))
+    finally:
+        await host.close()
+
+
+def table(found: Compared, names: tuple[str, str] = ("before", "after")) -> Iterator[str]:
+    """The result in lines for a person, at most 100 columns wide. names: heads of the two columns, 8 characters each."""
+    before, after, comparison = found.before, found.after, found.comparison
+    yield f"{'pass@1, %':<26}{names[0][:8]:>9}{names[1][:8]:>9}   change (95 % interval)"
+    old = {score.task: score for score in task_scores(before)}
+    for score in task_scores(after):
+        change = _change(comparison.tasks[score.task])
+        yield f"{score.task:<26}{100 * old[score.task].pass_at_1:>9.1f}{100 * score.pass_at_1:>9.1f}   {change}"
+    first, last = mean_pass_at_k(before, 1), mean_pass_at_k(after, 1)
+    yield f"{'all':<26}{100 * first:>9.1f}{100 * last:>9.1f}   {_change(comparison.delta)}"
+    k = 2
+    while k <= found.samples:
+        yield f"{f'pass@{k}, all':<26}{100 * mean_pass_at_k(before, k):>9.1f}{100 * mean_pass_at_k(after, k):>9.1f}"
+        k *= 2
+    formed = [sum(sum(i.well_formed) for i in r) / sum(len(i.correct) for i in r) for r in (before, after)]
+    yield f"{'well-formed answers':<26}{100 * formed[0]:>9.1f}{100 * formed[1]:>9.1f}"
+    if not all(interval.excludes_zero for interval in (comparison.delta, *comparison.tasks.values())):
+        yield "~ no measurable change: the interval holds 0"
+    yield ""
+    yield f"Items gained {comparison.gained}, lost {comparison.lost}, McNemar p = {comparison.p_value:.2g}"
+    if comparison.accuracy_share is not None:
+        yield f"Share of the gain that remains among well-formed answers: {100 * comparison.accuracy_share:.0f} %"
+    yield from _shortcuts(after)
+
+
+def _shortcuts(after: list[ItemResult]) -> Iterator[str]:
+    found = [score for score in task_scores(after) if score.shortcut]
+    for score in found:
+        yield (
+            f"Answer-only shortcut: {score.task}, {100 * score.pass_at_1:.1f} % and with the answers to other questions "
+            f"{100 * (score.permuted or 0.0):.1f} %: at least half of this score does not come from reading the question."
+        )
+    if found:
+        yield "Training with --contrast 2 pays nothing for an answer that is also right on one of two other questions."
+
+
+def _change(interval: Interval) -> str:
+    mark = "" if interval.excludes_zero else " ~"
+    return f"{100 * interval.value:+6.1f} ({100 * interval.low:+.1f} to {100 * interval.high:+.1f}){mark}"
+
+
+def as_json(found: Compared) -> dict[str, Any]:
+    """Everything of it, for a program."""
+    ks = [k for k in (1, 2, 4, 8, 16, 32, 64) if k <= found.samples]
+    return {
+        "before": found.labels[0],
+        "after": found.labels[1],
+        "items": len(found.after),
+        "temperature": found.temperature,
+        "samples": found.samples,
+        "pass_at_k_before": {k: mean_pass_at_k(found.before, k) for k in ks},
+        "pass_at_k_after": {k: mean_pass_at_k(found.after, k) for k in ks},
+        "tasks_before": msgspec.to_builtins(task_scores(found.before)),
+        "tasks_after": msgspec.to_builtins(task_scores(found.after)),
+        "comparison": msgspec.to_builtins(found.comparison),
+    }

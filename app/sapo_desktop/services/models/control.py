@@ -1,0 +1,84 @@
+"""Which model the node trains, and letting it train another or the same one with other settings."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from sapo_desktop import settings
+from sapo_desktop.errors import AppError
+from sapo_desktop.paths import Home
+from sapo_desktop.services.models import keeping, store
+from sapo_desktop.services.models.store import Model
+from sapo_desktop.services.nodes import supervisor
+from sapo_swarm.node.control.api import ControlClient, ControlError, NodeNotRunning, NodeStatus
+
+
+async def in_training(home: Home) -> Model | None:
+    """The model of the node that runs here; None without a node, or while it does not answer."""
+    try:
+        status = await supervisor.running(home)
+    except (ControlError, NodeNotRunning):
+        return None
+    return _of(status) if status is not None else None
+
+
+def _of(status: NodeStatus) -> Model | None:
+    try:
+        return store.read(Path(status.folder))
+    except AppError:  # it works in another kind of folder: the lab's, an older version's
+        return None
+
+
+async def shown(home: Home) -> Model | None:
+    """The model that the dashboard shows: the one in training, else the one used last; None where there is none."""
+    model = await in_training(home)
+    return model or next(iter(store.all_models(home)), None)
+
+
+async def restart(home: Home, keep_mode: bool = False) -> NodeStatus:
+    """Let the node finish its round and start again with the settings as they are now; without a node start one.
+
+    keep_mode: it stays in its swarm, or alone, whatever the settings say by now. Raises AppError.
+    """
+    status = await supervisor.running(home)
+    if status is None:
+        return await supervisor.start(home, [])
+    model = _of(status)
+    arguments = [model.name] if model else []
+    if model is not None:
+        try:
+            async with ControlClient(home.socket) as node:
+                goal = (await node.config()).rounds
+        except (NodeNotRunning, ControlError):
+            goal = model.config.rounds
+        arguments += [f"--rounds={goal}"] if goal > status.round and goal != model.config.rounds else []
+    if keep_mode:
+        arguments += _mode(home, status)
+    return await supervisor.restart(home, arguments)
+
+
+def _mode(home: Home, status: NodeStatus) -> list[str]:
+    """The flag that keeps the node where it is, where the settings alone would not."""
+    joined = settings.load(home.settings).swarm.join
+    if status.mode == "silo":
+        return ["--silo"] if joined else []
+    return [] if joined else ["--join=saved"]
+
+
+async def switch(home: Home, model: Model) -> NodeStatus:
+    """The node goes on with that model, after it finished its round with the other one. Raises AppError."""
+    status = await supervisor.running(home)
+    if status is None:
+        return await supervisor.start(home, [model.name])
+    if Path(status.folder) == model.folder:
+        return status
+    return await supervisor.restart(home, [model.name])
+
+
+async def delete(home: Home, model: Model) -> int:
+    """Delete the model, the node that trains it stopped first; how many bytes that freed. Raises AppError."""
+    training = await in_training(home)
+    if training is not None and training.folder == model.folder:
+        await supervisor.stop(home)
+    return await asyncio.to_thread(keeping.delete, model)

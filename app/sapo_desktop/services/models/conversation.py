@@ -1,0 +1,89 @@
+"""A chat in the dashboard: the models are loaded in a process of their own, and a node that works waits meanwhile."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+
+from sapo_desktop.paths import Home
+from sapo_desktop.services.models import children
+from sapo_desktop.services.models.interface import ModelActionFailed
+from sapo_desktop.services.models.store import Model
+from sapo_desktop.services.nodes import supervisor
+from sapo_swarm.node.control.api import ControlClient, ControlError, NodeNotRunning
+
+_AT_WORK = ("running", "starting", "finishing")
+
+
+class Conversation:
+    """Implements ChatLine over `sapo-desktop chat --json`."""
+
+    def __init__(self, home: Home, model: Model) -> None:
+        self.labels = ("base", model.name)
+        self._home, self._model = home, model
+        self._stack = AsyncExitStack()
+
+    @classmethod
+    async def open(cls, home: Home, model: Model) -> Conversation:
+        """Pause the node if it works, load both models. Raises ModelActionFailed; then the node goes on."""
+        chat = cls(home, model)
+        try:
+            await chat._open()
+        except BaseException:
+            await chat.close()
+            raise
+        return chat
+
+    async def _open(self) -> None:
+        await self._hold_node()
+        self._process = await self._stack.enter_async_context(children.child(["chat", self._model.name, "--json"]))
+        if "ready" not in await self._read():
+            raise ModelActionFailed("The chat answers something that is not understood: update sapo-desktop.")
+
+    async def _hold_node(self) -> None:
+        """It shares the processor and the memory: it waits, and goes on when the chat is closed."""
+        try:
+            status = await supervisor.running(self._home)
+            if status is None or status.state not in _AT_WORK:
+                return
+            async with ControlClient(self._home.socket) as node:
+                await node.post("pause")
+        except (NodeNotRunning, ControlError):
+            return
+        self._stack.push_async_callback(self._let_node_go)
+
+    async def _let_node_go(self) -> None:
+        with contextlib.suppress(NodeNotRunning, ControlError):
+            async with ControlClient(self._home.socket) as node:
+                await node.post("resume")
+
+    async def ask(self, question: str) -> AsyncIterator[tuple[int, str]]:
+        """See ChatLine."""
+        assert self._process.stdin is not None
+        line = " ".join(question.split())
+        if not line:
+            return
+        try:
+            self._process.stdin.write(line.encode() + b"\n")
+            await self._process.stdin.drain()
+        except OSError as error:
+            raise ModelActionFailed("The chat ended. Close it and open it again.") from error
+        while "done" not in (said := await self._read()):
+            yield int(str(said["of"])), str(said["text"])
+
+    async def _read(self) -> dict[str, object]:
+        assert self._process.stdout is not None
+        line = await self._process.stdout.readline()
+        if not line:
+            words = [text async for text in children.words(self._process)]
+            reason = words[-1].removeprefix("sapo-desktop: ") if words else "The chat ended without a word."
+            raise ModelActionFailed(reason)
+        found = json.loads(line)
+        assert isinstance(found, dict)
+        return found
+
+    async def close(self) -> None:
+        """Give the memory back and let the node go on."""
+        await self._stack.aclose()

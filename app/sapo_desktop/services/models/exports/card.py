@@ -1,0 +1,165 @@
+"""The model card: what the record of a model says to whoever meets it later."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sapo_swarm.events import Evaluated, TaskScore
+from sapo_swarm.protocol.safe_text import safe_text
+
+BUNDLED_LICENCE = "apache-2.0"
+UNKNOWN = "unknown"
+_HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$")
+_LICENCE = re.compile(r"^license:\s*[\"']?([\w.+-]{1,40})", re.MULTILINE)
+FRONT_MATTER = 8192
+"""Characters of a README in which its licence is looked for."""
+LICENCE_FILES = ("LICENSE", "LICENSE.txt", "LICENSE.md", "LICENCE", "NOTICE")
+
+
+@dataclass(frozen=True)
+class Record:
+    """What is known of a model; every field but the first two may be left out.
+
+    base: starter, a folder, or a hub id. licence: of the base, as an SPDX identifier in lower case, or "unknown".
+    tokens: generated for training. swarm: groups of others were trained on. held_out: the newest evaluation at or before
+    the exported round, with base_held_out from before the training if there is one.
+    """
+
+    name: str
+    base: str
+    licence: str = UNKNOWN
+    tasks: tuple[str, ...] = ()
+    preset: str = ""
+    algorithm: str = ""
+    method: str = ""
+    rounds: int = 0
+    tokens: int = 0
+    swarm: bool = False
+    held_out: Evaluated | None = None
+    base_held_out: Evaluated | None = None
+    settings: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def slug(self) -> str:
+        """The name as part of a file name on every system."""
+        return re.sub(r"[^A-Za-z0-9._-]+", "-", self.name).strip("-.")[:60] or "model"
+
+    @property
+    def base_name(self) -> str:
+        """The base without anybody's folders in it."""
+        return self.base if _HUB_ID.match(self.base) and not Path(self.base).is_dir() else Path(self.base).name
+
+
+def licence_of(base: str, folder: Path) -> str:
+    """The licence that a base model's folder states for itself, else "unknown"."""
+    if base in ("starter", "starter-1m"):
+        return BUNDLED_LICENCE
+    with_card = folder / "README.md"
+    if with_card.is_file():
+        text = with_card.read_text(encoding="utf-8", errors="replace")[:FRONT_MATTER]
+        found = _LICENCE.search(text.split("\n---", 1)[0]) if text.startswith("---") else None
+        if found:
+            return found[1].lower()
+    return "other" if any((folder / name).is_file() for name in LICENCE_FILES) else UNKNOWN
+
+
+def card(record: Record, format_name: str, use: str, checked: str) -> str:
+    """README.md of an export. use: how it is loaded, as markdown. checked: the sentence about its agreement."""
+    parts = [
+        _front(record, format_name),
+        f"# {_plain(record.name)}\n",
+        f"{_plain(record.base_name)}, post-trained by reinforcement learning with verifiable rewards "
+        f"on {_count(record.tasks)} with sapo-desktop.\n",
+        "## Use\n",
+        use,
+        f"{checked}\n" if checked else "",
+        "## Training\n",
+        *(f"- {line}" for line in _training(record)),
+        "\n## Held-out results\n",
+        *_held_out(record),
+        "\n## What it is not\n",
+        "It was rewarded for right final answers to the tasks above and for nothing else: not for being helpful, harmless "
+        "or truthful, and not for right reasoning on the way. Other abilities of the base model may have suffered and were "
+        "not measured. The base model's licence and limits hold for this model too.\n",
+        f"Licence of the base: {_licence_line(record)}",
+    ]
+    return "\n".join(part for part in parts if part) + "\n"
+
+
+def _count(tasks: tuple[str, ...]) -> str:
+    return f"{len(tasks)} reasoning tasks" if len(tasks) != 1 else f"the task {_plain(tasks[0])}"
+
+
+def _plain(text: str) -> str:
+    """Text of a person or a folder as plain markdown in one line."""
+    return re.sub(r"([\\`*_\[\]<>|#])", r"\\\1", " ".join(safe_text(text).split()))
+
+
+def _front(record: Record, format_name: str) -> str:
+    lines = ["---", "tags: [reinforcement-learning, rlvr, sapo-desktop]"]
+    if record.licence != UNKNOWN:
+        lines.append(f"license: {record.licence}")
+    if _HUB_ID.match(record.base_name):
+        kind = {"adapter": "adapter", "gguf": "quantized"}.get(format_name, "finetune")
+        lines += [f"base_model: {record.base_name}", f"base_model_relation: {kind}"]
+    library = {"hf": "transformers", "adapter": "peft", "mlx": "mlx", "gguf": "gguf"}[format_name]
+    return "\n".join([*lines, f"library_name: {library}", "pipeline_tag: text-generation", "---", ""])
+
+
+def _training(record: Record) -> Iterator[str]:
+    yield f"base: {_plain(record.base_name)}"
+    how = {"lora": "a LoRA adapter", "full": "all weights"}.get(record.method, "the weights")
+    together = "its own rollouts and those of others in a swarm (SAPO, arXiv 2509.08721)"
+    yield f"trained: {how}, by {record.algorithm or 'policy gradient'}, on {together if record.swarm else 'its own rollouts'}"
+    yield f"rounds: {record.rounds:,}; tokens generated for training: {record.tokens:,}"
+    if record.tasks:
+        preset = f" (preset {record.preset})" if record.preset else ""
+        yield f"tasks{preset}: {', '.join(map(_plain, record.tasks))}"
+    yield from (f"{key}: {_plain(value)}" for key, value in record.settings.items())
+
+
+def _held_out(record: Record) -> Iterator[str]:
+    """pass@1 by task with intervals, beside the base where it was measured."""
+    now, before = record.held_out, record.base_held_out
+    if now is None:
+        yield "This model was not evaluated on held-out questions. Do so with `sapo-desktop eval`.\n"
+        return
+    yield (
+        f"Strict pass@1 at temperature {now.temperature:g} on held-out questions that no training seed can reach, measured "
+        f"after round {now.round:,}, with 95 % intervals.\n"
+    )
+    olds = {score.task: score for score in before.tasks} if before is not None else {}
+    yield "| task | questions | base | this model |\n|---|---|---|---|"
+    for score in now.tasks:
+        yield f"| {_plain(score.task)} | {score.items} | {_score(olds.get(score.task))} | {_score(score)} |"
+    total = f"{100 * now.pass_at_1:.1f} % ({100 * now.low:.1f} to {100 * now.high:.1f})"
+    base = f"{100 * before.pass_at_1:.1f} %" if before is not None else "not measured"
+    yield f"| all | {now.items} | {base} | {total} |\n"
+    if now.delta is not None and now.delta_low is not None and now.delta_high is not None:
+        no_gain = now.delta_low <= 0.0 <= now.delta_high
+        yield (
+            f"Paired change against the base: {100 * now.delta:+.1f} points ({100 * now.delta_low:+.1f} to "
+            f"{100 * now.delta_high:+.1f}){': no measurable change' if no_gain else ''}.\n"
+        )
+    shortcuts = [_plain(score.task) for score in now.tasks if score.shortcut]
+    if shortcuts:
+        yield (
+            f"At least half of the score on {', '.join(shortcuts)} would be had with the answers to other questions: an "
+            "answer-only shortcut.\n"
+        )
+
+
+def _score(score: TaskScore | None) -> str:
+    if score is None:
+        return "not measured"
+    return f"{100 * score.pass_at_1:.1f} % ({100 * score.low:.1f} to {100 * score.high:.1f})"
+
+
+def _licence_line(record: Record) -> str:
+    if record.licence == UNKNOWN:
+        where = f"https://huggingface.co/{record.base_name}" if _HUB_ID.match(record.base_name) else "where you got it"
+        return f"not stated in its files; look it up ({where}) before you pass this model on.\n"
+    return f"{record.licence}.\n" if record.licence != "other" else "see the licence file beside this card.\n"

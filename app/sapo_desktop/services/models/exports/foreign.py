@@ -1,0 +1,154 @@
+"""In a child process: load an export with the library it is for, as its users do, and answer greedily."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from importlib.metadata import PackageNotFoundError, version
+from itertools import islice
+from typing import Any
+
+from sapo_desktop.services.models.exports.job import Answered, Missing, Read
+
+Chat = list[dict[str, str]]
+Answer = tuple[list[int], list[int]]
+"""(prompt ids, answer ids)."""
+Reader = Callable[[Read], Iterator[Answer]]
+PACKAGES = {"transformers": "transformers", "peft": "peft", "llama_cpp": "llama-cpp-python", "mlx_lm": "mlx-lm"}
+NEEDED = {"transformers": ("torch",), "peft": ("torch", "transformers")}
+"""What a library cannot load a model without."""
+AS_DATA = {"use_safetensors": True, "local_files_only": True, "trust_remote_code": False}
+"""No pickle, no network, no code from a folder."""
+SECONDS = 240.0
+"""After this the answers so far are what is compared: a large model on a processor takes minutes for twenty."""
+
+
+def read(job: Read, report: Callable[[float, str], None]) -> Answered | Missing:
+    """The library's answers to the chats, in order, as many as the time allows; Missing when it is not installed."""
+    package = PACKAGES[job.library]
+    try:
+        found = [version(name) for name in (package, *NEEDED.get(job.library, ()))]
+    except PackageNotFoundError:
+        return Missing()
+    report(0.0, f"loading it with {package}")
+    answers: list[Answer] = []
+    until = time.monotonic() + SECONDS
+    for answer in READERS[job.library](job):
+        answers.append(answer)
+        report(len(answers) / len(job.chats), f"{package} answers {len(answers)} of {len(job.chats)}")
+        if time.monotonic() > until:
+            break
+    return Answered(found[0], answers)
+
+
+def _transformers(job: Read) -> Iterator[Answer]:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    return _by_torch(AutoModelForCausalLM.from_pretrained(job.path, dtype=torch.float32, **AS_DATA), job)
+
+
+def _peft(job: Read) -> Iterator[Answer]:
+    import torch
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    base = AutoModelForCausalLM.from_pretrained(job.base, dtype=torch.float32, **AS_DATA)
+    return _by_torch(PeftModel.from_pretrained(base, job.path), job)
+
+
+def _by_torch(model: Any, job: Read) -> Iterator[Answer]:
+    """Any model with transformers' interface, its own end tokens, and the tokenizer beside it."""
+    import torch
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(job.path)
+    end = model.generation_config.eos_token_id
+    ends = {end} if isinstance(end, int) else set(end or ())
+    model.eval()
+
+    def step(ids: list[int], cache: Any) -> tuple[int, Any]:
+        with torch.inference_mode():
+            output = model(input_ids=torch.tensor([ids]), past_key_values=cache, use_cache=True)
+        return int(output.logits[0, -1].argmax()), output.past_key_values
+
+    for chat in job.chats:
+        prompt = _ids(tokenizer, chat)
+        yield prompt, _until_end(step, prompt, ends, job.tokens, None)
+
+
+def _mlx_lm(job: Read) -> Iterator[Answer]:
+    import mlx.core as mx
+    from mlx_lm import load
+    from mlx_lm.models.cache import make_prompt_cache
+
+    model, tokenizer = load(job.path)[:2]
+
+    def step(ids: list[int], cache: Any) -> tuple[int, Any]:
+        return int(model(mx.array([ids]), cache=cache)[0, -1].argmax().item()), cache
+
+    for chat in job.chats:
+        prompt = _ids(tokenizer, chat)
+        yield prompt, _until_end(step, prompt, set(tokenizer.eos_token_ids), job.tokens, make_prompt_cache(model))
+
+
+def _ids(tokenizer: Any, chat: Chat) -> list[int]:
+    """The chat template as these libraries apply it. Thinking is off, as it was in training."""
+    options = {"add_generation_prompt": True, "enable_thinking": False}
+    text = tokenizer.apply_chat_template(chat, tokenize=False, **options)
+    return list(tokenizer.encode(text, add_special_tokens=False))
+
+
+def _until_end(
+    step: Callable[[list[int], Any], tuple[int, Any]], prompt: list[int], ends: set[int], tokens: int, cache: Any
+) -> list[int]:
+    """Greedy tokens, the end token included, from step(new ids, cache) -> (next token, cache)."""
+    answer: list[int] = []
+    fed = prompt
+    while len(answer) < tokens and not (answer and answer[-1] in ends):
+        token, cache = step(fed, cache)
+        answer.append(token)
+        fed = [token]
+    return answer
+
+
+def _llama_cpp(job: Read) -> Iterator[Answer]:
+    import llama_cpp
+    from llama_cpp.llama_chat_format import Jinja2ChatFormatter
+
+    _without_repacking()
+    model = llama_cpp.Llama(job.path, n_ctx=0, verbose=False)
+    vocabulary = llama_cpp.llama_model_get_vocab(model.model)
+    chat_text = Jinja2ChatFormatter(model.metadata["tokenizer.chat_template"], eos_token="", bos_token="")
+    for chat in job.chats:
+        text = chat_text(messages=chat, enable_thinking=False).prompt
+        prompt = model.tokenize(text.encode(), add_bos=False, special=True)
+        answer: list[int] = []
+        for token in islice(model.generate(prompt, temp=0.0, repeat_penalty=1.0), job.tokens):
+            answer.append(int(token))
+            if llama_cpp.llama_vocab_is_eog(vocabulary, token):
+                break
+        yield list(prompt), answer
+
+
+def _without_repacking() -> None:
+    """llama-cpp-python 0.3.36 crashes in its repacked buffers with quantised weights on processors with AMX; its class
+    has no argument for it, and this process ends after the check."""
+    from llama_cpp import llama_cpp as native
+
+    defaults = native.llama_model_default_params
+
+    def without() -> Any:
+        parameters = defaults()
+        parameters.use_extra_bufts = False
+        return parameters
+
+    native.llama_model_default_params = without
+
+
+READERS: dict[str, Reader] = {
+    "transformers": _transformers,
+    "peft": _peft,
+    "llama_cpp": _llama_cpp,
+    "mlx_lm": _mlx_lm,
+}

@@ -1,0 +1,76 @@
+"""The formats, what is exported, and what is asked for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+from sapo_desktop.errors import AppError, UsageError
+from sapo_desktop.services.models.exports.card import Record
+from sapo_swarm.config import RunConfig
+
+Format = Literal["hf", "adapter", "gguf", "mlx"]
+Quant = Literal["f16", "q8_0", "q4_0"]
+QUANTS: tuple[Quant, ...] = get_args(Quant)
+
+
+@dataclass(frozen=True, slots=True)
+class FormatInfo:
+    """what: one line for people. library: who reads it, as its import name. lossless: its numbers are the trained ones."""
+
+    what: str
+    library: str
+    lossless: bool
+
+
+FORMATS: dict[Format, FormatInfo] = {
+    "hf": FormatInfo("a Hugging Face folder with merged weights, for transformers and vLLM", "transformers", True),
+    "adapter": FormatInfo("the LoRA adapter alone, for peft; needs the base model beside it", "peft", True),
+    "gguf": FormatInfo("one GGUF file for llama.cpp, LM Studio and Ollama (with a Modelfile)", "llama_cpp", False),
+    "mlx": FormatInfo("a folder for mlx_lm on Apple silicon", "mlx_lm", True),
+}
+"""format -> what a person and the checks know of it, in the order in which they are offered."""
+
+
+class ExportFailed(AppError):
+    """The export did not happen; nothing is left behind. The message says why and what to do."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """What is exported.
+
+    config: as the run keeps it (what "auto" means is filled in). checkpoint: the folder with state.json and engine/,
+    None for the base model. record: what the model card tells. chats: conversations for the check in place of held-out
+    questions of the config's tasks.
+    """
+
+    config: RunConfig
+    checkpoint: Path | None
+    record: Record
+    chats: tuple[tuple[dict[str, str], ...], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One export. quant: of GGUF only. verify: load the result with the library it is for. Raises UsageError."""
+
+    format: Format
+    target: Path
+    quant: Quant = "f16"
+    verify: bool = True
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be meant."""
+        if self.format not in FORMATS:
+            raise UsageError(f"There is no format {self.format!r}. Use {', '.join(FORMATS)}.")
+        if self.quant not in QUANTS:
+            raise UsageError(f"There is no quantisation {self.quant!r}. Use {', '.join(QUANTS)}.")
+        if self.format != "gguf" and self.quant != "f16":
+            raise UsageError(f"--quant is for gguf: {self.format} keeps the weights as they were trained.")
+
+    @property
+    def label(self) -> str:
+        """The format with its quantisation, as part of a name."""
+        return f"{self.format}-{self.quant}" if self.format == "gguf" else self.format

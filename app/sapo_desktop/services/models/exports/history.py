@@ -1,0 +1,45 @@
+"""The record of a model from the journal of its run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sapo_backends.base import ModelNotFound
+from sapo_desktop.services.machine.load_request import local_folder
+from sapo_desktop.services.models.exports.card import UNKNOWN, Record, licence_of
+from sapo_swarm.config import RunConfig
+from sapo_swarm.events import Evaluated, RoundFinished
+from sapo_swarm.node.storage.journal import read_only
+
+
+def record_of(name: str, config: RunConfig, journal: Path, rounds: int) -> Record:
+    """What the journal says of the model after so many rounds; without a journal, what the config says.
+
+    Raises JournalError when it is damaged.
+    """
+    events = read_only(journal, kinds=("round", "evaluation")) if journal.exists() else []
+    done = [event for event in events if isinstance(event, RoundFinished) and event.round < rounds]
+    seen = [event for event in events if isinstance(event, Evaluated) and event.round <= rounds]
+    trained = [event for event in seen if event.round > 0]
+    last = {event.round: event for event in done}.values()  # a round that was redone after a kill counts once
+    return Record(
+        name=name,
+        base=config.model,
+        licence=_licence(config),
+        tasks=config.tasks,
+        preset=config.preset,
+        algorithm=config.algorithm,
+        rounds=rounds,
+        tokens=sum(event.tokens_generated for event in last),
+        swarm=any(event.external_groups for event in last),
+        held_out=trained[-1] if trained else None,
+        base_held_out=next((event for event in seen if event.round == 0), None),
+        settings={"seed": str(config.seed), "group size": str(config.group_size)},
+    )
+
+
+def _licence(config: RunConfig) -> str:
+    try:
+        return licence_of(config.model, local_folder(config))
+    except ModelNotFound:
+        return UNKNOWN

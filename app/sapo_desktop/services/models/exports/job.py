@@ -1,0 +1,81 @@
+"""What a child process is asked to do and what it answers: JSON on its standard streams."""
+
+from __future__ import annotations
+
+import msgspec
+
+from sapo_swarm.config import RunConfig
+
+
+class Messages(msgspec.Struct, frozen=True):
+    """One held-out question: the conversation, its ids, and the greedy answer of the engine that trained the model."""
+
+    chat: list[dict[str, str]]
+    prompt: list[int]
+    answer: list[int]
+
+
+class Write(msgspec.Struct, frozen=True, tag="write", kw_only=True):
+    """Load a checkpoint and write it. checkpoint: "" is the base model. file: name of a GGUF file.
+    chats: conversations to answer for the check afterwards, in place of `questions` held-out ones of the config's tasks;
+    an answer has at most `tokens` tokens."""
+
+    config: RunConfig
+    checkpoint: str
+    format: str
+    quant: str
+    folder: str
+    file: str
+    questions: int
+    chats: list[list[dict[str, str]]]
+    tokens: int
+
+
+class Read(msgspec.Struct, frozen=True, tag="read", kw_only=True):
+    """Load an export with the library it is for, and answer. path: a folder, or a GGUF file. base: of an adapter."""
+
+    library: str
+    path: str
+    base: str
+    chats: list[list[dict[str, str]]]
+    tokens: int
+
+
+class Progressed(msgspec.Struct, frozen=True, tag="progress"):
+    """fraction in [0, 1] of this job, and what it does now."""
+
+    fraction: float
+    phrase: str
+
+
+class Written(msgspec.Struct, frozen=True, tag="written"):
+    """method: how the model was trained. base: folder of its base model. exact: the weights in the file are the trained
+    ones in float32, and the answers were computed with them."""
+
+    method: str
+    base: str
+    exact: bool
+    answers: list[Messages]
+
+
+class Answered(msgspec.Struct, frozen=True, tag="answered"):
+    """(prompt ids, answer ids) of each chat."""
+
+    version: str
+    answers: list[tuple[list[int], list[int]]]
+
+
+class Missing(msgspec.Struct, frozen=True, tag="missing"):
+    """The library is not installed."""
+
+
+class Failed(msgspec.Struct, frozen=True, tag="failed"):
+    """The message is for people. bug: it was not foreseen. code: the exit code that the shell gets."""
+
+    message: str
+    bug: bool = False
+    code: int = 1
+
+
+Job = Write | Read
+Reply = Progressed | Written | Answered | Missing | Failed

@@ -1,0 +1,72 @@
+"""An Ollama Modelfile beside a GGUF file: https://docs.ollama.com/modelfile"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sapo_backends.checkpoints.chat_template import ChatTemplate
+from sapo_backends.checkpoints.tokenizer import HfTokenizer, read_json
+
+ONE_TEXT, TWO_TEXTS, THREE_TEXTS = 3, 5, 7
+"""Pieces of a rendered conversation of so many messages, if the template writes each of them once."""
+_UNSAFE = ("{{", "}}", '"""')
+
+
+def modelfile(folder: Path, gguf: str, context: int, system: str) -> str:
+    """folder: the Hugging Face folder behind the file named `gguf`. system: the system prompt that it was trained with."""
+    texts = _end_texts(folder)
+    template, uses_system = _template(folder, texts[0] if texts else "")
+    lines = [f"FROM ./{gguf}", f"PARAMETER num_ctx {context}"]
+    lines += [f'PARAMETER stop "{text}"' for text in texts if '"' not in text]
+    if template:
+        lines.append(f'TEMPLATE """{template}"""')
+    else:
+        lines.append("# Ollama recognises the chat template in the GGUF file.")
+    if uses_system and not any(mark in system for mark in _UNSAFE):
+        lines.append(f'SYSTEM """{system}"""')
+    return "\n".join(lines) + "\n"
+
+
+def _end_texts(folder: Path) -> list[str]:
+    """The texts of the tokens at which the model stops."""
+    added = {int(t["id"]): str(t["content"]) for t in read_json(folder / "tokenizer.json").get("added_tokens", [])}
+    return [added[i] for i in HfTokenizer(folder).eos_ids if i in added]
+
+
+def _template(folder: Path, end: str) -> tuple[str, bool]:
+    """The chat template in Go's syntax, "" where it cannot be said so; and whether it has a place for a system prompt.
+
+    Read off two rendered conversations: what stands before, between and behind the messages' texts.
+    """
+    settings = read_json(folder / "tokenizer_config.json")
+    chat = ChatTemplate.read(folder, settings, _special(settings, "bos_token"), _special(settings, "eos_token"))
+    user = {"role": "user", "content": "U"}
+    plain = _pieces(chat, [user])
+    again = _pieces(chat, [user, {"role": "assistant", "content": "A"}, user])
+    told = _pieces(chat, [{"role": "system", "content": "S"}, user])
+    uses_system = len(told) == TWO_TEXTS
+    if (
+        len(plain) != ONE_TEXT
+        or len(again) != THREE_TEXTS
+        or any(mark in piece for piece in plain + again + told for mark in _UNSAFE)
+    ):
+        return "", uses_system
+    before, after = plain[0], plain[2]
+    head = ""
+    if uses_system:
+        if not told[2].endswith(before):
+            return "", uses_system
+        head = f"{{{{ if .System }}}}{told[0]}{{{{ .System }}}}{told[2].removesuffix(before)}{{{{ end }}}}"
+    closing = again[4].removesuffix(before) if again[4].endswith(before) else end
+    return f"{head}{before}{{{{ .Prompt }}}}{after}{{{{ .Response }}}}{closing}", uses_system
+
+
+def _special(settings: dict[str, object], name: str) -> str:
+    token = settings.get(name)
+    token = token.get("content") if isinstance(token, dict) else token
+    return token if isinstance(token, str) else ""
+
+
+def _pieces(chat: ChatTemplate, messages: list[dict[str, str]]) -> list[str]:
+    """Template text and message texts in turn, template text first and last."""
+    return [text for text, _ in chat.render(messages).parts]

@@ -1,0 +1,74 @@
+"""The child process of an export: one job as JSON on standard input, replies as JSON lines on standard output.
+
+What the libraries print goes to standard error, which the parent keeps from the terminal.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+
+import msgspec
+
+from sapo_backends.base import BackendError, BackendUnavailable
+from sapo_desktop.errors import AppError
+from sapo_desktop.services.models.exports.job import Answered, Failed, Job, Missing, Progressed, Reply, Write, Written
+from sapo_swarm.scoring.scorer import ScorerUnavailable
+from sapo_swarm.tasks.catalogue import UnknownTask
+
+
+class Outlet:
+    """The parent's end of standard output, which nothing else writes to from now on."""
+
+    def __init__(self) -> None:
+        """Take the stream away from everybody else: what they print goes to standard error."""
+        self._stream = os.fdopen(os.dup(1), "wb", buffering=0)
+        os.dup2(2, 1)
+
+    def send(self, reply: Reply) -> None:
+        """One line. Raises BrokenPipeError when the parent is gone."""
+        self._stream.write(msgspec.json.encode(reply) + b"\n")
+
+    def report(self, fraction: float, phrase: str) -> None:
+        """Progress, in the form that engines call it."""
+        self.send(Progressed(fraction, phrase))
+
+
+def _work(job: Job, outlet: Outlet) -> Written | Answered | Missing:
+    if isinstance(job, Write):
+        from sapo_desktop.services.models.exports.writing import write
+
+        return write(job, outlet.report)
+    from sapo_desktop.services.models.exports.foreign import read
+
+    return read(job, outlet.report)
+
+
+def _failure(error: Exception) -> Failed:
+    """The error as the parent tells it."""
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        return Failed("The disk is full. Free some space, or name a folder on another disk with --to.")
+    if isinstance(error, AppError):
+        return Failed(str(error), code=error.exit_code)
+    if isinstance(error, BackendUnavailable):
+        return Failed(str(error), code=4)
+    foreseen = isinstance(error, (BackendError, ScorerUnavailable, UnknownTask, OSError))
+    return Failed(str(error) if foreseen else f"{type(error).__name__}: {error}", bug=not foreseen)
+
+
+def main() -> int:
+    """Run one job. A parent that went away ends it at the next report."""
+    outlet = Outlet()
+    job = msgspec.json.decode(sys.stdin.buffer.read(), type=Job)
+    try:
+        outlet.send(_work(job, outlet))
+    except BrokenPipeError:
+        return 1
+    except Exception as error:
+        outlet.send(_failure(error))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,110 @@
+"""In a child process: load a checkpoint, answer the questions of the check, write the format."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from sapo_backends.base import Engine, OutOfMemory, Sampling
+from sapo_backends.checkpoints import locate
+from sapo_backends.checkpoints.gguf.writer import Kind, require_writable, write_gguf
+from sapo_backends.checkpoints.peft_folder import write_adapter_folder
+from sapo_backends.checkpoints.tokenizer import read_json
+from sapo_desktop.services.machine import engines
+from sapo_desktop.services.machine.load_request import request
+from sapo_desktop.services.models.exports.card import LICENCE_FILES
+from sapo_desktop.services.models.exports.job import Messages, Write, Written
+from sapo_desktop.services.models.exports.modelfile import modelfile
+from sapo_swarm.config import RunConfig
+from sapo_swarm.evaluation import held_out_items
+from sapo_swarm.node.storage.checkpoints import read_state
+from sapo_swarm.scoring.scorer import Scorer
+from sapo_swarm.tasks.prompts import SYSTEM_PROMPT, messages
+from sapo_swarm.types import Question
+
+Report = Callable[[float, str], None]
+LARGEST_CONTEXT = 8192
+"""Tokens that a Modelfile asks for: Ollama takes memory for all of them at once."""
+MERGED = "merged"
+"""Folder of the whole weights while a GGUF file is made of them."""
+
+
+def write(job: Write, report: Report) -> Written:
+    """Fill job.folder. Raises BackendError, AppError, OSError."""
+    base = locate.resolve(job.config.model, lambda fraction, phrase: report(0.1 * fraction, phrase))
+    if job.format == "gguf":
+        require_writable(base)
+    chats = job.chats or asyncio.run(held_out_chats(job.config, job.questions))
+    engine = _load(job, lambda fraction, phrase: report(0.1 + 0.3 * fraction, phrase))
+    report(0.4, "answering held-out questions")
+    answers = _answers(engine, chats, job.tokens)
+    report(0.6, "writing weights")
+    folder, found = Path(job.folder), Written(engine.info.method, str(base), _is_exact(engine), answers)
+    if job.format == "adapter":
+        name = str(base) if job.config.model in locate.BUNDLED else job.config.model
+        write_adapter_folder(engine.adapter(), request(job.config).lora_alpha, name, base, folder)
+    elif job.format == "gguf":
+        _write_gguf(job, engine, lambda fraction, phrase: report(0.7 + 0.3 * fraction, phrase))
+    else:
+        engine.export(folder)
+    engine.close()
+    for name in LICENCE_FILES:
+        if (base / name).is_file():
+            shutil.copyfile(base / name, folder / name)
+    return found
+
+
+def _load(job: Write, report: Report) -> Engine:
+    """The checkpoint in float32, so that nothing is rounded; in the run's own type where that does not fit."""
+    trainer = job.config.trainer.rpartition("+")[2]  # the half of a pair that holds the weights
+    config = msgspec.structs.replace(job.config, trainer=trainer, precision="float32")
+    try:
+        engine = engines.builder(config)(report)
+    except OutOfMemory:
+        engine = engines.builder(msgspec.structs.replace(config, precision=job.config.precision))(report)
+    if job.checkpoint:
+        read_state(Path(job.checkpoint))
+        engine.restore(Path(job.checkpoint) / "engine")
+    return engine
+
+
+def _is_exact(engine: Engine) -> bool:
+    return engine.info.precision == "float32"
+
+
+async def held_out_chats(config: RunConfig, count: int) -> list[list[dict[str, str]]]:
+    """Conversations of the first held-out questions of every task of the config, the tasks in turn."""
+    if not count:
+        return []
+    each = -(-count // len(config.tasks)) + 1  # one to spare: a few coordinates regenerate nothing
+    refs = sorted(held_out_items(config.tasks, config.preset, each), key=lambda ref: ref.index)
+    async with Scorer() as scorer:
+        found = await scorer.questions(refs)
+    return [messages(question.prompt) for question in found if isinstance(question, Question)][:count]
+
+
+def _answers(engine: Engine, chats: list[list[dict[str, str]]], tokens: int) -> list[Messages]:
+    """Greedy answers to the conversations that fit into the model's context."""
+    asked = [(chat, engine.tokenizer.encode_chat(chat)) for chat in chats]
+    asked = [(chat, ids) for chat, ids in asked if len(ids) + tokens <= engine.info.context_length]
+    groups = engine.generate([ids for _, ids in asked], 1, Sampling(0.0, 1.0, tokens), seed=0) if asked else []
+    pairs = zip(asked, groups, strict=True)
+    return [Messages(chat, list(ids), list(group[0].tokens)) for (chat, ids), group in pairs]
+
+
+def _write_gguf(job: Write, engine: Engine, report: Report) -> None:
+    folder = Path(job.folder)
+    merged = folder / MERGED
+    merged.mkdir()
+    engine.export(merged)
+    engine.close()
+    kinds: dict[str, Kind] = {"f16": "F16", "q8_0": "Q8_0", "q4_0": "Q4_0"}
+    write_gguf(merged, folder / job.file, kinds[job.quant], progress=report)
+    context = int(read_json(merged / "config.json").get("max_position_embeddings") or LARGEST_CONTEXT)
+    text = modelfile(merged, job.file, min(context, LARGEST_CONTEXT), SYSTEM_PROMPT)
+    (folder / "Modelfile").write_text(text, encoding="utf-8")
+    shutil.rmtree(merged)

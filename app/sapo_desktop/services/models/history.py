@@ -1,0 +1,70 @@
+"""What a model's journal tells of its life: sessions, evaluations, rounds, tokens. Read while a node may be writing it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from sapo_swarm.events import Evaluated, Event, RoundFinished, RunStarted
+from sapo_swarm.node.storage.journal import JournalError, read_only
+
+
+@dataclass(frozen=True)
+class Story:
+    """Oldest first. problem: why the journal could not be read, "" when it could or when there is none yet."""
+
+    sessions: tuple[RunStarted, ...] = ()
+    rounds: tuple[RoundFinished, ...] = ()
+    evaluations: tuple[Evaluated, ...] = ()
+    problem: str = ""
+
+    @property
+    def tokens(self) -> int:
+        """Tokens generated in all rounds that the journal tells of."""
+        return sum(event.tokens_generated for event in self.rounds)
+
+    @property
+    def held_out(self) -> Evaluated | None:
+        """The newest evaluation."""
+        return self.evaluations[-1] if self.evaluations else None
+
+
+def story(folder: Path) -> Story:
+    """The life of the model of that folder. Never raises: what cannot be read is told in `problem`."""
+    try:
+        events = _events(folder, ("run_started", "round", "evaluation"))
+    except JournalError as error:
+        return Story(problem=str(error))
+    return Story(
+        tuple(e for e in events if isinstance(e, RunStarted)),
+        tuple(e for e in events if isinstance(e, RoundFinished)),
+        tuple(e for e in events if isinstance(e, Evaluated)),
+    )
+
+
+def what(session: RunStarted) -> str:
+    """What was different in this session, in words."""
+    return "; ".join(session.changed) or ("continued" if session.round else "begun")
+
+
+def last_session(folder: Path) -> RunStarted | None:
+    """How training was begun the last time; None where it never was, or the journal cannot be read."""
+    try:
+        events = _events(folder, ("run_started",), tail=1)
+    except JournalError:
+        return None
+    return next((e for e in events if isinstance(e, RunStarted)), None)
+
+
+def rounds_told(folder: Path) -> int:
+    """Rounds that the journal tells of; 0 where it cannot be read."""
+    try:
+        events = _events(folder, ("round",), tail=1)
+    except JournalError:
+        return 0
+    return max((e.round + 1 for e in events if isinstance(e, RoundFinished)), default=0)
+
+
+def _events(folder: Path, kinds: tuple[str, ...], tail: int = 0) -> list[Event]:
+    journal = folder / "journal.db"
+    return read_only(journal, kinds=kinds, tail=tail) if journal.exists() else []

@@ -1,0 +1,134 @@
+"""Renaming, duplicating, deleting, and freeing room: what an owner does with a model besides training it."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+import time
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from sapo_desktop.errors import AppError
+from sapo_desktop.paths import Home
+from sapo_desktop.services.models import names, store
+from sapo_desktop.services.models.history import story
+from sapo_desktop.services.models.store import Model
+from sapo_swarm.events import RunStarted, encode
+from sapo_swarm.node.storage.journal import readable
+
+_PARTIAL = ".partial-"
+
+
+@dataclass(frozen=True)
+class Leftover:
+    """Something that can be removed. size in bytes; what: in words."""
+
+    path: Path
+    size: int
+    what: str
+
+
+def rename(home: Home, model: Model, name: str) -> Model:
+    """The model under its new name; its folder stays where it is, so this may happen while it trains.
+
+    Raises UsageError, AppError.
+    """
+    names.check(name, [m.name for m in store.all_models(home) if m.folder != model.folder])
+    return store.write(model.folder, msgspec.structs.replace(store.read(model.folder).record, name=name))
+
+
+def duplicate(home: Home, model: Model, name: str) -> Model:
+    """Another model with the same weights and history, its exports left out. Raises UsageError, AppError."""
+    names.check(name, [m.name for m in store.all_models(home)])
+    identity = store.record_of(name, model.config)
+    partial = home.models / f"{_PARTIAL}{identity.id}"
+    record = msgspec.structs.replace(model.record, id=identity.id, name=name, created=time.time())
+    try:
+        _require_room(home.models, store.size(model.folder))
+        shutil.copytree(model.folder, partial, ignore=_left_out, ignore_dangling_symlinks=True)
+        _copy_journal(model.folder / "journal.db", partial / "journal.db", identity.id)
+        store.write(partial, record)
+        folder = home.models / store.free_folder(home.models, name)
+        partial.rename(folder)
+    except (OSError, shutil.Error, sqlite3.Error, msgspec.MsgspecError) as error:
+        raise AppError(f"{model.name} could not be duplicated ({error}). Nothing was changed.") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return store.read(folder)
+
+
+def _left_out(folder: str, entries: list[str]) -> set[str]:
+    """Exports (they are made again in a moment), what is half written, and the journal, which is copied whole."""
+    return {e for e in entries if e == "exports" or e.startswith((_PARTIAL, ".", "journal.db"))}
+
+
+def _copy_journal(source: Path, target: Path, id: str) -> None:
+    """A journal that a node may be writing, its sessions under the copy's own id: the copy's life began there."""
+    if not source.exists():
+        return
+    with closing(sqlite3.connect(source)) as old, closing(sqlite3.connect(target)) as new:
+        old.backup(new)
+        rows = new.execute("SELECT seq, body FROM events WHERE kind = 'run_started'").fetchall()
+        for seq, body in rows:
+            event = readable(bytes(body))
+            if isinstance(event, RunStarted):
+                changed = encode(msgspec.structs.replace(event, run_id=id))
+                new.execute("UPDATE events SET body = ? WHERE seq = ?", (changed, seq))
+        new.commit()
+
+
+def _require_room(folder: Path, needed: int) -> None:
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise AppError(f"That needs {needed / 1e6:.0f} MB and {free / 1e6:.0f} MB are free. Free some space first.")
+
+
+def delete(model: Model) -> int:
+    """Remove the model and everything that belongs to it; how many bytes that freed. No node may be training it.
+
+    Raises AppError.
+    """
+    freed = store.size(model.folder)
+    doomed = model.folder.with_name(f"{_PARTIAL}{model.folder.name}")
+    try:
+        model.folder.rename(doomed)  # a kill in the middle leaves no half model behind
+        shutil.rmtree(doomed)
+    except OSError as error:
+        raise AppError(f"{model.name} could not be removed ({error}). What is left lies in {doomed}.") from error
+    return freed
+
+
+def spare(model: Model) -> list[Leftover]:
+    """Checkpoints that are neither the newest nor the best, and what a kill left half written."""
+    folder, keep = model.folder / "checkpoints", _kept(model)
+    found = [Leftover(p, store.size(p), "an older checkpoint") for p in model.checkpoints if p.name not in keep]
+    return found + [Leftover(p, store.size(p), "half a checkpoint") for p in sorted(folder.glob(f"{_PARTIAL}*"))]
+
+
+def _kept(model: Model) -> set[str]:
+    """The newest, and the one with the best held-out result: what the tripwire goes back to."""
+    from sapo_swarm.sapo import tripwire  # numpy: only when something is to be removed
+
+    regular = len(model.config.tasks) * model.config.eval_items
+    best = tripwire.watch_of(story(model.folder).evaluations, regular, 0.0).best
+    pinned = [path.name for path in model.checkpoints if best is not None and store.rounds_of(path) == best.round]
+    return {path.name for path in model.checkpoints[-1:]} | set(pinned)
+
+
+def remove(leftovers: list[Leftover]) -> int:
+    """Bytes freed. Raises AppError."""
+    for one in leftovers:
+        try:
+            shutil.rmtree(one.path)
+        except OSError as error:
+            raise AppError(f"{one.path} could not be removed ({error}).") from error
+    return sum(one.size for one in leftovers)
+
+
+def sweep(home: Home) -> None:
+    """What a kill left of duplicates and deletions goes. Call with no node and no other command at work."""
+    for path in home.models.glob(f"{_PARTIAL}*"):
+        shutil.rmtree(path, ignore_errors=True)

@@ -1,0 +1,61 @@
+"""The settings of one model: its model.json holds them, and every change is checked like a new model's."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import msgspec
+
+from sapo_desktop import settings
+from sapo_desktop.paths import Home
+from sapo_desktop.services.models import changes, store, training
+from sapo_desktop.services.models.store import Model
+from sapo_desktop.settings import editing, flags
+from sapo_desktop.settings.rows import SettingRow
+from sapo_swarm.config import RunConfig
+
+COUNTS = "when the node starts again; the model goes on from its weights"
+FIXED = "never: it is part of what the model is"
+
+
+def rows(home: Home, model: Model) -> tuple[SettingRow, ...]:
+    """Every setting: those of a run as this model has them, the others as the file has them. Raises UsageError, AppError.
+
+    The default of a model's setting is what a new model would get.
+    """
+    defaults = settings.load(home.settings).run
+    found = editing.rows(home.settings)
+    return tuple(_row(row, model, defaults) if row.key.startswith("run.") else row for row in found)
+
+
+def _row(row: SettingRow, model: Model, defaults: RunConfig) -> SettingRow:
+    name = row.key.removeprefix("run.")
+    value, default = settings.text(getattr(model.config, name)), settings.text(getattr(defaults, name))
+    return replace(
+        row,
+        value=value,
+        default=default,
+        saved=value != default,
+        counts=FIXED if name in changes.IDENTITY else COUNTS,
+        owner=model.name,
+    )
+
+
+def change(home: Home, model: Model, key: str, typed: str) -> str:
+    """Set one setting of the model's run; the value as it was understood. The weights stay what they are.
+
+    Raises UsageError (another identity, a value that is not allowed), UnknownTask, AppError; then nothing was changed.
+    """
+    name = editing.known(key).removeprefix("run.")
+    config = settings.edited(model.config, key, typed)
+    flags.check(config)
+    model = store.read(model.folder)  # a node may have written it meanwhile
+    changes.refuse_other_identity(model, config, training.meant(model))
+    store.write(model.folder, msgspec.structs.replace(model.record, config=changes.kept_identity(model, config)))
+    return settings.text(getattr(config, name))
+
+
+def reset(home: Home, model: Model, key: str) -> str:
+    """Back to what a new model would get, which it returns. Raises UsageError, UnknownTask, AppError."""
+    name = editing.known(key).removeprefix("run.")
+    return change(home, model, key, settings.text(getattr(settings.load(home.settings).run, name)))

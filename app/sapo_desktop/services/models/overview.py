@@ -1,0 +1,49 @@
+"""A model in figures: what lists and screen 4 tell of it. Reads the disk; nothing here raises for a damaged journal."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sapo_desktop.services.models import history, store
+from sapo_desktop.services.models.history import Story
+from sapo_desktop.services.models.store import Model
+from sapo_swarm.events import Evaluated
+
+
+@dataclass(frozen=True)
+class Overview:
+    """size: bytes on disk, exports included."""
+
+    model: Model
+    story: Story
+    size: int
+
+    @property
+    def rounds(self) -> int:
+        return max(self.model.rounds_done, self.story.rounds[-1].round + 1 if self.story.rounds else 0)
+
+    @property
+    def held_out(self) -> Evaluated | None:
+        return self.story.held_out
+
+
+def overview(model: Model) -> Overview:
+    """Everything of one model. Takes as long as its journal is long: not on an event loop."""
+    return Overview(model, history.story(model.folder), store.size(model.folder))
+
+
+def gain(event: Evaluated | None, width: int = 0) -> str:
+    """Held-out pass@1 and its change against the base, in a few words. width: 0 = all of it, else as much as fits."""
+    if event is None:
+        return "not measured"
+    share = f"{100 * event.pass_at_1:.1f} %"
+    if event.delta is None or event.delta_low is None or event.delta_high is None:
+        whole = f"{share} ({100 * event.low:.1f} to {100 * event.high:.1f})"
+        return whole if not width or len(whole) <= width else share
+    unclear = event.delta_low <= 0 <= event.delta_high
+    change = "no measurable change" if unclear else f"{100 * event.delta:+.1f}"
+    interval = f"({100 * event.delta_low:+.1f} to {100 * event.delta_high:+.1f})"
+    for text in (f"{share}, {change} {interval}", f"{share}, {change}"):
+        if not width or len(text) <= width:
+            return text
+    return share

@@ -1,0 +1,239 @@
+"""My models on disk: data/models/<folder>/ with model.json, journal.db, checkpoints/, evaluations/, exports/.
+
+Light: the dashboard reads it, so nothing here imports an engine.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from sapo_desktop.errors import AppError, UsageError
+from sapo_desktop.paths import Home
+from sapo_desktop.services.models import names
+from sapo_desktop.settings import nearest
+from sapo_swarm import config as schema
+from sapo_swarm.config import RunConfig
+
+RECORD = "model.json"
+FORMAT = 1
+_ROUND = re.compile(r"round-(\d{6,})")
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True):
+    """model.json. config: what it trains with from the next start on; trained: what it trained with last, None before that.
+
+    base, method, precision, lora_rank and trainer are what the weights are: config holds the same values, for ever.
+    created, last_trained: Unix time, 0 = never. swarm: id of the swarm that it last trained in, "" = alone.
+    """
+
+    format: int = FORMAT
+    id: str
+    name: str
+    base: str
+    created: float
+    method: str
+    precision: str
+    lora_rank: int
+    config: RunConfig
+    trained: RunConfig | None = None
+    swarm: str = ""
+    last_trained: float = 0.0
+
+
+@dataclass(frozen=True)
+class Model:
+    """One model. rounds_done: rounds behind its newest checkpoint; checkpoints: their folders, oldest first."""
+
+    folder: Path
+    record: Record
+    checkpoints: tuple[Path, ...]
+
+    @property
+    def name(self) -> str:
+        return self.record.name
+
+    @property
+    def config(self) -> RunConfig:
+        return self.record.config
+
+    @property
+    def rounds_done(self) -> int:
+        return rounds_of(self.checkpoints[-1]) if self.checkpoints else 0
+
+    @property
+    def trained(self) -> bool:
+        """It has weights of its own to go on from."""
+        return bool(self.checkpoints)
+
+    @property
+    def used(self) -> float:
+        """When it was trained last, or made: Unix time."""
+        return max(self.record.last_trained, self.record.created)
+
+
+def rounds_of(checkpoint: Path) -> int:
+    """Rounds behind a checkpoint folder, 0 where its name does not tell."""
+    found = _ROUND.fullmatch(checkpoint.name)
+    return int(found[1]) if found else 0
+
+
+def all_models(home: Home) -> list[Model]:
+    """Every readable model, the one used last first."""
+    found = [model for folder, model in _look(home.models) if isinstance(model, Model)]
+    return sorted(found, key=lambda m: (-m.used, m.name))
+
+
+def damaged(home: Home) -> list[str]:
+    """A sentence for every model whose model.json cannot be read."""
+    return [problem for _, problem in _look(home.models) if isinstance(problem, str)]
+
+
+def _look(folder: Path) -> Iterator[tuple[Path, Model | str]]:
+    for path in sorted(folder.glob(f"*/{RECORD}")):
+        if not path.parent.name.startswith("."):
+            try:
+                yield path.parent, read(path.parent)
+            except AppError as error:
+                yield path.parent, str(error)
+
+
+def read(folder: Path) -> Model:
+    """The model of a folder. Raises AppError that says what is wrong with its model.json."""
+    path = folder / RECORD
+    try:
+        data = msgspec.json.decode(path.read_bytes())
+        if not isinstance(data, dict):
+            raise msgspec.ValidationError("it holds no object")
+        if data.get("format", 0) not in range(1, FORMAT + 1):
+            raise AppError(f"{path} was written by a newer version of sapo-desktop. Update it to use this model.")
+        for key in ("config", "trained"):
+            if isinstance(data.get(key), dict):
+                data[key] = settings_of_today(data[key])
+        record = msgspec.convert(data, Record)
+    except OSError as error:
+        raise AppError(f"Cannot read {path} ({error.strerror}).") from error
+    except msgspec.MsgspecError as error:
+        raise AppError(
+            f"{path} is damaged ({error}). Its weights are untouched; ask for help with this line."
+        ) from error
+    folders = [p for p in (folder / "checkpoints").glob("round-*") if _ROUND.fullmatch(p.name)]
+    return Model(folder, record, tuple(sorted(folders, key=rounds_of)))
+
+
+def settings_of_today(old: Mapping[str, Any]) -> dict[str, Any]:
+    """A run's settings as an older version wrote them: renamed keys under their new names, those that are gone left out."""
+    renamed = {"own_groups": "local_groups", **getattr(schema, "RENAMED", {})}
+    today = {renamed.get(key, key): value for key, value in old.items()}
+    return {key: value for key, value in today.items() if key in RunConfig.__struct_fields__}
+
+
+def write(folder: Path, record: Record) -> Model:
+    """Write model.json atomically. Raises AppError."""
+    partial = folder / f".{RECORD}.partial"
+    try:
+        with partial.open("wb") as file:
+            file.write(msgspec.json.format(msgspec.json.encode(record)))
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(folder / RECORD)
+    except OSError as error:
+        raise AppError(f"Cannot write {folder} ({error.strerror}). Free some space, or check who owns it.") from error
+    return read(folder)
+
+
+def find(home: Home, name: str = "", trained: bool = False) -> Model:
+    """The model of that name; "" is the one used last. trained: only one that has weights of its own.
+
+    Raises UsageError that names the nearest, or says how to make one.
+    """
+    models = all_models(home)
+    if not models:
+        raise UsageError("There is no model yet. Make one: sapo-desktop new my-model --base starter")
+    if not name:
+        ready = [m for m in models if m.trained] if trained else models
+        if not ready:
+            raise UsageError(f"{models[0].name} has not been trained yet. Train it: sapo-desktop node {models[0].name}")
+        return ready[0]
+    found = [m for m in models if m.name == name] or [m for m in models if m.name.lower() == name.lower()]
+    found = found or [m for m in models if m.record.id == name]
+    if not found:
+        known = nearest(name, {m.name for m in models})
+        raise UsageError(
+            f"There is no model {name[:60]!r}. {known} To make it: sapo-desktop new {names.suggested(name)}"
+        )
+    if trained and not found[0].trained:
+        raise UsageError(f"{found[0].name} has not been trained yet. Train it: sapo-desktop node {found[0].name}")
+    return found[0]
+
+
+def create(home: Home, name: str, config: RunConfig) -> Model:
+    """A new model that starts from config.model. Everything about the config has been checked by then.
+
+    Raises UsageError for the name, AppError when the disk refuses; then nothing is left behind.
+    """
+    names.check(name, [m.name for m in all_models(home)])
+    record = record_of(name, config)
+    folder = home.models / free_folder(home.models, name)
+    try:
+        folder.mkdir(parents=True)
+    except OSError as error:
+        raise AppError(
+            f"Cannot make {folder} ({error.strerror}). Free some space, or set SAPO_HOME elsewhere."
+        ) from error
+    try:
+        return write(folder, record)
+    except AppError:
+        for leftover in (*folder.iterdir(), folder):
+            leftover.rmdir() if leftover.is_dir() else leftover.unlink()
+        raise
+
+
+def record_of(name: str, config: RunConfig, id: str = "", created: float = 0.0) -> Record:
+    """The record of a model that was not trained yet; without an id it gets one."""
+    return Record(
+        id=id or time.strftime("%Y%m%d-%H%M%S-") + secrets.token_hex(3),
+        name=name,
+        base=config.model,
+        created=created or time.time(),
+        method=config.method,
+        precision=config.precision,
+        lora_rank=config.lora_rank,
+        config=config,
+    )
+
+
+def free_folder(models: Path, name: str) -> str:
+    """The name of a folder for a model of that name: a renamed model keeps its own, so another may have it."""
+    return names.free(name.lower(), [path.name for path in models.glob("*")])
+
+
+def size(folder: Path) -> int:
+    """Bytes of all files under a folder; what vanishes meanwhile does not count."""
+    total = 0
+    for root, _, files in os.walk(folder):
+        for file in files:
+            try:
+                total += os.lstat(os.path.join(root, file)).st_size
+            except OSError:
+                continue
+    return total
+
+
+def stamp(folder: Path) -> float:
+    """Changes whenever a model's record, journal or checkpoints do: the newest of their times."""
+    times = [0.0]
+    for name in ("", RECORD, "journal.db", "journal.db-wal", "checkpoints", "exports"):
+        try:
+            times.append((folder / name).stat().st_mtime)
+        except OSError:
+            continue
+    return max(times)

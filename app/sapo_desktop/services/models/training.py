@@ -1,0 +1,109 @@
+"""Before a node trains: which model, with which settings, and what is different from the last time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from sapo_desktop.errors import UsageError
+from sapo_desktop.paths import Home
+from sapo_desktop.services.machine import engines
+from sapo_desktop.services.models import changes, creating, history, names, store
+from sapo_desktop.services.models.store import Model
+from sapo_swarm.config import RunConfig
+from sapo_swarm.protocol.invite import Invite
+
+
+@dataclass(frozen=True)
+class Session:
+    """One training session of a model. config: the settings that the model keeps; rounds: the goal of this session only, None
+    where nothing was typed. model: None until begin() made it."""
+
+    name: str
+    config: RunConfig
+    rounds: int | None
+    model: Model | None
+    swarm: str = ""
+    changed: tuple[str, ...] = ()
+
+    @property
+    def goal(self) -> int:
+        """Rounds that the model has when the session ends by itself; 0 = when it is stopped.
+
+        A plan that is behind the model (its run.rounds are done) holds no longer: it is trained on.
+        """
+        if self.rounds is not None:
+            return self.rounds
+        done = rounds_behind(self.model) if self.model else 0
+        return self.config.rounds if self.config.rounds > done else 0
+
+
+def chosen(home: Home, name: str) -> Model | None:
+    """The model of that name; without a name the one used last, None where there is no model yet. Raises UsageError."""
+    return store.find(home, name) if name or store.all_models(home) else None
+
+
+def plan(model: Model | None, config: RunConfig, typed: Collection[str]) -> Session:
+    """A session with the settings of the model (or of new models, without one) and what was typed over them.
+
+    Raises UsageError when the settings would make another model of this one, or its rounds are done already.
+    """
+    rounds = config.rounds if "rounds" in typed else None
+    if model is None:
+        kept = msgspec.structs.replace(config, rounds=0) if rounds is not None else config
+        return Session(names.FIRST, kept, rounds, None)
+    changes.refuse_other_identity(model, config, meant(model))
+    kept = changes.kept_identity(model, config)
+    if rounds is not None:
+        kept = msgspec.structs.replace(kept, rounds=model.config.rounds)
+        done = rounds_behind(model)
+        if 0 < rounds < done:
+            raise UsageError(
+                f"{model.name} has {done} rounds already, more than --rounds {rounds} asks for. It counts all rounds of "
+                f"the model: --rounds {done + rounds} trains {rounds} more."
+            )
+    return Session(model.name, kept, rounds, model)
+
+
+def rounds_behind(model: Model) -> int:
+    """Rounds that the model was trained for; after a kill some of them are in its log, not yet in a checkpoint."""
+    return max(model.rounds_done, history.rounds_told(model.folder))
+
+
+def meant(model: Model) -> RunConfig:
+    """The model's settings with what "auto" and 0 meant when its training began."""
+    config, session = engines.stored_config(model.config, model.folder), history.last_session(model.folder)
+    if session is None:
+        return config
+    said = {"method": session.method, "precision": session.precision}
+    return msgspec.structs.replace(config, **{k: v for k, v in said.items() if getattr(config, k) == "auto"})
+
+
+def begin(home: Home, session: Session, invite: Invite | None) -> Session:
+    """Make the model where it is new, keep its settings, and say what changed. Call while the node's lock is held.
+
+    Raises UsageError, ModelNotFound, AppError.
+    """
+    model = session.model or creating.new(home, session.name, session.config)
+    where = f"at {invite.host}" if invite else ""
+    swarm = invite.swarm if invite else ""
+    changed = changes.sentences(model.record, session.config, swarm, where)
+    if model.config != session.config:
+        model = store.write(model.folder, msgspec.structs.replace(model.record, config=session.config))
+    return replace(session, model=model, swarm=swarm, changed=changed)
+
+
+def opened(session: Session) -> None:
+    """The engine is loaded and training begins: from now on these are the settings that it trained with last.
+
+    Raises AppError.
+    """
+    assert session.model is not None
+    record = store.read(session.model.folder).record
+    store.write(
+        session.model.folder,
+        msgspec.structs.replace(record, trained=session.config, swarm=session.swarm, last_trained=time.time()),
+    )

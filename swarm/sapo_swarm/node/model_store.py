@@ -1,0 +1,240 @@
+"""A model on the disk, as the node works with it: opened and continued, saved when it is due, its finished rounds kept.
+
+What a kill can take back is the round in flight: every finished round is in the update log before it is told of. Opening
+restores the newest intact checkpoint, takes the logged updates again, and makes the journal agree with what came of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sapo_backends.base import CheckpointCorrupt, Engine
+from sapo_swarm.config import RunConfig
+from sapo_swarm.events import CheckpointSaved, Event, LogLine, decode, encode
+from sapo_swarm.node.engine_thread import EngineHost
+from sapo_swarm.node.event_bus import Bus
+from sapo_swarm.node.round.context import RoundContext, RoundWork
+from sapo_swarm.node.round.resume import in_flight, restored
+from sapo_swarm.node.storage import in_flight as in_flight_file
+from sapo_swarm.node.storage.checkpoints import (
+    Checkpoints,
+    CheckpointState,
+    Moment,
+    Saved,
+    has_optimizer,
+    read_state,
+    rounds_of,
+    weights_digest,
+)
+from sapo_swarm.node.storage.files import folder_bytes
+from sapo_swarm.node.storage.journal import Journal
+from sapo_swarm.node.storage.save_rule import SaveRule
+from sapo_swarm.node.storage.update_log import Header, LoggedUpdate, UpdateLog, logged
+
+GIB = 2**30
+Tell = Callable[[str], None]
+"""Takes one sentence about what is done, from the engine's thread."""
+
+
+@dataclass
+class ModelStore:
+    """folder: the model's own. weights: digest of those in memory when they were last on the disk, with their rounds and
+    rollbacks: the newest link of the chain. disk: bytes of the folder after the last save. clock: monotonic seconds."""
+
+    folder: Path
+    config: RunConfig
+    host: EngineHost
+    journal: Journal
+    bus: Bus
+    clock: Callable[[], float] = time.monotonic
+    rounds_done: int = 0
+    solved: frozenset[str] = frozenset()
+    rollbacks: int = 0
+    weights: str = ""
+    saved_rounds: int = -1
+    disk: int = 0
+    _saved_at: float = 0.0
+    _untold: list[CheckpointSaved] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        checkpoints = self.folder / "checkpoints"
+        self.checkpoints = Checkpoints(
+            checkpoints, self.config.keep_checkpoints, int(self.config.disk_budget_gb * GIB), self._elsewhere
+        )
+        self.log = UpdateLog(checkpoints)
+        self.rule = SaveRule(self.config.checkpoint_minutes, self.config.checkpoint_every)
+
+    # -- opening ---------------------------------------------------------------------------------------------------
+
+    async def open(self, tell: Tell) -> None:
+        """Continue from what is on the disk; a fresh model is saved as it is. Call tell() when the opening was announced.
+
+        Raises CheckpointCorrupt when nothing on the disk is intact, NoRoom when the disk budget is too small for the model.
+        """
+        engine = self.host.engine
+        found, warnings = await asyncio.to_thread(self.checkpoints.newest_intact)
+        await self.bus.publish(*[LogLine(level="warning", text=w) for w in warnings])
+        await asyncio.to_thread(self.checkpoints.require_room, engine)
+        if found is None:
+            await self.host.call(self.save, "start")
+            return
+        redone = await self.host.call(self._restore, engine, *found, tell)
+        await self._agree(found[0], found[1], redone)
+        if redone:
+            await self.host.call(self.save, "redone")
+        else:
+            self._continue_log(found[1])
+
+    def _restore(self, engine: Engine, path: Path, state: CheckpointState, tell: Tell) -> list[LoggedUpdate]:
+        """The weights of a checkpoint, then the updates that followed it. In the engine's thread."""
+        if engine.info.trainable:
+            engine.restore(path / "engine")
+        self.weights = state.weights or weights_digest(state.digests, engine.optimizer_files)
+        self.rollbacks, self.saved_rounds, self._saved_at = state.rollbacks, state.rounds_done, self.clock()
+        self.rounds_done, self.solved = state.rounds_done, frozenset(state.solved)
+        self.disk = folder_bytes(self.folder)
+        updates = self.log.read(self._header())
+        for number, update in enumerate(updates, 1):
+            tell(f"Redoing round {update.round + 1} from its kept rollouts ({number} of {len(updates)})")
+            if update.policy is not None:
+                engine.update(update.batch(), update.policy, update.seed)
+            self.rounds_done, self.solved = update.round + 1, frozenset(update.solved)
+        return updates
+
+    async def _agree(self, path: Path, state: CheckpointState, redone: Sequence[LoggedUpdate]) -> None:
+        """Tell in the journal what is in the weights and not in it, and take back what is in it and not in the weights."""
+        last = await asyncio.to_thread(self.journal.last_round)
+        events = [decode(line) for update in redone if update.round > last for line in update.events]
+        if not redone and last < state.rounds_done - 1:  # format 1: killed between the checkpoint and the journal
+            events = [decode(bytes(raw)) for raw in state.events]
+        newest = await asyncio.to_thread(self.journal.newest, "checkpoint")
+        if state.weights and (not isinstance(newest, CheckpointSaved) or newest.weights != state.weights):
+            self._untold.append(_told(Saved(path, state, folder_bytes(path), has_optimizer(path, state))))
+            await self.tell()
+        await self.bus.publish(*events)
+        again = f", {len(redone)} of them redone from kept rollouts" if redone else ""
+        await self.bus.publish(
+            LogLine(level="info", text=f"Resumed after round {self.rounds_done}{again} ({path.name}).")
+        )
+        lost = await asyncio.to_thread(self.journal.roll_back, self.rounds_done)
+        if lost:
+            in_flight_file.forget(self.folder)
+            said = (
+                f"{lost} round{'s' if lost > 1 else ''} after round {self.rounds_done} had not reached the disk when the node "
+                "ended: taken back in the history, training goes on from there."
+            )
+            await self.bus.publish(LogLine(level="warning", text=said))
+
+    def _continue_log(self, state: CheckpointState) -> None:
+        self.log.start(Header(state.rounds_done, self.weights, state.rollbacks))
+
+    def _header(self) -> Header:
+        return Header(self.saved_rounds, self.weights, self.rollbacks)
+
+    # -- rounds ----------------------------------------------------------------------------------------------------
+
+    def finished(self, work: RoundWork, events: Sequence[Event], solved: set[str]) -> None:
+        """A round is done: it is in the log before anybody is told. Raises OSError.
+
+        Told again (the journal had no room, say), it is not logged twice.
+        """
+        if self.rounds_done > work.round:
+            return
+        call, lines = work.call, [encode(event) for event in events]
+        batch, policy, seed = ([], None, 0) if call is None else (call.batch, call.policy, call.seed)
+        self.log.append(logged(work.round, seed, policy, batch, lines, sorted(solved)))
+        self.rounds_done, self.solved = work.round + 1, frozenset(solved)
+        in_flight_file.forget(self.folder)
+
+    def keep_in_flight(self, context: RoundContext, work: RoundWork) -> None:
+        """The rollouts that the round has so far. Raises OSError."""
+        kept = in_flight(context, work)
+        if kept is not None:
+            in_flight_file.keep(self.folder, kept)
+
+    async def in_flight(self, context: RoundContext) -> RoundWork:
+        """The next round, with the rollouts that were kept of it; those of other settings are dropped with a sentence."""
+        kept = await asyncio.to_thread(in_flight_file.kept, self.folder)
+        work = await restored(context, kept) if kept is not None and kept.round == self.rounds_done else None
+        if kept is None:
+            return RoundWork(self.rounds_done)
+        count = sum(bool(c.tokens) for question in kept.questions for c in question.completions)
+        if work is None:
+            await asyncio.to_thread(in_flight_file.forget, self.folder)
+            text = f"{count} begun rollouts of round {kept.round + 1} do not fit the settings of now and are left out."
+            await self.bus.publish(LogLine(level="info", text=text))
+            return RoundWork(self.rounds_done)
+        text = f"{count} rollouts of round {kept.round + 1} were kept and are used."
+        await self.bus.publish(LogLine(level="info", text=text))
+        return work
+
+    # -- saving ----------------------------------------------------------------------------------------------------
+
+    def save(self, reason: str, parent: str | None = None) -> Saved:
+        """A checkpoint of the engine as it is. Call in the engine's thread. Raises NoRoom, OSError."""
+        before = self.weights if parent is None else parent
+        moment = Moment(self.rounds_done, reason, tuple(sorted(self.solved)), self.rollbacks, before)
+        saved = self.checkpoints.write(self.host.engine, moment)
+        self.weights, self.saved_rounds, self._saved_at = saved.state.weights, self.rounds_done, self.clock()
+        self.log.start(self._header())
+        self._untold.append(_told(saved))
+        self.disk = self.checkpoints.bytes() + self._elsewhere()
+        return saved
+
+    def for_guard(self, _rounds_done: int, rollbacks: int) -> Path:
+        """The guard's word for saving: of a new best, or of older weights that are back (one more rollback)."""
+        if rollbacks == self.rollbacks:
+            return self.save("evaluation").path
+        self.rollbacks = rollbacks
+        return self.save("rollback", self._of_pinned()).path
+
+    def _of_pinned(self) -> str:
+        """The digest of the best checkpoint's weights, or of the newest before it."""
+        best = self.checkpoints.pinned
+        for path in reversed(self.checkpoints.complete()):
+            if best is not None and rounds_of(path) <= best:
+                try:
+                    state = read_state(path)
+                except CheckpointCorrupt:
+                    continue
+                return state.weights or weights_digest(state.digests, self.host.engine.optimizer_files)
+        return self.weights
+
+    def due(self) -> bool:
+        """Time and rounds since the last checkpoint ask for another."""
+        size = self.checkpoints.next_size(self.host.engine)
+        return self.rule.due(size, self.clock() - self._saved_at, self.rounds_done - self.saved_rounds)
+
+    @property
+    def unsaved(self) -> bool:
+        """There are rounds since the last checkpoint."""
+        return self.rounds_done > self.saved_rounds
+
+    async def tell(self) -> None:
+        """Publish the checkpoints that were written."""
+        told, self._untold = self._untold, []
+        await self.bus.publish(*told)
+
+    def close(self) -> None:
+        """Let go of the update log."""
+        self.log.close()
+
+    def _elsewhere(self) -> int:
+        """Bytes of the model's folder that are no checkpoints."""
+        return folder_bytes(self.folder) - self.checkpoints.bytes()
+
+
+def _told(saved: Saved) -> CheckpointSaved:
+    state = saved.state
+    return CheckpointSaved(
+        round=state.rounds_done,
+        weights=state.weights,
+        parent=state.parent,
+        optimizer=saved.optimizer,
+        bytes=saved.bytes,
+        reason=state.reason,
+    )

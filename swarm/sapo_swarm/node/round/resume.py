@@ -1,0 +1,60 @@
+"""A round in flight as a file, and back: which rollouts are kept over a stop, and whether they still belong."""
+
+from __future__ import annotations
+
+import hashlib
+
+import msgspec
+
+from sapo_swarm.node.round.context import RoundContext, RoundWork
+from sapo_swarm.node.storage.in_flight import InFlight, KeptQuestion
+from sapo_swarm.tasks.prompts import messages
+from sapo_swarm.types import Question
+
+_DECIDES = ("tasks", "preset", "group_size", "local_groups", "external_groups", "max_new_tokens", "temperature", "seed")
+"""Settings that decide what the rollouts of a round are."""
+
+
+def fingerprint(context: RoundContext) -> str:
+    """SHA-256 of everything but the round and the weights that decides what a round's rollouts are."""
+    info = context.host.engine.info
+    parts = {name: getattr(context.config, name) for name in _DECIDES}
+    parts |= {"node": context.node_key, "swarm": context.swarm, "model": info.model, "method": info.method}
+    return hashlib.sha256(msgspec.json.encode(parts)).hexdigest()
+
+
+def in_flight(context: RoundContext, work: RoundWork) -> InFlight | None:
+    """What is worth keeping of the round; None while nothing is sampled."""
+    rows = work.completions or work.partial
+    if work.questions is None or not any(c.tokens for row in rows for c in row):
+        return None
+    return InFlight(
+        round=work.round,
+        belongs=fingerprint(context),
+        questions=tuple(
+            KeptQuestion(q.ref, q.prompt_sha256, tuple(row)) for q, row in zip(work.questions, rows, strict=True)
+        ),
+        external=work.external,
+        bytes_sent=work.bytes_sent,
+        bytes_received=work.bytes_received,
+        seconds=dict(work.seconds),
+    )
+
+
+async def restored(context: RoundContext, kept: InFlight) -> RoundWork | None:
+    """The round as it was, or None when settings, tasks or model are others now. Rewards are computed again."""
+    if kept.belongs != fingerprint(context):
+        return None
+    found = await context.scorer.questions([q.ref for q in kept.questions])
+    size = context.config.group_size
+    work = RoundWork(kept.round, external=kept.external, seconds=dict(kept.seconds))
+    work.bytes_sent, work.bytes_received = kept.bytes_sent, kept.bytes_received
+    work.questions = []
+    for question, was in zip(found, kept.questions, strict=True):
+        same = isinstance(question, Question) and question.prompt_sha256 == was.prompt_sha256
+        if not isinstance(question, Question) or not same or len(was.completions) != size:
+            return None
+        work.questions.append(question)
+        work.prompts.append(context.host.engine.tokenizer.encode_chat(messages(question.prompt)))
+        work.partial.append(list(was.completions))
+    return work

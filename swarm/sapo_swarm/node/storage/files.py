@@ -1,0 +1,45 @@
+"""Folders on the disk: their bytes, the digests of their files, and making sure that they are really there."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+
+def folder_bytes(folder: Path) -> int:
+    """Bytes of all files below; one that goes away meanwhile counts nothing."""
+    total = 0
+    for root, _, names in os.walk(folder):
+        for name in names:
+            try:
+                total += os.lstat(os.path.join(root, name)).st_size
+            except FileNotFoundError:
+                continue
+    return total
+
+
+def digests(folder: Path) -> dict[str, str]:
+    """SHA-256 of every file below, by its path from there. Raises OSError."""
+    found = {}
+    for path in sorted(p for p in folder.rglob("*") if p.is_file()):
+        with path.open("rb") as file:
+            found[str(path.relative_to(folder))] = hashlib.file_digest(file, "sha256").hexdigest()
+    return found
+
+
+def sync_tree(folder: Path) -> None:
+    """Return when all of it is on the disk. Raises OSError."""
+    for path in [*folder.rglob("*"), folder]:
+        if path.is_dir() and os.name == "nt":
+            continue
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def size_text(size: int) -> str:
+    """ "62.0 MiB", "1.95 GiB"."""
+    return f"{size / 2**30:.2f} GiB" if size >= 2**28 else f"{size / 2**20:.1f} MiB"

@@ -1,0 +1,129 @@
+"""A journal that stays small: old groups leave, old rounds stand in blocks, other kinds of events grow sparse with age.
+
+Each call does a small step in one transaction, so that a writer waits for milliseconds at most. The file does not shrink;
+what comes later takes the room. The rules: thinning.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from itertools import groupby
+
+from sapo_swarm.events import Evaluated, RoundFinished, encode
+from sapo_swarm.node.storage.journal import Journal, readable
+from sapo_swarm.node.storage.thinning import SPARSE_ROOM, group_stride, mergeable, merged, sparse
+
+PRUNED_ROWS = 512
+"""Groups that one step drops."""
+MERGED_BLOCKS = 64
+"""Blocks of rounds that one step makes."""
+GROUP_STRIDE = 10
+"""Of old rounds, the groups of every tenth stay, of fewer in a long run:"""
+OLD_GROUPS = 6400
+"""so many groups of old rounds stay."""
+LEVELS = 32
+_FIRST = '%"first_solved":true%'
+_OLD = "kind = 'group' AND seq > ? AND round < ? AND round % ? != 0 AND CAST(body AS TEXT) NOT LIKE ?"
+
+
+class Thinning:
+    """Thins one journal. What is done already is noted in it, so that the next process goes on there."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self._checked: dict[str, int] = {}
+        self._stride = 0
+        self._pruned = 0
+
+    def groups(self, before: int, groups_a_round: int = 1) -> int:
+        """Drop the oldest PRUNED_ROWS groups of rounds before `before`; how many there were.
+
+        First successes stay, and the groups of every GROUP_STRIDE-th round, or of as many as OLD_GROUPS allows.
+        Raises JournalError.
+        """
+        stride = group_stride(before, groups_a_round, OLD_GROUPS, GROUP_STRIDE)
+        if stride != self._stride:
+            self._stride, self._pruned = stride, 0
+        with self._journal.writing() as db:
+            values = (self._pruned, before, stride, _FIRST, PRUNED_ROWS)
+            rows = db.execute(f"SELECT seq FROM events WHERE {_OLD} ORDER BY seq LIMIT ?", values).fetchall()
+            if rows:
+                db.executemany("DELETE FROM events WHERE seq = ?", rows)
+                self._pruned = rows[-1][0]
+        return len(rows)
+
+    def rounds(self, newest: int) -> int:
+        """Make blocks of old rounds, MERGED_BLOCKS at most; how many were made. Raises JournalError."""
+        with self._journal.writing() as db:
+            done = 0
+            for level in range(1, LEVELS):
+                before = mergeable(level, newest)
+                if before <= 0:
+                    break
+                done += _merge_level(db, level, before, MERGED_BLOCKS - done)
+                if done >= MERGED_BLOCKS:
+                    break
+        return done
+
+    def others(self) -> int:
+        """Thin the kinds of events that are no rounds and no groups, where they have grown; how many went.
+
+        Raises JournalError.
+        """
+        gone = 0
+        for kind, room in SPARSE_ROOM.items():
+            with self._journal.writing() as db:
+                gone += self._sparse_kind(db, kind, room)
+        return gone
+
+    def _sparse_kind(self, db: sqlite3.Connection, kind: str, room: int) -> int:
+        count = db.execute("SELECT count(*) FROM events WHERE kind = ?", (kind,)).fetchone()[0]
+        if count <= max(2 * room, self._checked.get(kind, 0)):
+            return 0
+        seqs = [row[0] for row in db.execute("SELECT seq FROM events WHERE kind = ? ORDER BY seq", (kind,))]
+        gone = sparse(seqs, self._journal.last_seq, room)
+        if kind == "evaluation":
+            gone -= _best_so_far(db)
+        db.executemany("DELETE FROM events WHERE seq = ?", [(seq,) for seq in gone])
+        self._checked[kind] = count - len(gone) + room
+        return len(gone)
+
+
+def _merge_level(db: sqlite3.Connection, level: int, before: int, most: int) -> int:
+    """Blocks of 2**level rounds that end before `before`, from where the last call stopped. Round 0 stays by itself."""
+    name, width, done = f"rounds/{level}", 1 << level, 0
+    noted = db.execute("SELECT upto FROM thinned WHERE what = ?", (name,)).fetchone()
+    start = noted[0] if noted else 0
+    end = min(before, start + most * width) // width * width
+    if end <= start:
+        return 0
+    query = "SELECT seq, round, body FROM events WHERE kind = 'round' AND round >= ? AND round < ? ORDER BY round, seq"
+    rows = db.execute(query, (max(start, 1), end)).fetchall()
+    for _, block in groupby(rows, key=lambda row: row[1] // width):
+        done += _merge_block(db, list(block))
+    db.execute("INSERT OR REPLACE INTO thinned VALUES (?, ?)", (name, end))
+    return done
+
+
+def _merge_block(db: sqlite3.Connection, rows: list[tuple[int, int, bytes]]) -> int:
+    """The rows as one, in the place of the last; rows that cannot be read stay as they are."""
+    found = [(seq, event) for seq, _, body in rows if isinstance(event := readable(body), RoundFinished)]
+    if len(found) < 2:
+        return 0
+    event = merged([event for _, event in found])
+    *others, last = [seq for seq, _ in found]
+    db.executemany("DELETE FROM events WHERE seq = ?", [(seq,) for seq in others])
+    db.execute("UPDATE events SET round = ?, body = ? WHERE seq = ?", (event.round, encode(event), last))
+    return 1
+
+
+def _best_so_far(db: sqlite3.Connection) -> set[int]:
+    """Evaluations that were better than all before, and the base model's: the guard and the chart are built on them."""
+    kept: set[int] = set()
+    best = -1.0
+    for seq, body in db.execute("SELECT seq, body FROM events WHERE kind = 'evaluation' ORDER BY seq"):
+        event = readable(body)
+        if isinstance(event, Evaluated) and (event.pass_at_1 > best or event.round == 0):
+            best = max(best, event.pass_at_1)
+            kept.add(seq)
+    return kept

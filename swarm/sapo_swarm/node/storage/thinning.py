@@ -1,0 +1,113 @@
+"""Which old records stay, as pure rules: dense where it is recent, sparse where it is long ago, bounded whatever the length."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from sapo_swarm.events import RoundFinished
+
+DENSE = 2048
+"""Newest rounds whose figures stay one by one; of every doubling of the age beyond, half as many stay."""
+_SUMS = (
+    "local_groups",
+    "external_groups",
+    "external_wanted",
+    "nonzero_groups",
+    "truncated",
+    "well_formed",
+    "completions",
+    "tokens_generated",
+    "tokens_trained",
+    "bytes_sent",
+    "bytes_received",
+)
+_MEANS = (
+    "reward_local",
+    "reward_external",
+    "reward_batch",
+    "loss",
+    "grad_norm",
+    "entropy",
+    "clip_fraction",
+    "logprob_local",
+    "logprob_external",
+)
+_RANGED = ("reward_local", "reward_external", "loss", "grad_norm", "entropy")
+"""Figures whose smallest and largest value of a round are kept."""
+
+
+def mergeable(level: int, newest: int) -> int:
+    """Rounds before this one stand in blocks of 2**level when the newest round is `newest`; 0 or less: none yet."""
+    return newest - (DENSE << (level - 1))
+
+
+def merged(rounds: Sequence[RoundFinished]) -> RoundFinished:
+    """One record for consecutive rounds (at least one): counts and seconds are sums, figures means over rounds, with the range
+    of some of them; it is named after the last."""
+    total = sum(r.covers for r in rounds)
+    changes: dict[str, object] = {name: sum(getattr(r, name) for r in rounds) for name in _SUMS}
+    changes |= {name: _mean([(getattr(r, name), r.covers) for r in rounds]) for name in _MEANS}
+    known = [r.ratio_max for r in rounds if r.ratio_max is not None]
+    changes |= {"ratio_max": max(known) if known else None, "covers": total, "figures": {}}
+    tasks = sorted({task for r in rounds for task in r.task_rewards})
+    rewards = {task: _mean([(r.task_rewards.get(task), r.covers) for r in rounds]) for task in tasks}
+    changes["task_rewards"] = {task: value for task, value in rewards.items() if value is not None}
+    phases = sorted({phase for r in rounds for phase in r.seconds})
+    changes["seconds"] = {phase: sum(r.seconds.get(phase, 0.0) for r in rounds) for phase in phases}
+    changes["lowest"] = _extremes(rounds, "lowest", lambda values: min(values))
+    changes["highest"] = _extremes(rounds, "highest", lambda values: max(values))
+    return msgspec.structs.replace(rounds[-1], **changes)
+
+
+def _mean(values: Sequence[tuple[float | None, int]]) -> float | None:
+    known = [(value, weight) for value, weight in values if value is not None]
+    return sum(v * w for v, w in known) / sum(w for _, w in known) if known else None
+
+
+def _extremes(rounds: Sequence[RoundFinished], field: str, pick: Callable[[list[float]], float]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for name in _RANGED:
+        values = [getattr(r, field).get(name, getattr(r, name)) for r in rounds]
+        known = [value for value in values if value is not None]
+        if known:
+            found[name] = pick(known)
+    return found
+
+
+def group_stride(rounds: int, groups_a_round: int, room: int, first: int) -> int:
+    """Of old rounds every so-many-th keeps its groups: `first`, doubled until about `room` groups are left."""
+    stride = first
+    while rounds // stride * max(groups_a_round, 1) > room:
+        stride *= 2
+    return stride
+
+
+SPARSE_ROOM = {"log": 2000, "state": 2000, "run_started": 1000, "swarm": 800, "evaluation": 400, "checkpoint": 100_000}
+"""Kinds of which the newest so many stay, and of older ones the fewer the longer ago. External switches all stay."""
+
+
+def sparse(seqs: Sequence[int], newest: int, room: int) -> set[int]:
+    """Those of the ascending sequence numbers that go: what stays is apart by at least its age / room, and the first stays."""
+    gone: set[int] = set()
+    last: int | None = None
+    for seq in seqs[: max(0, len(seqs) - room)]:
+        if last is not None and (seq - last) * room < newest - seq:
+            gone.add(seq)
+        else:
+            last = seq
+    return gone
+
+
+def dispensable(rounds: Sequence[int], keep: int, pinned: int | None) -> list[int]:
+    """Checkpoints (by their rounds, ascending) that may go: all but the newest `keep`, the pinned one, the first one, and of
+    every doubling of the age the oldest."""
+    if not rounds:
+        return []
+    newest = rounds[-1]
+    stays = {*rounds[-keep:], rounds[0]}
+    ages: dict[int, int] = {}
+    for number in rounds:
+        ages.setdefault((newest - number).bit_length(), number)
+    return [number for number in rounds if number not in stays and number != pinned and number not in ages.values()]

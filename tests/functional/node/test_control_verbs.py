@@ -1,0 +1,118 @@
+"""What a verb prints is true when it prints it: the state after the command, what is pending, a node that says nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from pathlib import Path
+
+import pytest
+from tests.support import node_process
+from tests.support.node_process import calm, environment, node, reaches, sapo
+
+from sapo_desktop.dashboard.feed import ControlFeed
+from sapo_desktop.dashboard.messages import Link
+from sapo_desktop.paths import Home
+from sapo_desktop.services.nodes import background, supervisor
+from sapo_swarm.events import Phase, RoundFinished
+from sapo_swarm.node.control import api
+from sapo_swarm.node.control.api import ControlClient, NodeNotAnswering
+
+SLOW = (*node_process.FAKE, "--local-groups", "4", "--model", "fake:0.3")
+
+
+async def test_pause_resume_and_finish_print_what_is_so_afterwards(tmp_path: Path) -> None:
+    async with node(tmp_path, *SLOW) as (client, _):
+        await reaches(client, (), lambda e: isinstance(e, Phase) and e.phase == "generate")
+        paused = await asyncio.to_thread(sapo, tmp_path, "pause")
+        assert paused.stdout.startswith("Paused"), paused
+        resumed = await asyncio.to_thread(sapo, tmp_path, "resume")
+        assert resumed.stdout.startswith("Running"), resumed
+        pending = await asyncio.to_thread(sapo, tmp_path, "finish")
+        assert pending.stdout.startswith("Finishing"), pending
+        assert "pauses after this round" in pending.stdout
+        back = await asyncio.to_thread(sapo, tmp_path, "resume")
+        assert back.stdout.startswith("Running"), back
+        assert "pauses after" not in back.stdout
+
+
+async def test_stop_comes_back_when_the_process_is_gone_and_says_what_is_saved(tmp_path: Path) -> None:
+    async with node(tmp_path, *SLOW, "--model", "fake:0.01") as (client, process):
+        await reaches(client, ("round",), lambda e: isinstance(e, RoundFinished))
+        pid = (await client.status()).pid
+        stopped = await asyncio.to_thread(sapo, tmp_path, "stop")
+        assert stopped.stdout.startswith("Stopped"), stopped
+        assert "rounds done" in stopped.stdout
+        assert not background.alive(pid)
+        assert await asyncio.to_thread(process.wait) == 0
+    again = await asyncio.to_thread(sapo, tmp_path, "stop")
+    assert again.returncode != 0
+    assert "No node is running" in again.stderr
+
+
+def written(home: Home) -> None:
+    """Until the process of the node that is being started is known."""
+    while supervisor.starting(home) is None:
+        continue
+
+
+async def test_a_node_that_is_only_being_started_is_stopped_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody answers yet: its starter wrote down the process."""
+    for name, value in environment(tmp_path).items():
+        monkeypatch.setenv(name, value)
+    await asyncio.to_thread(calm, tmp_path)
+    home = Home.find()
+    starting = asyncio.create_task(supervisor.start(home, SLOW))
+    await asyncio.to_thread(written, home)
+    assert not home.socket.exists()
+    starting.cancel()
+    await asyncio.gather(starting, return_exceptions=True)
+    status = await supervisor.stop(home)
+    assert status is not None
+    assert not await asyncio.to_thread(background.alive, status.pid)
+    assert await supervisor.stop(home) is None
+
+
+async def test_a_halted_node_is_said_to_be_silent_with_the_way_out_and_is_back_when_it_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(api, "ANSWER_S", 1.0)
+    monkeypatch.setattr("sapo_desktop.dashboard.feed._SILENCE_S", 2.0)
+    async with node(tmp_path, *SLOW) as (client, process):
+        feed = ControlFeed(client.socket)
+        stream = feed.events()
+        async for event in stream:
+            if isinstance(event, Phase):
+                break
+        process.send_signal(signal.SIGSTOP)
+        async for event in stream:
+            if isinstance(event, Link):
+                break
+        assert isinstance(event, Link)
+        assert (event.connected, event.ended) == (False, False)
+        assert f"process {process.pid}) is not answering for" in event.sentence
+        assert f"kill -CONT {process.pid}" in event.sentence
+        with pytest.raises(NodeNotAnswering) as silent:
+            await client.status()
+        assert silent.value.silent_s >= 1.0
+        process.send_signal(signal.SIGCONT)
+        async for event in stream:
+            if isinstance(event, Link) and event.connected:
+                break
+        assert (await client.status()).state == "running"
+        await stream.aclose()  # type: ignore[attr-defined]
+
+
+async def test_a_verb_names_the_silent_node(tmp_path: Path) -> None:
+    async with node(tmp_path, *SLOW) as (client, process):
+        process.send_signal(signal.SIGSTOP)
+        try:
+            said = await asyncio.to_thread(sapo, tmp_path, "status")
+        finally:
+            process.send_signal(signal.SIGCONT)
+        assert said.returncode == 3
+        assert f"process {process.pid}) is not answering for" in said.stderr
+        async with ControlClient(client.socket) as again:
+            assert (await again.status()).pid == process.pid

@@ -1,0 +1,175 @@
+"""A pause, a hold, a stop keep what is done: no token is sampled twice, and what comes of it is what an undisturbed run gives."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+
+import msgspec
+import pytest
+from tests.support.model_folder import chain, on_disk, weights
+from tests.support.watched_node import CONFIG, CountingEngine, follow, make
+
+from sapo_swarm.config import RunConfig
+from sapo_swarm.events import Event, LogLine, RoundFinished, StateChanged
+from sapo_swarm.node.event_bus import Bus
+from sapo_swarm.node.governor.commands import Wishes, command
+from sapo_swarm.node.governor.limits import Hold
+from sapo_swarm.node.governor.run_control import RunControl
+from sapo_swarm.node.loop import Node
+from sapo_swarm.node.round.portion import Portion
+from sapo_swarm.node.round.progress import Activity
+from sapo_swarm.node.storage import in_flight
+from sapo_swarm.node.storage.journal import Journal, read_only
+
+MOST = 15
+"""Holds; then the rest of the rounds is undisturbed."""
+HEAT = Hold("heat", "Paused: 95 °C", 0.0)
+
+
+def finished(folder: Path) -> list[RoundFinished]:
+    return [e for e in read_only(folder / "journal.db", ("round",)) if isinstance(e, RoundFinished)]
+
+
+async def undisturbed(folder: Path, config: RunConfig = CONFIG) -> CountingEngine:
+    engine = CountingEngine()
+    await make(folder, engine, config).run()
+    return engine
+
+
+class Interrupter:
+    """After every so many decode steps of a round it puts a hold on the node and lets go once the node says that it is paused."""
+
+    def __init__(self, every: int) -> None:
+        self.every, self.steps, self.holds = every, 0, 0
+        self.node: Node
+        self.loop = asyncio.get_running_loop()
+
+    def step(self) -> None:
+        self.steps += 1
+        if self.steps % self.every == 0 and self.holds < MOST:
+            done = threading.Event()
+            self.loop.call_soon_threadsafe(self._hold, done)
+            done.wait()
+
+    def _hold(self, done: threading.Event) -> None:
+        self.holds += 1
+        self.node.run_control.hold(HEAT)
+        done.set()
+
+    def seen(self, event: Event) -> None:
+        if isinstance(event, StateChanged) and event.state == "paused":
+            self.node.run_control.hold(None)
+
+
+@pytest.mark.parametrize("every", [1, 2, 3])
+async def test_holds_within_every_completion_throw_no_token_away(tmp_path: Path, every: int) -> None:
+    """Each call gets one, two or three steps far: completions of four to six tokens are made in pieces."""
+    calm = await undisturbed(tmp_path / "calm")
+    interrupter = Interrupter(every)
+    engine = CountingEngine(interrupter.step)
+    interrupter.node = make(tmp_path / "held", engine)
+    await follow(interrupter.node, interrupter.seen)
+    assert interrupter.holds >= 4
+    assert engine.sampled == calm.sampled == sum(r.tokens_generated for r in finished(tmp_path / "held"))
+    assert weights(tmp_path / "held", 2) == weights(tmp_path / "calm", 2)
+    chain(tmp_path / "held")
+
+
+async def stopped_after(steps: int, folder: Path) -> int:
+    """Run until the engine did so many decode steps, then stop; how many tokens were sampled."""
+    loop, taken = asyncio.get_running_loop(), 0
+
+    def step() -> None:
+        nonlocal taken
+        taken += 1
+        if taken == steps:
+            node.host.cancel.cancel()
+            loop.call_soon_threadsafe(node.command, "stop")
+
+    engine = CountingEngine(step)
+    node = make(folder, engine)
+    await node.run()
+    return engine.sampled
+
+
+async def test_rollouts_of_the_round_in_flight_survive_a_stop_and_a_start(tmp_path: Path) -> None:
+    calm = await undisturbed(tmp_path / "calm")
+    sampled = 0
+    for _ in range(6):
+        sampled += await stopped_after(2, tmp_path / "stopped")
+    engine = CountingEngine()
+    node = make(tmp_path / "stopped", engine)
+    await node.run()
+    sampled += engine.sampled
+    assert node.rounds_done == 2
+    assert sampled == calm.sampled
+    assert weights(tmp_path / "stopped", 2) == weights(tmp_path / "calm", 2)
+    told = [e.text for e in read_only(tmp_path / "stopped" / "journal.db", ("log",)) if isinstance(e, LogLine)]
+    assert any("were kept and are used" in text for text in told)
+    assert in_flight.kept(tmp_path / "stopped") is None, "a finished round leaves nothing behind"
+    assert on_disk(tmp_path / "stopped").told == [0, 1]
+
+
+async def test_rollouts_of_other_settings_are_left_out_with_a_sentence(tmp_path: Path) -> None:
+    await stopped_after(2, tmp_path / "m")
+    assert in_flight.kept(tmp_path / "m") is not None
+    hot = msgspec.structs.replace(CONFIG, temperature=0.7)
+    await make(tmp_path / "m", CountingEngine(), hot).run()
+    await undisturbed(tmp_path / "calm", hot)
+    assert weights(tmp_path / "m", 2) == weights(tmp_path / "calm", 2)
+    told = [e.text for e in read_only(tmp_path / "m" / "journal.db", ("log",)) if isinstance(e, LogLine)]
+    assert any("do not fit the settings of now" in text for text in told)
+
+
+def test_kept_rollouts_that_cannot_be_read_are_none(tmp_path: Path) -> None:
+    assert in_flight.kept(tmp_path) is None
+    (tmp_path / in_flight.NAME).write_bytes(b"\x93half")
+    assert in_flight.kept(tmp_path) is None
+
+
+def test_calls_get_smaller_while_they_are_interrupted_and_whole_again_when_not() -> None:
+    portion = Portion()
+    assert portion.of(64) == 64
+    portion.interrupted(64)
+    assert portion.of(64) == 16
+    portion.interrupted(16)
+    portion.interrupted(4)
+    portion.interrupted(1)
+    assert portion.of(64) == 1
+    for _ in range(7):
+        portion.completed(portion.of(64))
+    assert portion.of(64) == 64
+    portion.completed(64)
+    assert portion.of(200) >= 64
+
+
+async def test_an_automatic_hold_lets_an_update_end_and_a_person_s_pause_does_not_wait(tmp_path: Path) -> None:
+    """Where holds come faster than an update takes, the model would never learn."""
+    journal, activity = Journal(tmp_path / "journal.db"), Activity()
+    stopped = asyncio.Event()
+
+    class Token:
+        def cancel(self) -> None:
+            stopped.set()
+
+        def reset(self) -> None:
+            stopped.clear()
+
+    run_control = RunControl(Bus(journal), activity, Token())  # type: ignore[arg-type]
+    activity.state = "running"
+    activity.begin("update", 3, "Updating the model")
+    run_control.hold(HEAT)
+    assert not stopped.is_set()
+    assert activity.state == "pausing"
+    run_control.hold(None)
+    assert not stopped.is_set()
+    activity.begin("generate", 3, "Generating")
+    run_control.hold(HEAT)
+    assert stopped.is_set()
+    stopped.clear()
+    activity.begin("update", 3, "Updating the model")
+    run_control.wish(command(Wishes(), "pause", 0, 0.0))
+    assert stopped.is_set()
+    journal.close()
