@@ -41,6 +41,7 @@ NOT_OURS = {
     "config.toml",
     "model.json",
     "runs/",
+    "reward.py",
     "evaluations/",
     "checkpoints/",
 }
