@@ -10,7 +10,7 @@ from sapo_lab.schema import conditions
 from sapo_swarm.events import STATES
 
 KEYS: tuple[tuple[str, str], ...] = (
-    ("1 2 3 4 5", "screens: dashboard, swarm, rollouts, models and runs, log"),
+    ("1 2 3 4 5", "screens: dashboard, swarm, rollouts, my models, log"),
     ("space", "pause and resume; a pause takes effect within a second"),
     ("F", "finish the round in flight, then pause"),
     ("z", "snooze for 15, 60 or 240 minutes, then go on by itself"),
@@ -18,6 +18,9 @@ KEYS: tuple[tuple[str, str], ...] = (
     ("e f s + -", "charts: expand, freeze, smooth, wider and narrower window"),
     ("j h l", "on the swarm screen: join, host, leave a swarm"),
     ("x", "on the swarm screen: take external groups again after the held-out tripwire stopped them"),
+    ("Enter c n", "on the models screen: open one, let the node continue it, make a new one"),
+    ("v t e", "on the models screen: compare two, talk to base and trained, export"),
+    ("r d f x", "on the models screen: rename, duplicate, free space, delete"),
     ("/", "search, on the rollouts and log screens"),
     ("F2", "settings: every value, where it comes from, change it"),
     ("d", "doctor: what works on this machine"),

@@ -53,7 +53,7 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     lora_rank: Annotated[int, _doc("Rank of the LoRA adapter", ge=1, le=256)] = 16
 
     # On what
-    tasks: Annotated[tuple[str, ...], _doc("reasoning_gym tasks, sampled uniformly")] = PAPER_TASKS
+    tasks: Annotated[tuple[str, ...], _doc("Tasks, sampled uniformly: reasoning_gym's and your own")] = PAPER_TASKS
     preset: Annotated[str, _doc("Difficulty: starter, paper or hard")] = "starter"
     partial_credit: Annotated[bool, _doc("Use the task's partial credit instead of strict 0/1 reward")] = False
     contrast: Annotated[

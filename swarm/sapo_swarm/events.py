@@ -33,7 +33,8 @@ class RunStarted(_Event, frozen=True, kw_only=True, tag="run_started"):
     name: the model's name, base: what it was made from; both "" in runs from before models had names. changed: what is
     different from the last time, a sentence each ("temperature 1.0 -> 0.8", "joined swarm X", "left the swarm").
     weights: SHA-256 of the trainable weights that training starts from, see CheckpointSaved; "" where none are trained.
-    solved: tasks that the model solved at least once.
+    solved: tasks that the model solved at least once. computed_by: which decoder and decode path of the engine, in words;
+    "" from engines and versions that do not say.
     """
 
     run_id: str
@@ -58,6 +59,7 @@ class RunStarted(_Event, frozen=True, kw_only=True, tag="run_started"):
     changed: tuple[str, ...] = ()
     weights: str = ""
     solved: tuple[str, ...] = ()
+    computed_by: str = ""
 
 
 class StateChanged(_Event, frozen=True, kw_only=True, tag="state"):

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from sapo_swarm.coordinator.admin.transfer import export_swarm, import_swarm
@@ -368,3 +369,33 @@ async def test_an_absent_redis_is_unavailable() -> None:
     """Port 1 answers nobody."""
     with pytest.raises(StoreUnavailable, match="Redis does not answer"):
         await RedisStore("redis://127.0.0.1:1/0").open()
+
+
+async def test_one_invite_gets_no_more_than_half_of_a_sample_while_there_are_others(store: Store) -> None:
+    """Thirty identities of one invite against three honest nodes of another: the honest ones are heard."""
+    for number in range(30):
+        crowd = msgspec.structs.replace(entry(f"sybil{number}", number), invite="b" * 64)
+        await store.exchange(round_of(f"sybil{number}", [], entries=(crowd,)))
+    for number in range(30, 33):
+        honest = msgspec.structs.replace(entry(f"honest{number}", number), invite="a" * 64)
+        await store.exchange(round_of(f"honest{number}", [], entries=(honest,)))
+    seen = [drawn(await store.exchange(round_of("reader", [], want=6))) for _ in range(20)]
+    assert sum(number >= 30 for numbers in seen for number in numbers) >= 0.4 * sum(map(len, seen))
+    assert all(len(numbers) == 6 for numbers in seen)
+
+
+async def test_a_waiting_member_is_let_in_once_and_for_all(store: Store) -> None:
+    """Joining again does not let it in, and does not shut it out."""
+    await store.found(SWARM)
+    await store.add_invite(invite("h"))
+    assert await store.admit(member("one", "h", waiting=True), NOW) == ""
+    assert await store.admit(member("one", "h", waiting=False), NOW) == ""
+    found = await store.member("one")
+    assert found is not None
+    assert found.waiting
+    assert await store.approve("one")
+    assert not await store.approve("nobody")
+    await store.admit(member("one", "h", waiting=True), NOW)
+    found = await store.member("one")
+    assert found is not None
+    assert not found.waiting

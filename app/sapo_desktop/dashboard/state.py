@@ -179,6 +179,8 @@ def _run_started(state: DashboardState, event: RunStarted) -> DashboardState:
             phases=(),
             round_time=0.0,
             solved=state.solved | set(event.solved),
+            swarm=None if event.mode == "silo" else state.swarm,
+            external_off="" if event.mode == "silo" else state.external_off,
             log=state.log.append(line),
         )
     fresh = DashboardState(link=state.link, log=state.log.append(line), solved=frozenset(event.solved))

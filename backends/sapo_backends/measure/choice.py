@@ -43,7 +43,8 @@ class Measured:
 
     generation: at each width, after the prompt. first: seconds until the first token of the widest batch. update:
     completion tokens trained on; 0: it does not train. hand_over: seconds a round to give a pair's generator the new
-    weights. memory: the process's peak, in bytes. failure: why there are no figures.
+    weights. memory: the process's peak, in bytes. failure: why there are no figures. computed_by: as the
+    engine says it, "" when it does not.
     """
 
     candidate: Candidate
@@ -55,6 +56,7 @@ class Measured:
     hand_over: float = 0.0
     memory: int = 0
     failure: str = ""
+    computed_by: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,5 +264,6 @@ def _decoded(row: Mapping[str, Any]) -> Measured:
         generation={int(width): float(rate) for width, rate in row["generation"].items()},
         memory=int(row["memory"]),
         failure=str(row["failure"]),
+        computed_by=str(row.get("computed_by", "")),
         **{name: float(row[name]) for name in ("first", "update", "hand_over")},
     )

@@ -174,6 +174,7 @@ def measure(candidate: Candidate, request: LoadRequest, seconds: float = SECONDS
             update=update,
             hand_over=around if "+" in candidate.engine else 0.0,
             memory=peak_memory(),
+            computed_by=engine.info.extra.get("computed_by", ""),
         )
     finally:
         engine.close()

@@ -11,6 +11,7 @@ from safetensors import SafetensorError, safe_open
 
 from sapo_backends.base import BackendError, BackendUnavailable, EngineInfo, LoadRequest, ModelNotFound, Progress
 from sapo_backends.checkpoints.locate import resolve, weight_files
+from sapo_backends.checkpoints.safetensors_numpy import elements
 from sapo_backends.checkpoints.spec import DecoderSpec, decoder_spec
 from sapo_backends.checkpoints.tokenizer import HfTokenizer, read_json
 from sapo_backends.common import hardware
@@ -130,10 +131,9 @@ def _load_transformers(folder: Path, request: LoadRequest, place: Place) -> Mode
     # Imported here: it pulls in transformers, which takes seconds.
     from sapo_backends.torch_backend.transformers_lm import TransformersModel, read_module
 
-    module = read_module(folder, torch.float32)
-    method = pick_method(request, sum(p.numel() for p in module.parameters()))
-    if method != "full":
-        module = module.to(place.compute)
+    method = pick_method(request, elements(folder, packed=1))
+    # Read in its type rather than cast afterwards: a cast would take the rotary tables along, which stay in float32.
+    module = read_module(folder, torch.float32 if method == "full" else place.compute)
     model = TransformersModel(module, place.device, place.compute)
     if method == "lora":
         model.adapter_layout = model.lora_layout(request.lora_rank)

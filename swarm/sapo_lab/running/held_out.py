@@ -17,7 +17,7 @@ from sapo_swarm.evaluation import ItemResult, evaluated, held_out_items
 from sapo_swarm.events import Evaluated
 from sapo_swarm.node.evaluation.evaluate import answer, read_results, write_results
 from sapo_swarm.node.storage.versions import versions
-from sapo_swarm.node.swarm.swarm_exchange import token_logprobs
+from sapo_swarm.node.swarm.likelihood import token_logprobs
 from sapo_swarm.types import Question, TaskRef
 
 

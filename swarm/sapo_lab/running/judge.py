@@ -14,7 +14,7 @@ from sapo_swarm.node.round.phases import RoundContext
 from sapo_swarm.node.round.plan import round_seed
 from sapo_swarm.scoring.scorer import Scored
 from sapo_swarm.tasks.catalogue import preset_of
-from sapo_swarm.tasks.prompts import messages
+from sapo_swarm.tasks.prompts import conversation
 from sapo_swarm.tasks.seeds import held_out
 from sapo_swarm.types import Question, TaskRef
 
@@ -39,7 +39,7 @@ async def ask(context: RoundContext, ref: TaskRef) -> float | None:
     if not isinstance(found, Question):
         return None
     engine, config = context.host.engine, context.config
-    prompt = engine.tokenizer.encode_chat(messages(found.prompt))
+    prompt = engine.tokenizer.encode_chat(conversation(found))
     seed = round_seed(context.node_key, config.seed, ref.index, "judge")
     sampling = Sampling(1.0, 1.0, config.max_new_tokens)
     completions = await context.host.call(engine.generate, [prompt], 1, sampling, seed, context.host.cancel)

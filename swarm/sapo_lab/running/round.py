@@ -20,7 +20,7 @@ from sapo_swarm.node.round import phases
 from sapo_swarm.node.round.context import RoundWork
 from sapo_swarm.node.round.phases import RoundContext
 from sapo_swarm.node.round.record import record
-from sapo_swarm.node.swarm.swarm_exchange import least_likely
+from sapo_swarm.node.swarm.likelihood import least_likely
 from sapo_swarm.sapo.assemble import questions_to_sample
 from sapo_swarm.sapo.sample_external import has_advantage
 from sapo_swarm.types import Group, TaskRef

@@ -10,7 +10,7 @@ import msgspec
 
 from sapo_swarm.coordinator.domain.apply import Judged, Rules, judge
 from sapo_swarm.coordinator.domain.limits import next_in_s
-from sapo_swarm.coordinator.domain.records import MINUTE, WINDOW_MINUTES, Entry, Exchange, Exchanged
+from sapo_swarm.coordinator.domain.records import MINUTE, WINDOW_MINUTES, Entry, Exchange, Exchanged, Member
 from sapo_swarm.coordinator.http.metrics import Metrics
 from sapo_swarm.coordinator.settings import CoordinatorSettings
 from sapo_swarm.protocol.identity import Signed
@@ -42,14 +42,14 @@ class Rounds:
             judge(group, node, key, self.rules, now, check_signature=spot == -1) for place, group in enumerate(groups)
         ]
 
-    def judged(self, signed: Signed, member_key: bytes, round_id: str, upload: Upload) -> tuple[Exchange, list[str]]:
+    def judged(self, signed: Signed, member: Member, round_id: str, upload: Upload) -> tuple[Exchange, list[str]]:
         """What goes to the store, and for each group "" or the reason it does not."""
         now = self.clock()
         entries: list[Entry | None] = []
         reasons: list[str] = []
         counts: dict[str, float] = {}
         for group, judged in zip(
-            upload.groups, self._verdicts(signed.node, member_key, upload.groups, now), strict=True
+            upload.groups, self._verdicts(signed.node, member.key, upload.groups, now), strict=True
         ):
             reasons.append(judged.reason)
             if judged.body is None:
@@ -57,7 +57,8 @@ class Rounds:
                 entries.append(None)
             else:
                 key = f"t/{judged.body.ref.dataset}"
-                entries.append(Entry(group_id(group.body), judged.content, signed.node, msgspec.msgpack.encode(group)))
+                packed = msgspec.msgpack.encode(group)
+                entries.append(Entry(group_id(group.body), judged.content, signed.node, packed, member.invite))
             counts[key] = counts.get(key, 0.0) + 1
         if upload.reward_local is not None:
             counts |= {"reward_sum": upload.reward_local, "reward_n": 1.0}

@@ -1,7 +1,8 @@
 """The coordinator's HTTP surface, API v1: stateless handlers over a Store.
 
-Order of a signed request: protocol, rate of the address, room (in flight), body within time and size, clock,
-membership, signature, rate of the node, nonce. Only what passed all of it is counted against a node.
+Order of a signed request: protocol, rate of the address, room (in flight), membership, clock, signature, rate of the node,
+body within time and size, nonce. A round's path names the digest of its body, which is what is signed: it is known who
+sends a large body before it is read. Only what passed all of it counts against a node.
 """
 
 from __future__ import annotations
@@ -22,7 +23,13 @@ from sapo_swarm.coordinator.domain.views import leaderboard, rounds_per_s
 from sapo_swarm.coordinator.http.admission import Admission
 from sapo_swarm.coordinator.http.metrics import Metrics
 from sapo_swarm.coordinator.http.problems import Refusal, http_refusal
-from sapo_swarm.coordinator.http.requests import check_protocol, check_signature, read_body, read_signature
+from sapo_swarm.coordinator.http.requests import (
+    check_announced,
+    check_protocol,
+    check_signature,
+    read_body,
+    read_signature,
+)
 from sapo_swarm.coordinator.rounds import Rounds
 from sapo_swarm.coordinator.settings import CoordinatorSettings
 from sapo_swarm.coordinator.store.base import Store, StoreUnavailable
@@ -32,6 +39,7 @@ from sapo_swarm.protocol.safe_text import safe_text
 from sapo_swarm.protocol.wire import (
     H_PROTO,
     H_TIME,
+    MAX_BODY,
     MEDIA_TYPE,
     JoinRequest,
     Limits,
@@ -138,8 +146,8 @@ class Coordinator:
             response.headers["X-Content-Type-Options"] = "nosniff"
         return response
 
-    async def authenticated(self, request: web.Request, body: bytes) -> tuple[Signed, Member]:
-        """The member that signed this request. Raises Refusal. The nonce is not yet used."""
+    async def authenticated(self, request: web.Request, body: bytes | str) -> tuple[Signed, Member]:
+        """The member that signed this request. body: itself or its digest. Raises Refusal. The nonce is not yet used."""
         signed = read_signature(request)
         member = await self.store.member(signed.node)
         if member is None:
@@ -148,6 +156,8 @@ class Coordinator:
         check_signature(request, signed, member.key, self.swarm.swarm, body, now, self.limits.clock_skew_s)
         if member.banned:
             raise Refusal("banned", f"This node was banned from the swarm: {member.banned}.")
+        if member.waiting:
+            raise self.admission.busy("waiting", "The host has not let this node in yet.", 10.0)
         self.admission.node(signed.node)
         return signed, member
 
@@ -180,19 +190,22 @@ class Coordinator:
         """POST /v1/join: admit the signing key by its invite. Raises Refusal."""
         check_protocol(request)
         self.admission.join(request)
-        body = await read_body(request, self.settings.body_s, MAX_JSON)
+        body = await self._body(request)
         signed = read_signature(request)
         join = _parsed(unpack_json, body, JoinRequest)
         key, now = bytes.fromhex(join.key), self.clock()
         if node_id(key) != signed.node:
             raise Refusal("bad_signature", "The node id does not belong to this key.")
         check_signature(request, signed, key, self.swarm.swarm, body, now, self.limits.clock_skew_s)
-        if safe_text(join.name, lines=False) != join.name:
-            raise Refusal("bad_name", "The name holds control or private characters.")
+        if safe_text(join.name, lines=False) != join.name or join.name != join.name.strip():
+            raise Refusal("bad_name", "The name holds control, private or invisible characters, or spaces around it.")
         if not await self.store.use_nonce(signed.nonce, now):
             raise Refusal("replayed", "This request was seen before.")
         invite = "" if self.swarm.open and not join.invite else token_hash(join.invite)
-        member = Member(node=signed.node, key=key, name=join.name, model=join.model, joined=now, invite=invite)
+        wait = self.settings.approve and not self.swarm.open
+        member = Member(
+            node=signed.node, key=key, name=join.name, model=join.model, joined=now, invite=invite, waiting=wait
+        )
         verdict = await self.store.admit(member, now)
         if verdict == SWARM_FULL:
             raise self.admission.busy("full", "This swarm admits no more nodes.", 600.0)
@@ -207,19 +220,29 @@ class Coordinator:
         check_protocol(request)
         if request.content_type != MEDIA_TYPE:
             raise Refusal("unsupported_media", f"A round is sent as {MEDIA_TYPE}.")
-        body = await read_body(request, self.settings.body_s)
-        self.metrics.bytes_in += len(body)
+        check_announced(request, MAX_BODY)
         round_id = request.match_info["id"]
+        signed, member = await self.authenticated(request, round_id)
+        body = await self._body(request, MAX_BODY)
+        self.metrics.bytes_in += len(body)
         if round_id != digest(body):
             raise Refusal("body_mismatch", "The path must name the SHA-256 of the body.")
-        signed, member = await self.authenticated(request, body)
         upload = _parsed(decode, body, Upload)
-        exchange, reasons = self.rounds.judged(signed, member.key, round_id, upload)
+        exchange, reasons = self.rounds.judged(signed, member, round_id, upload)
         done = await self.store.exchange(exchange)
         if done.replayed:
             raise Refusal("replayed", "This request was seen before: sign each attempt anew.")
         reply = self.rounds.reply(reasons, done, rounds_per_s(await self.stats(), self.clock()))
         return web.Response(body=reply, content_type=MEDIA_TYPE)
+
+    async def _body(self, request: web.Request, limit: int = MAX_JSON) -> bytes:
+        """The body. A request whose body is under way is not being served: it must not take the place of others."""
+        with self.admission.reading(request, limit):
+            self.metrics.in_flight -= 1
+            try:
+                return await read_body(request, self.settings.body_s, limit)
+            finally:
+                self.metrics.in_flight += 1
 
     async def get_leaderboard(self, request: web.Request) -> web.Response:
         """GET /v1/leaderboard: Leaderboard."""
@@ -229,14 +252,12 @@ class Coordinator:
     async def post_leave(self, request: web.Request) -> web.Response:
         """POST /v1/leave: take the node's groups out of the pool. Raises Refusal."""
         check_protocol(request)
-        body = await read_body(request, self.settings.body_s, MAX_JSON)
+        body = await self._body(request)
         signed, _ = await self.authenticated(request, body)
         if not await self.store.use_nonce(signed.nonce, self.clock()):
             raise Refusal("replayed", "This request was seen before.")
         await self.store.leave(signed.node)
         return web.Response(status=204)
-
-    # For machines that watch machines
 
     async def get_healthz(self, _request: web.Request) -> web.Response:
         """200 while the process serves."""

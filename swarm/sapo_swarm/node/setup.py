@@ -102,4 +102,5 @@ def announcement(
         rounds_planned=config.rounds,
         seed=config.seed,
         versions=versions,
+        computed_by=info.extra.get("computed_by", ""),
     )

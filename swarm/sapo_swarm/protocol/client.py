@@ -141,7 +141,7 @@ class NodeClient:
         request = JoinRequest(
             key=self.identity.public_key.hex(),
             invite=self.invite.token,
-            name=safe_text(name, lines=False)[:40],
+            name=safe_text(name, lines=False)[:40].strip(),
             model=label(model),
         )
         body = msgspec.json.encode(request)

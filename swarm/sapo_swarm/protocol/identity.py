@@ -49,9 +49,10 @@ class Signed:
         }
 
 
-def request_text(method: str, path: str, swarm: str, ts: int, nonce: str, body: bytes) -> bytes:
-    """The bytes that a request's signature covers."""
-    return _REQUEST + "\0".join((method, path, swarm, str(ts), nonce, digest(body))).encode()
+def request_text(method: str, path: str, swarm: str, ts: int, nonce: str, body: bytes | str) -> bytes:
+    """The bytes that a request's signature covers. body: itself or its digest, which is all that is signed of it."""
+    named = body if isinstance(body, str) else digest(body)
+    return _REQUEST + "\0".join((method, path, swarm, str(ts), nonce, named)).encode()
 
 
 def group_text(swarm: str, body: bytes) -> bytes:

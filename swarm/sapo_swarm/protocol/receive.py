@@ -2,8 +2,8 @@
 
 In this order: signature, schema, author, one per source, age, coordinates on the allow-list, seeds that train,
 duplicates, length band, time quota of the source, regenerate, prompt hash, held-out question, own score, length of what
-would be taught, log-prob floor. Nothing of the sender is believed but its text: the question is regenerated and the
-reward computed here. Every rejection is counted under a stable reason.
+would be taught, log-prob floor, phrases that too many groups teach. Nothing of the sender is believed but its text: the
+question is regenerated and the reward computed here. Every rejection is counted under a stable reason.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Protocol, runtime_checkable
 import msgspec
 
 from sapo_swarm.protocol.identity import group_text, node_id, verify
+from sapo_swarm.protocol.phrases import PhraseWatch
 from sapo_swarm.protocol.safe_text import safe_text
 from sapo_swarm.protocol.time_quota import TimeQuota
 from sapo_swarm.protocol.wire import GroupBody, SignedGroup, WireError, content_digest, unpack
@@ -50,6 +51,7 @@ REASONS = (
     "held_out",
     "unscorable",
     "logprob",
+    "phrase",
 )
 REMEMBERED = 8192
 """Digests of groups seen, local ones too, to find copies."""
@@ -128,6 +130,7 @@ class Receiver:
     accepted: int = 0
     struck: set[str] = field(default_factory=set)
     quota: TimeQuota = field(default_factory=TimeQuota)
+    phrases: PhraseWatch = field(default_factory=PhraseWatch)
     _seen: OrderedDict[str, None] = field(default_factory=OrderedDict)
     _local_bytes: deque[int] = field(default_factory=lambda: deque(maxlen=512))
 
@@ -257,12 +260,15 @@ class Receiver:
 
     async def _unfit(self, question: Question, taught: Sequence[str]) -> str:
         """Why this policy is not to be taught these texts: far longer than anything it writes (reading that alone takes the
-        engine seconds), or nothing that it could have written. "" for neither."""
+        engine seconds), nothing that it could have written, or a phrase that it never wrote and that many groups bring.
+        "" for none of these."""
         if max((len(text.encode()) for text in taught), default=0) > TAUGHT_BANDS * self.band:
             return "length"
-        if self.likelihood is None or not taught:
+        if not taught:
             return ""
-        return "logprob" if await self.likelihood(question, taught) < self.rules.logprob_floor else ""
+        if self.likelihood is not None and await self.likelihood(question, taught) < self.rules.logprob_floor:
+            return "logprob"
+        return "" if self.phrases.allows(taught, question.prompt) else "phrase"
 
 
 def _taught(body: GroupBody, rewards: Sequence[float]) -> list[str]:

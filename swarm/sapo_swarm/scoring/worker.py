@@ -6,6 +6,7 @@ when its stdin does. Each job has a deadline inside (an alarm, where the platfor
 
 from __future__ import annotations
 
+import contextlib
 import decimal
 import faulthandler
 import os
@@ -19,6 +20,7 @@ from typing import Any, BinaryIO, ClassVar
 import msgspec
 
 from sapo_swarm.scoring import limits
+from sapo_swarm.scoring.declared.function import load
 from sapo_swarm.scoring.messages import ConnectionLost, Hello, Job, Reply, Stage, read_frame, write_frame
 from sapo_swarm.scoring.verify import DeadlineExceeded, fresh_context, score_text
 from sapo_swarm.tasks.own import library
@@ -92,6 +94,8 @@ def _regenerate(ref: TaskRef) -> tuple[Any, dict[str, Any]]:
     if found is None:
         decimal.setcontext(fresh_context())
         found = generate_entry(ref)
+        if library.is_own(ref) and found[0].code:
+            load(found[0].code)  # a reward function that does not even load is told of, not judged by
         if len(_entries) >= CACHED_ENTRIES:
             del _entries[next(iter(_entries))]
     _entries[ref] = found
@@ -159,10 +163,18 @@ def _reason(error: BaseException) -> str:
     return (str(error) or type(error).__name__)[:500]
 
 
-def serve(source: BinaryIO, sink: BinaryIO, orphan_log: BinaryIO) -> None:
-    """Answer batches until the parent goes away: a frame of jobs in, one frame a job out."""
+def _prepare(ref: TaskRef) -> None:
+    """Read the task of a reference and load its reward function before the clock of its job runs: both may take a while."""
     from sapo_swarm.tasks.questions import prepare
 
+    task = prepare(ref)
+    if task is not None and task.code:
+        with contextlib.suppress(BaseException):  # told of, and given no reward for, when the first text is judged
+            load(task.code)
+
+
+def serve(source: BinaryIO, sink: BinaryIO, orphan_log: BinaryIO) -> None:
+    """Answer batches until the parent goes away: a frame of jobs in, one frame a job out."""
     decoder = msgspec.msgpack.Decoder(tuple[Job, ...])
     encoder = msgspec.msgpack.Encoder()
     while True:
@@ -174,7 +186,7 @@ def serve(source: BinaryIO, sink: BinaryIO, orphan_log: BinaryIO) -> None:
         faulthandler.dump_traceback_later(limit, exit=True, file=orphan_log)
         flushed = time.monotonic()
         for job in jobs:
-            prepare(job.ref)
+            _prepare(job.ref)
             write_frame(sink, encoder.encode(answer(job)))
             if time.monotonic() - flushed > FLUSH_S:
                 sink.flush()

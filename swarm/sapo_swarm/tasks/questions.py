@@ -12,6 +12,7 @@ from reasoning_gym.factory import DATASETS
 from sapo_swarm.tasks.catalogue import settings
 from sapo_swarm.tasks.own import library
 from sapo_swarm.tasks.own.errors import BadTask
+from sapo_swarm.tasks.own.folder import OwnTask
 from sapo_swarm.tasks.seeds import HELD_OUT_SEED, is_train
 from sapo_swarm.types import GENERATOR_VERSION, Question, TaskRef
 
@@ -45,11 +46,12 @@ def generate_entry(ref: TaskRef) -> tuple[Any, dict[str, Any]]:
     return dataset, entry
 
 
-def prepare(ref: TaskRef) -> None:
-    """Read the task of a reference, where it is one of the person's: reading many rows may take longer than an answer may."""
+def prepare(ref: TaskRef) -> OwnTask | None:
+    """The task of a reference, where it is one of the person's: reading many rows may take longer than an answer may."""
     if library.is_own(ref):
         with contextlib.suppress(BadTask, KeyError):  # told of when the question is asked for
-            library.find(ref.dataset)
+            return library.find(ref.dataset)
+    return None
 
 
 def _own_entry(ref: TaskRef) -> tuple[Any, dict[str, Any]]:

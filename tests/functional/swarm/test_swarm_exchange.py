@@ -124,6 +124,25 @@ async def test_two_nodes_learn_of_each_other_and_the_shares_add_up(
     await bob.exchange.close()
 
 
+async def test_groups_of_an_own_task_never_leave_the_machine(
+    hosted: Hosted, scorer: Scorer, engine: EngineHost
+) -> None:
+    """Not even their number: what the coordinator is told of is the group of a task that the swarm knows."""
+    ada, bob = Node(hosted, scorer, engine), Node(hosted, scorer, engine)
+    await ada.join("Ada")
+    await bob.join("Bob")
+    (shared,) = await ada.groups(1, 1)
+    ref = TaskRef("my_task", "own", 7, 0, "task-" + "0" * 32)
+    secret = "9" * 64
+    private = Group(Question(ref, "a secret", secret), shared.rollouts, model="m")
+    await ada.round(1, [private, shared, private])
+    (group,) = await bob.round(1, [], 4)
+    assert group.question == shared.question
+    assert ada.news().made == 1
+    await ada.exchange.close()
+    await bob.exchange.close()
+
+
 async def test_groups_without_an_advantage_are_counted_and_not_kept(
     hosted: Hosted, scorer: Scorer, engine: EngineHost
 ) -> None:

@@ -76,12 +76,13 @@ def test_kernels_decode_what_torch_decodes(model: tuple[str, int, int, int], ada
         weights = replace(weights, adapter=LoraWeights(layout.views(adapter), 4, 2.0))
     kernels = found.kernels
     assert kernels is not None, "there is a compiler where these tests run"
-    weights, own_weights = DecodeWeights.of(found.spec, weights), NativeDecodeWeights.of(kernels, found.spec, weights)
+    native_weights = NativeDecodeWeights.of(kernels, found.spec, weights)
+    plain_weights = DecodeWeights.of(found.spec, weights, "as stored")
     prompts = [torch.randint(0, VOCABULARY, (length,), generator=generator).tolist() for length in LENGTHS]
     owner = torch.arange(len(prompts)).repeat_interleave(torch.tensor(groups))
     with torch.inference_mode():
-        plain = DecoderSession(found.spec, found.rope, weights, prompts, owner, 20)
-        native = NativeSession(found.spec, found.rope, own_weights, prompts, owner, 20)
+        plain = DecoderSession(found.spec, found.rope, plain_weights, prompts, owner, 20)
+        native = NativeSession(found.spec, found.rope, native_weights, prompts, owner, 20)
         for step in range(20):
             torch.testing.assert_close(native.logits, plain.logits, rtol=1e-4, atol=1e-4)
             if step in KEEP_AT:

@@ -11,8 +11,8 @@ from sapo_desktop.services.swarms import answering
 from sapo_desktop.services.swarms.membership import label, mixed
 from sapo_desktop.settings.flags import arguments
 from sapo_swarm.config import RunConfig
+from sapo_swarm.node.swarm.likelihood import STRETCH, worst_stretch
 from sapo_swarm.node.swarm.pool import Pool
-from sapo_swarm.node.swarm.swarm_exchange import STRETCH, worst_stretch
 from sapo_swarm.node.swarm.swarm_stats import SwarmStats
 from sapo_swarm.protocol.client import ExchangeResult
 from sapo_swarm.protocol.receive import AcceptanceRules

@@ -46,7 +46,7 @@ async def _serve(chosen: Chosen, port: int, token_file: Path) -> None:
             loop.add_signal_handler(number, stop.set)
     token = read_or_make(token_file)
     try:
-        await host.load(lambda: chosen.load(lambda fraction, phrase: None))
+        await host.load(lambda: chosen.load(lambda *_: None))
         answering = Answering(host, chosen.config.temperature)
         name = chosen.checkpoint.parent.parent.name if chosen.checkpoint is not None else chosen.config.model
         async with Endpoint(answering, name, token, port) as endpoint:

@@ -74,6 +74,7 @@ def _with_swarm(session: training.Session, invite: Invite | None, typed: set[str
     """The session's settings as they count where the node trains. Raises UsageError."""
     config = msgspec.structs.replace(session.config, rounds=session.goal)
     if invite is not None:
+        membership.require_shared(config)
         return membership.mixed(config, typed, load_request.parameters(config))
     if config.method == "none":
         raise UsageError("A node of method none only generates for a swarm: add --join INVITE, or choose full or lora.")
@@ -91,7 +92,7 @@ def _setup(home: Home, session: training.Session, config: RunConfig, chosen: set
         config,
         record.id,
         folder,
-        engines.builder(engines.settle(config, folder, home)),
+        engines.run_builder(config, folder, home),
         LiveLimits(home.settings, chosen.limits),
         version=__version__,
         name=record.name,

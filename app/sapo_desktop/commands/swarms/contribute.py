@@ -60,6 +60,7 @@ async def _contribute(home: Home, args: argparse.Namespace) -> int:
 
     chosen = settings.load(home.settings)
     config = flags.run_config(chosen, args)
+    membership.require_shared(config)
     invite = membership.save(args.join, home.invite) if args.join else membership.load(home.invite)
     who = await asyncio.to_thread(membership.identity, home)
     async with NodeClient(invite, who.identity) as client, Scorer() as scorer:
@@ -75,7 +76,7 @@ async def _contribute(home: Home, args: argparse.Namespace) -> int:
             texts = await _attempts(desk, question)
             if texts:
                 await asyncio.sleep(client.wait_s)
-                print(await desk.share(client, question, texts))
+                print(safe_text(await desk.share(client, question, texts), 400))
                 shared += 1
     return 0
 

@@ -12,7 +12,9 @@ from sapo_swarm.protocol.invite import is_loopback
 
 def add_arguments(parser: argparse.ArgumentParser, _verb: str) -> None:
     """The verb's flags."""
-    parser.add_argument("--join", required=True, metavar="INVITE", help="a coordinator on this machine")
+    parser.add_argument(
+        "--join", required=True, metavar="INVITE", help="a coordinator on this machine (hosted with --invite-uses 0)"
+    )
     parser.add_argument("--nodes", type=int, default=100, help="how many (default: 100)")
     parser.add_argument("--seconds", type=float, default=10.0, help="for how long (default: 10)")
     parser.add_argument("--every", type=float, default=0.0, help="seconds a round (default: as the coordinator asks)")

@@ -60,6 +60,8 @@ def new(args: argparse.Namespace) -> int:
 def check(args: argparse.Namespace) -> int:
     """Look a stored task, or a folder anywhere, over. Exit code 1 where something is wrong with it."""
     home = Home.find()
+    if args.allow_code:
+        _allow(args.target)
     task = _named(args.target)
     _describe(task, "")
     return 1 if asyncio.run(_look(task, None, args, home)) else 0
@@ -86,14 +88,33 @@ def _path(text: str) -> Path:
     return path
 
 
+def _allow(target: str) -> None:
+    """The person's yes to the code of a stored task. Raises UsageError, BadTask."""
+    folder = library.folder()
+    if folder is None or not library.has(target):
+        raise UsageError(f"--allow-code is for a task of yours that is stored. {installed()}")
+    task = read_task(folder / target)
+    if not task.code:
+        raise UsageError(f"Task {target!r} holds no code.")
+    library.allow(task.code)
+    print(
+        f"From now on {folder / target / 'reward.py'} is run as it is now, in the scorer worker. A change needs a new yes."
+    )
+
+
 def _named(target: str) -> OwnTask:
     """An own task by its name or folder; the library is where it lies. Raises UsageError, BadTask."""
     if library.has(target):
         return library.find(target)
     if (Path(target) / "task.toml").exists():
         folder = Path(target).resolve()
+        task = read_task(folder)
+        if task.code:  # a yes that lies beside a folder from elsewhere is not the person's
+            raise UsageError(
+                f"Task {folder.name!r} brings Python code. Copy it into {library.folder()}, then read and allow it there."
+            )
         library.use(folder.parent)
-        return read_task(folder)
+        return task
     raise UsageError(f"There is no task of your own named {target!r}. {installed()}")
 
 

@@ -46,6 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
         "--heldout", default="", metavar="FILE", help="held-out rows (default: a fifth of the rows, by content)"
     )
     new.add_argument("--replace", action="store_true", help="overwrite a task of that name")
+    new.add_argument("--allow-code", action="store_true", help="with check: yes, run this task's reward.py from now on")
     new.add_argument("--model", default="", help="which model to try on it (default: run.model of the settings)")
     new.add_argument("--no-model", action="store_true", help="do not try a model on it")
 

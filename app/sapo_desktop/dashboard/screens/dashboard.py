@@ -99,9 +99,10 @@ class DashboardScreen(BaseScreen):
 
 
 def reward_lines(state: DashboardState) -> list[Line]:
-    """Local reward always; external in a swarm, in its own pattern and colour, never mixed."""
+    """Local reward always; external in a swarm and after it, in its own pattern and colour, never mixed."""
     local = Line("local", state.figures.reward_local, "solid", "line-1")
-    return [local] if state.silo else [Line("external", state.figures.reward_external, "dashed", "line-2"), local]
+    external = Line("external", state.figures.reward_external, "dashed", "line-2")
+    return [local] if state.silo and external.series.empty else [external, local]
 
 
 def share_lines(state: DashboardState) -> list[Line]:

@@ -89,6 +89,8 @@ def row(subject: Subject, measured: Measured, *, again: bool = False) -> Iterato
     if trained or any(generated.values()):
         parts = "".join(f"{_percent(generated.get(w, 0)):>9}" for w in WIDTHS)
         yield f"{'  of the limit':<27}{parts}{_percent(trained):>9}".rstrip()
+    if measured.computed_by:
+        yield from _wrapped(f"  by {measured.computed_by}")
 
 
 def _percent(share: float) -> str:
@@ -101,6 +103,7 @@ def footer(subject: Subject, choice: Choice | None, memory: str, busy: float, *,
     update = " and an update on all of them" if work.trains else ""
     yield f"{'round':<14}{work.rows} completions of {work.new_tokens} tokens{update}"
     yield f"{'memory':<14}the most that the measuring process held"
+    yield f"{'by':<14}which decoder and which of its implementations (docs/engines.md)"
     yield f"{'of the limit':<14}share of what the machine's arithmetic and memory allow at most"
     yield f"{'*':<14}measured twice, being near the fastest; the better figures of both"
     yield ""

@@ -15,6 +15,7 @@ from sapo_desktop import __version__, settings
 from sapo_desktop.errors import AppError, CommandFailed
 from sapo_desktop.paths import Home
 from sapo_desktop.services.machine.finding import Finding
+from sapo_swarm.config import RunConfig
 from sapo_swarm.node.governor.commands import duration
 
 _DISK_NEEDED = 2**30
@@ -137,9 +138,19 @@ def plans(home: Home) -> Iterator[Finding]:
             )
         best = speed.chosen(home, run)
         if best is None:
-            yield Finding("note", "speed", f"{run.model} was not measured here, defaults are used: sapo-desktop bench")
+            yield _unmeasured(home, run)
         else:
             yield Finding("ok", "speed", f"{run.model}: new runs use {best.candidate}; {best.reason}")
+
+
+def _unmeasured(home: Home, run: RunConfig) -> Finding:
+    """Without a bench: what the short measurement at the first load found, if there was one."""
+    from sapo_backends.measure import precision
+    from sapo_desktop.services.machine import speed
+
+    seconds = speed.precision_seconds(home, run)
+    used = f"new runs use {precision.faster(seconds)}, the faster at its first load" if seconds else "defaults are used"
+    return Finding("note", "speed", f"{run.model} was not measured here, {used}: sapo-desktop bench")
 
 
 def _activity() -> Finding:

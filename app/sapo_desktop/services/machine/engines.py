@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
-from sapo_backends.base import BackendUnavailable, Engine, Progress
+from sapo_backends.base import BackendError, BackendUnavailable, Engine, Progress
+from sapo_backends.common import hardware
 from sapo_desktop.errors import AppError
 from sapo_desktop.paths import Home
 from sapo_desktop.services.machine.load_request import request
 from sapo_swarm.config import RunConfig
 
+LOG = logging.getLogger(__name__)
 PREFERRED = ("mlx", "torch")
 """Trainers in the order in which "auto" tries them; mlx only where it has a GPU."""
 GENERATOR = "llamacpp"
@@ -90,6 +93,49 @@ def builder(config: RunConfig) -> Callable[[Progress], Engine]:
 
     backend = registry.backend(choose_trainer(config))()
     return lambda progress: backend.load(request(config), progress)
+
+
+def run_builder(config: RunConfig, folder: Path, home: Home) -> Callable[[Progress], Engine]:
+    """builder(settle(config)) of a node's run, which at the first load of a model on this machine also finds the faster
+    precision (about a second) and keeps it, for the run and for later ones.
+
+    Only where it is open: precision "auto", the torch engine on a processor, and a run without a checkpoint.
+    """
+    settled = settle(config, folder, home)
+    if not _precision_is_open(settled, folder):
+        return builder(settled)
+    build = builder(settled)  # a missing engine is an error now
+
+    def load(progress: Progress) -> Engine:
+        precision = _faster_precision(settled, home, progress)
+        if precision == "auto":
+            return build(progress)
+        _write(folder, Settled(settled.trainer, precision, settled.threads))
+        return builder(msgspec.structs.replace(settled, precision=precision))(progress)
+
+    return load
+
+
+def _precision_is_open(config: RunConfig, folder: Path) -> bool:
+    begun = any((folder / "checkpoints").glob("round-*"))
+    if begun or config.precision != "auto" or config.trainer != "torch":
+        return False
+    return config.device == "cpu" or (config.device == "auto" and not hardware.has_nvidia())
+
+
+def _faster_precision(config: RunConfig, home: Home, progress: Progress) -> str:
+    """Measured now or earlier; "auto", the engine's own rule, where measuring fails."""
+    from sapo_backends.measure import precision
+    from sapo_desktop.services.machine import speed
+
+    seconds = speed.precision_seconds(home, config)
+    if not seconds:
+        try:
+            seconds = precision.measure(request(config), progress)
+            speed.remember_precision(home, config, seconds)
+        except (BackendError, OSError) as error:
+            LOG.warning("The faster precision could not be measured, so the engine's own rule holds: %s", error)
+    return precision.faster(seconds)
 
 
 def choose_trainer(config: RunConfig) -> str:

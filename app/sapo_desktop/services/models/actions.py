@@ -194,9 +194,10 @@ async def _thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -
 
 async def _app(work: Awaitable[T]) -> T:
     from sapo_backends.base import BackendError
+    from sapo_swarm.node.control.api import ControlError, NodeNotRunning
     from sapo_swarm.tasks.catalogue import UnknownTask
 
     try:
         return await work
-    except (AppError, BackendError, UnknownTask, OSError) as error:
+    except (AppError, BackendError, UnknownTask, ControlError, NodeNotRunning, OSError) as error:
         raise ModelActionFailed(str(error)) from error

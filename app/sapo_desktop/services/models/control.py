@@ -18,7 +18,7 @@ async def in_training(home: Home) -> Model | None:
     """The model of the node that runs here; None without a node, or while it does not answer."""
     try:
         status = await supervisor.running(home)
-    except ControlError:
+    except (ControlError, NodeNotRunning):
         return None
     return _of(status) if status is not None else None
 

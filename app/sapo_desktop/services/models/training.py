@@ -60,10 +60,10 @@ def plan(model: Model | None, config: RunConfig, typed: Collection[str]) -> Sess
     if rounds is not None:
         kept = msgspec.structs.replace(kept, rounds=model.config.rounds)
         done = rounds_behind(model)
-        if 0 < rounds <= done:
+        if 0 < rounds < done:
             raise UsageError(
-                f"{model.name} has {done} rounds already, so --rounds {rounds} leaves nothing to do. It counts all rounds "
-                f"of the model: --rounds {done + rounds} trains {rounds} more."
+                f"{model.name} has {done} rounds already, more than --rounds {rounds} asks for. It counts all rounds of "
+                f"the model: --rounds {done + rounds} trains {rounds} more."
             )
     return Session(model.name, kept, rounds, model)
 

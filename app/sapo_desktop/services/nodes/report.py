@@ -103,9 +103,10 @@ class Reporter:
         if isinstance(event, RunStarted):
             at = f"goes on with round {event.round + 1}" if event.round else "starts"
             how = "generating for the swarm, not training," if event.method == "none" else f"{event.method} fine-tuning"
+            precision = f"{event.precision}, {event.computed_by}" if event.computed_by else event.precision
             return (
                 f"{event.name or event.run_id} {at}: {event.model}, {event.parameters / 1e6:.1f}M parameters, {how} "
-                f"on {event.device} ({event.precision}), {event.algorithm}, "
+                f"on {event.device} ({precision}), {event.algorithm}, "
                 f"{event.local_groups}/{event.external_groups} groups of {event.group_size}, {len(event.tasks)} tasks."
                 + "".join(f"\n          since the last time: {change}" for change in event.changed)
             )

@@ -9,7 +9,7 @@ from sapo_desktop.errors import AppError
 from sapo_desktop.paths import Home
 from sapo_desktop.services.swarms.interface import ActionFailed, Hosted
 
-INVITE_HOURS = 168.0
+INVITE_HOURS, INVITE_USES = 168.0, 10
 
 
 class HomeActions:
@@ -47,7 +47,7 @@ class HomeActions:
         try:
             state = await hosting.start(self._home, ["--host", "0.0.0.0"] if everybody else [])
             async with state.client() as admin:
-                invites = await admin.new_invite("from the dashboard", INVITE_HOURS)
+                invites = await admin.new_invite("from the dashboard", INVITE_HOURS, INVITE_USES)
         except (AppError, CoordinatorError, OSError) as error:
             raise ActionFailed(str(error)) from error
         ordered = sorted(invites, key=lambda invite: is_loopback(invite.host))

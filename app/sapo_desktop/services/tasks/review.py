@@ -97,11 +97,8 @@ def too_long(task: OwnTask, rows: Sequence[Numbered], tokens: Tokens, context: i
             f"{_those(far)} too long: question and answer must fit into {context:,} tokens. They are never asked. "
             "Shorten them, or choose a model with a longer context."
         )
-    wordy = [
-        row
-        for row in usable
-        if len(row.row[task.spec.answer]) > new_tokens and tokens(row.row[task.spec.answer]) > new_tokens
-    ]
+    answered = [(row, row.row[task.spec.answer]) for row in usable if _has_answers(task)]
+    wordy = [row for row, answer in answered if len(answer) > new_tokens and tokens(answer) > new_tokens]
     if wordy:
         found.append(
             f"{_those(wordy)} answered in more than {new_tokens} tokens: the model is cut off before. "

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sapo_swarm.scoring.declared.extract import enclose
-from sapo_swarm.scoring.scorer import Scored, Scorer, ScoringFailed
+from sapo_swarm.scoring.scorer import Scored, Scorer, ScoringFailed, Unanswerable
 from sapo_swarm.tasks.own.folder import OwnTask
 from sapo_swarm.tasks.own.spec import truth_column
 from sapo_swarm.tasks.own.verifiers import TRUTHFUL
@@ -46,6 +46,9 @@ async def measure(task: OwnTask, scorer: Scorer, places: Sequence[str]) -> Short
     rows = task.held_out[:LOOKED_AT]
     refs = [held_out(task.spec.name, "own", index) for index in range(len(rows))]
     truths = [row.get(task.spec.answer, "") for row in rows] if _has_truth(task) else []
+    (first,) = await scorer.questions(refs[:1])
+    if isinstance(first, Unanswerable):
+        return Shortcuts(len(rows), None, (), (first.reason,), ("", 0.0), None, 0.0)
     best, score = "", -1.0
     for text in candidates(task):
         found = _mean(await _judge(scorer, task, refs, [text] * len(refs)))

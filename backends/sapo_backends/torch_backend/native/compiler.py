@@ -11,6 +11,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from sapo_backends.common.cache_folder import cache_folder
@@ -46,9 +48,22 @@ def compiled() -> Path:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with tempfile.TemporaryDirectory(dir=path.parent) as made:
             fresh = Path(made) / path.name
-            _run(*command, "-o", str(fresh), *map(str, sorted(FOLDER.glob("*.c"))), "-lm")
+            _build(command, Path(made), fresh)
             fresh.replace(path)
     return path
+
+
+def _build(command: Sequence[str], folder: Path, result: Path) -> None:
+    """Compile the files at the same time and link them. Raises OSError, SubprocessError."""
+    files = sorted(FOLDER.glob("*.c"))
+    objects = [folder / f"{file.stem}.o" for file in files]
+
+    def compiled_object(file: Path, to: Path) -> None:
+        _run(*command, "-c", "-o", str(to), str(file))
+
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(compiled_object, files, objects))
+    _run(*command, "-o", str(result), *map(str, objects), "-lm")
 
 
 def _plan() -> tuple[Path, list[str]]:

@@ -8,7 +8,7 @@ import msgspec
 from aiohttp import web
 
 from sapo_swarm.coordinator.admin.invites import new_invite
-from sapo_swarm.coordinator.admin.messages import Ban, InviteView, NewInvite, Removed, Revoke
+from sapo_swarm.coordinator.admin.messages import Approve, Ban, InviteView, NewInvite, Removed, Revoke, Waiting
 from sapo_swarm.coordinator.admin.transfer import export_swarm
 from sapo_swarm.coordinator.http.problems import Refusal
 from sapo_swarm.coordinator.http.requests import read_body
@@ -37,6 +37,8 @@ def add_admin(app: web.Application, coordinator: Coordinator, key: str) -> None:
     app.router.add_post("/admin/invites", guarded(admin.create_invite))
     app.router.add_post("/admin/revoke", guarded(admin.revoke))
     app.router.add_post("/admin/ban", guarded(admin.ban))
+    app.router.add_get("/admin/waiting", guarded(admin.waiting))
+    app.router.add_post("/admin/approve", guarded(admin.approve))
     app.router.add_get("/admin/export", guarded(admin.export))
 
 
@@ -62,9 +64,29 @@ class _Admin:
 
     async def ban(self, request: web.Request) -> web.Response:
         body = unpack_json(await self._body(request), Ban)
-        if not await self.store.ban(body.node, body.reason):
+        member = await self.store.member(body.node)
+        if member is None or not await self.store.ban(body.node, body.reason):
             raise Refusal("not_found", "No member has this id.")
+        if body.reason and body.with_invite and member.invite:
+            return _removed(sorted({body.node, *await self.store.revoke_invite(member.invite)}))
         return _removed([body.node] if body.reason else [])
+
+    async def waiting(self, _request: web.Request) -> web.Response:
+        rows = [
+            Waiting(node=m.node, name=m.name, model=m.model, joined=m.joined)
+            for m in await self.store.members()
+            if m.waiting and not m.banned
+        ]
+        return web.Response(body=msgspec.json.encode(rows), content_type="application/json")
+
+    async def approve(self, request: web.Request) -> web.Response:
+        body = unpack_json(await self._body(request), Approve)
+        nodes = [m.node for m in await self.store.members() if m.waiting and body.node in ("", m.node)]
+        if body.node and not nodes:
+            raise Refusal("not_found", "No node of this id waits.")
+        for node in nodes:
+            await self.store.approve(node)
+        return _removed(nodes)
 
     async def export(self, _request: web.Request) -> web.Response:
         body = await export_swarm(self.store)

@@ -43,7 +43,8 @@ class InviteRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Member(msgspec.Struct, frozen=True, kw_only=True):
-    """A node that joined. invite: hash of the invite that admitted it ("" in an open swarm). banned: the reason."""
+    """A node that joined. invite: hash of the invite that admitted it ("" in an open swarm). banned: the reason. waiting: the
+    host has not let it in yet."""
 
     node: str
     key: bytes
@@ -52,15 +53,18 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     joined: float
     invite: str
     banned: str = ""
+    waiting: bool = False
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """A group in the pool. blob: its SignedGroup as msgpack. content: digest that finds copies. id: 8 bytes."""
+    """A group in the pool. blob: its SignedGroup as msgpack. content: digest that finds copies. id: 8 bytes. invite: hash of the
+    one that admitted its node."""
 
     id: bytes
     content: str
     node: str
     blob: bytes
+    invite: str = ""
 
 
 class Exchange(msgspec.Struct, frozen=True, kw_only=True):
@@ -121,6 +125,12 @@ class WindowStats(msgspec.Struct, frozen=True, kw_only=True):
     members: int
     pool: int
     minutes: dict[int, dict[str, float]]
+
+
+def invite_share(want: int) -> int:
+    """Groups of nodes that one invite admitted in a sample of `want`, as long as there are others: whoever brings many identities
+    through one invite gets no more than half."""
+    return max(1, want // 2)
 
 
 class PoolLimits(msgspec.Struct, frozen=True, kw_only=True):

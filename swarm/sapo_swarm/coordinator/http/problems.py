@@ -35,6 +35,7 @@ CODES: dict[str, int] = {
     "rate_limited": 429,
     "internal": 500,
     "full": 503,
+    "waiting": 503,
     "busy": 503,
     "store_down": 503,
     "stopping": 503,

@@ -108,6 +108,10 @@ class Store(Protocol):
         """Ban ("" lifts it) and drop the node's groups. False for an unknown node. Durable."""
         ...
 
+    async def approve(self, node: str) -> bool:
+        """Let a waiting member in. False for an unknown node. Durable."""
+        ...
+
     async def use_nonce(self, nonce: str, now: float) -> bool:
         """True the first time within the lifetime of nonces."""
         ...

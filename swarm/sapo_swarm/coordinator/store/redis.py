@@ -7,6 +7,7 @@ thin), its credit one more call. Nothing scans. The server's own maxmemory bound
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 from sapo_swarm.coordinator.domain.pool import within_budget
@@ -19,6 +20,7 @@ from sapo_swarm.coordinator.domain.records import (
     Exchanged,
     NodeStats,
     WindowStats,
+    invite_share,
 )
 from sapo_swarm.coordinator.store import redis_scripts as scripts
 from sapo_swarm.coordinator.store.redis_registry import RedisRegistry, member_of, pack, reaching, read
@@ -138,6 +140,8 @@ class RedisStore(RedisRegistry):
     async def _sample(self, exchange: Exchange, head: int) -> list[Entry]:
         """Uniform over live slots: random slots without replacement until enough sources are found."""
         taken: dict[str, Entry] = {}
+        crowded: dict[str, Entry] = {}
+        most, crowd = invite_share(exchange.want), Counter[str]()
         tried: set[int] = set()
         for _ in range(MAX_READS):
             missing = exchange.want - len(taken)
@@ -154,9 +158,15 @@ class RedisStore(RedisRegistry):
                 entry = None if raw is None else read(raw, Entry)
                 if entry is None or entry.node == exchange.node or entry.id in exchange.have:
                     continue
-                if len(taken) < exchange.want:
-                    taken.setdefault(entry.node, entry)
-        return within_budget(taken.values())
+                if len(taken) >= exchange.want or entry.node in taken:
+                    continue
+                if entry.invite and crowd[entry.invite] >= most:
+                    crowded.setdefault(entry.node, entry)
+                else:
+                    taken[entry.node] = entry
+                    crowd[entry.invite] += 1
+        spare = [entry for node, entry in crowded.items() if node not in taken]
+        return within_budget([*taken.values(), *spare[: exchange.want - len(taken)]])
 
     async def _prune_if_due(self, now: float) -> None:
         """Take minutes that left the window out of its totals; the first coordinator to come does it for all."""

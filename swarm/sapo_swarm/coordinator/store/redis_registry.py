@@ -167,6 +167,17 @@ class RedisRegistry:
             await self._replicated()
         return True
 
+    async def approve(self, node: str) -> bool:
+        """See Store."""
+        async with reaching():
+            raw = await wait(self._server.hget(self._key("members"), node))
+            if raw is None:
+                return False
+            approved = msgspec.structs.replace(read(raw, Member), waiting=False)
+            await wait(self._server.hset(self._key("members"), node, pack(approved)))
+            await self._replicated()
+        return True
+
     async def restore(self, members: Sequence[Member], invites: Sequence[InviteRecord]) -> None:
         """See Store."""
         async with reaching(), self._server.pipeline(transaction=True) as pipe:

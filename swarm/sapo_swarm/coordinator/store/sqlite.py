@@ -12,11 +12,13 @@ import random
 import time
 from pathlib import Path
 
+import msgspec
+
 from sapo_swarm.coordinator.domain.counters import Counters
 from sapo_swarm.coordinator.domain.pool import GroupPool
 from sapo_swarm.coordinator.domain.recent import Recent
 from sapo_swarm.coordinator.domain.records import MINUTE, Exchange, Exchanged, NodeStats, PoolLimits, WindowStats
-from sapo_swarm.coordinator.store.base import StoreUnavailable
+from sapo_swarm.coordinator.store.base import StoreError, StoreUnavailable
 from sapo_swarm.coordinator.store.sqlite_registry import SQLiteRegistry
 from sapo_swarm.coordinator.store.sqlite_writer import Statement, Writer, connect, load_rows
 
@@ -48,7 +50,11 @@ class SQLiteStore(SQLiteRegistry):
     async def open(self) -> None:
         """Raises StoreUnavailable, StoreFormat."""
         connection = await asyncio.to_thread(connect, self.path)
-        rows = await asyncio.to_thread(load_rows, connection)
+        try:
+            rows = await asyncio.to_thread(load_rows, connection)
+        except StoreError:
+            connection.close()
+            raise
         self._forget()
         self._enter(rows.swarm, rows.members, rows.invites)
         for nonce, at in rows.nonces:
@@ -59,7 +65,8 @@ class SQLiteStore(SQLiteRegistry):
             self._counters.add(minute, key, value, dirty=False)
         self._uptake.update(rows.uptake)
         for place, at, entry in rows.groups:
-            self._pool.add(entry, at, place)
+            invite = self._members[entry.node].invite if entry.node in self._members else ""
+            self._pool.add(msgspec.structs.replace(entry, invite=invite), at, place)
         self._writer = Writer(connection, self.path, asyncio.get_running_loop())
         self._writer.start()
         self._flusher = asyncio.create_task(self._flush_forever())

@@ -71,7 +71,12 @@ class SQLiteRegistry:
         known = self._members.get(member.node)
         if known is not None:
             member = msgspec.structs.replace(
-                member, joined=known.joined, invite=known.invite, banned=known.banned, key=known.key
+                member,
+                joined=known.joined,
+                invite=known.invite,
+                banned=known.banned,
+                key=known.key,
+                waiting=known.waiting,
             )
         elif len(self._members) >= self.limits.members:
             return SWARM_FULL
@@ -102,6 +107,15 @@ class SQLiteRegistry:
             return False
         self._members[node] = banned = msgspec.structs.replace(member, banned=reason)
         await self._write([_member_row(banned), *self._forget_groups(node)], durable=True)
+        return True
+
+    async def approve(self, node: str) -> bool:
+        """See Store."""
+        member = self._members.get(node)
+        if member is None:
+            return False
+        self._members[node] = approved = msgspec.structs.replace(member, waiting=False)
+        await self._write([_member_row(approved)], durable=True)
         return True
 
     async def restore(self, members: Sequence[Member], invites: Sequence[InviteRecord]) -> None:

@@ -31,7 +31,9 @@ async def ask(context: RoundContext, work: RoundWork) -> None:
         refs = candidate_refs(context.config, context.node_key, context.swarm, work.round, context.memory.difficulty)
         for _ in range(8):
             batch = list(itertools.islice(refs, wanted - len(found)))
-            made = [q for q in await context.scorer.questions(batch) if isinstance(q, Question)]
+            drawn = await context.scorer.questions(batch)
+            made = [q for q in drawn if isinstance(q, Question)]
+            reasons = {q.reason for q in drawn if not isinstance(q, Question)}
             asked = [(q, tokenizer.encode_chat(conversation(q))) for q in made if q.prompt_sha256 not in context.apart]
             found += [(q, ids) for q, ids in asked if len(ids) + config.max_new_tokens <= info.context_length]
             if len(found) == wanted:
@@ -40,7 +42,7 @@ async def ask(context: RoundContext, work: RoundWork) -> None:
             raise NoQuestions(
                 f"Only {len(found)} of {wanted} questions could be made from tasks {', '.join(context.config.tasks)} "
                 f"with preset {context.config.preset!r} that fit into {info.context_length} tokens. "
-                "Choose other tasks or another preset."
+                f"{f'The last that could not: {min(reasons)} ' if reasons else ''}Choose other tasks or another preset."
             )
     work.prompts = [ids for _, ids in found]
     work.questions = [q for q, _ in found]

@@ -7,18 +7,16 @@ reply) goes out whenever the coordinator's pace allows. Groups that a newer roun
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import math
-import random
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from sapo_backends.base import TokenSequence
 from sapo_swarm.events import Peer, SwarmUpdated
 from sapo_swarm.node.engine_thread import EngineHost
 from sapo_swarm.node.swarm.exchange import Received
+from sapo_swarm.node.swarm.likelihood import least_likely
 from sapo_swarm.node.swarm.pool import Pool
 from sapo_swarm.node.swarm.swarm_stats import SwarmStats
 from sapo_swarm.protocol.client import CoordinatorError, ExchangeResult, NodeClient
@@ -29,8 +27,7 @@ from sapo_swarm.sapo.assemble import questions_to_sample
 from sapo_swarm.sapo.sample_external import has_advantage
 from sapo_swarm.scoring.scorer import Scorer
 from sapo_swarm.tasks.own.library import is_own
-from sapo_swarm.tasks.prompts import conversation
-from sapo_swarm.types import MAX_COMPLETION_BYTES, Group, Question
+from sapo_swarm.types import MAX_COMPLETION_BYTES, Group, Question, Rollout
 
 log = logging.getLogger("sapo.exchange")
 LEADERBOARD_S, NEWCOMER_S = 15.0, 2.0
@@ -38,10 +35,6 @@ LEADERBOARD_S, NEWCOMER_S = 15.0, 2.0
 UPLOAD_BYTES = 200 * 1024
 """Of group bodies in one upload: fits the protocol's limit however badly they compress."""
 MAX_COMPLETIONS = 16
-STRETCH = 16
-"""Tokens in a row that are judged together: garbage is not diluted by the honest work around it."""
-PROBED = 4
-"""Foreign texts of a group whose log-probability is computed: chosen at random, so that none can count on slipping by."""
 LEAST_YIELD = 1 / 8
 """However few of the received groups were usable, at most 1/LEAST_YIELD times as many are requested."""
 PEERS = 100
@@ -130,6 +123,7 @@ class SwarmExchange:
         self.pool.forget_old(self.wall())
         wanted = wanted if self._taking else 0
         self._outbox = round_number, local, wanted
+        self.receiver.phrases.observe_local((r.text, g.question.prompt) for r, g in _interleaved(local))
         self._rounds_since += 1
         self._idle.clear()
         self._woken.set()
@@ -148,7 +142,7 @@ class SwarmExchange:
         rejected = dict(self.receiver.rejected)
         if self.pool.unusable:
             rejected["no_signal"] = self.pool.unusable
-        return self.stats.news(rejected, self.wall())
+        return self.stats.news(rejected, self.wall(), self.receiver.phrases.alarm)
 
     async def close(self) -> None:
         """Stop talking. The node's groups stay in the pool of the swarm until they are stale."""
@@ -272,37 +266,10 @@ class SwarmExchange:
         )
 
 
-async def least_likely(host: EngineHost, question: Question, texts: Sequence[str]) -> tuple[float, float]:
-    """The lowest mean log-probability a token of any STRETCH tokens in a row of up to PROBED foreign texts, under the
-    node's policy, in nats (0 where all are empty), and the seconds that it cost the engine's thread."""
-    probed = texts if len(texts) <= PROBED else random.sample(texts, PROBED)
-
-    def measure() -> tuple[float, float]:
-        began = time.perf_counter()
-        rows = token_logprobs(host, question, probed)
-        return min((worst_stretch(row, STRETCH) for row in rows), default=0.0), time.perf_counter() - began
-
-    return await host.call(measure)
-
-
-def worst_stretch(values: Sequence[float], width: int) -> float:
-    """The lowest mean of `width` values in a row; of all where there are fewer. values: at least one."""
-    sums = [0.0, *itertools.accumulate(values)]
-    width = min(width, len(values))
-    return min((sums[end] - sums[end - width]) / width for end in range(width, len(sums)))
-
-
-def token_logprobs(host: EngineHost, question: Question, texts: Sequence[str]) -> list[list[float]]:
-    """Log-probabilities of each text's tokens under the node's policy, in nats. Left out are empty texts, and those that do not
-    fit into the model's context, which are not trained on either.
-
-    Call in the engine's thread.
-    """
-    engine = host.engine
-    prompt = tuple(engine.tokenizer.encode_chat(conversation(question)))
-    room = engine.info.context_length - len(prompt)
-    completions = [ids for text in texts if 0 < len(ids := tuple(engine.tokenizer.encode_text(text))) <= room]
-    return engine.logprobs([TokenSequence(prompt, ids) for ids in completions]) if completions else []
+def _interleaved(groups: Sequence[Group]) -> Iterator[tuple[Rollout, Group]]:
+    """Rollouts with their groups: the first of every group, then the second, and so on."""
+    for place in range(max((len(group.rollouts) for group in groups), default=0)):
+        yield from ((group.rollouts[place], group) for group in groups if place < len(group.rollouts))
 
 
 def _fits(group: Group) -> bool:

@@ -75,13 +75,13 @@ class SwarmStats:
         external, total = (sum(column) for column in zip(*self._batches, strict=True)) if self._batches else (0, 0)
         return external / total if total else 0.0
 
-    def news(self, rejected: Mapping[str, int], now: float) -> SwarmUpdated:
-        """The whole picture. rejected: reason -> groups received and not taken."""
+    def news(self, rejected: Mapping[str, int], now: float, alarm: str = "") -> SwarmUpdated:
+        """The whole picture. rejected: reason -> groups received and not taken. alarm: said first where there is one."""
         last, good = self._last, self._good
         return SwarmUpdated(
             coordinator=self.coordinator,
             connected=last is not None and last.connected,
-            sentence="Connecting" if last is None else last.sentence,
+            sentence=f"{alarm} {'Connecting' if last is None else last.sentence}".strip(),
             window=self.window_s,
             share=good.share if good else 0.0,
             uptake=self.uptake(now),

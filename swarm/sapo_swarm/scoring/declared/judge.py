@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from sapo_swarm.scoring.declared import items, numbers, sql, values, words
+from sapo_swarm.scoring.declared import function, items, numbers, sql, values, words
 from sapo_swarm.scoring.declared.case import Case
 from sapo_swarm.tasks.own import verifiers as kinds
 from sapo_swarm.tasks.own.folder import OwnTask
 from sapo_swarm.tasks.own.spec import truth_column
 
-_JUDGES: dict[type[kinds.Part], Callable[[Any, Case], float]] = {
+JUDGES: dict[type[kinds.Part], Callable[[Any, Case], float]] = {
     kinds.Exact: words.exact,
     kinds.Number: numbers.number,
     kinds.Choice: words.choice,
@@ -24,6 +24,7 @@ _JUDGES: dict[type[kinds.Part], Callable[[Any, Case], float]] = {
     kinds.Sql: sql.same_result,
     kinds.Length: words.length,
     kinds.Format: words.form,
+    kinds.Function: function.own_function,
 }
 
 
@@ -32,6 +33,6 @@ def declared(task: OwnTask, row: Mapping[str, str], answer: str, text: str) -> f
     total = weights = 0.0
     for part in task.spec.verifier:
         truth = row.get(truth_column(task.spec, part), "")
-        total += part.weight * _JUDGES[type(part)](part, Case(task, answer, truth, text))
+        total += part.weight * JUDGES[type(part)](part, Case(task, answer, truth, text, row))
         weights += part.weight
     return total / weights

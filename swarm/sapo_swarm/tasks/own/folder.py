@@ -17,13 +17,14 @@ from sapo_swarm.tasks.own.errors import BadTask
 from sapo_swarm.tasks.own.rows import Row, Table, decode, read_bytes, read_jsonl
 from sapo_swarm.tasks.own.spec import TaskSpec, check_pattern, needs_truth, parse, truth_column
 from sapo_swarm.tasks.own.split import held_out_places
-from sapo_swarm.tasks.own.verifiers import JsonSchema, Regex, Sql
+from sapo_swarm.tasks.own.verifiers import Function, JsonSchema, Regex, Sql
 
 SPEC, TRAIN, HELD_OUT, ROWS = "task.toml", "train.jsonl", "heldout.jsonl", "rows.jsonl"
-SCHEMA, FIXTURE = "schema.json", "fixture.sqlite"
+SCHEMA, FIXTURE, CODE = "schema.json", "fixture.sqlite", "reward.py"
 MAX_SPEC = 64 * 2**10
 MAX_SCHEMA = 64 * 2**10
 MAX_FIXTURE = 8 * 2**20
+MAX_CODE = 256 * 2**10
 PREFIX = "task-"
 """Begins the generator of a TaskRef of an own task; the beginning of its digest follows."""
 DIGITS = 32
@@ -35,7 +36,8 @@ _NO_VERSION = ("name", "description", "licence")
 class OwnTask:
     """A task in memory. digest: SHA-256 in hex of everything that decides questions and verdicts.
 
-    problems: sentences on rows that were left out; fixture: the SQLite file's bytes; schema: of schema.json, parsed.
+    problems: sentences on rows that were left out. fixture: the SQLite file's bytes. schema: of schema.json, parsed. code: of
+    reward.py, never run here.
     """
 
     spec: TaskSpec
@@ -44,6 +46,7 @@ class OwnTask:
     digest: str
     schema: object = None
     fixture: bytes = b""
+    code: bytes = b""
     problems: tuple[str, ...] = field(default=(), compare=False)
 
     @property
@@ -61,6 +64,7 @@ def read_task(folder: Path) -> OwnTask:
         train, held_out = _sides(folder, spec)
         schema = _schema(folder) if _declares(spec, JsonSchema) else None
         fixture = read_bytes(folder / FIXTURE, MAX_FIXTURE) if _declares(spec, Sql) else b""
+        code = read_bytes(folder / CODE, MAX_CODE) if _declares(spec, Function) else b""
     except FileNotFoundError as error:
         missing = Path(str(error.filename)).name
         raise BadTask(f"Task {folder.name!r} has no {missing} in {folder}.") from error
@@ -68,10 +72,12 @@ def read_task(folder: Path) -> OwnTask:
         raise BadTask(f"Task {folder.name!r} cannot be read ({error.strerror or error}).") from error
     except BadTask as error:
         raise BadTask(f"Task {folder.name!r}: {error}") from error
-    return make(spec, train, held_out, schema, fixture)
+    return make(spec, train, held_out, schema, fixture, code)
 
 
-def make(spec: TaskSpec, train: Table, held_out: Table, schema: object = None, fixture: bytes = b"") -> OwnTask:
+def make(
+    spec: TaskSpec, train: Table, held_out: Table, schema: object = None, fixture: bytes = b"", code: bytes = b""
+) -> OwnTask:
     """A task of these rows; those without what it needs are left out. Raises BadTask when a side is empty."""
     kept, problems = [], []
     for name, table in ((TRAIN, train), (HELD_OUT, held_out)):
@@ -81,12 +87,12 @@ def make(spec: TaskSpec, train: Table, held_out: Table, schema: object = None, f
             first = f" {problems[0]}" if problems else ""
             raise BadTask(f"Task {spec.name!r} has no usable row in {name}.{first}")
         kept.append(tuple(good))
-    digest = content_digest(spec, kept[0], kept[1], schema, fixture)
-    return OwnTask(spec, kept[0], kept[1], digest, schema, fixture, tuple(problems))
+    digest = content_digest(spec, kept[0], kept[1], schema, fixture, code)
+    return OwnTask(spec, kept[0], kept[1], digest, schema, fixture, code, tuple(problems))
 
 
 def content_digest(
-    spec: TaskSpec, train: tuple[Row, ...], held_out: tuple[Row, ...], schema: object, fixture: bytes
+    spec: TaskSpec, train: tuple[Row, ...], held_out: tuple[Row, ...], schema: object, fixture: bytes, code: bytes = b""
 ) -> str:
     """SHA-256 in hex over what decides questions and verdicts, each part after its name and length."""
     rules = {k: v for k, v in _chosen(spec).items() if k not in _NO_VERSION}
@@ -99,6 +105,8 @@ def content_digest(
         ("fixture", fixture),
     ):
         found.update(f"{name} {len(part)}\n".encode() + part)
+    if code:
+        found.update(f"code {len(code)}\n".encode() + code)
     return found.hexdigest()
 
 
@@ -114,6 +122,8 @@ def write_task(task: OwnTask, folder: Path) -> None:
         (partial / SCHEMA).write_text(json.dumps(task.schema, ensure_ascii=False, indent=1), "utf-8")
     if task.fixture:
         (partial / FIXTURE).write_bytes(task.fixture)
+    if task.code:
+        (partial / CODE).write_bytes(task.code)
     old = folder.with_name(f".{folder.name}.old")
     shutil.rmtree(old, ignore_errors=True)
     if folder.exists():
@@ -187,7 +197,8 @@ def _usable(spec: TaskSpec, table: Table) -> tuple[list[Row], list[str]]:
         except BadTask as error:
             bad.append(str(error))
             continue
-        good.append({name: row[name] for name in sorted(spec.columns)})
+        names = row if _declares(spec, Function) else spec.columns  # a function is given every column
+        good.append({name: row[name] for name in sorted(names)})
     return good, bad
 
 

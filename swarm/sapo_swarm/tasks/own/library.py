@@ -5,10 +5,12 @@ A task is read when it is first named and stays as it was then: one process work
 
 from __future__ import annotations
 
+import hashlib
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sapo_swarm.tasks.own.errors import BadTask
 from sapo_swarm.types import TaskRef
 
 if TYPE_CHECKING:
@@ -18,6 +20,8 @@ PRESET = "own"
 """The one preset of an own task; no other task has one of this name."""
 ENVIRONMENT = "SAPO_TASKS"
 """Tells the scorer worker where the folder lies."""
+ALLOWED = "allowed-code.txt"
+"""Beside the tasks, never in one: SHA-256 of each reward.py that the person said yes to."""
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
 
 
@@ -63,8 +67,36 @@ def find(name: str) -> OwnTask:
     if name not in _library.tasks:
         if _library.folder is None or not has(name):
             raise KeyError(name)
-        _library.tasks[name] = read_task(_library.folder / name)
+        task = read_task(_library.folder / name)
+        if task.code and not allowed(task.code):
+            raise BadTask(
+                f"Task {name!r} is judged by Python code (reward.py), which never runs before you said yes to it. "
+                f"Read {_library.folder / name / 'reward.py'}, then: sapo-desktop tasks check {name} --allow-code"
+            )
+        _library.tasks[name] = task
     return _library.tasks[name]
+
+
+def allowed(code: bytes) -> bool:
+    """The person said yes to a reward.py of exactly this content."""
+    return _library.folder is not None and hashlib.sha256(code).hexdigest() in _yes(_library.folder / ALLOWED)
+
+
+def allow(code: bytes) -> None:
+    """The person says yes to a reward.py of exactly this content. Raises OSError."""
+    assert _library.folder is not None
+    path = _library.folder / ALLOWED
+    lines = sorted(_yes(path) | {hashlib.sha256(code).hexdigest()})
+    partial = path.with_suffix(".partial")
+    partial.write_text("".join(f"{line}\n" for line in lines), "utf-8")
+    partial.replace(path)
+
+
+def _yes(path: Path) -> set[str]:
+    try:
+        return set(path.read_text("utf-8").split())
+    except (OSError, UnicodeDecodeError):
+        return set()
 
 
 def is_own(ref: TaskRef) -> bool:

@@ -60,21 +60,23 @@ def truth_column(spec: TaskSpec, part: Part) -> str:
 
 def needs_truth(part: Part) -> bool:
     """The verifier compares with a cell of the row."""
-    from sapo_swarm.tasks.own.verifiers import Format, JsonSchema, Length
+    from sapo_swarm.tasks.own.verifiers import Format, Function, JsonSchema, Length
 
-    return not isinstance(part, (Format, JsonSchema, Length)) and not (isinstance(part, Regex) and bool(part.pattern))
+    return not isinstance(part, (Format, Function, JsonSchema, Length)) and not (
+        isinstance(part, Regex) and bool(part.pattern)
+    )
 
 
 def parse(text: str, origin: str) -> TaskSpec:
     """The spec that task.toml holds. Raises BadTask with what to mend."""
     try:
         tables = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise BadTask(f"{origin} is not valid TOML ({error}). Mend that line.") from error
+    except (ValueError, RecursionError) as error:  # a number of 5,000 digits is a ValueError of its own
+        raise BadTask(f"{origin} is not valid TOML ({str(error)[:200]}). Mend that line.") from error
     try:
         spec = msgspec.convert(tables, TaskSpec)
     except (msgspec.ValidationError, RecursionError) as error:
-        raise BadTask(f"{origin}: {error}. The fields are in docs/how-to/own-task.md.") from error
+        raise BadTask(f"{origin}: {str(error)[:300]}. The fields are in docs/how-to/own-task.md.") from error
     for part in spec.verifier:
         if isinstance(part, Regex) and part.pattern:
             check_pattern(part.pattern, origin)
@@ -95,10 +97,10 @@ def check_pattern(pattern: str, origin: str) -> None:
         re.compile(pattern)
         tree = _parser.parse(pattern)
     except (re.error, RecursionError, OverflowError) as error:
-        raise BadTask(f"{origin}: {pattern!r} is no regular expression ({error}).") from error
+        raise BadTask(f"{origin}: {pattern[:80]!r} is no regular expression ({error}).") from error
     if _nested(tree, False):
         raise BadTask(
-            f"{origin}: {pattern!r} repeats something that repeats; such a pattern can take for ever. Simplify it."
+            f"{origin}: {pattern[:80]!r} repeats something that repeats; such a pattern can take for ever. Simplify it."
         )
 
 

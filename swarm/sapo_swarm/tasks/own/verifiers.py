@@ -114,6 +114,24 @@ class Format(Part, frozen=True, tag="format"):
     only: bool = True
 
 
-Verifier = Exact | Number | Choice | Items | ItemSet | Order | Regex | JsonSchema | JsonEqual | Sql | Length | Format
+class Function(Part, frozen=True, tag="function"):
+    """The function in the folder's reward.py, which runs only after the person said yes to it."""
+
+
+Verifier = (
+    Exact
+    | Number
+    | Choice
+    | Items
+    | ItemSet
+    | Order
+    | Regex
+    | JsonSchema
+    | JsonEqual
+    | Sql
+    | Length
+    | Format
+    | Function
+)
 TRUTHFUL = (Exact, Number, Choice, Items, ItemSet, Order, JsonEqual, Sql)
 """Verifiers for which the truth itself is a right answer."""

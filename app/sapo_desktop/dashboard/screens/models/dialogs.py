@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import ClassVar, Generic, TypeVar
 
+from textual import work
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
@@ -37,8 +38,9 @@ class _Form(ModalScreen[str | None]):
 
     def action_accept(self) -> None:
         self.query_one("#complaint", Static).update(Content.styled("One moment …", "$muted"))
-        self.run_worker(self._try(), name="form", group="form", exclusive=True, exit_on_error=True)
+        self._try()
 
+    @work(name="form", group="form", exclusive=True)
     async def _try(self) -> None:
         try:
             said = await self.attempt()

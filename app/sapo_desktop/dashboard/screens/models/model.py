@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import ClassVar
 
+from textual import work
 from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
 from textual.content import Content
@@ -61,8 +62,9 @@ class ModelScreen(ModelKeys):
         self.call_after_refresh(self._show)
 
     def look(self) -> None:
-        self.run_worker(self._look(), name="shelf", group="shelf", exclusive=True, exit_on_error=True)
+        self._look()
 
+    @work(name="shelf", group="shelf", exclusive=True)
     async def _look(self) -> None:
         try:
             self.shelf = await self.actions.shelf()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import ClassVar
 
+from textual import work
 from textual.containers import Vertical, VerticalScroll
 from textual.content import Content
 from textual.widget import Widget
@@ -58,8 +59,9 @@ class ModelsScreen(ModelKeys):
     # Reading
 
     def look(self) -> None:
-        self.run_worker(self._look(), name="shelf", group="shelf", exclusive=True, exit_on_error=True)
+        self._look()
 
+    @work(name="shelf", group="shelf", exclusive=True)
     async def _look(self) -> None:
         try:
             self.shelf = await self.actions.shelf()
@@ -77,8 +79,6 @@ class ModelsScreen(ModelKeys):
 
     def _fill(self) -> None:
         listing, models = self.query_one("#models", OptionList), self.shelf.models
-        one = self.chosen if listing.option_count == len(models) else None
-        kept = self._kept if one is None else one.model.record.id
         width, now = max(listing.scrollable_content_region.width, 60), self.dashboard.feed.now()
         self.query_one("#shelf").border_title = Content.styled(f"My models ({len(models)})", "bold")
         self.query_one("#models-head", Static).update(rows.head(width) if models else "")
@@ -88,7 +88,7 @@ class ModelsScreen(ModelKeys):
             text = "There is no model yet. Press n to make the first one: it starts from a base and is trained here."
             self._tell(Content("\n").join([Content.styled(text, "$muted"), *self._problems()]))
             return
-        places = [place for place, m in enumerate(models) if m.model.record.id == kept]
+        places = [place for place, m in enumerate(models) if m.model.record.id == self._kept]
         listing.highlighted = places[0] if places else 0
         self._describe()
 

@@ -50,7 +50,7 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     top_p: Annotated[float, Meta(gt=0.0, le=1.0)] | None = None
     max_tokens: Annotated[int, Meta(ge=1, le=2**20)] | None = None
     max_completion_tokens: Annotated[int, Meta(ge=1, le=2**20)] | None = None
-    seed: Annotated[int, Meta(ge=-(2**63), lt=2**63)] | None = None
+    seed: int | None = None
     stop: Short | Annotated[list[Short], Meta(max_length=4)] | None = None
 
     @property

@@ -32,6 +32,29 @@ SHUTDOWN_S = 1.0
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
+EXPECTED = (
+    msgspec.MsgspecError,
+    UnicodeDecodeError,
+    RecursionError,
+    TimeoutError,
+    BadRequest,
+    TooMany,
+    BackendError,
+)
+"""What a request may run into that is no mistake of ours."""
+
+
+def _refusal(error: Exception) -> tuple[int, str, str]:
+    """(status, code, message) of one of EXPECTED."""
+    if isinstance(error, TimeoutError):
+        return 408, "too_slow", f"The request was not complete after {BODY_S:g} s."
+    if isinstance(error, TooMany):
+        return 503, "busy", "Too many requests wait for this model. Try again later."
+    if isinstance(error, Cancelled):
+        return 503, "stopping", "The endpoint is being stopped."
+    return 400, "refused_by_model" if isinstance(error, BackendError) else "bad_request", str(error)
+
+
 def problem(status: int, code: str, message: str) -> web.Response:
     """An error as OpenAI's clients read it."""
     kind = {401: "authentication_error", 503: "overloaded_error", 500: "server_error"}.get(
@@ -120,23 +143,20 @@ class Endpoint:
             asked = msgspec.json.decode(body, type=ChatRequest)
             if asked.model not in ("", self._model):
                 return problem(404, "model_not_found", f"Only {self._model} is served here, not the model asked for.")
-            if asked.stream and (asked.n or 1) > 1:
-                raise BadRequest("A stream holds one completion: leave out n.")
-            prompt = self._answering.prompt(asked)
-            seed = secrets.randbits(31) if asked.seed is None else asked.seed
-            if asked.stream:
-                return await self._stream(request, asked, prompt, seed)
-            return _json(self._completed(await self._answering.whole(asked, prompt, seed), len(prompt)))
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, BadRequest) as error:
-            return problem(400, "bad_request", str(error))
-        except TimeoutError:
-            return problem(408, "too_slow", f"The request was not complete after {BODY_S:g} s.")
-        except TooMany:
-            return problem(503, "busy", "Too many requests wait for this model. Try again later.")
-        except Cancelled:
-            return problem(503, "stopping", "The endpoint is being stopped.")
-        except BackendError as error:
-            return problem(400, "refused_by_model", str(error))
+            return await self._answered(request, asked)
+        except EXPECTED as error:
+            status, code, message = _refusal(error)
+            return problem(status, code, message)
+
+    async def _answered(self, request: web.Request, asked: ChatRequest) -> web.StreamResponse:
+        """Raises EXPECTED."""
+        if asked.stream and (asked.n or 1) > 1:
+            raise BadRequest("A stream holds one completion: leave out n.")
+        prompt = await asyncio.to_thread(self._answering.prompt, asked)  # a long conversation takes a while to split
+        seed = secrets.randbits(31) if asked.seed is None else asked.seed
+        if asked.stream:
+            return await self._stream(request, asked, prompt, seed)
+        return _json(self._completed(await self._answering.whole(asked, prompt, seed), len(prompt)))
 
     def _completed(self, answers: list[Answer], prompt: int) -> Completed:
         choices = [

@@ -1,0 +1,95 @@
+"""Names, identities and changes of models, as pure functions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sapo_desktop.errors import UsageError
+from sapo_desktop.services.models import changes, names, store
+from sapo_desktop.services.models.store import Model
+from sapo_desktop.services.models.training import plan
+from sapo_swarm.config import RunConfig
+
+CONFIG = RunConfig(model="starter", trainer="fake", tasks=("bf", "arc_1d"))
+
+
+def model(config: RunConfig = CONFIG, trained: RunConfig | None = None, swarm: str = "") -> Model:
+    record = store.record_of("kim", config)
+    record = msgspec.structs.replace(record, trained=trained, swarm=swarm)
+    return Model(Path("/nowhere/kim"), record, ())
+
+
+def changed(**settings: object) -> RunConfig:
+    return msgspec.structs.replace(CONFIG, **settings)
+
+
+@pytest.mark.parametrize("name", ["kim", "a", "Kim-2", "my.model_3", "7b"])
+def test_plain_names_are_taken(name: str) -> None:
+    assert names.check(name) == name
+
+
+@pytest.mark.parametrize(
+    "name", ["", "a b", "../x", "-x", ".x", "x/y", "é", "x" * 41, "base", "Latest", "nul", "COM1.x", "x."]
+)
+def test_names_that_mean_something_else_are_refused(name: str) -> None:
+    with pytest.raises(UsageError):
+        names.check(name)
+
+
+@given(st.text(max_size=60))
+def test_what_is_suggested_is_a_name_or_becomes_one(text: str) -> None:
+    """Whatever was typed, the suggestion has the shape of a name."""
+    assert names._PATTERN.fullmatch(names.suggested(text))
+
+
+@given(st.lists(st.sampled_from(["kim", "Kim-2", "kim-3", "ada"]), unique=True))
+def test_a_free_name_is_free_and_fits(taken: list[str]) -> None:
+    found = names.free("kim", taken)
+    assert found.lower() not in {name.lower() for name in taken}
+    assert len(names.free("x" * names.LONGEST, ["x" * names.LONGEST])) == names.LONGEST
+
+
+def test_a_first_session_has_nothing_to_compare_with() -> None:
+    assert changes.sentences(model().record, changed(temperature=0.5), "swarm-id") == ()
+
+
+def test_settings_that_change_what_is_learned_are_said_and_others_are_not() -> None:
+    record = model(trained=CONFIG).record
+    now = changed(temperature=0.8, tasks=("bf", "basic_arithmetic"), threads=3, keep_groups=7)
+    assert changes.sentences(record, now, "") == ("tasks +basic_arithmetic -arc_1d", "temperature 1.0 -> 0.8")
+    assert changes.sentences(record, changed(threads=3), "") == ()
+
+
+def test_swarms_are_joined_changed_and_left() -> None:
+    alone, member = model(trained=CONFIG).record, model(trained=CONFIG, swarm="one").record
+    assert changes.sentences(alone, CONFIG, "one", "at home") == ("joined the swarm at home",)
+    assert changes.sentences(member, CONFIG, "one", "at home") == ()
+    assert changes.sentences(member, CONFIG, "two", "at work") == ("joined the swarm at work",)
+    assert changes.sentences(member, CONFIG, "") == ("left the swarm",)
+
+
+def test_what_auto_meant_is_no_other_identity() -> None:
+    meant = changed(method="full", precision="float32")
+    changes.refuse_other_identity(model(), changed(method="full"), meant)
+    changes.refuse_other_identity(model(), changed(method="auto", trainer="auto"), meant)
+    with pytest.raises(
+        UsageError, match=r"method full; that cannot become lora.*sapo-desktop new starter-2 --base starter"
+    ):
+        changes.refuse_other_identity(model(), changed(method="lora"), meant)
+
+
+def test_a_typed_goal_is_for_one_session_and_a_plan_that_is_behind_holds_no_longer() -> None:
+    session = plan(model(changed(rounds=50)), changed(rounds=9), {"rounds"})
+    assert (session.goal, session.config.rounds) == (9, 50)
+    assert plan(model(changed(rounds=50)), changed(rounds=50), set()).goal == 50
+    assert plan(None, changed(rounds=9), {"rounds"}).config.rounds == 0
+
+
+def test_settings_of_an_older_version_are_read_under_the_names_of_today() -> None:
+    old = {"own_groups": 4, "temperature": 0.5, "gone_since": True}
+    assert store.settings_of_today(old) == {"local_groups": 4, "temperature": 0.5}
