@@ -33,7 +33,9 @@ def test_plain_names_are_taken(name: str) -> None:
     assert names.check(name) == name
 
 
-@pytest.mark.parametrize("name", ["", "a b", "../x", "-x", ".x", "x/y", "é", "x" * 41, "base", "Latest", "nul", "COM1.x", "x."])
+@pytest.mark.parametrize(
+    "name", ["", "a b", "../x", "-x", ".x", "x/y", "é", "x" * 41, "base", "Latest", "nul", "COM1.x", "x."]
+)
 def test_names_that_mean_something_else_are_refused(name: str) -> None:
     with pytest.raises(UsageError):
         names.check(name)
@@ -75,7 +77,9 @@ def test_what_auto_meant_is_no_other_identity() -> None:
     meant = changed(method="full", precision="float32")
     changes.refuse_other_identity(model(), changed(method="full"), meant)
     changes.refuse_other_identity(model(), changed(method="auto", trainer="auto"), meant)
-    with pytest.raises(UsageError, match=r"method full; that cannot become lora.*sapo-desktop new starter-2 --base starter"):
+    with pytest.raises(
+        UsageError, match=r"method full; that cannot become lora.*sapo-desktop new starter-2 --base starter"
+    ):
         changes.refuse_other_identity(model(), changed(method="lora"), meant)
 
 
