@@ -33,6 +33,10 @@ VERBS: dict[str, tuple[str, str]] = {
     "compare": ("models.evaluate", "two models, or one and its base, on the same held-out questions"),
     "chat": ("models.chat", "talk to the base and the trained model side by side"),
     "export": ("models.export", "write the trained model for other programs: hf, adapter, gguf or mlx"),
+    "serve-model": (
+        "models.serve_model",
+        "serve a model to other programs: OpenAI's chat completions, on this machine only",
+    ),
     "lab": ("machine.lab", "run experiments with many nodes on one machine, and report on them"),
     "runs": ("models.runs", "when a model was trained, and what was different each time"),
     "uninstall": ("models.uninstall", "list what the app made on this machine, and remove it"),

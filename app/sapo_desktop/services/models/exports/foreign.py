@@ -17,6 +17,8 @@ Reader = Callable[[Read], Iterator[Answer]]
 PACKAGES = {"transformers": "transformers", "peft": "peft", "llama_cpp": "llama-cpp-python", "mlx_lm": "mlx-lm"}
 NEEDED = {"transformers": ("torch",), "peft": ("torch", "transformers")}
 """What a library cannot load a model without."""
+AS_DATA = {"use_safetensors": True, "local_files_only": True, "trust_remote_code": False}
+"""No pickle, no network, no code from a folder."""
 SECONDS = 240.0
 """After this the answers so far are what is compared: a large model on a processor takes minutes for twenty."""
 
@@ -43,7 +45,7 @@ def _transformers(job: Read) -> Iterator[Answer]:
     import torch
     from transformers import AutoModelForCausalLM
 
-    return _by_torch(AutoModelForCausalLM.from_pretrained(job.path, dtype=torch.float32), job)
+    return _by_torch(AutoModelForCausalLM.from_pretrained(job.path, dtype=torch.float32, **AS_DATA), job)
 
 
 def _peft(job: Read) -> Iterator[Answer]:
@@ -51,7 +53,7 @@ def _peft(job: Read) -> Iterator[Answer]:
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
-    base = AutoModelForCausalLM.from_pretrained(job.base, dtype=torch.float32)
+    base = AutoModelForCausalLM.from_pretrained(job.base, dtype=torch.float32, **AS_DATA)
     return _by_torch(PeftModel.from_pretrained(base, job.path), job)
 
 

@@ -35,7 +35,7 @@ class Agreement(msgspec.Struct, frozen=True, kw_only=True):
         if self.identical < self.answers:
             told += f", {100 * self.followed:.0f} % of each followed before the first other token"
         if self.prompts < self.answers:
-            told += f"; {self.answers - self.prompts} questions were split into other tokens"
+            told += f"; {self.answers - self.prompts} of {self.answers} questions split into other tokens"
         return f"{told} (at most {self.tokens} tokens each)."
 
     def wrong(self, lossless: bool) -> bool:

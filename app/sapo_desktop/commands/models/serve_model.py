@@ -1,0 +1,60 @@
+"""`sapo-desktop serve-model`: one of your models behind OpenAI's chat completions, for programs on this machine."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import signal
+from pathlib import Path
+
+from sapo_desktop.errors import UsageError
+from sapo_desktop.paths import Home
+from sapo_desktop.services.models.checkpoints import Chosen, choose
+
+LARGEST_PORT = 65535
+
+
+def add_arguments(parser: argparse.ArgumentParser, _verb: str) -> None:
+    """See the module's docstring."""
+    parser.add_argument("name", nargs="?", default="", metavar="NAME", help="which run (default: the latest)")
+    parser.add_argument("--checkpoint", default="latest", help="latest, base or a round number (default: latest)")
+    parser.add_argument(
+        "--port", type=int, default=8643, help="TCP port on 127.0.0.1; 0 = any free one (default: 8643)"
+    )
+
+
+def main(args: argparse.Namespace) -> int:
+    """Exit code 0 after SIGINT or SIGTERM."""
+    if not 0 <= args.port <= LARGEST_PORT:
+        raise UsageError(f"--port is a number from 0 to {LARGEST_PORT}.")
+    home = Home.find()
+    home.prepare()
+    asyncio.run(_serve(choose(home, args.name, args.checkpoint), args.port, home.config / "endpoint-token"))
+    return 0
+
+
+async def _serve(chosen: Chosen, port: int, token_file: Path) -> None:
+    """Load, serve until told to stop, give the memory back."""
+    from sapo_desktop.services.models.endpoint import Answering, Endpoint, read_or_make
+    from sapo_swarm.node.engine_thread import EngineHost
+
+    stop, host = asyncio.Event(), EngineHost()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        with contextlib.suppress(NotImplementedError):  # Windows: Ctrl-C ends the loop
+            loop.add_signal_handler(number, stop.set)
+    token = read_or_make(token_file)
+    try:
+        await host.load(lambda: chosen.load(lambda *_: None))
+        answering = Answering(host, chosen.config.temperature)
+        name = chosen.checkpoint.parent.parent.name if chosen.checkpoint is not None else chosen.config.model
+        async with Endpoint(answering, name, token, port) as endpoint:
+            print(
+                f"Serving {chosen.label} as {name!r}\nBase URL:  {endpoint.url}\nAPI key:   in {token_file}\n"
+                "Only programs on this machine reach it. Ctrl-C stops it.",
+                flush=True,
+            )
+            await stop.wait()
+    finally:
+        await host.close()

@@ -1,0 +1,187 @@
+"""The pure parts of an export: the card, the Modelfile, the comparison of answers."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from sapo_backends.checkpoints.locate import bundled
+from sapo_desktop.services.models.exports.card import Record, card, licence_of
+from sapo_desktop.services.models.exports.foreign import PACKAGES, read
+from sapo_desktop.services.models.exports.formats import FORMATS, Plan
+from sapo_desktop.services.models.exports.history import record_of
+from sapo_desktop.services.models.exports.job import Missing, Read
+from sapo_desktop.services.models.exports.modelfile import modelfile
+from sapo_desktop.services.models.exports.report import LIBRARIES, compare
+from sapo_desktop.services.models.exports.usage import usage
+from sapo_swarm.config import RunConfig
+from sapo_swarm.events import Evaluated, TaskScore
+from sapo_swarm.node.storage.journal import Journal
+
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def evaluated(round_: int, pass_at_1: float, delta: float | None = None, permuted: float = 0.0) -> Evaluated:
+    """One task, a hundred questions."""
+    low, high = pass_at_1 - 0.05, pass_at_1 + 0.05
+    task = TaskScore("basic_arithmetic", 100, pass_at_1, low, high, 1.0, 0.0, permuted)
+    ends = (None, None) if delta is None else (delta - 0.02, delta + 0.02)
+    return Evaluated(
+        round=round_,
+        temperature=1.0,
+        items=100,
+        pass_at_1=pass_at_1,
+        low=low,
+        high=high,
+        delta=delta,
+        delta_low=ends[0],
+        delta_high=ends[1],
+        tasks=(task,),
+        seconds=1.0,
+    )
+
+
+def written(**more: object) -> str:
+    """A card with these facts."""
+    return card(Record("my model", "owner/name", **more), "hf", "Load it.\n", "Checked.")  # type: ignore[arg-type]
+
+
+def test_the_card_tells_scores_with_intervals_beside_the_base() -> None:
+    """And the paired change, with no gain claimed where the interval holds 0."""
+    gained = written(held_out=evaluated(8, 0.5, delta=0.1), base_held_out=evaluated(0, 0.4), rounds=8)
+    assert "| basic\\_arithmetic | 100 | 40.0 % (35.0 to 45.0) | 50.0 % (45.0 to 55.0) |" in gained
+    assert "+10.0 points (+8.0 to +12.0)." in gained
+    nothing = written(held_out=evaluated(8, 0.41, delta=0.01), base_held_out=evaluated(0, 0.4))
+    assert "+1.0 points (-1.0 to +3.0): no measurable change." in nothing
+    assert "answer-only shortcut" not in gained
+    assert "answer-only shortcut" in written(held_out=evaluated(8, 0.5, permuted=0.4))
+
+
+def test_a_model_that_nobody_evaluated_says_so() -> None:
+    """No figure is invented, and what it is not is told all the same."""
+    text = written()
+    assert "not evaluated" in text
+    assert "What it is not" in text
+    assert "look it up (https://huggingface.co/owner/name)" in text
+    assert "license:" not in text
+    assert "base_model: owner/name" in text
+
+
+def test_names_and_folders_become_plain_text() -> None:
+    """A name is no markdown, no YAML and no control sequence, and nobody's folders are told."""
+    record = Record("[x](http://y)\n---\n\x1b[2J# big", "/home/somebody/secret/base", tasks=("<b>",))
+    text = card(record, "gguf", usage(record, Plan("gguf", Path("x"))), "")
+    assert "secret" not in text
+    assert "\x1b" not in text
+    assert "\\[x\\](http://y) --- " in text
+    assert text.count("\n---\n") == 1  # the end of the front matter
+    assert "<b>" not in text.replace("\\<b\\>", "")
+    assert re.fullmatch(r"x-http-y-+2J-big", record.slug)
+
+
+@pytest.mark.parametrize("kind", list(FORMATS))
+def test_every_format_says_how_it_is_loaded(kind: str) -> None:
+    """Each library has a name for people and a package to ask for."""
+    record = Record("my model", "owner/name")
+    assert usage(record, Plan(kind, Path("x"))).startswith("```")  # type: ignore[arg-type]
+    assert FORMATS[kind].library in LIBRARIES  # type: ignore[index]
+    assert set(PACKAGES) == set(LIBRARIES)
+
+
+def test_the_licence_is_what_the_base_states_for_itself(tmp_path: Path) -> None:
+    """The front matter of its card, else a licence file, else unknown; text further down is no statement."""
+    assert licence_of("starter", tmp_path) == "apache-2.0"
+    assert licence_of("x", tmp_path) == "unknown"
+    (tmp_path / "LICENSE").write_text("Do what you like.")
+    assert licence_of("x", tmp_path) == "other"
+    (tmp_path / "README.md").write_text("---\nlanguage: en\nlicense: MIT\n---\n# Model\n")
+    assert licence_of("x", tmp_path) == "mit"
+    (tmp_path / "README.md").write_text("# Model\nlicense: mit\n")
+    assert licence_of("x", tmp_path) == "other"
+
+
+def template_folder(folder: Path, template: str) -> Path:
+    """The starter's tokenizer with another chat template."""
+    for name in ("tokenizer.json", "config.json", "generation_config.json"):
+        (folder / name).write_bytes((bundled("starter-1m") / name).read_bytes())
+    settings = json.loads((bundled("starter-1m") / "tokenizer_config.json").read_text(encoding="utf-8"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({**settings, "chat_template": template}))
+    return folder
+
+
+def test_a_modelfile_says_the_chat_template_in_ollamas_words(tmp_path: Path) -> None:
+    """ChatML with a system prompt: every literal piece at its place, the end token as a stop."""
+    text = modelfile(template_folder(tmp_path, CHATML), "m.gguf", 1024, "Think.")
+    assert (
+        'TEMPLATE """{{ if .System }}<|im_start|>system\n{{ .System }}<|im_end|>\n{{ end }}<|im_start|>user\n' in text
+    )
+    assert '{{ .Prompt }}<|im_end|>\n<|im_start|>assistant\n{{ .Response }}<|im_end|>\n"""' in text
+    assert text.startswith('FROM ./m.gguf\nPARAMETER num_ctx 1024\nPARAMETER stop "<|im_end|>"\n')
+    assert text.endswith('SYSTEM """Think."""\n')
+
+
+def test_a_template_without_a_system_prompt_gets_none() -> None:
+    """The starter's leaves it out: it was trained on nothing else."""
+    text = modelfile(bundled("starter"), "m.gguf", 1024, "Think.")
+    assert "System" not in text
+    assert "SYSTEM" not in text
+    assert "{{ .Prompt }}" in text
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% if messages[0].role != 'system' %}Be good.{% endif %}" + CHATML,  # a default system prompt
+        "{% raw %}{{ x }}{% endraw %}" + CHATML,  # Go's own brackets
+        "{% for m in messages %}{{ m.content }}{{ m.content }}{% endfor %}",  # says everything twice
+    ],
+)
+def test_what_cannot_be_said_is_left_to_ollama(tmp_path: Path, template: str) -> None:
+    """Better no template than a wrong one."""
+    text = modelfile(template_folder(tmp_path, template), "m.gguf", 1024, "Think.")
+    assert "TEMPLATE" not in text
+    assert "# Ollama recognises" in text
+
+
+def test_agreement_counts_prompts_answers_and_the_way_to_the_first_other_token() -> None:
+    """And only a lossless format is held to identical answers."""
+    ours = [([1], [5, 6, 7, 8]), ([2], [5]), ([3], [])]
+    same = compare("peft", "1.0", ours, ours, 64)
+    assert (same.prompts, same.identical, same.followed) == (3, 3, 1.0)
+    assert same.sentence() == "Loaded again by peft 1.0: 3 of 3 greedy answers identical (at most 64 tokens each)."
+    assert not same.wrong(lossless=True)
+    other = compare("llama_cpp", "1.0", ours, [([1], [5, 6, 9]), ([2], [5]), ([3], [])], 64)
+    assert (other.identical, other.followed) == (2, pytest.approx((0.5 + 1 + 1) / 3))
+    assert "83 % of each followed" in other.sentence()
+    assert other.wrong(lossless=True)
+    assert not other.wrong(lossless=False)
+    split = compare("llama_cpp", "1.0", ours, [([1, 0], [5, 6, 7, 8]), *ours[1:]], 64)
+    assert "1 of 3 questions split into other tokens" in split.sentence()
+    assert split.wrong(lossless=False)
+
+
+def test_a_library_without_its_packages_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is looked up by what is installed; nothing is imported for that."""
+    monkeypatch.setitem(PACKAGES, "mlx_lm", "no-such-package-at-all")
+    job = Read(library="mlx_lm", path="", base="", chats=[], tokens=1)
+    assert read(job, lambda fraction, phrase: None) == Missing()
+
+
+def test_a_record_is_what_the_journal_says_up_to_the_exported_round(tmp_path: Path) -> None:
+    """Later evaluations are of other weights."""
+    journal = Journal(tmp_path / "journal.db")
+    journal.append([evaluated(0, 0.3), evaluated(2, 0.4), evaluated(9, 0.9)])
+    journal.close()
+    record = record_of("mine", RunConfig(), tmp_path / "journal.db", 5)
+    assert (record.rounds, record.licence, record.swarm) == (5, "apache-2.0", False)
+    assert record.held_out is not None
+    assert record.held_out.pass_at_1 == 0.4
+    assert record.base_held_out is not None
+    assert record.base_held_out.pass_at_1 == 0.3
+    assert record_of("mine", RunConfig(model="gone/away"), tmp_path / "none.db", 0).licence == "unknown"
