@@ -66,7 +66,7 @@ def test_config_set_refuses_what_it_would_not_read(tmp_path: Path) -> None:
 def test_without_a_node_a_control_verb_exits_with_3(tmp_path: Path, verb: str) -> None:
     done = sapo(tmp_path, verb)
     assert done.returncode == 3
-    assert "sapo-desktop node --silo" in done.stderr
+    assert "No node is running" in done.stderr
 
 
 def test_a_time_that_is_none_is_explained(tmp_path: Path) -> None:
