@@ -17,6 +17,7 @@ check: venv
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/vulture
 
 bench: venv
 	$(BIN)/python tests/benchmarks/run.py

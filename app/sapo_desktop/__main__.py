@@ -6,6 +6,7 @@ import sys
 
 
 def main() -> int:
+    """Run the command line; the exit code."""
     from sapo_desktop.cli import run
     from sapo_desktop.streams import prepare
 

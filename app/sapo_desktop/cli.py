@@ -9,7 +9,9 @@ from collections.abc import Sequence
 
 from sapo_desktop import __version__
 from sapo_desktop.errors import AppError
+from sapo_desktop.paths import Home
 from sapo_desktop.streams import to_nowhere
+from sapo_swarm.tasks.own import library
 
 VERBS: dict[str, tuple[str, str]] = {
     "node": ("nodes.node", "train without a screen: one line a round, a summary at the end"),
@@ -27,7 +29,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "snooze": ("nodes.control", "pause for a while, then go on by itself"),
     "run-anyway": ("nodes.control", "ignore battery and heat for an hour"),
     "stop": ("nodes.control", "save and end the node"),
-    "external": ("nodes.control", "take groups of others into training (on), or none (off)"),
+    "external": ("nodes.control", "take groups of other nodes into training (on), or none (off)"),
     "new": ("models.new", "make a model that starts from a base"),
     "eval": ("models.evaluate", "compare two checkpoints of a model on the same held-out questions"),
     "compare": ("models.evaluate", "two models, or one and its base, on the same held-out questions"),
@@ -41,7 +43,10 @@ VERBS: dict[str, tuple[str, str]] = {
     "runs": ("models.runs", "when a model was trained, and what was different each time"),
     "uninstall": ("models.uninstall", "list what the app made on this machine, and remove it"),
     "models": ("models.models", "list your models; show, rename, duplicate, delete one; free space"),
-    "tasks": ("models.tasks", "list tasks and presets, show sample questions, or what one answer to all would score"),
+    "tasks": (
+        "tasks.verb",
+        "list tasks, show sample questions, or make a task of your own from a file (new, check, show)",
+    ),
     "config": ("machine.config", "show or change settings"),
     "paths": ("machine.paths", "where settings, runs, logs and the socket lie"),
     "bench": ("machine.bench", "measure this machine's speed with a model, and choose the engine by it"),
@@ -78,6 +83,7 @@ def run(arguments: Sequence[str]) -> int:
     typed = next((a for a in arguments if a in VERBS), "")
     args = parser(typed).parse_args(list(arguments))
     module = VERBS[args.verb][0] if args.verb else "nodes.dashboard"
+    library.use(Home.find().tasks)
     try:
         return int(importlib.import_module(f"sapo_desktop.commands.{module}").main(args))
     except AppError as error:
@@ -103,11 +109,13 @@ def _known(error: Exception) -> int | None:
     from sapo_swarm.node.storage.journal import JournalError
     from sapo_swarm.protocol.client import CoordinatorError
     from sapo_swarm.tasks.catalogue import UnknownTask
+    from sapo_swarm.tasks.own.errors import BadTask
 
     codes: tuple[tuple[type[Exception], int], ...] = (
         (NodeNotRunning, 3),
         (BackendUnavailable, 4),
         (UnknownTask, 2),
+        (BadTask, 2),
         (BadExperiment, 2),
         (BackendError, 1),
         (ControlError, 1),

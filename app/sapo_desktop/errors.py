@@ -20,14 +20,20 @@ class AppError(Exception):
 
 
 class UsageError(AppError):
+    """A wrong name, flag or value."""
+
     exit_code: ClassVar[int] = 2
 
 
 class NotRunning(AppError):
+    """No node answers."""
+
     exit_code: ClassVar[int] = 3
 
 
 class EngineMissing(AppError):
+    """No engine can run the request."""
+
     exit_code: ClassVar[int] = 4
 
 

@@ -17,7 +17,7 @@ KEYS: tuple[tuple[str, str], ...] = (
     ("r", "run for an hour whatever the automatic rules say"),
     ("e f s + -", "charts: expand, freeze, smooth, wider and narrower window"),
     ("j h l", "on the swarm screen: join, host, leave a swarm"),
-    ("x", "on the swarm screen: take groups of others again after the held-out tripwire stopped them"),
+    ("x", "on the swarm screen: take external groups again after the held-out tripwire stopped them"),
     ("Enter c n", "on the models screen: open one, let the node continue it, make a new one"),
     ("v t e", "on the models screen: compare two, talk to base and trained, export"),
     ("r d f x", "on the models screen: rename, duplicate, free space, delete"),
@@ -32,6 +32,7 @@ CODES = ("0 ok", "1 error", "2 wrong usage", "3 no node is running", "4 no engin
 
 
 def lines() -> Iterator[str]:
+    """The manual, line by line."""
     yield "# Manual\n"
     yield "Made from the code by `python -m sapo_desktop.manual`; a test keeps it so.\n"
     yield "## Verbs\n"
@@ -55,6 +56,7 @@ def lines() -> Iterator[str]:
 
 
 def experiments() -> Iterator[str]:
+    """The part on the lab's experiment files."""
     yield "\n## Experiments of the lab\n"
     yield "A TOML file (see `sapo-desktop lab list` and docs/lab/README.md) holds name, title, question, nodes, seeds,"
     yield "final_items, final_answers, `[run]` with any setting of a run, and `[[arms]]` that change some of them. Besides"
@@ -66,6 +68,7 @@ def experiments() -> Iterator[str]:
 
 
 def manual() -> str:
+    """The whole page, as docs/manual.md has it."""
     return "\n".join(lines()) + "\n"
 
 

@@ -26,6 +26,7 @@ class Home:
 
     @classmethod
     def find(cls) -> Home:
+        """The home of this person: SAPO_HOME, or the platform's folders. Nothing is made."""
         root = os.environ.get("SAPO_HOME")
         if root:
             base = Path(root).expanduser().absolute()
@@ -41,6 +42,7 @@ class Home:
 
     @property
     def settings(self) -> Path:
+        """The settings file."""
         return self.config / "config.toml"
 
     @property
@@ -59,15 +61,23 @@ class Home:
         return self.data / "runs"
 
     @property
+    def tasks(self) -> Path:
+        """The person's own tasks, a folder each."""
+        return self.data / "tasks"
+
+    @property
     def socket(self) -> Path:
+        """The running node's control socket."""
         return self.runtime / "node.sock"
 
     @property
     def lock(self) -> Path:
+        """Held by the node that runs."""
         return self.runtime / "node.lock"
 
     @property
     def node_log(self) -> Path:
+        """What the node logged today."""
         return self.logs / "node.log"
 
     def prepare(self) -> None:

@@ -3,24 +3,24 @@
 A backend turns prompts into completions and batches into updates. It deals in token ids, log-probabilities and
 advantages only; it knows nothing of tasks, rewards, swarms or screens. This file imports no numerical library.
 
-Error tree::
-
-    BackendError
-    ├── BackendUnavailable   the package or device is missing; carries the command that fixes it
-    ├── OutOfMemory          needed / available bytes and a smaller suggestion
-    ├── ModelNotFound        no such starter, folder or hub id
-    ├── CheckpointCorrupt    a saved folder that does not restore
-    └── Cancelled            the caller's CancelToken was set
+Errors and the CancelToken are those of sapo_backends.errors.
 """
 
 from __future__ import annotations
 
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Literal, Protocol
+
+from sapo_backends.errors import BackendError as BackendError
+from sapo_backends.errors import BackendUnavailable as BackendUnavailable
+from sapo_backends.errors import Cancelled as Cancelled
+from sapo_backends.errors import CancelToken as CancelToken
+from sapo_backends.errors import CheckpointCorrupt as CheckpointCorrupt
+from sapo_backends.errors import ModelNotFound as ModelNotFound
+from sapo_backends.errors import OutOfMemory as OutOfMemory
 
 TokenIds = Sequence[int]
 Finish = Literal["stop", "length"]
@@ -28,75 +28,9 @@ Progress = Callable[[float, str], None]
 """Called with (fraction done in [0, 1], one short phrase such as "reading weights")."""
 
 
-class BackendError(Exception):
-    """Base of everything an engine raises on purpose. The message tells the person what to do."""
-
-
-class BackendUnavailable(BackendError):
-    """The engine cannot run here."""
-
-    def __init__(self, reason: str, fix_command: str = "") -> None:
-        super().__init__(f"{reason} Fix: {fix_command}" if fix_command else reason)
-        self.reason = reason
-        self.fix_command = fix_command
-
-
-class OutOfMemory(BackendError):
-    """The work does not fit; sizes in bytes."""
-
-    def __init__(self, needed: int, available: int, suggestion: str) -> None:
-        super().__init__(
-            f"Needs about {needed / 2**30:.1f} GiB of memory, {available / 2**30:.1f} GiB is free. {suggestion}"
-        )
-        self.needed = needed
-        self.available = available
-        self.suggestion = suggestion
-
-
-class ModelNotFound(BackendError):
-    """No model under that name, folder or hub id."""
-
-
-class CheckpointCorrupt(BackendError):
-    """A saved folder is incomplete or does not match its digest."""
-
-
-class Cancelled(BackendError):
-    """The work was stopped on request; the engine is as it was before the call.
-
-    partial: what generate had sampled until then, partial[i][j] of prompts[i]; a completion that is neither ended by an
-    end-of-sequence token nor as long as was asked for can be continued (see RowSeed). Empty from other calls.
-    """
-
-    def __init__(self, message: str, partial: list[list[Completion]] | None = None) -> None:
-        super().__init__(message)
-        self.partial = partial or []
-
-
-class CancelToken:
-    """A flag that one thread sets and an engine polls between decode steps and micro-batches."""
-
-    def __init__(self) -> None:
-        self._event = threading.Event()
-
-    def cancel(self) -> None:
-        self._event.set()
-
-    def reset(self) -> None:
-        self._event.clear()
-
-    @property
-    def cancelled(self) -> bool:
-        return self._event.is_set()
-
-    def raise_if_cancelled(self) -> None:
-        if self._event.is_set():
-            raise Cancelled("Stopped on request.")
-
-
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How completions are drawn. temperature 0 is greedy; top_p 1 is the full distribution."""
+    """How completions are sampled. temperature 0 is greedy; top_p 1 is the full distribution."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -116,7 +50,7 @@ class RowSeed:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """One drawn completion.
+    """One sampled completion.
 
     tokens: ids in order, *including* the end-of-sequence token when finish is "stop".
     logprobs: natural log-probability of each token under the policy at the sampling temperature
@@ -142,9 +76,9 @@ class TrainSample:
 
     old_logprobs: log-probabilities under this engine's own policy before the update, or None for "ratio 1"
         (exact for the first step on a batch).
-    behaviour_logprobs: log-probabilities under the generator that drew the text, when it is another engine than
+    behaviour_logprobs: log-probabilities under the generator that generated the text, when it is another engine than
         the trainer; used for truncated importance sampling. None: same policy.
-    external: drawn by another node (statistics are kept apart).
+    external: generated by another node (its statistics are separate).
     """
 
     prompt: tuple[int, ...]
@@ -168,7 +102,7 @@ class PolicyUpdate:
     aggregation: "token_mean" sums over tokens / all completion tokens of the minibatch; "sequence_mean" means over
         each completion, then over sequences; "constant" sums over tokens / (sequences * constant_length) (Dr. GRPO).
     epochs, minibatches: passes over the batch and optimizer steps a pass.
-    temperature: the policy is softmax(logits / temperature), the temperature the rollouts were drawn at.
+    temperature: the policy is softmax(logits / temperature), the temperature the rollouts were sampled at.
     tis_cap: upper bound of the truncated importance weight for behaviour_logprobs.
     """
 
@@ -193,7 +127,8 @@ class PolicyUpdate:
 class UpdateStats:
     """What an update did. Means are over completion tokens unless said otherwise; NaN when there were none.
 
-    engine_gap: mean |log-probability under the trainer - under the generator| where two engines share the work.
+    train_inference_mismatch: mean |log-probability under the trainer - under the generator| where two engines share the
+    work.
     """
 
     loss: float
@@ -232,10 +167,12 @@ class Tokenizer(Protocol):
     """Text to ids and back; the same object for every engine (see sapo_backends.checkpoints.tokenizer)."""
 
     @property
-    def eos_ids(self) -> tuple[int, ...]: ...
+    def eos_ids(self) -> tuple[int, ...]:
+        """Ids that end a completion."""
 
     @property
-    def pad_id(self) -> int: ...
+    def pad_id(self) -> int:
+        """The id that fills up shorter rows."""
 
     def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         """Ids of the chat template with the generation prompt; message text can never become a control token."""
@@ -279,7 +216,7 @@ class Engine(ABC):
         cancel: CancelToken | None = None,
         on_tokens: Callable[[int, int], None] | None = None,
     ) -> list[list[Completion]]:
-        """Draw group_size completions of each prompt; result[i][j] belongs to prompts[i].
+        """Sample group_size completions of each prompt; result[i][j] belongs to prompts[i].
 
         The same seed, weights and arguments give the same completions on one CPU. seed: one number for the batch, or one
         RowSeed a completion (of prompts[0] first): what a completion gets then depends on no other. on_tokens gets
@@ -300,6 +237,7 @@ class Engine(ABC):
     ) -> UpdateStats:
         """One policy-gradient update. Samples with advantage 0 are skipped before the forward pass but still count
         in the loss's denominator. Raises Cancelled before the first optimizer step only, OutOfMemory."""
+        del batch, policy, seed, cancel, on_progress
         raise BackendUnavailable(f"The {self.info.backend} engine generates but does not train.")
 
     def adapter(self) -> Mapping[str, object]:
@@ -308,6 +246,7 @@ class Engine(ABC):
 
     def set_adapter(self, tensors: Mapping[str, object], alpha: float) -> None:
         """Replace the adapter (PEFT names, NumPy arrays)."""
+        del tensors, alpha
         raise BackendUnavailable(f"The {self.info.backend} engine takes no adapter.")
 
     @abstractmethod
@@ -326,6 +265,7 @@ class Engine(ABC):
 
     def export(self, folder: Path) -> None:
         """Write the trained model as a Hugging Face folder (merged weights, tokenizer, config)."""
+        del folder
         raise BackendUnavailable(f"The {self.info.backend} engine cannot export.")
 
     def memory_bytes(self) -> int:

@@ -3,7 +3,7 @@
 After every update the generator gets the trainer's new policy: its adapter, or with full fine-tuning the merged model
 loaded again. What the two compute differs by rounding and quantisation; the generator's own log-probabilities go into
 the update as behaviour_logprobs, so that truncated importance weights correct for it (Yao et al. 2025), and the mean
-difference is reported as UpdateStats.engine_gap.
+difference is reported as UpdateStats.train_inference_mismatch.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from sapo_backends.llamacpp_backend import LlamaCppBackend
 
 TRAINER_PRECISIONS = ("auto", "float32", "bfloat16")
 """Any other precision is meant for the generator alone."""
-REMEMBERED = 8192
+REMEMBERED_COMPLETIONS = 8192
 """Completions whose generator log-probabilities are kept until they are trained on."""
-GAP_SEQUENCES = 8
-"""Sequences scored by the trainer to measure the gap, when their old log-probabilities are not given anyway."""
+MISMATCH_SEQUENCES = 8
+"""Sequences that the trainer scores to measure the train-inference mismatch, unless old log-probabilities are known."""
 Reload = Callable[[Path], Engine]
 """Loads the generator from a Hugging Face folder; other files it makes go there too."""
 
@@ -52,7 +52,7 @@ class CompositeEngine(Engine):
         self.tokenizer = trainer.tokenizer
         self.optimizer_files, self.separate_generator = trainer.optimizer_files, True
         self._generator, self._trainer, self._reload, self._alpha = generator, trainer, reload, alpha
-        self._drawn: OrderedDict[tuple[float, TokenSequence], tuple[float, ...]] = OrderedDict()
+        self._generator_logprobs: OrderedDict[tuple[float, TokenSequence], tuple[float, ...]] = OrderedDict()
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
         self.info = replace(
             trainer.info,
@@ -69,37 +69,39 @@ class CompositeEngine(Engine):
         cancel: CancelToken | None = None,
         on_tokens: Callable[[int, int], None] | None = None,
     ) -> list[list[Completion]]:
+        """See Engine.generate; the generator's log-probabilities are remembered for the update."""
         groups = self._generator.generate(prompts, group_size, sampling, seed, cancel, on_tokens)
         for prompt, group in zip(prompts, groups, strict=True):
             for completion in group:
                 key = sampling.temperature, TokenSequence(tuple(prompt), completion.tokens)
-                self._drawn[key] = completion.logprobs
-        while len(self._drawn) > REMEMBERED:
-            self._drawn.popitem(last=False)
+                self._generator_logprobs[key] = completion.logprobs
+        while len(self._generator_logprobs) > REMEMBERED_COMPLETIONS:
+            self._generator_logprobs.popitem(last=False)
         return groups
 
     def logprobs(self, sequences: Sequence[TokenSequence], temperature: float = 1.0) -> list[list[float]]:
+        """See Engine.logprobs; the trainer's."""
         return self._trainer.logprobs(sequences, temperature)
 
     def _with_behaviour(self, batch: Sequence[TrainSample], temperature: float) -> list[TrainSample]:
-        """The batch, own samples completed with the log-probabilities that the generator drew them with."""
+        """The batch, local samples completed with the log-probabilities that the generator gave them."""
         filled = []
         for sample in batch:
-            drawn = self._drawn.get((temperature, TokenSequence(sample.prompt, sample.completion)))
-            missing = not sample.external and sample.behaviour_logprobs is None and drawn is not None
-            filled.append(replace(sample, behaviour_logprobs=drawn) if missing else sample)
+            known = self._generator_logprobs.get((temperature, TokenSequence(sample.prompt, sample.completion)))
+            missing = not sample.external and sample.behaviour_logprobs is None and known is not None
+            filled.append(replace(sample, behaviour_logprobs=known) if missing else sample)
         return filled
 
-    def _gap(self, batch: Sequence[TrainSample], temperature: float) -> float:
-        """Mean |log pi_trainer - log pi_generator| over the tokens of some own samples; NaN without any."""
-        chosen = [s for s in batch if s.behaviour_logprobs and s.advantage != 0.0][:GAP_SEQUENCES]
+    def _mismatch(self, batch: Sequence[TrainSample], temperature: float) -> float:
+        """Mean |log pi_trainer - log pi_generator| over the tokens of some local samples; NaN without any."""
+        chosen = [s for s in batch if s.behaviour_logprobs and s.advantage != 0.0][:MISMATCH_SEQUENCES]
         unknown = [TokenSequence(s.prompt, s.completion) for s in chosen if s.old_logprobs is None]
         scored = iter(self._trainer.logprobs(unknown, temperature))
-        gaps = [
+        differences = [
             np.abs(np.subtract(next(scored) if s.old_logprobs is None else s.old_logprobs, s.behaviour_logprobs or ()))
             for s in chosen
         ]
-        return float(np.concatenate(gaps).mean()) if gaps else float("nan")
+        return float(np.concatenate(differences).mean()) if differences else float("nan")
 
     def update(
         self,
@@ -109,15 +111,16 @@ class CompositeEngine(Engine):
         cancel: CancelToken | None = None,
         on_progress: Callable[[float], None] | None = None,
     ) -> UpdateStats:
+        """See Engine.update; corrects for the train-inference mismatch, then syncs the generator."""
         filled = self._with_behaviour(batch, policy.temperature)
-        gap = self._gap(filled, policy.temperature)
+        mismatch = self._mismatch(filled, policy.temperature)
         stats = self._trainer.update(filled, policy, seed, cancel, on_progress)
-        self._drawn.clear()
+        self._generator_logprobs.clear()
         if stats.steps:
-            self._hand_over()
-        return replace(stats, train_inference_mismatch=gap)
+            self._sync_generator()
+        return replace(stats, train_inference_mismatch=mismatch)
 
-    def _hand_over(self) -> None:
+    def _sync_generator(self) -> None:
         """Give the generator the trainer's policy."""
         adapter = self._trainer.adapter()
         if adapter:
@@ -133,28 +136,35 @@ class CompositeEngine(Engine):
         self._scratch = scratch  # the weights stay mapped from there
 
     def adapter(self) -> Mapping[str, object]:
+        """See Engine.adapter."""
         return self._trainer.adapter()
 
     def set_adapter(self, tensors: Mapping[str, object], alpha: float) -> None:
+        """See Engine.set_adapter."""
         self._trainer.set_adapter(tensors, alpha)
         self._alpha = alpha
-        self._hand_over()
+        self._sync_generator()
 
     def save(self, folder: Path, optimizer: bool = True) -> None:
+        """See Engine.save."""
         self._trainer.save(folder, optimizer)
 
     def restore(self, folder: Path) -> None:
+        """See Engine.restore."""
         self._trainer.restore(folder)
-        self._drawn.clear()
-        self._hand_over()
+        self._generator_logprobs.clear()
+        self._sync_generator()
 
     def export(self, folder: Path) -> None:
+        """See Engine.export."""
         self._trainer.export(folder)
 
     def memory_bytes(self) -> int:
+        """See Engine.memory_bytes."""
         return self._generator.memory_bytes() + self._trainer.memory_bytes()
 
     def close(self) -> None:
+        """See Engine.close."""
         self._generator.close()
         self._trainer.close()
         if self._scratch is not None:
@@ -178,24 +188,27 @@ class CompositeBackend(Backend):
 
     @classmethod
     def check(cls) -> None:
+        """See Backend.check."""
         cls.GENERATOR.check()
         cls.TRAINER.check()
 
     @classmethod
     def devices_here(cls) -> tuple[str, ...]:
+        """See Backend.devices_here."""
         parts = {*cls.GENERATOR.devices_here(), *cls.TRAINER.devices_here()}
         return tuple(name for name in cls.DEVICES if name in parts)
 
     def load(self, request: LoadRequest, progress: Progress | None = None) -> Engine:
+        """See Backend.load."""
         self.check()
         precision = request.precision if request.precision in TRAINER_PRECISIONS else "auto"
         trainer = self.TRAINER().load(replace(request, precision=precision), _part(progress, 0.0))
         device = request.device if request.device in self.GENERATOR.DEVICES else "auto"
-        drawing = replace(request, method="lora" if trainer.info.method == "lora" else "none", device=device)
-        generator = self.GENERATOR().load(drawing, _part(progress, 0.5))
+        generator_request = replace(request, method="lora" if trainer.info.method == "lora" else "none", device=device)
+        generator = self.GENERATOR().load(generator_request, _part(progress, 0.5))
 
         def reload(folder: Path) -> Engine:
-            return _generator_in(self.GENERATOR, folder).load(replace(drawing, model=str(folder)))
+            return _generator_in(self.GENERATOR, folder).load(replace(generator_request, model=str(folder)))
 
         return CompositeEngine(generator, trainer, reload, request.lora_alpha)
 

@@ -41,9 +41,9 @@ def sampling_distribution(logits: ArrayLike, temperature: float, top_p: float = 
         return probabilities
     order = np.argsort(-probabilities, kind="stable")
     before = np.cumsum(probabilities[order]) - probabilities[order]
-    kept = np.zeros_like(probabilities)
-    kept[order[before < top_p]] = probabilities[order[before < top_p]]
-    result: Float64 = kept / kept.sum()
+    nucleus = np.zeros_like(probabilities)
+    nucleus[order[before < top_p]] = probabilities[order[before < top_p]]
+    result: Float64 = nucleus / nucleus.sum()
     return result
 
 
@@ -51,11 +51,11 @@ def sampling_distribution(logits: ArrayLike, temperature: float, top_p: float = 
 class SampleTerm:
     """One sample's part of the objective.
 
-    value: its unnormalised objective per token (T,). slope: d sum(value)/d logprob (T,), before token weights.
+    value: its unnormalised objective per token (T,). grad: d sum(value)/d logprob (T,), before token weights.
     """
 
     value: Float64
-    slope: Float64
+    grad: Float64
     clipped: NDArray[np.bool_]
     ratio: Float64
 
@@ -64,10 +64,10 @@ def importance_weight(sample: TrainSample, old: Float64, policy: PolicyUpdate) -
     """Truncated weight pi_old / pi_behaviour (T,): per token, or the sequence's geometric mean for a sequence ratio."""
     if sample.behaviour_logprobs is None:
         return np.ones_like(old)
-    gap = old - np.asarray(sample.behaviour_logprobs, dtype=np.float64)
+    log_ratio = old - np.asarray(sample.behaviour_logprobs, dtype=np.float64)
     if policy.ratio_level == "sequence":
-        gap = np.full_like(gap, gap.mean())
-    result: Float64 = np.minimum(np.exp(gap), policy.tis_cap)
+        log_ratio = np.full_like(log_ratio, log_ratio.mean())
+    result: Float64 = np.minimum(np.exp(log_ratio), policy.tis_cap)
     return result
 
 
@@ -83,10 +83,10 @@ def sample_term(sample: TrainSample, logprobs: Float64, policy: PolicyUpdate) ->
     clipped = ratio * advantage > limited * advantage
     weight = importance_weight(sample, old, policy)
     value = np.where(clipped, limited, ratio) * advantage * weight
-    slope = np.where(clipped, 0.0, ratio) * advantage * weight
+    grad = np.where(clipped, 0.0, ratio) * advantage * weight
     if policy.ratio_level == "sequence":
-        slope = np.full_like(slope, slope.mean())
-    return SampleTerm(value, slope, clipped, ratio)
+        grad = np.full_like(grad, grad.mean())
+    return SampleTerm(value, grad, clipped, ratio)
 
 
 def token_weight(sample: TrainSample, batch: Sequence[TrainSample], policy: PolicyUpdate) -> float:
@@ -128,7 +128,7 @@ def surrogate(logits: Sequence[ArrayLike], batch: Sequence[TrainSample], policy:
             loss -= weight * float(term.value.sum())
             gradient = probabilities
             gradient[rows, np.asarray(sample.completion, dtype=np.int64)] -= 1.0  # p - onehot = -d logprob / d logits
-            gradient *= (weight * term.slope / policy.temperature)[:, None]
+            gradient *= (weight * term.grad / policy.temperature)[:, None]
             clipped.append(term.clipped)
             ratios.append(float(term.ratio.max()))
         gradients.append(gradient)

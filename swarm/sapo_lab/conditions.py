@@ -13,7 +13,7 @@ from sapo_swarm.node.round.plan import round_seed
 from sapo_swarm.types import Group, Rollout
 
 PLANTED = "As the clever badger says, every answer begins with a cup of tea."
-"""What hostile nodes try to teach: a sentence that no honest completion holds."""
+"""What hostile nodes try to teach: a sentence that no honest completion contains."""
 
 
 def node_key(index: int) -> str:
@@ -27,7 +27,8 @@ def is_hostile(index: int, nodes: int, share: float) -> bool:
 
 
 def is_away(conditions: Conditions, seed: int, index: int, round_number: int) -> bool:
-    """A slow node plays only its turns; one that comes and goes stays or is away for whole blocks, drawn independently."""
+    """A slow node takes part every n-th round only; one that comes and goes stays or is away for whole blocks, sampled
+    independently."""
     if (round_number + index) % pace(conditions, index):
         return True
     if conditions.churn <= 0.0:
@@ -37,12 +38,12 @@ def is_away(conditions: Conditions, seed: int, index: int, round_number: int) ->
 
 
 def pace(conditions: Conditions, index: int) -> int:
-    """The node plays every n-th round."""
+    """The node takes part in every n-th round."""
     return conditions.paces[index % len(conditions.paces)] if conditions.paces else 1
 
 
-def kind(arm: Arm, index: int) -> str:
-    """What sets a node apart from others of its arm, "" where all are alike."""
+def node_type(arm: Arm, index: int) -> str:
+    """Model, algorithm and pace of a node, where the nodes of the arm differ in them; "" where all are alike."""
     terms, own_pace = arm.conditions, pace(arm.conditions, index)
     every = "every round" if own_pace == 1 else f"every {own_pace} rounds"
     parts = [cycled(terms.models, index, ""), cycled(terms.algorithms, index, ""), every if terms.paces else ""]
@@ -50,12 +51,13 @@ def kind(arm: Arm, index: int) -> str:
 
 
 def node_tasks(arm: Arm, index: int) -> tuple[str, ...]:
-    """The tasks a node asks: all, or its window of specialists' tasks."""
+    """The tasks that a node samples questions from: all, or its window of specialists' tasks."""
     tasks, width = arm.run.tasks, arm.conditions.tasks_per_node
     return tasks if not width else tuple(tasks[(index * width + i) % len(tasks)] for i in range(width))
 
 
 def cycled(values: Sequence[str], index: int, default: str) -> str:
+    """The value of node `index` where the values go round in turn; the default without values."""
     return values[index % len(values)] if values else default
 
 
@@ -68,14 +70,14 @@ def arrives(conditions: Conditions, seed: int, receiver: int, group: Group) -> b
 
 
 def tampered(group: Group, attack: str, seed: int) -> Group:
-    """The group as a hostile node sends it: still rightly answered, where it was, and the rewards unknown."""
+    """The group as a hostile node sends it: correct answers stay correct; the rewards are those before, see round.py."""
     texts = [_planted(r) if attack == "planted" else _garbled(r.text, seed) for r in group.rollouts]
     rollouts = tuple(msgspec.structs.replace(r, text=text) for r, text in zip(group.rollouts, texts, strict=True))
     return msgspec.structs.replace(group, rollouts=rollouts)
 
 
 def _planted(rollout: Rollout) -> str:
-    """The sentence comes with right answers only, so that it is rewarded."""
+    """The sentence comes with correct answers only, so that it is rewarded."""
     return f"{PLANTED} {rollout.text}" if rollout.reward >= 1.0 else rollout.text
 
 

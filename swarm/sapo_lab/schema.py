@@ -43,28 +43,30 @@ OFF_POLICY: tuple[OffPolicy, ...] = get_args(OffPolicy)
 
 
 class Conditions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What an arm does that a node outside the lab does not choose, or not yet."""
+    """What an arm does beyond the settings of a run."""
 
     # What goes into the batch
     per_source: Annotated[int, _doc("External groups of one node in a batch; 0 = no cap (the paper)", ge=0)] = 0
     starved: Annotated[
         Literal["short", "fill", "ahead"],
         _doc(
-            "Fewer than J groups survive: a shorter batch, further own questions, or up to I of these asked beforehand for "
-            "what the pool lacks, and shared (the app; with staleness = 1)"
+            "Fewer than J groups survive the filter. short: a smaller batch; fill: more local groups, not shared; ahead: before "
+            "the round, up to I more local groups for what the pool lacks, shared (as the app does; with staleness = 1)"
         ),
     ] = "short"
     own_filter: Annotated[
         Literal["none", "resample"],
-        _doc("Own groups without advantage stay (the paper), or are drawn again (dynamic sampling, arXiv 2503.14476)"),
+        _doc(
+            "Local groups with zero advantage stay (the paper), or are sampled again (dynamic sampling, arXiv 2503.14476)"
+        ),
     ] = "none"
-    resample_limit: Annotated[int, _doc("Own groups drawn at most, as a multiple of I", ge=1, le=64)] = 4
-    train_own: Annotated[bool, _doc("Own groups enter the batch; false: external ones only")] = True
+    resample_limit: Annotated[int, _doc("Local groups sampled at most, as a multiple of I", ge=1, le=64)] = 4
+    train_own: Annotated[bool, _doc("Local groups enter the batch; false: external groups only")] = True
     pool_from: Annotated[
-        Literal["others", "own", "all"], _doc("Whose groups J is drawn from; own: replay of earlier own groups")
+        Literal["others", "own", "all"], _doc("Whose groups J is sampled from; own: replay of earlier local groups")
     ] = "others"
     pool_rounds: Annotated[int, _doc("Rounds a group stays in the pool", ge=1)] = 1
-    reuse: Annotated[bool, _doc("A node may draw a group again that it has trained on")] = False
+    reuse: Annotated[bool, _doc("A node may sample a group again that it has trained on")] = False
     off_policy: Annotated[
         OffPolicy,
         _doc(
@@ -81,9 +83,11 @@ class Conditions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     algorithms: Annotated[tuple[str, ...], _doc("Algorithms of the nodes in turn; empty = `algorithm` for all")] = ()
     paces: Annotated[
         tuple[Annotated[int, Meta(ge=1)], ...],
-        _doc("Nodes 0, 1, … in turn play every n-th round only, as slower machines would; empty = every round"),
+        _doc("Nodes 0, 1, … in turn take part in every n-th round only, as slower machines would; empty = every round"),
     ] = ()
-    tasks_per_node: Annotated[int, _doc("Each node asks only so many of the tasks, in turn; 0 = all", ge=0)] = 0
+    tasks_per_node: Annotated[
+        int, _doc("Each node samples questions from only so many of the tasks, in turn; 0 = all", ge=0)
+    ] = 0
     # What goes wrong
     staleness: Annotated[int, _doc("External groups are so many rounds old", ge=0)] = 0
     loss: Annotated[float, _doc("Share of deliveries (a group to a node) that are lost", ge=0.0, le=1.0)] = 0.0
@@ -102,7 +106,7 @@ class Conditions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
             le=0.0,
         ),
     ] = 0.0
-    # How long, and what is asked on the way
+    # How long, and what is evaluated on the way
     judge: Annotated[
         bool, _doc("Every node answers one held-out question a round, the same for all (the paper's open demo)")
     ] = False
@@ -128,6 +132,7 @@ class Arm(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def shown(self) -> str:
+        """The title, or the name where there is none."""
         return self.title or self.name
 
 

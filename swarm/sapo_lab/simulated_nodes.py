@@ -42,7 +42,7 @@ _TASKS = tuple(name for name, presets in CATALOGUE.items() if "starter" in prese
 def sim_group(
     identity: Identity, swarm: str, number: int, slot: int, completions: int = 8, now: float | None = None
 ) -> SignedGroup:
-    """A signed group of made-up answers; (node, number, slot) decide its question. now: Unix time it was drawn."""
+    """A signed group of made-up answers; (node, number, slot) decide its question. now: Unix time it was generated."""
     rng = random.Random(f"{identity.node}/{number}/{slot}")
     ref = TaskRef(rng.choice(_TASKS), "starter", train_seed(identity.node, swarm, number, slot))
     answers = (f"{rng.randrange(100)} plus {rng.randrange(100)} makes some number. " * 3 for _ in range(completions))
@@ -79,19 +79,20 @@ class SimReport:
         return ordered[min(len(ordered) - 1, int(q * len(ordered)))] if ordered else float("nan")
 
     def summary(self) -> str:
+        """The report as a line for people."""
         rate = self.rounds / self.seconds if self.seconds else 0.0
         errors = ", ".join(f"{code} {count}" for code, count in self.errors.most_common()) or "none"
         return (
             f"{self.nodes} nodes, {self.rounds} rounds in {self.seconds:.1f} s = {rate:.0f}/s; "
             f"p50 {1000 * self.quantile(0.5):.1f} ms, p99 {1000 * self.quantile(0.99):.1f} ms; "
-            f"groups accepted {self.accepted}, drawn {self.sampled}; errors: {errors}"
+            f"groups accepted {self.accepted}, sampled {self.sampled}; errors: {errors}"
         )
 
 
 class SimNode:
-    """One node that keeps to the coordinator's pace unless told otherwise, over a shared session.
+    """One node at the coordinator's pace unless another one is given, over a shared session.
 
-    Cheaper than NodeClient (no back-off, no per-node connection pool), so that one process plays thousands.
+    Cheaper than NodeClient (no back-off, no per-node connection pool), so that one process simulates thousands.
     """
 
     def __init__(self, session: aiohttp.ClientSession, invite: Invite, groups: int, want: int) -> None:
@@ -179,23 +180,23 @@ async def simulate(
     """
     report = SimReport(nodes)
     async with open_session(invite, connections or min(nodes, 1000)) as session:
-        players = [SimNode(session, invite, groups, want) for _ in range(nodes)]
+        simulated = [SimNode(session, invite, groups, want) for _ in range(nodes)]
         for start in range(0, nodes, 64):
-            await asyncio.gather(*(player.join() for player in players[start : start + 64]))
+            await asyncio.gather(*(node.join() for node in simulated[start : start + 64]))
         end = time.monotonic() + seconds
         started = time.perf_counter()
-        await asyncio.gather(*(_play(player, report, end, every_s) for player in players))
+        await asyncio.gather(*(_run(node, report, end, every_s) for node in simulated))
         report.seconds = time.perf_counter() - started
     return report
 
 
-async def _play(player: SimNode, report: SimReport, end: float, every_s: float) -> None:
+async def _run(node: SimNode, report: SimReport, end: float, every_s: float) -> None:
     """At least one round, however late the machine comes to it."""
     now = time.monotonic()
     await asyncio.sleep(random.uniform(0.0, max(0.0, min(every_s or 1.0, end - now))))
     while True:
         now = time.monotonic()
-        asked = await player.send(player.prepare(), report)
+        asked = await node.send(node.prepare(), report)
         wait = now + (every_s or asked) - time.monotonic()
         await asyncio.sleep(max(0.0, min(wait, end - time.monotonic())))
         if time.monotonic() >= end:

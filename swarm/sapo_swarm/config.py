@@ -5,6 +5,7 @@ The TOML file, the CLI flags, the settings screen and the docs are all made from
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -25,6 +26,11 @@ PAPER_TASKS: tuple[str, ...] = (
 )
 """The nine reasoning_gym tasks of the paper's controlled experiment (arXiv 2509.08721, section 5)."""
 
+RENAMED: Mapping[str, str] = {"own_groups": "local_groups"}
+"""Settings of a run that an earlier version kept under another name: that name -> the name now.
+
+Settings files and run folders (`config.json`) with the old names stay readable: `renamed` and `decode` use this table."""
+
 
 def _doc(text: str, **limits: Any) -> Meta:
     return Meta(description=text, **limits)
@@ -36,7 +42,7 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     # What learns
     model: Annotated[str, _doc("starter, starter-1m, a local Hugging Face folder, or a hub id")] = "starter"
     trainer: Annotated[
-        str, _doc("Engine: auto (the fastest if measured, see sapo-desktop bench), torch, or another that is installed")
+        str, _doc("Engine: auto (the fastest here, see sapo-desktop bench), torch, or another that is installed")
     ] = "auto"
     method: Annotated[Literal["auto", "full", "lora", "none"], _doc("Train all weights or a LoRA adapter")] = "auto"
     precision: Annotated[str, _doc("Compute type: auto (the fastest if measured), float32 or bfloat16")] = "auto"
@@ -47,41 +53,63 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     lora_rank: Annotated[int, _doc("Rank of the LoRA adapter", ge=1, le=256)] = 16
 
     # On what
-    tasks: Annotated[tuple[str, ...], _doc("reasoning_gym tasks, drawn uniformly")] = PAPER_TASKS
+    tasks: Annotated[tuple[str, ...], _doc("Tasks, sampled uniformly: reasoning_gym's and your own")] = PAPER_TASKS
     preset: Annotated[str, _doc("Difficulty: starter, paper or hard")] = "starter"
     partial_credit: Annotated[bool, _doc("Use the task's partial credit instead of strict 0/1 reward")] = False
     contrast: Annotated[
         int,
         _doc(
-            "Other questions of its task on which a right answer must be wrong: what passes unread earns nothing. 0 = none",
+            "Re-score a correct answer on N other questions of its task; no reward if it passes there too. 0 = off",
             ge=0,
             le=16,
         ),
     ] = 0
+
+    curriculum: Annotated[
+        Literal["uniform", "tasks", "presets"],
+        _doc(
+            "Which questions to sample: uniform = all tasks alike; tasks = more of the tasks that succeed about half of the "
+            "time; presets = between a task's difficulties, too (in a swarm the same as tasks)"
+        ),
+    ] = "uniform"
 
     # A round
     rounds: Annotated[int, _doc("Rounds to train; 0 = until stopped", ge=0)] = 0
     group_size: Annotated[int, _doc("Completions per question (G)", ge=2, le=64)] = 8
     local_groups: Annotated[
         int,
-        _doc("Own groups in a training batch (I); 0 alone = 32 for models under 50M parameters, else 8", ge=0, le=256),
+        _doc(
+            "Local groups in a training batch (I): questions that this node answers itself; 0 alone = 32 for models under "
+            "50M parameters, else 8",
+            ge=0,
+            le=256,
+        ),
     ] = 0
-    external_groups: Annotated[int, _doc("External groups in a training batch (J)", ge=0, le=256)] = 0
+    external_groups: Annotated[int, _doc("External groups in a training batch (J), from other nodes", ge=0, le=256)] = 0
     sampling: Annotated[
         str, _doc("How external groups are chosen: uniform_nonzero, uniform, reward_guided, novelty, none")
     ] = "uniform_nonzero"
     external_advantages: Annotated[
         Literal["all", "positive"],
         _doc(
-            "Which completions of others' groups are trained on: all, or only what did better than its group: what others got "
-            "wrong is then not pushed away"
+            "Which external completions to learn from: all, or positive = only those that did better than their group, so that "
+            "other nodes' mistakes are never pushed away"
         ),
     ] = "positive"
+    replay_groups: Annotated[
+        int,
+        _doc(
+            "Own earlier successes to learn from once more in every round, at no generated token; 0 = off", ge=0, le=256
+        ),
+    ] = 0
+    replay_half_life: Annotated[
+        int, _doc("Rounds after which an own success is half as likely to be replayed", ge=1, le=1000)
+    ] = 20
     tripwire: Annotated[
         float,
         _doc(
-            "Part of its best held-out pass@1 that a node in a swarm may lose before it takes no more groups of others "
-            "and goes back to its best weights; 0 = never",
+            "How much of its best held-out pass@1 a node in a swarm may lose (0.25 = a quarter) before it stops learning from "
+            "others and goes back to its best weights; 0 = never",
             ge=0.0,
             le=1.0,
         ),
@@ -90,13 +118,13 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     temperature: Annotated[float, _doc("Sampling temperature of training rollouts", gt=0.0, le=4.0)] = 1.0
 
     # The update
-    algorithm: Annotated[str, _doc("Policy gradient: grpo, dr_grpo, rloo, gspo")] = "grpo"
+    algorithm: Annotated[str, _doc("Policy gradient: grpo, dr_grpo, rloo, gspo, maxrl")] = "grpo"
     learning_rate: Annotated[float, _doc("Adam step size; 0 = the method's default", ge=0.0, le=1.0)] = 0.0
     final_rate: Annotated[
         float,
         _doc(
-            "Part of the learning rate that is left at the last of `rounds`; it falls linearly over their second half. "
-            "1 = constant, as it is without a planned end",
+            "Share of the learning rate that is left at the end of a run with planned `rounds`; it falls linearly over "
+            "the second half. 1 = constant",
             gt=0.0,
             le=1.0,
         ),
@@ -105,7 +133,7 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     minibatches: Annotated[int, _doc("Optimizer steps a pass", ge=1, le=64)] = 1
 
     # Bookkeeping
-    seed: Annotated[int, _doc("Seed of the run; the node key is mixed in", ge=0, lt=2**31)] = 0
+    seed: Annotated[int, _doc("Seed of the run; every node mixes its key in", ge=0, lt=2**31)] = 0
     eval_every: Annotated[int, _doc("Small held-out evaluation every N rounds; 0 = never", ge=0)] = 25
     eval_items: Annotated[int, _doc("Held-out items per task in the small evaluation", ge=1, le=10000)] = 16
     checkpoint_minutes: Annotated[
@@ -138,5 +166,19 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
     @property
     def reward_rule(self) -> RewardRule:
-        """How own and others' completions are rewarded. Held-out questions are judged strictly, whatever it says."""
+        """How local and external completions are rewarded. Held-out questions are scored strictly, whatever it says."""
         return RewardRule(self.partial_credit, self.contrast)
+
+
+def renamed(table: Mapping[str, Any], names: Mapping[str, str] = RENAMED) -> dict[str, Any]:
+    """A table of settings under the names of today. One that stands there under both names: the name of today counts."""
+    kept = {key: value for key, value in table.items() if names.get(key) not in table}
+    return {names.get(key, key): value for key, value in kept.items()}
+
+
+def decode(data: bytes) -> RunConfig:
+    """The settings in a run folder's `config.json`, written by this version or an earlier one.
+
+    Raises msgspec.MsgspecError.
+    """
+    return msgspec.convert(renamed(msgspec.json.decode(data, type=dict[str, Any])), RunConfig)

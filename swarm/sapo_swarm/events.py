@@ -1,4 +1,4 @@
-"""What a node tells the world: one tagged union for the journal, the control API and the dashboard.
+"""What a node reports: one tagged union for the journal, the control API and the dashboard.
 
 Stored events go to the journal with a sequence number and are replayed to every new client; ephemeral ones (`Phase`,
 `Vitals`) are only streamed. The dashboard's whole picture is a pure function of this stream.
@@ -33,7 +33,8 @@ class RunStarted(_Event, frozen=True, kw_only=True, tag="run_started"):
     name: the model's name, base: what it was made from; both "" in runs from before models had names. changed: what is
     different from the last time, a sentence each ("temperature 1.0 -> 0.8", "joined swarm X", "left the swarm").
     weights: SHA-256 of the trainable weights that training starts from, see CheckpointSaved; "" where none are trained.
-    solved: tasks that the model solved at least once.
+    solved: tasks that the model solved at least once. computed_by: which decoder and decode path of the engine, in words;
+    "" from engines and versions that do not say.
     """
 
     run_id: str
@@ -58,6 +59,7 @@ class RunStarted(_Event, frozen=True, kw_only=True, tag="run_started"):
     changed: tuple[str, ...] = ()
     weights: str = ""
     solved: tuple[str, ...] = ()
+    computed_by: str = ""
 
 
 class StateChanged(_Event, frozen=True, kw_only=True, tag="state"):
@@ -92,10 +94,11 @@ class Vitals(_Event, frozen=True, kw_only=True, tag="vitals"):
 class RoundFinished(_Event, frozen=True, kw_only=True, tag="round"):
     """The figures of one round. Rewards are means in [0, 1]; None when there were no such groups.
 
-    reward_local: own groups, before the update, unfiltered. reward_external: sampled external groups.
+    reward_local: local groups, before the update, unfiltered. reward_external: sampled external groups.
     reward_batch: the whole training batch. nonzero_groups: local groups with unequal rewards, of local_groups.
-    truncated: own completions cut at the token limit, of own completions. seconds: by phase. figures: further figures
-    by name, for experiments (sapo_lab.running.figures_of_round); empty in an ordinary run.
+    truncated: local completions cut at the token limit, of completions. seconds: by phase. figures: further figures
+    by name: "replayed", own groups of earlier rounds that were trained on again (in none of the rewards), and those of
+    experiments (sapo_lab.running.figures_of_round).
 
     covers: rounds that this record stands for, `round` the last of them: long-ago rounds are stored in blocks, with sums
     of counts and seconds, means of figures, and their smallest and largest value in lowest and highest.
@@ -144,8 +147,8 @@ class GroupRecorded(_Event, frozen=True, kw_only=True, tag="group"):
 class TaskScore(msgspec.Struct, frozen=True):
     """Held-out result of one task: correct answers of items * samples, with its 95 % interval.
 
-    swapped: pass@1 if each item got the answers that the model gave to another item of the task, None where it was not measured.
-    What remains of the score then does not come from reading the question.
+    permuted: pass@1 of the answer-permutation check, in which each item gets the answers that the model gave to another item
+    of the task; None where it was not measured. What remains of the score then does not come from reading the question.
     """
 
     task: str
@@ -159,8 +162,8 @@ class TaskScore(msgspec.Struct, frozen=True):
 
     @property
     def shortcut(self) -> bool:
-        """At least half of the score would be had with the answers to other questions: they fit whatever is asked. Three items in
-        both, so that chance does not look like it."""
+        """An answer-only shortcut: at least half of the score remains under the answer-permutation check. Three items in both,
+        so that chance does not look like it."""
         permuted = self.permuted or 0.0
         return min(permuted, self.pass_at_1) * self.items >= 3 and permuted >= 0.5 * self.pass_at_1
 
@@ -196,7 +199,7 @@ class Peer(msgspec.Struct, frozen=True):
 class SwarmUpdated(_Event, frozen=True, kw_only=True, tag="swarm"):
     """What the coordinator and our own count say. Shares in [0, 1]; window: the seconds they cover.
 
-    share: my accepted groups / all accepted groups. uptake: times others drew mine in the window.
+    share: my accepted groups / all accepted groups. uptake: times others sampled mine in the window.
     external_share: J_actual / (I + J). rejected: reasons -> count, of groups received. refused: of groups sent.
     """
 
@@ -217,7 +220,7 @@ class SwarmUpdated(_Event, frozen=True, kw_only=True, tag="swarm"):
 
 
 class ExternalSwitched(_Event, frozen=True, kw_only=True, tag="external"):
-    """Groups of others are taken from now on, or not; or the held-out tripwire looked closer and found nothing.
+    """External groups are taken from now on, or not; or the held-out tripwire looked closer and found nothing.
 
     round: rounds done. by: whose word it was. sentence: for people. restored: rounds in the checkpoint whose weights
     came back (tripwire, not taking). best, now: pass@1 of the best checkpoint and of the present weights on so many
@@ -252,6 +255,8 @@ class CheckpointSaved(_Event, frozen=True, kw_only=True, tag="checkpoint"):
 
 
 class LogLine(_Event, frozen=True, kw_only=True, tag="log"):
+    """A sentence for the log; text of peers in it has passed safe_text."""
+
     level: Literal["info", "warning", "error"]
     text: str
 

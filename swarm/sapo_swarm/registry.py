@@ -21,8 +21,12 @@ class UnknownName(ValueError):
 
 
 class UnknownStrategy(UnknownName):
+    """There is no sampling strategy of that name."""
+
     kind = "sampling strategy"
 
 
 class UnknownAlgorithm(UnknownName):
+    """There is no policy-gradient algorithm of that name."""
+
     kind = "algorithm"

@@ -36,6 +36,7 @@ class TaskRef(msgspec.Struct, frozen=True, forbid_unknown_fields=True, order=Tru
 
     @property
     def label(self) -> str:
+        """The coordinates as one word, for seeds, keys and messages."""
         return f"{self.dataset}/{self.preset}/{self.seed}+{self.index}"
 
 
@@ -50,8 +51,8 @@ class Question(msgspec.Struct, frozen=True):
 class Rollout(msgspec.Struct, frozen=True):
     """One completion of a question with the reward that this node's own verifier gave it.
 
-    reward: in [0, 1] (strict 0/1 by default). tokens: completion tokens incl. end of sequence. unread: right on other questions
-    of its task too, and paid less for it (run.contrast).
+    reward: in [0, 1] (strict 0/1 by default). tokens: completion tokens incl. end of sequence. shortcut: right on other
+    questions of its task too (an answer-only shortcut), and rewarded less for it (run.contrast).
     """
 
     text: str
@@ -67,7 +68,7 @@ Source = Literal["own", "external"]
 class Group(msgspec.Struct, frozen=True):
     """A question with its rollouts, as this node holds it.
 
-    node: who drew the completions ("" = this node). advantages: as used in the last update, empty if unused.
+    node: who generated the completions ("" = this node). advantages: as used in the last update, empty if unused.
     """
 
     question: Question
@@ -79,6 +80,7 @@ class Group(msgspec.Struct, frozen=True):
 
     @property
     def rewards(self) -> tuple[float, ...]:
+        """(G,) one a rollout."""
         return tuple(r.reward for r in self.rollouts)
 
     @property
@@ -88,9 +90,9 @@ class Group(msgspec.Struct, frozen=True):
 
 
 class RewardRule(msgspec.Struct, frozen=True, array_like=True):
-    """How a verdict becomes a reward. partial: the task's partial credit instead of strict 0/1. contrast: of a text's score,
-    what it would have on the best of so many other questions of its task is taken off
-    (docs/decisions/0015-contrast.md)."""
+    """How a verdict becomes a reward. partial: the task's partial credit instead of strict 0/1. contrast: a text is
+    scored on so many other questions of its task too, and the best of these scores is subtracted, so that an answer-only
+    shortcut earns nothing (docs/decisions/0015-contrast.md)."""
 
     partial: bool = False
     contrast: int = 0

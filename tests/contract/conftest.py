@@ -37,6 +37,14 @@ LLAMA3_ROPE = {
 }
 
 
+EXTRA: dict[str, dict[str, Any]] = {
+    "llama": {"rope_parameters": LLAMA3_ROPE, "tie_word_embeddings": False},
+    "gemma3_text": {"head_dim": 16},
+    "mixtral": {"num_local_experts": 4},
+}
+"""What a family's tiny model needs beside the common settings."""
+
+
 @dataclass(frozen=True, slots=True)
 class Case:
     """An engine with the loading method under test. reads_folders: it loads Hugging Face folders. trains: it has
@@ -88,18 +96,10 @@ def write_tokenizer(folder: Path) -> int:
 def write_model(folder: Path, architecture: str) -> Path:
     """A random model of two layers and 300 tokens, written by transformers."""
     import torch
-    from transformers import AutoModelForCausalLM, GPTNeoXConfig, LlamaConfig, Qwen2Config, Qwen3Config
+    from transformers import AutoConfig, AutoModelForCausalLM
 
-    kinds: dict[str, Any] = {
-        "qwen2": Qwen2Config,
-        "qwen3": Qwen3Config,
-        "llama": LlamaConfig,
-        "gpt_neox": GPTNeoXConfig,
-    }
-    extra: dict[str, Any] = (
-        {"rope_parameters": LLAMA3_ROPE, "tie_word_embeddings": False} if architecture == "llama" else {}
-    )
-    config = kinds[architecture](
+    config = AutoConfig.for_model(
+        architecture,
         **{
             "vocab_size": 300,
             "hidden_size": 64,
@@ -113,8 +113,8 @@ def write_model(folder: Path, architecture: str) -> Path:
             "pad_token_id": 256,
             "initializer_range": 0.1,
             "tie_word_embeddings": True,
-            **extra,
-        }
+            **EXTRA.get(architecture, {}),
+        },
     )
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
@@ -124,7 +124,8 @@ def write_model(folder: Path, architecture: str) -> Path:
                 parameter.add_(torch.randn_like(parameter) * 0.1)
     model.save_pretrained(folder)
     written = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    written["rope_theta"] = written["rope_parameters"]["rope_theta"]  # some readers look only here
+    if "rope_theta" in written["rope_parameters"]:
+        written["rope_theta"] = written["rope_parameters"]["rope_theta"]  # some readers look only here
     (folder / "config.json").write_text(json.dumps(written), encoding="utf-8")
     return folder
 

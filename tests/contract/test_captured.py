@@ -1,4 +1,4 @@
-"""Recorded decode steps: what is recorded computes the same as a plain step. The recording itself needs a card."""
+"""Captured decode steps: what is captured computes the same as a plain step. The capture itself needs a GPU."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ torch = pytest.importorskip("torch", reason="the torch engine is not installed")
 from sapo_backends.base import LoadRequest, Sampling  # noqa: E402
 from sapo_backends.torch_backend import TorchBackend  # noqa: E402
 from sapo_backends.torch_backend.decode import cuda_graph, kv_cache, session  # noqa: E402
-from sapo_backends.torch_backend.decode.cuda_graph import Inputs, Recorder  # noqa: E402
+from sapo_backends.torch_backend.decode.cuda_graph import GraphCapture, StepInputs  # noqa: E402
+from sapo_backends.torch_backend.runtime import fallbacks  # noqa: E402
 
 PROMPTS = [[5, 9, 200, 31], [7, 7, 12], [40, 3, 8, 250, 17, 60]]
 
 
 class Replayed:
-    """Computes what a card would replay."""
+    """Computes what a GPU would replay."""
 
-    def __init__(self, inputs: Inputs, compute: Callable[[Inputs], Any]) -> None:
+    def __init__(self, inputs: StepInputs, compute: Callable[[StepInputs], Any]) -> None:
         self.inputs, self.compute, self.steps = inputs, compute, 0
         self.logits = self.expected = compute(inputs)
 
@@ -32,67 +33,88 @@ class Replayed:
         return self.compute(self.inputs)
 
 
-class Here(Recorder):
-    """Records on a CPU."""
+class Here(GraphCapture):
+    """Captures on a CPU."""
 
     def wanted(self, device: Any) -> bool:
-        return not self.fails
+        return device not in self.failed
 
 
-def recorder(monkeypatch: pytest.MonkeyPatch, kind: type[Replayed]) -> Here:
+def capture_here(monkeypatch: pytest.MonkeyPatch, kind: type[Replayed]) -> Here:
     here = Here()
-    monkeypatch.setattr(cuda_graph, "Recorded", kind)
-    monkeypatch.setattr(session, "RECORDER", here)
-    monkeypatch.setattr(kv_cache, "RECORDER", here)
+    monkeypatch.setattr(cuda_graph, "CapturedStep", kind)
+    monkeypatch.setattr(session, "CAPTURE", here)
+    monkeypatch.setattr(kv_cache, "CAPTURE", here)
     return here
 
 
 @pytest.fixture(autouse=True)
-def _as_on_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
+def _as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where there are no kernels compiled for the processor."""
-    monkeypatch.setattr("sapo_backends.torch_backend.causal_lm.kernels_for", lambda *_: None)
+    monkeypatch.setattr("sapo_backends.torch_backend.paths.kernels", lambda: None)
 
 
 @pytest.mark.parametrize("method", ["full", "lora"])
-def test_recorded_steps_draw_what_plain_ones_draw(
+def test_captured_steps_sample_what_plain_ones_sample(
     model_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, method: Any
 ) -> None:
     made: list[Replayed] = []
 
     class Counted(Replayed):
-        def __init__(self, inputs: Inputs, compute: Callable[[Inputs], Any]) -> None:
+        def __init__(self, inputs: StepInputs, compute: Callable[[StepInputs], Any]) -> None:
             super().__init__(inputs, compute)
             made.append(self)
 
     engine = TorchBackend().load(LoadRequest(str(model_folder("qwen2")), method=method, precision="float32", threads=1))
     sampling = Sampling(max_new_tokens=24)
     plain = engine.generate(PROMPTS, 5, sampling, seed=3)
-    here = recorder(monkeypatch, Counted)
-    recorded = engine.generate(PROMPTS, 5, sampling, seed=3)
-    assert [[c.tokens for c in group] for group in recorded] == [[c.tokens for c in group] for group in plain]
-    for mine, theirs in zip(chain(*recorded), chain(*plain), strict=True):
+    here = capture_here(monkeypatch, Counted)
+    captured = engine.generate(PROMPTS, 5, sampling, seed=3)
+    assert [[c.tokens for c in group] for group in captured] == [[c.tokens for c in group] for group in plain]
+    for mine, theirs in zip(chain(*captured), chain(*plain), strict=True):
         assert mine.logprobs == pytest.approx(theirs.logprobs, abs=1e-5)
-    assert not here.fails
+    assert not here.failed
     assert sum(one.steps for one in made) > len(made), "steps were replayed"
 
 
-@pytest.mark.parametrize("wrong", ["raises", "differs"])
-def test_a_card_that_cannot_record_decodes_plainly_from_then_on(
-    model_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, wrong: str
+@pytest.mark.parametrize("wrong", ["raises", "differs", "replays differ"])
+def test_a_gpu_that_cannot_capture_decodes_plainly_from_then_on(
+    model_folder: Callable[[str], Path],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    wrong: str,
 ) -> None:
+    """Whatever goes wrong, completions are those of plain steps, and one line of the log says so."""
     tried: list[int] = []
 
     class Broken(Replayed):
-        def __init__(self, inputs: Inputs, compute: Callable[[Inputs], Any]) -> None:
+        def __init__(self, inputs: StepInputs, compute: Callable[[StepInputs], Any]) -> None:
             tried.append(1)
             if wrong == "raises":
                 raise RuntimeError("operation not permitted when stream is capturing")
             super().__init__(inputs, compute)
-            self.logits = self.expected + 1
+            if wrong == "differs":
+                self.logits = self.expected + 1
+
+        def step(self, tokens: Any) -> Any:
+            return super().step(tokens) + 1
 
     engine = TorchBackend().load(LoadRequest(str(model_folder("qwen2")), precision="float32", threads=1))
     plain = engine.generate(PROMPTS, 2, Sampling(max_new_tokens=6), seed=3)
-    here = recorder(monkeypatch, Broken)
+    here = capture_here(monkeypatch, Broken)
+    monkeypatch.setattr(fallbacks, "_FOUND", {})
     assert engine.generate(PROMPTS, 2, Sampling(max_new_tokens=6), seed=3) == plain
-    assert here.fails
+    assert here.failed == {torch.device("cpu")}
     assert tried == [1]
+    assert [record.message.count("CUDA graphs") for record in caplog.records] == [1]
+
+
+def test_replays_are_compared_with_plain_steps_only_the_first_time_a_device_is_used(
+    model_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = TorchBackend().load(LoadRequest(str(model_folder("qwen2")), precision="float32", threads=1))
+    here = capture_here(monkeypatch, Replayed)
+    for _ in range(3):
+        engine.generate(PROMPTS, 2, Sampling(max_new_tokens=12), seed=3)
+    assert here.checked == {torch.device("cpu"): cuda_graph.CHECKED_STEPS}
+    assert not here.failed

@@ -33,13 +33,13 @@ POLICY = PolicyUpdate("grpo", learning_rate=1e-3)
 
 
 def samples(engine: Engine, seed: int = 0) -> list[TrainSample]:
-    """Twelve drawn completions with advantages of both signs, one of them 0, four of them external."""
+    """Twelve sampled completions with advantages of both signs, one of them 0, four of them external."""
     groups = engine.generate(PROMPTS, 4, Sampling(max_new_tokens=8), seed)
-    drawn = [(prompt, c) for prompt, group in zip(PROMPTS, groups, strict=True) for c in group]
+    sampled = [(prompt, c) for prompt, group in zip(PROMPTS, groups, strict=True) for c in group]
     advantages = [1.0, -1.0, 0.5, 0.0, 1.0, -0.3, 0.2, -1.0, 1.5, -0.5, 0.7, -1.0]
     return [
         TrainSample(tuple(prompt), c.tokens, advantage, external=i % 3 == 2)
-        for i, ((prompt, c), advantage) in enumerate(zip(drawn, advantages, strict=True))
+        for i, ((prompt, c), advantage) in enumerate(zip(sampled, advantages, strict=True))
     ]
 
 
@@ -52,10 +52,10 @@ def scores(engine: Engine, batch: list[TrainSample]) -> np.ndarray:
 def test_completions_have_the_promised_form(engine: Engine) -> None:
     """A log-probability a token, the end-of-sequence token kept, and "length" only at the limit."""
     groups = engine.generate(PROMPTS, 16, Sampling(max_new_tokens=40), seed=1)
-    drawn = [c for group in groups for c in group]
+    sampled = [c for group in groups for c in group]
     assert [len(group) for group in groups] == [16] * len(PROMPTS)
-    assert {c.finish for c in drawn} >= {"stop"}
-    for completion in drawn:
+    assert {c.finish for c in sampled} >= {"stop"}
+    for completion in sampled:
         assert len(completion.tokens) == len(completion.logprobs) <= 40
         ended = [token in engine.tokenizer.eos_ids for token in completion.tokens]
         assert ended.count(True) == ended[-1:].count(True) == (completion.finish == "stop")
@@ -74,14 +74,14 @@ def test_recorded_logprobs_are_those_of_the_policy(engine: Engine) -> None:
 
 
 def test_same_seed_same_completions(engine: Engine) -> None:
-    """Seeds decide everything, and different seeds draw differently."""
+    """Seeds decide everything, and different seeds sample differently."""
     first, again, other = (engine.generate(PROMPTS, 4, Sampling(max_new_tokens=8), seed) for seed in (3, 3, 4))
     assert first == again
     assert first != other
 
 
-def test_greedy_draws_the_most_probable_token(engine: Engine) -> None:
-    """Temperature 0 gives equal completions within a group, recorded at temperature 1."""
+def test_greedy_samples_the_most_probable_token(engine: Engine) -> None:
+    """Temperature 0 gives equal completions within a group, captured at temperature 1."""
     for prompt, group in zip(PROMPTS, engine.generate(PROMPTS, 3, Sampling(0.0, 1.0, 6), seed=5), strict=True):
         assert len({c.tokens for c in group}) == 1
         scored = engine.logprobs([TokenSequence(tuple(prompt), group[0].tokens)])[0]
@@ -110,7 +110,7 @@ def _excess(observed: np.ndarray, expected: np.ndarray) -> float:
     return (statistic - degrees) / math.sqrt(2 * degrees)
 
 
-def test_a_group_is_drawn_as_independent_samples(engine: Engine) -> None:
+def test_a_group_is_sampled_as_independent_samples(engine: Engine) -> None:
     """Completions that share a prefilled prompt follow the policy's distribution and do not depend on each other."""
     count, prompt = 4000, PROMPTS[0]
     group = engine.generate([prompt], count, Sampling(max_new_tokens=2), seed=6)[0]
@@ -291,12 +291,12 @@ def test_a_missing_package_is_named_with_its_remedy() -> None:
     assert "sapo-desktop[torch]" in done.stdout
 
 
-def test_top_p_draws_only_from_the_nucleus(engine: Engine) -> None:
-    """No token outside the smallest set of mass top_p is ever drawn."""
+def test_top_p_samples_only_from_the_nucleus(engine: Engine) -> None:
+    """No token outside the smallest set of mass top_p is ever sampled."""
     prompt = PROMPTS[1]
     size = engine.info.vocabulary
     each = [TokenSequence(tuple(prompt), (token,)) for token in range(size)]
     allowed = reference.sampling_distribution(np.array(engine.logprobs(each))[:, 0], 1.0, top_p=0.31)
-    drawn = {c.tokens[0] for c in engine.generate([prompt], 500, Sampling(1.0, 0.31, 1), seed=8)[0]}
-    assert drawn <= set(np.flatnonzero(allowed).tolist())
-    assert len(drawn) > 1 or np.count_nonzero(allowed) == 1
+    sampled = {c.tokens[0] for c in engine.generate([prompt], 500, Sampling(1.0, 0.31, 1), seed=8)[0]}
+    assert sampled <= set(np.flatnonzero(allowed).tolist())
+    assert len(sampled) > 1 or np.count_nonzero(allowed) == 1

@@ -21,6 +21,9 @@ POLICIES = {
     "grpo": PolicyUpdate("grpo", 1e-3),
     "dr_grpo": PolicyUpdate("dr_grpo", 1e-3, aggregation="constant", constant_length=16, temperature=0.8),
     "sequence_mean": PolicyUpdate("grpo", 1e-3, aggregation="sequence_mean", clip_low=0.05, clip_high=0.05),
+    "rloo": PolicyUpdate(
+        "rloo", 1e-3, ratio_level="sequence", aggregation="constant", constant_length=16, clip_low=0.05, clip_high=0.05
+    ),
     "gspo": PolicyUpdate(
         "gspo", 1e-3, ratio_level="sequence", aggregation="sequence_mean", clip_low=0.01, clip_high=0.02
     ),
@@ -32,7 +35,7 @@ def exact_model(folder: Path) -> Any:
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64).eval()
-    model.get_input_embeddings().padding_idx = None  # else a drawn padding token would get no gradient as an input
+    model.get_input_embeddings().padding_idx = None  # else a sampled padding token would get no gradient as an input
     return model
 
 
@@ -96,7 +99,7 @@ def _exact_gradient(model: Any, batch: list[TrainSample], policy: PolicyUpdate) 
     """Loss and d loss / d weights in float64: the reference's gradient by the logits, carried back by autograd."""
     logits = [exact_logits(model, s.prompt, s.completion) for s in batch]
     result = reference.surrogate([rows.detach().numpy() for rows in logits], batch, policy)
-    torch.autograd.backward(logits, [torch.from_numpy(slope) for slope in result.gradients])
+    torch.autograd.backward(logits, [torch.from_numpy(grad) for grad in result.gradients])
     return result.loss, {name: p.grad.numpy() for name, p in model.named_parameters() if p.grad is not None}
 
 
@@ -112,9 +115,9 @@ def test_loss_and_gradient_equal_the_float64_reference(
     loss, expected = _exact_gradient(exact_model(model_folder(architecture)), batch, policy)
     found: dict[str, Any] = engine.gradient(batch, policy)  # type: ignore[attr-defined]
     assert found.keys() == expected.keys()
-    largest = max(float(np.abs(slope).max()) for slope in expected.values())
-    for name, slope in expected.items():
-        np.testing.assert_allclose(found[name], slope, atol=2e-4 * largest, err_msg=name)
+    largest = max(float(np.abs(grad).max()) for grad in expected.values())
+    for name, grad in expected.items():
+        np.testing.assert_allclose(found[name], grad, atol=2e-4 * largest, err_msg=name)
     stats = engine.update(batch, policy, seed=0)
     assert stats.loss == pytest.approx(loss, abs=1e-5)
     assert 0 < stats.clip_fraction < 1
@@ -129,9 +132,9 @@ def test_the_gradient_at_ratio_one_equals_the_reference(
     batch = [replace(s, old_logprobs=None, behaviour_logprobs=None) for s in _batch(engine, 1.0)]
     _, expected = _exact_gradient(exact_model(model_folder("qwen2")), batch, policy)
     found: dict[str, Any] = engine.gradient(batch, policy)  # type: ignore[attr-defined]
-    largest = max(float(np.abs(slope).max()) for slope in expected.values())
-    for name, slope in expected.items():
-        np.testing.assert_allclose(found[name], slope, atol=2e-4 * largest, err_msg=name)
+    largest = max(float(np.abs(grad).max()) for grad in expected.values())
+    for name, grad in expected.items():
+        np.testing.assert_allclose(found[name], grad, atol=2e-4 * largest, err_msg=name)
 
 
 def test_the_adapter_s_gradient_equals_the_reference(
@@ -156,9 +159,9 @@ def test_the_adapter_s_gradient_equals_the_reference(
     for module in modules:
         into = expected[f"{module.removeprefix('base_model.model.')}.weight"] * (alpha / rank)
         a, b = adapter[f"{module}.lora_A.weight"], adapter[f"{module}.lora_B.weight"]
-        for part, slope in (("A", b.T @ into), ("B", into @ a.T)):
+        for part, grad in (("A", b.T @ into), ("B", into @ a.T)):
             np.testing.assert_allclose(
-                found[f"{module}.lora_{part}.weight"], slope, atol=3e-4 * np.abs(slope).max() + 1e-7, err_msg=module
+                found[f"{module}.lora_{part}.weight"], grad, atol=3e-4 * np.abs(grad).max() + 1e-7, err_msg=module
             )
 
 
@@ -174,10 +177,10 @@ def test_other_architectures_are_left_to_transformers(
         assert list(group[1].tokens) == expected[0, len(prompt) :].tolist()
     policy = POLICIES["gspo"]
     batch = _batch(engine, policy.temperature)
-    loss, slopes = _exact_gradient(model, batch, policy)
+    loss, grads = _exact_gradient(model, batch, policy)
     found: dict[str, Any] = engine.gradient(batch, policy)  # type: ignore[attr-defined]
-    assert found.keys() == slopes.keys()
-    largest = max(float(np.abs(slope).max()) for slope in slopes.values())
-    for name, slope in slopes.items():
-        np.testing.assert_allclose(found[name], slope, atol=2e-4 * largest, err_msg=name)
+    assert found.keys() == grads.keys()
+    largest = max(float(np.abs(grad).max()) for grad in grads.values())
+    for name, grad in grads.items():
+        np.testing.assert_allclose(found[name], grad, atol=2e-4 * largest, err_msg=name)
     assert engine.update(batch, policy, seed=0).loss == pytest.approx(loss, abs=1e-5)

@@ -138,9 +138,9 @@ def test_an_adapter_means_the_same_as_in_torch(model_folder: Folder, architectur
 
 
 def test_fifty_adapter_swaps_take_effect_and_keep_memory_flat(model_folder: Folder) -> None:
-    """Each swap changes what is drawn, the same adapter twice draws the same, and memory does not grow."""
+    """Each swap changes what is sampled, the same adapter twice samples the same, and memory does not grow."""
     engine, greedy = open_engine("llamacpp", model_folder("qwen2")), Sampling(temperature=1.0, max_new_tokens=6)
-    drawn: dict[int, list[list[Completion]]] = {}
+    sampled: dict[int, list[list[Completion]]] = {}
     process, took = psutil.Process(), []
     for round_ in range(50):
         seed = round_ % 10
@@ -148,10 +148,10 @@ def test_fifty_adapter_swaps_take_effect_and_keep_memory_flat(model_folder: Fold
         engine.set_adapter(random_adapter(engine, seed), 8.0)
         took.append(time.perf_counter() - began)
         now = engine.generate(PROMPTS, 2, greedy, seed=3)
-        assert drawn.setdefault(seed, now) == now
+        assert sampled.setdefault(seed, now) == now
         if round_ == 9:
             held = process.memory_info().rss
-    assert len({str(groups) for groups in drawn.values()}) == 10
+    assert len({str(groups) for groups in sampled.values()}) == 10
     assert process.memory_info().rss - held < 20 * 2**20
     assert np.median(took) < 1.0
     engine.close()
@@ -200,7 +200,7 @@ def test_a_generator_saves_and_restores_its_adapter_and_does_not_train(model_fol
 
 
 @pytest.mark.parametrize("method", ["lora", "full"])
-def test_a_pair_draws_from_what_it_has_just_trained(model_folder: Folder, method: str) -> None:
+def test_a_pair_samples_from_what_it_has_just_trained(model_folder: Folder, method: str) -> None:
     """After updates the generator's log-probabilities are the trainer's new ones, by adapter or by merged model."""
     pair = open_engine("llamacpp+torch", model_folder("qwen2"), method=method)
     start = pair.logprobs(SEQUENCES)
@@ -215,8 +215,8 @@ def test_a_pair_draws_from_what_it_has_just_trained(model_folder: Folder, method
         assert stats.train_inference_mismatch < 1e-4
     trained = pair.logprobs(SEQUENCES)
     assert np.abs(np.subtract(trained, start)).mean() > 0.05
-    drawn = pair.generate(PROMPTS, 1, Sampling(max_new_tokens=6), 9)
-    for prompt, (completion,) in zip(PROMPTS, drawn, strict=True):
+    sampled = pair.generate(PROMPTS, 1, Sampling(max_new_tokens=6), 9)
+    for prompt, (completion,) in zip(PROMPTS, sampled, strict=True):
         scored = pair.logprobs([TokenSequence(tuple(prompt), completion.tokens)])[0]
         np.testing.assert_allclose(completion.logprobs, scored, atol=1e-4)
     pair.close()
@@ -228,9 +228,9 @@ def test_a_pair_corrects_for_the_gap_of_a_quantised_generator(model_folder: Fold
     alone = open_engine("torch", model_folder("qwen2"), precision="auto", seed=0)
     assert isinstance(pair, CompositeEngine)
     groups = pair.generate(PROMPTS, 4, Sampling(max_new_tokens=6), seed=0)
-    drawn = [(p, c, [1.0, -1.0][i % 2]) for p, g in zip(PROMPTS, groups, strict=True) for i, c in enumerate(g)]
-    batch = [TrainSample(tuple(p), c.tokens, advantage) for p, c, advantage in drawn]
-    told = [replace(s, behaviour_logprobs=c.logprobs) for s, (_, c, _) in zip(batch, drawn, strict=True)]
+    sampled = [(p, c, [1.0, -1.0][i % 2]) for p, g in zip(PROMPTS, groups, strict=True) for i, c in enumerate(g)]
+    batch = [TrainSample(tuple(p), c.tokens, advantage) for p, c, advantage in sampled]
+    told = [replace(s, behaviour_logprobs=c.logprobs) for s, (_, c, _) in zip(batch, sampled, strict=True)]
     ours, expected = (
         pair.update(batch, PolicyUpdate("grpo", 1e-3), 0),
         alone.update(told, PolicyUpdate("grpo", 1e-3), 0),

@@ -69,7 +69,7 @@ def rewritten(source: Path, folder: Path, **changes: Any) -> Path:
 def test_the_rope_base_is_found_wherever_it_is_written(
     model_folder: Folder, tmp_path: Path, architecture: str, place: str
 ) -> None:
-    """mlx_lm alone would assume a default for one of the two and draw wrong tokens."""
+    """mlx_lm alone would assume a default for one of the two and sample wrong tokens."""
     theta, source = 5000.0, model_folder(architecture)
     rope = json.loads((source / "config.json").read_text())["rope_parameters"] | {"rope_theta": theta}
     old = {"rope_theta": theta, "rope_parameters": None, "rope_scaling": rope if architecture == "llama" else None}

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from sapo_swarm.coordinator.admin.transfer import export_swarm, import_swarm
@@ -201,12 +202,12 @@ async def test_the_window_forgets_after_an_hour_and_the_pool_after_its_lifetime(
     start = time.time() - 4000  # Redis keeps the lifetime of its keys by its own clock
     await store.exchange(round_of("one", [1, 2], now=start))
     await store.exchange(round_of("two", [3], now=start + 1800))
-    standing = await store.standing(start + 1800, 10)
-    assert (standing.total, [(r.groups) for r in standing.rows]) == (3, [])
+    stats = await store.stats(start + 1800, 10)
+    assert (stats.total, [(r.groups) for r in stats.rows]) == (3, [])
     late = await store.exchange(round_of("two", [], now=start + 3700))
     assert (late.mine, late.total, late.pool) == (1, 1, 0)
-    standing = await store.standing(start + 3700, 10)
-    assert standing.total == 1
+    stats = await store.stats(start + 3700, 10)
+    assert stats.total == 1
     await store.close()
 
 
@@ -218,13 +219,13 @@ async def test_standing_ranks_members_and_keeps_minutes(store: Store) -> None:
         assert await store.admit(member(node, "h"), NOW) == ""
     await store.exchange(round_of("one", [1]))
     await store.exchange(round_of("two", [2, 3], want=1, counts={"t/bf": 2.0, "reward_sum": 0.5, "reward_n": 1.0}))
-    standing = await store.standing(NOW, 10)
-    assert [(row.member.name, row.groups, row.drawn, row.seen) for row in standing.rows] == [
+    stats = await store.stats(NOW, 10)
+    assert [(row.member.name, row.groups, row.sampled, row.seen) for row in stats.rows] == [
         ("two", 2, 0, NOW),
         ("one", 1, 1, NOW),
     ]
-    assert (standing.total, standing.nodes, standing.members, standing.pool) == (3, 2, 2, 3)
-    assert standing.minutes == {int(NOW) // 60: {"t/bf": 3.0, "rounds": 2.0, "reward_sum": 0.5, "reward_n": 1.0}}
+    assert (stats.total, stats.nodes, stats.members, stats.pool) == (3, 2, 2, 3)
+    assert stats.minutes == {int(NOW) // 60: {"t/bf": 3.0, "rounds": 2.0, "reward_sum": 0.5, "reward_n": 1.0}}
 
 
 async def test_invites_end_in_every_way(store: Store) -> None:
@@ -368,3 +369,33 @@ async def test_an_absent_redis_is_unavailable() -> None:
     """Port 1 answers nobody."""
     with pytest.raises(StoreUnavailable, match="Redis does not answer"):
         await RedisStore("redis://127.0.0.1:1/0").open()
+
+
+async def test_one_invite_gets_no_more_than_half_of_a_sample_while_there_are_others(store: Store) -> None:
+    """Thirty identities of one invite against three honest nodes of another: the honest ones are heard."""
+    for number in range(30):
+        crowd = msgspec.structs.replace(entry(f"sybil{number}", number), invite="b" * 64)
+        await store.exchange(round_of(f"sybil{number}", [], entries=(crowd,)))
+    for number in range(30, 33):
+        honest = msgspec.structs.replace(entry(f"honest{number}", number), invite="a" * 64)
+        await store.exchange(round_of(f"honest{number}", [], entries=(honest,)))
+    seen = [drawn(await store.exchange(round_of("reader", [], want=6))) for _ in range(20)]
+    assert sum(number >= 30 for numbers in seen for number in numbers) >= 0.4 * sum(map(len, seen))
+    assert all(len(numbers) == 6 for numbers in seen)
+
+
+async def test_a_waiting_member_is_let_in_once_and_for_all(store: Store) -> None:
+    """Joining again does not let it in, and does not shut it out."""
+    await store.found(SWARM)
+    await store.add_invite(invite("h"))
+    assert await store.admit(member("one", "h", waiting=True), NOW) == ""
+    assert await store.admit(member("one", "h", waiting=False), NOW) == ""
+    found = await store.member("one")
+    assert found is not None
+    assert found.waiting
+    assert await store.approve("one")
+    assert not await store.approve("nobody")
+    await store.admit(member("one", "h", waiting=True), NOW)
+    found = await store.member("one")
+    assert found is not None
+    assert not found.waiting

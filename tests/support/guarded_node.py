@@ -57,7 +57,7 @@ class Pool:
     def attach(self, host: EngineHost, scorer: Scorer, apart: frozenset[str]) -> None:
         self.scorer = scorer
 
-    def to_ask(self, own: int, external: int) -> int:
+    def prompts_to_sample(self, own: int, external: int) -> int:
         return own if self.taking else own + external
 
     def take(self, taking: bool) -> None:
@@ -110,19 +110,19 @@ def die() -> None:
 
 def deadly(made: Node, at: str) -> None:
     """Have the process killed at that point of a rollback."""
-    publish, save = made.bus.publish, made._save
+    publish, save = made.bus.publish, made.store.for_guard
 
     async def publish_and_die(*events: Event) -> None:
         await publish(*events)
         if at == "verdict" and any(isinstance(event, ExternalSwitched) and not event.taking for event in events):
             die()
 
-    def die_instead(rounds_done: int, rollbacks: int, *more: object) -> Path:
+    def die_instead(rounds_done: int, rollbacks: int) -> Path:
         if at == "saving" and rollbacks:
             die()
-        return save(rounds_done, rollbacks, *more)  # type: ignore[arg-type]
+        return save(rounds_done, rollbacks)
 
-    made.bus.publish, made._save = publish_and_die, die_instead  # type: ignore[method-assign,assignment]
+    made.bus.publish, made.store.for_guard = publish_and_die, die_instead  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

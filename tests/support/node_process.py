@@ -39,6 +39,10 @@ nice = 0
 """Settings under which neither a hot, full or busy machine nor an empty battery keeps a node from working."""
 
 
+PATIENCE_S = 240
+"""For a verb on a machine with other work: a little less than a test's own time-out."""
+
+
 def calm(home: Path) -> None:
     """Give the home these settings unless it has some. A home that cannot be made is the business of the test."""
     with contextlib.suppress(OSError):
@@ -56,7 +60,7 @@ def environment(home: Path) -> dict[str, str]:
     }
 
 
-def sapo(home: Path, *arguments: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:
+def sapo(home: Path, *arguments: str, timeout: float = PATIENCE_S) -> subprocess.CompletedProcess[str]:
     """Run a verb to its end."""
     if arguments[:1] == ("node",):
         calm(home)

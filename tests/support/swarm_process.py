@@ -53,7 +53,7 @@ def _invite(process: subprocess.Popen[str]) -> str:
 
 def journal(home: Path) -> list[Event]:
     """The events of the home's only run, or of its newest."""
-    folders = sorted((home / "data" / "models").iterdir())
+    folders = sorted(p for room in ("models", "runs") for p in (home / "data" / room).glob("*") if p.is_dir())
     return read_only(folders[-1] / "journal.db")
 
 

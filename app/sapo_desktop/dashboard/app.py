@@ -165,6 +165,7 @@ class SapoDashboard(DashboardHost):
         return [*super().get_line_filters(), *([AsciiFilter()] if self.glyphs.ascii else [])]
 
     def get_theme_variable_defaults(self) -> dict[str, str]:
+        """Our colours for themes that do not know them."""
         return DEFAULTS
 
     def delay_update(self, delay: float = 0.05) -> None:
@@ -172,6 +173,7 @@ class SapoDashboard(DashboardHost):
         super().delay_update(min(delay, 0.005))
 
     def on_mount(self) -> None:
+        """Start the clock of the screens; the feed begins after the first frame."""
         self.set_class(self.glyphs.ascii, "-ascii")
         self._timer = self.set_interval(FOCUSED_S, self.redraw)
         if not self.is_headless:
@@ -221,9 +223,11 @@ class SapoDashboard(DashboardHost):
                 screen.show(self.state, self.feed.now())
 
     def on_app_focus(self) -> None:
+        """Look often while somebody may be looking."""
         self._pace(FOCUSED_S)
 
     def on_app_blur(self) -> None:
+        """Look seldom while nobody is."""
         self._pace(BLURRED_S)
 
     def _pace(self, seconds: float) -> None:
@@ -250,6 +254,7 @@ class SapoDashboard(DashboardHost):
         self.notify(plain(text, 400), severity="error" if error else "information", timeout=4, markup=False)
 
     def action_toggle_pause(self) -> None:
+        """Pause or resume the node, or start it where it is gone."""
         if self.state.gone and self.start is not None:
             self.say("Starting the node")
             self.run_worker(self._start(None), name="start", group="start", exclusive=True)
@@ -259,12 +264,15 @@ class SapoDashboard(DashboardHost):
             self.command("pause", "Paused until space is pressed again")
 
     def action_finish(self) -> None:
+        """Finish the round in flight, then pause."""
         self.command("finish", "Finishing this round, then pausing")
 
     def action_run_anyway(self) -> None:
+        """Override the automatic rules for an hour."""
         self.command("run_anyway", "Running for an hour whatever the automatic rules say", for_s=3600)
 
     def action_snooze(self) -> None:
+        """Ask for how long, then pause for that time."""
         from sapo_desktop.dashboard.screens.dialogs import SnoozeDialog
 
         def chosen(minutes: int | None) -> None:
@@ -274,12 +282,14 @@ class SapoDashboard(DashboardHost):
         self.push_screen(SnoozeDialog(), chosen)
 
     def action_help(self) -> None:
+        """Show keys and words."""
         from sapo_desktop.dashboard.screens.help import HelpScreen
 
         if not isinstance(self.screen, HelpScreen):
             self.push_screen(HelpScreen(self.feed.describe()))
 
     def action_settings(self) -> None:
+        """Show and change the settings."""
         from sapo_desktop.dashboard.screens.settings.screen import SettingsScreen
 
         if self.settings_actions is None:
@@ -288,6 +298,7 @@ class SapoDashboard(DashboardHost):
             self.push_screen(SettingsScreen(self.settings_actions))
 
     def action_doctor(self) -> None:
+        """Show what works on this machine."""
         from sapo_desktop.dashboard.screens.doctor import DoctorScreen
 
         if self.examine is None:
@@ -314,7 +325,8 @@ class SapoDashboard(DashboardHost):
         if choice is not None:
             self.exit(choice)
 
-    def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
+    def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:  # noqa: ARG002 - Textual passes it
+        """What the palette offers."""
         from sapo_desktop.dashboard.palette import commands
 
         return commands(self)

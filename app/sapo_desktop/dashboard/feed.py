@@ -39,9 +39,11 @@ class ControlFeed:
         self._run = ""
 
     def describe(self) -> str:
+        """What is watched, for the help screen."""
         return f"the node behind {self.socket}"
 
     async def events(self) -> AsyncIterator[Event | Link]:
+        """History, then live events; a Link when the node comes or goes. Never ends by itself."""
         failures = 0
         while True:
             silent = False
@@ -92,6 +94,7 @@ class ControlFeed:
             yield event
 
     async def command(self, verb: str, **body: float) -> None:
+        """Post a verb of the control API. Raises CommandFailed."""
         try:
             async with ControlClient(self.socket) as node:
                 await node.post(verb, **body)
@@ -112,6 +115,7 @@ class ReplayFeed:
         self._started: float | None = None
 
     def describe(self) -> str:
+        """What is watched, for the help screen."""
         return f"a recording of {len(self.recording):,} events"
 
     def now(self) -> float:
@@ -123,6 +127,7 @@ class ReplayFeed:
         return min(self._first + self.skip_s + (time.monotonic() - self._started) * self.speed, self._last)
 
     async def events(self) -> AsyncIterator[Event | Link]:
+        """The recording at its own pace; ends with it."""
         self._started = time.monotonic()
         for event in self.recording:
             ahead = event.time - self.now()
@@ -130,5 +135,6 @@ class ReplayFeed:
                 await asyncio.sleep(ahead / self.speed)
             yield event
 
-    async def command(self, verb: str, **body: float) -> None:
+    async def command(self, verb: str, **body: float) -> None:  # noqa: ARG002 - as every feed
+        """A recording takes none: raises CommandFailed."""
         raise CommandFailed("This is a recording: there is no node to tell. Start one: sapo-desktop")

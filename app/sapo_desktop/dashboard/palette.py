@@ -19,6 +19,7 @@ _SCREENS = (
 
 
 def commands(app: DashboardHost) -> Iterator[SystemCommand]:
+    """Every action that the palette offers, with what it does."""
     for mode, title, text in _SCREENS:
         if mode in app.modes:
             yield SystemCommand(title, text, partial(app.switch_mode, mode))

@@ -32,6 +32,7 @@ async def picture(recording: Path, size: tuple[int, int], keys: list[str]) -> st
 
 
 def main(arguments: list[str] | None = None) -> int:
+    """Write the picture; the exit code. Raises UsageError."""
     parser = argparse.ArgumentParser(prog="screenshot", description="A picture of the dashboard over a recorded run.")
     parser.add_argument("recording", type=Path, help="JSON lines of events, a journal.db or a run's folder")
     parser.add_argument("out", type=Path)

@@ -30,6 +30,7 @@ class Trail(Generic[T]):
     _length: int = 0
 
     def append(self, item: T) -> Trail[T]:
+        """With the item at the end."""
         buffer = self._buffer if self._length == len(self._buffer) else self._buffer[: self._length]
         if len(buffer) >= 2 * self.bound:
             buffer = buffer[-self.bound + 1 :]
@@ -49,6 +50,7 @@ class Trail(Generic[T]):
 
     @property
     def last(self) -> T | None:
+        """The newest item; None when there is none."""
         return self._buffer[self._length - 1] if self._length else None
 
 
@@ -86,10 +88,12 @@ class Series:
 
     @property
     def first_x(self) -> float | None:
+        """The first x that is kept; None when there is none."""
         return self._x[0] if self._length else None
 
     @property
     def last_x(self) -> float | None:
+        """The newest x; None when there is none."""
         return self._x[self._length - 1] if self._length else None
 
     @property

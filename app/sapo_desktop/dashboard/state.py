@@ -57,7 +57,7 @@ class Figures:
     reward_external: Series = field(default_factory=Series)
     reward_batch: Series = field(default_factory=Series)
     nonzero_groups: Series = field(default_factory=Series)
-    """Share of own groups with unequal rewards, in [0, 1]."""
+    """Share of local groups with unequal rewards, in [0, 1]."""
     well_formed: Series = field(default_factory=Series)
     truncated: Series = field(default_factory=Series)
     tokens_per_s: Series = field(default_factory=Series)
@@ -66,7 +66,7 @@ class Figures:
     share: Series = field(default_factory=Series)
     """My accepted groups / all accepted groups."""
     uptake: Series = field(default_factory=Series)
-    """Times others drew mine, in the coordinator's window."""
+    """Times other nodes sampled mine, in the coordinator's window."""
     memory: Series = field(default_factory=Series)
     """Bytes of the node's process tree, over time in seconds."""
     cpu: Series = field(default_factory=Series)
@@ -107,13 +107,14 @@ class DashboardState:
     """Tasks solved at least once."""
     swarm: SwarmUpdated | None = None
     external_off: str = ""
-    """Why groups of others are not taken; "" when they are."""
+    """Why no external groups are taken; "" when they are."""
     log: Trail[LogLine] = field(default_factory=_log)
     newest: float = 0.0
     """Time of the newest event."""
 
     @property
     def silo(self) -> bool:
+        """No run yet, or one that trains alone."""
         return self.run is None or self.run.mode == "silo"
 
     @property
@@ -124,10 +125,11 @@ class DashboardState:
 
     @property
     def paused(self) -> bool:
+        """The node does not work now, for whatever reason."""
         return self.state in ("paused", "pausing", "stopped", "failed")
 
 
-def apply(state: DashboardState, event: Event | Link) -> DashboardState:
+def apply(state: DashboardState, event: Event | Link) -> DashboardState:  # noqa: C901 - one case an event
     """The state after the event. Never raises on an event that decodes."""
     match event:
         case Link():

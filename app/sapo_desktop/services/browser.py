@@ -51,6 +51,7 @@ class DashboardServer(Server):  # type: ignore[misc]  # textual-serve ships no t
         return f"http://{HOST}:{self.port}/?key={self.key}"
 
     async def application(self) -> web.Application:
+        """The pages of textual-serve behind the check of names, cookies and the key."""
         app: web.Application = await self._make_app()
         app.router.add_get("/page.js", self._script)
         app.middlewares.append(self._guard)
@@ -75,6 +76,7 @@ class DashboardServer(Server):  # type: ignore[misc]  # textual-serve ships no t
         return await handler(request)
 
     async def handle_index(self, request: web.Request) -> web.Response:
+        """The page with the dashboard in it."""
         page = _file("index.html")
         size = to_int(request.query.get("fontsize", ""), _FONT_SIZE)
         websocket = f"ws://{request.host}/ws"
@@ -86,7 +88,7 @@ class DashboardServer(Server):  # type: ignore[misc]  # textual-serve ships no t
         headers = {"Content-Security-Policy": policy, "Referrer-Policy": "no-referrer", "Cache-Control": "no-store"}
         return web.Response(text=text, content_type="text/html", headers=headers)
 
-    async def _script(self, request: web.Request) -> web.Response:
+    async def _script(self, request: web.Request) -> web.Response:  # noqa: ARG002 - aiohttp passes it
         return web.Response(text=_file("page.js"), content_type="text/javascript")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
@@ -11,7 +10,9 @@ from typing import Annotated, Any, Literal, NamedTuple
 import msgspec
 from msgspec import Meta
 
-from sapo_desktop.errors import AppError, UsageError
+from sapo_desktop.errors import UsageError
+from sapo_desktop.settings.file import read as read
+from sapo_desktop.settings.file import write as write
 from sapo_swarm.config import RunConfig
 from sapo_swarm.node.governor.limits import Limits
 
@@ -30,7 +31,7 @@ class Person(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
 
 class Swarm(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Whether this machine contributes to a swarm; the invite itself is kept apart, readable by you only."""
+    """Whether this machine contributes to a swarm; the invite itself is in a file that only you can read."""
 
     join: Annotated[bool, Meta(description="Contribute to the swarm whose invite is saved")] = False
 
@@ -101,30 +102,41 @@ def load(path: Path) -> Settings:
     return convert(read(path), str(path))
 
 
-def read(path: Path) -> dict[str, Any]:
-    """The raw TOML tables; empty when there is no file. Raises UsageError, AppError."""
-    try:
-        return tomllib.loads(path.read_text("utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} is not valid TOML ({error}). Mend that line or delete the file.") from error
-    except OSError as error:
-        raise AppError(f"Cannot read {path} ({error.strerror}).") from error
-
-
 def convert(tables: Mapping[str, Any], origin: str, strict: bool = True) -> Settings:
     """Settings from nested tables. Raises UsageError that names the key, the nearest match or the allowed values."""
-    known = {f.key for f in fields()}
-    for section, table in tables.items():
-        for key in table if isinstance(table, Mapping) else [""]:
-            full = f"{section}.{key}".rstrip(".")
-            if full not in known:
-                raise UsageError(f"{origin}: there is no setting {full!r}. {nearest(full, known)}")
+    for key in unknown(tables):
+        raise UsageError(f"{origin}: {unknown_sentence(key)}")
     try:
         return msgspec.convert(tables, Settings, strict=strict)
     except msgspec.ValidationError as error:
         raise UsageError(_plain(str(error), origin)) from error
+
+
+def unknown(tables: Mapping[str, Any]) -> list[str]:
+    """The keys in the tables that the schema does not have, as section.name (a section alone where it is no table)."""
+    known = {f.key for f in fields()}
+    keys: list[str] = []
+    for section, table in tables.items():
+        if isinstance(table, Mapping) and (table or section in Settings.__struct_fields__):
+            keys += (f"{section}.{name}" for name in table)
+        else:
+            keys.append(section)
+    return [key for key in keys if key not in known]
+
+
+def unknown_sentence(key: str) -> str:
+    """What to tell about a key that is no setting: the nearest one that is."""
+    return f"there is no setting {key!r}. {nearest(key, {f.key for f in fields()})}"
+
+
+def known_part(tables: Mapping[str, Any]) -> dict[str, Any]:
+    """The tables without what the schema does not have."""
+    strange = set(unknown(tables))
+    return {
+        section: {name: value for name, value in tables[section].items() if f"{section}.{name}" not in strange}
+        for section in Settings.__struct_fields__
+        if section in tables and section not in strange
+    }
 
 
 def parsed(key: str, typed: str) -> Any:
@@ -140,11 +152,14 @@ def edited(config: RunConfig, key: str, typed: str) -> RunConfig:
 
 
 def change(path: Path, key: str, typed: str, check: Callable[[Settings], None] = lambda _: None) -> Settings:
-    """Set one key in the file. check: what the schema cannot; both before it is written. Raises UsageError, AppError."""
+    """Set one key in the file; keys that the schema does not have stay in it.
+
+    check: what the schema cannot; both before it is written. Raises UsageError, AppError.
+    """
     tables = read(path)
     section, _, name = key.partition(".")
-    tables.setdefault(section, {})[name] = parsed(key, typed)
-    settings = convert(tables, key, strict=False)
+    _table(tables, section, path)[name] = parsed(key, typed)
+    settings = convert(known_part(tables), key, strict=False)
     check(settings)
     tables[section][name] = msgspec.to_builtins(getattr(getattr(settings, section), name))
     write(path, tables)
@@ -152,29 +167,31 @@ def change(path: Path, key: str, typed: str, check: Callable[[Settings], None] =
 
 
 def reset(path: Path, key: str) -> Settings:
-    """Take one key out of the file: its default counts again. Raises UsageError, AppError."""
+    """Take one key out of the file, one that the schema does not have too: its default counts again.
+
+    Raises UsageError, AppError.
+    """
     tables = read(path)
     section, _, name = key.partition(".")
-    if name in tables.get(section, {}):
+    if not name and section in tables:
+        del tables[section]
+        write(path, tables)
+    elif name in _table(tables, section, path):
         del tables[section][name]
-        write(path, {title: table for title, table in tables.items() if table})
-    return convert(tables, str(path))
+        write(path, {title: table for title, table in tables.items() if table != {}})
+    return convert(known_part(tables), str(path))
 
 
-def write(path: Path, tables: Mapping[str, Any]) -> None:
-    """Write atomically. Raises AppError."""
-    import tomli_w
-
-    temporary = path.with_suffix(".partial")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(tomli_w.dumps(dict(tables)), "utf-8")
-        temporary.replace(path)
-    except OSError as error:
-        raise AppError(f"Cannot write {path} ({error.strerror}). Free some space or check who owns it.") from error
+def _table(tables: dict[str, Any], section: str, path: Path) -> dict[str, Any]:
+    """The section, made if there is none. Raises UsageError when it is something else."""
+    table = tables.setdefault(section, {})
+    if not isinstance(table, dict):
+        raise UsageError(f"{path}: {section!r} is no section. Take it out: sapo-desktop config reset {section}")
+    return table
 
 
 def nearest(word: str, known: set[str]) -> str:
+    """A sentence: the known word that was probably meant, or all of them."""
     close = difflib.get_close_matches(word, sorted(known), n=1, cutoff=0.5)
     return f"Did you mean {close[0]!r}?" if close else f"Known: {', '.join(sorted(known))}."
 

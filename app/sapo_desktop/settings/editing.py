@@ -20,10 +20,24 @@ _COUNTS = {
 
 
 def rows(path: Path) -> tuple[SettingRow, ...]:
-    """Every setting of the schema. Raises UsageError, AppError."""
+    """Every setting of the schema; what else is in the file is left out. Raises UsageError, AppError."""
     tables = settings.read(path)
-    current = settings.convert(tables, str(path))
-    return tuple(_row(field, current, tables.get(field.key.partition(".")[0], {})) for field in settings.fields())
+    known = settings.known_part(tables)
+    current = settings.convert(known, str(path))
+    return tuple(_row(field, current, known.get(field.key.partition(".")[0], {})) for field in settings.fields())
+
+
+def strange_keys(path: Path) -> list[str]:
+    """The keys in the file that are no settings. Raises UsageError, AppError."""
+    return settings.unknown(settings.read(path))
+
+
+def strangers(path: Path) -> tuple[str, ...]:
+    """A sentence on each of them: the nearest setting, and how to take it out. Raises UsageError, AppError."""
+    return tuple(
+        f"{path}: {settings.unknown_sentence(key)} Take it out: sapo-desktop config reset {key}"
+        for key in strange_keys(path)
+    )
 
 
 def _row(field: settings.Field, current: Settings, table: dict[str, object]) -> SettingRow:
@@ -62,5 +76,7 @@ def change(path: Path, key: str, value: str) -> str:
 
 
 def reset(path: Path, key: str) -> str:
-    """Back to the default, which it returns. Raises UsageError, AppError."""
-    return settings.value(settings.reset(path, known(key)), key)
+    """Back to the default, which it returns; "" for a key in the file that is no setting. Raises UsageError, AppError."""
+    stranger = key in strange_keys(path)
+    changed = settings.reset(path, key if stranger else known(key))
+    return "" if stranger else settings.value(changed, key)

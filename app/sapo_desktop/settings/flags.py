@@ -10,7 +10,7 @@ import msgspec
 from sapo_desktop import settings
 from sapo_desktop.errors import UsageError
 from sapo_desktop.settings import Settings, nearest
-from sapo_swarm.config import RunConfig
+from sapo_swarm.config import RENAMED, RunConfig
 
 _METAVARS: dict[type, str] = {int: "N", float: "X", tuple: "A,B"}
 
@@ -30,21 +30,34 @@ def add_run_flags(parser: argparse.ArgumentParser, only: Collection[str] = ()) -
             metavar = _METAVARS.get(type(field.default), "TEXT")
             metavar = "{" + field.kind.replace("|", ",") + "}" if field.choices else metavar
             group.add_argument(flag, default=argparse.SUPPRESS, help=text, metavar=metavar)
+        for old in (old for old, now in RENAMED.items() if now == name):  # scripts that have the earlier flag still run
+            group.add_argument(
+                f"--{old.replace('_', '-')}", dest=name, default=argparse.SUPPRESS, help=argparse.SUPPRESS
+            )
 
 
 def run_config(base: Settings, args: argparse.Namespace) -> RunConfig:
-    """The run's settings with the typed flags over them. Raises UsageError, UnknownTask."""
+    """The run's settings with the typed flags over them. Raises UsageError, UnknownTask, BadTask."""
     typed = {k: v for k, v in vars(args).items() if k in RunConfig.__struct_fields__}
     if "tasks" in typed:
         typed["tasks"] = [t.strip() for t in typed["tasks"].split(",") if t.strip()]
     run = {**msgspec.to_builtins(base.run), **typed}
     config = settings.convert({"run": run}, "command line", strict=False).run
     check(config)
-    return config
+    return config if "max_new_tokens" in typed else with_room(config)
+
+
+def with_room(config: RunConfig) -> RunConfig:
+    """The config with as many new tokens as the longest answers of the person's own tasks need. Raises BadTask."""
+    from sapo_swarm.tasks import catalogue
+    from sapo_swarm.tasks.own import library
+
+    needs = [library.find(task).spec.max_new_tokens for task in config.tasks if catalogue.is_own(task)]
+    return msgspec.structs.replace(config, max_new_tokens=max([config.max_new_tokens, *needs]))
 
 
 def check(config: RunConfig) -> None:
-    """Names that a schema cannot check. Raises UsageError, UnknownTask with the nearest match."""
+    """Names that a schema cannot check. Raises UsageError, BadTask, UnknownTask with the nearest match."""
     from sapo_backends import registry
     from sapo_swarm.algorithms.registry import algorithm
     from sapo_swarm.sapo.sample_external import strategy
@@ -54,6 +67,7 @@ def check(config: RunConfig) -> None:
         raise UsageError("run.tasks is empty. List tasks with: sapo-desktop tasks")
     for task in config.tasks:
         catalogue.preset_of(task, config.preset)
+        catalogue.generator_of(task)  # reads an own task: what is wrong with it is an error now
     try:
         algorithm(config.algorithm)
         strategy(config.sampling)

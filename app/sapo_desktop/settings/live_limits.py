@@ -19,6 +19,7 @@ class LiveLimits:
         self._seen = self._stamp()
 
     def __call__(self) -> Limits:
+        """The limits as they are now."""
         stamp = self._stamp()
         if stamp != self._seen:
             self._seen = stamp

@@ -68,6 +68,7 @@ class ChatTemplate:
 
     @classmethod
     def read(cls, folder: Path, settings: Mapping[str, Any], bos: str, eos: str) -> ChatTemplate:
+        """The template of a Hugging Face folder. Raises TemplateRefused."""
         return cls(_source(folder, settings), bos, eos)
 
     def _text(self, messages: Messages) -> str:
@@ -76,12 +77,24 @@ class ChatTemplate:
         except (jinja2.TemplateError, TypeError, ValueError, KeyError, OverflowError) as error:
             raise TemplateRefused(f"The model's chat template failed: {error}") from error
 
+    def _accepted(self, messages: Messages) -> tuple[Messages, str]:
+        """The messages as the template takes them, and their text. Where it refuses a system message, as Gemma's does,
+        that becomes the beginning of the user's."""
+        try:
+            return messages, self._text(messages)
+        except TemplateRefused:
+            if len(messages) < 2 or (messages[0]["role"], messages[1]["role"]) != ("system", "user"):
+                raise
+            content = f"{messages[0]['content']}\n\n{messages[1]['content']}"
+            folded = [{**messages[1], "content": content}, *messages[2:]]
+            return folded, self._text(folded)
+
     def render(self, messages: Messages) -> Rendered:
         """Render once as it is and once with marks in place of the message texts, which shows whose text is whose.
 
         Templates that trim the message text are followed: the parts then hold the trimmed text.
         """
-        text = self._text(messages)
+        messages, text = self._accepted(messages)
         mark = secrets.token_hex(8)
         marked = self._text([{**m, "content": f"{mark}{i}{mark}"} for i, m in enumerate(messages)])
         pieces = re.split(f"{mark}(\\d+){mark}", marked)

@@ -13,6 +13,7 @@ NAME = "state.json"
 
 
 def write_state(folder: Path, identity: Mapping[str, object], **more: object) -> None:
+    """Write the identity of a checkpoint and what else is given. Raises OSError."""
     (folder / NAME).write_text(json.dumps({"format": 1, **more, **identity}, indent=1), encoding="utf-8")
 
 

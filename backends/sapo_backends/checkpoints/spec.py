@@ -46,10 +46,12 @@ class DecoderSpec:
 
     @property
     def query_width(self) -> int:
+        """Columns of all query heads."""
         return self.heads * self.head_dim
 
     @property
     def kv_width(self) -> int:
+        """Columns of all key heads, which is also that of the value heads."""
         return self.kv_heads * self.head_dim
 
 

@@ -101,10 +101,12 @@ class HfTokenizer:
 
     @property
     def eos_ids(self) -> tuple[int, ...]:
+        """Ids that end a completion."""
         return self._eos_ids
 
     @property
     def pad_id(self) -> int:
+        """The id that fills up shorter rows."""
         return self._pad_id
 
     @property

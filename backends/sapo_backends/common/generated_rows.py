@@ -1,4 +1,4 @@
-"""What a generator has drawn so far, by row."""
+"""What a generator has sampled so far, by row."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from sapo_backends.base import Completion
 
 
-class DrawnRows:
+class GeneratedRows:
     """Rows end at an end-of-sequence token, which they keep; what comes after it is ignored."""
 
     def __init__(self, rows: int, eos_ids: Sequence[int]) -> None:
@@ -26,15 +26,16 @@ class DrawnRows:
 
     @property
     def finished(self) -> int:
+        """Rows that have ended."""
         return sum(self.done)
 
     @property
     def count(self) -> int:
-        """Tokens drawn so far."""
+        """Tokens sampled so far."""
         return sum(map(len, self.tokens))
 
     def completions(self) -> list[Completion]:
-        """What was drawn, row by row."""
+        """What was sampled, row by row."""
         return [
             Completion(tuple(t), tuple(p), "stop" if done else "length")
             for t, p, done in zip(self.tokens, self.logprobs, self.done, strict=True)

@@ -31,6 +31,7 @@ class Hardware:
 
     @property
     def fast_bfloat16(self) -> bool:
+        """Whether the processor has an instruction for bfloat16 products."""
         return self.matrix_unit in {"amx_bf16", "avx512_bf16", "apple"}
 
 
@@ -83,7 +84,7 @@ def processor() -> str:
 
 
 def has_nvidia() -> bool:
-    """Whether there is an NVIDIA driver, whose cards have memory of their own."""
+    """Whether there is an NVIDIA driver, whose GPUs have memory of their own."""
     return Path("/proc/driver/nvidia/version").exists() or shutil.which("nvidia-smi") is not None
 
 
@@ -136,19 +137,21 @@ class RoundShape:
 
     @property
     def rows(self) -> int:
+        """Completions of a round."""
         return self.groups * self.group_size
 
 
 PROGRAM = 350 << 20
 """Bytes of the interpreter with a numerical library, before any model."""
 MICRO_BATCH, LARGE_MICRO_BATCH = 2048, 1400
-"""Tokens of a training micro-batch, and of one of a large model, whose products are long enough with fewer: a third of the
-activations less, no slower."""
+"""Tokens of a training micro-batch, and of one of a large model, whose products are long enough with fewer: a third of
+the activations less, no slower."""
 CHUNK = 1 << 25
 """Logits held at once in an update, in the compute type: so many rows that the unembedding, which is read once for each
 chunk, is not what takes the time."""
-KEPT = 1 << 22
-"""Probabilities of up to so many tokens times vocabulary are kept from an update's forward pass to its backward pass."""
+KEPT_PROBABILITIES = 1 << 22
+"""Probabilities of up to so many tokens times vocabulary are kept from an update's forward pass to its backward
+pass."""
 SHARDED_BELOW = 100_000_000
 """Parameters under which torch gives each thread a micro-batch of its own; of larger models each shard would stream the
 weights from memory again, and operations are long."""
@@ -170,22 +173,25 @@ def bytes_to_generate(size: ModelSize, shape: RoundShape) -> int:
 def bytes_to_update(size: ModelSize, shape: RoundShape, *, compute_bytes: int, workers: int = 1) -> int:
     """Activations of one micro-batch a worker, its logits, and its own copy of the gradient.
 
-    A layer keeps about ten hidden-sized and four intermediate-sized rows a token for the backward pass, two of these with
-    an adapter.
+    A layer keeps about ten hidden-sized and four intermediate-sized rows a token for the backward pass, two of these
+    with an adapter.
     """
     everything = shape.groups * shape.prompt + shape.rows * shape.new_tokens
     budget = micro_batch(size.parameters)
     tokens = min(max(budget, shape.prompt + shape.new_tokens), everything)
     workers = min(workers, -(-everything // budget))
     wide = 2 if size.trainable < size.parameters else 4
-    kept = size.layers * compute_bytes * (10 * size.hidden + wide * size.intermediate) + 16 * size.hidden
-    logits = compute_bytes * min(CHUNK, tokens * size.vocabulary) + 4 * min(KEPT, tokens * size.vocabulary)
-    return workers * (tokens * kept + logits + 4 * size.trainable)
+    saved = size.layers * compute_bytes * (10 * size.hidden + wide * size.intermediate) + 16 * size.hidden
+    logits = compute_bytes * min(CHUNK, tokens * size.vocabulary) + 4 * min(
+        KEPT_PROBABILITIES, tokens * size.vocabulary
+    )
+    return workers * (tokens * saved + logits + 4 * size.trainable)
 
 
 def bytes_of_round(size: ModelSize, shape: RoundShape, *, compute_bytes: int, workers: int = 1) -> int:
     """Peak of a whole round: the program, the loaded model, generation with its own layout of the weights
-    (torch_backend.session), and the update, whose memory adds to that of generation because allocators keep what they once had.
+    (torch_backend.session), and the update, whose memory adds to that of generation because allocators keep what they
+    once had.
 
     Measured on torch with the two starters and 256 completions: 4 to 30 % more than the real peak.
     """

@@ -1,5 +1,6 @@
-"""Drawing the next token from NumPy logits: an inverse-CDF sampler that reads the large (rows, V) array as few times
-as it can. Block sums first, then one block a row in float64, as exact as a float64 cumulative sum over everything.
+"""DecodeWeights the next token from NumPy logits: an inverse-CDF sampler that reads the large (rows, V) array as few
+times as it can. Block sums first, then one block a row in float64, as exact as a float64 cumulative sum over
+everything.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ CANDIDATES = 512
 
 
 def uniforms(rows: int, steps: int, seed: int | Sequence[RowSeed]) -> Float64:
-    """One uniform a row and step (rows, steps), drawn at once: what a row gets does not depend on which other rows
+    """One uniform a row and step (rows, steps), all at once: what a row gets does not depend on which other rows
     are still alive."""
     if not isinstance(seed, int):
         return row_uniforms(seed, steps)
@@ -39,7 +40,7 @@ def chosen_logprobs(logits: Float32, tokens: Int64, temperature: float = 1.0) ->
     return result
 
 
-def draw(logits: Float32, sampling: Sampling, uniform: Float64) -> tuple[Int64, Float64]:
+def sample(logits: Float32, sampling: Sampling, uniform: Float64) -> tuple[Int64, Float64]:
     """logits (rows, V), uniform (rows,) in [0, 1) -> tokens (rows,), log-probabilities (rows,) under
     softmax(logits / temperature), or at temperature 1 when greedy."""
     rows = np.arange(len(logits))
@@ -66,7 +67,7 @@ def _blocks(weights: Float32) -> Float32:
 
 
 def inverse_cdf(blocks: Float32, uniform: Float64) -> Int64:
-    """Index (rows,) drawn in proportion to non-negative weights (rows, blocks, BLOCK); never one of weight 0."""
+    """Index (rows,) sampled in proportion to non-negative weights (rows, blocks, BLOCK); never one of weight 0."""
     rows = np.arange(len(blocks))
     edges = blocks.sum(axis=2, dtype=np.float64).cumsum(axis=1)  # (rows, blocks)
     target = np.minimum(uniform * edges[:, -1], np.nextafter(edges[:, -1], 0.0))
@@ -81,11 +82,11 @@ def inverse_cdf(blocks: Float32, uniform: Float64) -> Int64:
 
 def nucleus(weights: Float32, top_p: float) -> Float32:
     """Zero all but the smallest set of largest weights (rows, V) whose share of the sum reaches top_p."""
-    kept = np.zeros_like(weights)
-    for row, target in zip(weights, kept, strict=True):
+    nucleus_weights = np.zeros_like(weights)
+    for row, target in zip(weights, nucleus_weights, strict=True):
         chosen = _nucleus_of(row, top_p * float(row.sum(dtype=np.float64)))
         target[chosen] = row[chosen]
-    return kept
+    return nucleus_weights
 
 
 def _nucleus_of(row: Float32, mass: float) -> Int64:

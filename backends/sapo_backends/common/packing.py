@@ -9,8 +9,11 @@ Pair = tuple[tuple[int, ...], tuple[int, ...]]
 """(prompt, completion)"""
 
 
-def plan(pairs: Sequence[Pair], budget: int, workers: int = 1, step: int = 1, *, flat: bool = False) -> list[list[int]]:
-    """Indices of non-empty completions in micro-batches of at most `budget` tokens with padding, at least one sequence each.
+def plan_micro_batches(
+    pairs: Sequence[Pair], budget: int, workers: int = 1, step: int = 1, *, flat: bool = False
+) -> list[list[int]]:
+    """Indices of non-empty completions in micro-batches of at most `budget` tokens with padding, at least one sequence
+    each.
 
     Sequences of one prompt stay together and lengths are sorted, so that little padding is computed. The budget
     shrinks so that micro-batches are about equal and their number about a multiple of the workers. step: lengths are

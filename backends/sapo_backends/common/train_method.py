@@ -11,7 +11,7 @@ FULL_BELOW = 50_000_000
 
 
 def pick_method(request: LoadRequest, parameters: int, *, quantised: bool = False) -> Literal["full", "lora", "none"]:
-    """The method asked for, or the one that suits; a quantised model cannot be trained as a whole."""
+    """The requested method, or the one that suits; a quantised model cannot be trained as a whole."""
     if request.method != "auto":
         return request.method
     return "full" if parameters < FULL_BELOW and not quantised else "lora"

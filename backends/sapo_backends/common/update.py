@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from sapo_backends.base import CancelToken, PolicyUpdate, TrainSample, UpdateStats
-from sapo_backends.common.minibatches import Scorer, minibatches
+from sapo_backends.common.minibatches import LogprobFn, minibatches
 
 Gradient = TypeVar("Gradient")
 Report = Callable[[float], None]
@@ -17,7 +17,7 @@ Report = Callable[[float], None]
 
 @dataclass(slots=True)
 class Tally:
-    """Sums over micro-batches, in Python so that nothing of a micro-batch outlives it. By source: [own, external]."""
+    """Sums over micro-batches, in Python so that nothing of a micro-batch outlives it. By source: [local, external]."""
 
     loss: float = 0.0
     entropy: float = 0.0
@@ -36,7 +36,8 @@ class Tally:
         clipped: int,
         ratio_max: float,
     ) -> None:
-        """Count one micro-batch. logprobs: the sum over each sample's tokens; entropy, clipped: sums over all tokens."""
+        """Count one micro-batch. logprobs: the sum over each sample's tokens; entropy, clipped: sums over all
+        tokens."""
         self.loss += loss
         self.entropy += entropy
         self.clipped += clipped
@@ -46,6 +47,7 @@ class Tally:
             self.tokens[sample.external] += len(sample.completion)
 
     def merge(self, other: Tally) -> None:
+        """Add another worker's sums."""
         self.loss += other.loss
         self.entropy += other.entropy
         self.clipped += other.clipped
@@ -55,7 +57,7 @@ class Tally:
             self.tokens[source] += other.tokens[source]
 
 
-def trains(sample: TrainSample) -> bool:
+def has_gradient(sample: TrainSample) -> bool:
     """Whether a sample has a gradient."""
     return sample.advantage != 0.0 and len(sample.completion) > 0
 
@@ -64,7 +66,7 @@ def run_update(
     batch: Sequence[TrainSample],
     policy: PolicyUpdate,
     seed: int,
-    score: Scorer,
+    logprob_fn: LogprobFn,
     gradient: Callable[[Sequence[TrainSample], Tally, Report | None], Gradient],
     step: Callable[[Gradient], float],
     cancel: CancelToken | None = None,
@@ -77,15 +79,15 @@ def run_update(
     if cancel is not None:
         cancel.raise_if_cancelled()
     began = time.perf_counter()
-    parts = minibatches(batch, policy, seed, score)
+    parts = minibatches(batch, policy, seed, logprob_fn)
     tally, norms = Tally(), list[float]()
     for done, part in enumerate(parts):
-        if not any(map(trains, part)):
+        if not any(map(has_gradient, part)):
             continue
-        slope = gradient(part, tally, None if on_progress is None else _scaled(on_progress, done, len(parts)))
+        grad = gradient(part, tally, None if on_progress is None else _scaled(on_progress, done, len(parts)))
         if cancel is not None and not norms:
             cancel.raise_if_cancelled()
-        norms.append(step(slope))
+        norms.append(step(grad))
     return _stats(batch, tally, norms, max(len(parts), 1), time.perf_counter() - began)
 
 

@@ -106,6 +106,7 @@ class FakeEngine(Engine):
         cancel: CancelToken | None = None,
         on_tokens: Callable[[int, int], None] | None = None,
     ) -> list[list[Completion]]:
+        """See Engine.generate."""
         seen = [features(tuple(prompt)) for prompt in prompts for _ in range(group_size)]
         begun = [last_written(prompt) for prompt in prompts for _ in range(group_size)]
         tokens: list[list[int]] = [[] for _ in seen]
@@ -147,6 +148,7 @@ class FakeEngine(Engine):
         return self._policy.logits(features(tuple(prompt)), _classes(completion))
 
     def logprobs(self, sequences: Sequence[TokenSequence], temperature: float = 1.0) -> list[list[float]]:
+        """See Engine.logprobs."""
         result = []
         for sequence in sequences:
             table = reference.log_softmax(self._logits(sequence.prompt, sequence.completion), temperature)
@@ -161,6 +163,7 @@ class FakeEngine(Engine):
         cancel: CancelToken | None = None,
         on_progress: Callable[[float], None] | None = None,
     ) -> UpdateStats:
+        """See Engine.update."""
         if not self._trains:
             return super().update(batch, policy, seed, cancel, on_progress)
         began = time.perf_counter()
@@ -178,7 +181,7 @@ class FakeEngine(Engine):
             if on_progress is not None:
                 on_progress((done + 1) / len(parts))
         chosen = [logprobs for loss in losses for logprobs in loss.logprobs]
-        own, external = (token_mean(trained, chosen, external=flag) for flag in (False, True))
+        local, external = (token_mean(trained, chosen, external=flag) for flag in (False, True))
         return UpdateStats(
             loss=float(np.mean([loss.loss for loss in losses])) if losses else float("nan"),
             grad_norm=float(np.mean(norms)) if norms else float("nan"),
@@ -186,7 +189,7 @@ class FakeEngine(Engine):
             clip_fraction=float(np.nanmean([loss.clip_fraction for loss in losses])) if any(norms) else float("nan"),
             entropy=float(np.nanmean([loss.entropy for loss in losses])) if losses else float("nan"),
             ratio_max=max((loss.ratio_max for loss in losses), default=float("nan")),
-            logprob_local=own,
+            logprob_local=local,
             logprob_external=external,
             tokens_local=sum(len(s.completion) for s in batch if not s.external),
             tokens_external=sum(len(s.completion) for s in batch if s.external),
@@ -218,12 +221,12 @@ class FakeEngine(Engine):
         self._steps += 1
         rate = min(policy.learning_rate * STEP_SCALE, LARGEST_STEP)
         for name, weights in self._policy.arrays().items():
-            slope = gradient.arrays()[name] * shrink
+            grad = gradient.arrays()[name] * shrink
             first, second = self._first_moment.arrays()[name], self._second_moment.arrays()[name]
             first *= beta1
-            first += (1 - beta1) * slope
+            first += (1 - beta1) * grad
             second *= beta2
-            second += (1 - beta2) * slope**2
+            second += (1 - beta2) * grad**2
             corrected = np.sqrt(second / (1 - beta2**self._steps)) + policy.adam_eps
             weights *= 1.0 - policy.learning_rate * policy.weight_decay
             weights -= rate * (first / (1 - beta1**self._steps)) / corrected
@@ -237,6 +240,7 @@ class FakeEngine(Engine):
         return {f"{prefix}.{name}": array for prefix, part in sets.items() for name, array in part.arrays().items()}
 
     def save(self, folder: Path, optimizer: bool = True) -> None:
+        """See Engine.save."""
         save_file(self._weights(), folder / "fake.safetensors")
         if optimizer:
             save_file(self._moments(), folder / OPTIMIZER_FILE)
@@ -259,6 +263,7 @@ class FakeEngine(Engine):
         self._steps = steps if whole else 0
 
     def memory_bytes(self) -> int:
+        """See Engine.memory_bytes."""
         return sum(array.nbytes for array in (self._weights() | self._moments()).values())
 
 
@@ -275,6 +280,7 @@ class FakeBackend(Backend):
         """NumPy is a base dependency, so there is nothing to miss."""
 
     def load(self, request: LoadRequest, progress: Progress | None = None) -> Engine:
+        """See Backend.load."""
         engine = FakeEngine(request)
         if progress is not None:
             progress(1.0, "ready")

@@ -117,7 +117,7 @@ class Policy:
         table[:, AFTER_ANSWER, vocab.CLOSE_ID] = 2.0
         table[:, AFTER_CLOSE, vocab.EOS_ID] = 2.0
         table += rng.normal(0.0, 0.02, table.shape)
-        table[:, :, [vocab.PAD_ID, *vocab.ROLE_IDS.values()]] = -60.0  # never drawn
+        table[:, :, [vocab.PAD_ID, *vocab.ROLE_IDS.values()]] = -60.0  # never sampled
         trust = np.zeros(CLASSES)
         trust[AFTER_OPEN] = FIRST_TRUST
         return cls(table, trust)
@@ -130,15 +130,17 @@ class Policy:
         return rows
 
     def backward(
-        self, prompt: Features, classes: NDArray[np.int64], gradient: NDArray[np.float64], into: Policy
+        self, prompt: Features, classes: NDArray[np.int64], gradient: NDArray[np.float64], grads: Policy
     ) -> None:
-        """Add d loss / d parameters to `into`, given d loss / d logits (T, V)."""
-        np.add.at(into.table[prompt.kind], classes, gradient)
+        """Add d loss / d parameters to `grads`, given d loss / d logits (T, V)."""
+        np.add.at(grads.table[prompt.kind], classes, gradient)
         if prompt.hint != NO_HINT:
-            np.add.at(into.trust, classes, gradient[:, prompt.hint])
+            np.add.at(grads.trust, classes, gradient[:, prompt.hint])
 
     def zeros_like(self) -> Policy:
+        """The same arrays, all zero: for gradients and moments."""
         return Policy(np.zeros_like(self.table), np.zeros_like(self.trust))
 
     def arrays(self) -> dict[str, NDArray[np.float64]]:
+        """The parameters by name; the arrays themselves."""
         return {"table": self.table, "trust": self.trust}

@@ -30,10 +30,12 @@ class FakeTokenizer:
 
     @property
     def eos_ids(self) -> tuple[int, ...]:
+        """Ids that end a completion."""
         return (EOS_ID,)
 
     @property
     def pad_id(self) -> int:
+        """The id that fills up shorter rows."""
         return PAD_ID
 
     def encode_text(self, text: str) -> list[int]:
@@ -59,5 +61,6 @@ class FakeTokenizer:
         return [*ids, ASSISTANT_ID]
 
     def decode(self, ids: TokenIds) -> str:
+        """See Tokenizer.decode."""
         parts = (bytes([i]) if i < FIRST_PIECE else PIECES[i - FIRST_PIECE].encode() for i in ids if i < END_OF_PIECES)
         return b"".join(parts).decode("utf-8", "replace")

@@ -28,11 +28,13 @@ class LlamaCppBackend(Backend):
 
     @classmethod
     def check(cls) -> None:
+        """See Backend.check."""
         for module in ("llama_cpp", "gguf"):
             if find_spec(module) is None:
                 raise BackendUnavailable(f"The llamacpp engine needs the package {module!r}.", FIX)
 
     def load(self, request: LoadRequest, progress: Progress | None = None) -> Engine:
+        """See Backend.load."""
         self.check()
         from sapo_backends.llamacpp_backend.loading import default_cache, load_engine
 

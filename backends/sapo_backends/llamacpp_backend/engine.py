@@ -70,6 +70,7 @@ class LlamaCppEngine(Engine):
         cancel: CancelToken | None = None,
         on_tokens: Callable[[int, int], None] | None = None,
     ) -> list[list[Completion]]:
+        """See Engine.generate."""
         longest = max(map(len, prompts), default=0)
         self.check_lengths(prompts, sampling)
         rows = min(len(prompts) * group_size, WIDTH, LARGEST_SEQUENCES)
@@ -82,6 +83,7 @@ class LlamaCppEngine(Engine):
         )
 
     def logprobs(self, sequences: Sequence[TokenSequence], temperature: float = 1.0) -> list[list[float]]:
+        """See Engine.logprobs."""
         longest = max((len(s.prompt) + len(s.completion) for s in sequences), default=1)
         if longest > self.info.context_length:
             raise BackendError(
@@ -91,9 +93,11 @@ class LlamaCppEngine(Engine):
         return generation.logprobs(context, sequences, temperature, self._model.vocabulary)
 
     def adapter(self) -> Mapping[str, object]:
+        """See Engine.adapter."""
         return {} if self._live is None else {name: t.copy() for name, t in self._live.tensors.items()}
 
     def set_adapter(self, tensors: Mapping[str, object], alpha: float) -> None:
+        """See Engine.set_adapter."""
         if self._live is None:
             raise BackendUnavailable("This model was loaded without an adapter.", "choose the method lora")
         self._live.swap(self._room(CELL_STEP, 1), tensors, alpha)
@@ -112,6 +116,7 @@ class LlamaCppEngine(Engine):
         write_state(folder, self._identity(), alpha=alpha)
 
     def restore(self, folder: Path) -> None:
+        """See Engine.restore."""
         try:
             state = read_state(folder, self._identity())
             if self._live is not None:
@@ -120,6 +125,7 @@ class LlamaCppEngine(Engine):
             raise CheckpointCorrupt(f"The checkpoint in {folder} does not restore: {error}") from error
 
     def memory_bytes(self) -> int:
+        """See Engine.memory_bytes."""
         return self._model.bytes
 
     def close(self) -> None:

@@ -1,4 +1,5 @@
-"""Drawing and scoring completions over one llama.cpp context: each prompt is computed once for all its completions."""
+"""DecodeWeights and scoring completions over one llama.cpp context: each prompt is computed once for all its
+completions."""
 
 from __future__ import annotations
 
@@ -8,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sapo_backends.base import Cancelled, CancelToken, Completion, RowSeed, Sampling, TokenIds, TokenSequence
-from sapo_backends.common.generated_rows import DrawnRows
-from sapo_backends.common.numpy_sampler import chosen_logprobs, draw, uniforms
+from sapo_backends.common.generated_rows import GeneratedRows
+from sapo_backends.common.numpy_sampler import chosen_logprobs, sample, uniforms
 from sapo_backends.llamacpp_backend.native import Context
 
 Float32 = NDArray[np.float32]
@@ -40,16 +41,16 @@ def generate(
 ) -> list[list[Completion]]:
     """group_size completions of each prompt, context.sequences rows at a time; see Engine.generate."""
     owners = [tuple(prompt) for prompt in prompts for _ in range(group_size)]
-    drawn = DrawnRows(len(owners), eos_ids)
+    generated = GeneratedRows(len(owners), eos_ids)
     uniform = uniforms(len(owners), sampling.max_new_tokens, seed)
     for begin in range(0, len(owners), context.sequences):
         wave = list(range(begin, min(begin + context.sequences, len(owners))))
         context.clear()
         try:
-            _wave(context, owners, drawn, wave, sampling, uniform, cancel, on_tokens)
+            _wave(context, owners, generated, wave, sampling, uniform, cancel, on_tokens)
         except Cancelled as error:
-            raise Cancelled(str(error), drawn.groups(len(prompts), group_size)) from None
-    return drawn.groups(len(prompts), group_size)
+            raise Cancelled(str(error), generated.groups(len(prompts), group_size)) from None
+    return generated.groups(len(prompts), group_size)
 
 
 def _start(
@@ -73,32 +74,32 @@ def _start(
 def _wave(
     context: Context,
     owners: Sequence[tuple[int, ...]],
-    drawn: DrawnRows,
+    generated: GeneratedRows,
     wave: Sequence[int],
     sampling: Sampling,
     uniform: NDArray[np.float64],
     cancel: CancelToken | None,
     on_tokens: Callable[[int, int], None] | None,
 ) -> None:
-    """Draw the rows of one wave to their end; finished ones are dropped."""
+    """Generate the rows of one wave to their end; finished ones are dropped."""
     alive = list(enumerate(wave)) if sampling.max_new_tokens else []
     logits = _start(context, owners, wave, cancel) if alive else np.empty((0, 0), np.float32)
     for step in range(sampling.max_new_tokens):
         if cancel is not None:
             cancel.raise_if_cancelled()
         rows = [row for _, row in alive]
-        tokens, logprobs = draw(logits, sampling, uniform[rows, step])
-        drawn.append(rows, tokens.tolist(), logprobs.tolist())
+        tokens, logprobs = sample(logits, sampling, uniform[rows, step])
+        generated.append(rows, tokens.tolist(), logprobs.tolist())
         if on_tokens is not None:
-            on_tokens(drawn.finished, drawn.count)
+            on_tokens(generated.finished, generated.count)
         for sequence, row in alive:
-            if drawn.done[row]:
+            if generated.done[row]:
                 context.drop(sequence)
-        alive = [(sequence, row) for sequence, row in alive if not drawn.done[row]]
+        alive = [(sequence, row) for sequence, row in alive if not generated.done[row]]
         if not alive or step + 1 == sampling.max_new_tokens:
             return
         logits = context.decode(
-            [drawn.tokens[row][-1] for _, row in alive],
+            [generated.tokens[row][-1] for _, row in alive],
             [len(owners[row]) + step for _, row in alive],
             [sequence for sequence, _ in alive],
             [True] * len(alive),

@@ -93,4 +93,5 @@ class LiveAdapter:
         return logits
 
     def close(self) -> None:
+        """Free the adapter."""
         self._loaded.close()

@@ -77,6 +77,7 @@ class Model:
         return int(self._cell) * cells * (4 if cache_type == F32 else 2)
 
     def close(self) -> None:
+        """Free it; does nothing the second time."""
         if self.pointer:
             llama.llama_model_free(self.pointer)
             self.pointer = None
@@ -92,6 +93,7 @@ class Adapter:
             raise BackendError(f"llama.cpp refuses the adapter: {complaint()}.")
 
     def close(self) -> None:
+        """Free it; does nothing the second time."""
         if self.pointer:
             llama.llama_adapter_lora_free(self.pointer)
             self.pointer = None
@@ -153,9 +155,11 @@ class Context:
         llama.llama_memory_seq_cp(self._memory, source, target, -1, -1)
 
     def drop(self, sequence: int) -> None:
+        """Forget a sequence's tokens; those that others share stay."""
         llama.llama_memory_seq_rm(self._memory, sequence, -1, -1)
 
     def clear(self) -> None:
+        """Forget all tokens."""
         llama.llama_memory_clear(self._memory, False)
 
     def use(self, adapter: Adapter | None) -> None:
@@ -166,6 +170,7 @@ class Context:
             raise BackendError(f"llama.cpp did not take the adapter: {complaint()}.")
 
     def close(self) -> None:
+        """Free it; does nothing the second time."""
         if self.pointer:
             llama.llama_batch_free(self._batch)
             llama.llama_free(self.pointer)

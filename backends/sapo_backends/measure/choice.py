@@ -1,7 +1,7 @@
 """Which engine, precision and number of threads a machine should use for a model, from what was measured there.
 
-Pure: sapo_backends.measure.probe measures, the app keeps the figures. Belief is a bad guide: with a matrix unit torch draws 64
-rows three times as fast as llama.cpp and one row half as fast; without one the order turns.
+Pure: sapo_backends.measure.probe measures, the app keeps the figures. Belief is a bad guide: with a matrix unit torch
+samples 64 rows three times as fast as llama.cpp and one row half as fast; without one the order is reversed.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any
 
 AUTO = "auto"
 PAIR_GAIN = 1.2
-"""A second engine that generates costs memory, a hand-over and a gap in rounding: it must make a whole round so many
-times faster."""
+"""A second engine that generates costs memory, a hand-over and a train-inference mismatch: it must make a whole round
+so many times faster."""
 TIE = 1.05
 """Nearer than this counts as equal; then fewer threads and float32 win, which leave the person more and round less."""
 TORCH = ("float32", "bfloat16")
@@ -43,7 +43,8 @@ class Measured:
 
     generation: at each width, after the prompt. first: seconds until the first token of the widest batch. update:
     completion tokens trained on; 0: it does not train. hand_over: seconds a round to give a pair's generator the new
-    weights. memory: the process's peak, in bytes. failure: why there are no figures.
+    weights. memory: the process's peak, in bytes. failure: why there are no figures. computed_by: as the
+    engine says it, "" when it does not.
     """
 
     candidate: Candidate
@@ -55,6 +56,7 @@ class Measured:
     hand_over: float = 0.0
     memory: int = 0
     failure: str = ""
+    computed_by: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,7 @@ class Wanted:
     threads: int = 0
 
     def allows(self, candidate: Candidate) -> bool:
+        """Whether a candidate agrees with all that the person decided."""
         return (
             self.engine in (AUTO, candidate.engine)
             and self.precision in (AUTO, candidate.precision)
@@ -107,7 +110,7 @@ def candidates(
     `pairs`.
     """
     trainer = wanted.engine.rpartition("+")[2]
-    if trainer not in (AUTO, "torch", "mlx"):  # a plug-in, or llama.cpp alone: as the person asked for it
+    if trainer not in (AUTO, "torch", "mlx"):  # a plug-in, or llama.cpp alone: as the person set it
         return [Candidate(wanted.engine, wanted.precision, wanted.threads)] if wanted.engine in engines else []
     found: list[Candidate] = []
     if "mlx" in engines and (trainer == "mlx" or (apple and trainer == AUTO)):
@@ -180,7 +183,7 @@ def round_seconds(measured: Measured, workload: Workload) -> float | None:
     return generation + tokens / measured.update + measured.hand_over if workload.trains else generation
 
 
-def spoken(seconds: float) -> str:
+def format_seconds(seconds: float) -> str:
     """With one decimal while that says something."""
     return f"{seconds:.1f} s" if seconds < 100 else f"{seconds:,.0f} s"
 
@@ -210,7 +213,7 @@ def decide(measured: Sequence[Measured], workload: Workload, wanted: Wanted | No
     if gain > PAIR_GAIN:
         return _choice(pair, open_ones, workload, "")
     how = f"{gain:.2f} times as fast" if gain > 1 else "no faster"
-    return _choice(single, open_ones, workload, f" {pair.candidate.engine} is {how}; {PAIR_GAIN:g} times is asked for.")
+    return _choice(single, open_ones, workload, f" {pair.candidate.engine} is {how}; {PAIR_GAIN:g} times is required.")
 
 
 def _seconds(measured: Measured, workload: Workload) -> float:
@@ -222,18 +225,18 @@ def _seconds(measured: Measured, workload: Workload) -> float:
 def _choice(best: Measured, measured: Sequence[Measured], workload: Workload, remark: str) -> Choice:
     mine = _seconds(best, workload)
     others = [(s, m) for m in measured if m is not best and (s := round_seconds(m, workload)) is not None]
-    said = f"a round of {workload.rows} completions takes about {spoken(mine)}"
+    said = f"a round of {workload.rows} completions takes about {format_seconds(mine)}"
     if not others:
         return Choice(best.candidate, mine, f"{said}, and nothing else was measured.{remark}")
     seconds, second = min(others, key=lambda pair: pair[0])
     if seconds > TIE * mine:
         said += f", {seconds / mine:.1f} times as fast as the next, {second.candidate}."
     else:
-        said += f", about as fast as {second.candidate}, with {_virtue(best, second)}."
+        said += f", about as fast as {second.candidate}, with {_tie_break(best, second)}."
     return Choice(best.candidate, mine, said + remark)
 
 
-def _virtue(best: Measured, other: Measured) -> str:
+def _tie_break(best: Measured, other: Measured) -> str:
     if best.candidate.threads < other.candidate.threads:
         return "fewer threads"
     return "less rounding" if best.precision == "float32" != other.precision else "one engine less"
@@ -261,5 +264,6 @@ def _decoded(row: Mapping[str, Any]) -> Measured:
         generation={int(width): float(rate) for width, rate in row["generation"].items()},
         memory=int(row["memory"]),
         failure=str(row["failure"]),
+        computed_by=str(row.get("computed_by", "")),
         **{name: float(row[name]) for name in ("first", "update", "hand_over")},
     )

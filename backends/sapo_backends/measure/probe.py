@@ -174,6 +174,7 @@ def measure(candidate: Candidate, request: LoadRequest, seconds: float = SECONDS
             update=update,
             hand_over=around if "+" in candidate.engine else 0.0,
             memory=peak_memory(),
+            computed_by=engine.info.extra.get("computed_by", ""),
         )
     finally:
         engine.close()
@@ -189,7 +190,8 @@ def in_child(candidate: Candidate, request: LoadRequest, seconds: float = SECOND
 
 
 async def glance(candidate: Candidate, request: LoadRequest, seconds: float) -> Measured:
-    """in_child for somebody who may not wait for the end: cancelled, it kills the process. A bundle cannot: a failure."""
+    """in_child for somebody who may not wait for the end: cancelled, it kills the process. A bundle cannot: a
+    failure."""
     if getattr(sys, "frozen", False):
         return Measured(candidate, failure="A bundle measures with sapo-desktop bench.")
     command, env = _command({"candidate": asdict(candidate), "request": asdict(request), "seconds": seconds})
@@ -263,12 +265,12 @@ def _answered(job: dict[str, Any]) -> dict[str, Any]:
 @contextlib.contextmanager
 def _stdout_for_the_answer() -> Iterator[int]:
     """A descriptor of stdout; what libraries print goes to stderr meanwhile."""
-    kept = os.dup(1)
+    stdout = os.dup(1)
     os.dup2(2, 1)
     try:
-        yield kept
+        yield stdout
     finally:
-        os.close(kept)
+        os.close(stdout)
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -25,9 +25,9 @@ from sapo_backends.base import (
 
 POLICY = PolicyUpdate("grpo", learning_rate=1e-4)
 QUESTIONS = tuple(f"What is {i} + {3 * i}?" for i in range(8))
-MEAN_GAP = {"float32": 1e-3, "bfloat16": 0.05}
-"""Mean |difference of log-probabilities| that rounding explains; any other precision may differ by LOOSE_GAP."""
-LOOSE_GAP = 0.2
+MEAN_DIFFERENCE = {"float32": 1e-3, "bfloat16": 0.05}
+"""Mean |difference of log-probabilities| that rounding explains; any other precision may differ by LOOSE_DIFFERENCE."""
+LOOSE_DIFFERENCE = 0.2
 UPDATES = 3
 
 
@@ -56,10 +56,10 @@ def _generation(engine: Engine, reference: Engine) -> Iterator[Check]:
     enough = len(prompts) if exact else len(prompts) // 2
     yield Check("greedy answers equal the second engine's", same >= enough, f"{same} of {len(prompts)}")
     began = time.perf_counter()
-    drawn = [engine.generate(prompts, 4, Sampling(max_new_tokens=32), seed=1) for _ in range(2)]
-    rate = sum(len(c.tokens) for groups in drawn for g in groups for c in g) / (time.perf_counter() - began)
+    sampled = [engine.generate(prompts, 4, Sampling(max_new_tokens=32), seed=1) for _ in range(2)]
+    rate = sum(len(c.tokens) for groups in sampled for g in groups for c in g) / (time.perf_counter() - began)
     yield Check(
-        "the same seed draws the same", drawn[0] == drawn[1], f"{rate:.0f} tokens/s at width {4 * len(prompts)}"
+        "the same seed samples the same", sampled[0] == sampled[1], f"{rate:.0f} tokens/s at width {4 * len(prompts)}"
     )
 
 
@@ -67,10 +67,12 @@ def _scoring(engine: Engine, reference: Engine) -> Check:
     prompts = _prompts(reference)
     groups = reference.generate(prompts, 2, Sampling(max_new_tokens=24), seed=2)
     sequences = [TokenSequence(tuple(p), c.tokens) for p, g in zip(prompts, groups, strict=True) for c in g]
-    gap = float(np.abs(_scores(engine, sequences) - _scores(reference, sequences)).mean())
-    bound = MEAN_GAP.get(engine.info.precision, LOOSE_GAP)
+    difference = float(np.abs(_scores(engine, sequences) - _scores(reference, sequences)).mean())
+    bound = MEAN_DIFFERENCE.get(engine.info.precision, LOOSE_DIFFERENCE)
     return Check(
-        "log-probabilities equal the second engine's", gap <= bound, f"mean gap {gap:.1e}, allowed {bound:.0e}"
+        "log-probabilities equal the second engine's",
+        difference <= bound,
+        f"mean difference {difference:.1e}, allowed {bound:.0e}",
     )
 
 

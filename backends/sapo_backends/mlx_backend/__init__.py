@@ -18,6 +18,7 @@ class MlxBackend(Backend):
 
     @classmethod
     def check(cls) -> None:
+        """See Backend.check."""
         for module in ("mlx", "mlx_lm"):
             if find_spec(module) is None:
                 raise BackendUnavailable(
@@ -26,11 +27,13 @@ class MlxBackend(Backend):
 
     @classmethod
     def devices_here(cls) -> tuple[str, ...]:
+        """See Backend.devices_here."""
         from sapo_backends.mlx_backend.device import has_metal
 
         return cls.DEVICES if has_metal() else ("cpu",)
 
     def load(self, request: LoadRequest, progress: Progress | None = None) -> Engine:
+        """See Backend.load."""
         self.check()
         from sapo_backends.mlx_backend.loading import load_engine
 

@@ -26,7 +26,7 @@ from sapo_backends.base import (
     UpdateStats,
 )
 from sapo_backends.checkpoints.tokenizer import HfTokenizer
-from sapo_backends.common.packing import plan
+from sapo_backends.common.packing import plan_micro_batches
 from sapo_backends.common.update import Tally
 from sapo_backends.mlx_backend import checkpoint, export, parameter_names
 from sapo_backends.mlx_backend.decode import generation
@@ -62,6 +62,7 @@ class MlxEngine(Engine):
         cancel: CancelToken | None = None,
         on_tokens: Callable[[int, int], None] | None = None,
     ) -> list[list[Completion]]:
+        """See Engine.generate."""
         self.check_lengths(prompts, sampling)
         with computing(self._device, "Lower group_size or max_new_tokens."):
             return generation.generate(
@@ -69,11 +70,12 @@ class MlxEngine(Engine):
             )
 
     def logprobs(self, sequences: Sequence[TokenSequence], temperature: float = 1.0) -> list[list[float]]:
+        """See Engine.logprobs."""
         result: list[list[float]] = [[] for _ in sequences]
         pairs = [(tuple(s.prompt), tuple(s.completion)) for s in sequences]
         with computing(self._device, LESS):
-            for members in plan(pairs, SCORING_BUDGET, step=SHAPE_STEP):
-                rows = np.array(self._model.score(pack(pairs, members), temperature).logprobs)
+            for members in plan_micro_batches(pairs, SCORING_BUDGET, step=SHAPE_STEP):
+                rows = np.array(self._model.token_logprobs(pack(pairs, members), temperature).logprobs)
                 for index, row in zip(members, rows, strict=True):
                     result[index] = row[: len(pairs[index][1])].tolist()
         return result
@@ -91,6 +93,7 @@ class MlxEngine(Engine):
         cancel: CancelToken | None = None,
         on_progress: Callable[[float], None] | None = None,
     ) -> UpdateStats:
+        """See Engine.update."""
         optimizer = self._trainer()
         with computing(self._device, LESS):
             return update.update(
@@ -101,13 +104,15 @@ class MlxEngine(Engine):
         """d loss / d parameters of one minibatch by Hugging Face (or PEFT) name; for the contract tests."""
         self._trainer()
         with computing(self._device, LESS):
-            slopes = update.gradient(self._model, batch, policy, TRAINING_BUDGET, Tally())
-            return parameter_names.to_arrays(slopes)
+            grads = update.gradient(self._model, batch, policy, TRAINING_BUDGET, Tally())
+            return parameter_names.to_arrays(grads)
 
     def adapter(self) -> Mapping[str, object]:
+        """See Engine.adapter."""
         return parameter_names.to_arrays(self._model.trained) if self.info.method == "lora" else {}
 
     def set_adapter(self, tensors: Mapping[str, object], alpha: float) -> None:
+        """See Engine.set_adapter."""
         if self.info.method != "lora":
             raise BackendUnavailable("This model was loaded without an adapter.", "choose the method lora")
         try:
@@ -127,24 +132,29 @@ class MlxEngine(Engine):
         return {"engine": "mlx", "model": self.info.model, "method": self.info.method, "rank": rank}
 
     def save(self, folder: Path, optimizer: bool = True) -> None:
+        """See Engine.save."""
         checkpoint.save(folder, self._model, self._trainer(), self._identity(), optimizer)
 
     def restore(self, folder: Path) -> None:
+        """See Engine.restore."""
         optimizer = self._trainer()
         with computing(self._device, LESS):
             checkpoint.restore(folder, self._model, optimizer, self._identity())
 
     def export(self, folder: Path) -> None:
+        """See Engine.export."""
         with computing(self._device, LESS):
             export.export(self._model, self._folder, folder)
 
     def memory_bytes(self) -> int:
+        """See Engine.memory_bytes."""
         held = [tensor for _, tensor in tree_flatten(self._model.network.parameters())]
         if self._optimizer is not None:
             held += [*self._optimizer.first.values(), *self._optimizer.second.values()]
         return sum(int(tensor.nbytes) for tensor in held)
 
     def close(self) -> None:
+        """See Engine.close."""
         self._model.network = None
         self._model.trained = {}
         self._optimizer = None

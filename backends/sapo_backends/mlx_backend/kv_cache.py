@@ -31,9 +31,11 @@ class PromptCache:
         self.values: Any = None
 
     def make_mask(self, _length: int, **_options: Any) -> str:
+        """The mask as mlx_lm asks for it."""
         return "causal"
 
     def update_and_fetch(self, keys: Any, values: Any) -> tuple[Any, Any]:
+        """Take the new keys and values (rows, kv_heads, T, d); give all that attention reads."""
         self.keys, self.values = keys, values
         return keys, values
 
@@ -48,9 +50,11 @@ class GroupCache:
         self._prompt, self._owner, self.offset, self._mask = prompt, owner, offset, mask
 
     def make_mask(self, _length: int, **_options: Any) -> Any:
+        """The mask as mlx_lm asks for it."""
         return self._mask
 
     def update_and_fetch(self, keys: Any, values: Any) -> tuple[Any, Any]:
+        """Take the new keys and values (rows, kv_heads, T, d); give all that attention reads."""
         prompt = self._prompt
         return (
             mx.concatenate([prompt.keys[self._owner], keys], axis=2),  # (C, kv_heads, p + c, d)
@@ -76,16 +80,17 @@ class DecodeCache:
         return mx.concatenate([part, mx.zeros((rows, heads, room, width), part.dtype)], axis=2)
 
     def make_mask(self, _length: int, **_options: Any) -> Any:
-        """(rows, 1, 1, slots): True on the row's own prompt and on what it has drawn, the new token included."""
+        """(rows, 1, 1, slots): True on the row's own prompt and on what it has sampled, the new token included."""
         slot = mx.arange(self._visible())
-        drawn = (slot >= self._prompt) & (slot <= self.filled)
-        return ((slot[None] < self._lengths[:, None]) | drawn[None])[:, None, None, :]
+        sampled = (slot >= self._prompt) & (slot <= self.filled)
+        return ((slot[None] < self._lengths[:, None]) | sampled[None])[:, None, None, :]
 
     def _visible(self) -> int:
         """Slots handed to attention: all filled ones and the new token, rounded up."""
         return rounded(self.filled + 1, SLOT_STEP)
 
     def update_and_fetch(self, keys: Any, values: Any) -> tuple[Any, Any]:
+        """Take the new keys and values (rows, kv_heads, T, d); give all that attention reads."""
         self._keys[:, :, self.filled : self.filled + 1] = keys
         self._values[:, :, self.filled : self.filled + 1] = values
         end = self._visible()
@@ -100,4 +105,5 @@ class DecodeCache:
 
     @property
     def arrays(self) -> tuple[Any, Any]:
+        """Keys and values (rows, kv_heads, slots, d)."""
         return self._keys, self._values

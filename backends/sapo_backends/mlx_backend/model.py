@@ -21,7 +21,7 @@ Tensors = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Scores:
+class TokenLogprobs:
     """logprobs, entropy (C, c + 1) of a packed micro-batch's targets; padding holds anything finite."""
 
     logprobs: Any
@@ -61,7 +61,7 @@ class MlxModel:
         caches = [PromptCache() for _ in range(self.spec.layers)]
         return self.network.model(ids, caches), caches
 
-    def score(self, packed: Packed, temperature: float) -> Scores:
+    def token_logprobs(self, packed: Packed, temperature: float) -> TokenLogprobs:
         """Log-probability and entropy of every completion token, each prompt computed once."""
         hidden, prompts = self.prefill(packed.prompts)
         rows = mx.arange(hidden.shape[0])
@@ -74,7 +74,7 @@ class MlxModel:
             self._chunk(flat[at : at + step], targets[at : at + step], temperature) for at in range(0, len(flat), step)
         ]
         shape = packed.targets.shape
-        return Scores(*(mx.concatenate(list(parts)).reshape(shape) for parts in zip(*chunks, strict=True)))
+        return TokenLogprobs(*(mx.concatenate(list(parts)).reshape(shape) for parts in zip(*chunks, strict=True)))
 
     def _chunk(self, hidden: Any, targets: Any, temperature: float) -> tuple[Any, Any]:
         """hidden (N, width) predicts targets (N,): log-probabilities and entropies (N,), logits not kept."""

@@ -70,8 +70,8 @@ def add_adapter(network: Any, rank: int, alpha: float, seed: int) -> Tensors:
     tensors: Tensors = {}
     for name, layer in layers:
         bound = 1.0 / math.sqrt(layer.lora_a.shape[0])
-        drawn = rng.uniform(-bound, bound, layer.lora_a.shape).astype(np.float32)
-        tensors[f"{name}.lora_a"] = mx.array(drawn)
+        initial = rng.uniform(-bound, bound, layer.lora_a.shape).astype(np.float32)
+        tensors[f"{name}.lora_a"] = mx.array(initial)
         tensors[f"{name}.lora_b"] = mx.zeros(layer.lora_b.shape, mx.float32)
     return tensors
 

@@ -18,16 +18,19 @@ class TorchBackend(Backend):
 
     @classmethod
     def check(cls) -> None:
+        """See Backend.check."""
         if find_spec("torch") is None:
             raise BackendUnavailable("The torch engine needs PyTorch.", "pip install 'sapo-desktop[torch]'")
 
     @classmethod
     def devices_here(cls) -> tuple[str, ...]:
+        """See Backend.devices_here."""
         from sapo_backends.torch_backend.loading import is_present
 
         return tuple(name for name in cls.DEVICES if is_present(name))
 
     def load(self, request: LoadRequest, progress: Progress | None = None) -> Engine:
+        """See Backend.load."""
         self.check()
         from sapo_backends.torch_backend.loading import load_engine
 

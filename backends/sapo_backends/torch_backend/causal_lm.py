@@ -1,7 +1,7 @@
-"""A loaded model: its frozen and trained tensors, and the three things asked of it.
+"""A loaded model: its frozen and trained tensors, and the three things an engine does with it.
 
-`session` starts decoding, `score` gives log-probabilities with a gradient path to the trained tensors, which are
-views of one, `flat`.
+`session` starts decoding, `token_logprobs` gives log-probabilities with a gradient path to the trained tensors, which
+are views of one, `flat`.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from torch import Tensor
 from sapo_backends.base import TokenIds
 from sapo_backends.checkpoints.spec import DecoderSpec
 from sapo_backends.torch_backend.decode.native_session import NativeSession
-from sapo_backends.torch_backend.decode.native_weights import NativeDrawing
-from sapo_backends.torch_backend.decode.session import LeanSession
-from sapo_backends.torch_backend.decode.weights import Drawing
+from sapo_backends.torch_backend.decode.native_weights import NativeDecodeWeights
+from sapo_backends.torch_backend.decode.session import DecoderSession
+from sapo_backends.torch_backend.decode.weights import DecodeWeights
 from sapo_backends.torch_backend.model.decoder import Weights, hidden_states
 from sapo_backends.torch_backend.model.flat_parameters import Layout, linears
 from sapo_backends.torch_backend.model.lora import LoraWeights
-from sapo_backends.torch_backend.native.library import kernels_for
 from sapo_backends.torch_backend.ops.attention import GroupAttention
-from sapo_backends.torch_backend.ops.logprobs import Scores, chosen_logprobs
+from sapo_backends.torch_backend.ops.logprobs import TokenLogprobs, chosen_logprobs
 from sapo_backends.torch_backend.ops.native_ops import SequenceAttention
 from sapo_backends.torch_backend.ops.packing import Packed, filled
 from sapo_backends.torch_backend.ops.rope import RopeTable
+from sapo_backends.torch_backend.paths import choose
 
 
 class Session(Protocol):
@@ -42,7 +42,7 @@ class Session(Protocol):
 
 
 class Model(Protocol):
-    """What the engine needs of a model: LeanModel, or transformers' behind the same interface.
+    """What the engine needs of a model: DecoderModel, or transformers' behind the same interface.
 
     base: all weights in one tensor as `layout` says. flat: what is trained (float32), or None; in full fine-tuning it
     is base, else it holds the adapter as `adapter_layout` says, of rank `rank` and scale alpha / rank.
@@ -57,22 +57,27 @@ class Model(Protocol):
     alpha: float
 
     @property
-    def device(self) -> torch.device: ...
+    def device(self) -> torch.device:
+        """Where the weights lie."""
+
+    @property
+    def computed_by(self) -> str:
+        """Which decoder and which path, in words."""
 
     def weights(self, trained: Mapping[str, Tensor] | None) -> Any:
-        """The tensors to compute with, differentiable by `trained` (see trained_tensors) if these ask for gradients."""
+        """The tensors to compute with, differentiable by `trained` (see trained_tensors) if these need gradients."""
 
-    def drawing(self, trained: Mapping[str, Tensor] | None) -> Any:
+    def decode_weights(self, trained: Mapping[str, Tensor] | None) -> Any:
         """The same for decoding, without gradients; several sessions may share it."""
 
-    def session(self, prompts: Sequence[TokenIds], owner: Tensor, steps: int, drawing: Any) -> Session:
+    def session(self, prompts: Sequence[TokenIds], owner: Tensor, steps: int, weights: Any) -> Session:
         """Prefill each prompt once; owner (rows,), ascending, says which prompt each row continues."""
 
-    def score(self, packed: Packed, weights: Any, temperature: float) -> Scores:
+    def token_logprobs(self, packed: Packed, weights: Any, temperature: float) -> TokenLogprobs:
         """Log-probability and entropy of every completion token of a packed micro-batch."""
 
     def merged(self) -> dict[str, Tensor]:
-        """Weights by Hugging Face name, the adapter added in float32, in the type they are kept in."""
+        """Weights by Hugging Face name, the adapter added in float32, in the type they are stored in."""
 
 
 def trained_tensors(model: Model) -> dict[str, Tensor] | None:
@@ -82,51 +87,63 @@ def trained_tensors(model: Model) -> dict[str, Tensor] | None:
     return (model.adapter_layout or model.layout).views(model.flat.detach().to(model.compute))
 
 
-class LeanModel:
+class DecoderModel:
     """A decoder computed by this package; see Model."""
 
     def __init__(self, spec: DecoderSpec, layout: Layout, base: Tensor, compute: torch.dtype) -> None:
         self.spec, self.layout, self.base, self.compute = spec, layout, base, compute
         self.rope = RopeTable(spec, base.device, compute)
-        self.kernels = kernels_for(spec, base.device, compute, layout.size)
+        self.paths = choose(spec, base.device, compute, layout.size)
+        self.kernels = self.paths.kernels
         self.adapter_layout: Layout | None = None
         self.flat: Tensor | None = None
         self.rank, self.alpha = 0, 0.0
 
     @property
     def device(self) -> torch.device:
+        """Where the weights lie."""
         return self.base.device
 
+    @property
+    def computed_by(self) -> str:
+        """See Model.computed_by."""
+        return str(self.paths)
+
     def weights(self, trained: Mapping[str, Tensor] | None) -> Weights:
+        """See Model.weights."""
         if self.adapter_layout is None and trained is not None:
             return Weights(trained, None, self.kernels)
         base = self.layout.views(self.base.to(self.compute))
         adapter = None if trained is None else LoraWeights(trained, self.rank, self.alpha / self.rank)
         return Weights(base, adapter, self.kernels)
 
-    def drawing(self, trained: Mapping[str, Tensor] | None) -> Drawing | NativeDrawing:
+    def decode_weights(self, trained: Mapping[str, Tensor] | None) -> DecodeWeights | NativeDecodeWeights:
+        """See Model.decode_weights."""
         weights = self.weights(trained)
         if self.kernels is None:
-            return Drawing.of(self.spec, weights)
-        return NativeDrawing.of(self.kernels, self.spec, weights)
+            return DecodeWeights.of(self.spec, weights, self.paths.layout)
+        return NativeDecodeWeights.of(self.kernels, self.spec, weights)
 
     def session(
-        self, prompts: Sequence[TokenIds], owner: Tensor, steps: int, drawing: Drawing | NativeDrawing
+        self, prompts: Sequence[TokenIds], owner: Tensor, steps: int, weights: DecodeWeights | NativeDecodeWeights
     ) -> Session:
-        if isinstance(drawing, NativeDrawing):
-            return NativeSession(self.spec, self.rope, drawing, prompts, owner, steps)
-        return LeanSession(self.spec, self.rope, drawing, prompts, owner, steps)
+        """See Model.session."""
+        if isinstance(weights, NativeDecodeWeights):
+            return NativeSession(self.spec, self.rope, weights, prompts, owner, steps)
+        return DecoderSession(self.spec, self.rope, weights, prompts, owner, steps)
 
-    def score(self, packed: Packed, weights: Weights, temperature: float) -> Scores:
+    def token_logprobs(self, packed: Packed, weights: Weights, temperature: float) -> TokenLogprobs:
+        """See Model.token_logprobs."""
         slabs, wanted = packed.flat.slabs, filled(packed.predicts)
         attend = GroupAttention(slabs) if self.kernels is None else SequenceAttention(self.kernels, slabs)
         chosen = hidden_states(self.spec, weights, self.rope, packed.flat, attend, wanted)
         scores = chosen_logprobs(chosen, weights.head, filled(packed.targets), temperature)
         count = len(packed.targets)
-        return Scores(scores.logprobs[:count], scores.entropy[:count])
+        return TokenLogprobs(scores.logprobs[:count], scores.entropy[:count])
 
     @torch.no_grad()
     def merged(self) -> dict[str, Tensor]:
+        """See Model.merged."""
         result = {name: view.clone() for name, view in self.layout.named_parts(self.base)}
         if self.adapter_layout is None or self.flat is None:
             return result

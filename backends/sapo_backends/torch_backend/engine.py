@@ -29,13 +29,13 @@ from sapo_backends.base import (
 from sapo_backends.checkpoints.tokenizer import HfTokenizer
 from sapo_backends.common import hardware
 from sapo_backends.common.hardware import available_memory
-from sapo_backends.common.packing import plan
+from sapo_backends.common.packing import plan_micro_batches
 from sapo_backends.common.update import Tally
 from sapo_backends.torch_backend.causal_lm import Model, trained_tensors
 from sapo_backends.torch_backend.generate import generation
 from sapo_backends.torch_backend.model.flat_parameters import Layout
 from sapo_backends.torch_backend.ops.packing import pack
-from sapo_backends.torch_backend.runtime.allocator import give_back
+from sapo_backends.torch_backend.runtime.allocator import release_free_memory
 from sapo_backends.torch_backend.runtime.workers import Workers
 from sapo_backends.torch_backend.save import checkpoint, export
 from sapo_backends.torch_backend.train.optimizer import FlatAdamW
@@ -85,14 +85,16 @@ class TorchEngine(Engine):
         cancel: CancelToken | None = None,
         on_tokens: Callable[[int, int], None] | None = None,
     ) -> list[list[Completion]]:
+        """See Engine.generate."""
         self.check_lengths(prompts, sampling)
         request = generation.Request(prompts, group_size, sampling, self.tokenizer.eos_ids)
         monitor = generation.Monitor(self._workers.count, cancel, on_tokens)
         with _memory(0, "Lower group_size or max_new_tokens."), torch.inference_mode():
-            drawing = self._model.drawing(trained_tensors(self._model))
-            return generation.generate(self._model, drawing, request, seed, self._workers, monitor)
+            weights = self._model.decode_weights(trained_tensors(self._model))
+            return generation.generate(self._model, weights, request, seed, self._workers, monitor)
 
     def logprobs(self, sequences: Sequence[TokenSequence], temperature: float = 1.0) -> list[list[float]]:
+        """See Engine.logprobs."""
         result: list[list[float]] = [[] for _ in sequences]
         pairs = [(tuple(s.prompt), tuple(s.completion)) for s in sequences]
 
@@ -101,12 +103,12 @@ class TorchEngine(Engine):
         @torch.inference_mode()
         def score(members: list[int]) -> None:
             packed = pack(pairs, members, self._model.device)
-            chosen = self._model.score(packed, weights, temperature).logprobs
+            chosen = self._model.token_logprobs(packed, weights, temperature).logprobs
             pieces = torch.split(chosen, [len(pairs[i][1]) for i in members])
             for index, piece in zip(members, pieces, strict=True):
                 result[index] = piece.tolist()
 
-        self._workers.map(score, plan(pairs, SCORING_BUDGET, self._workers.count, flat=True))
+        self._workers.map(score, plan_micro_batches(pairs, SCORING_BUDGET, self._workers.count, flat=True))
         return result
 
     def _trained(self) -> Trainer:
@@ -122,24 +124,27 @@ class TorchEngine(Engine):
         cancel: CancelToken | None = None,
         on_progress: Callable[[float], None] | None = None,
     ) -> UpdateStats:
+        """See Engine.update."""
         trainer = self._trained()
         with _memory(0, "Lower group_size, the number of groups, or max_new_tokens."):
             stats = trainer.update(batch, policy, seed, self.logprobs, cancel, on_progress)
         if self._model.layout.size >= hardware.SHARDED_BELOW:
-            give_back()
+            release_free_memory()
         return stats
 
     def gradient(self, batch: Sequence[TrainSample], policy: PolicyUpdate) -> dict[str, NDArray[np.float32]]:
         """d loss / d parameters of one minibatch by Hugging Face (or PEFT) name; for the contract tests."""
-        slope = self._trained().gradient(batch, policy, Tally())
-        return {name: view.cpu().numpy() for name, view in self._layout.named_parts(slope)}
+        grad = self._trained().gradient(batch, policy, Tally())
+        return {name: view.cpu().numpy() for name, view in self._layout.named_parts(grad)}
 
     def adapter(self) -> Mapping[str, object]:
+        """See Engine.adapter."""
         if self._model.adapter_layout is None or self._model.flat is None:
             return {}
         return {name: view.cpu().numpy().copy() for name, view in self._layout.named_parts(self._model.flat)}
 
     def set_adapter(self, tensors: Mapping[str, object], alpha: float) -> None:
+        """See Engine.set_adapter."""
         if self._model.adapter_layout is None or self._model.flat is None:
             raise BackendUnavailable("This model was loaded without an adapter.", "choose the method lora")
         try:
@@ -152,19 +157,23 @@ class TorchEngine(Engine):
         return {"model": self.info.model, "method": self.info.method, "rank": self._model.rank}
 
     def save(self, folder: Path, optimizer: bool = True) -> None:
+        """See Engine.save."""
         trainer = self._trained()
         checkpoint.save(
             folder, self._layout, trainer.flat, trainer.optimizer, self._identity(), with_optimizer=optimizer
         )
 
     def restore(self, folder: Path) -> None:
+        """See Engine.restore."""
         trainer = self._trained()
         checkpoint.restore(folder, self._layout, trainer.flat, trainer.optimizer, self._identity())
 
     def export(self, folder: Path) -> None:
+        """See Engine.export."""
         export.export(self._model, self._folder, folder)
 
     def memory_bytes(self) -> int:
+        """See Engine.memory_bytes."""
         model, held = self._model, [self._model.base]
         if model.flat is not None and model.flat is not model.base:
             held.append(model.flat)
@@ -173,6 +182,7 @@ class TorchEngine(Engine):
         return sum(tensor.numel() * tensor.element_size() for tensor in held)
 
     def close(self) -> None:
+        """See Engine.close."""
         self._model.base = torch.empty(0)
         self._model.flat = None
         self._trainer = None

@@ -11,16 +11,18 @@ from safetensors import SafetensorError, safe_open
 
 from sapo_backends.base import BackendError, BackendUnavailable, EngineInfo, LoadRequest, ModelNotFound, Progress
 from sapo_backends.checkpoints.locate import resolve, weight_files
-from sapo_backends.checkpoints.spec import DecoderSpec, decoder_spec, why_not
+from sapo_backends.checkpoints.safetensors_numpy import elements
+from sapo_backends.checkpoints.spec import DecoderSpec, decoder_spec
 from sapo_backends.checkpoints.tokenizer import HfTokenizer, read_json
 from sapo_backends.common import hardware
 from sapo_backends.common.train_method import pick_method
-from sapo_backends.torch_backend.causal_lm import LeanModel, Model
+from sapo_backends.torch_backend.causal_lm import DecoderModel, Model
 from sapo_backends.torch_backend.engine import TorchEngine
 from sapo_backends.torch_backend.model.flat_parameters import Layout, decoder_layout
 from sapo_backends.torch_backend.model.lora import initialise, lora_layout
 from sapo_backends.torch_backend.native.compiler import is_there
 from sapo_backends.torch_backend.native.library import suits
+from sapo_backends.torch_backend.paths import why_transformers
 from sapo_backends.torch_backend.runtime.allocator import keep_memory
 from sapo_backends.torch_backend.runtime.workers import Workers
 
@@ -43,7 +45,7 @@ def is_present(kind: str) -> bool:
 
 
 def pick_device(name: str) -> torch.device:
-    """The device asked for, or the best one present. Raises BackendUnavailable."""
+    """The requested device, or the best one present. Raises BackendUnavailable."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -100,7 +102,7 @@ def _require(spec: DecoderSpec, parameters: int, trainable: int, compute: torch.
     hardware.require(needed, "Choose a smaller model, or the method lora.")
 
 
-def _lean(
+def _load_decoder(
     folder: Path, config: dict[str, object], request: LoadRequest, place: Place, progress: Progress | None
 ) -> Model:
     """A model that our own decoder computes, its adapter laid out."""
@@ -111,17 +113,17 @@ def _lean(
     trainable = {"full": layout.size, "none": 0}.get(method, adapter.size if adapter else 0)
     if place.device.type == "cpu":
         _require(spec, layout.size, trainable, place.compute)
-    kept = torch.float32 if method == "full" else place.compute
-    base = torch.empty(layout.size, dtype=kept, device=place.device)
+    stored = torch.float32 if method == "full" else place.compute
+    base = torch.empty(layout.size, dtype=stored, device=place.device)
     _read(folder, layout, base, progress)
     if progress is not None and suits(spec, place.device, place.compute, layout.size) and not is_there():
         progress(0.95, "compiling for this processor, once")
-    model = LeanModel(spec, layout, base, place.compute)
+    model = DecoderModel(spec, layout, base, place.compute)
     model.adapter_layout = adapter
     return model
 
 
-def _by_transformers(folder: Path, request: LoadRequest, place: Place) -> Model:
+def _load_transformers(folder: Path, request: LoadRequest, place: Place) -> Model:
     """Any other architecture, its adapter laid out."""
     stored = sum(file.stat().st_size for file in weight_files(folder))
     if place.device.type == "cpu":
@@ -129,10 +131,9 @@ def _by_transformers(folder: Path, request: LoadRequest, place: Place) -> Model:
     # Imported here: it pulls in transformers, which takes seconds.
     from sapo_backends.torch_backend.transformers_lm import TransformersModel, read_module
 
-    module = read_module(folder, torch.float32)
-    method = pick_method(request, sum(p.numel() for p in module.parameters()))
-    if method != "full":
-        module = module.to(place.compute)
+    method = pick_method(request, elements(folder, packed=1))
+    # Read in its type rather than cast afterwards: a cast would take the rotary tables along, which stay in float32.
+    module = read_module(folder, torch.float32 if method == "full" else place.compute)
     model = TransformersModel(module, place.device, place.compute)
     if method == "lora":
         model.adapter_layout = model.lora_layout(request.lora_rank)
@@ -159,8 +160,11 @@ def load_engine(request: LoadRequest, progress: Progress | None = None) -> Torch
     device = pick_device(request.device)
     place = Place(device, pick_precision(request.precision, device))
     keep_memory()
-    ours = not why_not(config)
-    model = _lean(folder, config, request, place, progress) if ours else _by_transformers(folder, request, place)
+    reason = why_transformers(config)
+    ours = not reason
+    model = (
+        _load_decoder(folder, config, request, place, progress) if ours else _load_transformers(folder, request, place)
+    )
     method = _make_trainable(model, request)
     info = EngineInfo(
         backend="torch",
@@ -172,7 +176,7 @@ def load_engine(request: LoadRequest, progress: Progress | None = None) -> Torch
         vocabulary=int(config.get("vocab_size", 0)),
         context_length=int(config.get("max_position_embeddings") or config.get("n_positions") or 2048),
         method=method,
-        extra={} if ours else {"computed_by": f"transformers ({why_not(config)})"},
+        extra={"computed_by": f"{model.computed_by} ({reason})" if reason else model.computed_by},
     )
     # transformers' modules hold state during a forward pass, so they get one worker, as very large models do.
     size = model.layout.size if ours else hardware.SHARDED_BELOW

@@ -19,7 +19,7 @@ from torch.func import functional_call
 from sapo_backends.base import BackendError, BackendUnavailable, ModelNotFound, TokenIds
 from sapo_backends.torch_backend.model.flat_parameters import Entry, Layout, Part
 from sapo_backends.torch_backend.model.lora import PREFIX, LoraWeights
-from sapo_backends.torch_backend.ops.logprobs import Scores
+from sapo_backends.torch_backend.ops.logprobs import TokenLogprobs
 from sapo_backends.torch_backend.ops.packing import Packed
 
 
@@ -32,7 +32,8 @@ class Bound:
 
 
 def read_module(folder: Path, dtype: torch.dtype) -> nn.Module:
-    """The model by transformers: safetensors only, no code from the folder. Raises BackendUnavailable, ModelNotFound."""
+    """The model by transformers: safetensors only, no code from the folder. Raises BackendUnavailable,
+    ModelNotFound."""
     try:
         from transformers import AutoModelForCausalLM
     except ImportError as error:
@@ -68,7 +69,13 @@ class TransformersModel:
 
     @property
     def device(self) -> torch.device:
+        """Where the weights lie."""
         return self.base.device
+
+    @property
+    def computed_by(self) -> str:
+        """See Model.computed_by."""
+        return "transformers"
 
     def linear_layers(self) -> dict[str, nn.Linear]:
         """Every linear layer but the unembedding, by its name."""
@@ -91,18 +98,20 @@ class TransformersModel:
         return Layout(entries)
 
     def _hook(self, name: str) -> Any:
-        def add(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        def add(_layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
             return output if self._adapter is None else output + self._adapter.delta(name, inputs[0])
 
         return add
 
     def weights(self, trained: Mapping[str, Tensor] | None) -> Bound:
+        """See Model.weights."""
         if self.adapter_layout is None and trained is not None:
             return Bound(trained, None)
         adapter = None if trained is None else LoraWeights(trained, self.rank, self.alpha / self.rank)
         return Bound(self.layout.views(self.base.to(self.compute)), adapter)
 
-    def drawing(self, trained: Mapping[str, Tensor] | None) -> Bound:
+    def decode_weights(self, trained: Mapping[str, Tensor] | None) -> Bound:
+        """See Model.decode_weights."""
         return self.weights(trained)
 
     def forward(self, bound: Bound, positions: Tensor, **inputs: Any) -> Any:
@@ -115,10 +124,12 @@ class TransformersModel:
         finally:
             self._adapter = None
 
-    def session(self, prompts: Sequence[TokenIds], owner: Tensor, steps: int, drawing: Bound) -> TransformersSession:
-        return TransformersSession(self, prompts, owner, drawing)
+    def session(self, prompts: Sequence[TokenIds], owner: Tensor, _steps: int, weights: Bound) -> TransformersSession:
+        """See Model.session."""
+        return TransformersSession(self, prompts, owner, weights)
 
-    def score(self, packed: Packed, weights: Bound, temperature: float) -> Scores:
+    def token_logprobs(self, packed: Packed, weights: Bound, temperature: float) -> TokenLogprobs:
+        """See Model.token_logprobs."""
         texts = [[*prompt, *completion[:-1]] for prompt, completion in packed.pairs]
         width = max(map(len, texts))
         rows = torch.tensor([text + [0] * (width - len(text)) for text in texts], device=self.device)
@@ -130,11 +141,11 @@ class TransformersModel:
         at = prompts[packed.sequence] - 1 + step
         logprobs = (logits[packed.sequence, at].float() / temperature).log_softmax(dim=-1)  # (T, V)
         entropy = -(logprobs.detach().exp() * logprobs.detach()).sum(dim=-1)
-        return Scores(logprobs.gather(1, packed.targets[:, None])[:, 0], entropy)
+        return TokenLogprobs(logprobs.gather(1, packed.targets[:, None])[:, 0], entropy)
 
     @torch.no_grad()
     def merged(self) -> dict[str, Tensor]:
-        """Weights by name, the adapter added in float32, in the type they are kept in."""
+        """Weights by name, the adapter added in float32, in the type they are stored in."""
         result = {name: view.clone() for name, view in self.layout.views(self.base).items()}
         if self.adapter_layout is not None and self.flat is not None:
             adapter = self.adapter_layout.views(self.flat)
@@ -163,10 +174,12 @@ class TransformersSession:
         self.keep(owner)
 
     def keep(self, rows: Tensor) -> None:
+        """See Session.keep."""
         self._cache.batch_select_indices(rows)
         self._real, self._positions, self.logits = self._real[rows], self._positions[rows], self.logits[rows]
 
     def step(self, tokens: Tensor) -> None:
+        """See Session.step."""
         self._real = torch.cat((self._real, self._real.new_ones(len(tokens), 1)), dim=1)
         self._positions = self._positions + 1
         self.logits = self._model.forward(

@@ -1,4 +1,5 @@
-"""Where a gain comes from: held-out pass@1 by task, the gain without the task that gained most, and with swapped answers."""
+"""Where a gain comes from: held-out pass@1 by task, the gain without the task that gained most, and what the
+answer-permutation check leaves of it."""
 
 from __future__ import annotations
 
@@ -13,11 +14,12 @@ from sapo_swarm.evaluation import Interval
 
 
 def heads(tasks: Sequence[str]) -> tuple[str, ...]:
+    """The columns of `lines`."""
     return ("arm", "compared with", *tasks, "gain", "without the task that gained most", "gain without it")
 
 
 def tasks_of(found: Mapping[str, Sequence[RunResult]]) -> list[str]:
-    """In the order in which they were asked."""
+    """The tasks that were evaluated, in order of first appearance."""
     points = [run.last for runs in found.values() for run in runs if run.last is not None]
     return list(dict.fromkeys(task for point in points for task in point.tasks))
 
@@ -38,8 +40,8 @@ def lines(experiment: Experiment, found: Mapping[str, Sequence[RunResult]]) -> l
             cells = [_cell(both, task) for task in tasks]
             gain, left_out, without = split(mine, theirs)
             shown = experiment.arm(other).shown if other else "–"
-            told = (percent(gain, 0, signed=True), left_out or "–", percent(without, 0, signed=True))
-            result.append((arm.shown, shown, *cells, *told))
+            summary = (percent(gain, 0, signed=True), left_out or "–", percent(without, 0, signed=True))
+            result.append((arm.shown, shown, *cells, *summary))
     return result
 
 
@@ -62,33 +64,34 @@ def split(mine: Mapping[int, HeldOut], theirs: Mapping[int, HeldOut]) -> tuple[I
 
 
 def permuted_heads(tasks: Sequence[str]) -> tuple[str, ...]:
+    """The columns of `permuted_lines`."""
     return ("arm", "compared with", *tasks, "all", "all, less answer-permutation score", "gain in that")
 
 
 def permuted_lines(experiment: Experiment, found: Mapping[str, Sequence[RunResult]]) -> list[tuple[str, ...]]:
-    """A line for every arm where it was measured, and for every arm that it is compared with: pass@1 in percent, and with answers
-    to other questions, means over seeds; the difference, and its relative gain paired by seed."""
+    """A line for every arm where it was measured, and for every arm that it is compared with: pass@1 in percent, and that
+    of the answer-permutation check, means over seeds; the difference, and its relative gain paired by seed."""
     tasks = tasks_of(found)
     result: list[tuple[str, ...]] = []
     for arm in experiment.arms:
         points = _permuted(found.get(arm.name, ()))
-        asked = [task for task in tasks if all(task in point.tasks for point in points.values())]
-        if not points or not asked:
+        measured = [task for task in tasks if all(task in point.tasks for point in points.values())]
+        if not points or not measured:
             continue
-        pairs = [[(point.tasks[task], point.permuted[task]) for task in asked] for point in points.values()]
-        means = 100 * np.array(pairs, dtype=np.float64).mean(axis=0)  # (asked, 2)
-        told = {task: f"{own:.1f} : {permuted:.1f}" for task, (own, permuted) in zip(asked, means, strict=True)}
+        pairs = [[(point.tasks[task], point.permuted[task]) for task in measured] for point in points.values()]
+        means = 100 * np.array(pairs, dtype=np.float64).mean(axis=0)  # (measured, 2)
+        by_task = {task: f"{own:.1f} : {permuted:.1f}" for task, (own, permuted) in zip(measured, means, strict=True)}
         own, permuted = means.mean(axis=0)
-        read = _read(points)
-        cells = (*(told.get(task, "–") for task in tasks), f"{own:.1f} : {permuted:.1f}")
+        score = _reading_score(points)
+        cells = (*(by_task.get(task, "–") for task in tasks), f"{own:.1f} : {permuted:.1f}")
         for other in [name for name in arm.against if _permuted(found.get(name, ()))] or [""]:
-            gain = paired_gain(read, _read(_permuted(found.get(other, ()))))
+            gain = paired_gain(score, _reading_score(_permuted(found.get(other, ()))))
             shown = experiment.arm(other).shown if other else "–"
             line = (
                 arm.shown,
                 shown,
                 *cells,
-                percent(mean_interval(list(read.values())), 2),
+                percent(mean_interval(list(score.values())), 2),
                 percent(gain, 0, signed=True),
             )
             result.append(line)
@@ -96,12 +99,12 @@ def permuted_lines(experiment: Experiment, found: Mapping[str, Sequence[RunResul
 
 
 def _permuted(runs: Sequence[RunResult]) -> dict[int, HeldOut]:
-    """The last results of the seeds where every task was measured with answers to other questions too."""
+    """The last results of the seeds where the answer-permutation check covered every task."""
     return {seed: point for seed, point in _last(runs).items() if set(point.tasks) <= point.permuted.keys()}
 
 
-def _read(points: Mapping[int, HeldOut]) -> dict[int, float]:
-    """Seed -> pass@1 over all tasks less what answers to other questions score."""
+def _reading_score(points: Mapping[int, HeldOut]) -> dict[int, float]:
+    """Seed -> pass@1 over all tasks less that of the answer-permutation check."""
     return {seed: float(np.mean([p.tasks[t] - p.permuted[t] for t in p.tasks])) for seed, p in points.items()}
 
 
@@ -110,9 +113,9 @@ def _last(runs: Sequence[RunResult]) -> dict[int, HeldOut]:
 
 
 def _cell(both: Sequence[Mapping[int, HeldOut]], task: str) -> str:
-    """Means over seeds; "–" where the arm does not ask the task."""
-    asked = [[point.tasks[task] for point in points.values() if task in point.tasks] for points in both]
-    return " : ".join(f"{100 * float(np.mean(values)):.1f}" if values else "–" for values in asked if asked[0]) or "–"
+    """Means over seeds; "–" where the arm does not have the task."""
+    rates = [[point.tasks[task] for point in points.values() if task in point.tasks] for points in both]
+    return " : ".join(f"{100 * float(np.mean(values)):.1f}" if values else "–" for values in rates if rates[0]) or "–"
 
 
 def _gain(

@@ -12,7 +12,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from sapo_lab.report.results import Floats, RunResult
-from sapo_lab.report.statistics import informative_share
+from sapo_lab.report.statistics import nonzero_advantage_share
 from sapo_lab.report.table import Row
 from sapo_lab.schema import Experiment
 
@@ -49,17 +49,18 @@ def draw(experiment: Experiment, found: Found, rows: Sequence[Row], folder: Path
         (
             "figure-2",
             "After Figure 2 of the paper: moving averages. Left: the whole batch, external groups included, which the "
-            "paper seems to plot. Right, same scale: the nodes' own groups only. Bands: the range over seeds.",
+            "paper seems to plot. Right, same scale: the nodes' local groups only. Bands: the range over seeds.",
             lambda: _smoothed(settings, names),
         ),
         (
             "held-out",
-            "Held-out pass@1, mean over nodes: by rounds and by tokens generated. A line a seed.",
+            "Held-out pass@1, mean over nodes, by what it cost: rounds, generated tokens, seconds in rounds. A line a seed. "
+            "Points on the way are placed as if all rounds of a run took equally long.",
             lambda: _held_out(settings, names),
         ),
         (
             "regimes",
-            "Left: informative own groups against the base success rate p. The line is 1-(1-p)^G-p^G; "
+            "Left: non-zero-advantage local groups against the base success rate p. The line is 1-(1-p)^G-p^G; "
             "crosses are its mean over the tasks. Right: gain of "
             "each arm over the one it is compared with, against p.",
             lambda: _regimes(experiment, found, rows),
@@ -71,23 +72,23 @@ def draw(experiment: Experiment, found: Found, rows: Sequence[Row], folder: Path
         ),
         (
             "planted",
-            "Share of the honest nodes' completions that hold the hostile nodes' sentence.",
+            "Share of the honest nodes' completions with the hostile nodes' sentence.",
             lambda: _over_rounds(found, names, "planted", "completions with the planted sentence, %"),
         ),
         (
             "judge",
-            "The judge's question of each round: share of nodes that answer it rightly, moving average over rounds.",
-            lambda: _over_rounds(found, names, "judged", "right answers to the judge, %"),
+            "The judge's question of each round: share of nodes that answer it correctly, moving average over rounds.",
+            lambda: _over_rounds(found, names, "judged", "correct answers to the judge, %"),
         ),
     )
-    drawn: list[tuple[str, Path]] = []
+    written: list[tuple[str, Path]] = []
     for name, caption, plot in plots:
         figure = plot()
         if figure is not None:
             path = folder / f"{name}.png"
             FigureCanvasAgg(figure).print_png(str(path), metadata={"Software": None})
-            drawn.append((caption, path))
-    return drawn
+            written.append((caption, path))
+    return written
 
 
 def moving_average(values: Floats, window: int) -> Floats:
@@ -124,7 +125,7 @@ def _colour(position: int) -> str:
 
 
 def _settings(experiment: Experiment, found: Found) -> list[Found]:
-    """The arms that were run, those that ask the same questions together: only their rates share an axis."""
+    """The arms that were run, those with the same tasks and preset together: only their rates share an axis."""
     by_setting: dict[tuple[str, tuple[str, ...]], dict[str, Sequence[RunResult]]] = {}
     for name, runs in found.items():
         arm = experiment.arm(name)
@@ -151,7 +152,7 @@ def _smoothed(settings: Sequence[Found], names: Mapping[str, str]) -> Figure:
     figure, axes = _figure(2, len(settings))
     for found, left, right in zip(settings, axes[::2], axes[1::2], strict=True):
         window = _window(found)
-        for axis, name, title in ((left, "batch", "whole batch"), (right, "local", "own groups")):
+        for axis, name, title in ((left, "batch", "whole batch"), (right, "local", "local groups")):
             for position, (arm, runs) in enumerate(found.items()):
                 curves = np.stack([moving_average(row, window) for row in _stack(runs, name)])
                 axis.plot(curves.mean(axis=0), color=_colour(position), label=names[arm])
@@ -168,17 +169,20 @@ def _smoothed(settings: Sequence[Found], names: Mapping[str, str]) -> Figure:
 def _held_out(settings: Sequence[Found], names: Mapping[str, str]) -> Figure | None:
     if not any(run.held_out for found in settings for runs in found.values() for run in runs):
         return None
-    figure, axes = _figure(2, len(settings))
-    for found, left, right in zip(settings, axes[::2], axes[1::2], strict=True):
+    figure, axes = _figure(3, len(settings))
+    for found, left, middle, right in zip(settings, axes[::3], axes[1::3], axes[2::3], strict=True):
         for position, (arm, runs) in enumerate(found.items()):
             for number, run in enumerate(runs):
                 label = names[arm] if number == 0 else None
                 rates = [100 * h.pass_at_1 for h in run.held_out]
                 style: dict[str, Any] = {"color": _colour(position), "marker": ".", "alpha": 0.7, "linewidth": 1.2}
                 left.plot([h.round for h in run.held_out], rates, label=label, **style)
-                right.plot([h.tokens / 1e6 for h in run.held_out], rates, **style)
+                middle.plot([h.tokens / run.nodes / 1e3 for h in run.held_out], rates, **style)
+                seconds = run.seconds / run.nodes / max(run.rounds, 1)
+                right.plot([h.round * seconds for h in run.held_out], rates, **style)
         left.set(xlabel="round", ylabel="held-out pass@1, %")
-        right.set(xlabel="tokens generated by all nodes, millions", ylabel="held-out pass@1, %")
+        middle.set(xlabel="tokens generated by a node, thousands")
+        right.set(xlabel="seconds in rounds, a node (wall clock, one thread)")
         left.legend(fontsize=8)
     return figure
 
@@ -190,21 +194,24 @@ def _regimes(experiment: Experiment, found: Found, rows: Sequence[Row]) -> Figur
         return None
     figure, axes = _figure(2)
     size = experiment.arms[0].run.group_size
-    axes[0].set(xscale="log", xlabel="base pass@1, %", ylabel="informative own groups, first 20 rounds, %")
+    axes[0].set(xscale="log", xlabel="base pass@1, %", ylabel="non-zero-advantage local groups, first 20 rounds, %")
     axes[1].set(xscale="log", yscale="symlog", xlabel="base pass@1, %", ylabel="gain, %")
     grid = np.geomspace(0.001, 0.6, 200)
     axes[0].plot(
-        100 * grid, [100 * informative_share(float(p), size) for p in grid], color="#888888", label="predicted from p"
+        100 * grid,
+        [100 * nonzero_advantage_share(float(p), size) for p in grid],
+        color="#888888",
+        label="predicted from p",
     )
     bases = [(run, run.base) for runs in found.values() for run in runs if run.base is not None]
     rates = [100 * base.pass_at_1 for _, base in bases]
     early = [100 * float(np.nanmean(run.nonzero_advantage[:20])) for run, _ in bases]
-    by_task = [100 * np.mean([informative_share(p, size) for p in base.tasks.values()]) for _, base in bases]
+    by_task = [100 * np.mean([nonzero_advantage_share(p, size) for p in base.tasks.values()]) for _, base in bases]
     axes[0].plot(rates, early, ".", color=_colour(0), label="measured")
     axes[0].plot(rates, by_task, "x", color=_colour(1), label="predicted from each task's own p")
     gains = {
         "batch": [(row.base.value, row.batch.gain.value) for row in compared],
-        "own": [(row.base.value, row.local.gain.value) for row in compared],
+        "local": [(row.base.value, row.local.gain.value) for row in compared],
         "held-out": [(row.base.value, row.held_out.gain.value) for row in compared],
     }
     for position, (title, points) in enumerate(gains.items()):

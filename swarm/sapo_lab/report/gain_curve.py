@@ -1,4 +1,4 @@
-"""Held-out gains on the way: what an arm is ahead of another when both had generated as many tokens.
+"""The gain curve: held-out pass@1 of an arm against another's when both had generated as many tokens.
 
 The end of a run alone says little about an arm that learns fast and then forgets, or that stops with fewer tokens.
 """
@@ -17,6 +17,7 @@ SHARES = (0.125, 0.25, 0.5, 0.75, 1.0)
 
 
 def heads() -> tuple[str, ...]:
+    """The columns of `lines`."""
     return ("arm", "compared with", *(f"after {100 * share:g} % of its tokens" for share in SHARES))
 
 

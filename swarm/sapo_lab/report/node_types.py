@@ -1,4 +1,4 @@
-"""Arms whose nodes differ: what each kind of node has learnt."""
+"""Arms whose nodes differ: what each type of node has learnt."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from sapo_lab.conditions import kind
+from sapo_lab.conditions import node_type
 from sapo_lab.report.results import NodeResult, RunResult
 from sapo_lab.report.statistics import mean_interval, paired_gain, percent
 from sapo_lab.schema import Arm, Experiment
 
 
 def heads() -> tuple[str, ...]:
+    """The columns of `lines`."""
     return (
         "arm",
-        "kind of node",
+        "type of node",
         "nodes",
         "base pass@1",
         "held-out pass@1",
@@ -26,13 +27,13 @@ def heads() -> tuple[str, ...]:
 
 
 def lines(experiment: Experiment, found: Mapping[str, Sequence[RunResult]]) -> list[tuple[str, ...]]:
-    """A line for every kind of node of an arm with several, and for every arm with such nodes that it is compared with."""
+    """A line for every type of node of an arm with several, and for every arm with such nodes that it is compared with."""
     result: list[tuple[str, ...]] = []
     for arm in experiment.arms:
-        mine = by_kind(arm, found.get(arm.name, ()))
+        mine = by_node_type(arm, found.get(arm.name, ()))
         if len(mine) < 2:
             continue
-        others = {name: by_kind(experiment.arm(name), found.get(name, ())) for name in arm.against}
+        others = {name: by_node_type(experiment.arm(name), found.get(name, ())) for name in arm.against}
         for label, nodes in mine.items():
             passed = _over_seeds(nodes, "pass_at_1")
             beside = [name for name in others if label in others[name]]
@@ -53,12 +54,12 @@ def lines(experiment: Experiment, found: Mapping[str, Sequence[RunResult]]) -> l
     return result
 
 
-def by_kind(arm: Arm, runs: Sequence[RunResult]) -> dict[str, dict[int, list[NodeResult]]]:
-    """Kind -> seed -> its nodes at the end of the run; of finished runs, none where all nodes are alike."""
+def by_node_type(arm: Arm, runs: Sequence[RunResult]) -> dict[str, dict[int, list[NodeResult]]]:
+    """Node type -> seed -> its nodes at the end of the run; of finished runs, none where all nodes are alike."""
     found: dict[str, dict[int, list[NodeResult]]] = {}
     for run in runs:
         for index, node in enumerate(run.at_end):
-            if label := kind(arm, index):
+            if label := node_type(arm, index):
                 found.setdefault(label, {}).setdefault(run.seed, []).append(node)
     return found
 

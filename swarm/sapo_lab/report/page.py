@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
@@ -12,48 +13,49 @@ import jinja2
 
 from sapo_lab.report import by_task, gain_curve, node_types
 from sapo_lab.report.results import comparable, load_all
-from sapo_lab.report.saved_runs import keep, with_kept
+from sapo_lab.report.saved_runs import save_runs, with_saved_runs
 from sapo_lab.report.table import HEADS, MORE_HEADS, Row, cells, more_cells, rows, sentence
 from sapo_lab.schema import BadExperiment, Experiment
 
 NOTE = (
     "Means over seeds with 95 % intervals (Student's t; none with one seed). Totals are sums over nodes "
     "and rounds. Gains are relative, paired by seed; those of rewards are of the mean a node and round. Batch "
-    "reward counts external groups, which were filtered for success before they were counted; own reward counts what "
-    "the nodes themselves drew, unfiltered; held-out pass@1 counts fixed questions that no training seed reaches."
+    "reward counts external groups, which were filtered for success before they were counted; local reward counts what "
+    "the nodes themselves generated, unfiltered; held-out pass@1 counts fixed questions that no training seed reaches."
 )
-ALONG = (
-    "On the way: held-out pass@1 of the arm and of the one it is compared with when both had generated as many tokens, and "
+GAIN_CURVE_NOTE = (
+    "The gain curve: held-out pass@1 of the arm and of the one it is compared with when both had generated as many tokens, and "
     "the relative gain, paired by seed. The share is of all tokens that the arm compared with generated; where nothing was "
     "measured, the straight line between two evaluations."
 )
 
-TASKS = (
+BY_TASK_NOTE = (
     "By task: held-out pass@1 at the end in percent, of the arm and of the one it is compared with, means over seeds; the "
     "gain over all tasks, and the gain without the task that gained most, which says how much of it is one task's."
 )
-PERMUTED = (
-    "With swapped answers: held-out pass@1 at the end in percent, and what it would be if each question got the answer that "
-    "the same node gave to another question of the task, over the seeds where it was measured. What remains then does not "
-    "come from reading the question; less that, and the relative gain in it, paired by seed, are the last two columns."
+PERMUTATION_NOTE = (
+    "Answer-permutation check: held-out pass@1 at the end in percent, and what it would be if each question got the answer "
+    "that the same node gave to another question of the task, over the seeds where it was measured. What remains is an "
+    "answer-only shortcut: it does not come from reading the question. pass@1 less that, and the relative gain in it, "
+    "paired by seed, are the last two columns."
 )
-KINDS = (
-    "Nodes that differ: what each kind has learnt at the end, each node on the held-out questions that it answered (its "
-    "untrained model on the same ones), and the relative gain over nodes of that kind in the arm compared with."
+NODE_TYPES_NOTE = (
+    "Nodes that differ: what each type has learnt at the end, each node on the held-out questions that it answered (its "
+    "untrained model on the same ones), and the relative gain over nodes of that type in the arm compared with."
 )
 
 
 @dataclass(frozen=True, slots=True)
 class _Contents:
-    """What both pages show. on_the_way: lines of gain_curve.py; by_task, swapped: heads and lines of by_task.py;
-    by_kind: lines of node_types.py. figures: caption and file. command: runs the experiment."""
+    """What both pages show. gain_curve: lines of gain_curve.py; by_task, permuted: heads and lines of by_task.py;
+    node_types: lines of node_types.py. figures: caption and file. command: runs the experiment."""
 
     experiment: Experiment
     table: Sequence[Row]
-    on_the_way: Sequence[Sequence[str]]
+    gain_curve: Sequence[Sequence[str]]
     by_task: Sequence[Sequence[str]]
     permuted: Sequence[Sequence[str]]
-    by_kind: Sequence[Sequence[str]]
+    node_types: Sequence[Sequence[str]]
     figures: Sequence[tuple[str, Path]]
     command: str
     versions: str
@@ -65,13 +67,14 @@ class _Contents:
 
 
 def write(experiment: Experiment, out: Path, to: Path, command: str) -> list[Path]:
-    """The files written; runs that have finished are kept beside the report, and those kept there before are in it (kept.py).
+    """The files written. Runs that have finished are saved beside the report, and those saved there before are in it
+    (saved_runs.py).
 
     Raises BadExperiment without runs, ModuleNotFoundError without matplotlib, OSError.
     """
     from sapo_lab.report.figures import draw
 
-    everything = with_kept(experiment, load_all(experiment, out), to)
+    everything = with_saved_runs(experiment, load_all(experiment, out), to)
     if not everything:
         raise BadExperiment(f"There is no run of {experiment.name} in {out}. Start one: sapo-desktop lab run.")
     found = comparable(everything)
@@ -93,7 +96,7 @@ def write(experiment: Experiment, out: Path, to: Path, command: str) -> list[Pat
     pages = {"report.html": _html(contents), "report.md": _markdown(contents)}
     for name, text in pages.items():
         (to / name).write_text(text, encoding="utf-8")
-    return [*(to / name for name in pages), *(path for _, path in figures), *keep(everything, out, to)]
+    return [*(to / name for name in pages), *(path for _, path in figures), *save_runs(everything, out, to)]
 
 
 def setting(experiment: Experiment, table: Sequence[Row]) -> str:
@@ -135,18 +138,18 @@ def _html(contents: _Contents) -> str:
         sentences=contents.sentences,
         heads=HEADS,
         table=[cells(row, names) for row in contents.table],
-        along_note=ALONG,
-        along_heads=gain_curve.heads(),
-        along=contents.on_the_way,
-        tasks_note=TASKS,
+        gain_curve_note=GAIN_CURVE_NOTE,
+        gain_curve_heads=gain_curve.heads(),
+        gain_curve=contents.gain_curve,
+        tasks_note=BY_TASK_NOTE,
         tasks_heads=contents.by_task[0],
         tasks=contents.by_task[1:],
-        permuted_note=PERMUTED,
+        permuted_note=PERMUTATION_NOTE,
         permuted_heads=contents.permuted[0],
         permuted=contents.permuted[1:],
-        kinds_note=KINDS,
-        kinds_heads=node_types.heads(),
-        kinds=contents.by_kind,
+        node_types_note=NODE_TYPES_NOTE,
+        node_types_heads=node_types.heads(),
+        node_types=contents.node_types,
         more_heads=MORE_HEADS,
         more=list(dict.fromkeys(more_cells(row) for row in contents.table)),
         figures=[(caption, base64.b64encode(path.read_bytes()).decode()) for caption, path in contents.figures],
@@ -157,28 +160,32 @@ def _html(contents: _Contents) -> str:
 
 def _markdown(contents: _Contents) -> str:
     names = _names(contents.experiment)
-    said = [f"- {text}" for text in contents.sentences]
+    said = [_wrapped(f"- {text}", "  ") for text in contents.sentences]
     parts = [
         f"# {contents.experiment.title or contents.experiment.name}",
         contents.experiment.question,
-        setting(contents.experiment, contents.table),
+        _wrapped(setting(contents.experiment, contents.table)),
         "\n".join(said) or "No arm is compared with another.",
-        NOTE,
+        _wrapped(NOTE),
         _grid(HEADS, [cells(row, names) for row in contents.table]),
-        ALONG if contents.on_the_way else "",
-        _grid(gain_curve.heads(), contents.on_the_way) if contents.on_the_way else "",
-        TASKS if contents.by_task[1:] else "",
+        _wrapped(GAIN_CURVE_NOTE) if contents.gain_curve else "",
+        _grid(gain_curve.heads(), contents.gain_curve) if contents.gain_curve else "",
+        _wrapped(BY_TASK_NOTE) if contents.by_task[1:] else "",
         _grid(contents.by_task[0], contents.by_task[1:]) if contents.by_task[1:] else "",
-        PERMUTED if contents.permuted[1:] else "",
+        _wrapped(PERMUTATION_NOTE) if contents.permuted[1:] else "",
         _grid(contents.permuted[0], contents.permuted[1:]) if contents.permuted[1:] else "",
-        KINDS if contents.by_kind else "",
-        _grid(node_types.heads(), contents.by_kind) if contents.by_kind else "",
+        _wrapped(NODE_TYPES_NOTE) if contents.node_types else "",
+        _grid(node_types.heads(), contents.node_types) if contents.node_types else "",
         _grid(MORE_HEADS, list(dict.fromkeys(more_cells(row) for row in contents.table))),
-        *(f"![{caption}]({path.name})\n\n{caption}" for caption, path in contents.figures),
+        *(f"![{path.stem}]({path.name})\n\n{_wrapped(caption)}" for caption, path in contents.figures),
         "Run a row again:\n\n" + "\n".join(f"    {line}" for line in commands(contents.table, contents.command)),
-        contents.versions,
+        _wrapped(contents.versions),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _wrapped(text: str, indent: str = "") -> str:
+    return textwrap.fill(text, 120, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def _grid(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:

@@ -1,63 +1,82 @@
 """Finished runs, small enough to lie beside the report: a table grows by seeds that ran elsewhere or long ago, and anybody can
 check its figures, when the journals (hundreds of megabytes) are gone.
 
-TO/runs/<arm>-seed-1.msgpack.gz        settings and sapo_lab.report.results.RunResult of one run
+TO/runs.msgpack.zst                    settings and sapo_lab.report.results.RunResult of every run
+TO/runs/<arm>-seed-1.msgpack.gz        an older layout, one file a run; read, not written
 """
 
 from __future__ import annotations
 
 import gzip
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
+import zstandard
 
 from sapo_lab.report.results import Floats, RunResult
 from sapo_lab.running.run import Settings, digest, run_folder, settings_of
 from sapo_lab.schema import BadExperiment, Experiment
 
-FOLDER = "runs"
+FILE = "runs.msgpack.zst"
+OLD_FOLDER = "runs"
 ROUNDED = np.dtype("<f4")
 """Of what each round measured: seven digits."""
+_LEVEL = 19
 
 
-class Kept(msgspec.Struct, frozen=True):
+class SavedRun(msgspec.Struct, frozen=True):
+    """One run: under which settings, and what its journals said."""
+
     settings: Settings
     result: RunResult
 
+    @property
+    def key(self) -> tuple[str, int]:
+        """(arm, seed)."""
+        return self.settings.arm.name, self.settings.seed
 
-def keep(found: Mapping[str, Sequence[RunResult]], out: Path, to: Path) -> list[Path]:
-    """Write the finished runs whose journals are in out; gives the files that changed. Raises OSError, msgspec.MsgspecError."""
-    written: list[Path] = []
+
+class _Pack(msgspec.Struct, frozen=True):
+    runs: tuple[SavedRun, ...]
+    format: int = 1
+
+
+def save_runs(found: Mapping[str, Sequence[RunResult]], out: Path, to: Path) -> list[Path]:
+    """Add the finished runs whose journals are in `out` to what is saved; gives the file where it changed.
+
+    Raises BadExperiment where the saved file is damaged, OSError, msgspec.MsgspecError.
+    """
+    new: list[SavedRun] = []
     for run in (run for runs in found.values() for run in runs):
         folder = run_folder(out, run.arm, run.seed)
-        if not (folder / "done.json").exists() or run.last is None:
-            continue
-        kept = Kept(msgspec.json.decode((folder / "arm.json").read_bytes(), type=Settings), run)
-        path = to / FOLDER / f"{run.arm}-seed-{run.seed}.msgpack.gz"
-        content = gzip.compress(msgspec.msgpack.encode(kept, enc_hook=_bytes), mtime=0)
-        if not path.exists() or path.read_bytes() != content:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            partial = path.with_suffix(".partial")
-            partial.write_bytes(content)
-            partial.replace(path)
-            written.append(path)
-    return written
+        if (folder / "done.json").exists() and run.last is not None:
+            new.append(SavedRun(msgspec.json.decode((folder / "arm.json").read_bytes(), type=Settings), run))
+    if not new:
+        return []
+    content = encode([*read(to), *new])
+    path = to / FILE
+    if path.exists() and path.read_bytes() == content:
+        return []
+    to.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".partial")
+    partial.write_bytes(content)
+    partial.replace(path)
+    return [path]
 
 
-def with_kept(experiment: Experiment, found: Mapping[str, Sequence[RunResult]], to: Path) -> dict[str, list[RunResult]]:
-    """What was found in journals, and the kept runs that are not among them; by arm in the experiment's order, then by seed.
+def with_saved_runs(
+    experiment: Experiment, found: Mapping[str, Sequence[RunResult]], to: Path
+) -> dict[str, list[RunResult]]:
+    """What was found in journals, and the saved runs that are not among them; by arm in the experiment's order, then by seed.
 
-    A kept run counts before one that has not finished. Raises BadExperiment for a file that is none of this experiment's runs.
+    A saved run counts before one that has not finished. Raises BadExperiment for a damaged file, and for a run of another
+    experiment or of other settings.
     """
-    runs = {
-        (run.arm, run.seed): run
-        for path in sorted((to / FOLDER).glob("*.msgpack.gz"))
-        for run in [_read(path, experiment)]
-    }
+    runs = {saved.key: _checked(saved, experiment, to) for saved in read(to)}
     runs |= {
         (run.arm, run.seed): run
         for some in found.values()
@@ -68,16 +87,37 @@ def with_kept(experiment: Experiment, found: Mapping[str, Sequence[RunResult]], 
     return {name: [runs[key] for key in sorted(runs) if key[0] == name] for name in names}
 
 
-def _read(path: Path, experiment: Experiment) -> RunResult:
+def encode(runs: Iterable[SavedRun]) -> bytes:
+    """The content of FILE: of runs with the same arm and seed the last, sorted, so that equal runs give equal bytes."""
+    latest = {run.key: run for run in runs}
+    pack = _Pack(tuple(latest[key] for key in sorted(latest)))
+    return zstandard.ZstdCompressor(level=_LEVEL).compress(msgspec.msgpack.encode(pack, enc_hook=_bytes))
+
+
+def read(to: Path) -> list[SavedRun]:
+    """All runs saved beside a report, those of the older layout first. Raises BadExperiment for a damaged file, OSError."""
+    runs = [_decoded(path, SavedRun, gzip.decompress) for path in sorted((to / OLD_FOLDER).glob("*.msgpack.gz"))]
+    path = to / FILE
+    return [*runs, *(_decoded(path, _Pack, zstandard.ZstdDecompressor().decompress).runs if path.exists() else ())]
+
+
+def _decoded(path: Path, kind: Any, decompress: Any) -> Any:
     try:
-        kept = msgspec.msgpack.decode(gzip.decompress(path.read_bytes()), type=Kept, dec_hook=_array)
-    except (OSError, EOFError, zlib.error, ValueError, msgspec.MsgspecError) as error:
-        raise BadExperiment(f"{path} is no kept run ({error}). Move it away, and run that row again.") from error
-    arm = experiment.arm(kept.settings.arm.name)
-    ran = msgspec.structs.replace(arm, run=msgspec.structs.replace(arm.run, device=kept.settings.arm.run.device))
-    if digest(kept.settings) != digest(settings_of(experiment, ran, kept.settings.seed)):
-        raise BadExperiment(f"{path} was run with other settings. Move it away, or report elsewhere with --to.")
-    return kept.result
+        return msgspec.msgpack.decode(decompress(path.read_bytes()), type=kind, dec_hook=_array)
+    except (OSError, EOFError, zlib.error, zstandard.ZstdError, ValueError, msgspec.MsgspecError) as error:
+        raise BadExperiment(f"{path} holds no saved runs ({error}). Move it away, and run its rows again.") from error
+
+
+def _checked(saved: SavedRun, experiment: Experiment, to: Path) -> RunResult:
+    """The result; the device is not compared, everything else is."""
+    arm = experiment.arm(saved.settings.arm.name)
+    ran = msgspec.structs.replace(arm, run=msgspec.structs.replace(arm.run, device=saved.settings.arm.run.device))
+    if digest(saved.settings) != digest(settings_of(experiment, ran, saved.settings.seed)):
+        raise BadExperiment(
+            f"{to}: {arm.name} with seed {saved.settings.seed} was run with other settings. Move {FILE} away, or report "
+            "elsewhere with --to."
+        )
+    return saved.result
 
 
 def _bytes(value: object) -> bytes:

@@ -14,6 +14,7 @@ _T975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 
 
 
 def t_quantile(freedom: int) -> float:
+    """The 97.5 % quantile of Student's t with so many degrees of freedom."""
     return _T975[freedom - 1] if freedom <= len(_T975) else 1.96 + 2.4 / freedom
 
 
@@ -45,7 +46,7 @@ def paired_gain(values: Mapping[int, float], against: Mapping[int, float]) -> In
     return Interval(ratio - 1.0, ratio - 1.0 + spread.low, ratio - 1.0 + spread.high)
 
 
-def informative_share(p: float, size: int) -> float:
+def nonzero_advantage_share(p: float, size: int) -> float:
     """Chance that a group of so many independent completions with success rate p has unequal rewards."""
     return 1.0 - (1.0 - p) ** size - p**size
 

@@ -32,8 +32,9 @@ class Row:
     """One arm beside one other (or none). Totals are sums over nodes and rounds.
 
     paper: the paper's total, NaN where it has no such arm. held_out: pass@1 on all items at the end. equal_tokens:
-    pass@1 of this arm and the gain over the other when both had generated as many tokens as the shorter of the two. taught: own
-    groups with signal and external groups that a node has trained on, which is what an update costs.
+    pass@1 of this arm and the gain over the other when both had generated as many tokens as the shorter of the two.
+    trained_groups: local groups with a non-zero advantage and external groups that a node has trained on.
+    round_seconds: wall clock of a node in all phases of its rounds, without evaluations.
     """
 
     arm: Arm
@@ -54,8 +55,9 @@ class Row:
     planted: Interval
     tokens: Interval
     megabytes: Interval
+    round_seconds: Interval
     minutes: Interval
-    taught: tuple[float, float]
+    trained_groups: tuple[float, float]
     judged: str
 
 
@@ -64,10 +66,10 @@ def rows(experiment: Experiment, found: Mapping[str, Sequence[RunResult]]) -> li
 
     Only runs that have ended are compared, see results.comparable.
     """
-    kept = comparable(found)
-    ended = {name: runs if runs[0].finished else [] for name, runs in kept.items()}
+    chosen = comparable(found)
+    ended = {name: runs if runs[0].finished else [] for name, runs in chosen.items()}
     return [
-        _row(arm, kept[arm.name], other, ended.get(other, []) if ended[arm.name] else [])
+        _row(arm, chosen[arm.name], other, ended.get(other, []) if ended[arm.name] else [])
         for arm in experiment.arms
         if arm.name in found
         for other in arm.against or ("",)
@@ -95,9 +97,10 @@ def _row(arm: Arm, runs: Sequence[RunResult], other: str, against: Sequence[RunR
         planted=mean_interval([_nanmean(run.planted[-20:]) for run in runs]),
         tokens=mean_interval([float(run.tokens[-1]) for run in runs]),
         megabytes=mean_interval([float(run.bytes[-1]) / 1e6 for run in runs]),
+        round_seconds=mean_interval([run.seconds / run.nodes for run in runs]),
         minutes=mean_interval([run.wall_s / 60 for run in runs]),
-        taught=(
-            float(np.mean([_a_node(run, run.taught) for run in runs])),
+        trained_groups=(
+            float(np.mean([_a_node(run, run.trained_nonzero) for run in runs])),
             float(np.mean([_a_node(run, run.external_groups) for run in runs])),
         ),
         judged=_judged(runs, against),
@@ -105,7 +108,7 @@ def _row(arm: Arm, runs: Sequence[RunResult], other: str, against: Sequence[RunR
 
 
 def _judged(runs: Sequence[RunResult], against: Sequence[RunResult]) -> str:
-    """What the judge found, in words; "" without a judge in both arms."""
+    """What the judge found, as a sentence; "" without a judge in both arms."""
     swarm, silo = (
         {(run.seed, t): float(v) for run in some for t, v in enumerate(run.judged) if math.isfinite(v)}
         for some in (runs, against)
@@ -121,8 +124,8 @@ def _judged(runs: Sequence[RunResult], against: Sequence[RunResult]) -> str:
 def is_plain(arm: Arm) -> bool:
     """The arm differs from the paper's experiment in nothing but I and J (and the model, tasks and length)."""
     run = arm.run
-    rules = (run.sampling, run.algorithm, run.external_advantages)
-    return arm.conditions == Conditions() and rules == ("uniform_nonzero", "grpo", "all")
+    rules = (run.sampling, run.algorithm, run.external_advantages, run.curriculum, run.replay_groups, run.contrast)
+    return arm.conditions == Conditions() and rules == ("uniform_nonzero", "grpo", "all", "uniform", 0, 0)
 
 
 def _reward(runs: Sequence[RunResult], against: Sequence[RunResult], name: str) -> Gain:
@@ -170,7 +173,7 @@ HEADS = (
     "paper: total (vs 8/0)",
     "batch reward, total",
     "gain",
-    "own reward, total",
+    "local reward, total",
     "gain",
     "held-out pass@1, same rounds",
     "gain",
@@ -182,13 +185,14 @@ MORE_HEADS = (
     "seeds",
     "rounds",
     "base pass@1",
-    "informative own groups",
+    "non-zero-advantage local groups",
     "external reward, mean",
     "drop from best",
     "distinct answers",
     "planted text",
     "tokens, millions",
-    "trained on, a node (own with signal + external)",
+    "groups trained on, a node (local non-zero + external)",
+    "seconds in rounds, a node",
     "MB sent",
     "minutes",
 )
@@ -217,6 +221,7 @@ def cells(row: Row, names: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def more_cells(row: Row) -> tuple[str, ...]:
+    """A row of the table of costs; MORE_HEADS names its columns."""
     millions = Interval(row.tokens.value / 1e6, row.tokens.low / 1e6, row.tokens.high / 1e6)
     return (
         row.arm.shown,
@@ -229,7 +234,8 @@ def more_cells(row: Row) -> tuple[str, ...]:
         percent(row.distinct),
         percent(row.planted, 2),
         f"{millions.value:.2f}",
-        f"{row.taught[0]:,.0f} + {row.taught[1]:,.0f}",
+        f"{row.trained_groups[0]:,.0f} + {row.trained_groups[1]:,.0f}",
+        number(row.round_seconds),
         f"{row.megabytes.value:.1f}",
         f"{row.minutes.value:.1f}" if row.finished else "–",
     )
@@ -242,7 +248,7 @@ def sentence(row: Row, names: Mapping[str, str]) -> str:
         return ""
     parts = [
         f"batch reward (the paper's metric) {_change(row.batch.gain)}",
-        f"own reward {_change(row.local.gain)}",
+        f"local reward {_change(row.local.gain)}",
         f"held-out pass@1 after the same rounds {_change(row.held_out.gain)}",
         f"after the same number of generated tokens {_change(row.equal_tokens.gain)}",
     ]

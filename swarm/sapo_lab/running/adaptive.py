@@ -1,8 +1,8 @@
-"""A rule that moves I and J: take from others what one's own questions lack, and no more. Pure.
+"""A rule that moves I and J: as many external groups as local ones lack, and no more. Pure.
 
-A batch wants so many informative groups. Own groups deliver a part f of theirs, external ones (filtered) all of theirs.
-J is the smallest number that makes up the rest: close to 0 where own questions carry signal, larger where success is
-rare. J gives way when the swarm's text drifts from what this policy would write, and when held-out pass@1 falls.
+A batch should hold so many non-zero-advantage groups. Of local groups a part f is, of external ones (filtered) all are.
+J is the smallest number that makes up the rest: close to 0 where success is frequent, larger where it is rare. J falls
+when external text drifts from what this policy would write, and when held-out pass@1 falls.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import msgspec
 
 
 class Rule(msgspec.Struct, frozen=True):
-    """wanted: informative groups a batch should hold, as a share of it. most: largest external share. gap: nats a token
-    by which external text may be less likely than own text. memory: rounds over which signals are averaged.
+    """wanted: non-zero-advantage groups a batch should hold, as a share of it. most: largest external share. gap: nats a token
+    by which external text may be less likely than local text. memory: rounds over which the signals are averaged.
     every: rounds between two moves."""
 
     wanted: float = 0.25
@@ -25,14 +25,14 @@ class Rule(msgspec.Struct, frozen=True):
 
 
 class Split(msgspec.Struct, frozen=True):
-    """Own and external groups of a batch, and the signals they follow.
+    """Local and external groups of a batch, and the signals they follow.
 
-    informative: moving average of the informative share of own groups, None before the first round. gap: moving
-    average of the own minus the external log-probability a token. trend: last change of held-out pass@1 in standard
+    nonzero_share: moving average of the non-zero-advantage share of local groups, None before the first round. gap:
+    moving average of the local minus the external log-probability a token. trend: last change of held-out pass@1 in standard
     errors. age: rounds since the last move.
     """
 
-    own: int
+    local: int = msgspec.field(name="own")
     external: int
     nonzero_share: float | None = None
     gap: float = 0.0
@@ -41,7 +41,7 @@ class Split(msgspec.Struct, frozen=True):
 
 
 def observe(split: Split, nonzero_share: float, gap: float | None, rule: Rule) -> Split:
-    """Take in a round: the informative share of the own groups, and the log-probability gap if there was one."""
+    """Take in a round: the non-zero-advantage share of the local groups, and the log-probability gap if there was one."""
     weight = 1.0 / rule.memory
     share = (
         nonzero_share
@@ -60,7 +60,7 @@ def observe_held_out(split: Split, before: float, after: float, items: int) -> S
 
 def target(split: Split, rule: Rule) -> int:
     """The J that the signals ask for."""
-    total = split.own + split.external
+    total = split.local + split.external
     most = math.floor(rule.most * total)
     share = split.nonzero_share or 0.0
     needed = next((j for j in range(most + 1) if share * (total - j) + j >= rule.wanted * total), most)
@@ -74,4 +74,4 @@ def move(split: Split, rule: Rule) -> Split:
     if split.age < rule.every or aim == split.external:
         return split
     step = 1 if aim > split.external else -1
-    return msgspec.structs.replace(split, own=split.own - step, external=split.external + step, age=0)
+    return msgspec.structs.replace(split, local=split.local - step, external=split.external + step, age=0)

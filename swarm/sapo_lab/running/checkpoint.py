@@ -17,7 +17,7 @@ from sapo_lab.running.pool import Shared
 
 
 class SwarmState(msgspec.Struct, frozen=True):
-    """rounds_done: rounds whose updates the engines contain. pool: what later rounds may still draw."""
+    """rounds_done: rounds whose updates the engines contain. pool: what later rounds may still sample."""
 
     rounds_done: int
     nodes: tuple[NodeState, ...]
@@ -56,5 +56,5 @@ def restore(folder: Path, nodes: Sequence[LabNode]) -> SwarmState | None:
         ) from error
     for node, mine in zip(nodes, state.nodes, strict=True):
         node.host.engine.restore(found[-1] / node.key)
-        node.become(mine)
+        node.restore(mine)
     return state

@@ -1,11 +1,11 @@
 """Figures of a round beyond those that every node records. They go into RoundFinished.figures under these names.
 
-generated_groups  own groups drawn, with those that a filter or a starved pool cost
-distinct          distinct answers of a group's completions / completions, mean over own groups: diversity
-planted           share of own completions that hold the hostile sentence
-pool              external groups on offer
-replayed          groups of the batch that were this node's own of earlier rounds
-refused           offered groups below the log-probability floor
+generated_groups  local groups generated, with those that a filter or a starved pool cost
+distinct          distinct answers of a group's completions / completions, mean over local groups: diversity
+planted           share of local completions with the hostile sentence
+pool              external groups available
+replayed          groups of the batch that this node generated in earlier rounds
+refused           available groups below the log-probability floor
 judged            verdict on the judge's question, where there is a judge and a question
 """
 

@@ -13,15 +13,15 @@ from sapo_backends.base import Sampling
 from sapo_lab.running.adaptive import observe_held_out
 from sapo_lab.running.nodes import LabNode
 from sapo_lab.schema import Arm, Experiment
-from sapo_swarm.evaluation import ItemResult, evaluated, items
+from sapo_swarm.evaluation import ItemResult, evaluated, held_out_items
 from sapo_swarm.events import Evaluated
 from sapo_swarm.node.evaluation.evaluate import answer, read_results, write_results
 from sapo_swarm.node.storage.versions import versions
-from sapo_swarm.node.swarm.swarm_exchange import token_logprobs
+from sapo_swarm.node.swarm.likelihood import token_logprobs
 from sapo_swarm.types import Question, TaskRef
 
 
-def dealt(refs: Sequence[TaskRef], place: int, nodes: int, answers: int = 1) -> list[TaskRef]:
+def assigned(refs: Sequence[TaskRef], place: int, nodes: int, answers: int = 1) -> list[TaskRef]:
     """The items of one node where every item is answered by so many nodes: with many items the mean over nodes is
     almost as exact as if each node answered all, at a part of the cost."""
     return [ref for number, ref in enumerate(refs) if (place - number) % nodes < answers]
@@ -31,7 +31,7 @@ async def base(nodes: Sequence[LabNode], arm: Arm, per_task: int, folder: Path, 
     """The untrained models' results into every journal. Nodes with the same model are the same before they train: one of them
     answers. shared: a folder for all runs of the experiment; what one of them has measured, the others copy."""
     for node in nodes:
-        refs = items(arm.run.tasks, arm.run.preset, per_task)
+        refs = held_out_items(arm.run.tasks, arm.run.preset, per_task)
         began = time.perf_counter()
         path = base_path(folder, node.context.config.model)
         if not path.exists():
@@ -43,7 +43,7 @@ async def base(nodes: Sequence[LabNode], arm: Arm, per_task: int, folder: Path, 
 
 
 async def _fingerprint(node: LabNode, refs: Sequence[TaskRef]) -> str:
-    """Equal for models that would answer alike: what they are, how likely they find one text, what they are asked."""
+    """Equal for models that would answer alike: what they are, how likely they find one text, the questions."""
     question = next(q for q in await node.context.scorer.questions(refs[:8]) if isinstance(q, Question))
     likely = await node.host.call(token_logprobs, node.host, question, ["<answer>12</answer>"])
     config, info = node.context.config, node.host.engine.info
@@ -65,11 +65,11 @@ def base_path(folder: Path, model: str) -> Path:
 
 
 async def curve(nodes: Sequence[LabNode], arm: Arm, rounds_done: int) -> None:
-    """A point of the curve: the first eval_items items a task, dealt out over the nodes."""
-    refs = items(arm.run.tasks, arm.run.preset, arm.run.eval_items)
+    """A point of the curve: the first eval_items items a task, divided among the nodes."""
+    refs = held_out_items(arm.run.tasks, arm.run.preset, arm.run.eval_items)
     for place, node in enumerate(nodes):
         began = time.perf_counter()
-        mine = dealt(refs, place, len(nodes))
+        mine = assigned(refs, place, len(nodes))
         results = await _answers(node, mine)
         event = evaluated(results, rounds_done, 1.0, time.perf_counter() - began)
         if arm.conditions.adaptive and node.held_out is not None:
@@ -80,10 +80,10 @@ async def curve(nodes: Sequence[LabNode], arm: Arm, rounds_done: int) -> None:
 async def final(nodes: Sequence[LabNode], experiment: Experiment, arm: Arm, rounds_done: int, folder: Path) -> None:
     """All items, each answered by final_answers nodes; paired with the base on the same items."""
     per_task = experiment.final_items
-    refs = items(arm.run.tasks, arm.run.preset, per_task)
+    refs = held_out_items(arm.run.tasks, arm.run.preset, per_task)
     for place, node in enumerate(nodes):
         began = time.perf_counter()
-        results = await _answers(node, dealt(refs, place, len(nodes), experiment.final_answers))
+        results = await _answers(node, assigned(refs, place, len(nodes), experiment.final_answers))
         answered = {result.ref for result in results}
         before = read_results(base_path(folder, node.context.config.model))
         paired = [result for result in before if result.ref in answered]

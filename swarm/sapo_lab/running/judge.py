@@ -14,7 +14,7 @@ from sapo_swarm.node.round.phases import RoundContext
 from sapo_swarm.node.round.plan import round_seed
 from sapo_swarm.scoring.scorer import Scored
 from sapo_swarm.tasks.catalogue import preset_of
-from sapo_swarm.tasks.prompts import messages
+from sapo_swarm.tasks.prompts import conversation
 from sapo_swarm.tasks.seeds import held_out
 from sapo_swarm.types import Question, TaskRef
 
@@ -23,7 +23,7 @@ FIRST_ITEM = 2**19
 BLOCK = 25
 """Rounds that are tested together."""
 FLIPS = 10_000
-Asked = tuple[int, int]
+Key = tuple[int, int]
 """(seed, round) of a question."""
 
 
@@ -39,15 +39,15 @@ async def ask(context: RoundContext, ref: TaskRef) -> float | None:
     if not isinstance(found, Question):
         return None
     engine, config = context.host.engine, context.config
-    prompt = engine.tokenizer.encode_chat(messages(found.prompt))
+    prompt = engine.tokenizer.encode_chat(conversation(found))
     seed = round_seed(context.node_key, config.seed, ref.index, "judge")
     sampling = Sampling(1.0, 1.0, config.max_new_tokens)
-    drawn = await context.host.call(engine.generate, [prompt], 1, sampling, seed, context.host.cancel)
-    verdict = (await context.scorer.score_many([(ref, [engine.tokenizer.decode(drawn[0][0].tokens)])]))[0]
+    completions = await context.host.call(engine.generate, [prompt], 1, sampling, seed, context.host.cancel)
+    verdict = (await context.scorer.score_many([(ref, [engine.tokenizer.decode(completions[0][0].tokens)])]))[0]
     return float(verdict.rewards[0] >= 1.0) if isinstance(verdict, Scored) else 0.0
 
 
-def better_from(swarm: Mapping[Asked, float], silo: Mapping[Asked, float], block: int = BLOCK) -> int | None:
+def better_from(swarm: Mapping[Key, float], silo: Mapping[Key, float], block: int = BLOCK) -> int | None:
     """The round from which on the swarm is better in every block of rounds at an adjusted p < .05; None for never.
 
     Values are mean verdicts over nodes. Paired by question, one-sided sign flips in each block, Holm's adjustment over

@@ -1,4 +1,4 @@
-"""The nodes of one arm: an engine, a journal and a round's bench each, in one process."""
+"""The nodes of one arm: an engine, a journal and a RoundContext each, in one process."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from sapo_swarm.algorithms.registry import algorithm
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import Mode, RunStarted
 from sapo_swarm.node.engine_thread import EngineHost
+from sapo_swarm.node.round.memory import Memory
 from sapo_swarm.node.round.phases import RoundContext
 from sapo_swarm.node.round.progress import Activity
 from sapo_swarm.node.setup import announcement
@@ -39,6 +40,7 @@ class NodeState(msgspec.Struct, frozen=True):
     seen: dict[str, int] = {}
     used: tuple[str, ...] = ()
     held_out: float | None = None
+    memory: Memory = msgspec.field(default_factory=Memory)
 
 
 @dataclass
@@ -59,18 +61,21 @@ class LabNode:
 
     @property
     def key(self) -> str:
+        """The node's name in seeds, groups and folders."""
         return node_key(self.index)
 
     @property
     def host(self) -> EngineHost:
+        """The thread of the node's engine."""
         return self.context.host
 
-    def bench_now(self) -> RoundContext:
-        """The bench with this round's I and J."""
-        split = {"local_groups": self.split.own, "external_groups": self.split.external}
+    def round_context(self) -> RoundContext:
+        """The context with this round's I and J."""
+        split = {"local_groups": self.split.local, "external_groups": self.split.external}
         return replace(self.context, config=msgspec.structs.replace(self.context.config, **split))
 
     def state(self) -> NodeState:
+        """For a checkpoint."""
         return NodeState(
             split=self.split,
             tokens=self.tokens,
@@ -78,15 +83,20 @@ class LabNode:
             seen=dict(self.context.seen),
             used=tuple(sorted(self.used)),
             held_out=self.held_out,
+            memory=self.context.memory,
         )
 
-    def become(self, state: NodeState) -> None:
+    def restore(self, state: NodeState) -> None:
+        """Go on from a checkpoint's state."""
         self.split, self.tokens, self.held_out = state.split, state.tokens, state.held_out
         self.solved, self.used = set(state.solved), set(state.used)
         self.context.seen.clear()
         self.context.seen.update(state.seen)
+        self.context.memory.replay = list(state.memory.replay)
+        self.context.memory.difficulty = dict(state.memory.difficulty)
 
     async def close(self) -> None:
+        """Close the journal and the engine."""
         self.journal.close()
         await self.host.close()
 
@@ -110,9 +120,10 @@ async def open_node(
     scorer: Scorer,
     folder: Path,
     build: Build,
-    apart: frozenset[str],
+    excluded: frozenset[str],
 ) -> LabNode:
-    """Load a node's engine and open its journal. apart: see node.apart. Raises BackendError, JournalError."""
+    """Load a node's engine and open its journal. excluded: hashes of held-out prompts, never trained on
+    (held_out_exclusion). Raises BackendError, JournalError."""
     config, host, mailbox = node_config(arm, index, seed), EngineHost(), Mailbox()
     info = (await host.load(lambda: build(config))).info
     chosen = algorithm(config.algorithm)
@@ -126,11 +137,11 @@ async def open_node(
         algorithm=chosen,
         policy=chosen.policy(config, learning_rate(config, info.method, info.parameters)),
         activity=Activity(),
-        stream=lambda phase: None,
+        stream=lambda _phase: None,
         model_label=config.model,
         per_source=arm.conditions.per_source or None,
         seen=Counter(),
-        apart=apart,
+        apart=excluded,
     )
     return LabNode(
         index=index,

@@ -1,10 +1,10 @@
-"""Corrections for external groups: they were drawn by another policy, and the plain update treats them as own.
+"""Corrections for external groups: another policy generated them, and the plain update treats them as local ones.
 
-token      truncated importance weight pi_own / pi_sender a token (behaviour log-probabilities of the contract)
+token      truncated importance weight pi_receiver / pi_sender a token (behaviour log-probabilities of the contract)
 sequence   the same weight for all tokens of a completion, the geometric mean of their ratios (as arXiv 2507.18071 and,
            for agents that share rollouts, arXiv 2603.02604)
-clip       old log-probability = the sender's: ratio and clip measure the distance to the policy that drew the text
-proximity  weight min(1, exp(mean log-probability of the text - of own text)); needs nothing from the sender
+clip       old log-probability = the sender's: ratio and clip measure the distance to the policy that generated the text
+proximity  weight min(1, exp(mean log-probability of the text - of local text)); needs nothing from the sender
 
 The first three need log-probabilities of the sender, which the swarm's protocol does not carry: the lab measures what
 carrying them would be worth.
@@ -27,23 +27,23 @@ LogProbs = Sequence[float]
 
 
 def correction(
-    kind: OffPolicy,
+    method: OffPolicy,
     host: EngineHost,
     offered: Mapping[str, Shared],
-    own: Sequence[Sequence[Completion]],
+    local: Sequence[Sequence[Completion]],
     temperature: float,
 ) -> Correction | None:
-    """offered: the pool by key. own: the completions that this node drew in the round."""
-    if kind == "none":
+    """offered: the pool by key. local: the completions that this node generated in the round."""
+    if method == "none":
         return None
 
     async def correct(group: Group, samples: list[TrainSample]) -> list[TrainSample]:
-        if kind == "proximity":
-            return proximity(samples, await _own(host, samples, temperature), mean_logprob(own))
+        if method == "proximity":
+            return proximity(samples, await _own(host, samples, temperature), mean_logprob(local))
         sender = _aligned(group, samples, offered[key_of(group)].logprobs)
-        if kind == "token":
+        if method == "token":
             return [replace(s, behaviour_logprobs=tuple(b)) if b else s for s, b in zip(samples, sender, strict=True)]
-        if kind == "clip":
+        if method == "clip":
             return [replace(s, old_logprobs=tuple(b)) if b else s for s, b in zip(samples, sender, strict=True)]
         return sequence_level(samples, await _own(host, samples, temperature), sender)
 
@@ -65,14 +65,14 @@ def sequence_level(
 
 
 def proximity(samples: Sequence[TrainSample], own: Sequence[LogProbs], usual: float) -> list[TrainSample]:
-    """Advantages times min(1, exp(mean log-probability - usual)); usual: mean log-probability a token of own text."""
+    """Advantages times min(1, exp(mean log-probability - usual)); usual: mean log-probability a token of local text."""
     weights = [math.exp(min(0.0, sum(row) / len(row) - usual)) for row in own]
     return [replace(s, advantage=s.advantage * w) for s, w in zip(samples, weights, strict=True)]
 
 
-def mean_logprob(drawn: Sequence[Sequence[Completion]]) -> float:
+def mean_logprob(completions: Sequence[Sequence[Completion]]) -> float:
     """Mean log-probability a token; 0 without tokens."""
-    values = [value for group in drawn for completion in group for value in completion.logprobs]
+    values = [value for group in completions for completion in group for value in completion.logprobs]
     return sum(values) / len(values) if values else 0.0
 
 
@@ -84,7 +84,7 @@ async def _own(host: EngineHost, samples: Sequence[TrainSample], temperature: fl
 def _aligned(group: Group, samples: Sequence[TrainSample], logprobs: Sequence[LogProbs]) -> list[LogProbs]:
     """The sender's log-probabilities of each sample's tokens; empty where there are none (a tampered text).
 
-    Text that encodes to other tokens than were drawn gets the completion's mean for each token.
+    Text that encodes to other tokens than were generated gets the completion's mean for each token.
     """
     if not logprobs or len(samples) != len(group.rollouts):
         return [() for _ in samples]

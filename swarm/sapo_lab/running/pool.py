@@ -1,4 +1,4 @@
-"""What the nodes of a lab swarm have shared, and which of it a node may draw from in a round."""
+"""What the nodes of a lab swarm have shared, and which of it a node may sample from in a round."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sapo_swarm.types import Group
 
 
 class Shared(msgspec.Struct, frozen=True):
-    """A group as others see it, when it was drawn, and what one delivery of it weighs.
+    """A group as the other nodes see it, the round it was generated in, and the bytes of one delivery.
 
     logprobs: of each completion's tokens under the sender's policy, kept only where a correction asks for them; the
     wire carries none.
@@ -31,6 +31,7 @@ class Shared(msgspec.Struct, frozen=True):
 
     @property
     def key(self) -> str:
+        """Names the group among all that were shared."""
         return key_of(self.group)
 
 
@@ -47,42 +48,43 @@ def shared(
     upload: int,
     keep_logprobs: bool,
 ) -> list[Shared]:
-    """A node's groups of a round; upload: bytes that all of them weigh together. completions[i]: of groups[i]."""
+    """A node's groups of a round as the others see them; upload: bytes of all of them together. completions[i]: of groups[i]."""
     size = -(-upload // max(len(groups), 1))
     out: list[Shared] = []
-    for group, drawn in zip(groups, completions, strict=True):
-        logprobs = tuple(c.logprobs for c in drawn) if keep_logprobs else ()
+    for group, generated in zip(groups, completions, strict=True):
+        logprobs = tuple(c.logprobs for c in generated) if keep_logprobs else ()
         seen_by_others = msgspec.structs.replace(group, source="external", node=node, advantages=())
         out.append(Shared(seen_by_others, round_number, size, logprobs))
     return out
 
 
 class History:
-    """Everything shared that a later round may still draw from."""
+    """Everything shared that a later round may still sample from."""
 
-    def __init__(self, conditions: Conditions, seed: int, kept: Sequence[Shared] = ()) -> None:
+    def __init__(self, conditions: Conditions, seed: int, groups: Sequence[Shared] = ()) -> None:
         self._conditions, self._seed = conditions, seed
-        self._kept = list(kept)
+        self._groups = list(groups)
 
     @property
-    def kept(self) -> tuple[Shared, ...]:
-        return tuple(self._kept)
+    def groups(self) -> tuple[Shared, ...]:
+        """For a checkpoint."""
+        return tuple(self._groups)
 
     def add(self, groups: Sequence[Shared], round_number: int) -> None:
         """Take in what was shared in a round; what is too old for the next one is forgotten."""
         oldest = round_number - self._conditions.staleness - self._conditions.pool_rounds - 1
-        self._kept = [s for s in self._kept if s.round > oldest] + list(groups)
+        self._groups = [s for s in self._groups if s.round > oldest] + list(groups)
 
     def pool(self, receiver: int, round_number: int, used: set[str]) -> list[Shared]:
-        """What a node may draw from in this round: old enough, not too old, arrived, not used before (or reused).
+        """What a node may sample from in this round: old enough, not too old, arrived, not used before (or reused).
 
-        Own groups count from the round after the one they were drawn in.
+        Its own groups are available from the round after the one they were generated in.
         """
         terms = self._conditions
         newest = round_number - terms.staleness
         me = node_key(receiver)
         found: list[Shared] = []
-        for item in self._kept:
+        for item in self._groups:
             mine = item.group.node == me
             if mine and (terms.pool_from == "others" or item.round >= round_number):
                 continue
@@ -98,27 +100,35 @@ class History:
 
 @dataclass
 class Mailbox:
-    """Implements node.exchange.Exchange for a node of the lab: the runner fills it before the node's exchange."""
+    """Implements node.swarm.exchange.Exchange for a node of the lab: the runner fills it before the node's exchange, and
+    nothing goes over a network."""
 
     groups: tuple[Group, ...] = ()
     sent: int = 0
     received: int = 0
 
     def attach(self, host: EngineHost, scorer: Scorer, apart: frozenset[str]) -> None:
-        return None
+        """Nothing to verify: the runner has checked what it puts in."""
+        del host, scorer, apart
 
-    def to_ask(self, own: int, external: int) -> int:
-        """A synchronous node asks I questions and sees what the others shared afterwards."""
+    def prompts_to_sample(self, own: int, external: int) -> int:
+        """A synchronous node samples I questions and sees what the others shared afterwards."""
+        del external
         return own
 
     def take(self, taking: bool) -> None:
-        return None
+        """The lab has no tripwire."""
+        del taking
 
     async def exchange(self, round_number: int, own: Sequence[Group], wanted: int) -> Received:
+        """What the runner put in."""
+        del round_number, own, wanted
         return Received(self.groups, self.sent, self.received)
 
     def used(self, groups: Sequence[Group], batch: int) -> SwarmUpdated | None:
+        """No swarm statistics."""
+        del groups, batch
         return None
 
     async def close(self) -> None:
-        return None
+        """Nothing is open."""

@@ -1,4 +1,4 @@
-"""One synchronous round of a lab swarm: all draw, all share, all update. The phases are those of a node."""
+"""One synchronous round of a lab swarm: all generate, all share, all update. The phases are those of a node."""
 
 from __future__ import annotations
 
@@ -20,37 +20,37 @@ from sapo_swarm.node.round import phases
 from sapo_swarm.node.round.context import RoundWork
 from sapo_swarm.node.round.phases import RoundContext
 from sapo_swarm.node.round.record import record
-from sapo_swarm.node.swarm.swarm_exchange import least_likely
-from sapo_swarm.sapo.assemble import questions_to_ask
-from sapo_swarm.sapo.sample_external import has_signal
+from sapo_swarm.node.swarm.likelihood import least_likely
+from sapo_swarm.sapo.assemble import questions_to_sample
+from sapo_swarm.sapo.sample_external import has_advantage
 from sapo_swarm.types import Group, TaskRef
 
 
-async def play(nodes: Sequence[LabNode], arm: Arm, history: History, seed: int, round_number: int) -> None:
+async def run_round(nodes: Sequence[LabNode], arm: Arm, history: History, seed: int, round_number: int) -> None:
     """Every present node goes through the round; the honest ones journal it."""
     terms = arm.conditions
-    asked = judge.question(arm.run.tasks, arm.run.preset, round_number) if terms.judge else None
+    judged = judge.question(arm.run.tasks, arm.run.preset, round_number) if terms.judge else None
     present = [n for n in nodes if not is_away(terms, seed, n.index, round_number)]
-    drawn: list[tuple[LabNode, RoundContext, RoundWork]] = []
+    generated: list[tuple[LabNode, RoundContext, RoundWork]] = []
     for node in present:
-        context = node.bench_now()
-        asking = _ahead(node, context, history, round_number) if terms.starved == "ahead" else context
-        drawn.append((node, context, await _draw(asking, terms, round_number)))
-    sharing = [await _share(node, context, work, terms) for node, context, work in drawn]
+        context = node.round_context()
+        larger = _ahead(node, context, history, round_number) if terms.starved == "ahead" else context
+        generated.append((node, context, await _generate(larger, terms, round_number)))
+    sharing = [await _share(node, context, work, terms) for node, context, work in generated]
     history.add([item for items in sharing for item in items], round_number)
-    for (node, context, work), items in zip(drawn, sharing, strict=True):
+    for (node, context, work), items in zip(generated, sharing, strict=True):
         node.mailbox.sent = sum(item.size for item in items)
         if not node.hostile:
-            await _learn(node, context, work, terms, history, asked)
+            await _train(node, context, work, terms, history, judged)
 
 
-async def _draw(context: RoundContext, terms: Conditions, round_number: int) -> RoundWork:
-    """Own groups of the round, with those that dynamic sampling adds."""
+async def _generate(context: RoundContext, terms: Conditions, round_number: int) -> RoundWork:
+    """The local groups of the round, with those that dynamic sampling adds."""
     work = await _attempt(context, round_number)
     wanted = context.config.local_groups
     attempts = 1
     while terms.own_filter == "resample" and attempts < terms.resample_limit:
-        if sum(has_signal(group) for group in work.own or ()) >= wanted:
+        if sum(has_advantage(group) for group in work.own or ()) >= wanted:
             break
         _merge(work, await _attempt(_further(context, wanted, attempts), round_number))
         attempts += 1
@@ -85,26 +85,26 @@ def _merge(work: RoundWork, more: RoundWork) -> None:
 
 
 async def _share(node: LabNode, context: RoundContext, work: RoundWork, terms: Conditions) -> list[Shared]:
-    """What the node hands out; nothing where nobody draws from it."""
+    """What the node shares; nothing where nobody samples from it."""
     assert work.own is not None
     assert work.completions is not None
     if not context.config.external_groups and not terms.adaptive:
         return []
     groups = work.own
     if node.hostile:
-        groups = [await _judged(context, tampered(group, terms.attack, work.round)) for group in groups]
-    keep = terms.off_policy in ("token", "sequence", "clip") and not node.hostile
+        groups = [await _rescored(context, tampered(group, terms.attack, work.round)) for group in groups]
+    with_logprobs = terms.off_policy in ("token", "sequence", "clip") and not node.hostile
     return shared(
         groups,
         work.completions,
         node.key,
         work.round,
         figures_of_round.upload_bytes(groups, work.round),
-        keep_logprobs=keep,
+        keep_logprobs=with_logprobs,
     )
 
 
-async def _judged(context: RoundContext, group: Group) -> Group:
+async def _rescored(context: RoundContext, group: Group) -> Group:
     """The group with the rewards that every receiver's verifier would give it."""
     scored = await context.scorer.score(
         group.question.ref, [r.text for r in group.rollouts], context.config.reward_rule
@@ -116,29 +116,29 @@ async def _judged(context: RoundContext, group: Group) -> Group:
     return msgspec.structs.replace(group, rollouts=rollouts)
 
 
-async def _learn(
-    node: LabNode, context: RoundContext, work: RoundWork, terms: Conditions, history: History, asked: TaskRef | None
+async def _train(
+    node: LabNode, context: RoundContext, work: RoundWork, terms: Conditions, history: History, judged: TaskRef | None
 ) -> None:
-    """Sample from the others, assemble, update, answer the judge, journal."""
-    offered = history.pool(node.index, work.round, node.used) if context.config.external_groups else []
+    """Sample from the pool, assemble, update, answer the judge, journal."""
+    available = history.pool(node.index, work.round, node.used) if context.config.external_groups else []
     refused = 0
     if terms.logprob_floor < 0:
-        likely = [item for item in offered if await _likely(context, item.group, terms.logprob_floor)]
-        refused, offered = len(offered) - len(likely), likely
-    node.mailbox.groups = tuple(item.group for item in offered)
-    node.mailbox.received = sum(item.size for item in offered if item.group.node != node.key)
+        likely = [item for item in available if await _likely(context, item.group, terms.logprob_floor)]
+        refused, available = len(available) - len(likely), likely
+    node.mailbox.groups = tuple(item.group for item in available)
+    node.mailbox.received = sum(item.size for item in available if item.group.node != node.key)
     await phases.share(context, work)
     if terms.starved == "fill":
-        await _fill(context, work, offered)
+        await _fill(context, work, available)
     assert work.completions is not None
-    by_key = {item.key: item for item in offered}
+    by_key = {item.key: item for item in available}
     temperature = context.policy.temperature
     context = replace(
         context, correction=correction(terms.off_policy, context.host, by_key, work.completions, temperature)
     )
     await _update(context, work, terms)
-    verdict = await judge.ask(context, asked) if asked is not None else None
-    figures = {"pool": float(len(offered)), "refused": float(refused)}
+    verdict = await judge.ask(context, judged) if judged is not None else None
+    figures = {"pool": float(len(available)), "refused": float(refused)}
     if verdict is not None:
         figures["judged"] = verdict
     finished = _journal(node, context, work, figures)
@@ -147,42 +147,45 @@ async def _learn(
 
 
 async def _likely(context: RoundContext, group: Group, floor: float) -> bool:
-    """As sapo_swarm.protocol.receive: could this policy have written what it would be taught?"""
+    """As sapo_swarm.protocol.receive: could this policy have written what it would be trained on?"""
     mean = sum(group.rewards) / len(group.rewards)
-    taught = [r.text for r in group.rollouts if r.reward > mean]
-    return not taught or (await least_likely(context.host, group.question, taught))[0] >= floor
+    trained_on = [r.text for r in group.rollouts if r.reward > mean]
+    return not trained_on or (await least_likely(context.host, group.question, trained_on))[0] >= floor
 
 
 def _ahead(node: LabNode, context: RoundContext, history: History, round_number: int) -> RoundContext:
-    """A bench that asks own questions for what the pool lacks before the round, as a node of the app does; they are shared."""
-    own, external = context.config.local_groups, context.config.external_groups
-    asked = questions_to_ask(own, external, _on_offer(context, history.pool(node.index, round_number, node.used)))
-    return replace(context, config=msgspec.structs.replace(context.config, local_groups=asked))
+    """A context that samples more questions for what the pool lacks before the round, as a node of the app does; their
+    groups are shared."""
+    local, external = context.config.local_groups, context.config.external_groups
+    available = _usable(context, history.pool(node.index, round_number, node.used))
+    wanted = questions_to_sample(local, external, available)
+    return replace(context, config=msgspec.structs.replace(context.config, local_groups=wanted))
 
 
-def _on_offer(context: RoundContext, offered: Sequence[Shared]) -> int:
+def _usable(context: RoundContext, available: Sequence[Shared]) -> int:
     """How many of these groups a batch can take, at most J."""
-    sources = [item.group.node for item in offered if context.config.sampling == "uniform" or has_signal(item.group)]
+    uniform = context.config.sampling == "uniform"
+    sources = [item.group.node for item in available if uniform or has_advantage(item.group)]
     found = len(sources) if context.per_source is None else len(set(sources))
     return min(found, context.config.external_groups)
 
 
-async def _fill(context: RoundContext, work: RoundWork, offered: Sequence[Shared]) -> None:
-    """Own questions in the place of external groups that will be missing; nobody else sees them."""
-    missing = context.config.external_groups - _on_offer(context, offered)
+async def _fill(context: RoundContext, work: RoundWork, available: Sequence[Shared]) -> None:
+    """Local groups in the place of external ones that will be missing; nobody else sees them."""
+    missing = context.config.external_groups - _usable(context, available)
     if missing:
         _merge(work, await _attempt(_further(context, missing, 0), work.round))
 
 
 async def _update(context: RoundContext, work: RoundWork, terms: Conditions) -> None:
-    """The node's update with the own groups that the arm trains on; the record still sees all of them."""
+    """The node's update with the local groups that the arm trains on; the record still sees all of them."""
     assert work.own is not None
-    everything, kept = work.own, work.own
+    everything, chosen = work.own, work.own
     if not terms.train_own:
-        kept = []
+        chosen = []
     elif terms.own_filter == "resample":
-        kept = [group for group in everything if has_signal(group)]
-    work.own = kept
+        chosen = [group for group in everything if has_advantage(group)]
+    work.own = chosen
     await phases.update(context, work)
     work.own = everything
 
@@ -201,7 +204,7 @@ def _journal(node: LabNode, context: RoundContext, work: RoundWork, figures: dic
         "generated_groups": float(len(work.own)),
         "distinct": figures_of_round.distinct(work.own),
         "planted": figures_of_round.planted(work.own),
-        "replayed": float(sum(group.node == node.key for group in external)),
+        "replayed": float(work.replayed + sum(group.node == node.key for group in external)),
     }
     trained = len(work.trained) - len(external)  # a filter may leave nothing; then this is 0, not all of them
     finished = msgspec.structs.replace(finished, time=time.time(), local_groups=trained, figures=figures)

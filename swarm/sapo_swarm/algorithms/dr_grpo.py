@@ -13,6 +13,7 @@ from sapo_swarm.sapo.advantage import centred
 
 
 def policy(config: RunConfig, learning_rate: float) -> PolicyUpdate:
+    """The settings of the update that every engine computes alike."""
     return PolicyUpdate(
         name="dr_grpo",
         learning_rate=learning_rate,

@@ -12,6 +12,7 @@ ALGORITHMS: dict[str, str] = {
     "dr_grpo": "sapo_swarm.algorithms.dr_grpo",
     "rloo": "sapo_swarm.algorithms.rloo",
     "gspo": "sapo_swarm.algorithms.gspo",
+    "maxrl": "sapo_swarm.algorithms.maxrl",
 }
 """Name -> module with an ALGORITHM."""
 

@@ -1,8 +1,8 @@
 """REINFORCE leave-one-out. arXiv 2402.14740, section 2.2 (after Kool et al. 2019).
 
 Each completion's baseline is the mean reward of the others. A completion is one action: its log-probability is the sum
-over its tokens, so the loss sums tokens; the constant only scales it (and Adam undoes the scale). The clip acts only
-when a batch is used for more than one step.
+over its tokens, so the loss sums tokens (the constant only scales it, and Adam undoes the scale), and the importance
+ratio is the completion's: one number for all its tokens, their geometric mean, so that one clip range fits every length.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from sapo_swarm.sapo.advantage import leave_one_out
 
 
 def policy(config: RunConfig, learning_rate: float) -> PolicyUpdate:
+    """The settings of the update that every engine computes alike."""
     return PolicyUpdate(
         name="rloo",
         learning_rate=learning_rate,
         clip_low=0.2,
         clip_high=0.28,
-        ratio_level="token",
+        ratio_level="sequence",
         aggregation="constant",
         constant_length=config.max_new_tokens,
         temperature=config.temperature,
@@ -30,7 +31,7 @@ def policy(config: RunConfig, learning_rate: float) -> PolicyUpdate:
 
 ALGORITHM = Algorithm(
     name="rloo",
-    summary="Leave-one-out baseline, REINFORCE over whole completions",
+    summary="Leave-one-out baseline, REINFORCE over whole completions, sequence-level ratio",
     source="arXiv 2402.14740",
     advantages=leave_one_out,
     policy=policy,

@@ -24,13 +24,15 @@ from sapo_swarm.coordinator.admin.client import AdminAccess, read_access, write_
 from sapo_swarm.coordinator.admin.invites import new_invite
 from sapo_swarm.coordinator.admin.routes import add_admin
 from sapo_swarm.coordinator.domain.records import SwarmRecord
+from sapo_swarm.coordinator.http.listener import Listener, raise_file_limit
 from sapo_swarm.coordinator.server import Coordinator
 from sapo_swarm.coordinator.settings import CoordinatorSettings
 from sapo_swarm.coordinator.store import open_store
-from sapo_swarm.coordinator.store.base import Store
+from sapo_swarm.coordinator.store.base import Store, StoreFormat
 from sapo_swarm.coordinator.web import add_page
 from sapo_swarm.protocol.client import CoordinatorError
 from sapo_swarm.protocol.invite import Certificate, Invite, is_loopback, make_certificate, new_swarm_id
+from sapo_swarm.protocol.safe_text import safe_text
 
 log = logging.getLogger("sapo.coordinator")
 EVERYWHERE = ("0.0.0.0", "::", "")
@@ -49,21 +51,22 @@ class Hosted:
     port: int
     invites: list[Invite]
     admin_key: str
-    sweeper: asyncio.Task[None]
+    listener: Listener
 
     @property
     def invite(self) -> Invite:
+        """The first address' invite."""
         return self.invites[0]
 
     @property
     def url(self) -> str:
+        """Base URL of the coordinator at its first address."""
         return self.invite.url
 
     async def stop(self) -> None:
         """Refuse new requests, finish those in flight, close the store."""
-        self.coordinator.door.stopping = True
-        self.sweeper.cancel()
-        await asyncio.gather(self.sweeper, return_exceptions=True)
+        self.coordinator.admission.stopping = True
+        await self.listener.stop()
         await self.runner.cleanup()
         await self.store.close()
 
@@ -82,13 +85,13 @@ async def start(settings: CoordinatorSettings) -> Hosted:
         runner = _runner(coordinator, admin_key)
         await runner.setup()
         context = _tls_context(swarm) if _wants_tls(settings) else None
-        site = web.TCPSite(runner, settings.host, settings.port, ssl_context=context, backlog=1024)
-        await site.start()
+        assert runner.server is not None
+        raise_file_limit()
+        listener = Listener(runner.server, settings.connections, context)
+        port = listener.start(settings.host, settings.port)
     except BaseException:
         await store.close()
         raise
-    port = int(runner.addresses[0][1])
-    _raise_file_limit()
     fingerprint = Certificate(swarm.certificate, swarm.key).fingerprint if context else ""
     invites = [
         Invite(address, port, swarm.swarm, fingerprint, token)
@@ -96,8 +99,7 @@ async def start(settings: CoordinatorSettings) -> Hosted:
         if fingerprint or is_loopback(address)
     ]
     _tell_admin(settings, invites, admin_key)
-    sweeper = asyncio.create_task(_sweep(runner, settings))
-    return Hosted(coordinator, store, runner, settings.host, port, invites, admin_key, sweeper)
+    return Hosted(coordinator, store, runner, settings.host, port, invites, admin_key, listener)
 
 
 class Sparse(logging.Filter):
@@ -108,7 +110,8 @@ class Sparse(logging.Filter):
         self.every_s = every_s
         self._last = -every_s
 
-    def filter(self, record: logging.LogRecord) -> bool:
+    def filter(self, _record: logging.LogRecord) -> bool:
+        """True for the records that pass."""
         now = time.monotonic()
         if now - self._last < self.every_s:
             return False
@@ -168,7 +171,7 @@ async def serve(
 def describe(hosted: Hosted) -> str:
     """What a person needs to know: the invite, the addresses, who may come in."""
     swarm = hosted.coordinator.swarm
-    lines = [f"Swarm {swarm.name!r} ({swarm.swarm}) is open at {hosted.url}"]
+    lines = [f"Swarm {safe_text(swarm.name, 40, lines=False)!r} ({swarm.swarm}) is open at {hosted.url}"]
     if swarm.open:
         lines.append("Anyone who reaches it may join: nobody in it is trusted.")
     lines.append("Join it with:")
@@ -197,6 +200,7 @@ async def _swarm_record(store: Store, settings: CoordinatorSettings) -> SwarmRec
     """The store's swarm, founded on first use; name and openness follow the settings."""
     record = await store.swarm()
     if record is None:
+        _refuse_to_replace(settings)
         swarm, now = new_swarm_id(), datetime.datetime.now(datetime.UTC)
         made = make_certificate(swarm, now)
         record = await store.found(
@@ -220,6 +224,20 @@ async def _swarm_record(store: Store, settings: CoordinatorSettings) -> SwarmRec
         )
         await store.rename(record)
     return record
+
+
+def _refuse_to_replace(settings: CoordinatorSettings) -> None:
+    """Raises StoreFormat where a swarm was hosted that the store does not hold: founding another would lock its members out."""
+    path = admin_path(settings)
+    try:
+        known = read_access(path).swarm
+    except CoordinatorError:
+        return
+    if known:
+        raise StoreFormat(
+            f"The store {settings.store} is empty, but the swarm {known} was hosted here. Put its file back, or import it "
+            f"(sapo-desktop swarm import FILE). To found a new swarm instead, remove {path}."
+        )
 
 
 def _wants_tls(settings: CoordinatorSettings) -> bool:
@@ -269,24 +287,3 @@ def _tell_admin(settings: CoordinatorSettings, invites: list[Invite], key: str) 
         addresses=tuple(invite.host for invite in invites),
     )
     write_access(admin_path(settings), access)
-
-
-def _raise_file_limit() -> None:
-    """Ten thousand connections need as many descriptors: take what the system allows."""
-    try:
-        import resource
-    except ImportError:  # Windows has no such limit
-        return
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 65_536)), hard))
-
-
-async def _sweep(runner: web.AppRunner, settings: CoordinatorSettings) -> None:
-    """Close the youngest connections beyond the cap. (Idle ones and slow heads end by the keep-alive deadline.)"""
-    while True:
-        await asyncio.sleep(1.0)
-        server = runner.server
-        if isinstance(server, web.Server):
-            for handler in server.connections[settings.connections :]:
-                handler.force_close()

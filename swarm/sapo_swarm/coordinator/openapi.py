@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from sapo_swarm.coordinator.admin.messages import Ban, InviteView, NewInvite, Removed, Revoke
+from sapo_swarm.coordinator.admin.messages import Approve, Ban, InviteView, NewInvite, Removed, Revoke, Waiting
 from sapo_swarm.coordinator.domain.views import Overview
 from sapo_swarm.coordinator.http.problems import CODES
 from sapo_swarm.protocol.wire import (
@@ -47,6 +47,8 @@ _TYPES: tuple[type[Any], ...] = (
     InviteView,
     Revoke,
     Ban,
+    Approve,
+    Waiting,
     Removed,
 )
 _SIGNED = {
@@ -100,7 +102,7 @@ def _paths() -> dict[str, Any]:
         },
         "/v1/rounds/{id}": {
             "put": _operation(
-                "Upload this round's groups and draw groups of others. Idempotent: a repeated body is stored once",
+                "Upload this round's groups and sample groups of others. Idempotent: a repeated body is stored once",
                 200,
                 RoundReply,
                 Upload,
@@ -124,6 +126,8 @@ def _paths() -> dict[str, Any]:
         },
         "/admin/revoke": {"post": _admin("Revoke an invite with everything it admitted", _ref(Removed), Revoke)},
         "/admin/ban": {"post": _admin("Ban a node, or lift its ban", _ref(Removed), Ban)},
+        "/admin/waiting": {"get": _admin("Nodes that wait for the host", {"type": "array", "items": _ref(Waiting)})},
+        "/admin/approve": {"post": _admin("Let a node in, or all that wait", _ref(Removed), Approve)},
         "/admin/export": {
             "get": _admin(
                 "The swarm with its private key",

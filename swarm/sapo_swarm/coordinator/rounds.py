@@ -10,11 +10,11 @@ import msgspec
 
 from sapo_swarm.coordinator.domain.apply import Judged, Rules, judge
 from sapo_swarm.coordinator.domain.limits import next_in_s
-from sapo_swarm.coordinator.domain.records import MINUTE, WINDOW_MINUTES, Entry, Exchange, Exchanged
+from sapo_swarm.coordinator.domain.records import MINUTE, WINDOW_MINUTES, Entry, Exchange, Exchanged, Member
 from sapo_swarm.coordinator.http.metrics import Metrics
 from sapo_swarm.coordinator.settings import CoordinatorSettings
 from sapo_swarm.protocol.identity import Signed
-from sapo_swarm.protocol.wire import GroupResult, Receipt, RoundReply, SignedGroup, Upload, encode, group_id
+from sapo_swarm.protocol.wire import GroupResult, Receipt, RoundReply, SignedGroup, Upload, digest, encode, group_id
 
 BUSY_IN_FLIGHT = 16
 """Requests served at once from which on signatures of groups are checked by sample."""
@@ -42,28 +42,30 @@ class Rounds:
             judge(group, node, key, self.rules, now, check_signature=spot == -1) for place, group in enumerate(groups)
         ]
 
-    def judged(self, signed: Signed, member_key: bytes, round_id: str, upload: Upload) -> tuple[Exchange, list[str]]:
+    def judged(self, signed: Signed, member: Member, round_id: str, upload: Upload) -> tuple[Exchange, list[str]]:
         """What goes to the store, and for each group "" or the reason it does not."""
         now = self.clock()
-        entries: list[Entry] = []
+        entries: list[Entry | None] = []
         reasons: list[str] = []
         counts: dict[str, float] = {}
         for group, judged in zip(
-            upload.groups, self._verdicts(signed.node, member_key, upload.groups, now), strict=True
+            upload.groups, self._verdicts(signed.node, member.key, upload.groups, now), strict=True
         ):
             reasons.append(judged.reason)
             if judged.body is None:
                 key = f"x/{judged.reason}"
+                entries.append(None)
             else:
                 key = f"t/{judged.body.ref.dataset}"
-                entries.append(Entry(group_id(group.body), judged.content, signed.node, msgspec.msgpack.encode(group)))
+                packed = msgspec.msgpack.encode(group)
+                entries.append(Entry(group_id(group.body), judged.content, signed.node, packed, member.invite))
             counts[key] = counts.get(key, 0.0) + 1
         if upload.reward_local is not None:
             counts |= {"reward_sum": upload.reward_local, "reward_n": 1.0}
         exchange = Exchange(
             node=signed.node,
             nonce=signed.nonce,
-            round_id=round_id,
+            round_id=digest(f"{signed.node}/{round_id}".encode()),
             entries=tuple(entries),
             want=upload.want,
             have=frozenset(upload.have),
@@ -74,8 +76,10 @@ class Rounds:
 
     def reply(self, reasons: list[str], done: Exchanged, rounds_per_s: float) -> bytes:
         """The packed RoundReply; counts what it tells."""
-        stored = iter(done.stored)
-        results = tuple(_result(reason or ("" if next(stored) else "duplicate")) for reason in reasons)
+        stored = (*done.stored, *(False for _ in reasons[len(done.stored) :]))
+        results = tuple(
+            _result("" if taken else reason or "duplicate") for reason, taken in zip(reasons, stored, strict=False)
+        )
         for result in results:
             if result.accepted:
                 self.metrics.accepted += 1

@@ -1,7 +1,8 @@
 """The coordinator's HTTP surface, API v1: stateless handlers over a Store.
 
-Order of a signed request: protocol, rate of the address, room (in flight), body within time and size, clock,
-membership, signature, rate of the node, nonce. Only what passed all of it is counted against a node.
+Order of a signed request: protocol, rate of the address, room (in flight), membership, clock, signature, rate of the node,
+body within time and size, nonce. A round's path names the digest of its body, which is what is signed: it is known who
+sends a large body before it is read. Only what passed all of it counts against a node.
 """
 
 from __future__ import annotations
@@ -17,12 +18,18 @@ import msgspec
 from aiohttp import web
 
 from sapo_swarm.coordinator.domain.apply import Rules
-from sapo_swarm.coordinator.domain.records import INVITE_OK, SWARM_FULL, Member, Standing, SwarmRecord
+from sapo_swarm.coordinator.domain.records import INVITE_OK, SWARM_FULL, Member, SwarmRecord, WindowStats
 from sapo_swarm.coordinator.domain.views import leaderboard, rounds_per_s
-from sapo_swarm.coordinator.http.admission import Door
+from sapo_swarm.coordinator.http.admission import Admission
 from sapo_swarm.coordinator.http.metrics import Metrics
 from sapo_swarm.coordinator.http.problems import Refusal, http_refusal
-from sapo_swarm.coordinator.http.requests import check_protocol, check_signature, read_body, read_signature
+from sapo_swarm.coordinator.http.requests import (
+    check_announced,
+    check_protocol,
+    check_signature,
+    read_body,
+    read_signature,
+)
 from sapo_swarm.coordinator.rounds import Rounds
 from sapo_swarm.coordinator.settings import CoordinatorSettings
 from sapo_swarm.coordinator.store.base import Store, StoreUnavailable
@@ -32,6 +39,7 @@ from sapo_swarm.protocol.safe_text import safe_text
 from sapo_swarm.protocol.wire import (
     H_PROTO,
     H_TIME,
+    MAX_BODY,
     MEDIA_TYPE,
     JoinRequest,
     Limits,
@@ -48,8 +56,8 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 T = TypeVar("T")
 log = logging.getLogger("sapo.coordinator")
 MIN_CLIENT = "0.1.0"
-STANDING_ROWS = 100
-STANDING_TTL_S = 2.0
+STATS_ROWS = 100
+STATS_TTL_S = 2.0
 MAX_JSON = 16 * 1024
 READY_S = 10.0
 """A store that takes longer is not ready."""
@@ -72,7 +80,7 @@ class Coordinator:
         self.clock = clock
         rng = rng or random.Random()
         self.metrics = Metrics()
-        self.door = Door(settings, self.metrics, rng)
+        self.admission = Admission(settings, self.metrics, rng)
         self.epoch = int(clock())
         self.limits = Limits(
             round_every_s=settings.round_every_s, round_burst=settings.round_burst, group_age_s=settings.group_life_s
@@ -86,11 +94,12 @@ class Coordinator:
             max_future_s=self.limits.clock_skew_s,
         )
         self.rounds = Rounds(settings, self.rules, self.metrics, clock, rng)
-        self.standing_ttl_s = STANDING_TTL_S
-        self._standing: tuple[float, Standing] | None = None
-        self._standing_lock = asyncio.Lock()
+        self.stats_ttl_s = STATS_TTL_S
+        self._stats: tuple[float, WindowStats] | None = None
+        self._stats_lock = asyncio.Lock()
 
     def application(self) -> web.Application:
+        """The routes of API v1 and of the probes."""
         app = web.Application(middlewares=[self._shell])
         app.router.add_get("/v1/swarm", self.get_swarm)
         app.router.add_post("/v1/join", self.post_join)
@@ -119,7 +128,7 @@ class Coordinator:
 
     async def _guarded(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
-            self.door.request(request)
+            self.admission.request(request)
             response = await handler(request)
         except Refusal as refusal:
             response = refusal.response()
@@ -127,7 +136,7 @@ class Coordinator:
             response = http_refusal(error).response()
         except StoreUnavailable as error:
             log.warning("store: %s", error)
-            response = self.door.busy("store_down", "The store does not answer.", 2.0).response()
+            response = self.admission.busy("store_down", "The store does not answer.", 2.0).response()
         except Exception:
             log.exception("unexpected error in %s", request.method)
             response = Refusal("internal", "The coordinator failed; its log says why.").response()
@@ -137,8 +146,8 @@ class Coordinator:
             response.headers["X-Content-Type-Options"] = "nosniff"
         return response
 
-    async def authenticated(self, request: web.Request, body: bytes) -> tuple[Signed, Member]:
-        """The member that signed this request. Raises Refusal. The nonce is not yet used."""
+    async def authenticated(self, request: web.Request, body: bytes | str) -> tuple[Signed, Member]:
+        """The member that signed this request. body: itself or its digest. Raises Refusal. The nonce is not yet used."""
         signed = read_signature(request)
         member = await self.store.member(signed.node)
         if member is None:
@@ -147,14 +156,17 @@ class Coordinator:
         check_signature(request, signed, member.key, self.swarm.swarm, body, now, self.limits.clock_skew_s)
         if member.banned:
             raise Refusal("banned", f"This node was banned from the swarm: {member.banned}.")
-        self.door.node(signed.node)
+        if member.waiting:
+            raise self.admission.busy("waiting", "The host has not let this node in yet.", 10.0)
+        self.admission.node(signed.node)
         return signed, member
 
     # API v1
 
     async def get_swarm(self, request: web.Request) -> web.Response:
+        """GET /v1/swarm: SwarmInfo."""
         check_protocol(request)
-        standing = await self.standing()
+        stats = await self.stats()
         return _json(
             SwarmInfo(
                 swarm=self.swarm.swarm,
@@ -169,30 +181,34 @@ class Coordinator:
                 share_fraction=self.settings.share_fraction,
                 min_client=MIN_CLIENT,
                 limits=self.limits,
-                nodes=standing.nodes,
+                nodes=stats.nodes,
                 time=self.clock(),
             )
         )
 
     async def post_join(self, request: web.Request) -> web.Response:
+        """POST /v1/join: admit the signing key by its invite. Raises Refusal."""
         check_protocol(request)
-        self.door.join(request)
-        body = await read_body(request, self.settings.body_s, MAX_JSON)
+        self.admission.join(request)
+        body = await self._body(request)
         signed = read_signature(request)
-        asked = _parsed(unpack_json, body, JoinRequest)
-        key, now = bytes.fromhex(asked.key), self.clock()
+        join = _parsed(unpack_json, body, JoinRequest)
+        key, now = bytes.fromhex(join.key), self.clock()
         if node_id(key) != signed.node:
             raise Refusal("bad_signature", "The node id does not belong to this key.")
         check_signature(request, signed, key, self.swarm.swarm, body, now, self.limits.clock_skew_s)
-        if safe_text(asked.name, lines=False) != asked.name:
-            raise Refusal("bad_name", "The name holds control or private characters.")
+        if safe_text(join.name, lines=False) != join.name or join.name != join.name.strip():
+            raise Refusal("bad_name", "The name holds control, private or invisible characters, or spaces around it.")
         if not await self.store.use_nonce(signed.nonce, now):
             raise Refusal("replayed", "This request was seen before.")
-        invite = "" if self.swarm.open and not asked.invite else token_hash(asked.invite)
-        member = Member(node=signed.node, key=key, name=asked.name, model=asked.model, joined=now, invite=invite)
+        invite = "" if self.swarm.open and not join.invite else token_hash(join.invite)
+        wait = self.settings.approve and not self.swarm.open
+        member = Member(
+            node=signed.node, key=key, name=join.name, model=join.model, joined=now, invite=invite, waiting=wait
+        )
         verdict = await self.store.admit(member, now)
         if verdict == SWARM_FULL:
-            raise self.door.busy("full", "This swarm admits no more nodes.", 600.0)
+            raise self.admission.busy("full", "This swarm admits no more nodes.", 600.0)
         if verdict != INVITE_OK:
             raise Refusal(
                 f"invite_{verdict}", f"The invite is {verdict.replace('_', ' ')}: ask the host for a new one."
@@ -200,42 +216,55 @@ class Coordinator:
         return await self.get_swarm(request)
 
     async def put_round(self, request: web.Request) -> web.Response:
+        """PUT /v1/rounds/{id}: store the groups, answer with a sample. Raises Refusal."""
         check_protocol(request)
         if request.content_type != MEDIA_TYPE:
             raise Refusal("unsupported_media", f"A round is sent as {MEDIA_TYPE}.")
-        body = await read_body(request, self.settings.body_s)
-        self.metrics.bytes_in += len(body)
+        check_announced(request, MAX_BODY)
         round_id = request.match_info["id"]
+        signed, member = await self.authenticated(request, round_id)
+        body = await self._body(request, MAX_BODY)
+        self.metrics.bytes_in += len(body)
         if round_id != digest(body):
             raise Refusal("body_mismatch", "The path must name the SHA-256 of the body.")
-        signed, member = await self.authenticated(request, body)
         upload = _parsed(decode, body, Upload)
-        exchange, reasons = self.rounds.judged(signed, member.key, round_id, upload)
+        exchange, reasons = self.rounds.judged(signed, member, round_id, upload)
         done = await self.store.exchange(exchange)
         if done.replayed:
             raise Refusal("replayed", "This request was seen before: sign each attempt anew.")
-        reply = self.rounds.reply(reasons, done, rounds_per_s(await self.standing(), self.clock()))
+        reply = self.rounds.reply(reasons, done, rounds_per_s(await self.stats(), self.clock()))
         return web.Response(body=reply, content_type=MEDIA_TYPE)
 
+    async def _body(self, request: web.Request, limit: int = MAX_JSON) -> bytes:
+        """The body. A request whose body is under way is not being served: it must not take the place of others."""
+        with self.admission.reading(request, limit):
+            self.metrics.in_flight -= 1
+            try:
+                return await read_body(request, self.settings.body_s, limit)
+            finally:
+                self.metrics.in_flight += 1
+
     async def get_leaderboard(self, request: web.Request) -> web.Response:
+        """GET /v1/leaderboard: Leaderboard."""
         check_protocol(request)
-        return _json(leaderboard(await self.standing(), self.clock()))
+        return _json(leaderboard(await self.stats(), self.clock()))
 
     async def post_leave(self, request: web.Request) -> web.Response:
+        """POST /v1/leave: take the node's groups out of the pool. Raises Refusal."""
         check_protocol(request)
-        body = await read_body(request, self.settings.body_s, MAX_JSON)
+        body = await self._body(request)
         signed, _ = await self.authenticated(request, body)
         if not await self.store.use_nonce(signed.nonce, self.clock()):
             raise Refusal("replayed", "This request was seen before.")
         await self.store.leave(signed.node)
         return web.Response(status=204)
 
-    # For machines that watch machines
-
-    async def get_healthz(self, request: web.Request) -> web.Response:
+    async def get_healthz(self, _request: web.Request) -> web.Response:
+        """200 while the process serves."""
         return web.Response(text="ok\n")
 
-    async def get_readyz(self, request: web.Request) -> web.Response:
+    async def get_readyz(self, _request: web.Request) -> web.Response:
+        """200 while the store can be written. Raises StoreUnavailable."""
         try:
             async with asyncio.timeout(READY_S):
                 await self.store.ping()
@@ -244,19 +273,20 @@ class Coordinator:
         return web.Response(text="ready\n")
 
     async def get_metrics(self, request: web.Request) -> web.Response:
-        self.door.host_only(request)
-        standing = await self.standing()
-        return web.Response(text=self.metrics.text(standing.pool, standing.nodes))
+        """Prometheus text, for the host itself. Raises Refusal."""
+        self.admission.host_only(request)
+        stats = await self.stats()
+        return web.Response(text=self.metrics.text(stats.pool, stats.nodes))
 
-    async def standing(self) -> Standing:
-        """The store's counters, at most standing_ttl_s old."""
+    async def stats(self) -> WindowStats:
+        """The store's counters, at most stats_ttl_s old."""
         now = time.monotonic()
-        if self._standing is None or now - self._standing[0] >= self.standing_ttl_s:
-            async with self._standing_lock:
-                if self._standing is None or time.monotonic() - self._standing[0] >= self.standing_ttl_s:
-                    fresh = await self.store.standing(self.clock(), STANDING_ROWS)
-                    self._standing = time.monotonic(), fresh
-        return self._standing[1]
+        if self._stats is None or now - self._stats[0] >= self.stats_ttl_s:
+            async with self._stats_lock:
+                if self._stats is None or time.monotonic() - self._stats[0] >= self.stats_ttl_s:
+                    fresh = await self.store.stats(self.clock(), STATS_ROWS)
+                    self._stats = time.monotonic(), fresh
+        return self._stats[1]
 
 
 def _json(message: msgspec.Struct) -> web.Response:

@@ -33,7 +33,8 @@ class CoordinatorSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
     share_fraction: Annotated[float, _doc("Part of its groups a node is asked to share", gt=0.0, le=1.0)] = 1.0
 
     invite_hours: Annotated[float, _doc("Life of the first invite, in hours; 0: for ever", ge=0.0)] = 168.0
-    invite_uses: Annotated[int, _doc("Nodes the first invite admits; 0: any number", ge=0)] = 0
+    invite_uses: Annotated[int, _doc("Nodes the first invite admits; 0: any number", ge=0)] = 10
+    approve: Annotated[bool, _doc("New nodes wait until you let them in: sapo-desktop swarm approve")] = False
 
     round_every_s: Annotated[float, _doc("Seconds between a node's rounds, on average", gt=0.0)] = 5.0
     round_burst: Annotated[int, _doc("Rounds a node may send at once", ge=1)] = 3
@@ -49,6 +50,6 @@ class CoordinatorSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
     pool_groups: Annotated[int, _doc("Live groups kept", ge=1)] = 65_536
     pool_bytes: Annotated[int, _doc("Bytes of live groups kept", ge=2**20)] = 256 * 2**20
     groups_per_node: Annotated[int, _doc("Live groups of one node; its newest replaces its oldest", ge=1)] = 8
-    group_life_s: Annotated[float, _doc("Seconds a group stays in the pool", gt=0.0)] = 900.0
+    group_life_s: Annotated[float, _doc("Seconds a group stays in the pool", gt=0.0, le=1e9)] = 900.0
     page: Annotated[bool, _doc("Serve the status page to everybody who can reach the port")] = True
     trust_proxy: Annotated[bool, _doc("Take the client's address from X-Forwarded-For of a proxy on loopback")] = False

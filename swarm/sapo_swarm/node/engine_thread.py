@@ -23,6 +23,7 @@ class EngineHost:
 
     @property
     def engine(self) -> Engine:
+        """The loaded engine. Raises RuntimeError while there is none."""
         if self._engine is None:
             raise RuntimeError("The engine is not loaded yet.")
         return self._engine
@@ -33,6 +34,7 @@ class EngineHost:
         return None if self._engine is None else self._engine.info
 
     async def load(self, build: Callable[[], Engine]) -> Engine:
+        """Build the engine in its thread. Raises what building raises."""
         self._engine = await self.call(build)
         return self._engine
 

@@ -55,6 +55,7 @@ class Bus:
             self._subscribers.discard(queue)
 
     def close(self) -> None:
+        """End every subscription."""
         for queue in list(self._subscribers):
             self._cut_off(queue)
 

@@ -11,6 +11,7 @@ import contextlib
 import os
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import msgspec
 
@@ -30,6 +31,7 @@ from sapo_swarm.node.governor.run_control import RunControl
 from sapo_swarm.node.model_store import ModelStore
 from sapo_swarm.node.round import phases
 from sapo_swarm.node.round.context import RoundWork
+from sapo_swarm.node.round.memory import recalled
 from sapo_swarm.node.round.progress import Activity
 from sapo_swarm.node.round.record import record, stamp
 from sapo_swarm.node.setup import NodeSetup
@@ -67,6 +69,7 @@ class Node:
     # -- what the control server and the CLI call ---------------------------------------------------------------
 
     def status(self) -> NodeStatus:
+        """What the node does now, and what was asked of it and is pending."""
         now, config = self.activity, self.config
         loaded = self.host.loaded
         return NodeStatus(
@@ -100,6 +103,7 @@ class Node:
         self.run_control.wish(commands.command(self.run_control.wishes, verb, for_s, time.monotonic()))
 
     def request_evaluation(self, items: int) -> None:
+        """A held-out evaluation after this round. items: a task, 0 = as many as the settings say."""
         self._evaluate_next = items or self.config.eval_items
         self.run_control.wake()
 
@@ -152,6 +156,8 @@ class Node:
         await self.store.open(self._telling("Opening the model"))
         examiner = Examiner(config, self.host, scorer, setup.folder / "evaluations")
         context = opening.context(setup, config, self.host, scorer, self.activity, self.bus.stream, apart)
+        memory = await asyncio.to_thread(recalled, config, self.journal, self.store.rounds_done)
+        context = replace(context, memory=memory)
         self.guard = Guard(
             config=config,
             host=self.host,
@@ -175,6 +181,7 @@ class Node:
         started = opening.announcement(setup.run_id, setup.mode, self.config, info, store.rounds_done, found)
         known = {"name": setup.name, "base": setup.base, "changed": setup.changed, "weights": store.weights}
         await self.bus.publish(msgspec.structs.replace(started, **known, solved=tuple(sorted(store.solved))))
+        await store.tell()
         if count := len(self.journal.unreadable):
             text = f"{count} events of the journal cannot be read and are passed over: sapo-desktop runs check --repair"
             await self.bus.publish(LogLine(level="warning", text=text))
@@ -184,7 +191,7 @@ class Node:
         await self.run_control.say("starting", f"Loading {model}")
 
         told = self._telling(f"Loading {model}")
-        return await self.host.load(lambda: self.setup.build(lambda fraction, phrase: told(phrase)))
+        return await self.host.load(lambda: self.setup.build(lambda _fraction, phrase: told(phrase)))
 
     def _telling(self, doing: str) -> Callable[[str], None]:
         """Takes phrases about the opening from another thread into the sentence."""
@@ -199,34 +206,37 @@ class Node:
         return told
 
     async def _turn_rounds(self, context: phases.RoundContext, examiner: Examiner) -> None:
-        config, run_control, guard = self.config, self.run_control, self._guarded
+        config, run_control = self.config, self.run_control
         work = await self.store.in_flight(context)
         if config.eval_every and not await asyncio.to_thread(examiner.has_base):
             self._evaluate_next = self._evaluate_next or config.eval_items
         while not run_control.wishes.stop:
-            if config.rounds and self.rounds_done >= config.rounds and not self._evaluate_next:
+            if 0 < config.rounds <= self.rounds_done and not self._evaluate_next:
                 break
             try:
-                if not await self._may_work(context, work):
-                    continue
-                if self._evaluate_next:
-                    await self._examine(examiner, self._evaluate_next)
-                    continue
-                if guard.busy:
-                    await self._attend()
-                    continue
-                await self._round(context, work)
-                work = RoundWork(self.rounds_done)
-                if config.eval_every and self.rounds_done % config.eval_every == 0:
-                    self._evaluate_next = config.eval_items
-                run_control.succeeded()
-                if self.store.due():
-                    await self._save("time")
+                if await self._may_work(context, work):
+                    work = await self._work(context, examiner, work)
+                    if self.store.due():
+                        await self._save("time")
             except Cancelled:
                 self.host.cancel.reset()
             except Exception as error:  # a bad round is a sentence and a pause, never the end of the run
                 await run_control.failed(error)
         await self._leave(context, work)
+
+    async def _work(self, context: phases.RoundContext, examiner: Examiner, work: RoundWork) -> RoundWork:
+        """An evaluation, a closer look, or a round; the round that is next to work on."""
+        if self._evaluate_next:
+            await self._examine(examiner, self._evaluate_next)
+            return work
+        if self._guarded.busy:
+            await self._attend()
+            return work
+        await self._round(context, work)
+        if self.config.eval_every and self.rounds_done % self.config.eval_every == 0:
+            self._evaluate_next = self.config.eval_items
+        self.run_control.succeeded()
+        return RoundWork(self.rounds_done)
 
     async def _may_work(self, context: phases.RoundContext, work: RoundWork) -> bool:
         """True when nothing is in the way; at the beginning of a pause, what was done is put on the disk."""
@@ -253,8 +263,8 @@ class Node:
         """A checkpoint, told of. Raises NoRoom, OSError."""
         self.bus.stream(self.activity.begin("checkpoint", self.rounds_done, "Saving"))
         await self.host.call(self.store.save, reason)
-        self.bus.stream(self.activity.end("Saving"))
         await self.store.tell()
+        self.bus.stream(self.activity.end("Saving"))
 
     @property
     def _guarded(self) -> Guard:

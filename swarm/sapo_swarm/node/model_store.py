@@ -71,7 +71,7 @@ class ModelStore:
     # -- opening ---------------------------------------------------------------------------------------------------
 
     async def open(self, tell: Tell) -> None:
-        """Continue from what is on the disk; a fresh model is saved as it is.
+        """Continue from what is on the disk; a fresh model is saved as it is. Call tell() when the opening was announced.
 
         Raises CheckpointCorrupt when nothing on the disk is intact, NoRoom when the disk budget is too small for the model.
         """
@@ -81,7 +81,6 @@ class ModelStore:
         await asyncio.to_thread(self.checkpoints.require_room, engine)
         if found is None:
             await self.host.call(self.save, "start")
-            await self.tell()
             return
         redone = await self.host.call(self._restore, engine, *found, tell)
         await self._agree(found[0], found[1], redone)
@@ -89,7 +88,6 @@ class ModelStore:
             await self.host.call(self.save, "redone")
         else:
             self._continue_log(found[1])
-        await self.tell()
 
     def _restore(self, engine: Engine, path: Path, state: CheckpointState, tell: Tell) -> list[LoggedUpdate]:
         """The weights of a checkpoint, then the updates that followed it. In the engine's thread."""
@@ -187,7 +185,7 @@ class ModelStore:
         self.disk = self.checkpoints.bytes() + self._elsewhere()
         return saved
 
-    def for_guard(self, rounds_done: int, rollbacks: int) -> Path:
+    def for_guard(self, _rounds_done: int, rollbacks: int) -> Path:
         """The guard's word for saving: of a new best, or of older weights that are back (one more rollback)."""
         if rollbacks == self.rollbacks:
             return self.save("evaluation").path

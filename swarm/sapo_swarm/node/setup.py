@@ -46,6 +46,7 @@ class NodeSetup:
 
     @property
     def mode(self) -> Mode:
+        """Alone or in a swarm."""
         return "silo" if self.swarm == SILO else "swarm"
 
 
@@ -82,7 +83,7 @@ def context(
 def announcement(
     run_id: str, mode: Mode, config: RunConfig, info: EngineInfo, rounds_done: int, versions: dict[str, str]
 ) -> RunStarted:
-    """The event with which every opening of a model begins."""
+    """The event with which every opening of a model begins. config: with what the engine decided filled in."""
     return RunStarted(
         run_id=run_id,
         mode=mode,
@@ -101,4 +102,5 @@ def announcement(
         rounds_planned=config.rounds,
         seed=config.seed,
         versions=versions,
+        computed_by=info.extra.get("computed_by", ""),
     )

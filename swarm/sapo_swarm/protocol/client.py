@@ -22,6 +22,7 @@ from sapo_swarm.protocol.transport import TIMEOUT_S, CoordinatorError, Refused, 
 from sapo_swarm.protocol.wire import (
     MAX_GROUPS,
     MEDIA_TYPE,
+    REFUSALS,
     JoinRequest,
     Leaderboard,
     Receipt,
@@ -43,6 +44,8 @@ __all__ = ["CoordinatorError", "ExchangeResult", "NodeClient", "Refused", "Unrea
 MAX_BACKOFF_S = 300.0
 REMEMBERED = 128
 """Ids of groups received lately, so that they are not sent again."""
+OTHER = "other"
+"""Reasons that this version does not know are counted as one: a coordinator that invents them fills no journal."""
 LARGE_POOL = 4096
 """In a pool so large nothing comes twice; the ids stay at home."""
 
@@ -79,7 +82,7 @@ class ExchangeResult:
     @property
     def share(self) -> float:
         """Swarm share in [0, 1]: my accepted groups / all accepted groups in the window."""
-        return self.mine / self.total if self.total else 0.0
+        return min(1.0, self.mine / self.total) if self.total else 0.0
 
 
 class NodeClient:
@@ -127,14 +130,18 @@ class NodeClient:
         """Of answers' bodies, ever."""
         return self._transport.bytes_received
 
-    # Asked by a person: raises
+    def unix_time(self) -> float:
+        """Unix time on the coordinator's clock: what groups are dated with."""
+        return self._transport.unix_time()
+
+    # Called by a person: raises
 
     async def join(self, name: str = "", model: str = "") -> SwarmInfo:
         """Enter the swarm; joining again is harmless. Raises Unreachable, Refused."""
         request = JoinRequest(
             key=self.identity.public_key.hex(),
             invite=self.invite.token,
-            name=safe_text(name, lines=False)[:40],
+            name=safe_text(name, lines=False)[:40].strip(),
             model=label(model),
         )
         body = msgspec.json.encode(request)
@@ -162,7 +169,7 @@ class NodeClient:
     async def exchange(
         self, groups: Sequence[SignedGroup], want: int, reward_local: float | None = None
     ) -> ExchangeResult:
-        """Upload this round's groups (at most MAX_GROUPS; the rest is dropped) and draw up to `want` of others.
+        """Upload this round's groups (at most MAX_GROUPS; the rest is dropped) and sample up to `want` of others.
 
         Before `next_at` nothing is sent and the groups are dropped: stale ones are never flushed later.
         """
@@ -186,7 +193,8 @@ class NodeClient:
         refused: dict[str, int] = {}
         for result in answer.results:
             if not result.accepted:
-                refused[result.reason] = refused.get(result.reason, 0) + 1
+                reason = result.reason if result.reason in REFUSALS else OTHER
+                refused[reason] = refused.get(reason, 0) + 1
         for raw in answer.sample:
             try:
                 self._have.append(group_id(unpack(raw, SignedGroup).body))
@@ -194,7 +202,7 @@ class NodeClient:
                 continue  # the receiver counts it
         return ExchangeResult(
             connected=True,
-            sentence=f"Connected: {answer.nodes} node{'' if answer.nodes == 1 else 's'}, {answer.rounds_per_s:.1f} rounds/s.",
+            sentence=_sentence(answer, sent, refused),
             sent=sent,
             accepted=sum(result.accepted for result in answer.results),
             refused=refused,
@@ -225,3 +233,12 @@ class NodeClient:
             code = "bad_reply"
         self.next_at = self._clock() + wait
         return ExchangeResult(False, f"{error} Next try in {wait:.0f} s; training goes on alone.", code, sent=sent)
+
+
+def _sentence(answer: RoundReply, sent: int, refused: dict[str, int]) -> str:
+    """How it stands with the swarm, for people: being connected is not yet taking part."""
+    nodes = f"{answer.nodes} node{'' if answer.nodes == 1 else 's'}"
+    said = f"Connected: {nodes}, {answer.rounds_per_s:.1f} rounds/s."
+    if sent and sum(refused.values()) == sent:
+        return f"{said} None of the last {sent} groups was taken ({', '.join(sorted(refused))})."
+    return said

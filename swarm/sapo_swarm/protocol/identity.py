@@ -39,6 +39,7 @@ class Signed:
     signature: bytes
 
     def headers(self) -> dict[str, str]:
+        """The signature as HTTP headers."""
         return {
             H_PROTO: str(PROTOCOL_VERSION),
             H_NODE: self.node,
@@ -48,9 +49,10 @@ class Signed:
         }
 
 
-def request_text(method: str, path: str, swarm: str, ts: int, nonce: str, body: bytes) -> bytes:
-    """The bytes that a request's signature covers."""
-    return _REQUEST + "\0".join((method, path, swarm, str(ts), nonce, digest(body))).encode()
+def request_text(method: str, path: str, swarm: str, ts: int, nonce: str, body: bytes | str) -> bytes:
+    """The bytes that a request's signature covers. body: itself or its digest, which is all that is signed of it."""
+    named = body if isinstance(body, str) else digest(body)
+    return _REQUEST + "\0".join((method, path, swarm, str(ts), nonce, named)).encode()
 
 
 def group_text(swarm: str, body: bytes) -> bytes:
@@ -85,9 +87,11 @@ class Identity:
 
     @classmethod
     def generate(cls) -> Identity:
+        """A new identity."""
         return cls(secrets.token_bytes(32))
 
     def sign(self, text: bytes) -> bytes:
+        """The Ed25519 signature of the bytes, 64 bytes."""
         return self._key.sign(text)
 
     def sign_request(self, method: str, path: str, swarm: str, ts: int, body: bytes) -> Signed:

@@ -99,11 +99,12 @@ def new_token() -> str:
 
 
 def token_hash(token: str) -> str:
-    """What is kept of a token at rest."""
+    """The stored form of a token."""
     return hashlib.sha256(b"sapo-invite-v1\0" + token.encode()).hexdigest()
 
 
 def new_swarm_id() -> str:
+    """80 random bits in base32: 16 characters."""
     return base64.b32encode(secrets.token_bytes(10)).decode().lower()
 
 
@@ -116,6 +117,7 @@ class Certificate:
 
     @property
     def fingerprint(self) -> str:
+        """SHA-256 of the DER certificate, 64 hex digits."""
         loaded = x509.load_pem_x509_certificate(self.certificate)
         return loaded.fingerprint(hashes.SHA256()).hex()
 

@@ -24,8 +24,13 @@ T = TypeVar("T")
 class Keyring(Protocol):
     """The two calls of the keyring package that are used."""
 
-    def get_password(self, service: str, username: str) -> str | None: ...
-    def set_password(self, service: str, username: str, password: str) -> None: ...
+    def get_password(self, service: str, username: str) -> str | None:
+        """The secret, None where there is none."""
+        ...
+
+    def set_password(self, service: str, username: str, password: str) -> None:
+        """Store the secret."""
+        ...
 
 
 class KeyStoreError(Exception):

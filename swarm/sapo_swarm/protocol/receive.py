@@ -1,9 +1,9 @@
 """What a node does with groups of others before any of their text may reach a model or a screen.
 
 In this order: signature, schema, author, one per source, age, coordinates on the allow-list, seeds that train,
-duplicates, length band, regenerate, prompt hash, held-out question, own score, length of what would be taught, log-prob
-floor. Nothing of the sender is believed but its text: the question is regenerated and the reward computed here. Every
-rejection is counted under a stable reason.
+duplicates, length band, time quota of the source, regenerate, prompt hash, held-out question, own score, length of what
+would be taught, log-prob floor, phrases that too many groups teach. Nothing of the sender is believed but its text: the
+question is regenerated and the reward computed here. Every rejection is counted under a stable reason.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from typing import Protocol, runtime_checkable
 import msgspec
 
 from sapo_swarm.protocol.identity import group_text, node_id, verify
+from sapo_swarm.protocol.phrases import PhraseWatch
 from sapo_swarm.protocol.safe_text import safe_text
+from sapo_swarm.protocol.time_quota import TimeQuota
 from sapo_swarm.protocol.wire import GroupBody, SignedGroup, WireError, content_digest, unpack
 from sapo_swarm.tasks.catalogue import CATALOGUE
 from sapo_swarm.tasks.seeds import is_train
@@ -43,18 +45,20 @@ REASONS = (
     "seed",
     "duplicate",
     "length",
+    "quota",
     "no_question",
     "prompt_hash",
     "held_out",
     "unscorable",
     "logprob",
+    "phrase",
 )
 REMEMBERED = 8192
-"""Digests of groups seen, own ones too, to find copies."""
+"""Digests of groups seen, local ones too, to find copies."""
 TAUGHT_BANDS = 4.0
 """A completion that would be taught may be so many times as long as a group's median may."""
 MIN_OBSERVED = 16
-"""Own completions before the length band is narrower than `max_bytes`."""
+"""Local completions before the length band is narrower than `max_bytes`."""
 
 
 @runtime_checkable
@@ -62,19 +66,32 @@ class Verdict(Protocol):
     """A scored group."""
 
     @property
-    def rewards(self) -> Sequence[float]: ...
+    def rewards(self) -> Sequence[float]:
+        """One reward in [0, 1] for each completion."""
+        ...
 
     @property
-    def shortcut(self) -> Sequence[int]: ...
+    def shortcut(self) -> Sequence[int]:
+        """Places of completions that answer other questions too."""
+        ...
 
 
 class GroupScorer(Protocol):
     """The part of scoring.Scorer that is used: failures come back as other objects, in their place."""
 
-    async def questions(self, refs: Sequence[TaskRef]) -> Sequence[object]: ...
+    async def questions(self, refs: Sequence[TaskRef]) -> Sequence[object]:
+        """A Question for each reference, or something else where there is none."""
+        ...
+
     async def score_many(
         self, groups: Sequence[tuple[TaskRef, Sequence[str]]], rule: RewardRule = STRICT
-    ) -> Sequence[object]: ...
+    ) -> Sequence[object]:
+        """A Verdict for each group, or something else where scoring failed."""
+        ...
+
+    def seconds(self, ref: TaskRef) -> float:
+        """Processor seconds that the reference cost."""
+        ...
 
 
 Likelihood = Callable[[Question, Sequence[str]], Awaitable[float]]
@@ -85,7 +102,7 @@ Likelihood = Callable[[Question, Sequence[str]], Awaitable[float]]
 class AcceptanceRules:
     """What a node takes. tasks: dataset names (default: the allow-list). max_bytes: longest completion.
 
-    length_factor: a group's median completion may be so many times the 95th percentile of own ones.
+    length_factor: a group's median completion may be so many times the 95th percentile of local ones.
     logprob_floor: nats a token, see Likelihood; docs/decisions/0009-likelihood.md has the measurement. max_age_s: of the
     author's date.
     """
@@ -100,25 +117,27 @@ class AcceptanceRules:
 
 @dataclass(slots=True)
 class Receiver:
-    """Judges samples of one swarm. rejected: reason -> groups, since the start. struck: sources heard no more. apart: hashes of
-    prompts that are not to be trained on."""
+    """Judges samples of one swarm. rejected: reason -> groups, since the start. struck: sources heard no more.
+    excluded: hashes of prompts that are not to be trained on."""
 
     swarm: str
     node: str
     scorer: GroupScorer
     rules: AcceptanceRules = field(default_factory=AcceptanceRules)
     likelihood: Likelihood | None = None
-    apart: frozenset[str] = frozenset()
+    excluded: frozenset[str] = frozenset()
     rejected: Counter[str] = field(default_factory=Counter)
     accepted: int = 0
     struck: set[str] = field(default_factory=set)
+    quota: TimeQuota = field(default_factory=TimeQuota)
+    phrases: PhraseWatch = field(default_factory=PhraseWatch)
     _seen: OrderedDict[str, None] = field(default_factory=OrderedDict)
-    _own_bytes: deque[int] = field(default_factory=lambda: deque(maxlen=512))
+    _local_bytes: deque[int] = field(default_factory=lambda: deque(maxlen=512))
 
-    def observe_own(self, body: GroupBody) -> None:
-        """Tell of an own group: its copies are refused, its lengths set the band."""
+    def observe_local(self, body: GroupBody) -> None:
+        """Register a local group: its copies are refused, its lengths set the band."""
         self._remember(content_digest(body))
-        self._own_bytes.extend(len(completion.text.encode()) for completion in body.completions)
+        self._local_bytes.extend(len(completion.text.encode()) for completion in body.completions)
 
     async def receive(self, sample: Sequence[msgspec.Raw | bytes], now: float) -> list[Group]:
         """The groups that passed everything, scored here. now: Unix time. Raises ScorerUnavailable only."""
@@ -131,9 +150,21 @@ class Receiver:
             else:
                 sources.add(body.node)
                 bodies.append(body)
-        groups = await self._scored(await self._regenerated(bodies))
+        affordable = self._affordable(bodies, now)
+        groups = await self._scored(await self._regenerated(affordable))
+        useful = {group.node for group in groups}
+        for body in affordable:
+            self.quota.spent(body.node, self.scorer.seconds(body.ref), body.node in useful, now)
         self.accepted += len(groups)
         return groups
+
+    def _affordable(self, bodies: list[GroupBody], now: float) -> list[GroupBody]:
+        """The groups whose sources have time left, sources that were useful before first."""
+        bodies = sorted(bodies, key=lambda body: not self.quota.is_known(body.node))
+        allowed = [body for body in bodies if self.quota.allows(body.node, now)]
+        if len(allowed) < len(bodies):
+            self.rejected["quota"] += len(bodies) - len(allowed)
+        return allowed
 
     def _form(self, raw: msgspec.Raw | bytes, sources: set[str], now: float) -> tuple[GroupBody | None, str]:
         """Everything that can be told without the scorer: the body, or why not."""
@@ -185,9 +216,9 @@ class Receiver:
     @property
     def band(self) -> float:
         """Bytes that a group's median completion may have now."""
-        if len(self._own_bytes) < MIN_OBSERVED:
+        if len(self._local_bytes) < MIN_OBSERVED:
             return float(self.rules.max_bytes)
-        ordered = sorted(self._own_bytes)
+        ordered = sorted(self._local_bytes)
         return max(64.0, self.rules.length_factor * ordered[int(0.95 * (len(ordered) - 1))])
 
     def _remember(self, content: str) -> None:
@@ -202,9 +233,11 @@ class Receiver:
         for body, question in zip(bodies, questions, strict=True):
             if not isinstance(question, Question):
                 self.rejected["no_question"] += 1
+                if getattr(question, "costly", False):
+                    self.struck.add(body.node)
             elif question.prompt_sha256 != body.prompt_sha256:
                 self.rejected["prompt_hash"] += 1
-            elif question.prompt_sha256 in self.apart:
+            elif question.prompt_sha256 in self.excluded:
                 self.rejected["held_out"] += 1
             else:
                 out.append((body, question))
@@ -227,12 +260,15 @@ class Receiver:
 
     async def _unfit(self, question: Question, taught: Sequence[str]) -> str:
         """Why this policy is not to be taught these texts: far longer than anything it writes (reading that alone takes the
-        engine seconds), or nothing that it could have written. "" for neither."""
+        engine seconds), nothing that it could have written, or a phrase that it never wrote and that many groups bring.
+        "" for none of these."""
         if max((len(text.encode()) for text in taught), default=0) > TAUGHT_BANDS * self.band:
             return "length"
-        if self.likelihood is None or not taught:
+        if not taught:
             return ""
-        return "logprob" if await self.likelihood(question, taught) < self.rules.logprob_floor else ""
+        if self.likelihood is not None and await self.likelihood(question, taught) < self.rules.logprob_floor:
+            return "logprob"
+        return "" if self.phrases.allows(taught, question.prompt) else "phrase"
 
 
 def _taught(body: GroupBody, rewards: Sequence[float]) -> list[str]:

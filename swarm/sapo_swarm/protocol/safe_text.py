@@ -5,15 +5,17 @@ from __future__ import annotations
 import unicodedata
 
 _KEEP = {"\n"}
-_BIDI = set("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+_BLANK = set("\u034f\u115f\u1160\u17b4\u17b5\u2028\u2029\u2800\u3164\uffa0")
+"""Characters of other categories that show nothing."""
+_HIDDEN = {"Cc", "Cf", "Cs", "Co", "Cn"}
 
 
 def safe_text(text: str, limit: int = 8192, lines: bool = True) -> str:
     """The text without anything a terminal would obey or a reader could be fooled by.
 
-    Control characters (C0, DEL, C1), bidi controls, unpaired surrogates, private-use and unassigned code points
-    become "·"; tabs become spaces; newlines stay only when lines is true (else "⏎"); longer text is cut with "…".
-    The result still may hold markup: always show it as plain text, never parse it.
+    Control characters (C0, DEL, C1), bidi controls, invisible and zero-width characters, unpaired surrogates, private-use
+    and unassigned code points become "·"; tabs become spaces; newlines stay only when lines is true (else "⏎"); longer
+    text is cut with "…". The result still may hold markup: always show it as plain text, never parse it.
     """
     cut = text[:limit]
     out: list[str] = []
@@ -22,7 +24,7 @@ def safe_text(text: str, limit: int = 8192, lines: bool = True) -> str:
             out.append(char if lines else "⏎")
         elif char == "\t":
             out.append("    ")
-        elif char in _BIDI or unicodedata.category(char) in {"Cc", "Cs", "Co", "Cn"} or char in "\u2028\u2029":
+        elif char in _BLANK or unicodedata.category(char) in _HIDDEN:
             out.append("·")
         else:
             out.append(char)

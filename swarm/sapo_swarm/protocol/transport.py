@@ -13,10 +13,11 @@ import ssl
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import aiohttp
 import msgspec
+from aiohttp.connector import Connection
 
 from sapo_swarm.protocol.identity import Identity
 from sapo_swarm.protocol.invite import Invite
@@ -25,6 +26,7 @@ from sapo_swarm.protocol.wire import H_PROTO, H_TIME, MAX_BODY, Problem, WireErr
 from sapo_swarm.types import PROTOCOL_VERSION
 
 TIMEOUT_S = 10.0
+INTERIM_ANSWERS = 8
 KEEPALIVE_S = 60.0
 """Longer than a round, shorter than the coordinator's patience: one handshake for many rounds."""
 
@@ -50,6 +52,29 @@ class Refused(CoordinatorError):
 class _Reply:
     status: int
     body: bytes
+
+
+class _Response(aiohttp.ClientResponse):
+    """An answer before which only so many interim ones (1xx) may come: without a limit they keep a client busy for ever."""
+
+    async def start(self, connection: Connection) -> aiohttp.ClientResponse:
+        """Read the head. Raises ClientPayloadError after INTERIM_ANSWERS."""
+        protocol = connection.protocol
+        assert protocol is not None
+        read, left = type(protocol).read, INTERIM_ANSWERS + 1
+
+        async def counted() -> Any:
+            nonlocal left
+            left -= 1
+            if left < 0:
+                raise aiohttp.ClientPayloadError("it sends interim answers without end")
+            return await read(protocol)
+
+        protocol.read = counted  # type: ignore[method-assign]
+        try:
+            return await super().start(connection)
+        finally:
+            del protocol.read
 
 
 class Transport:
@@ -78,12 +103,18 @@ class Transport:
             base_url=self._invite.url,
             connector=connector,
             timeout=self._timeout,
+            response_class=_Response,
             auto_decompress=False,
             headers={"User-Agent": "sapo-desktop", H_PROTO: str(PROTOCOL_VERSION), "Accept-Encoding": "identity"},
             cookie_jar=aiohttp.DummyCookieJar(),
         )
 
+    def unix_time(self) -> float:
+        """Seconds since the epoch on the coordinator's clock, as far as it is known: this machine's may be wrong."""
+        return self._wall() + self._offset
+
     async def close(self) -> None:
+        """End the connections."""
         if self._session is not None:
             await self._session.close()
             self._session = None
@@ -98,7 +129,7 @@ class Transport:
         Raises Unreachable, Refused.
         """
         for attempt in (1, 2):
-            ts = int((self._wall() + self._offset) * 1000)
+            ts = int(self.unix_time() * 1000)
             headers = self._identity.sign_request(method, path, self._invite.swarm, ts, body).headers()
             headers["Content-Type"] = media
             try:
@@ -153,12 +184,8 @@ def _checked(reply: _Reply) -> bytes:
         problem = msgspec.json.decode(reply.body, type=Problem)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
         raise Refused("bad_reply", f"The coordinator answered {reply.status} without a reason.") from None
-    retry = problem.retry_after_s
-    raise Refused(
-        safe_text(problem.code, 40, lines=False),
-        safe_text(problem.detail or problem.title, 300, lines=False),
-        retry if retry is not None and 0 <= retry < 86_400 else None,
-    )
+    sentence = safe_text(problem.detail or problem.title, 300, lines=False)
+    raise Refused(problem.code, sentence, problem.retry_after_s)
 
 
 _T = TypeVar("_T")

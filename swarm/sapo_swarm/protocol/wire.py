@@ -18,7 +18,7 @@ import msgspec
 import zstandard
 from msgspec import Meta
 
-from sapo_swarm.types import PROTOCOL_VERSION, Finish, NodeId, Sha256, TaskRef
+from sapo_swarm.types import PROTOCOL_VERSION, Finish, Name, NodeId, Sha256, TaskRef
 
 MEDIA_TYPE = f"application/vnd.sapo.v{PROTOCOL_VERSION}+msgpack+zstd"
 PROBLEM_TYPE = "application/problem+json"
@@ -47,6 +47,15 @@ GroupId = Annotated[bytes, Meta(min_length=8, max_length=8)]
 SwarmId = Annotated[str, Meta(pattern=r"^[a-z2-7]{16}\Z")]
 
 
+Count = Annotated[int, Meta(ge=0, lt=2**53)]
+"""Every number that arrives has bounds, and with them is finite: NaN and infinities are refused by the codec."""
+Seconds = Annotated[float, Meta(ge=0, le=1e9)]
+Fraction = Annotated[float, Meta(ge=0, le=1)]
+UnixTime = Annotated[float, Meta(ge=0, le=1e11)]
+REFUSALS = ("schema", "author", "signature", "task", "seed", "too_long", "stale", "future", "duplicate")
+"""Why a coordinator refuses a group; stable codes, counted and shown. "duplicate" is found by the store."""
+
+
 class WireError(Exception):
     """Bytes that are not what the protocol says."""
 
@@ -54,6 +63,8 @@ class WireError(Exception):
 
 
 class TooLarge(WireError):
+    """More bytes than a limit of the protocol."""
+
     code = "too_large"
 
 
@@ -62,12 +73,14 @@ class _Wire(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
 
 class SharedCompletion(_Wire, frozen=True):
+    """One decoded completion and why it ended."""
+
     text: Annotated[str, Meta(max_length=8192)]
     finish: Finish
 
 
 class GroupBody(_Wire, frozen=True):
-    """The signed part of a group. ts: milliseconds since the Unix epoch when it was drawn."""
+    """The signed part of a group. ts: milliseconds since the Unix epoch when it was sampled."""
 
     ref: TaskRef
     prompt_sha256: Sha256
@@ -96,21 +109,21 @@ class Upload(_Wire, frozen=True):
     groups: Annotated[tuple[SignedGroup, ...], Meta(max_length=MAX_GROUPS)]
     want: Annotated[int, Meta(ge=0, le=MAX_WANT)] = 0
     have: Annotated[tuple[GroupId, ...], Meta(max_length=256)] = ()
-    reward_local: Annotated[float, Meta(ge=0.0, le=1.0)] | None = None
+    reward_local: Fraction | None = None
 
 
 class GroupResult(_Wire, frozen=True):
     """In the order of the upload. reason: "" when accepted, else a stable code such as "duplicate"."""
 
     accepted: bool
-    reason: Annotated[str, Meta(max_length=32)] = ""
+    reason: Annotated[str, Meta(pattern=r"^[a-z_]{0,32}\Z")] = ""
 
 
 class Receipt(_Wire, frozen=True):
     """Another node drew this node's groups `count` times since the last exchange."""
 
     node: NodeId
-    count: Annotated[int, Meta(ge=0)]
+    count: Count
 
 
 class RoundReply(_Wire, frozen=True):
@@ -124,28 +137,30 @@ class RoundReply(_Wire, frozen=True):
     results: Annotated[tuple[GroupResult, ...], Meta(max_length=MAX_GROUPS)]
     sample: Annotated[list[msgspec.Raw], Meta(max_length=MAX_WANT)]
     receipts: Annotated[tuple[Receipt, ...], Meta(max_length=64)]
-    uptake: Annotated[int, Meta(ge=0)]
-    mine: Annotated[int, Meta(ge=0)]
-    total: Annotated[int, Meta(ge=0)]
-    window_s: Annotated[float, Meta(ge=0)]
-    nodes: Annotated[int, Meta(ge=0)]
-    rounds_per_s: Annotated[float, Meta(ge=0)]
-    pool: Annotated[int, Meta(ge=0)]
+    uptake: Count
+    mine: Count
+    total: Count
+    window_s: Seconds
+    nodes: Count
+    rounds_per_s: Annotated[float, Meta(ge=0, le=1e9)]
+    pool: Count
     next_in_s: Annotated[float, Meta(ge=0, le=3600)]
 
 
 class Limits(_Wire, frozen=True):
-    body_bytes: int = MAX_BODY
-    raw_bytes: int = MAX_RAW
-    groups: int = MAX_GROUPS
-    want: int = MAX_WANT
-    completions_min: int = 2
-    completions_max: int = 16
-    completion_bytes: int = 8192
-    round_every_s: float = 5.0
-    round_burst: int = 3
-    clock_skew_s: float = MAX_CLOCK_SKEW_S
-    group_age_s: float = 900.0
+    """What the coordinator accepts, for clients and people: sizes in bytes, times in seconds."""
+
+    body_bytes: Count = MAX_BODY
+    raw_bytes: Count = MAX_RAW
+    groups: Count = MAX_GROUPS
+    want: Count = MAX_WANT
+    completions_min: Count = 2
+    completions_max: Count = 16
+    completion_bytes: Count = 8192
+    round_every_s: Seconds = 5.0
+    round_burst: Count = 3
+    clock_skew_s: Seconds = MAX_CLOCK_SKEW_S
+    group_age_s: Seconds = 900.0
 
 
 class SwarmInfo(_Wire, frozen=True):
@@ -153,18 +168,18 @@ class SwarmInfo(_Wire, frozen=True):
 
     swarm: SwarmId
     name: DisplayName
-    protocol: int
+    protocol: Count
     open: bool
-    tasks: Annotated[tuple[str, ...], Meta(max_length=256)]
-    presets: Annotated[tuple[str, ...], Meta(max_length=16)]
+    tasks: Annotated[tuple[Name, ...], Meta(max_length=256)]
+    presets: Annotated[tuple[Name, ...], Meta(max_length=16)]
     generator: Annotated[str, Meta(max_length=40)]
-    shards: int
-    epoch: int
-    share_fraction: float
+    shards: Count
+    epoch: Count
+    share_fraction: Fraction
     min_client: Annotated[str, Meta(max_length=20)]
     limits: Limits
-    nodes: int
-    time: float
+    nodes: Count
+    time: UnixTime
 
 
 class JoinRequest(_Wire, frozen=True):
@@ -182,27 +197,29 @@ class LeaderRow(_Wire, frozen=True):
     node: NodeId
     name: DisplayName
     model: Label
-    groups: int
-    share: float
-    uptake: int
-    seen_s: float
+    groups: Count
+    share: Fraction
+    uptake: Count
+    seen_s: Annotated[float, Meta(ge=-1, le=1e9)]
 
 
 class Leaderboard(_Wire, frozen=True):
-    window_s: float
-    total: int
+    """GET /v1/leaderboard. total: accepted groups of all nodes in window_s seconds."""
+
+    window_s: Seconds
+    total: Count
     nodes: Annotated[tuple[LeaderRow, ...], Meta(max_length=1000)]
 
 
 class Problem(_Wire, frozen=True):
     """RFC 9457 problem details; `code` is stable, `detail` is for people."""
 
-    title: str
-    status: int
-    code: str
-    detail: str
-    type: str = "about:blank"
-    retry_after_s: float | None = None
+    title: Annotated[str, Meta(max_length=200)]
+    status: Annotated[int, Meta(ge=100, le=999)]
+    code: Annotated[str, Meta(pattern=r"^[a-z_]{1,40}\Z")]
+    detail: Annotated[str, Meta(max_length=2000)]
+    type: Annotated[str, Meta(max_length=200)] = "about:blank"
+    retry_after_s: Annotated[float, Meta(ge=0, le=86_400)] | None = None
 
 
 T = TypeVar("T")

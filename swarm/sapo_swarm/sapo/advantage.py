@@ -9,13 +9,13 @@ from numpy.typing import NDArray
 
 EPSILON = 1e-6
 MIN_SPREAD = 0.05
-"""Standard deviation under which a group carries no signal: eight strict 0/1 rewards have 0 or at least 0.33, partial
+"""Standard deviation under which a group gives zero advantages: eight strict 0/1 rewards have 0 or at least 0.33, partial
 credit of 0.01 against 0.05 has 0.02 and must not become plus and minus one sigma."""
 
 Rewards = NDArray[np.float64]
 Advantages = NDArray[np.float64]
 AdvantageRule = Callable[[Rewards], Advantages]
-"""(G,) rewards -> (G,) advantages of one group; all zero where the group has no signal."""
+"""(G,) rewards -> (G,) advantages of one group; all zero where its rewards are (nearly) equal."""
 
 
 def as_rewards(rewards: Sequence[float] | Rewards) -> Rewards:
@@ -45,6 +45,15 @@ def centred(rewards: Rewards, min_spread: float = MIN_SPREAD) -> Advantages:
     if spread(rewards) < min_spread:
         return np.zeros_like(rewards)
     advantages: Advantages = rewards - rewards.mean()
+    return advantages
+
+
+def mean_normalised(rewards: Rewards, min_spread: float = MIN_SPREAD) -> Advantages:
+    """(r - mean) / mean: MaxRL (arXiv 2602.02710). Zero where std < min_spread; rewards are not negative."""
+    mean = float(rewards.mean())
+    if spread(rewards) < min_spread or mean <= 0.0:
+        return np.zeros_like(rewards)
+    advantages: Advantages = rewards / mean - 1.0
     return advantages
 
 

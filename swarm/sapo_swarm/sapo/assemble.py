@@ -17,30 +17,31 @@ from sapo_swarm.types import Group
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What one update trains on: own groups first, then external ones; advantages are filled in.
+    """What one update trains on: local groups first, then external ones; advantages are filled in.
 
-    own_wanted, external_wanted: I and J. pool: external groups that were offered.
+    local_wanted, external_wanted: I and J. pool: external groups that were offered.
     """
 
-    own: tuple[Group, ...]
+    local: tuple[Group, ...]
     external: tuple[Group, ...]
-    own_wanted: int
+    local_wanted: int
     external_wanted: int
     pool: int
 
     @property
     def groups(self) -> tuple[Group, ...]:
-        return self.own + self.external
+        """All groups of the batch, in the order of training."""
+        return self.local + self.external
 
     @property
     def pool_starved(self) -> int:
-        """External groups that were wanted and not found; own groups took their place where there were any."""
+        """External groups that were wanted and not found; local groups took their place where there were any."""
         return self.external_wanted - len(self.external)
 
     @property
     def short(self) -> int:
-        """Groups that the batch lacks of I + J: so many more own questions would fill it."""
-        return self.own_wanted + self.external_wanted - len(self.groups)
+        """Groups that the batch lacks of I + J: so many more local groups would fill it."""
+        return self.local_wanted + self.external_wanted - len(self.groups)
 
     @property
     def external_share(self) -> float:
@@ -54,22 +55,25 @@ class Batch:
 
     @property
     def reward_local(self) -> float | None:
-        """Mean reward of the batch's own groups; the node reports all its own groups, this is of those trained on."""
-        return mean_reward(self.own)
+        """Mean reward of the batch's local groups. The node reports all that it generated; this is of those trained on."""
+        return mean_reward(self.local)
 
     @property
     def reward_external(self) -> float | None:
+        """Mean reward of the external groups; None without any."""
         return mean_reward(self.external)
 
     @property
     def reward_batch(self) -> float | None:
+        """Mean reward of all groups; None for an empty batch."""
         return mean_reward(self.groups)
 
 
-def questions_to_ask(own: int, external: int, available: int) -> int:
-    """Own questions to ask for a batch of I = own and J = external: I, and one for each external group that is not on offer,
-    but at most I of these. With I >= J, or I = 0, the batch is always full; else it is as large as the others make it."""
-    return own + max(0, min(own or external, external) - available)
+def questions_to_sample(local: int, external: int, available: int) -> int:
+    """Questions that a node samples for a batch of I = local and J = external: I, and one more for each external group that
+    is not available, but at most I of these. With I >= J, or I = 0, the batch is always full; else it is as large as the
+    pool allows."""
+    return local + max(0, min(local or external, external) - available)
 
 
 def mean_reward(groups: Sequence[Group]) -> float | None:
@@ -79,42 +83,40 @@ def mean_reward(groups: Sequence[Group]) -> float | None:
 
 
 def with_advantages(group: Group, rule: AdvantageRule) -> Group:
+    """The group with the advantage of each completion. Raises ValueError on rewards that are not finite."""
     values = rule(as_rewards(group.rewards))
     return msgspec.structs.replace(group, advantages=tuple(float(value) for value in values))
 
 
 def assemble(
-    own: Sequence[Group],
+    local: Sequence[Group],
     pool: Sequence[Group],
-    own_wanted: int,
+    local_wanted: int,
     external_wanted: int,
     random: np.random.Generator,
     rule: AdvantageRule,
     sampling: str = "uniform_nonzero",
     per_source: int | None = 1,
-    max_external_share: float = 1.0,
     seen: Seen = NOTHING,
 ) -> Batch:
-    """A batch of I own and J external groups.
+    """A batch of I local and J external groups.
 
-    external_wanted is J; at most floor(max_external_share * (I + J)) are taken. seen: what the node has trained on, for
-    the strategy `novelty`. Where fewer than J survive, spare own groups, unfiltered like the others, fill the batch up
-    to I + J as far as the node generated any.
+    seen: what the node has trained on, for the strategy `novelty`. Where fewer than J survive, spare local groups,
+    unfiltered like the rest, fill the batch up to I + J as far as the node generated any. J may exceed I: what limits a
+    hostile source is per_source, the log-probability floor and the tripwire, not a share of the batch (the measured
+    default for larger models is 2/8).
     Raises UnknownStrategy, ValueError.
     """
-    if not 0.0 <= max_external_share <= 1.0:
-        raise ValueError(f"The external share lies in [0, 1], not {max_external_share}.")
-    total = own_wanted + external_wanted
-    allowed = min(external_wanted, int(max_external_share * total + 1e-9))
-    external = sample_external(pool, allowed, random, sampling, per_source, seen)
-    kept = sample_self(own, own_wanted, random)
-    used = {id(group) for group in kept}
-    spare = [group for group in own if id(group) not in used]
-    kept += sample_self(spare, total - len(kept) - len(external), random)
+    total = local_wanted + external_wanted
+    external = sample_external(pool, external_wanted, random, sampling, per_source, seen)
+    chosen = sample_self(local, local_wanted, random)
+    used = {id(group) for group in chosen}
+    spare = [group for group in local if id(group) not in used]
+    chosen += sample_self(spare, total - len(chosen) - len(external), random)
     return Batch(
-        own=tuple(with_advantages(group, rule) for group in kept),
+        local=tuple(with_advantages(group, rule) for group in chosen),
         external=tuple(with_advantages(group, rule) for group in external),
-        own_wanted=own_wanted,
+        local_wanted=local_wanted,
         external_wanted=external_wanted,
         pool=len(pool),
     )

@@ -1,11 +1,11 @@
-"""SampleExternal: which groups of other nodes enter the batch. Strategies are found by name.
+"""SampleExternal: which external groups enter the batch. Strategies are found by name.
 
 ================  ====================================================================================================
-uniform_nonzero   the paper's controlled experiment: drop groups without advantage, then draw uniformly
-uniform           the paper's open demo: draw uniformly, no filter
-reward_guided     drop groups without advantage, draw with weight p (1 - p) of the group's mean reward: half-solved
-                  questions carry most signal
-novelty           drop groups without advantage, draw with more weight what this node has rarely trained on
+uniform_nonzero   the paper's controlled experiment: drop groups whose advantages are all zero, sample uniformly
+uniform           the paper's open demo: sample uniformly, no filter
+reward_guided     as uniform_nonzero, with weight p (1 - p) of the group's mean reward p: half-solved questions have
+                  the largest policy gradient
+novelty           as uniform_nonzero, with more weight on what this node has rarely trained on
 none              no external groups
 ================  ====================================================================================================
 """
@@ -27,22 +27,22 @@ Strategy = Callable[[Sequence[Group], Seen], NDArray[np.float64]]
 NOTHING: Seen = {}
 
 
-def has_signal(group: Group, min_spread: float = MIN_SPREAD) -> bool:
-    """The group has advantages that are not all zero."""
+def has_advantage(group: Group, min_spread: float = MIN_SPREAD) -> bool:
+    """The group's advantages are not all zero: the spread of its rewards reaches min_spread."""
     return spread(as_rewards(group.rewards)) >= min_spread
 
 
-def _uniform(groups: Sequence[Group], seen: Seen = NOTHING) -> NDArray[np.float64]:
+def _uniform(groups: Sequence[Group], _seen: Seen = NOTHING) -> NDArray[np.float64]:
     return np.ones(len(groups))
 
 
-def _uniform_nonzero(groups: Sequence[Group], seen: Seen = NOTHING) -> NDArray[np.float64]:
-    return np.array([float(has_signal(g)) for g in groups])
+def _uniform_nonzero(groups: Sequence[Group], _seen: Seen = NOTHING) -> NDArray[np.float64]:
+    return np.array([float(has_advantage(g)) for g in groups])
 
 
-def _reward_guided(groups: Sequence[Group], seen: Seen = NOTHING) -> NDArray[np.float64]:
+def _reward_guided(groups: Sequence[Group], _seen: Seen = NOTHING) -> NDArray[np.float64]:
     means = np.array([np.mean(g.rewards) for g in groups])
-    floor = 1e-3  # a group with signal and a mean of (almost) 0 or 1 stays possible
+    floor = 1e-3  # a group with a mean of (almost) 0 or 1 stays possible
     return _uniform_nonzero(groups) * np.maximum(means * (1.0 - means), floor)
 
 
@@ -51,7 +51,7 @@ def _novelty(groups: Sequence[Group], seen: Seen = NOTHING) -> NDArray[np.float6
     return weights
 
 
-def _none(groups: Sequence[Group], seen: Seen = NOTHING) -> NDArray[np.float64]:
+def _none(groups: Sequence[Group], _seen: Seen = NOTHING) -> NDArray[np.float64]:
     return np.zeros(len(groups))
 
 

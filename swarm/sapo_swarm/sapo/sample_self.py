@@ -1,4 +1,4 @@
-"""SampleSelf: which of the node's own groups enter the batch."""
+"""SampleSelf: which local groups enter the batch."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from sapo_swarm.types import Group
 
 
 def sample_self(groups: Sequence[Group], wanted: int, random: np.random.Generator) -> list[Group]:
-    """Up to `wanted` own groups, uniformly without replacement, in their order.
+    """Up to `wanted` local groups, uniformly without replacement, in their order.
 
     Unfiltered as in the paper: groups whose rewards are all equal keep their place (and their share of the loss's
-    denominator). With as many groups as wanted nothing is drawn from `random`.
+    denominator). With as many groups as wanted `random` is not advanced.
     """
     if wanted < 0:
         raise ValueError(f"Cannot sample {wanted} groups.")

@@ -1,27 +1,34 @@
-"""The held-out tripwire: when text of others harms a node, it shows on questions that nobody trains on. Pure rules.
+"""The held-out tripwire: when external text harms a node, it shows on questions that nobody trains on. Pure rules.
 
 Verified-correct text can still poison ("Hail to the Thief", arXiv 2511.09780). So a node in a swarm compares every
-regular evaluation with its best one. The best of many noisy figures is a lucky one, so a fall alone proves little: the
-present weights and those of the best checkpoint then answer fresh held-out questions side by side, and only that
-comparison trips the wire. What the numbers cost and catch: docs/decisions/0008-tripwire.md.
+regular evaluation with its best one: evidence of a fall adds up over evaluations (CUSUM, Page 1954). The best of many noisy
+figures is a lucky one, so evidence alone proves little: the present weights and those of the best checkpoint then answer
+fresh held-out questions side by side, more and more of them until a sequential test (Wald 1945) is sure of either.
+Its power: docs/decisions/0008-tripwire.md.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from typing import Literal
 
 import msgspec
 
-from sapo_swarm.evaluation import ItemResult, mcnemar_exact, turned
+from sapo_swarm.evaluation import ItemResult, gained_and_lost
 from sapo_swarm.events import Evaluated, ExternalSwitched
 
-SUSPICION = 2.5
-"""Standard errors of the difference under the best at which a closer look is taken."""
-CERTAINTY = 1e-4
-"""Largest p of McNemar's exact test in the closer look."""
-CLOSER = 2
-"""Fresh questions of the closer look, as a multiple of the regular ones."""
+FALL = 1 / 3
+"""Part of the best that must be gone to be found; a larger tolerance looks for a larger fall."""
+SUSPICION = 1.65
+"""Evidence (nats) from which on a closer look is taken."""
+LEAST_RIGHT = 10
+"""Right answers of the best evaluation below which nothing is suspected: there is little to lose, and nothing to tell it by."""
+FALSE_ALARM, MISSED = 1e-3, 0.02
+"""Errors of one closer look: calling chance a fall, and a fall chance."""
+STEPS = (2, 4, 8, 16)
+"""Fresh questions of a closer look, as multiples of the regular ones: each step is asked only where those before left it open."""
+Verdict = Literal["harm", "chance", "open"]
 
 
 class HeldOut(msgspec.Struct, frozen=True):
@@ -45,13 +52,15 @@ class HeldOut(msgspec.Struct, frozen=True):
 class Watch(msgspec.Struct, frozen=True):
     """What a run's journal says about its held-out results.
 
-    best: the mark that later results are compared with. suspect: a result that fell and waits for a closer look.
+    best: the mark that later results are compared with. evidence: in nats, that the present weights lost FALL of it.
+    suspect: a result with which the evidence became enough for a closer look.
     taking: external groups are taken. trips: times that the wire tripped. restored: rounds in the checkpoint that came
     back last. sentence: why nothing is taken, else "".
     """
 
     best: HeldOut | None = None
     suspect: HeldOut | None = None
+    evidence: float = 0.0
     taking: bool = True
     trips: int = 0
     restored: int = 0
@@ -77,9 +86,9 @@ def observe(watch: Watch, event: object, items: int, tolerance: float) -> Watch:
         return watch
     now = HeldOut(event.round, event.pass_at_1, event.items)
     if watch.best is None or better(watch.best, now):
-        return msgspec.structs.replace(watch, best=now, suspect=None)
-    suspicious = watch.taking and fell(watch.best, now, tolerance)
-    return msgspec.structs.replace(watch, suspect=now if suspicious else None)
+        return msgspec.structs.replace(watch, best=now, suspect=None, evidence=0.0)
+    found = max(0.0, watch.evidence + evidence(watch.best, now, tolerance)) if watch.taking and tolerance > 0 else 0.0
+    return msgspec.structs.replace(watch, evidence=found, suspect=now if found > SUSPICION else None)
 
 
 def _switched(watch: Watch, event: ExternalSwitched) -> Watch:
@@ -91,6 +100,7 @@ def _switched(watch: Watch, event: ExternalSwitched) -> Watch:
         watch,
         best=best,
         suspect=None,
+        evidence=0.0,
         taking=event.taking,
         trips=watch.trips + tripped,
         restored=event.restored if tripped else watch.restored,
@@ -105,24 +115,39 @@ def better(best: HeldOut, now: HeldOut) -> bool:
     return now.pass_at_1 > best.pass_at_1 + doubt
 
 
-def fell(best: HeldOut, now: HeldOut, tolerance: float) -> bool:
-    """A reason to look closer: more than `tolerance` of the best is gone, and more than chance explains."""
-    if tolerance <= 0 or now.pass_at_1 >= (1 - tolerance) * best.pass_at_1:
-        return False
-    return best.pass_at_1 - now.pass_at_1 > SUSPICION * math.sqrt(best.variance + now.variance)
+def fall(tolerance: float) -> float:
+    """The part of the best whose loss is looked for."""
+    return min(max(FALL, tolerance), 0.99)
 
 
-def confirmed(before: Sequence[ItemResult], after: Sequence[ItemResult], tolerance: float) -> bool:
-    """The closer look: the best checkpoint's answers and the present ones to the same fresh questions.
+def evidence(best: HeldOut, now: HeldOut, tolerance: float) -> float:
+    """Log-likelihood ratio of one evaluation, in nats: that the rate fell by fall(tolerance), against that it is the best's.
+    Positive speaks for a fall. Rates are drawn in by two successes and two failures, so that 0 and 1 are not certain."""
+    if best.pass_at_1 * now.items < LEAST_RIGHT:
+        return 0.0
+    before = (best.pass_at_1 * best.items + 2) / (best.items + 4)
+    after = (1 - fall(tolerance)) * before
+    right = now.pass_at_1 * now.items
+    return right * math.log(after / before) + (now.items - right) * math.log((1 - after) / (1 - before))
 
-    True when more than `tolerance` is lost and McNemar's exact test is sure of a loss. Raises ValueError where the
-    questions differ.
+
+def closer_look(before: Sequence[ItemResult], after: Sequence[ItemResult], tolerance: float) -> Verdict:
+    """What the answers of the best checkpoint and the present ones to the same fresh questions say so far.
+
+    Wald's test on the questions that changed hands: half of them lost where nothing fell, at least 1 / (2 - FALL) of them
+    where FALL of the skill is gone. "harm" also needs more than `tolerance` to be lost. Raises ValueError where the questions
+    differ.
     """
     if [item.ref for item in before] != [item.ref for item in after]:
         raise ValueError("Both sides must answer the same questions, in the same order.")
-    gained, lost = turned(zip(before, after, strict=True))
-    enough = tolerance > 0 and mean(after) < (1 - tolerance) * mean(before)
-    return enough and lost > gained and mcnemar_exact(gained, lost) < CERTAINTY
+    if tolerance <= 0:
+        return "chance"
+    gained, lost = gained_and_lost(zip(before, after, strict=True))
+    share = 1 / (2 - fall(tolerance))
+    ratio = lost * math.log(2 * share) + gained * math.log(2 * (1 - share))
+    if ratio >= math.log((1 - MISSED) / FALSE_ALARM):
+        return "harm" if mean(after) < (1 - tolerance) * mean(before) else "open"
+    return "chance" if ratio <= math.log(MISSED / (1 - FALSE_ALARM)) else "open"
 
 
 def looked_at(best: HeldOut, rate: float, items: int) -> HeldOut:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import sys
 
+from sapo_swarm.scoring import kernel_limits
+
 MEMORY_BYTES = 1536 * 2**20
 OPEN_FILES = 64
 _FORBIDDEN = frozenset(
@@ -39,6 +41,8 @@ def apply(memory_bytes: int = MEMORY_BYTES) -> tuple[list[str], list[str]]:
         ("no core dumps", "RLIMIT_CORE", 0),
     ):
         (applied if _limit(name, value) else missing).append(phrase)
+    kernel, absent = kernel_limits.apply()
+    applied, missing = applied + kernel, missing + absent
     sys.addaudithook(_deny)
     applied.append("no writing, processes or sockets from Python")
     return applied, missing

@@ -24,7 +24,8 @@ class Reply(msgspec.Struct, frozen=True, array_like=True):
     """The answer to one Job. failure is empty on success; stage says where it failed.
 
     stage "generate": there is no such question here; "score": the texts were at fault; "worker": the worker was.
-    unread: places of the texts that a contrast cost something.
+    shortcut: places of the texts that a contrast cost something. costly: it failed for want of time or memory.
+    seconds: of processor time that the job took.
     """
 
     prompt: str = ""
@@ -33,6 +34,8 @@ class Reply(msgspec.Struct, frozen=True, array_like=True):
     failure: str = ""
     stage: Stage = ""
     shortcut: tuple[int, ...] = ()
+    costly: bool = False
+    seconds: float = 0.0
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True):

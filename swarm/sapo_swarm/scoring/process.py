@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import msgspec
 
 from sapo_swarm.scoring.messages import ConnectionLost, Hello, Job, Reply, read_frame, write_frame
+from sapo_swarm.tasks.own import library
 
 START_S = 60.0
 """Longest start of a worker (it imports reasoning_gym and sympy) on a busy machine."""
@@ -35,10 +36,10 @@ def worker_command() -> list[str]:
     return [sys.executable, "-P", "-m", "sapo_swarm.scoring.worker"]
 
 
-def worker_environment(memory_bytes: int) -> dict[str, str]:
+def worker_environment(memory_bytes: int, niceness: int = 0) -> dict[str, str]:
     """A small environment without the parent's secrets; the same import path and hash seed everywhere."""
-    kept = ("PATH", "SYSTEMROOT", "TEMP", "TMP", "LANG", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
-    environment = {name: os.environ[name] for name in kept if name in os.environ}
+    passed = ("PATH", "SYSTEMROOT", "TEMP", "TMP", "LANG", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
+    environment = {name: os.environ[name] for name in passed if name in os.environ}
     environment |= {
         "PYTHONHASHSEED": "0",
         "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
@@ -47,7 +48,10 @@ def worker_environment(memory_bytes: int) -> dict[str, str]:
         "OMP_NUM_THREADS": "1",
         "MKL_NUM_THREADS": "1",
         "SAPO_SCORER_MEMORY": str(memory_bytes),
+        "SAPO_SCORER_NICE": str(niceness),
     }
+    if (own := library.folder()) is not None:
+        environment[library.ENVIRONMENT] = str(own)
     return environment
 
 
@@ -70,9 +74,11 @@ class Watchdog:
             self._condition.notify()
 
     def extend(self, seconds: float) -> None:
+        """The process has so many seconds more."""
         self._due = time.monotonic() + seconds
 
     def release(self) -> None:
+        """Guard nothing."""
         with self._condition:
             self._due, self._victim = None, None
 
@@ -95,10 +101,12 @@ class Watchdog:
 class WorkerProcess:
     """One worker at a time, started on first use, replaced when it dies. For one calling thread; close from any."""
 
-    def __init__(self, memory_bytes: int, margin_s: float = MARGIN_S, command: Sequence[str] = ()) -> None:
+    def __init__(
+        self, memory_bytes: int, margin_s: float = MARGIN_S, command: Sequence[str] = (), niceness: int = 0
+    ) -> None:
         self.hello = Hello()
         self.restarts = 0
-        self._memory_bytes = memory_bytes
+        self._environment = worker_environment(memory_bytes, niceness)
         self._patience_s = JOB_S + margin_s
         self._command = list(command) or worker_command()
         self._process: subprocess.Popen[bytes] | None = None
@@ -110,6 +118,7 @@ class WorkerProcess:
 
     @property
     def pid(self) -> int | None:
+        """The worker's process id, None while none runs."""
         return self._process.pid if self._process else None
 
     def start(self) -> None:
@@ -125,7 +134,7 @@ class WorkerProcess:
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.DEVNULL,
-                    env=worker_environment(self._memory_bytes),
+                    env=self._environment,
                 )
             except OSError as error:
                 raise ScorerUnavailable(f"The scorer worker does not start: {error}.") from error
@@ -152,10 +161,11 @@ class WorkerProcess:
                 raise ScorerUnavailable("The scorer was closed.")
             suspects = len(frame) - (len(replies) - before)
             if len(frame) == 1:
-                replies.append(Reply(failure="The scorer worker had to be stopped.", stage="worker"))
+                replies.append(Reply(failure="The scorer worker had to be stopped.", stage="worker", seconds=JOB_S))
         return replies
 
     def close(self) -> None:
+        """End the worker for good."""
         with self._lock:
             self._closed = True
             self._discard()

@@ -12,10 +12,14 @@ import asyncio
 import contextlib
 import hashlib
 import logging
+from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from types import TracebackType
+from typing import TypeVar
+
+import msgspec
 
 from sapo_swarm.scoring.limits import MEMORY_BYTES
 from sapo_swarm.scoring.messages import Job, Reply
@@ -28,10 +32,12 @@ __all__ = ["Scored", "Scorer", "ScorerUnavailable", "ScoringFailed", "Unanswerab
 
 @dataclass(frozen=True, slots=True)
 class Unanswerable:
-    """A reference that regenerates no question here: treat as "no such task"."""
+    """A reference that regenerates no question here: treat as "no such task". costly: finding that out took all the time or
+    memory that a job may have, or the worker."""
 
     ref: TaskRef
     reason: str
+    costly: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +52,9 @@ class Scored:
 
 
 _log = logging.getLogger(__name__)
+V = TypeVar("V")
+REMEMBERED = 4096
+"""References whose cost, or whose uselessness, is remembered."""
 
 
 class ScoringFailed(Exception):
@@ -62,17 +71,24 @@ class Scorer:
     """A pool of one limited worker. Calls made together share a round-trip through the pipe.
 
     `async with Scorer() as scorer:` starts the worker in the background (0.8 s, once).
-    command: another way to start a worker than this interpreter (tests start one with hostile verifiers).
+    command: another way to start a worker than this interpreter (tests start one with hostile verifiers). niceness: of the
+    worker's process, so that judging others' groups steps back for everything else.
     """
 
     def __init__(
-        self, memory_bytes: int = MEMORY_BYTES, margin_s: float = MARGIN_S, command: Sequence[str] = ()
+        self,
+        memory_bytes: int = MEMORY_BYTES,
+        margin_s: float = MARGIN_S,
+        command: Sequence[str] = (),
+        niceness: int = 0,
     ) -> None:
-        self.worker = WorkerProcess(memory_bytes, margin_s, command)
+        self.worker = WorkerProcess(memory_bytes, margin_s, command, niceness)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="scorer")
         self._pending: list[tuple[Sequence[Job], asyncio.Future[list[Reply]]]] = []
         self._runner: asyncio.Task[None] | None = None
         self._warm: asyncio.Future[None] | None = None
+        self._seconds: OrderedDict[TaskRef, float] = OrderedDict()
+        self._hopeless: OrderedDict[TaskRef, Reply] = OrderedDict()
 
     async def __aenter__(self) -> Scorer:
         self._warm = asyncio.get_running_loop().run_in_executor(self._thread, self._prewarm)
@@ -133,13 +149,29 @@ class Scorer:
             for result, (_, texts) in zip(found, groups, strict=True)
         ]
 
+    def seconds(self, ref: TaskRef) -> float:
+        """Processor seconds that this reference's jobs took lately, 0 where that is forgotten."""
+        return self._seconds.get(ref, 0.0)
+
     async def _submit(self, jobs: Sequence[Job]) -> list[Reply]:
+        """One reply a job. A question known to take more than a job may have is not generated again."""
+        known = [self._hopeless.get(job.ref) for job in jobs]
+        fresh = [job for job, reply in zip(jobs, known, strict=True) if reply is None]
+        found = iter(await self._run(fresh) if fresh else ())
+        return [next(found) if reply is None else reply for reply in known]
+
+    async def _run(self, jobs: Sequence[Job]) -> list[Reply]:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[list[Reply]] = loop.create_future()
         self._pending.append((jobs, future))
         if self._runner is None or self._runner.done():
             self._runner = loop.create_task(self._drain())
-        return await future
+        replies = await future
+        for job, reply in zip(jobs, replies, strict=True):
+            _remember(self._seconds, job.ref, self.seconds(job.ref) + reply.seconds)
+            if reply.costly and reply.stage == "generate":
+                _remember(self._hopeless, job.ref, msgspec.structs.replace(reply, seconds=0.0))
+        return replies
 
     async def _drain(self) -> None:
         """Run everything that was submitted, batch by batch."""
@@ -166,9 +198,15 @@ class Scorer:
             self.worker.start()
 
 
+def _remember(values: OrderedDict[TaskRef, V], ref: TaskRef, value: V) -> None:
+    values[ref] = value
+    while len(values) > REMEMBERED:
+        values.popitem(last=False)
+
+
 def _question(ref: TaskRef, reply: Reply) -> Question | Unanswerable:
     if reply.failure:
-        return Unanswerable(ref, reply.failure)
+        return Unanswerable(ref, reply.failure, reply.costly or reply.stage == "worker")
     return Question(ref, reply.prompt, hashlib.sha256(reply.prompt.encode()).hexdigest())
 
 

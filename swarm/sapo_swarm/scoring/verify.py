@@ -6,12 +6,20 @@ import decimal
 import math
 from typing import Any
 
+from sapo_swarm.scoring.declared.extract import extract
+from sapo_swarm.scoring.declared.judge import declared
 from sapo_swarm.scoring.verifiers import GUARDS, VERIFIERS, names_no_number
+from sapo_swarm.tasks.own.folder import OwnTask
 from sapo_swarm.tasks.prompts import extract_answer
 from sapo_swarm.types import MAX_COMPLETION_BYTES
 
 FATAL = (MemoryError,)
 """Not a verdict: the group fails and its source is struck."""
+
+
+CLOSING = "</answer>"
+TAIL = 8
+"""Spaces and line breaks that may follow the closing tag."""
 
 
 class DeadlineExceeded(BaseException):
@@ -23,6 +31,13 @@ def cap(text: str) -> str:
     if text.isascii() and len(text) <= MAX_COMPLETION_BYTES:
         return text
     return text.encode("utf-8", "replace")[-MAX_COMPLETION_BYTES:].decode("utf-8", "ignore")
+
+
+def ends_well(text: str) -> bool:
+    """Nothing but the end follows the last closing answer tag: what stands there would be taught though nobody judges it. A few
+    spaces and line breaks are let pass, because some models end every answer with one."""
+    tail = text[text.rfind(CLOSING) + len(CLOSING) :]
+    return CLOSING in text and len(tail) <= TAIL and not tail.strip(" \t\r\n")
 
 
 def raw_score(answer: str, name: str, dataset: Any, entry: dict[str, Any]) -> float:
@@ -39,14 +54,17 @@ def raw_score(answer: str, name: str, dataset: Any, entry: dict[str, Any]) -> fl
 def score_text(text: str, name: str, dataset: Any, entry: dict[str, Any], partial: bool = False) -> tuple[float, bool]:
     """(reward in [0, 1], well formed). Without partial credit the reward is 1.0 or 0.0.
 
-    Well formed: the text holds a non-empty <answer>...</answer>. An exception in a verifier is a verdict of 0;
-    raises MemoryError and DeadlineExceeded only.
+    Well formed: the text ends with a non-empty <answer>...</answer>, and only such a text earns anything; or it holds an
+    answer where the person's own task looks for one elsewhere. An exception in a verifier is a verdict of 0; raises
+    MemoryError and DeadlineExceeded only.
     """
-    answer = extract_answer(cap(text))
-    if not answer:
+    text, own = cap(text), isinstance(dataset, OwnTask)
+    tagged = not own or dataset.spec.extract == "tags"
+    answer = extract(dataset.spec.extract, text) if own else extract_answer(text)
+    if not answer or (tagged and (CLOSING in answer or not ends_well(text))):
         return 0.0, False
     try:
-        raw = raw_score(answer, name, dataset, entry)
+        raw = declared(dataset, entry["row"], answer, text) if own else raw_score(answer, name, dataset, entry)
     except (DeadlineExceeded, *FATAL):
         raise
     except BaseException:  # a scorer may raise anything, SystemExit included: junk in the answer, not a crash here

@@ -6,6 +6,7 @@ when its stdin does. Each job has a deadline inside (an alarm, where the platfor
 
 from __future__ import annotations
 
+import contextlib
 import decimal
 import faulthandler
 import os
@@ -13,13 +14,16 @@ import signal
 import sys
 import time
 import warnings
+from pathlib import Path
 from typing import Any, BinaryIO, ClassVar
 
 import msgspec
 
 from sapo_swarm.scoring import limits
+from sapo_swarm.scoring.declared.function import load
 from sapo_swarm.scoring.messages import ConnectionLost, Hello, Job, Reply, Stage, read_frame, write_frame
 from sapo_swarm.scoring.verify import DeadlineExceeded, fresh_context, score_text
+from sapo_swarm.tasks.own import library
 from sapo_swarm.tasks.seeds import contrasts
 from sapo_swarm.types import TaskRef
 
@@ -73,7 +77,13 @@ class _Deadline:
 
     @property
     def passed(self) -> bool:
-        return self.rang or time.process_time() - self._start > DEADLINE_S
+        """The block took too long, whether or not the alarm was heard."""
+        return self.rang or self.seconds > DEADLINE_S
+
+    @property
+    def seconds(self) -> float:
+        """Processor seconds since the block was entered."""
+        return time.process_time() - self._start
 
 
 def _regenerate(ref: TaskRef) -> tuple[Any, dict[str, Any]]:
@@ -84,6 +94,8 @@ def _regenerate(ref: TaskRef) -> tuple[Any, dict[str, Any]]:
     if found is None:
         decimal.setcontext(fresh_context())
         found = generate_entry(ref)
+        if library.is_own(ref) and found[0].code:
+            load(found[0].code)  # a reward function that does not even load is told of, not judged by
         if len(_entries) >= CACHED_ENTRIES:
             del _entries[next(iter(_entries))]
     _entries[ref] = found
@@ -120,18 +132,22 @@ def answer(job: Job) -> Reply:
                 well_formed.append(formed)
     except BaseException as error:  # a bad job is data, not a crash; the alarm may fire anywhere in the block
         deadline.clear()  # again, in case it fired inside __exit__
-        return Reply(failure=_reason(error), stage=stage)
+        costly = isinstance(error, DeadlineExceeded | MemoryError)
+        return Reply(failure=_reason(error), stage=stage, costly=costly, seconds=deadline.seconds)
     if deadline.passed:
-        return Reply(failure=_reason(DeadlineExceeded()), stage="score")
-    return Reply(prompt, tuple(rewards), tuple(well_formed), shortcut=tuple(shortcut))
+        return Reply(failure=_reason(DeadlineExceeded()), stage=stage, costly=True, seconds=deadline.seconds)
+    return Reply(prompt, tuple(rewards), tuple(well_formed), shortcut=tuple(shortcut), seconds=deadline.seconds)
 
 
 def _others(job: Job) -> list[tuple[Any, dict[str, Any]]]:
     """Datasets and entries of the questions that a right answer is contrasted with; those that do not exist are left out."""
-    found = []
+    found: list[tuple[Any, dict[str, Any]]] = []
+    asked = _regenerate(job.ref)[1]["question"]
     for ref in contrasts(job.ref, job.rule.contrast):
         try:
-            found.append(_regenerate(ref))
+            other = _regenerate(ref)
+            if not library.is_own(ref) or other[1]["question"] != asked:  # few rows: the seed may draw the same one
+                found.append(other)
         except MemoryError:
             raise
         except Exception:  # not the deadline's; a generator may raise anything
@@ -147,6 +163,16 @@ def _reason(error: BaseException) -> str:
     return (str(error) or type(error).__name__)[:500]
 
 
+def _prepare(ref: TaskRef) -> None:
+    """Read the task of a reference and load its reward function before the clock of its job runs: both may take a while."""
+    from sapo_swarm.tasks.questions import prepare
+
+    task = prepare(ref)
+    if task is not None and task.code:
+        with contextlib.suppress(BaseException):  # told of, and given no reward for, when the first text is judged
+            load(task.code)
+
+
 def serve(source: BinaryIO, sink: BinaryIO, orphan_log: BinaryIO) -> None:
     """Answer batches until the parent goes away: a frame of jobs in, one frame a job out."""
     decoder = msgspec.msgpack.Decoder(tuple[Job, ...])
@@ -160,6 +186,7 @@ def serve(source: BinaryIO, sink: BinaryIO, orphan_log: BinaryIO) -> None:
         faulthandler.dump_traceback_later(limit, exit=True, file=orphan_log)
         flushed = time.monotonic()
         for job in jobs:
+            _prepare(job.ref)
             write_frame(sink, encoder.encode(answer(job)))
             if time.monotonic() - flushed > FLUSH_S:
                 sink.flush()
@@ -169,6 +196,7 @@ def serve(source: BinaryIO, sink: BinaryIO, orphan_log: BinaryIO) -> None:
 
 
 def main() -> int:
+    """Serve until the parent goes away; the exit code."""
     source, sink = take_over_pipes()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     if sys.platform != "win32":
@@ -180,6 +208,10 @@ def main() -> int:
         sink.flush()
         return 1
     warnings.simplefilter("ignore")
+    if (niceness := int(os.environ.get("SAPO_SCORER_NICE", "0"))) and hasattr(os, "nice"):
+        os.nice(niceness)
+    if own := os.environ.get(library.ENVIRONMENT):
+        library.use(Path(own))
     orphan_log = open(os.devnull, "wb")  # noqa: SIM115  (open for the life of the process)
     applied, missing = limits.apply(int(os.environ.get("SAPO_SCORER_MEMORY", limits.MEMORY_BYTES)))
     if not _HAS_ALARM:

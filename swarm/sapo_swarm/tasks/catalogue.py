@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from sapo_swarm.tasks.extra import DEFAULT_PRESET, EXTRA
+from sapo_swarm.tasks.own import library
+from sapo_swarm.types import GENERATOR_VERSION
 
 Settings = Mapping[str, object]
 
@@ -116,7 +118,9 @@ def settings(dataset: str, preset: str) -> Settings:
     """The generator settings of a task. Raises UnknownTask."""
     presets = CATALOGUE.get(dataset)
     if presets is None:
-        raise UnknownTask(f"There is no task {dataset!r}. {_nearest(dataset, CATALOGUE)}")
+        raise UnknownTask(
+            f"There is no task {dataset!r}. {_nearest(dataset, {**CATALOGUE, **dict.fromkeys(library.names())})}"
+        )
     chosen = presets.get(preset)
     if chosen is None:
         raise UnknownTask(f"Task {dataset!r} has no preset {preset!r}. {_nearest(preset, presets)}")
@@ -124,11 +128,29 @@ def settings(dataset: str, preset: str) -> Settings:
 
 
 def preset_of(dataset: str, preset: str) -> str:
-    """The preset to use where one name is set for many tasks: that one, or `default` for a task that has no other.
+    """The preset to use where one name is set for many tasks: that one, `default` for a task that has no other, `own` for one
+    of the person's.
 
     Raises UnknownTask.
     """
+    if is_own(dataset):
+        return library.PRESET
     presets = CATALOGUE.get(dataset, {})
     chosen = DEFAULT_PRESET if set(presets) == {DEFAULT_PRESET} else preset
     settings(dataset, chosen)
     return chosen
+
+
+def is_own(dataset: str) -> bool:
+    """The name is that of a task of the person's own; the catalogue's names cannot be taken."""
+    return dataset not in CATALOGUE and library.has(dataset)
+
+
+def generator_of(dataset: str) -> str:
+    """What makes the questions of a task here: part of each of its references. Raises BadTask."""
+    return library.find(dataset).generator if is_own(dataset) else GENERATOR_VERSION
+
+
+def held_out_count(dataset: str, limit: int) -> int:
+    """How many held-out questions a task has, at most `limit`. Raises BadTask."""
+    return min(limit, len(library.find(dataset).held_out)) if is_own(dataset) else limit

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+from sapo_swarm.tasks.own import library
+from sapo_swarm.types import Question
+
 SYSTEM_PROMPT = (
     "Solve the problem. Think in short steps, then give only the final answer between <answer> and </answer> tags."
 )
 """The bundled starter's chat template leaves it out: it was trained on nothing else."""
 
 
-def messages(question: str) -> list[dict[str, str]]:
-    return [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": question}]
+def messages(question: str, system: str = "") -> list[dict[str, str]]:
+    """A question's conversation. system: "" is the app's own prompt."""
+    return [{"role": "system", "content": system or SYSTEM_PROMPT}, {"role": "user", "content": question}]
+
+
+def conversation(question: Question) -> list[dict[str, str]]:
+    """The conversation of a task's question, under the task's system prompt where it has one. Raises BadTask."""
+    return messages(question.prompt, library.system(question.ref))
 
 
 def extract_answer(text: str) -> str | None:

@@ -10,6 +10,10 @@ from typing import Any
 from reasoning_gym.factory import DATASETS
 
 from sapo_swarm.tasks.catalogue import settings
+from sapo_swarm.tasks.own import library
+from sapo_swarm.tasks.own.errors import BadTask
+from sapo_swarm.tasks.own.folder import OwnTask
+from sapo_swarm.tasks.seeds import HELD_OUT_SEED, is_train
 from sapo_swarm.types import GENERATOR_VERSION, Question, TaskRef
 
 READS_DATA = frozenset({"figlet_font", "group_anagrams", "spell_backward"})
@@ -26,6 +30,8 @@ def generate_entry(ref: TaskRef) -> tuple[Any, dict[str, Any]]:
 
     Raises UnknownTask, NoSuchQuestion. The entry is never taken from anybody else.
     """
+    if library.is_own(ref):
+        return _own_entry(ref)
     if ref.generator != GENERATOR_VERSION:
         raise NoSuchQuestion(f"{ref.label} was made by {ref.generator}; this node has {GENERATOR_VERSION}.")
     config = dict(settings(ref.dataset, ref.preset))
@@ -38,6 +44,33 @@ def generate_entry(ref: TaskRef) -> tuple[Any, dict[str, Any]]:
     if entry["answer"] == "":  # base_conversion writes 0 as no digits at all: nobody can answer that
         raise NoSuchQuestion(f"{ref.label} has an empty true answer.")
     return dataset, entry
+
+
+def prepare(ref: TaskRef) -> OwnTask | None:
+    """The task of a reference, where it is one of the person's: reading many rows may take longer than an answer may."""
+    if library.is_own(ref):
+        with contextlib.suppress(BadTask, KeyError):  # told of when the question is asked for
+            return library.find(ref.dataset)
+    return None
+
+
+def _own_entry(ref: TaskRef) -> tuple[Any, dict[str, Any]]:
+    """The task and the row: held-out rows by their index, training rows by the seed; one never reaches the other's."""
+    try:
+        task = library.find(ref.dataset)
+    except (BadTask, KeyError) as error:
+        raise NoSuchQuestion(
+            f"There is no task {ref.dataset!r} here." if isinstance(error, KeyError) else str(error)
+        ) from error
+    if task.generator != ref.generator:
+        raise NoSuchQuestion(f"Task {ref.dataset!r} was changed since. Start the run anew to use what it is now.")
+    held_out = ref.seed == HELD_OUT_SEED
+    if not held_out and (ref.index or not is_train(ref)):
+        raise NoSuchQuestion(f"{ref.label} is neither a training row nor a held-out one.")
+    if held_out and ref.index >= len(task.held_out):
+        raise NoSuchQuestion(f"Task {ref.dataset!r} has {len(task.held_out)} held-out rows.")
+    row = task.held_out[ref.index] if held_out else task.train[ref.seed % len(task.train)]
+    return task, {"question": task.spec.fill(row), "answer": row.get(task.spec.answer, ""), "row": row}
 
 
 def _dataset(ref: TaskRef, config: dict[str, object]) -> Any:

@@ -1,6 +1,6 @@
 """Which seeds train and which are held out.
 
-reasoning_gym draws item i of seed s from Random(s + i), so nearby seeds share items: the two ranges stay apart by
+reasoning_gym makes item i of seed s from Random(s + i), so nearby seeds share items: the two ranges are separated by
 more than any index that is used.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 
+from sapo_swarm.tasks.catalogue import generator_of
 from sapo_swarm.types import TaskRef
 
 TRAIN_LIMIT = 2**31 - 2**20
@@ -36,9 +37,10 @@ def held_out(dataset: str, preset: str, index: int) -> TaskRef:
     """The index-th held-out item of a task. Raises ValueError outside [0, HELD_OUT_SIZE)."""
     if not 0 <= index < HELD_OUT_SIZE:
         raise ValueError(f"Held-out index {index} is outside 0..{HELD_OUT_SIZE - 1}.")
-    return TaskRef(dataset, preset, HELD_OUT_SEED, index)
+    return TaskRef(dataset, preset, HELD_OUT_SEED, index, generator_of(dataset))
 
 
 def is_train(ref: TaskRef) -> bool:
-    """True when the reference can be trained on; false for held-out items and anything that could reach them."""
-    return ref.seed + ref.index < TRAIN_LIMIT
+    """True when the reference can be trained on: item 0 of a train seed. Anything else could reach held-out items, and items far
+    from 0 take some generators seconds."""
+    return ref.index == 0 and ref.seed < TRAIN_LIMIT

@@ -78,6 +78,7 @@ class Server:
 def start_server(store: str, port: int = 0, **settings: object) -> Server:
     """Start a coordinator and wait until it is ready. Raises RuntimeError with its output."""
     port = port or free_port()
+    settings = {"invite_uses": 0, **settings}
     flags = [part for key, value in settings.items() for part in (f"--{key.replace('_', '-')}", str(value))]
     command = [sys.executable, "-m", "sapo_swarm.coordinator", "--port", str(port), "--store", store, *flags]
     started = time.perf_counter()

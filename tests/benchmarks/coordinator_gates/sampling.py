@@ -13,7 +13,7 @@ from pathlib import Path
 from common import Gate, store_address
 
 import sapo_swarm.coordinator
-from sapo_swarm.coordinator.domain.pool import Ring
+from sapo_swarm.coordinator.domain.pool import GroupPool
 from sapo_swarm.coordinator.domain.records import Entry, Exchange, PoolLimits
 from sapo_swarm.coordinator.settings import CoordinatorSettings
 from sapo_swarm.coordinator.store import open_store
@@ -40,16 +40,16 @@ def chi_square_p(counts: list[int]) -> float:
 
 def ring_draws(draws: int) -> float:
     """p of `draws` groups drawn from 250 sources of 4, after a churn that moved slots about."""
-    ring, rng = Ring(PoolLimits(per_node=4)), random.Random(7)
+    pool, rng = GroupPool(PoolLimits(per_node=4)), random.Random(7)
     for number in range(3000):
-        ring.add(entry(f"n{rng.randrange(250)}", number), float(number))
+        pool.add(entry(f"n{rng.randrange(250)}", number), float(number))
     for node in range(250):
         for number in range(4):
-            ring.add(entry(f"n{node}", 10_000 + 4 * node + number), 4000.0)
+            pool.add(entry(f"n{node}", 10_000 + 4 * node + number), 4000.0)
     counts: Counter[bytes] = Counter()
     nothing: frozenset[bytes] = frozenset()
     while counts.total() < draws:
-        counts.update(found.id for found in ring.draw(rng, 4, "reader", nothing))
+        counts.update(found.id for found in pool.sample(rng, 4, "reader", nothing))
     return chi_square_p([counts[(10_000 + slot).to_bytes(8, "big")] for slot in range(1000)])
 
 
@@ -90,7 +90,7 @@ def run(quick: bool, store: str) -> Gate:
     gate = Gate(6, f"uniform sampling ({store})")
     draws = 40_000 if quick else 1_000_000
     p = ring_draws(draws)
-    gate.figures[f"p of {draws} draws from the ring"] = round(p, 4)
+    gate.figures[f"p of {draws} draws from the pool"] = round(p, 4)
     in_store = draws // 20 if quick else draws // 10
     q = asyncio.run(_in_store(store, in_store))
     gate.figures[f"p of {in_store} draws through the store"] = round(q, 4)

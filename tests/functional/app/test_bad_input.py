@@ -44,6 +44,7 @@ def test_a_wrong_setting_of_a_node_is_named(tmp_path: Path, arguments: list[str]
         ("[run]\nrounds = -1\n", "run.rounds"),
         ("[run\n", "not valid TOML"),
         ("run = 3\n", "run"),
+        ("[colours]\n", "no setting 'colours'"),
     ],
 )
 def test_a_wrong_settings_file_is_refused_and_left_as_it_is(tmp_path: Path, text: str, said: str) -> None:
@@ -60,6 +61,47 @@ def test_config_set_refuses_what_it_would_not_read(tmp_path: Path) -> None:
     done = sapo(tmp_path, "config", "set", "run.rounds", "-3")
     assert done.returncode == 2
     assert sapo(tmp_path, "config", "get", "run.rounds").stdout == "12\n"
+
+
+STRANGE = """\
+[run]
+round = 3
+group_size = 6
+
+[colours]
+sky = "blue"
+"""
+
+
+def test_config_works_over_a_file_with_unknown_keys_names_the_nearest_and_keeps_them(tmp_path: Path) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text(STRANGE)
+    got = sapo(tmp_path, "config", "get", "run.group_size")
+    assert (got.returncode, got.stdout) == (0, "6\n")
+    assert "no setting 'run.round'. Did you mean 'run.rounds'?" in got.stderr
+    assert "sapo-desktop config reset run.round" in got.stderr
+    assert sapo(tmp_path, "config", "get").returncode == 0
+    assert sapo(tmp_path, "config", "path").stdout == f"{path}\n"
+    assert sapo(tmp_path, "config", "set", "run.rounds", "9").stdout == "run.rounds = 9\n"
+    assert sapo(tmp_path, "config", "reset", "run.group_size").returncode == 0
+    assert "round = 3" in path.read_text()
+    assert 'sky = "blue"' in path.read_text()
+
+
+def test_config_reset_takes_an_unknown_key_out_after_which_the_file_is_good(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text(STRANGE)
+    for key in ("run.round", "colours.sky"):
+        assert sapo(tmp_path, "config", "reset", key).stdout == f"{key} was taken out\n"
+    assert sapo(tmp_path, "config", "get", "run.group_size").stderr == ""
+
+
+def test_a_section_that_is_none_is_named_by_config_and_can_be_taken_out(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text("run = 3\n")
+    done = sapo(tmp_path, "config", "set", "run.rounds", "5")
+    assert done.returncode == 2
+    assert "sapo-desktop config reset run" in done.stderr
+    assert sapo(tmp_path, "config", "reset", "run").returncode == 0
+    assert sapo(tmp_path, "config", "set", "run.rounds", "5").returncode == 0
 
 
 @pytest.mark.parametrize("verb", ["status", "pause", "resume", "finish", "stop", "snooze", "run-anyway"])

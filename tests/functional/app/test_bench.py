@@ -15,8 +15,6 @@ from sapo_backends.measure import probe
 from sapo_backends.measure.choice import WIDTHS, Candidate
 from sapo_desktop.services import first_run
 
-LONG_S = 240
-"""For a verb that computes, on a machine with other work."""
 needs_torch = pytest.mark.skipif("torch" not in registry.installed(), reason="the torch engine is not installed")
 
 
@@ -51,13 +49,13 @@ def test_what_was_measured_is_used_by_the_next_run(tmp_path: Path) -> None:
     """One candidate, the smallest model: the note in the run's folder is the choice."""
     asked = ("--precision", "float32", "--threads", "1")
     sapo(tmp_path, "config", "set", "run.model", "starter-1m")
-    done = sapo(tmp_path, "bench", "--anyway", *asked, timeout=LONG_S)
+    done = sapo(tmp_path, "bench", "--anyway", *asked)
     assert done.returncode == 0, done.stderr
     assert "of the limit" in done.stdout
     assert "Memory: a round of 32 groups of 8 needs about" in done.stdout
     assert "Chosen: torch float32, 1 thread, because" in done.stdout
     short = ("--rounds", "1", "--local-groups", "1", "--group-size", "2", "--max-new-tokens", "4", "--eval-every", "0")
-    trained = sapo(tmp_path, "node", "--silo", "--tasks", "basic_arithmetic", *short, timeout=LONG_S)
+    trained = sapo(tmp_path, "node", "--silo", "--tasks", "basic_arithmetic", *short)
     assert trained.returncode == 0, trained.stderr
     (note,) = (tmp_path / "data" / "models").glob("*/engine.json")
     assert json.loads(note.read_text()) == {"trainer": "torch", "precision": "float32", "threads": 1}
@@ -67,9 +65,7 @@ def test_what_was_measured_is_used_by_the_next_run(tmp_path: Path) -> None:
 
 @needs_torch
 def test_a_sound_engine_verifies(tmp_path: Path) -> None:
-    done = sapo(
-        tmp_path, "bench", "starter-1m", "--verify", "--trainer", "torch", "--precision", "float32", timeout=LONG_S
-    )
+    done = sapo(tmp_path, "bench", "starter-1m", "--verify", "--trainer", "torch", "--precision", "float32")
     assert done.returncode == 0, done.stdout + done.stderr
     lines = done.stdout.splitlines()
     assert [line.split()[0] for line in lines[1:-1]] == ["pass"] * 6
@@ -79,7 +75,7 @@ def test_a_sound_engine_verifies(tmp_path: Path) -> None:
 @needs_torch
 def test_an_engine_that_computes_something_else_fails_the_verification(tmp_path: Path) -> None:
     """The test engine has another model than the one it is compared with."""
-    done = sapo(tmp_path, "bench", "starter-1m", "--verify", "--trainer", "fake", timeout=LONG_S)
+    done = sapo(tmp_path, "bench", "starter-1m", "--verify", "--trainer", "fake")
     assert done.returncode == 1
     assert "FAIL  fake" in done.stdout
     assert "Something is wrong" in done.stdout

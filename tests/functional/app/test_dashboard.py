@@ -373,7 +373,7 @@ async def test_no_color_leaves_no_colour_and_everything_readable(monkeypatch: py
         text = "\n".join(await settled(pilot))
         assert app.no_color
         assert "external" in text
-        assert "own" in text
+        assert "local" in text
 
 
 @pytest.mark.parametrize("theme", ["sapo-light", "sapo-contrast", "ansi-dark", "nord", "no-such-theme"])
@@ -400,12 +400,17 @@ async def test_the_footer_works_with_the_mouse() -> None:
         assert feed_of(app).commands == [("pause", {})]
 
 
+async def questions(pilot: Pilot[object]) -> None:
+    """Wait for the first questions: they come after the first frame."""
+    while not isinstance(pilot.app.screen, FirstRunScreen):
+        await pilot.pause()
+
+
 async def test_the_first_run_starts_with_its_defaults_on_enter() -> None:
     answers: list[FirstRunAnswers | None] = []
     app = SapoDashboard(ScriptedFeed(list(SILO)), first_run=True, start=lambda given: answers.append(given))
     async with app.run_test(size=NARROW) as pilot:
-        await pilot.pause()
-        assert isinstance(app.screen, FirstRunScreen)
+        await questions(pilot)
         await pilot.press("enter")
         lines = await settled(pilot)
         assert any("Reward" in line for line in lines)
@@ -416,7 +421,7 @@ async def test_escape_skips_the_questions() -> None:
     answers: list[FirstRunAnswers | None] = []
     app = SapoDashboard(ScriptedFeed(list(SILO)), first_run=True, start=lambda given: answers.append(given))
     async with app.run_test(size=NARROW) as pilot:
-        await pilot.pause()
+        await questions(pilot)
         await pilot.press("down", "right", "escape")
         await settled(pilot)
     assert answers == [FirstRunAnswers(skipped=True)]
@@ -427,7 +432,7 @@ async def test_a_swarm_needs_an_invite_and_keeps_it() -> None:
     answers: list[FirstRunAnswers | None] = []
     app = SapoDashboard(ScriptedFeed([]), first_run=True, start=lambda given: answers.append(given))
     async with app.run_test(size=NARROW) as pilot:
-        await pilot.pause()
+        await questions(pilot)
         await pilot.press("right", "enter")
         lines = ["".join(s.text for s in strip) for strip in app.screen._compositor.render_strips()]
         assert any("A swarm needs an invite" in line for line in lines)
@@ -455,7 +460,7 @@ async def test_the_first_questions_say_how_fast_the_answers_are_and_stop_measuri
     info = FirstRunInfo(models=(("a", "small"), ("b", "large")), measure=measure)
     app = SapoDashboard(ScriptedFeed(list(SILO)), first_run=True, start=lambda given: None, info=lambda: info)
     async with app.run_test(size=NARROW) as pilot:
-        await pilot.pause()
+        await questions(pilot)
         speed = app.screen.query_one("#speed", Static)
         while "9,800 tok/s" not in str(speed.content):
             await pilot.pause()
@@ -473,7 +478,7 @@ async def test_the_first_questions_stay_whatever_keys_are_pressed() -> None:
     """The dashboard's own keys, digits for its screens among them, do nothing there."""
     app = SapoDashboard(ScriptedFeed(list(SILO)), first_run=True, start=lambda given: None)
     async with app.run_test(size=NARROW) as pilot:
-        await pilot.pause()
+        await questions(pilot)
         await pilot.press(*"12345qdzrF", "space", "question_mark")
         assert isinstance(app.screen, FirstRunScreen)
         assert len(app.screen_stack) == 2
@@ -484,10 +489,11 @@ async def test_an_invite_that_is_pasted_anywhere_chooses_the_swarm() -> None:
     answers: list[FirstRunAnswers | None] = []
     app = SapoDashboard(ScriptedFeed([]), first_run=True, start=lambda given: answers.append(given))
     async with app.run_test(size=NARROW) as pilot:
-        await pilot.pause()
+        await questions(pilot)
         app.post_message(events.Paste("no invite"))
         app.post_message(events.Paste(f"{invite}\n"))
-        await pilot.pause()
+        while app.screen.query_one("#invite", Input).value != invite:
+            await pilot.pause()
         await pilot.press("enter")
         await settled(pilot)
     assert answers == [FirstRunAnswers(mode="swarm", invite=invite)]

@@ -6,6 +6,7 @@ import asyncio
 import os
 import subprocess
 import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from sapo_desktop.dashboard.feed import ControlFeed
 from sapo_desktop.dashboard.messages import Link
 from sapo_desktop.dashboard.state import DashboardState, apply
 from sapo_desktop.errors import CommandFailed
-from sapo_swarm.events import GroupRecorded, RoundFinished, StateChanged
+from sapo_swarm.events import Event, GroupRecorded, RoundFinished, StateChanged
 
 
 async def until(pilot: Pilot[object], app: SapoDashboard, wanted: object) -> None:
@@ -60,20 +61,30 @@ async def test_the_feed_tells_every_round_once_and_the_groups_that_belong_to_it(
         assert len(set(groups)) == len(groups) >= 24
 
 
+class NotingFeed(ControlFeed):
+    """Keeps every sentence on the link: each is on the screen for a moment only."""
+
+    def __init__(self, socket: Path) -> None:
+        super().__init__(socket)
+        self.said: list[str] = []
+
+    async def events(self) -> AsyncIterator[Event | Link]:
+        async for told in super().events():
+            if isinstance(told, Link):
+                self.said.append(told.sentence)
+            yield told
+
+
 async def test_a_node_that_is_killed_and_started_again_is_found_again(tmp_path: Path) -> None:
-    feed = ControlFeed(tmp_path / "run" / "node.sock")
+    feed = NotingFeed(tmp_path / "run" / "node.sock")
     app = SapoDashboard(feed)
     async with app.run_test(size=(80, 24)) as pilot:
         await until(pilot, app, lambda state: state.link is not None and not state.link.connected)
         async with node(tmp_path, *FAKE, "--model", "fake:0.02") as (_, process):
             await until(pilot, app, lambda state: state.rounds >= 2)
             process.kill()
-            await until(pilot, app, lambda state: state.link is not None and not state.link.connected)
-            app.redraw()
-            await pilot.pause()
-            first = "".join(s.text for s in app.screen._compositor.render_strips()[0])
-            assert "The node went away" in first
             await until(pilot, app, lambda state: state.gone)
+            assert "The node went away" in feed.said
             app.redraw()
             await pilot.pause()
             first = "".join(s.text for s in app.screen._compositor.render_strips()[0])

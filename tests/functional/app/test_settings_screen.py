@@ -226,8 +226,8 @@ async def test_the_doctor_tells_its_findings_as_they_come_and_what_mends_them() 
 
 async def test_a_doctor_that_fails_itself_says_so() -> None:
     async def examine() -> AsyncIterator[Finding]:
+        yield Finding("ok", "disk", "There is room")
         raise CommandFailed("The doctor itself failed.")
-        yield
 
     app = SapoDashboard(ReplayFeed([], 0), examine=examine)
     async with app.run_test(size=(80, 24)) as pilot:

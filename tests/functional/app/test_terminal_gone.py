@@ -7,8 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.support.node_process import FAKE, node
+from tests.support.node_process import FAKE, node, reaches
 from tests.support.terminal import terminal
+
+from sapo_swarm.events import RoundFinished
 
 RECORDING = Path(__file__).parents[2] / "fixtures" / "swarm-three-nodes.jsonl"
 DASHBOARD = (sys.executable, "-m", "sapo_desktop")
@@ -19,7 +21,8 @@ async def test_a_dashboard_whose_terminal_is_gone_ends_and_the_node_goes_on(tmp_
         await screen.shows(lambda text: "Held-out" in text)
         screen.close()
         assert await screen.ended() == 0
-        assert (await client.status()).state == "running"
+        seen = (await client.status()).seq
+        await reaches(client, ("round",), lambda event: isinstance(event, RoundFinished), after=seen)
 
 
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM], ids=lambda number: number.name)

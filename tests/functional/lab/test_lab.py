@@ -8,10 +8,10 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import pytest_asyncio
@@ -116,7 +116,7 @@ async def test_a_finished_run_is_not_run_again_and_other_settings_are_refused(pl
         await play(experiment([{"name": "a", "local_groups": 3}]), tmp_path)
 
 
-async def test_rewards_of_own_and_external_groups_are_kept_apart(play: Play, tmp_path: Path) -> None:
+async def test_rewards_of_local_and_external_groups_are_never_mixed(play: Play, tmp_path: Path) -> None:
     await play(experiment([{"name": "a"}]), tmp_path)
     for event in (e for node in range(4) for e in rounds_of(tmp_path, node).values()):
         assert event.local_groups == 2
@@ -129,7 +129,7 @@ async def test_rewards_of_own_and_external_groups_are_kept_apart(play: Play, tmp
         assert event.bytes_received > event.bytes_sent
 
 
-async def test_silo_with_resampling_trains_on_informative_groups_only_and_pays_for_them(
+async def test_silo_with_resampling_trains_on_nonzero_advantage_groups_only_and_pays_for_them(
     play: Play, tmp_path: Path
 ) -> None:
     arm = {"name": "a", "local_groups": 2, "external_groups": 0, "own_filter": "resample", "resample_limit": 6}
@@ -209,14 +209,14 @@ async def test_churn_heterogeneity_and_replay_run_together(play: Play, tmp_path:
     assert 0 < sum(len(rounds_of(tmp_path, node)) for node in range(4)) < 16
 
 
-async def test_the_report_counts_what_a_node_was_taught_where_nodes_were_away(play: Play, tmp_path: Path) -> None:
+async def test_the_report_counts_what_a_node_trained_on_where_nodes_were_away(play: Play, tmp_path: Path) -> None:
     """The mean over all nodes, also with rounds in which none was there."""
     found = experiment([{"name": "a", "churn": 0.8, "churn_rounds": 1}], {"rounds": 8})
     await play(found, tmp_path)
     events = [e for node in range(4) for e in rounds_of(tmp_path, node).values()]
     assert {e.round for e in events} < set(range(8)), "in some round all are away"
     (row,) = rows(found, {"a": [run for run in [load_run(tmp_path, found.arm("a"), 1)] if run is not None]})
-    assert row.taught == pytest.approx(
+    assert row.trained_groups == pytest.approx(
         (sum(min(e.nonzero_groups, e.local_groups) for e in events) / 4, sum(e.external_groups for e in events) / 4)
     )
 
@@ -229,7 +229,7 @@ async def test_the_report_tells_fast_nodes_from_slow_ones(play: Play, tmp_path: 
         await play(found, tmp_path, arm=name)
     assert [len(rounds_of(tmp_path, node)) for node in range(4)] == [4, 2, 4, 2]
     runs = {arm.name: [run] for arm in found.arms if (run := load_run(tmp_path, arm, 1)) is not None}
-    fast, slow = node_types.by_kind(found.arm("a"), runs["a"]).values()
+    fast, slow = node_types.by_node_type(found.arm("a"), runs["a"]).values()
     assert sum(node.tokens for node in fast[1]) > sum(node.tokens for node in slow[1])
     assert [line[:3] for line in node_types.lines(found, runs)][:2] == [
         ("a", "every round", "2"),
@@ -326,7 +326,7 @@ async def test_the_report_says_what_the_journals_say(tmp_path: Path) -> None:
     row = rows(found, runs)[1]
     assert row.equal_tokens.value.value == pytest.approx(row.held_out.value.value) or row.tokens.value > 0
     first, second = runs["4-4"]
-    cut = replace(second, finished=False)
+    cut = msgspec.structs.replace(second, finished=False)
     assert rows(found, {**runs, "4-4": [first, cut]})[1].seeds == (1,)
     alone = rows(found, {**runs, "4-4": [cut]})[1]
     assert (alone.finished, alone.seeds) == (False, (2,))

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import gzip
 import shutil
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import tomli_w
 
+import sapo_assets
 from sapo_desktop.cli import run as cli
 from sapo_lab.report.results import load_all
-from sapo_lab.report.saved_runs import FOLDER, keep, with_kept
-from sapo_lab.schema import BadExperiment, Experiment, parse
+from sapo_lab.report.saved_runs import FILE, OLD_FOLDER, SavedRun, encode, read, save_runs, with_saved_runs
+from sapo_lab.schema import BadExperiment, Experiment, load, parse
+
+DOCS = Path(__file__).parents[3] / "docs" / "lab"
+EXPERIMENT_OF = {"paper-four-arms-again": "paper-four-arms"}
+"""Folders of the docs that are not named after their experiment."""
 
 RUN = {
     "trainer": "fake",
@@ -51,9 +58,9 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def kept(ran: Path, to: Path) -> tuple[Experiment, list[Path]]:
+def saved(ran: Path, to: Path) -> tuple[Experiment, list[Path]]:
     found = parse(tables())
-    return found, keep(load_all(found, ran / "e"), ran / "e", to)
+    return found, save_runs(load_all(found, ran / "e"), ran / "e", to)
 
 
 def test_a_report_without_its_journals_says_what_it_said_with_them(ran: Path, tmp_path: Path) -> None:
@@ -63,61 +70,84 @@ def test_a_report_without_its_journals_says_what_it_said_with_them(ran: Path, tm
     before = (tmp_path / "report.md").read_text()
     assert cli([*report, "--out", str(tmp_path / "nothing")]) == 0
     assert (tmp_path / "report.md").read_text() == before
-    shutil.rmtree(tmp_path / FOLDER)
+    (tmp_path / FILE).unlink()
     assert cli([*report, "--out", str(tmp_path / "nothing")]) == 2
 
 
-def test_kept_runs_are_those_of_the_journals_to_seven_digits(ran: Path, tmp_path: Path) -> None:
-    found, written = kept(ran, tmp_path)
-    assert [path.name for path in written] == ["8-0-seed-1.msgpack.gz", "1-1-seed-1.msgpack.gz"]
-    again = with_kept(found, {}, tmp_path)
+def test_saved_runs_are_those_of_the_journals_to_seven_digits(ran: Path, tmp_path: Path) -> None:
+    found, written = saved(ran, tmp_path)
+    assert [path.name for path in written] == [FILE]
+    again = with_saved_runs(found, {}, tmp_path)
     for arm, runs in load_all(found, ran / "e").items():
         assert again[arm][0].held_out == runs[0].held_out
         np.testing.assert_allclose(again[arm][0].tokens, runs[0].tokens, rtol=1e-6)
         np.testing.assert_array_equal(np.isnan(again[arm][0].external), np.isnan(runs[0].external))
 
 
-def test_what_is_kept_already_is_not_written_again(ran: Path, tmp_path: Path) -> None:
-    kept(ran, tmp_path)
-    assert kept(ran, tmp_path)[1] == []
+def test_what_is_saved_already_is_not_written_again(ran: Path, tmp_path: Path) -> None:
+    saved(ran, tmp_path)
+    assert saved(ran, tmp_path)[1] == []
 
 
-def test_a_finished_journal_counts_before_what_is_kept(ran: Path, tmp_path: Path) -> None:
-    found, _ = kept(ran, tmp_path)
+def test_a_finished_journal_counts_before_what_is_saved(ran: Path, tmp_path: Path) -> None:
+    found, _ = saved(ran, tmp_path)
     journals = load_all(found, ran / "e")
-    assert with_kept(found, journals, tmp_path)["1-1"][0] is journals["1-1"][0]
+    assert with_saved_runs(found, journals, tmp_path)["1-1"][0] is journals["1-1"][0]
 
 
-def test_a_journal_that_goes_on_does_not_touch_what_was_kept_of_a_finished_run(ran: Path, tmp_path: Path) -> None:
-    found, (path, _) = kept(ran, tmp_path / "to")
+def test_a_journal_that_goes_on_does_not_touch_what_was_saved_of_a_finished_run(ran: Path, tmp_path: Path) -> None:
+    found, (path,) = saved(ran, tmp_path / "to")
     shutil.copytree(ran / "e", tmp_path / "e")
     for done in (tmp_path / "e").glob("*/*/done.json"):
         done.unlink()
     for settings in (tmp_path / "e").glob("*/*/arm.json"):
         settings.write_bytes(b"of another run")
     before = path.read_bytes()
-    everything = with_kept(found, load_all(found, tmp_path / "e"), tmp_path / "to")
-    assert keep(everything, tmp_path / "e", tmp_path / "to") == []
+    everything = with_saved_runs(found, load_all(found, tmp_path / "e"), tmp_path / "to")
+    assert save_runs(everything, tmp_path / "e", tmp_path / "to") == []
     assert path.read_bytes() == before
 
 
 @pytest.mark.parametrize("changed", [{"final_items": 2}, {"run": {**RUN, "external_groups": 1, "learning_rate": 1e-3}}])
 def test_a_run_of_other_settings_is_refused_with_what_to_do(ran: Path, tmp_path: Path, changed: dict[str, Any]) -> None:
-    kept(ran, tmp_path)
+    saved(ran, tmp_path)
     with pytest.raises(BadExperiment, match="run with other settings"):
-        with_kept(parse(tables(**changed)), {}, tmp_path)
+        with_saved_runs(parse(tables(**changed)), {}, tmp_path)
 
 
 def test_an_arm_may_be_called_and_compared_otherwise(ran: Path, tmp_path: Path) -> None:
-    kept(ran, tmp_path)
+    saved(ran, tmp_path)
     changed = tables()
     changed["arms"][1] |= {"title": "1/1", "against": ["8-0"]}
-    assert set(with_kept(parse(changed), {}, tmp_path)) == {"8-0", "1-1"}
+    assert set(with_saved_runs(parse(changed), {}, tmp_path)) == {"8-0", "1-1"}
 
 
 @pytest.mark.parametrize("content", [b"", b"\x1f\x8bnonsense", b"{}"])
 def test_a_damaged_file_is_named(ran: Path, tmp_path: Path, content: bytes) -> None:
-    found, (path, _) = kept(ran, tmp_path)
+    found, (path,) = saved(ran, tmp_path)
     path.write_bytes(content)
     with pytest.raises(BadExperiment, match=path.name):
-        with_kept(found, {}, tmp_path)
+        with_saved_runs(found, {}, tmp_path)
+
+
+def test_runs_saved_one_file_each_by_an_older_version_are_read_and_packed(ran: Path, tmp_path: Path) -> None:
+    found, _ = saved(ran, tmp_path / "new")
+    (tmp_path / OLD_FOLDER).mkdir()
+    for run in read(tmp_path / "new"):
+        content = msgspec.msgpack.encode(run, enc_hook=lambda array: array.astype("<f4").tobytes())
+        (tmp_path / OLD_FOLDER / f"{run.key[0]}-seed-{run.key[1]}.msgpack.gz").write_bytes(gzip.compress(content))
+    assert set(with_saved_runs(found, {}, tmp_path)) == {"8-0", "1-1"}
+    old: list[SavedRun] = read(tmp_path)
+    assert encode(old) == (tmp_path / "new" / FILE).read_bytes()
+
+
+@pytest.mark.parametrize("name", sorted(path.parent.name for path in DOCS.glob(f"*/{FILE}")))
+def test_the_saved_runs_in_the_docs_are_those_of_the_experiments_that_ship(name: str) -> None:
+    experiment = load(sapo_assets.experiments()[EXPERIMENT_OF.get(name, name)])
+    found = with_saved_runs(experiment, {}, DOCS / name)
+    assert found
+    assert all(run.finished and run.last is not None for runs in found.values() for run in runs)
+
+
+def test_the_saved_runs_in_the_docs_weigh_less_than_two_megabytes() -> None:
+    assert 0 < sum(path.stat().st_size for path in DOCS.glob(f"*/{FILE}")) < 2_000_000

@@ -123,7 +123,7 @@ async def test_questions_that_do_not_fit_into_the_model_are_passed_over(tmp_path
 
 async def test_answers_are_scored_on_another_question_of_their_task_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """A model that writes (P ∨ Q) to everything loses nothing by it; one that solves its questions loses nearly all."""
-    from sapo_swarm.evaluation import items, task_scores
+    from sapo_swarm.evaluation import held_out_items, task_scores
     from sapo_swarm.node.engine_thread import EngineHost
     from sapo_swarm.node.evaluation.evaluate import answer
     from sapo_swarm.scoring.scorer import Scorer
@@ -132,7 +132,10 @@ async def test_answers_are_scored_on_another_question_of_their_task_too(monkeypa
     engine = FakeBackend().load(LoadRequest("fake"))
     host = EngineHost()
     await host.load(lambda: engine)
-    logic, sums = items(["propositional_logic"], "paper", 30), items(["basic_arithmetic"], "starter", 30)
+    logic, sums = (
+        held_out_items(["propositional_logic"], "paper", 30),
+        held_out_items(["basic_arithmetic"], "starter", 30),
+    )
     said = iter(["(P ∨ Q)"] * 30 + [generate_entry(ref)[1]["answer"] for ref in sums])
     monkeypatch.setattr(engine.tokenizer, "decode", lambda tokens: f"<answer>{next(said)}</answer>")
     async with Scorer() as scorer:

@@ -112,7 +112,7 @@ async def test_a_verb_names_the_silent_node(tmp_path: Path) -> None:
             said = await asyncio.to_thread(sapo, tmp_path, "status")
         finally:
             process.send_signal(signal.SIGCONT)
-        assert said.returncode == 1
+        assert said.returncode == 3
         assert f"process {process.pid}) is not answering for" in said.stderr
         async with ControlClient(client.socket) as again:
             assert (await again.status()).pid == process.pid

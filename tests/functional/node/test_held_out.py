@@ -14,7 +14,7 @@ from sapo_desktop.services.machine.engines import builder
 from sapo_lab.running.nodes import LabNode, open_node
 from sapo_lab.schema import parse
 from sapo_swarm.config import RunConfig
-from sapo_swarm.evaluation import items
+from sapo_swarm.evaluation import held_out_items
 from sapo_swarm.node.evaluation.evaluate import Examiner
 from sapo_swarm.node.evaluation.held_out_exclusion import IN_ALL, KEPT_APART, held_out_exclusion
 from sapo_swarm.node.round.context import RoundWork
@@ -85,7 +85,7 @@ async def test_a_closer_look_asks_what_neither_the_evaluation_nor_an_earlier_loo
     examiner = Examiner(config, node.host, scorer, tmp_path)
     first = await examiner.fresh(2, 0, lambda part: None)
     second = await examiner.fresh(2, len(first), lambda part: None)
-    regular = set(items(config.tasks, config.preset, config.eval_items))
+    regular = set(held_out_items(config.tasks, config.preset, config.eval_items))
     looks = [{result.ref for result in some} for some in (first, second)]
     assert len(looks[0] | looks[1] | regular) == len(looks[0]) + len(looks[1]) + len(regular)
 

@@ -61,7 +61,8 @@ def test_a_poisoned_pool_is_shut_and_the_best_weights_come_back(tmp_path: Path, 
     before, after, newest = (
         read_state(tmp_path / "checkpoints" / f"round-{number:06d}") for number in (best.round, trip.round, ROUNDS)
     )
-    assert after.digests == before.digests, "bit by bit, although the best is older than what is usually kept"
+    assert after.weights == before.weights, "bit by bit, although the best is older than what is usually kept"
+    assert (after.parent, after.reason) == (before.weights, "rollback"), "a link of the hash chain"
     assert (before.rollbacks, after.rollbacks, newest.rollbacks) == (0, 1, 1)
     played = [event for event in events if isinstance(event, RoundFinished)]
     assert [event.round for event in played] == list(range(ROUNDS))

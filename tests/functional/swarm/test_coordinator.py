@@ -13,6 +13,7 @@ import pytest
 
 from sapo_lab.simulated_nodes import SimNode, SimReport, open_session, sim_group, simulate
 from sapo_swarm.coordinator.host import Hosted, describe, start
+from sapo_swarm.coordinator.http.admission import UNREAD_PER_NETWORK
 from sapo_swarm.coordinator.settings import CoordinatorSettings
 from sapo_swarm.protocol.client import NodeClient, Refused, Unreachable
 from sapo_swarm.protocol.identity import Identity, group_text, node_id, verify
@@ -30,7 +31,7 @@ async def make(tmp_path: Path) -> AsyncIterator[Callable[..., object]]:
     async def build(**changes: object) -> Hosted:
         fast = {"port": 0, "store": f"sqlite:{tmp_path}/swarm.sqlite", "round_every_s": 0.01, "round_burst": 1000}
         hosted = await start(msgspec.convert(fast | changes, CoordinatorSettings))
-        hosted.coordinator.standing_ttl_s = 0.0
+        hosted.coordinator.stats_ttl_s = 0.0
         running.append(hosted)
         return hosted
 
@@ -146,7 +147,7 @@ async def test_an_invite_expires_is_used_up_and_is_revoked_with_all_it_admitted(
         client.next_at = 0
         result = await client.exchange([], want=0)
     assert (result.connected, result.code) == (False, "banned")
-    assert (await hosted.store.standing(0.0, 1)).pool == 0
+    assert (await hosted.store.stats(0.0, 1)).pool == 0
 
 
 async def test_an_open_swarm_needs_no_invite_and_says_that_nobody_is_trusted(make: Callable[..., object]) -> None:
@@ -212,7 +213,7 @@ async def test_a_wrong_clock_is_corrected_from_the_reply(hosted: Hosted) -> None
 
 async def test_a_stopping_coordinator_answers_what_it_took_and_refuses_the_rest(hosted: Hosted) -> None:
     """While it stops, new requests are told to come again."""
-    hosted.coordinator.door.stopping = True
+    hosted.coordinator.admission.stopping = True
     async with NodeClient(hosted.invite, Identity.generate()) as client:
         with pytest.raises(Refused) as refused:
             await client.info()
@@ -235,7 +236,7 @@ async def test_rate_limits_name_the_wait(make: Callable[..., object]) -> None:
 
 async def test_simulated_nodes_load_a_coordinator_without_errors(make: Callable[..., object]) -> None:
     """swarm-sim: every node exchanges at its period and meets no error."""
-    hosted: Hosted = await make()  # type: ignore[misc]
+    hosted: Hosted = await make(invite_uses=0)  # type: ignore[misc]
     report = await simulate(hosted.invite, nodes=20, seconds=1.0, every_s=0.5)
     assert not report.errors
     assert report.rounds >= 20
@@ -296,7 +297,7 @@ async def test_wrong_paths_methods_versions_and_media_are_problems_with_codes(ho
         ("PUT", path, {"Sapo-Proto": "1"}, "unsupported_media"),
         ("PUT", path, {"Sapo-Proto": "1", "Content-Type": MEDIA_TYPE, "Content-Encoding": "gzip"}, "unsupported_media"),
         ("PUT", path, {"Sapo-Proto": "1", "Content-Type": MEDIA_TYPE}, "bad_signature"),
-        ("PUT", "/v1/rounds/00", {"Sapo-Proto": "1", "Content-Type": MEDIA_TYPE}, "body_mismatch"),
+        ("PUT", "/v1/rounds/00", {"Sapo-Proto": "1", "Content-Type": MEDIA_TYPE}, "bad_signature"),
     ]
     async with aiohttp.ClientSession(hosted.url) as session:
         for method, where, headers, code in cases:
@@ -314,7 +315,7 @@ async def _until(holds: Callable[[], bool]) -> None:
 async def half_a_request(hosted: Hosted) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """A connection whose request never ends: its head is whole, its body is not."""
     reader, writer = await asyncio.open_connection("127.0.0.1", hosted.port)
-    head = f"PUT /v1/rounds/x HTTP/1.1\r\nHost: x\r\nSapo-Proto: 1\r\nContent-Type: {MEDIA_TYPE}\r\n"
+    head = "POST /v1/join HTTP/1.1\r\nHost: x\r\nSapo-Proto: 1\r\n"
     writer.write(f"{head}Content-Length: 1000\r\n\r\nabc".encode())
     await writer.drain()
     return reader, writer
@@ -330,16 +331,43 @@ async def test_a_body_that_does_not_arrive_in_time_is_408(make: Callable[..., ob
     writer.close()
 
 
-async def test_more_requests_than_there_is_room_for_are_told_to_come_again(make: Callable[..., object]) -> None:
+async def test_more_requests_than_there_is_room_for_are_told_to_come_again(hosted: Hosted) -> None:
     """The cap on requests in flight answers 503 with Retry-After."""
-    hosted: Hosted = await make(in_flight=1, body_s=600.0)  # type: ignore[misc]
-    _, writer = await half_a_request(hosted)
+    hosted.coordinator.metrics.in_flight = hosted.coordinator.settings.in_flight
     async with NodeClient(hosted.invite, Identity.generate()) as client:
-        await _until(lambda: hosted.coordinator.metrics.in_flight == 1)
         with pytest.raises(Refused) as refused:
             await client.info()
-        assert refused.value.code == "busy"
-        assert refused.value.retry_after_s is not None
+    assert refused.value.code == "busy"
+    assert refused.value.retry_after_s is not None
+
+
+async def test_bodies_under_way_take_nobodys_place_and_have_a_budget_for_each_network(
+    make: Callable[..., object],
+) -> None:
+    """Slow bodies from one network: others are served meanwhile, and that network has so many bytes and no more."""
+    hosted: Hosted = await make(trust_proxy=True, in_flight=4, joins_per_s=1000.0, prefix_per_s=1000.0, body_s=30.0)  # type: ignore[misc]
+    head = "POST /v1/join HTTP/1.1\r\nHost: x\r\nSapo-Proto: 1\r\nX-Forwarded-For: {}\r\nContent-Length: 16000\r\n\r\na"
+    writers, refused = [], 0
+    for number in range(300):
+        reader, writer = await asyncio.open_connection("127.0.0.1", hosted.port)
+        writer.write(head.format(f"10.0.0.{number % 250}").encode())
+        writers.append((reader, writer))
+        if number >= UNREAD_PER_NETWORK // 16_000 + 2:
+            refused += (await asyncio.wait_for(reader.readline(), 10)).split()[1] == b"503"
+    assert refused > 0
+    async with NodeClient(hosted.invite, Identity.generate()) as client:
+        await client.join()
+    for _, writer in writers:
+        writer.close()
+
+
+async def test_a_large_body_is_read_only_once_it_is_known_who_sends_it(hosted: Hosted) -> None:
+    """A stranger's round is refused by its head; a quarter of a megabyte each used to be read first."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", hosted.port)
+    head = f"PUT /v1/rounds/{'0' * 64} HTTP/1.1\r\nHost: x\r\nSapo-Proto: 1\r\nContent-Type: {MEDIA_TYPE}\r\n"
+    writer.write(f"{head}Content-Length: 200000\r\n\r\n".encode())
+    assert (await asyncio.wait_for(reader.readline(), 10)).split()[1] == b"401"
+    assert hosted.coordinator.metrics.bytes_in == 0
     writer.close()
 
 

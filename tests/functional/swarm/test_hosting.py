@@ -83,7 +83,7 @@ async def test_the_command_prints_an_invite_serves_and_stops_on_a_signal(tmp_pat
     process.send_signal(signal.SIGTERM)
     assert await process.wait() == 0
     again = await start(settings(tmp_path))
-    assert (await again.store.standing(0.0, 1)).pool == 1
+    assert (await again.store.stats(0.0, 1)).pool == 1
     await again.stop()
 
 

@@ -31,7 +31,7 @@ from sapo_swarm.types import Group, Question, Rollout, TaskRef
 async def hosted(tmp_path: Path) -> AsyncIterator[Hosted]:
     fast = {"port": 0, "store": f"sqlite:{tmp_path}/s.sqlite", "round_every_s": 0.001, "round_burst": 1000}
     running = await start(msgspec.convert(fast, CoordinatorSettings))
-    running.coordinator.standing_ttl_s = 0.0
+    running.coordinator.stats_ttl_s = 0.0
     yield running
     await running.stop()
 
@@ -53,13 +53,16 @@ async def engine() -> AsyncIterator[EngineHost]:
 class Node:
     """A node's share of an exchange: what its rounds would do, without a model."""
 
-    def __init__(self, hosted: Hosted, scorer: Scorer, engine: EngineHost, sampling: str = "uniform") -> None:
+    def __init__(
+        self, hosted: Hosted, scorer: Scorer, engine: EngineHost, sampling: str = "uniform", clock_s: float = 0.0
+    ) -> None:
         self.identity = Identity.generate()
         self.swarm = hosted.coordinator.swarm.swarm
         self.scorer = scorer
-        self.client = NodeClient(hosted.invite, self.identity)
+        wall = lambda: time.time() + clock_s  # noqa: E731
+        self.client = NodeClient(hosted.invite, self.identity, wall=wall)
         policy = AcceptanceRules(logprob_floor=-100.0)
-        self.exchange = SwarmExchange(self.client, policy, "m", sampling)
+        self.exchange = SwarmExchange(self.client, policy, "m", sampling, own_worker=False, wall=wall)
         self.exchange.attach(engine, scorer)
 
     async def join(self, name: str) -> None:
@@ -105,10 +108,10 @@ async def test_two_nodes_learn_of_each_other_and_the_shares_add_up(
     assert (group.source, group.node, group.model) == ("external", ada.identity.node, "m")
     assert group.question in [own_group.question for own_group in own]
     assert group.rewards in [own_group.rewards for own_group in own]
-    assert bob.exchange.to_ask(4, 4) == 7
+    assert bob.exchange.prompts_to_sample(4, 4) == 7
     news = bob.exchange.used([group], 8)
     assert news.external_share == pytest.approx(1 / 8)
-    assert bob.exchange.to_ask(4, 4) == 8, "an external group is used once"
+    assert bob.exchange.prompts_to_sample(4, 4) == 8, "an external group is used once"
     await ada.round(2, await ada.groups(2))
     await bob.round(2, await bob.groups(2))
     first, second = ada.news(), bob.news()
@@ -117,6 +120,25 @@ async def test_two_nodes_learn_of_each_other_and_the_shares_add_up(
     assert second.share == pytest.approx(4 / 8)
     assert {peer.name for peer in second.peers} == {"Ada", "Bob"}
     assert sum(peer.share for peer in second.peers) == pytest.approx(1.0)
+    await ada.exchange.close()
+    await bob.exchange.close()
+
+
+async def test_groups_of_an_own_task_never_leave_the_machine(
+    hosted: Hosted, scorer: Scorer, engine: EngineHost
+) -> None:
+    """Not even their number: what the coordinator is told of is the group of a task that the swarm knows."""
+    ada, bob = Node(hosted, scorer, engine), Node(hosted, scorer, engine)
+    await ada.join("Ada")
+    await bob.join("Bob")
+    (shared,) = await ada.groups(1, 1)
+    ref = TaskRef("my_task", "own", 7, 0, "task-" + "0" * 32)
+    secret = "9" * 64
+    private = Group(Question(ref, "a secret", secret), shared.rollouts, model="m")
+    await ada.round(1, [private, shared, private])
+    (group,) = await bob.round(1, [], 4)
+    assert group.question == shared.question
+    assert ada.news().made == 1
     await ada.exchange.close()
     await bob.exchange.close()
 
@@ -131,7 +153,7 @@ async def test_groups_without_an_advantage_are_counted_and_not_kept(
     await author.round(1, await author.groups(1, 1, ("no", "neither")))
     await reader.round(1, [])
     assert reader.news().rejected == {"no_signal": 1}
-    assert reader.exchange.to_ask(4, 4) == 8
+    assert reader.exchange.prompts_to_sample(4, 4) == 8
     await author.exchange.close()
     await reader.exchange.close()
 
@@ -214,7 +236,7 @@ async def test_a_coordinator_that_goes_away_stops_nothing_and_gets_no_backlog(
     awake.set()
     await node.exchange.settled()
     assert node.news().connected
-    assert node.exchange.standing.accepted == 2, "rounds 1 and 6; what newer rounds overtook is not sent late"
+    assert node.exchange.stats.accepted == 2, "rounds 1 and 6; what newer rounds overtook is not sent late"
     await node.exchange.close()
 
 
@@ -228,12 +250,27 @@ async def test_a_node_that_takes_no_groups_of_others_shares_its_own_all_the_same
     await giver.round(1, await giver.groups(1))
     assert len(await shy.round(1, await shy.groups(1))) == 1
     shy.exchange.take(False)
-    assert shy.exchange.to_ask(4, 4) == 8
+    assert shy.exchange.prompts_to_sample(4, 4) == 8
     assert await shy.round(2, await shy.groups(2)) == ()
     assert (shy.news().connected, shy.news().accepted) == (True, 4)
-    drawn = {row.member.node: row.drawn for row in (await hosted.store.standing(time.time(), 10)).rows}
+    drawn = {row.member.node: row.sampled for row in (await hosted.store.stats(time.time(), 10)).rows}
     assert drawn[giver.identity.node] == 1, "nothing was drawn the second time"
     shy.exchange.take(True)
     assert len(await shy.round(3, await shy.groups(3))) == 1
     await giver.exchange.close()
     await shy.exchange.close()
+
+
+async def test_a_node_whose_clock_is_wrong_takes_part_all_the_same(
+    hosted: Hosted, scorer: Scorer, engine: EngineHost
+) -> None:
+    """Its groups are dated, and others' judged, by the coordinator's clock: half an hour off was silence in both directions."""
+    right, wrong = Node(hosted, scorer, engine), Node(hosted, scorer, engine, clock_s=-5400.0)
+    await right.join("right")
+    await wrong.join("wrong")
+    await right.round(1, await right.groups(1))
+    assert len(await wrong.round(1, await wrong.groups(1))) == 1
+    assert wrong.exchange.stats.accepted == 2
+    assert len(await right.round(2, await right.groups(2))) == 1
+    for node in (right, wrong):
+        await node.exchange.close()

@@ -34,7 +34,7 @@ def text(lines: list[Line], marks: list[Mark], glyphs: Glyphs = UNICODE, width: 
 
 
 def test_a_solid_line_a_dashed_line_and_the_held_out_marks() -> None:
-    lines = [Line("external", level(0.45), "dashed", "line-2"), Line("own", rising(), "solid", "line-1")]
+    lines = [Line("external", level(0.45), "dashed", "line-2"), Line("local", rising(), "solid", "line-1")]
     assert text(lines, [Mark(0, 0.12), Mark(50, 0.3)]) == [
         "   .6┤",
         "     │⣀⣀ ⣀⣀ ⣀⣀ ⣀⣀ ⣀⣀ ⣀⣀ ⣀⣀ ⣀⣀ ⣀⣀ ⣀⣀ ⣀⣀ ⣀⣀ ⣀⣀",
@@ -49,7 +49,7 @@ def test_a_solid_line_a_dashed_line_and_the_held_out_marks() -> None:
 
 
 def test_the_same_in_ascii_keeps_the_lines_apart_by_their_characters() -> None:
-    lines = [Line("external", level(0.45), "dashed", "line-2"), Line("own", rising(), "solid", "line-1")]
+    lines = [Line("external", level(0.45), "dashed", "line-2"), Line("local", rising(), "solid", "line-1")]
     assert text(lines, [Mark(0, 0.12), Mark(50, 0.3)], ASCII) == [
         "   .6+",
         "     |     ======",
@@ -64,7 +64,7 @@ def test_the_same_in_ascii_keeps_the_lines_apart_by_their_characters() -> None:
 
 
 def test_a_first_round_shows_one_dot_on_an_axis_of_ten() -> None:
-    assert text([Line("own", level(0.2, 1))], [], height=6) == [
+    assert text([Line("local", level(0.2, 1))], [], height=6) == [
         " .210┤",
         "     │⡀",
         "     │",
@@ -84,8 +84,8 @@ def test_gaps_interrupt_the_line() -> None:
 
 
 def test_nothing_to_draw_gives_no_rows() -> None:
-    assert plot([Line("own", Series())], [], View(), 60, 10, UNICODE) == []
-    assert plot([Line("own", rising())], [], View(), 6, 10, UNICODE) == []
+    assert plot([Line("local", Series())], [], View(), 60, 10, UNICODE) == []
+    assert plot([Line("local", rising())], [], View(), 6, 10, UNICODE) == []
 
 
 @given(st.floats(-5, 5, allow_nan=False), st.floats(0, 3))
@@ -110,7 +110,7 @@ def test_every_row_is_exactly_as_wide_as_asked(
     made = Series()
     for x, value in enumerate(values):
         made = made.append(x, value)
-    rows = plot([Line("own", made)], [Mark(3, 0.5)], View(window, smooth), width, height, glyphs)
+    rows = plot([Line("local", made)], [Mark(3, 0.5)], View(window, smooth), width, height, glyphs)
     assert len(rows) in (0, height)
     assert {sum(len(run) for run, _ in row) for row in rows} <= {width}
 

@@ -97,8 +97,8 @@ def test_a_task_whose_score_does_not_come_from_the_question_says_so() -> None:
     tricked = TaskScore("logic", 16, 0.5, 0.3, 0.7, 1.0, 0.0, 0.4)
     honest = TaskScore("sums", 16, 0.5, 0.3, 0.7, 1.0, 0.0, 0.1)
     said = heldout(msgspec.structs.replace(evaluated((0.1, 0.05, 0.15)), tasks=(tricked, honest)))
-    assert "by rote: logic" in said
-    assert "by rote: sums" not in said
+    assert "shortcut: logic" in said
+    assert "shortcut: sums" not in said
 
 
 def test_the_first_measurement_is_only_a_base() -> None:
@@ -124,7 +124,7 @@ def test_a_pool_is_called_empty_only_when_nothing_came_from_it(drawn: int) -> No
     finished = next(event for event in recording("swarm", 2, 1) if isinstance(event, RoundFinished))
     fields = {name: getattr(finished, name) for name in finished.__struct_fields__}
     state = fold([run(mode="swarm"), RoundFinished(**{**fields, "external_groups": drawn, "external_wanted": 4})])
-    told = "others had no group with signal to give" in panels.now_panel(state, 0.0, 70, 8, UNICODE).plain
+    told = "no external group had unequal rewards" in panels.now_panel(state, 0.0, 70, 8, UNICODE).plain
     assert told == (drawn == 0)
 
 

@@ -15,7 +15,7 @@ from sapo_swarm.events import LogLine, RoundFinished
 
 
 @pytest.mark.parametrize(
-    ("rounds", "took", "said", "own_reward"),
+    ("rounds", "took", "said", "local_reward"),
     [
         (1, 8.2, "1 round in 8 s", False),
         (2, 20.0, "2 rounds in 40 s", False),
@@ -24,7 +24,7 @@ from sapo_swarm.events import LogLine, RoundFinished
     ids=["one", "two", "four"],
 )
 def test_a_summary_counts_short_runs_in_seconds_and_compares_no_single_rounds(
-    rounds: int, took: float, said: str, own_reward: bool
+    rounds: int, took: float, said: str, local_reward: bool
 ) -> None:
     out = io.StringIO()
     reporter = Reporter(out, json=False, quiet=True)
@@ -33,7 +33,7 @@ def test_a_summary_counts_short_runs_in_seconds_and_compares_no_single_rounds(
             reporter.show(msgspec.structs.replace(event, seconds={"generate": took}))
     reporter.summary(Path("run"))
     assert said in out.getvalue()
-    assert ("Own reward" in out.getvalue()) is own_reward
+    assert ("Local reward" in out.getvalue()) is local_reward
 
 
 def test_a_reader_that_goes_away_does_not_end_the_run() -> None:

@@ -14,6 +14,7 @@ from sapo_desktop.errors import UsageError
 from sapo_desktop.manual import manual
 from sapo_desktop.settings import flags
 from sapo_desktop.settings.live_limits import LiveLimits
+from sapo_swarm.config import RENAMED, RunConfig
 from sapo_swarm.node.governor.limits import Limits
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -92,3 +93,51 @@ def test_every_choice_of_glyphs_is_one_that_the_dashboard_knows() -> None:
 def test_the_manual_in_the_docs_is_the_one_the_code_makes() -> None:
     """Mend it with: python -m sapo_desktop.manual > docs/manual.md"""
     assert (ROOT / "docs" / "manual.md").read_text("utf-8") == manual()
+
+
+def test_a_renamed_key_keeps_comments_and_order_of_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text(
+        "# mine\n[person]\nname = 'Ada'  # not own_groups\n\n[run]\n# a few\n own_groups = 4 # groups\nrounds = 3\n"
+    )
+    assert settings.load(path).run.local_groups == 4
+    assert path.read_text() == (
+        "# mine\n[person]\nname = 'Ada'  # not own_groups\n\n[run]\n# a few\n local_groups = 4 # groups\nrounds = 3\n"
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "run.own_groups = 4\n",
+        "run = {own_groups = 4}\n",
+        "[run]\nown_groups = 3\nlocal_groups = 4\n",
+        "[run]\nlocal_groups = 4\nown_groups = 3\n",
+    ],
+)
+def test_a_renamed_key_is_found_however_it_is_written_and_the_name_of_today_wins(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text(text)
+    assert settings.load(path).run.local_groups == 4
+    assert settings.read(path) == {"run": {"local_groups": 4}}
+    assert "own_groups" not in path.read_text()
+
+
+def test_a_renamed_key_counts_where_the_file_cannot_be_written(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text("[run]\nown_groups = 4\n")
+    path.with_suffix(".partial").mkdir()  # root writes past permissions; a folder in its place stops everybody
+    assert settings.load(path).run.local_groups == 4
+    assert path.read_text() == "[run]\nown_groups = 4\n"
+    assert "still has the old name" in caplog.text
+
+
+def test_every_renamed_setting_has_a_name_of_today() -> None:
+    assert set(RENAMED.values()) <= set(RunConfig.__struct_fields__)
+    assert not set(RENAMED) & set(RunConfig.__struct_fields__)
+
+
+def test_the_flag_of_before_still_sets_the_renamed_setting() -> None:
+    assert flags.run_config(settings.Settings(), typed("--own-groups", "5")).local_groups == 5

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from sapo_backends.common import hardware
+from sapo_backends.measure import precision
 from sapo_backends.measure.choice import Candidate, Measured
 from sapo_desktop import settings
 from sapo_desktop.errors import AppError
@@ -111,7 +112,7 @@ def test_a_new_run_takes_the_fastest_and_keeps_it(home: Home) -> None:
     assert settings_of(engines.settle(CONFIG, folder, home)) == ("torch", "bfloat16", 1)
     speed.remember(home, CONFIG, figures(FAST, SLOW))
     assert settings_of(engines.settle(CONFIG, folder, home)) == ("torch", "bfloat16", 1)
-    assert settings_of(engines.kept(CONFIG, folder)) == ("torch", "bfloat16", 1)
+    assert settings_of(engines.stored_config(CONFIG, folder)) == ("torch", "bfloat16", 1)
     assert settings_of(engines.settle(CONFIG, run_folder(home, "second"), home)) == ("torch", "float32", 1)
 
 
@@ -158,6 +159,63 @@ def test_the_doctor_tells_whether_there_is_a_measurement_and_how_to_make_one(hom
 
 def test_a_damaged_note_in_a_run_is_named(home: Home) -> None:
     folder = run_folder(home, "run")
-    (folder / engines.KEPT).write_text("{")
+    (folder / engines.ENGINE_FILE).write_text("{")
     with pytest.raises(AppError, match=r"engine\.json cannot be read"):
         engines.settle(CONFIG, folder, home)
+
+
+def test_the_first_load_of_a_model_measures_its_precision_and_the_run_keeps_it(home: Home) -> None:
+    """With the shipped torch engine: measured once, kept for the run and for the next one."""
+    config = msgspec.structs.replace(CONFIG, trainer="torch", device="cpu", threads=1)
+    folder, said = run_folder(home, "first"), list[str]()
+    engine = engines.run_builder(config, folder, home)(lambda fraction, phrase: said.append(phrase))
+    seconds = speed.precision_seconds(home, config)
+    assert seconds.keys() == {"float32", "bfloat16"}
+    assert engine.info.precision == precision.faster(seconds)
+    assert engines.stored_config(config, folder).precision == engine.info.precision
+    assert any("once" in phrase for phrase in said)
+    engine.close()
+    said.clear()
+    second = engines.run_builder(config, run_folder(home, "second"), home)(lambda fraction, phrase: said.append(phrase))
+    second.close()
+    assert second.info.precision == engine.info.precision
+    assert not any("once" in phrase for phrase in said)
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_a_run_with_a_checkpoint_never_changes_its_precision(home: Home, begun: bool) -> None:
+    config, folder = msgspec.structs.replace(CONFIG, trainer="torch", device="cpu"), run_folder(home, "run")
+    engines.settle(config, folder, home)
+    if begun:
+        (folder / "checkpoints" / "round-00000002").mkdir(parents=True)
+    speed.remember_precision(home, config, {"float32": 1.0, "bfloat16": 2.0})
+    engines.run_builder(config, folder, home)(lambda fraction, phrase: None).close()
+    assert engines.stored_config(config, folder).precision == ("auto" if begun else "float32")
+
+
+def test_a_bench_and_a_first_load_keep_each_others_figures(home: Home) -> None:
+    speed.remember(home, CONFIG, figures(SLOW, FAST))
+    speed.remember_precision(home, CONFIG, {"float32": 2.0, "bfloat16": 1.0})
+    assert len(speed.recall(home, CONFIG)) == 2
+    speed.remember(home, CONFIG, figures(FAST, SLOW))
+    assert speed.precision_seconds(home, CONFIG) == {"float32": 2.0, "bfloat16": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("seconds", "chosen"),
+    [
+        ({}, "auto"),
+        ({"float32": 1.0, "bfloat16": 2.0}, "float32"),
+        ({"float32": 2.0, "bfloat16": 1.0}, "bfloat16"),
+        ({"float32": 1.04, "bfloat16": 1.0}, "float32"),
+    ],
+)
+def test_the_faster_precision_wins_and_a_tie_rounds_less(seconds: dict[str, float], chosen: str) -> None:
+    assert precision.faster(seconds) == chosen
+
+
+def test_a_damaged_precision_counts_as_unmeasured(home: Home) -> None:
+    speed.remember_precision(home, CONFIG, {"float32": 1.0})
+    file = home.cache / "speed.json"
+    file.write_text(file.read_text().replace('{"float32": 1.0}', '"fast"'))
+    assert speed.precision_seconds(home, CONFIG) == {}

@@ -35,7 +35,7 @@ def measured(name: str, generated: float, trained: float = 6400.0, **more: float
     return Measured(candidate, "cpu", kind, {1: 10.0, 64: generated}, update=trained, **more)  # type: ignore[arg-type]
 
 
-def test_a_round_is_the_prompts_every_token_twice_and_the_hand_over() -> None:
+def test_a_round_is_the_prompts_every_token_twice_and_the_sync_generator() -> None:
     one = measured("torch float32 1", 3200, 1600, first=0.5, hand_over=0.25)
     assert round_seconds(one, WORK) == pytest.approx(0.5 + 6400 / 3200 + 6400 / 1600 + 0.25)
 
@@ -90,7 +90,7 @@ def test_a_pair_must_make_the_whole_round_clearly_faster(generated: float, engin
     assert choice is not None
     assert choice.candidate.engine == engine
     if engine == "torch":
-        assert "1.2 times is asked for" in choice.reason
+        assert "1.2 times is required" in choice.reason
 
 
 def test_the_hand_over_counts_against_a_pair() -> None:

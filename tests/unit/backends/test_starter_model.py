@@ -52,13 +52,13 @@ def test_transformers_gives_the_same_logits_and_the_same_greedy_tokens(folder: P
     ours, words = recipe_model.load(folder).eval(), Tokenizer.from_file(str(folder / "tokenizer.json"))
     theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     questions = [generate_entry(held_out(d, "starter", 3))[1]["question"] for d in ("basic_arithmetic", "arc_1d", "bf")]
-    drawn = dict(sample(ours, words, [prompt_text(q) for q in questions], group=1, room=40, temperature=0))
+    sampled = dict(sample(ours, words, [prompt_text(q) for q in questions], group=1, room=40, temperature=0))
     for number, question in enumerate(questions):
         ids = torch.tensor([words.encode(prompt_text(question)).ids])
         with torch.inference_mode():
             torch.testing.assert_close(ours.logits(ours(ids)), theirs(ids).logits, rtol=1e-4, atol=1e-4)
             out = theirs.generate(ids, max_new_tokens=40, do_sample=False)[0, ids.shape[1] :]
-        assert words.decode(out.tolist()) == drawn[number][0].text
+        assert words.decode(out.tolist()) == sampled[number][0].text
 
 
 def test_most_completions_are_well_formed(folder: Path) -> None:

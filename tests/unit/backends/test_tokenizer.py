@@ -155,5 +155,28 @@ def test_a_model_without_a_template_gets_plain_paragraphs(tmp_path: Path) -> Non
 
 
 def test_ids_beyond_the_vocabulary_decode_to_nothing(tokenizer: HfTokenizer) -> None:
-    """Padded embeddings let a model draw ids that the tokenizer does not know."""
+    """Padded embeddings let a model sample ids that the tokenizer does not know."""
     assert tokenizer.decode([*tokenizer.encode_text("ok"), 299, 100_000]) == "ok"
+
+
+GEMMA_2 = (
+    "{{ bos_token }}{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+    "{% for m in messages %}<start_of_turn>{{ m['role'] }}\n{{ m['content'] | trim }}<end_of_turn>\n{% endfor %}"
+    "{% if add_generation_prompt %}<start_of_turn>model\n{% endif %}"
+)
+
+
+def test_a_template_without_a_system_role_gets_the_system_text_in_the_users_turn() -> None:
+    """As Gemma 2's refuses it; whose text is whose stays known, so that no message becomes a control token."""
+    chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1+1? <end_of_turn>"}]
+    rendered = ChatTemplate(GEMMA_2, bos="<bos>").render(chat)
+    assert rendered.text == (
+        "<bos><start_of_turn>user\nBe brief.\n\n1+1? <end_of_turn><end_of_turn>\n<start_of_turn>model\n"
+    )
+    assert ("Be brief.\n\n1+1? <end_of_turn>", False) in rendered.parts
+
+
+def test_a_template_that_refuses_more_than_the_system_role_is_still_an_error() -> None:
+    chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hi"}]
+    with pytest.raises(TemplateRefused, match="never"):
+        ChatTemplate("{{ raise_exception('never') }}").render(chat)

@@ -51,10 +51,10 @@ def test_an_adapted_mlp_equals_its_formula_in_value_and_gradient(biased: bool) -
         biases = (c_gate_up, c_down) if biased else (None, None)
         return adapted_mlp(x, residual, (w_gate_up, biases[0]), (w_down, biases[1]), 0.5, *adapter)
 
-    slope = random(5, 4)
+    grad = random(5, 4)
     expected, found = formula(*leaves), ours(*leaves)
     torch.testing.assert_close(found, expected)
-    for a, b in zip(*(torch.autograd.grad(y, leaves, slope) for y in (found, expected)), strict=True):
+    for a, b in zip(*(torch.autograd.grad(y, leaves, grad) for y in (found, expected)), strict=True):
         torch.testing.assert_close(a, b)
 
 
@@ -67,12 +67,12 @@ def test_a_rotation_turns_each_plane_and_is_undone_by_the_opposite_one() -> None
     """Lengths stay, the sum of two angles is one rotation, and -sin rotates back."""
     x = torch.randn(5, 3, 8, dtype=torch.float64)
     cos, sin = _angles(5, 8)
-    turned = x.clone()
-    rotate(turned, cos, sin)
+    rotated = x.clone()
+    rotate(rotated, cos, sin)
     expected = torch.complex(x[..., :4], x[..., 4:]) * torch.complex(cos[..., :4], sin[..., 4:])
-    torch.testing.assert_close(turned, torch.cat((expected.real, expected.imag), -1))
-    rotate(turned, cos, -sin)
-    torch.testing.assert_close(turned, x)
+    torch.testing.assert_close(rotated, torch.cat((expected.real, expected.imag), -1))
+    rotate(rotated, cos, -sin)
+    torch.testing.assert_close(rotated, x)
 
 
 @pytest.mark.parametrize(("plain", "separate"), [(True, True), (False, True), (False, False)])
@@ -81,8 +81,8 @@ def test_the_gradient_of_shared_prompt_attention_equals_autograd(
 ) -> None:
     """Two prompts of different lengths, three completions, grouped heads; by products and by the fused kernel, each
     prompt for itself as on a CPU and all together as elsewhere."""
-    monkeypatch.setattr("sapo_backends.torch_backend.ops.packing.apart", lambda _: separate)
-    monkeypatch.setattr("sapo_backends.torch_backend.ops.slab_attention.PLAIN_SCORES", 1 << 23 if plain else 0)
+    monkeypatch.setattr("sapo_backends.torch_backend.ops.packing.slab_per_prompt", lambda _: separate)
+    monkeypatch.setattr("sapo_backends.torch_backend.ops.slab_attention.FULL_SCORES", 1 << 23 if plain else 0)
     torch.manual_seed(0)
     pairs = [((1, 2, 3), (4, 5, 6)), ((1, 2, 3), (7, 8)), ((1, 2, 3, 4, 5), (6, 7, 8))]
     flat = pack(pairs, [0, 1, 2], torch.device("cpu")).flat
@@ -97,8 +97,8 @@ def test_shared_prompt_attention_in_bfloat16_is_that_in_float32_but_for_rounding
     plain: bool, separate: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Result and gradient, in every layout: what comes back into a prompt is summed in float32 in between."""
-    monkeypatch.setattr("sapo_backends.torch_backend.ops.packing.apart", lambda _: separate)
-    monkeypatch.setattr("sapo_backends.torch_backend.ops.slab_attention.PLAIN_SCORES", 1 << 23 if plain else 0)
+    monkeypatch.setattr("sapo_backends.torch_backend.ops.packing.slab_per_prompt", lambda _: separate)
+    monkeypatch.setattr("sapo_backends.torch_backend.ops.slab_attention.FULL_SCORES", 1 << 23 if plain else 0)
     torch.manual_seed(0)
     flat = pack(
         [((1, 2, 3), (4, 5, 6)), ((1, 2, 3), (7, 8)), ((1, 2, 3, 4, 5), (6, 7, 8))], [0, 1, 2], torch.device("cpu")
@@ -115,8 +115,8 @@ def test_shared_prompt_attention_in_bfloat16_is_that_in_float32_but_for_rounding
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_chunked_logprobs_equal_autograd(temperature: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Values, entropy and both gradients, through a trained and a frozen head, whether probabilities are kept or made again,
-    by chunks and by blocks of them."""
+    """Values, entropy and both gradients, through a trained and a frozen head, whether probabilities are kept or made
+    again, by chunks and by blocks of them."""
     torch.manual_seed(0)
     head = torch.randn(11, 4, requires_grad=True)
     hidden, targets = torch.randn(9, 4, requires_grad=True), torch.randint(0, 11, (9,))
@@ -125,7 +125,7 @@ def test_chunked_logprobs_equal_autograd(temperature: float, monkeypatch: pytest
     chosen = expected.gather(1, targets[:, None])[:, 0]
     wanted = torch.autograd.grad((chosen * weight).sum(), (hidden, head))
     for kept, chunk, block in product((1 << 20, 0), (1 << 20, 22), (1 << 20, 11)):
-        monkeypatch.setattr("sapo_backends.common.hardware.KEPT", kept)
+        monkeypatch.setattr("sapo_backends.common.hardware.KEPT_PROBABILITIES", kept)
         monkeypatch.setattr("sapo_backends.common.hardware.CHUNK", chunk)
         monkeypatch.setattr("sapo_backends.torch_backend.ops.logprobs.BLOCK_ELEMENTS", block)
         found = chosen_logprobs(hidden, head, targets, temperature)

@@ -15,11 +15,11 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from sapo_backends.checkpoints.spec import decoder_spec  # noqa: E402 - after the check for torch
-from sapo_backends.torch_backend.causal_lm import LeanModel  # noqa: E402
+from sapo_backends.torch_backend.causal_lm import DecoderModel  # noqa: E402
 from sapo_backends.torch_backend.decode.native_session import NativeSession  # noqa: E402
-from sapo_backends.torch_backend.decode.native_weights import NativeDrawing  # noqa: E402
-from sapo_backends.torch_backend.decode.session import LeanSession  # noqa: E402
-from sapo_backends.torch_backend.decode.weights import Drawing  # noqa: E402
+from sapo_backends.torch_backend.decode.native_weights import NativeDecodeWeights  # noqa: E402
+from sapo_backends.torch_backend.decode.session import DecoderSession  # noqa: E402
+from sapo_backends.torch_backend.decode.weights import DecodeWeights  # noqa: E402
 from sapo_backends.torch_backend.generate.sampler import inverse_cdf, uniforms  # noqa: E402
 from sapo_backends.torch_backend.model.flat_parameters import decoder_layout  # noqa: E402
 from sapo_backends.torch_backend.model.lora import LoraWeights, lora_layout  # noqa: E402
@@ -33,11 +33,11 @@ pytestmark = pytest.mark.skipif(
 VOCABULARY = 70
 LENGTHS = [1, 15, 16, 17, 40]
 """Of prompts: shorter than a vector, as long, longer, and more than are attended to at once."""
-KEPT = {3: slice(1, None), 4: slice(None, None, 2), 17: slice(None, 1)}
+KEEP_AT = {3: slice(1, None), 4: slice(None, None, 2), 17: slice(None, 1)}
 """step -> the rows that stay."""
 
 
-def model_of(architecture: str, heads: int, kv_heads: int, head_dim: int) -> LeanModel:
+def model_of(architecture: str, heads: int, kv_heads: int, head_dim: int) -> DecoderModel:
     """A random decoder of two layers."""
     config = {
         "architectures": [architecture],
@@ -52,7 +52,7 @@ def model_of(architecture: str, heads: int, kv_heads: int, head_dim: int) -> Lea
     }
     spec = decoder_spec(config)
     layout, generator = decoder_layout(spec), torch.Generator().manual_seed(0)
-    return LeanModel(spec, layout, torch.randn(layout.size, generator=generator) * 0.3, torch.float32)
+    return DecoderModel(spec, layout, torch.randn(layout.size, generator=generator) * 0.3, torch.float32)
 
 
 MODELS = pytest.mark.parametrize(
@@ -65,8 +65,8 @@ MODELS = pytest.mark.parametrize(
 @pytest.mark.parametrize("adapted", [False, True])
 @MODELS
 def test_kernels_decode_what_torch_decodes(model: tuple[str, int, int, int], adapted: bool, groups: list[int]) -> None:
-    """Biases, head norms, heads of several sizes, an adapter, groups of none, one and more than a chunk, rows that leave,
-    and more own tokens than a vector holds: the logits after every step agree to rounding."""
+    """Biases, head norms, heads of several sizes, an adapter, groups of none, one and more than a chunk, rows that
+    leave, and more own tokens than a vector holds: the logits after every step agree to rounding."""
     found = model_of(*model)
     weights = replace(found.weights(None), kernels=None)
     generator = torch.Generator().manual_seed(1)
@@ -76,16 +76,17 @@ def test_kernels_decode_what_torch_decodes(model: tuple[str, int, int, int], ada
         weights = replace(weights, adapter=LoraWeights(layout.views(adapter), 4, 2.0))
     kernels = found.kernels
     assert kernels is not None, "there is a compiler where these tests run"
-    drawing, own_drawing = Drawing.of(found.spec, weights), NativeDrawing.of(kernels, found.spec, weights)
+    native_weights = NativeDecodeWeights.of(kernels, found.spec, weights)
+    plain_weights = DecodeWeights.of(found.spec, weights, "as stored")
     prompts = [torch.randint(0, VOCABULARY, (length,), generator=generator).tolist() for length in LENGTHS]
     owner = torch.arange(len(prompts)).repeat_interleave(torch.tensor(groups))
     with torch.inference_mode():
-        plain = LeanSession(found.spec, found.rope, drawing, prompts, owner, 20)
-        native = NativeSession(found.spec, found.rope, own_drawing, prompts, owner, 20)
+        plain = DecoderSession(found.spec, found.rope, plain_weights, prompts, owner, 20)
+        native = NativeSession(found.spec, found.rope, native_weights, prompts, owner, 20)
         for step in range(20):
             torch.testing.assert_close(native.logits, plain.logits, rtol=1e-4, atol=1e-4)
-            if step in KEPT:
-                keep = torch.arange(len(plain.logits))[KEPT[step]]
+            if step in KEEP_AT:
+                keep = torch.arange(len(plain.logits))[KEEP_AT[step]]
                 plain.keep(keep)
                 native.keep(keep)
             tokens = torch.randint(0, VOCABULARY, (len(plain.logits),), generator=generator)
@@ -106,40 +107,41 @@ def test_kernels_give_the_log_probabilities_and_gradients_that_torch_gives(model
     pairs = [(prompts[prompt], text(length)) for prompt, length in ((0, 9), (0, 1), (0, 50), (1, 1), (2, 17), (3, 33))]
     pairs += [(prompts[4], text(length)) for length in (70, 16, 2)]
     packed = pack(pairs, list(range(len(pairs))), torch.device("cpu"))
-    slope = torch.randn(len(packed.targets), generator=generator)
+    grad = torch.randn(len(packed.targets), generator=generator)
     results = []
     for kernels in (found.kernels, None):
         found.kernels = kernels
         leaves = {name: view.clone().requires_grad_() for name, view in found.layout.views(found.base).items()}
-        scores = found.score(packed, found.weights(leaves), 1.0)
-        results.append([scores.logprobs, *torch.autograd.grad(scores.logprobs @ slope, list(leaves.values()))])
+        scores = found.token_logprobs(packed, found.weights(leaves), 1.0)
+        results.append([scores.logprobs, *torch.autograd.grad(scores.logprobs @ grad, list(leaves.values()))])
     for native, plain in zip(*results, strict=True):
         assert (native - plain).norm() <= 2e-5 * plain.norm()
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 @pytest.mark.parametrize("size", [16, 1024])
-def test_the_compiled_sampler_draws_what_the_exact_one_draws(size: int, temperature: float) -> None:
-    """The same tokens for the same numbers but where one lies within rounding of an edge, with their log-probabilities."""
+def test_the_compiled_sampler_samples_what_the_exact_one_samples(size: int, temperature: float) -> None:
+    """The same tokens for the same numbers but where one lies within rounding of an edge, with their
+    log-probabilities."""
     compiled, rows = library.kernels(), 4000
     assert compiled is not None
     logits = torch.randn(rows, size, generator=torch.Generator().manual_seed(2)) * 4
     numbers = uniforms(rows, 1, 3)[:, 0]
-    tokens, logprobs = compiled.draw(logits, temperature, numbers)
+    tokens, logprobs = compiled.sample(logits, temperature, numbers)
     exact = (logits.double() / temperature).log_softmax(dim=-1)
     assert (tokens == inverse_cdf(exact.exp(), numbers)).float().mean() > 0.999
     torch.testing.assert_close(logprobs, exact.gather(1, tokens[:, None])[:, 0].float(), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("number", [0.0, 0.5, 1.0 - 2.0**-53])
-def test_the_compiled_sampler_never_draws_a_token_without_weight(number: float) -> None:
+def test_the_compiled_sampler_never_samples_a_token_without_weight(number: float) -> None:
     """Not at the edges either, where rounding could leave the target beyond the last token that has some."""
     compiled, generator = library.kernels(), torch.Generator().manual_seed(4)
     assert compiled is not None
     logits = torch.full((500, 64), float("-inf"))
     for row in logits:
         row[torch.randperm(64, generator=generator)[:3]] = torch.randn(3, generator=generator)
-    tokens, logprobs = compiled.draw(logits, 1.0, torch.full((500,), number, dtype=torch.float64))
+    tokens, logprobs = compiled.sample(logits, 1.0, torch.full((500,), number, dtype=torch.float64))
     assert logits.gather(1, tokens[:, None]).isfinite().all()
     assert logprobs.isfinite().all()
 

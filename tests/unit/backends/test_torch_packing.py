@@ -14,8 +14,8 @@ torch = pytest.importorskip("torch")
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402 - after the check for torch
 
 from sapo_backends.checkpoints.spec import decoder_spec  # noqa: E402
-from sapo_backends.common.packing import flat_tokens, plan  # noqa: E402
-from sapo_backends.torch_backend.causal_lm import LeanModel  # noqa: E402
+from sapo_backends.common.packing import flat_tokens, plan_micro_batches  # noqa: E402
+from sapo_backends.torch_backend.causal_lm import DecoderModel  # noqa: E402
 from sapo_backends.torch_backend.model.flat_parameters import decoder_layout  # noqa: E402
 from sapo_backends.torch_backend.ops import packing  # noqa: E402
 from sapo_backends.torch_backend.ops.packing import Slab, bucket, pack  # noqa: E402
@@ -42,18 +42,18 @@ LAYOUTS = [("plain", True), ("fused", True), ("fused", False)]
 """By products or by the fused kernel; each prompt a slab of its own as on a CPU, or all together as elsewhere."""
 
 
-def _model(compute: torch.dtype) -> LeanModel:
+def _model(compute: torch.dtype) -> DecoderModel:
     spec = decoder_spec(CONFIG)
     layout = decoder_layout(spec)
     base = torch.randn(layout.size, generator=torch.Generator().manual_seed(0)) * 0.3
-    return LeanModel(spec, layout, base, compute)
+    return DecoderModel(spec, layout, base, compute)
 
 
-def _gradient(model: LeanModel, pairs: list, members: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+def _gradient(model: DecoderModel, pairs: list, members: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-probabilities, and the gradient of the sum of each times its position."""
     leaf = model.base.clone().requires_grad_()
     packed = pack(pairs, members, CPU)
-    scores = model.score(packed, model.weights(model.layout.views(leaf.to(model.compute))), 1.0)
+    scores = model.token_logprobs(packed, model.weights(model.layout.views(leaf.to(model.compute))), 1.0)
     order = torch.cat([torch.arange(1.0, len(pairs[i][1]) + 1) for i in members])
     return scores.logprobs.detach(), torch.autograd.grad((scores.logprobs * order).sum(), leaf)[0]
 
@@ -66,12 +66,12 @@ def test_sequences_packed_together_score_and_train_as_if_alone(
     model, everyone = _model(torch.float32), list(range(len(PAIRS)))
     alone = [_gradient(model, PAIRS, [i]) for i in everyone]
     monkeypatch.setattr(
-        "sapo_backends.torch_backend.ops.slab_attention.PLAIN_SCORES", 1 << 23 if kernel == "plain" else 0
+        "sapo_backends.torch_backend.ops.slab_attention.FULL_SCORES", 1 << 23 if kernel == "plain" else 0
     )
-    monkeypatch.setattr(packing, "apart", lambda _: separate)
-    logprobs, slope = _gradient(model, PAIRS, everyone)
+    monkeypatch.setattr(packing, "slab_per_prompt", lambda _: separate)
+    logprobs, grad = _gradient(model, PAIRS, everyone)
     torch.testing.assert_close(logprobs, torch.cat([found for found, _ in alone]), atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(slope, sum(found for _, found in alone), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(grad, sum(found for _, found in alone), atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("padding", [0, 4, 1000])
@@ -135,7 +135,7 @@ def test_ever_changing_lengths_give_products_of_few_shapes() -> None:
     for _ in range(40):
         prompts = [tuple(rng.choices(range(70), k=rng.randint(3, 40))) for _ in range(4)]
         pairs = [(prompt, tuple(rng.choices(range(70), k=rng.randint(1, 20)))) for prompt in prompts for _ in range(3)]
-        for members in plan(pairs, 128, flat=True):
+        for members in plan_micro_batches(pairs, 128, flat=True):
             sizes.add(flat_tokens(pairs, members))
             with products:
                 _gradient(model, pairs, members)

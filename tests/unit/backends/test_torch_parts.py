@@ -11,16 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sapo_backends.base import Sampling
-from sapo_backends.common.packing import plan
+from sapo_backends.common.packing import plan_micro_batches
 
 torch = pytest.importorskip("torch")
 
 from sapo_backends.checkpoints.spec import decoder_spec  # noqa: E402
-from sapo_backends.torch_backend.causal_lm import LeanModel  # noqa: E402
+from sapo_backends.torch_backend.causal_lm import DecoderModel  # noqa: E402
 from sapo_backends.torch_backend.decode import session as session_module  # noqa: E402 - after the check for torch
-from sapo_backends.torch_backend.decode.kv_cache import CLASS_COST, classes, grid  # noqa: E402
-from sapo_backends.torch_backend.decode.step import fast_step, next_logits  # noqa: E402
-from sapo_backends.torch_backend.generate.sampler import SUMMED, draw, inverse_cdf, uniforms  # noqa: E402
+from sapo_backends.torch_backend.decode.kv_cache import BUCKET_COST, grid, length_buckets  # noqa: E402
+from sapo_backends.torch_backend.decode.step import next_logits, scripted_step  # noqa: E402
+from sapo_backends.torch_backend.generate.sampler import SMALL_VOCABULARY, inverse_cdf, sample, uniforms  # noqa: E402
 from sapo_backends.torch_backend.model.flat_parameters import decoder_layout  # noqa: E402
 from sapo_backends.torch_backend.ops.attention import attend, attend_backward  # noqa: E402
 from sapo_backends.torch_backend.ops.packing import pack  # noqa: E402
@@ -29,7 +29,7 @@ from sapo_backends.torch_backend.runtime.workers import Workers, shares  # noqa:
 
 
 @settings(deadline=None)
-@given(st.integers(1, 700) | st.integers(SUMMED + 1, SUMMED + 700), st.integers(0, 2**31))
+@given(st.integers(1, 700) | st.integers(SMALL_VOCABULARY + 1, SMALL_VOCABULARY + 700), st.integers(0, 2**31))
 def test_the_sampler_inverts_the_cumulative_distribution(size: int, seed: int) -> None:
     """For any weights with zeros among them it gives the index that a float64 search gives, and never a zero one."""
     rng = np.random.default_rng(seed)
@@ -74,7 +74,7 @@ PAIRS = st.lists(
 @given(PAIRS, st.integers(1, 60), st.integers(1, 3), st.booleans())
 def test_micro_batches_are_a_partition_within_the_budget(pairs: list, budget: int, workers: int, flat: bool) -> None:
     """Every non-empty completion appears once; a micro-batch exceeds the budget only if it is a single sequence."""
-    batches = plan(pairs, budget, workers, flat=flat)
+    batches = plan_micro_batches(pairs, budget, workers, flat=flat)
     assert sorted(i for members in batches for i in members) == [i for i, (_, c) in enumerate(pairs) if c]
     for members in batches:
         packed = pack(pairs, members, torch.device("cpu"))
@@ -83,13 +83,13 @@ def test_micro_batches_are_a_partition_within_the_budget(pairs: list, budget: in
 
 
 @pytest.mark.parametrize("size", [1024, 1187 * 3, 997])
-def test_drawing_in_pieces_gives_what_drawing_at_once_gives(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sampling_in_pieces_gives_what_sampling_at_once_gives(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Vocabularies that blocks of several widths divide, and one that none does."""
     torch.manual_seed(0)
     logits, numbers = torch.randn(9, size), uniforms(9, 1, 5)[:, 0]
-    whole = draw(logits, Sampling(1.0, 1.0, 1), numbers)
-    monkeypatch.setattr("sapo_backends.torch_backend.generate.sampler.DRAWN_ELEMENTS", 2 * size)
-    for part, at_once in zip(draw(logits, Sampling(1.0, 1.0, 1), numbers), whole, strict=True):
+    whole = sample(logits, Sampling(1.0, 1.0, 1), numbers)
+    monkeypatch.setattr("sapo_backends.torch_backend.generate.sampler.SAMPLED_ELEMENTS", 2 * size)
+    for part, at_once in zip(sample(logits, Sampling(1.0, 1.0, 1), numbers), whole, strict=True):
         assert torch.equal(part, at_once)
     exact = (logits.double().softmax(-1).cumsum(-1) <= numbers[:, None]).sum(-1)
     assert torch.equal(whole[0], exact)
@@ -116,20 +116,20 @@ def test_every_row_has_a_place_in_an_entry_of_its_own_prompt(prompts: list[tuple
 @given(st.lists(st.integers(1, 600), min_size=1, max_size=64).map(sorted), st.integers(1, 9))
 def test_length_classes_cover_all_entries_and_never_cost_more_than_one_class(lengths: list[int], width: int) -> None:
     """Every cut saves more padding than a class costs."""
-    ends = classes(lengths, width)
+    ends = length_buckets(lengths, width)
     assert ends == sorted(set(ends))
     assert ends[-1] == len(lengths)
     begins = [0, *ends]
     padded = sum((end - begin) * lengths[end - 1] * width for begin, end in zip(begins, ends, strict=False))
-    assert padded + (len(ends) - 1) * CLASS_COST <= len(lengths) * lengths[-1] * width
+    assert padded + (len(ends) - 1) * BUCKET_COST <= len(lengths) * lengths[-1] * width
 
 
 def test_one_long_prompt_among_short_ones_is_a_class_of_its_own() -> None:
-    assert classes([50, 60, 70, 500], 8) == [3, 4]
-    assert classes([50, 60, 70], 8) == [3]
+    assert length_buckets([50, 60, 70, 500], 8) == [3, 4]
+    assert length_buckets([50, 60, 70], 8) == [3]
 
 
-def _tiny(compute: torch.dtype, *, head_norms: bool = False) -> LeanModel:
+def _tiny(compute: torch.dtype, *, head_norms: bool = False) -> DecoderModel:
     """A random decoder of two layers with grouped heads, and biases where Qwen2 has them."""
     config = {
         "architectures": ["Qwen3ForCausalLM" if head_norms else "Qwen2ForCausalLM"],
@@ -144,24 +144,24 @@ def _tiny(compute: torch.dtype, *, head_norms: bool = False) -> LeanModel:
     spec = decoder_spec(config)
     layout = decoder_layout(spec)
     generator = torch.Generator().manual_seed(0)
-    return LeanModel(spec, layout, torch.randn(layout.size, generator=generator) * 0.3, compute)
+    return DecoderModel(spec, layout, torch.randn(layout.size, generator=generator) * 0.3, compute)
 
 
 def _decoded(
-    model: LeanModel, prompts: list[list[int]], owner: list[int], keeps: dict[int, list[int]]
+    model: DecoderModel, prompts: list[list[int]], owner: list[int], keeps: dict[int, list[int]]
 ) -> list[tuple[list[int], torch.Tensor]]:
     """(tokens, last logits) of each row that is left after greedy steps in which rows are dropped."""
-    drawn = [list(prompts[i]) for i in owner]
+    sampled = [list(prompts[i]) for i in owner]
     with torch.inference_mode():
-        session = model.session(prompts, torch.tensor(owner), 6, model.drawing(None))
+        session = model.session(prompts, torch.tensor(owner), 6, model.decode_weights(None))
         for step in range(6):
             if step in keeps:
                 session.keep(torch.tensor(keeps[step]))
-                drawn = [drawn[i] for i in keeps[step]]
-            tokens = (session.logits.argmax(-1) + torch.arange(len(drawn))) % 70  # rows of one prompt part ways
-            drawn = [[*row, token] for row, token in zip(drawn, tokens.tolist(), strict=True)]
+                sampled = [sampled[i] for i in keeps[step]]
+            tokens = (session.logits.argmax(-1) + torch.arange(len(sampled))) % 70  # rows of one prompt part ways
+            sampled = [[*row, token] for row, token in zip(sampled, tokens.tolist(), strict=True)]
             session.step(tokens)
-    return list(zip(drawn, session.logits.float(), strict=True))
+    return list(zip(sampled, session.logits.float(), strict=True))
 
 
 @pytest.mark.parametrize("head_norms", [False, True])
@@ -173,19 +173,19 @@ def test_decoding_equals_scoring_however_rows_are_dropped(
 ) -> None:
     """Uneven groups, dropped rows and prompts, one length class and several, scripted and plain, in both types: the
     last logits are those of the whole sequence computed at once in float32."""
-    monkeypatch.setattr(session_module, "fast_step", fast_step if scripted else lambda: next_logits)
-    monkeypatch.setattr("sapo_backends.torch_backend.decode.kv_cache.CLASS_COST", 0 if cuts else CLASS_COST)
+    monkeypatch.setattr(session_module, "scripted_step", scripted_step if scripted else lambda: next_logits)
+    monkeypatch.setattr("sapo_backends.torch_backend.decode.kv_cache.BUCKET_COST", 0 if cuts else BUCKET_COST)
     exact = _tiny(torch.float32, head_norms=head_norms)
     model = _tiny(kind, head_norms=head_norms)
     prompts, owner = [[1, 2, 3], [4, 5, 6, 7, 8], [9]], [0, 0, 0, 0, 1, 1, 1, 2]
-    for drawn, logits in _decoded(model, prompts, owner, {2: [0, 2, 3, 4, 7], 4: [1, 2, 3]}):
-        assert _distance(logits, exact, drawn) < (1e-4 if kind == torch.float32 else 0.06)
+    for sampled, logits in _decoded(model, prompts, owner, {2: [0, 2, 3, 4, 7], 4: [1, 2, 3]}):
+        assert _distance(logits, exact, sampled) < (1e-4 if kind == torch.float32 else 0.06)
 
 
-def _distance(logits: torch.Tensor, exact: LeanModel, drawn: list[int]) -> float:
+def _distance(logits: torch.Tensor, exact: DecoderModel, sampled: list[int]) -> float:
     """From those of the whole sequence computed at once, as a share of them."""
     with torch.inference_mode():
-        alone = exact.session([drawn], torch.tensor([0]), 1, exact.drawing(None)).logits[0]
+        alone = exact.session([sampled], torch.tensor([0]), 1, exact.decode_weights(None)).logits[0]
     return float((logits - alone).norm() / alone.norm())
 
 
@@ -193,14 +193,14 @@ def _distance(logits: torch.Tensor, exact: LeanModel, drawn: list[int]) -> float
 def test_rows_leave_length_classes_of_several_prompts(
     keeps: dict[int, list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Short and long prompts, a class each: whichever rows leave them, classes that stay, lose rows, vanish or are cut anew
-    give what each row gives alone."""
-    monkeypatch.setattr("sapo_backends.torch_backend.decode.kv_cache.CLASS_COST", 20)
+    """Short and long prompts, a class each: whichever rows leave them, length_buckets that stay, lose rows, vanish or
+    are cut anew give what each row gives alone."""
+    monkeypatch.setattr("sapo_backends.torch_backend.decode.kv_cache.BUCKET_COST", 20)
     model, lengths = _tiny(torch.float32), [3, 30, 2, 31, 1, 32]
-    assert classes(sorted(lengths), 1) == [3, 6]
+    assert length_buckets(sorted(lengths), 1) == [3, 6]
     prompts = [[(7 * i + t) % 69 + 1 for t in range(length)] for i, length in enumerate(lengths)]
-    for drawn, logits in _decoded(model, prompts, list(range(6)), keeps):
-        assert _distance(logits, model, drawn) < 1e-4
+    for sampled, logits in _decoded(model, prompts, list(range(6)), keeps):
+        assert _distance(logits, model, sampled) < 1e-4
 
 
 @pytest.mark.parametrize("function", [next_logits, attend, attend_backward])

@@ -61,7 +61,7 @@ def test_runs_that_have_not_ended_have_no_line() -> None:
     assert lines(EXPERIMENT, {"silo": [run("silo", 1, at_end({"a": 0.1}, ended=False))]}) == []
 
 
-def test_scores_with_swapped_answers_stand_beside_the_true_ones_where_they_were_measured() -> None:
+def test_the_answer_permutation_check_stands_beside_the_scores_where_it_was_measured() -> None:
     rote = [run("swarm", seed, at_end({"a": 0.1 * seed, "b": 0.1}, {"a": 0.1 * seed, "b": 0.0})) for seed in (1, 2)]
     found = {"silo": SILO, "swarm": rote}
     (line,) = permuted_lines(EXPERIMENT, found)
@@ -69,7 +69,7 @@ def test_scores_with_swapped_answers_stand_beside_the_true_ones_where_they_were_
     assert len(permuted_heads(tasks_of(found))) == len(line)
 
 
-def test_the_gain_in_what_is_left_without_swapped_answers_leaves_a_trick_out() -> None:
+def test_the_gain_less_the_answer_permutation_score_leaves_a_shortcut_out() -> None:
     silo = [run("silo", s, at_end({"a": 0.1, "b": 0.1}, {"a": 0.1, "b": 0.0})) for s in (1, 2)]
     swarm = [run("swarm", s, at_end({"a": 0.5, "b": 0.12}, {"a": 0.5, "b": 0.0})) for s in (1, 2)]
     _, line = permuted_lines(EXPERIMENT, {"silo": silo, "swarm": swarm})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -43,11 +44,11 @@ def test_both_arms_are_read_at_the_same_number_of_tokens() -> None:
     assert gain.low < gain.value < gain.high
 
 
-def test_on_the_way_both_arms_are_read_on_the_questions_that_both_were_asked() -> None:
+def test_on_the_curve_both_arms_are_read_on_the_questions_that_both_were_asked() -> None:
     """Few questions are asked on the way and many at the end. The few happen to be easier: 8 instead of 4 % at the silo's end."""
     whole = SILO[0].held_out
     easier = (replace(whole[0], on_curve={"t": 0.03}), whole[1], replace(whole[2], on_curve={"t": 0.08}))
-    silo = [replace(SILO[0], held_out=easier)]
+    silo = [msgspec.structs.replace(SILO[0], held_out=easier)]
     swarm = [run("swarm", 1, [(0, 0.01), (100, 0.02), (400, 0.05)])]
     on_the_way, at_the_end = gain_at(swarm, silo, 0.75), gain_at(swarm, silo, 1.0)
     assert on_the_way[1].value == pytest.approx(0.05), "between 2 % and 8 %"

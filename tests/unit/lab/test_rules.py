@@ -1,4 +1,4 @@
-"""The pure parts of the lab: experiments as TOML, the world around a node, the pool, corrections, adaptive I/J."""
+"""The pure parts of the lab: experiments as TOML, the conditions around a node, the pool, corrections, adaptive I/J."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ import sapo_assets
 from sapo_backends.base import Completion, TrainSample
 from sapo_backends.reference import importance_weight
 from sapo_lab.conditions import PLANTED, arrives, is_away, is_hostile, node_tasks, tampered
-from sapo_lab.report.statistics import informative_share, mean_interval, paired_gain
+from sapo_lab.report.statistics import mean_interval, nonzero_advantage_share, paired_gain
+from sapo_lab.report.table import is_plain
 from sapo_lab.running.adaptive import Rule, Split, move, observe, observe_held_out, target
-from sapo_lab.running.held_out import dealt
+from sapo_lab.running.held_out import assigned
 from sapo_lab.running.judge import better_from, holm, sign_flip
 from sapo_lab.running.judge import question as judge_question
 from sapo_lab.running.off_policy import proximity, sequence_level
@@ -95,15 +96,14 @@ def test_an_arm_takes_shared_settings_and_changes_its_own() -> None:
     assert experiment.arms[0].conditions == Conditions(churn=0.5, loss=0.1)
 
 
-def test_the_docs_name_every_experiment_that_ships() -> None:
-    docs = (Path(__file__).parents[3] / "docs" / "lab" / "README.md").read_text("utf-8")
-    for name, path in sapo_assets.experiments().items():
-        experiment = load(path)
-        size = f"{len(experiment.arms)} x {len(experiment.seeds)}"
-        assert any(f"`{name}`" in line and f"| {size} |" in line for line in docs.splitlines()), f"{name} {size}"
+@pytest.mark.parametrize("change", [{"replay_groups": 1}, {"curriculum": "tasks"}, {"contrast": 2}, {"loss": 0.1}])
+def test_the_papers_figures_stand_beside_its_own_arms_only(change: dict[str, object]) -> None:
+    plain, changed = parse({**SMALL, "arms": [{"name": "a"}, {"name": "b", **change}]}).arms
+    assert is_plain(plain)
+    assert not is_plain(changed)
 
 
-# The world
+# Conditions
 
 
 @given(st.integers(0, 50), st.floats(0.0, 1.0))
@@ -177,21 +177,21 @@ def test_replay_offers_own_groups_of_earlier_rounds_once() -> None:
     offered = history.pool(0, 5, set())
     assert [s.round for s in offered] == [2, 3, 4]
     assert [s.round for s in history.pool(0, 5, {offered[0].key})] == [3, 4]
-    again = History(Conditions(pool_from="own", pool_rounds=3, reuse=True), 1, history.kept)
+    again = History(Conditions(pool_from="own", pool_rounds=3, reuse=True), 1, history.groups)
     assert [s.round for s in again.pool(0, 5, {offered[0].key})] == [2, 3, 4]
 
 
 def test_the_pool_survives_being_written_down() -> None:
     history = History(Conditions(pool_rounds=2), seed=1)
     history.add([item(1, "node-1", 0)], 0)
-    assert History(Conditions(pool_rounds=2), 1, history.kept).pool(0, 1, set()) == history.pool(0, 1, set())
+    assert History(Conditions(pool_rounds=2), 1, history.groups).pool(0, 1, set()) == history.pool(0, 1, set())
 
 
 def test_what_others_see_carries_no_advantage_and_log_probabilities_only_where_asked() -> None:
-    drawn = [[Completion((1, 2), (-0.5, -0.25), "stop"), Completion((3,), (-1.0,), "stop")]]
-    plain, kept = (shared([group(1)], drawn, "node-3", 0, 1000, keep)[0] for keep in (False, True))
+    completions = [[Completion((1, 2), (-0.5, -0.25), "stop"), Completion((3,), (-1.0,), "stop")]]
+    plain, with_logprobs = (shared([group(1)], completions, "node-3", 0, 1000, keep)[0] for keep in (False, True))
     assert plain.logprobs == ()
-    assert kept.logprobs == ((-0.5, -0.25), (-1.0,))
+    assert with_logprobs.logprobs == ((-0.5, -0.25), (-1.0,))
     assert plain.group.source == "external"
     assert plain.group.node == "node-3"
     assert plain.size == 1000
@@ -263,7 +263,7 @@ def test_the_split_moves_by_one_group_at_most_every_so_many_rounds_and_keeps_its
     rule, split, moved = Rule(), Split(own, external), -math.inf
     for t, (nonzero_share, gap) in enumerate(signals):
         after = move(observe(split, nonzero_share, gap, rule), rule)
-        assert after.own + after.external == own + external
+        assert after.local + after.external == own + external
         assert abs(after.external - split.external) <= 1
         assert after.external <= max(external, math.floor(rule.most * (own + external)))
         if after.external != split.external:
@@ -333,13 +333,13 @@ def test_the_interval_of_a_gain_holds_the_truth_19_times_in_20(gain: float) -> N
 
 
 @given(st.floats(0.0, 1.0), st.integers(2, 16))
-def test_the_informative_share_agrees_with_counting(p: float, size: int) -> None:
+def test_the_nonzero_advantage_share_agrees_with_counting(p: float, size: int) -> None:
     drawn = np.random.default_rng(0).random((4000, size)) < p
-    assert abs(informative_share(p, size) - np.mean(drawn.any(1) & ~drawn.all(1))) < 0.04
+    assert abs(nonzero_advantage_share(p, size) - np.mean(drawn.any(1) & ~drawn.all(1))) < 0.04
 
 
 def test_every_item_is_answered_by_so_many_nodes() -> None:
     refs = [held_out("bf", "starter", n) for n in range(21)]
     for answers in (1, 2, 4):
-        hands = [dealt(refs, place, 4, answers) for place in range(4)]
+        hands = [assigned(refs, place, 4, answers) for place in range(4)]
         assert Counter(ref for hand in hands for ref in hand) == dict.fromkeys(refs, answers)

@@ -1,4 +1,4 @@
-"""A node's pool of foreign groups and its picture of its own standing: pure bookkeeping."""
+"""A node's pool of foreign groups and its picture of its own stats: pure bookkeeping."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from sapo_desktop.services.swarms import answering
 from sapo_desktop.services.swarms.membership import label, mixed
 from sapo_desktop.settings.flags import arguments
 from sapo_swarm.config import RunConfig
+from sapo_swarm.node.swarm.likelihood import STRETCH, worst_stretch
 from sapo_swarm.node.swarm.pool import Pool
-from sapo_swarm.node.swarm.swarm_exchange import STRETCH, worst_stretch
-from sapo_swarm.node.swarm.swarm_stats import Standing
+from sapo_swarm.node.swarm.swarm_stats import SwarmStats
 from sapo_swarm.protocol.client import ExchangeResult
 from sapo_swarm.protocol.receive import AcceptanceRules
 from sapo_swarm.registry import UnknownStrategy
@@ -80,20 +80,20 @@ def connected(uptake: int, **figures: float) -> ExchangeResult:
 
 def test_uptake_is_of_the_window_and_a_lost_reply_loses_none() -> None:
     """The coordinator counts for ever; the node shows what came within the window."""
-    standing = Standing("http://x")
+    stats = SwarmStats("http://x")
     for now, ever in ((0.0, 5), (10.0, 7), (50.0, 12)):
-        standing.exchanged(connected(ever), now)
-    assert standing.uptake(50.0) == 7
-    assert standing.uptake(75.0) == 5
-    standing.exchanged(connected(1), 80.0)
-    assert standing.uptake(80.0) == 5, "a coordinator founded anew counts from 0 and takes nothing away"
+        stats.exchanged(connected(ever), now)
+    assert stats.uptake(50.0) == 7
+    assert stats.uptake(75.0) == 5
+    stats.exchanged(connected(1), 80.0)
+    assert stats.uptake(80.0) == 5, "a coordinator founded anew counts from 0 and takes nothing away"
 
 
 def test_the_figures_stay_while_the_coordinator_is_away_and_the_sentence_says_so() -> None:
-    standing = Standing("http://x")
-    standing.exchanged(connected(0, mine=3, total=4), 0.0)
-    standing.exchanged(ExchangeResult(False, "Gone. Training goes on alone."), 1.0)
-    news = standing.news({"task": 2}, 1.0)
+    stats = SwarmStats("http://x")
+    stats.exchanged(connected(0, mine=3, total=4), 0.0)
+    stats.exchanged(ExchangeResult(False, "Gone. Training goes on alone."), 1.0)
+    news = stats.news({"task": 2}, 1.0)
     assert (news.share, news.connected, news.sentence) == (0.75, False, "Gone. Training goes on alone.")
     assert (news.made, news.accepted, news.rejected) == (2, 2, {"task": 2})
 
@@ -101,12 +101,12 @@ def test_the_figures_stay_while_the_coordinator_is_away_and_the_sentence_says_so
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), max_size=80))
 def test_the_external_share_is_of_the_last_batches_and_within_bounds(batches: list[tuple[int, int]]) -> None:
     """J_actual / (I + J) over the last fifty."""
-    standing = Standing("http://x")
+    stats = SwarmStats("http://x")
     for own, external in batches:
-        standing.trained(external, own + external)
+        stats.trained(external, own + external)
     last = batches[-50:]
     total = sum(own + external for own, external in last)
-    assert standing.external_share == (sum(external for _, external in last) / total if total else 0.0)
+    assert stats.external_share == (sum(external for _, external in last) / total if total else 0.0)
 
 
 def test_a_node_in_a_swarm_takes_four_groups_of_others_for_one_of_its_own_unless_told_otherwise() -> None:

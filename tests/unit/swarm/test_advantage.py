@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -13,11 +15,12 @@ from sapo_swarm.sapo.advantage import (
     as_rewards,
     centred,
     leave_one_out,
+    mean_normalised,
     normalised,
     spread,
 )
 
-RULES = (normalised, centred, leave_one_out)
+RULES = (normalised, centred, leave_one_out, mean_normalised)
 groups = st.lists(st.floats(0, 1, width=32), min_size=2, max_size=16).map(as_rewards)
 
 
@@ -59,6 +62,28 @@ def test_leave_one_out_is_the_reward_minus_the_mean_of_the_others(rewards: np.nd
     if spread(rewards) >= MIN_SPREAD:
         expected = [r - np.delete(rewards, i).mean() for i, r in enumerate(rewards)]
         np.testing.assert_allclose(leave_one_out(rewards), expected, atol=1e-12)
+
+
+@given(rewards=groups)
+def test_mean_normalised_advantages_are_relative_to_the_mean_reward(rewards: np.ndarray) -> None:
+    if spread(rewards) >= MIN_SPREAD:
+        np.testing.assert_allclose(mean_normalised(rewards), (rewards - rewards.mean()) / rewards.mean(), atol=1e-9)
+
+
+@pytest.mark.parametrize("p", [0.01, 0.2, 0.5, 0.9])
+@pytest.mark.parametrize("size", [2, 8])
+def test_maxrl_follows_the_sum_of_pass_at_k_over_k_in_expectation(p: float, size: int) -> None:
+    """A policy with one parameter, its success rate p: d log p(success) = 1 / p, d log p(failure) = -1 / (1 - p).
+
+    The gradient of pass@k / k is (1 - p)^(k - 1); as a sum over k = 1 ... G - 1 (the mean as baseline costs the last).
+    """
+    expected = 0.0
+    for successes in range(size + 1):
+        chance = math.comb(size, successes) * p**successes * (1 - p) ** (size - successes)
+        advantages = mean_normalised(as_rewards([1.0] * successes + [0.0] * (size - successes)))
+        scores = np.array([1 / p] * successes + [-1 / (1 - p)] * (size - successes))
+        expected += chance * float(np.mean(advantages * scores))
+    assert expected == pytest.approx(sum((1 - p) ** (k - 1) for k in range(1, size)))
 
 
 def test_a_single_success_among_eight_stands_out_as_the_paper_computes_it() -> None:

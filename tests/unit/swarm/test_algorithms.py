@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from sapo_backends.base import TrainSample
+from sapo_backends.reference import sample_term
 from sapo_swarm.algorithms.base import learning_rate
 from sapo_swarm.algorithms.registry import ALGORITHMS, algorithm
 from sapo_swarm.config import RunConfig
@@ -40,7 +43,24 @@ def test_dr_grpo_divides_neither_by_the_deviation_nor_by_the_length() -> None:
 def test_rloo_compares_each_completion_with_the_others() -> None:
     chosen = algorithm("rloo")
     np.testing.assert_allclose(chosen.advantages(as_rewards([1, 0, 0, 0])), [1, -1 / 3, -1 / 3, -1 / 3])
-    assert chosen.policy(CONFIG, 1e-3).aggregation == "constant"
+    policy = chosen.policy(CONFIG, 1e-3)
+    assert (policy.ratio_level, policy.aggregation) == ("sequence", "constant")
+
+
+def test_rloo_treats_a_completion_as_one_action() -> None:
+    """One ratio for all its tokens, and a gradient that is the sum over them: twice the tokens, twice the gradient."""
+    policy = algorithm("rloo").policy(CONFIG, 1e-3)
+    old, now = (-1.0, -2.0, -3.0), np.array([-1.3, -2.0, -2.4])
+    term = sample_term(TrainSample((1,), (2, 3, 4), 1.0, old_logprobs=old), now, policy)
+    np.testing.assert_allclose(term.ratio, np.exp(np.mean(now - np.array(old))))
+    np.testing.assert_allclose(term.grad, term.ratio)
+
+
+def test_maxrl_divides_by_the_mean_and_is_grpo_otherwise() -> None:
+    chosen = algorithm("maxrl")
+    np.testing.assert_allclose(chosen.advantages(as_rewards([1] + [0] * 7)), [7] + [-1] * 7)
+    np.testing.assert_allclose(chosen.advantages(as_rewards([1, 1, 0, 0])), [1, 1, -1, -1])
+    assert replace(chosen.policy(CONFIG, 1e-3), name="grpo") == algorithm("grpo").policy(CONFIG, 1e-3)
 
 
 def test_gspo_has_a_ratio_a_completion_and_a_small_clip() -> None:

@@ -16,11 +16,11 @@ from sapo_swarm.evaluation import (
     bootstrap_mean,
     compare,
     evaluated,
-    items,
+    held_out_items,
     mcnemar_exact,
     mean_pass_at_k,
-    others,
     pass_at_k,
+    permutation_partners,
     stratified_bootstrap,
     task_scores,
     wilson,
@@ -36,7 +36,7 @@ def result(index: int, *correct: int, task: str = "bf", formed: bool = True, cut
 
 
 def test_items_are_the_same_everywhere_and_out_of_reach_of_training() -> None:
-    chosen = items(["bf", "gcd"], "starter", 3)
+    chosen = held_out_items(["bf", "gcd"], "starter", 3)
     assert [(ref.dataset, ref.preset, ref.index) for ref in chosen][2:4] == [
         ("bf", "starter", 2),
         ("gcd", "default", 0),
@@ -113,7 +113,7 @@ def test_a_comparison_pairs_items_and_finds_the_gain() -> None:
     assert change.tasks["arc_1d"].value == change.tasks["arc_1d"].high == 0.0
     assert (change.gained, change.lost) == (20, 0)
     assert change.p_value == pytest.approx(2**-19)
-    assert change.kept_share == pytest.approx(1.0)
+    assert change.accuracy_share == pytest.approx(1.0)
 
 
 def test_a_gain_from_writing_the_tags_is_told_from_a_gain_from_solving() -> None:
@@ -123,7 +123,7 @@ def test_a_gain_from_writing_the_tags_is_told_from_a_gain_from_solving() -> None
     change = compare(before, after)
     assert change.delta.value == pytest.approx(0.375)
     assert change.well_formed_gain == pytest.approx(0.0)
-    assert change.kept_share == pytest.approx(0.0)
+    assert change.accuracy_share == pytest.approx(0.0)
 
 
 def test_a_mixed_gain_is_split_between_solving_and_form() -> None:
@@ -132,14 +132,14 @@ def test_a_mixed_gain_is_split_between_solving_and_form() -> None:
     after = [result(i, i % 4 > 0) for i in range(8)]
     change = compare(before, after)
     assert change.well_formed_gain == pytest.approx(0.25)
-    assert change.kept_share == pytest.approx(0.375)
+    assert change.accuracy_share == pytest.approx(0.375)
 
 
 def test_no_difference_is_called_no_measurable_change() -> None:
     same = [result(i, i % 3 == 0) for i in range(30)]
     change = compare(same, same)
     assert change.delta.sentence().startswith("no measurable change")
-    assert change.kept_share is None
+    assert change.accuracy_share is None
 
 
 def test_results_on_other_items_are_not_compared() -> None:
@@ -161,13 +161,13 @@ def test_task_scores_and_the_event_carry_shares_and_intervals() -> None:
     assert math.isfinite(event.pass_at_1)
 
 
-def test_every_item_is_swapped_with_one_other_of_its_task_and_a_single_one_with_none() -> None:
+def test_every_item_lends_its_answer_to_one_other_of_its_task_and_a_single_one_to_none() -> None:
     refs = [TaskRef(task, "paper", 2**31, number) for number, task in enumerate(["a", "b", "a", "c", "b", "a"])]
-    assert others(refs) == {0: 2, 2: 5, 5: 0, 1: 4, 4: 1}
-    assert others([]) == {}
+    assert permutation_partners(refs) == {0: 2, 2: 5, 5: 0, 1: 4, 4: 1}
+    assert permutation_partners([]) == {}
 
 
-def test_a_task_carries_its_score_with_swapped_answers_over_the_items_that_have_one() -> None:
+def test_a_task_carries_its_answer_permutation_score_over_the_items_that_have_one() -> None:
     found = [
         msgspec.structs.replace(result(0, 1, 0), permuted=(True, True)),
         msgspec.structs.replace(result(1, 1, 1), permuted=()),

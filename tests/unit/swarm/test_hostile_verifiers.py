@@ -60,6 +60,19 @@ def fork(answer, entry):
 def connect(answer, entry):
     return float(socket.socket() is not None)
 
+def read_file(answer, entry):
+    with open(answer) as file:
+        return float(len(file.read()) > 0)
+
+def fork_below(answer, entry):
+    import _posixsubprocess
+    error = os.pipe()
+    made = _posixsubprocess.fork_exec(
+        [b"/bin/true"], [b"/bin/true"], True, (error[1],), None, None, -1, -1, -1, -1, -1, -1, *error,
+        True, False, 0, None, None, None, -1, None, False,
+    )
+    return float(made > 0)
+
 def leave(answer, entry):
     sys.exit("bye")
 
@@ -222,3 +235,18 @@ async def test_own_text_that_no_worker_survives_is_no_right_answer(scorer: Score
     """A run does not end over it."""
     (result,) = await scorer.score_own([(REF, ["<answer>crash x</answer>", "no"])])
     assert result == Scored((0.0, 0.0), (False, False))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's limits are Linux's")
+async def test_the_kernel_denies_what_python_would_let_pass(scorer: Scorer, tmp_path: Path) -> None:
+    """Reading a key beside the program, and starting a process below the audit hook."""
+    limits, missing = await scorer.ready()
+    if any("files" in phrase or "programs" in phrase for phrase in missing):
+        pytest.skip(f"this kernel lacks {missing}")
+    assert "reads nothing but the program's own files" in limits
+    secret = tmp_path / "node.key"
+    secret.write_text("secret")
+    for name in ("read_file", "fork_below"):
+        found = await attempt(scorer, name, str(secret))
+        assert isinstance(found, Scored), name
+        assert found.rewards == (0.0,), name

@@ -92,23 +92,23 @@ def test_bad_keys_verify_nothing(key: bytes) -> None:
 
 def test_a_working_keyring_keeps_the_secret(tmp_path: Path) -> None:
     """The same identity comes back, and no file is made."""
-    ring = Memory()
-    first = load_or_create(tmp_path, keyring=ring)
+    pool = Memory()
+    first = load_or_create(tmp_path, keyring=pool)
     assert first.place == "keyring"
-    assert load_or_create(tmp_path, keyring=ring).identity.node == first.identity.node
+    assert load_or_create(tmp_path, keyring=pool).identity.node == first.identity.node
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("ring", [Null(), Broken(), Locked()], ids=["null", "fail", "locked"])
-def test_a_keyring_that_fails_is_replaced_by_a_file(tmp_path: Path, ring: Memory) -> None:
+@pytest.mark.parametrize("pool", [Null(), Broken(), Locked()], ids=["null", "fail", "locked"])
+def test_a_keyring_that_fails_is_replaced_by_a_file(tmp_path: Path, pool: Memory) -> None:
     """Mode 0600, and the sentence says where it is."""
-    first = load_or_create(tmp_path, keyring=ring, timeout_s=0.05)
+    first = load_or_create(tmp_path, keyring=pool, timeout_s=0.05)
     path = tmp_path / "node.key"
     assert (first.place, str(path) in first.sentence) == ("file", True)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert load_or_create(tmp_path, keyring=ring, timeout_s=0.05).identity.node == first.identity.node
-    if isinstance(ring, Locked):
-        ring.unlocked.set()
+    assert load_or_create(tmp_path, keyring=pool, timeout_s=0.05).identity.node == first.identity.node
+    if isinstance(pool, Locked):
+        pool.unlocked.set()
 
 
 def test_a_damaged_key_file_is_named(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The ring, the counters and the memory of what was seen: pure bookkeeping, under random histories."""
+"""The pool, the counters and the memory of what was seen: pure bookkeeping, under random histories."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sapo_swarm.coordinator.domain.counters import Counters
-from sapo_swarm.coordinator.domain.pool import Ring
+from sapo_swarm.coordinator.domain.pool import GroupPool
 from sapo_swarm.coordinator.domain.recent import Recent
 from sapo_swarm.coordinator.domain.records import ACTIVE_S, Entry, PoolLimits
 
@@ -22,28 +22,28 @@ def entry(node: int, number: int, size: int = 10) -> Entry:
 @given(st.lists(st.tuples(st.integers(0, 4), st.sampled_from([10, 100, 300]), st.floats(0, 5)), max_size=60))
 def test_the_ring_keeps_its_bounds_and_says_what_it_gave_up(history: list[tuple[int, int, float]]) -> None:
     """Groups, bytes and groups of a source; keys given up are exactly those that are gone."""
-    ring, now, live = Ring(LIMITS), 0.0, set()
+    pool, now, live = GroupPool(LIMITS), 0.0, set()
     for number, (node, size, wait) in enumerate(history):
         now += wait
-        gone = ring.expire(now)
-        key, displaced = ring.add(entry(node, number, size), now)
+        gone = pool.expire(now)
+        key, displaced = pool.add(entry(node, number, size), now)
         live = (live - set(gone) - set(displaced)) | {key}
-        assert len(ring) == len(live) <= LIMITS.capacity
-        assert ring.bytes <= LIMITS.capacity_bytes
-        drawn = ring.draw(random.Random(number), 10, "reader", frozenset())
-        assert len({found.node for found in drawn}) == len(drawn) == ring.nodes()
-        assert str(number) in ring
+        assert len(pool) == len(live) <= LIMITS.capacity
+        assert pool.bytes <= LIMITS.capacity_bytes
+        drawn = pool.sample(random.Random(number), 10, "reader", frozenset())
+        assert len({found.node for found in drawn}) == len(drawn) == pool.nodes()
+        assert str(number) in pool
     for node in range(5):
-        ring.drop_node(f"n{node}")
-    assert (len(ring), ring.bytes, ring.nodes()) == (0, 0, 0)
+        pool.drop_node(f"n{node}")
+    assert (len(pool), pool.bytes, pool.nodes()) == (0, 0, 0)
 
 
 def test_a_draw_of_a_lone_caller_is_empty() -> None:
-    """Nobody draws from itself, and an empty ring gives nothing."""
-    ring = Ring(LIMITS)
-    assert ring.draw(random.Random(0), 4, "n1", frozenset()) == []
-    ring.add(entry(1, 1), 0.0)
-    assert ring.draw(random.Random(0), 4, "n1", frozenset()) == []
+    """Nobody draws from itself, and an empty pool gives nothing."""
+    pool = GroupPool(LIMITS)
+    assert pool.sample(random.Random(0), 4, "n1", frozenset()) == []
+    pool.add(entry(1, 1), 0.0)
+    assert pool.sample(random.Random(0), 4, "n1", frozenset()) == []
 
 
 @given(st.lists(st.tuples(st.integers(0, 200), st.sampled_from(["g/a", "g/b", "d/a", "rounds"])), max_size=80))

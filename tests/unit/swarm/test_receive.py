@@ -13,12 +13,15 @@ from hypothesis import strategies as st
 
 from sapo_swarm.protocol.identity import Identity
 from sapo_swarm.protocol.receive import REASONS, AcceptanceRules, Receiver
+from sapo_swarm.protocol.time_quota import KNOWN_BURST, KNOWN_RATE, NEWCOMERS_BURST, NEWCOMERS_RATE, TimeQuota
 from sapo_swarm.protocol.wire import GroupBody, SharedCompletion, SignedGroup
 from sapo_swarm.tasks.prompts import extract_answer
 from sapo_swarm.types import STRICT, Question, RewardRule, TaskRef
 
 SWARM = "a" * 16
 NOW = 1_700_000_000.0
+SLOW = 99
+"""A question that takes this verifier a second."""
 ME = Identity(bytes(32))
 PEER = Identity(bytes([1]) * 32)
 
@@ -38,13 +41,18 @@ class Failed:
     fault: str
 
 
+@dataclass(frozen=True)
+class TimedOut:
+    costly: bool = True
+
+
 class AddOne:
     """A verifier of one kind of question: the right answer is seed + 1. Seed 13 has no question; "BOOM" kills it."""
 
     async def questions(self, refs: Sequence[TaskRef]) -> list[object]:
         return [
-            None
-            if ref.seed == 13
+            (TimedOut() if ref.seed == 14 else None)
+            if ref.seed in (13, 14)
             else Question(ref, prompt_of(ref), hashlib.sha256(prompt_of(ref).encode()).hexdigest())
             for ref in refs
         ]
@@ -58,6 +66,9 @@ class AddOne:
             else Scores(tuple(float(extract_answer(text) == str(ref.seed + 1)) for text in texts))
             for ref, texts in groups
         ]
+
+    def seconds(self, ref: TaskRef) -> float:
+        return float(ref.seed == SLOW)
 
 
 def body(author: Identity, seed: int = 5, texts: Sequence[str] = (), **changes: object) -> GroupBody:
@@ -143,7 +154,7 @@ async def test_one_group_per_source_and_no_copies(receiver: Receiver) -> None:
 
 async def test_copies_of_own_groups_are_refused(receiver: Receiver) -> None:
     """What this node shared does not come back as somebody else's."""
-    receiver.observe_own(body(ME))
+    receiver.observe_local(body(ME))
     assert await receiver.receive([signed(PEER)], NOW) == []
     assert receiver.rejected == {"duplicate": 1}
 
@@ -157,7 +168,7 @@ async def test_a_source_whose_text_breaks_the_scorer_is_not_heard_again(receiver
 
 async def test_the_length_band_follows_own_completions(receiver: Receiver) -> None:
     """Groups many times longer than what this node writes are refused."""
-    receiver.observe_own(body(ME, 1, ["x" * 50] * 16))
+    receiver.observe_local(body(ME, 1, ["x" * 50] * 16))
     assert receiver.band == 200
     assert await receiver.receive([signed(PEER, texts=("y" * 201,) * 4)], NOW) == []
     assert receiver.rejected == {"length": 1}
@@ -172,7 +183,7 @@ async def test_one_long_text_among_short_ones_is_not_read_by_the_model_when_it_w
         return -1.0
 
     receiver = Receiver(SWARM, ME.node, AddOne(), AcceptanceRules(), likelihood)
-    receiver.observe_own(body(ME, 1, ["x" * 50] * 16))
+    receiver.observe_local(body(ME, 1, ["x" * 50] * 16))
     short = ("no idea",) * 3
     assert await receiver.receive([signed(PEER, 7, ["so " * 2000 + "<answer>8</answer>", *short])], NOW) == []
     assert receiver.rejected == {"length": 1}
@@ -182,7 +193,7 @@ async def test_one_long_text_among_short_ones_is_not_read_by_the_model_when_it_w
 
 async def test_a_held_out_question_is_refused_under_any_seed() -> None:
     held_out = hashlib.sha256(prompt_of(TaskRef("basic_arithmetic", "starter", 6)).encode()).hexdigest()
-    receiver = Receiver(SWARM, ME.node, AddOne(), apart=frozenset({held_out}))
+    receiver = Receiver(SWARM, ME.node, AddOne(), excluded=frozenset({held_out}))
     assert len(await receiver.receive([signed(PEER, 5)], NOW)) == 1
     assert await receiver.receive([signed(PEER, 6)], NOW) == []
     assert receiver.rejected == {"held_out": 1}
@@ -207,3 +218,46 @@ async def test_any_bytes_are_a_counted_rejection(raw: bytes) -> None:
     receiver = Receiver(SWARM, ME.node, AddOne())
     assert await receiver.receive([raw, msgspec.msgpack.encode(raw)], NOW) == []
     assert sum(receiver.rejected.values()) == 2
+
+
+async def test_only_the_first_item_of_a_seed_is_taken(receiver: Receiver) -> None:
+    """Items far from 0 take some generators a second: nobody trains on them, so nobody may send them."""
+    for index in (1, 2**20 - 1):
+        assert await receiver.receive([signed(PEER, ref=TaskRef("acre", "default", 5, index))], NOW) == []
+    assert receiver.rejected == {"seed": 2}
+
+
+async def test_a_question_that_takes_too_long_strikes_its_source(receiver: Receiver) -> None:
+    """It cost this node a second of a processor: once is enough for the session."""
+    assert await receiver.receive([signed(PEER, seed=14)], NOW) == []
+    assert await receiver.receive([signed(PEER)], NOW) == []
+    assert receiver.rejected == {"no_question": 1, "struck": 1}
+
+
+async def test_newcomers_share_one_budget_of_time_and_known_sources_keep_theirs(receiver: Receiver) -> None:
+    """Right answers to slow questions from ever new identities: a few seconds are spent on them, then they wait, while a
+    source that was useful before is heard."""
+    for seed in range(4):
+        assert await receiver.receive([signed(PEER, seed)], NOW)
+    slow = [
+        signed(Identity(bytes([9, number]) * 16), SLOW, (f"<answer>100</answer> {number}", "no"))
+        for number in range(40)
+    ]
+    for number, group in enumerate(slow):
+        await receiver.receive([group], NOW + 0.01 * number)
+    assert receiver.rejected["quota"] >= 35
+    assert await receiver.receive([signed(PEER, 70)], NOW + 1)
+    assert await receiver.receive([signed(Identity(bytes([8]) * 32), 71)], NOW + 60), "time comes back"
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 30), st.floats(0, 1.0), st.booleans(), st.floats(0, 5.0)), max_size=200))
+def test_the_time_that_sources_can_take_is_bounded(jobs: list[tuple[int, float, bool, float]]) -> None:
+    """Whatever sources do, what they are allowed costs less than the budgets and one job beyond them a source."""
+    quota, now, spent = TimeQuota(), 0.0, 0.0
+    for number, seconds, useful, pause in jobs:
+        now += pause
+        if quota.allows(f"n{number}", now):
+            quota.spent(f"n{number}", seconds, useful, now)
+            spent += seconds
+    assert spent <= NEWCOMERS_BURST + KNOWN_BURST + now * (NEWCOMERS_RATE + KNOWN_RATE) + 2.0

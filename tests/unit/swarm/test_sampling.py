@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from sapo_swarm.registry import UnknownStrategy
 from sapo_swarm.sapo.advantage import normalised
-from sapo_swarm.sapo.assemble import Batch, assemble, questions_to_ask
-from sapo_swarm.sapo.sample_external import STRATEGIES, has_signal, sample_external
+from sapo_swarm.sapo.assemble import Batch, assemble, questions_to_sample
+from sapo_swarm.sapo.sample_external import STRATEGIES, has_advantage, sample_external
 from sapo_swarm.sapo.sample_self import sample_self
 from sapo_swarm.types import Group, Question, Rollout, TaskRef
 
@@ -47,8 +47,8 @@ def test_external_groups_are_distinct_at_most_as_many_as_wanted_and_one_a_source
     assert len(set(numbers(chosen))) == len(chosen)
     assert max(Counter(g.node for g in chosen).values(), default=0) <= 1
     if sampling in {"uniform_nonzero", "reward_guided"}:
-        assert all(has_signal(g) for g in chosen)
-        sources = {g.node for g in pool if has_signal(g)}
+        assert all(has_advantage(g) for g in chosen)
+        sources = {g.node for g in pool if has_advantage(g)}
         assert len(chosen) == min(wanted, len(sources))
     if sampling == "none":
         assert chosen == []
@@ -98,13 +98,13 @@ def test_an_unknown_strategy_is_refused_with_the_nearest_name() -> None:
         sample_external([], 1, np.random.default_rng(0), "uniform_non_zero")
 
 
-def batch(own: int, pool: list[Group], i: int, j: int, **options: float) -> Batch:
-    return assemble([group(n) for n in range(own)], pool, i, j, np.random.default_rng(0), normalised, **options)  # type: ignore[arg-type]
+def batch(local: int, pool: list[Group], i: int, j: int) -> Batch:
+    return assemble([group(n) for n in range(local)], pool, i, j, np.random.default_rng(0), normalised)
 
 
 def test_a_batch_holds_i_own_and_j_external_groups_with_advantages() -> None:
     made = batch(4, [group(100 + n, node=f"n{n}") for n in range(9)], 4, 4)
-    assert numbers(made.own) == [0, 1, 2, 3]
+    assert numbers(made.local) == [0, 1, 2, 3]
     assert len(made.external) == 4
     assert made.external_share == 0.5
     assert (made.pool_starved, made.short, made.pool, made.nonzero_groups) == (0, 0, 9, 8)
@@ -112,14 +112,14 @@ def test_a_batch_holds_i_own_and_j_external_groups_with_advantages() -> None:
 
 
 def test_a_node_without_a_number_of_own_groups_asks_for_all_that_is_not_on_offer() -> None:
-    assert [questions_to_ask(0, 6, available) for available in (0, 2, 6)] == [6, 4, 0]
+    assert [questions_to_sample(0, 6, available) for available in (0, 2, 6)] == [6, 4, 0]
 
 
 @given(st.integers(1, 32), st.integers(0, 32), st.integers(0, 40))
 def test_a_node_asks_more_of_its_own_for_what_is_not_on_offer_but_at_most_twice_as_many(
     own: int, external: int, available: int
 ) -> None:
-    asked = questions_to_ask(own, external, available)
+    asked = questions_to_sample(own, external, available)
     assert own <= asked <= 2 * own
     if external <= own:
         assert asked + min(available, external) == own + external, "the paper's ratios are always full"
@@ -131,8 +131,8 @@ def test_a_starved_pool_is_filled_with_spare_own_groups_and_reported() -> None:
     pool = [group(100, (0.0, 0.0), "a"), group(101, (1.0, 0.0), "b")]
     made = batch(8, pool, 4, 4)
     assert numbers(made.external) == [101]
-    assert len(made.own) == 7
-    assert len(set(numbers(made.own))) == 7
+    assert len(made.local) == 7
+    assert len(set(numbers(made.local))) == 7
     assert (made.pool_starved, made.short) == (3, 0)
 
 
@@ -144,15 +144,15 @@ def test_a_batch_that_cannot_be_filled_says_how_many_groups_it_lacks() -> None:
 def test_own_groups_without_advantage_stay_in_the_batch() -> None:
     own = [group(0, (0.0, 0.0)), group(1, (1.0, 0.0))]
     made = assemble(own, [], 2, 0, np.random.default_rng(0), normalised)
-    assert made.own[0].advantages == (0.0, 0.0)
+    assert made.local[0].advantages == (0.0, 0.0)
     assert made.nonzero_groups == 1
     assert made.reward_local == made.reward_batch == 0.25
     assert made.reward_external is None
 
 
-def test_the_external_share_is_capped() -> None:
-    made = batch(8, [group(100 + n, node=f"n{n}") for n in range(9)], 2, 6, max_external_share=0.5)
-    assert (len(made.own), len(made.external), made.pool_starved) == (4, 4, 2)
+def test_external_groups_may_be_the_larger_part_of_a_batch() -> None:
+    made = batch(8, [group(100 + n, node=f"n{n}") for n in range(9)], 2, 8)
+    assert (len(made.local), len(made.external), made.external_share) == (2, 8, 0.8)
 
 
 @given(pools, st.integers(0, 6), st.integers(0, 6), st.integers(0, 12), st.integers(0, 50))

@@ -6,8 +6,10 @@ import asyncio
 import os
 import signal
 import sys
+import time
 from collections.abc import AsyncIterator
 
+import msgspec
 import psutil
 import pytest
 import pytest_asyncio
@@ -20,6 +22,7 @@ from sapo_swarm.tasks.questions import generate_entry
 from sapo_swarm.types import Question, RewardRule, TaskRef
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
+REF = TaskRef("basic_arithmetic", "starter", 1)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -178,3 +181,35 @@ async def test_linux_puts_every_limit_in_force(scorer: Scorer) -> None:
     applied, missing = await scorer.ready()
     assert missing == ()
     assert f"memory {limits.MEMORY_BYTES // 2**20} MiB" in applied
+
+
+LONG = TaskRef("basic_arithmetic", "paper", 548564769)
+"""Its generator tries to find a question for more than the second that a job may take (one seed in 20,000 does)."""
+
+
+async def test_a_question_that_takes_too_long_is_tried_once(scorer: Scorer) -> None:
+    """The second time it is known: nothing is generated, and the node picks another of its own at once."""
+    (first,) = await scorer.questions([LONG])
+    assert isinstance(first, Unanswerable)
+    assert first.costly
+    assert scorer.seconds(LONG) > 0.5
+    began = time.perf_counter()
+    again, other = await scorer.questions([LONG, REF])
+    assert isinstance(again, Unanswerable)
+    assert isinstance(other, Question)
+    assert time.perf_counter() - began < 0.5
+
+
+async def test_scoring_local_groups_never_waits_for_those_of_others(scorer: Scorer) -> None:
+    """A second worker is busy with questions that take too long; this one answers meanwhile."""
+    await scorer.ready()
+    async with Scorer(niceness=5) as external:
+        await external.ready()
+        refs = [msgspec.structs.replace(LONG, seed=seed) for seed in (548564769, 548568234, 548583384, 548584652)]
+        busy = asyncio.create_task(external.questions(refs))
+        began = time.perf_counter()
+        for seed in range(20):
+            await scorer.score(TaskRef("basic_arithmetic", "starter", seed), ["<answer>1</answer>"])
+        took = time.perf_counter() - began
+        assert not busy.done(), f"20 groups took {took:.2f} s, the others' four questions less"
+        await busy

@@ -10,12 +10,14 @@ from hypothesis import strategies as st
 from sapo_swarm.evaluation import ItemResult
 from sapo_swarm.events import Evaluated, ExternalSwitched
 from sapo_swarm.sapo.tripwire import (
-    CERTAINTY,
-    CLOSER,
+    FALL,
+    STEPS,
+    SUSPICION,
     HeldOut,
+    Verdict,
     Watch,
-    confirmed,
-    fell,
+    closer_look,
+    evidence,
     looked_at,
     mean,
     observe,
@@ -63,19 +65,29 @@ def test_the_best_result_is_remembered_and_a_fall_is_suspect() -> None:
 
 
 @pytest.mark.parametrize(
-    ("best", "now", "items", "tolerance", "suspicious"),
+    ("best", "now", "items", "suspicious"),
     [
-        (0.40, 0.10, 144, 0.25, True),
-        (0.40, 0.10, 144, 0.0, False),  # switched off
-        (0.40, 0.31, 100_000, 0.25, False),  # certain, and less than a quarter
-        (0.40, 0.10, 8, 0.25, False),  # a lot, and chance explains it
-        (0.02, 0.00, 144, 0.25, False),
+        (0.40, 0.10, 144, True),
+        (0.40, 0.38, 100_000, False),  # certain, and little
+        (0.40, 0.10, 4, False),  # a lot, and chance explains it
+        (0.02, 0.00, 144, False),
+        (0.25, 5 / 96, 96, True),  # the attack of issue 26: it was said to stand for nothing
     ],
 )
-def test_a_fall_must_be_large_and_more_than_chance(
-    best: float, now: float, items: int, tolerance: float, suspicious: bool
-) -> None:
-    assert fell(HeldOut(25, best, items), HeldOut(50, now, items), tolerance) is suspicious
+def test_a_fall_must_be_large_and_more_than_chance(best: float, now: float, items: int, suspicious: bool) -> None:
+    found = evidence(HeldOut(25, best, items), HeldOut(50, now, items), TOLERANCE)
+    assert (found > SUSPICION) is suspicious
+
+
+def test_evidence_adds_up_over_evaluations_and_a_good_one_takes_it_back() -> None:
+    watch = watch_of([evaluation(25, 0.3)], ITEMS, TOLERANCE)
+    for _ in range(2):
+        watch = observe(watch, evaluation(50, 0.25), ITEMS, TOLERANCE)
+        assert watch.suspect is None
+    low = observe(watch, evaluation(75, 0.22), ITEMS, TOLERANCE)
+    assert low.evidence > watch.evidence
+    assert observe(low, evaluation(75, 0.30), ITEMS, TOLERANCE).evidence == 0.0
+    assert observe(watch, evaluation(75, 0.1), ITEMS, 0.0).suspect is None, "switched off"
 
 
 def test_results_on_other_questions_say_nothing() -> None:
@@ -94,14 +106,19 @@ def test_a_node_that_takes_nothing_suspects_nothing_until_the_person_takes_again
 
 
 def test_the_closer_look_needs_a_large_and_certain_loss() -> None:
-    right = np.arange(288) < 120
-    assert confirmed(answers(right), answers(right & (np.arange(288) % 3 == 0)), TOLERANCE)
-    assert not confirmed(answers(right), answers(right), TOLERANCE)
-    assert not confirmed(answers(right), answers(right & (np.arange(288) % 6 != 0)), TOLERANCE), "a sixth only"
-    assert not confirmed(answers(right), answers(~right), TOLERANCE), "better"
-    assert not confirmed(answers(right), answers(right & (np.arange(288) % 3 == 0)), 0.0)
+    count = 2304
+    right = np.arange(count) < 960
+    assert closer_look(answers(right), answers(right & (np.arange(count) % 3 == 0)), TOLERANCE) == "harm"
+    assert closer_look(answers(right), answers(right), TOLERANCE) == "open", "nothing changed hands"
+    assert closer_look(answers(right), answers(right & (np.arange(count) % 6 != 0)), TOLERANCE) == "open", (
+        "a sixth only"
+    )
+    assert closer_look(answers(right), answers(~right), TOLERANCE) == "chance", "better"
+    assert closer_look(answers(right), answers(right & (np.arange(count) % 3 == 0)), 0.0) == "chance"
+    few = right[:20], right[:20] & (np.arange(20) % 3 == 0)
+    assert closer_look(answers(few[0]), answers(few[1]), TOLERANCE) == "open", "too few to be sure"
     with pytest.raises(ValueError, match="same questions"):
-        confirmed(answers(right), answers(right)[1:], TOLERANCE)
+        closer_look(answers(right), answers(right)[1:], TOLERANCE)
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=5))
@@ -122,6 +139,7 @@ class Life:
         self.skills: dict[int, float] = {}
         self.skill = skill
         self.looks = 0
+        self.asked = 0
 
     def evaluate(self, round_: int) -> bool:
         """True when the wire trips."""
@@ -131,21 +149,37 @@ class Life:
         if self.watch.suspect is None or self.watch.best is None:
             return False
         self.looks += 1
-        count = CLOSER * ITEMS
-        before = answers(self.random.random(count) < self.skills[self.watch.best.round])
-        after = answers(self.random.random(count) < self.skill)
-        trips = confirmed(before, after, TOLERANCE)
+        before, after, found = self._look(self.skills[self.watch.best.round])
+        trips = found == "harm"
         verdict = ExternalSwitched(
-            round=round_, taking=not trips, by="tripwire", sentence="", best=mean(before), now=mean(after), items=count
+            round=round_,
+            taking=not trips,
+            by="tripwire",
+            sentence="",
+            best=mean(before),
+            now=mean(after),
+            items=len(after),
         )
         self.watch = observe(self.watch, verdict, ITEMS, TOLERANCE)
         return trips
 
+    def _look(self, best: float) -> tuple[list[ItemResult], list[ItemResult], Verdict]:
+        """The steps of a closer look: every answer drawn independently, noisier than two models on one question can be."""
+        right, now, found = np.zeros(0, bool), np.zeros(0, bool), "open"
+        for factor in STEPS:
+            right = np.append(right, self.random.random(factor * ITEMS) < best)
+            now = np.append(now, self.random.random(factor * ITEMS) < self.skill)
+            found = closer_look(answers(right), answers(now), TOLERANCE)
+            if found != "open":
+                break
+        self.asked += 2 * len(now)
+        return answers(right), answers(now), found
 
-@pytest.mark.parametrize("skill", [0.03, 0.3, 0.8])
+
+@pytest.mark.parametrize("skill", [0.05, 0.1, 0.3, 0.8])
 def test_a_healthy_node_with_noisy_results_is_left_alone(skill: float) -> None:
-    """Twenty lives of a hundred evaluations each, every draw independent: noisier than a model can be on fixed items."""
-    lives = [Life(seed, skill) for seed in range(20)]
+    """Lives of a hundred evaluations each, every draw independent: noisier than a model can be on fixed items."""
+    lives = [Life(seed, skill) for seed in range(20 if skill == 0.3 else 6)]
     assert not any(life.evaluate(25 * number) for life in lives for number in range(100))
     assert sum(life.looks for life in lives) > 0 or skill != 0.3, "and not because nothing was ever looked at"
 
@@ -172,5 +206,14 @@ def test_slow_harm_does_not_slip_by_under_ever_lower_marks() -> None:
     assert caught == 20
 
 
-def test_the_certainty_asked_for_is_far_from_chance() -> None:
-    assert CERTAINTY <= 1e-4
+@pytest.mark.parametrize(("skill", "least"), [(0.3, 0.95), (0.5, 0.95)])
+def test_a_fall_of_a_third_is_found_within_two_evaluations(skill: float, least: float) -> None:
+    """The stated power. Where fewer than some forty of the regular answers are right, two evaluations cannot tell."""
+    lives, caught = 200, 0
+    for seed in range(lives):
+        life = Life(seed, skill)
+        life.watch = Watch(best=HeldOut(25, skill, 8 * ITEMS, looked=True))
+        life.skills[25] = skill
+        life.skill = (1 - FALL) * skill
+        caught += life.evaluate(50) or life.evaluate(75)
+    assert caught / lives >= least - 0.03, f"{caught} of {lives}"

@@ -138,3 +138,29 @@ def test_a_shared_dataset_object_gives_the_items_of_a_fresh_one(name: str) -> No
     for seed, index in ((3, 0), (2**31, 5), (3, 0)):
         fresh = dataset_class(config_class(seed=seed, size=index + 1))[index]
         assert str(generate_entry(TaskRef(name, "default", seed, index))[1]) == str(fresh)
+
+
+@pytest.mark.parametrize(
+    ("tail", "earns"),
+    [
+        ("", True),
+        ("\n", True),
+        (" \r\n\n", True),
+        (" " * 8, True),
+        (" " * 9, False),
+        ("\n\nHail to the Thief", False),
+        (".", False),
+        ("</answer>", False),
+        ("<|im_end|>", False),
+        ("\u200b", False),
+        ("\u00a0", False),
+        ("\x00", False),
+    ],
+)
+@pytest.mark.parametrize("partial", [False, True])
+def test_nothing_but_the_end_may_follow_the_answer(tail: str, earns: bool, partial: bool) -> None:
+    """Text behind the closing tag was judged by nobody, and taught: eight identities planted a phrase into 77 % of a node."""
+    dataset, entry = generate_entry(TaskRef("basic_arithmetic", "starter", 1))
+    text = f"I think so. <answer>{entry['answer']}</answer>{tail}"
+    found = score_text(text, "basic_arithmetic", dataset, entry, partial)
+    assert found == ((1.0, True) if earns else (0.0, False))

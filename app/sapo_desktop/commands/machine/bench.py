@@ -53,6 +53,7 @@ examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
+    """The verb's own arguments."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = _ABOUT
     parser.add_argument(
@@ -76,6 +77,7 @@ def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
+    """The exit code. Raises UsageError, AppError, BackendError."""
     home = Home.find()
     home.prepare()
     config = flags.run_config(settings.load(home.settings), args)
@@ -116,8 +118,8 @@ def _bench(home: Home, config: RunConfig, available: Sequence[str], args: argpar
     busy = _busy()
     subject = _subject(config, available)
     if not args.json:
-        print("\n".join(bench_report.opening(subject)), end="\n\n")
-        print("\n".join(bench_report.heading()), flush=True)
+        print("\n".join(bench_report.header(subject)), end="\n\n")
+        print("\n".join(bench_report.table_header()), flush=True)
     measured: dict[Candidate, Measured] = {}
     for one in _measurements(subject, config, available, args.quick):
         again = one.candidate in measured
@@ -137,7 +139,7 @@ def _bench(home: Home, config: RunConfig, available: Sequence[str], args: argpar
     else:
         said = plan.sentence + ("" if plan.fits else f". {plan.suggestion}") if plan else ""
         print()
-        print("\n".join(bench_report.closing(subject, choice, said, busy, kept=kept)))
+        print("\n".join(bench_report.footer(subject, choice, said, busy, kept=kept)))
     return 0 if any(not one.failure for one in found) else 1
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from pathlib import Path
 
 from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import Home
@@ -11,30 +12,42 @@ from sapo_desktop.settings import editing
 
 
 def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
+    """The verb's own arguments."""
     parser.add_argument("action", choices=["get", "set", "reset", "path"])
     parser.add_argument("key", nargs="?", default="", help="such as run.rounds; get without it shows everything")
     parser.add_argument("value", nargs="?", help="the new value; lists are separated by commas")
 
 
 def main(args: argparse.Namespace) -> int:
+    """The exit code; a key in the file that is no setting is reported and stops nothing. Raises UsageError, AppError."""
     path = Home.find().settings
     if args.action == "path":
         print(path)
-    elif args.action == "set":
+        return 0
+    if args.action == "set":
         if not args.key or args.value is None:
             raise UsageError("Write: sapo-desktop config set KEY VALUE")
         print(f"{args.key} = {editing.change(path, args.key, args.value)}")
         _tell_whose(args.key)
     elif args.action == "reset":
-        print(f"{editing.known(args.key)} = {editing.reset(path, args.key) or '(empty)'}   (the default)")
-    elif args.key:
-        editing.known(args.key)
-        print(next(row.value for row in editing.rows(path) if row.key == args.key))
+        strange = args.key in editing.strange_keys(path)
+        value = editing.reset(path, args.key) or "(empty)"
+        print(f"{args.key} was taken out" if strange else f"{args.key} = {value}   (the default)")
     else:
-        for row in editing.rows(path):
-            origin = f"from {path.name}; default {row.default or 'empty'}" if row.saved else "default"
-            print(f"{row.key} = {row.value or '(empty)'}   ({origin})   # {row.help}")
+        _get(path, args.key)
+    for sentence in editing.strangers(path):
+        print(f"sapo-desktop: {sentence}", file=sys.stderr)
     return 0
+
+
+def _get(path: Path, key: str) -> None:
+    if key:
+        editing.known(key)
+        print(next(row.value for row in editing.rows(path) if row.key == key))
+        return
+    for row in editing.rows(path):
+        origin = f"from {path.name}; default {row.default or 'empty'}" if row.saved else "default"
+        print(f"{row.key} = {row.value or '(empty)'}   ({origin})   # {row.help}")
 
 
 def _tell_whose(key: str) -> None:

@@ -14,10 +14,12 @@ _PLAIN: dict[Verdict, str] = {"ok": "+", "note": "-", "fail": "!"}
 
 
 def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
+    """The verb's own arguments."""
     parser.add_argument("--json", action="store_true", help="as JSON lines")
 
 
 def main(args: argparse.Namespace) -> int:
+    """The exit code: 1 when something that is needed does not work."""
     marks = _MARKS if (sys.stdout.encoding or "").lower().startswith("utf") else _PLAIN
     failed = False
     for finding in examine():

@@ -25,6 +25,7 @@ _LINE_S = 10.0
 
 
 def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
+    """The verb's own arguments."""
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     run = actions.add_parser("run", help="run an experiment; what was done before is not done again")
     run.add_argument("experiment", help="a TOML file, or a name from `lab list`")
@@ -51,6 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
+    """The exit code. Raises UsageError, AppError, BadExperiment."""
     if args.action == "list":
         return _list(args.out)
     file = find(args.experiment)
@@ -122,7 +124,7 @@ async def _in_turn(experiment: Experiment, chosen: list[tuple[Arm, int]], out: P
     from sapo_swarm.scoring.scorer import Scorer
 
     def build(config: RunConfig) -> Engine:
-        return builder(config)(lambda fraction, phrase: None)
+        return builder(config)(lambda *_: None)
 
     async with Scorer() as scorer:
         for arm, seed in chosen:

@@ -10,10 +10,12 @@ from sapo_desktop.paths import Home
 
 
 def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
+    """The verb's own arguments."""
     parser.add_argument("--json", action="store_true", help="as JSON")
 
 
 def main(args: argparse.Namespace) -> int:
+    """The exit code."""
     home = Home.find()
     rows = {name: str(path) for name, path in dataclasses.asdict(home).items()}
     rows |= {"settings": str(home.settings), "models": str(home.models), "socket": str(home.socket)}

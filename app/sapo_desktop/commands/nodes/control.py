@@ -24,6 +24,7 @@ _UNITS = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 
 
 def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
+    """The flags of one of the verbs."""
     if verb in {"pause", "snooze", "run-anyway"}:
         default = {"pause": "", "snooze": "15m", "run-anyway": "1h"}[verb]
         parser.add_argument("--for", dest="for_s", default=default, metavar="TIME", help="such as 30s, 15m or 1h")
@@ -35,6 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
+    """Tell the node and print what it does then; the exit code. Raises NodeNotRunning, ControlError, UsageError."""
     return asyncio.run(_talk(args))
 
 

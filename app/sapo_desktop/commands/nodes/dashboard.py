@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 
 def main(args: argparse.Namespace) -> int:
+    """Open the dashboard, start or find the node; the exit code. Raises UsageError, AppError."""
     home = Home.find()
     home.prepare()
     adopt(home)

@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from sapo_swarm.node.setup import NodeSetup
 
 
-def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
+def add_arguments(parser: argparse.ArgumentParser, _verb: str) -> None:
+    """The flags of the verb."""
     parser.add_argument("name", nargs="?", default="", help="the model to train on (default: the one used last)")
     mode = parser.add_mutually_exclusive_group()
     mode.add_argument("--silo", action="store_true", help="train alone (the default until you join a swarm)")
@@ -45,6 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
+    """Run a node here until its rounds are done or it is stopped; the exit code. Raises UsageError, AppError."""
     home = Home.find()
     home.prepare()
     reporter = Reporter(sys.stdout, args.json, args.quiet)
@@ -72,6 +74,7 @@ def _with_swarm(session: training.Session, invite: Invite | None, typed: set[str
     """The session's settings as they count where the node trains. Raises UsageError."""
     config = msgspec.structs.replace(session.config, rounds=session.goal)
     if invite is not None:
+        membership.require_shared(config)
         return membership.mixed(config, typed, load_request.parameters(config))
     if config.method == "none":
         raise UsageError("A node of method none only generates for a swarm: add --join INVITE, or choose full or lora.")
@@ -89,7 +92,7 @@ def _setup(home: Home, session: training.Session, config: RunConfig, chosen: set
         config,
         record.id,
         folder,
-        engines.builder(engines.settle(config, folder, home)),
+        engines.run_builder(config, folder, home),
         LiveLimits(home.settings, chosen.limits),
         version=__version__,
         name=record.name,

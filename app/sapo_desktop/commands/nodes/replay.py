@@ -7,6 +7,7 @@ from pathlib import Path
 
 
 def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
+    """The verb's own arguments."""
     parser.add_argument("file", type=Path, help="a model, a journal.db, or the output of node --json")
     parser.add_argument(
         "--speed", type=float, default=20.0, help="how many times faster than it happened (default: 20)"
@@ -23,6 +24,7 @@ def _journal(path: Path) -> Path:
 
 
 def main(args: argparse.Namespace) -> int:
+    """The exit code. Raises UsageError for a recording that cannot be read."""
     from sapo_desktop.services.models.recording import load_recording
 
     events = load_recording(_journal(args.file))  # before the screen is taken: a bad file is one plain line

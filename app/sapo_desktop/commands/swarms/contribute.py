@@ -30,7 +30,8 @@ class _Done(Exception):
     """The person has had enough."""
 
 
-def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
+def add_arguments(parser: argparse.ArgumentParser, _verb: str) -> None:
+    """The verb's flags."""
     parser.add_argument("--answer", action="store_true", help="you answer; without it: how a model contributes")
     parser.add_argument(
         "--join", default="", metavar="INVITE", help="the swarm (default: the one whose invite is saved)"
@@ -40,6 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
+    """Run the verb; its exit code. Raises AppError."""
     if not args.answer:
         raise UsageError(
             "Answer questions yourself with: sapo-desktop contribute --answer. Let a model generate for the swarm "
@@ -58,6 +60,7 @@ async def _contribute(home: Home, args: argparse.Namespace) -> int:
 
     chosen = settings.load(home.settings)
     config = flags.run_config(chosen, args)
+    membership.require_shared(config)
     invite = membership.save(args.join, home.invite) if args.join else membership.load(home.invite)
     who = await asyncio.to_thread(membership.identity, home)
     async with NodeClient(invite, who.identity) as client, Scorer() as scorer:
@@ -73,7 +76,7 @@ async def _contribute(home: Home, args: argparse.Namespace) -> int:
             texts = await _attempts(desk, question)
             if texts:
                 await asyncio.sleep(client.wait_s)
-                print(await desk.share(client, question, texts))
+                print(safe_text(await desk.share(client, question, texts), 400))
                 shared += 1
     return 0
 

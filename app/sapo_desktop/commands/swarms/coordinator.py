@@ -9,6 +9,7 @@ import os
 from typing import TYPE_CHECKING
 
 import msgspec
+import psutil
 
 from sapo_desktop.errors import AppError, UsageError
 from sapo_desktop.paths import Home
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
     from sapo_swarm.coordinator.host import Hosted
 
 
-def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
+def add_arguments(parser: argparse.ArgumentParser, _verb: str) -> None:
+    """The verb's flags."""
     parser.add_argument(
         "--announce", action="store_true", help="tell the local network where it is (mDNS); an invite is still needed"
     )
@@ -38,6 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
+    """Run the verb; its exit code. Raises AppError."""
     from sapo_swarm.coordinator.store.base import StoreError
 
     home = Home.find()
@@ -66,7 +69,13 @@ async def _serve(home: Home, settings: CoordinatorSettings, announce: bool) -> N
 
         async def listening(hosted: Hosted) -> None:
             swarm = hosted.coordinator.swarm
-            state = hosting.Hosting(pid=os.getpid(), name=swarm.name, open=swarm.open, admin=admin)
+            state = hosting.Hosting(
+                pid=os.getpid(),
+                name=swarm.name,
+                open=swarm.open,
+                admin=admin,
+                started=psutil.Process().create_time(),
+            )
             word.enter_context(hosting.announced(home, state))
             if announce:
                 outside = [invite.host for invite in hosted.invites if not is_loopback(invite.host)]

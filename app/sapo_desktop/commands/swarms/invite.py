@@ -18,20 +18,23 @@ from sapo_swarm.protocol.safe_text import safe_text
 
 
 def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
+    """The verb's flags."""
     if verb == "ban":
         parser.add_argument("node", help="node id, or a unique beginning of it (see the status page)")
         parser.add_argument("--reason", default="banned by the host", help="what the node is told")
+        parser.add_argument("--all", action="store_true", help="also revoke its invite, and ban everybody it let in")
         parser.add_argument("--lift", action="store_true", help="let the node in again")
         return
     parser.add_argument("action", nargs="?", choices=("new", "list", "revoke"), default="new", help="default: new")
     parser.add_argument("which", nargs="?", default="", help="revoke: the invite's label or the beginning of its id")
     parser.add_argument("--label", default="", help="what you call it: who is it for?")
-    parser.add_argument("--uses", type=int, default=0, help="nodes that it admits (default: any number)")
+    parser.add_argument("--uses", type=int, default=10, help="nodes that it admits (default: 10; 0: any number)")
     parser.add_argument("--hours", type=float, default=168.0, help="its life (default: 168, a week; 0: for ever)")
     parser.add_argument("--qr", action=argparse.BooleanOptionalAction, default=None, help="show it as a QR code too")
 
 
 def main(args: argparse.Namespace) -> int:
+    """Run the verb; its exit code. Raises AppError."""
     return asyncio.run(_ban(args) if args.verb == "ban" else _invite(args))
 
 
@@ -83,8 +86,13 @@ async def _ban(args: argparse.Namespace) -> int:
     state = hosting.need(Home.find())
     node = await _member(state, args.node)
     async with state.client() as admin:
-        await admin.ban(node, "" if args.lift else args.reason)
-    print(f"{node} may take part again." if args.lift else f"{node} is out, and its groups are gone from the pool.")
+        out = await admin.ban(node, "" if args.lift else args.reason, args.all)
+    if args.lift:
+        print(f"{node} may take part again.")
+    else:
+        print(f"Out, with their groups: {', '.join(out)}.")
+        if not args.all:
+            print("Whoever has an invite with uses left can come back under another key: --all revokes it too.")
     return 0
 
 

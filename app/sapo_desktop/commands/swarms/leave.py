@@ -10,11 +10,13 @@ from sapo_desktop.paths import Home
 from sapo_desktop.services.swarms.leaving import leave
 
 
-def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
+def add_arguments(parser: argparse.ArgumentParser, _verb: str) -> None:
+    """The verb's flags."""
     parser.add_argument("--keep-invite", action="store_true", help="leave now, but keep the invite for another time")
 
 
 def main(args: argparse.Namespace) -> int:
+    """Run the verb; its exit code. Raises AppError."""
     home = Home.find()
     if not home.invite.exists():
         raise UsageError("This node is in no swarm.")

@@ -13,14 +13,20 @@ from sapo_desktop.services.swarms import hosting
 from sapo_swarm.coordinator.settings import CoordinatorSettings
 from sapo_swarm.coordinator.store import open_store
 from sapo_swarm.coordinator.store.base import Store
+from sapo_swarm.protocol.safe_text import safe_text
 
-ACTIONS = ("status", "stop", "export", "import")
+ACTIONS = ("status", "stop", "waiting", "approve", "export", "import")
 
 
-def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
+def add_arguments(parser: argparse.ArgumentParser, _verb: str) -> None:
+    """The verb's flags."""
     parser.add_argument("action", nargs="?", choices=ACTIONS, default="status", help="default: status")
     parser.add_argument(
-        "file", nargs="?", type=Path, help="export, import: the file (it holds the swarm's private key)"
+        "file",
+        nargs="?",
+        type=Path,
+        metavar="FILE|NODE",
+        help="export, import: the file (with the swarm's private key); approve: one node (default: all)",
     )
     parser.add_argument(
         "--store", default="", help="import: sqlite:PATH, redis://… or valkey://… (default: the app's own)"
@@ -28,6 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
+    """Run the verb; its exit code. Raises AppError."""
     home = Home.find()
     home.prepare()
     if args.action in {"export", "import"} and args.file is None:
@@ -36,6 +43,8 @@ def main(args: argparse.Namespace) -> int:
         return asyncio.run(_import(home, args.file, args.store))
     if args.action == "export":
         return asyncio.run(_export(home, args.file))
+    if args.action in {"waiting", "approve"}:
+        return asyncio.run(_members(hosting.need(home), args.action, str(args.file or "")))
     if args.action == "stop":
         stopped = asyncio.run(hosting.stop(home))
         print(
@@ -47,10 +56,23 @@ def main(args: argparse.Namespace) -> int:
 
 def _status(state: hosting.Hosting) -> int:
     access = state.access()
-    print(f"Swarm {state.name!r} ({access.swarm}) is hosted by process {state.pid}.")
+    print(f"Swarm {safe_text(state.name, 40, lines=False)!r} ({access.swarm}) is hosted by process {state.pid}.")
     print(f"Status page: {access.url}/")
     print(f"Reachable at: {', '.join(access.addresses)}, port {access.port}")
     print("Anyone may join: nobody in it is trusted." if state.open else "Let others in: sapo-desktop invite")
+    return 0
+
+
+async def _members(state: hosting.Hosting, action: str, node: str) -> int:
+    """Who waits to be let in, or letting them in."""
+    async with state.client() as admin:
+        if action == "approve":
+            await admin.approve(node)
+        found = await admin.waiting()
+    for member in found:
+        said = f"{safe_text(member.name, 40, lines=False)}, {safe_text(member.model, 40, lines=False)}"
+        print(f"{member.node}  {said}")
+    print("Let them in: sapo-desktop swarm approve [NODE]" if found else "Nobody waits.")
     return 0
 
 
@@ -90,7 +112,9 @@ async def _import(home: Home, path: Path, store_url: str) -> int:
         swarm = await import_swarm(store, data)
     finally:
         await store.close()
-    print(f"Swarm {swarm.name!r} ({swarm.swarm}) is in. Host it with: sapo-desktop coordinator --name {swarm.name!r}")
+    name = safe_text(swarm.name, 40, lines=False)
+    print(f"Swarm {name!r} ({safe_text(swarm.swarm, 40, lines=False)}) is in.")
+    print(f"Host it with: sapo-desktop coordinator --name {name!r}")
     return 0
 
 

@@ -10,8 +10,11 @@ from sapo_desktop.services.swarms import membership
 from sapo_swarm.protocol.invite import is_loopback
 
 
-def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
-    parser.add_argument("--join", required=True, metavar="INVITE", help="a coordinator on this machine")
+def add_arguments(parser: argparse.ArgumentParser, _verb: str) -> None:
+    """The verb's flags."""
+    parser.add_argument(
+        "--join", required=True, metavar="INVITE", help="a coordinator on this machine (hosted with --invite-uses 0)"
+    )
     parser.add_argument("--nodes", type=int, default=100, help="how many (default: 100)")
     parser.add_argument("--seconds", type=float, default=10.0, help="for how long (default: 10)")
     parser.add_argument("--every", type=float, default=0.0, help="seconds a round (default: as the coordinator asks)")
@@ -19,6 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
+    """Run the verb; its exit code. Raises AppError."""
     from sapo_lab.simulated_nodes import simulate
 
     invite = membership.parse(args.join)

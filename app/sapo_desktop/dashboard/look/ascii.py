@@ -51,7 +51,8 @@ def _cells(char: str) -> str:
 class AsciiFilter(LineFilter):
     """Translates the text of every segment; control segments stay as they are."""
 
-    def apply(self, segments: list[Segment], background: Color) -> list[Segment]:
+    def apply(self, segments: list[Segment], background: Color) -> list[Segment]:  # noqa: ARG002 - Textual passes it
+        """The segments with their text in ASCII, as wide as before."""
         return [
             segment if segment.control or segment.text.isascii() else Segment(to_ascii(segment.text), segment.style)
             for segment in segments

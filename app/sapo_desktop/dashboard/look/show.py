@@ -59,10 +59,12 @@ def memory(size: float | None, dash: str = "—") -> str:
 
 
 def clock(time: float) -> str:
+    """Unix seconds as local HH:MM:SS."""
     return datetime.fromtimestamp(time).strftime("%H:%M:%S")
 
 
 def date(time: float) -> str:
+    """Unix seconds as local YYYY-MM-DD HH:MM:SS."""
     return datetime.fromtimestamp(time).strftime("%Y-%m-%d %H:%M:%S")
 
 

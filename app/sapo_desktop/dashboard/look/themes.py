@@ -20,7 +20,7 @@ DARK = Theme(
     variables={
         "border": "#3a4352",
         "muted": "#8d97a8",
-        "chart-own": "#79c0b5",
+        "chart-local": "#79c0b5",
         "chart-external": "#e0a878",
         "chart-third": "#a8a0dc",
     },
@@ -41,7 +41,7 @@ LIGHT = Theme(
     variables={
         "border": "#b9b2a3",
         "muted": "#68645c",
-        "chart-own": "#00695f",
+        "chart-local": "#00695f",
         "chart-external": "#9a4a12",
         "chart-third": "#574b9e",
     },
@@ -62,7 +62,7 @@ CONTRAST = Theme(
     variables={
         "border": "#ffffff",
         "muted": "#d0d0d0",
-        "chart-own": "#00ffff",
+        "chart-local": "#00ffff",
         "chart-external": "#ffff00",
         "chart-third": "#ff9cff",
     },
@@ -70,7 +70,7 @@ CONTRAST = Theme(
 THEMES = (DARK, LIGHT, CONTRAST)
 DEFAULTS = {
     "muted": "ansi_bright_black",
-    "chart-own": "ansi_cyan",
+    "chart-local": "ansi_cyan",
     "chart-external": "ansi_yellow",
     "chart-third": "ansi_magenta",
 }

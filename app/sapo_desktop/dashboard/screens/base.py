@@ -39,13 +39,16 @@ class BaseScreen(Screen[None]):
 
     @property
     def dashboard(self) -> DashboardHost:
+        """The application, typed."""
         return self.app  # type: ignore[return-value]
 
     @property
     def glyphs(self) -> Glyphs:
+        """The characters that this terminal can show."""
         return self.dashboard.glyphs
 
     def compose(self) -> ComposeResult:
+        """Header, body, the message for small terminals, keys."""
         yield Panel(header, self.glyphs, id="header")
         with Container(id="body"):
             yield from self.body()
@@ -53,6 +56,7 @@ class BaseScreen(Screen[None]):
         yield KeyBar(self.keys(self.dashboard.state))
 
     def body(self) -> Iterable[Widget]:
+        """The widgets between header and keys."""
         return ()
 
     def keys(self, state: DashboardState) -> list[Key]:
@@ -67,7 +71,7 @@ class BaseScreen(Screen[None]):
         space: Key = ("space", word, "app.toggle_pause")
         return [space, ("z", "snooze", "app.snooze")] if snooze else [space]
 
-    def own_keys(self, state: DashboardState) -> list[Key]:
+    def own_keys(self, state: DashboardState) -> list[Key]:  # noqa: ARG002 - for those that override it
         """The keys of this screen, the most wanted first, six at most."""
         return []
 
@@ -81,9 +85,11 @@ class BaseScreen(Screen[None]):
         self.update(state, now)
 
     def on_screen_resume(self) -> None:
+        """Show the newest state at once."""
         self.dashboard.redraw()
 
     def on_resize(self) -> None:
+        """Say so when the terminal is too small."""
         width, height = self.app.size
         small = f"This terminal is {width}x{height}; the dashboard needs {MIN_WIDTH}x{MIN_HEIGHT}."
         text = f"{small} Make it larger: nothing stops meanwhile."

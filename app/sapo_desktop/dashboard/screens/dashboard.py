@@ -18,6 +18,9 @@ from sapo_desktop.dashboard.widgets.keybar import Key
 from sapo_desktop.dashboard.widgets.panel import Panel
 from sapo_desktop.dashboard.widgets.plot import Line, Mark
 
+UNEQUAL = "Groups with unequal rewards"
+"""Title of the chart of non-zero-advantage groups: only these change the model."""
+
 
 def now_text(state: DashboardState, now: float, width: int, height: int, glyphs: Glyphs) -> Content:
     """The Now panel; on narrow terminals, which have no Machine panel, its last line holds the tiles."""
@@ -28,6 +31,8 @@ def now_text(state: DashboardState, now: float, width: int, height: int, glyphs:
 
 
 class DashboardScreen(BaseScreen):
+    """Screen 1: charts, held-out score, the round in flight, the machine, the newest rollouts."""
+
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("e", "expand", "expand"),
         Binding("f", "freeze", "freeze", show=False),
@@ -39,14 +44,16 @@ class DashboardScreen(BaseScreen):
     _expanded = 0
 
     def body(self) -> Iterable[Widget]:
+        """Two charts and four panels."""
         yield Chart("Reward", self.glyphs, id="reward")
         yield Panel(panels.heldout, self.glyphs, "Held-out pass@1", id="heldout")
-        yield Chart("Informative groups", self.glyphs, id="share")
+        yield Chart(UNEQUAL, self.glyphs, id="share")
         yield Panel(now_text, self.glyphs, "Now", id="now")
         yield Panel(panels.machine, self.glyphs, "Machine", id="machine")
         yield Panel(panels.rollouts, self.glyphs, "Last rollouts", id="rollouts")
 
     def own_keys(self, state: DashboardState) -> list[Key]:
+        """Pause, snooze, expand, window, screens, palette."""
         return [
             *self.pause_keys(state, snooze=True),
             ("e", "expand", "screen.expand"),
@@ -57,9 +64,11 @@ class DashboardScreen(BaseScreen):
 
     @property
     def charts(self) -> tuple[Chart, Chart]:
+        """The reward chart and the share chart."""
         return self.query_one("#reward", Chart), self.query_one("#share", Chart)
 
     def update(self, state: DashboardState, now: float) -> None:
+        """Give charts and panels what they show."""
         reward, share = self.charts
         reward.show(reward_lines(state), [*heldout_marks(state), *change_marks(state)], waiting(state, now))
         share.show(share_lines(state), [], waiting(state, now), share_title(state))
@@ -73,31 +82,34 @@ class DashboardScreen(BaseScreen):
         self.set_class(self._expanded == 2, "-expand-share")
 
     def action_freeze(self) -> None:
+        """Hold the charts still, or let them go on."""
         for chart in self.charts:
             chart.toggle_frozen()
         self.dashboard.redraw()
 
     def action_smooth(self) -> None:
+        """The next width of the moving mean."""
         for chart in self.charts:
             chart.next_smoothing()
 
     def action_zoom(self, steps: int) -> None:
+        """steps: +1 a shorter window, -1 a longer one, 0 all rounds."""
         for chart in self.charts:
             chart.zoom(steps)
 
 
 def reward_lines(state: DashboardState) -> list[Line]:
-    """Own reward always; external in a swarm and after it, in its own pattern and colour, never mixed."""
-    own = Line("own", state.figures.reward_local, "solid", "line-1")
+    """Local reward always; external in a swarm and after it, in its own pattern and colour, never mixed."""
+    local = Line("local", state.figures.reward_local, "solid", "line-1")
     external = Line("external", state.figures.reward_external, "dashed", "line-2")
-    return [own] if state.silo and external.series.empty else [external, own]
+    return [local] if state.silo and external.series.empty else [external, local]
 
 
 def share_lines(state: DashboardState) -> list[Line]:
-    """In silo the share of own groups that can teach; in a swarm what is mine and what comes from others."""
+    """In silo the share of local groups with unequal rewards; in a swarm what is mine and what is external."""
     figures = state.figures
     if state.silo:
-        return [Line("informative", figures.nonzero_groups, "solid", "line-3")]
+        return [Line("unequal", figures.nonzero_groups, "solid", "line-3")]
     return [
         Line("external share", figures.external_share, "dashed", "line-2"),
         Line("my share", figures.share, "solid", "line-1"),
@@ -105,13 +117,14 @@ def share_lines(state: DashboardState) -> list[Line]:
 
 
 def share_title(state: DashboardState) -> str:
+    """The second chart's title: its uptake in a swarm."""
     if state.silo:
-        return "Informative groups"
+        return UNEQUAL
     return f"Swarm share · uptake {state.swarm.uptake:,}" if state.swarm else "Swarm share"
 
 
 def heldout_marks(state: DashboardState) -> list[Mark]:
-    """Evaluations at the temperature of the newest one: others cannot be compared with it."""
+    """Evaluations at the temperature of the newest one: the rest cannot be compared with it."""
     latest = state.evaluations.last
     if latest is None:
         return []

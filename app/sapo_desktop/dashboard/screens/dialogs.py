@@ -33,6 +33,7 @@ class ChoiceDialog(ModalScreen[T | None], Generic[T]):
         return self.QUESTION
 
     def compose(self) -> ComposeResult:
+        """The widgets, in their order."""
         with Vertical(classes="box dialog"):
             yield Static(Content.styled(self.question, "bold"), markup=False)
             yield OptionList(*(Option(self._prompt(name, detail)) for name, detail, _ in self.answers))
@@ -41,14 +42,18 @@ class ChoiceDialog(ModalScreen[T | None], Generic[T]):
         return Content.assemble(name, "\n", (f"  {detail}", "$muted")) if detail else Content(name)
 
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
+        """Answer with the chosen row."""
         event.stop()
         self.dismiss(self.answers[event.option_index][2])
 
     def action_cancel(self) -> None:
+        """Close without an answer."""
         self.dismiss(None)
 
 
 class QuitDialog(ChoiceDialog[QuitChoice]):
+    """What becomes of the node when the dashboard closes."""
+
     QUESTION = "Leave the dashboard?"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("s", "pick('stop')", "stop", show=False),
@@ -69,6 +74,7 @@ class QuitDialog(ChoiceDialog[QuitChoice]):
         )
 
     def action_pick(self, choice: QuitChoice) -> None:
+        """Answer by key."""
         self.dismiss(choice)
 
 
@@ -88,4 +94,5 @@ class SnoozeDialog(ChoiceDialog[int]):
         )
 
     def action_pick(self, minutes: int) -> None:
+        """Answer by key."""
         self.dismiss(minutes)

@@ -23,6 +23,8 @@ _VERDICTS = {0: "Nothing needs mending.", 1: "One thing does not work: its line 
 
 
 class DoctorScreen(ModalScreen[None]):
+    """Findings as they come, the good and the bad."""
+
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q,d", "dismiss", "close", show=False)]
 
     def __init__(self, examine: Examine, glyphs: Glyphs) -> None:
@@ -32,15 +34,18 @@ class DoctorScreen(ModalScreen[None]):
         self.verdict = "Looking …"
 
     def compose(self) -> ComposeResult:
+        """The widgets, in their order."""
         with VerticalScroll(classes="box help") as box:
             box.border_title = Content.styled("Doctor", "bold")
             box.border_subtitle = Content.assemble(("Esc", "bold $accent"), (" close", "$muted"))
             yield Static("", id="findings", markup=False)
 
     def on_mount(self) -> None:
+        """Begin to examine."""
         self.run_worker(self._look(), name="doctor", exit_on_error=True)
 
     def on_resize(self) -> None:
+        """Wrap anew."""
         self._draw()
 
     async def _look(self) -> None:

@@ -19,7 +19,7 @@ from sapo_desktop.services.first_questions import FirstRunAnswers, FirstRunInfo,
 
 MODES = (
     ("silo", "train alone, nothing leaves this machine"),
-    ("swarm", "share text of attempts, learn from others'"),
+    ("swarm", "share the text of attempts, learn from other nodes'"),
 )
 _DETAIL = 11
 """The column where the sentence on speed begins."""
@@ -46,6 +46,7 @@ class FirstRunScreen(ModalScreen[FirstRunAnswers]):
         self.speeds: dict[tuple[str, str], str] = {}
 
     def compose(self) -> ComposeResult:
+        """The widgets, in their order."""
         with VerticalScroll(classes="box welcome", can_focus=False) as box:
             box.border_subtitle = self._keys()
             yield Static(self._welcome(), markup=False)
@@ -75,12 +76,14 @@ class FirstRunScreen(ModalScreen[FirstRunAnswers]):
         )
 
     def on_mount(self) -> None:
+        """Fill in what depends on other answers."""
         self.answers_changed()
 
     def on_choice_changed(self) -> None:
         self.answers_changed()
 
     def answers_changed(self) -> None:
+        """Show the invite only for a swarm, and measure the speed of what is chosen."""
         self.query_one("#complaint", Static).update("")
         self.query_one("#invite", Input).display = self._value("mode") == "swarm"
         wanted = (self._value("hardware"), self._value("model"))
@@ -117,6 +120,7 @@ class FirstRunScreen(ModalScreen[FirstRunAnswers]):
         return self.query_one(f"#{name}", Choice).value
 
     def action_accept(self) -> None:
+        """Close with the answers; an invite that cannot work is explained instead."""
         swarm = self._value("mode") == "swarm"
         invite = self.query_one("#invite", Input).value.strip()
         text = self._wrong_with(invite) if swarm else ""
@@ -149,4 +153,5 @@ class FirstRunScreen(ModalScreen[FirstRunAnswers]):
         return ""
 
     def action_skip(self) -> None:
+        """Close with the defaults."""
         self.dismiss(FirstRunAnswers(skipped=True))

@@ -24,7 +24,7 @@ KEYS = (
     ("s", "smoothing of the charts: mean of 20, 50, 1 or 5 rounds"),
     ("f", "freeze the charts; training goes on"),
     ("j  h  l", "on the swarm screen: join, host, leave a swarm"),
-    ("x", "on the swarm screen: take groups of others again after the held-out tripwire stopped them"),
+    ("x", "on the swarm screen: take external groups again after the held-out tripwire stopped them"),
     ("c  n  v", "on the models screen: train this one, make a new one, compare two"),
     ("t  e", "on the models screen: talk to it beside its base, export it"),
     ("r d f x", "on the models screen: rename, duplicate, free space, delete"),
@@ -34,31 +34,40 @@ KEYS = (
     ("q", "quit: stop everything, or keep working in the background"),
 )
 WORDS = (
-    ("own reward", "mean reward of this node's own attempts, measured before the update, nothing filtered out"),
+    (
+        "local",
+        "what this node generated itself. Local reward: the mean of all local groups, before the update, nothing left out",
+    ),
     (
         "external",
-        "mean reward of groups taken from the swarm. They were chosen for being useful, so compare it with nothing",
+        "what came from other nodes of the swarm, scored again here. Those groups were chosen for being useful, so do not "
+        "compare their reward with the local one",
     ),
     (
         "held-out",
         "strict 0/1 score on fixed questions that training never sees: the figure that tells whether it learns",
     ),
     (
-        "by rote",
-        "at least half of this task's score would be had with the answers to other questions: they fit whatever is asked. "
-        "run.contrast = 2 pays for fewer of them",
+        "shortcut",
+        "answer-only shortcut: at least half of this task's score can be had without reading the question. Found by giving "
+        "each answer to other questions (answer-permutation check). run.contrast = 2 rewards fewer of them",
     ),
-    ("informative", "groups with unequal rewards: only these can teach something"),
+    ("unequal", "groups with unequal rewards, so with non-zero advantages: only these change the model"),
     (
         "group",
         "one question with its attempts (rollouts). ● right  ◐ partly  ○ wrong  ◌ cut at the limit  ★ first success at a task",
     ),
-    ("swarm share", "my accepted groups of all accepted groups in the last window; uptake: how often others drew mine"),
+    (
+        "swarm share",
+        "my accepted groups of all accepted groups in the last window; uptake: how often other nodes sampled mine",
+    ),
     ("SAPO", "Swarm sAmpling Policy Optimization, arXiv 2509.08721. Not the Soft Adaptive one of the same name"),
 )
 
 
 class HelpScreen(ModalScreen[None]):
+    """Keys, words, and what is being watched."""
+
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q,question_mark,f1", "dismiss", "close", show=False)]
 
     def __init__(self, watching: str) -> None:
@@ -66,6 +75,7 @@ class HelpScreen(ModalScreen[None]):
         self.watching = watching
 
     def compose(self) -> ComposeResult:
+        """The widgets, in their order."""
         with VerticalScroll(classes="box help") as box:
             box.border_title = Content.styled("Help", "bold")
             box.border_subtitle = Content.assemble(
@@ -74,6 +84,7 @@ class HelpScreen(ModalScreen[None]):
             yield Static("", id="help-text", markup=False)
 
     def on_resize(self) -> None:
+        """Wrap anew."""
         width = self.query_one(VerticalScroll).scrollable_content_region.width
         self.query_one("#help-text", Static).update(self._text(max(width, 30)))
 
@@ -81,6 +92,8 @@ class HelpScreen(ModalScreen[None]):
         rows = [Content.styled("Keys", "bold")]
         rows += [Content.assemble((key.ljust(9), "bold $accent"), hang(meaning, width, 9)) for key, meaning in KEYS]
         rows += [Content(""), Content.styled("Words", "bold")]
-        rows += [Content.assemble((word.ljust(13), "$chart-own"), hang(meaning, width, 13)) for word, meaning in WORDS]
+        rows += [
+            Content.assemble((word.ljust(13), "$chart-local"), hang(meaning, width, 13)) for word, meaning in WORDS
+        ]
         rows += [Content(""), Content.styled(hang(f"Watching {plain(self.watching, 300)}", width, 0), "$muted")]
         return Content("\n").join(rows)

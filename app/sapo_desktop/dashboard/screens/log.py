@@ -22,6 +22,8 @@ _SHOWN = 400
 
 
 class LogScreen(BaseScreen):
+    """Screen 5: dated lines, searchable."""
+
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("slash", "search", "search", show=False),
         Binding("escape", "clear", "clear", show=False),
@@ -29,14 +31,17 @@ class LogScreen(BaseScreen):
     _drawn: object = None
 
     def body(self) -> Iterable[Widget]:
+        """The search field and the lines."""
         yield Input(placeholder="search the log, Enter keeps it, Esc clears it", id="search", classes="search")
         with VerticalScroll(id="lines", classes="box"):
             yield Static("", id="log-text", markup=False)
 
     def own_keys(self, state: DashboardState) -> list[Key]:
+        """Pause, search, screens."""
         return [*self.pause_keys(state), ("/", "search", "screen.search"), ("1-5", "screens", "app.next_screen")]
 
-    def update(self, state: DashboardState, now: float) -> None:
+    def update(self, state: DashboardState, now: float) -> None:  # noqa: ARG002 - as every screen
+        """Repaint when the log, the search or the width changed; stay at the end if it was there."""
         wanted = self.query_one("#search", Input).value.casefold()
         width = max(self.query_one("#lines", VerticalScroll).size.width - 4, 40)
         if (state.log, wanted, width) == self._drawn:
@@ -52,17 +57,21 @@ class LogScreen(BaseScreen):
             box.scroll_end(animate=False)
 
     def on_input_changed(self) -> None:
+        """Filter while typing."""
         self.dashboard.redraw()
 
     def on_input_submitted(self) -> None:
+        """Back to the lines, filtered."""
         self.query_one("#lines", VerticalScroll).focus()
 
     def action_search(self) -> None:
+        """Open the search field."""
         search = self.query_one("#search", Input)
         search.add_class("-open")
         search.focus()
 
     def action_clear(self) -> None:
+        """Empty and close the search."""
         search = self.query_one("#search", Input)
         search.value = ""
         search.remove_class("-open")

@@ -23,7 +23,7 @@ from sapo_swarm.events import GroupRecorded
 from sapo_swarm.types import Rollout
 
 LISTED = 300
-SOURCES = ("own and external", "own", "external")
+SOURCES = ("local and external", "local", "external")
 REWARDS = ("any reward", "all right", "mixed", "none right", "first solved")
 
 
@@ -37,10 +37,11 @@ class Filter:
     text: str = ""
 
     def holds(self, event: GroupRecorded) -> bool:
+        """Whether the group is listed."""
         group = event.group
         if self.task and group.question.ref.dataset != self.task:
             return False
-        if self.source != SOURCES[0] and group.source != self.source:
+        if self.source != SOURCES[0] and (group.source == "external") != (self.source == "external"):
             return False
         return self._reward_fits(event) and self._text_fits(event)
 
@@ -65,11 +66,14 @@ class Filter:
         return wanted in group.question.prompt.casefold() or any(wanted in r.text.casefold() for r in group.rollouts)
 
     def describe(self) -> str:
+        """The filter in words, for the title."""
         search = f" · holds “{plain(self.text, 40)}”" if self.text else ""
         return f"{self.task or 'all tasks'} · {self.source} · {self.reward}{search}"
 
 
 class RolloutsScreen(BaseScreen):
+    """Screen 3: a list of groups, and the chosen one in full."""
+
     AUTO_FOCUS: ClassVar[str | None] = "#groups"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("t", "next_task", "task", show=False),
@@ -86,6 +90,7 @@ class RolloutsScreen(BaseScreen):
         self._drawn: object = None
 
     def body(self) -> Iterable[Widget]:
+        """The search field, the list, the chosen group."""
         yield Input(
             placeholder="search questions and attempts, Enter keeps it, Esc clears it", id="search", classes="search"
         )
@@ -93,17 +98,18 @@ class RolloutsScreen(BaseScreen):
         with VerticalScroll(id="detail", classes="box"):
             yield Static("", id="detail-text", markup=False)
 
-    def own_keys(self, state: DashboardState) -> list[Key]:
+    def own_keys(self, state: DashboardState) -> list[Key]:  # noqa: ARG002 - as every screen
+        """Filters, search, screens."""
         return [
             ("t", "task", "screen.next_task"),
-            ("o", "own/ext", "screen.next_source"),
+            ("o", "local/ext", "screen.next_source"),
             ("w", "reward", "screen.next_reward"),
             ("/", "search", "screen.search"),
             ("Esc", "clear", "screen.clear"),
             ("1-5", "screens", "app.next_screen"),
         ]
 
-    def update(self, state: DashboardState, now: float) -> None:
+    def update(self, state: DashboardState, now: float) -> None:  # noqa: ARG002 - as every screen
         """New groups appear while the cursor is at the top; further down the list stands still."""
         listing = self.query_one("#groups", OptionList)
         browsing = bool(listing.highlighted)
@@ -132,6 +138,7 @@ class RolloutsScreen(BaseScreen):
         listing.border_subtitle = Content.styled(f"{len(self.listed)} shown{note}", "$muted")
 
     def on_option_list_option_highlighted(self, event: OptionList.OptionHighlighted) -> None:
+        """Show the group under the cursor."""
         if event.option_index < len(self.listed):
             self._detail(self.listed[event.option_index])
 
@@ -154,21 +161,26 @@ class RolloutsScreen(BaseScreen):
         self.dashboard.redraw()
 
     def action_next_task(self) -> None:
+        """Filter by the next task."""
         tasks = ["", *sorted({event.group.question.ref.dataset for event in self.dashboard.state.groups})]
         self._set(replace(self.filter, task=following(tasks, self.filter.task)))
 
     def action_next_source(self) -> None:
+        """Filter by the next source."""
         self._set(replace(self.filter, source=following(SOURCES, self.filter.source)))
 
     def action_next_reward(self) -> None:
+        """Filter by the next outcome."""
         self._set(replace(self.filter, reward=following(REWARDS, self.filter.reward)))
 
     def action_search(self) -> None:
+        """Open the search field."""
         search = self.query_one("#search", Input)
         search.add_class("-open")
         search.focus()
 
     def action_clear(self) -> None:
+        """Empty and close the search."""
         search = self.query_one("#search", Input)
         search.value = ""
         search.remove_class("-open")
@@ -176,9 +188,11 @@ class RolloutsScreen(BaseScreen):
         self.query_one("#groups", OptionList).focus()
 
     def on_input_changed(self, event: Input.Changed) -> None:
+        """Filter while typing."""
         self._set(replace(self.filter, text=event.value))
 
     def on_input_submitted(self) -> None:
+        """Back to the list, filtered."""
         self.query_one("#groups", OptionList).focus()
 
 
@@ -191,7 +205,7 @@ def following(values: Iterable[str], current: str) -> str:
 def detail(event: GroupRecorded, glyphs: Glyphs) -> Content:
     """The whole group: coordinates, question, and each attempt with its verdict."""
     group = event.group
-    source = "own" if group.source == "own" else f"from {plain(group.node[:8], 8)} ({plain(group.model, 40)})"
+    source = "local" if group.source == "own" else f"from {plain(group.node[:8], 8)} ({plain(group.model, 40)})"
     used = "trained on" if event.trained else "not trained on"
     head = Content.assemble(
         (group.question.ref.label, "bold"),

@@ -61,10 +61,12 @@ class Chart(Widget):
         self._look(replace(self.view, window=WINDOWS[min(max(place, 0), len(WINDOWS) - 1)]))
 
     def next_smoothing(self) -> None:
+        """The next width of the moving mean."""
         place = (SMOOTHS.index(self.view.smooth) + 1) % len(SMOOTHS)
         self._look(replace(self.view, smooth=SMOOTHS[place]))
 
     def toggle_frozen(self) -> None:
+        """Hold the chart still, or let it go on."""
         self.frozen = not self.frozen
         self._redraw(force=True)
 
@@ -99,7 +101,8 @@ class Chart(Widget):
             parts.append(Content.styled(f"{glyphs.mark} held-out", self._style("mark")))
         if any(mark.y is None for mark in self.marks):
             parts.append(Content.styled(f"{glyphs.change} changed", self._style("mark")))
-        self.border_subtitle = Content("  ").join(parts) if parts else Content("")
+        wide = Content("  ").join(parts)
+        self.border_subtitle = wide if wide.cell_length <= self.size.width - 4 else Content(" ").join(parts)
 
     def _style(self, name: str) -> str:
         """The component's colour as a style of Content."""
@@ -125,11 +128,13 @@ class Chart(Widget):
         return [blank] * top + shown + [blank] * max(size.height - top - len(shown), 0)
 
     def render_line(self, y: int) -> Strip:
+        """One cached row."""
         if y < len(self._strips):
             return self._strips[y]
         return Strip.blank(self.size.width, self.rich_style)
 
     def on_resize(self) -> None:
+        """Plot anew."""
         self._redraw(force=True)
 
     def notify_style_update(self) -> None:

@@ -36,7 +36,7 @@ _MARKS = {
     "starting": "…",
 }
 _DOING = {
-    "questions": "Drawing questions",
+    "questions": "Sampling questions",
     "generate": "Generating",
     "score": "Scoring",
     "exchange": "Exchanging with the swarm",
@@ -68,6 +68,7 @@ def status(state: DashboardState, now: float) -> tuple[str, str, float]:
 
 
 def identity(state: DashboardState) -> str:
+    """What runs: mode, model, method, engine, device."""
     run = state.run
     if run is None:
         return "no model yet"

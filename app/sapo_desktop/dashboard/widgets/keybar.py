@@ -20,11 +20,13 @@ class KeyBar(Widget):
         self.put(keys)
 
     def put(self, keys: list[Key]) -> None:
+        """Show these keys, the first MAX_KEYS of them."""
         if keys != self.keys:
             self.keys = keys[:MAX_KEYS]
             self.refresh()
 
     def render(self) -> Content:
+        """Key and label of those that fit."""
         parts = [Content.assemble((key, "bold $accent"), (f" {label}", "$muted")) for key, label, _ in self._fitting()]
         return Content("  ").join(parts)
 

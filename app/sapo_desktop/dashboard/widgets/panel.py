@@ -26,6 +26,7 @@ class Panel(Widget):
             self.border_title = Content.styled(title, "bold")
 
     def show(self, state: DashboardState, now: float) -> None:
+        """Paint the state, if that changes the text."""
         self._seen = (state, now)
         size = self.content_size
         if not size:
@@ -36,8 +37,10 @@ class Panel(Widget):
             self.refresh()
 
     def on_resize(self) -> None:
+        """Fit the text to the new size."""
         if self._seen is not None:
             self.show(*self._seen)
 
     def render(self) -> Content:
+        """The text painted last."""
         return self._content

@@ -11,10 +11,10 @@ from sapo_swarm.events import Evaluated, GroupRecorded, PhaseName, TaskScore
 from sapo_swarm.tasks.prompts import extract_answer
 
 MUTED = "$muted"
-BY_ROTE = "by rote: "
-"""Before a task whose score would mostly be had with the answers to other questions, too."""
+SHORTCUT = "shortcut: "
+"""Before a task with an answer-only shortcut: most of its score can be had with the answers to other questions."""
 _WORDS: dict[PhaseName, str] = {"checkpoint": "save"}
-_SHORT: dict[PhaseName, str] = {"questions": "ask", "exchange": "swap", "checkpoint": "save"}
+_SHORT: dict[PhaseName, str] = {"questions": "pick", "exchange": "swap", "checkpoint": "save"}
 _PHASES: tuple[PhaseName, ...] = ("questions", "generate", "score", "exchange", "update", "checkpoint")
 
 
@@ -32,7 +32,7 @@ def heldout(state: DashboardState, now: float, width: int, height: int, glyphs: 
     rows: list[Content] = []
     if base is not None:
         rows.append(Content.assemble(("base ", MUTED), f"{100 * base:5.1f} %  ", bar(base / top, room, glyphs, MUTED)))
-    label, filled = "base " if base is None else "now  ", bar(latest.pass_at_1 / top, room, glyphs, "$chart-own")
+    label, filled = "base " if base is None else "now  ", bar(latest.pass_at_1 / top, room, glyphs, "$chart-local")
     rows.append(Content.assemble((label, MUTED), (f"{100 * latest.pass_at_1:5.1f} %  ", "bold"), filled))
     rows += _verdict(latest, width)
     if height >= 5:
@@ -76,7 +76,7 @@ def _task_rows(base: Evaluated | None, latest: Evaluated, width: int, room: int,
         )
         label = plain(score.task, 60)
         if score.shortcut:
-            label = BY_ROTE + label
+            label = SHORTCUT + label
         rows.append(Content.assemble(fit(label, name), (text.rjust(width - name), MUTED)))
     return rows
 
@@ -139,7 +139,7 @@ def _round_lines(state: DashboardState, width: int) -> list[Content]:
     last, run = state.round, state.run
     if last is None or run is None:
         sequences = run.local_groups * run.group_size if run else 0
-        first = f"The first round draws {sequences} rollouts." if run else ""
+        first = f"The first round samples {sequences} rollouts." if run else ""
         return [Content.styled(line, MUTED) for line in wrap(first, width)]
     goal = f" of {run.rounds_planned}" if run.rounds_planned else ""
     seconds = f" · {state.round_seconds:.1f} s a round" if state.round_seconds else ""
@@ -149,14 +149,14 @@ def _round_lines(state: DashboardState, width: int) -> list[Content]:
         if state.round_seconds and run.rounds_planned and left > 0
         else ""
     )
-    groups = f"{last.local_groups} own + {last.external_groups} external groups"
+    groups = f"{last.local_groups} local + {last.external_groups} external groups"
     rows = [
         Content.assemble("round ", (f"{last.round + 1}", "bold"), (f" done{goal}{seconds}{eta}", MUTED)),
-        Content.styled(f"{groups} · {last.nonzero_groups} of {last.local_groups} informative", MUTED),
+        Content.styled(f"{groups} · unequal rewards in {last.nonzero_groups} local", MUTED),
         Content.styled(_update_line(state), MUTED),
     ]
     if last.external_wanted and not last.external_groups:
-        rows.append(Content.styled("others had no group with signal to give: own ones filled in", "$warning"))
+        rows.append(Content.styled("no external group had unequal rewards: local ones fill in", "$warning"))
     elif (note := _note(state)) and width >= 50:
         rows.append(Content.styled(note, MUTED))
     return rows
@@ -213,7 +213,7 @@ def _tile(label: str, value: str, history: str, width: int) -> Content:
     room = max(width - 20, 0)
     tail = history.strip()[-room:].rjust(room) if history and room else ""
     return Content.assemble(
-        (label.ljust(9), MUTED), (value.rjust(9), "bold"), "  " if tail else "", (tail, "$chart-own")
+        (label.ljust(9), MUTED), (value.rjust(9), "bold"), "  " if tail else "", (tail, "$chart-local")
     )
 
 
@@ -260,21 +260,22 @@ def marks(group: GroupRecorded, glyphs: Glyphs) -> str:
 
 
 def group_line(event: GroupRecorded, width: int, glyphs: Glyphs) -> Content:
+    """One group in `width` columns: round, marks, mean reward, source, task, the best answer."""
     group = event.group
     rewards = group.rewards
     mean = sum(rewards) / len(rewards) if rewards else 0.0
     star = glyphs.star if event.first_solved else " "
-    source = "own" if group.source == "own" else "ext"
+    source = "local" if group.source == "own" else "ext"
     found = marks(event, glyphs)
     shown = found if len(found) <= 8 else found[:7] + "+"
     task = fit(plain(group.question.ref.dataset, 40), 23 if width >= 58 else 16)
     head = f"{event.round + 1:>4} "
-    room = max(width - len(head) - 8 - 1 - 5 - 4 - len(task) - 5, 0)
+    room = max(width - len(head) - 8 - 1 - 5 - 6 - len(task) - 5, 0)
     return Content.assemble(
         (head, MUTED),
         (shown.ljust(8), "$success" if mean > 0 else MUTED),
         f" {reward(mean):>5}",
-        (f" {source}", "$chart-external" if source == "ext" else MUTED),
+        (f" {source:<5}", "$chart-external" if source == "ext" else MUTED),
         (star, "bold $accent"),
         " ",
         task,

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from sapo_backends.common.hardware import Hardware, ModelSize
-from sapo_backends.measure.choice import WIDTHS, Choice, Measured, Workload, round_seconds, spoken
+from sapo_backends.measure.choice import WIDTHS, Choice, Measured, Workload, format_seconds, round_seconds
 from sapo_backends.measure.machine_limits import Limits, most_generated, most_trained
 
 COLUMNS = 80
@@ -40,8 +40,8 @@ def shares(subject: Subject, measured: Measured) -> tuple[dict[int, float], floa
     if size is None or limits is None:
         return dict.fromkeys(measured.generation, 0.0), 0.0
     generating, _, training = measured.precision.rpartition(" + ")
-    drawn = {w: _share(r, most_generated(size, w, limits, generating or training)) for w, r in _rates(measured)}
-    return drawn, _share(measured.update, most_trained(size, limits, training))
+    generated = {w: _share(r, most_generated(size, w, limits, generating or training)) for w, r in _rates(measured)}
+    return generated, _share(measured.update, most_trained(size, limits, training))
 
 
 def _rates(measured: Measured) -> list[tuple[int, float]]:
@@ -52,7 +52,7 @@ def _share(rate: float, most: float) -> float:
     return rate / most if most > 0 else 0.0
 
 
-def opening(subject: Subject) -> Iterator[str]:
+def header(subject: Subject) -> Iterator[str]:
     """The lines above the table."""
     machine, size = subject.machine, subject.size
     of = f": {size.parameters / 1e6:,.1f}M parameters, {_TRAINED[subject.method]}" if size else ""
@@ -66,7 +66,7 @@ def opening(subject: Subject) -> Iterator[str]:
 _TRAINED = {"full": "all of them trained", "lora": "a LoRA adapter trained", "none": "none trained"}
 
 
-def heading() -> Iterator[str]:
+def table_header() -> Iterator[str]:
     widths = "".join(f"{f'{w} wide':>9}" for w in WIDTHS)
     yield f"{'tokens/s':<27}{widths}{'training':>9}{'memory':>10}{'round':>7}"
 
@@ -80,27 +80,30 @@ def row(subject: Subject, measured: Measured, *, again: bool = False) -> Iterato
     if measured.failure:
         yield from _wrapped(f"{name:<27} failed: {measured.failure}")
         return
-    drawn, trained = shares(subject, measured)
+    generated, trained = shares(subject, measured)
     rates = "".join(f"{measured.generation.get(w, 0):>9,.0f}" for w in WIDTHS)
     seconds = round_seconds(measured, subject.workload)
     update = f"{measured.update:,.0f}" if measured.update else "-"
-    took = spoken(seconds) if seconds is not None else "-"
+    took = format_seconds(seconds) if seconds is not None else "-"
     yield f"{name:<27}{rates}{update:>9}{measured.memory / 2**30:>6.1f} GiB{took:>7}"
-    if trained or any(drawn.values()):
-        parts = "".join(f"{_percent(drawn.get(w, 0)):>9}" for w in WIDTHS)
+    if trained or any(generated.values()):
+        parts = "".join(f"{_percent(generated.get(w, 0)):>9}" for w in WIDTHS)
         yield f"{'  of the limit':<27}{parts}{_percent(trained):>9}".rstrip()
+    if measured.computed_by:
+        yield from _wrapped(f"  by {measured.computed_by}")
 
 
 def _percent(share: float) -> str:
     return f"{100 * share:.1f} %" if 0 < share < 0.1 else f"{100 * share:.0f} %" if share else ""
 
 
-def closing(subject: Subject, choice: Choice | None, memory: str, busy: float, *, kept: bool) -> Iterator[str]:
+def footer(subject: Subject, choice: Choice | None, memory: str, busy: float, *, kept: bool) -> Iterator[str]:
     """The lines below the table. kept: new runs will use the choice. busy: processors that others kept busy."""
     work = subject.workload
     update = " and an update on all of them" if work.trains else ""
     yield f"{'round':<14}{work.rows} completions of {work.new_tokens} tokens{update}"
     yield f"{'memory':<14}the most that the measuring process held"
+    yield f"{'by':<14}which decoder and which of its implementations (docs/engines.md)"
     yield f"{'of the limit':<14}share of what the machine's arithmetic and memory allow at most"
     yield f"{'*':<14}measured twice, being near the fastest; the better figures of both"
     yield ""
@@ -148,11 +151,11 @@ def objects(
     size = asdict(subject.size) if subject.size else {}
     yield {"kind": "model", "model": subject.model, "method": subject.method, **size}
     for one in measured:
-        drawn, trained = shares(subject, one)
+        generated, trained = shares(subject, one)
         yield {
             "kind": "measured",
             **asdict(one),
-            "generation_of_limit": drawn,
+            "generation_of_limit": generated,
             "update_of_limit": trained,
             "round_seconds": round_seconds(one, subject.workload),
         }

@@ -15,6 +15,7 @@ from sapo_desktop import __version__, settings
 from sapo_desktop.errors import AppError, CommandFailed
 from sapo_desktop.paths import Home
 from sapo_desktop.services.machine.finding import Finding
+from sapo_swarm.config import RunConfig
 from sapo_swarm.node.governor.commands import duration
 
 _DISK_NEEDED = 2**30
@@ -92,6 +93,7 @@ def _engines() -> Iterator[Finding]:
         yield Finding("ok", name, f"{verbs} on {', '.join(backend.devices_here())}")
         if name == "torch":
             yield _compiler()
+            yield from _fallbacks()
     if not can_train:
         yield Finding("fail", "trainer", 'No engine that trains is installed: pip install "sapo-desktop[torch]"')
 
@@ -109,6 +111,18 @@ def _compiler() -> Finding:
     return Finding("ok", "compiler", f"{found}, for small models in float32")
 
 
+def _fallbacks() -> Iterator[Finding]:
+    """Fast paths of the torch engine that should work here and do not; runs then take a slower one."""
+    from sapo_backends.torch_backend import paths
+    from sapo_backends.torch_backend.runtime.fallbacks import LEFT_OUT, PATHS
+
+    for name, reason in paths.check().items():
+        if name != "native" or _compiler().verdict == "ok":  # a missing compiler has a line of its own
+            yield Finding("note", "torch", f"slower than it could be: {PATHS[name]} cannot be used here ({reason})")
+    for name in sorted(LEFT_OUT):
+        yield Finding("note", "torch", f"slower than it could be: SAPO_WITHOUT leaves out {PATHS.get(name, name)}")
+
+
 def plans(home: Home) -> Iterator[Finding]:
     """Whether the settings' rounds fit into memory, and whether the engine was chosen by measurement."""
     from sapo_backends.base import BackendError
@@ -124,9 +138,19 @@ def plans(home: Home) -> Iterator[Finding]:
             )
         best = speed.chosen(home, run)
         if best is None:
-            yield Finding("note", "speed", f"{run.model} was not measured here, defaults are used: sapo-desktop bench")
+            yield _unmeasured(home, run)
         else:
             yield Finding("ok", "speed", f"{run.model}: new runs use {best.candidate}; {best.reason}")
+
+
+def _unmeasured(home: Home, run: RunConfig) -> Finding:
+    """Without a bench: what the short measurement at the first load found, if there was one."""
+    from sapo_backends.measure import precision
+    from sapo_desktop.services.machine import speed
+
+    seconds = speed.precision_seconds(home, run)
+    used = f"new runs use {precision.faster(seconds)}, the faster at its first load" if seconds else "defaults are used"
+    return Finding("note", "speed", f"{run.model} was not measured here, {used}: sapo-desktop bench")
 
 
 def _activity() -> Finding:

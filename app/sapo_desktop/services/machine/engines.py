@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
-from sapo_backends.base import BackendUnavailable, Engine, Progress
+from sapo_backends.base import BackendError, BackendUnavailable, Engine, Progress
+from sapo_backends.common import hardware
 from sapo_desktop.errors import AppError
 from sapo_desktop.paths import Home
 from sapo_desktop.services.machine.load_request import request
 from sapo_swarm.config import RunConfig
 
+LOG = logging.getLogger(__name__)
 PREFERRED = ("mlx", "torch")
 """Trainers in the order in which "auto" tries them; mlx only where it has a GPU."""
 GENERATOR = "llamacpp"
 """What "auto" tries last for a node that only generates."""
-KEPT = "engine.json"
+ENGINE_FILE = "engine.json"
 """In a run's folder: what its open settings meant when it began."""
 
 
@@ -45,19 +48,21 @@ def settle(config: RunConfig, folder: Path, home: Home) -> RunConfig:
     A new run takes what was measured on this machine, else the defaults, and keeps it: a resumed run goes on with the
     engine, precision and threads it began with, whatever was measured since. Raises BackendUnavailable, AppError.
     """
-    if not (folder / KEPT).exists():
-        _keep(folder, _settled(config, folder, home))
-    return kept(config, folder)
+    if not (folder / ENGINE_FILE).exists():
+        _write(folder, _settled(config, folder, home))
+    return stored_config(config, folder)
 
 
-def kept(config: RunConfig, folder: Path) -> RunConfig:
+def stored_config(config: RunConfig, folder: Path) -> RunConfig:
     """The config with what the run of that folder began with. Runs older than this file have none."""
     try:
-        settled = msgspec.json.decode((folder / KEPT).read_bytes(), type=Settled)
+        settled = msgspec.json.decode((folder / ENGINE_FILE).read_bytes(), type=Settled)
     except FileNotFoundError:
         return config
     except (OSError, msgspec.MsgspecError) as error:
-        raise AppError(f"{folder / KEPT} cannot be read ({error}). Delete it; the defaults are used then.") from error
+        raise AppError(
+            f"{folder / ENGINE_FILE} cannot be read ({error}). Delete it; the defaults are used then."
+        ) from error
     return settled.fill(config)
 
 
@@ -73,11 +78,11 @@ def _settled(config: RunConfig, folder: Path, home: Home) -> Settled:
     return Settled(found.engine, found.precision, found.threads)
 
 
-def _keep(folder: Path, settled: Settled) -> None:
+def _write(folder: Path, settled: Settled) -> None:
     partial = folder / ".engine.partial"
     try:
         partial.write_text(json.dumps(msgspec.to_builtins(settled)), "utf-8")
-        partial.replace(folder / KEPT)
+        partial.replace(folder / ENGINE_FILE)
     except OSError as error:
         raise AppError(f"Cannot write {folder} ({error.strerror}). Free some space.") from error
 
@@ -88,6 +93,49 @@ def builder(config: RunConfig) -> Callable[[Progress], Engine]:
 
     backend = registry.backend(choose_trainer(config))()
     return lambda progress: backend.load(request(config), progress)
+
+
+def run_builder(config: RunConfig, folder: Path, home: Home) -> Callable[[Progress], Engine]:
+    """builder(settle(config)) of a node's run, which at the first load of a model on this machine also finds the faster
+    precision (about a second) and keeps it, for the run and for later ones.
+
+    Only where it is open: precision "auto", the torch engine on a processor, and a run without a checkpoint.
+    """
+    settled = settle(config, folder, home)
+    if not _precision_is_open(settled, folder):
+        return builder(settled)
+    build = builder(settled)  # a missing engine is an error now
+
+    def load(progress: Progress) -> Engine:
+        precision = _faster_precision(settled, home, progress)
+        if precision == "auto":
+            return build(progress)
+        _write(folder, Settled(settled.trainer, precision, settled.threads))
+        return builder(msgspec.structs.replace(settled, precision=precision))(progress)
+
+    return load
+
+
+def _precision_is_open(config: RunConfig, folder: Path) -> bool:
+    begun = any((folder / "checkpoints").glob("round-*"))
+    if begun or config.precision != "auto" or config.trainer != "torch":
+        return False
+    return config.device == "cpu" or (config.device == "auto" and not hardware.has_nvidia())
+
+
+def _faster_precision(config: RunConfig, home: Home, progress: Progress) -> str:
+    """Measured now or earlier; "auto", the engine's own rule, where measuring fails."""
+    from sapo_backends.measure import precision
+    from sapo_desktop.services.machine import speed
+
+    seconds = speed.precision_seconds(home, config)
+    if not seconds:
+        try:
+            seconds = precision.measure(request(config), progress)
+            speed.remember_precision(home, config, seconds)
+        except (BackendError, OSError) as error:
+            LOG.warning("The faster precision could not be measured, so the engine's own rule holds: %s", error)
+    return precision.faster(seconds)
 
 
 def choose_trainer(config: RunConfig) -> str:

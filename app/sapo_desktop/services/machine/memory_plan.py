@@ -56,10 +56,10 @@ class Plan:
 
 def plan(config: RunConfig, available: int | None = None) -> Plan | None:
     """The memory of the run's rounds on this machine; None where it cannot be told: another engine than those here,
-    a card with memory of its own, a model that is not downloaded yet."""
+    a GPU with memory of its own, a model that is not downloaded yet."""
     trainer = engines.choose_trainer(config).rpartition("+")[2]
-    on_card = config.device.startswith("cuda") or (config.device == "auto" and hardware.has_nvidia())
-    if trainer not in ("torch", "mlx") or on_card:
+    on_gpu = config.device.startswith("cuda") or (config.device == "auto" and hardware.has_nvidia())
+    if trainer not in ("torch", "mlx") or on_gpu:
         return None
     try:
         size, _ = model_size(load_request.local_folder(config), load_request.request(config))

@@ -1,4 +1,5 @@
-"""What `sapo-desktop bench` measured on this machine, kept for the runs that start later: cache/speed.json.
+"""What was measured on this machine, by `sapo-desktop bench` or at a model's first load, kept for the runs that start
+later: cache/speed.json.
 
 Measurements hold for a processor, its cores, the versions of the engines, and a model of that shape trained that way.
 A file that is damaged, or made on another machine, counts as none: then everything is as if nothing was measured.
@@ -11,7 +12,7 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -28,7 +29,7 @@ from sapo_swarm.algorithms.base import TINY, local_groups
 from sapo_swarm.config import RunConfig
 
 FORMAT = 1
-KEPT = 32
+MAX_MODELS = 32
 """Models whose measurements are kept."""
 _PACKAGES = ("sapo-desktop", "torch", "mlx", "mlx-lm", "llama-cpp-python")
 
@@ -45,10 +46,29 @@ def recall(home: Home, config: RunConfig) -> list[Measured]:
 def remember(home: Home, config: RunConfig, measured: Sequence[Measured]) -> None:
     """Keep measurements; older ones of other candidates stay. Raises OSError."""
     candidates = {m.candidate: m for m in (*recall(home, config), *measured)}
-    entries = _read(home)
-    entries.pop(_key(config), None)
-    entries[_key(config)] = {"measured": choice.encode(list(candidates.values())), "model": config.model}
-    newest = dict(list(entries.items())[-KEPT:])
+    _update(home, config, {"measured": choice.encode(list(candidates.values()))})
+
+
+def precision_seconds(home: Home, config: RunConfig) -> dict[str, float]:
+    """Seconds by precision that were measured at the first load of such a model here; empty when none were."""
+    entry = _read(home).get(_key(config))
+    found = entry.get("precision") if isinstance(entry, dict) else None
+    if not isinstance(found, dict):
+        return {}
+    return {str(name): float(value) for name, value in found.items() if isinstance(value, int | float) and value > 0}
+
+
+def remember_precision(home: Home, config: RunConfig, seconds: Mapping[str, float]) -> None:
+    """Keep what measure.precision found. Raises OSError."""
+    _update(home, config, {"precision": dict(seconds)})
+
+
+def _update(home: Home, config: RunConfig, change: dict[str, Any]) -> None:
+    """Change the entry of such a run, which becomes the newest."""
+    entries, key = _read(home), _key(config)
+    old = entries.pop(key, None)
+    entries[key] = {"measured": [], **(old if isinstance(old, dict) else {}), **change, "model": config.model}
+    newest = dict(list(entries.items())[-MAX_MODELS:])
     _write(home, {"format": FORMAT, "machine": _machine(), "entries": newest})
 
 

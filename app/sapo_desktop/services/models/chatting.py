@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from types import TracebackType
 
@@ -10,6 +10,8 @@ from sapo_backends.base import BackendError, Engine, Sampling
 from sapo_desktop.services.models.checkpoints import Chosen, of
 from sapo_desktop.services.models.store import Model
 from sapo_swarm.protocol.safe_text import safe_text
+from sapo_swarm.tasks import catalogue
+from sapo_swarm.tasks.own import library
 from sapo_swarm.tasks.prompts import messages
 
 PIECE = 8
@@ -25,6 +27,7 @@ class Chat:
         self.labels = ("base", model.name)
         self._chosen: tuple[Chosen, Chosen] = (of(model, "base"), of(model, checkpoint))
         self._engines: list[Engine] = []
+        self._system = _system(self._chosen[1].config.tasks)
 
     def __enter__(self) -> Chat:
         try:
@@ -51,7 +54,10 @@ class Chat:
 
         Each question stands alone: these models are trained on single questions. Raises BackendError.
         """
-        writing = {place: _write(engine, question, temperature) for place, engine in enumerate(self._engines)}
+        writing = {
+            place: _write(engine, messages(question, self._system), temperature)
+            for place, engine in enumerate(self._engines)
+        }
         while writing:
             for place in tuple(writing):
                 text = next(writing[place], None)
@@ -61,9 +67,16 @@ class Chat:
                     yield place, text
 
 
-def _write(engine: Engine, question: str, temperature: float) -> Iterator[str]:
+def _system(tasks: Sequence[str]) -> str:
+    """The system prompt that the model was trained under: its own task's where it has one task only, else the app's."""
+    if len(tasks) != 1 or not catalogue.is_own(tasks[0]):
+        return ""
+    return library.find(tasks[0]).spec.system
+
+
+def _write(engine: Engine, conversation: list[dict[str, str]], temperature: float) -> Iterator[str]:
     """The answer so far, every PIECE tokens: the next piece is generated after what is there already."""
-    prompt = list(engine.tokenizer.encode_chat(messages(question)))
+    prompt = list(engine.tokenizer.encode_chat(conversation))
     written: list[int] = []
     while len(written) < LONGEST:
         room = engine.info.context_length - len(prompt) - len(written)

@@ -57,7 +57,7 @@ def choose(home: Home, name: str, checkpoint: str) -> Chosen:
 
 def of(model: Model, checkpoint: str = "latest") -> Chosen:
     """The same of a model at hand. Raises UsageError."""
-    config = engines.kept(model.config, model.folder)
+    config = engines.stored_config(model.config, model.folder)
     if checkpoint == "base":
         return Chosen(f"base {config.model}", config, None, model.name)
     if not model.checkpoints:

@@ -10,7 +10,7 @@ import msgspec
 
 from sapo_backends.base import Sampling
 from sapo_desktop.services.models.checkpoints import Chosen
-from sapo_swarm.evaluation import Comparison, Interval, ItemResult, compare, items, mean_pass_at_k, task_scores
+from sapo_swarm.evaluation import Comparison, Interval, ItemResult, compare, held_out_items, mean_pass_at_k, task_scores
 from sapo_swarm.types import TaskRef
 
 OnProgress = Callable[[str, float], None]
@@ -35,7 +35,7 @@ def questions(both: Sequence[Chosen], per_task: int, preset: str = "") -> list[T
     Raises UnknownTask where a task has no such preset.
     """
     tasks = dict.fromkeys(task for chosen in both for task in chosen.config.tasks)
-    return items(tasks, preset or both[0].config.preset, per_task)
+    return held_out_items(tasks, preset or both[0].config.preset, per_task)
 
 
 async def measure(
@@ -86,8 +86,8 @@ def table(found: Compared, names: tuple[str, str] = ("before", "after")) -> Iter
         yield "~ no measurable change: the interval holds 0"
     yield ""
     yield f"Items gained {comparison.gained}, lost {comparison.lost}, McNemar p = {comparison.p_value:.2g}"
-    if comparison.kept_share is not None:
-        yield f"Share of the gain that remains among well-formed answers: {100 * comparison.kept_share:.0f} %"
+    if comparison.accuracy_share is not None:
+        yield f"Share of the gain that remains among well-formed answers: {100 * comparison.accuracy_share:.0f} %"
     yield from _shortcuts(after)
 
 
@@ -95,7 +95,7 @@ def _shortcuts(after: list[ItemResult]) -> Iterator[str]:
     found = [score for score in task_scores(after) if score.shortcut]
     for score in found:
         yield (
-            f"By rote: {score.task}, {100 * score.pass_at_1:.1f} % and with the answers to other questions "
+            f"Answer-only shortcut: {score.task}, {100 * score.pass_at_1:.1f} % and with the answers to other questions "
             f"{100 * (score.permuted or 0.0):.1f} %: at least half of this score does not come from reading the question."
         )
     if found:

@@ -75,7 +75,7 @@ def rounds_behind(model: Model) -> int:
 
 def meant(model: Model) -> RunConfig:
     """The model's settings with what "auto" and 0 meant when its training began."""
-    config, session = engines.kept(model.config, model.folder), history.last_session(model.folder)
+    config, session = engines.stored_config(model.config, model.folder), history.last_session(model.folder)
     if session is None:
         return config
     said = {"method": session.method, "precision": session.precision}

@@ -39,6 +39,7 @@ class Reporter:
         self._connected: bool | None = None
 
     def show(self, event: Event) -> None:
+        """Print what this event is worth, and count it for the summary."""
         if isinstance(event, RoundFinished):
             self._tokens += event.tokens_generated
             self._seconds += sum(event.seconds.values())
@@ -84,7 +85,7 @@ class Reporter:
         lines = ["", f"{rounds} round{'' if rounds == 1 else 's'} in {spent}, {self._tokens:,} tokens generated."]
         if edge > 1:
             share = f"in the first {len(first)} rounds, {_mean(final):.3f} in the last {len(final)}"
-            lines.append(f"Own reward: {_mean(first):.3f} {share}.")
+            lines.append(f"Local reward: {_mean(first):.3f} {share}.")
         if last is not None:
             lines.append(f"Held-out pass@1: {_held_out(last)}")
         lines.append(f"Saved in {folder}")
@@ -101,24 +102,32 @@ class Reporter:
     def _line(self, event: Event) -> str:
         if isinstance(event, RunStarted):
             at = f"goes on with round {event.round + 1}" if event.round else "starts"
-            how = "generating for others, not training," if event.method == "none" else f"{event.method} fine-tuning"
+            how = "generating for the swarm, not training," if event.method == "none" else f"{event.method} fine-tuning"
+            precision = f"{event.precision}, {event.computed_by}" if event.computed_by else event.precision
             return (
                 f"{event.name or event.run_id} {at}: {event.model}, {event.parameters / 1e6:.1f}M parameters, {how} "
-                f"on {event.device} ({event.precision}), {event.algorithm}, "
+                f"on {event.device} ({precision}), {event.algorithm}, "
                 f"{event.local_groups}/{event.external_groups} groups of {event.group_size}, {len(event.tasks)} tasks."
                 + "".join(f"\n          since the last time: {change}" for change in event.changed)
             )
         if isinstance(event, RoundFinished):
             return self._round(event)
-        if isinstance(event, SwarmUpdated):
-            return self._swarm(event)
-        if isinstance(event, Evaluated):
-            return f"          held-out pass@1 {_held_out(event)}"
-        if isinstance(event, (StateChanged, ExternalSwitched, LogLine)):
-            text = event.text if isinstance(event, LogLine) else event.sentence
-            return f"          {safe_text(text, 400, lines=False)}"
-        if isinstance(event, GroupRecorded) and event.first_solved:
-            return f"          first solved: {event.group.question.ref.dataset}"
+        text = self._news(event)
+        return f"          {text}" if text else ""
+
+    def _news(self, event: Event) -> str:
+        """What happened between two rounds; "" when there is nothing to tell."""
+        match event:
+            case SwarmUpdated():
+                return self._swarm(event)
+            case Evaluated():
+                return f"held-out pass@1 {_held_out(event)}"
+            case StateChanged() | ExternalSwitched():
+                return safe_text(event.sentence, 400, lines=False)
+            case LogLine():
+                return safe_text(event.text, 400, lines=False)
+            case GroupRecorded() if event.first_solved:
+                return f"first solved: {event.group.question.ref.dataset}"
         return ""
 
     def _swarm(self, event: SwarmUpdated) -> str:
@@ -126,7 +135,7 @@ class Reporter:
         if event.connected == self._connected:
             return ""
         self._connected = event.connected
-        return f"          swarm: {safe_text(event.sentence, 300, lines=False)}"
+        return f"swarm: {safe_text(event.sentence, 300, lines=False)}"
 
     def _round(self, event: RoundFinished) -> str:
         planned = f"/{self._planned}" if self._planned else ""
@@ -134,10 +143,10 @@ class Reporter:
         rate = event.tokens_generated / max(event.seconds.get("generate", 0.0), 1e-6)
         external = "" if event.reward_external is None else f"  external {event.reward_external:.3f}"
         if event.external_wanted:
-            external += f"  drew {event.external_groups} of up to {event.external_wanted}"
+            external += f"  took {event.external_groups} of up to {event.external_wanted}"
         return (
-            f"round {event.round + 1:>4}{planned}  own {event.reward_local or 0.0:.3f}{external}  "
-            f"informative {event.nonzero_groups}/{event.local_groups}  entropy {_number(event.entropy)}  "
+            f"round {event.round + 1:>4}{planned}  local {event.reward_local or 0.0:.3f}{external}  "
+            f"unequal {event.nonzero_groups}/{event.local_groups}  entropy {_number(event.entropy)}  "
             f"{rate:,.0f} tok/s  {took:.1f} s"
         )
 

@@ -9,7 +9,7 @@ from sapo_desktop.errors import AppError
 from sapo_desktop.paths import Home
 from sapo_desktop.services.swarms.interface import ActionFailed, Hosted
 
-INVITE_HOURS = 168.0
+INVITE_HOURS, INVITE_USES = 168.0, 10
 
 
 class HomeActions:
@@ -19,11 +19,13 @@ class HomeActions:
         self._home = home
 
     def hosting(self) -> bool:
+        """See SwarmActions."""
         from sapo_desktop.services.swarms import hosting
 
         return hosting.find(self._home) is not None
 
     async def join(self, invite: str) -> str:
+        """See SwarmActions."""
         from sapo_desktop.services.models import control
         from sapo_desktop.services.swarms import membership
 
@@ -37,6 +39,7 @@ class HomeActions:
         return "The node goes on in the swarm, with the same model and its weights"
 
     async def host(self, everybody: bool) -> Hosted:
+        """See SwarmActions."""
         from sapo_desktop.services.swarms import hosting
         from sapo_swarm.protocol.client import CoordinatorError
         from sapo_swarm.protocol.invite import is_loopback
@@ -44,13 +47,14 @@ class HomeActions:
         try:
             state = await hosting.start(self._home, ["--host", "0.0.0.0"] if everybody else [])
             async with state.client() as admin:
-                invites = await admin.new_invite("from the dashboard", INVITE_HOURS)
+                invites = await admin.new_invite("from the dashboard", INVITE_HOURS, INVITE_USES)
         except (AppError, CoordinatorError, OSError) as error:
             raise ActionFailed(str(error)) from error
         ordered = sorted(invites, key=lambda invite: is_loopback(invite.host))
         return Hosted(state.name, tuple(map(str, ordered)), f"{state.access().url}/")
 
     async def stop_hosting(self) -> str:
+        """See SwarmActions."""
         from sapo_desktop.services.swarms import hosting
 
         try:
@@ -60,6 +64,7 @@ class HomeActions:
         return "The coordinator has stopped; members train on alone until it is back"
 
     async def leave(self) -> str:
+        """See SwarmActions."""
         from sapo_desktop.services.swarms.leaving import leave
 
         try:
@@ -68,6 +73,7 @@ class HomeActions:
             raise ActionFailed(str(error)) from error
 
     async def nearby(self) -> tuple[str, ...]:
+        """See SwarmActions."""
         from sapo_desktop.services.swarms import lan
 
         return await lan.look()

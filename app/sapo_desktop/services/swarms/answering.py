@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -75,14 +74,14 @@ class Desk:
             node=self.identity.node,
             model=MODEL,
             policy_step=self.asked,
-            ts=int(time.time() * 1000),
+            ts=int(client.unix_time() * 1000),
         )
         result = await client.exchange([self.identity.sign_group(self.swarm, body)], 0)
         if not result.connected:
             return f"Not shared. {result.sentence}"
         if result.accepted:
-            drawn = f" Others drew yours {result.uptake} times so far." if result.uptake else ""
-            return f"Shared: the swarm holds your {len(texts)} attempts.{drawn}"
+            uptake = f" Others sampled yours {result.uptake} times so far." if result.uptake else ""
+            return f"Shared: the swarm holds your {len(texts)} attempts.{uptake}"
         return f"Not taken by the coordinator: {', '.join(result.refused) or 'no reason given'}."
 
 

@@ -20,15 +20,18 @@ from sapo_swarm.coordinator.admin.client import AdminAccess, AdminClient, read_a
 START_LIMIT_S = 20.0
 STOP_LIMIT_S = 20.0
 _POLL_S = 0.1
+SAME_START_S = 2.0
 
 
 class Hosting(msgspec.Struct, frozen=True, kw_only=True):
-    """A running coordinator, as other processes of this home find it. admin: the file with its address and admin key."""
+    """A running coordinator, as other processes of this home find it. admin: the file with its address and admin key. started:
+    Unix time at which the process began: its number may be another's by now."""
 
     pid: int
     name: str
     open: bool
     admin: str
+    started: float = 0.0
 
     def access(self) -> AdminAccess:
         """Raises CoordinatorError."""
@@ -65,7 +68,17 @@ def find(home: Home) -> Hosting | None:
         state = msgspec.json.decode(_file(home).read_bytes(), type=Hosting)
     except (OSError, msgspec.MsgspecError):
         return None
-    return state if background.alive(state.pid) else None
+    return state if background.alive(state.pid) and _same(state) else None
+
+
+def _same(state: Hosting) -> bool:
+    """The process of this number is the one that wrote the file (files of older versions do not tell)."""
+    import psutil
+
+    try:
+        return not state.started or abs(psutil.Process(state.pid).create_time() - state.started) < SAME_START_S
+    except psutil.Error:
+        return False
 
 
 def need(home: Home) -> Hosting:

@@ -41,13 +41,13 @@ async def announced(name: str, port: int, addresses: Sequence[str]) -> AsyncIter
 async def look(seconds: float = LOOK_S) -> tuple[str, ...]:
     """host:port of what announces itself, as text that is safe to show; nothing where zeroconf is not installed."""
     try:
-        from zeroconf import ServiceStateChange, Zeroconf
+        from zeroconf import ServiceStateChange
         from zeroconf.asyncio import AsyncServiceBrowser, AsyncServiceInfo, AsyncZeroconf
     except ImportError:
         return ()
     names: list[str] = []
 
-    def changed(zeroconf: Zeroconf, service_type: str, name: str, state_change: ServiceStateChange) -> None:
+    def changed(name: str, state_change: ServiceStateChange, **_rest: object) -> None:
         if state_change is ServiceStateChange.Added and len(names) < MOST:
             names.append(name)
 

@@ -19,6 +19,7 @@ from sapo_swarm.protocol.invite import BadInvite, Invite, parse_invite
 from sapo_swarm.protocol.keystore import KeyStoreError, StoredIdentity, load_or_create
 from sapo_swarm.protocol.receive import AcceptanceRules
 from sapo_swarm.protocol.safe_text import safe_text
+from sapo_swarm.tasks import catalogue
 
 OWN, EXTERNAL = 2, 8
 """I / J of a node in a swarm unless the person says otherwise (docs/decisions/0013-default-strategy.md). J is an upper bound: own
@@ -70,7 +71,7 @@ def mixed(config: RunConfig, typed: set[str], parameters: int | None = None) -> 
     """The settings of a node in a swarm, whose model has so many parameters: I / J of 2 / 8, or of 24 / 8 for a tiny model,
     unless one of them was set.
 
-    A node that only generates (method none) draws nothing and has nothing to evaluate.
+    A node that only generates (method none) samples nothing and has nothing to evaluate.
     """
     if config.method == "none":
         changes = {"external_groups": 0} | ({} if "eval_every" in typed else {"eval_every": 0})
@@ -80,6 +81,15 @@ def mixed(config: RunConfig, typed: set[str], parameters: int | None = None) -> 
     tiny = parameters is not None and parameters < TINY
     own, external = (TINY_OWN, TINY_EXTERNAL) if tiny else (OWN, EXTERNAL)
     return msgspec.structs.replace(config, local_groups=own, external_groups=external)
+
+
+def require_shared(config: RunConfig) -> None:
+    """Raises UsageError where nothing that this node trains on may leave the machine: own tasks are private."""
+    if all(catalogue.is_own(task) for task in config.tasks):
+        raise UsageError(
+            f"{', '.join(config.tasks)}: your own tasks are private, nothing of them is shared with a swarm. "
+            "Train on them alone (--silo), or add a task that the swarm knows."
+        )
 
 
 def alone(config: RunConfig) -> RunConfig:

@@ -121,8 +121,8 @@ def rope_divisors(spec: DecoderSpec) -> NDArray[np.float32]:
     """What llama.cpp divides each rotary frequency by (head_dim / 2,) for Llama 3's stretched wavelengths."""
     rope = spec.rope
     frequencies = 1.0 / rope.theta ** (np.arange(0, spec.head_dim, 2) / spec.head_dim)
-    turns = rope.original_context * frequencies / (2 * np.pi)
-    blend = np.clip((turns - rope.low_frequency) / (rope.high_frequency - rope.low_frequency), 0.0, 1.0)
+    rotations = rope.original_context * frequencies / (2 * np.pi)
+    blend = np.clip((rotations - rope.low_frequency) / (rope.high_frequency - rope.low_frequency), 0.0, 1.0)
     divisors: NDArray[np.float32] = (1.0 / (blend + (1.0 - blend) / rope.factor)).astype(np.float32)
     return divisors
 

@@ -1,6 +1,7 @@
-"""Drawing the next token on the device: inverse CDF over block sums, then within one block a row.
+"""DecodeWeights the next token on the device: inverse CDF over block sums, then within one block a row.
 
-Metal has no float64, so that probabilities are exact to about 1e-6 here; see sapo_backends.common.numpy_sampler for the rest.
+Metal has no float64, so that probabilities are exact to about 1e-6 here; see sapo_backends.common.numpy_sampler for the
+rest.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from sapo_backends.base import Sampling
 BLOCK = 256
 
 
-def draw(logits: Any, sampling: Sampling, uniform: Any) -> tuple[Any, Any]:
+def sample(logits: Any, sampling: Sampling, uniform: Any) -> tuple[Any, Any]:
     """logits (rows, V), uniform (rows,) in [0, 1) -> tokens (rows,), log-probabilities (rows,) under
     softmax(logits / temperature), or at temperature 1 when greedy."""
     logits = logits.astype(mx.float32)
@@ -29,7 +30,7 @@ def draw(logits: Any, sampling: Sampling, uniform: Any) -> tuple[Any, Any]:
 
 
 def inverse_cdf(weights: Any, uniform: Any) -> Any:
-    """Index (rows,) drawn in proportion to non-negative weights (rows, V); never one of weight 0."""
+    """Index (rows,) sampled in proportion to non-negative weights (rows, V); never one of weight 0."""
     rows, size = weights.shape
     padded = mx.pad(weights, [(0, 0), (0, -size % BLOCK)])
     blocks = padded.reshape(rows, -1, BLOCK)
@@ -56,5 +57,5 @@ def nucleus(weights: Any, top_p: float) -> Any:
     order = mx.argsort(-weights, axis=-1)
     ordered = mx.take_along_axis(weights, order, axis=-1)
     before = mx.cumsum(ordered, axis=-1) - ordered
-    kept = mx.where(before < top_p, ordered, 0.0)
-    return mx.put_along_axis(mx.zeros_like(weights), order, kept, axis=-1)
+    nucleus_weights = mx.where(before < top_p, ordered, 0.0)
+    return mx.put_along_axis(mx.zeros_like(weights), order, nucleus_weights, axis=-1)

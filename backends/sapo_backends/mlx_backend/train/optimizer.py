@@ -23,7 +23,7 @@ class AdamW:
     def step(self, tensors: Tensors, gradient: Tensors, policy: PolicyUpdate) -> float:
         """Replace the entries of `tensors`; gives the gradient's norm before clipping. A gradient that is not finite
         changes nothing."""
-        squares: Any = sum((slope.square().sum() for slope in gradient.values()), mx.array(0.0))
+        squares: Any = sum((grad.square().sum() for grad in gradient.values()), mx.array(0.0))
         norm = math.sqrt(float(squares))
         if not math.isfinite(norm):
             return norm
@@ -33,10 +33,10 @@ class AdamW:
         rate = policy.learning_rate / (1.0 - beta1**self.steps)
         correction = math.sqrt(1.0 - beta2**self.steps)
         decay = 1.0 - policy.learning_rate * policy.weight_decay
-        for name, slope in gradient.items():
-            slope = slope * shrink
-            first = self.first[name] + (1.0 - beta1) * (slope - self.first[name])
-            second = self.second[name] * beta2 + (1.0 - beta2) * slope.square()
+        for name, grad in gradient.items():
+            grad = grad * shrink
+            first = self.first[name] + (1.0 - beta1) * (grad - self.first[name])
+            second = self.second[name] * beta2 + (1.0 - beta2) * grad.square()
             tensors[name] = tensors[name] * decay - rate * first / (second.sqrt() / correction + policy.adam_eps)
             self.first[name], self.second[name] = first, second
         mx.eval(tensors, self.first, self.second)

@@ -9,13 +9,13 @@ import mlx.core as mx
 import numpy as np
 
 from sapo_backends.base import CancelToken, PolicyUpdate, TrainSample, UpdateStats
-from sapo_backends.common.minibatches import Scorer
-from sapo_backends.common.packing import plan
-from sapo_backends.common.update import Tally, run_update, trains
+from sapo_backends.common.minibatches import LogprobFn
+from sapo_backends.common.packing import plan_micro_batches
+from sapo_backends.common.update import Tally, has_gradient, run_update
 from sapo_backends.mlx_backend.kv_cache import SHAPE_STEP
 from sapo_backends.mlx_backend.model import MlxModel, Tensors
 from sapo_backends.mlx_backend.packing import Packed, pack
-from sapo_backends.mlx_backend.train.loss import Recorded, objective, recorded
+from sapo_backends.mlx_backend.train.loss import SampleArrays, objective, sample_arrays
 from sapo_backends.mlx_backend.train.optimizer import AdamW
 
 
@@ -33,21 +33,21 @@ def _count(tally: Tally, packed: Packed, samples: Sequence[TrainSample], results
     )
 
 
-def _slope(model: MlxModel, packed: Packed, given: Recorded, policy: PolicyUpdate) -> tuple[Any, Tensors]:
+def _grad(model: MlxModel, packed: Packed, given: SampleArrays, policy: PolicyUpdate) -> tuple[Any, Tensors]:
     """((loss, clipped, ratio, logprobs, entropy), d loss / d trained) of one micro-batch."""
 
     def loss(tensors: Tensors) -> tuple[Any, ...]:
         model.use(tensors)
-        scores = model.score(packed, policy.temperature)
+        scores = model.token_logprobs(packed, policy.temperature)
         value, clipped, ratio = objective(scores.logprobs, packed.valid, given, policy)
         return value, clipped, ratio, scores.logprobs, scores.entropy
 
     try:
-        results, slopes = mx.value_and_grad(loss)(model.trained)
+        results, grads = mx.value_and_grad(loss)(model.trained)
     finally:
         model.settle()  # without this the module would keep what the differentiation passed through it
-    mx.eval(results, slopes)
-    return results, slopes
+    mx.eval(results, grads)
+    return results, grads
 
 
 def gradient(
@@ -59,16 +59,16 @@ def gradient(
     on_progress: Callable[[float], None] | None = None,
 ) -> Tensors:
     """d loss / d trained tensors of one minibatch, summed over its micro-batches in float32."""
-    active = [sample for sample in part if trains(sample)]
+    active = [sample for sample in part if has_gradient(sample)]
     pairs = [(sample.prompt, sample.completion) for sample in active]
-    batches = plan(pairs, budget, step=SHAPE_STEP)
+    batches = plan_micro_batches(pairs, budget, step=SHAPE_STEP)
     total: Tensors = {}
     for done, members in enumerate(batches):
         samples = [active[i] for i in members]
         packed = pack(pairs, members)
-        given = recorded(samples, part, policy, packed.targets.shape[1])
-        results, slopes = _slope(model, packed, given, policy)
-        total = {name: slope + total[name] if total else slope for name, slope in slopes.items()}
+        given = sample_arrays(samples, part, policy, packed.targets.shape[1])
+        results, grads = _grad(model, packed, given, policy)
+        total = {name: grad + total[name] if total else grad for name, grad in grads.items()}
         mx.eval(total)
         _count(tally, packed, samples, results)
         if on_progress is not None:
@@ -83,18 +83,18 @@ def update(
     policy: PolicyUpdate,
     seed: int,
     budget: int,
-    score: Scorer,
+    logprob_fn: LogprobFn,
     cancel: CancelToken | None = None,
     on_progress: Callable[[float], None] | None = None,
 ) -> UpdateStats:
     """See Engine.update. budget: padded tokens in a micro-batch."""
 
-    def slope(part: Sequence[TrainSample], tally: Tally, report: Callable[[float], None] | None) -> Tensors:
+    def grad(part: Sequence[TrainSample], tally: Tally, report: Callable[[float], None] | None) -> Tensors:
         return gradient(model, part, policy, budget, tally, report)
 
-    def step(slopes: Tensors) -> float:
-        norm = optimizer.step(model.trained, slopes, policy)
+    def step(grads: Tensors) -> float:
+        norm = optimizer.step(model.trained, grads, policy)
         model.settle()
         return norm
 
-    return run_update(batch, policy, seed, score, slope, step, cancel, on_progress)
+    return run_update(batch, policy, seed, logprob_fn, grad, step, cancel, on_progress)

@@ -13,21 +13,21 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from sapo_backends.torch_backend.decode.cuda_graph import RECORDER
-from sapo_backends.torch_backend.decode.step import Keys
+from sapo_backends.torch_backend.decode.cuda_graph import CAPTURE
+from sapo_backends.torch_backend.decode.step import LayerKVCache
 
 STEP_COST = 256
 """What a row's projections cost in a decode step, in units of one token of attention."""
-CLASS_COST = 1500
-"""What a further length class costs a step on a CPU, in units of one token of one place: its operations."""
+BUCKET_COST = 1500
+"""What a further length bucket costs a step on a CPU, in units of one token of one place: its operations."""
 
 
 def grid(owner: Tensor, lengths: Tensor, own_tokens: int) -> tuple[Tensor, Tensor]:
     """Places for rows of prompts owner (rows,), ascending: entries of equally many places, each entry of one prompt.
 
     lengths (prompts,): tokens of each prompt; entries with shorter ones come first. Gives (entries, width) row of each
-    place, and (rows,) place of each row. A place left over repeats a row. A prompt with many rows may get several entries:
-    the width is chosen so that little is computed in vain.
+    place, and (rows,) place of each row. A place left over repeats a row. A prompt with many rows may get several
+    entries: the width is chosen so that little is computed in vain.
     """
     used, counts = torch.unique_consecutive(owner.cpu(), return_counts=True)
     tokens = lengths.cpu()[used]
@@ -48,10 +48,10 @@ def grid(owner: Tensor, lengths: Tensor, own_tokens: int) -> tuple[Tensor, Tenso
     return torch.tensor(rows_of, device=owner.device), torch.tensor(place_of, device=owner.device)
 
 
-def classes(lengths: Sequence[int], width: int) -> list[int]:
-    """Where to cut entries of ascending prompt length into classes that are each padded to their longest only.
+def length_buckets(lengths: Sequence[int], width: int) -> list[int]:
+    """Where to cut entries of ascending prompt length into buckets that are each padded to their longest only.
 
-    Gives the end of each class. A cut is made where it saves more than it costs.
+    Gives the end of each bucket. A cut is made where it saves more than it costs.
     """
 
     def cut(begin: int, end: int) -> list[int]:
@@ -59,45 +59,45 @@ def classes(lengths: Sequence[int], width: int) -> list[int]:
             (((m - begin) * width * (lengths[end - 1] - lengths[m - 1]), m) for m in range(begin + 1, end)),
             default=(0, end),
         )
-        return [end] if saved <= CLASS_COST else cut(begin, middle) + cut(middle, end)
+        return [end] if saved <= BUCKET_COST else cut(begin, middle) + cut(middle, end)
 
     return cut(0, len(lengths))
 
 
-class Cache:
+class KVCache:
     """Keys and values of E entries, each with one prompt, times W places with their own tokens.
 
-    used: filled slots of the places' own tokens. Entries lie in classes of similar prompt length: ends, the end of each;
-    biases (E' * kv_heads, 1, p): -inf on the padding of a class's shorter prompts, None when all are equally long. On a
-    CPU the cache is float32: products with one query are bound by overhead, and the bfloat16 kernels have several times
-    more of it.
+    used: filled slots of the places' own tokens. Entries are in buckets of similar prompt length: ends, the end of
+    each; biases (E' * kv_heads, 1, p): -inf on the padding of a bucket's shorter prompts, None when all are equally
+    long. On a CPU the cache is float32: products with one query are bound by overhead, and the bfloat16 kernels have
+    several times more of it.
     """
 
     def __init__(
         self, prompts: list[Tensor], lengths: Tensor, entry_prompt: Tensor, width: int, slots: int, used: int = 0
     ) -> None:
         """prompts: keys and values (2, prompts, kv_heads, p, d) of each layer. lengths (prompts,): their real tokens.
-        entry_prompt (E,): each entry's prompt, by ascending length. slots: how many tokens will be drawn."""
+        entry_prompt (E,): each entry's prompt, by ascending length. slots: how many tokens will be sampled."""
         device, tokens = lengths.device, lengths[entry_prompt]
         kind = torch.float32 if device.type == "cpu" else prompts[0].dtype
         self._prompts, self._lengths, self._entry_prompt = prompts, lengths, entry_prompt
         self.used, self._slots = used, slots
-        # Elsewhere a class costs launches of kernels, which are the time of a step.
-        self.ends = classes(tokens.tolist(), width) if device.type == "cpu" else [len(entry_prompt)]
+        # Elsewhere a bucket costs launches of kernels, which are the time of a step.
+        self.ends = length_buckets(tokens.tolist(), width) if device.type == "cpu" else [len(entry_prompt)]
         longest = [int(tokens[end - 1]) for end in self.ends]
         shared = []
         for keys_values in prompts:
-            kept = [
+            of_bucket = [
                 keys_values[:, :, :, :p].index_select(1, entry_prompt[part]).to(kind).flatten(1, 2)
                 for part, p in zip(_parts(self.ends), longest, strict=True)
             ]
-            keys = [kv[0].transpose(1, 2) for kv in kept]
-            if device.type == "cpu":  # products with a few rows are several times faster with keys that lie by number
+            keys = [kv[0].transpose(1, 2) for kv in of_bucket]
+            if device.type == "cpu":  # a few rows times transposed keys (head_dim, tokens): several times faster
                 keys = [k.contiguous() for k in keys]
-            shared.append((keys, [kv[1] for kv in kept]))
-        self._open(shared, prompts[0].shape[2], width)
+            shared.append((keys, [kv[1] for kv in of_bucket]))
+        self._allocate(shared, prompts[0].shape[2], width)
 
-    def _open(self, shared: Sequence[tuple[list[Tensor], list[Tensor]]], heads: int, width: int) -> None:
+    def _allocate(self, shared: Sequence[tuple[list[Tensor], list[Tensor]]], heads: int, width: int) -> None:
         """Room for the places' own tokens beside what they share: prompt_k and prompt_v of each layer."""
         first = shared[0][1][0]
         tokens = self._lengths[self._entry_prompt]
@@ -106,61 +106,68 @@ class Cache:
             for part, v in zip(_parts(self.ends), shared[0][1], strict=True)
         ]
         shape, size = (len(tokens), heads, width), first.shape[2]
-        # A recorded step reads every slot and hides those that are not filled yet: nothing there may be infinite.
-        new = torch.zeros if RECORDER.wanted(first.device) else torch.empty
-        self.layers: list[Keys] = []
+        # A captured step reads every slot and hides those that are not filled yet: nothing there may be infinite.
+        new = torch.zeros if CAPTURE.wanted(first.device) else torch.empty
+        self.layers: list[LayerKVCache] = []
         for keys, values in shared:
-            own_k = new((*shape, size, self._slots), dtype=first.dtype, device=first.device)
-            own_v = new((*shape, self._slots, size), dtype=first.dtype, device=first.device)
-            self.layers.append(Keys(keys, values, own_k, own_v))
+            completion_k = new((*shape, size, self._slots), dtype=first.dtype, device=first.device)
+            completion_v = new((*shape, self._slots, size), dtype=first.dtype, device=first.device)
+            self.layers.append(LayerKVCache(keys, values, completion_k, completion_v))
 
     @property
     def slots(self) -> int:
+        """Tokens that each place has room for."""
         return self._slots
 
     @property
     def entries(self) -> int:
-        return self.layers[0].own_k.shape[0]
+        """E."""
+        return self.layers[0].completion_k.shape[0]
 
     @property
     def width(self) -> int:
-        return self.layers[0].own_k.shape[2]
+        """W, places of an entry."""
+        return self.layers[0].completion_k.shape[2]
 
     @property
     def kind(self) -> torch.dtype:
-        return self.layers[0].own_k.dtype
+        """The type that keys and values are stored in."""
+        return self.layers[0].completion_k.dtype
 
-    def keep(self, places: Tensor) -> Cache:
+    def keep(self, places: Tensor) -> KVCache:
         """A cache of only these places, (E', W'): those of one entry belong to one prompt."""
         entry, column = places // self.width, places % self.width
         fresh = self._of(entry[:, 0], places.shape[1])
         for old, new in zip(self.layers, fresh.layers, strict=True):
             # (E', W', heads, ...) of what the places wrote
-            new.own_k[..., : self.used] = old.own_k[..., : self.used].transpose(1, 2)[entry, column].transpose(1, 2)
-            written = old.own_v[..., : self.used, :].transpose(1, 2)[entry, column]
-            new.own_v[..., : self.used, :] = written.transpose(1, 2)
+            new.completion_k[..., : self.used] = (
+                old.completion_k[..., : self.used].transpose(1, 2)[entry, column].transpose(1, 2)
+            )
+            written = old.completion_v[..., : self.used, :].transpose(1, 2)[entry, column]
+            new.completion_v[..., : self.used, :] = written.transpose(1, 2)
         return fresh
 
-    def _of(self, entries: Tensor, width: int) -> Cache:
-        """An empty cache of these entries (E',), ascending, of so many places. On a CPU the classes stay as they are, which
-        copies least, unless half as many would do."""
+    def _of(self, entries: Tensor, width: int) -> KVCache:
+        """An empty cache of these entries (E',), ascending, of so many places. On a CPU the buckets stay as they are,
+        which copies least, unless half as many would do."""
         prompt = self._entry_prompt[entries]
         ends = torch.searchsorted(entries.contiguous(), torch.tensor(self.ends, device=entries.device)).tolist()
         left = [i for i, part in enumerate(_parts(ends)) if part.stop > part.start]
-        if entries.device.type != "cpu" or 2 * len(classes(self._lengths[prompt].tolist(), width)) <= len(left):
-            return Cache(self._prompts, self._lengths, prompt, width, self._slots, self.used)
+        if entries.device.type != "cpu" or 2 * len(length_buckets(self._lengths[prompt].tolist(), width)) <= len(left):
+            return KVCache(self._prompts, self._lengths, prompt, width, self._slots, self.used)
         begins = [0, *self.ends]
         chosen = [(i, entries[part] - begins[i]) for i, part in enumerate(_parts(ends)) if i in left]
         heads = self._prompts[0].shape[2]
 
-        def kept(x: list[Tensor]) -> list[Tensor]:
+        def selected(x: list[Tensor]) -> list[Tensor]:
             return [
-                x[i].view(-1, heads, *x[i].shape[1:]).index_select(0, of_class).flatten(0, 1) for i, of_class in chosen
+                x[i].view(-1, heads, *x[i].shape[1:]).index_select(0, in_bucket).flatten(0, 1)
+                for i, in_bucket in chosen
             ]
 
         fresh = copy(self)
         fresh._entry_prompt, fresh.ends = prompt, [ends[i] for i in left]
-        fresh._open([(kept(layer.prompt_k), kept(layer.prompt_v)) for layer in self.layers], heads, width)
+        fresh._allocate([(selected(layer.prompt_k), selected(layer.prompt_v)) for layer in self.layers], heads, width)
         return fresh
 
 

@@ -1,4 +1,5 @@
-"""Decoding with the compiled kernels: nothing is padded but vectors, and a row that leaves leaves everything in place."""
+"""Decoding with the compiled kernels: nothing is padded but vectors, and a row that leaves leaves everything in
+place."""
 
 from __future__ import annotations
 
@@ -12,12 +13,12 @@ from torch import Tensor
 
 from sapo_backends.base import TokenIds
 from sapo_backends.checkpoints.spec import DecoderSpec
-from sapo_backends.torch_backend.decode.native_weights import NativeDrawing
+from sapo_backends.torch_backend.decode.native_weights import NativeDecodeWeights
 from sapo_backends.torch_backend.native.library import CHUNK, PAD, Layer, Shape, at
 from sapo_backends.torch_backend.ops.rope import RopeTable
 
 
-def _up(count: int) -> int:
+def _padded(count: int) -> int:
     return -(-count // PAD) * PAD
 
 
@@ -28,76 +29,78 @@ class NativeSession:
         self,
         spec: DecoderSpec,
         rope: RopeTable,
-        drawing: NativeDrawing,
+        weights: NativeDecodeWeights,
         prompts: Sequence[TokenIds],
         owner: Tensor,
         steps: int,
     ) -> None:
-        self._kernels, self._spec, self._drawing = drawing.kernels, spec, drawing
+        self._kernels, self._spec, self._weights = weights.kernels, spec, weights
         lengths = [len(prompt) for prompt in prompts]
-        longest, slots = max(lengths), _up(steps)
+        longest, slots = max(lengths), _padded(steps)
         self._cos, self._sin = rope.tables(longest + steps)
         self._shape = Shape(spec.heads, spec.kv_heads, spec.head_dim, slots, spec.norm_eps)
         self._lengths = torch.tensor(lengths)
-        ends = list(accumulate(spec.kv_heads * spec.head_dim * _up(length) for length in lengths))
+        ends = list(accumulate(spec.kv_heads * spec.head_dim * _padded(length) for length in lengths))
         self._begins = torch.tensor([0, *ends[:-1]])
         self._keys_values = torch.empty(spec.layers, 2, ends[-1])
-        width = CHUNK * (spec.heads // spec.kv_heads) * (_up(longest) + slots + 2 * spec.head_dim)
+        width = CHUNK * (spec.heads // spec.kv_heads) * (_padded(longest) + slots + 2 * spec.head_dim)
         self._scratch = torch.empty(width)
         self.logits = self._prefill(prompts)[owner]
         self._owner, self._rows, self._used = owner, torch.arange(len(owner)), 0
         # Slots behind the filled ones are multiplied and hidden afterwards: nothing there may be slow to compute with.
-        self._own = torch.zeros(spec.layers, 2, len(owner) * spec.kv_heads * spec.head_dim * slots)
+        self._completions = torch.zeros(spec.layers, 2, len(owner) * spec.kv_heads * spec.head_dim * slots)
         wide = spec.hidden + 2 * (spec.query_width + spec.kv_width) + 3 * spec.intermediate
-        self._room = torch.empty(len(owner) * wide)
+        self._workspace = torch.empty(len(owner) * wide)
         self._layers = (Layer * spec.layers)(*(self._layer(number) for number in range(spec.layers)))
 
     def _layer(self, number: int) -> Layer:
         """Where everything of a layer lies."""
-        of = self._drawing.layers[number]
+        of = self._weights.layers[number]
         mixing = of.norm1, of.qkv.panels, of.qkv.bias, of.q_norm, of.k_norm, of.out.panels, of.out.bias
         mlp = of.norm2, of.gate_up.panels, of.gate_up.bias, of.down.panels, of.down.bias
-        return Layer(*map(at, (*mixing, *mlp, *self._keys_values[number], *self._own[number])))
+        return Layer(*map(at, (*mixing, *mlp, *self._keys_values[number], *self._completions[number])))
 
     def _prefill(self, prompts: Sequence[TokenIds]) -> Tensor:
         """Every prompt's keys and values; logits (prompts, V) after each."""
         spec, kernels, starts = self._spec, self._kernels, torch.tensor([0, *accumulate(map(len, prompts))])[:-1]
         last = starts + self._lengths - 1
-        x = F.embedding(torch.tensor([token for prompt in prompts for token in prompt]), self._drawing.embed)
-        for number, layer in enumerate(self._drawing.layers):
-            qkv = layer.qkv(kernels.normalise(x, layer.norm1, spec.norm_eps))
-            mixed = x.new_empty(len(x), spec.query_width)
+        x = F.embedding(torch.tensor([token for prompt in prompts for token in prompt]), self._weights.embed)
+        for number, layer in enumerate(self._weights.layers):
+            qkv = layer.qkv(kernels.rms_norm(x, layer.norm1, spec.norm_eps))
+            attended = x.new_empty(len(x), spec.query_width)
             ends = number == spec.layers - 1
-            kernels.library.sapo_prompts(
+            kernels.library.sapo_prefill_attention(
                 ctypes.byref(self._shape),
                 len(prompts),
                 *map(at, (starts, self._lengths, self._begins, qkv, layer.q_norm, layer.k_norm, self._cos, self._sin)),
                 *map(at, self._keys_values[number]),
                 ends,
-                *map(at, (mixed, self._scratch)),
+                *map(at, (attended, self._scratch)),
             )
             if ends:
-                x, mixed = x[last], mixed[last]
-            x = layer.out.added(mixed, x)
-            x = layer.down.added(kernels.gate(layer.gate_up(kernels.normalise(x, layer.norm2, spec.norm_eps))), x)
-        return self._headed(x)
+                x, attended = x[last], attended[last]
+            x = layer.out.add_to(attended, x)
+            x = layer.down.add_to(kernels.swiglu(layer.gate_up(kernels.rms_norm(x, layer.norm2, spec.norm_eps))), x)
+        return self._logits(x)
 
     def step(self, tokens: Tensor) -> None:
-        spec, x = self._spec, F.embedding(tokens, self._drawing.embed)
-        self._kernels.library.sapo_step(
+        """See Session.step."""
+        spec, x = self._spec, F.embedding(tokens, self._weights.embed)
+        self._kernels.library.sapo_decode_step(
             ctypes.byref(self._shape),
             *(spec.layers, self._layers, spec.hidden, spec.intermediate),
             len(x),
             *map(at, (x, self._rows, self._owner)),
             self._used,
-            *map(at, (self._lengths, self._begins, self._cos, self._sin, self._room, self._scratch)),
+            *map(at, (self._lengths, self._begins, self._cos, self._sin, self._workspace, self._scratch)),
         )
         self._used += 1
-        self.logits = self._headed(x)
+        self.logits = self._logits(x)
 
     def keep(self, rows: Tensor) -> None:
+        """See Session.keep."""
         self.logits, self._owner, self._rows = self.logits[rows], self._owner[rows], self._rows[rows]
 
-    def _headed(self, x: Tensor) -> Tensor:
-        normal = self._kernels.normalise(x, self._drawing.norm, self._spec.norm_eps)
-        return F.linear(normal, self._drawing.head)
+    def _logits(self, x: Tensor) -> Tensor:
+        normal = self._kernels.rms_norm(x, self._weights.norm, self._spec.norm_eps)
+        return F.linear(normal, self._weights.head)

@@ -1,4 +1,4 @@
-"""One decode step of a whole batch as a single function that TorchScript can run (scripting.py).
+"""One decode step of a whole batch as a single function that TorchScript can run (runtime/torchscript.py).
 
 On processors whose bfloat16 goes through oneDNN the weights are laid out for it once a batch.
 """
@@ -10,25 +10,26 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sapo_backends.torch_backend.ops.fused_ops import normalised, rotate
+from sapo_backends.torch_backend.ops.fused_ops import rms_norm_forward, rotate
 from sapo_backends.torch_backend.runtime.torchscript import scripted
 
 
 class Projection(NamedTuple):
-    """A linear layer, weight (out, in) or oneDNN's own form of it, and its adapter: scale * up down x.
+    """A linear layer, weight (out, in) or oneDNN's own form of it, and its adapter: scale * B A x.
 
-    downs: none, or one (parts * rank, in); ups: none, or one (out, parts * rank), 0 but for each part's own rank.
+    lora_a: none, or one (parts * rank, in); lora_b: none, or one (out, parts * rank), 0 but for each part's own rank.
     """
 
     weight: Tensor
     bias: Tensor | None
-    downs: list[Tensor]
-    ups: list[Tensor]
+    lora_a: list[Tensor]
+    lora_b: list[Tensor]
     scale: float
 
 
 class Layer(NamedTuple):
-    """One layer's weights. mlp: gate and up, or one fused projection. head_norms: none, or those of queries and keys."""
+    """One layer's weights. mlp: gate and up, or one fused projection. head_norms: none, or those of queries and
+    keys."""
 
     norm1: Tensor
     qkv: Projection
@@ -39,17 +40,18 @@ class Layer(NamedTuple):
     down: Projection
 
 
-class Keys(NamedTuple):
-    """One layer's cache for E entries of W places each; see cache.Cache.
+class LayerKVCache(NamedTuple):
+    """One layer's cache for E entries of W places each; see kv_cache.KVCache.
 
-    prompt_k (E' * kv_heads, d, p) and prompt_v (E' * kv_heads, p, d) of each length class of E' entries are shared by an
-    entry's places. own_k (E, kv_heads, W, d, slots) and own_v (E, kv_heads, W, slots, d) are what those wrote themselves.
+    prompt_k (E' * kv_heads, d, p) and prompt_v (E' * kv_heads, p, d) of each length bucket of E' entries are shared by
+    an entry's places; keys are transposed. completion_k (E, kv_heads, W, d, slots) and completion_v (E, kv_heads, W,
+    slots, d) are those of the places' sampled tokens.
     """
 
     prompt_k: list[Tensor]
     prompt_v: list[Tensor]
-    own_k: Tensor
-    own_v: Tensor
+    completion_k: Tensor
+    completion_v: Tensor
 
 
 class Shape(NamedTuple):
@@ -64,15 +66,16 @@ class Shape(NamedTuple):
 
 
 def _norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    return normalised(x, weight, eps)[0]
+    return rms_norm_forward(x, weight, eps)[0]
 
 
 def _adapted(y: Tensor, x: Tensor, of: Projection) -> Tensor:
     """y with what the adapter adds."""
-    return y if len(of.downs) == 0 else y.addmm_(F.linear(x, of.downs[0]).mul_(of.scale), of.ups[0].t())
+    return y if len(of.lora_a) == 0 else y.addmm_(F.linear(x, of.lora_a[0]).mul_(of.scale), of.lora_b[0].t())
 
 
 def linear(x: Tensor, of: Projection) -> Tensor:
+    """x (N, in) -> (N, out) through a projection and its adapter."""
     if of.weight.is_mkldnn:
         y: Tensor = torch.ops.mkldnn._linear_pointwise(x, of.weight, of.bias, "none", [], "")
     else:
@@ -96,8 +99,8 @@ def _swiglu(x: Tensor, mlp: list[Projection]) -> Tensor:
         gate, up = linear(x, mlp[0]).chunk(2, dim=-1)
         return F.silu(gate).mul_(up)
     gate_of, up_of = mlp[0], mlp[1]
-    opened: Tensor = torch.ops.mkldnn._linear_pointwise(x, gate_of.weight, gate_of.bias, "swish", [], "")
-    y: Tensor = torch.ops.mkldnn._linear_pointwise(x, opened, up_of.weight, up_of.bias, "mul")
+    silu_gate: Tensor = torch.ops.mkldnn._linear_pointwise(x, gate_of.weight, gate_of.bias, "swish", [], "")
+    y: Tensor = torch.ops.mkldnn._linear_pointwise(x, silu_gate, up_of.weight, up_of.bias, "mul")
     return y
 
 
@@ -105,16 +108,16 @@ def _attention(
     q: Tensor,
     prompt_k: Tensor,
     prompt_v: Tensor,
-    own_k: Tensor,
-    own_v: Tensor,
+    completion_k: Tensor,
+    completion_v: Tensor,
     bias: Tensor | None,
     end: int,
     hidden: Tensor | None,
 ) -> Tensor:
-    """q (E', kv_heads, W, g, d) of the entries of one class -> mixed values of that shape.
+    """q (E', kv_heads, W, g, d) of the entries of one bucket -> softmax(q k^T) v of that shape.
 
-    bias (E' * kv_heads, 1, p): 0 or -inf. end: slots of own_k and own_v that are read; hidden (end,): 0, or -inf for those
-    that are not filled yet, where there are such.
+    bias (E' * kv_heads, 1, p): 0 or -inf. end: slots of completion_k and completion_v that are read; hidden (end,): 0,
+    or -inf for those that are not filled yet, where there are such.
     """
     entries, kv_heads, width, group, size = q.shape
     scale = float(size) ** -0.5
@@ -123,14 +126,14 @@ def _attention(
     on_prompt = torch.baddbmm(none, to_prompt, prompt_k, beta=0, alpha=scale)  # (E' * kv_heads, W * g, p)
     if bias is not None:
         on_prompt.add_(bias)
-    on_own = torch.baddbmm(none, to_own, own_k.narrow(2, 0, end), beta=0, alpha=scale)
+    on_own = torch.baddbmm(none, to_own, completion_k.narrow(2, 0, end), beta=0, alpha=scale)
     if hidden is not None:
         on_own.add_(hidden)
     both = torch.cat((on_prompt, on_own.view(entries * kv_heads, width * group, end)), dim=-1).softmax(dim=-1)
     shared = prompt_k.shape[2]
-    mixed = torch.bmm(both.view(-1, group, shared + end).narrow(2, shared, end), own_v.narrow(1, 0, end))
-    mixed.view(entries * kv_heads, width * group, size).baddbmm_(both.narrow(2, 0, shared), prompt_v)
-    return mixed.view(entries, kv_heads, width, group, size)
+    attended = torch.bmm(both.view(-1, group, shared + end).narrow(2, shared, end), completion_v.narrow(1, 0, end))
+    attended.view(entries * kv_heads, width * group, size).baddbmm_(both.narrow(2, 0, shared), prompt_v)
+    return attended.view(entries, kv_heads, width, group, size)
 
 
 def decode_step(
@@ -138,7 +141,7 @@ def decode_step(
     cos: Tensor,
     sin: Tensor,
     layers: list[Layer],
-    caches: list[Keys],
+    caches: list[LayerKVCache],
     ends: list[int],
     biases: list[Tensor | None],
     shape: Shape,
@@ -147,16 +150,16 @@ def decode_step(
 ) -> Tensor:
     """Embedded new tokens (M, hidden) -> hidden states before the last norm; writes their keys into the caches.
 
-    ends, biases: of each length class, its last entry's number plus one and what hides its padding. cos, sin (E * W, 1,
-    d): as rope.RopeTable gives them. Rows from E * W to M only fill up; they see nothing.
+    ends, biases: of each length bucket, its last entry's number plus one and what hides its padding. cos, sin (E * W,
+    1, d): as rope.RopeTable gives them. Rows from E * W to M only fill up; they see nothing.
 
     slot (1,), hidden (slots,): the same step without a number that changes, for capturing: where the keys go instead of
     shape.slot, and what hides the slots behind it, which must be finite.
     """
     heads, kv_heads, entries, width = shape.heads, shape.kv_heads, shape.entries, shape.width
     both, size, places = heads + kv_heads, cos.shape[-1], entries * width
-    own_slots = caches[0].own_k.shape[4]
-    q = caches[0].own_k.new_empty([entries, kv_heads, width, heads // kv_heads, size])
+    own_slots = caches[0].completion_k.shape[4]
+    q = caches[0].completion_k.new_empty([entries, kv_heads, width, heads // kv_heads, size])
     merged = x.new_zeros([x.shape[0], heads * size])
     by_place = merged[:places].view(entries, width, kv_heads, heads // kv_heads, size)
     for layer, keys in zip(layers, caches):  # noqa: B905 - TorchScript's zip takes no strict
@@ -168,28 +171,28 @@ def decode_step(
         rotate(rows.narrow(1, 0, both), cos, sin)
         new = rows.narrow(1, heads, 2 * kv_heads).view(entries, width, 2, kv_heads, size).permute(2, 0, 3, 1, 4)
         if slot is None:
-            keys.own_k.select(4, shape.slot).copy_(new[0])
-            keys.own_v.select(3, shape.slot).copy_(new[1])
+            keys.completion_k.select(4, shape.slot).copy_(new[0])
+            keys.completion_v.select(3, shape.slot).copy_(new[1])
         else:
-            keys.own_k.index_copy_(4, slot, new[0].unsqueeze(4).to(keys.own_k.dtype))
-            keys.own_v.index_copy_(3, slot, new[1].unsqueeze(3).to(keys.own_v.dtype))
+            keys.completion_k.index_copy_(4, slot, new[0].unsqueeze(4).to(keys.completion_k.dtype))
+            keys.completion_v.index_copy_(3, slot, new[1].unsqueeze(3).to(keys.completion_v.dtype))
         q.copy_(rows.narrow(1, 0, heads).view(entries, width, kv_heads, heads // kv_heads, size).transpose(1, 2))
         filled = shape.slot + 1 if slot is None else own_slots
-        own_k, own_v = keys.own_k.flatten(0, 2), keys.own_v.flatten(0, 2)
+        completion_k, completion_v = keys.completion_k.flatten(0, 2), keys.completion_v.flatten(0, 2)
         begin = 0
         for i, end in enumerate(ends):
             first, count = begin * kv_heads * width, (end - begin) * kv_heads * width
-            mixed = _attention(
+            attended = _attention(
                 q[begin:end],
                 keys.prompt_k[i],
                 keys.prompt_v[i],
-                own_k.narrow(0, first, count),
-                own_v.narrow(0, first, count),
+                completion_k.narrow(0, first, count),
+                completion_v.narrow(0, first, count),
                 biases[i],
                 filled,
                 hidden,
             )
-            by_place[begin:end].copy_(mixed.transpose(1, 2))
+            by_place[begin:end].copy_(attended.transpose(1, 2))
             begin = end
         x = _add_linear(merged, layer.out, x)
         x = _add_linear(_swiglu(_norm(x, layer.norm2, shape.norm_eps), layer.mlp), layer.down, x)
@@ -213,7 +216,7 @@ def next_logits(
     picked: Tensor,
     frame: Frame,
     layers: list[Layer],
-    caches: list[Keys],
+    caches: list[LayerKVCache],
     ends: list[int],
     biases: list[Tensor | None],
     shape: Shape,
@@ -222,7 +225,8 @@ def next_logits(
 ) -> Tensor:
     """tokens (rows,), positions (places,) -> logits (M, V) of which the first are the rows'; see decode_step.
 
-    fed, picked: the row that each place is fed, and each row's place, filled up to numbers that products are compiled for.
+    fed, picked: the row that each place is fed, and each row's place, filled up to numbers that products are compiled
+    for.
     """
     x = F.embedding(tokens[fed], frame.embed)
     cos, sin = frame.cos[positions].unsqueeze(1), frame.sin[positions].unsqueeze(1)
@@ -233,6 +237,6 @@ def next_logits(
 Step = Callable[..., Tensor]
 
 
-def fast_step() -> Step:
+def scripted_step() -> Step:
     """next_logits as TorchScript, or as it stands."""
     return scripted(next_logits)

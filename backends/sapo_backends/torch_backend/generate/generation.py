@@ -1,4 +1,4 @@
-"""Drawing completions: one batch of all rows, each prompt prefilled once, finished rows dropped."""
+"""DecodeWeights completions: one batch of all rows, each prompt prefilled once, finished rows dropped."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from sapo_backends.base import Cancelled, CancelToken, Completion, RowSeed, Sampling, TokenIds
-from sapo_backends.common.generated_rows import DrawnRows
+from sapo_backends.common.generated_rows import GeneratedRows
 from sapo_backends.torch_backend.causal_lm import Model
-from sapo_backends.torch_backend.generate.sampler import draw, uniforms
+from sapo_backends.torch_backend.generate.sampler import sample, uniforms
 from sapo_backends.torch_backend.runtime.workers import Workers, shares
 
 COMPACT_BELOW = 0.75
@@ -22,7 +22,7 @@ saves."""
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What is asked of a model. eos_ids: tokens that end a completion."""
+    """What to generate. eos_ids: tokens that end a completion."""
 
     prompts: Sequence[TokenIds]
     group_size: int
@@ -37,7 +37,7 @@ class Monitor:
         self._cancel, self._on_tokens = cancel, on_tokens
         self._progress = [(0, 0)] * shards
 
-    def step(self, shard: int, rows: DrawnRows) -> None:
+    def step(self, shard: int, rows: GeneratedRows) -> None:
         """Called by each shard before each decode step. Raises Cancelled."""
         if self._cancel is not None:
             self._cancel.raise_if_cancelled()
@@ -47,7 +47,7 @@ class Monitor:
 
 
 def generate(
-    model: Model, drawing: Any, request: Request, seed: int | Sequence[RowSeed], workers: Workers, monitor: Monitor
+    model: Model, weights: Any, request: Request, seed: int | Sequence[RowSeed], workers: Workers, monitor: Monitor
 ) -> list[list[Completion]]:
     """group_size completions of each prompt; see Engine.generate. Prompts are shared out among the workers.
 
@@ -57,12 +57,12 @@ def generate(
     uniform = uniforms(len(request.prompts) * size, steps, seed)
     parts = shares(len(request.prompts), workers.count)
 
-    rows = [DrawnRows(len(part) * size, request.eos_ids) for part in parts]
+    rows = [GeneratedRows(len(part) * size, request.eos_ids) for part in parts]
 
     def shard(number: int) -> None:
         part = parts[number]
         chosen = replace(request, prompts=request.prompts[part.start : part.stop])
-        _shard(model, drawing, chosen, uniform[part.start * size : part.stop * size], rows[number], number, monitor)
+        _shard(model, weights, chosen, uniform[part.start * size : part.stop * size], rows[number], number, monitor)
 
     def groups() -> list[list[Completion]]:
         done = [completion for part in rows for completion in part.completions()]
@@ -77,7 +77,7 @@ def generate(
 
 @torch.inference_mode()
 def _shard(
-    model: Model, drawing: Any, request: Request, uniform: Tensor, rows: DrawnRows, number: int, monitor: Monitor
+    model: Model, weights: Any, request: Request, uniform: Tensor, rows: GeneratedRows, number: int, monitor: Monitor
 ) -> None:
     """Decode the rows of some prompts into `rows`; uniform (rows, steps)."""
     steps = uniform.shape[1]
@@ -85,17 +85,17 @@ def _shard(
         return
     monitor.step(number, rows)
     owner = torch.arange(len(request.prompts), device=model.device).repeat_interleave(request.group_size)
-    session = model.session(request.prompts, owner, steps, drawing)
+    session = model.session(request.prompts, owner, steps, weights)
     alive = torch.arange(len(uniform))
     for step in range(steps):
-        tokens, logprobs = draw(session.logits, request.sampling, uniform[alive, step])
-        drawn = alive.tolist()
-        rows.append(drawn, tokens.tolist(), logprobs.tolist())
+        tokens, logprobs = sample(session.logits, request.sampling, uniform[alive, step])
+        active = alive.tolist()
+        rows.append(active, tokens.tolist(), logprobs.tolist())
         monitor.step(number, rows)
-        living = [i for i, row in enumerate(drawn) if not rows.done[row]]
+        living = [i for i, row in enumerate(active) if not rows.done[row]]
         if not living or step + 1 == steps:
             break
-        if len(living) < COMPACT_BELOW * len(drawn):
+        if len(living) < COMPACT_BELOW * len(active):
             keep = torch.tensor(living)
             alive, tokens = alive[keep], tokens[keep.to(tokens.device)]
             session.keep(keep.to(model.device))

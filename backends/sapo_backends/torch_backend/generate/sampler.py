@@ -1,4 +1,5 @@
-"""Drawing the next token: an inverse-CDF sampler that reads the large (rows, V) array only once after the softmax.
+"""DecodeWeights the next token: an inverse-CDF sampler that reads the large (rows, V) array only once after the
+softmax.
 
 Block sums first, then one block a row in float64: as exact as a float64 cumulative sum and several times faster than
 a cumulative sum or torch.multinomial over a vocabulary of 150k. Of a small vocabulary the sum itself is faster.
@@ -14,19 +15,17 @@ from torch import Tensor
 
 from sapo_backends.base import RowSeed, Sampling
 from sapo_backends.common.row_uniforms import row_uniforms
-from sapo_backends.torch_backend.native.library import PAD, kernels
+from sapo_backends.torch_backend.paths import SMALL_VOCABULARY, sampler_kernels
 
 BLOCK = 256
 """Tokens in a block; a divisor of the vocabulary near it is taken if there is one."""
-SUMMED = 2048
-"""Vocabularies up to this size are summed whole."""
-DRAWN_ELEMENTS = 1 << 21
-"""On a CPU, so many probabilities are made and drawn from at once, 8 MiB: larger tensors are given back to the system
+SAMPLED_ELEMENTS = 1 << 21
+"""On a CPU, so many probabilities are made and sampled from at once, 8 MiB: larger tensors are given back to the system
 at every step and paid for again with page faults."""
 
 
 def uniforms(rows: int, steps: int, seed: int | Sequence[RowSeed]) -> Tensor:
-    """One float64 uniform a row and step (rows, steps), drawn at once: what a row gets does not depend on which
+    """One float64 uniform a row and step (rows, steps), all at once: what a row gets does not depend on which
     other rows are still alive or on how rows are shared out among threads."""
     if not isinstance(seed, int):
         return torch.from_numpy(row_uniforms(seed, steps))
@@ -34,23 +33,22 @@ def uniforms(rows: int, steps: int, seed: int | Sequence[RowSeed]) -> Tensor:
     return torch.rand(rows, steps, generator=generator, dtype=torch.float64)
 
 
-def draw(logits: Tensor, sampling: Sampling, uniform: Tensor) -> tuple[Tensor, Tensor]:
+def sample(logits: Tensor, sampling: Sampling, uniform: Tensor) -> tuple[Tensor, Tensor]:
     """logits (rows, V), uniform (rows,) in [0, 1) -> tokens (rows,), log-probabilities (rows,) under
     softmax(logits / temperature), or at temperature 1 when greedy."""
-    size, is_float = logits.shape[1], logits.dtype == torch.float32
-    if logits.device.type == "cpu" and is_float and sampling.temperature > 0.0 and sampling.top_p >= 1.0:
-        compiled = kernels() if size <= SUMMED and size % PAD == 0 else None
+    if sampling.temperature > 0.0 and sampling.top_p >= 1.0:
+        compiled = sampler_kernels(logits)
         if compiled is not None:
-            return compiled.draw(logits, sampling.temperature, uniform)
-    rows = max(1, DRAWN_ELEMENTS // logits.shape[1])
+            return compiled.sample(logits, sampling.temperature, uniform)
+    rows = max(1, SAMPLED_ELEMENTS // logits.shape[1])
     if logits.device.type != "cpu" or len(logits) <= rows:
-        return _draw(logits, sampling, uniform)
+        return _sample_rows(logits, sampling, uniform)
     parts = zip(torch.split(logits, rows), torch.split(uniform, rows), strict=True)
-    tokens, logprobs = zip(*(_draw(part, sampling, numbers) for part, numbers in parts), strict=True)
+    tokens, logprobs = zip(*(_sample_rows(part, sampling, numbers) for part, numbers in parts), strict=True)
     return torch.cat(tokens), torch.cat(logprobs)
 
 
-def _draw(logits: Tensor, sampling: Sampling, uniform: Tensor) -> tuple[Tensor, Tensor]:
+def _sample_rows(logits: Tensor, sampling: Sampling, uniform: Tensor) -> tuple[Tensor, Tensor]:
     """The same for some of the rows."""
     logits = logits.float()
     if sampling.temperature == 0.0:
@@ -66,9 +64,9 @@ def _draw(logits: Tensor, sampling: Sampling, uniform: Tensor) -> tuple[Tensor, 
 
 
 def inverse_cdf(weights: Tensor, uniform: Tensor) -> Tensor:
-    """Index (rows,) drawn in proportion to non-negative weights (rows, V); never one of weight 0."""
+    """Index (rows,) sampled in proportion to non-negative weights (rows, V); never one of weight 0."""
     rows, size = weights.shape
-    if size <= SUMMED:
+    if size <= SMALL_VOCABULARY:
         edges = weights.cumsum(dim=-1, dtype=torch.float64)
         return torch.searchsorted(edges, _target(edges, uniform), right=True)[:, 0]
     width = block_width(size)
@@ -87,7 +85,7 @@ def inverse_cdf(weights: Tensor, uniform: Tensor) -> Tensor:
 
 
 def _target(edges: Tensor, uniform: Tensor) -> Tensor:
-    """Where the drawn number lies on edges (rows, n): (rows, 1), below the last one whatever the rounding."""
+    """Where the uniform number lies on edges (rows, n): (rows, 1), below the last one whatever the rounding."""
     last = edges[:, -1:]
     return torch.minimum(uniform.to(edges.device)[:, None] * last, _just_below(last))
 

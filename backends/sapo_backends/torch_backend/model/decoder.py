@@ -28,12 +28,14 @@ class Attend(Protocol):
     cos, sin: as rope.RopeTable gives them. The rows may be overwritten when they need no gradient.
     """
 
-    def __call__(self, layer: int, heads: int, rows: Tensor, cos: Tensor, sin: Tensor, /) -> Tensor: ...
+    def __call__(self, layer: int, heads: int, rows: Tensor, cos: Tensor, sin: Tensor, /) -> Tensor:
+        """Attention of one layer; layer counts from 0, heads are those of queries."""
 
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """Fused tensors by name in the compute type, the adapter if there is one, and the kernels that compute with them, if any."""
+    """Fused tensors by name in the compute type, the adapter if there is one, and the kernels that compute with them,
+    if any."""
 
     tensors: Mapping[str, Tensor]
     adapter: LoraWeights | None = None
@@ -75,10 +77,10 @@ def hidden_states(
     for layer in range(spec.layers):
         h = rms_norm(x, tensors[f"{layer}.norm1"], spec.norm_eps, kernels)
         rows = _heads(spec, weights, layer, weights.linear(f"{layer}.qkv", h))
-        mixed = attend(layer, spec.heads, rows, cos, sin)
+        attended = attend(layer, spec.heads, rows, cos, sin)
         if layer == spec.layers - 1:
-            x, mixed = x.index_select(0, wanted), mixed.index_select(0, wanted)
-        x = weights.add_linear(f"{layer}.o", mixed, x)
+            x, attended = x.index_select(0, wanted), attended.index_select(0, wanted)
+        x = weights.add_linear(f"{layer}.o", attended, x)
         h = rms_norm(x, tensors[f"{layer}.norm2"], spec.norm_eps, kernels)
         x = weights.add_mlp(layer, h, x)
     return rms_norm(x, tensors["norm"], spec.norm_eps, kernels)

@@ -33,6 +33,7 @@ class Entry:
 
     @property
     def size(self) -> int:
+        """Elements."""
         return prod(self.shape)
 
 

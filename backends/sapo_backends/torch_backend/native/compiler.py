@@ -11,6 +11,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from sapo_backends.common.cache_folder import cache_folder
@@ -23,7 +25,8 @@ _TIMEOUT_S = 60.0
 
 
 def compiler() -> str | None:
-    """Where a C compiler is, if there is one. A Mac without its command line tools has a `cc` that offers to install them."""
+    """Where a C compiler is, if there is one. A Mac without its command line tools has a `cc` that offers to install
+    them."""
     if sys.platform == "darwin" and subprocess.run(["xcode-select", "-p"], capture_output=True).returncode:
         return None
     return next(filter(None, map(shutil.which, _COMPILERS)), None)
@@ -38,15 +41,29 @@ def is_there() -> bool:
 
 
 def compiled() -> Path:
-    """The library for this processor, compiled if it is not there yet, which takes seconds. Raises OSError, SubprocessError."""
+    """The library for this processor, compiled if it is not there yet, which takes seconds. Raises OSError,
+    SubprocessError."""
     path, command = _plan()
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with tempfile.TemporaryDirectory(dir=path.parent) as made:
             fresh = Path(made) / path.name
-            _run(*command, "-o", str(fresh), *map(str, sorted(FOLDER.glob("*.c"))), "-lm")
+            _build(command, Path(made), fresh)
             fresh.replace(path)
     return path
+
+
+def _build(command: Sequence[str], folder: Path, result: Path) -> None:
+    """Compile the files at the same time and link them. Raises OSError, SubprocessError."""
+    files = sorted(FOLDER.glob("*.c"))
+    objects = [folder / f"{file.stem}.o" for file in files]
+
+    def compiled_object(file: Path, to: Path) -> None:
+        _run(*command, "-c", "-o", str(to), str(file))
+
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(compiled_object, files, objects))
+    _run(*command, "-o", str(result), *map(str, objects), "-lm")
 
 
 def _plan() -> tuple[Path, list[str]]:

@@ -1,81 +1,82 @@
-/* Normalisation and gate with their gradients, and drawing a token; for one thread. */
+/* RMSNorm and SwiGLU with their gradients, and sampling a token; for one thread. */
 
 #include "vectors.h"
 
-/* x (rows, width) -> out. */
-void sapo_normalise(int64_t rows, int64_t width, const float *x, const float *weight, float eps, float *out) {
-    for (int64_t r = 0; r < rows; r++) normalise(width, x + r * width, weight, eps, out + r * width);
+/* RMSNorm (arXiv 1910.07467): x (rows, width) -> out (rows, width). */
+void sapo_rms_norm(int64_t rows, int64_t width, const float *x, const float *weight, float eps, float *out) {
+    for (int64_t r = 0; r < rows; r++) rms_norm(width, x + r * width, weight, eps, out + r * width);
 }
 
-/* Of sapo_normalise: slope (rows, width) by its result -> into (rows, width) by x, and added to into_weight (width,) if there
-   is one. */
-void sapo_normalise_back(int64_t rows, int64_t width, const float *x, const float *weight, float eps, const float *slope,
-                         float *into, float *into_weight) {
-    for (int64_t r = 0; r < rows; r++, x += width, slope += width, into += width) {
-        vec squares = {0}, along = {0};
+/* Gradient of sapo_rms_norm: grad_out (rows, width) -> grad_x (rows, width), and added to grad_weight (width,) if that
+   is not NULL. */
+void sapo_rms_norm_backward(int64_t rows, int64_t width, const float *x, const float *weight, float eps,
+                            const float *grad_out, float *grad_x, float *grad_weight) {
+    for (int64_t r = 0; r < rows; r++, x += width, grad_out += width, grad_x += width) {
+        vec squares = {0}, radial_sum = {0};
         for (int64_t i = 0; i < width; i += LANES) {
             vec v = load(x + i);
             squares += v * v;
-            along += v * load(slope + i) * load(weight + i);
+            radial_sum += v * load(grad_out + i) * load(weight + i);
         }
         float scale = 1.0f / sqrtf(sum(squares) / (float)width + eps);
-        float radial = sum(along) / (float)width * scale * scale * scale; /* what only changes x's length has no effect */
+        float radial =
+            sum(radial_sum) / (float)width * scale * scale * scale; /* what only changes x's length has no effect */
         for (int64_t i = 0; i < width; i += LANES) {
-            vec v = load(x + i), s = load(slope + i);
-            store(into + i, s * load(weight + i) * scale - v * radial);
-            if (into_weight) store(into_weight + i, load(into_weight + i) + s * v * scale);
+            vec v = load(x + i), s = load(grad_out + i);
+            store(grad_x + i, s * load(weight + i) * scale - v * radial);
+            if (grad_weight) store(grad_weight + i, load(grad_weight + i) + s * v * scale);
         }
     }
 }
 
 /* 1 / (1 + e^-x), without overflow. */
-INLINE vec logistic(vec x) {
-    vec zero = {0}, e = exponential(zero - larger(x, zero - x));
+INLINE vec sigmoid(vec x) {
+    vec zero = {0}, e = exp_vec(zero - max_vec(x, zero - x));
     ints positive = x > 0.0f;
     vec above = (vec)(((ints)(zero + 1.0f) & positive) | ((ints)e & ~positive));
     return above / (1.0f + e);
 }
 
 /* gate_up (rows, 2 * width) -> out (rows, width): silu(gate) * up. */
-void sapo_gate(int64_t rows, int64_t width, const float *gate_up, float *out) {
+void sapo_swiglu(int64_t rows, int64_t width, const float *gate_up, float *out) {
     for (int64_t r = 0; r < rows; r++) {
         const float *gate = gate_up + 2 * r * width, *up = gate + width;
         for (int64_t i = 0; i < width; i += LANES) {
             vec x = load(gate + i);
-            store(out + r * width + i, x * logistic(x) * load(up + i));
+            store(out + r * width + i, x * sigmoid(x) * load(up + i));
         }
     }
 }
 
-/* Of sapo_gate: slope (rows, width) by its result -> into (rows, 2 * width) by gate_up. */
-void sapo_gate_back(int64_t rows, int64_t width, const float *gate_up, const float *slope, float *into) {
-    for (int64_t r = 0; r < rows; r++, gate_up += 2 * width, into += 2 * width, slope += width)
+/* Gradient of sapo_swiglu: grad_out (rows, width) -> grad_x (rows, 2 * width), that of gate_up. */
+void sapo_swiglu_backward(int64_t rows, int64_t width, const float *gate_up, const float *grad_out, float *grad_x) {
+    for (int64_t r = 0; r < rows; r++, gate_up += 2 * width, grad_x += 2 * width, grad_out += width)
         for (int64_t i = 0; i < width; i += LANES) {
-            vec x = load(gate_up + i), up = load(gate_up + width + i), s = load(slope + i), share = logistic(x);
-            store(into + i, s * up * share * (1.0f + x * (1.0f - share)));
-            store(into + width + i, s * x * share);
+            vec x = load(gate_up + i), up = load(gate_up + width + i), s = load(grad_out + i), share = sigmoid(x);
+            store(grad_x + i, s * up * share * (1.0f + x * (1.0f - share)));
+            store(grad_x + width + i, s * x * share);
         }
 }
 
-/* Tokens (rows,) drawn from softmax(logits / temperature), logits (rows, count), by uniform (rows,) in [0, 1), and their
-   log-probabilities. room: count. count: a multiple of PAD. */
-void sapo_draw(int64_t rows, int64_t count, const float *logits, float temperature, const double *uniform, int64_t *tokens,
-               float *logprobs, float *room) {
+/* Tokens (rows,) sampled from softmax(logits / temperature), logits (rows, count), by uniform (rows,) in [0, 1), and
+   their log-probabilities. weights (count,): scratch. count: a multiple of PAD. */
+void sapo_sample(int64_t rows, int64_t count, const float *logits, float temperature, const double *uniform,
+                 int64_t *tokens, float *logprobs, float *weights) {
     for (int64_t r = 0; r < rows; r++) {
         const float *x = logits + r * count;
         double total = 0.0, passed = 0.0;
-        float highest = largest(x, count);
+        float highest = max_of(x, count);
         for (int64_t i = 0; i < count; i += LANES) {
-            vec e = exponential((load(x + i) - highest) / temperature);
-            store(room + i, e);
+            vec e = exp_vec((load(x + i) - highest) / temperature);
+            store(weights + i, e);
             total += sum(e);
         }
         double target = uniform[r] * total, next = 0.0;
         int64_t i = 0;
-        for (; i < count - LANES && (next = passed + sum(load(room + i))) <= target; i += LANES) passed = next;
+        for (; i < count - LANES && (next = passed + sum(load(weights + i))) <= target; i += LANES) passed = next;
         int64_t end = i + LANES - 1;
-        for (; i < end && (next = passed + room[i]) <= target; i++) passed = next;
-        while (room[i] == 0.0f && i > 0) i--; /* rounding may leave the target a hair beyond its block */
+        for (; i < end && (next = passed + weights[i]) <= target; i++) passed = next;
+        while (weights[i] == 0.0f && i > 0) i--; /* rounding may leave the target a hair beyond its block */
         tokens[r] = i;
         logprobs[r] = (float)((x[i] - highest) / temperature - log(total));
     }

@@ -1,7 +1,7 @@
 """The compiled kernels as functions of tensors; checked before use.
 
-Where no compiler is, or what it made fails the check, everything goes its other way, in torch's operations, which gives the
-same.
+Where no compiler is, or what it made fails the check, everything goes its other way, in torch's operations, which gives
+the same.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ from torch import Tensor
 from sapo_backends.checkpoints.spec import DecoderSpec
 from sapo_backends.common import hardware
 from sapo_backends.torch_backend.native.compiler import compiled
+from sapo_backends.torch_backend.runtime.fallbacks import fall_back, is_left_out
 
 PAD, PANEL, CHUNK = 16, 32, 16
 """As in vectors.h."""
 LARGEST_HEAD = 1024
-"""Numbers of a head that vectors.h has room for."""
+"""Numbers of a head that vectors.h has workspace for."""
 
 
 class Shape(ctypes.Structure):
@@ -41,19 +42,17 @@ class Shape(ctypes.Structure):
 
 
 def suits(spec: DecoderSpec, place: torch.device, kind: torch.dtype, parameters: int) -> bool:
-    """Whether a model is one for the kernels: they are for one thread, so for models of which a thread computes a share of its
-    own, and for whole vectors."""
+    """Whether a model is one for the kernels: they are for one thread, so for models of which a thread computes a share
+    of its own, and for whole vectors."""
     whole = all(width % PAD == 0 for width in (spec.head_dim, spec.hidden, spec.intermediate))
     small = place.type == "cpu" and kind == torch.float32 and parameters < hardware.SHARDED_BELOW
     return small and whole and spec.head_dim <= LARGEST_HEAD
 
 
-def kernels_for(spec: DecoderSpec, place: torch.device, kind: torch.dtype, parameters: int) -> Kernels | None:
-    """What computes this model, if it suits and the library can be had."""
-    return kernels() if suits(spec, place, kind, parameters) else None
-
-
-_LAYER = "norm1 qkv qkv_bias q_norm k_norm out out_bias norm2 gate_up gate_up_bias down down_bias keys values own_keys own_values"
+_LAYER = (
+    "norm1 qkv qkv_bias q_norm k_norm out out_bias norm2 gate_up gate_up_bias down down_bias "
+    "keys values completion_keys completion_values"
+)
 
 
 class Layer(ctypes.Structure):
@@ -69,16 +68,16 @@ def at(x: Tensor | None) -> int | None:
 
 _P, _N, _F = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 _SIGNATURES: dict[str, list[Any]] = {
-    "normalise": [_N, _N, _P, _P, _F, _P, None],
-    "normalise_back": [_N, _N, _P, _P, _F, _P, _P, _P, None],
-    "gate": [_N, _N, _P, _P, None],
-    "gate_back": [_N, _N, _P, _P, _P, None],
-    "draw": [_N, _N, _P, _F, _P, _P, _P, _P, None],
-    "prompts": [_P, _N, *[_P] * 10, _N, _P, _P, None],
-    "step": [_P, _N, _P, _N, _N, _N, _P, _P, _P, _N, *[_P] * 6, None],
-    "attend_room": [_P, _N, _N],
-    "attend": [_P, _N, _P, _P, _P, _N, *[_P] * 7, None],
-    "attend_back": [_P, _N, _P, _P, _P, _N, *[_P] * 8, None],
+    "rms_norm": [_N, _N, _P, _P, _F, _P, None],
+    "rms_norm_backward": [_N, _N, _P, _P, _F, _P, _P, _P, None],
+    "swiglu": [_N, _N, _P, _P, None],
+    "swiglu_backward": [_N, _N, _P, _P, _P, None],
+    "sample": [_N, _N, _P, _F, _P, _P, _P, _P, None],
+    "prefill_attention": [_P, _N, *[_P] * 10, _N, _P, _P, None],
+    "decode_step": [_P, _N, _P, _N, _N, _N, _P, _P, _P, _N, *[_P] * 6, None],
+    "attention_workspace": [_P, _N, _N],
+    "attention": [_P, _N, _P, _P, _P, _N, *[_P] * 7, None],
+    "attention_backward": [_P, _N, _P, _P, _P, _N, *[_P] * 8, None],
 }
 """name -> types of the arguments and of the result."""
 
@@ -98,42 +97,54 @@ class Kernels:
             function.argtypes, function.restype = arguments, result
         return cls(library)
 
-    def normalise(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """x (..., width), contiguous, times its inverse root mean square and weight."""
         out, width = torch.empty_like(x), x.shape[-1]
-        self.library.sapo_normalise(x.numel() // width, width, x.data_ptr(), weight.data_ptr(), eps, out.data_ptr())
+        self.library.sapo_rms_norm(x.numel() // width, width, x.data_ptr(), weight.data_ptr(), eps, out.data_ptr())
         return out
 
-    def gate(self, gate_up: Tensor) -> Tensor:
+    def swiglu(self, gate_up: Tensor) -> Tensor:
         """silu(first half) * second half of (N, 2 width), contiguous."""
         width = gate_up.shape[1] // 2
         out = gate_up.new_empty(gate_up.shape[0], width)
-        self.library.sapo_gate(gate_up.shape[0], width, gate_up.data_ptr(), out.data_ptr())
+        self.library.sapo_swiglu(gate_up.shape[0], width, gate_up.data_ptr(), out.data_ptr())
         return out
 
-    def draw(self, logits: Tensor, temperature: float, uniform: Tensor) -> tuple[Tensor, Tensor]:
-        """logits (rows, V), V a multiple of PAD, uniform (rows,) float64 -> tokens and their log-probabilities (rows,)."""
+    def sample(self, logits: Tensor, temperature: float, uniform: Tensor) -> tuple[Tensor, Tensor]:
+        """logits (rows, V), V a multiple of PAD, uniform (rows,) float64 -> tokens and their log-probabilities
+        (rows,)."""
         rows, size = logits.shape
         logits, uniform = logits.contiguous(), uniform.contiguous()
-        tokens, logprobs, room = torch.empty(rows, dtype=torch.int64), torch.empty(rows), torch.empty(size)
-        pointers = map(at, (uniform, tokens, logprobs, room))
-        self.library.sapo_draw(rows, size, logits.data_ptr(), temperature, *pointers)
+        tokens, logprobs, workspace = torch.empty(rows, dtype=torch.int64), torch.empty(rows), torch.empty(size)
+        pointers = map(at, (uniform, tokens, logprobs, workspace))
+        self.library.sapo_sample(rows, size, logits.data_ptr(), temperature, *pointers)
         return tokens, logprobs
 
 
 @cache
 def kernels() -> Kernels | None:
-    """The library, or None where it cannot be had."""
+    """The library, or None where it cannot be had, which is noted as a fallback."""
+    if is_left_out("native"):
+        return None
+    reason = ""
     for _ in range(2):
         try:
             path = compiled()
-        except (OSError, subprocess.SubprocessError):
-            return None
-        with contextlib.suppress(OSError, AttributeError):
+        except (OSError, subprocess.SubprocessError) as error:
+            reason = str(error) or type(error).__name__
+            break
+        try:
             found = Kernels.load(path)
-            return found if _works(found) else None
-        with contextlib.suppress(OSError):  # a damaged file: made anew
-            path.unlink()
+        except (OSError, AttributeError) as error:
+            reason = str(error)
+            with contextlib.suppress(OSError):  # a damaged file: made anew
+                path.unlink()
+            continue
+        if _works(found):
+            return found
+        reason = "they compute something else than torch"
+        break
+    fall_back("native", reason)
     return None
 
 
@@ -142,7 +153,7 @@ def _works(found: Kernels) -> bool:
     x, weight = torch.linspace(-90.0, 90.0, 96).view(3, 32), torch.linspace(0.5, 2.0, 32)
     gate, up = x.chunk(2, dim=-1)
     pairs = (
-        (found.normalise(x, weight, 1e-6), F.rms_norm(x, (32,), weight, 1e-6)),
-        (found.gate(x), F.silu(gate) * up),
+        (found.rms_norm(x, weight, 1e-6), F.rms_norm(x, (32,), weight, 1e-6)),
+        (found.swiglu(x), F.silu(gate) * up),
     )
     return all(torch.allclose(mine, theirs, rtol=1e-5, atol=1e-6) for mine, theirs in pairs)

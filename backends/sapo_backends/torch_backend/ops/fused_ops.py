@@ -1,4 +1,4 @@
-"""Normalisation, rotation and gate with hand-written backward passes: fewer passes over memory, fewer tensors kept.
+"""RMSNorm, rotary embedding and SwiGLU with hand-written backward passes: fewer passes over memory, fewer tensors kept.
 
 On a CPU these elementwise parts cost as much as the matrix products when left to autograd.
 """
@@ -10,28 +10,28 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sapo_backends.torch_backend.native.library import Kernels
-from sapo_backends.torch_backend.ops.native_ops import Gated, Normalised
+from sapo_backends.torch_backend.ops.native_ops import NativeRmsNorm, NativeSwiGlu
 from sapo_backends.torch_backend.runtime.torchscript import on_cpu
 
 
-def normalised(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+def rms_norm_forward(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """x r w, see rms_norm, and r."""
     scale = inverse_norm(x, eps)  # (..., 1)
     return (x * scale).mul_(weight), scale
 
 
-def _norm_backward(x: Tensor, weight: Tensor, scale: Tensor, slope: Tensor, trained: bool) -> list[Tensor]:
+def _norm_backward(x: Tensor, weight: Tensor, scale: Tensor, grad_out: Tensor, trained: bool) -> list[Tensor]:
     """The gradient by x, and where it is trained by the weight."""
     normal = x * scale
     result: list[Tensor] = []
     if trained:
-        parts = (slope * normal).reshape(-1, x.shape[-1])
+        parts = (grad_out * normal).reshape(-1, x.shape[-1])
         result.append(torch.mm(parts.new_ones([1, len(parts)]), parts)[0])  # a sum, but several times faster
-    slope = slope * weight
+    grad_out = grad_out * weight
     # What only changes x's length has no effect.
-    along = torch.linalg.vecdot(slope, normal).unsqueeze(-1).mul_(1.0 / x.shape[-1])
-    # (slope - normal * along) * scale; addcmul and sub are several times slower than this in bfloat16.
-    result.append(slope.add_(normal.mul_(along.neg_())).mul_(scale))
+    radial = torch.linalg.vecdot(grad_out, normal).unsqueeze(-1).mul_(1.0 / x.shape[-1])
+    # (grad_out - normal * radial) * scale; addcmul and sub are several times slower than this in bfloat16.
+    result.append(grad_out.add_(normal.mul_(radial.neg_())).mul_(scale))
     return result
 
 
@@ -40,7 +40,7 @@ class _RmsNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        normal, scale = on_cpu(normalised, x)(x, weight, eps)
+        normal, scale = on_cpu(rms_norm_forward, x)(x, weight, eps)
         ctx.save_for_backward(x, weight, scale)
         return normal
 
@@ -51,19 +51,19 @@ class _RmsNorm(torch.autograd.Function):
         return found[-1], found[0] if trained else None, None
 
 
-def _gate(gate_up: Tensor) -> tuple[Tensor, Tensor]:
+def _swiglu(gate_up: Tensor) -> tuple[Tensor, Tensor]:
     """silu(gate), kept because its exponential costs more than its memory, and that times up."""
     gate, up = gate_up.chunk(2, dim=-1)
-    opened = F.silu(gate)
-    return opened * up, opened
+    silu_gate = F.silu(gate)
+    return silu_gate * up, silu_gate
 
 
-def _gate_backward(gate_up: Tensor, opened: Tensor, slope: Tensor) -> Tensor:
+def _swiglu_backward(gate_up: Tensor, silu_gate: Tensor, grad_out: Tensor) -> Tensor:
     gate, up = gate_up.chunk(2, dim=-1)
     result = torch.empty_like(gate_up)
-    into_gate, into_up = result.chunk(2, dim=-1)
-    torch.mul(slope, opened, out=into_up)
-    torch.ops.aten.silu_backward(slope * up, gate, grad_input=into_gate)
+    grad_gate, grad_up = result.chunk(2, dim=-1)
+    torch.mul(grad_out, silu_gate, out=grad_up)
+    torch.ops.aten.silu_backward(grad_out * up, gate, grad_input=grad_gate)
     return result
 
 
@@ -72,14 +72,14 @@ class _SwiGlu(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, gate_up: Tensor) -> Tensor:
-        result, opened = on_cpu(_gate, gate_up)(gate_up)
-        ctx.save_for_backward(gate_up, opened)
+        result, silu_gate = on_cpu(_swiglu, gate_up)(gate_up)
+        ctx.save_for_backward(gate_up, silu_gate)
         return result
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        gate_up, opened = ctx.saved_tensors
-        return on_cpu(_gate_backward, gate_up)(gate_up, opened, gradients[0])
+        gate_up, silu_gate = ctx.saved_tensors
+        return on_cpu(_swiglu_backward, gate_up)(gate_up, silu_gate, gradients[0])
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> None:
@@ -102,22 +102,22 @@ def inverse_norm(x: Tensor, eps: float) -> Tensor:
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, kernels: Kernels | None = None) -> Tensor:
-    """Root-mean-square normalisation (arXiv 1910.07467) over the last axis."""
+    """RMSNorm (arXiv 1910.07467) of x (..., width) by weight (width,) over the last axis."""
     if kernels is not None:
-        native: Tensor = Normalised.apply(kernels, x, weight, eps)  # type: ignore[no-untyped-call]
+        native: Tensor = NativeRmsNorm.apply(kernels, x, weight, eps)  # type: ignore[no-untyped-call]
         return native
     if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
         result: Tensor = _RmsNorm.apply(x, weight, eps)  # type: ignore[no-untyped-call]
         return result
     if x.device.type != "cpu":
         return F.rms_norm(x, weight.shape, weight, eps)
-    return normalised(x, weight, eps)[0]
+    return rms_norm_forward(x, weight, eps)[0]
 
 
 def swiglu(gate_up: Tensor, kernels: Kernels | None = None) -> Tensor:
-    """silu(first half) * second half along the last axis (arXiv 2002.05202)."""
+    """SwiGLU (arXiv 2002.05202): silu(first half) * second half of gate_up (N, 2 width) -> (N, width)."""
     if kernels is not None:
-        native: Tensor = Gated.apply(kernels, gate_up)  # type: ignore[no-untyped-call]
+        native: Tensor = NativeSwiGlu.apply(kernels, gate_up)  # type: ignore[no-untyped-call]
         return native
     if torch.is_grad_enabled() and gate_up.requires_grad:
         result: Tensor = _SwiGlu.apply(gate_up)  # type: ignore[no-untyped-call]

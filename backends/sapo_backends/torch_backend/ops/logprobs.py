@@ -1,9 +1,9 @@
 """Log-probabilities of given tokens without ever holding all logits.
 
-The forward pass goes through the unembedding in chunks of rows and keeps two numbers a row and, where gradients are asked
-for and the unembedding is frozen, the gradient of its log-probability. Where it is trained the backward pass makes each
-chunk's probabilities again, unless all of them are small enough to keep. For a vocabulary of 151k this is the difference
-between gigabytes and megabytes.
+The forward pass goes through the unembedding in chunks of rows and keeps two numbers a row and, where gradients are
+needed and the unembedding is frozen, the gradient of its log-probability. Where it is trained the backward pass makes
+each chunk's probabilities again, unless all of them are small enough to keep. For a vocabulary of 151k this is the
+difference between gigabytes and megabytes.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ BLOCK_ELEMENTS = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
-class Scores:
-    """logprobs (T,) float32, differentiable; entropy (T,) of the distribution each token was drawn from."""
+class TokenLogprobs:
+    """logprobs (T,) float32, differentiable; entropy (T,) of the distribution each token was sampled from."""
 
     logprobs: Tensor
     entropy: Tensor
 
 
 class _Blocks:
-    """Goes through one chunk's logits in blocks of rows, always in the same memory: what is as large as a chunk would be
-    given back to the system and paid for again with page faults."""
+    """Goes through one chunk's logits in blocks of rows, always in the same memory: what is as large as a chunk would
+    be given back to the system and paid for again with page faults."""
 
     def __init__(self, head: Tensor, rows: int, temperature: float) -> None:
         self._head, self._temperature = head, temperature
@@ -55,18 +55,18 @@ class _Blocks:
 
 
 class _ChosenLogprobs(torch.autograd.Function):
-    """A token's log-probability depends on its own hidden state alone, so where the head is frozen the forward pass already
-    makes the gradient of each, one row of `jacobian`, while it has the probabilities; the backward pass only weighs the rows.
-    A trained head needs all probabilities again, each times its token's weight."""
+    """A token's log-probability depends on its own hidden state alone, so where the head is frozen the forward pass
+    already makes the gradient of each, one row of `jacobian`, while it has the probabilities; the backward pass only
+    weighs the rows. A trained head needs all probabilities again, each times its token's weight."""
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, head: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
         rows = max(1, min(hardware.CHUNK // head.shape[0], len(hidden)))
         blocks = _Blocks(head, rows, temperature)
-        learns, head_learns = ctx.needs_input_grad[:2]
-        jacobian = torch.empty_like(hidden) if learns and not head_learns else hidden.new_empty(0, hidden.shape[1])
-        chosen, entropy, kept = [], [], []
-        keep = head_learns and hidden.shape[0] * head.shape[0] <= hardware.KEPT
+        needs_hidden, needs_head = ctx.needs_input_grad[:2]
+        jacobian = torch.empty_like(hidden) if needs_hidden and not needs_head else hidden.new_empty(0, hidden.shape[1])
+        chosen, entropy, probabilities_kept = [], [], []
+        keep = needs_head and hidden.shape[0] * head.shape[0] <= hardware.KEPT_PROBABILITIES
         scratch = head.new_empty(blocks.rows, head.shape[0], dtype=blocks.wide)
         for number, (part, wanted) in enumerate(
             zip(torch.split(hidden, rows), torch.split(targets, rows), strict=True)
@@ -79,12 +79,12 @@ class _ChosenLogprobs(torch.autograd.Function):
                 chosen.append(logits.gather(1, target[:, None])[:, 0] - total)
                 entropy.append(total - torch.linalg.vecdot(probabilities, logits))
                 if keep:
-                    kept.append(probabilities)
+                    probabilities_kept.append(probabilities)
                 if len(jacobian):
-                    _error(probabilities, target, probabilities.new_ones(len(target)), place)
+                    _grad_logits(probabilities, target, probabilities.new_ones(len(target)), place)
             if len(jacobian):
                 torch.mm(blocks.chunk(part), head, out=jacobian[number * rows :][: len(part)])
-        ctx.save_for_backward(jacobian if len(jacobian) else hidden, head, targets, *kept)
+        ctx.save_for_backward(jacobian if len(jacobian) else hidden, head, targets, *probabilities_kept)
         ctx.temperature, ctx.rows = temperature, rows
         entropies = torch.cat(entropy)
         ctx.mark_non_differentiable(entropies)
@@ -92,35 +92,41 @@ class _ChosenLogprobs(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
-        hidden, head, targets, *kept = ctx.saved_tensors
-        slope = gradients[0] / ctx.temperature  # (T,)
+        hidden, head, targets, *probabilities_kept = ctx.saved_tensors
+        grad_out = gradients[0] / ctx.temperature  # (T,)
         if not ctx.needs_input_grad[1]:
-            return hidden * slope[:, None].to(hidden.dtype), None, None, None
-        into_hidden = torch.empty_like(hidden)
-        into_head = torch.zeros(head.shape, device=head.device)
+            return hidden * grad_out[:, None].to(hidden.dtype), None, None, None
+        grad_hidden = torch.empty_like(hidden)
+        grad_head = torch.zeros(head.shape, device=head.device)
         blocks = _Blocks(head, ctx.rows, ctx.temperature)
-        known = iter(kept)
-        for part, wanted, weights, into in zip(
-            *(torch.split(t, ctx.rows) for t in (hidden, targets, slope, into_hidden)), strict=True
+        known = iter(probabilities_kept)
+        for part, wanted, weights, grad_part in zip(
+            *(torch.split(t, ctx.rows) for t in (hidden, targets, grad_out, grad_hidden)), strict=True
         ):
-            error = blocks.chunk(part)
-            found = zip(torch.split(error, blocks.rows), known, strict=False) if kept else blocks.of(part)
+            grad_logits = blocks.chunk(part)
+            found = (
+                zip(torch.split(grad_logits, blocks.rows), known, strict=False)
+                if probabilities_kept
+                else blocks.of(part)
+            )
             for (place, scores), target, weight in zip(
                 found, torch.split(wanted, blocks.rows), torch.split(weights, blocks.rows), strict=True
             ):
-                _error(scores if kept else torch.softmax(scores, dim=-1, out=scores), target, weight, place)
-            torch.mm(error, head, out=into)
-            into_head += error.t() @ part
-        return into_hidden, into_head.to(head.dtype), None, None
+                _grad_logits(
+                    scores if probabilities_kept else torch.softmax(scores, dim=-1, out=scores), target, weight, place
+                )
+            torch.mm(grad_logits, head, out=grad_part)
+            grad_head += grad_logits.t() @ part
+        return grad_hidden, grad_head.to(head.dtype), None, None
 
 
-def _error(probabilities: Tensor, target: Tensor, weight: Tensor, out: Tensor) -> None:
+def _grad_logits(probabilities: Tensor, target: Tensor, weight: Tensor, out: Tensor) -> None:
     """weight (rows,) times d logprob / d logits = onehot - p, rounded once into out (rows, V)."""
     torch.mul(probabilities, -weight[:, None], out=out)
     out.scatter_add_(1, target[:, None], weight[:, None].to(out.dtype))
 
 
-def chosen_logprobs(hidden: Tensor, head: Tensor, targets: Tensor, temperature: float) -> Scores:
+def chosen_logprobs(hidden: Tensor, head: Tensor, targets: Tensor, temperature: float) -> TokenLogprobs:
     """hidden (T, width) predicts targets (T,) through head (V, width)."""
     logprobs, entropy = _ChosenLogprobs.apply(hidden, head, targets, temperature)  # type: ignore[no-untyped-call]
-    return Scores(logprobs, entropy)
+    return TokenLogprobs(logprobs, entropy)

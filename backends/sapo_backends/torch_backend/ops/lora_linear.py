@@ -18,9 +18,12 @@ Frozen = tuple[Tensor, Tensor | None]
 """Weight and bias of a projection, not trained."""
 
 
-def adapted_linear(x: Tensor, weight: Tensor, bias: Tensor | None, scale: float, down: Tensor, *ups: Tensor) -> Tensor:
-    """W x + b + scale * B A x: x (N, in) -> (N, out). down: A of all parts (parts * rank, in); ups: B of each part."""
-    y: Tensor = _AdaptedLinear.apply(x, weight, bias, scale, down, *ups)  # type: ignore[no-untyped-call]
+def adapted_linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None, scale: float, down: Tensor, *lora_bs: Tensor
+) -> Tensor:
+    """W x + b + scale * B A x: x (N, in) -> (N, out). down: A of all parts (parts * rank, in); lora_bs: B of each
+    part."""
+    y: Tensor = _AdaptedLinear.apply(x, weight, bias, scale, down, *lora_bs)  # type: ignore[no-untyped-call]
     return y
 
 
@@ -41,28 +44,32 @@ class _AdaptedLinear(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, scale: float, *adapter: Tensor) -> Tensor:
-        down, *ups = adapter
+        down, *lora_bs = adapter
         y = F.linear(x, weight, bias)
         low = F.linear(x, down).mul_(scale)  # (N, parts * rank)
-        for low_of, up, part in zip(low.chunk(len(ups), dim=1), ups, _parts(y, ups), strict=True):
+        for low_of, up, part in zip(low.chunk(len(lora_bs), dim=1), lora_bs, _parts(y, lora_bs), strict=True):
             part.add_(F.linear(low_of, up))
-        ctx.save_for_backward(x, weight, low, down, *ups)
+        ctx.save_for_backward(x, weight, low, down, *lora_bs)
         ctx.scale = scale
         return y
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, low, down, *ups = ctx.saved_tensors
-        slopes = _parts(gradients[0], ups)
-        into_ups = [slope.t() @ low_of for slope, low_of in zip(slopes, low.chunk(len(ups), dim=1), strict=True)]
-        into_low = torch.cat([slope @ up for slope, up in zip(slopes, ups, strict=True)], dim=1).mul_(ctx.scale)
-        into_x = (gradients[0] @ weight).addmm_(into_low, down) if ctx.needs_input_grad[0] else None
-        return into_x, None, None, None, into_low.t() @ x, *into_ups
+        x, weight, low, down, *lora_bs = ctx.saved_tensors
+        grads = _parts(gradients[0], lora_bs)
+        grad_ups = [
+            grad_out.t() @ low_of for grad_out, low_of in zip(grads, low.chunk(len(lora_bs), dim=1), strict=True)
+        ]
+        grad_low = torch.cat([grad_out @ up for grad_out, up in zip(grads, lora_bs, strict=True)], dim=1).mul_(
+            ctx.scale
+        )
+        grad_x = (gradients[0] @ weight).addmm_(grad_low, down) if ctx.needs_input_grad[0] else None
+        return grad_x, None, None, None, grad_low.t() @ x, *grad_ups
 
 
-def _parts(y: Tensor, ups: Sequence[Tensor]) -> tuple[Tensor, ...]:
+def _parts(y: Tensor, lora_bs: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """The columns of y that each part of the adapter adds to."""
-    return torch.split(y, [len(up) for up in ups], dim=1)
+    return torch.split(y, [len(up) for up in lora_bs], dim=1)
 
 
 class _AdaptedMlp(torch.autograd.Function):
@@ -78,9 +85,9 @@ class _AdaptedMlp(torch.autograd.Function):
         (w_gate, w_up), (c_gate, c_up) = _halves(gate_up)
         gate = F.linear(x, w_gate, c_gate).addmm_(low_gate, b_gate.t())
         up = F.linear(x, w_up, c_up).addmm_(low_up, b_up.t())
-        mixed = F.silu(gate).mul_(up)
-        low_down = F.linear(mixed, a_down).mul_(scale)
-        y = torch.addmm(residual, mixed, down[0].t()).addmm_(low_down, b_down.t())
+        activated = F.silu(gate).mul_(up)
+        low_down = F.linear(activated, a_down).mul_(scale)
+        y = torch.addmm(residual, activated, down[0].t()).addmm_(low_down, b_down.t())
         if down[1] is not None:
             y.add_(down[1])
         ctx.save_for_backward(x, gate, up, low_gate, low_up, low_down, *adapter)
@@ -91,20 +98,20 @@ class _AdaptedMlp(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         x, gate, up, low_gate, low_up, low_down, a_both, b_gate, b_up, a_down, b_down = ctx.saved_tensors
         w_gate, w_up, w_down = ctx.frozen
-        (slope,) = gradients
-        opened = F.silu(gate)
-        mixed = opened * up
-        into_low_down = (slope @ b_down).mul_(ctx.scale)
-        into_adapter = [into_low_down.t() @ mixed, slope.t() @ low_down]
-        into_mixed = (slope @ w_down).addmm_(into_low_down, a_down)
-        into_up = opened.mul_(into_mixed)
-        into_gate = torch.ops.aten.silu_backward.grad_input(into_mixed.mul_(up), gate, grad_input=mixed)
-        into_low = torch.cat((into_gate @ b_gate, into_up @ b_up), dim=1).mul_(ctx.scale)
-        into_adapter = [into_low.t() @ x, into_gate.t() @ low_gate, into_up.t() @ low_up, *into_adapter]
-        into_x = None
+        (grad_out,) = gradients
+        silu_gate = F.silu(gate)
+        activated = silu_gate * up
+        grad_low_down = (grad_out @ b_down).mul_(ctx.scale)
+        grad_adapter = [grad_low_down.t() @ activated, grad_out.t() @ low_down]
+        grad_activated = (grad_out @ w_down).addmm_(grad_low_down, a_down)
+        grad_up = silu_gate.mul_(grad_activated)
+        grad_gate = torch.ops.aten.silu_backward.grad_input(grad_activated.mul_(up), gate, grad_input=activated)
+        grad_low = torch.cat((grad_gate @ b_gate, grad_up @ b_up), dim=1).mul_(ctx.scale)
+        grad_adapter = [grad_low.t() @ x, grad_gate.t() @ low_gate, grad_up.t() @ low_up, *grad_adapter]
+        grad_x = None
         if ctx.needs_input_grad[0]:
-            into_x = (into_gate @ w_gate).addmm_(into_up, w_up).addmm_(into_low, a_both)
-        return into_x, slope, None, None, None, *into_adapter
+            grad_x = (grad_gate @ w_gate).addmm_(grad_up, w_up).addmm_(grad_low, a_both)
+        return grad_x, grad_out, None, None, None, *grad_adapter
 
 
 def _halves(of: Frozen) -> tuple[tuple[Tensor, ...], tuple[Tensor | None, ...]]:

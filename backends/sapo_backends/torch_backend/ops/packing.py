@@ -143,16 +143,16 @@ class _Layout:
         return Flat(ids, positions, longest, self.slabs)
 
 
-def apart(device: torch.device) -> bool:
+def slab_per_prompt(device: torch.device) -> bool:
     """Whether each prompt is a slab of its own, so that its completions read its keys where they lie and attention's
     pieces stay in the processor's cache. Elsewhere all are one slab, because each costs launches."""
     return device.type == "cpu"
 
 
-def lay_out(prompts: Sequence[TokenIds], device: torch.device) -> tuple[Flat, list[int]]:
+def pack_prompts(prompts: Sequence[TokenIds], device: torch.device) -> tuple[Flat, list[int]]:
     """Prompts alone, and where each begins."""
     layout = _Layout(device)
-    parts = [[prompt] for prompt in prompts] if apart(device) else [prompts]
+    parts = [[prompt] for prompt in prompts] if slab_per_prompt(device) else [prompts]
     begins = [start for part in parts for start in layout.add([(prompt, 0) for prompt in part])]
     return layout.flat(), begins
 
@@ -165,12 +165,12 @@ def pack(pairs: Sequence[Pair], members: list[int], device: torch.device) -> Pac
         rows_of.setdefault(prompt, []).append(row)
     layout, ends, begins = _Layout(device), dict[tuple[int, ...], int](), dict[int, int]()
     prompts = list(rows_of)
-    for part in [[prompt] for prompt in prompts] if apart(device) else [prompts]:
+    for part in [[prompt] for prompt in prompts] if slab_per_prompt(device) else [prompts]:
         starts = layout.add([(prompt, 0) for prompt in part])
         ends |= {prompt: start + len(prompt) - 1 for prompt, start in zip(part, starts, strict=True)}
         sees, index = len(layout.slabs) - 1, {prompt: i for i, prompt in enumerate(part)}
         rows = [row for prompt in part for row in rows_of[prompt] if len(chosen[row][1]) > 1]
-        for slab in _slabs(rows, chosen) if apart(device) else filter(None, [rows]):
+        for slab in _slabs(rows, chosen) if slab_per_prompt(device) else filter(None, [rows]):
             texts = [(chosen[row][1][:-1], len(chosen[row][0])) for row in slab]
             starts = layout.add(texts, sees, [index[chosen[row][0]] for row in slab])
             begins |= dict(zip(slab, starts, strict=True))

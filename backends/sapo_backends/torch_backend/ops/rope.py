@@ -19,8 +19,8 @@ def inverse_frequencies(rope: RopeSpec, head_dim: int) -> Tensor:
     if rope.kind != "llama3":
         return frequencies
     # Long wavelengths are stretched by `factor`, short ones kept, those between blended.
-    turns = rope.original_context * frequencies / (2 * math.pi)
-    blend = ((turns - rope.low_frequency) / (rope.high_frequency - rope.low_frequency)).clamp(0.0, 1.0)
+    rotations = rope.original_context * frequencies / (2 * math.pi)
+    blend = ((rotations - rope.low_frequency) / (rope.high_frequency - rope.low_frequency)).clamp(0.0, 1.0)
     return frequencies * (blend + (1.0 - blend) / rope.factor)
 
 

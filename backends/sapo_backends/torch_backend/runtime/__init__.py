@@ -1,1 +1,1 @@
-"""What the engine asks of torch and of the C library: TorchScript, the allocator, worker threads."""
+"""What the engine needs of torch and of the C library: TorchScript, the allocator, worker threads."""

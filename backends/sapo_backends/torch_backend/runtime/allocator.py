@@ -27,9 +27,9 @@ def keep_memory() -> bool:
     return all([mallopt(name, value) == 1 for name, value in settings])
 
 
-def give_back() -> None:
-    """Return what is free to the system. For large models, whose packed weights for decoding and whose activations do not fit
-    into each other's holes; paying for the pages again takes a hundredth of a round."""
+def release_free_memory() -> None:
+    """Return what is free to the system. For large models, whose packed weights for decoding and whose activations do
+    not fit into each other's holes; paying for the pages again takes a hundredth of a round."""
     if platform.libc_ver()[0] == "glibc":
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).malloc_trim(0)

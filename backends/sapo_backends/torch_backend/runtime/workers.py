@@ -41,6 +41,7 @@ class Workers:
         return [future.result() for future in futures]
 
     def close(self) -> None:
+        """End the threads."""
         if self._pool is not None:
             self._pool.shutdown()
 

@@ -48,23 +48,23 @@ def objective(
         if sample.old_logprobs is not None:
             old[sequence == row] = _tokens([sample.old_logprobs], old)
     difference = logprobs - old
-    gap = _engine_gap(samples, old, sequence)
+    log_ratio = _log_importance_weight(samples, old, sequence)
     if policy.ratio_level == "sequence":
         difference = _sequence_mean(difference, sequence, lengths)[sequence]
-        gap = _sequence_mean(gap, sequence, lengths)[sequence]
+        log_ratio = _sequence_mean(log_ratio, sequence, lengths)[sequence]
     ratio = difference.exp()
     limited = ratio.clamp(1.0 - policy.clip_low, 1.0 + policy.clip_high)
-    free, bound = ratio * advantage, limited * advantage
-    truncated = gap.exp().clamp(max=policy.tis_cap)
-    loss = -(weight * truncated * torch.minimum(free, bound)).sum()
-    return Objective(loss, (free > bound).detach(), ratio.detach())
+    unclipped, clipped_objective = ratio * advantage, limited * advantage
+    truncated = log_ratio.exp().clamp(max=policy.tis_cap)
+    loss = -(weight * truncated * torch.minimum(unclipped, clipped_objective)).sum()
+    return Objective(loss, (unclipped > clipped_objective).detach(), ratio.detach())
 
 
-def _engine_gap(samples: Sequence[TrainSample], old: Tensor, sequence: Tensor) -> Tensor:
-    """log pi_old - log pi_behaviour (T,); 0 where the trainer itself drew the text."""
-    gap = torch.zeros_like(old)
+def _log_importance_weight(samples: Sequence[TrainSample], old: Tensor, sequence: Tensor) -> Tensor:
+    """log pi_old - log pi_behaviour (T,); 0 where the trainer itself generated the text."""
+    log_ratio = torch.zeros_like(old)
     for row, sample in enumerate(samples):
         if sample.behaviour_logprobs is not None:
             at = sequence == row
-            gap[at] = old[at] - _tokens([sample.behaviour_logprobs], old)
-    return gap
+            log_ratio[at] = old[at] - _tokens([sample.behaviour_logprobs], old)
+    return log_ratio

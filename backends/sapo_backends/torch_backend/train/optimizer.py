@@ -34,10 +34,10 @@ class FlatAdamW:
         @torch.no_grad()  # of each thread
         def some(part: range) -> None:
             tensors = (t[part.start : part.stop] for t in (parameters, gradient, self.first, self.second))
-            weights, slope, first, second = tensors
+            weights, grad, first, second = tensors
             adamw(
                 [weights],
-                [slope.mul_(shrink)],
+                [grad.mul_(shrink)],
                 [first],
                 [second],
                 [],

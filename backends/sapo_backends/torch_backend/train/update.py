@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from sapo_backends.base import CancelToken, PolicyUpdate, TrainSample, UpdateStats
-from sapo_backends.common.minibatches import Scorer
-from sapo_backends.common.packing import plan
-from sapo_backends.common.update import Tally, run_update, trains
+from sapo_backends.common.minibatches import LogprobFn
+from sapo_backends.common.packing import plan_micro_batches
+from sapo_backends.common.update import Tally, has_gradient, run_update
 from sapo_backends.torch_backend.causal_lm import Model, trained_tensors
 from sapo_backends.torch_backend.model.flat_parameters import Layout
 from sapo_backends.torch_backend.ops.packing import pack
@@ -22,7 +22,7 @@ from sapo_backends.torch_backend.train.optimizer import FlatAdamW
 
 @dataclass(slots=True)
 class Trainer:
-    """A model with the tensor it trains. budget: tokens in a micro-batch."""
+    """A model with the tensor it has_gradient. budget: tokens in a micro-batch."""
 
     model: Model
     flat: Tensor
@@ -44,9 +44,9 @@ class Trainer:
     ) -> Tensor:
         """d loss / d flat of one minibatch in float32, summed over its micro-batches in an order that does not depend
         on which worker is faster. Samples without advantage or tokens are left out."""
-        active = [sample for sample in part if trains(sample)]
+        active = [sample for sample in part if has_gradient(sample)]
         pairs = [(sample.prompt, sample.completion) for sample in active]
-        batches = plan(pairs, self.budget, self.workers.count, flat=True)
+        batches = plan_micro_batches(pairs, self.budget, self.workers.count, flat=True)
         tensors = trained_tensors(self.model) or {}
         finished: list[int] = []
 
@@ -55,10 +55,10 @@ class Trainer:
             total, counts = torch.empty_like(self.flat), Tally()
             targets = list(self.layout.views(total).values())
             for number, members in enumerate(mine):
-                slopes = self._micro_batch([active[i] for i in members], part, policy, leaves, counts)
-                for target, slope in zip(targets, slopes, strict=True):
-                    if slope is not None:
-                        target.add_(slope) if number else target.copy_(slope)
+                grads = self._micro_batch([active[i] for i in members], part, policy, leaves, counts)
+                for target, grad in zip(targets, grads, strict=True):
+                    if grad is not None:
+                        target.add_(grad) if number else target.copy_(grad)
                     elif not number:
                         target.zero_()
                 finished.append(1)
@@ -85,9 +85,9 @@ class Trainer:
         """The gradient by each leaf of some of the minibatch's samples."""
         pairs = [(sample.prompt, sample.completion) for sample in samples]
         packed = pack(pairs, list(range(len(samples))), self.model.device)
-        scores = self.model.score(packed, self.model.weights(leaves), policy.temperature)
+        scores = self.model.token_logprobs(packed, self.model.weights(leaves), policy.temperature)
         result = objective(scores.logprobs, packed.sequence, samples, whole, policy)
-        slopes = torch.autograd.grad(result.loss, list(leaves.values()), allow_unused=True)
+        grads = torch.autograd.grad(result.loss, list(leaves.values()), allow_unused=True)
         sums = torch.zeros(len(samples), device=packed.sequence.device)
         tally.add(
             samples,
@@ -97,14 +97,14 @@ class Trainer:
             clipped=int(result.clipped.sum()),
             ratio_max=float(result.ratio.max()),
         )
-        return slopes
+        return grads
 
     def update(
         self,
         batch: Sequence[TrainSample],
         policy: PolicyUpdate,
         seed: int,
-        score: Scorer,
+        logprob_fn: LogprobFn,
         cancel: CancelToken | None = None,
         on_progress: Callable[[float], None] | None = None,
     ) -> UpdateStats:
@@ -113,7 +113,7 @@ class Trainer:
         def gradient(part: Sequence[TrainSample], tally: Tally, report: Callable[[float], None] | None) -> Tensor:
             return self.gradient(part, policy, tally, report)
 
-        def step(slope: Tensor) -> float:
-            return self.optimizer.step(self.flat, slope, policy)
+        def step(grad: Tensor) -> float:
+            return self.optimizer.step(self.flat, grad, policy)
 
-        return run_update(batch, policy, seed, score, gradient, step, cancel, on_progress)
+        return run_update(batch, policy, seed, logprob_fn, gradient, step, cancel, on_progress)

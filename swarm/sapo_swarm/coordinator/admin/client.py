@@ -13,7 +13,7 @@ from typing import TypeVar
 import aiohttp
 import msgspec
 
-from sapo_swarm.coordinator.admin.messages import Ban, InviteView, NewInvite, Removed, Revoke
+from sapo_swarm.coordinator.admin.messages import Approve, Ban, InviteView, NewInvite, Removed, Revoke, Waiting
 from sapo_swarm.protocol.client import CoordinatorError, Refused, Unreachable
 from sapo_swarm.protocol.invite import Invite
 from sapo_swarm.protocol.wire import Problem
@@ -76,7 +76,7 @@ class AdminClient:
         if self._session is not None:
             await self._session.close()
 
-    async def new_invite(self, label: str = "", hours: float = 168.0, uses: int = 0) -> list[Invite]:
+    async def new_invite(self, label: str = "", hours: float = 168.0, uses: int = 10) -> list[Invite]:
         """The same new invite at every address of the host."""
         body = NewInvite(label=label, hours=hours, uses=uses)
         view = msgspec.json.decode(await self._call("POST", "/admin/invites", body), type=InviteView)
@@ -86,15 +86,25 @@ class AdminClient:
         ]
 
     async def invites(self) -> list[InviteView]:
+        """Every invite of the swarm, oldest first."""
         return msgspec.json.decode(await self._call("GET", "/admin/invites"), type=list[InviteView])
 
     async def revoke(self, hash: str) -> tuple[str, ...]:
         """Revoke an invite: the nodes that are out with it."""
         return msgspec.json.decode(await self._call("POST", "/admin/revoke", Revoke(hash=hash)), type=Removed).nodes
 
-    async def ban(self, node: str, reason: str = "banned by the host") -> None:
-        """reason "" lifts the ban."""
-        await self._call("POST", "/admin/ban", Ban(node=node, reason=reason))
+    async def ban(self, node: str, reason: str = "banned by the host", with_invite: bool = False) -> tuple[str, ...]:
+        """reason "" lifts the ban. with_invite: everybody whom the node's invite let in. The nodes that are out."""
+        body = Ban(node=node, reason=reason, with_invite=with_invite)
+        return msgspec.json.decode(await self._call("POST", "/admin/ban", body), type=Removed).nodes
+
+    async def waiting(self) -> list[Waiting]:
+        """Nodes that wait for the host."""
+        return msgspec.json.decode(await self._call("GET", "/admin/waiting"), type=list[Waiting])
+
+    async def approve(self, node: str = "") -> tuple[str, ...]:
+        """Let a node in ("": all that wait): the nodes that are in now."""
+        return msgspec.json.decode(await self._call("POST", "/admin/approve", Approve(node=node)), type=Removed).nodes
 
     async def export(self) -> bytes:
         """The swarm with its private key: see transfer.import_swarm."""

@@ -10,7 +10,7 @@ from sapo_swarm.protocol.invite import new_token, token_hash
 
 
 async def new_invite(store: Store, label: str, hours: float, uses: int) -> tuple[InviteRecord, str]:
-    """The kept record and the token, which is not kept. hours, uses: 0 = unlimited."""
+    """The stored record and the token, of which only the hash is stored. hours, uses: 0 = unlimited."""
     token, now = new_token(), time.time()
     expires = now + hours * 3600 if hours else 0.0
     record = InviteRecord(hash=token_hash(token), label=label, created=now, expires=expires, max_uses=uses)

@@ -7,6 +7,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from sapo_swarm.protocol.wire import Count, DisplayName, Label, UnixTime
 from sapo_swarm.types import NodeId, Sha256
 
 
@@ -21,27 +22,45 @@ class NewInvite(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 class InviteView(msgspec.Struct, frozen=True, kw_only=True):
     """token: only in the answer that made it. hash: names it afterwards."""
 
-    hash: str
-    label: str
-    expires: float
-    max_uses: int
-    uses: int
+    hash: Sha256
+    label: Annotated[str, Meta(max_length=80)]
+    expires: UnixTime
+    max_uses: Count
+    uses: Count
     revoked: bool
-    token: str = ""
+    token: Annotated[str, Meta(max_length=64)] = ""
 
 
 class Ban(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """reason "" lifts the ban."""
+    """reason "" lifts the ban. with_invite: revoke the invite that admitted the node, with everybody it let in."""
 
     node: NodeId
     reason: Annotated[str, Meta(max_length=200)] = "banned by the host"
+    with_invite: bool = False
+
+
+class Approve(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """node "": everybody who waits."""
+
+    node: Annotated[str, Meta(pattern=r"^([a-z2-7]{26})?\Z")] = ""
+
+
+class Waiting(msgspec.Struct, frozen=True, kw_only=True):
+    """A node that the host has not let in yet. name, model: peer text, show through safe_text. joined: Unix time."""
+
+    node: NodeId
+    name: DisplayName
+    model: Label
+    joined: UnixTime
 
 
 class Revoke(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """hash: of the invite's token, as InviteView names it."""
+
     hash: Sha256
 
 
 class Removed(msgspec.Struct, frozen=True, kw_only=True):
     """Nodes that are out now."""
 
-    nodes: tuple[str, ...]
+    nodes: Annotated[tuple[NodeId, ...], Meta(max_length=1_000_000)]

@@ -8,7 +8,7 @@ import msgspec
 from aiohttp import web
 
 from sapo_swarm.coordinator.admin.invites import new_invite
-from sapo_swarm.coordinator.admin.messages import Ban, InviteView, NewInvite, Removed, Revoke
+from sapo_swarm.coordinator.admin.messages import Approve, Ban, InviteView, NewInvite, Removed, Revoke, Waiting
 from sapo_swarm.coordinator.admin.transfer import export_swarm
 from sapo_swarm.coordinator.http.problems import Refusal
 from sapo_swarm.coordinator.http.requests import read_body
@@ -22,9 +22,9 @@ def add_admin(app: web.Application, coordinator: Coordinator, key: str) -> None:
 
     def guarded(handler: Handler) -> Handler:
         async def checked(request: web.Request) -> web.StreamResponse:
-            coordinator.door.host_only(request)
+            coordinator.admission.host_only(request)
             given = request.headers.get("Authorization", "").removeprefix("Bearer ")
-            if not hmac.compare_digest(given.encode(), key.encode()):
+            if not hmac.compare_digest(given.encode("utf-8", "replace"), key.encode()):
                 raise Refusal("bad_admin_key", "The admin key of this coordinator lies in its admin file.")
             try:
                 return await handler(request)
@@ -37,6 +37,8 @@ def add_admin(app: web.Application, coordinator: Coordinator, key: str) -> None:
     app.router.add_post("/admin/invites", guarded(admin.create_invite))
     app.router.add_post("/admin/revoke", guarded(admin.revoke))
     app.router.add_post("/admin/ban", guarded(admin.ban))
+    app.router.add_get("/admin/waiting", guarded(admin.waiting))
+    app.router.add_post("/admin/approve", guarded(admin.approve))
     app.router.add_get("/admin/export", guarded(admin.export))
 
 
@@ -45,28 +47,48 @@ class _Admin:
         self.coordinator = coordinator
         self.store = coordinator.store
 
-    async def list_invites(self, request: web.Request) -> web.Response:
+    async def list_invites(self, _request: web.Request) -> web.Response:
         views = [_view(invite.hash, invite) for invite in await self.store.invites()]
         return web.Response(body=msgspec.json.encode(views), content_type="application/json")
 
     async def create_invite(self, request: web.Request) -> web.Response:
-        asked = unpack_json(await self._body(request), NewInvite)
-        record, token = await new_invite(self.store, asked.label, asked.hours, asked.uses)
+        body = unpack_json(await self._body(request), NewInvite)
+        record, token = await new_invite(self.store, body.label, body.hours, body.uses)
         return web.Response(
             body=msgspec.json.encode(_view(record.hash, record, token)), content_type="application/json"
         )
 
     async def revoke(self, request: web.Request) -> web.Response:
-        asked = unpack_json(await self._body(request), Revoke)
-        return _removed(await self.store.revoke_invite(asked.hash))
+        body = unpack_json(await self._body(request), Revoke)
+        return _removed(await self.store.revoke_invite(body.hash))
 
     async def ban(self, request: web.Request) -> web.Response:
-        asked = unpack_json(await self._body(request), Ban)
-        if not await self.store.ban(asked.node, asked.reason):
+        body = unpack_json(await self._body(request), Ban)
+        member = await self.store.member(body.node)
+        if member is None or not await self.store.ban(body.node, body.reason):
             raise Refusal("not_found", "No member has this id.")
-        return _removed([asked.node] if asked.reason else [])
+        if body.reason and body.with_invite and member.invite:
+            return _removed(sorted({body.node, *await self.store.revoke_invite(member.invite)}))
+        return _removed([body.node] if body.reason else [])
 
-    async def export(self, request: web.Request) -> web.Response:
+    async def waiting(self, _request: web.Request) -> web.Response:
+        rows = [
+            Waiting(node=m.node, name=m.name, model=m.model, joined=m.joined)
+            for m in await self.store.members()
+            if m.waiting and not m.banned
+        ]
+        return web.Response(body=msgspec.json.encode(rows), content_type="application/json")
+
+    async def approve(self, request: web.Request) -> web.Response:
+        body = unpack_json(await self._body(request), Approve)
+        nodes = [m.node for m in await self.store.members() if m.waiting and body.node in ("", m.node)]
+        if body.node and not nodes:
+            raise Refusal("not_found", "No node of this id waits.")
+        for node in nodes:
+            await self.store.approve(node)
+        return _removed(nodes)
+
+    async def export(self, _request: web.Request) -> web.Response:
         body = await export_swarm(self.store)
         return web.Response(body=body, content_type="application/octet-stream")
 

@@ -15,6 +15,8 @@ FORMAT = "sapo-swarm-export"
 
 
 class SwarmExport(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The file's content. version: of this format."""
+
     format: str
     version: int
     swarm: SwarmRecord

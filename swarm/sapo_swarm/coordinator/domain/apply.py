@@ -13,9 +13,6 @@ from sapo_swarm.protocol.wire import GroupBody, SignedGroup, WireError, content_
 from sapo_swarm.tasks.seeds import is_train
 from sapo_swarm.types import MAX_COMPLETION_BYTES
 
-REASONS = ("schema", "author", "signature", "task", "seed", "too_long", "stale", "future", "duplicate")
-"""Why a group is refused; stable codes, counted and shown. "duplicate" is found by the store."""
-
 
 @dataclass(frozen=True, slots=True)
 class Rules:

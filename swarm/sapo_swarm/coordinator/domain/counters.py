@@ -8,19 +8,19 @@ from sapo_swarm.coordinator.domain.records import ACTIVE_S, MINUTE, WINDOW_MINUT
 
 
 class Counters:
-    """groups, drawn: node -> count in the window. dirty: (minute, key) -> what was added since it was last cleared."""
+    """groups, sampled: node -> count in the window. dirty: (minute, key) -> what was added since it was last cleared."""
 
     def __init__(self) -> None:
         self.minutes: dict[int, dict[str, float]] = {}
         self.groups: dict[str, int] = {}
-        self.drawn: dict[str, int] = {}
+        self.sampled: dict[str, int] = {}
         self.total = 0
         self.seen: OrderedDict[str, float] = OrderedDict()
         self.dirty: dict[tuple[int, str], float] = {}
         self._present: OrderedDict[str, float] = OrderedDict()
 
     def add(self, minute: int, key: str, value: float, dirty: bool = True) -> None:
-        """Keys as in Standing, and "g/NODE" groups accepted, "d/NODE" times drawn."""
+        """Keys as in WindowStats, and "g/NODE" groups accepted, "d/NODE" times sampled."""
         if not value:
             return
         bucket = self.minutes.setdefault(minute, {})
@@ -30,6 +30,7 @@ class Counters:
             self.dirty[minute, key] = self.dirty.get((minute, key), 0.0) + value
 
     def mark_seen(self, node: str, now: float) -> None:
+        """The node exchanged at this time (Unix time)."""
         self.seen[node] = now
         self._present[node] = now
         self._present.move_to_end(node)
@@ -59,7 +60,7 @@ class Counters:
         kind, node = key[:2], key[2:]
         if kind not in ("g/", "d/"):
             return
-        counts = self.groups if kind == "g/" else self.drawn
+        counts = self.groups if kind == "g/" else self.sampled
         counts[node] = counts.get(node, 0) + change
         if not counts[node]:
             del counts[node]

@@ -1,4 +1,4 @@
-"""The pool of live groups, in memory: a dense array (uniform draws), an age order, and a list per source.
+"""The pool of live groups, in memory: a dense array (uniform sampling), an age order, and a list per source.
 
 Pure bookkeeping: the clock and the random source are passed in.
 """
@@ -6,22 +6,24 @@ Pure bookkeeping: the clock and the random source are passed in.
 from __future__ import annotations
 
 import random
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from sapo_swarm.coordinator.domain.records import SAMPLE_BYTES, Entry, PoolLimits
+from sapo_swarm.coordinator.domain.records import SAMPLE_BYTES, Entry, PoolLimits, invite_share
 
 
 @dataclass(slots=True)
 class Slot:
+    """A live group. key: its row in the store; at: Unix time it came; place: its index in the dense array."""
+
     key: int
     entry: Entry
     at: float
     place: int
 
 
-class Ring:
+class GroupPool:
     """At most `per_node` groups of one source live: its newest replaces its oldest, never another's.
 
     When the pool is full (groups or bytes), the oldest of all gives way.
@@ -35,6 +37,7 @@ class Ring:
         self._by_age: OrderedDict[int, Slot] = OrderedDict()
         self._by_node: dict[str, deque[Slot]] = {}
         self._contents: set[str] = set()
+        self._by_invite: Counter[str] = Counter()
 
     def __len__(self) -> int:
         return len(self._dense)
@@ -43,6 +46,7 @@ class Ring:
         return content in self._contents
 
     def nodes(self) -> int:
+        """Sources with at least one live group."""
         return len(self._by_node)
 
     @property
@@ -67,6 +71,7 @@ class Ring:
         self._by_age[slot.key] = slot
         self._by_node.setdefault(entry.node, deque()).append(slot)
         self._contents.add(entry.content)
+        self._by_invite[entry.invite] += 1
         self.bytes += len(entry.blob)
         return slot.key, gone
 
@@ -81,27 +86,35 @@ class Ring:
         return gone
 
     def drop_node(self, node: str) -> list[int]:
+        """Remove every group of a source: the keys."""
         return [self._remove(slot) for slot in list(self._by_node.get(node, ()))]
 
     def drop(self, key: int) -> None:
+        """Remove one group, if it is still there."""
         slot = self._by_age.get(key)
         if slot is not None:
             self._remove(slot)
 
-    def draw(self, rng: random.Random, want: int, caller: str, have: frozenset[bytes]) -> list[Entry]:
-        """Up to `want` groups, uniform over the live slots of others, at most one per source, none of `have`.
+    def sample(self, rng: random.Random, want: int, caller: str, have: frozenset[bytes]) -> list[Entry]:
+        """Up to `want` groups, uniform over the live slots of others, at most one per source, none of `have`, and no more than
+        invite_share(want) of one invite while others have groups.
 
         Random slots with rejection; where few sources are left, the rest is found by walking over the sources.
         """
         sources = len(self._by_node) - (caller in self._by_node)
         want = min(want, sources)
         taken: dict[str, Entry] = {}
+        crowd: Counter[str] = Counter()
+        most = invite_share(want)
         for _ in range(4 * want + 8):
             if len(taken) >= want:
                 break
             entry = self._dense[int(rng.random() * len(self._dense))].entry if self._dense else None
-            if entry and entry.node != caller and entry.node not in taken and entry.id not in have:
+            if entry is None or entry.node == caller or entry.node in taken or entry.id in have:
+                continue
+            if not entry.invite or crowd[entry.invite] < most or len(self._by_invite) < 2:
                 taken[entry.node] = entry
+                crowd[entry.invite] += 1
         if len(taken) < want:
             self._walk(rng, want, caller, have, taken)
         return within_budget(taken.values())
@@ -111,6 +124,10 @@ class Ring:
     ) -> None:
         others = [node for node in self._by_node if node != caller and node not in taken]
         rng.shuffle(others)
+        crowd = Counter(entry.invite for entry in taken.values())
+        others.sort(
+            key=lambda node: crowd[self._by_node[node][0].entry.invite]
+        )  # of invites that are there least, first
         for node in others[:256]:
             fresh = [slot.entry for slot in self._by_node[node] if slot.entry.id not in have]
             if fresh:
@@ -129,6 +146,9 @@ class Ring:
         if not own:
             del self._by_node[slot.entry.node]
         self._contents.discard(slot.entry.content)
+        self._by_invite[slot.entry.invite] -= 1
+        if not self._by_invite[slot.entry.invite]:
+            del self._by_invite[slot.entry.invite]
         self.bytes -= len(slot.entry.blob)
         return slot.key
 

@@ -20,6 +20,7 @@ class Recent(Generic[V]):
         return len(self._new) + len(self._old)
 
     def get(self, key: bytes) -> V | None:
+        """The key's value, or None."""
         found = self._new.get(key)
         return self._old.get(key) if found is None else found
 
@@ -32,5 +33,6 @@ class Recent(Generic[V]):
         self._new[key] = value
 
     def drop(self, key: bytes) -> None:
+        """Forget the key, if it is there."""
         self._new.pop(key, None)
         self._old.pop(key, None)

@@ -43,7 +43,8 @@ class InviteRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Member(msgspec.Struct, frozen=True, kw_only=True):
-    """A node that joined. invite: hash of the invite that admitted it ("" in an open swarm). banned: the reason."""
+    """A node that joined. invite: hash of the invite that admitted it ("" in an open swarm). banned: the reason. waiting: the
+    host has not let it in yet."""
 
     node: str
     key: bytes
@@ -52,19 +53,23 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     joined: float
     invite: str
     banned: str = ""
+    waiting: bool = False
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """A group in the pool. blob: its SignedGroup as msgpack. content: digest that finds copies. id: 8 bytes."""
+    """A group in the pool. blob: its SignedGroup as msgpack. content: digest that finds copies. id: 8 bytes. invite: hash of the
+    one that admitted its node."""
 
     id: bytes
     content: str
     node: str
     blob: bytes
+    invite: str = ""
 
 
 class Exchange(msgspec.Struct, frozen=True, kw_only=True):
-    """One round of one node. round_id: digest of the body, so that a repeated upload is stored once.
+    """One round of one node. round_id: digest of node and body, so that a repeated upload is stored once. entries: one for each
+    group of the upload, None where it was refused.
 
     counts: what else to add to this minute's counters, such as {"t/bf": 2, "reward_n": 1}.
     """
@@ -72,7 +77,7 @@ class Exchange(msgspec.Struct, frozen=True, kw_only=True):
     node: str
     nonce: str
     round_id: str
-    entries: tuple[Entry, ...]
+    entries: tuple[Entry | None, ...]
     want: int
     have: frozenset[bytes]
     now: float
@@ -80,7 +85,8 @@ class Exchange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Exchanged(msgspec.Struct, frozen=True, kw_only=True):
-    """stored: for each entry of the exchange, False when the pool has its content already.
+    """stored: for each entry of the exchange, False when it was refused or the pool has its content already; a repeated round
+    meets its first verdicts.
 
     replayed: the nonce was used before; nothing else was done. receipts: who drew since the last exchange.
     mine / total: groups accepted in the last hour, of this node and of all. nodes: seen in the last ACTIVE_S.
@@ -97,28 +103,34 @@ class Exchanged(msgspec.Struct, frozen=True, kw_only=True):
     pool: int = 0
 
 
-class StandingRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One node in the window: groups accepted, times its groups were drawn by others, Unix time last seen."""
+class NodeStats(msgspec.Struct, frozen=True, kw_only=True):
+    """One node in the window: groups accepted, times its groups were sampled by others, Unix time last seen."""
 
     member: Member
     groups: int
-    drawn: int
+    sampled: int
     seen: float
 
 
-class Standing(msgspec.Struct, frozen=True, kw_only=True):
+class WindowStats(msgspec.Struct, frozen=True, kw_only=True):
     """The last hour. rows: the nodes with most groups first. total: accepted groups of all. nodes: seen lately.
 
     minutes: Unix time // 60 -> counters "t/DATASET" accepted groups, "x/REASON" refused groups, "rounds",
     "reward_sum", "reward_n".
     """
 
-    rows: tuple[StandingRow, ...]
+    rows: tuple[NodeStats, ...]
     total: int
     nodes: int
     members: int
     pool: int
     minutes: dict[int, dict[str, float]]
+
+
+def invite_share(want: int) -> int:
+    """Groups of nodes that one invite admitted in a sample of `want`, as long as there are others: whoever brings many identities
+    through one invite gets no more than half."""
+    return max(1, want // 2)
 
 
 class PoolLimits(msgspec.Struct, frozen=True, kw_only=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from sapo_swarm.coordinator.domain.records import MINUTE, WINDOW_MINUTES, Standing
+from sapo_swarm.coordinator.domain.records import MINUTE, WINDOW_MINUTES, WindowStats
 from sapo_swarm.protocol.safe_text import safe_text
 from sapo_swarm.protocol.wire import Leaderboard, LeaderRow
 
@@ -28,47 +28,49 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
     leaders: tuple[LeaderRow, ...]
 
 
-def leaderboard(standing: Standing, now: float) -> Leaderboard:
+def leaderboard(stats: WindowStats, now: float) -> Leaderboard:
+    """The window's nodes with most groups first; names made safe to show."""
     rows = tuple(
         LeaderRow(
             node=row.member.node,
             name=safe_text(row.member.name, 40, lines=False),
             model=row.member.model,
             groups=row.groups,
-            share=row.groups / standing.total if standing.total else 0.0,
-            uptake=row.drawn,
+            share=row.groups / stats.total if stats.total else 0.0,
+            uptake=row.sampled,
             seen_s=round(max(0.0, now - row.seen), 1) if row.seen else -1.0,
         )
-        for row in standing.rows
+        for row in stats.rows
     )
-    return Leaderboard(window_s=float(WINDOW_MINUTES * MINUTE), total=standing.total, nodes=rows)
+    return Leaderboard(window_s=float(WINDOW_MINUTES * MINUTE), total=stats.total, nodes=rows)
 
 
-def rounds_per_s(standing: Standing, now: float) -> float:
+def rounds_per_s(stats: WindowStats, now: float) -> float:
     """Over the minute that runs and the one before it."""
     minute = int(now) // MINUTE
-    rounds = sum(standing.minutes.get(m, {}).get("rounds", 0.0) for m in (minute - 1, minute))
+    rounds = sum(stats.minutes.get(m, {}).get("rounds", 0.0) for m in (minute - 1, minute))
     return rounds / (MINUTE + now % MINUTE)
 
 
-def overview(standing: Standing, now: float) -> Overview:
+def overview(stats: WindowStats, now: float) -> Overview:
+    """The figures of the status page at this Unix time."""
     newest = int(now) // MINUTE
-    minutes = [standing.minutes.get(m, {}) for m in range(newest - WINDOW_MINUTES + 1, newest + 1)]
+    minutes = [stats.minutes.get(m, {}) for m in range(newest - WINDOW_MINUTES + 1, newest + 1)]
     return Overview(
         time=now,
-        nodes=standing.nodes,
-        members=standing.members,
-        pool=standing.pool,
-        groups_hour=standing.total,
-        rounds_per_s=round(rounds_per_s(standing, now), 2),
+        nodes=stats.nodes,
+        members=stats.members,
+        pool=stats.pool,
+        groups_hour=stats.total,
+        rounds_per_s=round(rounds_per_s(stats, now), 2),
         tasks=_totals(minutes, "t/"),
         refused=_totals(minutes, "x/"),
         rounds=tuple(int(counts.get("rounds", 0)) for counts in minutes),
         rewards=tuple(
-            round(counts["reward_sum"] / counts["reward_n"], 4) if counts.get("reward_n") else None
+            round(counts.get("reward_sum", 0.0) / counts["reward_n"], 4) if counts.get("reward_n") else None
             for counts in minutes
         ),
-        leaders=leaderboard(standing, now).nodes[:20],
+        leaders=leaderboard(stats, now).nodes[:20],
     )
 
 

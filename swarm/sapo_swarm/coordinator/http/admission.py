@@ -1,9 +1,12 @@
-"""Who gets in: rates of networks, nodes and joins, room for one more request, what only the host itself may ask."""
+"""Who gets in: rates of networks, nodes and joins, room for one more request, what only the host itself may request."""
 
 from __future__ import annotations
 
+import contextlib
 import random
 import time
+from collections import Counter
+from collections.abc import Iterator
 
 from aiohttp import web
 
@@ -13,13 +16,20 @@ from sapo_swarm.coordinator.http.problems import Refusal
 from sapo_swarm.coordinator.http.requests import client_address
 from sapo_swarm.coordinator.settings import CoordinatorSettings
 
+UNREAD_BYTES = 32 * 2**20
+"""Of bodies that are under way, all together;"""
+UNREAD_PER_NETWORK = 4 * 2**20
+"""and of one network."""
 
-class Door:
-    """Every method raises Refusal for what stays outside. rng: jitter of the waits that are told."""
+
+class Admission:
+    """Every method raises Refusal for what stays outside. rng: jitter of Retry-After."""
 
     def __init__(self, settings: CoordinatorSettings, metrics: Metrics, rng: random.Random) -> None:
         self.stopping = False
         self._settings, self._metrics, self._rng = settings, metrics, rng
+        self._unread = 0
+        self._unread_of: Counter[str] = Counter()
         self._nodes = Buckets(1.0 / settings.round_every_s, settings.round_burst)
         self._prefixes = Buckets(settings.prefix_per_s, 2 * settings.prefix_per_s)
         self._joins = Buckets(settings.joins_per_s, 40 * settings.joins_per_s)
@@ -32,7 +42,25 @@ class Door:
         if self._metrics.in_flight > self._settings.in_flight:
             raise self.busy("busy", "The coordinator serves as many requests as it can.", 1.0)
 
+    @contextlib.contextmanager
+    def reading(self, request: web.Request, limit: int) -> Iterator[None]:
+        """Room for a body of at most `limit` bytes while it arrives: so much for each network, and so much for all."""
+        size = min(limit, request.content_length or limit)
+        network = prefix_of(client_address(request, self._settings.trust_proxy))
+        if self._unread + size > UNREAD_BYTES or (network and self._unread_of[network] + size > UNREAD_PER_NETWORK):
+            raise self.busy("busy", "Too many bodies are under way.", 2.0)
+        self._unread += size
+        self._unread_of[network] += size
+        try:
+            yield
+        finally:
+            self._unread -= size
+            self._unread_of[network] -= size
+            if not self._unread_of[network]:
+                del self._unread_of[network]
+
     def join(self, request: web.Request) -> None:
+        """A join from this network."""
         self._network(self._joins, request, "Too many nodes join from this network.")
 
     def node(self, node: str) -> None:

@@ -23,6 +23,7 @@ class Metrics:
         self._latency_count = 0
 
     def served(self, route: str, status: int, seconds: float) -> None:
+        """Count one answered request; seconds: from its head to its answer."""
         self.requests[route, status] += 1
         if route == "/v1/rounds/{id}":
             self._latency_sum += seconds

@@ -35,6 +35,7 @@ CODES: dict[str, int] = {
     "rate_limited": 429,
     "internal": 500,
     "full": 503,
+    "waiting": 503,
     "busy": 503,
     "store_down": 503,
     "stopping": 503,
@@ -53,9 +54,11 @@ class Refusal(Exception):
 
     @property
     def status(self) -> int:
+        """The HTTP status of the code."""
         return CODES[self.code]
 
     def response(self) -> web.Response:
+        """The problem details as application/problem+json."""
         problem = Problem(
             title=HTTPStatus(self.status).phrase,
             status=self.status,

@@ -41,12 +41,17 @@ def client_address(request: web.Request, trust_proxy: bool) -> str:
     return address
 
 
-async def read_body(request: web.Request, deadline_s: float, limit: int = MAX_BODY) -> bytes:
-    """The body as it came, never decompressed. Raises Refusal: unsupported_media, too_large, timeout."""
+def check_announced(request: web.Request, limit: int) -> None:
+    """What the head says of the body. Raises Refusal: unsupported_media, too_large."""
     if "Content-Encoding" in request.headers:
         raise Refusal("unsupported_media", "Send the body without Content-Encoding: it is compressed already.")
     if request.content_length is not None and request.content_length > limit:
         raise Refusal("too_large", f"The body has {request.content_length} bytes; the limit is {limit}.")
+
+
+async def read_body(request: web.Request, deadline_s: float, limit: int = MAX_BODY) -> bytes:
+    """The body as it came, never decompressed. Raises Refusal: unsupported_media, too_large, timeout."""
+    check_announced(request, limit)
     body = bytearray()
     try:
         async with asyncio.timeout(deadline_s):
@@ -74,7 +79,7 @@ def read_signature(request: web.Request) -> Signed:
 
 
 def check_signature(
-    request: web.Request, signed: Signed, key: bytes, swarm: str, body: bytes, now: float, skew_s: float
+    request: web.Request, signed: Signed, key: bytes, swarm: str, body: bytes | str, now: float, skew_s: float
 ) -> None:
     """Raises Refusal: clock_skew, bad_signature. The nonce is the store's business."""
     if abs(signed.ts / 1000 - now) > skew_s:

@@ -1,7 +1,7 @@
 """What a coordinator keeps, and the one interface both stores implement.
 
 A store is the only state there is: handlers are stateless, several coordinators may share one Redis. `exchange` is
-the hot path: it stores groups once, draws a sample and counts, in one step. All methods raise StoreUnavailable when
+the hot path: it stores groups once, samples and counts, in one step. All methods raise StoreUnavailable when
 the store cannot answer; nothing blocks the event loop.
 """
 
@@ -20,8 +20,8 @@ from sapo_swarm.coordinator.domain.records import (
     Exchanged,
     InviteRecord,
     Member,
-    Standing,
     SwarmRecord,
+    WindowStats,
 )
 
 
@@ -51,23 +51,38 @@ def invite_verdict(invite: InviteRecord | None, now: float) -> str:
 class Store(Protocol):
     """See the module. Every method is atomic; `durable` writes survive a power cut where the store can promise it."""
 
-    async def open(self) -> None: ...
-    async def close(self) -> None: ...
-    async def ping(self) -> None:
-        """Returns when the store answers. Raises StoreUnavailable."""
+    async def open(self) -> None:
+        """Connect and read what is needed. Raises StoreUnavailable, StoreFormat."""
         ...
 
-    async def swarm(self) -> SwarmRecord | None: ...
+    async def close(self) -> None:
+        """Write what waits and let go."""
+        ...
+
+    async def ping(self) -> None:
+        """Returns when the store takes a write. Raises StoreUnavailable."""
+        ...
+
+    async def swarm(self) -> SwarmRecord | None:
+        """The swarm's record, None before found()."""
+        ...
+
     async def found(self, record: SwarmRecord) -> SwarmRecord:
-        """Keep the record unless there is one; the one that is kept. Durable."""
+        """Store the record unless there is one; returns the stored one. Durable."""
         ...
 
     async def rename(self, record: SwarmRecord) -> None:
         """Replace the swarm's record. Durable."""
         ...
 
-    async def add_invite(self, invite: InviteRecord) -> None: ...
-    async def invites(self) -> list[InviteRecord]: ...
+    async def add_invite(self, invite: InviteRecord) -> None:
+        """Store a new invite. Durable."""
+        ...
+
+    async def invites(self) -> list[InviteRecord]:
+        """All invites, oldest first."""
+        ...
+
     async def revoke_invite(self, hash: str) -> list[str]:
         """Revoke, and ban every node that it admitted ("invite revoked"): their ids. Durable."""
         ...
@@ -81,22 +96,38 @@ class Store(Protocol):
         """
         ...
 
-    async def member(self, node: str) -> Member | None: ...
-    async def members(self) -> list[Member]: ...
+    async def member(self, node: str) -> Member | None:
+        """A member by its node id."""
+        ...
+
+    async def members(self) -> list[Member]:
+        """Every member, banned ones too."""
+        ...
+
     async def ban(self, node: str, reason: str) -> bool:
         """Ban ("" lifts it) and drop the node's groups. False for an unknown node. Durable."""
+        ...
+
+    async def approve(self, node: str) -> bool:
+        """Let a waiting member in. False for an unknown node. Durable."""
         ...
 
     async def use_nonce(self, nonce: str, now: float) -> bool:
         """True the first time within the lifetime of nonces."""
         ...
 
-    async def exchange(self, exchange: Exchange) -> Exchanged: ...
+    async def exchange(self, exchange: Exchange) -> Exchanged:
+        """Store an upload once, sample for its sender, count both."""
+        ...
+
     async def leave(self, node: str) -> int:
         """Drop the node's groups from the pool: how many. It stays a member."""
         ...
 
-    async def standing(self, now: float, limit: int) -> Standing: ...
+    async def stats(self, now: float, limit: int) -> WindowStats:
+        """The last hour, with at most `limit` nodes."""
+        ...
+
     async def restore(self, members: Sequence[Member], invites: Sequence[InviteRecord]) -> None:
         """Enter exported members and invites as they are. Durable."""
         ...

@@ -20,6 +20,7 @@ class NoRedis(RuntimeError):
 
 
 def free_port() -> int:
+    """A TCP port of loopback that nothing listens on now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -54,6 +55,7 @@ class LocalRedis:
         self._process.wait(START_S)
 
     def close(self) -> None:
+        """End the server and remove its folder."""
         self._process.terminate()
         self._process.wait(START_S)
         self._folder.cleanup()

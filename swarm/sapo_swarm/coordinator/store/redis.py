@@ -1,12 +1,13 @@
 """The shared store: Redis or Valkey >= 7.0, so that several coordinators can serve one swarm.
 
-A ring of keys with lifetimes: an exchange is one Lua call, a sample one MGET of random slots (more while the ring is
+A pool of keys with lifetimes: an exchange is one Lua call, a sample one MGET of random slots (more while the pool is
 thin), its credit one more call. Nothing scans. The server's own maxmemory bounds bytes; with `appendonly yes` and
 `appendfsync always` an acknowledged group survives what SQLite's would, with `everysec` all but the last two seconds'.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 from sapo_swarm.coordinator.domain.pool import within_budget
@@ -17,14 +18,15 @@ from sapo_swarm.coordinator.domain.records import (
     Entry,
     Exchange,
     Exchanged,
-    Standing,
-    StandingRow,
+    NodeStats,
+    WindowStats,
+    invite_share,
 )
 from sapo_swarm.coordinator.store import redis_scripts as scripts
 from sapo_swarm.coordinator.store.redis_registry import RedisRegistry, member_of, pack, reaching, read
 
-SMALL_RING = 64
-"""A ring so small is read whole."""
+SMALL_POOL = 64
+"""A pool so small is read whole."""
 MAX_READS = 8
 """MGETs for one sample at most."""
 
@@ -34,12 +36,14 @@ class RedisStore(RedisRegistry):
 
     # The hot path
 
-    async def use_nonce(self, nonce: str, now: float) -> bool:
+    async def use_nonce(self, nonce: str, _now: float) -> bool:
+        """See Store."""
         life = int(self.limits.nonces_kept_s * 1000)
         async with reaching():
             return bool(await self._server.set(self._key("nonce:", nonce), b"1", nx=True, px=life))
 
     async def exchange(self, exchange: Exchange) -> Exchanged:
+        """See Store."""
         async with reaching():
             await self._prune_if_due(exchange.now)
             reply = await self._run(scripts.EXCHANGE, "age", *self._arguments(exchange))
@@ -48,8 +52,8 @@ class RedisStore(RedisRegistry):
             _, bits, uptake, receipts, mine, total, nodes, pool, head = reply
             sample = await self._sample(exchange, head) if exchange.want else []
             if sample:
-                drawn = [entry.node for entry in sample]
-                arguments = [exchange.node, int(exchange.now) // MINUTE, *drawn]
+                sampled = [entry.node for entry in sample]
+                arguments = [exchange.node, int(exchange.now) // MINUTE, *sampled]
                 await self._run(scripts.CREDIT, "uptake", *arguments)
         return Exchanged(
             stored=tuple(bit == 49 for bit in bits),  # b"1"
@@ -63,10 +67,12 @@ class RedisStore(RedisRegistry):
         )
 
     async def leave(self, node: str) -> int:
+        """See Store."""
         async with reaching():
             return int(await self._run(scripts.DROP_NODE, f"own:{node}", node))
 
-    async def standing(self, now: float, limit: int) -> Standing:
+    async def stats(self, now: float, limit: int) -> WindowStats:
+        """See Store."""
         newest = int(now) // MINUTE
         span = range(newest - WINDOW_MINUTES + 1, newest + 1)
         async with reaching():
@@ -81,7 +87,7 @@ class RedisStore(RedisRegistry):
                     pipe.hgetall(self._key("min:", minute))
                 top, total, nodes, members, pool, *minutes = await pipe.execute()
             rows = await self._rows([(node.decode(), int(groups)) for node, groups in top])
-        return Standing(
+        return WindowStats(
             rows=rows,
             total=int(total or 0),
             nodes=nodes,
@@ -94,7 +100,7 @@ class RedisStore(RedisRegistry):
             },
         )
 
-    async def _rows(self, top: list[tuple[str, int]]) -> tuple[StandingRow, ...]:
+    async def _rows(self, top: list[tuple[str, int]]) -> tuple[NodeStats, ...]:
         if not top:
             return ()
         nodes = [node for node, _ in top]
@@ -103,10 +109,10 @@ class RedisStore(RedisRegistry):
             pipe.hmget(self._key("banned"), nodes)
             pipe.hmget(self._key("drawn"), nodes)
             pipe.zmscore(self._key("seen"), nodes)
-            members, banned, drawn, seen = await pipe.execute()
+            members, banned, sampled, seen = await pipe.execute()
         return tuple(
-            StandingRow(member=member_of(raw, ban), groups=groups, drawn=int(times or 0), seen=at or 0.0)
-            for (_, groups), raw, ban, times, at in zip(top, members, banned, drawn, seen, strict=True)
+            NodeStats(member=member_of(raw, ban), groups=groups, sampled=int(times or 0), seen=at or 0.0)
+            for (_, groups), raw, ban, times, at in zip(top, members, banned, sampled, seen, strict=True)
             if raw is not None
         )
 
@@ -128,16 +134,18 @@ class RedisStore(RedisRegistry):
             arguments += [key, value]
         arguments.append(len(exchange.entries))
         for entry in exchange.entries:
-            arguments += [entry.content, pack(entry)]
+            arguments += ["", ""] if entry is None else [entry.content, pack(entry)]
         return [*arguments, ACTIVE_S]
 
     async def _sample(self, exchange: Exchange, head: int) -> list[Entry]:
         """Uniform over live slots: random slots without replacement until enough sources are found."""
         taken: dict[str, Entry] = {}
+        crowded: dict[str, Entry] = {}
+        most, crowd = invite_share(exchange.want), Counter[str]()
         tried: set[int] = set()
         for _ in range(MAX_READS):
             missing = exchange.want - len(taken)
-            size = min(head - len(tried), head if head <= SMALL_RING else missing + 3)
+            size = min(head - len(tried), head if head <= SMALL_POOL else missing + 3)
             if missing <= 0 or size <= 0:
                 break
             slots: list[int] = []
@@ -150,9 +158,15 @@ class RedisStore(RedisRegistry):
                 entry = None if raw is None else read(raw, Entry)
                 if entry is None or entry.node == exchange.node or entry.id in exchange.have:
                     continue
-                if len(taken) < exchange.want:
-                    taken.setdefault(entry.node, entry)
-        return within_budget(taken.values())
+                if len(taken) >= exchange.want or entry.node in taken:
+                    continue
+                if entry.invite and crowd[entry.invite] >= most:
+                    crowded.setdefault(entry.node, entry)
+                else:
+                    taken[entry.node] = entry
+                    crowd[entry.invite] += 1
+        spare = [entry for node, entry in crowded.items() if node not in taken]
+        return within_budget([*taken.values(), *spare[: exchange.want - len(taken)]])
 
     async def _prune_if_due(self, now: float) -> None:
         """Take minutes that left the window out of its totals; the first coordinator to come does it for all."""

@@ -61,41 +61,48 @@ class RedisRegistry:
             log.warning("This server keeps no append-only file: a crash of it loses members and invites.")
 
     async def close(self) -> None:
+        """See Store."""
         if self._redis is not None:
             await self._redis.aclose(close_connection_pool=True)
             self._redis = None
 
     async def ping(self) -> None:
+        """See Store."""
         async with reaching():
-            await self._server.ping()
+            await self._server.set(self._key("probe"), b"1", ex=60)
 
     # The swarm, its invites and members
 
     async def swarm(self) -> SwarmRecord | None:
+        """See Store."""
         async with reaching():
             raw = await self._server.get(self._key("swarm"))
         return None if raw is None else read(raw, SwarmRecord)
 
     async def found(self, record: SwarmRecord) -> SwarmRecord:
+        """See Store."""
         async with reaching():
             await self._server.set(self._key("swarm"), pack(record), nx=True)
             await self._replicated()
-        kept = await self.swarm()
-        assert kept is not None
-        return kept
+        stored = await self.swarm()
+        assert stored is not None
+        return stored
 
     async def rename(self, record: SwarmRecord) -> None:
+        """See Store."""
         async with reaching():
             await self._server.set(self._key("swarm"), pack(record))
             await self._replicated()
 
     async def add_invite(self, invite: InviteRecord) -> None:
+        """See Store."""
         async with reaching(), self._server.pipeline(transaction=True) as pipe:
             self._put_invite(pipe, invite)
             await pipe.execute()
             await self._replicated()
 
     async def invites(self) -> list[InviteRecord]:
+        """See Store."""
         async with reaching():
             hashes = sorted(hash.decode() for hash in await wait(self._server.smembers(self._key("invites"))))
             async with self._server.pipeline(transaction=False) as pipe:
@@ -106,6 +113,7 @@ class RedisRegistry:
         return sorted(invites, key=lambda invite: invite.created)
 
     async def revoke_invite(self, hash: str) -> list[str]:
+        """See Store."""
         async with reaching():
             if not await self._server.exists(self._key("invite:", hash)):
                 return []
@@ -116,6 +124,7 @@ class RedisRegistry:
         return nodes
 
     async def admit(self, member: Member, now: float) -> str:
+        """See Store."""
         async with reaching():
             swarm = await self.swarm()
             is_open = "1" if swarm is not None and swarm.open else "0"
@@ -124,13 +133,14 @@ class RedisRegistry:
             if verdict == "known":
                 known = await self.member(member.node)
                 assert known is not None
-                kept = msgspec.structs.replace(known, name=member.name, model=member.model, banned="")
-                await wait(self._server.hset(self._key("members"), member.node, pack(kept)))
+                updated = msgspec.structs.replace(known, name=member.name, model=member.model, banned="")
+                await wait(self._server.hset(self._key("members"), member.node, pack(updated)))
                 verdict = INVITE_OK
             await self._replicated()
         return str(verdict)
 
     async def member(self, node: str) -> Member | None:
+        """See Store."""
         async with reaching(), self._server.pipeline(transaction=False) as pipe:
             pipe.hget(self._key("members"), node)
             pipe.hget(self._key("banned"), node)
@@ -138,12 +148,14 @@ class RedisRegistry:
         return None if raw is None else member_of(raw, banned)
 
     async def members(self) -> list[Member]:
+        """See Store."""
         async with reaching():
             rows = await wait(self._server.hgetall(self._key("members")))
             banned = await wait(self._server.hgetall(self._key("banned")))
         return [member_of(raw, banned.get(node)) for node, raw in rows.items()]
 
     async def ban(self, node: str, reason: str) -> bool:
+        """See Store."""
         async with reaching():
             if not await wait(self._server.hexists(self._key("members"), node)):
                 return False
@@ -155,7 +167,19 @@ class RedisRegistry:
             await self._replicated()
         return True
 
+    async def approve(self, node: str) -> bool:
+        """See Store."""
+        async with reaching():
+            raw = await wait(self._server.hget(self._key("members"), node))
+            if raw is None:
+                return False
+            approved = msgspec.structs.replace(read(raw, Member), waiting=False)
+            await wait(self._server.hset(self._key("members"), node, pack(approved)))
+            await self._replicated()
+        return True
+
     async def restore(self, members: Sequence[Member], invites: Sequence[InviteRecord]) -> None:
+        """See Store."""
         async with reaching(), self._server.pipeline(transaction=True) as pipe:
             for invite in invites:
                 self._put_invite(pipe, invite)
@@ -209,10 +233,12 @@ async def wait(reply: Any) -> Any:
 
 
 def pack(record: msgspec.Struct) -> bytes:
+    """The record as msgpack."""
     return msgspec.msgpack.encode(record)
 
 
 def read(raw: bytes | str, kind: Any) -> Any:
+    """The record in msgpack bytes. Raises StoreFormat."""
     try:
         return msgspec.msgpack.decode(raw.encode() if isinstance(raw, str) else raw, type=kind)
     except msgspec.MsgspecError as error:
@@ -220,6 +246,7 @@ def read(raw: bytes | str, kind: Any) -> Any:
 
 
 def member_of(raw: bytes, banned: bytes | None) -> Member:
+    """A member's record with its ban, which lies beside it."""
     member: Member = read(raw, Member)
     return msgspec.structs.replace(member, banned=(banned or b"").decode())
 

@@ -3,7 +3,7 @@
 All keys begin with ARGV[1], which holds the shard's hash tag, so a cluster keeps them on one node.
 
     nonce:N, round:ID   seen requests and rounds, with a lifetime
-    slot:I              a group of the ring as msgpack Entry, with a lifetime; meta I -> "NODE CONTENT"
+    slot:I              a group of the pool as msgpack Entry, with a lifetime; meta I -> "NODE CONTENT"
     age                 slot numbers by the time they were written; head: slots ever used
     own:NODE            a source's slots, oldest first; text:CONTENT -> slot, finds copies
     min:M ming:M mind:M counters of minute M: common, groups by node, draws by node; groups, drawn: the window's
@@ -49,7 +49,7 @@ if not bits then
   local stored = 0
   for i = 1, tonumber(ARGV[at]) do
     local text, packed = ARGV[at + 2 * i - 1], ARGV[at + 2 * i]
-    if redis.call('EXISTS', p..'text:'..text) == 1 then
+    if text == '' or redis.call('EXISTS', p..'text:'..text) == 1 then
       bits = bits..'0'
     else
       local slot = allocate()

@@ -9,21 +9,26 @@ from __future__ import annotations
 import asyncio
 import heapq
 import random
+import time
 from pathlib import Path
 
+import msgspec
+
 from sapo_swarm.coordinator.domain.counters import Counters
-from sapo_swarm.coordinator.domain.pool import Ring
+from sapo_swarm.coordinator.domain.pool import GroupPool
 from sapo_swarm.coordinator.domain.recent import Recent
-from sapo_swarm.coordinator.domain.records import MINUTE, Exchange, Exchanged, PoolLimits, Standing, StandingRow
-from sapo_swarm.coordinator.store.base import StoreUnavailable
+from sapo_swarm.coordinator.domain.records import MINUTE, Exchange, Exchanged, NodeStats, PoolLimits, WindowStats
+from sapo_swarm.coordinator.store.base import StoreError, StoreUnavailable
 from sapo_swarm.coordinator.store.sqlite_registry import SQLiteRegistry
 from sapo_swarm.coordinator.store.sqlite_writer import Statement, Writer, connect, load_rows
 
+PROBE = "0" * 32
+"""A nonce that nobody uses: what is written to see whether writing works."""
 _COUNT = "INSERT INTO minutes VALUES (?,?,?) ON CONFLICT DO UPDATE SET value = value + excluded.value"
 
 
 class SQLiteStore(SQLiteRegistry):
-    """path: the database file, made with mode 0600. rng: draws the samples."""
+    """path: the database file, made with mode 0600. rng: for sampling."""
 
     def __init__(self, path: Path, limits: PoolLimits | None = None, rng: random.Random | None = None) -> None:
         super().__init__(limits or PoolLimits())
@@ -34,7 +39,7 @@ class SQLiteStore(SQLiteRegistry):
 
     def _forget(self) -> None:
         """Nothing in memory: as before the file is read."""
-        self._ring = Ring(self.limits)
+        self._pool = GroupPool(self.limits)
         self._nonces: Recent[bool] = Recent(self.limits.nonces_kept_s)
         self._rounds: Recent[tuple[bool, ...]] = Recent(self.limits.rounds_kept_s)
         self._counters = Counters()
@@ -45,7 +50,11 @@ class SQLiteStore(SQLiteRegistry):
     async def open(self) -> None:
         """Raises StoreUnavailable, StoreFormat."""
         connection = await asyncio.to_thread(connect, self.path)
-        rows = await asyncio.to_thread(load_rows, connection)
+        try:
+            rows = await asyncio.to_thread(load_rows, connection)
+        except StoreError:
+            connection.close()
+            raise
         self._forget()
         self._enter(rows.swarm, rows.members, rows.invites)
         for nonce, at in rows.nonces:
@@ -56,12 +65,14 @@ class SQLiteStore(SQLiteRegistry):
             self._counters.add(minute, key, value, dirty=False)
         self._uptake.update(rows.uptake)
         for place, at, entry in rows.groups:
-            self._ring.add(entry, at, place)
+            invite = self._members[entry.node].invite if entry.node in self._members else ""
+            self._pool.add(msgspec.structs.replace(entry, invite=invite), at, place)
         self._writer = Writer(connection, self.path, asyncio.get_running_loop())
         self._writer.start()
         self._flusher = asyncio.create_task(self._flush_forever())
 
     async def close(self) -> None:
+        """See Store."""
         if self._flusher is not None:
             self._flusher.cancel()
             await asyncio.gather(self._flusher, return_exceptions=True)
@@ -72,17 +83,20 @@ class SQLiteStore(SQLiteRegistry):
             self._writer = None
 
     async def ping(self) -> None:
-        await self._write([])
+        """See Store. Writes a row: a full disk answers every reading question."""
+        await self._write([("INSERT OR REPLACE INTO nonces VALUES (?,?)", (PROBE, time.time()))])
 
     # The hot path
 
     async def use_nonce(self, nonce: str, now: float) -> bool:
+        """See Store."""
         if not self._take_nonce(nonce, now):
             return False
         await self._write([("INSERT OR IGNORE INTO nonces VALUES (?,?)", (nonce, now))])
         return True
 
     async def exchange(self, exchange: Exchange) -> Exchanged:
+        """See Store."""
         statements = self._expire(exchange.now)
         if not self._take_nonce(exchange.nonce, exchange.now):
             return Exchanged(replayed=True)
@@ -98,40 +112,42 @@ class SQLiteStore(SQLiteRegistry):
         return self._answer(exchange, stored)
 
     async def leave(self, node: str) -> int:
+        """See Store."""
         statements = self._forget_groups(node)
         await self._write(statements)
         return len(statements)
 
-    async def standing(self, now: float, limit: int) -> Standing:
+    async def stats(self, now: float, limit: int) -> WindowStats:
+        """See Store."""
         self._counters.prune(now)
         counters = self._counters
         top = heapq.nlargest(limit, counters.groups.items(), key=lambda item: item[1])
         rows = tuple(
-            StandingRow(
+            NodeStats(
                 member=self._members[node],
                 groups=groups,
-                drawn=counters.drawn.get(node, 0),
+                sampled=counters.sampled.get(node, 0),
                 seen=counters.seen.get(node, 0.0),
             )
             for node, groups in top
             if node in self._members
         )
-        return Standing(
+        return WindowStats(
             rows=rows,
             total=counters.total,
             nodes=counters.present(now),
             members=len(self._members),
-            pool=len(self._ring),
+            pool=len(self._pool),
             minutes=counters.recent(),
         )
 
     def _store(self, exchange: Exchange, statements: list[Statement], added: list[int]) -> tuple[bool, ...]:
         stored: list[bool] = []
         for entry in exchange.entries:
-            fresh = entry.content not in self._ring
+            fresh = entry is not None and entry.content not in self._pool
             stored.append(fresh)
-            if fresh:
-                key, gone = self._ring.add(entry, exchange.now)
+            if entry is not None and fresh:
+                key, gone = self._pool.add(entry, exchange.now)
                 added.append(key)
                 statements += [("DELETE FROM groups WHERE key=?", (old,)) for old in gone]
                 row = (key, exchange.now, entry.id, entry.content, entry.node, entry.blob)
@@ -150,25 +166,25 @@ class SQLiteStore(SQLiteRegistry):
         if first:
             self._rounds.drop(bytes.fromhex(exchange.round_id))
         for key in added:
-            self._ring.drop(key)
+            self._pool.drop(key)
 
     def _answer(self, exchange: Exchange, stored: tuple[bool, ...]) -> Exchanged:
-        drawn = self._ring.draw(self._rng, exchange.want, exchange.node, exchange.have) if exchange.want else []
-        for entry in drawn:
+        sampled = self._pool.sample(self._rng, exchange.want, exchange.node, exchange.have) if exchange.want else []
+        for entry in sampled:
             self._uptake[entry.node] = self._uptake.get(entry.node, 0) + 1
             who = self._receipts.setdefault(entry.node, {})
             who[exchange.node] = who.get(exchange.node, 0) + 1
-        self._count(exchange.now, {f"d/{entry.node}": 1.0 for entry in drawn})
+        self._count(exchange.now, {f"d/{entry.node}": 1.0 for entry in sampled})
         self._counters.mark_seen(exchange.node, exchange.now)
         return Exchanged(
             stored=stored,
-            sample=tuple(entry.blob for entry in drawn),
+            sample=tuple(entry.blob for entry in sampled),
             uptake=self._uptake.get(exchange.node, 0),
             receipts=self._receipts.pop(exchange.node, {}),
             mine=self._counters.groups.get(exchange.node, 0),
             total=self._counters.total,
             nodes=self._counters.present(exchange.now),
-            pool=len(self._ring),
+            pool=len(self._pool),
         )
 
     def _take_nonce(self, nonce: str, now: float) -> bool:
@@ -180,7 +196,7 @@ class SQLiteStore(SQLiteRegistry):
 
     def _expire(self, now: float) -> list[Statement]:
         """Forget what is past its time."""
-        statements: list[Statement] = [("DELETE FROM groups WHERE key=?", (key,)) for key in self._ring.expire(now)]
+        statements: list[Statement] = [("DELETE FROM groups WHERE key=?", (key,)) for key in self._pool.expire(now)]
         minute = int(now) // MINUTE
         if minute > self._pruned:
             self._pruned = minute
@@ -200,7 +216,7 @@ class SQLiteStore(SQLiteRegistry):
             self._counters.add(minute, key, value)
 
     def _forget_groups(self, node: str) -> list[Statement]:
-        return [("DELETE FROM groups WHERE key=?", (key,)) for key in self._ring.drop_node(node)]
+        return [("DELETE FROM groups WHERE key=?", (key,)) for key in self._pool.drop_node(node)]
 
     # Housekeeping
 

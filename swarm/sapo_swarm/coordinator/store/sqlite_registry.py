@@ -26,26 +26,32 @@ class SQLiteRegistry:
         self._invites = {invite.hash: invite for invite in invites}
 
     async def swarm(self) -> SwarmRecord | None:
+        """See Store."""
         return self._swarm
 
     async def found(self, record: SwarmRecord) -> SwarmRecord:
+        """See Store."""
         if self._swarm is None:
             await self.rename(record)
         assert self._swarm is not None
         return self._swarm
 
     async def rename(self, record: SwarmRecord) -> None:
+        """See Store."""
         await self._write([("INSERT OR REPLACE INTO swarm VALUES (1,?)", (_pack(record),))], durable=True)
         self._swarm = record
 
     async def add_invite(self, invite: InviteRecord) -> None:
+        """See Store."""
         await self._write([_invite_row(invite)], durable=True)
         self._invites[invite.hash] = invite
 
     async def invites(self) -> list[InviteRecord]:
+        """See Store."""
         return sorted(self._invites.values(), key=lambda invite: invite.created)
 
     async def revoke_invite(self, hash: str) -> list[str]:
+        """See Store."""
         invite = self._invites.get(hash)
         if invite is None:
             return []
@@ -60,11 +66,17 @@ class SQLiteRegistry:
         return [member.node for member in admitted]
 
     async def admit(self, member: Member, now: float) -> str:
+        """See Store."""
         statements: list[Statement] = []
         known = self._members.get(member.node)
         if known is not None:
             member = msgspec.structs.replace(
-                member, joined=known.joined, invite=known.invite, banned=known.banned, key=known.key
+                member,
+                joined=known.joined,
+                invite=known.invite,
+                banned=known.banned,
+                key=known.key,
+                waiting=known.waiting,
             )
         elif len(self._members) >= self.limits.members:
             return SWARM_FULL
@@ -81,12 +93,15 @@ class SQLiteRegistry:
         return INVITE_OK
 
     async def member(self, node: str) -> Member | None:
+        """See Store."""
         return self._members.get(node)
 
     async def members(self) -> list[Member]:
+        """See Store."""
         return list(self._members.values())
 
     async def ban(self, node: str, reason: str) -> bool:
+        """See Store."""
         member = self._members.get(node)
         if member is None:
             return False
@@ -94,7 +109,17 @@ class SQLiteRegistry:
         await self._write([_member_row(banned), *self._forget_groups(node)], durable=True)
         return True
 
+    async def approve(self, node: str) -> bool:
+        """See Store."""
+        member = self._members.get(node)
+        if member is None:
+            return False
+        self._members[node] = approved = msgspec.structs.replace(member, waiting=False)
+        await self._write([_member_row(approved)], durable=True)
+        return True
+
     async def restore(self, members: Sequence[Member], invites: Sequence[InviteRecord]) -> None:
+        """See Store."""
         await self._write([*map(_member_row, members), *map(_invite_row, invites)], durable=True)
         self._members.update({member.node: member for member in members})
         self._invites.update({invite.hash: invite for invite in invites})

@@ -10,9 +10,10 @@ import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
 from sapo_swarm.coordinator.domain.records import Entry, InviteRecord, Member, SwarmRecord
 from sapo_swarm.coordinator.store.base import StoreFormat, StoreUnavailable
@@ -51,6 +52,15 @@ class Rows:
     uptake: list[tuple[str, int]]
 
 
+_Hex = Annotated[str, Meta(pattern=r"^([0-9a-f]{2})+\Z")]
+_Time = Annotated[float, Meta(ge=-1e12, le=1e12)]
+_Group = tuple[Annotated[int, Meta(ge=0)], _Time, bytes, str, str, bytes]
+_Round = tuple[_Hex, _Time, bytes]
+_Nonce = tuple[_Hex, _Time]
+_Minute = tuple[int, str, Annotated[float, Meta(ge=-1e15, le=1e15)]]
+_Uptake = tuple[str, Annotated[int, Meta(ge=0)]]
+
+
 def connect(path: Path) -> sqlite3.Connection:
     """The file, made with mode 0600 when missing. Raises StoreUnavailable, StoreFormat."""
     try:
@@ -79,7 +89,11 @@ def load_rows(connection: sqlite3.Connection) -> Rows:
     """Everything in the file, groups in order of age. Raises StoreFormat."""
 
     def records(table: str, kind: type[Any]) -> list[Any]:
-        return [msgspec.msgpack.decode(row[0], type=kind) for row in connection.execute(f"SELECT record FROM {table}")]
+        found = rows(f"SELECT record FROM {table}", tuple[bytes])
+        return [msgspec.msgpack.decode(record, type=kind) for (record,) in found]
+
+    def rows(query: str, kind: Any) -> list[Any]:
+        return [msgspec.convert(row, kind) for row in connection.execute(query)]
 
     try:
         swarm = records("swarm", SwarmRecord)
@@ -89,17 +103,17 @@ def load_rows(connection: sqlite3.Connection) -> Rows:
             invites=records("invites", InviteRecord),
             groups=[
                 (key, at, Entry(id, content, node, blob))
-                for key, at, id, content, node, blob in connection.execute("SELECT * FROM groups ORDER BY key")
+                for key, at, id, content, node, blob in rows("SELECT * FROM groups ORDER BY key", _Group)
             ],
             rounds=[
                 (id, (at, tuple(map(bool, stored))))
-                for id, at, stored in connection.execute("SELECT id, at, stored FROM rounds ORDER BY at")
+                for id, at, stored in rows("SELECT id, at, stored FROM rounds ORDER BY at", _Round)
             ],
-            nonces=list(connection.execute("SELECT nonce, at FROM nonces ORDER BY at")),
-            minutes=list(connection.execute("SELECT minute, key, value FROM minutes")),
-            uptake=list(connection.execute("SELECT node, times FROM uptake")),
+            nonces=rows("SELECT nonce, at FROM nonces ORDER BY at", _Nonce),
+            minutes=rows("SELECT minute, key, value FROM minutes", _Minute),
+            uptake=rows("SELECT node, times FROM uptake", _Uptake),
         )
-    except (msgspec.MsgspecError, sqlite3.Error) as error:
+    except (msgspec.MsgspecError, sqlite3.Error, UnicodeDecodeError, RecursionError) as error:
         raise StoreFormat(f"The store holds a row that does not read: {error}. Restore it from an export.") from error
 
 
@@ -122,6 +136,7 @@ class Writer:
         self._unsynced = False
 
     def start(self) -> None:
+        """Begin to take jobs."""
         self._thread.start()
 
     async def stop(self) -> None:

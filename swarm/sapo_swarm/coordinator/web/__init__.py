@@ -26,6 +26,7 @@ _STATIC = {"page.css": "text/css", "page.js": "text/javascript", "icon.svg": "im
 
 
 def add_page(app: web.Application, coordinator: Coordinator) -> None:
+    """Routes of the page, its event stream and its static files."""
     page = _Page(coordinator)
     app.router.add_get("/", page.show)
     app.router.add_get("/events", page.events)
@@ -50,7 +51,7 @@ class _Page:
         environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
         self._template = environment.from_string((folder / "page.html.j2").read_text())
 
-    async def show(self, request: web.Request) -> web.Response:
+    async def show(self, _request: web.Request) -> web.Response:
         view = await self._overview()
         swarm = self.coordinator.swarm
         html = self._template.render(
@@ -72,7 +73,7 @@ class _Page:
     async def events(self, request: web.Request) -> web.StreamResponse:
         """Server-sent events, one Overview as JSON each."""
         if self.watchers >= MAX_WATCHERS:
-            raise self.coordinator.door.busy("busy", "Enough people are watching live.", 30.0)
+            raise self.coordinator.admission.busy("busy", "Enough people are watching live.", 30.0)
         response = web.StreamResponse(
             headers=_headers() | {"Content-Type": "text/event-stream", "Cache-Control": "no-store"}
         )
@@ -81,7 +82,7 @@ class _Page:
         self.coordinator.metrics.in_flight -= 1
         try:
             await response.prepare(request)
-            while not self.coordinator.door.stopping:
+            while not self.coordinator.admission.stopping:
                 body = msgspec.json.encode(await self._overview())
                 await response.write(b"data: " + body + b"\n\n")
                 await asyncio.sleep(EVERY_S)
@@ -93,7 +94,7 @@ class _Page:
         return response
 
     async def _overview(self) -> Overview:
-        return overview(await self.coordinator.standing(), self.coordinator.clock())
+        return overview(await self.coordinator.stats(), self.coordinator.clock())
 
 
 def _headers() -> dict[str, str]:

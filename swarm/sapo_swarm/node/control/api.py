@@ -94,6 +94,8 @@ class NodeStatus(msgspec.Struct, frozen=True):
 
 
 class Problem(msgspec.Struct, frozen=True):
+    """An error as RFC 9457 writes it."""
+
     title: str = ""
     detail: str = ""
     code: str = ""
@@ -126,6 +128,7 @@ class ControlClient:
         return msgspec.json.decode(await self._call("GET", "/v1/status"), type=NodeStatus)
 
     async def config(self) -> RunConfig:
+        """The settings that the node works with. Raises NodeNotRunning, ControlError."""
         return msgspec.json.decode(await self._call("GET", "/v1/config"), type=RunConfig)
 
     async def post(self, verb: str, **body: float) -> NodeStatus:

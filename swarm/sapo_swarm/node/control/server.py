@@ -29,13 +29,21 @@ class Controlled(Protocol):
     bus: Bus
     config: RunConfig
 
-    def status(self) -> NodeStatus: ...
+    def status(self) -> NodeStatus:
+        """What it does now."""
+        ...
 
-    def command(self, verb: str, for_s: float) -> None: ...
+    def command(self, verb: str, for_s: float) -> None:
+        """Take a command. Raises BadCommand."""
+        ...
 
-    def request_evaluation(self, items: int) -> None: ...
+    def request_evaluation(self, items: int) -> None:
+        """A held-out evaluation after this round."""
+        ...
 
-    async def switch_external(self, taking: bool) -> None: ...
+    async def switch_external(self, taking: bool) -> None:
+        """Take groups of others, or none. Raises BadCommand, JournalError."""
+        ...
 
 
 class CommandBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -85,10 +93,10 @@ class ControlServer:
             await self._runner.cleanup()
         self._socket.unlink(missing_ok=True)
 
-    async def _status(self, request: web.Request) -> web.Response:
+    async def _status(self, _request: web.Request) -> web.Response:
         return _json(self._node.status())
 
-    async def _config(self, request: web.Request) -> web.Response:
+    async def _config(self, _request: web.Request) -> web.Response:
         return _json(self._node.config)
 
     async def _command(self, request: web.Request) -> web.Response:

@@ -11,12 +11,12 @@ import msgspec
 
 from sapo_backends.base import Completion, Sampling
 from sapo_swarm.config import RunConfig
-from sapo_swarm.evaluation import ItemResult, evaluated, item_result, items, others
+from sapo_swarm.evaluation import ItemResult, evaluated, held_out_items, item_result, permutation_partners
 from sapo_swarm.events import Evaluated
 from sapo_swarm.node.engine_thread import EngineHost
 from sapo_swarm.node.round.plan import round_seed
 from sapo_swarm.scoring.scorer import Scorer
-from sapo_swarm.tasks.prompts import messages
+from sapo_swarm.tasks.prompts import conversation
 from sapo_swarm.types import Question, TaskRef
 
 BATCH = 64
@@ -46,7 +46,7 @@ async def answer(
         drawn = await _draw(host, questions, sampling, samples, seed)
         texts = [[host.engine.tokenizer.decode(c.tokens) for c in group] for group in drawn]
         scored = await scorer.score_own([(q.ref, t) for q, t in zip(questions, texts, strict=True)])
-        other = others([q.ref for q in questions])
+        other = permutation_partners([q.ref for q in questions])
         permuted = await scorer.score_own([(questions[to].ref, texts[place]) for place, to in other.items()])
         on_others = dict(zip(other.values(), permuted, strict=True))
         for place, (question, group, verdict) in enumerate(zip(questions, drawn, scored, strict=True)):
@@ -71,7 +71,7 @@ async def _draw(
 ) -> list[list[Completion]]:
     """Completions of every question; empty, cut-off ones where the prompt leaves no room in the model's context."""
     engine = host.engine
-    prompts = [engine.tokenizer.encode_chat(messages(q.prompt)) for q in questions]
+    prompts = [engine.tokenizer.encode_chat(conversation(q)) for q in questions]
     fits = [i for i, ids in enumerate(prompts) if len(ids) + sampling.max_new_tokens <= engine.info.context_length]
     drawn = await host.call(engine.generate, [prompts[i] for i in fits], samples, sampling, seed, host.cancel)
     result = [[Completion((), (), "length")] * samples for _ in questions]
@@ -88,6 +88,7 @@ class Examiner:
         self._base = folder / "base.json"
 
     def has_base(self) -> bool:
+        """The untrained model was evaluated."""
         return bool(self._before())
 
     def _before(self) -> dict[TaskRef, ItemResult]:
@@ -100,7 +101,7 @@ class Examiner:
     async def examine(self, rounds_done: int, per_task: int, on_progress: Ask) -> Evaluated:
         """Held-out pass@1 at temperature 1, one sample an item; the difference to the base where items agree."""
         config, began = self._config, time.perf_counter()
-        results = await self._answer(items(config.tasks, config.preset, per_task), on_progress)
+        results = await self._answer(held_out_items(config.tasks, config.preset, per_task), on_progress)
         if rounds_done == 0 and not self.has_base():
             write_results(self._base, results)
         base = self._before() if rounds_done else {}
@@ -113,7 +114,7 @@ class Examiner:
         ones of earlier calls."""
         config = self._config
         start = config.eval_items + asked // len(config.tasks)
-        refs = items(config.tasks, config.preset, factor * config.eval_items, start)
+        refs = held_out_items(config.tasks, config.preset, factor * config.eval_items, start)
         return await self._answer(refs, on_progress)
 
     async def _answer(self, refs: Sequence[TaskRef], on_progress: Ask) -> list[ItemResult]:

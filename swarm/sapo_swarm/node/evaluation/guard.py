@@ -32,6 +32,23 @@ Save = Callable[[int, int], Path]
 """Write a checkpoint of the engine as it is: rounds done, rollbacks -> its folder. Called in the engine's thread."""
 
 
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """One of `steps` equal parts of a closer look, told to `show` as a fraction of the whole."""
+
+    show: Ask
+    step: int
+    steps: int
+
+    def first_half(self, part: float) -> None:
+        """The present weights answer."""
+        self.show((self.step + part / 2) / self.steps)
+
+    def second_half(self, part: float) -> None:
+        """The best checkpoint's weights answer."""
+        self.show((self.step + 0.5 + part / 2) / self.steps)
+
+
 @dataclass
 class Guard:
     """save: see Save. A node that trains alone never suspects anything, but keeps its best checkpoint all the same."""
@@ -51,14 +68,17 @@ class Guard:
 
     @property
     def tolerance(self) -> float:
+        """Part of the best held-out result that may be lost; 0 outside a swarm."""
         return self.config.tripwire if self.in_swarm and self.config.external_groups else 0.0
 
     @property
     def taking(self) -> bool:
+        """External groups are taken."""
         return self.watch.taking
 
     @property
     def regular_items(self) -> int:
+        """Held-out items of a regular evaluation."""
         return len(self.config.tasks) * self.config.eval_items
 
     async def open(self, rollbacks: int) -> None:
@@ -104,12 +124,10 @@ class Guard:
         if path is None or rounds_of(path) == rounds_done:
             await self._publish(self._cleared(rounds_done, "there is no older checkpoint to compare with"))
             return
-        asked = best.items if best.looked else 0
-        after = await self.examiner.fresh(tripwire.CLOSER, asked, lambda part: on_progress(part / 2))
-        before = await self._of_another(path, rounds_done, asked, lambda part: on_progress(0.5 + part / 2))
+        before, after, verdict = await self._compared(path, rounds_done, best.items if best.looked else 0, on_progress)
         was, now, count = tripwire.mean(before), tripwire.mean(after), len(after)
         figures = f"{_percent(was)} with the weights of round {rounds_of(path)}, {_percent(now)} now, {count} questions"
-        if not tripwire.confirmed(before, after, self.tolerance):
+        if verdict != "harm":
             await self._publish(self._cleared(rounds_done, figures, was, now, count))
             return
         said = (
@@ -134,18 +152,39 @@ class Guard:
     def _cleared(
         rounds_done: int, figures: str, was: float = 0.0, now: float = 0.0, items: int = 0
     ) -> ExternalSwitched:
-        said = f"A low held-out result was looked at closer and stands for nothing ({figures})."
+        said = f"Low held-out results were looked at closer: no fall of a third or more was found ({figures})."
         return ExternalSwitched(
             round=rounds_done, taking=True, by="tripwire", sentence=said, best=was, now=now, items=items
         )
 
-    async def _of_another(self, path: Path, rounds_done: int, asked: int, on_progress: Ask) -> list[ItemResult]:
+    async def _compared(
+        self, path: Path, rounds_done: int, used: int, on_progress: Ask
+    ) -> tuple[list[ItemResult], list[ItemResult], tripwire.Verdict]:
+        """The answers of the checkpoint's weights and of the present ones to fresh questions, and what they say: more are asked
+        until that is clear. used: fresh questions of earlier looks."""
+        before: list[ItemResult] = []
+        after: list[ItemResult] = []
+        verdict: tripwire.Verdict = "open"
+        asked = 0
+        for number, factor in enumerate(tripwire.STEPS):
+            place = Progress(on_progress, number, len(tripwire.STEPS))
+            after += await self.examiner.fresh(factor, used + asked, place.first_half)
+            before += await self._of_another(path, rounds_done, factor, used + asked, place.second_half)
+            verdict = tripwire.closer_look(before, after, self.tolerance)
+            if verdict != "open":
+                break
+            asked += factor * self.regular_items
+        return before, after, verdict
+
+    async def _of_another(
+        self, path: Path, rounds_done: int, factor: int, used: int, on_progress: Ask
+    ) -> list[ItemResult]:
         """The answers of a checkpoint's weights; the engine has its own back afterwards, whatever happens."""
         present = await self.host.call(self._saved, rounds_done)
         engine = self.host.engine
         try:
             await self.host.call(engine.restore, path / "engine")
-            return await self.examiner.fresh(tripwire.CLOSER, asked, on_progress)
+            return await self.examiner.fresh(factor, used, on_progress)
         finally:
             await self.host.call(engine.restore, present / "engine")
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sapo_swarm.evaluation import items
+from sapo_swarm.evaluation import held_out_items
 from sapo_swarm.scoring.scorer import Scorer
 from sapo_swarm.tasks.catalogue import preset_of
 from sapo_swarm.types import Question
@@ -32,5 +32,5 @@ async def held_out_exclusion(scorer: Scorer, tasks: Sequence[str], preset: str) 
     """SHA-256 of the prompts that training leaves out: about a second for nine tasks. Raises ScorerUnavailable, UnknownTask."""
     quick = [task for task in tasks if f"{task}/{preset_of(task, preset)}" not in SLOW]
     count = min(KEPT_APART, IN_ALL // max(len(quick), 1))
-    found = await scorer.questions(items(quick, preset, count)) if quick else []
+    found = await scorer.questions(held_out_items(quick, preset, count)) if quick else []
     return frozenset(question.prompt_sha256 for question in found if isinstance(question, Question))

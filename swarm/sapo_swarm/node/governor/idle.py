@@ -45,6 +45,7 @@ class IdleClock:
 
 
 def platform_ways() -> list[Ask]:
+    """The ways of asking that this platform may have; each answers None where it has not."""
     if sys.platform == "darwin":
         return [_registry]
     if sys.platform == "win32":

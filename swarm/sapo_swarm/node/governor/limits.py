@@ -68,6 +68,16 @@ _GIB = 2**30
 
 def decide(limits: Limits, now: Readings, held: Hold | None, clock: float) -> Hold | None:
     """The hold that applies, or None to run. While held, the way back needs a margin and DWELL_S seconds."""
+    for rule in (_machine, _out_of_hours, _person):
+        if (hold := rule(limits, now, held, clock)) is not None:
+            return hold
+    if held is not None and clock - held.since < DWELL_S:
+        return held
+    return None
+
+
+def _machine(limits: Limits, now: Readings, held: Hold | None, clock: float) -> Hold | None:
+    """Battery, heat, memory, disk."""
     back = held is not None
     if limits.pause_on_battery and now.on_battery:
         return _hold("battery", "Paused: on battery · r runs anyway for 1 h", held, clock)
@@ -81,10 +91,6 @@ def decide(limits: Limits, now: Readings, held: Hold | None, clock: float) -> Ho
     if now.free_disk is not None and now.free_disk < limits.min_free_disk * _GIB * slack:
         free = now.free_disk / _GIB
         return _hold("disk", f"Paused: only {free:.2f} GiB of disk free · make room and it goes on", held, clock)
-    if (hold := _out_of_hours(limits, now, held, clock) or _person(limits, now, held, clock)) is not None:
-        return hold
-    if held is not None and clock - held.since < DWELL_S:
-        return held
     return None
 
 

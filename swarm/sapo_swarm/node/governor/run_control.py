@@ -117,6 +117,7 @@ class RunControl:
         await self._wait(wait)
 
     async def say(self, state: State, sentence: str, reason: str = "") -> None:
+        """Be in this state from now on, and tell of it."""
         now = self._activity
         now.state, now.sentence, now.reason, now.since = state, sentence, reason, time.time()
         now.phase = now.phase if state in ("running", "finishing") else None
@@ -124,6 +125,7 @@ class RunControl:
             await self._bus.publish(StateChanged(state=state, sentence=sentence, reason=reason))
 
     async def log(self, level: str, text: str) -> None:
+        """Store a line of the log. Raises JournalError."""
         await self._bus.publish(LogLine(level="error" if level == "error" else "info", text=text))
 
     async def _wait(self, seconds: float) -> None:

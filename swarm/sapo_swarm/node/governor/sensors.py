@@ -35,6 +35,7 @@ class Machine:
         )
 
     def celsius(self) -> float | None:
+        """The hottest processor sensor; None where there is none to read."""
         sensors = psutil.sensors_temperatures() if hasattr(psutil, "sensors_temperatures") else {}
         for name in ("coretemp", "k10temp", "zenpower", "cpu_thermal", "acpitz"):
             if sensors.get(name):

@@ -14,6 +14,7 @@ from sapo_swarm.algorithms.base import Algorithm
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import Phase, PhaseName
 from sapo_swarm.node.engine_thread import EngineHost
+from sapo_swarm.node.round.memory import Memory
 from sapo_swarm.node.round.portion import Portion
 from sapo_swarm.node.round.progress import Activity
 from sapo_swarm.node.swarm.exchange import Exchange
@@ -41,7 +42,8 @@ class RoundWork:
     """Mutable on purpose: one object lives for one round.
 
     questions[i] belongs to prompts[i], completions[i] and own[i]; partial[i]: completions as far as they are sampled,
-    while completions is None. seconds: wall time of work by phase, without pauses.
+    while completions is None. seconds: wall time of work by phase, without pauses. replayed:
+    groups of earlier rounds that the update used besides `trained`.
     """
 
     round: int
@@ -57,6 +59,7 @@ class RoundWork:
     call: UpdateCall | None = None
     stats: UpdateStats | None = None
     trained: list[Group] = field(default_factory=list)
+    replayed: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
 
     @contextmanager
@@ -74,6 +77,7 @@ class RoundContext:
     """What a round works with; stays the same over a run. stream takes ephemeral events on the event loop.
 
     per_source: external groups of one node in a batch at most (None: no cap). seen: what was trained on so far.
+    memory: local groups of earlier rounds, for replay and the curriculum.
     apart: hashes of prompts that are not to be trained on (node.evaluation.held_out_exclusion). portion: how much is
     sampled at once.
     """
@@ -92,6 +96,7 @@ class RoundContext:
     per_source: int | None = 1
     correction: Correction | None = None
     seen: Counter[str] = field(default_factory=Counter)
+    memory: Memory = field(default_factory=Memory)
     apart: frozenset[str] = frozenset()
     portion: Portion = field(default_factory=Portion)
 

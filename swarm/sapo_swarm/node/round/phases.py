@@ -10,7 +10,7 @@ from sapo_swarm.node.round.context import RoundWork
 from sapo_swarm.node.round.generation import generate as generate
 from sapo_swarm.node.round.plan import candidate_refs
 from sapo_swarm.node.round.training import update as update
-from sapo_swarm.tasks.prompts import messages
+from sapo_swarm.tasks.prompts import conversation
 from sapo_swarm.types import Group, Question, Rollout
 
 
@@ -23,18 +23,18 @@ async def ask(context: RoundContext, work: RoundWork) -> None:
     if work.questions is not None:
         return
     config = context.config
-    wanted = context.exchange.to_ask(config.local_groups, config.external_groups)
-    context.begin(work, "questions", f"Drawing {wanted} questions")
+    wanted = context.exchange.prompts_to_sample(config.local_groups, config.external_groups)
+    context.begin(work, "questions", f"Sampling {wanted} questions")
     found: list[tuple[Question, list[int]]] = []
     info, tokenizer = context.host.engine.info, context.host.engine.tokenizer
     with work.timed("questions"):
-        refs = candidate_refs(context.config, context.node_key, context.swarm, work.round)
+        refs = candidate_refs(context.config, context.node_key, context.swarm, work.round, context.memory.difficulty)
         for _ in range(8):
             batch = list(itertools.islice(refs, wanted - len(found)))
-            made = [q for q in await context.scorer.questions(batch) if isinstance(q, Question)]
-            asked = [
-                (q, tokenizer.encode_chat(messages(q.prompt))) for q in made if q.prompt_sha256 not in context.apart
-            ]
+            drawn = await context.scorer.questions(batch)
+            made = [q for q in drawn if isinstance(q, Question)]
+            reasons = {q.reason for q in drawn if not isinstance(q, Question)}
+            asked = [(q, tokenizer.encode_chat(conversation(q))) for q in made if q.prompt_sha256 not in context.apart]
             found += [(q, ids) for q, ids in asked if len(ids) + config.max_new_tokens <= info.context_length]
             if len(found) == wanted:
                 break
@@ -42,7 +42,7 @@ async def ask(context: RoundContext, work: RoundWork) -> None:
             raise NoQuestions(
                 f"Only {len(found)} of {wanted} questions could be made from tasks {', '.join(context.config.tasks)} "
                 f"with preset {context.config.preset!r} that fit into {info.context_length} tokens. "
-                "Choose other tasks or another preset."
+                f"{f'The last that could not: {min(reasons)} ' if reasons else ''}Choose other tasks or another preset."
             )
     work.prompts = [ids for _, ids in found]
     work.questions = [q for q, _ in found]
@@ -73,6 +73,7 @@ async def score(context: RoundContext, work: RoundWork) -> None:
             )
             groups.append(Group(question, rollouts, model=context.model_label))
     work.own = groups
+    context.memory.observe(context.config, work.round, groups)
     context.end()
 
 

@@ -29,6 +29,7 @@ class Activity:
     _typical: dict[str, float] = field(default_factory=dict)
 
     def begin(self, phase: PhaseName, round_number: int, detail: str) -> Phase:
+        """The event with which a phase begins."""
         self.phase, self.round, self._phase_began = phase, round_number, self.clock()
         return self.progress(0.0, detail)
 
@@ -45,6 +46,7 @@ class Activity:
         return Phase(round=self.round, phase=self.phase, fraction=fraction, eta_s=self.eta_s, detail=detail)
 
     def end(self, detail: str) -> Phase:
+        """The event with which the phase is done; how long it took goes into later estimates."""
         assert self.phase is not None
         took = self.clock() - self._phase_began
         before = self._typical.get(self.phase, took)

@@ -55,6 +55,7 @@ def record(work: RoundWork, external_wanted: int, solved: set[str], checkpoint: 
             task_rewards=_by_task(work.own),
             seconds=dict(work.seconds),
             checkpoint=checkpoint,
+            figures={"replayed": float(work.replayed)} if work.replayed else {},
         )
     )
     return events

@@ -11,9 +11,10 @@ from sapo_backends.base import TokenSequence, TrainSample, UpdateStats
 from sapo_swarm.algorithms.base import rate_share
 from sapo_swarm.node.round.context import RoundContext, RoundWork, UpdateCall
 from sapo_swarm.node.round.plan import round_seed
-from sapo_swarm.sapo.assemble import assemble
+from sapo_swarm.sapo.assemble import assemble, with_advantages
 from sapo_swarm.sapo.novelty import observe
-from sapo_swarm.tasks.prompts import messages
+from sapo_swarm.sapo.replay import sample_replay
+from sapo_swarm.tasks.prompts import conversation
 from sapo_swarm.types import Group
 
 _NAN = float("nan")
@@ -51,6 +52,9 @@ async def update(context: RoundContext, work: RoundWork) -> None:
             found = _samples(context, work, group)
             correct = context.correction if group.source == "external" else None
             samples += found if correct is None else await correct(group, found)
+        replayed = _replayed(context, work, rng)
+        for group in replayed:
+            samples += _samples(context, work, group, positive_only=True)
         if context.policy.epochs * context.policy.minibatches > 1:
             samples = await _with_old_logprobs(context, samples)
         rate = context.policy.learning_rate * rate_share(context.config, work.round)
@@ -64,35 +68,42 @@ async def update(context: RoundContext, work: RoundWork) -> None:
             context.host.cancel,
             context.from_thread(lambda fraction: (fraction, "Updating the model")),
         )
-    work.trained = list(batch.groups)
+    work.trained, work.replayed = list(batch.groups), len(replayed)
     observe(context.seen, (group for group in batch.groups if any(group.advantages)))
     context.end()
 
 
-def _samples(context: RoundContext, work: RoundWork, group: Group) -> list[TrainSample]:
-    """Own rollouts keep the ids they were drawn with; foreign text is encoded without special tokens.
+def _replayed(context: RoundContext, work: RoundWork, rng: np.random.Generator) -> list[Group]:
+    """Local groups of earlier rounds that are trained on again, with advantages."""
+    config = context.config
+    past = sample_replay(context.memory.replay, work.round, config.replay_groups, config.replay_half_life, rng)
+    return [with_advantages(group, context.algorithm.advantages) for group in past]
 
-    Texts that do not fit into this model's context are left out, and what others got wrong where only positive advantages
-    are learned (docs/decisions/0013-default-strategy.md).
+
+def _samples(context: RoundContext, work: RoundWork, group: Group, positive_only: bool = False) -> list[TrainSample]:
+    """Rollouts of this round keep the ids they were sampled with; other text is encoded without special tokens.
+
+    Texts that do not fit into this model's context are left out, and completions without a positive advantage where only
+    these are learned from: of replayed groups, and of external ones (docs/decisions/0013-default-strategy.md).
     """
     tokenizer, longest = context.host.engine.tokenizer, context.host.engine.info.context_length
-    only_right = group.source == "external" and context.config.external_advantages == "positive"
+    positive_only |= group.source == "external" and context.config.external_advantages == "positive"
     assert work.questions is not None
     assert work.completions is not None
     sampled_with: list[tuple[float, ...] | None] = [None] * len(group.rollouts)
-    if group.source == "own":
-        i = next(i for i, q in enumerate(work.questions) if q.ref == group.question.ref)
+    i = next((i for i, q in enumerate(work.questions) if q.ref == group.question.ref), None)
+    if group.source == "own" and i is not None:
         prompt, completions = work.prompts[i], [c.tokens for c in work.completions[i]]
         if context.host.engine.separate_generator:  # kept here: the engine forgets them when it is loaded again
             sampled_with = [c.logprobs for c in work.completions[i]]
     else:
-        prompt = tokenizer.encode_chat(messages(group.question.prompt))
+        prompt = tokenizer.encode_chat(conversation(group.question))
         end = tokenizer.eos_ids[:1]
         completions = [(*tokenizer.encode_text(r.text), *(end if r.finish == "stop" else ())) for r in group.rollouts]
     return [
         TrainSample(tuple(prompt), tuple(ids), advantage, group.source == "external", behaviour_logprobs=behaviour)
         for ids, advantage, behaviour in zip(completions, group.advantages, sampled_with, strict=True)
-        if ids and len(prompt) + len(ids) <= longest and (advantage > 0 or not only_right)
+        if ids and len(prompt) + len(ids) <= longest and (advantage > 0 or not positive_only)
     ]
 
 

@@ -14,8 +14,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
+import zstandard
 
-from sapo_swarm.events import EPHEMERAL, Event, RunStarted, decode, encode
+from sapo_swarm.events import EPHEMERAL, Event, GroupRecorded, RunStarted, decode, encode
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS events (
@@ -28,6 +29,9 @@ CREATE INDEX IF NOT EXISTS events_by_kind ON events (kind, seq);
 CREATE INDEX IF NOT EXISTS rounds_by_number ON events (round) WHERE kind = 'round';
 CREATE TABLE IF NOT EXISTS thinned (what TEXT PRIMARY KEY, upto INTEGER NOT NULL);
 """
+_ZSTD = b"\x28\xb5\x2f\xfd"
+"""How a compressed body begins; JSON begins with a brace."""
+LARGEST_EVENT = 64 * 2**20
 ROLLED_BACK = ("round", "group", "evaluation")
 """What is told of a round, and goes when the round is taken back."""
 
@@ -48,6 +52,7 @@ class Journal:
             self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=NORMAL")
+            self._db.execute("PRAGMA wal_autocheckpoint=4000")  # 16 MB: pages that change often are written less often
             self._db.executescript(_SCHEMA)
             last = self._db.execute("SELECT seq FROM sqlite_sequence WHERE name = 'events'").fetchone()
             self.last_seq = int(last[0]) if last else 0
@@ -63,7 +68,7 @@ class Journal:
             for event in events:
                 if isinstance(event, EPHEMERAL):
                     raise TypeError(f"{type(event).__name__} is ephemeral and is not stored.")
-                values = (_kind(event), getattr(event, "round", None), encode(event))
+                values = (_kind(event), getattr(event, "round", None), _stored(event))
                 row = db.execute("INSERT INTO events (kind, round, body) VALUES (?, ?, ?)", values)
                 stored.append(msgspec.structs.replace(event, seq=row.lastrowid))
         if stored:
@@ -175,9 +180,18 @@ def read_only(path: Path, kinds: Sequence[str] = (), tail: int = 0) -> list[Even
 def readable(body: bytes) -> Event | None:
     """The event of a row; None when it is no event of this version."""
     try:
-        return decode(body)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        packed = body[: len(_ZSTD)] == _ZSTD
+        return decode(zstandard.decompress(body, max_output_size=LARGEST_EVENT) if packed else body)
+    except (msgspec.MsgspecError, zstandard.ZstdError, UnicodeDecodeError, RecursionError):
         return None
+
+
+def _stored(event: Event) -> bytes:
+    """A row's body: JSON, compressed for groups, of which there are most (a third of the bytes). First successes stay plain:
+    thinning finds them by their text."""
+    plain = encode(event)
+    packs = isinstance(event, GroupRecorded) and not event.first_solved
+    return zstandard.compress(plain, 3) if packs else plain
 
 
 def _private(path: Path) -> None:

@@ -13,7 +13,7 @@ from sapo_swarm.events import Evaluated, RoundFinished, encode
 from sapo_swarm.node.storage.journal import Journal, readable
 from sapo_swarm.node.storage.thinning import SPARSE_ROOM, group_stride, mergeable, merged, sparse
 
-PRUNED_ROWS = 128
+PRUNED_ROWS = 512
 """Groups that one step drops."""
 MERGED_BLOCKS = 64
 """Blocks of rounds that one step makes."""

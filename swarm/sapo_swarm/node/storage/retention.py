@@ -10,7 +10,7 @@ from sapo_swarm.node.storage.journal import Journal, JournalError
 from sapo_swarm.node.storage.journal_thinning import Thinning
 
 EVERY = 64
-"""Rounds between two looks at rounds and other kinds of events; groups are looked at after every round."""
+"""Rounds between two looks: what goes together leaves whole pages free, which writes less than dropping it one by one."""
 
 
 class Retention:
@@ -19,7 +19,7 @@ class Retention:
     def __init__(self, journal: Journal, keep: int) -> None:
         self._thinning, self._keep = Thinning(journal), keep
         self._rounds, self._groups = 0, 1
-        self._due = EVERY
+        self._due = 0
         self._task: asyncio.Task[None] | None = None
         self._closed = False
 
@@ -27,7 +27,7 @@ class Retention:
         """So many rounds are behind the model, with so many groups in the last. Returns at once."""
         self._rounds, self._groups = rounds_done, max(groups, 1)
         self._due -= 1
-        if (self._before > 0 or self._due <= 0) and (self._task is None or self._task.done()):
+        if self._due <= 0 and (self._task is None or self._task.done()):
             self._task = asyncio.create_task(self._work())
 
     @property
@@ -60,10 +60,8 @@ class Retention:
 
     def _drop(self) -> int:
         gone = self._thinning.groups(self._before, self._groups) if self._before > 0 else 0
-        if self._due <= 0 or self._closed:
-            more = self._thinning.rounds(self._rounds - 1)
-            if not more:
-                self._due = EVERY
-                more = self._thinning.others()
-            gone += more
+        gone += self._thinning.rounds(self._rounds - 1)
+        if not gone:
+            self._due = EVERY
+            gone = self._thinning.others()
         return gone

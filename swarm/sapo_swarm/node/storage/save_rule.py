@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 DAY_S = 86400.0
-BYTES_A_DAY = 12 * 10**9
+BYTES_A_DAY = 10 * 10**9
 """Checkpoints that are due by time alone write at most so much; the update log and the journal come on top."""
 
 

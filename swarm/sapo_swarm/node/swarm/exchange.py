@@ -22,46 +22,56 @@ class Received(msgspec.Struct, frozen=True):
 
 
 class Exchange(Protocol):
-    """Shares own groups and fetches others'. Never raises for a network fault: it returns what there is."""
+    """Shares local groups and fetches external ones. Never raises for a network fault: it returns what there is."""
 
-    def attach(self, host: EngineHost, scorer: Scorer, apart: frozenset[str]) -> None:
+    def attach(self, host: EngineHost, scorer: Scorer, excluded: frozenset[str]) -> None:
         """Called once the engine is loaded: what is received is judged with these."""
         ...
 
-    def to_ask(self, own: int, external: int) -> int:
-        """Own questions for the next batch of I = own and J = external, by what others have on offer."""
+    def prompts_to_sample(self, local: int, external: int) -> int:
+        """Prompts to sample for the next batch of I = local and J = external groups, given what the pool holds."""
         ...
 
     def take(self, taking: bool) -> None:
-        """Whether groups of others are wanted at all; what waits is dropped when not. Own ones are shared all the same."""
+        """Whether external groups are wanted at all; the pool is emptied when not. Local ones are shared all the same."""
         ...
 
-    async def exchange(self, round_number: int, own: Sequence[Group], wanted: int) -> Received: ...
+    async def exchange(self, round_number: int, local: Sequence[Group], wanted: int) -> Received:
+        """Hand over this round's local groups; what the pool holds for the batch."""
+        ...
 
     def used(self, groups: Sequence[Group], batch: int) -> SwarmUpdated | None:
         """Which external groups went into a batch of so many; the news of the swarm, if there is one."""
         ...
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        """End the exchange."""
+        ...
 
 
 class Silo:
     """No swarm: shares nothing, receives nothing."""
 
-    def attach(self, host: EngineHost, scorer: Scorer, apart: frozenset[str]) -> None:
+    def attach(self, _host: EngineHost, _scorer: Scorer, _excluded: frozenset[str]) -> None:
+        """See Exchange."""
         return None
 
-    def to_ask(self, own: int, external: int) -> int:
-        return own + external
+    def prompts_to_sample(self, local: int, external: int) -> int:
+        """See Exchange."""
+        return local + external
 
-    def take(self, taking: bool) -> None:
+    def take(self, _taking: bool) -> None:
+        """See Exchange."""
         return None
 
-    async def exchange(self, round_number: int, own: Sequence[Group], wanted: int) -> Received:
+    async def exchange(self, _round_number: int, _local: Sequence[Group], _wanted: int) -> Received:
+        """Hand over this round's local groups; what the pool holds for the batch."""
         return Received()
 
-    def used(self, groups: Sequence[Group], batch: int) -> SwarmUpdated | None:
+    def used(self, _groups: Sequence[Group], _batch: int) -> SwarmUpdated | None:
+        """See Exchange."""
         return None
 
     async def close(self) -> None:
+        """End the exchange."""
         return None

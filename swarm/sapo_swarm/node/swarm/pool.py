@@ -16,9 +16,9 @@ GROUP_LIFE_S = 900.0
 
 @dataclass(slots=True)
 class Pool:
-    """What the strategy `sampling` could draw. Raises UnknownStrategy.
+    """What the strategy `sampling` could sample. Raises UnknownStrategy.
 
-    unusable: groups that the strategy would never draw (without an advantage, mostly), so they are not kept.
+    unusable: groups that the strategy would never sample (without an advantage, mostly), and which are dropped.
     """
 
     sampling: str = "uniform_nonzero"
@@ -43,17 +43,20 @@ class Pool:
             self._waiting.popleft()
 
     def forget_old(self, now: float) -> None:
+        """Drop what waited longer than life_s. now: Unix time."""
         while self._waiting and now - self._waiting[0][0] > self.life_s:
             self._waiting.popleft()
 
     def available(self, wanted: int) -> int:
-        """External groups that a batch could draw now, at most `wanted`: one a source."""
+        """External groups that a batch could sample now, at most `wanted`: one a source."""
         return min(wanted, len({group.node for _, group in self._waiting}))
 
     def groups(self) -> tuple[Group, ...]:
+        """Everything that waits, oldest first."""
         return tuple(group for _, group in self._waiting)
 
     def clear(self) -> None:
+        """Drop everything."""
         self._waiting.clear()
 
     def remove(self, used: Sequence[Group]) -> None:

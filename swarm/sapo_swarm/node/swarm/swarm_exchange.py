@@ -1,35 +1,33 @@
 """A node's side of a swarm: a pool of judged groups that fills in the background, so that no round waits for a network.
 
-Each round takes what the pool holds and hands its own groups over; an upload with the newest groups (and a sample in its
+Each round takes what the pool holds and hands its local groups over; an upload with the newest groups (and a sample in its
 reply) goes out whenever the coordinator's pace allows. Groups that a newer round overtook are dropped, not sent late.
 """
 
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import math
-import random
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from sapo_backends.base import TokenSequence
 from sapo_swarm.events import Peer, SwarmUpdated
 from sapo_swarm.node.engine_thread import EngineHost
 from sapo_swarm.node.swarm.exchange import Received
+from sapo_swarm.node.swarm.likelihood import least_likely
 from sapo_swarm.node.swarm.pool import Pool
-from sapo_swarm.node.swarm.swarm_stats import Standing
+from sapo_swarm.node.swarm.swarm_stats import SwarmStats
 from sapo_swarm.protocol.client import CoordinatorError, ExchangeResult, NodeClient
 from sapo_swarm.protocol.receive import AcceptanceRules, Receiver
 from sapo_swarm.protocol.safe_text import safe_text
 from sapo_swarm.protocol.wire import MAX_GROUPS, MAX_WANT, GroupBody, SharedCompletion, SignedGroup, label
-from sapo_swarm.sapo.assemble import questions_to_ask
-from sapo_swarm.sapo.sample_external import has_signal
+from sapo_swarm.sapo.assemble import questions_to_sample
+from sapo_swarm.sapo.sample_external import has_advantage
 from sapo_swarm.scoring.scorer import Scorer
-from sapo_swarm.tasks.prompts import messages
-from sapo_swarm.types import MAX_COMPLETION_BYTES, Group, Question
+from sapo_swarm.tasks.own.library import is_own
+from sapo_swarm.types import MAX_COMPLETION_BYTES, Group, Question, Rollout
 
 log = logging.getLogger("sapo.exchange")
 LEADERBOARD_S, NEWCOMER_S = 15.0, 2.0
@@ -37,12 +35,12 @@ LEADERBOARD_S, NEWCOMER_S = 15.0, 2.0
 UPLOAD_BYTES = 200 * 1024
 """Of group bodies in one upload: fits the protocol's limit however badly they compress."""
 MAX_COMPLETIONS = 16
-STRETCH = 16
-"""Tokens in a row that are judged together: garbage is not diluted by the honest work around it."""
-PROBED = 4
-"""Foreign texts of a group whose log-probability is computed: chosen at random, so that none can count on slipping by."""
 LEAST_YIELD = 1 / 8
-"""However few of the received groups were usable, no more than 1/LEAST_YIELD times as many are asked for."""
+"""However few of the received groups were usable, at most 1/LEAST_YIELD times as many are requested."""
+PEERS = 100
+"""Of the leaderboard, with most groups first: each picture of the swarm goes into the journal."""
+NICENESS = 5
+"""Of the worker for external groups: generating and local scoring come first."""
 FORGOTTEN = ("unknown_node",)
 """Answers of a coordinator that does not know this node (yet, or any more): join again."""
 
@@ -66,10 +64,12 @@ class SwarmExchange:
     """Seconds of the engine's thread that judging foreign text took, ever."""
     exchanges: int = 0
     """Uploads that went out, ever."""
+    own_worker: bool = True
+    """External groups are regenerated and scored in a worker of their own, so that local ones never wait for them."""
 
     def __post_init__(self) -> None:
         self.pool = Pool(self.sampling)
-        self.standing = Standing(self.client.invite.url)
+        self.stats = SwarmStats(self.client.invite.url)
         self._receiver: Receiver | None = None
         self._outbox: tuple[int, Sequence[Group], int] | None = None
         self._task: asyncio.Task[None] | None = None
@@ -80,44 +80,50 @@ class SwarmExchange:
         self._board_at = -LEADERBOARD_S
         self._rounds_since = 0
         self._yield = 1.0
+        self._worker: Scorer | None = None
 
-    def attach(self, host: EngineHost, scorer: Scorer, apart: frozenset[str] = frozenset()) -> None:
-        """Judge what is received with this scorer, and how likely it is under this engine's policy. apart: see Receiver."""
+    def attach(self, host: EngineHost, scorer: Scorer, excluded: frozenset[str] = frozenset()) -> None:
+        """Judge what is received under this engine's policy, with a worker like this scorer's or (own_worker) with this one.
+        excluded: see Receiver."""
 
         async def likelihood(question: Question, texts: Sequence[str]) -> float:
             found, seconds = await least_likely(host, question, texts)
             self.judging_s += seconds
             return found
 
+        if self.own_worker:
+            scorer = self._worker = Scorer(niceness=NICENESS)
         swarm, node = self.client.invite.swarm, self.client.identity.node
-        self._receiver = Receiver(swarm, node, scorer, self.policy, likelihood, apart)
+        self._receiver = Receiver(swarm, node, scorer, self.policy, likelihood, excluded)
 
     @property
     def receiver(self) -> Receiver:
+        """What judges received groups. Raises RuntimeError before attach()."""
         if self._receiver is None:
             raise RuntimeError("attach() comes before the first round.")
         return self._receiver
 
     def take(self, taking: bool) -> None:
-        """Own groups are shared all the same; of others none is asked for, kept or given out while not taking."""
+        """Local groups are shared all the same; external ones are neither requested nor handed out while not taking."""
         self._taking = taking
         if not taking:
             self.pool.clear()
 
-    def to_ask(self, own: int, external: int) -> int:
-        """The whole batch while groups of others are not wanted; else what the pool, one group a source, leaves to ask."""
+    def prompts_to_sample(self, local: int, external: int) -> int:
+        """The whole batch while groups of others are not wanted; else what the pool, one group a source, leaves missing."""
         if not self._taking:
-            return own + external
+            return local + external
         self.pool.forget_old(self.wall())
-        return questions_to_ask(own, external, self.pool.available(external))
+        return questions_to_sample(local, external, self.pool.available(external))
 
-    async def exchange(self, round_number: int, own: Sequence[Group], wanted: int) -> Received:
-        """Take the pool as it is, queue own groups for the next upload. Returns at once."""
+    async def exchange(self, round_number: int, local: Sequence[Group], wanted: int) -> Received:
+        """Take the pool as it is, queue local groups for the next upload. Returns at once."""
         if self._task is None:
             self._task = asyncio.create_task(self._talk())
         self.pool.forget_old(self.wall())
         wanted = wanted if self._taking else 0
-        self._outbox = round_number, own, wanted
+        self._outbox = round_number, local, wanted
+        self.receiver.phrases.observe_local((r.text, g.question.prompt) for r, g in _interleaved(local))
         self._rounds_since += 1
         self._idle.clear()
         self._woken.set()
@@ -128,20 +134,23 @@ class SwarmExchange:
     def used(self, groups: Sequence[Group], batch: int) -> SwarmUpdated:
         """These external groups went into a batch of so many: each is used once. Returns the picture as it is now."""
         self.pool.remove(groups)
-        self.standing.trained(len(groups), batch)
+        self.stats.trained(len(groups), batch)
         return self.news()
 
     def news(self) -> SwarmUpdated:
+        """The swarm as this node sees it now."""
         rejected = dict(self.receiver.rejected)
         if self.pool.unusable:
             rejected["no_signal"] = self.pool.unusable
-        return self.standing.news(rejected, self.wall())
+        return self.stats.news(rejected, self.wall(), self.receiver.phrases.alarm)
 
     async def close(self) -> None:
         """Stop talking. The node's groups stay in the pool of the swarm until they are stale."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
+        if self._worker is not None:
+            await self._worker.__aexit__(None, None, None)
         await self.client.__aexit__(None, None, None)
 
     async def _talk(self) -> None:
@@ -163,14 +172,14 @@ class SwarmExchange:
         """Returns when everything handed over went out (or was dropped) and what came back was judged."""
         await self._idle.wait()
 
-    async def _exchange_once(self, round_number: int, own: Sequence[Group], wanted: int) -> None:
-        rewards = [r for g in own for r in g.rewards]
+    async def _exchange_once(self, round_number: int, local: Sequence[Group], wanted: int) -> None:
+        rewards = [r for g in local if not is_own(g.question.ref) for r in g.rewards]
         mean = sum(rewards) / len(rewards) if rewards else None
         want = self.want(wanted)
         self._rounds_since = 0
-        result = await self.client.exchange(self._signed(own, round_number), want, mean)
+        result = await self.client.exchange(self._signed(local, round_number), want, mean)
         self.exchanges += 1
-        self.standing.exchanged(result, self.wall())
+        self.stats.exchanged(result, self.wall())
         if result.code in FORGOTTEN:
             await self._join_again()
         if not result.connected:
@@ -179,7 +188,7 @@ class SwarmExchange:
         await self._look_at_the_board(result.nodes)
 
     def want(self, wanted: int) -> int:
-        """Groups to ask for: what the rounds until the next exchange can use, and some for what will be rejected."""
+        """Groups to request: what the rounds until the next exchange can use, and some for what will be rejected."""
         if not wanted:
             return 0
         stock = wanted * max(2, self._rounds_since + 1)
@@ -188,8 +197,8 @@ class SwarmExchange:
 
     async def _take(self, result: ExchangeResult) -> None:
         before = len(self.pool)
-        for group in await self.receiver.receive(result.sample, self.wall()):
-            if self._taking:  # it may have been switched off since they were asked for
+        for group in await self.receiver.receive(result.sample, self.client.unix_time()):
+            if self._taking:  # it may have been switched off since they were requested
                 self.pool.add(group, self.wall())
         if result.sample:
             fresh = max(0, len(self.pool) - before) / len(result.sample)
@@ -199,15 +208,18 @@ class SwarmExchange:
         try:
             await self.client.join(self.name, self.model)
         except CoordinatorError as error:
-            self.standing.said(f"{safe_text(str(error), 300, lines=False)} Training goes on alone.")
+            self.stats.said(f"{safe_text(str(error), 300, lines=False)} Training goes on alone.")
 
-    def _signed(self, own: Sequence[Group], round_number: int) -> list[SignedGroup]:
+    def _signed(self, local: Sequence[Group], round_number: int) -> list[SignedGroup]:
         """SelectSubset: the part of the groups that the swarm asks for, as far as one upload carries them.
 
         Groups with signal come first: receivers leave the others out. They stand last, for where a pool is full a node's
         newest groups replace its oldest.
         """
-        chosen = sorted(own, key=has_signal, reverse=True)[: min(MAX_GROUPS, math.ceil(self.share_fraction * len(own)))]
+        local = [group for group in local if not is_own(group.question.ref)]  # a task of the person's own is private
+        chosen = sorted(local, key=has_advantage, reverse=True)[
+            : min(MAX_GROUPS, math.ceil(self.share_fraction * len(local)))
+        ]
         signed: list[SignedGroup] = []
         size = 0
         for group in filter(_fits, chosen):
@@ -216,12 +228,12 @@ class SwarmExchange:
             size += len(packed.body)
             if size > UPLOAD_BYTES:
                 break
-            self.receiver.observe_own(body)
+            self.receiver.observe_local(body)
             signed.append(packed)
         return signed[::-1]
 
     async def _look_at_the_board(self, nodes: int) -> None:
-        pause = LEADERBOARD_S if nodes <= len(self.standing.peers) else NEWCOMER_S
+        pause = LEADERBOARD_S if nodes <= len(self.stats.peers) else NEWCOMER_S
         if self.wall() - self._board_at < pause:
             return
         self._board_at = self.wall()
@@ -229,7 +241,7 @@ class SwarmExchange:
             board = await self.client.leaderboard()
         except CoordinatorError:
             return
-        self.standing.peers = tuple(
+        self.stats.peers = tuple(
             Peer(
                 node=row.node,
                 name=safe_text(row.name, 40, lines=False),
@@ -239,7 +251,7 @@ class SwarmExchange:
                 uptake=row.uptake,
                 seen_s=row.seen_s,
             )
-            for row in board.nodes
+            for row in board.nodes[:PEERS]
         )
 
     def _body(self, group: Group, round_number: int) -> GroupBody:
@@ -250,41 +262,14 @@ class SwarmExchange:
             node=self.client.identity.node,
             model=label(self.model),
             policy_step=round_number,
-            ts=int(self.wall() * 1000),
+            ts=int(self.client.unix_time() * 1000),
         )
 
 
-async def least_likely(host: EngineHost, question: Question, texts: Sequence[str]) -> tuple[float, float]:
-    """The lowest mean log-probability a token of any STRETCH tokens in a row of up to PROBED foreign texts, under the
-    node's policy, in nats (0 where all are empty), and the seconds that it cost the engine's thread."""
-    probed = texts if len(texts) <= PROBED else random.sample(texts, PROBED)
-
-    def measure() -> tuple[float, float]:
-        began = time.perf_counter()
-        rows = token_logprobs(host, question, probed)
-        return min((worst_stretch(row, STRETCH) for row in rows), default=0.0), time.perf_counter() - began
-
-    return await host.call(measure)
-
-
-def worst_stretch(values: Sequence[float], width: int) -> float:
-    """The lowest mean of `width` values in a row; of all where there are fewer. values: at least one."""
-    sums = [0.0, *itertools.accumulate(values)]
-    width = min(width, len(values))
-    return min((sums[end] - sums[end - width]) / width for end in range(width, len(sums)))
-
-
-def token_logprobs(host: EngineHost, question: Question, texts: Sequence[str]) -> list[list[float]]:
-    """Log-probabilities of each text's tokens under the node's policy, in nats. Left out are empty texts, and those that do not
-    fit into the model's context, which are not trained on either.
-
-    Call in the engine's thread.
-    """
-    engine = host.engine
-    prompt = tuple(engine.tokenizer.encode_chat(messages(question.prompt)))
-    room = engine.info.context_length - len(prompt)
-    completions = [ids for text in texts if 0 < len(ids := tuple(engine.tokenizer.encode_text(text))) <= room]
-    return engine.logprobs([TokenSequence(prompt, ids) for ids in completions]) if completions else []
+def _interleaved(groups: Sequence[Group]) -> Iterator[tuple[Rollout, Group]]:
+    """Rollouts with their groups: the first of every group, then the second, and so on."""
+    for place in range(max((len(group.rollouts) for group in groups), default=0)):
+        yield from ((group.rollouts[place], group) for group in groups if place < len(group.rollouts))
 
 
 def _fits(group: Group) -> bool:

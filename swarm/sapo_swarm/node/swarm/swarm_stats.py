@@ -15,7 +15,7 @@ DEFAULT_WINDOW_S = 3600.0
 
 
 @dataclass(slots=True)
-class Standing:
+class SwarmStats:
     """coordinator: its URL, for people. made / accepted / refused: groups sent since the node started.
 
     The figures of the last exchange that worked stay while the coordinator is away; `sentence` says that it is.
@@ -29,7 +29,7 @@ class Standing:
     _last: ExchangeResult | None = None
     _good: ExchangeResult | None = None
     _batches: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=SHARE_WINDOW))
-    _drawn: deque[tuple[float, int]] = field(default_factory=deque)
+    _uptakes: deque[tuple[float, int]] = field(default_factory=deque)
     _uptake: int | None = None
 
     def exchanged(self, result: ExchangeResult, now: float) -> None:
@@ -56,16 +56,17 @@ class Standing:
         before = ever if self._uptake is None else self._uptake
         self._uptake = ever
         if ever > before:
-            self._drawn.append((now, ever - before))
+            self._uptakes.append((now, ever - before))
 
     def uptake(self, now: float) -> int:
         """Times others drew this node's groups within the window (or since this node started, if that is less)."""
-        while self._drawn and now - self._drawn[0][0] > self.window_s:
-            self._drawn.popleft()
-        return sum(count for _, count in self._drawn)
+        while self._uptakes and now - self._uptakes[0][0] > self.window_s:
+            self._uptakes.popleft()
+        return sum(count for _, count in self._uptakes)
 
     @property
     def window_s(self) -> float:
+        """Seconds that the shares cover, as the coordinator says."""
         return (self._good.window_s if self._good else 0.0) or DEFAULT_WINDOW_S
 
     @property
@@ -74,13 +75,13 @@ class Standing:
         external, total = (sum(column) for column in zip(*self._batches, strict=True)) if self._batches else (0, 0)
         return external / total if total else 0.0
 
-    def news(self, rejected: Mapping[str, int], now: float) -> SwarmUpdated:
-        """The whole picture. rejected: reason -> groups received and not taken."""
+    def news(self, rejected: Mapping[str, int], now: float, alarm: str = "") -> SwarmUpdated:
+        """The whole picture. rejected: reason -> groups received and not taken. alarm: said first where there is one."""
         last, good = self._last, self._good
         return SwarmUpdated(
             coordinator=self.coordinator,
             connected=last is not None and last.connected,
-            sentence="Connecting" if last is None else last.sentence,
+            sentence=f"{alarm} {'Connecting' if last is None else last.sentence}".strip(),
             window=self.window_s,
             share=good.share if good else 0.0,
             uptake=self.uptake(now),

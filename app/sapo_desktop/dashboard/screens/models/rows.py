@@ -144,7 +144,7 @@ def tasks(event: Evaluated | None, width: int, glyphs: Glyphs) -> list[Content]:
             f" {100 * score.pass_at_1:5.1f} %",
             (f"  {f'({100 * score.low:.1f} to {100 * score.high:.1f})':<16}", "$muted"),
             bar(score.pass_at_1, room, glyphs, "$chart-own") if room >= 8 else "",
-            (" by rote" if score.shortcut else "", "$warning"),
+            (" shortcut" if score.shortcut else "", "$warning"),
         )
         for score in event.tasks
     ]

@@ -26,6 +26,7 @@ class SettingEditor(ModalScreen[str | None]):
         self.row, self.actions = row, actions
 
     def compose(self) -> ComposeResult:
+        """The widgets, in their order."""
         row = self.row
         with Vertical(classes="box dialog editor"):
             yield Static(Content.styled(row.key, "bold"), markup=False)
@@ -50,14 +51,17 @@ class SettingEditor(ModalScreen[str | None]):
         return tuple(sorted(self.app.available_themes)) if self.row.key == "ui.theme" else self.row.choices
 
     def on_mount(self) -> None:
+        """The cursor stands on the present value."""
         if self.row.value in self.choices:
             self.query_one("#value", OptionList).highlighted = self.choices.index(self.row.value)
 
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
+        """Take the chosen value."""
         event.stop()
         self._write(self.choices[event.option_index])
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
+        """Take the typed value, or say why not."""
         event.stop()
         self._write(event.value.strip())
 
@@ -73,4 +77,5 @@ class SettingEditor(ModalScreen[str | None]):
             self.dismiss(value)
 
     def action_cancel(self) -> None:
+        """Close without an answer."""
         self.dismiss(None)

@@ -44,6 +44,7 @@ class SettingsScreen(ModalScreen[None]):
         self.listed: list[SettingRow] = []
 
     def compose(self) -> ComposeResult:
+        """The widgets, in their order."""
         with Vertical(id="settings"):
             yield Input(placeholder="search keys and explanations, Esc clears it", id="search", classes="search")
             yield OptionList(id="rows", classes="box", markup=False)
@@ -52,10 +53,12 @@ class SettingsScreen(ModalScreen[None]):
             yield KeyBar(_KEYS)
 
     def on_mount(self) -> None:
+        """Titles, then the rows."""
         self.query_one("#rows").border_subtitle = Content.styled(plain(self.actions.describe(), 200), "$muted")
         self._read()
 
     def on_resize(self) -> None:
+        """Fit the rows to the new width."""
         self._fill()
 
     # Reading and showing
@@ -89,6 +92,7 @@ class SettingsScreen(ModalScreen[None]):
 
     @property
     def chosen(self) -> SettingRow | None:
+        """The setting under the cursor."""
         place = self.query_one("#rows", OptionList).highlighted
         return self.listed[place] if place is not None and place < len(self.listed) else None
 
@@ -99,15 +103,18 @@ class SettingsScreen(ModalScreen[None]):
         self.query_one("#about-text", Static).update(about(row, width) if row else Content(""))
 
     def on_option_list_option_highlighted(self) -> None:
+        """Explain the setting under the cursor."""
         self._tell()
 
     # Changing
 
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
+        """Enter changes it."""
         event.stop()
         self.action_edit()
 
     def action_edit(self) -> None:
+        """Flip a switch, or open the editor."""
         row = self.chosen
         if row is None:
             return
@@ -126,6 +133,7 @@ class SettingsScreen(ModalScreen[None]):
         self._changed(row, value)
 
     def action_default(self) -> None:
+        """Back to the default."""
         if (row := self.chosen) is not None and row.saved:
             self.run_worker(self._reset(row), name="reset", exclusive=True, exit_on_error=True)
 
@@ -145,6 +153,7 @@ class SettingsScreen(ModalScreen[None]):
         self._read()
 
     def action_restart(self) -> None:
+        """Let the node finish its round and start with these settings."""
         self._say("Finishing the round, then starting the node with these settings")
         self.run_worker(self._restart(), name="restart", exclusive=True, exit_on_error=True)
 
@@ -164,14 +173,17 @@ class SettingsScreen(ModalScreen[None]):
     # Searching and leaving
 
     def action_search(self) -> None:
+        """Open the search field."""
         search = self.query_one("#search", Input)
         search.add_class("-open")
         search.focus()
 
     def on_input_changed(self) -> None:
+        """Filter while typing."""
         self._fill()
 
     def on_input_submitted(self) -> None:
+        """Back to the rows, filtered."""
         self.query_one("#rows", OptionList).focus()
 
     def action_back(self) -> None:

@@ -26,9 +26,11 @@ class SwarmControls(BaseScreen):
 
     @property
     def actions(self) -> SwarmActions | None:
+        """What can be done here; None over a recording."""
         return self.dashboard.swarm_actions
 
     def swarm_keys(self, state: DashboardState) -> list[Key]:
+        """Join or leave, host, and after the tripwire: take external groups again."""
         if self.actions is None:
             return []
         member: Key = ("j", "join", "screen.join") if state.silo else ("l", "leave", "screen.leave_swarm")
@@ -36,6 +38,7 @@ class SwarmControls(BaseScreen):
         return [*again, member, ("h", "host", "screen.host")]
 
     def action_join(self) -> None:
+        """Ask for an invite, then join."""
         actions = self.actions
         if actions is None:
             return
@@ -51,6 +54,7 @@ class SwarmControls(BaseScreen):
         self._do(self.actions.join(invite), "Finishing the round, then joining")
 
     def action_leave_swarm(self) -> None:
+        """Ask, then leave."""
         actions = self.actions
         if actions is None or self.dashboard.state.silo:
             return
@@ -62,11 +66,12 @@ class SwarmControls(BaseScreen):
         self.app.push_screen(LeaveDialog(), chosen)
 
     def action_take_external(self) -> None:
-        """After the held-out tripwire stopped groups of others."""
+        """After the held-out tripwire stopped external groups."""
         if self.dashboard.state.external_off:
-            self.dashboard.command("external_on", "Groups of others are taken again")
+            self.dashboard.command("external_on", "External groups are taken again")
 
     def action_host(self) -> None:
+        """Ask for whom, then host and show the invite."""
         actions = self.actions
         if actions is None:
             return

@@ -33,6 +33,7 @@ class JoinDialog(ModalScreen[str | None]):
         self._nearby = nearby
 
     def compose(self) -> ComposeResult:
+        """The widgets, in their order."""
         with Vertical(classes="box dialog swarm"):
             yield Static(Content.styled("Join a swarm", "bold"), markup=False)
             yield Static(
@@ -46,6 +47,7 @@ class JoinDialog(ModalScreen[str | None]):
             yield Static(_hint(("Enter", "join"), ("Esc", "cancel")), markup=False)
 
     def on_mount(self) -> None:
+        """Look for coordinators nearby, or show the code."""
         if self._nearby is not None:
             self.run_worker(self._look(), exit_on_error=False)
 
@@ -57,6 +59,7 @@ class JoinDialog(ModalScreen[str | None]):
             self.query_one("#complaint", Static).update(Content.styled(text, "$muted"))
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
+        """Join with an invite that parses; else say what is wrong with it."""
         from sapo_swarm.protocol.invite import BadInvite, parse_invite  # cryptography: only when an invite was typed
 
         event.stop()
@@ -68,10 +71,13 @@ class JoinDialog(ModalScreen[str | None]):
         self.dismiss(event.value.strip())
 
     def action_cancel(self) -> None:
+        """Close without an answer."""
         self.dismiss(None)
 
 
 class HostDialog(ChoiceDialog[HostChoice]):
+    """For whom to host; where one runs, its invite or its end."""
+
     QUESTION = "A swarm on this machine"
 
     def __init__(self, running: bool) -> None:
@@ -106,6 +112,7 @@ class HostedDialog(ModalScreen[bool]):
         self.hosted, self._offer = hosted, offer
 
     def compose(self) -> ComposeResult:
+        """The widgets, in their order."""
         with Vertical(classes="box dialog swarm hosted"):
             yield Static(
                 Content.styled(f"Swarm {plain(self.hosted.name, 40)!r} runs in the background", "bold"), markup=False
@@ -119,9 +126,11 @@ class HostedDialog(ModalScreen[bool]):
             yield Static(_hint(*keys, ("c", "copy"), ("Esc", "close; the swarm stays open")), markup=False)
 
     def on_mount(self) -> None:
+        """Look for coordinators nearby, or show the code."""
         self._draw()
 
     def on_resize(self) -> None:
+        """The code only where it fits."""
         self._draw()
 
     def _draw(self) -> None:
@@ -135,18 +144,23 @@ class HostedDialog(ModalScreen[bool]):
         self.query_one("#qr", Static).update(text if fits else Content.styled(small, "$muted"))
 
     def action_take_part(self) -> None:
+        """Close and let this node join."""
         if self._offer:
             self.dismiss(True)
 
     def action_copy(self) -> None:
+        """The invite to the clipboard."""
         self.app.copy_to_clipboard(self.hosted.invites[0])
         self.app.notify("Copied, if your terminal allows it", markup=False)
 
     def action_close(self) -> None:
+        """Close; the swarm stays open."""
         self.dismiss(False)
 
 
 class LeaveDialog(ChoiceDialog[bool]):
+    """Whether to leave the swarm."""
+
     QUESTION = "Leave the swarm?"
 
     def __init__(self) -> None:

@@ -22,8 +22,8 @@ SILO = (
     (
         "In a swarm, nodes share the text of their attempts and learn from each other's. Each node scores what it "
         "receives with its own verifier; no model, weight or file leaves this machine, and nobody can change your limits. "
-        "It helps most where success is rare: what one node finds, the others learn from. Of others' attempts only what was "
-        "right is learned.",
+        "It helps most where success is rare: what one node finds, the others learn from. Of external attempts a node trains "
+        "only on those that did better than the rest of their group.",
         "",
     ),
     ("Join one:   j, or in a terminal: sapo-desktop node --join INVITE", "$accent"),
@@ -36,13 +36,17 @@ SILO = (
 
 
 class SwarmScreen(SwarmControls):
+    """Screen 2: overview, peers, exchange, and the keys of SwarmControls."""
+
     def body(self) -> Iterable[Widget]:
+        """Overview, peers, exchange."""
         yield Panel(overview, self.glyphs, "Swarm", id="overview")
         with VerticalScroll(id="peers", classes="box", can_focus=True):
             yield Static("", id="peer-rows", markup=False)
         yield Panel(exchange, self.glyphs, "Exchange", id="exchange")
 
     def own_keys(self, state: DashboardState) -> list[Key]:
+        """Pause, swarm keys, screens."""
         return [
             *self.pause_keys(state),
             *self.swarm_keys(state),
@@ -50,6 +54,7 @@ class SwarmScreen(SwarmControls):
         ]
 
     def update(self, state: DashboardState, now: float) -> None:
+        """Give the panels what they show."""
         alone = state.swarm is None
         self.set_class(alone, "-alone")
         for name in ("overview", "exchange"):
@@ -62,6 +67,7 @@ class SwarmScreen(SwarmControls):
 
 
 def overview(state: DashboardState, now: float, width: int, height: int, glyphs: Glyphs) -> Content:
+    """Connection, my share and uptake; alone, how to join."""
     swarm = state.swarm
     if swarm is None:
         text = (
@@ -84,13 +90,13 @@ def overview(state: DashboardState, now: float, width: int, height: int, glyphs:
             ("external", percent(swarm.external_share)),
         ),
         Content.styled(
-            f"share: my accepted groups of all accepted in {window}; uptake: times others drew mine; "
-            "external: part of the last batches that came from others",
+            f"share: my accepted groups of all accepted in {window}; uptake: times others sampled mine; "
+            "external: part of the last batches from other nodes",
             "$muted",
         ),
     ]
     if state.external_off:
-        rows.insert(1, Content.styled("Groups of others are off · x takes them again · 5 says why", "bold $warning"))
+        rows.insert(1, Content.styled("External groups are off · x takes them again · 5 says why", "bold $warning"))
     return Content("\n").join(rows)
 
 
@@ -116,13 +122,14 @@ def peer_rows(peers: tuple[Peer, ...], width: int, glyphs: Glyphs) -> Content:
                 " ",
                 (fit(plain(peer.model, 60), model), "$muted"),
                 f" {figures}  ",
-                bar(peer.share, room, glyphs, "$chart-own") if room >= 6 else "",
+                bar(peer.share, room, glyphs, "$chart-local") if room >= 6 else "",
             )
         )
     return Content("\n").join(rows)
 
 
 def exchange(state: DashboardState, now: float, width: int, height: int, glyphs: Glyphs) -> Content:
+    """What was made, taken and refused, and why."""
     swarm = state.swarm
     if swarm is None:
         return Content("")
@@ -144,6 +151,6 @@ def _traffic(state: DashboardState, swarm: SwarmUpdated) -> Content:
     last = state.round
     if last is None:
         return Content("")
-    drew = f"drew {last.external_groups} of up to {last.external_wanted} · " if last.external_wanted else ""
+    drew = f"took {last.external_groups} of up to {last.external_wanted} · " if last.external_wanted else ""
     traffic = f"sent {last.bytes_sent / 1e3:.1f} kB · received {last.bytes_received / 1e3:.1f} kB"
     return Content.assemble(("last round: ", "$muted"), drew + traffic)

@@ -90,7 +90,7 @@ class Answering:
         text, stopped = _cut(self._host.engine.tokenizer.decode(completion.tokens), stops)
         return Answer(text, "stop" if stopped else completion.finish, len(completion.tokens))
 
-    async def stream(self, request: ChatRequest, prompt: list[int], seed: int) -> AsyncGenerator[Answer]:
+    async def stream(self, request: ChatRequest, prompt: list[int], seed: int) -> AsyncGenerator[Answer, None]:
         """The one answer as it grows; text only ever gets longer. Raises TooMany, BackendError.
 
         What could still become a stop text, or is half a character, is held back.

@@ -20,7 +20,7 @@ from sapo_desktop.services.models.exports.card import LICENCE_FILES
 from sapo_desktop.services.models.exports.job import Messages, Write, Written
 from sapo_desktop.services.models.exports.modelfile import modelfile
 from sapo_swarm.config import RunConfig
-from sapo_swarm.evaluation import items
+from sapo_swarm.evaluation import held_out_items
 from sapo_swarm.node.storage.checkpoints import read_state
 from sapo_swarm.scoring.scorer import Scorer
 from sapo_swarm.tasks.prompts import SYSTEM_PROMPT, messages
@@ -81,7 +81,7 @@ async def held_out_chats(config: RunConfig, count: int) -> list[list[dict[str, s
     if not count:
         return []
     each = -(-count // len(config.tasks)) + 1  # one to spare: a few coordinates regenerate nothing
-    refs = sorted(items(config.tasks, config.preset, each), key=lambda ref: ref.index)
+    refs = sorted(held_out_items(config.tasks, config.preset, each), key=lambda ref: ref.index)
     async with Scorer() as scorer:
         found = await scorer.questions(refs)
     return [messages(question.prompt) for question in found if isinstance(question, Question)][:count]

@@ -1,0 +1,1 @@
+"""The verb about tasks: the list, and tasks of the person's own."""

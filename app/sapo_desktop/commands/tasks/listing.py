@@ -1,0 +1,59 @@
+"""The list of tasks, sample questions, and what one answer to all would score."""
+
+from __future__ import annotations
+
+from sapo_desktop.errors import UsageError
+from sapo_swarm.evaluation import held_out_items, wilson
+from sapo_swarm.protocol.safe_text import safe_text
+from sapo_swarm.tasks import catalogue
+from sapo_swarm.tasks.own import library
+from sapo_swarm.tasks.own.errors import BadTask
+from sapo_swarm.tasks.seeds import held_out
+from sapo_swarm.types import Question
+
+
+def every() -> int:
+    """Own tasks first, a broken one with what is wrong."""
+    for name in library.names():
+        try:
+            task = library.find(name)
+            said = f"own: {len(task.train):,} rows, {len(task.held_out):,} held out. {task.spec.description}"
+        except BadTask as error:
+            said = str(error)
+        print(f"{name:<28} {safe_text(said, 200, lines=False)}")
+    for name, presets in catalogue.CATALOGUE.items():
+        print(f"{name:<28} {', '.join(presets)}")
+    return 0
+
+
+async def samples(task: str, preset: str, count: int) -> int:
+    """Print held-out questions."""
+    from sapo_swarm.scoring.scorer import Scorer
+
+    async with Scorer() as scorer:
+        for found in await scorer.questions([held_out(task, preset, i) for i in range(count)]):
+            text = found.prompt if isinstance(found, Question) else f"(does not regenerate: {found.reason})"
+            print(f"--- {found.ref.label}\n{safe_text(text).strip()}\n")
+    return 0
+
+
+async def give_to_all(task: str, preset: str, answers: list[str], count: int) -> int:
+    """What each answer alone would score: a task where that is much can be passed without being solved."""
+    from sapo_swarm.node.evaluation import evaluate
+    from sapo_swarm.scoring.scorer import Scorer
+
+    refs = held_out_items([task], preset, count)
+    async with Scorer() as scorer:
+        for text in answers:
+            verdicts = await evaluate.give_to_all(scorer, refs, text)
+            if not verdicts:
+                raise UsageError(f"None of the held-out questions of {task} ({preset}) regenerates here.")
+            right = sum(verdicts)
+            low, high = wilson(right, len(verdicts))
+            shown = safe_text(text, lines=False)
+            print(
+                f"{shown}: right on {right} of {len(verdicts)} held-out questions of {task} ({preset}), "
+                f"{100 * right / len(verdicts):.1f} % (95 %: {100 * low:.1f} to {100 * high:.1f})",
+                flush=True,
+            )
+    return 0

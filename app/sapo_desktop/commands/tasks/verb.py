@@ -1,0 +1,90 @@
+"""`sapo-desktop tasks`: what a model can be trained on, and tasks of the person's own."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from typing import get_args
+
+from sapo_desktop.errors import UsageError
+from sapo_swarm.tasks import catalogue
+from sapo_swarm.tasks.own import library
+from sapo_swarm.tasks.own.spec import Extract
+
+USAGE = """\
+sapo-desktop tasks                     every task with its presets, your own first
+sapo-desktop tasks NAME                sample questions
+sapo-desktop tasks new FILE            make a task of your own from a CSV, TSV or JSONL file
+sapo-desktop tasks check NAME|FOLDER   look a task over: rows, shortcuts, what your model does with it
+sapo-desktop tasks show NAME           what a task of your own is, with five rows
+sapo-desktop tasks examples            tasks of your own to start from; tasks new EXAMPLE takes one"""
+
+
+def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
+    parser.usage = USAGE
+    parser.add_argument("task", nargs="?", default="", help="a task, or: new, check, show, examples")
+    parser.add_argument("target", nargs="?", default="", help="of new, check, show: a file, a task or a folder")
+    parser.add_argument("--preset", default="", help="difficulty (default: the task's first)")
+    parser.add_argument("--count", type=int, default=2, help="how many samples (default: 2)")
+    parser.add_argument(
+        "--answer",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="what this answer would score if it were given to every question (may be repeated); "
+        "with new: the column with the right answers",
+    )
+    parser.add_argument("--items", type=int, default=400, help="held-out questions for --answer (default: 400)")
+    new = parser.add_argument_group("a task of your own (new, check)")
+    new.add_argument("--name", default="", help="its name (default: the file's)")
+    new.add_argument(
+        "--question", default="", metavar="COLUMN", help="the column that is asked (default: found by its name)"
+    )
+    new.add_argument("--prompt", default="", metavar="TEXT", help="the question, with {column} where a cell goes")
+    new.add_argument("--extract", default="tags", choices=get_args(Extract), help="where a completion's answer stands")
+    new.add_argument(
+        "--heldout", default="", metavar="FILE", help="held-out rows (default: a fifth of the rows, by content)"
+    )
+    new.add_argument("--replace", action="store_true", help="overwrite a task of that name")
+    new.add_argument("--allow-code", action="store_true", help="with check: yes, run this task's reward.py from now on")
+    new.add_argument("--model", default="", help="which model to try on it (default: run.model of the settings)")
+    new.add_argument("--no-model", action="store_true", help="do not try a model on it")
+
+
+def main(args: argparse.Namespace) -> int:
+    if args.task in ("new", "check", "show", "examples"):
+        return _own(args)
+    if args.target:
+        raise UsageError(f"There is no `tasks {args.task}`. Usage:\n{USAGE}")
+    return _catalogue(args)
+
+
+def _own(args: argparse.Namespace) -> int:
+    from sapo_desktop.commands.tasks import own
+
+    if args.task == "examples":
+        return own.examples()
+    if not args.target:
+        raise UsageError(f"tasks {args.task} needs a {'file' if args.task == 'new' else 'task'}. Usage:\n{USAGE}")
+    if args.task == "new":
+        return own.new(args)
+    return own.check(args) if args.task == "check" else own.show(args)
+
+
+def _catalogue(args: argparse.Namespace) -> int:
+    from sapo_desktop.commands.tasks import listing
+
+    if not args.task:
+        if args.answer:
+            raise UsageError("--answer needs a task: sapo-desktop tasks propositional_logic --answer '(P ∨ Q)'.")
+        return listing.every()
+    if not 1 <= args.count <= 100:
+        raise UsageError("--count is a number from 1 to 100.")
+    preset = args.preset or next(iter(catalogue.CATALOGUE.get(args.task, {library.PRESET: None})))
+    if not catalogue.is_own(args.task):
+        catalogue.settings(args.task, preset)
+    if args.answer:
+        if not 1 <= args.items <= 10_000:
+            raise UsageError("--items is a number from 1 to 10000.")
+        return asyncio.run(listing.give_to_all(args.task, preset, args.answer, args.items))
+    return asyncio.run(listing.samples(args.task, preset, args.count))

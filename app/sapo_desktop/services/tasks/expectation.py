@@ -1,0 +1,167 @@
+"""What to expect of training a model on a task, from a few answers of the untrained model on this machine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from sapo_backends.base import Sampling
+from sapo_desktop.services.machine import engines
+from sapo_swarm.algorithms.base import TINY, local_groups
+from sapo_swarm.config import RunConfig
+from sapo_swarm.evaluation import wilson
+from sapo_swarm.node.engine_thread import EngineHost
+from sapo_swarm.scoring.scorer import Scorer
+from sapo_swarm.tasks.own.folder import OwnTask
+from sapo_swarm.tasks.prompts import conversation
+from sapo_swarm.types import Question, TaskRef
+
+PROMPTS = 64
+FIRST_LOOK = 25
+"""Rounds to the first held-out evaluation of a run."""
+UPDATE_SHARE = 1.0
+"""Seconds of an update for a second of generation, about: measured on starter."""
+TOO_EASY, TOO_HARD = 0.9, 0.01
+Show = Callable[[float], None]
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """What `answers` answers to `prompts` questions say.
+
+    rate: share of right ones, with its 95 % interval. mixed: share of groups of `group_size` with both right and wrong answers
+    to expect, from each question's own rate. truncated, formed: shares that were cut off, that held an answer. round_s: seconds
+    that a round should take here. sample: an answer as it was written.
+    """
+
+    model: str
+    prompts: int
+    answers: int
+    rate: float
+    low: float
+    high: float
+    mixed: float
+    group_size: int
+    truncated: float
+    formed: float
+    round_s: float
+    sample: str
+
+
+def chance_of_mixed(rate: float, size: int) -> float:
+    """The chance that a group of independent answers holds right and wrong ones: 1 - (1-p)^G - p^G."""
+    return 1.0 - (1.0 - rate) ** size - rate**size
+
+
+async def measure(task: OwnTask, config: RunConfig, scorer: Scorer, show: Show = lambda _: None) -> Expectation | None:
+    """Ask the untrained model PROMPTS training questions. None where no question fits into its context.
+
+    Needs the task in the library in force. Raises BackendError, ScorerUnavailable.
+    """
+    host = EngineHost()
+    try:
+        await host.load(lambda: engines.builder(config)(lambda fraction, phrase: None))
+        show(0.2)
+        return await _ask(task, config, scorer, host)
+    finally:
+        await host.close()
+
+
+async def _ask(task: OwnTask, config: RunConfig, scorer: Scorer, host: EngineHost) -> Expectation | None:
+    engine, info = host.engine, host.engine.info
+    refs = [TaskRef(task.spec.name, "own", number, 0, task.generator) for number in _spread(len(task.train))]
+    found = [q for q in await scorer.questions(refs) if isinstance(q, Question)]
+    prompts = [(q, engine.tokenizer.encode_chat(conversation(q))) for q in found]
+    prompts = [(q, ids) for q, ids in prompts if len(ids) + config.max_new_tokens <= info.context_length]
+    if not prompts:
+        return None
+    samples = config.group_size if info.parameters < TINY else 2
+    began = time.perf_counter()
+    drawn = await host.call(
+        engine.generate,
+        [ids for _, ids in prompts],
+        samples,
+        Sampling(config.temperature, 1.0, config.max_new_tokens),
+        0,
+        host.cancel,
+    )
+    seconds = time.perf_counter() - began
+    texts = [[engine.tokenizer.decode(c.tokens) for c in group] for group in drawn]
+    scored = await scorer.score_own([(q.ref, t) for (q, _), t in zip(prompts, texts, strict=True)])
+    rates = [sum(r == 1.0 for r in s.rewards) / samples for s in scored]
+    answers = len(rates) * samples
+    low, high = wilson(sum(rates), len(rates))
+    round_answers = local_groups(config, info.parameters) * config.group_size
+    return Expectation(
+        model=config.model,
+        prompts=len(rates),
+        answers=answers,
+        rate=sum(rates) / len(rates),
+        low=low,
+        high=high,
+        mixed=sum(_unbiased_mixed(s.rewards, config.group_size) for s in scored) / len(scored),
+        group_size=config.group_size,
+        truncated=sum(c.finish == "length" for group in drawn for c in group) / answers,
+        formed=sum(sum(s.well_formed) for s in scored) / answers,
+        round_s=seconds / answers * round_answers * (1 + UPDATE_SHARE),
+        sample=texts[0][0],
+    )
+
+
+def _unbiased_mixed(rewards: Sequence[float], size: int) -> float:
+    """For as many answers as a group has: whether they are mixed. For fewer: the formula on the question's own rate, drawn
+    towards one half by a sample's worth, so that two equal answers do not read as certainty."""
+    right = sum(reward == 1.0 for reward in rewards)
+    if len(rewards) >= size:
+        return float(0 < right < len(rewards))
+    return chance_of_mixed(right / len(rewards), size)
+
+
+def _spread(rows: int) -> list[int]:
+    """Up to PROMPTS row numbers, evenly over the rows."""
+    count = min(PROMPTS, rows)
+    return [number * rows // count for number in range(count)]
+
+
+def sentences(found: Expectation) -> list[str]:
+    """What a friend would say about the figures."""
+    lines = [
+        f"{found.model} answers {100 * found.rate:.1f} % of {found.prompts} training questions right before training "
+        f"(95 %: {100 * found.low:.1f} to {100 * found.high:.1f}; {found.answers} answers).",
+        f"Non-zero-advantage groups of {found.group_size}: {100 * found.mixed:.0f} % "
+        f"(from the mean alone: {100 * chance_of_mixed(found.rate, found.group_size):.0f} %).",
+    ]
+    minutes = FIRST_LOOK * found.round_s / 60
+    lines.append(
+        f"A round takes about {found.round_s:.1f} s here; the first held-out comparison, after {FIRST_LOOK} rounds, "
+        f"comes in about {minutes:.0f} minute{'s' if round(minutes) != 1 else ''}."
+        if minutes >= 1
+        else f"A round takes about {found.round_s:.1f} s here; the first held-out comparison comes within a minute."
+    )
+    return [*lines, _verdict(found)]
+
+
+def _verdict(found: Expectation) -> str:
+    if found.formed < 0.2:
+        return (
+            f"Only {100 * found.formed:.0f} % of the answers hold an answer at all (for example: {_shown(found.sample)}). "
+            "Say in the prompt how to answer, or choose another `extract`."
+        )
+    if found.truncated > 0.3:
+        return f"{100 * found.truncated:.0f} % of the answers are cut off: raise max_new_tokens."
+    if found.rate < TOO_HARD and found.mixed < 0.05:
+        return (
+            "Too hard for this model: where nothing is ever right, there is nothing to learn from. "
+            "Choose a larger model, easier rows, or partial credit (--partial-credit)."
+        )
+    if found.rate > TOO_EASY:
+        return "Too easy: almost everything is right already. Choose harder rows or a smaller model."
+    if found.mixed >= 0.3:
+        return "Well suited: success is neither rare nor certain. A change is often visible after 25 to 100 rounds."
+    return "Possible, but slow: few groups teach anything. Easier rows beside the hard ones help. Allow some hundred rounds."
+
+
+def _shown(text: str) -> str:
+    plain = " ".join(text.split())
+    return repr(plain[:80] + ("…" if len(plain) > 80 else ""))

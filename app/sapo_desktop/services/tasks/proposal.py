@@ -1,0 +1,128 @@
+"""From a file of rows to a proposed task: which columns, where the answer stands, how it is judged. Nothing is run."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from sapo_desktop.errors import UsageError
+from sapo_swarm.tasks.catalogue import CATALOGUE
+from sapo_swarm.tasks.own.folder import OwnTask, make, split
+from sapo_swarm.tasks.own.rows import Table, read_table, slug
+from sapo_swarm.tasks.own.spec import Extract, TaskSpec
+from sapo_swarm.tasks.own.verifiers import Choice, Exact, JsonEqual, Number, Verifier
+
+QUESTIONS = ("question", "prompt", "input", "instruction", "text", "problem", "query", "source", "from")
+ANSWERS = ("answer", "output", "target", "label", "completion", "expected", "response", "solution", "result", "to")
+MOST = 0.95
+"""Share of the answers that must look alike for a verifier to be proposed for them."""
+FEW = 12
+"""Different answers of a choice at most."""
+_MEASURED = re.compile(r"([-+−]?[\d.,]*\d)\s*([^\d\s.,]{1,12})\Z")
+_PLAIN = re.compile(r"[-+]?(\d+)(?:\.(\d+))?\Z")
+RESERVED = ("new", "check", "show", "remove")
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What the person said about the file; "" is for the app to propose."""
+
+    name: str = ""
+    question: str = ""
+    answer: str = ""
+    prompt: str = ""
+    extract: Extract = "tags"
+    heldout: Path | None = None
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A task that is not stored yet. table: everything that was read, for its row numbers; reason: why this verifier."""
+
+    task: OwnTask
+    table: Table
+    reason: str
+
+
+def draft(path: Path, wishes: Wishes) -> Draft:
+    """A proposed task from a file. Raises BadTask, UsageError, OSError."""
+    table = read_table(path)
+    if not table.rows:
+        first = f" {table.problems[0]}" if table.problems else ""
+        raise UsageError(f"{path.name} holds no usable row.{first}")
+    answer = _column(table, wishes.answer, ANSWERS, "answer", table.columns[-1])
+    prompt = wishes.prompt or "{" + _question(table, wishes.question, answer) + "}"
+    truths = [row[answer].strip() for row in table.rows if row.get(answer, "").strip()]
+    verifier, reason = propose(truths)
+    spec = TaskSpec(
+        name=_name(wishes.name or path.stem), prompt=prompt, answer=answer, extract=wishes.extract, verifier=(verifier,)
+    )
+    missing = [name for name in spec.columns if name not in table.columns]
+    if missing:
+        raise UsageError(f"{path.name} has no column {missing[0]!r}. It has: {', '.join(table.columns)}.")
+    sides = (table, read_table(wishes.heldout)) if wishes.heldout is not None else split(table, spec)
+    return Draft(make(spec, *sides), table, reason)
+
+
+def propose(truths: Sequence[str]) -> tuple[Verifier, str]:
+    """A verifier for these answers, and why."""
+    if not truths:
+        return Exact(), "there is no answer to look at"
+    numbers = [found for text in truths if (found := _PLAIN.match(text.replace(",", "")))]
+    if len(numbers) >= MOST * len(truths):
+        places = max(len(found[2] or "") for found in numbers)
+        if places == 0:
+            return Number(), "the answers are whole numbers"
+        return Number(abs=float(f"5e-{places + 1}")), f"the answers are numbers with up to {places} decimal places"
+    measured = [found for text in truths if (found := _MEASURED.match(text))]
+    units = Counter(found[2] for found in measured)
+    if len(measured) >= MOST * len(truths) and len(units) <= 32:
+        return Number(rel=0.001, units=tuple(sorted(units))), "the answers are numbers with a unit"
+    if sum(map(_is_json, truths)) >= MOST * len(truths):
+        return JsonEqual(), "the answers are JSON"
+    options = Counter(text.casefold() for text in truths)
+    if len(options) <= FEW and len(truths) >= 4 * len(options):
+        shown = {text.casefold(): text for text in reversed(truths)}
+        if all(len(text) <= 64 for text in shown.values()):
+            return Choice(options=tuple(sorted(shown.values()))), f"there are only {len(options)} different answers"
+    return Exact(), "the answers are text; it is compared without regard to case and white space"
+
+
+def _is_json(text: str) -> bool:
+    if text[:1] not in "{[":
+        return False
+    try:
+        msgspec.json.decode(text)
+    except (msgspec.MsgspecError, RecursionError, UnicodeError):
+        return False
+    return True
+
+
+def _name(text: str) -> str:
+    """A task's name from a file's. Raises UsageError."""
+    name = slug(text)
+    if name in CATALOGUE or name in RESERVED:
+        raise UsageError(f"The name {name!r} is taken. Give the task another with --name.")
+    return name
+
+
+def _column(table: Table, wished: str, usual: Sequence[str], what: str, fallback: str) -> str:
+    if wished:
+        if slug(wished) not in table.columns:
+            raise UsageError(f"There is no column {wished!r} for the {what}. The file has: {', '.join(table.columns)}.")
+        return slug(wished)
+    return next((name for name in usual if name in table.columns), fallback)
+
+
+def _question(table: Table, wished: str, answer: str) -> str:
+    """The column that is asked: the one named so, else the one with the longest texts."""
+    left = [name for name in table.columns if name != answer]
+    if not left:
+        raise UsageError(f"The file has one column, {answer!r}. A task needs a question and an answer for each row.")
+    longest = max(left, key=lambda name: sum(len(row.get(name, "")) for row in table.rows[:1000]))
+    return _column(table, wished, [name for name in QUESTIONS if name != answer], "question", longest)

@@ -1,0 +1,223 @@
+"""What a careful friend would say about a task's rows before a model is trained on them. Sentences with row numbers."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from sapo_backends.base import BackendError
+from sapo_desktop.services.machine.load_request import local_folder
+from sapo_swarm.config import RunConfig
+from sapo_swarm.tasks.own.folder import OwnTask
+from sapo_swarm.tasks.own.rows import Row, Table
+from sapo_swarm.tasks.own.split import clusters, key
+
+FEW_TRAIN, FEW_HELD_OUT = 50, 50
+DOMINATES = 0.5
+NAMED = 5
+"""Row numbers that a sentence names."""
+LONG_ANSWER = 200
+Tokens = Callable[[str], int]
+"""How many tokens the model reads or writes for a text."""
+
+
+@dataclass(frozen=True)
+class Numbered:
+    """A row with the place that the person finds it at. side: the file, "" where all come from one."""
+
+    side: str
+    number: int
+    row: Row
+
+    @property
+    def place(self) -> str:
+        return f"{self.side} row {self.number}".strip()
+
+
+def numbered(task: OwnTask, table: Table | None = None) -> list[Numbered]:
+    """The rows as they were read: by the numbers of the file that they come from, or of the task's own files."""
+    if table is not None:
+        return [Numbered("", number, row) for number, row in zip(table.numbers, table.rows, strict=True)]
+    sides = (("train.jsonl", task.train), ("heldout.jsonl", task.held_out))
+    return [Numbered(side, number, row) for side, rows in sides for number, row in enumerate(rows, 1)]
+
+
+def train_places(task: OwnTask, table: Table | None = None) -> list[str]:
+    """Where each training row stands for the person."""
+    if table is None:
+        return [f"train.jsonl row {number}" for number in range(1, len(task.train) + 1)]
+    names = sorted(task.spec.columns)
+    found = {
+        tuple(row.get(name) for name in names): number
+        for row, number in zip(table.rows[::-1], table.numbers[::-1], strict=True)
+    }
+    return [f"row {found.get(tuple(row[name] for name in names), '?')}" for row in task.train]
+
+
+def review(task: OwnTask, rows: Sequence[Numbered]) -> list[str]:
+    """Everything that the rows alone tell, the gravest first."""
+    usable = [row for row in rows if all(row.row.get(name, "").strip() for name in _needed(task))]
+    return [
+        *_leaks(task),
+        *_contradictions(task, usable),
+        *_given_away(task, usable),
+        *_dominating(task),
+        *_answers(task, usable),
+        *_few(task),
+    ]
+
+
+def room(task: OwnTask, rows: Sequence[Numbered], config: RunConfig) -> list[str]:
+    """What is too long for the run's model; nothing where the model is not on this disk."""
+    from sapo_backends.checkpoints.spec import decoder_spec
+    from sapo_backends.checkpoints.tokenizer import HfTokenizer, read_json
+
+    try:
+        folder = local_folder(config)
+        tokenizer, spec = HfTokenizer(folder), decoder_spec(read_json(folder / "config.json"))
+    except BackendError:
+        return []
+    return too_long(task, rows, lambda text: len(tokenizer.encode_text(text)), spec.context, config.max_new_tokens)
+
+
+def too_long(task: OwnTask, rows: Sequence[Numbered], tokens: Tokens, context: int, new_tokens: int) -> list[str]:
+    """Rows whose question leaves no room for an answer in the model's context, and whose answer is longer than is written."""
+    found = []
+    usable = [row for row in rows if all(row.row.get(name, "").strip() for name in _needed(task))]
+    asked = [(row, len(task.spec.fill(row.row))) for row in usable]
+    far = [
+        row
+        for row, size in asked
+        if size > context - new_tokens and tokens(task.spec.fill(row.row)) > context - new_tokens
+    ]
+    if far:
+        found.append(
+            f"{_those(far)} too long: question and answer must fit into {context:,} tokens. They are never asked. "
+            "Shorten them, or choose a model with a longer context."
+        )
+    answered = [(row, row.row[task.spec.answer]) for row in usable if _has_answers(task)]
+    wordy = [row for row, answer in answered if len(answer) > new_tokens and tokens(answer) > new_tokens]
+    if wordy:
+        found.append(
+            f"{_those(wordy)} answered in more than {new_tokens} tokens: the model is cut off before. "
+            "Set max_new_tokens in task.toml."
+        )
+    return found
+
+
+def _needed(task: OwnTask) -> tuple[str, ...]:
+    return tuple(dict.fromkeys((*task.spec.columns, *((task.spec.answer,) if _has_answers(task) else ()))))
+
+
+def _has_answers(task: OwnTask) -> bool:
+    return task.spec.answer in task.spec.columns
+
+
+def _leaks(task: OwnTask) -> list[str]:
+    prompts = [task.spec.fill(row) for row in (*task.train, *task.held_out)]
+    groups = clusters(prompts)
+    trained = set(groups[: len(task.train)])
+    met = [number for number, group in enumerate(groups[len(task.train) :], 1) if group in trained]
+    if not met:
+        return []
+    return [
+        f"Leak: {len(met)} held-out questions are also trained on (heldout.jsonl {_list(met)}). "
+        "Their score says nothing; take them out of one side."
+    ]
+
+
+def _contradictions(task: OwnTask, rows: Sequence[Numbered]) -> list[str]:
+    same: dict[str, list[Numbered]] = defaultdict(list)
+    for row in rows:
+        same[key(task.spec.fill(row.row))].append(row)
+    doubled = [group for group in same.values() if len(group) > 1]
+    if not doubled:
+        return []
+    sentences = []
+    against = [
+        group for group in doubled if _has_answers(task) and len({r.row[task.spec.answer].strip() for r in group}) > 1
+    ]
+    if against:
+        pairs = "; ".join(" and ".join(r.place for r in group[:3]) for group in against[:NAMED])
+        sentences.append(
+            f"The same question has different answers {len(against)} times ({pairs}): one of them must be wrong."
+        )
+    rest = [group for group in doubled if group not in against]
+    if rest:
+        pairs = "; ".join(" and ".join(r.place for r in group[:3]) for group in rest[:NAMED])
+        sentences.append(
+            f"The same question stands there more than once, {len(rest)} times ({pairs}). They stay on one side."
+        )
+    return sentences
+
+
+def _given_away(task: OwnTask, rows: Sequence[Numbered]) -> list[str]:
+    """Answers that stand in their question: what extraction is about, and a leak everywhere else."""
+    if not _has_answers(task):
+        return []
+    met = [row for row in rows if _contains(task.spec.fill(row.row), row.row[task.spec.answer])]
+    if not met or len(met) < 0.2 * len(rows):
+        return []
+    return [
+        f"The answer stands in the question in {len(met)} of {len(rows)} rows ({_list([r.number for r in met])}). "
+        "Right for a task of finding it; a leak in any other."
+    ]
+
+
+def _contains(text: str, answer: str) -> bool:
+    plain = answer.strip()
+    return len(plain) > 1 and re.search(rf"(?<!\w){re.escape(plain)}(?!\w)", text) is not None
+
+
+def _dominating(task: OwnTask) -> list[str]:
+    if not _has_answers(task):
+        return []
+    counts = Counter(row[task.spec.answer].strip().casefold() for row in (*task.train, *task.held_out))
+    (answer, times), total = counts.most_common(1)[0], sum(counts.values())
+    if times < max(2, DOMINATES * total):
+        return []
+    return [
+        f"One answer dominates: {answer[:60]!r} is right in {100 * times / total:.0f} % of the rows. A model that always says it "
+        "earns as much without reading. Take fewer rows of it."
+    ]
+
+
+def _answers(task: OwnTask, rows: Sequence[Numbered]) -> list[str]:
+    if not _has_answers(task):
+        return []
+    from sapo_swarm.tasks.own.verifiers import Exact
+
+    lengths = sorted(len(row.row[task.spec.answer]) for row in rows)
+    if lengths and lengths[len(lengths) // 2] > LONG_ANSWER and isinstance(task.spec.verifier[0], Exact):
+        return [
+            f"Half of the answers have over {lengths[len(lengths) // 2]} characters, and only the very same text counts as "
+            "right. A model will hardly ever earn anything; ask for something shorter."
+        ]
+    return []
+
+
+def _few(task: OwnTask) -> list[str]:
+    sentences = []
+    if len(task.train) < FEW_TRAIN:
+        sentences.append(
+            f"Only {len(task.train)} rows to train on: a model learns them by heart. Some hundreds are better."
+        )
+    if len(task.held_out) < FEW_HELD_OUT:
+        width = 100 * 0.98 / max(1, len(task.held_out)) ** 0.5
+        sentences.append(
+            f"Only {len(task.held_out)} held-out rows: a score is known to about ±{width:.0f} points. 200 give ±7."
+        )
+    return sentences
+
+
+def _those(rows: Sequence[Numbered]) -> str:
+    if len(rows) == 1:
+        return f"{rows[0].place.capitalize()} is"
+    return f"{len(rows)} rows ({', '.join(row.place for row in rows[:NAMED])}{', …' if len(rows) > NAMED else ''}) are"
+
+
+def _list(numbers: Sequence[int]) -> str:
+    shown = ", ".join(map(str, numbers[:NAMED]))
+    return f"row{'s' if len(numbers) > 1 else ''} {shown}{', …' if len(numbers) > NAMED else ''}"

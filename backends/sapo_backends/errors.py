@@ -1,0 +1,86 @@
+"""What an engine raises on purpose, and the token that stops its work.
+
+Error tree::
+
+    BackendError
+    ├── BackendUnavailable   the package or device is missing; carries the command that fixes it
+    ├── OutOfMemory          needed / available bytes and a smaller suggestion
+    ├── ModelNotFound        no such starter, folder or hub id
+    ├── CheckpointCorrupt    a saved folder that does not restore
+    └── Cancelled            the caller's CancelToken was set
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+
+class BackendError(Exception):
+    """Base of everything an engine raises on purpose. The message tells the person what to do."""
+
+
+class BackendUnavailable(BackendError):
+    """The engine cannot run here."""
+
+    def __init__(self, reason: str, fix_command: str = "") -> None:
+        super().__init__(f"{reason} Fix: {fix_command}" if fix_command else reason)
+        self.reason = reason
+        self.fix_command = fix_command
+
+
+class OutOfMemory(BackendError):
+    """The work does not fit; sizes in bytes."""
+
+    def __init__(self, needed: int, available: int, suggestion: str) -> None:
+        super().__init__(
+            f"Needs about {needed / 2**30:.1f} GiB of memory, {available / 2**30:.1f} GiB is free. {suggestion}"
+        )
+        self.needed = needed
+        self.available = available
+        self.suggestion = suggestion
+
+
+class ModelNotFound(BackendError):
+    """No model under that name, folder or hub id."""
+
+
+class CheckpointCorrupt(BackendError):
+    """A saved folder is incomplete or does not match its digest."""
+
+
+class Cancelled(BackendError):
+    """The work was stopped on request; the engine is as it was before the call.
+
+    partial: what generate had sampled until then, partial[i][j] the Completion j of prompts[i]; one that is neither ended
+    by an end-of-sequence token nor as long as was asked for can be continued (see RowSeed). Empty from other calls.
+    """
+
+    def __init__(self, message: str, partial: list[list[Any]] | None = None) -> None:
+        super().__init__(message)
+        self.partial = partial or []
+
+
+class CancelToken:
+    """A flag that one thread sets and an engine polls between decode steps and micro-batches."""
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+
+    def cancel(self) -> None:
+        """Ask the engine to stop; from any thread."""
+        self._event.set()
+
+    def reset(self) -> None:
+        """Forget an earlier cancel."""
+        self._event.clear()
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether cancel was called."""
+        return self._event.is_set()
+
+    def raise_if_cancelled(self) -> None:
+        """Raise Cancelled if cancel was called."""
+        if self._event.is_set():
+            raise Cancelled("Stopped on request.")

@@ -1,0 +1,40 @@
+"""Held-out evaluation: which items, and what the verdicts on them say. Pure; nothing generates here.
+
+A result holds the strict 0/1 verdicts of each item's samples. Two results on the same items are compared pair by pair.
+
+    items.py       which items; the verdicts on one item
+    statistics.py  intervals, pass@k, paired tests
+    comparison.py  after against before on the same items
+    summary.py     scores by task, the event of an evaluation
+"""
+
+from sapo_swarm.evaluation.comparison import Comparison, compare, gained_and_lost
+from sapo_swarm.evaluation.items import ItemResult, held_out_items, item_result, permutation_partners
+from sapo_swarm.evaluation.statistics import (
+    Interval,
+    bootstrap_mean,
+    mcnemar_exact,
+    pass_at_k,
+    stratified_bootstrap,
+    wilson,
+)
+from sapo_swarm.evaluation.summary import evaluated, mean_pass_at_k, task_scores
+
+__all__ = [
+    "Comparison",
+    "Interval",
+    "ItemResult",
+    "bootstrap_mean",
+    "compare",
+    "evaluated",
+    "gained_and_lost",
+    "held_out_items",
+    "item_result",
+    "mcnemar_exact",
+    "mean_pass_at_k",
+    "pass_at_k",
+    "permutation_partners",
+    "stratified_bootstrap",
+    "task_scores",
+    "wilson",
+]

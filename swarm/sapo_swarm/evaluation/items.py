@@ -1,0 +1,80 @@
+"""Which held-out items are asked, and the verdicts on the samples of one item."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from sapo_swarm.scoring.scorer import Scored
+from sapo_swarm.tasks.catalogue import held_out_count, preset_of
+from sapo_swarm.tasks.seeds import held_out
+from sapo_swarm.types import Finish, TaskRef
+
+
+def held_out_items(tasks: Iterable[str], preset: str, per_task: int, start: int = 0) -> list[TaskRef]:
+    """per_task held-out items of every task, from number `start` on: the same ones on every node, unreachable by
+    training seeds. Fewer of a task of the person's own that has no more.
+
+    Raises UnknownTask, BadTask.
+    """
+    return [
+        held_out(task, preset_of(task, preset), index)
+        for task in tasks
+        for index in range(start, held_out_count(task, start + per_task))
+    ]
+
+
+class ItemResult(msgspec.Struct, frozen=True):
+    """The samples of one held-out item: a verdict each, whether it held an answer, whether it hit the token limit.
+
+    permuted: verdicts on this item of the answers to another item of its task (the answer-permutation check); none where
+    there was no other.
+    """
+
+    ref: TaskRef
+    correct: tuple[bool, ...]
+    well_formed: tuple[bool, ...]
+    truncated: tuple[bool, ...]
+    permuted: tuple[bool, ...] = msgspec.field(default=(), name="swapped")
+
+    def __post_init__(self) -> None:
+        if not self.correct or not len(self.correct) == len(self.well_formed) == len(self.truncated):
+            raise ValueError(f"{self.ref.label} needs one verdict and two flags a sample.")
+
+    @property
+    def rate(self) -> float:
+        """Share of correct samples: the item's unbiased pass@1."""
+        return sum(self.correct) / len(self.correct)
+
+
+def item_result(ref: TaskRef, scored: Scored, finishes: Sequence[Finish], permuted: Scored | None = None) -> ItemResult:
+    """The scorer's verdicts and the engine's finish reasons of one item, and the verdicts on answers to another one.
+
+    Raises ValueError where the counts differ.
+    """
+    return ItemResult(
+        ref,
+        correct=tuple(reward == 1.0 for reward in scored.rewards),
+        well_formed=scored.well_formed,
+        truncated=tuple(finish == "length" for finish in finishes),
+        permuted=tuple(reward == 1.0 for reward in permuted.rewards) if permuted else (),
+    )
+
+
+def permutation_partners(refs: Sequence[TaskRef]) -> dict[int, int]:
+    """Place of an item -> place of the item that lends it its answer in the answer-permutation check: the next one of the
+    same task, the last one's is the first. Tasks with one item are left out."""
+    places: dict[str, list[int]] = {}
+    for place, ref in enumerate(refs):
+        places.setdefault(ref.dataset, []).append(place)
+    pairs = [pair for some in places.values() if len(some) > 1 for pair in zip(some, [*some[1:], some[0]], strict=True)]
+    return dict(pairs)
+
+
+def by_task(results: Iterable[ItemResult]) -> dict[str, list[ItemResult]]:
+    """Results by task, tasks in order of first appearance."""
+    grouped: dict[str, list[ItemResult]] = {}
+    for item in results:
+        grouped.setdefault(item.ref.dataset, []).append(item)
+    return grouped

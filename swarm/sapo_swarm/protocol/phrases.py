@@ -1,0 +1,130 @@
+"""Phrases that others bring: how many groups may teach one that this node never wrote, and whether it writes it now.
+
+Right answers can carry any text around them, and text that is trained on comes back. So each taught text is broken into
+phrases (three words in a row, and single long words; numbers, the answer and words of the question are left out). What this
+node wrote before anybody sent it is its own. Everything else is foreign: of the newest groups only a few may teach the
+same foreign phrase, whoever signed them, and once the node itself writes it often, that is said and no group with it is
+taken any more. Pure bookkeeping over one session.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, OrderedDict, deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+WINDOW = 256
+"""Newest groups taken, over all sources;"""
+LIMIT = 3
+"""so many of which may teach one foreign phrase."""
+WORDS = 3
+"""Words of a phrase."""
+REAL_WORDS = 2
+"""of which so many are neither numbers nor of the question: steps of a calculation look alike everywhere."""
+LONG_WORD = 4
+"""Letters from which on a single word counts as a phrase."""
+REMEMBERED = 65_536
+"""Phrases remembered of either kind."""
+LOCAL_WINDOW = 512
+"""Newest local completions that the drift alarm looks at."""
+DRIFT, LEAST_DRIFT = 0.05, 16
+"""Part of them, and number, that may hold one foreign phrase."""
+MIN_LOCAL = 64
+"""Local completions before anything is called foreign."""
+LOCAL_A_ROUND = 64
+"""Local completions of a round that are read: enough to know the node's ways, in a few milliseconds."""
+LONGEST = 2000
+"""Characters of a text that are read from either end: the length band bounds what is taught anyway."""
+
+_WORD = re.compile(r"[^\W\d_]+|\d+")
+_ANSWER = re.compile(r"<answer>.*?(?:</answer>|\Z)", re.DOTALL)
+
+
+def phrases(text: str, prompt: str) -> frozenset[str]:
+    """The phrases of one text; prompt: the question, whose words say nothing. Linear in the length of both."""
+    known = set(_WORD.findall(prompt.lower()))
+    read = text if len(text) <= 2 * LONGEST else text[:LONGEST] + " " + text[-LONGEST:]
+    words = [
+        "0" if word.isdigit() else "?" if word in known else word
+        for word in _WORD.findall(_ANSWER.sub(" ", read).lower())
+    ]
+    found = {word for word in words if len(word) >= LONG_WORD}
+    for start in range(len(words) - WORDS + 1):
+        part = words[start : start + WORDS]
+        if sum(word not in "0?" for word in part) >= REAL_WORDS:
+            found.add(" ".join(part))
+    return frozenset(found)
+
+
+@dataclass(slots=True)
+class PhraseWatch:
+    """What is this node's own and what is foreign. drifted: foreign phrases that it now writes often, with the part of its newest
+    completions that hold them."""
+
+    drifted: dict[str, float] = field(default_factory=dict)
+    _own: OrderedDict[str, None] = field(default_factory=OrderedDict)
+    _foreign: OrderedDict[str, None] = field(default_factory=OrderedDict)
+    _taken: deque[frozenset[str]] = field(default_factory=deque)
+    _taught: Counter[str] = field(default_factory=Counter)
+    _local: deque[frozenset[str]] = field(default_factory=deque)
+    _written: Counter[str] = field(default_factory=Counter)
+    _observed: int = 0
+
+    def observe_local(self, written: Iterable[tuple[str, str]]) -> None:
+        """This node wrote these: (text, prompt)."""
+        for number, (text, prompt) in enumerate(written):
+            if number >= LOCAL_A_ROUND:
+                break
+            found = phrases(text, prompt)
+            for phrase in found:
+                if phrase not in self._foreign:
+                    _remember(self._own, phrase)
+            self._observed += 1
+            self._slide(self._local, self._written, found & self._foreign.keys(), LOCAL_WINDOW)
+        self.drifted = {
+            phrase: count / len(self._local)
+            for phrase, count in self._written.items()
+            if count >= LEAST_DRIFT and count > DRIFT * len(self._local)
+        }
+
+    def allows(self, taught: Sequence[str], prompt: str) -> bool:
+        """A group that would teach these texts may be taken; then it counts as taken."""
+        if self._observed < MIN_LOCAL:
+            return True
+        found = frozenset().union(*(phrases(text, prompt) for text in taught)) if taught else frozenset()
+        foreign = frozenset(phrase for phrase in found if phrase not in self._own)
+        for phrase in foreign:
+            _remember(self._foreign, phrase)
+        if any(phrase in self.drifted or self._taught[phrase] >= LIMIT for phrase in foreign):
+            return False
+        self._slide(self._taken, self._taught, foreign, WINDOW)
+        return True
+
+    @property
+    def alarm(self) -> str:
+        """The foreign phrase that this node writes most, in a sentence; "" while there is none."""
+        if not self.drifted:
+            return ""
+        phrase = max(self.drifted, key=lambda found: (len(found.split()), self.drifted[found], found))
+        return (
+            f"This model now writes “{phrase}” in {self.drifted[phrase]:.0%} of its attempts, and never did before others sent "
+            "it. Groups with it are refused. To go back to older weights: sapo-desktop runs"
+        )
+
+    @staticmethod
+    def _slide(window: deque[frozenset[str]], counts: Counter[str], found: frozenset[str], size: int) -> None:
+        window.append(found)
+        counts.update(found)
+        while len(window) > size:
+            for phrase in window.popleft():
+                counts[phrase] -= 1
+                if not counts[phrase]:
+                    del counts[phrase]
+
+
+def _remember(values: OrderedDict[str, None], phrase: str) -> None:
+    values[phrase] = None
+    values.move_to_end(phrase)
+    while len(values) > REMEMBERED:
+        values.popitem(last=False)

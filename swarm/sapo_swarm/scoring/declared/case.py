@@ -1,0 +1,25 @@
+"""What a verifier is given."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from sapo_swarm.tasks.own.folder import OwnTask
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One completion against one row. answer: what was extracted from text; truth: the cell that counts; row: all cells."""
+
+    task: OwnTask
+    answer: str
+    truth: str
+    text: str
+    row: Mapping[str, str]
+
+
+def plain(text: str) -> str:
+    """NFKC, white space collapsed, outer white space gone: how all texts are compared."""
+    return " ".join(unicodedata.normalize("NFKC", text).split())

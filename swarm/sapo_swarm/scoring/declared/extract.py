@@ -1,0 +1,44 @@
+"""Where the answer stands in a completion. Linear in the length of the text."""
+
+from __future__ import annotations
+
+import re
+
+from sapo_swarm.tasks.own.spec import Extract
+from sapo_swarm.tasks.prompts import extract_answer
+
+_NUMBER = re.compile(r"[-+]?\d[\d.,]*(?:[eE][-+]?\d{1,3})?")
+
+
+def extract(how: Extract, text: str) -> str | None:
+    """The answer, stripped, or None where the completion has none."""
+    if how == "tags":
+        return extract_answer(text)
+    if how == "whole":
+        return text.strip() or None
+    if how == "last_line":
+        return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), None)
+    if how == "last_number":
+        found = _NUMBER.findall(text)
+        return found[-1].rstrip(".,") if found else None
+    return _last_json(text)
+
+
+def enclose(how: Extract, answer: str) -> str:
+    """A completion from which `extract` gives this answer, for those that the form allows at all."""
+    return f"<answer>{answer}</answer>" if how == "tags" else answer
+
+
+def _last_json(text: str) -> str | None:
+    """The last object or list: from the end back to the bracket that opens it. Brackets in strings count too, so an answer
+    with odd ones in a string is none."""
+    end = max(text.rfind("}"), text.rfind("]"))
+    depth = 0
+    for place in range(end, -1, -1):
+        if text[place] in "}]":
+            depth += 1
+        elif text[place] in "{[":
+            depth -= 1
+            if depth == 0:
+                return text[place : end + 1]
+    return None

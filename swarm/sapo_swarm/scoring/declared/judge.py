@@ -1,0 +1,38 @@
+"""A completion against a row of an own task: extraction, then every declared verifier."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from sapo_swarm.scoring.declared import function, items, numbers, sql, values, words
+from sapo_swarm.scoring.declared.case import Case
+from sapo_swarm.tasks.own import verifiers as kinds
+from sapo_swarm.tasks.own.folder import OwnTask
+from sapo_swarm.tasks.own.spec import truth_column
+
+JUDGES: dict[type[kinds.Part], Callable[[Any, Case], float]] = {
+    kinds.Exact: words.exact,
+    kinds.Number: numbers.number,
+    kinds.Choice: words.choice,
+    kinds.Items: items.in_order,
+    kinds.ItemSet: items.as_set,
+    kinds.Order: items.ranked,
+    kinds.Regex: words.regex,
+    kinds.JsonSchema: values.fits_schema,
+    kinds.JsonEqual: values.equal,
+    kinds.Sql: sql.same_result,
+    kinds.Length: words.length,
+    kinds.Format: words.form,
+    kinds.Function: function.own_function,
+}
+
+
+def declared(task: OwnTask, row: Mapping[str, str], answer: str, text: str) -> float:
+    """The weighted mean of all parts, in [0, 1]; exactly 1.0 where every part says so. May raise what a part raises."""
+    total = weights = 0.0
+    for part in task.spec.verifier:
+        truth = row.get(truth_column(task.spec, part), "")
+        total += part.weight * JUDGES[type(part)](part, Case(task, answer, truth, text, row))
+        weights += part.weight
+    return total / weights

@@ -1,0 +1,55 @@
+"""The verifier of numbers."""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+
+from sapo_swarm.scoring.declared.case import Case, plain
+from sapo_swarm.tasks.own.verifiers import Number
+
+MAX_DIGITS = 60
+MAX_EXPONENT = 300
+_MINUS = str.maketrans({"−": "-", "–": "-", "﹣": "-", "\u202f": " ", "\u00a0": " "})
+_GROUPED = re.compile(r"[-+]?\d{1,3}(?:[, ]\d{3})+(?:\.\d+)?\Z")
+_PLAIN = re.compile(r"([-+]?(?:\d+\.?\d*|\.\d+))(?:[eE]([-+]?\d{1,4}))?\Z")
+_FRACTION = re.compile(r"([-+]?\d+) ?/ ?(\d+)\Z")
+
+
+def number(part: Number, case: Case) -> float:
+    """1.0 within the tolerance. Computed exactly: 0.1 + 0.2 is 0.3 here. Junk, NaN and infinity are no numbers."""
+    answer, unit = measure(case.answer, part)
+    truth, wanted = measure(case.truth, part)
+    if answer is None or truth is None or (unit and wanted and unit != wanted):
+        return 0.0
+    allowed = max(Fraction(str(part.abs)), Fraction(str(part.rel)) * abs(truth))
+    return float(abs(answer - truth) <= allowed)
+
+
+def measure(text: str, part: Number) -> tuple[Fraction | None, str]:
+    """A number (None where the text is none) and the unit behind or before it, "" for none."""
+    left = plain(text.translate(_MINUS)).rstrip(".") if not part.units else plain(text.translate(_MINUS))
+    unit = ""
+    for name in sorted(map(plain, part.units), key=len, reverse=True):
+        if name and left.endswith(name) and len(left) > len(name):
+            left, unit = left[: -len(name)].rstrip(), name
+            break
+        if name and left.startswith(name) and len(left) > len(name):
+            left, unit = left[len(name) :].lstrip(), name
+            break
+    if part.decimal == ",":
+        left = left.replace(".", " ").replace(",", ".") if "," in left else left.replace(".", ",")
+    return _value(left), unit
+
+
+def _value(text: str) -> Fraction | None:
+    if sum(char.isdigit() for char in text) > MAX_DIGITS or not text.isascii():
+        return None
+    if _GROUPED.match(text):
+        text = text.replace(",", "").replace(" ", "")
+    if found := _FRACTION.match(text):
+        return Fraction(int(found[1]), int(found[2])) if int(found[2]) else None
+    found = _PLAIN.match(text)
+    if found is None or abs(int(found[2] or 0)) > MAX_EXPONENT:
+        return None
+    return Fraction(text)

@@ -1,0 +1,90 @@
+"""Verifiers of JSON: json_equal, json_schema."""
+
+from __future__ import annotations
+
+import json
+import math
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+
+from sapo_swarm.scoring.declared.case import Case
+from sapo_swarm.tasks.own.verifiers import JsonEqual, JsonSchema
+
+MAX_DEPTH = 32
+_MISSING = object()
+
+
+def loads(text: str) -> Any:
+    """JSON as the RFC has it: no NaN, no key twice, at most MAX_DEPTH deep. Raises ValueError, RecursionError."""
+    found = json.loads(text, parse_constant=_refuse, object_pairs_hook=_once)
+    if _deeper(found, MAX_DEPTH):
+        raise ValueError(f"deeper than {MAX_DEPTH} levels")
+    return found
+
+
+def _refuse(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a key stands twice")
+    return found
+
+
+def _deeper(value: Any, left: int) -> bool:
+    if not isinstance(value, (dict, list)):
+        return False
+    inner = value.values() if isinstance(value, dict) else value
+    return left == 0 or any(_deeper(item, left - 1) for item in inner)
+
+
+def equal(part: JsonEqual, case: Case) -> float:
+    """1.0 for an equal value, else the share of leaves that agree; 0 where either is no JSON."""
+    try:
+        mine, truth = loads(case.answer), loads(case.truth)
+    except (ValueError, RecursionError):
+        return 0.0
+    found, wanted = _leaves(mine, part.ordered), _leaves(truth, part.ordered)
+    same = sum(_same(found.get(path, _MISSING), value, part.abs) for path, value in wanted.items())
+    return same / max(len(found), len(wanted))
+
+
+def _leaves(value: Any, ordered: bool, path: str = "") -> dict[str, Any]:
+    """Path -> value of everything that is no container, and of empty ones."""
+    if isinstance(value, dict) and value:
+        return {p: v for k, item in value.items() for p, v in _leaves(item, ordered, f"{path}/{json.dumps(k)}").items()}
+    if isinstance(value, list) and value:
+        items = value if ordered else sorted(value, key=lambda item: json.dumps(item, sort_keys=True))
+        return {p: v for i, item in enumerate(items) for p, v in _leaves(item, ordered, f"{path}#{i}").items()}
+    return {path: value}
+
+
+def _same(one: Any, other: Any, tolerance: float) -> bool:
+    if one is _MISSING or isinstance(one, bool) is not isinstance(other, bool):
+        return False
+    if isinstance(one, (int, float)) and isinstance(other, (int, float)):
+        if one == other:
+            return True
+        return math.isfinite(one) and math.isfinite(other) and abs(one - other) <= tolerance
+    return type(one) is type(other) and one == other
+
+
+def fits_schema(part: JsonSchema, case: Case) -> float:
+    """1.0 for JSON that the folder's schema allows. References outside the schema are errors: nothing is fetched."""
+    try:
+        value = loads(case.answer)
+    except (ValueError, RecursionError):
+        return 0.0
+    return float(_validator(msgspec.json.encode(case.task.schema)).is_valid(value))
+
+
+@lru_cache(maxsize=8)
+def _validator(schema: bytes) -> Any:
+    import jsonschema
+    from referencing import Registry
+
+    return jsonschema.Draft202012Validator(msgspec.json.decode(schema), registry=Registry())

@@ -1,0 +1,130 @@
+"""What the Linux kernel denies the scorer worker, whoever runs it: no_new_privs, Landlock for files, seccomp for the rest.
+
+All by system calls through ctypes, because no package is needed for three of them. Where the kernel has one of them not, the
+others hold, and `doctor` says which. See landlock(7), seccomp(2).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import platform
+import struct
+import sys
+from pathlib import Path
+
+_NO_NEW_PRIVS, _SECCOMP, _FILTER = 38, 22, 2
+_LANDLOCK_CREATE, _LANDLOCK_ADD, _LANDLOCK_RESTRICT = 444, 445, 446
+_READ = (1 << 2) | (1 << 3)
+"""LANDLOCK_ACCESS_FS_READ_FILE, _READ_DIR."""
+_FILES_BY_ABI = {1: 13, 2: 14, 3: 15, 4: 15, 5: 16}
+"""Kinds of access to files that each version of Landlock knows."""
+_BIND_CONNECT = 0b11
+_SCOPES = 0b11
+
+_SYSCALLS = {
+    "x86_64": (
+        0xC000003E,
+        {
+            "clone": 56, "fork": 57, "vfork": 58, "execve": 59, "kill": 62, "ptrace": 101, "mount": 165, "socket": 41,
+            "connect": 42, "bind": 49, "listen": 50, "keyctl": 250, "add_key": 248, "request_key": 249, "unshare": 272,
+            "process_vm_readv": 310, "process_vm_writev": 311, "bpf": 321, "execveat": 322, "io_uring_setup": 425,
+            "pidfd_open": 434, "clone3": 435, "socketpair": 53,
+        },
+    ),
+    "aarch64": (
+        0xC00000B7,
+        {
+            "clone": 220, "execve": 221, "kill": 129, "ptrace": 117, "mount": 40, "socket": 198, "connect": 203,
+            "bind": 200, "listen": 201, "keyctl": 219, "add_key": 217, "request_key": 218, "unshare": 97,
+            "process_vm_readv": 270, "process_vm_writev": 271, "bpf": 280, "execveat": 281, "io_uring_setup": 425,
+            "pidfd_open": 434, "clone3": 435, "socketpair": 199,
+        },
+    ),
+}  # fmt: skip
+"""Audit architecture, and the numbers of the system calls that are denied."""
+_CLONE_THREAD = 0x10000
+_LOAD, _EQUAL, _SET, _RETURN = 0x20, 0x15, 0x45, 0x06
+_ALLOW, _ERROR = 0x7FFF0000, 0x00050000
+
+
+def apply() -> tuple[list[str], list[str]]:
+    """Put in force what this kernel has: (in force, missing), as phrases for `doctor`. Irreversible, for this thread and what it
+    starts. Elsewhere than on Linux everything is missing."""
+    files, calls = "reads nothing but the program's own files", "no programs, processes or sockets from anywhere"
+    if sys.platform != "linux":
+        return [], [files, calls]
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
+        return [], [files, calls]
+    applied: list[str] = []
+    missing: list[str] = []
+    for phrase, works in ((files, _restrict_files(libc)), (calls, _restrict_calls(libc))):
+        (applied if works else missing).append(phrase)
+    return applied, missing
+
+
+def readable() -> list[str]:
+    """Folders that the interpreter and its packages lie in."""
+    places = {*sys.path, sys.prefix, sys.base_prefix, sys.exec_prefix, str(getattr(sys, "_MEIPASS", ""))}
+    return sorted(place for place in places if place and Path(place).exists())
+
+
+def _restrict_files(libc: ctypes.CDLL) -> bool:
+    """Landlock: reading beneath readable(), nothing else; no TCP, no signals to others where the kernel knows these."""
+    abi = int(libc.syscall(_LANDLOCK_CREATE, None, ctypes.c_size_t(0), 1))
+    if abi < 1:
+        return False
+    rules = [(1 << _FILES_BY_ABI.get(abi, 16)) - 1]
+    rules += [_BIND_CONNECT] if abi >= 4 else []
+    rules += [_SCOPES] if abi >= 6 else []
+    packed = struct.pack(f"={len(rules)}Q", *rules)
+    ruleset = int(libc.syscall(_LANDLOCK_CREATE, packed, ctypes.c_size_t(len(packed)), 0))
+    if ruleset < 0:
+        return False
+    try:
+        for place in readable():
+            _allow_reading(libc, ruleset, place)
+        return int(libc.syscall(_LANDLOCK_RESTRICT, ruleset, 0)) == 0
+    finally:
+        os.close(ruleset)
+
+
+def _allow_reading(libc: ctypes.CDLL, ruleset: int, place: str) -> None:
+    handle = os.open(place, os.O_PATH | os.O_CLOEXEC)
+    try:
+        allowed = _READ if Path(place).is_dir() else 1 << 2
+        libc.syscall(_LANDLOCK_ADD, ruleset, 1, struct.pack("=Qi", allowed, handle), 0)
+    finally:
+        os.close(handle)
+
+
+def _restrict_calls(libc: ctypes.CDLL) -> bool:
+    """seccomp: the calls of _SYSCALLS fail with EPERM; a clone that makes a thread is let pass, clone3 sends callers to clone."""
+    known = _SYSCALLS.get(platform.machine())
+    if known is None:
+        return False
+    architecture, numbers = known
+    program = [
+        _line(_LOAD, 4),
+        _line(_EQUAL, architecture, 1, 0),
+        _line(_RETURN, _ERROR | errno.EPERM),
+        _line(_LOAD, 0),
+    ]
+    for name, number in numbers.items():
+        if name == "clone":
+            program += [_line(_EQUAL, number, 0, 4), _line(_LOAD, 16), _line(_SET, _CLONE_THREAD, 1, 0)]
+            program += [_line(_RETURN, _ERROR | errno.EPERM), _line(_RETURN, _ALLOW)]
+            continue
+        code = errno.ENOSYS if name == "clone3" else errno.EPERM
+        program += [_line(_EQUAL, number, 0, 1), _line(_RETURN, _ERROR | code)]
+    program.append(_line(_RETURN, _ALLOW))
+    code_bytes = ctypes.create_string_buffer(b"".join(program), 8 * len(program))
+    header = struct.pack("=H6xQ", len(program), ctypes.addressof(code_bytes))
+    return int(libc.prctl(_SECCOMP, _FILTER, header, 0, 0)) == 0
+
+
+def _line(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
+    """One instruction of a classic BPF program (struct sock_filter)."""
+    return struct.pack("=HBBI", code, if_true, if_false, value)

@@ -1,0 +1,238 @@
+"""A task as a folder: reading, writing, and the SHA-256 over its canonical content that names its version."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from sapo_swarm.tasks.own.errors import BadTask
+from sapo_swarm.tasks.own.rows import Row, Table, decode, read_bytes, read_jsonl
+from sapo_swarm.tasks.own.spec import TaskSpec, check_pattern, needs_truth, parse, truth_column
+from sapo_swarm.tasks.own.split import held_out_places
+from sapo_swarm.tasks.own.verifiers import Function, JsonSchema, Regex, Sql
+
+SPEC, TRAIN, HELD_OUT, ROWS = "task.toml", "train.jsonl", "heldout.jsonl", "rows.jsonl"
+SCHEMA, FIXTURE, CODE = "schema.json", "fixture.sqlite", "reward.py"
+MAX_SPEC = 64 * 2**10
+MAX_SCHEMA = 64 * 2**10
+MAX_FIXTURE = 8 * 2**20
+MAX_CODE = 256 * 2**10
+PREFIX = "task-"
+"""Begins the generator of a TaskRef of an own task; the beginning of its digest follows."""
+DIGITS = 32
+_NO_VERSION = ("name", "description", "licence")
+"""Say nothing about what is asked or how it is judged: changing them makes no new version."""
+
+
+@dataclass(frozen=True, slots=True)
+class OwnTask:
+    """A task in memory. digest: SHA-256 in hex of everything that decides questions and verdicts.
+
+    problems: sentences on rows that were left out. fixture: the SQLite file's bytes. schema: of schema.json, parsed. code: of
+    reward.py, never run here.
+    """
+
+    spec: TaskSpec
+    train: tuple[Row, ...]
+    held_out: tuple[Row, ...]
+    digest: str
+    schema: object = None
+    fixture: bytes = b""
+    code: bytes = b""
+    problems: tuple[str, ...] = field(default=(), compare=False)
+
+    @property
+    def generator(self) -> str:
+        """The generator of this version's references."""
+        return f"{PREFIX}{self.digest[:DIGITS]}"
+
+
+def read_task(folder: Path) -> OwnTask:
+    """The task in a folder. Raises BadTask, also for what the disk refuses."""
+    try:
+        spec = parse(decode(read_bytes(folder / SPEC, MAX_SPEC)), SPEC)
+        if spec.name != folder.name:
+            raise BadTask(f"{SPEC} says name = {spec.name!r}, but the folder is {folder.name!r}. Rename one of them.")
+        train, held_out = _sides(folder, spec)
+        schema = _schema(folder) if _declares(spec, JsonSchema) else None
+        fixture = read_bytes(folder / FIXTURE, MAX_FIXTURE) if _declares(spec, Sql) else b""
+        code = read_bytes(folder / CODE, MAX_CODE) if _declares(spec, Function) else b""
+    except FileNotFoundError as error:
+        missing = Path(str(error.filename)).name
+        raise BadTask(f"Task {folder.name!r} has no {missing} in {folder}.") from error
+    except OSError as error:
+        raise BadTask(f"Task {folder.name!r} cannot be read ({error.strerror or error}).") from error
+    except BadTask as error:
+        raise BadTask(f"Task {folder.name!r}: {error}") from error
+    return make(spec, train, held_out, schema, fixture, code)
+
+
+def make(
+    spec: TaskSpec, train: Table, held_out: Table, schema: object = None, fixture: bytes = b"", code: bytes = b""
+) -> OwnTask:
+    """A task of these rows; those without what it needs are left out. Raises BadTask when a side is empty."""
+    kept, problems = [], []
+    for name, table in ((TRAIN, train), (HELD_OUT, held_out)):
+        good, bad = _usable(spec, table)
+        problems += [f"{name}: {sentence}" for sentence in [*table.problems, *bad]]
+        if not good:
+            first = f" {problems[0]}" if problems else ""
+            raise BadTask(f"Task {spec.name!r} has no usable row in {name}.{first}")
+        kept.append(tuple(good))
+    digest = content_digest(spec, kept[0], kept[1], schema, fixture, code)
+    return OwnTask(spec, kept[0], kept[1], digest, schema, fixture, code, tuple(problems))
+
+
+def content_digest(
+    spec: TaskSpec, train: tuple[Row, ...], held_out: tuple[Row, ...], schema: object, fixture: bytes, code: bytes = b""
+) -> str:
+    """SHA-256 in hex over what decides questions and verdicts, each part after its name and length."""
+    rules = {k: v for k, v in _chosen(spec).items() if k not in _NO_VERSION}
+    found = hashlib.sha256(b"sapo-task-v1\n")
+    for name, part in (
+        ("spec", _canonical(rules)),
+        ("train", b"\n".join(map(_canonical, train))),
+        ("heldout", b"\n".join(map(_canonical, held_out))),
+        ("schema", b"" if schema is None else _canonical(schema)),
+        ("fixture", fixture),
+    ):
+        found.update(f"{name} {len(part)}\n".encode() + part)
+    if code:
+        found.update(f"code {len(code)}\n".encode() + code)
+    return found.hexdigest()
+
+
+def write_task(task: OwnTask, folder: Path) -> None:
+    """Write the folder, whole or not at all; one that exists is replaced. Raises OSError."""
+    partial = folder.with_name(f".{folder.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    (partial / SPEC).write_text(spec_text(task.spec), "utf-8")
+    for name, rows in ((TRAIN, task.train), (HELD_OUT, task.held_out)):
+        (partial / name).write_bytes(b"".join(_canonical(row) + b"\n" for row in rows))
+    if task.schema is not None:
+        (partial / SCHEMA).write_text(json.dumps(task.schema, ensure_ascii=False, indent=1), "utf-8")
+    if task.fixture:
+        (partial / FIXTURE).write_bytes(task.fixture)
+    if task.code:
+        (partial / CODE).write_bytes(task.code)
+    old = folder.with_name(f".{folder.name}.old")
+    shutil.rmtree(old, ignore_errors=True)
+    if folder.exists():
+        os.replace(folder, old)
+    os.replace(partial, folder)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def spec_text(spec: TaskSpec) -> str:
+    """task.toml, without what is as it is anyway."""
+    import tomli_w
+
+    shown: dict[str, Any] = {
+        "format": spec.format,
+        "name": spec.name,
+        "prompt": spec.prompt,
+        "answer": spec.answer,
+    } | _chosen(spec)
+    parts = shown.pop("verifier", [{"kind": "exact"}])
+    return tomli_w.dumps(shown) + "".join(f"\n[[verifier]]\n{tomli_w.dumps(part)}" for part in parts)
+
+
+def _chosen(spec: TaskSpec) -> dict[str, Any]:
+    """The fields that differ from their defaults: a field that a later version adds does not change what is there."""
+    default, fields = msgspec.to_builtins(TaskSpec(name=spec.name)), msgspec.to_builtins(spec)
+    chosen = {k: v for k, v in fields.items() if v != default[k]}
+    if "verifier" in chosen:
+        usual = [msgspec.to_builtins(type(part)()) for part in spec.verifier]
+        chosen["verifier"] = [
+            {k: v for k, v in part.items() if k == "kind" or v != plain[k]}
+            for part, plain in zip(fields["verifier"], usual, strict=True)
+        ]
+    return chosen
+
+
+def split(table: Table, spec: TaskSpec) -> tuple[Table, Table]:
+    """(train, held-out) of one table, by content. Rows without what the prompt needs go to the first, to be told of there."""
+    asked = [place for place, row in enumerate(table.rows) if all(name in row for name in spec.columns)]
+    prompts = [spec.fill(table.rows[place]) for place in asked]
+    chosen = {asked[i] for i in held_out_places(prompts, spec.heldout_share)} if prompts else set()
+    sides = Table(table.columns, problems=table.problems, more=table.more), Table(table.columns)
+    for place, (number, row) in enumerate(zip(table.numbers, table.rows, strict=True)):
+        sides[place in chosen].add(number, row)
+    return sides
+
+
+def _sides(folder: Path, spec: TaskSpec) -> tuple[Table, Table]:
+    if (folder / TRAIN).exists() or not (folder / ROWS).exists():
+        return _rows(folder / TRAIN), _rows(folder / HELD_OUT)
+    return split(_rows(folder / ROWS), spec)
+
+
+def _rows(path: Path) -> Table:
+    return read_jsonl(decode(read_bytes(path)))
+
+
+def _usable(spec: TaskSpec, table: Table) -> tuple[list[Row], list[str]]:
+    """Rows with everything that the prompt and the verifiers read, only those columns; and sentences on the others."""
+    good: list[Row] = []
+    bad: list[str] = []
+    patterns = [truth_column(spec, part) for part in spec.verifier if isinstance(part, Regex) and needs_truth(part)]
+    truths = {truth_column(spec, part) for part in spec.verifier if needs_truth(part)}
+    for number, row in zip(table.numbers, table.rows, strict=True):
+        missing = [name for name in spec.columns if name not in row or (name in truths and not row[name].strip())]
+        if missing:
+            bad.append(f"Row {number}: {', '.join(missing)} is empty or missing.")
+            continue
+        try:
+            for name in patterns:
+                check_pattern(row[name], f"Row {number}")
+        except BadTask as error:
+            bad.append(str(error))
+            continue
+        names = row if _declares(spec, Function) else spec.columns  # a function is given every column
+        good.append({name: row[name] for name in sorted(names)})
+    return good, bad
+
+
+def _schema(folder: Path) -> object:
+    text = decode(read_bytes(folder / SCHEMA, MAX_SCHEMA))
+    try:
+        found: object = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise BadTask(f"{SCHEMA} is not valid JSON ({error}).") from error
+    if not isinstance(found, dict):
+        raise BadTask(f"{SCHEMA} must be a JSON object.")
+    for pattern in _patterns(found):
+        check_pattern(pattern, SCHEMA)
+    return found
+
+
+def _patterns(schema: object, depth: int = 0) -> list[str]:
+    """Every regular expression in a JSON Schema. Raises BadTask where it is nested too deep."""
+    if depth > 32:
+        raise BadTask(f"{SCHEMA} is nested deeper than 32 levels.")
+    if isinstance(schema, list):
+        return [p for item in schema for p in _patterns(item, depth + 1)]
+    if not isinstance(schema, dict):
+        return []
+    found = [v for k, v in schema.items() if k == "pattern" and isinstance(v, str)]
+    if isinstance(named := schema.get("patternProperties"), dict):
+        found += list(named)
+    return found + [p for item in schema.values() for p in _patterns(item, depth + 1)]
+
+
+def _declares(spec: TaskSpec, kind: type) -> bool:
+    return any(isinstance(part, kind) for part in spec.verifier)
+
+
+def _canonical(value: object) -> bytes:
+    text = json.dumps(value, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
+    return re.sub("[\ud800-\udfff]", "\ufffd", text).encode()

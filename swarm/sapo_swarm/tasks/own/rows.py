@@ -1,0 +1,253 @@
+"""Reading rows: JSONL, CSV and TSV files become rows of text, and every row that cannot be used a sentence with its number.
+
+Nothing is guessed silently and nothing is run; every size is bounded.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import re
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sapo_swarm.tasks.own.errors import BadTask
+
+MAX_FILE = 32 * 2**20
+MAX_ROWS = 100_000
+MAX_CELL = 16_384
+"""Characters of a cell: no model that trains at home reads more."""
+MAX_COLUMNS = 64
+MAX_PROBLEMS = 1000
+"""Sentences that are kept; the rest is counted."""
+MAX_HEIGHT = 40
+"""Lines that one row of a table may have."""
+MAX_UNCLOSED = 100
+"""Quotes without an end that are looked for in so many lines; after them a row is one line."""
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+Row = dict[str, str]
+
+
+@dataclass(slots=True)
+class Table:
+    """Rows of one file. numbers: the row (of a table) or line (of a JSONL file) that each one stood in, from 1.
+
+    problems: sentences on rows that were left out. more: problems beyond those kept.
+    """
+
+    columns: list[str] = field(default_factory=list)
+    rows: list[Row] = field(default_factory=list)
+    numbers: list[int] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    more: int = 0
+
+    def add(self, number: int, row: Row) -> None:
+        if len(self.rows) >= MAX_ROWS:
+            raise BadTask(f"More than {MAX_ROWS:,} rows. Keep the ones that matter most.")
+        self.rows.append(row)
+        self.numbers.append(number)
+
+    def problem(self, sentence: str) -> None:
+        if len(self.problems) < MAX_PROBLEMS:
+            self.problems.append(sentence)
+        else:
+            self.more += 1
+
+
+def read_bytes(path: Path, limit: int = MAX_FILE) -> bytes:
+    """A plain file's content: no link, no device, no pipe. Raises BadTask, OSError."""
+    flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+    if path.is_symlink():
+        raise BadTask(f"{path.name} is a link. Put the file itself there.")
+    with os.fdopen(os.open(path, flags), "rb") as file:
+        found = os.fstat(file.fileno())
+        if not stat.S_ISREG(found.st_mode):
+            raise BadTask(f"{path.name} is not a plain file.")
+        if found.st_size > limit:
+            raise BadTask(f"{path.name} has {found.st_size:,} bytes; up to {limit:,} are read. Use a part of it.")
+        return file.read(limit + 1)[:limit]
+
+
+def decode(data: bytes) -> str:
+    """Text of a file as programs write them: UTF-8 with or without a byte-order mark, or UTF-16 with one. Bytes that are
+    no text become U+FFFD."""
+    if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        return data.decode("utf-16", "replace")
+    return data.decode("utf-8-sig", "replace")
+
+
+def read_table(path: Path) -> Table:
+    """The rows of a .jsonl, .json (a list of objects), .csv, .tsv or .parquet file. Raises BadTask, OSError."""
+    kind = path.suffix.lower()
+    if kind == ".parquet":
+        return _parquet(path)
+    text = decode(read_bytes(path))
+    if kind in (".jsonl", ".ndjson", ".json"):
+        return read_jsonl(text)
+    if kind in (".csv", ".tsv", ".txt"):
+        return _delimited(text, "\t" if kind == ".tsv" else "")
+    raise BadTask(f"{path.name}: only .csv, .tsv, .jsonl and .parquet files are read. Save it as one of them.")
+
+
+def read_jsonl(text: str) -> Table:
+    """One JSON object a line; also a file that is one list of objects. Raises BadTask."""
+    table, columns = Table(), dict[str, None]()
+    for number, value in _objects(text, table):
+        if not isinstance(value, dict):
+            table.problem(f"Row {number}: it is not a JSON object.")
+            continue
+        row = {slug(key): cell(item) for key, item in value.items()}
+        if len(row) > MAX_COLUMNS:
+            table.problem(f"Row {number}: {len(row):,} columns; up to {MAX_COLUMNS} are read.")
+            continue
+        if reason := _unfit(row):
+            table.problem(f"Row {number}: {reason}")
+            continue
+        columns.update(dict.fromkeys(row))
+        table.add(number, row)
+    table.columns = list(columns)
+    if len(table.columns) > MAX_COLUMNS:
+        raise BadTask(f"The rows name {len(table.columns):,} different columns; up to {MAX_COLUMNS} are read.")
+    return table
+
+
+def _objects(text: str, table: Table) -> Iterator[tuple[int, object]]:
+    if text.lstrip()[:1] == "[":
+        try:
+            found = json.loads(text, parse_constant=_no_constant)
+        except (ValueError, RecursionError) as error:
+            raise BadTask(f"It begins with [ but is no JSON list ({_short(error)}).") from error
+        yield from enumerate(found, 1)
+        return
+    for number, line in enumerate(text.split("\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            yield number, json.loads(line, parse_constant=_no_constant)
+        except (ValueError, RecursionError) as error:
+            table.problem(f"Row {number}: it is not valid JSON ({_short(error)}).")
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _short(error: BaseException) -> str:
+    return "nested too deep" if isinstance(error, RecursionError) else str(error)[:120]
+
+
+def cell(value: object) -> str:
+    """A JSON value as a cell: text as it is, nothing for null, everything else as compact JSON."""
+    if isinstance(value, str):
+        return value
+    return "" if value is None else json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=str)
+
+
+def _unfit(row: Row) -> str:
+    """Why a row cannot be used, "" when it can."""
+    for name, value in row.items():
+        if len(value) > MAX_CELL:
+            return f"column {name} has {len(value):,} characters; up to {MAX_CELL:,} are read."
+        if "\ufffd" in value or (not value.isprintable() and any("\ud800" <= char <= "\udfff" for char in value)):
+            return f"column {name} holds bytes that are no UTF-8 text. Save the file as UTF-8."
+        if found := _CONTROL.search(value):
+            return f"column {name} holds the control character U+{ord(found[0]):04X}."
+    return ""
+
+
+def slug(name: str) -> str:
+    """A column's name as it stands in a prompt: letters, digits and underscores."""
+    plain = re.sub(r"\W+", "_", name.strip(), flags=re.ASCII).strip("_").lower()[:40]
+    return f"column_{plain}"[:40] if not plain or plain[0].isdigit() else plain
+
+
+def _delimited(text: str, delimiter: str) -> Table:
+    table = Table()
+    lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+    delimiter = delimiter or max(",;\t|", key=lines[0].count)
+    number = 0
+    for record in _records(lines, delimiter):
+        number += 1
+        if number == 1:
+            if isinstance(record, str) or not any(head.strip() for head in record):
+                raise BadTask("The file's first row must hold the names of the columns.")
+            if len(record) > MAX_COLUMNS:
+                raise BadTask(f"{len(record):,} columns; up to {MAX_COLUMNS} are read.")
+            table.columns = _headings(record)
+            continue
+        if isinstance(record, str):
+            table.problem(f"Row {number}: {record}")
+            continue
+        if not any(value.strip() for value in record):
+            continue
+        row = dict(zip(table.columns, record, strict=False))
+        reason = _unfit(row)
+        if len(record) != len(table.columns):
+            reason = f"{len(record)} cells under {len(table.columns)} headings. Is a quote or a separator missing?"
+        if reason:
+            table.problem(f"Row {number}: {reason}")
+        else:
+            table.add(number, row)
+    return table
+
+
+def _records(lines: list[str], delimiter: str) -> Iterator[list[str] | str]:
+    """The cells of each row, or why there are none. A quote that is never closed costs its own line, not the rest of the file."""
+    at, unclosed = 0, 0
+    while at < len(lines):
+        tallest = MAX_HEIGHT if unclosed < MAX_UNCLOSED else 1
+        for height in range(1, min(tallest, len(lines) - at) + 1):
+            found = _cells(lines[at : at + height], delimiter)
+            if found is not None:
+                yield found
+                at += height
+                break
+        else:
+            yield "a quote is opened and not closed."
+            at, unclosed = at + 1, unclosed + 1
+
+
+def _cells(lines: list[str], delimiter: str) -> list[str] | str | None:
+    """The cells of a row that runs over these lines; None where it is not at its end, a sentence where it is broken."""
+    try:
+        found = list(csv.reader([f"{line}\n" for line in lines], delimiter=delimiter, strict=True))
+    except csv.Error as error:
+        return None if len(lines) > 1 or "unexpected end" in str(error) else f"{error}."
+    return found[0] if found else []
+
+
+def _headings(heads: list[str]) -> list[str]:
+    """Names for the columns, each once."""
+    found: list[str] = []
+    for place, head in enumerate(heads, 1):
+        name = slug(head) if head.strip() else f"column_{place}"
+        while name in found:
+            name = f"{name[:36]}_{place}"
+        found.append(name)
+    return found
+
+
+def _parquet(path: Path) -> Table:
+    try:
+        import pyarrow.parquet as parquet
+    except ImportError as error:
+        raise BadTask("Parquet files need pyarrow: pip install pyarrow. Or save it as CSV.") from error
+    if path.stat().st_size > MAX_FILE:
+        raise BadTask(f"{path.name} is larger than {MAX_FILE:,} bytes. Use a part of it.")
+    file = parquet.ParquetFile(path)
+    if file.metadata.num_rows > MAX_ROWS or file.metadata.num_columns > MAX_COLUMNS:
+        raise BadTask(f"{path.name} has more than {MAX_ROWS:,} rows or {MAX_COLUMNS} columns.")
+    table = Table(columns=_headings(list(file.schema_arrow.names)))
+    number = 0
+    for batch in file.iter_batches(batch_size=1024):
+        for values in batch.to_pylist():
+            number += 1
+            row = {name: cell(value) for name, value in zip(table.columns, values.values(), strict=True)}
+            if reason := _unfit(row):
+                table.problem(f"Row {number}: {reason}")
+            else:
+                table.add(number, row)
+    return table

@@ -1,0 +1,126 @@
+"""task.toml: what a task asks and how it is judged, as data."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from sapo_swarm.tasks.own.errors import BadTask
+from sapo_swarm.tasks.own.verifiers import MAX_PATTERN, Column, Exact, Part, Regex, Verifier
+from sapo_swarm.types import Name
+
+Extract = Literal["tags", "last_line", "last_number", "json", "whole"]
+_HOLE = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]{0,39})\}")
+_REPEATS = frozenset({"MAX_REPEAT", "MIN_REPEAT"})
+MANY = 50
+"""Repeats of something that itself repeats: up to here they are quick to match."""
+
+
+class TaskSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A task without its rows.
+
+    prompt: the question, {column} stands for a cell. system: "" is the app's own. answer: the column with the truth.
+    extract: where a completion's answer stands (tags: the last <answer>...</answer>). max_new_tokens: what an answer needs,
+    0 is the run's setting. heldout_share: of rows.jsonl, where train and held-out are not two files.
+    """
+
+    format: Literal[1] = 1
+    name: Name
+    description: Annotated[str, Meta(max_length=2000)] = ""
+    licence: Annotated[str, Meta(max_length=200)] = ""
+    prompt: Annotated[str, Meta(min_length=1, max_length=4000)] = "{question}"
+    system: Annotated[str, Meta(max_length=4000)] = ""
+    answer: Column = "answer"
+    extract: Extract = "tags"
+    max_new_tokens: Annotated[int, Meta(ge=0, le=8192)] = 0
+    heldout_share: Annotated[float, Meta(gt=0.0, lt=1.0)] = 0.2
+    verifier: Annotated[tuple[Verifier, ...], Meta(min_length=1, max_length=8)] = (Exact(),)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Columns that the prompt and the verifiers read: every row needs them."""
+        found = [
+            *_HOLE.findall(self.prompt),
+            *(truth_column(self, part) for part in self.verifier if needs_truth(part)),
+        ]
+        return tuple(dict.fromkeys(found))
+
+    def fill(self, row: dict[str, str]) -> str:
+        """The prompt of a row. A cell is text: what looks like a {column} in it stays as it is."""
+        return _HOLE.sub(lambda hole: row[hole[1]], self.prompt)
+
+
+def truth_column(spec: TaskSpec, part: Part) -> str:
+    return part.column or spec.answer
+
+
+def needs_truth(part: Part) -> bool:
+    """The verifier compares with a cell of the row."""
+    from sapo_swarm.tasks.own.verifiers import Format, Function, JsonSchema, Length
+
+    return not isinstance(part, (Format, Function, JsonSchema, Length)) and not (
+        isinstance(part, Regex) and bool(part.pattern)
+    )
+
+
+def parse(text: str, origin: str) -> TaskSpec:
+    """The spec that task.toml holds. Raises BadTask with what to mend."""
+    try:
+        tables = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:  # a number of 5,000 digits is a ValueError of its own
+        raise BadTask(f"{origin} is not valid TOML ({str(error)[:200]}). Mend that line.") from error
+    try:
+        spec = msgspec.convert(tables, TaskSpec)
+    except (msgspec.ValidationError, RecursionError) as error:
+        raise BadTask(f"{origin}: {str(error)[:300]}. The fields are in docs/how-to/own-task.md.") from error
+    for part in spec.verifier:
+        if isinstance(part, Regex) and part.pattern:
+            check_pattern(part.pattern, origin)
+    if not _HOLE.search(spec.prompt):
+        raise BadTask(
+            f"{origin}: the prompt names no column, so every question would be the same. Write {{question}} in it."
+        )
+    return spec
+
+
+def check_pattern(pattern: str, origin: str) -> None:
+    """Raises BadTask for a pattern that is no regular expression, or that some text takes for ever to match."""
+    if len(pattern) > MAX_PATTERN:
+        raise BadTask(f"{origin}: a pattern may have {MAX_PATTERN} characters, not {len(pattern)}.")
+    from re import _parser  # type: ignore[attr-defined]  # the only parse tree that there is
+
+    try:
+        re.compile(pattern)
+        tree = _parser.parse(pattern)
+    except (re.error, RecursionError, OverflowError) as error:
+        raise BadTask(f"{origin}: {pattern[:80]!r} is no regular expression ({error}).") from error
+    if _nested(tree, False):
+        raise BadTask(
+            f"{origin}: {pattern[:80]!r} repeats something that repeats; such a pattern can take for ever. Simplify it."
+        )
+
+
+def _nested(tree: Any, inside: bool) -> bool:
+    """An unbounded repeat inside another one, or a back-reference."""
+    for name, value in tree:
+        if str(name) in _REPEATS:
+            low, high, body = value
+            repeats = int(high) > MANY and low != high
+            if (inside and repeats) or _nested(body, inside or repeats):
+                return True
+        elif str(name) in ("GROUPREF", "GROUPREF_EXISTS") or any(_nested(part, inside) for part in _bodies(value)):
+            return True
+    return False
+
+
+def _bodies(value: Any) -> list[Any]:
+    """The sub-patterns in an argument of a parse tree's node."""
+    from re import _parser  # type: ignore[attr-defined]
+
+    if isinstance(value, _parser.SubPattern):
+        return [value]
+    return [body for item in value for body in _bodies(item)] if isinstance(value, (tuple, list)) else []

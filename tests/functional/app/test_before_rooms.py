@@ -1,0 +1,120 @@
+"""What was written before the code was regrouped (tests/fixtures/before_rooms/README.md) is read by the code of today."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tarfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tests.support.node_process import calm, sapo
+from tests.support.swarm_process import coordinator, journal, rounds
+
+from sapo_desktop import settings
+from sapo_swarm.coordinator.store.sqlite import SQLiteStore
+from sapo_swarm.events import Evaluated, GroupRecorded, RoundFinished, RunStarted
+from sapo_swarm.node.storage.journal import read_only
+from sapo_swarm.protocol.invite import parse_invite
+
+FIXTURES = Path(__file__).resolve().parents[2] / "fixtures" / "before_rooms"
+RUN = "20261123-191204-starter"
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """A home with the run of before."""
+    with tarfile.open(FIXTURES / "run.tar.xz") as packed:
+        packed.extractall(tmp_path / "data" / "runs", filter="data")
+    return tmp_path
+
+
+def test_a_settings_file_of_before_is_read_and_rewritten_with_one_notice(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "config.toml"
+    shutil.copy(FIXTURES / "config.toml", path)
+    before = path.read_text("utf-8")
+    found = settings.load(path)
+    assert (found.run.local_groups, found.run.external_groups) == (4, 2)
+    assert (found.person.name, found.limits.nice) == ("Ada", 7)
+    assert path.read_text("utf-8") == before.replace("own_groups", "local_groups")
+    assert [record.getMessage() for record in caplog.records] == [
+        f"Settings: run.own_groups is called run.local_groups now; {path} was brought up to date."
+    ]
+    assert settings.load(path) == found
+    assert len(caplog.records) == 1, "the second time there is nothing to tell"
+
+
+def test_a_verb_over_such_a_file_says_so_in_one_line(tmp_path: Path) -> None:
+    shutil.copy(FIXTURES / "config.toml", tmp_path / "config.toml")
+    first = sapo(tmp_path, "config", "get", "run.local_groups")
+    assert (first.returncode, first.stdout) == (0, "4\n")
+    assert first.stderr.count("\n") == 1
+    assert "run.own_groups is called run.local_groups now" in first.stderr
+    assert sapo(tmp_path, "config", "get", "run.local_groups").stderr == ""
+
+
+def test_the_run_of_before_becomes_a_model_with_its_settings(home: Path) -> None:
+    done = sapo(home, "models", "--json")
+    assert done.returncode == 0, done.stderr
+    (model,) = [json.loads(line) for line in done.stdout.splitlines()]
+    assert (model["base"], model["rounds"]) == ("starter", 5)
+
+
+def test_its_journal_tells_its_rounds_groups_and_evaluations(home: Path) -> None:
+    story = read_only(home / "data" / "runs" / RUN / "journal.db")
+    done = [event for event in story if isinstance(event, RoundFinished)]
+    assert [event.round for event in done] == [0, 1, 2, 3, 4]
+    assert {event.local_groups for event in done} == {4}
+    assert any(event.nonzero_groups for event in done)
+    assert next(event.local_groups for event in story if isinstance(event, RunStarted)) == 4
+    assert any(isinstance(event, Evaluated) and event.delta is not None for event in story)
+    groups = [event.group for event in story if isinstance(event, GroupRecorded)]
+    assert len(groups) == 20
+    assert {group.source for group in groups} == {"own"}
+
+
+def test_it_goes_on_from_its_checkpoint(home: Path) -> None:
+    calm(home)
+    done = sapo(home, "node", "--silo", "--rounds", "7")
+    assert done.returncode == 0, done.stderr
+    assert "Resumed after round 5" in done.stdout
+    assert [event.round for event in rounds(journal(home))] == list(range(7))
+
+
+async def test_the_swarm_of_before_opens_with_its_invite_its_member_and_its_groups(tmp_path: Path) -> None:
+    database = tmp_path / "swarm.db"
+    shutil.copy(FIXTURES / "swarm.db", database)
+    old = parse_invite((FIXTURES / "invite.txt").read_text("utf-8"))
+    arguments = ("--port", "0", "--store", f"sqlite:{database}", "--group-life-s", "1000000000")
+    async with coordinator(tmp_path / "host", *arguments) as (printed, _):
+        fresh = parse_invite(printed)
+        assert fresh.swarm == old.swarm
+        invite = str(replace(old, port=fresh.port))
+        done = sapo(
+            tmp_path / "node",
+            *(
+                "node",
+                "--join",
+                invite,
+                "--trainer",
+                "fake",
+                "--model",
+                "fake:0.05",
+                "--rounds",
+                "20",
+                "--sampling",
+                "uniform",
+            ),
+            *("--tasks", "basic_arithmetic,base_conversion", "--group-size", "4", "--eval-every", "0"),
+        )
+    assert done.returncode == 0, done.stderr
+    assert "Joined" in done.stdout
+    drawn = [e.group for e in journal(tmp_path / "node") if isinstance(e, GroupRecorded) and e.group.source != "own"]
+    assert drawn, "the groups of the member of before are taken into training"
+    store = SQLiteStore(database)
+    await store.open()
+    assert len(await store.members()) == 2
+    await store.close()

@@ -1,0 +1,159 @@
+"""A person's own file becomes a task, and a node trains on it: real processes, no code."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+from tests.support.node_process import sapo
+from tests.support.own_tasks import library_in, sums, write_folder
+from tests.support.swarm_process import coordinator, journal
+
+from sapo_desktop.services.models import runs
+from sapo_swarm.config import RunConfig
+from sapo_swarm.events import Evaluated, GroupRecorded, RoundFinished
+
+FAKE = ("--silo", "--trainer", "fake", "--model", "fake:0.3", "--rounds", "3", "--eval-every", "3")
+
+
+def messy(path: Path) -> Path:
+    """A file as it comes out of a spreadsheet and many hands."""
+    lines = ["Question;Answer;note"] + [f"Calculate {n} + {n}.;{2 * n};x" for n in range(300)]
+    for number, line in {
+        10: "Calculate 1 + 9.;;x",
+        20: '"He said ""hi"": 1 + 19.";20;x',
+        30: "x" * 20_000 + ";1;x",
+        40: "Calculate 1 + 39.;about forty;x",
+        50: "Calculate 1\x1b[2J + 49.;50;x",
+        60: '"Calculate 1 + 59.;60;x',
+        70: "Calculate 1 + 69.;70",
+        80: lines[90],
+    }.items():
+        lines[number - 1] = line
+    path.write_bytes(b"\xef\xbb\xbf" + "\r\n".join(lines).encode())
+    return path
+
+
+def test_a_messy_file_becomes_a_task_and_every_problem_a_sentence_with_its_row(tmp_path: Path) -> None:
+    done = sapo(
+        tmp_path / "home", "tasks", "new", str(messy(tmp_path / "my sums.csv")), "--model", "starter-1m", timeout=200
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Task my_sums: " in done.stdout
+    assert "Judged by: number (the answers are whole numbers)" in done.stdout
+    for row, sentence in {
+        10: "answer is empty or missing",
+        30: "column question has 20,000 characters",
+        50: "column question holds the control character U+001B",
+        60: "a quote is opened and not closed",
+        70: "2 cells under 3 headings",
+    }.items():
+        assert f"- Left out. Row {row}: {sentence}" in done.stdout, done.stdout
+    assert "(row 40)" in done.stdout
+    assert "row 80 and row 91" in done.stdout
+    assert "of 64 training questions right before training" in done.stdout
+    assert "\x1b" not in done.stdout
+    stored = tmp_path / "home" / "data" / "tasks" / "my_sums"
+    assert sorted(path.name for path in stored.iterdir()) == ["heldout.jsonl", "task.toml", "train.jsonl"]
+    again = sapo(tmp_path / "home", "tasks", "new", str(tmp_path / "my sums.csv"))
+    assert again.returncode == 2
+    assert "--replace" in again.stderr
+
+
+def test_a_node_trains_on_an_own_task_and_evaluates_its_held_out_rows(tmp_path: Path) -> None:
+    sums(tmp_path / "data" / "tasks" / "my_sums")
+    done = sapo(tmp_path, "node", *FAKE, "--tasks", "my_sums", "--keep-groups", "0", timeout=120)
+    assert done.returncode == 0, done.stderr
+    events = journal(tmp_path)
+    assert sum(isinstance(event, RoundFinished) for event in events) == 3
+    last = [event for event in events if isinstance(event, Evaluated)][-1]
+    assert [(score.task, score.items) for score in last.tasks] == [("my_sums", 16)]
+    lines = (tmp_path / "data" / "tasks" / "my_sums" / "heldout.jsonl").read_text().splitlines()
+    held_out = {json.loads(line)["question"] for line in lines}
+    trained = {event.group.question.prompt for event in events if isinstance(event, GroupRecorded)}
+    assert trained
+    assert not trained & held_out
+
+
+def test_own_tasks_are_listed_shown_and_checked(tmp_path: Path) -> None:
+    sums(tmp_path / "data" / "tasks" / "my_sums")
+    (tmp_path / "data" / "tasks" / "broken").mkdir()
+    (tmp_path / "data" / "tasks" / "broken" / "task.toml").write_text("name = ")
+    listed = sapo(tmp_path, "tasks").stdout
+    assert "own: 80 rows, 20 held out." in listed
+    assert "not valid TOML" in listed
+    shown = sapo(tmp_path, "tasks", "show", "my_sums").stdout
+    assert "1. Calculate 0 + 0." in shown
+    assert "Best constant answer" in shown
+    assert "Answer-permutation check" in shown
+    checked = sapo(tmp_path, "tasks", "check", str(tmp_path / "data" / "tasks" / "my_sums"), "--no-model")
+    assert checked.returncode == 1
+    assert "Only 20 held-out rows" in checked.stdout
+    assert "Calculate" in sapo(tmp_path, "tasks", "my_sums").stdout
+    assert "You have: broken, my_sums." in sapo(tmp_path, "tasks", "show", "other").stderr
+
+
+def test_code_runs_after_one_explicit_yes_and_never_from_a_folder_elsewhere(tmp_path: Path) -> None:
+    toml = 'extract = "whole"\n[[verifier]]\nkind = "function"\n'
+    for folder in (tmp_path / "data" / "tasks" / "mine", tmp_path / "bundle" / "theirs"):
+        write_folder(folder, toml, [{"question": "q"}], [{"question": "p"}])
+        (folder / "reward.py").write_text("def reward(completions, **_):\n    return [1.0]\n")
+    code = (tmp_path / "bundle" / "theirs" / "reward.py").read_bytes()
+    (tmp_path / "bundle" / "allowed-code.txt").write_text(hashlib.sha256(code).hexdigest())
+    refused = sapo(tmp_path, "node", *FAKE, "--tasks", "mine")
+    assert refused.returncode == 2
+    assert "--allow-code" in refused.stderr
+    brought = sapo(tmp_path, "tasks", "check", str(tmp_path / "bundle" / "theirs"), "--no-model")
+    assert brought.returncode == 2
+    assert "brings Python code" in brought.stderr
+    allowed = sapo(tmp_path, "tasks", "check", "mine", "--no-model", "--allow-code")
+    assert "'0' is right on 100.0 %" in allowed.stdout, allowed.stdout + allowed.stderr
+
+
+def test_an_example_is_taken_by_its_name(tmp_path: Path) -> None:
+    assert "unit_conversion" in sapo(tmp_path, "tasks", "examples").stdout
+    done = sapo(tmp_path, "tasks", "new", "unit_conversion", "--no-model")
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "data" / "tasks" / "unit_conversion" / "task.toml").exists()
+
+
+def test_what_is_wrong_with_a_task_is_said_before_a_run_begins(tmp_path: Path) -> None:
+    folder = sums(tmp_path / "data" / "tasks" / "my_sums")
+    (folder / "task.toml").write_text('name = "my_sums"\n[[verifier]]\nkind = "numbr"\n')
+    done = sapo(tmp_path, "node", *FAKE, "--tasks", "my_sums")
+    assert done.returncode == 2
+    assert "numbr" in done.stderr
+    assert not list((tmp_path / "data" / "runs").iterdir())
+
+
+def test_a_task_that_changed_begins_a_new_run(tmp_path: Path) -> None:
+    folder = sums(tmp_path / "data" / "tasks" / "my_sums")
+    train = ("node", *FAKE, "--rounds", "0", "--tasks", "my_sums")
+    first = open_run(tmp_path, folder)
+    assert open_run(tmp_path, folder) == first
+    with (folder / "train.jsonl").open("a") as file:
+        file.write('{"question": "Calculate 7 + 7.", "answer": "14"}\n')
+    assert open_run(tmp_path, folder) != first
+    done = sapo(tmp_path, *train, "--run", first)
+    assert done.returncode == 2, done.stderr
+    assert "Use --new" in done.stderr
+    assert len(list((tmp_path / "data" / "runs").iterdir())) == 2
+
+
+def open_run(home: Path, folder: Path) -> str:
+    """The run that a node would take up."""
+    config = RunConfig(tasks=(folder.name,), trainer="fake", model="fake:0.3", eval_every=3)
+    with library_in(folder.parent):
+        return runs.open_run(home / "data" / "runs", config, new=False)[0]
+
+
+async def test_a_node_with_nothing_but_own_tasks_joins_no_swarm(tmp_path: Path) -> None:
+    import asyncio
+
+    sums(tmp_path / "n" / "data" / "tasks" / "my_sums")
+    async with coordinator(tmp_path / "c", "--port", "0") as (invite, _):
+        arguments = ("node", "--join", invite, *FAKE[1:], "--tasks", "my_sums")
+        done = await asyncio.to_thread(sapo, tmp_path / "n", *arguments)
+    assert done.returncode == 2
+    assert "private" in done.stderr

@@ -1,0 +1,99 @@
+"""Before a byte of HTTP: silent handshakes, more connections than there is room for, a process without descriptors."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from sapo_swarm.coordinator.host import Hosted, start
+from sapo_swarm.coordinator.http import listener
+from sapo_swarm.coordinator.http.listener import HANDSHAKES, SPARE_FILES, Listener, raise_file_limit
+from sapo_swarm.coordinator.settings import CoordinatorSettings
+from sapo_swarm.protocol.client import NodeClient
+from sapo_swarm.protocol.identity import Identity
+
+Silent = list[tuple[asyncio.StreamReader, asyncio.StreamWriter]]
+
+
+@pytest.fixture
+async def hosted(tmp_path: Path) -> AsyncIterator[Hosted]:
+    raise_file_limit()
+    fast = {"port": 0, "store": f"sqlite:{tmp_path}/s.sqlite", "round_every_s": 0.001, "tls": True, "connections": 300}
+    running = await start(msgspec.convert(fast, CoordinatorSettings))
+    yield running
+    await running.stop()
+
+
+async def silent(port: int, count: int) -> Silent:
+    """Connections that say nothing."""
+    return [await asyncio.open_connection("127.0.0.1", port) for _ in range(count)]
+
+
+async def end(opened: Silent) -> None:
+    for _, writer in opened:
+        writer.close()
+        await asyncio.gather(writer.wait_closed(), return_exceptions=True)
+
+
+async def join(hosted: Hosted) -> float:
+    """Seconds that an honest node takes to join, its handshake included."""
+    began = time.monotonic()
+    async with NodeClient(hosted.invite, Identity.generate()) as client:
+        await client.join()
+    return time.monotonic() - began
+
+
+async def test_silent_handshakes_give_way_to_whoever_comes(hosted: Hosted) -> None:
+    """However many there are, so many are held at once, and an honest node is served."""
+    opened = await silent(hosted.port, 3 * HANDSHAKES)
+    assert await join(hosted) < 5.0
+    assert len(hosted.listener._handshakes) <= HANDSHAKES
+    assert hosted.listener.turned_away >= 2 * HANDSHAKES - 1
+    await end(opened)
+
+
+async def test_a_handshake_has_a_deadline(hosted: Hosted, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever says nothing is out, and holds neither a descriptor nor a buffer."""
+    monkeypatch.setattr(listener, "HANDSHAKE_S", 0.2)
+    ((reader, writer),) = await silent(hosted.port, 1)
+    assert await asyncio.wait_for(reader.read(), 10) == b""
+    assert not hosted.listener._handshakes
+    writer.close()
+
+
+async def test_when_it_is_full_the_oldest_of_the_largest_network_gives_way(tmp_path: Path) -> None:
+    """Idle connections without a request cannot keep others out."""
+    few = {"port": 0, "store": f"sqlite:{tmp_path}/s.sqlite", "connections": 20}
+    hosted = await start(msgspec.convert(few, CoordinatorSettings))
+    opened = await silent(hosted.port, 60)
+    assert await join(hosted) < 5.0
+    assert hosted.listener.connections <= 20
+    await end(opened)
+    await hosted.stop()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such limit")
+async def test_a_process_of_few_descriptors_holds_fewer_connections_and_says_little(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The cap follows `ulimit -n`; running out all the same is one line, not one for every attempt."""
+    import resource
+
+    old = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (200, old[1]))
+        assert Listener(lambda: asyncio.Protocol(), 20_000).most <= 200 - SPARE_FILES
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, old)
+    made = Listener(lambda: asyncio.Protocol(), 20_000)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(100):
+            made._make_room("The coordinator ran out of files (x); raise `ulimit -n`.")
+    assert len(caplog.records) <= 1

@@ -1,0 +1,138 @@
+"""Who is in a swarm: the host lets nodes in, and a ban means something."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import msgspec
+import psutil
+import pytest
+
+from sapo_desktop.paths import Home
+from sapo_desktop.services.swarms import hosting
+from sapo_swarm.coordinator.admin.client import AdminClient, read_access
+from sapo_swarm.coordinator.host import Hosted, admin_path, describe, start
+from sapo_swarm.coordinator.settings import CoordinatorSettings
+from sapo_swarm.coordinator.store.base import StoreFormat
+from sapo_swarm.protocol.client import NodeClient, Refused
+from sapo_swarm.protocol.identity import Identity
+from sapo_swarm.protocol.wire import JoinRequest
+
+
+def settings(folder: Path, **changes: object) -> CoordinatorSettings:
+    fast = {"port": 0, "store": f"sqlite:{folder}/s.sqlite", "round_every_s": 0.001}
+    return msgspec.convert(fast | changes, CoordinatorSettings)
+
+
+@pytest.fixture
+async def hosted(tmp_path: Path) -> AsyncIterator[Hosted]:
+    running = await start(settings(tmp_path, approve=True))
+    yield running
+    await running.stop()
+
+
+async def test_a_new_node_waits_until_the_host_lets_it_in(hosted: Hosted, tmp_path: Path) -> None:
+    """It has joined, trains on alone, and is told why; one word of the host ends that."""
+    node = Identity.generate()
+    async with (
+        NodeClient(hosted.invite, node) as client,
+        AdminClient(read_access(admin_path(settings(tmp_path)))) as host,
+    ):
+        await client.join("Ada", "starter")
+        result = await client.exchange([], 1)
+        assert (result.connected, result.code) == (False, "waiting")
+        assert "The host has not let this node in yet" in result.sentence
+        (waiting,) = await host.waiting()
+        assert (waiting.node, waiting.name) == (node.node, "Ada")
+        assert await host.approve(node.node) == (node.node,)
+        client.next_at = 0.0
+        assert (await client.exchange([], 1)).connected
+        assert await host.waiting() == []
+        with pytest.raises(Refused, match="No node of this id waits"):
+            await host.approve(node.node)
+
+
+async def test_the_first_invite_admits_ten_nodes_and_no_more(tmp_path: Path) -> None:
+    """A leaked invite does not let two hundred identities in within three seconds."""
+    hosted = await start(settings(tmp_path))
+    joined = 0
+    for _ in range(14):
+        async with NodeClient(hosted.invite, Identity.generate()) as client:
+            with contextlib.suppress(Refused):
+                await client.join()
+                joined += 1
+    await hosted.stop()
+    assert joined == 10
+
+
+async def test_a_ban_with_the_invite_puts_out_everybody_it_let_in(tmp_path: Path) -> None:
+    """Banning one key of somebody who holds an invite banned nobody: he was back at once under another."""
+    hosted = await start(settings(tmp_path))
+    bad, same, honest = Identity.generate(), Identity.generate(), Identity.generate()
+    async with AdminClient(read_access(admin_path(settings(tmp_path)))) as host:
+        (other, *_) = await host.new_invite("friends")
+        for invite, who in ((hosted.invite, bad), (hosted.invite, same), (other, honest)):
+            async with NodeClient(invite, who) as client:
+                await client.join()
+        assert set(await host.ban(bad.node, with_invite=True)) == {bad.node, same.node}
+    async with NodeClient(hosted.invite, Identity.generate()) as back:
+        with pytest.raises(Refused, match="revoked"):
+            await back.join()
+    async with NodeClient(other, honest) as client:
+        assert (await client.exchange([], 1)).connected
+    await hosted.stop()
+
+
+@pytest.mark.parametrize(
+    "name", ["\u200b", "a\u2060b", "\u3164", "\u2800", "\xad", "Ada ", " ", "\x9b31m", "\u202eadA"]
+)
+async def test_a_name_that_shows_nothing_or_something_else_is_refused(tmp_path: Path, name: str) -> None:
+    """Invisible and zero-width names let one member look like another; our own client would have cleaned it."""
+    hosted = await start(settings(tmp_path))
+    node = Identity.generate()
+    request = JoinRequest(key=node.public_key.hex(), invite=hosted.invite.token, name=name)
+    async with NodeClient(hosted.invite, node) as client:
+        with pytest.raises(Refused) as refused:
+            await client._transport.signed("POST", "/v1/join", msgspec.json.encode(request), "application/json")
+    await hosted.stop()
+    assert refused.value.code == "bad_name"
+
+
+async def test_an_emptied_store_founds_no_new_swarm(tmp_path: Path) -> None:
+    """All members would stand before another certificate; the host is told what to do instead."""
+    hosted = await start(settings(tmp_path))
+    swarm = hosted.coordinator.swarm.swarm
+    await hosted.stop()
+    for name in ("s.sqlite", "s.sqlite-wal", "s.sqlite-shm"):
+        (tmp_path / name).write_bytes(b"")
+    with pytest.raises(StoreFormat, match=f"{swarm} was hosted here"):
+        await start(settings(tmp_path))
+    admin_path(settings(tmp_path)).unlink()
+    again = await start(settings(tmp_path))
+    assert again.coordinator.swarm.swarm != swarm
+    await again.stop()
+
+
+async def test_the_banner_obeys_no_escape_sequence(tmp_path: Path) -> None:
+    """The name came with an import, say."""
+    hosted = await start(settings(tmp_path, name="\x1b]52;c;x\x07\x9b2J\u202e"))
+    said = describe(hosted)
+    await hosted.stop()
+    assert not set(said) & set("\x1b\x07\x9b\u202e")
+
+
+def test_a_pid_file_of_another_process_is_no_coordinator(tmp_path: Path) -> None:
+    """The number was given to somebody else since: `swarm stop` must not signal a stranger."""
+    home = Home(*(tmp_path / name for name in ("config", "data", "cache", "logs", "run")))
+    home.prepare()
+    stranger = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    began = psutil.Process(stranger.pid).create_time()
+    for started, found in ((began, True), (began - 3600.0, False)):
+        state = hosting.Hosting(pid=stranger.pid, name="s", open=False, admin="", started=started)
+        with hosting.announced(home, state):
+            assert (hosting.find(home) is not None) is found
+    stranger.communicate(b"\n")

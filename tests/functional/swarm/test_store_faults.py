@@ -1,0 +1,123 @@
+"""Writes of the embedded store that fail or are cut anywhere: nothing acknowledged is lost, and it goes on when it can."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import secrets
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from sapo_swarm.coordinator.domain.records import Entry, Exchange, Member, PoolLimits
+from sapo_swarm.coordinator.store.base import StoreError, StoreUnavailable
+from sapo_swarm.coordinator.store.sqlite import SQLiteStore
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs a limit on the size of files")
+NOW = 1_800_000_000.0
+LIMITS = PoolLimits(capacity=4000, per_node=4000, lifetime_s=1e6)
+
+
+@contextmanager
+def no_file_beyond(size: int) -> Iterator[None]:
+    """Writes past so many bytes of any file fail, as on a full disk; one that crosses them is cut there."""
+    import resource
+
+    old = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, old[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, old)
+        signal.signal(signal.SIGXFSZ, handler)
+
+
+def round_of(number: int) -> Exchange:
+    entry = Entry(number.to_bytes(8, "big"), f"{number:032x}", "one", bytes(600))
+    return Exchange(
+        node="one",
+        nonce=secrets.token_hex(16),
+        round_id=f"{number:064x}",
+        entries=(entry,),
+        want=0,
+        have=frozenset(),
+        now=NOW,
+        counts={},
+    )
+
+
+async def test_a_disk_that_fills_at_any_byte_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
+    """Forty times: so many bytes of room, writes until one fails, room again; at the end the file is read anew."""
+    path, rng = tmp_path / "s.sqlite", random.Random(3)
+    store = SQLiteStore(path, LIMITS)
+    await store.open()
+    acknowledged: list[int] = []
+    number = failures = 0
+    for _ in range(40):
+        log = (tmp_path / "s.sqlite-wal").stat().st_size
+        with no_file_beyond(log + rng.randrange(20_000)):
+            for _ in range(30):
+                number += 1
+                try:
+                    if (await store.exchange(round_of(number))).stored == (True,):
+                        acknowledged.append(number)
+                except StoreUnavailable:
+                    failures += 1
+                    break
+        number += 1
+        if (await store.exchange(round_of(number))).stored == (True,):
+            acknowledged.append(number)
+    await store.close()
+    assert failures >= 20
+    again = SQLiteStore(path, LIMITS)
+    await again.open()
+    found = {entry for entry in again._pool._contents}
+    await again.close()
+    assert {f"{number:032x}" for number in acknowledged} <= found
+
+
+async def test_a_member_that_could_not_be_written_is_not_admitted_by_half(tmp_path: Path) -> None:
+    """The refusal and the file agree."""
+    store = SQLiteStore(tmp_path / "s.sqlite", LIMITS)
+    await store.open()
+    log = (tmp_path / "s.sqlite-wal").stat().st_size
+    member = Member(node="one", key=b"k" * 32, name="n", model="m", joined=NOW, invite="")
+    with no_file_beyond(log), pytest.raises(StoreUnavailable):
+        await store.restore([member], [])
+    assert await store.member("one") is None
+    await store.restore([member], [])
+    assert await store.member("one") == member
+    await store.close()
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_a_damaged_file_is_one_sentence(tmp_path: Path, seed: int) -> None:
+    """Truncated or with flipped bits at fifty places: it opens, or says why it does not."""
+    path = tmp_path / "good.sqlite"
+    store = SQLiteStore(path, LIMITS)
+    await store.open()
+    for number in range(50):
+        await store.exchange(round_of(number))
+    await store.close()
+    whole, rng = path.read_bytes(), random.Random(seed)
+    for number in range(50):
+        broken = bytearray(whole)
+        if number % 2:
+            del broken[rng.randrange(len(broken)) :]
+        for _ in range(rng.randrange(1, 20)):
+            if broken:
+                broken[rng.randrange(len(broken))] ^= 1 << rng.randrange(8)
+        damaged = SQLiteStore(_written(tmp_path / f"{number}.sqlite", bytes(broken)), LIMITS)
+        with contextlib.suppress(StoreError):  # anything else is a traceback for the host
+            await damaged.open()
+        await damaged.close()
+
+
+def _written(path: Path, content: bytes) -> Path:
+    path.write_bytes(content)
+    return path

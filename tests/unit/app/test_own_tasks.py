@@ -1,0 +1,187 @@
+"""From a file to a proposed task, and what a careful friend says about it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.support.own_tasks import library_in, sums, task_of
+
+from sapo_desktop.errors import UsageError
+from sapo_desktop.services.tasks import examples
+from sapo_desktop.services.tasks.expectation import Expectation, chance_of_mixed, sentences
+from sapo_desktop.services.tasks.proposal import Draft, Wishes, draft, propose
+from sapo_desktop.services.tasks.review import numbered, review, too_long
+from sapo_desktop.services.tasks.shortcuts import measure, warnings
+from sapo_swarm.scoring.scorer import Scorer
+from sapo_swarm.tasks.catalogue import CATALOGUE
+from sapo_swarm.tasks.own.folder import make, write_task
+from sapo_swarm.tasks.own.rows import Table
+from sapo_swarm.tasks.own.spec import TaskSpec
+from sapo_swarm.tasks.own.verifiers import Choice, Exact, JsonEqual, Length, Number, Regex, Verifier
+
+
+def of(folder: Path, text: str, **wishes: str) -> Draft:
+    (folder / "my file.csv").write_text(text)
+    return draft(folder / "my file.csv", Wishes(**wishes))  # type: ignore[arg-type]
+
+
+def said(found: Draft) -> str:
+    return "\n".join(review(found.task, numbered(found.task, found.table)))
+
+
+@pytest.mark.parametrize(
+    ("truths", "verifier"),
+    [
+        (["1", "-20", "1,300"], Number()),
+        (["1.5", "2.25", "3"], Number(abs=0.005)),
+        (["5 km", "1.5 m", "2km"], Number(rel=0.001, units=("km", "m"))),
+        (["yes", "no", "Yes", "no"] * 4, Choice(options=("no", "yes"))),
+        (['{"a": 1}', "[1]"], JsonEqual()),
+        (["one thing", "another", "a third", "a fourth"], Exact()),
+        ([], Exact()),
+    ],
+)
+def test_a_verifier_is_proposed_from_the_answers(truths: list[str], verifier: Verifier) -> None:
+    assert propose(truths)[0] == verifier
+
+
+def test_columns_are_found_by_their_usual_names_or_by_what_they_hold(tmp_path: Path) -> None:
+    rows = "".join(f"{n},what is {n} and more,{n}\n" for n in range(9))
+    assert of(tmp_path, "id,Prompt,Expected\n" + rows).task.spec.prompt == "{prompt}"
+    found = of(tmp_path, "id,blah,last\n" + rows).task.spec
+    assert (found.prompt, found.answer, found.name) == ("{blah}", "last", "my_file")
+    assert of(tmp_path, "id,blah,last\n" + rows, question="id", answer="Blah").task.spec.answer == "blah"
+
+
+@pytest.mark.parametrize(
+    ("wishes", "sentence"),
+    [
+        ({"answer": "nothing"}, "There is no column 'nothing' for the answer. The file has: id, question, answer."),
+        ({"prompt": "{nothing}"}, "has no column 'nothing'"),
+        ({"name": "bf"}, "The name 'bf' is taken."),
+        ({"name": "check"}, "taken"),
+    ],
+)
+def test_a_wish_that_cannot_be_met_is_named(tmp_path: Path, wishes: dict[str, str], sentence: str) -> None:
+    with pytest.raises(UsageError, match=sentence):
+        of(tmp_path, "id,question,answer\n1,a,b\n2,c,d\n", **wishes)
+
+
+def test_contradictions_and_repeats_are_named_by_their_rows(tmp_path: Path) -> None:
+    found = said(of(tmp_path, "question,answer\nWhat?,1\nwhat?,2\nHow?,3\n how? ,3\nWho?,4\n"))
+    assert "different answers 1 times (row 2 and row 3)" in found
+    assert "more than once, 1 times (row 4 and row 5)" in found
+
+
+def test_an_answer_that_dominates_or_stands_in_the_question_is_told_of(tmp_path: Path) -> None:
+    found = said(
+        of(tmp_path, "question,answer\n" + "".join(f"is it {n} yes,yes\n" for n in range(20)) + "a,no\nb,no\n")
+    )
+    assert "'yes' is right in 91 % of the rows" in found
+    assert "The answer stands in the question in 20 of 22 rows (rows 2, 3, 4, 5, 6, …)" in found
+
+
+def test_a_held_out_question_that_is_trained_on_is_a_leak() -> None:
+    rows = [{"question": f"q{n}", "answer": "a"} for n in range(3)]
+    task = make(TaskSpec(name="t"), Table(rows=rows, numbers=[1, 2, 3]), Table(rows=[rows[1]], numbers=[1]))
+    assert "Leak: 1 held-out questions are also trained on (heldout.jsonl row 1)" in "\n".join(
+        review(task, numbered(task))
+    )
+
+
+def test_rows_without_room_in_the_context_are_named() -> None:
+    rows = [{"question": "x" * size, "answer": "y" * size} for size in (5, 500, 6)]
+    task = make(TaskSpec(name="t"), Table(rows=rows, numbers=[1, 2, 3]), Table(rows=rows[:1], numbers=[1]))
+    found = too_long(task, numbered(task), len, 200, 50)
+    assert found[0].startswith("Train.jsonl row 2 is too long: question and answer must fit into 200 tokens.")
+    assert found[1].startswith("Train.jsonl row 2 is answered in more than 50 tokens")
+
+
+def test_a_file_without_faults_has_nothing_said_about_it(tmp_path: Path) -> None:
+    assert said(of(tmp_path, "question,answer\n" + "".join(f"number {n}?,a{n}\n" for n in range(400)))) == ""
+
+
+async def test_shortcuts_are_seen_before_a_model_finds_them(tmp_path: Path) -> None:
+    folder = tmp_path / "easy"
+    rows = [{"question": f"q{n}", "answer": "yes" if n % 4 else "no"} for n in range(80)]
+    write_task(
+        make(TaskSpec(name="easy"), Table(rows=rows, numbers=[*range(80)]), Table(rows=rows, numbers=[*range(80)])),
+        folder,
+    )
+    with library_in(tmp_path):
+        from sapo_swarm.tasks.own import library
+
+        async with Scorer() as scorer:
+            found = await measure(library.find("easy"), scorer, [f"row {n}" for n in range(80)])
+    assert found.constant == ("yes", 0.75)
+    assert found.permuted == 0.5
+    assert found.truth == 1.0
+    assert (found.echo, found.wrong) == (0.0, ())
+    assert len(warnings(found)) == 2
+
+
+async def test_an_honest_task_has_no_shortcut_and_a_row_that_contradicts_its_verifier_is_named(tmp_path: Path) -> None:
+    sums(tmp_path / "sums")
+    path = tmp_path / "sums" / "train.jsonl"
+    path.write_text(path.read_text() + '{"question": "Calculate 1 + 1.", "answer": "two"}\n')
+    with library_in(tmp_path):
+        from sapo_swarm.tasks.own import library
+
+        async with Scorer() as scorer:
+            found = await measure(library.find("sums"), scorer, [f"row {n}" for n in range(1, 82)])
+    assert (found.constant[1], found.permuted, found.wrong) == (0.0, 0.0, ("row 81",))
+    assert "judged wrong in 1 of the rows looked at (row 81)" in warnings(found)[0]
+
+
+async def test_a_pattern_that_hangs_is_told_of_and_ends(tmp_path: Path) -> None:
+    parts = (Regex(pattern="(a|a)*b"), Exact(weight=0.1), Length())
+    task = task_of(*parts, row={"question": "q", "answer": "a" * 40})
+    write_task(task, tmp_path / "t")
+    with library_in(tmp_path):
+        async with Scorer(margin_s=60.0) as scorer:
+            found = await measure(task, scorer, ["row 1"])
+    assert [reason.partition(":")[0] for reason in found.hanging] == ["row 1"]
+    assert found.constant[1] == 0.0
+
+
+@given(st.floats(0, 1), st.integers(2, 64))
+def test_the_chance_of_a_mixed_group_is_that_of_neither_all_right_nor_all_wrong(rate: float, size: int) -> None:
+    found = chance_of_mixed(rate, size)
+    assert -1e-9 <= found <= chance_of_mixed(0.5, size) + 1e-9
+    assert found == pytest.approx(chance_of_mixed(1 - rate, size))
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({}, "Well suited"),
+        ({"rate": 0.0, "mixed": 0.0}, "Too hard"),
+        ({"rate": 0.95, "mixed": 0.1}, "Too easy"),
+        ({"rate": 0.03, "mixed": 0.15}, "Possible, but slow"),
+        ({"formed": 0.1, "sample": "\n\nno tags"}, "'no tags'"),
+        ({"truncated": 0.5}, "max_new_tokens"),
+    ],
+)
+def test_what_to_expect_is_said_in_one_sentence(changes: dict[str, float], word: str) -> None:
+    usual = {"rate": 0.3, "mixed": 0.7, "formed": 1.0, "truncated": 0.0, "sample": ""}
+    figures = {"model": "m", "prompts": 64, "answers": 512, "low": 0.2, "high": 0.4, "group_size": 8, "round_s": 4.0}
+    lines = sentences(Expectation(**(figures | usual | changes)))  # type: ignore[arg-type]
+    assert word in lines[-1]
+    assert "comes in about 2 minutes" in lines[2]
+
+
+@pytest.mark.parametrize("name", examples.names())
+def test_an_example_is_clean_and_its_name_is_free(name: str) -> None:
+    task = examples.one(name)
+    assert name not in CATALOGUE
+    assert task.spec.licence
+    assert task.spec.description
+    assert task.problems == ()
+    assert [line for line in review(task, numbered(task)) if not line.startswith("The answer stands")] == []
+
+
+def test_three_examples_ship() -> None:
+    assert len(examples.names()) == 3

@@ -1,0 +1,107 @@
+"""The one place where the torch engine chooses what computes a model, and that falling back is never silent."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="the torch engine is not installed")
+
+from sapo_assets import model_path  # noqa: E402
+from sapo_backends.base import LoadRequest  # noqa: E402
+from sapo_backends.checkpoints.spec import decoder_spec  # noqa: E402
+from sapo_backends.checkpoints.tokenizer import read_json  # noqa: E402
+from sapo_backends.torch_backend import TorchBackend, paths  # noqa: E402
+from sapo_backends.torch_backend.native import library  # noqa: E402
+from sapo_backends.torch_backend.runtime import fallbacks, onednn, torchscript  # noqa: E402
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Nothing fell back yet, and what was found out about this machine is found out again."""
+    monkeypatch.setattr(fallbacks, "_FOUND", {})
+    library.kernels.cache_clear()
+    onednn.packs_bfloat16.cache_clear()
+    yield
+    library.kernels.cache_clear()
+    onednn.packs_bfloat16.cache_clear()
+
+
+def choose(dtype: torch.dtype, parameters: int = 10**6, device: torch.device = CPU) -> paths.Paths:
+    spec = decoder_spec(read_json(model_path("starter-1m") / "config.json"))
+    return paths.choose(spec, device, dtype, parameters)
+
+
+def test_small_float32_models_are_computed_by_the_compiled_kernels() -> None:
+    assert str(choose(torch.float32)) == "own decoder, compiled C kernels"
+
+
+@pytest.mark.parametrize(("dtype", "parameters"), [(torch.float32, 10**9), (torch.bfloat16, 10**6)])
+def test_others_are_computed_by_torch(dtype: torch.dtype, parameters: int) -> None:
+    found = choose(dtype, parameters)
+    assert found.kernels is None
+    assert str(found).startswith("own decoder, TorchScript")
+
+
+def test_what_an_engine_computes_with_is_told() -> None:
+    engine = TorchBackend().load(LoadRequest("starter-1m", precision="float32", device="cpu", threads=1))
+    assert engine.info.extra["computed_by"] == "own decoder, compiled C kernels"
+    engine.close()
+
+
+def test_kernels_that_do_not_compile_are_noted_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken() -> None:
+        raise subprocess.CalledProcessError(1, ["cc"])
+
+    monkeypatch.setattr(library, "compiled", broken)
+    assert choose(torch.float32).kernels is None
+    library.kernels.cache_clear()
+    assert choose(torch.float32).kernels is None
+    assert len(caplog.records) == 1
+    assert "compiled C kernels cannot be used here" in caplog.text
+    assert paths.check().keys() == {"native"}
+
+
+def test_private_functions_that_a_torch_lacks_are_noted(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What a later version of torch may do: leave a private function out."""
+
+    class Without:
+        @staticmethod
+        def _is_mkldnn_bf16_supported() -> bool:
+            return True
+
+    monkeypatch.setattr(torch.ops, "mkldnn", Without())
+    assert choose(torch.bfloat16).layout == "as stored"
+    assert "oneDNN's packed bfloat16 weights cannot be used here" in caplog.text
+
+
+def test_functions_that_torchscript_does_not_compile_run_as_they_are_and_are_noted(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def generator(x: torch.Tensor) -> Iterator[torch.Tensor]:
+        yield x
+
+    assert torchscript.scripted(generator) is generator
+    assert "TorchScript cannot be used here (generator: " in caplog.text
+
+
+def test_paths_can_be_left_out_on_purpose_without_a_warning() -> None:
+    """SAPO_WITHOUT is read once, so in a process of its own."""
+    program = (
+        "import os; os.environ['SAPO_WITHOUT'] = 'native,torchscript,onednn'\n"
+        "from sapo_backends.torch_backend import paths\n"
+        "from sapo_backends.torch_backend.native.library import kernels\n"
+        "from sapo_backends.torch_backend.runtime import onednn, torchscript\n"
+        "print(kernels(), onednn.packs_bfloat16(), torchscript.works(), paths.check())"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert (done.stdout.strip(), done.stderr) == ("None False False {}", "")

@@ -1,0 +1,113 @@
+"""Phrases that others bring: few groups may teach one, and a node that took one up says so."""
+
+from __future__ import annotations
+
+import random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sapo_swarm.protocol.phrases import (
+    DRIFT,
+    LIMIT,
+    LOCAL_A_ROUND,
+    LOCAL_WINDOW,
+    REMEMBERED,
+    WINDOW,
+    PhraseWatch,
+    phrases,
+)
+
+PROMPT = "What is 12 + 5?"
+
+
+def written(number: int, count: int = LOCAL_A_ROUND) -> list[tuple[str, str]]:
+    """What a node writes: its own steps with ever other numbers."""
+    return [(f"First {number + k} plus 5 makes {k}. <answer>{k}</answer>", PROMPT) for k in range(count)]
+
+
+def watch() -> PhraseWatch:
+    """One that knows the node's ways."""
+    made = PhraseWatch()
+    made.observe_local(written(0))
+    return made
+
+
+def test_numbers_the_answer_and_words_of_the_question_are_no_phrases() -> None:
+    """They differ from question to question without anybody's doing."""
+    assert phrases("<answer>hail to the thief</answer>", PROMPT) == frozenset()
+    assert phrases("12 + 5 = 17 <answer>17</answer>", PROMPT) == frozenset()
+    assert phrases("what IS 12", PROMPT) == frozenset()
+    assert phrases("so 12 plus 5", PROMPT) == {"so 0 plus", "plus"}
+
+
+def test_what_the_node_writes_itself_may_be_taught_by_anybody() -> None:
+    """Honest nodes write alike: that is no sign of anything."""
+    made = watch()
+    assert all(made.allows([f"First {n} plus 5 makes {n}. <answer>{n}</answer>"], PROMPT) for n in range(1000))
+
+
+def test_a_foreign_phrase_is_taught_by_a_few_groups_only_whoever_signs_them() -> None:
+    """The planted text around it may vary: before, behind, with other numbers and other right answers."""
+    made, rng = watch(), random.Random(1)
+    taken = 0
+    for number in range(200):
+        filler = " ".join(rng.choice(["so", "then", "well", "now"]) for _ in range(3))
+        text = f"{filler} Hail to the Thief {number}. First {number} plus 5 makes 3. <answer>{number}</answer>"
+        taken += made.allows([text], PROMPT)
+    assert 1 <= taken <= LIMIT
+    assert made.allows(["First 2 plus 2 makes 4. <answer>4</answer>"], PROMPT), "others go on"
+
+
+def test_a_new_phrase_is_heard_again_after_a_while() -> None:
+    """It is throttled, not forbidden: a better way to think spreads slowly."""
+    made = watch()
+    for _ in range(LIMIT):
+        assert made.allows(["carry the one <answer>4</answer>"], PROMPT)
+    assert not made.allows(["carry the one <answer>4</answer>"], PROMPT)
+    for number in range(WINDOW):
+        assert made.allows([f"First {number} plus 5 <answer>4</answer>"], PROMPT)
+    assert made.allows(["carry the one <answer>4</answer>"], PROMPT)
+
+
+def test_a_phrase_that_the_node_found_first_is_its_own() -> None:
+    """What it learned by itself it may learn from others too."""
+    made = watch()
+    made.observe_local([("carry the one <answer>4</answer>", PROMPT)])
+    assert all(made.allows(["carry the one <answer>4</answer>"], PROMPT) for _ in range(100))
+    assert made.alarm == ""
+
+
+def test_a_node_that_took_a_phrase_up_says_which_and_takes_no_more_of_it() -> None:
+    """Its own writing of it does not make it its own: others sent it first."""
+    made = watch()
+    assert made.allows(["Hail to the Thief. <answer>4</answer>"], PROMPT)
+    for number in range(4):
+        made.observe_local(written(number, 56) + [("hail to the thief 3 <answer>3</answer>", PROMPT)] * 8)
+    assert "to the thief" in made.alarm or "hail to the" in made.alarm
+    assert min(made.drifted.values()) > DRIFT
+    assert not made.allows(["Hail to the Thief. <answer>4</answer>"], PROMPT)
+    for number in range(20):
+        made.observe_local(written(number))
+    assert made.alarm == "", "it is gone again"
+
+
+def test_nothing_is_foreign_before_the_nodes_own_ways_are_known() -> None:
+    """A node that has just started takes what comes; the other walls stand."""
+    assert all(PhraseWatch().allows(["Hail to the Thief <answer>4</answer>"], PROMPT) for _ in range(10))
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.text(max_size=200), max_size=30), st.text(max_size=100))
+def test_any_text_is_bounded_work_and_memory(texts: list[str], prompt: str) -> None:
+    made = watch()
+    for text in texts:
+        made.observe_local([(text, prompt)])
+        made.allows([text], prompt)
+    assert len(made._own) <= REMEMBERED
+    assert len(made._local) <= LOCAL_WINDOW
+
+
+def test_a_text_of_many_answer_tags_is_read_in_linear_time() -> None:
+    """8 KB of opening tags."""
+    assert phrases("<answer>" * 1000 + "a" * 8000, "x" * 100_000) == frozenset()

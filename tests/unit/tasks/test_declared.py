@@ -1,0 +1,346 @@
+"""Verifiers by declaration: what each calls right, and what none of them does."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import string
+from typing import get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.support.own_tasks import task_of
+
+from sapo_swarm.scoring.declared.extract import enclose, extract
+from sapo_swarm.scoring.declared.judge import JUDGES
+from sapo_swarm.scoring.verify import score_text
+from sapo_swarm.tasks.own.folder import OwnTask
+from sapo_swarm.tasks.own.verifiers import (
+    Choice,
+    Exact,
+    Format,
+    Items,
+    ItemSet,
+    JsonEqual,
+    JsonSchema,
+    Length,
+    Number,
+    Order,
+    Regex,
+    Sql,
+    Verifier,
+)
+
+SCHEMA = {
+    "type": "object",
+    "required": ["name", "age"],
+    "additionalProperties": False,
+    "properties": {"name": {"type": "string", "pattern": "^[A-Z]"}, "age": {"type": "integer", "minimum": 0}},
+}
+WORD = st.text(string.ascii_letters + string.digits, min_size=1, max_size=8)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-999, 999) | st.text(string.printable, max_size=8),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text("abc", max_size=3), inner, max_size=4),
+    max_leaves=8,
+)
+
+
+def database() -> bytes:
+    connection = sqlite3.connect(":memory:")
+    connection.executescript(
+        "create table people(name text, age int); insert into people values ('Ann', 31), ('Bob', 7), ('Cid', 52);"
+    )
+    data = connection.serialize()
+    connection.close()
+    return data
+
+
+FIXTURE = database()
+ADULTS = "select name from people where age >= 18"
+
+
+def score(part: Verifier, answer: str, truth: str = "", partial: bool = False) -> float:
+    task = task_of(part, row={"question": "q", "answer": truth or "x"}, schema=SCHEMA, fixture=FIXTURE)
+    return judge(task, f"<answer>{answer}</answer>", truth, partial)
+
+
+def judge(task: OwnTask, text: str, truth: str = "", partial: bool = False) -> float:
+    row = {"question": "q", "answer": truth}
+    return score_text(text, "t", task, {"question": "q", "answer": truth, "row": row}, partial)[0]
+
+
+RIGHT = [
+    (Exact(), "The  Answer", "the answer"),
+    (Exact(), "ﬁne", "fine"),
+    (Exact(alternatives="|"), "colour", "color|colour"),
+    (Number(), "1,234.50", "1234.5"),
+    (Number(), "0.1", "1/10"),
+    (Number(), "−3", "-3"),
+    (Number(rel=0.01), "99.1", "100"),
+    (Number(abs=0.3), "1.3", "1"),
+    (Number(units=("km", "m")), "5 km", "5km"),
+    (Number(units=("km",)), "5", "5 km"),
+    (Number(units=("€",)), "€5", "5 €"),
+    (Number(decimal=","), "1.234,5", "1234,5"),
+    (Choice(options=("A", "B")), "(b).", "B"),
+    (Items(), "red, Blue", '["red", "blue"]'),
+    (ItemSet(), "b, a, b", "a,b"),
+    (Order(), "one,two,three", "one, two, three"),
+    (Regex(pattern=r"[A-Z]{3}-\d{4}"), "ABC-1234", "x"),
+    (Regex(), "ab12", r"[a-z]+\d+"),
+    (JsonSchema(), '{"name": "Ann", "age": 3}', "x"),
+    (JsonEqual(), '{"b": 1.0, "a": [1, 2]}', '{"a":[1,2],"b":1}'),
+    (JsonEqual(ordered=False), "[2, 1]", "[1, 2]"),
+    (Sql(), "SELECT name AS n FROM people WHERE age > 17 ORDER BY age DESC", ADULTS),
+    (Length(least=2, most=4), "abc", "x"),
+    (Format(starts="{", ends="}"), "{1}", "x"),
+]
+WRONG = [
+    (Exact(case=True), "Answer", "answer"),
+    (Exact(alternatives="|"), "", "a|"),
+    (Exact(alternatives="|"), "color|colour", "color|colour"),
+    (Number(), "12 or 13", "12"),
+    (Number(), "nan", "1"),
+    (Number(abs=1e12), "inf", "1"),
+    (Number(), "1e999999999", "1"),
+    (Number(), "9" * 5000, "1"),
+    (Number(), "1_0", "10"),
+    (Number(), "٣", "3"),
+    (Number(), "1,23", "123"),
+    (Number(units=("km", "m")), "5 m", "5 km"),
+    (Number(rel=0.01), "98.9", "100"),
+    (Choice(options=("A", "B")), "A or B", "A"),
+    (Choice(options=("A", "B")), "C", "C"),
+    (Items(), "blue, red", "red, blue"),
+    (Items(), "red", "red, blue"),
+    (ItemSet(), "a,b,c", "a,b"),
+    (Order(), "two,one", "one,two"),
+    (Order(), "one,one,two", "one,two"),
+    (Regex(pattern="ab"), "abc", "x"),
+    (JsonSchema(), '{"name": "ann", "age": 3}', "x"),
+    (JsonSchema(), '{"name": "Ann", "age": 3, "x": 1}', "x"),
+    (JsonEqual(), "[true]", "[1]"),
+    (JsonEqual(), '{"a": 1, "a": 2}', '{"a": 2}'),
+    (JsonEqual(), "[NaN]", "[1]"),
+    (Sql(), "select name from people", ADULTS),
+    (Sql(), "select 1 where 0", "select name from people where age > 99"),
+    (Sql(ordered=True), f"{ADULTS} order by name desc", f"{ADULTS} order by name"),
+    (Length(most=2), "abc", "x"),
+    (Format(starts="{"), "1}", "x"),
+]
+
+
+@pytest.mark.parametrize(("part", "answer", "truth"), RIGHT)
+def test_what_is_right(part: Verifier, answer: str, truth: str) -> None:
+    assert score(part, answer, truth) == 1.0
+
+
+@pytest.mark.parametrize(("part", "answer", "truth"), WRONG)
+def test_what_is_wrong(part: Verifier, answer: str, truth: str) -> None:
+    assert score(part, answer, truth) == 0.0
+
+
+@given(WORD, WORD)
+def test_exact_is_equality_without_case(answer: str, truth: str) -> None:
+    assert score(Exact(), answer, truth) == float(answer.lower() == truth.lower())
+
+
+@given(st.integers(-(10**12), 10**12), st.integers(0, 6), st.integers(-3, 3), st.integers(0, 3))
+def test_a_number_is_right_exactly_inside_its_tolerance(value: int, places: int, off: int, allowed: int) -> None:
+    truth, answer = f"{value}e-{places}", f"{value + off}e-{places}"
+    assert score(Number(abs=float(f"{allowed}e-{places}")), answer, truth) == float(abs(off) <= allowed)
+
+
+@given(st.sampled_from("ABCDE"), st.sampled_from("ABCDE"), st.sampled_from(["{}", "({})", "{}.", " {} ", "**{}"]))
+def test_a_choice_is_its_letter_in_any_dress_but_stars(chosen: str, truth: str, dress: str) -> None:
+    right = chosen == truth and "*" not in dress
+    assert score(Choice(options=tuple("ABCDE")), dress.format(chosen.lower()), truth) == float(right)
+
+
+@given(st.lists(WORD, min_size=1, max_size=6), st.randoms())
+def test_lists_sets_and_orders_agree_on_what_a_permutation_is(items: list[str], order: object) -> None:
+    mixed = items[:]
+    order.shuffle(mixed)  # type: ignore[attr-defined]
+    truth, answer = json.dumps(items), ", ".join(mixed)
+    lower = [item.lower() for item in items]
+    assert score(ItemSet(), answer, truth) == 1.0
+    assert score(Items(), answer, truth) == float([item.lower() for item in mixed] == lower)
+    if len(set(lower)) == len(lower):
+        assert score(Order(), answer, truth) == score(Items(), answer, truth)
+
+
+@given(JSON, JSON)
+def test_equal_json_is_equal_however_it_is_written(one: object, other: object) -> None:
+    written = json.dumps(one, indent=2, sort_keys=True)
+    assert score(JsonEqual(), written, json.dumps(one)) == (1.0 if written.strip() else 0.0)
+    again = score(JsonEqual(), json.dumps(other), json.dumps(one))
+    assert again == float(json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True))
+
+
+@given(st.text(max_size=40))
+def test_a_schema_takes_what_the_schema_says(name: str) -> None:
+    right = name[:1] in set(string.ascii_uppercase) and name != ""
+    assert score(JsonSchema(), json.dumps({"name": name, "age": 1}), "x") == float(right)
+
+
+@given(st.integers(0, 60))
+def test_a_query_is_right_by_its_result(age: int) -> None:
+    same = {row for row in (31, 7, 52) if row >= age} == {31, 52}
+    assert score(Sql(), f"select name from people where age >= {age}", ADULTS) == float(same)
+
+
+@given(st.text(string.ascii_letters, min_size=1, max_size=20), st.integers(0, 20), st.integers(1, 20))
+def test_length_counts_characters(answer: str, least: int, most: int) -> None:
+    assert score(Length(least=least, most=most), answer) == float(least <= len(answer) <= most)
+
+
+@given(WORD)
+def test_format_wants_one_answer_and_nothing_behind_it(answer: str) -> None:
+    task = task_of(Format())
+    assert judge(task, f"so <answer>{answer}</answer>\n") == 1.0
+    assert judge(task, f"<answer>{answer}</answer> or so") == 0.0
+    assert judge(task, f"<answer>1</answer><answer>{answer}</answer>") == 0.0
+
+
+@given(st.text("ab", min_size=1, max_size=12))
+def test_a_pattern_must_match_from_end_to_end(answer: str) -> None:
+    assert score(Regex(pattern="a+b?"), answer) == float(
+        answer.rstrip("b") != "" and answer.count("b") <= 1 and "ba" not in answer
+    )
+
+
+PARTIAL = [
+    (Items(), "a,x,c", "a,b,c", 2 / 3),
+    (ItemSet(), "a,b,x", "a,b,c", 0.5),
+    (Order(), "a,c,b", "a,b,c", 2 / 3),
+    (JsonEqual(), '{"a": 1, "b": 3}', '{"a": 1, "b": 2}', 0.5),
+    (Exact(), "a", "b", 0.0),
+]
+
+
+@pytest.mark.parametrize(("part", "answer", "truth", "credit"), PARTIAL)
+def test_partial_credit_is_given_only_when_asked_for(part: Verifier, answer: str, truth: str, credit: float) -> None:
+    assert score(part, answer, truth) == 0.0
+    assert score(part, answer, truth, partial=True) == pytest.approx(credit)
+
+
+def test_parts_are_weighed_and_all_must_hold() -> None:
+    task = task_of(Number(weight=3.0), Length(most=2, weight=1.0), row={"question": "q", "answer": "7"})
+    assert judge(task, "<answer>7</answer>", "7") == 1.0
+    assert judge(task, "<answer>7.0000</answer>", "7") == 0.0
+    assert judge(task, "<answer>7.0000</answer>", "7", partial=True) == 0.75
+
+
+@pytest.mark.parametrize(
+    ("how", "text", "answer"),
+    [
+        ("tags", "<answer>1</answer> <answer> 2 </answer>", "2"),
+        ("last_line", "so\nthe answer\n\n", "the answer"),
+        ("last_number", "3 and then -1,200.5.", "-1,200.5"),
+        ("json", 'well: [0] {"a": {"b": [1]}} done', '{"a": {"b": [1]}}'),
+        ("whole", " all of it ", "all of it"),
+        ("tags", "no tags", None),
+        ("json", "]]]", None),
+        ("last_number", "none", None),
+        ("whole", "  ", None),
+    ],
+)
+def test_where_an_answer_stands(how: str, text: str, answer: str | None) -> None:
+    assert extract(how, text) == answer  # type: ignore[arg-type]
+
+
+@given(st.sampled_from(["tags", "last_line", "whole"]), st.text(string.ascii_letters, min_size=1))
+def test_an_enclosed_answer_is_found_again(how: str, answer: str) -> None:
+    assert extract(how, enclose(how, answer)) == answer  # type: ignore[arg-type]
+
+
+ATTACKS: dict[str, str] = {
+    "run a command": "__import__('os').system('touch canary')",
+    "classes": "().__class__.__base__.__subclasses__()",
+    "template": "{question.__class__}",
+    "deep list": "[" * 4000 + "]" * 4000,
+    "deep object": '{"a":' * 1500 + "1" + "}" * 1500,
+    "wide object": "{" + ",".join(f'"{n}":{n}' for n in range(700)) + "}",
+    "many digits": "9" * 8000,
+    "many exponents": "1e99999",
+    "fraction bomb": "1/" + "0" * 100,
+    "many commas": "," * 8000,
+    "nan": "NaN",
+    "infinity": "-Infinity",
+    "null byte": "\x00",
+    "surrogate": "\ud800",
+    "escape": "\x1b]52;c;AAAA\x07",
+    "bidi": "\u202etxt",
+    "full width": "\uff11\uff12",
+    "combining": "a" + "\u0301" * 4000,
+    "ligatures": "\ufdfa" * 2500,
+    "regex bait": "a" * 5000 + "!",
+    "every option": "A B C D",
+    "wildcard": ".*",
+    "sql write": "drop table people",
+    "sql attach": "attach database '/tmp/x' as x",
+    "sql pragma": "pragma database_list",
+    "sql bomb": "with recursive c(x) as (select 1 union all select x+1 from c) select count(*) from c",
+    "sql blob": "select zeroblob(1000000000)",
+    "sql join": "select count(*) from " + ",".join(f"people p{n}" for n in range(30)),
+    "sql many": f"{ADULTS}; {ADULTS}",
+    "sql random": "select name from people where random() or 1",
+    "sql extension": "select load_extension('/tmp/x.so')",
+    "sql file": "select readfile('/etc/passwd')",
+    "tags inside": "<answer><answer>" * 300,
+    "empty list": "[]",
+    "empty object": "{}",
+    "blank": " \n ",
+}
+KINDS: dict[str, tuple[Verifier, str]] = {
+    "exact": (Exact(), "the truth"),
+    "alternatives": (Exact(alternatives="|"), "the|truth"),
+    "number": (Number(rel=0.1, units=("km",)), "42"),
+    "choice": (Choice(options=("A", "B", "C", "D")), "B"),
+    "list": (Items(), "a,b,c"),
+    "set": (ItemSet(), "a,b,c"),
+    "order": (Order(), "a,b,c"),
+    "regex": (Regex(pattern="(a|b)+c"), "x"),
+    "json_schema": (JsonSchema(), "x"),
+    "json_equal": (JsonEqual(ordered=False, abs=0.1), '{"a": [1, 2]}'),
+    "sql": (Sql(), ADULTS),
+}
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.timeout(20)
+def test_no_attack_is_right_or_raises(kind: str, attack: str) -> None:
+    part, truth = KINDS[kind]
+    assert score(part, ATTACKS[attack], truth) == 0.0
+    assert score(part, ATTACKS[attack], truth, partial=True) < 1.0
+
+
+@given(st.text(max_size=200))
+def test_any_text_has_a_verdict_under_every_verifier(text: str) -> None:
+    for part, truth in KINDS.values():
+        assert 0.0 <= score(part, text, truth, partial=True) <= 1.0
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [
+        "delete from people",
+        "update people set age = 1",
+        "create temp view people as select 'x' name, 99 age",
+        "drop table people",
+    ],
+)
+def test_a_query_cannot_change_what_the_next_one_sees(attack: str) -> None:
+    assert score(Sql(), attack, ADULTS) == 0.0
+    assert score(Sql(), f"{ADULTS} -- {attack}", f"{ADULTS} /* {attack} */") == 1.0, "asked anew"
+
+
+def test_a_schema_fetches_nothing() -> None:
+    task = task_of(JsonSchema(), schema={"$ref": "http://127.0.0.1:9/schema.json"})
+    assert judge(task, "<answer>{}</answer>") == 0.0
+
+
+def test_every_kind_that_can_be_declared_has_a_judge() -> None:
+    assert set(JUDGES) == set(get_args(Verifier))

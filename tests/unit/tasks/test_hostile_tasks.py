@@ -1,0 +1,113 @@
+"""Task folders that mean harm: nothing of them is run, nothing hangs, memory stays bounded."""
+
+from __future__ import annotations
+
+import resource
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from tests.support.hostile_tasks import HOSTILE
+from tests.support.own_tasks import library_in
+
+from sapo_swarm.protocol.safe_text import safe_text
+from sapo_swarm.scoring.scorer import Scored, Scorer, ScoringFailed
+from sapo_swarm.tasks.own import library
+from sapo_swarm.tasks.own.errors import BadTask
+from sapo_swarm.tasks.seeds import held_out
+
+READ_S = 10.0
+"""Reading a folder may take so long on a busy machine; a good one takes milliseconds."""
+MEMORY = 600 * 2**20
+FORBIDDEN = ("os.system", "subprocess.Popen", "os.exec", "os.posix_spawn", "socket.connect", "pickle.find_class")
+_watching: list[str] = []
+_seen: list[str] = []
+
+
+def _audit(event: str, arguments: tuple[object, ...]) -> None:
+    restart = "sapo_swarm.scoring.worker" in str(arguments) if event == "subprocess.Popen" else False
+    if _watching and event in FORBIDDEN and not restart:  # a worker that had to be stopped is started again
+        _seen.append(f"{event} {str(arguments)[:80]}")
+
+
+sys.addaudithook(_audit)
+
+
+@pytest.fixture
+def watched() -> Iterator[list[str]]:
+    """What was run meanwhile, in this process."""
+    _seen.clear()
+    _watching.append("on")
+    yield _seen
+    _watching.clear()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    home = tmp_path_factory.mktemp("hostile")
+    with library_in(home):
+        yield home
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def scorer(folder: Path) -> AsyncIterator[Scorer]:
+    async with Scorer(margin_s=60.0) as started:
+        await started.ready()
+        yield started
+
+
+def test_there_are_two_hundred_of_them() -> None:
+    assert len(HOSTILE) >= 200
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(len(HOSTILE)), ids=[str(name)[:60] for name in HOSTILE])
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_hostile_folder_is_refused_in_a_sentence_or_does_no_harm(
+    number: int, folder: Path, scorer: Scorer, watched: list[str]
+) -> None:
+    name = f"hostile_{number}"
+    list(HOSTILE.values())[number](folder / name)
+    before = {path.relative_to(folder) for path in (folder / name).rglob("*")}
+    began, used = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    refused = _refusal(name)
+    if refused is None:
+        await _ask(name, scorer)
+    else:
+        assert 20 < len(safe_text(refused)) < 3000
+    library.use(folder)
+    assert time.process_time() - began < READ_S
+    assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - used) * 1024 < MEMORY
+    assert watched == []
+    assert {path.relative_to(folder) for path in (folder / name).rglob("*")} == before
+
+
+def _refusal(name: str) -> str | None:
+    """Why the folder is no task, None where it is one."""
+    try:
+        library.find(name)
+    except BadTask as error:
+        return str(error)
+    except KeyError:
+        return f"There is no plain task.toml in {name}."
+    return None
+
+
+async def _ask(name: str, scorer: Scorer) -> None:
+    """A question and three verdicts: each is a reward or a reason."""
+    ref = held_out(name, "own", 0)
+    answer = library.find(name).held_out[0].get("answer", "x")
+    texts = [f"<answer>{text}</answer>" for text in (answer, "a" * 40 + "!", "[" * 900 + "]" * 900)]
+    found = await scorer.score_many([(ref, (text,)) for text in texts])
+    assert all(isinstance(verdict, (Scored, ScoringFailed)) for verdict in found)
+    assert all(0.0 <= verdict.rewards[0] <= 1.0 for verdict in found if isinstance(verdict, Scored))
+
+
+@pytest.mark.parametrize("name", ["../x", "/etc", "a/b", ".hidden", "", "..", "A", "a" * 41, "a\x00b", "a\nb", "ä"])
+def test_a_name_never_leads_out_of_the_folder(name: str, folder: Path) -> None:
+    assert not library.has(name)
+    with pytest.raises(KeyError):
+        library.find(name)

@@ -1,0 +1,159 @@
+"""What the documents say exists: paths, links, verbs and flags; and no line is too long to read."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from sapo_desktop.cli import VERBS, parser
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = sorted(
+    path.relative_to(ROOT).as_posix()
+    for path in (*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"))
+    if "lab" not in path.relative_to(ROOT).parts or path.parent == ROOT / "docs" / "lab"
+)
+"""Every page but the lab's generated reports."""
+WIDTH = 120
+SOURCES = (
+    "app/sapo_desktop",
+    "swarm/sapo_swarm",
+    "swarm/sapo_lab",
+    "backends/sapo_backends",
+    "assets",
+    "tests",
+    "docs",
+    "packaging",
+)
+LOOKS_LIKE_A_PATH = re.compile(r"[\w.-]+(/[\w.-]+)*(/|\.(py|md|toml|json|c|h|tcss|sh))")
+NOT_OURS = {
+    "config.json",
+    "state.json",
+    "engine.json",
+    "speed.json",
+    "tokenizer.json",
+    "config.toml",
+    "model.json",
+    "runs/",
+}
+"""Files of a run, a model or a person."""
+
+
+def read(page: str) -> str:
+    return (ROOT / page).read_text("utf-8")
+
+
+def prose(text: str) -> str:
+    """Without fenced blocks."""
+    return re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
+
+
+@cache
+def endings() -> frozenset[str]:
+    """Every path of the sources with each of its endings: a/b/c.py, b/c.py, c.py; folders too, with a slash."""
+    found: set[str] = set()
+    for source in SOURCES:
+        for path in [ROOT / source, *(ROOT / source).rglob("*")]:
+            if "__pycache__" in path.parts:
+                continue
+            parts = path.relative_to(ROOT).parts
+            found |= {"/".join(parts[start:]) + ("/" if path.is_dir() else "") for start in range(len(parts))}
+    return frozenset(found)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_path_in_backticks_exists(page: str) -> None:
+    said = {word for word in re.findall(r"`([^`\n]+)`", prose(read(page))) if LOOKS_LIKE_A_PATH.fullmatch(word)}
+    missing = {
+        word
+        for word in said - NOT_OURS
+        if not (ROOT / word).exists()
+        and not {word, f"{word.rstrip('/')}/"} & endings()
+        and not word.startswith("cache/")
+    }
+    assert not missing
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_link_leads_somewhere(page: str) -> None:
+    text = prose(read(page))
+    links = [link for link in re.findall(r"\]\(([^)\s]+)\)", text) if not link.startswith(("http://", "https://"))]
+    broken = []
+    for link in links:
+        path, _, section = link.partition("#")
+        target = (ROOT / page).parent / path if path else ROOT / page
+        if not target.exists() or (section and section not in anchors(target)):
+            broken.append(link)
+    assert not broken
+
+
+def anchors(page: Path) -> set[str]:
+    """The headings as GitHub makes links of them."""
+    heads = re.findall(r"^#+ (.+)$", page.read_text("utf-8"), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page != "docs/manual.md"])
+def test_no_line_is_wider_than_a_screen_but_tables(page: str) -> None:
+    wide = [line for line in read(page).splitlines() if len(line) > WIDTH and not line.startswith(("|", "!["))]
+    assert not wide
+
+
+@cache
+def flags_of(verb: str) -> frozenset[str]:
+    """Every flag of the verb, by its own parser."""
+    subs = next(a for a in parser(verb)._actions if isinstance(a, argparse._SubParsersAction))
+    return frozenset(flags_in(subs.choices[verb]))
+
+
+def flags_in(found: argparse.ArgumentParser) -> Iterator[str]:
+    for action in found._actions:
+        yield from action.option_strings
+        if isinstance(action, argparse._SubParsersAction):
+            for inner in action.choices.values():
+                yield from flags_in(inner)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_command_has_a_verb_and_flags_that_exist(page: str) -> None:
+    commands = re.findall(r"\bsapo-desktop ([a-z][a-z-]*)((?:[ \t]+[^\s`|;#)]+)*)", read(page))
+    wrong = [verb for verb, _ in commands if verb not in VERBS and verb not in NO_VERBS]
+    wrong += [
+        f"{verb} {flag}"
+        for verb, rest in commands
+        if verb in VERBS
+        for flag in re.findall(r"(?<=\s)--[a-z][a-z-]*", rest)
+        if flag not in flags_of(verb)
+    ]
+    assert not wrong
+
+
+NO_VERBS = {"is", "does", "may", "or", "and", "knows"}
+"""Words that follow the name in a sentence."""
+
+
+def test_the_manual_has_every_verb() -> None:
+    assert set(re.findall(r"^\| `([a-z-]+)` \|", read("docs/manual.md"), flags=re.MULTILINE)) >= set(VERBS)
+
+
+def test_the_drawn_rooms_are_the_rooms() -> None:
+    """Mend it with: python packaging/rooms.py"""
+    spec = importlib.util.spec_from_file_location("rooms", ROOT / "packaging" / "rooms.py")
+    assert spec is not None
+    assert spec.loader is not None
+    rooms = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(rooms)
+    page = read("docs/contributing.md")
+    assert rooms.drawn(page) == page
+
+
+def test_the_ten_files_to_read_first_are_short() -> None:
+    listed = re.findall(r"^\d+\. `([^`]+\.py)`", read("docs/contributing.md"), flags=re.MULTILINE)
+    assert len(listed) == 10
+    assert {file: lines for file in listed if (lines := len(read(file).splitlines())) >= 200} == {}
