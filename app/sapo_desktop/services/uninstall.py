@@ -13,7 +13,7 @@ from sapo_desktop.paths import Home
 from sapo_desktop.services.models import store
 from sapo_desktop.services.nodes.lock import NodeLock
 
-_SETTINGS = ("config.toml", "config.partial", "invite", "invite.partial")
+_SETTINGS = ("config.toml", "config.partial", "invite", "invite.partial", "endpoint-token")
 """Files of the configuration folder, which may be a folder of the person's own (SAPO_HOME)."""
 
 

@@ -108,7 +108,7 @@ def test_a_section_that_is_none_is_named_by_config_and_can_be_taken_out(tmp_path
 def test_without_a_node_a_control_verb_exits_with_3(tmp_path: Path, verb: str) -> None:
     done = sapo(tmp_path, verb)
     assert done.returncode == 3
-    assert "sapo-desktop new my-model" in done.stderr
+    assert "No node is running" in done.stderr
 
 
 def test_a_time_that_is_none_is_explained(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ import sys
 import threading
 from pathlib import Path
 
-import msgspec
 import psutil
 import pytest
 from tests.support.node_process import environment, sapo
@@ -22,6 +21,7 @@ from tests.support.trained_models import random_model, trained
 
 from sapo_backends.base import Cancelled, CancelToken
 from sapo_desktop.errors import UsageError
+from sapo_desktop.services.models import store
 from sapo_desktop.services.models.exports import (
     ExportFailed,
     Format,
@@ -277,9 +277,9 @@ def test_the_verb_exports_a_run_and_says_how_it_was_checked(tmp_path: Path) -> N
 def test_ctrl_c_leaves_nothing(starter: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The verb ends with 130 and takes its child process, which is what presses the keys here, along."""
     assert starter.checkpoint is not None
-    run = tmp_path / "data" / "runs" / "a-run"
-    shutil.copytree(starter.checkpoint, run / "checkpoints" / starter.checkpoint.name)
-    (run / "config.json").write_bytes(msgspec.json.encode(starter.config))
+    model = tmp_path / "data" / "models" / "a-model"
+    shutil.copytree(starter.checkpoint, model / "checkpoints" / starter.checkpoint.name)
+    store.write(model, store.record_of("a-model", starter.config))
     code = (
         "import os, signal, sys\nif 'sapo_desktop.services.models.exports.worker' in sys.orig_argv:\n"
         "    open(os.environ['SAPO_HOME'] + '/pid', 'w').write(str(os.getpid()))\n"

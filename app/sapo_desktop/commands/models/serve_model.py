@@ -17,7 +17,7 @@ LARGEST_PORT = 65535
 
 def add_arguments(parser: argparse.ArgumentParser, _verb: str) -> None:
     """See the module's docstring."""
-    parser.add_argument("name", nargs="?", default="", metavar="NAME", help="which run (default: the latest)")
+    parser.add_argument("name", nargs="?", default="", metavar="NAME", help="the model (default: the one trained last)")
     parser.add_argument("--checkpoint", default="latest", help="latest, base or a round number (default: latest)")
     parser.add_argument(
         "--port", type=int, default=8643, help="TCP port on 127.0.0.1; 0 = any free one (default: 8643)"
@@ -48,7 +48,7 @@ async def _serve(chosen: Chosen, port: int, token_file: Path) -> None:
     try:
         await host.load(lambda: chosen.load(lambda *_: None))
         answering = Answering(host, chosen.config.temperature)
-        name = chosen.checkpoint.parent.parent.name if chosen.checkpoint is not None else chosen.config.model
+        name = chosen.model if chosen.checkpoint is not None else chosen.config.model
         async with Endpoint(answering, name, token, port) as endpoint:
             print(
                 f"Serving {chosen.label} as {name!r}\nBase URL:  {endpoint.url}\nAPI key:   in {token_file}\n"

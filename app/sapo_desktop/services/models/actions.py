@@ -27,6 +27,11 @@ from sapo_desktop.services.models.interface import (
 from sapo_desktop.services.models.overview import Overview, overview
 from sapo_desktop.services.models.store import Model
 
+_GGUF = {
+    "f16": "for llama.cpp, LM Studio and Ollama: 16 bits a weight",
+    "q8_0": "the same in 8 bits: half as large, hardly worse",
+    "q4_0": "the same in 4 bits: the smallest, worse for small models",
+}
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -161,7 +166,7 @@ class HomeModels:
         found = []
         for name, info in FORMATS.items():
             if name == "gguf":
-                found += [ExportChoice(f"gguf {q}", info.what, ("--format", name, "--quant", q)) for q in QUANTS]
+                found += [ExportChoice(f"gguf {q}", _GGUF[q], ("--format", name, "--quant", q)) for q in QUANTS]
             elif name != "adapter" or lora:
                 found.append(ExportChoice(name, info.what, ("--format", name)))
         return tuple(found)

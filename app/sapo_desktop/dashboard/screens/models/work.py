@@ -21,7 +21,11 @@ from sapo_desktop.services.models.interface import ExportChoice, ModelActionFail
 class ExportScreen(ModalScreen[None]):
     """Closing it before it is done leaves nothing half written."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q,enter", "close", "close", show=False)]
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape,q", "close", "close", show=False),
+        Binding("enter", "close_when_done", "close", show=False),
+    ]
+    _done = False
 
     def __init__(self, name: str, choice: ExportChoice, work: AsyncIterator[Told]) -> None:
         super().__init__()
@@ -46,7 +50,13 @@ class ExportScreen(ModalScreen[None]):
                     told.update(Content("\n").join(Content(plain(line, 400)) for line in lines))
         except ModelActionFailed as error:
             told.update(Content.styled(plain(str(error), 600), "$warning"))
+        self._done = True
         self.query_one("#keys", Static).update(hint(("Esc", "close")))
+
+    def action_close_when_done(self) -> None:
+        """Enter does not stop what is being written."""
+        if self._done:
+            self.dismiss(None)
 
     def action_close(self) -> None:
         self.dismiss(None)
