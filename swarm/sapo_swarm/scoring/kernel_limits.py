@@ -77,7 +77,7 @@ def readable() -> list[str]:
 
 
 def _restrict_files(libc: ctypes.CDLL, also: Sequence[Path]) -> bool:
-    """Landlock: reading beneath readable() and `also`, nothing else; no TCP, no signals to others where the kernel knows these."""
+    """Landlock: reading beneath readable() and `also` only; no TCP, no signals to others where the kernel knows these."""
     abi = int(libc.syscall(_LANDLOCK_CREATE, None, ctypes.c_size_t(0), 1))
     if abi < 1:
         return False
