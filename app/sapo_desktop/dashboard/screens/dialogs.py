@@ -30,6 +30,7 @@ class ChoiceDialog(ModalScreen[T | None], Generic[T]):
 
     @property
     def question(self) -> str:
+        """What is asked, in bold above the answers."""
         return self.QUESTION
 
     def compose(self) -> ComposeResult:

@@ -80,6 +80,7 @@ class FirstRunScreen(ModalScreen[FirstRunAnswers]):
         self.answers_changed()
 
     def on_choice_changed(self) -> None:
+        """Measure the new answer."""
         self.answers_changed()
 
     def answers_changed(self) -> None:

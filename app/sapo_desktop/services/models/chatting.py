@@ -32,7 +32,7 @@ class Chat:
     def __enter__(self) -> Chat:
         try:
             for chosen in self._chosen:
-                self._engines.append(chosen.load(lambda fraction, phrase: None))
+                self._engines.append(chosen.load(lambda *_: None))
         except BaseException:
             self._close()
             raise

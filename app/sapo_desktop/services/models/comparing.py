@@ -59,7 +59,7 @@ async def _answers(
     host = EngineHost()
     try:
         on_progress(chosen.label, 0.0)
-        await host.load(lambda: chosen.load(lambda fraction, phrase: None))
+        await host.load(lambda: chosen.load(lambda *_: None))
         async with Scorer() as scorer:
             return await answer(host, scorer, refs, sampling, samples, lambda done: on_progress(chosen.label, done))
     finally:

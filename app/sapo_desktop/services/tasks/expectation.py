@@ -61,7 +61,7 @@ async def measure(task: OwnTask, config: RunConfig, scorer: Scorer, show: Show =
     """
     host = EngineHost()
     try:
-        await host.load(lambda: engines.builder(config)(lambda fraction, phrase: None))
+        await host.load(lambda: engines.builder(config)(lambda *_: None))
         show(0.2)
         return await _ask(task, config, scorer, host)
     finally:
