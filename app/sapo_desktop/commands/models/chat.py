@@ -14,6 +14,7 @@ from sapo_desktop.services.models.chatting import Chat
 
 
 def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
+    """See the module's docstring."""
     parser.add_argument("name", nargs="?", default="", help="the model (default: the one trained last)")
     parser.add_argument("--ask", default="", metavar="QUESTION", help="ask this and exit; else questions line by line")
     parser.add_argument("--checkpoint", default="latest", help="latest or a round number (default: latest)")
@@ -26,6 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
+    """See the module's docstring; the exit code."""
     if not 0 <= args.temperature <= 4:
         raise UsageError("--temperature is a number from 0 to 4.")
     home = Home.find()

@@ -16,6 +16,7 @@ from sapo_desktop.services.models.checkpoints import Chosen, choose, of
 
 
 def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
+    """See the module's docstring."""
     if verb == "compare":
         parser.add_argument("first", metavar="A", help="a model")
         parser.add_argument("second", metavar="B", nargs="?", default="base", help="another (default: the base of A)")
@@ -35,6 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
+    """See the module's docstring; the exit code."""
     if not 1 <= args.items <= 10_000 or not 1 <= args.samples <= 64:
         raise UsageError("--items is 1 to 10000 and --samples 1 to 64.")
     if not 0 <= args.temperature <= 4:

@@ -22,6 +22,7 @@ _NAMES = {"list": 0, "show": 1, "rename": 2, "duplicate": 2, "delete": 1, "prune
 
 
 def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
+    """See the module's docstring."""
     parser.add_argument("action", nargs="?", default="list", choices=ACTIONS, help="what to do (default: list)")
     parser.add_argument("names", nargs="*", metavar="NAME", help="the model, and for rename and duplicate the new name")
     parser.add_argument("--yes", action="store_true", help="delete and prune without asking")
@@ -29,6 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
+    """See the module's docstring; the exit code."""
     _check(args)
     home = Home.find()
     home.prepare()

@@ -16,6 +16,7 @@ from sapo_swarm.config import RunConfig
 
 
 def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
+    """See the module's docstring."""
     parser.add_argument("name", help="what it is called: letters, digits, dots, dashes, underscores")
     parser.add_argument(
         "--base",
@@ -28,6 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
+    """See the module's docstring; the exit code."""
     home = Home.find()
     home.prepare()
     for sentence in adopt(home):

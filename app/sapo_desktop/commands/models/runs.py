@@ -18,6 +18,7 @@ from sapo_desktop.services.nodes.lock import NodeLock
 
 
 def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
+    """See the module's docstring."""
     parser.add_argument("words", nargs="*", metavar="[check] [NAME]", help="the model (default: the one used last)")
     parser.add_argument(
         "--repair", action="store_true", help="with check: mend the journal; the old one stays beside it"
@@ -26,6 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
+    """See the module's docstring; the exit code."""
     checking = args.words[:1] == ["check"]
     names = args.words[1:] if checking else args.words
     if len(names) > 1 or (args.repair and not checking):

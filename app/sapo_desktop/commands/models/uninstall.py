@@ -13,6 +13,7 @@ from sapo_desktop.services.nodes import supervisor
 
 
 def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
+    """See the module's docstring."""
     parser.add_argument(
         "--data", action="store_true", help="models, settings, logs and caches; without it nothing is done"
     )
@@ -20,6 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
+    """See the module's docstring; the exit code."""
     home = Home.find()
     found = uninstall.made(home)
     for one in found:

@@ -32,18 +32,22 @@ class Choice(Widget, can_focus=True):
 
     @property
     def value(self) -> str:
+        """The answer."""
         return self.answers[self.place][0]
 
     def action_turn(self, steps: int) -> None:
+        """The next answer, or the one before."""
         self.place = (self.place + steps) % len(self.answers)
         self.refresh()
         self.post_message(self.Changed())
 
     def on_click(self) -> None:
+        """The next answer."""
         self.focus()
         self.action_turn(1)
 
     def render(self) -> Content:
+        """The label, the answer, and what it means."""
         value, detail = self.answers[self.place]
         left, right = ("◂", "▸") if self.has_focus and len(self.answers) > 1 else (" ", " ")
         return Content.assemble(

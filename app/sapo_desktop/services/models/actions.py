@@ -46,6 +46,7 @@ class HomeModels:
     # Looking
 
     async def shelf(self) -> Shelf:
+        """See ModelActions."""
         training = await control.in_training(self._home)
         models, problems = await _thread(self._look)
         return Shelf(models, training.record.id if training else "", problems)
@@ -70,6 +71,7 @@ class HomeModels:
     # Changing
 
     async def offer(self) -> NewModelInfo:
+        """See ModelActions."""
         return await _thread(self._offer)
 
     def _offer(self) -> NewModelInfo:
@@ -89,6 +91,7 @@ class HomeModels:
         )
 
     async def new(self, answers: NewModel) -> str:
+        """See ModelActions."""
         model = await _thread(self._new, answers)
         await _app(control.switch(self._home, model))
         return f"{model.name} starts from {model.record.base}; the node trains it now"
@@ -101,11 +104,13 @@ class HomeModels:
         return creating.new(self._home, answers.name, wanted)
 
     async def proceed(self, id: str) -> str:
+        """See ModelActions."""
         model = await self._find(id)
         status = await _app(control.switch(self._home, model))
         return f"The node trains {model.name}" + (f", from round {status.round + 1} on" if model.trained else "")
 
     async def rename(self, id: str, name: str) -> str:
+        """See ModelActions."""
         from sapo_desktop.services.models import keeping
 
         model = await self._find(id)
@@ -113,6 +118,7 @@ class HomeModels:
         return f"{model.name} is called {renamed.name} now"
 
     async def duplicate(self, id: str, name: str) -> str:
+        """See ModelActions."""
         from sapo_desktop.services.models import keeping
 
         model = await self._find(id)
@@ -120,17 +126,20 @@ class HomeModels:
         return f"{copy.name} has the weights and the history of {model.name}"
 
     async def delete(self, id: str) -> str:
+        """See ModelActions."""
         model = await self._find(id)
         freed = await _app(control.delete(self._home, model))
         return f"Deleted {model.name}: {freed / 1e6:,.0f} MB are free again"
 
     async def spare(self, id: str) -> tuple[int, int]:
+        """See ModelActions."""
         from sapo_desktop.services.models import keeping
 
         found = await _thread(keeping.spare, await self._find(id))
         return len(found), sum(one.size for one in found)
 
     async def free(self, id: str) -> str:
+        """See ModelActions."""
         from sapo_desktop.services.models import keeping
 
         model = await self._find(id)
@@ -140,6 +149,7 @@ class HomeModels:
     # Long work
 
     async def compare(self, first: str, second: str, items: int) -> AsyncIterator[Told]:
+        """See ModelActions."""
         one = await self._find(first)
         pair = [one.name, (await self._find(second)).name if second else "base"]
         arguments = ["compare", *pair, "--items", str(items), "--progress", "--table"]
@@ -151,6 +161,7 @@ class HomeModels:
             yield Told(result=tuple(table), data=json.loads(data))
 
     async def chat(self, id: str) -> ChatLine:
+        """See ModelActions."""
         model = await self._find(id)
         if not model.trained:
             raise ModelActionFailed(
@@ -159,6 +170,7 @@ class HomeModels:
         return await Conversation.open(self._home, model)
 
     def exports(self, id: str) -> tuple[ExportChoice, ...]:
+        """See ModelActions."""
         from sapo_desktop.services.models.exports import FORMATS, QUANTS
 
         sessions = self._known[id][1].story.sessions if id in self._known else ()
@@ -172,6 +184,7 @@ class HomeModels:
         return tuple(found)
 
     async def export(self, id: str, choice: ExportChoice) -> AsyncIterator[Told]:
+        """See ModelActions."""
         model = await self._find(id)
         async for told in _work(["export", model.name, *choice.arguments, "--progress"]):
             yield told

@@ -71,13 +71,17 @@ class ChatLine(Protocol):
         """(0 base or 1 trained, its answer so far), until both are done. Raises ModelActionFailed."""
         ...
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        """Give the memory back, and let a node that waited go on."""
+        ...
 
 
 class ModelActions(Protocol):
     """Models are named by their id. Every method raises ModelActionFailed."""
 
-    async def shelf(self) -> Shelf: ...
+    async def shelf(self) -> Shelf:
+        """All models as they are now."""
+        ...
 
     async def offer(self) -> NewModelInfo:
         """What "New model" starts with."""
@@ -91,9 +95,13 @@ class ModelActions(Protocol):
         """The node goes on with this model; a sentence."""
         ...
 
-    async def rename(self, id: str, name: str) -> str: ...
+    async def rename(self, id: str, name: str) -> str:
+        """Give it another name; a sentence."""
+        ...
 
-    async def duplicate(self, id: str, name: str) -> str: ...
+    async def duplicate(self, id: str, name: str) -> str:
+        """Another model with the same weights and history; a sentence."""
+        ...
 
     async def delete(self, id: str) -> str:
         """The node that trains it is stopped first. A sentence that says what is free again."""

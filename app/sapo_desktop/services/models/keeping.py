@@ -60,7 +60,7 @@ def duplicate(home: Home, model: Model, name: str) -> Model:
     return store.read(folder)
 
 
-def _left_out(folder: str, entries: list[str]) -> set[str]:
+def _left_out(_folder: str, entries: list[str]) -> set[str]:
     """Exports (they are made again in a moment), what is half written, and the journal, which is copied whole."""
     return {e for e in entries if e == "exports" or e.startswith((_PARTIAL, ".", "journal.db"))}
 

@@ -41,7 +41,7 @@ def _row(row: SettingRow, model: Model, defaults: RunConfig) -> SettingRow:
     )
 
 
-def change(home: Home, model: Model, key: str, typed: str) -> str:
+def change(model: Model, key: str, typed: str) -> str:
     """Set one setting of the model's run; the value as it was understood. The weights stay what they are.
 
     Raises UsageError (another identity, a value that is not allowed), UnknownTask, AppError; then nothing was changed.
@@ -58,4 +58,4 @@ def change(home: Home, model: Model, key: str, typed: str) -> str:
 def reset(home: Home, model: Model, key: str) -> str:
     """Back to what a new model would get, which it returns. Raises UsageError, UnknownTask, AppError."""
     name = editing.known(key).removeprefix("run.")
-    return change(home, model, key, settings.text(getattr(settings.load(home.settings).run, name)))
+    return change(model, key, settings.text(getattr(settings.load(home.settings).run, name)))

@@ -20,10 +20,12 @@ class Overview:
 
     @property
     def rounds(self) -> int:
+        """Rounds behind the model, those in its log included."""
         return max(self.model.rounds_done, self.story.rounds[-1].round + 1 if self.story.rounds else 0)
 
     @property
     def held_out(self) -> Evaluated | None:
+        """The newest evaluation, None before the first."""
         return self.story.held_out
 
 

@@ -23,9 +23,11 @@ class HomeSettings:
         self._home = home
 
     def describe(self) -> str:
+        """See SettingsActions."""
         return str(self._home.settings)
 
     async def rows(self) -> tuple[SettingRow, ...]:
+        """See SettingsActions."""
         model = await control.shown(self._home)
         try:
             if model is None:
@@ -52,9 +54,11 @@ class HomeSettings:
         return {key: value for key, value in values.items() if key not in chosen}
 
     async def change(self, key: str, value: str) -> None:
+        """See SettingsActions."""
         await self._write(key, value)
 
     async def reset(self, key: str) -> None:
+        """See SettingsActions."""
         await self._write(key, None)
 
     async def _write(self, key: str, value: str | None) -> None:
@@ -72,9 +76,10 @@ class HomeSettings:
         elif value is None:
             model_settings.reset(home, model, key)
         else:
-            model_settings.change(home, model, key, value)
+            model_settings.change(model, key, value)
 
     async def restart(self) -> str:
+        """See SettingsActions."""
         try:
             await control.restart(self._home, keep_mode=True)
         except (AppError, OSError) as error:

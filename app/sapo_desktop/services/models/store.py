@@ -61,14 +61,17 @@ class Model:
 
     @property
     def name(self) -> str:
+        """What it is called."""
         return self.record.name
 
     @property
     def config(self) -> RunConfig:
+        """What it trains with from the next start on."""
         return self.record.config
 
     @property
     def rounds_done(self) -> int:
+        """Rounds behind its newest checkpoint."""
         return rounds_of(self.checkpoints[-1]) if self.checkpoints else 0
 
     @property

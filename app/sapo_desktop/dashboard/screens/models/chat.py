@@ -39,6 +39,7 @@ class ChatScreen(BaseScreen):
         self._said: list[_Exchange] = []
 
     def body(self) -> Iterable[Widget]:
+        """See the class."""
         with Horizontal(id="answers"):
             for place, title in enumerate(("base", self._called)):
                 with VerticalScroll(id=f"side-{place}", classes="box", can_focus=False) as box:
@@ -46,10 +47,12 @@ class ChatScreen(BaseScreen):
                     yield Static("", id=f"text-{place}", markup=False)
         yield Input(placeholder="loading both models …", id="question", disabled=True)
 
-    def own_keys(self, state: DashboardState) -> list[Key]:
+    def own_keys(self, state: DashboardState) -> list[Key]:  # noqa: ARG002 - as every screen
+        """The keys that count on this screen."""
         return [("Enter", "ask", ""), ("Esc", "close", "screen.close")]
 
     def on_mount(self) -> None:
+        """Begin to read."""
         self.run_worker(self._open(), name="chat", group="chat", exit_on_error=True)
 
     async def _open(self) -> None:
@@ -67,6 +70,7 @@ class ChatScreen(BaseScreen):
         field.focus()
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
+        """Ask what was typed."""
         event.stop()
         if event.value.strip() and self._line is not None:
             self._said = [*self._said[-KEPT + 1 :], (event.value.strip(), ["", ""])]

@@ -34,14 +34,17 @@ class CompareScreen(BaseScreen):
         self._first, self._second, self._items = first, second, items
 
     def body(self) -> Iterable[Widget]:
+        """See the class."""
         yield Chart("Own reward", self.glyphs, id="compare-chart")
         with VerticalScroll(id="table", classes="box"):
             yield Static("", id="table-text", markup=False)
 
     def own_keys(self, state: DashboardState) -> list[Key]:
+        """The keys that count on this screen."""
         return [("Esc", "back", "screen.close"), *self.pause_keys(state)]
 
     def on_mount(self) -> None:
+        """Begin to read."""
         other = self._second.model.name if self._second else "its base"
         title = f"{self._first.model.name} and {other}, {self._items} held-out questions a task"
         self.query_one("#table").border_title = Content.styled(plain(title, 100), "bold")
@@ -49,6 +52,7 @@ class CompareScreen(BaseScreen):
         self.run_worker(self._measure(), name="compare", exit_on_error=True)
 
     def on_resize(self) -> None:
+        """Draw for the new size."""
         super().on_resize()
         self.call_after_refresh(self._draw)
 
@@ -79,4 +83,5 @@ class CompareScreen(BaseScreen):
         self.query_one("#table-text", Static).update(text)
 
     def action_close(self) -> None:
+        """Back to where it was opened from."""
         self.dismiss(None)

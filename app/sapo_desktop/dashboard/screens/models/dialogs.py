@@ -61,6 +61,7 @@ class NewModelDialog(_Form):
         self._info, self._make = info, make
 
     def compose(self) -> ComposeResult:
+        """The fields and the keys."""
         with Vertical(classes="box dialog form"):
             yield Static(Content.styled("New model", "bold"), markup=False)
             yield Static(
@@ -78,6 +79,7 @@ class NewModelDialog(_Form):
             yield Static(hint(("Enter", "make it and train it"), ("arrows", "change"), ("Esc", "cancel")), markup=False)
 
     def attempt(self) -> Awaitable[str]:
+        """See the class."""
         other = self.query_one("#other", Input).value.strip()
         base = other or self.query_one("#base", Choice).value
         name = self.query_one("#name", Input).value.strip()
@@ -92,6 +94,7 @@ class NameDialog(_Form):
         self._question, self._detail, self._called, self._act = question, detail, name, act
 
     def compose(self) -> ComposeResult:
+        """The fields and the keys."""
         with Vertical(classes="box dialog form"):
             yield Static(Content.styled(plain(self._question, 120), "bold"), markup=False)
             yield Static(plain(self._detail, 300), markup=False)
@@ -100,6 +103,7 @@ class NameDialog(_Form):
             yield Static(hint(("Enter", "do it"), ("Esc", "cancel")), markup=False)
 
     def attempt(self) -> Awaitable[str]:
+        """See the class."""
         return self._act(self.query_one("#name", Input).value.strip())
 
 
@@ -114,6 +118,7 @@ class PickDialog(ChoiceDialog[T], Generic[T]):
 
     @property
     def question(self) -> str:
+        """What is asked, in bold above the answers."""
         return plain(self._question, 300)
 
 

@@ -51,11 +51,13 @@ class ModelKeys(BaseScreen):
 
     @property
     def actions(self) -> ModelActions:
+        """What may be done with models."""
         actions = self.dashboard.model_actions
         assert actions is not None  # without them there is no such screen
         return actions
 
-    def own_keys(self, state: DashboardState) -> list[Key]:
+    def own_keys(self, state: DashboardState) -> list[Key]:  # noqa: ARG002 - as every screen
+        """The keys that count on this screen."""
         return [
             ("c", "continue", "screen.proceed"),
             ("n", "new", "screen.new"),
@@ -96,6 +98,7 @@ class ModelKeys(BaseScreen):
     # The keys
 
     def action_proceed(self) -> None:
+        """Let the node go on with this model."""
         if (one := self.chosen) is not None:
             if one.model.record.id == self.shelf.training:
                 self.dashboard.say(f"The node trains {one.model.name} already")
@@ -104,6 +107,7 @@ class ModelKeys(BaseScreen):
             self.do(self.actions.proceed(one.model.record.id), f"{busy} {one.model.name}")
 
     def action_new(self) -> None:
+        """Ask for a name and a base, then make it."""
         self.run_worker(self._new(), name="new", exit_on_error=True)
 
     async def _new(self) -> None:
@@ -115,6 +119,7 @@ class ModelKeys(BaseScreen):
         self.app.push_screen(NewModelDialog(offer, self.actions.new), self._made)
 
     def action_rename(self) -> None:
+        """Ask for the new name."""
         if (one := self.chosen) is not None:
             name, id = one.model.name, one.model.record.id
             detail = "The weights, the history and the folder stay where they are."
@@ -122,6 +127,7 @@ class ModelKeys(BaseScreen):
             self.app.push_screen(dialog, self._done)
 
     def action_duplicate(self) -> None:
+        """Ask for the name of the copy."""
         if (one := self.chosen) is not None:
             name, id = one.model.name, one.model.record.id
             detail = f"Another model with the same weights and history; it takes about {memory(one.size, '0 MB')}."
@@ -131,6 +137,7 @@ class ModelKeys(BaseScreen):
             self.app.push_screen(dialog, self._done)
 
     def action_delete(self) -> None:
+        """Ask, then delete it."""
         if (one := self.chosen) is None:
             return
         name, id = one.model.name, one.model.record.id
@@ -148,6 +155,7 @@ class ModelKeys(BaseScreen):
         """The chosen model is about to be gone."""
 
     def action_free(self) -> None:
+        """Say what may go, ask, then remove it."""
         if (one := self.chosen) is not None:
             self.run_worker(self._free(one), name="free", exit_on_error=True)
 
@@ -171,6 +179,7 @@ class ModelKeys(BaseScreen):
         self.app.push_screen(PickDialog(f"Free space of {one.model.name}", [(what, detail, True)]), chosen)
 
     def action_compare(self) -> None:
+        """Ask with which one, then measure both."""
         if (one := self.chosen) is None:
             return
         from sapo_desktop.dashboard.screens.models.compare import CompareScreen
@@ -187,12 +196,14 @@ class ModelKeys(BaseScreen):
         self.app.push_screen(PickDialog(f"Compare {one.model.name} with", answers), chosen)
 
     def action_chat(self) -> None:
+        """Open a chat with base and trained model."""
         if (one := self.chosen) is not None:
             from sapo_desktop.dashboard.screens.models.chat import ChatScreen
 
             self.app.push_screen(ChatScreen(one.model.record.id, one.model.name))
 
     def action_export(self) -> None:
+        """Ask for the format, then write it."""
         if (one := self.chosen) is None:
             return
         from sapo_desktop.dashboard.screens.models.work import ExportScreen

@@ -35,17 +35,21 @@ class ModelScreen(ModelKeys):
 
     @property
     def chosen(self) -> Overview | None:
+        """The model that is meant."""
         return self._one
 
     def body(self) -> Iterable[Widget]:
+        """See the class."""
         yield Chart(plain(self._one.model.name, 40), self.glyphs, id="model-chart")
         with VerticalScroll(id="whole", classes="box"):
             yield Static("", id="whole-text", markup=False)
 
     def own_keys(self, state: DashboardState) -> list[Key]:
+        """The keys that count on this screen."""
         return [("Esc", "back", "screen.close"), *super().own_keys(state)]
 
     def on_mount(self) -> None:
+        """Begin to read."""
         self.query_one("#whole").border_subtitle = hint(*MORE)
         self.set_interval(AGAIN_S, self._again)
 
@@ -54,14 +58,17 @@ class ModelScreen(ModelKeys):
             self.look()
 
     def on_screen_resume(self) -> None:
+        """Read again: something may have changed meanwhile."""
         super().on_screen_resume()
         self.look()
 
     def on_resize(self) -> None:
+        """Draw for the new size."""
         super().on_resize()
         self.call_after_refresh(self._show)
 
     def look(self) -> None:
+        """Read the disk again, in a worker."""
         self._look()
 
     @work(name="shelf", group="shelf", exclusive=True)
@@ -91,8 +98,10 @@ class ModelScreen(ModelKeys):
         self.query_one(Chart).show(lines, marks, waiting, f"{plain(one.model.name, 40)}: reward")
 
     def deleted(self) -> None:
+        """The model is about to be gone."""
         self.action_close()
 
     def action_close(self) -> None:
+        """Back to where it was opened from."""
         if self.is_current:
             self.dismiss(None)

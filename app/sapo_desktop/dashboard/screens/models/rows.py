@@ -92,6 +92,7 @@ def whole(one: Overview, now: float, width: int, glyphs: Glyphs) -> Content:
 
 
 def pair(label: str, value: str, width: int) -> Content:
+    """A label and what belongs to it, wrapped under itself."""
     return Content.assemble((f"{label:<10}", "$muted"), hang(plain(value, 600), width, 10))
 
 

@@ -30,6 +30,7 @@ class ModelsScreen(ModelKeys):
     """Id of the model that the cursor was on last."""
 
     def body(self) -> Iterable[Widget]:
+        """See the class."""
         with Vertical(id="shelf", classes="box"):
             yield Static("", id="models-head", markup=False)
             yield OptionList(id="models", markup=False)
@@ -37,9 +38,11 @@ class ModelsScreen(ModelKeys):
             yield Static("", id="facts-text", markup=False)
 
     def own_keys(self, state: DashboardState) -> list[Key]:
+        """The keys that count on this screen."""
         return [("Enter", "open", "screen.open"), *super().own_keys(state)]
 
     def on_mount(self) -> None:
+        """Begin to read."""
         self.query_one("#shelf").border_title = Content.styled("My models", "bold")
         self.query_one("#shelf").border_subtitle = hint(*MORE)
         self.set_interval(AGAIN_S, self._again)
@@ -49,16 +52,19 @@ class ModelsScreen(ModelKeys):
             self.look()
 
     def on_screen_resume(self) -> None:
+        """Read again: something may have changed meanwhile."""
         super().on_screen_resume()
         self.look()
 
     def on_resize(self) -> None:
+        """Draw for the new size."""
         super().on_resize()
         self._fill()
 
     # Reading
 
     def look(self) -> None:
+        """Read the disk again, in a worker."""
         self._look()
 
     @work(name="shelf", group="shelf", exclusive=True)
@@ -74,6 +80,7 @@ class ModelsScreen(ModelKeys):
 
     @property
     def chosen(self) -> Overview | None:
+        """The model that is meant."""
         place = self.query_one("#models", OptionList).highlighted
         return self.shelf.models[place] if place is not None and place < len(self.shelf.models) else None
 
@@ -93,9 +100,11 @@ class ModelsScreen(ModelKeys):
         self._describe()
 
     def on_option_list_option_highlighted(self) -> None:
+        """Tell of the model under the cursor."""
         self._describe()
 
     def made(self) -> None:
+        """The cursor goes to the newest model."""
         self.query_one("#models", OptionList).highlighted = None
         self._kept = ""
 
@@ -119,10 +128,12 @@ class ModelsScreen(ModelKeys):
     # Opening
 
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
+        """Open the model under the cursor."""
         event.stop()
         self.action_open()
 
     def action_open(self) -> None:
+        """Open the model under the cursor."""
         if (one := self.chosen) is not None:
             from sapo_desktop.dashboard.screens.models.model import ModelScreen
 

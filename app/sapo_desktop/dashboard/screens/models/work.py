@@ -32,6 +32,7 @@ class ExportScreen(ModalScreen[None]):
         self._called, self._choice, self._steps = name, choice, work
 
     def compose(self) -> ComposeResult:
+        """The fields and the keys."""
         with Vertical(classes="box dialog form"):
             title = f"{self._called} as {self._choice.label}"
             yield Static(Content.styled(plain(title, 100), "bold"), markup=False)
@@ -39,6 +40,7 @@ class ExportScreen(ModalScreen[None]):
             yield Static(hint(("Esc", "stop")), id="keys", markup=False)
 
     def on_mount(self) -> None:
+        """Begin to read."""
         self.run_worker(self._follow(), name="export", exit_on_error=True)
 
     async def _follow(self) -> None:
@@ -59,4 +61,5 @@ class ExportScreen(ModalScreen[None]):
             self.dismiss(None)
 
     def action_close(self) -> None:
+        """Back to where it was opened from."""
         self.dismiss(None)
