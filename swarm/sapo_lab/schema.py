@@ -18,7 +18,7 @@ import difflib
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -39,7 +39,6 @@ def _doc(text: str, **limits: Any) -> Meta:
 
 
 OffPolicy = Literal["none", "token", "sequence", "clip", "proximity"]
-OFF_POLICY: tuple[OffPolicy, ...] = get_args(OffPolicy)
 
 
 class Conditions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

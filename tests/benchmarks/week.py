@@ -119,7 +119,6 @@ class Week:
         self.config = RunConfig(model="fake", trainer="fake")
         self.engine = Ballast(args.megabytes)
         self.most = 0
-        self.redo_s = 0.0
         self.log_bytes: list[int] = []
         self.waiting: list[Event] = []
         self.longest_redo = 0

@@ -40,8 +40,6 @@ from sapo_swarm.scoring.verify import ends_well
 from sapo_swarm.tasks.prompts import extract_answer
 
 HERE = Path(__file__).resolve().parent
-NUMBERS = [b"\xcb\x7f\xf0" + bytes(6), b"\xcf" + b"\xff" * 8, b"1e999", b"-1", b"\xdd\xff\xff\xff\xff"]
-"""Infinity, the largest integer, a giant length."""
 SLOW_S = 1.0
 Target = Callable[[bytes], object]
 

@@ -33,7 +33,6 @@ MAX_WINDOW = 1024 * 1024
 MAX_GROUPS = 9
 MAX_WANT = 32
 MAX_CLOCK_SKEW_S = 120.0
-NONCE_LIFETIME_S = 600.0
 
 Label = Annotated[str, Meta(max_length=80, pattern=r"^[\x20-\x7e]*\Z", description="Printable ASCII")]
 DisplayName = Annotated[str, Meta(max_length=40, description="Chosen by the node: peer text, show through safe_text")]

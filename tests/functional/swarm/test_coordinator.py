@@ -307,11 +307,6 @@ async def test_wrong_paths_methods_versions_and_media_are_problems_with_codes(ho
                 assert (problem["code"], problem["status"]) == (code, response.status)
 
 
-async def _until(holds: Callable[[], bool]) -> None:
-    while not holds():
-        await asyncio.to_thread(lambda: None)  # let the server run
-
-
 async def half_a_request(hosted: Hosted) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """A connection whose request never ends: its head is whole, its body is not."""
     reader, writer = await asyncio.open_connection("127.0.0.1", hosted.port)

@@ -28,8 +28,6 @@ from sapo_swarm.protocol.client import CoordinatorError, NodeClient, Refused
 from sapo_swarm.protocol.identity import Identity
 from sapo_swarm.protocol.invite import parse_invite
 
-Begin = Callable[[CoordinatorSettings], "asyncio.Future[Hosted]"]
-
 
 def settings(where: Path, **changes: object) -> CoordinatorSettings:
     fast = {"port": 0, "store": f"sqlite:{where}/s.sqlite", "round_every_s": 0.001, "round_burst": 1000}

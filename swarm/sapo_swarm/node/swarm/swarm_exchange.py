@@ -62,7 +62,6 @@ class SwarmExchange:
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     judging_s: float = 0.0
     """Seconds of the engine's thread that judging foreign text took, ever."""
-    exchanges: int = 0
     """Uploads that went out, ever."""
     own_worker: bool = True
     """External groups are regenerated and scored in a worker of their own, so that local ones never wait for them."""
@@ -178,7 +177,6 @@ class SwarmExchange:
         want = self.want(wanted)
         self._rounds_since = 0
         result = await self.client.exchange(self._signed(local, round_number), want, mean)
-        self.exchanges += 1
         self.stats.exchanged(result, self.wall())
         if result.code in FORGOTTEN:
             await self._join_again()
