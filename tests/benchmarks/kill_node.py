@@ -78,7 +78,7 @@ def main() -> None:
             redone.append(logged)
             starts.append(answered)
             print(f"kill {number + 1}: {done} rounds, {logged} of them in the log", file=sys.stderr, flush=True)
-        settle = sapo(home, "node", *base, "--rounds", str(done), "--run", run_folder(home).name, timeout=3600)
+        settle = sapo(home, "node", *base, "--rounds", str(done), timeout=3600)
         assert settle.returncode == 0, settle.stderr
         links = len(chain(run_folder(home)))
         undisturbed = sapo(calm, "node", *base, "--rounds", str(done), timeout=3600)

@@ -106,7 +106,8 @@ class LlamaCppEngine(Engine):
         return {"engine": "llamacpp", "model": self.info.model, "method": self.info.method}
 
     def save(self, folder: Path, optimizer: bool = True) -> None:
-        """adapter.safetensors when there is one, state.json."""
+        """adapter.safetensors when there is one, state.json. There is no optimizer here."""
+        del optimizer
         alpha = 0.0
         if self._live is not None:
             save_file(

@@ -33,6 +33,7 @@ from sapo_swarm.coordinator.web import add_page
 from sapo_swarm.protocol.client import CoordinatorError
 from sapo_swarm.protocol.invite import Certificate, Invite, is_loopback, make_certificate, new_swarm_id
 from sapo_swarm.protocol.safe_text import safe_text
+from sapo_swarm.protocol.wire import digest
 
 log = logging.getLogger("sapo.coordinator")
 EVERYWHERE = ("0.0.0.0", "::", "")
@@ -230,12 +231,12 @@ def _refuse_to_replace(settings: CoordinatorSettings) -> None:
     """Raises StoreFormat where a swarm was hosted that the store does not hold: founding another would lock its members out."""
     path = admin_path(settings)
     try:
-        known = read_access(path).swarm
+        access = read_access(path)
     except CoordinatorError:
         return
-    if known:
+    if access.swarm and access.store == digest(settings.store.encode()):
         raise StoreFormat(
-            f"The store {settings.store} is empty, but the swarm {known} was hosted here. Put its file back, or import it "
+            f"The store held the swarm {access.swarm} and is empty. Put its file back, or import it "
             f"(sapo-desktop swarm import FILE). To found a new swarm instead, remove {path}."
         )
 
@@ -285,5 +286,6 @@ def _tell_admin(settings: CoordinatorSettings, invites: list[Invite], key: str) 
         swarm=first.swarm,
         port=first.port,
         addresses=tuple(invite.host for invite in invites),
+        store=digest(settings.store.encode()),
     )
     write_access(admin_path(settings), access)

@@ -1,4 +1,4 @@
-"""The node: opens or resumes a run and turns rounds until it is told otherwise.
+"""The node: opens or resumes a run and runs rounds until it is told otherwise.
 
 Three tasks on one event loop: the rounds, a ticker that reads the machine, and (outside) the control server. The
 network, the disk and a bad rollout never end a run; they become one sentence and a pause.
@@ -18,7 +18,6 @@ import msgspec
 from sapo_backends.base import Cancelled, Engine, EngineInfo
 from sapo_swarm.algorithms.base import local_groups
 from sapo_swarm.events import Event, LogLine
-from sapo_swarm.node import setup as opening
 from sapo_swarm.node.control.api import NodeStatus
 from sapo_swarm.node.engine_thread import EngineHost
 from sapo_swarm.node.evaluation.evaluate import Examiner
@@ -34,7 +33,7 @@ from sapo_swarm.node.round.context import RoundWork
 from sapo_swarm.node.round.memory import recalled
 from sapo_swarm.node.round.progress import Activity
 from sapo_swarm.node.round.record import record, stamp
-from sapo_swarm.node.setup import NodeSetup
+from sapo_swarm.node.setup import NodeSetup, announcement, round_context
 from sapo_swarm.node.storage.journal import Journal, JournalError
 from sapo_swarm.node.storage.retention import Retention
 from sapo_swarm.node.storage.versions import versions
@@ -74,7 +73,7 @@ class Node:
         loaded = self.host.loaded
         return NodeStatus(
             state=now.state,
-            sentence=now.sentence + commands.pending(self.run_control.wishes, now.state),
+            sentence=now.sentence + commands.pending(self.run_control.requests, now.state),
             reason=now.reason,
             since=now.since,
             pid=os.getpid(),
@@ -100,7 +99,7 @@ class Node:
 
     def command(self, verb: str, for_s: float = 0.0) -> None:
         """Take a wish of the person. Raises commands.BadCommand. Pauses and stops interrupt the engine at once."""
-        self.run_control.wish(commands.command(self.run_control.wishes, verb, for_s, time.monotonic()))
+        self.run_control.request(commands.command(self.run_control.requests, verb, for_s, time.monotonic()))
 
     def request_evaluation(self, items: int) -> None:
         """A held-out evaluation after this round. items: a task, 0 = as many as the settings say."""
@@ -128,7 +127,7 @@ class Node:
         try:
             async with scorer:
                 context, examiner = await self._open(scorer)
-                await self._turn_rounds(context, examiner)
+                await self._run_rounds(context, examiner)
             await self.run_control.say("stopped", f"Stopped after round {self.rounds_done}.")
         except BaseException as error:
             with contextlib.suppress(JournalError):
@@ -146,16 +145,16 @@ class Node:
 
     async def _open(self, scorer: Scorer) -> tuple[phases.RoundContext, Examiner]:
         """Load the engine, restore the newest intact checkpoint, announce the run."""
-        drawing = held_out_exclusion(scorer, self.config.tasks, self.config.preset)
-        engine, apart = await asyncio.gather(self._load(), drawing)
+        excluding = held_out_exclusion(scorer, self.config.tasks, self.config.preset)
+        engine, excluded = await asyncio.gather(self._load(), excluding)
         setup, info = self.setup, engine.info
         self.config = config = msgspec.structs.replace(
             self.config, local_groups=local_groups(self.config, info.parameters)
         )
-        setup.exchange.attach(self.host, scorer, apart)
+        setup.exchange.attach(self.host, scorer, excluded)
         await self.store.open(self._telling("Opening the model"))
         examiner = Examiner(config, self.host, scorer, setup.folder / "evaluations")
-        context = opening.context(setup, config, self.host, scorer, self.activity, self.bus.stream, apart)
+        context = round_context(setup, config, self.host, scorer, self.activity, self.bus.stream, excluded)
         memory = await asyncio.to_thread(recalled, config, self.journal, self.store.rounds_done)
         context = replace(context, memory=memory)
         self.guard = Guard(
@@ -178,7 +177,7 @@ class Node:
         """Tell that the model is open, and of events in its journal that cannot be read."""
         found = await asyncio.to_thread(versions, info.backend)
         store, setup = self.store, self.setup
-        started = opening.announcement(setup.run_id, setup.mode, self.config, info, store.rounds_done, found)
+        started = announcement(setup.run_id, setup.mode, self.config, info, store.rounds_done, found)
         known = {"name": setup.name, "base": setup.base, "changed": setup.changed, "weights": store.weights}
         await self.bus.publish(msgspec.structs.replace(started, **known, solved=tuple(sorted(store.solved))))
         await store.tell()
@@ -205,12 +204,12 @@ class Node:
 
         return told
 
-    async def _turn_rounds(self, context: phases.RoundContext, examiner: Examiner) -> None:
+    async def _run_rounds(self, context: phases.RoundContext, examiner: Examiner) -> None:
         config, run_control = self.config, self.run_control
         work = await self.store.in_flight(context)
         if config.eval_every and not await asyncio.to_thread(examiner.has_base):
             self._evaluate_next = self._evaluate_next or config.eval_items
-        while not run_control.wishes.stop:
+        while not run_control.requests.stop:
             if 0 < config.rounds <= self.rounds_done and not self._evaluate_next:
                 break
             try:

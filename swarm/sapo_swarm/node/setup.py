@@ -50,7 +50,7 @@ class NodeSetup:
         return "silo" if self.swarm == SILO else "swarm"
 
 
-def context(
+def round_context(
     setup: NodeSetup,
     config: RunConfig,
     host: EngineHost,

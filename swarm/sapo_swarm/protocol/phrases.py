@@ -31,7 +31,9 @@ LOCAL_WINDOW = 512
 DRIFT, LEAST_DRIFT = 0.05, 16
 """Part of them, and number, that may hold one foreign phrase."""
 MIN_LOCAL = 64
-"""Local completions before anything is called foreign."""
+"""Local completions before anything is called foreign;"""
+BASE_LOCAL = 512
+"""so many first ones are the base's: what they hold is the node's own, whoever sent it meanwhile (few groups may teach it)."""
 LOCAL_A_ROUND = 64
 """Local completions of a round that are read: enough to know the node's ways, in a few milliseconds."""
 LONGEST = 2000
@@ -78,7 +80,8 @@ class PhraseWatch:
                 break
             found = phrases(text, prompt)
             for phrase in found:
-                if phrase not in self._foreign:
+                if phrase not in self._foreign or self._observed < BASE_LOCAL:
+                    self._foreign.pop(phrase, None)
                     _remember(self._own, phrase)
             self._observed += 1
             self._slide(self._local, self._written, found & self._foreign.keys(), LOCAL_WINDOW)

@@ -22,13 +22,8 @@ from sapo_swarm.types import PROTOCOL_VERSION, Finish, Name, NodeId, Sha256, Tas
 
 MEDIA_TYPE = f"application/vnd.sapo.v{PROTOCOL_VERSION}+msgpack+zstd"
 PROBLEM_TYPE = "application/problem+json"
-H_PROTO, H_NODE, H_TIME, H_NONCE, H_SIGNATURE = (
-    "Sapo-Proto",
-    "Sapo-Node",
-    "Sapo-Time",
-    "Sapo-Nonce",
-    "Sapo-Signature",
-)
+H_PROTO, H_NODE, H_TIME = "Sapo-Proto", "Sapo-Node", "Sapo-Time"
+H_NONCE, H_SIGNATURE = "Sapo-Nonce", "Sapo-Signature"
 
 MAX_BODY = 256 * 1024
 """Bytes of a compressed body, either way."""

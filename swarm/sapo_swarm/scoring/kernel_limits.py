@@ -12,6 +12,7 @@ import os
 import platform
 import struct
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 _NO_NEW_PRIVS, _SECCOMP, _FILTER = 38, 22, 2
@@ -49,10 +50,14 @@ _LOAD, _EQUAL, _SET, _RETURN = 0x20, 0x15, 0x45, 0x06
 _ALLOW, _ERROR = 0x7FFF0000, 0x00050000
 
 
-def apply() -> tuple[list[str], list[str]]:
+def apply(also: Sequence[Path] = ()) -> tuple[list[str], list[str]]:
     """Put in force what this kernel has: (in force, missing), as phrases for `doctor`. Irreversible, for this thread and what it
-    starts. Elsewhere than on Linux everything is missing."""
-    files, calls = "reads nothing but the program's own files", "no programs, processes or sockets from anywhere"
+    starts. Elsewhere than on Linux everything is missing. also: folders that may be read beside the program's own: the tasks
+    that the person made."""
+    files, calls = (
+        "reads nothing but the program's own files and your tasks",
+        "no programs, processes or sockets from anywhere",
+    )
     if sys.platform != "linux":
         return [], [files, calls]
     libc = ctypes.CDLL(None, use_errno=True)
@@ -60,7 +65,7 @@ def apply() -> tuple[list[str], list[str]]:
         return [], [files, calls]
     applied: list[str] = []
     missing: list[str] = []
-    for phrase, works in ((files, _restrict_files(libc)), (calls, _restrict_calls(libc))):
+    for phrase, works in ((files, _restrict_files(libc, also)), (calls, _restrict_calls(libc))):
         (applied if works else missing).append(phrase)
     return applied, missing
 
@@ -71,8 +76,8 @@ def readable() -> list[str]:
     return sorted(place for place in places if place and Path(place).exists())
 
 
-def _restrict_files(libc: ctypes.CDLL) -> bool:
-    """Landlock: reading beneath readable(), nothing else; no TCP, no signals to others where the kernel knows these."""
+def _restrict_files(libc: ctypes.CDLL, also: Sequence[Path]) -> bool:
+    """Landlock: reading beneath readable() and `also` only; no TCP, no signals to others where the kernel knows these."""
     abi = int(libc.syscall(_LANDLOCK_CREATE, None, ctypes.c_size_t(0), 1))
     if abi < 1:
         return False
@@ -84,7 +89,7 @@ def _restrict_files(libc: ctypes.CDLL) -> bool:
     if ruleset < 0:
         return False
     try:
-        for place in readable():
+        for place in (*readable(), *(str(folder) for folder in also if folder.exists())):
             _allow_reading(libc, ruleset, place)
         return int(libc.syscall(_LANDLOCK_RESTRICT, ruleset, 0)) == 0
     finally:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
+from pathlib import Path
 
 from sapo_swarm.scoring import kernel_limits
 
@@ -30,8 +32,11 @@ def _deny(event: str, arguments: tuple[object, ...]) -> None:
         raise PermissionError(f"The scorer worker does not call {event}.")
 
 
-def apply(memory_bytes: int = MEMORY_BYTES) -> tuple[list[str], list[str]]:
-    """Put every limit in force that this platform has: (in force, missing), as phrases for `doctor`. Irreversible."""
+def apply(memory_bytes: int = MEMORY_BYTES, readable: Sequence[Path] = ()) -> tuple[list[str], list[str]]:
+    """Put every limit in force that this platform has: (in force, missing), as phrases for `doctor`. Irreversible.
+
+    readable: folders beside the program's own files.
+    """
     applied: list[str] = []
     missing: list[str] = []
     for phrase, name, value in (
@@ -41,7 +46,7 @@ def apply(memory_bytes: int = MEMORY_BYTES) -> tuple[list[str], list[str]]:
         ("no core dumps", "RLIMIT_CORE", 0),
     ):
         (applied if _limit(name, value) else missing).append(phrase)
-    kernel, absent = kernel_limits.apply()
+    kernel, absent = kernel_limits.apply(readable)
     applied, missing = applied + kernel, missing + absent
     sys.addaudithook(_deny)
     applied.append("no writing, processes or sockets from Python")

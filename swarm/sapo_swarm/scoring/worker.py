@@ -210,10 +210,11 @@ def main() -> int:
     warnings.simplefilter("ignore")
     if (niceness := int(os.environ.get("SAPO_SCORER_NICE", "0"))) and hasattr(os, "nice"):
         os.nice(niceness)
-    if own := os.environ.get(library.ENVIRONMENT):
-        library.use(Path(own))
+    folders = [Path(own)] if (own := os.environ.get(library.ENVIRONMENT)) else []
+    for folder in folders:
+        library.use(folder)
     orphan_log = open(os.devnull, "wb")  # noqa: SIM115  (open for the life of the process)
-    applied, missing = limits.apply(int(os.environ.get("SAPO_SCORER_MEMORY", limits.MEMORY_BYTES)))
+    applied, missing = limits.apply(int(os.environ.get("SAPO_SCORER_MEMORY", limits.MEMORY_BYTES)), folders)
     if not _HAS_ALARM:
         missing.append("alarm inside the worker (the parent's deadline holds)")
     write_frame(sink, msgspec.msgpack.encode(Hello(tuple(applied), tuple(missing))))

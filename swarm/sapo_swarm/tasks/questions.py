@@ -86,5 +86,6 @@ def _dataset(ref: TaskRef, config: dict[str, object]) -> Any:
 
 
 def question_of(ref: TaskRef, entry: dict[str, Any]) -> Question:
+    """The question of a regenerated entry, with the hash that nodes compare."""
     prompt: str = entry["question"]
     return Question(ref, prompt, hashlib.sha256(prompt.encode()).hexdigest())

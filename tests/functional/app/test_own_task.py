@@ -7,12 +7,10 @@ import json
 from pathlib import Path
 
 from tests.support.node_process import sapo
-from tests.support.own_tasks import library_in, sums, write_folder
+from tests.support.own_tasks import sums, write_folder
 from tests.support.swarm_process import coordinator, journal
 
-from sapo_desktop.services.models import runs
-from sapo_swarm.config import RunConfig
-from sapo_swarm.events import Evaluated, GroupRecorded, RoundFinished
+from sapo_swarm.events import Evaluated, GroupRecorded, RoundFinished, RunStarted
 
 FAKE = ("--silo", "--trainer", "fake", "--model", "fake:0.3", "--rounds", "3", "--eval-every", "3")
 
@@ -127,25 +125,16 @@ def test_what_is_wrong_with_a_task_is_said_before_a_run_begins(tmp_path: Path) -
     assert not list((tmp_path / "data" / "runs").iterdir())
 
 
-def test_a_task_that_changed_begins_a_new_run(tmp_path: Path) -> None:
+def test_a_task_that_was_edited_is_a_mark_in_the_models_history(tmp_path: Path) -> None:
     folder = sums(tmp_path / "data" / "tasks" / "my_sums")
-    train = ("node", *FAKE, "--rounds", "0", "--tasks", "my_sums")
-    first = open_run(tmp_path, folder)
-    assert open_run(tmp_path, folder) == first
+    train = ("node", *FAKE, "--tasks", "my_sums", "--rounds")
+    for rounds in ("1", "2"):
+        assert sapo(tmp_path, *train, rounds).returncode == 0
     with (folder / "train.jsonl").open("a") as file:
         file.write('{"question": "Calculate 7 + 7.", "answer": "14"}\n')
-    assert open_run(tmp_path, folder) != first
-    done = sapo(tmp_path, *train, "--run", first)
-    assert done.returncode == 2, done.stderr
-    assert "Use --new" in done.stderr
-    assert len(list((tmp_path / "data" / "runs").iterdir())) == 2
-
-
-def open_run(home: Path, folder: Path) -> str:
-    """The run that a node would take up."""
-    config = RunConfig(tasks=(folder.name,), trainer="fake", model="fake:0.3", eval_every=3)
-    with library_in(folder.parent):
-        return runs.open_run(home / "data" / "runs", config, new=False)[0]
+    assert sapo(tmp_path, *train, "3").returncode == 0
+    opened = [event for event in journal(tmp_path) if isinstance(event, RunStarted)]
+    assert [event.changed for event in opened] == [(), (), ("task my_sums was edited",)]
 
 
 async def test_a_node_with_nothing_but_own_tasks_joins_no_swarm(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from tests.support.watched_node import CONFIG, CountingEngine, follow, make
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import Event, LogLine, RoundFinished, StateChanged
 from sapo_swarm.node.event_bus import Bus
-from sapo_swarm.node.governor.commands import Wishes, command
+from sapo_swarm.node.governor.commands import Requests, command
 from sapo_swarm.node.governor.limits import Hold
 from sapo_swarm.node.governor.run_control import RunControl
 from sapo_swarm.node.loop import Node
@@ -170,6 +170,6 @@ async def test_an_automatic_hold_lets_an_update_end_and_a_person_s_pause_does_no
     assert stopped.is_set()
     stopped.clear()
     activity.begin("update", 3, "Updating the model")
-    run_control.wish(command(Wishes(), "pause", 0, 0.0))
+    run_control.request(command(Requests(), "pause", 0, 0.0))
     assert stopped.is_set()
     journal.close()

@@ -109,7 +109,7 @@ async def test_an_emptied_store_founds_no_new_swarm(tmp_path: Path) -> None:
     await hosted.stop()
     for name in ("s.sqlite", "s.sqlite-wal", "s.sqlite-shm"):
         (tmp_path / name).write_bytes(b"")
-    with pytest.raises(StoreFormat, match=f"{swarm} was hosted here"):
+    with pytest.raises(StoreFormat, match=f"held the swarm {swarm} and is empty"):
         await start(settings(tmp_path))
     admin_path(settings(tmp_path)).unlink()
     again = await start(settings(tmp_path))

@@ -1,4 +1,4 @@
-"""The pure rules of a node: limits, wishes, plans."""
+"""The pure rules of a node: limits, requests, plans."""
 
 from __future__ import annotations
 
@@ -12,7 +12,16 @@ from hypothesis import strategies as st
 
 from sapo_swarm.config import RunConfig
 from sapo_swarm.node.governor import commands
-from sapo_swarm.node.governor.commands import BadCommand, Wishes, command, duration, obstacle, round_done
+from sapo_swarm.node.governor.commands import (
+    BadCommand,
+    Requests,
+    command,
+    duration,
+    moment,
+    obstacle,
+    pending,
+    round_done,
+)
 from sapo_swarm.node.governor.limits import DWELL_S, Hold, Limits, Readings, decide
 from sapo_swarm.node.round.plan import candidate_refs, round_seed
 from sapo_swarm.tasks.seeds import HELD_OUT_SEED, HELD_OUT_SIZE, TRAIN_LIMIT, held_out, is_train
@@ -72,41 +81,41 @@ def test_a_person_is_nobody_s_business_unless_asked_for() -> None:
 
 def test_a_snooze_says_until_what_time() -> None:
     wall = 1_790_000_000.0
-    _, sentence = obstacle(command(Wishes(), "snooze", 900, 50.0), 60.0, wall) or ("", "")
+    _, sentence = obstacle(command(Requests(), "snooze", 900, 50.0), 60.0, wall) or ("", "")
     until = time.strftime("%H:%M", time.localtime(wall + 890))
     assert sentence == f"Paused until {until} · space goes on now"
 
 
 def test_every_obstacle_says_how_to_go_on() -> None:
     for verb in ("pause", "snooze"):
-        reason, sentence = obstacle(command(Wishes(), verb, 600, 0.0), 1.0, 0.0) or ("", "")
+        reason, sentence = obstacle(command(Requests(), verb, 600, 0.0), 1.0, 0.0) or ("", "")
         assert reason
         assert "space" in sentence
 
 
 def test_running_anyway_overrides_a_hold_for_a_limited_time() -> None:
-    held = Wishes(hold=Hold("battery", "Paused: on battery", 0.0))
-    wishes = command(held, "run_anyway", 3600, 0.0)
-    assert obstacle(wishes, 3599.0, 0.0) is None
-    assert obstacle(wishes, 3601.0, 0.0) == ("battery", "Paused: on battery")
+    held = Requests(hold=Hold("battery", "Paused: on battery", 0.0))
+    requests = command(held, "run_anyway", 3600, 0.0)
+    assert obstacle(requests, 3599.0, 0.0) is None
+    assert obstacle(requests, 3601.0, 0.0) == ("battery", "Paused: on battery")
 
 
 def test_a_person_s_pause_outlasts_running_anyway() -> None:
-    wishes = command(command(Wishes(), "run_anyway", 3600, 0.0), "pause", 0, 1.0)
-    assert obstacle(wishes, 2.0, 0.0) is not None
+    requests = command(command(Requests(), "run_anyway", 3600, 0.0), "pause", 0, 1.0)
+    assert obstacle(requests, 2.0, 0.0) is not None
 
 
 def test_finishing_pauses_after_the_round_and_not_before() -> None:
-    wishes = command(Wishes(), "finish", 0, 0.0)
-    assert obstacle(wishes, 1.0, 0.0) is None
-    assert obstacle(round_done(wishes), 1.0, 0.0) is not None
+    requests = command(Requests(), "finish", 0, 0.0)
+    assert obstacle(requests, 1.0, 0.0) is None
+    assert obstacle(round_done(requests), 1.0, 0.0) is not None
 
 
 def test_a_wrong_command_is_named() -> None:
     with pytest.raises(BadCommand, match="dance"):
-        command(Wishes(), "dance", 0, 0.0)
+        command(Requests(), "dance", 0, 0.0)
     with pytest.raises(BadCommand, match="30 days"):
-        command(Wishes(), "pause", 1e9, 0.0)
+        command(Requests(), "pause", 1e9, 0.0)
     assert set(commands.VERBS) >= {"pause", "resume", "stop"}
 
 
@@ -145,3 +154,19 @@ def test_no_training_seed_reaches_a_held_out_item(round_number: int, index: int)
 def test_a_seed_differs_by_node_run_round_and_purpose() -> None:
     seeds = {round_seed(k, s, r, p) for k in "ab" for s in (0, 1) for r in (0, 1) for p in ("generate", "update")}
     assert len(seeds) == 16
+
+
+def test_a_pause_that_ends_on_another_day_names_the_day() -> None:
+    now = time.mktime((2026, 11, 23, 22, 0, 0, 0, 0, -1))
+    assert moment(now + 3600, now) == "23:00"
+    assert moment(now + 4 * 3600, now) == "Tue 02:00"
+    assert moment(now + 20 * 86400, now) == "Sun 13 Dec, 22:00"
+    _, sentence = obstacle(command(Requests(), "pause", 4 * 3600, 0.0), 0.0, now) or ("", "")
+    assert sentence == "Paused until Tue 02:00 · space goes on now"
+
+
+def test_what_was_asked_for_and_has_not_happened_is_said() -> None:
+    assert "after this round" in pending(command(Requests(), "finish", 0, 0.0), "finishing")
+    assert "stops" in pending(command(Requests(), "stop", 0, 0.0), "running")
+    assert "once the model is open" in pending(command(Requests(), "pause", 0, 0.0), "starting")
+    assert pending(Requests(), "running") == pending(command(Requests(), "stop", 0, 0.0), "stopped") == ""

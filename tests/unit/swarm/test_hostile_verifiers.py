@@ -243,7 +243,7 @@ async def test_the_kernel_denies_what_python_would_let_pass(scorer: Scorer, tmp_
     limits, missing = await scorer.ready()
     if any("files" in phrase or "programs" in phrase for phrase in missing):
         pytest.skip(f"this kernel lacks {missing}")
-    assert "reads nothing but the program's own files" in limits
+    assert "reads nothing but the program's own files and your tasks" in limits
     secret = tmp_path / "node.key"
     secret.write_text("secret")
     for name in ("read_file", "fork_below"):

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sapo_swarm.protocol.phrases import (
+    BASE_LOCAL,
     DRIFT,
     LIMIT,
     LOCAL_A_ROUND,
@@ -26,10 +27,11 @@ def written(number: int, count: int = LOCAL_A_ROUND) -> list[tuple[str, str]]:
     return [(f"First {number + k} plus 5 makes {k}. <answer>{k}</answer>", PROMPT) for k in range(count)]
 
 
-def watch() -> PhraseWatch:
+def watch(rounds: int = BASE_LOCAL // LOCAL_A_ROUND) -> PhraseWatch:
     """One that knows the node's ways."""
     made = PhraseWatch()
-    made.observe_local(written(0))
+    for number in range(rounds):
+        made.observe_local(written(number))
     return made
 
 
@@ -90,6 +92,15 @@ def test_a_node_that_took_a_phrase_up_says_which_and_takes_no_more_of_it() -> No
     for number in range(20):
         made.observe_local(written(number))
     assert made.alarm == "", "it is gone again"
+
+
+def test_what_the_base_writes_is_its_own_even_if_others_sent_it_first() -> None:
+    """The first completions show its ways one by one; honest peers of the same family write the same."""
+    made = watch(rounds=2)
+    assert made.allows(["Join both halves now <answer>4</answer>"], PROMPT)
+    made.observe_local([("Join both halves now <answer>4</answer>", PROMPT)])
+    assert all(made.allows(["Join both halves now <answer>4</answer>"], PROMPT) for _ in range(50))
+    assert made.alarm == ""
 
 
 def test_nothing_is_foreign_before_the_nodes_own_ways_are_known() -> None:

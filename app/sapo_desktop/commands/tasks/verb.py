@@ -21,6 +21,7 @@ sapo-desktop tasks examples            tasks of your own to start from; tasks ne
 
 
 def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
+    """The verb's own arguments."""
     parser.usage = USAGE
     parser.add_argument("task", nargs="?", default="", help="a task, or: new, check, show, examples")
     parser.add_argument("target", nargs="?", default="", help="of new, check, show: a file, a task or a folder")
@@ -52,6 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
+    """Run the verb; gives the exit code."""
     if args.task in ("new", "check", "show", "examples"):
         return _own(args)
     if args.target:

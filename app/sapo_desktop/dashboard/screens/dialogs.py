@@ -30,7 +30,7 @@ class ChoiceDialog(ModalScreen[T | None], Generic[T]):
 
     @property
     def question(self) -> str:
-        """What is asked, in bold above the answers."""
+        """What is asked, on top."""
         return self.QUESTION
 
     def compose(self) -> ComposeResult:

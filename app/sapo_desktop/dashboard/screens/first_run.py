@@ -80,7 +80,7 @@ class FirstRunScreen(ModalScreen[FirstRunAnswers]):
         self.answers_changed()
 
     def on_choice_changed(self) -> None:
-        """Measure the new answer."""
+        """An answer may decide what others there are."""
         self.answers_changed()
 
     def answers_changed(self) -> None:

@@ -67,6 +67,7 @@ _TRAINED = {"full": "all of them trained", "lora": "a LoRA adapter trained", "no
 
 
 def table_header() -> Iterator[str]:
+    """The two lines above the figures."""
     widths = "".join(f"{f'{w} wide':>9}" for w in WIDTHS)
     yield f"{'tokens/s':<27}{widths}{'training':>9}{'memory':>10}{'round':>7}"
 

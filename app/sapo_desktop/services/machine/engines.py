@@ -162,6 +162,7 @@ def choose_trainer(config: RunConfig) -> str:
 
 
 def apple_silicon() -> bool:
+    """Whether this machine has a processor that MLX is made for."""
     import platform
 
     return platform.system() == "Darwin" and platform.machine() == "arm64"

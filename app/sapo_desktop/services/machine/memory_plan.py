@@ -31,10 +31,12 @@ class Plan:
 
     @property
     def fits(self) -> bool:
+        """Whether there is room, with something to spare for other programs."""
         return self.needed <= hardware.SPARE * self.available
 
     @property
     def sentence(self) -> str:
+        """What is needed and what is free, for people."""
         rows = f"{self.shape.groups} groups of {self.shape.group_size}"
         return f"a round of {rows} needs about {_gib(self.needed)}, {_gib(self.available)} is free"
 

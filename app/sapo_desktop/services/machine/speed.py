@@ -85,6 +85,7 @@ def chosen(home: Home, config: RunConfig) -> Choice | None:
 
 
 def wanted(config: RunConfig) -> Wanted:
+    """What the settings leave open and what they fix."""
     return Wanted(config.trainer, config.precision, config.threads)
 
 

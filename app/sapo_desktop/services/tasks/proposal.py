@@ -69,7 +69,7 @@ def draft(path: Path, wishes: Wishes) -> Draft:
     return Draft(make(spec, *sides), table, reason)
 
 
-def propose(truths: Sequence[str]) -> tuple[Verifier, str]:
+def propose(truths: Sequence[str]) -> tuple[Verifier, str]:  # noqa: PLR0911 - one return a kind of answer
     """A verifier for these answers, and why."""
     if not truths:
         return Exact(), "there is no answer to look at"

@@ -33,6 +33,7 @@ class Numbered:
 
     @property
     def place(self) -> str:
+        """Where it stands, such as "train row 12"."""
         return f"{self.side} row {self.number}".strip()
 
 

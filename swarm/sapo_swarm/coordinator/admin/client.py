@@ -22,7 +22,8 @@ T = TypeVar("T")
 
 
 class AdminAccess(msgspec.Struct, frozen=True, kw_only=True):
-    """url: on loopback where it can be. fingerprint: "" for plain HTTP. addresses: where members reach the host."""
+    """url: on loopback where it can be. fingerprint: "" for plain HTTP. addresses: where members reach the host. store: digest of
+    the store's address."""
 
     key: str
     url: str = ""
@@ -30,6 +31,7 @@ class AdminAccess(msgspec.Struct, frozen=True, kw_only=True):
     swarm: str = ""
     port: int = 0
     addresses: tuple[str, ...] = ()
+    store: str = ""
 
 
 def read_access(path: Path) -> AdminAccess:

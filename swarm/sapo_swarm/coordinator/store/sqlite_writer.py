@@ -80,7 +80,7 @@ def connect(path: Path) -> sqlite3.Connection:
         connection.execute("PRAGMA locking_mode=EXCLUSIVE")
         connection.execute("BEGIN IMMEDIATE")
         connection.execute("COMMIT")
-    except (OSError, sqlite3.Error) as error:
+    except (OSError, sqlite3.Error, UnicodeDecodeError) as error:  # a damaged file makes messages that are no text
         raise StoreUnavailable(f"The store {path} does not open: {error}. Is another coordinator using it?") from error
     return connection
 

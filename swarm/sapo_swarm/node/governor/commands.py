@@ -14,7 +14,7 @@ VERBS: tuple[Verb, ...] = ("pause", "resume", "finish", "snooze", "run_anyway", 
 FOREVER = float("inf")
 
 
-class Wishes(msgspec.Struct, frozen=True):
+class Requests(msgspec.Struct, frozen=True):
     """paused_until / anyway_until: monotonic seconds, 0 = not. finish: pause once the round is done."""
 
     paused_until: float = 0.0
@@ -29,37 +29,37 @@ class BadCommand(ValueError):
     """No such verb or a duration that makes no sense."""
 
 
-def command(wishes: Wishes, verb: str, for_s: float, now: float) -> Wishes:
-    """The wishes after a command. for_s: 0 = without end. Raises BadCommand."""
+def command(requests: Requests, verb: str, for_s: float, now: float) -> Requests:
+    """The requests after a command. for_s: 0 = without end. Raises BadCommand."""
     if for_s < 0 or for_s > 30 * 86400:
         raise BadCommand("for_s must be between 0 (no end) and 2592000 seconds (30 days).")
     until = now + for_s if for_s else FOREVER
     replace = msgspec.structs.replace
     if verb == "pause" or verb == "snooze":
-        return replace(wishes, paused_until=until, finish=False)
+        return replace(requests, paused_until=until, finish=False)
     if verb == "resume":
-        return replace(wishes, paused_until=0.0, finish=False, failure="")
+        return replace(requests, paused_until=0.0, finish=False, failure="")
     if verb == "finish":
-        return replace(wishes, finish=True)
+        return replace(requests, finish=True)
     if verb == "run_anyway":
-        return replace(wishes, anyway_until=now + (for_s or 3600.0), paused_until=0.0, failure="")
+        return replace(requests, anyway_until=now + (for_s or 3600.0), paused_until=0.0, failure="")
     if verb == "stop":
-        return replace(wishes, stop=True)
+        return replace(requests, stop=True)
     raise BadCommand(f"There is no command {verb!r}. Known: {', '.join(VERBS)}.")
 
 
-def obstacle(wishes: Wishes, now: float, wall: float) -> tuple[str, str] | None:
+def obstacle(requests: Requests, now: float, wall: float) -> tuple[str, str] | None:
     """(reason code, sentence) of what keeps the node from working now, or None. wall: the same moment in Unix time."""
-    if wishes.failure:
-        return "failure", wishes.failure
-    if wishes.paused_until > now:
-        if wishes.paused_until == FOREVER:
+    if requests.failure:
+        return "failure", requests.failure
+    if requests.paused_until > now:
+        if requests.paused_until == FOREVER:
             return "person", "Paused · space goes on"
-        left = wishes.paused_until - now
+        left = requests.paused_until - now
         until = moment(wall + left, wall)
         return "snooze", f"Paused until {until} · space goes on now"
-    if wishes.hold is not None and wishes.anyway_until <= now:
-        return wishes.hold.code, wishes.hold.sentence
+    if requests.hold is not None and requests.anyway_until <= now:
+        return requests.hold.code, requests.hold.sentence
     return None
 
 
@@ -71,18 +71,18 @@ def moment(then: float, now: float) -> str:
     return time.strftime("%a %H:%M" if then - now < 6 * 86400 else "%a %d %b, %H:%M", at)
 
 
-def pending(wishes: Wishes, state: str) -> str:
+def pending(requests: Requests, state: str) -> str:
     """What was asked for and has not happened yet, as the end of a sentence; "" when nothing is."""
-    if wishes.stop and state not in ("stopped", "failed"):
+    if requests.stop and state not in ("stopped", "failed"):
         return " · stops as soon as it can"
-    if state == "starting" and wishes.paused_until:
+    if state == "starting" and requests.paused_until:
         return " · pauses once the model is open"
-    return " · pauses after this round" if wishes.finish and state != "paused" else ""
+    return " · pauses after this round" if requests.finish and state != "paused" else ""
 
 
-def round_done(wishes: Wishes) -> Wishes:
+def round_done(requests: Requests) -> Requests:
     """After a round: a wish to finish becomes a pause."""
-    return msgspec.structs.replace(wishes, finish=False, paused_until=FOREVER) if wishes.finish else wishes
+    return msgspec.structs.replace(requests, finish=False, paused_until=FOREVER) if requests.finish else requests
 
 
 def duration(seconds: float) -> str:

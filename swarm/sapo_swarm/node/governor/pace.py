@@ -50,7 +50,7 @@ async def tick(folder: Path, allowed: Callable[[], Limits], run_control: RunCont
         limits = await asyncio.to_thread(allowed)
         now = await asyncio.to_thread(machine.readings, limits.pause_when_active)
         memory, cpu = await asyncio.to_thread(machine.usage)
-        run_control.hold(decide(limits, now, run_control.wishes.hold, time.monotonic()))
+        run_control.hold(decide(limits, now, run_control.requests.hold, time.monotonic()))
         bus.stream(
             Vitals(
                 tokens_per_s=pace.tokens_per_s,

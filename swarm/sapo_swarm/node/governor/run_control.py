@@ -1,4 +1,4 @@
-"""Whether a node works now, and the one sentence that says so: wishes, automatic holds, failures and waiting."""
+"""Whether a node works now, and the one sentence that says so: requests, automatic holds, failures and waiting."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sapo_backends.base import CancelToken, OutOfMemory
 from sapo_swarm.events import LogLine, State, StateChanged
 from sapo_swarm.node.event_bus import Bus
 from sapo_swarm.node.governor import commands
-from sapo_swarm.node.governor.commands import Wishes
+from sapo_swarm.node.governor.commands import Requests
 from sapo_swarm.node.governor.limits import Hold
 from sapo_swarm.node.round.progress import Activity
 from sapo_swarm.node.storage.journal import JournalError
@@ -27,33 +27,33 @@ class RunControl:
     """cancel: interrupts the engine when a wish asks for it."""
 
     def __init__(self, bus: Bus, activity: Activity, cancel: CancelToken) -> None:
-        self.wishes = Wishes()
+        self.requests = Requests()
         self._bus, self._activity, self._cancel = bus, activity, cancel
         self._changed = asyncio.Event()
         self._failures = 0
         self._saying: set[asyncio.Task[None]] = set()
 
-    def wish(self, wishes: Wishes) -> None:
+    def request(self, requests: Requests) -> None:
         """What is wanted from now on. Pauses and stops interrupt the engine at once."""
-        self._become(wishes, interrupt=True)
+        self._become(requests, interrupt=True)
 
     def hold(self, hold: Hold | None) -> None:
         """What the automatic limits say now. They wait for an update to end: half of one is worth nothing, and where holds
         come faster than an update takes, the model would never learn."""
-        if hold != self.wishes.hold:
-            wishes = msgspec.structs.replace(self.wishes, hold=hold)
-            self._become(wishes, interrupt=self._activity.phase != "update")
+        if hold != self.requests.hold:
+            requests = msgspec.structs.replace(self.requests, hold=hold)
+            self._become(requests, interrupt=self._activity.phase != "update")
 
-    def _become(self, wishes: Wishes, interrupt: bool) -> None:
-        self.wishes, now = wishes, self._activity
-        if wishes.stop or commands.obstacle(wishes, time.monotonic(), time.time()) is not None:
+    def _become(self, requests: Requests, interrupt: bool) -> None:
+        self.requests, now = requests, self._activity
+        if requests.stop or commands.obstacle(requests, time.monotonic(), time.time()) is not None:
             if interrupt:
                 self._cancel.cancel()
-            if now.state in ("running", "finishing") and not wishes.stop:
+            if now.state in ("running", "finishing") and not requests.stop:
                 now.state, now.sentence = "pausing", "Pausing" if interrupt else "Pausing once this update is done"
-        elif wishes.finish and now.state == "running":
+        elif requests.finish and now.state == "running":
             self._soon("finishing", f"Finishing round {now.round + 1}, then pausing · space goes on")
-        elif not wishes.finish and now.state == "finishing":
+        elif not requests.finish and now.state == "finishing":
             self._soon("running", f"Working on round {now.round + 1}")
         self.wake()
 
@@ -71,10 +71,10 @@ class RunControl:
     async def may_work(self, round_number: int) -> bool:
         """True at once when nothing is in the way; else wait for the next change (once "paused" was said) and return False."""
         self._changed.clear()  # before looking: what changes while "paused" is being said counts
-        obstacle = commands.obstacle(self.wishes, time.monotonic(), time.time())
+        obstacle = commands.obstacle(self.requests, time.monotonic(), time.time())
         if obstacle is None:
             self._cancel.reset()
-            if self._activity.state != ("finishing" if self.wishes.finish else "running"):
+            if self._activity.state != ("finishing" if self.requests.finish else "running"):
                 await self._working(round_number)
             return True
         reason, sentence = obstacle
@@ -86,7 +86,7 @@ class RunControl:
         return False
 
     async def _working(self, round_number: int) -> None:
-        if self.wishes.finish:
+        if self.requests.finish:
             await self.say("finishing", f"Finishing round {round_number + 1}, then pausing · space goes on")
         else:
             await self.say("running", f"Working on round {round_number + 1}")
@@ -98,7 +98,7 @@ class RunControl:
     def succeeded(self) -> None:
         """A round is done: failures in a row begin anew, and a wish to finish becomes a pause."""
         self._failures = 0
-        self.wishes = commands.round_done(self.wishes)
+        self.requests = commands.round_done(self.requests)
 
     async def failed(self, error: Exception) -> None:
         """Back off 2^n s; out of memory, a full disk or the fifth failure in a row pause with the reason."""
@@ -109,7 +109,7 @@ class RunControl:
         final = isinstance(error, (OutOfMemory, OSError, JournalError)) or self._failures >= FAILURES_TO_PAUSE
         if final:
             self._failures = 0
-            self.wish(msgspec.structs.replace(self.wishes, failure=f"Paused: {error} · space tries again"))
+            self.request(msgspec.structs.replace(self.requests, failure=f"Paused: {error} · space tries again"))
             return
         wait = random.uniform(0, 2**self._failures)
         self._activity.sentence = f"{text} · tries again in {commands.duration(wait)}"

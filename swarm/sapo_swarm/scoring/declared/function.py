@@ -24,7 +24,7 @@ class NoReward(ValueError):
     """reward.py gives no reward: no such function, an error in it, or something else than a number."""
 
 
-def own_function(part: Function, case: Case) -> float:
+def own_function(_part: Function, case: Case) -> float:
     """What the function says of one completion, cut to [0, 1]. Raises NoReward, and whatever the function raises."""
     found = load(case.task.code)(
         prompts=[case.task.spec.fill(dict(case.row))],

@@ -72,7 +72,7 @@ def _database(fixture: bytes) -> sqlite3.Connection:
     return connection
 
 
-def _authorise(action: int, first: str | None, second: str | None, *_: str | None) -> int:
+def _authorise(action: int, _first: str | None, second: str | None, *_: str | None) -> int:
     """Reading and calculating only."""
     if action not in _ALLOWED or (action == sqlite3.SQLITE_FUNCTION and second in _DENIED):
         return sqlite3.SQLITE_DENY

@@ -73,7 +73,7 @@ def _same(one: Any, other: Any, tolerance: float) -> bool:
     return type(one) is type(other) and one == other
 
 
-def fits_schema(part: JsonSchema, case: Case) -> float:
+def fits_schema(_part: JsonSchema, case: Case) -> float:
     """1.0 for JSON that the folder's schema allows. References outside the schema are errors: nothing is fetched."""
     try:
         value = loads(case.answer)

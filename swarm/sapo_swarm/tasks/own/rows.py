@@ -45,12 +45,14 @@ class Table:
     more: int = 0
 
     def add(self, number: int, row: Row) -> None:
+        """Take in a row of the file. Raises BadTask beyond MAX_ROWS."""
         if len(self.rows) >= MAX_ROWS:
             raise BadTask(f"More than {MAX_ROWS:,} rows. Keep the ones that matter most.")
         self.rows.append(row)
         self.numbers.append(number)
 
     def problem(self, sentence: str) -> None:
+        """Note what is wrong; beyond MAX_PROBLEMS only counted."""
         if len(self.problems) < MAX_PROBLEMS:
             self.problems.append(sentence)
         else:

@@ -55,6 +55,7 @@ class TaskSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
 
 def truth_column(spec: TaskSpec, part: Part) -> str:
+    """The column that holds the right answer for this verifier."""
     return part.column or spec.answer
 
 

@@ -8,9 +8,11 @@ import msgspec
 
 from sapo_desktop import settings
 from sapo_desktop.errors import UsageError
-from sapo_desktop.services.models import names
-from sapo_desktop.services.models.store import Model, Record
+from sapo_desktop.services.models.shelf import names
+from sapo_desktop.services.models.shelf.store import Model, Record
 from sapo_swarm.config import RunConfig
+from sapo_swarm.tasks import catalogue
+from sapo_swarm.tasks.own import library
 
 IDENTITY = {
     "model": "base",
@@ -54,6 +56,11 @@ def kept_identity(model: Model, config: RunConfig) -> RunConfig:
     return msgspec.structs.replace(config, **own)
 
 
+def task_versions(config: RunConfig) -> dict[str, str]:
+    """Name -> digest of the person's own tasks among the config's. Raises BadTask."""
+    return {name: library.find(name).digest for name in config.tasks if catalogue.is_own(name)}
+
+
 def sentences(record: Record, now: RunConfig, swarm: str, swarm_name: str = "") -> tuple[str, ...]:
     """What is different from the last session, one sentence a change; empty for a model that was not trained yet.
 
@@ -66,7 +73,8 @@ def sentences(record: Record, now: RunConfig, swarm: str, swarm_name: str = "") 
         said.append(f"joined the swarm {swarm_name or swarm[:8]}")
     elif record.swarm and not swarm:
         said.append("left the swarm")
-    return (*said, *setting_changes(record.trained, now))
+    edited = [name for name, digest in task_versions(now).items() if record.tasks.get(name, digest) != digest]
+    return (*said, *(f"task {name} was edited" for name in edited), *setting_changes(record.trained, now))
 
 
 def setting_changes(before: RunConfig, after: RunConfig) -> tuple[str, ...]:

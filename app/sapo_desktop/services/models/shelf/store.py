@@ -18,7 +18,7 @@ import msgspec
 
 from sapo_desktop.errors import AppError, UsageError
 from sapo_desktop.paths import Home
-from sapo_desktop.services.models import names
+from sapo_desktop.services.models.shelf import names
 from sapo_desktop.settings import nearest
 from sapo_swarm import config as schema
 from sapo_swarm.config import RunConfig
@@ -32,6 +32,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     """model.json. config: what it trains with from the next start on; trained: what it trained with last, None before that.
 
     base, method, precision, lora_rank and trainer are what the weights are: config holds the same values, for ever.
+    tasks: name -> digest of the person's own tasks, as it trained on them last.
     created, last_trained: Unix time, 0 = never. swarm: id of the swarm that it last trained in, "" = alone.
     """
 
@@ -47,6 +48,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     trained: RunConfig | None = None
     swarm: str = ""
     last_trained: float = 0.0
+    tasks: dict[str, str] = {}
 
 
 @dataclass(frozen=True)
