@@ -57,7 +57,7 @@ class Home:
 
     @property
     def runs(self) -> Path:
-        """Runs of versions that had no models yet; each becomes a model at the next start (services.models.adopt)."""
+        """Runs of versions that had no models yet; each becomes a model at the next start (services.models.shelf.adopt)."""
         return self.data / "runs"
 
     @property

@@ -28,7 +28,7 @@ from sapo_desktop.dashboard.screens.base import BaseScreen
 from sapo_desktop.dashboard.state import DashboardState, apply
 from sapo_desktop.errors import CommandFailed
 from sapo_desktop.services.first_questions import FirstRunAnswers, FirstRunInfo
-from sapo_desktop.services.models.interface import ModelActions
+from sapo_desktop.services.models.screen.interface import ModelActions
 from sapo_desktop.services.swarms.interface import SwarmActions
 from sapo_desktop.settings.rows import SettingRefused, SettingsActions
 

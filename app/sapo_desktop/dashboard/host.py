@@ -11,7 +11,7 @@ from sapo_desktop.dashboard.look.glyphs import Glyphs
 from sapo_desktop.dashboard.messages import Feed, QuitChoice
 from sapo_desktop.dashboard.state import DashboardState
 from sapo_desktop.services.machine.finding import Finding
-from sapo_desktop.services.models.interface import ModelActions
+from sapo_desktop.services.models.screen.interface import ModelActions
 from sapo_desktop.services.swarms.interface import SwarmActions
 from sapo_desktop.settings.rows import SettingsActions
 

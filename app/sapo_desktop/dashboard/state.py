@@ -183,16 +183,9 @@ def _run_started(state: DashboardState, event: RunStarted) -> DashboardState:
             external_off="" if event.mode == "silo" else state.external_off,
             log=state.log.append(line),
         )
-    fresh = DashboardState(link=state.link, log=state.log.append(line), solved=frozenset(event.solved))
-    return replace(
-        fresh,
-        run=event,
-        sessions=fresh.sessions.append(event),
-        state=state.state,
-        sentence=state.sentence,
-        reason=state.reason,
-        since=state.since,
-    )
+    fresh = DashboardState(run=event, link=state.link, log=state.log.append(line), solved=frozenset(event.solved))
+    fresh = replace(fresh, sessions=fresh.sessions.append(event))
+    return replace(fresh, state=state.state, sentence=state.sentence, reason=state.reason, since=state.since)
 
 
 def _state_changed(state: DashboardState, event: StateChanged) -> DashboardState:

@@ -86,7 +86,7 @@ def first_model(answers: FirstRunAnswers, home: Home) -> list[str]:
 
     Raises UsageError, AppError, BackendError.
     """
-    from sapo_desktop.services.models import creating, names, store
+    from sapo_desktop.services.models.shelf import creating, names, store
 
     kept = persist(answers, home.settings, home.invite)
     if answers.skipped:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from sapo_desktop.errors import AppError
 from sapo_desktop.paths import Home
-from sapo_desktop.services.models import store
+from sapo_desktop.services.models.shelf import store
 from sapo_desktop.services.nodes.lock import NodeLock
 
 _SETTINGS = ("config.toml", "config.partial", "invite", "invite.partial", "endpoint-token")

@@ -21,9 +21,9 @@ from sapo_desktop.dashboard.screens.models.model import ModelScreen
 from sapo_desktop.dashboard.screens.models.screen import ModelsScreen
 from sapo_desktop.dashboard.screenshot import picture
 from sapo_desktop.paths import Home
-from sapo_desktop.services.models import store
-from sapo_desktop.services.models.actions import HomeModels
-from sapo_desktop.services.models.settings_actions import HomeSettings
+from sapo_desktop.services.models.screen.actions import HomeModels
+from sapo_desktop.services.models.screen.settings_actions import HomeSettings
+from sapo_desktop.services.models.shelf import store
 from sapo_desktop.services.nodes import supervisor
 
 TASK = ("--tasks", "basic_arithmetic", "--local-groups", "4")

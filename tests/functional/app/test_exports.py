@@ -21,7 +21,6 @@ from tests.support.trained_models import random_model, trained
 
 from sapo_backends.base import Cancelled, CancelToken
 from sapo_desktop.errors import UsageError
-from sapo_desktop.services.models import store
 from sapo_desktop.services.models.exports import (
     ExportFailed,
     Format,
@@ -32,6 +31,7 @@ from sapo_desktop.services.models.exports import (
     export,
     formats_for,
 )
+from sapo_desktop.services.models.shelf import store
 
 LONG_S = 240
 """For a verb that starts libraries, on a machine with other work."""

@@ -14,8 +14,8 @@ from tests.support.node_process import calm, sapo
 from tests.support.swarm_process import coordinator
 
 from sapo_desktop.paths import Home
-from sapo_desktop.services.models import adopt, history, keeping, store
-from sapo_desktop.services.models.store import Model
+from sapo_desktop.services.models.shelf import adopt, history, keeping, store
+from sapo_desktop.services.models.shelf.store import Model
 from sapo_swarm.events import CheckpointSaved, RoundFinished, RunStarted
 from sapo_swarm.node.storage.journal import read_only
 

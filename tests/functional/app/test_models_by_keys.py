@@ -14,7 +14,7 @@ from tests.support.terminal import Terminal, terminal
 
 from sapo_desktop import settings
 from sapo_desktop.paths import Home
-from sapo_desktop.services.models import history, store
+from sapo_desktop.services.models.shelf import history, store
 from sapo_desktop.services.nodes import supervisor
 from sapo_desktop.services.swarms import hosting
 from sapo_swarm.events import CheckpointSaved, RunStarted

@@ -23,7 +23,7 @@ from sapo_desktop.errors import CommandFailed
 from sapo_desktop.paths import Home
 from sapo_desktop.services.machine.doctor import stream
 from sapo_desktop.services.machine.finding import Finding
-from sapo_desktop.services.models.settings_actions import HomeSettings
+from sapo_desktop.services.models.screen.settings_actions import HomeSettings
 from sapo_desktop.settings import editing
 from sapo_swarm.events import StateChanged
 from sapo_swarm.node.governor.schedule import DAYS

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sapo_desktop.errors import UsageError
-from sapo_desktop.services.models import changes, names, store
-from sapo_desktop.services.models.store import Model
+from sapo_desktop.services.models.shelf import changes, names, store
+from sapo_desktop.services.models.shelf.store import Model
 from sapo_desktop.services.models.training import plan
 from sapo_swarm.config import RunConfig
 

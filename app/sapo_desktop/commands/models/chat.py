@@ -8,9 +8,9 @@ import sys
 
 from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import Home
-from sapo_desktop.services.models import store
-from sapo_desktop.services.models.adopt import adopt
 from sapo_desktop.services.models.chatting import Chat
+from sapo_desktop.services.models.shelf import store
+from sapo_desktop.services.models.shelf.adopt import adopt
 
 
 def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:

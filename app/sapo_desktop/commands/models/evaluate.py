@@ -10,9 +10,10 @@ import time
 
 from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import Home
-from sapo_desktop.services.models import comparing, store
-from sapo_desktop.services.models.adopt import adopt
+from sapo_desktop.services.models import comparing
 from sapo_desktop.services.models.checkpoints import Chosen, choose, of
+from sapo_desktop.services.models.shelf import store
+from sapo_desktop.services.models.shelf.adopt import adopt
 
 
 def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:

@@ -12,9 +12,10 @@ import msgspec
 
 from sapo_desktop.errors import AppError, UsageError
 from sapo_desktop.paths import Home
-from sapo_desktop.services.models import control, creating, history, keeping, store
-from sapo_desktop.services.models.adopt import adopt
-from sapo_desktop.services.models.overview import Overview, gain, overview
+from sapo_desktop.services.models import control
+from sapo_desktop.services.models.shelf import creating, history, keeping, store
+from sapo_desktop.services.models.shelf.adopt import adopt
+from sapo_desktop.services.models.shelf.overview import Overview, gain, overview
 
 ACTIONS = ("list", "show", "rename", "duplicate", "delete", "prune", "bases")
 _NAMES = {"list": 0, "show": 1, "rename": 2, "duplicate": 2, "delete": 1, "prune": 1, "bases": 0}

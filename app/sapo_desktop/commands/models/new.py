@@ -9,8 +9,8 @@ import msgspec
 
 from sapo_desktop import settings
 from sapo_desktop.paths import Home
-from sapo_desktop.services.models import creating
-from sapo_desktop.services.models.adopt import adopt
+from sapo_desktop.services.models.shelf import creating
+from sapo_desktop.services.models.shelf.adopt import adopt
 from sapo_desktop.settings import flags
 from sapo_swarm.config import RunConfig
 

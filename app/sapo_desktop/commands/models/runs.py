@@ -11,9 +11,9 @@ import msgspec
 
 from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import Home
-from sapo_desktop.services.models import history, store
-from sapo_desktop.services.models.adopt import adopt
-from sapo_desktop.services.models.store import Model
+from sapo_desktop.services.models.shelf import history, store
+from sapo_desktop.services.models.shelf.adopt import adopt
+from sapo_desktop.services.models.shelf.store import Model
 from sapo_desktop.services.nodes.lock import NodeLock
 
 

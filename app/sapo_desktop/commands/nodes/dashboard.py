@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from sapo_desktop import settings
 from sapo_desktop.errors import AppError
 from sapo_desktop.paths import Home
-from sapo_desktop.services.models.adopt import adopt
+from sapo_desktop.services.models.shelf.adopt import adopt
 
 if TYPE_CHECKING:
     from sapo_backends.base import BackendError
@@ -39,8 +39,8 @@ def _show(home: Home, chosen: settings.Settings) -> str | None:
     from sapo_desktop.dashboard.feed import ControlFeed
     from sapo_desktop.services.first_questions import FirstRunAnswers, FirstRunInfo
     from sapo_desktop.services.machine.doctor import stream
-    from sapo_desktop.services.models.actions import HomeModels
-    from sapo_desktop.services.models.settings_actions import HomeSettings
+    from sapo_desktop.services.models.screen.actions import HomeModels
+    from sapo_desktop.services.models.screen.settings_actions import HomeSettings
     from sapo_desktop.services.nodes.supervisor import last_words
     from sapo_desktop.services.swarms.actions import HomeActions
 

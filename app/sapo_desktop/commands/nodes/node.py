@@ -17,7 +17,7 @@ from sapo_desktop.errors import AppError, UsageError
 from sapo_desktop.paths import Home
 from sapo_desktop.services.machine import engines, load_request, memory_plan
 from sapo_desktop.services.models import training
-from sapo_desktop.services.models.adopt import adopt
+from sapo_desktop.services.models.shelf.adopt import adopt
 from sapo_desktop.services.nodes.lock import NodeLock
 from sapo_desktop.services.nodes.logs import node_logging
 from sapo_desktop.services.nodes.report import Reporter

@@ -17,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
 def _journal(path: Path) -> Path:
     """A file stays what it is; a name that is no file may be a model's. Raises UsageError."""
     from sapo_desktop.paths import Home
-    from sapo_desktop.services.models import store
+    from sapo_desktop.services.models.shelf import store
 
     known = {model.name: model.folder for model in store.all_models(Home.find())}
     return path if path.exists() else known.get(str(path), path)

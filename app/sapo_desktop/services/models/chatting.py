@@ -8,7 +8,7 @@ from types import TracebackType
 
 from sapo_backends.base import BackendError, Engine, Sampling
 from sapo_desktop.services.models.checkpoints import Chosen, of
-from sapo_desktop.services.models.store import Model
+from sapo_desktop.services.models.shelf.store import Model
 from sapo_swarm.protocol.safe_text import safe_text
 from sapo_swarm.tasks import catalogue
 from sapo_swarm.tasks.own import library

@@ -9,8 +9,8 @@ from sapo_backends.base import CheckpointCorrupt, Engine, Progress
 from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import Home
 from sapo_desktop.services.machine import engines
-from sapo_desktop.services.models import store
-from sapo_desktop.services.models.store import Model, rounds_of
+from sapo_desktop.services.models.shelf import store
+from sapo_desktop.services.models.shelf.store import Model, rounds_of
 from sapo_swarm.config import RunConfig
 from sapo_swarm.node.storage.checkpoints import read_state
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from sapo_desktop import settings
 from sapo_desktop.errors import AppError
 from sapo_desktop.paths import Home
-from sapo_desktop.services.models import keeping, store
-from sapo_desktop.services.models.store import Model
+from sapo_desktop.services.models.shelf import keeping, store
+from sapo_desktop.services.models.shelf.store import Model
 from sapo_desktop.services.nodes import supervisor
 from sapo_swarm.node.control.api import ControlClient, ControlError, NodeNotRunning, NodeStatus
 

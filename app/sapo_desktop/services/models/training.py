@@ -11,8 +11,8 @@ import msgspec
 from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import Home
 from sapo_desktop.services.machine import engines
-from sapo_desktop.services.models import changes, creating, history, names, store
-from sapo_desktop.services.models.store import Model
+from sapo_desktop.services.models.shelf import changes, creating, history, names, store
+from sapo_desktop.services.models.shelf.store import Model
 from sapo_swarm.config import RunConfig
 from sapo_swarm.protocol.invite import Invite
 

@@ -17,7 +17,7 @@ from sapo_desktop.dashboard.look.show import plain
 from sapo_desktop.dashboard.screens.base import BaseScreen
 from sapo_desktop.dashboard.state import DashboardState
 from sapo_desktop.dashboard.widgets.keybar import Key
-from sapo_desktop.services.models.interface import ChatLine, ModelActionFailed
+from sapo_desktop.services.models.screen.interface import ChatLine, ModelActionFailed
 
 KEPT = 20
 """Questions that stay on the screen."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sapo_desktop.dashboard.series import Series
 from sapo_desktop.dashboard.widgets.plot import Line, Mark, Pattern
-from sapo_desktop.services.models.history import Story
+from sapo_desktop.services.models.shelf.history import Story
 
 
 def of_one(story: Story) -> tuple[list[Line], list[Mark]]:

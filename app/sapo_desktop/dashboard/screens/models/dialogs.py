@@ -16,7 +16,7 @@ from textual.widgets import Input, Static
 from sapo_desktop.dashboard.look.show import plain
 from sapo_desktop.dashboard.screens.dialogs import ChoiceDialog
 from sapo_desktop.dashboard.widgets.choice import Choice
-from sapo_desktop.services.models.interface import ModelActionFailed, NewModel, NewModelInfo
+from sapo_desktop.services.models.screen.interface import ModelActionFailed, NewModel, NewModelInfo
 
 T = TypeVar("T")
 

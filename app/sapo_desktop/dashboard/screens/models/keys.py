@@ -13,8 +13,8 @@ from sapo_desktop.dashboard.screens.base import BaseScreen
 from sapo_desktop.dashboard.screens.models.dialogs import NameDialog, NewModelDialog, PickDialog
 from sapo_desktop.dashboard.state import DashboardState
 from sapo_desktop.dashboard.widgets.keybar import Key
-from sapo_desktop.services.models.interface import ExportChoice, ModelActionFailed, ModelActions, Shelf
-from sapo_desktop.services.models.overview import Overview
+from sapo_desktop.services.models.screen.interface import ExportChoice, ModelActionFailed, ModelActions, Shelf
+from sapo_desktop.services.models.shelf.overview import Overview
 
 COMPARED_ITEMS = 50
 """Held-out questions a task when two models are compared here; sapo-desktop compare --items takes more."""

@@ -19,8 +19,8 @@ from sapo_desktop.dashboard.screens.models.keys import AGAIN_S, MORE, ModelKeys
 from sapo_desktop.dashboard.state import DashboardState
 from sapo_desktop.dashboard.widgets.chart import Chart
 from sapo_desktop.dashboard.widgets.keybar import Key
-from sapo_desktop.services.models.interface import ModelActionFailed, Shelf
-from sapo_desktop.services.models.overview import Overview
+from sapo_desktop.services.models.screen.interface import ModelActionFailed, Shelf
+from sapo_desktop.services.models.shelf.overview import Overview
 
 
 class ModelScreen(ModelKeys):

@@ -9,9 +9,9 @@ from textual.content import Content
 
 from sapo_desktop.dashboard.look.glyphs import Glyphs
 from sapo_desktop.dashboard.look.show import age, bar, count, fit, hang, memory, plain
-from sapo_desktop.services.models.history import what
-from sapo_desktop.services.models.overview import Overview, gain
-from sapo_desktop.services.models.store import rounds_of
+from sapo_desktop.services.models.shelf.history import what
+from sapo_desktop.services.models.shelf.overview import Overview, gain
+from sapo_desktop.services.models.shelf.store import rounds_of
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import Evaluated, RunStarted
 

@@ -18,8 +18,8 @@ from sapo_desktop.dashboard.screens.models.dialogs import hint
 from sapo_desktop.dashboard.screens.models.keys import AGAIN_S, MORE, ModelKeys
 from sapo_desktop.dashboard.state import DashboardState
 from sapo_desktop.dashboard.widgets.keybar import Key
-from sapo_desktop.services.models.interface import ModelActionFailed
-from sapo_desktop.services.models.overview import Overview
+from sapo_desktop.services.models.screen.interface import ModelActionFailed
+from sapo_desktop.services.models.shelf.overview import Overview
 
 
 class ModelsScreen(ModelKeys):

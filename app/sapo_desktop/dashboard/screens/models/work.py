@@ -15,7 +15,7 @@ from textual.widgets import Static
 
 from sapo_desktop.dashboard.look.show import plain
 from sapo_desktop.dashboard.screens.models.dialogs import hint
-from sapo_desktop.services.models.interface import ExportChoice, ModelActionFailed, Told
+from sapo_desktop.services.models.screen.interface import ExportChoice, ModelActionFailed, Told
 
 
 class ExportScreen(ModalScreen[None]):

@@ -8,8 +8,9 @@ from dataclasses import replace
 from sapo_desktop import settings
 from sapo_desktop.errors import AppError
 from sapo_desktop.paths import Home
-from sapo_desktop.services.models import control, model_settings
-from sapo_desktop.services.models.store import Model
+from sapo_desktop.services.models import control
+from sapo_desktop.services.models.screen import model_settings
+from sapo_desktop.services.models.shelf.store import Model
 from sapo_desktop.settings import editing
 from sapo_desktop.settings.rows import SettingRefused, SettingRow
 from sapo_swarm.node.control.api import ControlClient, ControlError, NodeNotRunning

@@ -13,9 +13,9 @@ import msgspec
 
 from sapo_desktop.errors import AppError
 from sapo_desktop.paths import Home
-from sapo_desktop.services.models import names, store
-from sapo_desktop.services.models.history import story
-from sapo_desktop.services.models.store import Model
+from sapo_desktop.services.models.shelf import names, store
+from sapo_desktop.services.models.shelf.history import story
+from sapo_desktop.services.models.shelf.store import Model
 from sapo_swarm.events import RunStarted, encode
 from sapo_swarm.node.storage.journal import readable
 

@@ -8,8 +8,9 @@ import msgspec
 
 from sapo_desktop import settings
 from sapo_desktop.paths import Home
-from sapo_desktop.services.models import changes, store, training
-from sapo_desktop.services.models.store import Model
+from sapo_desktop.services.models import training
+from sapo_desktop.services.models.shelf import changes, store
+from sapo_desktop.services.models.shelf.store import Model
 from sapo_desktop.settings import editing, flags
 from sapo_desktop.settings.rows import SettingRow
 from sapo_swarm.config import RunConfig

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sapo_desktop.services.models import history, store
-from sapo_desktop.services.models.history import Story
-from sapo_desktop.services.models.store import Model
+from sapo_desktop.services.models.shelf import history, store
+from sapo_desktop.services.models.shelf.history import Story
+from sapo_desktop.services.models.shelf.store import Model
 from sapo_swarm.events import Evaluated
 
 

@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 
 from sapo_desktop.paths import Home
-from sapo_desktop.services.models import children
-from sapo_desktop.services.models.interface import ModelActionFailed
-from sapo_desktop.services.models.store import Model
+from sapo_desktop.services.models.screen import children
+from sapo_desktop.services.models.screen.interface import ModelActionFailed
+from sapo_desktop.services.models.shelf.store import Model
 from sapo_desktop.services.nodes import supervisor
 from sapo_swarm.node.control.api import ControlClient, ControlError, NodeNotRunning
 

@@ -14,8 +14,8 @@ import msgspec
 
 from sapo_desktop.errors import AppError
 from sapo_desktop.paths import Home
-from sapo_desktop.services.models import names, store
-from sapo_desktop.services.models.store import Record
+from sapo_desktop.services.models.shelf import names, store
+from sapo_desktop.services.models.shelf.store import Record
 from sapo_desktop.services.nodes.lock import NodeLock
 from sapo_swarm.config import RunConfig
 

@@ -8,8 +8,8 @@ import msgspec
 
 from sapo_desktop import settings
 from sapo_desktop.errors import UsageError
-from sapo_desktop.services.models import names
-from sapo_desktop.services.models.store import Model, Record
+from sapo_desktop.services.models.shelf import names
+from sapo_desktop.services.models.shelf.store import Model, Record
 from sapo_swarm.config import RunConfig
 from sapo_swarm.tasks import catalogue
 from sapo_swarm.tasks.own import library

@@ -10,7 +10,7 @@ import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
-from sapo_desktop.services.models.interface import ModelActionFailed
+from sapo_desktop.services.models.screen.interface import ModelActionFailed
 
 _LINE = 4 * 1024 * 1024
 """Bytes of the longest line that is read: a result as one JSON object."""

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from sapo_desktop.services.models.overview import Overview
+from sapo_desktop.services.models.shelf.overview import Overview
 
 
 class ModelActionFailed(Exception):

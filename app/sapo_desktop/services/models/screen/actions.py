@@ -13,9 +13,10 @@ import msgspec
 from sapo_desktop import settings
 from sapo_desktop.errors import AppError
 from sapo_desktop.paths import Home
-from sapo_desktop.services.models import children, control, names, store
-from sapo_desktop.services.models.conversation import Conversation
-from sapo_desktop.services.models.interface import (
+from sapo_desktop.services.models import control
+from sapo_desktop.services.models.screen import children
+from sapo_desktop.services.models.screen.conversation import Conversation
+from sapo_desktop.services.models.screen.interface import (
     ChatLine,
     ExportChoice,
     ModelActionFailed,
@@ -24,8 +25,9 @@ from sapo_desktop.services.models.interface import (
     Shelf,
     Told,
 )
-from sapo_desktop.services.models.overview import Overview, overview
-from sapo_desktop.services.models.store import Model
+from sapo_desktop.services.models.shelf import names, store
+from sapo_desktop.services.models.shelf.overview import Overview, overview
+from sapo_desktop.services.models.shelf.store import Model
 
 _GGUF = {
     "f16": "for llama.cpp, LM Studio and Ollama: 16 bits a weight",
@@ -75,7 +77,7 @@ class HomeModels:
         return await _thread(self._offer)
 
     def _offer(self) -> NewModelInfo:
-        from sapo_desktop.services.models import creating
+        from sapo_desktop.services.models.shelf import creating
 
         models = store.all_models(self._home)
         mine = tuple((e, f"exported from {m.name}") for m in models for e in _folders(m))
@@ -97,7 +99,7 @@ class HomeModels:
         return f"{model.name} starts from {model.record.base}; the node trains it now"
 
     def _new(self, answers: NewModel) -> Model:
-        from sapo_desktop.services.models import creating
+        from sapo_desktop.services.models.shelf import creating
 
         config = settings.load(self._home.settings).run
         wanted = msgspec.structs.replace(config, model=answers.base, preset=answers.preset)
@@ -111,7 +113,7 @@ class HomeModels:
 
     async def rename(self, id: str, name: str) -> str:
         """See ModelActions."""
-        from sapo_desktop.services.models import keeping
+        from sapo_desktop.services.models.shelf import keeping
 
         model = await self._find(id)
         renamed = await _thread(keeping.rename, self._home, model, name)
@@ -119,7 +121,7 @@ class HomeModels:
 
     async def duplicate(self, id: str, name: str) -> str:
         """See ModelActions."""
-        from sapo_desktop.services.models import keeping
+        from sapo_desktop.services.models.shelf import keeping
 
         model = await self._find(id)
         copy = await _thread(keeping.duplicate, self._home, model, name)
@@ -133,14 +135,14 @@ class HomeModels:
 
     async def spare(self, id: str) -> tuple[int, int]:
         """See ModelActions."""
-        from sapo_desktop.services.models import keeping
+        from sapo_desktop.services.models.shelf import keeping
 
         found = await _thread(keeping.spare, await self._find(id))
         return len(found), sum(one.size for one in found)
 
     async def free(self, id: str) -> str:
         """See ModelActions."""
-        from sapo_desktop.services.models import keeping
+        from sapo_desktop.services.models.shelf import keeping
 
         model = await self._find(id)
         freed = await _thread(lambda: keeping.remove(keeping.spare(model)))

@@ -18,7 +18,7 @@ import msgspec
 
 from sapo_desktop.errors import AppError, UsageError
 from sapo_desktop.paths import Home
-from sapo_desktop.services.models import names
+from sapo_desktop.services.models.shelf import names
 from sapo_desktop.settings import nearest
 from sapo_swarm import config as schema
 from sapo_swarm.config import RunConfig

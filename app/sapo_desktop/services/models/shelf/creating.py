@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from sapo_desktop.paths import Home
 from sapo_desktop.services.machine import engines
-from sapo_desktop.services.models import names, store
-from sapo_desktop.services.models.store import Model
+from sapo_desktop.services.models.shelf import names, store
+from sapo_desktop.services.models.shelf.store import Model
 from sapo_desktop.settings import flags
 from sapo_swarm.config import RunConfig
 
