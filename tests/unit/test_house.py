@@ -10,9 +10,7 @@ LIMIT = 300
 LONGER = {
     "backends/sapo_backends/base.py": 360,  # the whole contract of an engine, read as one page
     "app/sapo_desktop/dashboard/app.py": 345,  # one binding and one action a key
-    "app/sapo_desktop/dashboard/state.py": 310,  # one reducer, a case an event
     "swarm/sapo_swarm/node/loop.py": 310,  # the life of a node from opening to its end
-    "swarm/sapo_swarm/protocol/wire.py": 305,  # everything that travels, on one page
     "tests/contract/test_engine.py": 310,
     "tests/contract/test_store.py": 405,
     "tests/functional/app/test_dashboard.py": 515,
