@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import msgspec
@@ -10,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sapo_desktop.errors import UsageError
-from sapo_desktop.services.models.shelf import changes, names, store
+from sapo_desktop.paths import Home
+from sapo_desktop.services.models.shelf import changes, keeping, names, store
 from sapo_desktop.services.models.shelf.store import Model
 from sapo_desktop.services.models.training import plan
 from sapo_swarm.config import RunConfig
@@ -93,3 +95,16 @@ def test_a_typed_goal_is_for_one_session_and_a_plan_that_is_behind_holds_no_long
 def test_settings_of_an_older_version_are_read_under_the_names_of_today() -> None:
     old = {"own_groups": 4, "temperature": 0.5, "gone_since": True}
     assert store.settings_of_today(old) == {"local_groups": 4, "temperature": 0.5}
+
+
+def test_what_a_kill_left_of_a_duplicate_goes_after_an_hour_and_work_in_progress_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SAPO_HOME", str(tmp_path))
+    home = Home.find()
+    for name in (".partial-old", ".partial-new", "my-model"):
+        (home.models / name).mkdir(parents=True)
+    old = (home.models / ".partial-old").stat().st_mtime - 7200
+    os.utime(home.models / ".partial-old", (old, old))
+    keeping.sweep(home, old + 7300)
+    assert sorted(path.name for path in home.models.iterdir()) == [".partial-new", "my-model"]

@@ -11,7 +11,7 @@ import msgspec
 from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import Home
 from sapo_desktop.services.machine import engines
-from sapo_desktop.services.models.shelf import changes, creating, history, names, store
+from sapo_desktop.services.models.shelf import changes, creating, history, keeping, names, store
 from sapo_desktop.services.models.shelf.store import Model
 from sapo_swarm.config import RunConfig
 from sapo_swarm.protocol.invite import Invite
@@ -87,6 +87,7 @@ def begin(home: Home, session: Session, invite: Invite | None) -> Session:
 
     Raises UsageError, ModelNotFound, AppError.
     """
+    keeping.sweep(home, time.time())
     model = session.model or creating.new(home, session.name, session.config)
     where = f"at {invite.host}" if invite else ""
     swarm = invite.swarm if invite else ""

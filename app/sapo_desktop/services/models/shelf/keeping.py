@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import sqlite3
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +20,8 @@ from sapo_swarm.events import RunStarted, encode
 from sapo_swarm.node.storage.journal import readable
 
 _PARTIAL = ".partial-"
+_ABANDONED_S = 3600.0
+"""What a kill left is not taken for work in progress after so long."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +130,9 @@ def remove(leftovers: list[Leftover]) -> int:
     return sum(one.size for one in leftovers)
 
 
-def sweep(home: Home) -> None:
-    """What a kill left of duplicates and deletions goes. Call with no node and no other command at work."""
+def sweep(home: Home, now: float) -> None:
+    """What a kill left of duplicates and deletions goes, once nothing has touched it for an hour. now: Unix time."""
     for path in home.models.glob(f"{_PARTIAL}*"):
-        shutil.rmtree(path, ignore_errors=True)
+        with suppress(OSError):
+            if now - path.stat().st_mtime > _ABANDONED_S:
+                shutil.rmtree(path, ignore_errors=True)
