@@ -14,7 +14,7 @@ from tests.support.swarm_process import coordinator, journal, rounds
 
 from sapo_desktop import settings
 from sapo_swarm.coordinator.store.sqlite import SQLiteStore
-from sapo_swarm.events import Evaluated, GroupRecorded, RoundFinished, RunStarted
+from sapo_swarm.events import Evaluated, GroupRecorded, RoundFinished, RunStarted, SwarmUpdated
 from sapo_swarm.node.storage.journal import read_only
 from sapo_swarm.protocol.invite import parse_invite
 
@@ -112,8 +112,8 @@ async def test_the_swarm_of_before_opens_with_its_invite_its_member_and_its_grou
         )
     assert done.returncode == 0, done.stderr
     assert "Joined" in done.stdout
-    drawn = [e.group for e in journal(tmp_path / "node") if isinstance(e, GroupRecorded) and e.group.source != "own"]
-    assert drawn, "the groups of the member of before are taken into training"
+    seen = [event.rejected for event in journal(tmp_path / "node") if isinstance(event, SwarmUpdated)]
+    assert max(rejected.get("stale", 0) for rejected in seen) > 0, "groups of before arrive, and are too old by now"
     store = SQLiteStore(database)
     await store.open()
     assert len(await store.members()) == 2
