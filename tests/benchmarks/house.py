@@ -54,7 +54,7 @@ sys.exit(run(sys.argv[1:]))
 """
 """Runs a node and tells, on stderr, the files in which a function was called from the record of one round to that of the next."""
 SETTINGS = {"rounds": 4, "eval-every": 0, "model": "starter", "trainer": "torch", "threads": 1, "max-new-tokens": 24}
-ROUND = ["node", "--silo", "--new", "--quiet", *(f"--{name}={value}" for name, value in SETTINGS.items())]
+ROUND = ["node", "--silo", "--quiet", *(f"--{name}={value}" for name, value in SETTINGS.items())]
 CALM = "[limits]\npause_on_battery = false\nmax_celsius = 0\nmin_free_memory = 0\nmin_free_disk = 0\nnice = 0\n"
 
 
