@@ -36,6 +36,8 @@ from sapo_swarm.node.storage.save_rule import SaveRule
 from sapo_swarm.node.storage.update_log import Header, LoggedUpdate, UpdateLog, logged
 
 GIB = 2**30
+EXPORTS = "exports"
+"""What a person took out of the model lies there: it is no part of the disk budget."""
 Tell = Callable[[str], None]
 """Takes one sentence about what is done, from the engine's thread."""
 
@@ -43,7 +45,8 @@ Tell = Callable[[str], None]
 @dataclass
 class ModelStore:
     """folder: the model's own. weights: digest of those in memory when they were last on the disk, with their rounds and
-    rollbacks: the newest link of the chain. disk: bytes of the folder after the last save. clock: monotonic seconds."""
+    rollbacks: the newest link of the chain. disk: bytes of the folder after the last save,
+    exports left out. clock: monotonic seconds."""
 
     folder: Path
     config: RunConfig
@@ -96,7 +99,7 @@ class ModelStore:
         self.weights = state.weights or weights_digest(state.digests, engine.optimizer_files)
         self.rollbacks, self.saved_rounds, self._saved_at = state.rollbacks, state.rounds_done, self.clock()
         self.rounds_done, self.solved = state.rounds_done, frozenset(state.solved)
-        self.disk = folder_bytes(self.folder)
+        self.disk = self.checkpoints.bytes() + self._elsewhere()
         updates = self.log.read(self._header())
         for number, update in enumerate(updates, 1):
             tell(f"Redoing round {update.round + 1} from its kept rollouts ({number} of {len(updates)})")
@@ -224,8 +227,8 @@ class ModelStore:
         self.log.close()
 
     def _elsewhere(self) -> int:
-        """Bytes of the model's folder that are no checkpoints."""
-        return folder_bytes(self.folder) - self.checkpoints.bytes()
+        """Bytes of the model's folder that are neither checkpoints nor exports."""
+        return folder_bytes(self.folder) - folder_bytes(self.folder / EXPORTS) - self.checkpoints.bytes()
 
 
 def _told(saved: Saved) -> CheckpointSaved:

@@ -282,3 +282,14 @@ def test_uninstalling_removes_what_the_app_made_and_nothing_else(home: Home) -> 
     assert "uninstall --data" in refused(home, "uninstall")
     assert "1 model with weights" in run(home, "uninstall", "--data", "--yes")
     assert [path.name for path in home.config.iterdir()] == ["thesis.txt"]
+
+
+def test_exports_are_no_part_of_the_disk_budget(home: Home) -> None:
+    run(home, "new", "kim", *NEW)
+    run(home, "node", "kim", "--rounds", "1", "--disk-budget-gb", "0.01")
+    exports = store.find(home, "kim").folder / "exports"
+    exports.mkdir(exist_ok=True)
+    with (exports / "large.gguf").open("wb") as file:
+        file.truncate(50 * 2**20)
+    run(home, "node", "kim", "--rounds", "2", "--disk-budget-gb", "0.01")
+    assert store.find(home, "kim").rounds_done == 2
