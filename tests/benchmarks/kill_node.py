@@ -25,6 +25,7 @@ from tests.support.model_folder import chain, on_disk, weights
 from tests.support.node_process import node, reaches, sapo
 
 from sapo_swarm.events import Phase
+from sapo_swarm.node.control.api import NodeNotRunning
 
 PHASES = ("generate", "score", "update", "checkpoint")
 
@@ -43,7 +44,11 @@ async def kill_once(home: Path, flags: list[str], phase: str, wanted: int, wait_
         if wait_s:
             await asyncio.sleep(wait_s)
         else:
-            await reaches(client, (), lambda e: isinstance(e, Phase) and e.phase == phase and e.round >= wanted)
+            try:
+                await reaches(client, (), lambda e: isinstance(e, Phase) and e.phase == phase and e.round >= wanted)
+            except NodeNotRunning as error:
+                assert process.stderr is not None
+                raise AssertionError(f"The node ended: {process.stderr.read().decode()}") from error
         process.send_signal(signal.SIGKILL)
         await asyncio.to_thread(process.wait)
     found = on_disk(run_folder(home))

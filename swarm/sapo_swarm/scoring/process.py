@@ -29,6 +29,10 @@ class ScorerUnavailable(Exception):
     """The scorer worker does not start; the message says why and what to do."""
 
 
+class EndedAtStart(ScorerUnavailable):
+    """The worker ended before it said that it is ready."""
+
+
 def worker_command() -> list[str]:
     """How to start a worker: a module of this interpreter, or a switch of a frozen app (see sapo_desktop.__main__)."""
     if getattr(sys, "frozen", False):
@@ -122,7 +126,16 @@ class WorkerProcess:
         return self._process.pid if self._process else None
 
     def start(self) -> None:
-        """Start the worker if none runs. Raises ScorerUnavailable."""
+        """Start the worker if none runs; once more where it ends while it starts, as on a starved machine.
+
+        Raises ScorerUnavailable.
+        """
+        try:
+            self._start()
+        except EndedAtStart:
+            self._start()
+
+    def _start(self) -> None:
         with self._lock:
             if self._closed:
                 raise ScorerUnavailable("The scorer was closed.")
@@ -197,7 +210,7 @@ class WorkerProcess:
         except (ConnectionLost, OSError, ValueError) as error:
             self._discard()
             reason = f"The scorer worker ended while it started ({error})."
-            raise ScorerUnavailable(f"{reason} Try: sapo-desktop doctor") from error
+            raise EndedAtStart(f"{reason} Is there memory left? See: sapo-desktop doctor") from error
         finally:
             self._watchdog.release()
         if self.hello.failure:

@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import msgspec
 import psutil
@@ -17,6 +18,7 @@ import pytest_asyncio
 from sapo_swarm.config import PAPER_TASKS
 from sapo_swarm.scoring import limits, worker
 from sapo_swarm.scoring.messages import Job
+from sapo_swarm.scoring.process import WorkerProcess, worker_command
 from sapo_swarm.scoring.scorer import Scored, Scorer, ScorerUnavailable, ScoringFailed, Unanswerable
 from sapo_swarm.tasks.questions import generate_entry
 from sapo_swarm.types import Question, RewardRule, TaskRef
@@ -155,6 +157,25 @@ async def test_a_worker_that_is_killed_from_outside_is_replaced() -> None:
         os.kill(scorer.worker.pid, signal.SIGKILL)
         results = await scorer.questions([TaskRef("bf", "starter", 1), TaskRef("bf", "starter", 2)])
         assert all(isinstance(result, Question) for result in results)
+
+
+def test_a_worker_that_ends_while_it_starts_is_started_once_more(tmp_path: Path) -> None:
+    first = tmp_path / "started"
+    dies_once = f"""
+import os, pathlib, sys
+path = pathlib.Path({str(first)!r})
+if not path.exists():
+    path.touch()
+    sys.exit(1)
+os.execv(sys.executable, {worker_command()!r})
+"""
+    process = WorkerProcess(limits.MEMORY_BYTES, command=[sys.executable, "-c", dies_once])
+    try:
+        process.start()
+        assert first.exists()
+        assert not process.hello.failure
+    finally:
+        process.close()
 
 
 async def test_a_worker_without_room_to_start_says_so() -> None:
