@@ -159,7 +159,7 @@ async def test_a_worker_that_is_killed_from_outside_is_replaced() -> None:
         assert all(isinstance(result, Question) for result in results)
 
 
-def test_a_worker_that_ends_while_it_starts_is_started_once_more(tmp_path: Path) -> None:
+async def test_a_worker_that_ends_while_it_starts_is_started_once_more(tmp_path: Path) -> None:
     first = tmp_path / "started"
     dies_once = f"""
 import os, pathlib, sys
@@ -171,7 +171,7 @@ os.execv(sys.executable, {worker_command()!r})
 """
     process = WorkerProcess(limits.MEMORY_BYTES, command=[sys.executable, "-c", dies_once])
     try:
-        process.start()
+        await asyncio.to_thread(process.start)
         assert first.exists()
         assert not process.hello.failure
     finally:
