@@ -20,8 +20,7 @@ from sapo_desktop.errors import AppError, UsageError
 from sapo_desktop.paths import Home
 from sapo_desktop.services.models.shelf import names
 from sapo_desktop.settings import nearest
-from sapo_swarm import config as schema
-from sapo_swarm.config import RunConfig
+from sapo_swarm.config import RunConfig, renamed
 
 RECORD = "model.json"
 FORMAT = 1
@@ -136,9 +135,7 @@ def read(folder: Path) -> Model:
 
 def settings_of_today(old: Mapping[str, Any]) -> dict[str, Any]:
     """A run's settings as an older version wrote them: renamed keys under their new names, those that are gone left out."""
-    renamed = {"own_groups": "local_groups", **getattr(schema, "RENAMED", {})}
-    today = {renamed.get(key, key): value for key, value in old.items()}
-    return {key: value for key, value in today.items() if key in RunConfig.__struct_fields__}
+    return {key: value for key, value in renamed(old).items() if key in RunConfig.__struct_fields__}
 
 
 def write(folder: Path, record: Record) -> Model:
