@@ -46,7 +46,16 @@ def install_torch(python: str) -> None:
     local = f"torch=={CPU_TORCH}+cpu"
     if run(python, "-m", "pip", "install", "-q", local):
         return
-    must(python, "-m", "pip", "install", "-q", f"torch=={CPU_TORCH}", "--extra-index-url", CPU_INDEX)
+    must(python, "-m", "pip", "install", "-q", f"torch=={CPU_TORCH}", "--index-url", CPU_INDEX)
+
+
+def locked_versions() -> str:
+    """The versions of the lock file, but torch's (see install_torch), without hashes: pip takes no editable project with
+    them."""
+    lines = (ROOT / "packaging" / "requirements.lock").read_text("utf-8").splitlines()
+    return "".join(
+        line.rstrip(" \\") + "\n" for line in lines if "==" in line and not line.startswith((" ", "#", "torch=="))
+    )
 
 
 def main() -> None:
@@ -57,8 +66,10 @@ def main() -> None:
         venv.create(folder, with_pip=True)
     python = str(folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python"))
     install_torch(python)
-    extras = "dev,lab,lan,redis,serve,torch" + (",mlx" if platform.system() == "Linux" else "")
-    must(python, "-m", "pip", "install", "-q", "-e", f"{ROOT}[{extras}]")
+    pins = folder / "locked.txt"
+    pins.write_text(locked_versions(), "utf-8")
+    extras = "dev,lab,lan,mcp,redis,serve,tensorboard,torch" + (",mlx,4bit" if platform.system() == "Linux" else "")
+    must(python, "-m", "pip", "install", "-q", "-c", str(pins), "-e", f"{ROOT}[{extras}]")
     (folder / ".ready").touch()
     print(f"Ready. Start the dashboard: {Path(python).parent / 'sapo-desktop'}")
 

@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 
-NEEDED = {"redis-server": "redis-server", "chromium": "chromium"}
+NEEDED = {"redis-server": "redis-server", "chromium": "chromium", "cc": "gcc"}
 """program -> Debian package."""
 
 

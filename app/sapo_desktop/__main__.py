@@ -7,6 +7,13 @@ import sys
 
 def main() -> int:
     """Run the command line; the exit code."""
+    if sys.argv[1:] == ["--scorer-worker"]:  # how a frozen app starts its worker: it has no interpreter for modules
+        from sapo_swarm.scoring.worker import serve_and_exit
+
+        serve_and_exit()
+    from sapo_desktop.services.swarms.invite_text import hide
+
+    hide()
     from sapo_desktop.cli import run
     from sapo_desktop.streams import prepare
 

@@ -6,11 +6,16 @@ import argparse
 import importlib
 import sys
 from collections.abc import Sequence
+from typing import Any
 
+from sapo_backends.checkpoints.hub import access
 from sapo_desktop import __version__
+from sapo_desktop.commands.examples import ExamplesFormatter, epilog
 from sapo_desktop.errors import AppError
 from sapo_desktop.paths import Home
+from sapo_desktop.services.bases import tokens
 from sapo_desktop.streams import to_nowhere
+from sapo_swarm.registry import nearest
 from sapo_swarm.tasks.own import library
 
 VERBS: dict[str, tuple[str, str]] = {
@@ -22,25 +27,36 @@ VERBS: dict[str, tuple[str, str]] = {
     "swarm-sim": ("swarms.swarm_sim", "load a coordinator on this machine with simulated nodes"),
     "contribute": ("swarms.contribute", "answer questions yourself and share the attempts with your swarm"),
     "leave": ("swarms.leave", "leave the swarm and forget its invite"),
+    "stay": ("swarms.leave", "end the trial in an open swarm: stay, with normal settings"),
+    "directory": ("swarms.directory", "signed lists of swarms: look for a swarm to join, or publish a list"),
     "status": ("nodes.control", "what the node is doing now"),
     "pause": ("nodes.control", "stop working within a second, keep everything"),
     "resume": ("nodes.control", "go on"),
     "finish": ("nodes.control", "finish the round in flight, then pause"),
     "snooze": ("nodes.control", "pause for a while, then go on by itself"),
-    "run-anyway": ("nodes.control", "ignore battery and heat for an hour"),
+    "run-anyway": ("nodes.control", "work for an hour whatever battery, heat and hours say; --off ends that"),
     "stop": ("nodes.control", "save and end the node"),
+    "service": ("nodes.service", "start the node at login (install), or no more (uninstall); status"),
     "external": ("nodes.control", "take groups of other nodes into training (on), or none (off)"),
+    "login": ("models.login", "keep your token of the model hub, for gated and private models; --out forgets it"),
     "new": ("models.new", "make a model that starts from a base"),
     "eval": ("models.evaluate", "compare two checkpoints of a model on the same held-out questions"),
     "compare": ("models.evaluate", "two models, or one and its base, on the same held-out questions"),
     "chat": ("models.chat", "talk to the base and the trained model side by side"),
     "export": ("models.export", "write the trained model for other programs: hf, adapter, gguf or mlx"),
+    "verifiers": (
+        "tasks.verifiers",
+        "a model in an environment of the verifiers package, in that environment's own Python",
+    ),
     "serve-model": (
         "models.serve_model",
         "serve a model to other programs: OpenAI's chat completions, on this machine only",
     ),
     "lab": ("machine.lab", "run experiments with many nodes on one machine, and report on them"),
     "runs": ("models.runs", "when a model was trained, and what was different each time"),
+    "rollouts": ("models.rollouts", "the groups of a model's rounds: filter, read, export as JSON lines"),
+    "backup": ("models.backup", "save everything that is yours in one archive: models, own tasks, settings"),
+    "restore": ("models.backup", "bring back what an archive of backup holds; what is here stays"),
     "uninstall": ("models.uninstall", "list what the app made on this machine, and remove it"),
     "models": ("models.models", "list your models; show, rename, duplicate, delete one; free space"),
     "tasks": (
@@ -52,7 +68,9 @@ VERBS: dict[str, tuple[str, str]] = {
     "bench": ("machine.bench", "measure this machine's speed with a model, and choose the engine by it"),
     "doctor": ("machine.doctor", "check this machine and the installation"),
     "serve": ("nodes.serve", "the dashboard in a browser, on this machine only"),
-    "replay": ("nodes.replay", "watch a recorded run in the dashboard"),
+    "mcp": ("nodes.mcp", "status, pause, runs, eval and chat for a program that speaks the Model Context Protocol"),
+    "replay": ("nodes.replay", "watch a recorded run in the dashboard: hold it, go back and forth, faster and slower"),
+    "tour": ("nodes.replay", "two minutes with captions: a recorded swarm of three nodes, in the dashboard"),
 }
 """verb -> (module in sapo_desktop.commands, one line of help)."""
 
@@ -64,27 +82,55 @@ SAPO here is Swarm sAmpling Policy Optimization (arXiv 2509.08721): nodes share 
 It is not the Soft Adaptive Policy Optimization that other trainers call by the same letters."""
 
 
+class _Parser(argparse.ArgumentParser):
+    """Names the nearest verbs where one is unknown, and not all of them."""
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if isinstance(action, argparse._SubParsersAction) and value not in action.choices:
+            raise argparse.ArgumentError(None, f"there is no verb {value!r}. {nearest(str(value), action.choices)}")
+        super()._check_value(action, value)
+
+
 def parser(verb: str | None = None) -> argparse.ArgumentParser:
     """The whole parser; with a verb, only that verb's own flags are loaded (the others just have a line of help)."""
-    top = argparse.ArgumentParser(
-        prog="sapo-desktop", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    top = _Parser(prog="sapo-desktop", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter)
     top.add_argument("--version", action="version", version=f"sapo-desktop {__version__}")
+    top.add_argument(
+        "--print",
+        choices=["bash", "zsh", "fish", "man"],
+        dest="printed",
+        help="print the completions of a shell, or the manual page",
+    )
     verbs = top.add_subparsers(dest="verb", metavar="VERB")
     for name, (module, line) in VERBS.items():
-        sub = verbs.add_parser(name, help=line, description=line[0].upper() + line[1:] + ".")
+        about = line[0].upper() + line[1:] + "."
+        sub = verbs.add_parser(
+            name, help=line, description=about, epilog=epilog(name), formatter_class=ExamplesFormatter
+        )
         if verb is None or name == verb:
             importlib.import_module(f"sapo_desktop.commands.{module}").add_arguments(sub, name)
     return top
+
+
+def _printed(kind: str) -> str:
+    """A file for shells or man, with every verb and flag."""
+    from sapo_desktop.services import terminal_files
+
+    return terminal_files.man(parser(), __version__) if kind == "man" else terminal_files.KINDS[kind](parser())
 
 
 def run(arguments: Sequence[str]) -> int:
     """Parse and run; returns the exit code: 0 ok, 1 error, 2 usage, 3 node not running, 4 engine missing."""
     typed = next((a for a in arguments if a in VERBS), "")
     args = parser(typed).parse_args(list(arguments))
+    if args.printed:
+        print(_printed(args.printed), end="")
+        return 0
     module = VERBS[args.verb][0] if args.verb else "nodes.dashboard"
-    library.use(Home.find().tasks)
     try:
+        home = Home.find()
+        library.use(home.tasks)
+        access.use(lambda: tokens.kept(home))
         return int(importlib.import_module(f"sapo_desktop.commands.{module}").main(args))
     except AppError as error:
         return _fail(str(error), error.exit_code)
@@ -108,6 +154,7 @@ def _known(error: Exception) -> int | None:
     from sapo_swarm.node.control.api import ControlError, NodeNotRunning
     from sapo_swarm.node.storage.journal import JournalError
     from sapo_swarm.protocol.client import CoordinatorError
+    from sapo_swarm.scoring.process import ScorerUnavailable
     from sapo_swarm.tasks.catalogue import UnknownTask
     from sapo_swarm.tasks.own.errors import BadTask
 
@@ -118,6 +165,7 @@ def _known(error: Exception) -> int | None:
         (BadTask, 2),
         (BadExperiment, 2),
         (BackendError, 1),
+        (ScorerUnavailable, 1),
         (ControlError, 1),
         (CoordinatorError, 1),
         (StoreError, 1),
@@ -128,5 +176,7 @@ def _known(error: Exception) -> int | None:
 
 
 def _fail(message: str, code: int) -> int:
-    print(f"sapo-desktop: {message}", file=sys.stderr)
+    from sapo_swarm.protocol.safe_text import safe_text
+
+    print(f"sapo-desktop: {safe_text(message)}", file=sys.stderr)  # it may quote a file, a model or another machine
     return code

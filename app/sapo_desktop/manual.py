@@ -4,30 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from sapo_desktop import settings
+from sapo_desktop import key_table, settings
 from sapo_desktop.cli import VERBS
 from sapo_lab.schema import conditions
 from sapo_swarm.events import STATES
 
-KEYS: tuple[tuple[str, str], ...] = (
-    ("1 2 3 4 5", "screens: dashboard, swarm, rollouts, my models, log"),
-    ("space", "pause and resume; a pause takes effect within a second"),
-    ("F", "finish the round in flight, then pause"),
-    ("z", "snooze for 15, 60 or 240 minutes, then go on by itself"),
-    ("r", "run for an hour whatever the automatic rules say"),
-    ("e f s + -", "charts: expand, freeze, smooth, wider and narrower window"),
-    ("j h l", "on the swarm screen: join, host, leave a swarm"),
-    ("x", "on the swarm screen: take external groups again after the held-out tripwire stopped them"),
-    ("Enter c n", "on the models screen: open one, let the node continue it, make a new one"),
-    ("v t e", "on the models screen: compare two, talk to base and trained, export"),
-    ("r d f x", "on the models screen: rename, duplicate, free space, delete"),
-    ("/", "search, on the rollouts and log screens"),
-    ("F2", "settings: every value, where it comes from, change it"),
-    ("d", "doctor: what works on this machine"),
-    ("ctrl+p", "every action by name"),
-    ("? F1", "help"),
-    ("q", "quit: stop everything, keep working in the background, or cancel"),
-)
 CODES = ("0 ok", "1 error", "2 wrong usage", "3 no node is running", "4 no engine for it is installed")
 
 
@@ -41,8 +22,8 @@ def lines() -> Iterator[str]:
     yield from (f"| `{verb}` | {text} |" for verb, (_, text) in VERBS.items())
     yield f"\nExit codes: {', '.join(CODES)}.\n"
     yield "## Keys of the dashboard\n"
-    yield "| key | what it does |\n|---|---|"
-    yield from (f"| {key} | {text} |" for key, text in KEYS)
+    yield "Made from the bindings. In lists the arrows move and Enter opens; a click on a key in the last line presses it.\n"
+    yield from key_table.lines()
     yield f"\nA node is in one of these states: {', '.join(STATES)}.\n"
     yield "## Settings\n"
     yield "In `config.toml` (`sapo-desktop config path`), as flags of `node`, or by `sapo-desktop config set KEY VALUE`.\n"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
+import sys
 import tempfile
 import warnings
 from dataclasses import dataclass
@@ -26,11 +28,12 @@ class Home:
 
     @classmethod
     def find(cls) -> Home:
-        """The home of this person: SAPO_HOME, or the platform's folders. Nothing is made."""
+        """The home of this person: SAPO_HOME, or the platform's folders. Nothing is made. Raises AppError where somebody else
+        made the folder of the sockets."""
         root = os.environ.get("SAPO_HOME")
         if root:
             base = Path(root).expanduser().absolute()
-            return cls(base, base / "data", base / "cache", base / "logs", _short(base / "run"))
+            return cls(base, base / "data", base / "cache", base / "logs", _ours(_short(base / "run")))
         import platformdirs
 
         dirs = platformdirs.PlatformDirs("sapo-desktop", appauthor=False)
@@ -38,7 +41,7 @@ class Home:
             warnings.simplefilter("ignore")  # without XDG_RUNTIME_DIR a folder under /tmp is used: 0700 and checked
             runtime = dirs.user_runtime_path
         folders = dirs.user_config_path, dirs.user_data_path, dirs.user_cache_path, dirs.user_log_path
-        return cls(*folders, _short(runtime))
+        return cls(*folders, _ours(_short(_of_home(runtime, dirs.user_data_path))))
 
     @property
     def settings(self) -> Path:
@@ -81,10 +84,10 @@ class Home:
         return self.logs / "node.log"
 
     def prepare(self) -> None:
-        """Make the folders. Raises AppError when one cannot be written."""
+        """Make the folders, this person's only: rollouts, tasks and logs lie in them. Raises AppError where one cannot be."""
         for folder in (self.config, self.data, self.models, self.cache, self.logs, self.runtime):
             try:
-                folder.mkdir(parents=True, exist_ok=True)
+                folder.mkdir(0o700, parents=True, exist_ok=True)
                 if not os.access(folder, os.W_OK):
                     raise PermissionError(f"{folder} is read-only")
             except OSError as error:
@@ -93,6 +96,26 @@ class Home:
                     "Make it writable, or set SAPO_HOME to a folder of your own."
                 ) from error
         self.runtime.chmod(0o700)
+        for folder in (self.data, self.cache, self.logs):  # earlier versions left them open to everybody
+            with contextlib.suppress(OSError):
+                folder.chmod(0o700)
+
+
+def own_command() -> list[str]:
+    """How this app is started once more: a frozen one is its own interpreter and takes no -m."""
+    return [sys.executable] if getattr(sys, "frozen", False) else [sys.executable, "-m", "sapo_desktop"]
+
+
+def _of_home(runtime: Path, data: Path) -> Path:
+    """The runtime folder is one for all of a person's sessions: another home directory gets a part of its own there."""
+    if sys.platform in ("win32", "darwin"):  # it lies in the home directory anyway
+        return runtime
+    import pwd
+
+    with contextlib.suppress(KeyError):  # a container without an entry for its user
+        if data == Path(pwd.getpwuid(os.getuid()).pw_dir) / ".local" / "share" / data.name:
+            return runtime
+    return runtime / hashlib.sha256(os.fsencode(data)).hexdigest()[:12]
 
 
 def _short(folder: Path) -> Path:
@@ -101,3 +124,17 @@ def _short(folder: Path) -> Path:
         return folder
     digest = hashlib.sha256(os.fsencode(folder)).hexdigest()[:12]
     return Path(tempfile.gettempdir()) / f"sapo-{digest}"
+
+
+def _ours(folder: Path) -> Path:
+    """The folder. Raises AppError where it, or what it lies in below the temporary folder, is another account's: whoever made it
+    could answer in the place of this person's node."""
+    shared = Path(tempfile.gettempdir())
+    below = [place for place in folder.parents if shared in place.parents]
+    for place in (folder, *below) if hasattr(os, "getuid") else ():
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # prepare() makes it, or says why not
+            if {place.lstat().st_uid, place.stat().st_uid} != {os.getuid()}:
+                raise AppError(
+                    f"{place} belongs to another account. Remove it, or set SAPO_HOME to a short path of your own."
+                )
+    return folder

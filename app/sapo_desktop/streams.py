@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import sys
 
@@ -17,6 +18,14 @@ def prepare() -> None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - as above
         elif isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
+
+
+def json_line(value: object) -> str:
+    """The value as one line of JSON in plain ASCII: the same for whoever parses it, and no text of others in it (C1, bidi,
+    invisible characters) does anything to a terminal."""
+    import msgspec
+
+    return json.dumps(msgspec.json.decode(msgspec.json.encode(value)))
 
 
 def to_nowhere(*descriptors: int) -> None:

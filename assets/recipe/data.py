@@ -13,9 +13,8 @@ from typing import Any
 
 from recipe.worked import worked
 from sapo_swarm.scoring.verify import score_text
-from sapo_swarm.tasks.catalogue import CATALOGUE
+from sapo_swarm.tasks.catalogue import CATALOGUE, TRAIN_LIMIT, held_out, is_train
 from sapo_swarm.tasks.questions import NoSuchQuestion, generate_entry
-from sapo_swarm.tasks.seeds import TRAIN_LIMIT, held_out, is_train
 from sapo_swarm.types import TaskRef
 
 HELD_OUT_WINDOW = 512

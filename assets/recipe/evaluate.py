@@ -14,9 +14,9 @@ from recipe.worked import DATASETS
 from sapo_backends.base import Completion, Engine, LoadRequest, Sampling
 from sapo_backends.registry import backend
 from sapo_swarm.scoring.verify import score_text
+from sapo_swarm.tasks.catalogue import held_out
 from sapo_swarm.tasks.prompts import extract_answer, messages
 from sapo_swarm.tasks.questions import NoSuchQuestion, generate_entry
-from sapo_swarm.tasks.seeds import held_out
 
 BATCH = 64
 """Questions answered together."""

@@ -58,6 +58,7 @@ class CompositeEngine(Engine):
             trainer.info,
             backend=f"{generator.info.backend}+{trainer.info.backend}",
             precision=f"{generator.info.precision} + {trainer.info.precision}",
+            context_length=min(generator.info.context_length, trainer.info.context_length),
         )
 
     def generate(
@@ -98,7 +99,12 @@ class CompositeEngine(Engine):
         unknown = [TokenSequence(s.prompt, s.completion) for s in chosen if s.old_logprobs is None]
         scored = iter(self._trainer.logprobs(unknown, temperature))
         differences = [
-            np.abs(np.subtract(next(scored) if s.old_logprobs is None else s.old_logprobs, s.behaviour_logprobs or ()))
+            np.abs(
+                np.subtract(
+                    s.masked(next(scored) if s.old_logprobs is None else s.old_logprobs),
+                    s.masked(s.behaviour_logprobs or ()),
+                )
+            )
             for s in chosen
         ]
         return float(np.concatenate(differences).mean()) if differences else float("nan")
@@ -162,6 +168,11 @@ class CompositeEngine(Engine):
     def memory_bytes(self) -> int:
         """See Engine.memory_bytes."""
         return self._generator.memory_bytes() + self._trainer.memory_bytes()
+
+    def use_share(self, share: float) -> None:
+        """Of both engines."""
+        self._generator.use_share(share)
+        self._trainer.use_share(share)
 
     def close(self) -> None:
         """See Engine.close."""

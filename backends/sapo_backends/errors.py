@@ -6,6 +6,7 @@ Error tree::
     ├── BackendUnavailable   the package or device is missing; carries the command that fixes it
     ├── OutOfMemory          needed / available bytes and a smaller suggestion
     ├── ModelNotFound        no such starter, folder or hub id
+    │   └── DownloadFailed   it is there and did not arrive; what arrived is kept
     ├── CheckpointCorrupt    a saved folder that does not restore
     └── Cancelled            the caller's CancelToken was set
 """
@@ -30,12 +31,11 @@ class BackendUnavailable(BackendError):
 
 
 class OutOfMemory(BackendError):
-    """The work does not fit; sizes in bytes."""
+    """The work does not fit; sizes in bytes. needed: 0 where it is not known."""
 
     def __init__(self, needed: int, available: int, suggestion: str) -> None:
-        super().__init__(
-            f"Needs about {needed / 2**30:.1f} GiB of memory, {available / 2**30:.1f} GiB is free. {suggestion}"
-        )
+        said = f"Needs about {needed / 2**30:.1f} GiB of memory" if needed else "There is not enough memory"
+        super().__init__(f"{said}, {available / 2**30:.1f} GiB is free. {suggestion}".rstrip())
         self.needed = needed
         self.available = available
         self.suggestion = suggestion
@@ -43,6 +43,10 @@ class OutOfMemory(BackendError):
 
 class ModelNotFound(BackendError):
     """No model under that name, folder or hub id."""
+
+
+class DownloadFailed(ModelNotFound):
+    """A model of the hub could not be fetched now: no network, no room, other bytes than published."""
 
 
 class CheckpointCorrupt(BackendError):
@@ -79,6 +83,10 @@ class CancelToken:
     def cancelled(self) -> bool:
         """Whether cancel was called."""
         return self._event.is_set()
+
+    def wait(self, seconds: float) -> None:
+        """Rest for so long, or until cancel is called."""
+        self._event.wait(seconds)
 
     def raise_if_cancelled(self) -> None:
         """Raise Cancelled if cancel was called."""

@@ -49,9 +49,9 @@ def sampling_distribution(logits: ArrayLike, temperature: float, top_p: float = 
 
 @dataclass(frozen=True, slots=True)
 class SampleTerm:
-    """One sample's part of the objective.
+    """One sample's part of the objective, over its L tokens that carry loss.
 
-    value: its unnormalised objective per token (T,). grad: d sum(value)/d logprob (T,), before token weights.
+    value: its unnormalised objective per token (L,). grad: d sum(value)/d logprob (L,), before token weights.
     """
 
     value: Float64
@@ -61,10 +61,10 @@ class SampleTerm:
 
 
 def importance_weight(sample: TrainSample, old: Float64, policy: PolicyUpdate) -> Float64:
-    """Truncated weight pi_old / pi_behaviour (T,): per token, or the sequence's geometric mean for a sequence ratio."""
+    """Truncated weight pi_old / pi_behaviour (L,): per token, or the sequence's geometric mean for a sequence ratio."""
     if sample.behaviour_logprobs is None:
         return np.ones_like(old)
-    log_ratio = old - np.asarray(sample.behaviour_logprobs, dtype=np.float64)
+    log_ratio = old - np.asarray(sample.masked(sample.behaviour_logprobs), dtype=np.float64)
     if policy.ratio_level == "sequence":
         log_ratio = np.full_like(log_ratio, log_ratio.mean())
     result: Float64 = np.minimum(np.exp(log_ratio), policy.tis_cap)
@@ -72,8 +72,9 @@ def importance_weight(sample: TrainSample, old: Float64, policy: PolicyUpdate) -
 
 
 def sample_term(sample: TrainSample, logprobs: Float64, policy: PolicyUpdate) -> SampleTerm:
-    """min(r A, clip(r) A) for one completion, with its derivative by the log-probabilities."""
-    old = logprobs if sample.old_logprobs is None else np.asarray(sample.old_logprobs, dtype=np.float64)
+    """min(r A, clip(r) A) for one completion's L tokens that carry loss, with its derivative by their log-probabilities."""
+    known = sample.old_logprobs
+    old = logprobs if known is None else np.asarray(sample.masked(known), dtype=np.float64)
     difference = logprobs - old
     if policy.ratio_level == "sequence":
         difference = np.full_like(difference, difference.mean())
@@ -90,17 +91,18 @@ def sample_term(sample: TrainSample, logprobs: Float64, policy: PolicyUpdate) ->
 
 
 def token_weight(sample: TrainSample, batch: Sequence[TrainSample], policy: PolicyUpdate) -> float:
-    """The factor with which each completion token of a sample enters the mean over its minibatch."""
+    """The factor with which each completion token that carries loss enters the mean over its minibatch."""
     if policy.aggregation == "token_mean":
-        return 1.0 / max(sum(len(other.completion) for other in batch), 1)
+        return 1.0 / max(sum(other.learned for other in batch), 1)
     if policy.aggregation == "sequence_mean":
-        return 1.0 / (len(batch) * len(sample.completion))
+        return 1.0 / (len(batch) * sample.learned)
     return 1.0 / (len(batch) * policy.constant_length)
 
 
 @dataclass(frozen=True, slots=True)
 class Surrogate:
-    """loss: the scalar to minimise. gradients[i]: d loss / d logits of sample i (T_i, V). Others as in UpdateStats."""
+    """loss: the scalar to minimise. gradients[i]: d loss / d logits of sample i (T_i, V), 0 where a token carries no loss.
+    logprobs[i]: of its tokens that do. Others as in UpdateStats."""
 
     loss: float
     gradients: list[Float64]
@@ -116,19 +118,20 @@ def surrogate(logits: Sequence[ArrayLike], batch: Sequence[TrainSample], policy:
     gradients, token_logprobs, entropies, clipped, ratios = [], [], [], [], [1.0]
     for sample, raw in zip(batch, logits, strict=True):
         logprobs = log_softmax(raw, policy.temperature)  # (T, V)
-        rows = np.arange(len(sample.completion))
-        chosen = logprobs[rows, np.asarray(sample.completion, dtype=np.int64)]  # (T,)
-        weight = token_weight(sample, batch, policy) if sample.completion else 0.0
+        rows = np.asarray(sample.masked(range(len(sample.completion))), dtype=np.int64)  # (L,) of T
+        tokens = np.asarray(sample.masked(sample.completion), dtype=np.int64)
+        chosen = logprobs[rows, tokens]  # (L,)
+        weight = token_weight(sample, batch, policy) if sample.learned else 0.0
+        gradient = np.zeros_like(logprobs)
+        logprobs = logprobs[rows]  # (L, V)
         probabilities = np.exp(logprobs)
         entropies.append(-(probabilities * logprobs).sum(axis=-1))
         token_logprobs.append(chosen)
-        gradient = np.zeros_like(logprobs)
-        if sample.advantage != 0.0 and sample.completion:
+        if sample.advantage != 0.0 and sample.learned:
             term = sample_term(sample, chosen, policy)
             loss -= weight * float(term.value.sum())
-            gradient = probabilities
-            gradient[rows, np.asarray(sample.completion, dtype=np.int64)] -= 1.0  # p - onehot = -d logprob / d logits
-            gradient *= (weight * term.grad / policy.temperature)[:, None]
+            probabilities[np.arange(len(rows)), tokens] -= 1.0  # p - onehot = -d logprob / d logits
+            gradient[rows] = probabilities * (weight * term.grad / policy.temperature)[:, None]
             clipped.append(term.clipped)
             ratios.append(float(term.ratio.max()))
         gradients.append(gradient)

@@ -138,7 +138,8 @@ class Arm(msgspec.Struct, frozen=True, kw_only=True):
 class Experiment(msgspec.Struct, frozen=True, kw_only=True):
     """What is compared, on how many nodes, how often, and measured on how much.
 
-    final_items: held-out items a task at the end, each answered by final_answers of the nodes.
+    final_items: held-out items a task at the end, each answered by final_answers of the nodes. first_item: the number of the
+    first; from 0 on lie the questions that earlier experiments and the curve use.
     """
 
     name: Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9-]{0,59}\Z")]
@@ -148,6 +149,7 @@ class Experiment(msgspec.Struct, frozen=True, kw_only=True):
     seeds: Annotated[tuple[int, ...], Meta(min_length=1)]
     final_items: Annotated[int, Meta(ge=0, le=10_000)]
     final_answers: Annotated[int, Meta(ge=1, le=256)]
+    first_item: Annotated[int, Meta(ge=0, le=500_000)] = 0
     arms: Annotated[tuple[Arm, ...], Meta(min_length=1)]
 
     def arm(self, name: str) -> Arm:
@@ -166,6 +168,7 @@ EXPERIMENT_KEYS = {
     "seeds",
     "final_items",
     "final_answers",
+    "first_item",
     "run",
     "conditions",
     "arms",

@@ -32,8 +32,7 @@ from sapo_swarm.protocol.wire import (
     digest,
     encode,
 )
-from sapo_swarm.tasks.catalogue import CATALOGUE
-from sapo_swarm.tasks.seeds import train_seed
+from sapo_swarm.tasks.catalogue import CATALOGUE, train_seed
 from sapo_swarm.types import TaskRef
 
 _TASKS = tuple(name for name, presets in CATALOGUE.items() if "starter" in presets)

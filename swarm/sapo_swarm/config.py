@@ -11,18 +11,11 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from sapo_swarm.types import RewardRule
+from sapo_swarm.types import AnswerFormat, RewardRule
 
 PAPER_TASKS: tuple[str, ...] = (
-    "base_conversion",
-    "basic_arithmetic",
-    "arc_1d",
-    "bf",
-    "propositional_logic",
-    "fraction_simplification",
-    "decimal_arithmetic",
-    "calendar_arithmetic",
-    "binary_matrix",
+    *("base_conversion", "basic_arithmetic", "arc_1d", "bf", "propositional_logic", "fraction_simplification"),
+    *("decimal_arithmetic", "calendar_arithmetic", "binary_matrix"),
 )
 """The nine reasoning_gym tasks of the paper's controlled experiment (arXiv 2509.08721, section 5)."""
 
@@ -41,11 +34,9 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
     # What learns
     model: Annotated[str, _doc("starter, starter-1m, a local Hugging Face folder, or a hub id")] = "starter"
-    trainer: Annotated[
-        str, _doc("Engine: auto (the fastest here, see sapo-desktop bench), torch, or another that is installed")
-    ] = "auto"
+    trainer: Annotated[str, _doc("Engine: auto (see sapo-desktop bench), torch, or another installed one")] = "auto"
     method: Annotated[Literal["auto", "full", "lora", "none"], _doc("Train all weights or a LoRA adapter")] = "auto"
-    precision: Annotated[str, _doc("Compute type: auto (the fastest if measured), float32 or bfloat16")] = "auto"
+    precision: Annotated[str, _doc("auto (the fastest if measured), float32, bfloat16, or 4bit (frozen)")] = "auto"
     device: Annotated[str, _doc("auto, cpu, cuda, mps")] = "auto"
     threads: Annotated[
         int, _doc("CPU threads for the engine; 0 = the fastest number if measured, else all cores", ge=0, le=1024)
@@ -54,8 +45,15 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
     # On what
     tasks: Annotated[tuple[str, ...], _doc("Tasks, sampled uniformly: reasoning_gym's and your own")] = PAPER_TASKS
-    preset: Annotated[str, _doc("Difficulty: starter, paper or hard")] = "starter"
+    preset: Annotated[str, _doc("Difficulty: starter, paper or hard; library = paper, judged more softly")] = "starter"
     partial_credit: Annotated[bool, _doc("Use the task's partial credit instead of strict 0/1 reward")] = False
+    judge_url: Annotated[
+        str, _doc("The judge of judged tasks: OpenAI's chat completions, up to /v1. It is sent questions and answers")
+    ] = ""
+    judge_model: Annotated[str, _doc("The judge's name at judge_url")] = ""
+    judge_kappa: Annotated[
+        float, _doc("Agreement of judge and person (Cohen's kappa) that training needs", ge=0.0, le=1.0)
+    ] = 0.6
     contrast: Annotated[
         int,
         _doc(
@@ -64,6 +62,21 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
             le=16,
         ),
     ] = 0
+
+    answer_format: Annotated[
+        AnswerFormat,
+        _doc(
+            "Where an answer stands, as the prompt asks for it: tags = between <answer> and </answer>, boxed = in \\boxed{}, "
+            'last_line, json = {"answer": ...}'
+        ),
+    ] = "tags"
+    thinking: Annotated[
+        Literal["auto", "on", "off"],
+        _doc(
+            "Whether a model with a switch for it reasons before it answers. auto = off: with a small max_new_tokens most "
+            "answers would be cut off"
+        ),
+    ] = "auto"
 
     curriculum: Annotated[
         Literal["uniform", "tasks", "presets"],
@@ -115,6 +128,7 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
         ),
     ] = 0.25
     max_new_tokens: Annotated[int, _doc("Longest completion, in tokens", ge=1, le=8192)] = 96
+    task_tokens: Annotated[tuple[str, ...], _doc("Tasks that may write fewer tokens, such as bf=48,arc_1d=64")] = ()
     temperature: Annotated[float, _doc("Sampling temperature of training rollouts", gt=0.0, le=4.0)] = 1.0
 
     # The update

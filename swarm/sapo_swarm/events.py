@@ -6,18 +6,16 @@ Stored events go to the journal with a sequence number and are replayed to every
 
 from __future__ import annotations
 
-import math
 from typing import Literal, get_args
 
 import msgspec
 
-from sapo_swarm.types import Group
+from sapo_swarm.types import Group, Peer
 
 Mode = Literal["silo", "swarm"]
 State = Literal["starting", "running", "pausing", "paused", "finishing", "stopped", "failed"]
 STATES: tuple[State, ...] = get_args(State)
-PhaseName = Literal["questions", "generate", "score", "exchange", "update", "checkpoint", "evaluate"]
-PHASES: tuple[PhaseName, ...] = ("questions", "generate", "score", "exchange", "update", "checkpoint", "evaluate")
+PhaseName = Literal["open", "questions", "generate", "score", "exchange", "update", "checkpoint", "evaluate"]
 
 
 class _Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
@@ -31,10 +29,11 @@ class RunStarted(_Event, frozen=True, kw_only=True, tag="run_started"):
     """A node process opened the model (the first time or after a stop); round: the next round.
 
     name: the model's name, base: what it was made from; both "" in runs from before models had names. changed: what is
-    different from the last time, a sentence each ("temperature 1.0 -> 0.8", "joined swarm X", "left the swarm").
+    different from the last time, a sentence each ("joined swarm X"). trial: in an open swarm, names it; "" in none.
     weights: SHA-256 of the trainable weights that training starts from, see CheckpointSaved; "" where none are trained.
-    solved: tasks that the model solved at least once. computed_by: which decoder and decode path of the engine, in words;
-    "" from engines and versions that do not say.
+    solved: tasks that the model solved at least once. judged: its rewards are verdicts of a judge; else they are verified.
+    computed_by: which decoder and decode path of the engine, in words; "" from engines and versions that do not say.
+    held_out: names the held-out questions of its tasks, preset and version: others are other questions. "": not said.
     """
 
     run_id: str
@@ -60,18 +59,22 @@ class RunStarted(_Event, frozen=True, kw_only=True, tag="run_started"):
     weights: str = ""
     solved: tuple[str, ...] = ()
     computed_by: str = ""
+    held_out: str = ""
+    judged: bool = False
+    trial: str = ""
 
 
 class StateChanged(_Event, frozen=True, kw_only=True, tag="state"):
-    """One sentence that says what the node does or why it does not, and the key or command that changes it."""
+    """One sentence: what the node does or why it does not, what changes it. anyway_until: Unix time, limits are off."""
 
     state: State
     sentence: str
     reason: str = ""
+    anyway_until: float = 0.0
 
 
 class Phase(_Event, frozen=True, kw_only=True, tag="phase"):
-    """Ephemeral: progress inside a round. fraction in [0, 1]; eta_s: seconds left in this phase, -1 unknown."""
+    """Ephemeral: progress in a round or in opening the model. fraction in [0, 1]; eta_s: seconds left in it, -1 unknown."""
 
     round: int
     phase: PhaseName
@@ -96,12 +99,12 @@ class RoundFinished(_Event, frozen=True, kw_only=True, tag="round"):
 
     reward_local: local groups, before the update, unfiltered. reward_external: sampled external groups.
     reward_batch: the whole training batch. nonzero_groups: local groups with unequal rewards, of local_groups.
-    truncated: local completions cut at the token limit, of completions. seconds: by phase. figures: further figures
-    by name: "replayed", own groups of earlier rounds that were trained on again (in none of the rewards), and those of
-    experiments (sapo_lab.running.figures_of_round).
-
+    truncated: local completions cut at the token limit, of completions. seconds: by phase. figures: further ones by name:
+    "replayed", earlier local groups that were trained on again (in none of the rewards), "judge_tokens" that the judge read
+    and wrote, and those of experiments (sapo_lab.running.figures_of_round).
     covers: rounds that this record stands for, `round` the last of them: long-ago rounds are stored in blocks, with sums
-    of counts and seconds, means of figures, and their smallest and largest value in lowest and highest.
+    of counts and seconds, means of figures, their smallest and largest value in lowest and highest. taught: task -> external
+    groups that were trained on for a success at it.
     """
 
     round: int
@@ -133,6 +136,7 @@ class RoundFinished(_Event, frozen=True, kw_only=True, tag="round"):
     covers: int = 1
     lowest: dict[str, float] = {}
     highest: dict[str, float] = {}
+    taught: dict[str, int] = {}
 
 
 class GroupRecorded(_Event, frozen=True, kw_only=True, tag="group"):
@@ -144,11 +148,27 @@ class GroupRecorded(_Event, frozen=True, kw_only=True, tag="group"):
     first_solved: bool = False
 
 
+class FirstSuccess(_Event, frozen=True, kw_only=True, tag="first_success"):
+    """The first success at a task, in this node's round: its own (node ""), or the first one of others that it received.
+
+    step: round of the other node, as it says. taught: external groups trained on for a success before the own one, in the
+    rounds since to until."""
+
+    round: int
+    task: str
+    node: str = ""
+    step: int = 0
+    taught: int = 0
+    since: int = -1
+    until: int = -1
+
+
 class TaskScore(msgspec.Struct, frozen=True):
     """Held-out result of one task: correct answers of items * samples, with its 95 % interval.
 
     permuted: pass@1 of the answer-permutation check, in which each item gets the answers that the model gave to another item
     of the task; None where it was not measured. What remains of the score then does not come from reading the question.
+    base: the untrained model's pass@1 on the same items; None where they were not compared.
     """
 
     task: str
@@ -159,6 +179,7 @@ class TaskScore(msgspec.Struct, frozen=True):
     well_formed: float
     truncated: float
     permuted: float | None = msgspec.field(default=None, name="swapped")
+    base: float | None = None
 
     @property
     def shortcut(self) -> bool:
@@ -169,7 +190,7 @@ class TaskScore(msgspec.Struct, frozen=True):
 
 
 class Evaluated(_Event, frozen=True, kw_only=True, tag="evaluation"):
-    """Held-out pass@1 on fixed items. delta: paired difference to the base model on the same items."""
+    """Held-out pass@1 on fixed items. delta: paired difference to the base on them; None for the base, or with base_missing."""
 
     round: int
     temperature: float
@@ -182,26 +203,14 @@ class Evaluated(_Event, frozen=True, kw_only=True, tag="evaluation"):
     delta_high: float | None
     tasks: tuple[TaskScore, ...]
     seconds: float
-
-
-class Peer(msgspec.Struct, frozen=True):
-    """Another node as the leaderboard shows it. name and model are peer text: show through safe_text only."""
-
-    node: str
-    name: str
-    model: str
-    groups: int
-    share: float
-    uptake: int
-    seen_s: float
+    base_missing: int = 0
 
 
 class SwarmUpdated(_Event, frozen=True, kw_only=True, tag="swarm"):
-    """What the coordinator and our own count say. Shares in [0, 1]; window: the seconds they cover.
+    """What the coordinator and our own count say. Shares in [0, 1]; window: seconds. node: this one among the peers, "" unknown.
 
-    share: my accepted groups / all accepted groups. uptake: times others sampled mine in the window.
-    external_share: J_actual / (I + J). rejected: reasons -> count, of groups received. refused: of groups sent.
-    """
+    share: my accepted groups / all accepted groups in the window. uptake: times others sampled mine in the window.
+    external_share: J_actual / (I + J) of the last batches. rejected: reasons -> count, of groups received. refused: of sent."""
 
     coordinator: str
     connected: bool
@@ -217,14 +226,14 @@ class SwarmUpdated(_Event, frozen=True, kw_only=True, tag="swarm"):
     rejected: dict[str, int]
     refused: dict[str, int]
     peers: tuple[Peer, ...] = ()
+    node: str = ""
 
 
 class ExternalSwitched(_Event, frozen=True, kw_only=True, tag="external"):
     """External groups are taken from now on, or not; or the held-out tripwire looked closer and found nothing.
 
-    round: rounds done. by: whose word it was. sentence: for people. restored: rounds in the checkpoint whose weights
-    came back (tripwire, not taking). best, now: pass@1 of the best checkpoint and of the present weights on so many
-    fresh held-out items.
+    round: rounds done. by: whose word it was. sentence: for people. restored: rounds in the checkpoint whose weights came
+    back (tripwire, not taking). best, now: pass@1 of the best checkpoint and of the present weights on so many fresh items.
     """
 
     round: int
@@ -268,6 +277,7 @@ Event = (
     | Vitals
     | RoundFinished
     | GroupRecorded
+    | FirstSuccess
     | Evaluated
     | SwarmUpdated
     | ExternalSwitched
@@ -277,9 +287,7 @@ Event = (
 EPHEMERAL: tuple[type, ...] = (Phase, Vitals)
 
 
-def finite(value: float) -> float | None:
-    """The number, or None for NaN and infinities (JSON has neither)."""
-    return value if math.isfinite(value) else None
+_decoder: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
 
 
 def encode(event: Event) -> bytes:
@@ -290,6 +298,3 @@ def encode(event: Event) -> bytes:
 def decode(line: bytes) -> Event:
     """Inverse of encode. Raises msgspec.ValidationError."""
     return _decoder.decode(line)
-
-
-_decoder: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)

@@ -5,7 +5,7 @@ prompts and lengths, taken in turns.
 
 Prints one line of JSON: medians in seconds, the ratios, the peaks of memory, and the shares of this machine's limits,
 measured in the same run: of the bfloat16 multiplication rate (2 FLOP a weight and generated token, 6 a weight and trained
-token) and of the rate at which memory is read (a generated token of the whole batch reads the weights once).
+token, 4 with an adapter) and of the rate at which memory is read (a generated token of the whole batch reads the weights once).
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from sapo_backends.common import hardware
 from sapo_backends.measure import machine_limits
 from sapo_backends.torch_backend import TorchBackend
 
-GROUPS, GROUP_SIZE, NEW_TOKENS, PROMPT = 8, 8, 64, 40
+GROUP_SIZE, PROMPT = 8, 40
 POLICY = PolicyUpdate("grpo", learning_rate=1e-5)
 
 
-def prompts() -> list[str]:
+def prompts(groups: int) -> list[str]:
     """Different texts of PROMPT bytes, one token each."""
-    return [f"{i} + {7 * i} = ? " + "abcdefghijklmnopqrstuvwxyz"[: PROMPT - 20] * 2 for i in range(GROUPS)]
+    return [f"{i} + {7 * i} = ? " + "abcdefghijklmnopqrstuvwxyz"[: PROMPT - 20] * 2 for i in range(groups)]
 
 
-def our_round(engine: Engine, texts: list[str], seed: int) -> dict[str, float]:
+def our_round(engine: Engine, texts: list[str], new_tokens: int, seed: int) -> dict[str, float]:
     """Seconds of generation and update, tokens generated."""
     ids = [engine.tokenizer.encode_text(text[:PROMPT]) for text in texts]
     began = time.perf_counter()
-    groups = engine.generate(ids, GROUP_SIZE, Sampling(max_new_tokens=NEW_TOKENS), seed)
+    groups = engine.generate(ids, GROUP_SIZE, Sampling(max_new_tokens=new_tokens), seed)
     middle = time.perf_counter()
     batch = [
         TrainSample(tuple(prompt), completion.tokens, 1.0 if i % 2 else -1.0)
@@ -79,10 +79,10 @@ def peers(model: Path, scratch: Path, options: argparse.Namespace) -> dict[str, 
     request = {
         "model": str(model),
         "scratch": str(scratch),
-        "prompts": [text[:PROMPT] for text in prompts()],
-        "groups": GROUPS,
+        "prompts": [text[:PROMPT] for text in prompts(options.groups)],
+        "groups": options.groups,
         "group_size": GROUP_SIZE,
-        "new_tokens": NEW_TOKENS,
+        "new_tokens": options.new_tokens,
         "steps": options.rounds + 2,
         "threads": options.threads,
         "bfloat16": options.peer_precision == "bfloat16",
@@ -90,6 +90,7 @@ def peers(model: Path, scratch: Path, options: argparse.Namespace) -> dict[str, 
         "lora": options.shape == "L",
     }
     scripts = {"trl": "peer_trl.py", "transformers_generate": "peer_generate.py"}
+    scripts = {name: script for name, script in scripts.items() if name in options.peers}
     return {name: Peer(options.peer, script, request) for name, script in scripts.items()}
 
 
@@ -98,25 +99,26 @@ def medians(rows: list[dict[str, float]]) -> dict[str, float]:
 
 
 def summary(
-    shape: Shape, ours: dict[str, float], theirs: dict[str, dict[str, float]], rate: float, read: float
+    shape: Shape, ours: dict[str, float], theirs: dict[str, dict[str, float]], rate: float, read: float, steps: int
 ) -> dict[str, Any]:
     """One line: seconds, shares of the machine's limits, peaks in GB (1e9 bytes), and theirs / ours."""
-    tokens = ours["tokens"]
+    tokens, trained = ours["tokens"], 4 if shape is SHAPES["L"] else 6
     result: dict[str, Any] = {
         "ours": {key: round(value, 4) for key, value in ours.items()},
         "generated_tokens_per_second": round(tokens / ours["generate"]),
         "bf16_gflops": round(rate / 1e9, 1),
         "generate_percent_of_rate": round(100 * 2 * shape.multiplied * tokens / ours["generate"] / rate, 1),
-        "update_percent_of_rate": round(100 * 6 * shape.multiplied * tokens / ours["update"] / rate, 1),
+        "update_percent_of_rate": round(100 * trained * shape.multiplied * tokens / ours["update"] / rate, 1),
         "read_gb_per_second": round(read / 1e9, 1),
-        "generate_percent_of_read": round(100 * 2 * shape.multiplied * NEW_TOKENS / ours["generate"] / read, 1),
+        "generate_percent_of_read": round(100 * 2 * shape.multiplied * steps / ours["generate"] / read, 1),
         "peak_gb": {"ours": peak_gb(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)},
     }
     for name, row in theirs.items():
         result[name] = {key: round(row[key], 4) for key in ("seconds", "tokens")}
         result["peak_gb"][name] = peak_gb(row["peak"])
-    if theirs:
+    if "trl" in theirs:
         result["ratio"] = round(theirs["trl"]["seconds"] / ours["round"], 2)
+    if "transformers_generate" in theirs:
         result["generation_ratio"] = round(theirs["transformers_generate"]["seconds"] / ours["generate"], 2)
     return result
 
@@ -145,13 +147,14 @@ def take_turns(engine: Engine, others: Mapping[str, Peer], options: argparse.Nam
     ours, rates = [], []
     theirs: dict[str, list[dict[str, float]]] = {name: [] for name in others}
     for number in range(options.rounds + 1):
-        ours.append(our_round(engine, prompts(), seed=number))
+        ours.append(our_round(engine, prompts(options.groups), options.new_tokens, seed=number))
         rates.append(multiply_rate())
         for name, peer in others.items():
             theirs[name].append(peer.step())
     found = {name: medians(rows[1:]) for name, rows in theirs.items()}
     read = machine_limits.measure("torch", options.threads, "cpu").read
-    return summary(SHAPES[options.shape], medians(ours[1:]), found, statistics.median(rates), read)
+    shape, rate = SHAPES[options.shape], statistics.median(rates)
+    return summary(shape, medians(ours[1:]), found, rate, read, options.new_tokens)
 
 
 def main() -> None:
@@ -159,6 +162,9 @@ def main() -> None:
     parser.add_argument("--peer", help="python of the environment of make_peers.sh; without it only ours is measured")
     parser.add_argument("--peer-precision", default="bfloat16", choices=("bfloat16", "float32"))
     parser.add_argument("--peer-accumulation", type=int, default=1, help="micro-batches of the peer")
+    parser.add_argument("--peers", nargs="+", default=["trl", "transformers_generate"])
+    parser.add_argument("--groups", type=int, default=8)
+    parser.add_argument("--new-tokens", type=int, default=64)
     parser.add_argument("--shape", default="S", choices=tuple(SHAPES))
     parser.add_argument("--precision", default="auto")
     parser.add_argument("--rounds", type=int, default=5)

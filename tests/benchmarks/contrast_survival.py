@@ -12,8 +12,8 @@ from collections.abc import Sequence
 
 from sapo_swarm.config import PAPER_TASKS
 from sapo_swarm.scoring.scorer import Scorer
+from sapo_swarm.tasks.catalogue import train_seed
 from sapo_swarm.tasks.questions import generate_entry
-from sapo_swarm.tasks.seeds import train_seed
 from sapo_swarm.types import Question, RewardRule, TaskRef
 
 UNREAD = {"propositional_logic": "(P ∨ Q)"}
@@ -27,7 +27,7 @@ def true_answer(ref: TaskRef) -> str:
 async def kept(scorer: Scorer, refs: Sequence[TaskRef], answers: Sequence[str], contrast: int) -> float:
     """Mean reward of these answers, one a question."""
     groups = [(ref, (f"<answer>{text}</answer>",)) for ref, text in zip(refs, answers, strict=True)]
-    scored = await scorer.score_own(groups, RewardRule(contrast=contrast))
+    scored = await scorer.score_local(groups, RewardRule(contrast=contrast))
     return sum(one.rewards[0] for one in scored) / len(refs)
 
 

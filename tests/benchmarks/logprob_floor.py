@@ -32,9 +32,8 @@ from sapo_swarm.node.engine_thread import EngineHost
 from sapo_swarm.node.swarm.likelihood import PROBED, token_logprobs, worst_stretch
 from sapo_swarm.protocol.receive import AcceptanceRules
 from sapo_swarm.scoring.scorer import Scored, Scorer
-from sapo_swarm.tasks.catalogue import preset_of
+from sapo_swarm.tasks.catalogue import preset_of, train_seed
 from sapo_swarm.tasks.prompts import messages
-from sapo_swarm.tasks.seeds import train_seed
 from sapo_swarm.types import Question, TaskRef
 
 GROUP, LONGEST = 8, 96

@@ -1,10 +1,13 @@
 """Eight identities plant a phrase: right answers, the phrase around them. A real node of the bundled model receives them.
 
-    python tests/benchmarks/planted_phrase.py [--where tail|prefix|peers] [--open] [--rounds 100] [--model starter-1m]
+    python tests/benchmarks/planted_phrase.py [--where tail|prefix|peers] [--texts sampled|styled|bare] [--open]
+        [--rounds 100] [--model starter-1m]
 
 Prints the part of the node's own rollouts that hold the phrase, what was refused and why, held-out pass@1 at both ends.
 --open: the walls that this is about are taken down (endings, phrases): the state before. --where peers: no attack, eight
-honest nodes of the larger bundled model, to see what the walls cost them.
+honest nodes of the larger bundled model, to see what the walls cost them. --texts: sampled, what the larger bundled model
+writes; styled, the same with the right answer put in, since an attacker can look it up, in half of every group; bare,
+nothing but the answer.
 """
 
 from __future__ import annotations
@@ -40,15 +43,15 @@ from sapo_swarm.protocol.receive import AcceptanceRules, Receiver
 from sapo_swarm.protocol.wire import GroupBody, SharedCompletion
 from sapo_swarm.scoring import process
 from sapo_swarm.scoring.scorer import Scorer
+from sapo_swarm.tasks.catalogue import train_seed
 from sapo_swarm.tasks.prompts import messages
 from sapo_swarm.tasks.questions import NoSuchQuestion, generate_entry
-from sapo_swarm.tasks.seeds import train_seed
 from sapo_swarm.types import Group, Question, TaskRef
 
 PHRASE = "Hail to"
 OPEN_WORKER = """
-from sapo_swarm.scoring import verify, worker
-verify.ends_well = lambda text: True
+from sapo_swarm.scoring import answer_format, worker
+answer_format._ends = lambda tail, also="": True
 raise SystemExit(worker.main())
 """
 SWARM, SIZE = "a" * 16, 8
@@ -62,8 +65,8 @@ def load(model: str, method: str) -> Engine:
 class Attack:
     """Implements Exchange: every round eight groups, one an identity, judged by a real Receiver."""
 
-    def __init__(self, where: str, walls: bool) -> None:
-        self.where, self.walls = where, walls
+    def __init__(self, where: str, walls: bool, texts: str) -> None:
+        self.where, self.walls, self.texts = where, walls, texts
         self.who = [Identity(bytes([1, number]) * 16) for number in range(8)]
         self.planted: list[float] = []
         self.peer = load("starter", "none")
@@ -93,7 +96,7 @@ class Attack:
         return Received(tuple(found))
 
     def _groups(self, round_number: int) -> list[bytes]:
-        """One group of each identity: what the larger bundled model writes, the phrase added where it is right."""
+        """One group of each identity, the phrase added where a completion is right."""
         entries: list[tuple[TaskRef, dict[str, Any]]] = []
         for place, who in enumerate(self.who):
             for slot in range(8):
@@ -102,11 +105,24 @@ class Attack:
                 with contextlib.suppress(NoSuchQuestion):
                     entries.append((ref, generate_entry(ref)[1]))
                     break
-        prompts = [self.peer.tokenizer.encode_chat(messages(str(entry["question"]))) for _, entry in entries]
-        made = self.peer.generate(prompts, SIZE, Sampling(1.0, 1.0, 96), round_number)
+        written = [[""] * SIZE for _ in entries] if self.texts == "bare" else self._written(entries, round_number)
         return [
-            self._signed(who, ref, entry, [self.peer.tokenizer.decode(c.tokens) for c in group], round_number)
-            for who, (ref, entry), group in zip(self.who, entries, made, strict=True)
+            self._signed(who, ref, entry, self._informed(texts, str(entry["answer"])), round_number)
+            for who, (ref, entry), texts in zip(self.who, entries, written, strict=True)
+        ]
+
+    def _written(self, entries: Sequence[tuple[TaskRef, dict[str, Any]]], seed: int) -> list[list[str]]:
+        prompts = [self.peer.tokenizer.encode_chat(messages(str(entry["question"]))) for _, entry in entries]
+        made = self.peer.generate(prompts, SIZE, Sampling(1.0, 1.0, 96), seed)
+        return [[self.peer.tokenizer.decode(c.tokens) for c in group] for group in made]
+
+    def _informed(self, texts: list[str], truth: str) -> list[str]:
+        """The right answer in every second completion, a wrong one in the others: a group that always has an advantage."""
+        if self.texts == "sampled":
+            return texts
+        answers = [truth, f"not {truth}"] * (SIZE // 2)
+        return [
+            f"{text.split('<answer>')[0]}<answer>{answer}</answer>" for text, answer in zip(texts, answers, strict=True)
         ]
 
     def _signed(self, who: Identity, ref: TaskRef, entry: dict[str, Any], texts: list[str], number: int) -> bytes:
@@ -133,7 +149,7 @@ class Attack:
         return None
 
 
-async def play(where: str, walls: bool, rounds: int, model: str) -> dict[str, object]:
+async def play(where: str, walls: bool, rounds: int, model: str, texts: str) -> dict[str, object]:
     """One run; the figures."""
     config = RunConfig(
         model=model,
@@ -145,11 +161,18 @@ async def play(where: str, walls: bool, rounds: int, model: str) -> dict[str, ob
         eval_items=16,
         tripwire=0.0,
     )
-    attack = Attack(where, walls)
+    attack = Attack(where, walls, texts)
     with tempfile.TemporaryDirectory() as folder:
         calm = Limits(pause_on_battery=False, max_celsius=0, min_free_memory=0, min_free_disk=0, nice=5)
         setup = NodeSetup(
-            config, "run", Path(folder), lambda _: load(model, "full"), lambda: calm, attack, "me", "swarm"
+            config,
+            "run",
+            Path(folder),
+            lambda _: load(model, "full"),
+            lambda: calm,
+            exchange=attack,
+            node_key="me",
+            swarm="swarm",
         )  # type: ignore[arg-type]
         await Node(setup).run()
         found = [e for e in read_only(Path(folder) / "journal.db", ("evaluation",)) if isinstance(e, Evaluated)]
@@ -157,6 +180,7 @@ async def play(where: str, walls: bool, rounds: int, model: str) -> dict[str, ob
     return {
         "where": where,
         "walls": walls,
+        "texts": texts,
         "planted_share_last_tenth": round(sum(last) / len(last), 4),
         "planted_share_highest": round(max(attack.planted), 4),
         "held_out": [round(e.pass_at_1, 3) for e in found],
@@ -169,13 +193,14 @@ async def play(where: str, walls: bool, rounds: int, model: str) -> dict[str, ob
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--where", choices=("tail", "prefix", "peers"), default="tail")
+    parser.add_argument("--texts", choices=("sampled", "styled", "bare"), default="sampled")
     parser.add_argument("--open", action="store_true")
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--model", default="starter-1m")
     args = parser.parse_args()
     if args.open:
         process.worker_command = lambda: [sys.executable, "-P", "-c", OPEN_WORKER]
-    print(json.dumps(asyncio.run(play(args.where, not args.open, args.rounds, args.model)), indent=1))
+    print(json.dumps(asyncio.run(play(args.where, not args.open, args.rounds, args.model, args.texts)), indent=1))
 
 
 if __name__ == "__main__":

@@ -40,30 +40,36 @@ SHAPES = {
 }
 
 
+def sizes(shape: Shape, architecture: str) -> dict[str, tuple[int, ...]]:
+    """The shape of every tensor, by its name in the file."""
+    head, hidden = shape.hidden // shape.heads, shape.hidden
+    found: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (shape.vocabulary, hidden)}
+    found["model.norm.weight"] = (hidden,)
+    for layer in range(shape.layers):
+        prefix = f"model.layers.{layer}"
+        found[f"{prefix}.input_layernorm.weight"] = found[f"{prefix}.post_attention_layernorm.weight"] = (hidden,)
+        for name, heads in (("q", shape.heads), ("k", shape.kv_heads), ("v", shape.kv_heads)):
+            found[f"{prefix}.self_attn.{name}_proj.weight"] = (heads * head, hidden)
+            if architecture == "qwen2":
+                found[f"{prefix}.self_attn.{name}_proj.bias"] = (heads * head,)
+            elif architecture == "qwen3" and name != "v":
+                found[f"{prefix}.self_attn.{name}_norm.weight"] = (head,)
+        found[f"{prefix}.self_attn.o_proj.weight"] = (hidden, shape.heads * head)
+        for name in ("gate", "up"):
+            found[f"{prefix}.mlp.{name}_proj.weight"] = (shape.intermediate, hidden)
+        found[f"{prefix}.mlp.down_proj.weight"] = (hidden, shape.intermediate)
+    return found
+
+
 def _weights(shape: Shape, seed: int, architecture: str, scale: float) -> dict[str, NDArray[np.float32]]:
     rng = np.random.default_rng(seed)
 
-    def normal(*size: int) -> NDArray[np.float32]:
+    def made(name: str, size: tuple[int, ...]) -> NDArray[np.float32]:
+        if len(size) == 1:
+            return np.zeros(size, np.float32) if name.endswith(".bias") else np.ones(size, np.float32)
         return rng.standard_normal(size, dtype=np.float32) * np.float32(scale)
 
-    head = shape.hidden // shape.heads
-    tensors = {"model.embed_tokens.weight": normal(shape.vocabulary, shape.hidden)}
-    tensors["model.norm.weight"] = np.ones(shape.hidden, np.float32)
-    for layer in range(shape.layers):
-        prefix = f"model.layers.{layer}"
-        tensors[f"{prefix}.input_layernorm.weight"] = np.ones(shape.hidden, np.float32)
-        tensors[f"{prefix}.post_attention_layernorm.weight"] = np.ones(shape.hidden, np.float32)
-        for name, heads in (("q", shape.heads), ("k", shape.kv_heads), ("v", shape.kv_heads)):
-            tensors[f"{prefix}.self_attn.{name}_proj.weight"] = normal(heads * head, shape.hidden)
-            if architecture == "qwen2":
-                tensors[f"{prefix}.self_attn.{name}_proj.bias"] = np.zeros(heads * head, np.float32)
-            elif architecture == "qwen3" and name != "v":
-                tensors[f"{prefix}.self_attn.{name}_norm.weight"] = np.ones(head, np.float32)
-        tensors[f"{prefix}.self_attn.o_proj.weight"] = normal(shape.hidden, shape.heads * head)
-        for name in ("gate", "up"):
-            tensors[f"{prefix}.mlp.{name}_proj.weight"] = normal(shape.intermediate, shape.hidden)
-        tensors[f"{prefix}.mlp.down_proj.weight"] = normal(shape.hidden, shape.intermediate)
-    return tensors
+    return {name: made(name, size) for name, size in sizes(shape, architecture).items()}
 
 
 def _tokenizer(folder: Path) -> Tokenizer:
@@ -99,6 +105,15 @@ def write_model(
 
     scale: standard deviation of the weights. chat: with a chat template. A Llama gets stretched rotary wavelengths.
     """
+    write_folder(folder, shape, architecture, chat)
+    save_file(_weights(shape, seed, architecture, scale), folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
+def write_folder(
+    folder: Path, shape: Shape, architecture: str = "qwen2", chat: bool = False
+) -> dict[str, tuple[int, ...]]:
+    """The same without the weights; gives the shapes that they must have."""
     rope = LLAMA3_ROPE if architecture == "llama" else {"rope_type": "default", "rope_theta": 10000.0}
     eos = _tokenizer(folder).token_to_id(EOS)
     config = {
@@ -110,7 +125,7 @@ def write_model(
         "num_hidden_layers": shape.layers,
         "num_attention_heads": shape.heads,
         "num_key_value_heads": shape.kv_heads,
-        "max_position_embeddings": 2048,
+        "max_position_embeddings": 8192,
         "rms_norm_eps": 1e-6,
         "hidden_act": "silu",
         "tie_word_embeddings": True,
@@ -126,5 +141,4 @@ def write_model(
     if chat:
         settings["chat_template"] = TEMPLATE
     (folder / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
-    save_file(_weights(shape, seed, architecture, scale), folder / "model.safetensors", {"format": "pt"})
-    return folder
+    return sizes(shape, architecture)

@@ -128,7 +128,7 @@ class Week:
         await host.load(lambda: self.engine)
         bus = Bus(journal)
         store = ModelStore(self.folder, self.config, host, journal, bus, lambda: self.now)
-        await store.open(lambda _: None)
+        await store.open(await store.find(), lambda *_: None)
         retention = Retention(journal, self.config.keep_groups)
         record = batch(self.rng)
         policy = PolicyUpdate("grpo", learning_rate=1e-4)

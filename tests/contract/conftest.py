@@ -6,6 +6,7 @@ CI=true a missing one is a failure.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 from collections.abc import Callable, Iterator
@@ -14,56 +15,45 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support import families
+from tests.support.stores import build, redis_url, store  # noqa: F401 - fixtures
 
 from sapo_backends import registry
 from sapo_backends.base import Backend, Engine, LoadRequest
 from sapo_swarm.config import PAPER_TASKS
+from sapo_swarm.tasks.catalogue import held_out
 from sapo_swarm.tasks.prompts import messages
 from sapo_swarm.tasks.questions import generate_entry
-from sapo_swarm.tasks.seeds import held_out
 
 EOS = "<|im_end|>"
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-LLAMA3_ROPE = {
-    "rope_type": "llama3",
-    "rope_theta": 500_000.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}
-
-
-EXTRA: dict[str, dict[str, Any]] = {
-    "llama": {"rope_parameters": LLAMA3_ROPE, "tie_word_embeddings": False},
-    "gemma3_text": {"head_dim": 16},
-    "mixtral": {"num_local_experts": 4},
-}
-"""What a family's tiny model needs beside the common settings."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
     """An engine with the loading method under test. reads_folders: it loads Hugging Face folders. trains: it has
-    update()."""
+    update(). needs: a package beside the engine's own."""
 
     backend: str
     method: str = "full"
     reads_folders: bool = True
     tolerance: float = 2e-5
     trains: bool = True
+    precision: str = "float32"
+    needs: str = ""
 
     def __str__(self) -> str:
-        return f"{self.backend}-{self.method}"
+        return f"{self.backend}-{self.method}{'-4bit' if self.precision.startswith('4bit') else ''}"
 
 
 ENGINES = (
     Case("fake", reads_folders=False),
     Case("torch"),
     Case("torch", method="lora"),
+    Case("torch", method="lora", precision="4bit-float32", needs="bitsandbytes"),
     Case("mlx"),
     Case("mlx", method="lora"),
     Case("llamacpp", method="none", trains=False),
@@ -93,13 +83,28 @@ def write_tokenizer(folder: Path) -> int:
     return int(tokenizer.token_to_id(EOS))
 
 
+def _to_four_bits(weight: Any) -> None:
+    """Round to what 4 bits can say: every engine then has the same weights, in whatever precision it stores them."""
+    import torch
+
+    from sapo_backends.torch_backend.ops.four_bit import BLOCK, LEVELS
+
+    if weight.numel() % BLOCK:
+        return
+    blocks = weight.view(-1, BLOCK)
+    scales = blocks.abs().amax(dim=1, keepdim=True)
+    levels = torch.tensor(LEVELS)
+    nearest = (blocks[:, :, None] / scales[:, :, None] - levels).abs().argmin(dim=-1)
+    blocks.copy_(levels[nearest] * scales)
+
+
 def write_model(folder: Path, architecture: str) -> Path:
     """A random model of two layers and 300 tokens, written by transformers."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
     config = AutoConfig.for_model(
-        architecture,
+        architecture.partition("-")[0],
         **{
             "vocab_size": 300,
             "hidden_size": 64,
@@ -113,7 +118,7 @@ def write_model(folder: Path, architecture: str) -> Path:
             "pad_token_id": 256,
             "initializer_range": 0.1,
             "tie_word_embeddings": True,
-            **EXTRA.get(architecture, {}),
+            **families.TINY.get(architecture, {}),
         },
     )
     torch.manual_seed(0)
@@ -122,9 +127,12 @@ def write_model(folder: Path, architecture: str) -> Path:
         for parameter in model.parameters():
             if parameter.ndim == 1:  # biases and norms are 0 and 1 at first, which would hide mistakes
                 parameter.add_(torch.randn_like(parameter) * 0.1)
+        for module in model.modules():
+            if isinstance(module, torch.nn.Linear) and module is not model.get_output_embeddings():
+                _to_four_bits(module.weight)
     model.save_pretrained(folder)
     written = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    if "rope_theta" in written["rope_parameters"]:
+    if "rope_theta" in written.get("rope_parameters", {}):
         written["rope_theta"] = written["rope_parameters"]["rope_theta"]  # some readers look only here
     (folder / "config.json").write_text(json.dumps(written), encoding="utf-8")
     return folder
@@ -148,6 +156,8 @@ def require_backend(case: Case) -> type[Backend]:
     missing = [part for part in case.backend.split("+") if part not in registry.installed()]
     if missing and os.environ.get("CI") != "true":
         pytest.skip(f"the {missing[0]} engine is not installed")
+    if case.needs and importlib.util.find_spec(case.needs) is None:
+        pytest.skip(f"{case.needs} is not installed")
     return registry.backend(case.backend)
 
 
@@ -169,7 +179,7 @@ def load(model_folder: Callable[[str], Path]) -> Callable[..., Engine]:
         # llama.cpp's barriers spin: with two threads and a busy processor a test of one second takes minutes
         threads = 1 if "llamacpp" in case.backend else 2
         request = LoadRequest(
-            model=model, method=case.method, precision="float32", device=device, threads=threads, lora_rank=4
+            model=model, method=case.method, precision=case.precision, device=device, threads=threads, lora_rank=4
         )
         return backend().load(request)
 

@@ -23,8 +23,8 @@ from sapo_backends.torch_backend import TorchBackend  # noqa: E402
 
 SHARPER = 4.0
 """Queries are so many times larger than in a random model, so that attention depends on the angles."""
-OWN = ("qwen2", "qwen3", "llama")
-BY_TRANSFORMERS = ("mistral", "phi3", "olmo2", "smollm3", "granite", "gemma3_text", "gpt_neox", "mixtral")
+OWN = ("qwen2", "qwen3", "llama", "mistral", "phi3", "olmo2", "smollm3", "granite", "gemma2", "gemma3_text")
+BY_TRANSFORMERS = ("gpt_neox", "mixtral")
 PROMPT, TOKENS = 100, 1500
 TEXT = tuple(int(i) for i in np.random.default_rng(0).integers(0, 250, TOKENS))
 

@@ -12,10 +12,12 @@ import pytest
 torch = pytest.importorskip("torch", reason="the torch engine is not installed")
 
 from sapo_backends.base import LoadRequest, Sampling  # noqa: E402
-from sapo_backends.torch_backend import TorchBackend  # noqa: E402
+from sapo_backends.torch_backend import (  # noqa: E402
+    TorchBackend,
+    runtime,
+)
 from sapo_backends.torch_backend.decode import cuda_graph, kv_cache, session  # noqa: E402
 from sapo_backends.torch_backend.decode.cuda_graph import GraphCapture, StepInputs  # noqa: E402
-from sapo_backends.torch_backend.runtime import fallbacks  # noqa: E402
 
 PROMPTS = [[5, 9, 200, 31], [7, 7, 12], [40, 3, 8, 250, 17, 60]]
 
@@ -54,9 +56,9 @@ def _as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sapo_backends.torch_backend.paths.kernels", lambda: None)
 
 
-@pytest.mark.parametrize("method", ["full", "lora"])
+@pytest.mark.parametrize(("family", "method"), [("qwen2", "full"), ("qwen2", "lora"), ("gemma2", "full")])
 def test_captured_steps_sample_what_plain_ones_sample(
-    model_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, method: Any
+    model_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, family: str, method: Any
 ) -> None:
     made: list[Replayed] = []
 
@@ -65,7 +67,7 @@ def test_captured_steps_sample_what_plain_ones_sample(
             super().__init__(inputs, compute)
             made.append(self)
 
-    engine = TorchBackend().load(LoadRequest(str(model_folder("qwen2")), method=method, precision="float32", threads=1))
+    engine = TorchBackend().load(LoadRequest(str(model_folder(family)), method=method, precision="float32", threads=1))
     sampling = Sampling(max_new_tokens=24)
     plain = engine.generate(PROMPTS, 5, sampling, seed=3)
     here = capture_here(monkeypatch, Counted)
@@ -102,7 +104,7 @@ def test_a_gpu_that_cannot_capture_decodes_plainly_from_then_on(
     engine = TorchBackend().load(LoadRequest(str(model_folder("qwen2")), precision="float32", threads=1))
     plain = engine.generate(PROMPTS, 2, Sampling(max_new_tokens=6), seed=3)
     here = capture_here(monkeypatch, Broken)
-    monkeypatch.setattr(fallbacks, "_FOUND", {})
+    monkeypatch.setattr(runtime, "_FOUND", {})
     assert engine.generate(PROMPTS, 2, Sampling(max_new_tokens=6), seed=3) == plain
     assert here.failed == {torch.device("cpu")}
     assert tried == [1]

@@ -10,10 +10,13 @@ from aiohttp import web
 
 from sapo_swarm.coordinator.admin.routes import add_admin
 from sapo_swarm.coordinator.domain.records import SwarmRecord
+from sapo_swarm.coordinator.listing import Listing
 from sapo_swarm.coordinator.openapi import document, rendered
 from sapo_swarm.coordinator.server import Coordinator
 from sapo_swarm.coordinator.settings import CoordinatorSettings
+from sapo_swarm.coordinator.snapshots import add_snapshots
 from sapo_swarm.coordinator.store.sqlite import SQLiteStore
+from sapo_swarm.coordinator.tasks import add_tasks
 from sapo_swarm.coordinator.web import add_page
 
 ROOT = Path(__file__).parents[2]
@@ -24,7 +27,10 @@ def application(tmp_path: Path) -> web.Application:
     coordinator = Coordinator(CoordinatorSettings(), SQLiteStore(tmp_path / "s.sqlite"), record)
     app = coordinator.application()
     add_admin(app, coordinator, "key")
+    add_tasks(app, coordinator)
     add_page(app, coordinator)
+    add_snapshots(app, coordinator)
+    Listing(coordinator).add(app)
     return app
 
 

@@ -2,100 +2,23 @@
 
 from __future__ import annotations
 
-import os
-import random
-import secrets
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
+from tests.support.stores import LIMITS, NOW, SWARM, Build, drawn, entry, invite, member, round_of
 
 from sapo_swarm.coordinator.admin.transfer import export_swarm, import_swarm
 from sapo_swarm.coordinator.domain.records import (
     Entry,
-    Exchange,
-    Exchanged,
-    InviteRecord,
-    Member,
-    PoolLimits,
     SwarmRecord,
 )
 from sapo_swarm.coordinator.settings import CoordinatorSettings
 from sapo_swarm.coordinator.store import open_store
 from sapo_swarm.coordinator.store.base import Store, StoreFormat, StoreUnavailable
-from sapo_swarm.coordinator.store.local_redis import MISSING, NoRedis, local_redis
 from sapo_swarm.coordinator.store.redis import RedisStore
 from sapo_swarm.coordinator.store.sqlite import SQLiteStore
-
-NOW = 1_800_000_000.0
-LIMITS = PoolLimits(capacity=40, per_node=4, lifetime_s=100.0, members=50)
-Build = Callable[[], Store]
-
-
-@pytest.fixture(scope="session")
-def redis_url() -> Iterator[str]:
-    """A real server on a free port. Without one: a failure under CI, else a skip with a sentence."""
-    try:
-        with local_redis() as url:
-            yield url
-    except NoRedis:
-        if os.environ.get("CI") == "true":
-            pytest.fail(MISSING)
-        pytest.skip(MISSING)
-
-
-@pytest.fixture(params=["sqlite", "redis"])
-def build(request: pytest.FixtureRequest, tmp_path: Path) -> Build:
-    """Makes a store object over the same data each time."""
-    if request.param == "sqlite":
-        return lambda: SQLiteStore(tmp_path / "swarm.sqlite", LIMITS, random.Random(1))
-    url, namespace = request.getfixturevalue("redis_url"), secrets.token_hex(4)
-    return lambda: RedisStore(url, LIMITS, random.Random(1), namespace)
-
-
-@pytest.fixture
-async def store(build: Build) -> AsyncIterator[Store]:
-    made = build()
-    await made.open()
-    yield made
-    await made.close()
-
-
-def entry(node: str, number: int, size: int = 20) -> Entry:
-    return Entry(number.to_bytes(8, "big"), f"{number:032x}", node, b"%20d" % number + bytes(size))
-
-
-def round_of(node: str, numbers: list[int], want: int = 0, at: float = 0.0, **changes: object) -> Exchange:
-    fields: dict[str, object] = {
-        "node": node,
-        "nonce": secrets.token_hex(16),
-        "round_id": secrets.token_hex(32),
-        "entries": tuple(entry(node, number) for number in numbers),
-        "want": want,
-        "have": frozenset(),
-        "now": NOW + at,
-        "counts": {"t/bf": float(len(numbers))},
-    }
-    return Exchange(**(fields | changes))  # type: ignore[arg-type]
-
-
-def drawn(result: Exchanged) -> list[int]:
-    return sorted(int(blob[:20]) for blob in result.sample)
-
-
-def member(node: str, invite: str = "", **changes: object) -> Member:
-    fields: dict[str, object] = {"key": b"k" * 32, "name": node, "model": "m", "joined": NOW, "invite": invite}
-    return Member(node=node, **(fields | changes))  # type: ignore[arg-type]
-
-
-def invite(hash: str, **changes: object) -> InviteRecord:
-    fields: dict[str, object] = {"label": "first", "created": NOW, "expires": 0.0, "max_uses": 0}
-    return InviteRecord(hash=hash, **(fields | changes))  # type: ignore[arg-type]
-
-
-SWARM = SwarmRecord(swarm="a" * 16, name="s", open=False, certificate=b"c", key=b"k", created=NOW)
 
 
 async def test_a_group_is_stored_once_and_drawn_by_others_only(store: Store) -> None:
@@ -228,61 +151,6 @@ async def test_standing_ranks_members_and_keeps_minutes(store: Store) -> None:
     assert stats.minutes == {int(NOW) // 60: {"t/bf": 3.0, "rounds": 2.0, "reward_sum": 0.5, "reward_n": 1.0}}
 
 
-async def test_invites_end_in_every_way(store: Store) -> None:
-    """Unknown, expired, used up, revoked; joining again uses nothing up and keeps what admitted the node."""
-    await store.found(SWARM)
-    await store.add_invite(invite("once", max_uses=1))
-    await store.add_invite(invite("late", created=NOW + 1, expires=NOW - 1))
-    assert await store.admit(member("one", "nope"), NOW) == "unknown"
-    assert await store.admit(member("one", ""), NOW) == "unknown"
-    assert await store.admit(member("one", "late"), NOW) == "expired"
-    assert await store.admit(member("one", "once"), NOW) == ""
-    assert await store.admit(member("one", "nope", name="new name"), NOW) == ""
-    assert await store.admit(member("two", "once"), NOW) == "used_up"
-    kept = await store.member("one")
-    assert kept is not None
-    assert (kept.name, kept.invite) == ("new name", "once")
-    assert [(i.hash, i.uses) for i in await store.invites()] == [("once", 1), ("late", 0)]
-    await store.exchange(round_of("one", [1, 2]))
-    assert await store.revoke_invite("once") == ["one"]
-    assert await store.admit(member("three", "once"), NOW) == "revoked"
-    banned = await store.member("one")
-    assert banned is not None
-    assert banned.banned == "invite revoked"
-    assert (await store.exchange(round_of("two", [], want=4))).pool == 0
-
-
-async def test_an_open_swarm_admits_without_an_invite(store: Store) -> None:
-    """Only where the swarm is open."""
-    await store.found(SWARM)
-    assert await store.admit(member("one"), NOW) == "unknown"
-    await store.rename(SwarmRecord(swarm="a" * 16, name="s", open=True, certificate=b"c", key=b"k", created=NOW))
-    assert await store.admit(member("one"), NOW) == ""
-
-
-async def test_a_full_swarm_admits_only_those_it_knows(store: Store) -> None:
-    """The number of members is bounded; joining again is not joining."""
-    await store.rename(SwarmRecord(swarm="a" * 16, name="s", open=True, certificate=b"c", key=b"k", created=NOW))
-    assert [await store.admit(member(f"n{n}"), NOW) for n in range(51)] == [""] * 50 + ["full"]
-    assert await store.admit(member("n7"), NOW) == ""
-
-
-async def test_bans_are_kept_and_lifted(store: Store) -> None:
-    """A ban drops the node's groups, stays through a new join, and can be lifted."""
-    await store.rename(SwarmRecord(swarm="a" * 16, name="s", open=True, certificate=b"c", key=b"k", created=NOW))
-    await store.admit(member("one"), NOW)
-    await store.exchange(round_of("one", [1]))
-    assert await store.ban("one", "spam")
-    assert not await store.ban("nobody", "spam")
-    await store.admit(member("one"), NOW)
-    for reason in ("spam", ""):
-        kept = await store.member("one")
-        assert kept is not None
-        assert kept.banned == reason
-        await store.ban("one", "")
-    assert (await store.exchange(round_of("two", [], want=1))).sample == ()
-
-
 async def test_leaving_takes_the_groups_along(store: Store) -> None:
     """How many is said; the same groups may come back later."""
     await store.exchange(round_of("one", [1, 2]))
@@ -384,18 +252,10 @@ async def test_one_invite_gets_no_more_than_half_of_a_sample_while_there_are_oth
     assert all(len(numbers) == 6 for numbers in seen)
 
 
-async def test_a_waiting_member_is_let_in_once_and_for_all(store: Store) -> None:
-    """Joining again does not let it in, and does not shut it out."""
-    await store.found(SWARM)
-    await store.add_invite(invite("h"))
-    assert await store.admit(member("one", "h", waiting=True), NOW) == ""
-    assert await store.admit(member("one", "h", waiting=False), NOW) == ""
-    found = await store.member("one")
-    assert found is not None
-    assert found.waiting
-    assert await store.approve("one")
-    assert not await store.approve("nobody")
-    await store.admit(member("one", "h", waiting=True), NOW)
-    found = await store.member("one")
-    assert found is not None
-    assert not found.waiting
+async def test_a_snapshot_is_a_sample_for_everybody_and_nobodys_uptake(store: Store) -> None:
+    """One group a source, the requester's own too: who will read it is not known."""
+    for number in range(6):
+        await store.exchange(round_of(f"n{number % 3}", [number]))
+    found = await store.snapshot(NOW, 256)
+    assert len(found) == 3
+    assert (await store.exchange(round_of("n0", []))).uptake == 0

@@ -36,7 +36,7 @@ from sapo_swarm.protocol.wire import (
     unpack,
     unpack_json,
 )
-from sapo_swarm.scoring.verify import ends_well
+from sapo_swarm.scoring.answer_format import after_reasoning, written_answer
 from sapo_swarm.tasks.prompts import extract_answer
 
 HERE = Path(__file__).resolve().parent
@@ -55,7 +55,8 @@ def _shown(data: bytes) -> None:
 
 def _answered(data: bytes) -> None:
     text = _text(data)
-    ends_well(text)
+    for answer_format in ("tags", "boxed", "last_line", "json"):
+        written_answer(answer_format, after_reasoning(text))
     extract_answer(text)
     phrases(text, text[:100])
 

@@ -25,7 +25,7 @@ from sapo_swarm.node.loop import Node
 from sapo_swarm.node.setup import NodeSetup
 from sapo_swarm.node.swarm.exchange import Received
 from sapo_swarm.scoring.scorer import Scored, Scorer
-from sapo_swarm.tasks.seeds import train_seed
+from sapo_swarm.tasks.catalogue import train_seed
 from sapo_swarm.types import Group, Question, Rollout, TaskRef
 
 CONFIG = RunConfig(
@@ -40,7 +40,7 @@ CONFIG = RunConfig(
     learning_rate=1e-4,
     keep_checkpoints=3,
 )
-CALM = Limits(pause_on_battery=False, max_celsius=0, min_free_memory=0, min_free_disk=0, nice=0)
+CALM = Limits(pause_on_battery=False, max_celsius=0, slow_celsius=0, min_free_memory=0, min_free_disk=0, nice=0)
 POISON = "Monday"
 
 
@@ -101,7 +101,11 @@ def node(folder: Path, rounds: int, poisoned_from: int, **changes: object) -> No
     config = CONFIG.__class__(
         **{**{f: getattr(CONFIG, f) for f in CONFIG.__struct_fields__}, "rounds": rounds, **changes}
     )
-    return Node(NodeSetup(config, "guarded", folder, build, CALM, Pool(poisoned_from), "me", "swarm"))
+    return Node(
+        NodeSetup(
+            config, "guarded", folder, build, lambda: CALM, exchange=Pool(poisoned_from), node_key="me", swarm="swarm"
+        )
+    )
 
 
 def die() -> None:

@@ -42,14 +42,17 @@ class Terminal:
 
     async def shows(self, wanted: Callable[[str], bool], keys: str = "") -> str:
         """Wait until the screen is as wanted; keys are pressed again after every change."""
-        async with asyncio.timeout(100):
-            while not wanted(self.text()):
-                self._changed.clear()
-                if keys:
-                    self.press(keys)
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(0.5):
-                        await self._changed.wait()
+        try:
+            async with asyncio.timeout(100):
+                while not wanted(self.text()):
+                    self._changed.clear()
+                    if keys:
+                        self.press(keys)
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(0.5):
+                            await self._changed.wait()
+        except TimeoutError:
+            raise AssertionError(f"The screen shows something else:\n{self.text()}") from None
         return self.text()
 
     def close(self) -> None:

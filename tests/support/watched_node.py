@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from sapo_backends.base import Cancelled, Completion, Engine, LoadRequest, Progress
+from sapo_backends.base import Cancelled, CancelToken, Completion, Engine, LoadRequest, Progress
 from sapo_backends.fake import FakeEngine
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import Event
@@ -15,7 +15,9 @@ from sapo_swarm.node.governor.limits import Limits
 from sapo_swarm.node.loop import Node
 from sapo_swarm.node.setup import NodeSetup
 
-CALM = Limits(pause_on_battery=False, max_celsius=0, min_free_memory=0, min_free_disk=0)
+CALM = Limits(
+    pause_on_battery=False, max_celsius=0, slow_celsius=0, min_free_memory=0, min_free_disk=0, slow_memory_wait=0
+)
 CONFIG = RunConfig(
     model="fake",
     trainer="fake",
@@ -34,15 +36,23 @@ class CountingEngine(FakeEngine):
         self.sampled = 0
         self._before_step = step
 
-    def generate(self, prompts: Sequence[Any], group_size: int, sampling: Any, seed: Any, *more: Any) -> Any:
-        cancel, report = more
+    def generate(
+        self,
+        prompts: Sequence[Any],
+        group_size: int,
+        sampling: Any,
+        seed: Any,
+        cancel: CancelToken | None = None,
+        on_tokens: Callable[[int, int], None] | None = None,
+    ) -> Any:
+        report = on_tokens or (lambda finished, tokens: None)
 
-        def on_tokens(finished: int, tokens: int) -> None:
+        def step(finished: int, tokens: int) -> None:
             self._before_step()
             report(finished, tokens)
 
         try:
-            found = super().generate(prompts, group_size, sampling, seed, cancel, on_tokens)
+            found = super().generate(prompts, group_size, sampling, seed, cancel, step)
         except Cancelled as stopped:
             self.sampled += _tokens(stopped.partial)
             raise

@@ -42,6 +42,7 @@ NOT_OURS = {
     "model.json",
     "runs/",
     "reward.py",
+    "shared-tasks.json",
     "evaluations/",
     "checkpoints/",
 }

@@ -8,6 +8,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import Any, ClassVar
 
 from textual.app import SystemCommand
@@ -18,24 +19,27 @@ from textual.screen import Screen
 from textual.theme import Theme
 
 from sapo_desktop.dashboard import terminal_gone
-from sapo_desktop.dashboard.host import DashboardHost, Examine
+from sapo_desktop.dashboard.actions import DashboardActions
+from sapo_desktop.dashboard.host import Examine
 from sapo_desktop.dashboard.look.ascii import AsciiFilter
 from sapo_desktop.dashboard.look.glyphs import choose
-from sapo_desktop.dashboard.look.show import plain
 from sapo_desktop.dashboard.look.themes import DEFAULTS, THEMES
-from sapo_desktop.dashboard.messages import Feed, QuitChoice
+from sapo_desktop.dashboard.messages import Caption, Feed, Player, Rewound
+from sapo_desktop.dashboard.replay import ReplayFeed
 from sapo_desktop.dashboard.screens.base import BaseScreen
 from sapo_desktop.dashboard.state import DashboardState, apply
-from sapo_desktop.errors import CommandFailed
 from sapo_desktop.services.first_questions import FirstRunAnswers, FirstRunInfo
 from sapo_desktop.services.models.screen.interface import ModelActions
 from sapo_desktop.services.swarms.interface import SwarmActions
+from sapo_desktop.services.tasks.wizard.interface import TaskActions
 from sapo_desktop.settings.rows import SettingRefused, SettingsActions
 
 FOCUSED_S, BLURRED_S = 0.5, 2.0
 """Seconds between two looks at the state: 2 Hz while the terminal has the focus, 0.5 Hz while it has not."""
 _BATCH_S = 0.02
 """A long history is read in slices of this length, so that keys are answered meanwhile."""
+_MANY, _QUIET_S = 20, 0.03
+"""Events in a slice that are no news but a history; seconds after its last slice until it is drawn."""
 
 Start = Callable[[FirstRunAnswers | None], Awaitable[None] | None]
 """Called once after the first frame, with the answers of the first run or None: starts or finds the node."""
@@ -54,7 +58,7 @@ def _swarm() -> Screen[None]:
 
 
 def _rollouts() -> Screen[None]:
-    from sapo_desktop.dashboard.screens.rollouts import RolloutsScreen
+    from sapo_desktop.dashboard.screens.rollouts.screen import RolloutsScreen
 
     return RolloutsScreen()
 
@@ -71,7 +75,7 @@ def _log() -> Screen[None]:
     return LogScreen()
 
 
-class SapoDashboard(DashboardHost):
+class SapoDashboard(DashboardActions):
     """Shows a feed. Its return value is how it was left: "background", "stop", or None (a recording, a lost terminal).
 
     At "stop" whoever opened the dashboard ends the node, and proves that it is gone.
@@ -98,8 +102,14 @@ class SapoDashboard(DashboardHost):
         Binding("z", "snooze", "snooze", show=False),
         Binding("r", "run_anyway", "run 1 h", show=False),
         Binding("d", "doctor", "doctor", show=False),
+        Binding("m", "make_task", "make a task", show=False),
         Binding("f2", "settings", "settings", show=False),
         Binding("question_mark,f1", "help", "help", show=False),
+        Binding("left_square_bracket", "seek(-1)", "replay: back", show=False),
+        Binding("right_square_bracket", "seek(1)", "replay: forth", show=False),
+        Binding("circumflex_accent", "seek(0)", "replay: from the beginning", show=False),
+        Binding("comma", "speed(-1)", "replay: slower", show=False),
+        Binding("full_stop", "speed(1)", "replay: faster", show=False),
         Binding("q,ctrl+q,ctrl+c", "leave", "quit", show=False),
     ]
 
@@ -114,21 +124,26 @@ class SapoDashboard(DashboardHost):
         model_actions: ModelActions | None = None,
         swarm_actions: SwarmActions | None = None,
         settings_actions: SettingsActions | None = None,
+        task_actions: TaskActions | None = None,
         examine: Examine | None = None,
+        cache: Path | None = None,
     ) -> None:
         """info: looks up what the first-run screen offers, after the first frame. glyphs: auto, unicode or ascii.
 
         model_actions: what screen 4 can have done; without them there is no such screen. swarm_actions: what screen 2 can have
-        done; without them it only shows. settings_actions: what F2 can have done; without them there is no F2. examine: the
-        doctor. Raises ValueError.
+        done; without them it only shows. settings_actions: what F2 can have done; without them there is no F2. task_actions: what
+        the wizard of tasks can have done; without them there is no wizard. examine: the doctor. cache: where the index of the
+        rollouts is kept, None: in memory. Raises ValueError.
         """
         self.glyphs = choose(glyphs)
         self.feed, self.first_run, self.start = feed, first_run, start
-        self.info = info
+        self.info, self.cache = info, cache
         self.model_actions = model_actions
         self.swarm_actions = swarm_actions
         self.settings_actions, self.examine = settings_actions, examine
+        self.task_actions = task_actions
         self.state = DashboardState()
+        self._caption: Caption | None = None
         self.begun = False
         """The feed is being followed (not so while the first questions are asked)."""
         super().__init__()
@@ -141,12 +156,19 @@ class SapoDashboard(DashboardHost):
         self.theme = THEMES[0].name if self._unknown_theme else theme
 
     @property
+    def player(self) -> Player | None:
+        """How the recording is steered; None over a node."""
+        return self.feed if isinstance(self.feed, ReplayFeed) else None
+
+    @property
     def modes(self) -> tuple[str, ...]:
         """The screens that there are, in order."""
         return tuple(self._modes)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Key 4 does nothing where there are no models to be had: over a recording."""
+        """Key 4 does nothing where there are no models to be had: over a recording. Only a recording is sought in."""
+        if action in ("seek", "speed"):
+            return self.player is not None and self.player.steers
         return action != "switch_mode" or parameters[0] in self.modes
 
     def _keep_theme(self, theme: Theme) -> None:
@@ -192,7 +214,13 @@ class SapoDashboard(DashboardHost):
     def _ask_first_questions(self) -> None:
         from sapo_desktop.dashboard.screens.first_run import FirstRunScreen
 
-        self.push_screen(FirstRunScreen(self.info()), self._begin)
+        self.push_screen(FirstRunScreen(self.info()), self._begin_or_leave)
+
+    def _begin_or_leave(self, answers: FirstRunAnswers | None) -> None:
+        if answers is None:
+            self.exit(None, message="Nothing was started. The questions come again: sapo-desktop")
+        else:
+            self._begin(answers)
 
     def _begin(self, answers: FirstRunAnswers | None) -> None:
         self.begun = True
@@ -200,15 +228,26 @@ class SapoDashboard(DashboardHost):
 
     async def _work(self, answers: FirstRunAnswers | None) -> None:
         """Start the node, then follow it for as long as there is something to follow."""
-        await self._start(answers)
-        breath = time.monotonic()
+        await self.start_node(answers)
+        breath, taken, soon = time.monotonic(), 0, None
         async for event in self.feed.events():
-            self.state = apply(self.state, event)
+            self.state = DashboardState() if isinstance(event, Rewound) else apply(self.state, event)
+            taken += 1
             if time.monotonic() - breath > _BATCH_S:
+                if taken >= _MANY:  # a history is coming in: it is shown when it is in, not at the next tick
+                    if soon is not None:
+                        soon.cancel()
+                    soon = asyncio.get_running_loop().call_later(_QUIET_S, self.redraw)
                 await asyncio.sleep(0)
-                breath = time.monotonic()
+                breath, taken = time.monotonic(), 0
 
-    async def _start(self, answers: FirstRunAnswers | None) -> None:
+    @property
+    def can_start(self) -> bool:
+        """Not so over a recording."""
+        return self.start is not None
+
+    async def start_node(self, answers: FirstRunAnswers | None) -> None:
+        """Start or find the node."""
         result = self.start(answers) if self.start is not None else None
         if inspect.isawaitable(result):
             await result
@@ -217,10 +256,19 @@ class SapoDashboard(DashboardHost):
 
     def redraw(self) -> None:
         """Give the active screen the state; called by the timer, by keys and when a screen comes up."""
+        self._follow_caption()
         screen = next((one for one in reversed(self.screen_stack) if isinstance(one, BaseScreen)), None)
         if screen is not None and screen.is_mounted:
             with suppress(NoMatches):  # a tick while the screen is being taken down
                 screen.show(self.state, self.feed.now())
+
+    def _follow_caption(self) -> None:
+        """A new caption brings its screen with it; after that the person may look elsewhere."""
+        caption = self.player.caption if self.player is not None else None
+        if caption is not self._caption:
+            self._caption = caption
+            if caption is not None and caption.screen and caption.screen != self.current_mode:
+                self.switch_mode(caption.screen)
 
     def on_app_focus(self) -> None:
         """Look often while somebody may be looking."""
@@ -234,96 +282,6 @@ class SapoDashboard(DashboardHost):
         self._timer.stop()
         self._timer = self.set_interval(seconds, self.redraw)
         self.redraw()
-
-    # Commands
-
-    def command(self, verb: str, said: str, **body: float) -> None:
-        """Tell the node, and say what was told or why it was not taken."""
-        self.run_worker(self._command(verb, said, body), name=f"command-{verb}", exit_on_error=True)
-
-    async def _command(self, verb: str, said: str, body: dict[str, float]) -> None:
-        try:
-            await self.feed.command(verb, **body)
-        except CommandFailed as error:
-            self.say(str(error), error=True)
-        else:
-            self.say(said)
-
-    def say(self, text: str, error: bool = False) -> None:
-        """A toast, as plain text."""
-        self.notify(plain(text, 400), severity="error" if error else "information", timeout=4, markup=False)
-
-    def action_toggle_pause(self) -> None:
-        """Pause or resume the node, or start it where it is gone."""
-        if self.state.gone and self.start is not None:
-            self.say("Starting the node")
-            self.run_worker(self._start(None), name="start", group="start", exclusive=True)
-        elif self.state.paused:
-            self.command("resume", "Going on")
-        else:
-            self.command("pause", "Paused until space is pressed again")
-
-    def action_finish(self) -> None:
-        """Finish the round in flight, then pause."""
-        self.command("finish", "Finishing this round, then pausing")
-
-    def action_run_anyway(self) -> None:
-        """Override the automatic rules for an hour."""
-        self.command("run_anyway", "Running for an hour whatever the automatic rules say", for_s=3600)
-
-    def action_snooze(self) -> None:
-        """Ask for how long, then pause for that time."""
-        from sapo_desktop.dashboard.screens.dialogs import SnoozeDialog
-
-        def chosen(minutes: int | None) -> None:
-            if minutes:
-                self.command("snooze", f"Snoozing for {minutes} minutes, then going on", for_s=60 * minutes)
-
-        self.push_screen(SnoozeDialog(), chosen)
-
-    def action_help(self) -> None:
-        """Show keys and words."""
-        from sapo_desktop.dashboard.screens.help import HelpScreen
-
-        if not isinstance(self.screen, HelpScreen):
-            self.push_screen(HelpScreen(self.feed.describe()))
-
-    def action_settings(self) -> None:
-        """Show and change the settings."""
-        from sapo_desktop.dashboard.screens.settings.screen import SettingsScreen
-
-        if self.settings_actions is None:
-            self.say("There are no settings to change over a recording")
-        elif not isinstance(self.screen, SettingsScreen):
-            self.push_screen(SettingsScreen(self.settings_actions))
-
-    def action_doctor(self) -> None:
-        """Show what works on this machine."""
-        from sapo_desktop.dashboard.screens.doctor import DoctorScreen
-
-        if self.examine is None:
-            self.say("There is nothing to examine over a recording. In a terminal: sapo-desktop doctor")
-        else:
-            self.push_screen(DoctorScreen(self.examine, self.glyphs))
-
-    def action_next_screen(self) -> None:
-        """The next mode in order, for the mouse."""
-        names = self.modes
-        self.switch_mode(names[(names.index(self.current_mode) + 1) % len(names)])
-
-    def action_leave(self) -> None:
-        """Ask what becomes of the node; a recording, and a node that is gone, leave nothing to ask."""
-        if not self.feed.controls or self.state.gone:
-            self.exit("stop" if self.feed.controls else None)
-            return
-        from sapo_desktop.dashboard.screens.dialogs import QuitDialog
-
-        if not isinstance(self.screen, QuitDialog):
-            self.push_screen(QuitDialog(), self._left)
-
-    def _left(self, choice: QuitChoice | None) -> None:
-        if choice is not None:
-            self.exit(choice)
 
     def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:  # noqa: ARG002 - Textual passes it
         """What the palette offers."""

@@ -1,20 +1,21 @@
-"""Feeds: where events come from. `ControlFeed` follows a node, `ReplayFeed` a recorded file of events."""
+"""Where events come from when a node runs: its control socket. Of a recording: replay."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
-import msgspec
-
+from sapo_desktop.dashboard.history.groups.index import NEWEST
+from sapo_desktop.dashboard.history.groups.sources import GroupSource, JournalGroups
 from sapo_desktop.dashboard.messages import Link
 from sapo_desktop.errors import CommandFailed
 from sapo_swarm.events import Event
 from sapo_swarm.node.control.api import ControlClient, ControlError, NodeNotAnswering, NodeNotRunning
+from sapo_swarm.types import UNREADABLE
 
-_HISTORY = ("run_started", "state", "round", "evaluation", "swarm", "external", "log")
+_HISTORY = ("run_started", "state", "round", "evaluation", "first_success", "swarm", "external", "log")
 _GROUPS = 1600
 _BACKOFF_S = (0.25, 0.5, 1.0, 2.0)
 """Asking a local socket costs next to nothing, and a node that was just started is to be found at once."""
@@ -37,6 +38,15 @@ class ControlFeed:
         self.now: Callable[[], float] = now
         self._seq = 0
         self._run = ""
+        self._groups: JournalGroups | None = None
+
+    def groups(self) -> GroupSource | None:
+        """The journal of the node's model, once the node has said where it lies."""
+        return self._groups
+
+    def upto(self) -> int:
+        """All of them."""
+        return NEWEST
 
     def describe(self) -> str:
         """What is watched, for the help screen."""
@@ -60,7 +70,7 @@ class ControlFeed:
                 sentence = "The node went away" if failures < 0 else "Waiting for the node"
             except ControlError as error:
                 sentence = f"The node refuses: {error}"
-            except msgspec.MsgspecError:
+            except UNREADABLE:
                 sentence = "The node speaks another version: restart it, or update sapo-desktop"
             failures = max(failures, 0) + 1
             words = await asyncio.to_thread(self.last_words)
@@ -76,7 +86,10 @@ class ControlFeed:
 
     async def _follow(self, node: ControlClient) -> AsyncIterator[Event | Link]:
         """That it answers, the history without groups, the newest groups, then everything live."""
-        run = (await node.status()).run_id
+        status = await node.status()
+        run, journal = status.run_id, Path(status.folder) / "journal.db"
+        if self._groups is None or self._groups.path != journal.absolute():
+            self._groups = JournalGroups(journal)
         yield Link(True, "Connected", self.now())
         if run != self._run:
             self._run, self._seq = run, 0
@@ -100,41 +113,3 @@ class ControlFeed:
                 await node.post(verb, **body)
         except (NodeNotRunning, ControlError) as error:
             raise CommandFailed(str(error)) from error
-
-
-class ReplayFeed:
-    """A recorded stream of events, told again `speed` times as fast as it happened."""
-
-    controls = False
-
-    def __init__(self, recording: Sequence[Event], speed: float = 1.0, skip_s: float = 0.0) -> None:
-        """speed 0: everything at once. skip_s: the first seconds are told at once."""
-        self.recording, self.speed, self.skip_s = recording, speed, skip_s
-        self._first = recording[0].time if recording else 0.0
-        self._last = recording[-1].time if recording else 0.0
-        self._started: float | None = None
-
-    def describe(self) -> str:
-        """What is watched, for the help screen."""
-        return f"a recording of {len(self.recording):,} events"
-
-    def now(self) -> float:
-        """The recording's clock: stands before the start and after the end."""
-        if self._started is None:
-            return self._first
-        if self.speed <= 0:
-            return self._last
-        return min(self._first + self.skip_s + (time.monotonic() - self._started) * self.speed, self._last)
-
-    async def events(self) -> AsyncIterator[Event | Link]:
-        """The recording at its own pace; ends with it."""
-        self._started = time.monotonic()
-        for event in self.recording:
-            ahead = event.time - self.now()
-            if self.speed > 0 and ahead > 0:
-                await asyncio.sleep(ahead / self.speed)
-            yield event
-
-    async def command(self, verb: str, **body: float) -> None:  # noqa: ARG002 - as every feed
-        """A recording takes none: raises CommandFailed."""
-        raise CommandFailed("This is a recording: there is no node to tell. Start one: sapo-desktop")

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 
 from textual.app import App
 
 from sapo_desktop.dashboard.look.glyphs import Glyphs
-from sapo_desktop.dashboard.messages import Feed, QuitChoice
+from sapo_desktop.dashboard.messages import Feed, Player, QuitChoice
 from sapo_desktop.dashboard.state import DashboardState
 from sapo_desktop.services.machine.finding import Finding
 from sapo_desktop.services.models.screen.interface import ModelActions
 from sapo_desktop.services.swarms.interface import SwarmActions
+from sapo_desktop.services.tasks.wizard.interface import TaskActions
 from sapo_desktop.settings.rows import SettingsActions
 
 Examine = Callable[[], AsyncIterator[Finding]]
@@ -24,16 +26,23 @@ class DashboardHost(App[QuitChoice]):
 
     glyphs: Glyphs
     feed: Feed
+    cache: Path | None
     state: DashboardState
     model_actions: ModelActions | None
     swarm_actions: SwarmActions | None
     settings_actions: SettingsActions | None
+    task_actions: TaskActions | None
     examine: Examine | None
 
     @property
     @abstractmethod
     def modes(self) -> tuple[str, ...]:
         """The screens that there are, in order."""
+
+    @property
+    @abstractmethod
+    def player(self) -> Player | None:
+        """How the recording is steered; None over a node."""
 
     @abstractmethod
     def redraw(self) -> None:
@@ -42,6 +51,10 @@ class DashboardHost(App[QuitChoice]):
     @abstractmethod
     def command(self, verb: str, said: str, **body: float) -> None:
         """Tell the node, and say what was told or why it was not taken."""
+
+    @abstractmethod
+    def answer_again(self) -> None:
+        """The first questions once more."""
 
     @abstractmethod
     def say(self, text: str, error: bool = False) -> None:
@@ -61,7 +74,7 @@ class DashboardHost(App[QuitChoice]):
 
     @abstractmethod
     def action_run_anyway(self) -> None:
-        """Override the automatic rules for an hour."""
+        """Override the automatic rules for an hour, or end that."""
         ...
 
     @abstractmethod
@@ -77,6 +90,11 @@ class DashboardHost(App[QuitChoice]):
     @abstractmethod
     def action_settings(self) -> None:
         """Show and change the settings."""
+        ...
+
+    @abstractmethod
+    def action_make_task(self) -> None:
+        """A task from a file of the person's."""
         ...
 
     @abstractmethod

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from sapo_desktop.dashboard.history.groups.sources import GroupSource
 from sapo_swarm.events import Event
 
 QuitChoice = Literal["stop", "background"]
@@ -23,18 +24,71 @@ class Link:
     ended: bool = False
 
 
+@dataclass(frozen=True)
+class Rewound:
+    """A recording is told again from its beginning: what was known of it is forgotten."""
+
+
+@dataclass(frozen=True)
+class Caption:
+    """What there is to see in a recording from `time` (Unix seconds) on, and on which screen ("" the one that is shown)."""
+
+    time: float
+    text: str
+    screen: str = ""
+
+
+class Player(Protocol):
+    """How a recording is steered."""
+
+    @property
+    def badge(self) -> str:
+        """For the header: that it is a recording, and where it stands."""
+        ...
+
+    @property
+    def steers(self) -> bool:
+        """The methods below do something."""
+        ...
+
+    @property
+    def caption(self) -> Caption | None:
+        """What there is to see now."""
+        ...
+
+    def hold(self) -> None:
+        """Stand still, or go on."""
+        ...
+
+    def faster(self, steps: int) -> None:
+        """The next higher (1) or lower (-1) speed."""
+        ...
+
+    def seek(self, steps: int) -> None:
+        """Forth (1), back (-1), to the beginning (0)."""
+        ...
+
+
 class Feed(Protocol):
     """Where the events come from and the commands go to: a node, or a recording."""
 
     controls: bool
     """Commands reach a node, so leaving has to ask what becomes of it."""
 
-    def events(self) -> AsyncIterator[Event | Link]:
+    def events(self) -> AsyncIterator[Event | Link | Rewound]:
         """Past events first, then live ones; ends only when there will be no more."""
         ...
 
     async def command(self, verb: str, **body: float) -> None:
         """A POST verb of the control API. Raises CommandFailed."""
+        ...
+
+    def groups(self) -> GroupSource | None:
+        """Where all groups of what is watched lie: the same one until another run is watched. None: not known yet."""
+        ...
+
+    def upto(self) -> int:
+        """The number of the newest group that is to be shown: a recording has not told its later ones yet."""
         ...
 
     def describe(self) -> str:

@@ -25,6 +25,8 @@ def commands(app: DashboardHost) -> Iterator[SystemCommand]:
             yield SystemCommand(title, text, partial(app.switch_mode, mode))
     if app.feed.controls:
         yield from _control(app)
+    if app.task_actions is not None:
+        yield SystemCommand("Make a task of my own", "From a CSV, TSV, JSONL or Parquet file (m)", app.action_make_task)
     if app.settings_actions is not None:
         yield SystemCommand("Settings", "Every setting, its value and where it comes from (F2)", app.action_settings)
     if app.examine is not None:
@@ -41,5 +43,5 @@ def _control(app: DashboardHost) -> Iterator[SystemCommand]:
     yield SystemCommand("Finish the round, then pause", "Nothing is thrown away (F)", app.action_finish)
     yield SystemCommand("Snooze", "Pause for 15, 60 or 240 minutes (z)", app.action_snooze)
     yield SystemCommand("Run anyway for an hour", "Whatever the automatic rules say (r)", app.action_run_anyway)
-    evaluate = partial(app.command, "evaluate", "Evaluating after this round", items=32)
+    evaluate = partial(app.command, "evaluate", "Evaluating after this round")
     yield SystemCommand("Evaluate now", "Held-out pass@1 after this round", evaluate)

@@ -8,16 +8,23 @@ import re
 from pathlib import Path
 
 from sapo_desktop.dashboard.app import SapoDashboard
-from sapo_desktop.dashboard.feed import ReplayFeed
+from sapo_desktop.dashboard.replay import ReplayFeed, place_in
 from sapo_desktop.services.models.recording import load_recording
 
 _OUTSIDE = re.compile(r"@font-face\s*{.*?}|<!--.*?-->", re.DOTALL)
 _FAMILY = "ui-monospace, Menlo, Consolas, 'DejaVu Sans Mono', monospace"
 
 
-async def picture(recording: Path, size: tuple[int, int], keys: list[str]) -> str:
-    """SVG text without references to fonts on the network. Raises UsageError."""
-    app = SapoDashboard(ReplayFeed(load_recording(recording), speed=0), glyphs="unicode")
+async def picture(recording: Path, size: tuple[int, int], keys: list[str], until: str = "") -> str:
+    """SVG text without references to fonts on the network. until: a place in the recording, see place_in; "" its end.
+
+    Raises UsageError.
+    """
+    events = load_recording(recording)
+    if until:
+        end = place_in(events, until)
+        events = [event for event in events if event.time <= end]
+    app = SapoDashboard(ReplayFeed(events, speed=0), glyphs="unicode")
     async with app.run_test(size=size) as pilot:
         while not app.begun:
             await pilot.pause()

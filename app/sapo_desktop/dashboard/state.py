@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
 from typing import Literal
 
+import msgspec
+from msgspec import field
+from msgspec.structs import replace
+
+from sapo_desktop.dashboard.history.figures import Figures
+from sapo_desktop.dashboard.history.gained import Gained
+from sapo_desktop.dashboard.history.moments import Moment, noted
+from sapo_desktop.dashboard.history.series import Trail
 from sapo_desktop.dashboard.look.show import after
 from sapo_desktop.dashboard.messages import Link
-from sapo_desktop.dashboard.series import Series, Trail
+from sapo_desktop.services.against_base import unpaired
+from sapo_desktop.services.swarms.trial import Progress
 from sapo_swarm.events import (
     Evaluated,
     Event,
     ExternalSwitched,
+    FirstSuccess,
     GroupRecorded,
     LogLine,
     Phase,
@@ -23,6 +32,7 @@ from sapo_swarm.events import (
     SwarmUpdated,
     Vitals,
 )
+from sapo_swarm.node.storage.aha import Trails, followed
 
 Level = Literal["info", "warning", "error"]
 
@@ -49,39 +59,14 @@ def _evaluations() -> Trail[Evaluated]:
     return Trail(_MAX_EVALUATIONS)
 
 
-@dataclass(frozen=True, slots=True)
-class Figures:
-    """One series per figure, over rounds (the first is 1) unless said otherwise. Rewards are never mixed."""
-
-    reward_local: Series = field(default_factory=Series)
-    reward_external: Series = field(default_factory=Series)
-    reward_batch: Series = field(default_factory=Series)
-    nonzero_groups: Series = field(default_factory=Series)
-    """Share of local groups with unequal rewards, in [0, 1]."""
-    well_formed: Series = field(default_factory=Series)
-    truncated: Series = field(default_factory=Series)
-    tokens_per_s: Series = field(default_factory=Series)
-    external_share: Series = field(default_factory=Series)
-    """J_actual / (I + J) of each batch."""
-    share: Series = field(default_factory=Series)
-    """My accepted groups / all accepted groups."""
-    uptake: Series = field(default_factory=Series)
-    """Times other nodes sampled mine, in the coordinator's window."""
-    memory: Series = field(default_factory=Series)
-    """Bytes of the node's process tree, over time in seconds."""
-    cpu: Series = field(default_factory=Series)
-    watts: Series = field(default_factory=Series)
-    celsius: Series = field(default_factory=Series)
-
-
-@dataclass(frozen=True, slots=True)
-class DashboardState:
+class DashboardState(msgspec.Struct, frozen=True):
     """Everything the screens draw. Frozen: keeping an old one freezes a chart."""
 
     run: RunStarted | None = None
     state: State = "starting"
     sentence: str = "Waiting for the node"
     reason: str = ""
+    anyway_until: float = 0.0
     since: float = 0.0
     link: Link | None = None
     phase: Phase | None = None
@@ -99,7 +84,7 @@ class DashboardState:
     figures: Figures = field(default_factory=Figures)
     evaluations: Trail[Evaluated] = field(default_factory=_evaluations)
     base: Evaluated | None = None
-    """The first evaluation of the run."""
+    """The first evaluation of the untrained model."""
     sessions: Trail[RunStarted] = field(default_factory=_sessions)
     """Every time that training of this model was begun or gone on with; `changed` says what was different."""
     groups: Trail[GroupRecorded] = field(default_factory=_groups)
@@ -108,6 +93,13 @@ class DashboardState:
     swarm: SwarmUpdated | None = None
     external_off: str = ""
     """Why no external groups are taken; "" when they are."""
+    moments: tuple[Moment, ...] = ()
+    """What a chart marks: paused, joined, left, settings changed, rolled back, first solved."""
+    gained: Gained = field(default_factory=Gained)
+    trails: Trails = field(default_factory=dict)
+    """Of every task: who solved it first, as far as this node saw, and when it was solved here."""
+    trial: Progress = field(default_factory=Progress)
+    """Of this model, in an open swarm."""
     log: Trail[LogLine] = field(default_factory=_log)
     newest: float = 0.0
     """Time of the newest event."""
@@ -129,7 +121,7 @@ class DashboardState:
         return self.state in ("paused", "pausing", "stopped", "failed")
 
 
-def apply(state: DashboardState, event: Event | Link) -> DashboardState:  # noqa: C901 - one case an event
+def apply(state: DashboardState, event: Event | Link) -> DashboardState:  # noqa: C901, PLR0912 - one case an event
     """The state after the event. Never raises on an event that decodes."""
     match event:
         case Link():
@@ -145,11 +137,20 @@ def apply(state: DashboardState, event: Event | Link) -> DashboardState:  # noqa
         case RoundFinished():
             state = _round_finished(state, event)
         case GroupRecorded():
-            state = _group(state, event)
+            state = replace(_group(state, event), groups=state.groups.append(event))
+        case FirstSuccess():
+            state = _first_success(state, event)
         case Evaluated():
             line = LogLine(time=event.time, level="info", text=_evaluation_sentence(event))
-            base = state.base or event
-            state = replace(state, evaluations=state.evaluations.append(event), base=base, log=state.log.append(line))
+            base = state.base or (None if event.round else event)
+            state = replace(
+                state,
+                evaluations=state.evaluations.append(event),
+                base=base,
+                figures=state.figures.evaluated(event),
+                gained=state.gained.after(event),
+                log=state.log.append(line),
+            )
         case SwarmUpdated():
             state = _swarm(state, event)
         case ExternalSwitched():
@@ -158,7 +159,11 @@ def apply(state: DashboardState, event: Event | Link) -> DashboardState:  # noqa
             state = replace(state, external_off=off, log=state.log.append(line))
         case LogLine():
             state = replace(state, log=state.log.append(event))
-    return replace(state, newest=max(state.newest, event.time))
+    newest, moments = max(state.newest, event.time), noted(state.moments, event, state.rounds)
+    trails = followed(state.trails, event)
+    if newest == state.newest and moments is state.moments and trails is state.trails:
+        return state
+    return replace(state, newest=newest, moments=moments, trails=trails)
 
 
 def _run_started(state: DashboardState, event: RunStarted) -> DashboardState:
@@ -175,6 +180,7 @@ def _run_started(state: DashboardState, event: RunStarted) -> DashboardState:
             state,
             run=event,
             sessions=state.sessions.append(event),
+            trial=state.trial.after(event),
             phase=None,
             phases=(),
             round_time=0.0,
@@ -184,7 +190,7 @@ def _run_started(state: DashboardState, event: RunStarted) -> DashboardState:
             log=state.log.append(line),
         )
     fresh = DashboardState(run=event, link=state.link, log=state.log.append(line), solved=frozenset(event.solved))
-    fresh = replace(fresh, sessions=fresh.sessions.append(event))
+    fresh = replace(fresh, sessions=fresh.sessions.append(event), trial=fresh.trial.after(event))
     return replace(fresh, state=state.state, sentence=state.sentence, reason=state.reason, since=state.since)
 
 
@@ -197,6 +203,7 @@ def _state_changed(state: DashboardState, event: StateChanged) -> DashboardState
         state=event.state,
         sentence=event.sentence,
         reason=event.reason,
+        anyway_until=event.anyway_until,
         since=event.time,
         phase_since=state.phase_since if quiet else event.time,
         log=log,
@@ -204,8 +211,7 @@ def _state_changed(state: DashboardState, event: StateChanged) -> DashboardState
 
 
 def _phase(state: DashboardState, event: Phase) -> DashboardState:
-    same_round = state.phase is not None and state.phase.round == event.round
-    phases = state.phases if same_round else ()
+    phases = state.phases if state.phase is not None and state.phase.round == event.round else ()
     new = event.phase not in phases
     return replace(
         state,
@@ -216,34 +222,26 @@ def _phase(state: DashboardState, event: Phase) -> DashboardState:
 
 
 def _group(state: DashboardState, event: GroupRecorded) -> DashboardState:
-    state = replace(state, groups=state.groups.append(event))
-    if not event.first_solved:
-        return state
+    """Journals from before FirstSuccess mark the group."""
     task = event.group.question.ref.dataset
-    line = LogLine(time=event.time, level="info", text=f"First success at {task}, in round {event.round + 1}")
-    return replace(state, solved=state.solved | {task}, log=state.log.append(line))
+    trail = state.trails.get(task)
+    if not event.first_solved or (trail is not None and trail.solved is not None and trail.solved.round >= 0):
+        return state
+    return _first_success(state, FirstSuccess(time=event.time, round=event.round, task=task))
+
+
+def _first_success(state: DashboardState, event: FirstSuccess) -> DashboardState:
+    if event.node:
+        return state
+    line = LogLine(time=event.time, level="info", text=f"First success at {event.task}, in round {event.round + 1}")
+    return replace(state, solved=state.solved | {event.task}, log=state.log.append(line))
 
 
 def _vitals(state: DashboardState, event: Vitals) -> DashboardState:
-    figures = state.figures
-    return replace(
-        state,
-        vitals=event,
-        figures=replace(
-            figures,
-            memory=figures.memory.append(event.time, event.memory),
-            cpu=figures.cpu.append(event.time, event.cpu_percent),
-            watts=figures.watts.append(event.time, event.watts),
-            celsius=figures.celsius.append(event.time, event.celsius),
-        ),
-    )
+    return replace(state, vitals=event, figures=state.figures.measured(event))
 
 
 def _round_finished(state: DashboardState, event: RoundFinished) -> DashboardState:
-    figures, x = state.figures, event.round + 1
-    generating = event.seconds.get("generate", 0.0)
-    batch = event.local_groups + event.external_groups
-    completions = event.completions or None
     return replace(
         state,
         round=event,
@@ -253,46 +251,26 @@ def _round_finished(state: DashboardState, event: RoundFinished) -> DashboardSta
         tokens=state.tokens + event.tokens_generated,
         phase=None,
         phases=(),
-        figures=replace(
-            figures,
-            reward_local=figures.reward_local.append(x, event.reward_local),
-            reward_external=figures.reward_external.append(x, event.reward_external),
-            reward_batch=figures.reward_batch.append(x, event.reward_batch),
-            nonzero_groups=figures.nonzero_groups.append(
-                x, event.nonzero_groups / event.local_groups if event.local_groups else None
-            ),
-            well_formed=figures.well_formed.append(x, event.well_formed / completions if completions else None),
-            truncated=figures.truncated.append(x, event.truncated / completions if completions else None),
-            tokens_per_s=figures.tokens_per_s.append(
-                x, event.tokens_generated / generating if generating > 0 else None
-            ),
-            external_share=figures.external_share.append(x, event.external_groups / batch if batch else None),
-        ),
+        figures=state.figures.finished(event),
+        gained=state.gained.after(event),
+        trial=state.trial.after(event),
+        newest=max(state.newest, event.time),
     )
 
 
 def _swarm(state: DashboardState, event: SwarmUpdated) -> DashboardState:
-    figures, log = state.figures, state.log
+    log = state.log
     if state.swarm is None or state.swarm.connected != event.connected:
         level: Level = "info" if event.connected else "warning"
         log = log.append(LogLine(time=event.time, level=level, text=event.sentence))
-    return replace(
-        state,
-        swarm=event,
-        log=log,
-        figures=replace(
-            figures,
-            share=figures.share.append(state.rounds, event.share),
-            uptake=figures.uptake.append(state.rounds, event.uptake),
-        ),
-    )
+    return replace(state, swarm=event, log=log, figures=state.figures.told(event, state.rounds))
 
 
 def _evaluation_sentence(event: Evaluated) -> str:
     items = f"{event.items} items, T={event.temperature:g}"
     text = f"Held-out pass@1 {100 * event.pass_at_1:.1f} % {after(event.round)} ({items})"
     if event.delta is None or event.delta_low is None or event.delta_high is None:
-        return text
+        return f"{text}: {unpaired(event)}" if event.base_missing else text
     if event.delta_low <= 0 <= event.delta_high:
         return f"{text}: no measurable change from base"
     return f"{text}: {100 * event.delta:+.1f} points from base ({100 * event.delta_low:+.1f} to {100 * event.delta_high:+.1f})"

@@ -2,7 +2,8 @@
 
 Whoever reaches the dashboard commands the node. So the address holds a key that only its starter sees (kept as a
 cookie that no other site's page can use), only this machine's names are answered, and the page loads nothing from
-elsewhere.
+elsewhere. A view whose dashboard was quit says so; one that lost its connection, or whose dashboard died, opens again by
+itself (web/page.js tells them apart by the code with which the socket closed).
 """
 
 from __future__ import annotations
@@ -19,18 +20,31 @@ import sys
 from collections.abc import Awaitable, Callable
 from importlib import resources
 
-from aiohttp import web
+from aiohttp import WSCloseCode, web
+from textual_serve.app_service import AppService
 from textual_serve.server import Server, to_int
 
 from sapo_desktop.errors import AppError
+from sapo_desktop.paths import own_command
 
 HOST = "127.0.0.1"
 _SHUTDOWN_S = 2.0
 _FONT_SIZE = 16
+_HEARTBEAT_S = 15.0
 _LOCKED = (
     "This dashboard opens with the whole address that sapo-desktop serve printed: the key in it is missing or old."
 )
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class _Dashboard(AppService):  # type: ignore[misc]  # textual-serve ships no types
+    """The process behind a tab. One that dies without a word closes the tab's socket too, so that no tab stands still."""
+
+    async def run(self) -> None:
+        try:
+            await super().run()
+        finally:
+            await self.remote_close(code=WSCloseCode.INTERNAL_ERROR)  # nothing happens where it was closed already
 
 
 class DashboardServer(Server):  # type: ignore[misc]  # textual-serve ships no types
@@ -38,12 +52,13 @@ class DashboardServer(Server):  # type: ignore[misc]  # textual-serve ships no t
 
     def __init__(self, port: int, key: str = "") -> None:
         """key: made at random unless given."""
-        command = [sys.executable, "-m", "sapo_desktop"]
+        command = own_command()
         typed = subprocess.list2cmdline(command) if sys.platform == "win32" else shlex.join(command)
         super().__init__(typed, host=HOST, port=port, title="sapo-desktop")
         self.key = key or secrets.token_urlsafe(18)
         self._cookie = f"sapo_key_{port}"
         self._hosts = {f"{name}:{port}" for name in (HOST, "localhost")}
+        self._tabs: set[web.WebSocketResponse] = set()
 
     @property
     def address(self) -> str:
@@ -59,6 +74,32 @@ class DashboardServer(Server):  # type: ignore[misc]  # textual-serve ships no t
 
     async def on_startup(self, app: web.Application) -> None:
         """Says nothing: the address is printed by whoever started the server."""
+
+    async def on_shutdown(self, app: web.Application) -> None:  # noqa: ARG002 - aiohttp passes it
+        """Every tab hears that the server goes."""
+        for tab in tuple(self._tabs):
+            await tab.close(code=WSCloseCode.GOING_AWAY)
+
+    async def handle_websocket(self, request: web.Request) -> web.WebSocketResponse:
+        """A tab: a dashboard process until either side ends it."""
+        tab = web.WebSocketResponse(heartbeat=_HEARTBEAT_S)
+        await tab.prepare(request)
+        width, height = (to_int(request.query.get(name, ""), 80) for name in ("width", "height"))
+        dashboard = _Dashboard(
+            self.command,
+            write_bytes=tab.send_bytes,
+            write_str=tab.send_str,
+            close=tab.close,
+            download_manager=self.download_manager,
+        )
+        self._tabs.add(tab)
+        try:
+            await dashboard.start(width, height)
+            await self._process_messages(tab, dashboard)
+        finally:
+            self._tabs.discard(tab)
+            await dashboard.stop()
+        return tab
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -83,7 +124,7 @@ class DashboardServer(Server):  # type: ignore[misc]  # textual-serve ships no t
         text = string.Template(page).substitute(websocket=websocket, size=min(max(size, 6), 72))
         policy = (
             f"default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; font-src 'self'; img-src 'self' data:; "
-            f"connect-src {websocket}; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+            f"connect-src 'self' {websocket}; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
         )
         headers = {"Content-Security-Policy": policy, "Referrer-Policy": "no-referrer", "Cache-Control": "no-store"}
         return web.Response(text=text, content_type="text/html", headers=headers)

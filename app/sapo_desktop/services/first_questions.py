@@ -6,8 +6,14 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Literal
 
+OWN = "own"
+"""The answer to "tasks" that means: from a file of mine."""
 Measure = Callable[[str, str], Awaitable[str]]
 """An answer to hardware and one to model -> a sentence on speed and memory, "" when there is none. It may be cancelled."""
+Check = Callable[[str], Awaitable[str]]
+"""A model that was typed -> what keeps it from being used, "" when nothing does."""
+OTHER = "another"
+"""The answer for a model that is typed."""
 
 
 @dataclass(frozen=True)
@@ -15,28 +21,32 @@ class FirstRunInfo:
     """What the first-run screen may offer. The first entry of each tuple is the default.
 
     hardware: (value, what was detected) pairs, for example ("torch", "always torch"). measure: None where nothing measures.
+    check: None where no model can be typed.
     """
 
     hardware: tuple[tuple[str, str], ...] = (("auto", "the fastest engine that is installed"),)
     models: tuple[tuple[str, str], ...] = (("starter", "bundled, nothing to download"),)
     tasks: tuple[tuple[str, str], ...] = (("starter", "nine reasoning tasks, easy settings"),)
     limits: tuple[tuple[str, str], ...] = (
-        ("gentle", "rests on battery or when warm; others come first"),
-        ("full", "as fast as it can; rests on battery or when hot"),
-        ("none", "rests only when memory or disk run out"),
+        ("balanced", "pauses on battery or when hot, slower when warm"),
+        ("eco", "pauses while you use the computer, too"),
+        ("full", "works on battery, slower; pauses only when very hot"),
     )
     measure: Measure | None = None
+    check: Check | None = None
 
 
 @dataclass(frozen=True)
 class FirstRunAnswers:
-    """The five answers. skipped: Esc was pressed (silo with the starter). invite: only when mode is swarm."""
+    """The five answers. invite: only when mode is swarm; listed: it was found
+    in a directory. task: one of the person's own, made meanwhile; "" = the nine."""
 
     mode: Literal["silo", "swarm"] = "silo"
     invite: str = ""
+    listed: bool = False
     hardware: str = "auto"
     model: str = "starter"
     tasks: str = "starter"
-    limits: str = "gentle"
+    limits: str = "balanced"
     name: str = ""
-    skipped: bool = False
+    task: str = ""

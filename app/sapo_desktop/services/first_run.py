@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
-from typing import Any
 
 from sapo_desktop import settings
 from sapo_desktop.paths import Home
-from sapo_desktop.services.first_questions import FirstRunAnswers, FirstRunInfo
+from sapo_desktop.services.first_questions import OTHER, OWN, FirstRunAnswers, FirstRunInfo
+from sapo_swarm.node.governor.limits import PRESETS
 
-LIMITS: dict[str, dict[str, Any]] = {
-    "gentle": {"pause_on_battery": True, "max_celsius": 85.0, "nice": 10},
-    "full": {"pause_on_battery": True, "max_celsius": 95.0, "nice": 0},
-    "none": {"pause_on_battery": False, "max_celsius": 0.0, "nice": 0},
-}
-"""Answer -> the [limits] section."""
 _GLANCE_S = 0.7
 """Seconds of measuring while the questions are read."""
 
@@ -30,28 +25,61 @@ def info() -> FirstRunInfo:
     engines = [n for n in registry.installed() if n in {"torch", "mlx"}]
     best = f"{engines[0]} here: {machine}" if engines else "no engine is installed yet: see sapo-desktop doctor"
     models = tuple((name, "bundled, nothing to download") for name in sapo_assets.models())
+    others = (*_recommended(), (OTHER, "type a hub id, such as owner/name, or a folder"))
     return FirstRunInfo(
         hardware=(("auto", best), *((name, f"always {name}") for name in engines)),
-        models=models or (("starter", "bundled"),),
+        models=(*(models or (("starter", "bundled"),)), *others),
         measure=measured,
+        check=wrong_with,
         tasks=(
             ("starter", "nine reasoning tasks, easy settings"),
             ("paper", "the same nine, as hard as in the paper"),
+            (OWN, "a file of mine: CSV, TSV, JSONL; it is chosen next"),
         ),
     )
 
 
+def _recommended() -> tuple[tuple[str, str], ...]:
+    """Licence, size and whether it fits, of the list that ships; the hub is not asked."""
+    from sapo_desktop.services.bases import card, recommended
+    from sapo_swarm.config import RunConfig
+
+    home = Home.find()
+    ids = [base.id for base in recommended.recommended().bases]
+    return tuple((id, card.card(home, RunConfig(model=id), ask=False, measure=False).short) for id in ids)
+
+
+async def wrong_with(model: str) -> str:
+    """What keeps a typed model from being used: the hub is asked, the disk and the memory are looked at. "" = nothing."""
+    from sapo_backends.base import BackendError
+    from sapo_desktop.services.bases import card
+    from sapo_swarm.config import RunConfig
+
+    try:
+        one = await asyncio.to_thread(card.card, Home.find(), RunConfig(model=model), measure=False)
+    except BackendError as error:
+        return str(error)
+    if one.plan is not None and not one.plan.fits:
+        return f"{model} does not fit: {one.plan.sentence}. {one.plan.suggestion}"
+    return "" if one.fits else f"{model} does not fit on the disk: {one.sentence}."
+
+
 async def measured(hardware: str, model: str) -> str:
     """How fast that engine is here with that model, and what a round needs; "" when it cannot be told. A few seconds, in a
-    process that ends with the task."""
+    process that ends with the task; of a model of the hub its card, without asking the hub."""
     from sapo_backends.base import BackendError
+    from sapo_backends.checkpoints import locate
     from sapo_backends.measure import probe
     from sapo_backends.measure.choice import Candidate
+    from sapo_desktop.services.bases import card
     from sapo_desktop.services.machine import engines, load_request, memory_plan
     from sapo_swarm.config import RunConfig
 
     config = RunConfig(model=model, trainer=hardware)
     try:
+        if locate.is_hub_id(model):
+            one = await asyncio.to_thread(card.card, Home.find(), config, ask=False)
+            return one.sentence
         candidate = Candidate(engines.choose_trainer(config))
         plan = memory_plan.plan(config)
     except BackendError:
@@ -68,11 +96,13 @@ def persist(answers: FirstRunAnswers, path: Path, invite: Path) -> settings.Sett
     if answers.mode == "swarm":
         from sapo_desktop.services.swarms import membership  # the network's libraries: not before the first frame
 
-        membership.save(answers.invite, invite)
+        membership.save(answers.invite, invite, answers.listed)
     tables = settings.read(path)
     run = tables.setdefault("run", {})
     run |= {"model": answers.model, "trainer": answers.hardware, "preset": answers.tasks}
-    tables.setdefault("limits", {}).update(LIMITS[answers.limits])
+    if answers.task:
+        run |= {"preset": "starter", "tasks": [answers.task]}
+    tables.setdefault("limits", {}).update(PRESETS[answers.limits])
     tables.setdefault("person", {})["name"] = answers.name
     tables.setdefault("swarm", {})["join"] = answers.mode == "swarm"
     checked = settings.convert(tables, "first-run answers")
@@ -81,15 +111,14 @@ def persist(answers: FirstRunAnswers, path: Path, invite: Path) -> settings.Sett
 
 
 def first_model(answers: FirstRunAnswers, home: Home) -> list[str]:
-    """Keep the answers, and make the model that they describe; its name, or nothing where Esc was pressed: then the node
-    goes on with the model used last, or makes one.
+    """Keep the answers, and make the model that they describe; its name.
 
     Raises UsageError, AppError, BackendError.
     """
+    from sapo_desktop.services.models.screen import own_tasks
     from sapo_desktop.services.models.shelf import creating, names, store
 
     kept = persist(answers, home.settings, home.invite)
-    if answers.skipped:
-        return []
     taken = [model.name for model in store.all_models(home)]
-    return [creating.new(home, names.free(names.FIRST, taken), kept.run).name]
+    run = own_tasks.fitted(kept.run) if answers.task else kept.run
+    return [creating.new(home, names.free(names.suggested(answers.task), taken), run).name]

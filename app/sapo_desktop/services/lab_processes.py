@@ -5,12 +5,12 @@ from __future__ import annotations
 import _thread
 import asyncio
 import os
-import sys
 import threading
 import time
 from collections.abc import Sequence
 
 from sapo_desktop.errors import AppError
+from sapo_desktop.paths import own_command
 
 ENDS_WITH_PARENT = "--ends-with-parent"
 """The flag of a process whose standard input closes when the one that started it has gone, `kill -9` included."""
@@ -26,7 +26,7 @@ async def run_all(commands: Sequence[tuple[str, Sequence[str]]], jobs: int) -> N
         nonlocal finished
         async with places:
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "sapo_desktop", *arguments, ENDS_WITH_PARENT),
+                *(*own_command(), *arguments, ENDS_WITH_PARENT),
                 stdin=asyncio.subprocess.PIPE,
                 env=dict(os.environ),
             )

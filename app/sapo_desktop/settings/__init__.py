@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
@@ -15,6 +14,7 @@ from sapo_desktop.settings.file import read as read
 from sapo_desktop.settings.file import write as write
 from sapo_swarm.config import RunConfig
 from sapo_swarm.node.governor.limits import Limits
+from sapo_swarm.registry import nearest
 
 
 class Ui(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -34,6 +34,20 @@ class Swarm(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     """Whether this machine contributes to a swarm; the invite itself is in a file that only you can read."""
 
     join: Annotated[bool, Meta(description="Contribute to the swarm whose invite is saved")] = False
+    directories: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="Signed lists of swarms to look in, a line each: https://host/file.json#key=ID. None is built in"
+        ),
+    ] = ()
+
+
+class Node(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What a node offers on this machine besides its control socket."""
+
+    metrics_port: Annotated[
+        int, Meta(description="Port on 127.0.0.1 at which Prometheus reads the node's metrics; 0: none", ge=0, le=65535)
+    ] = 0
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -44,6 +58,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     ui: Ui = Ui()
     person: Person = Person()
     swarm: Swarm = Swarm()
+    node: Node = Node()
 
 
 _KINDS = {"str": "text", "int": "whole number", "float": "number", "vartuple": "list"}
@@ -188,12 +203,6 @@ def _table(tables: dict[str, Any], section: str, path: Path) -> dict[str, Any]:
     if not isinstance(table, dict):
         raise UsageError(f"{path}: {section!r} is no section. Take it out: sapo-desktop config reset {section}")
     return table
-
-
-def nearest(word: str, known: set[str]) -> str:
-    """A sentence: the known word that was probably meant, or all of them."""
-    close = difflib.get_close_matches(word, sorted(known), n=1, cutoff=0.5)
-    return f"Did you mean {close[0]!r}?" if close else f"Known: {', '.join(sorted(known))}."
 
 
 def _plain(message: str, origin: str) -> str:

@@ -8,11 +8,15 @@ from sapo_desktop import settings
 from sapo_desktop.errors import UsageError
 from sapo_desktop.settings import Settings, flags
 from sapo_desktop.settings.rows import SettingRow
+from sapo_swarm.node.governor.limits import PRESETS
+from sapo_swarm.registry import nearest
 
 _RESTART = "when the node starts again"
 _COUNTS = {
     "limits.nice": _RESTART,
     "limits": "within a second",
+    "node": _RESTART,
+    "swarm.directories": "at once",
     "ui.theme": "at once, in this dashboard",
     "ui.glyphs": "when the dashboard opens again",
 }
@@ -58,7 +62,7 @@ def known(key: str) -> str:
     """The key. Raises UsageError with the nearest match when there is no such setting."""
     keys = {field.key for field in settings.fields()}
     if key not in keys:
-        raise UsageError(f"There is no setting {key!r}. {settings.nearest(key, keys)}")
+        raise UsageError(f"There is no setting {key!r}. {nearest(key, keys)}")
     return key
 
 
@@ -71,8 +75,35 @@ def change(path: Path, key: str, value: str) -> str:
     def check(changed: Settings) -> None:
         if key.startswith("run."):
             flags.check(changed.run)
+        elif key == "swarm.directories":
+            _check_directories(changed.swarm.directories)
 
     return settings.value(settings.change(path, known(key), value, check), key)
+
+
+def _check_directories(lines: tuple[str, ...]) -> None:
+    """Raises UsageError."""
+    from sapo_swarm.protocol.directory.signed_list import (  # cryptography: only when one was typed
+        BadDirectory,
+        parse_address,
+    )
+
+    for line in lines:
+        try:
+            parse_address(line)
+        except BadDirectory as error:
+            raise UsageError(str(error)) from error
+
+
+def preset(path: Path, name: str) -> tuple[SettingRow, ...]:
+    """Set the limits of a preset, and nothing else; the rows that it set. Raises UsageError, AppError."""
+    if name not in PRESETS:
+        raise UsageError(f"There is no preset {name!r}. Write: sapo-desktop config preset {'|'.join(PRESETS)}")
+    tables = settings.read(path)
+    merged = {**tables, "limits": {**settings.known_part(tables).get("limits", {}), **PRESETS[name]}}
+    settings.convert(settings.known_part(merged), str(path))
+    settings.write(path, merged)
+    return tuple(row for row in rows(path) if row.key.removeprefix("limits.") in PRESETS[name])
 
 
 def reset(path: Path, key: str) -> str:

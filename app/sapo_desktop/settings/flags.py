@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Collection
+from pathlib import Path
 
 import msgspec
 
 from sapo_desktop import settings
 from sapo_desktop.errors import UsageError
-from sapo_desktop.settings import Settings, nearest
+from sapo_desktop.settings import Settings
 from sapo_swarm.config import RENAMED, RunConfig
+from sapo_swarm.registry import nearest
 
 _METAVARS: dict[type, str] = {int: "N", float: "X", tuple: "A,B"}
 
@@ -36,23 +38,41 @@ def add_run_flags(parser: argparse.ArgumentParser, only: Collection[str] = ()) -
             )
 
 
+REASONING_TOKENS = 1024
+"""The least that a model which thinks before it answers may write, unless a limit is typed."""
+
+
 def run_config(base: Settings, args: argparse.Namespace) -> RunConfig:
     """The run's settings with the typed flags over them. Raises UsageError, UnknownTask, BadTask."""
     typed = {k: v for k, v in vars(args).items() if k in RunConfig.__struct_fields__}
-    if "tasks" in typed:
-        typed["tasks"] = [t.strip() for t in typed["tasks"].split(",") if t.strip()]
+    for name in ("tasks", "task_tokens"):
+        if name in typed:
+            typed[name] = [t.strip() for t in typed[name].split(",") if t.strip()]
+    if "model" in typed:
+        typed["model"] = absolute(typed["model"])
     run = {**msgspec.to_builtins(base.run), **typed}
     config = settings.convert({"run": run}, "command line", strict=False).run
     check(config)
     return config if "max_new_tokens" in typed else with_room(config)
 
 
+def absolute(model: str) -> str:
+    """A folder that was typed relative to where the person is now, as it is found from everywhere; other names as they are."""
+    from sapo_backends.checkpoints.locate import BUNDLED
+
+    folder = Path(model).expanduser()
+    return str(folder.absolute()) if model not in BUNDLED and folder.is_dir() else model
+
+
 def with_room(config: RunConfig) -> RunConfig:
-    """The config with as many new tokens as the longest answers of the person's own tasks need. Raises BadTask."""
-    from sapo_swarm.tasks import catalogue
+    """The config with as many new tokens as the longest answers of the person's own tasks need, as task_tokens says, and as
+    reasoning needs where it is on. Raises BadTask."""
+    from sapo_swarm.tasks import catalogue, limits
     from sapo_swarm.tasks.own import library
 
     needs = [library.find(task).spec.max_new_tokens for task in config.tasks if catalogue.is_own(task)]
+    needs += limits.listed(config).values()
+    needs += [REASONING_TOKENS] if config.thinking == "on" else []
     return msgspec.structs.replace(config, max_new_tokens=max([config.max_new_tokens, *needs]))
 
 
@@ -61,7 +81,7 @@ def check(config: RunConfig) -> None:
     from sapo_backends import registry
     from sapo_swarm.algorithms.registry import algorithm
     from sapo_swarm.sapo.sample_external import strategy
-    from sapo_swarm.tasks import catalogue
+    from sapo_swarm.tasks import catalogue, limits
 
     if not config.tasks:
         raise UsageError("run.tasks is empty. List tasks with: sapo-desktop tasks")
@@ -69,12 +89,16 @@ def check(config: RunConfig) -> None:
         catalogue.preset_of(task, config.preset)
         catalogue.generator_of(task)  # reads an own task: what is wrong with it is an error now
     try:
+        strangers = sorted(limits.listed(config).keys() - set(config.tasks))
         algorithm(config.algorithm)
         strategy(config.sampling)
     except ValueError as error:
         raise UsageError(str(error)) from error
+    if strangers:
+        raise UsageError(f"run.task_tokens names {strangers[0]!r}. {nearest(strangers[0], config.tasks)}")
     engines = {"auto", *registry.names()}
-    if config.trainer not in engines:
+    unknown = [part for part in config.trainer.split("+") if part not in engines]  # a pair is any two of them
+    if config.trainer not in engines and (unknown or config.trainer.count("+") != 1 or "auto" in config.trainer):
         raise UsageError(f"There is no engine {config.trainer!r}. {nearest(config.trainer, engines)}")
 
 

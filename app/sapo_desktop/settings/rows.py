@@ -10,6 +10,25 @@ class SettingRefused(Exception):
     """The message says why and what to write."""
 
 
+SIMPLE = frozenset(
+    {
+        *(
+            "run.model",
+            "run.tasks",
+            "run.preset",
+            "run.rounds",
+            "run.external_groups",
+            "run.trainer",
+            "run.disk_budget_gb",
+        ),
+        *("limits.pause_on_battery", "limits.pause_when_active", "limits.max_celsius", "limits.min_free_memory"),
+        *("limits.min_free_disk", "limits.schedule"),
+        *("ui.theme", "ui.glyphs", "person.name", "swarm.join", "swarm.directories"),
+    }
+)
+"""Settings that a person may want to change without knowing how training works."""
+
+
 @dataclass(frozen=True)
 class SettingRow:
     """One setting, every value as text.

@@ -1,7 +1,9 @@
-"""A model's chat template, rendered in a sandbox, with the message text kept apart from the template's own text."""
+"""A model's chat template: rendered in a sandbox, with the message text kept apart from the template's own text."""
 
 from __future__ import annotations
 
+import contextlib
+import datetime
 import json
 import re
 import secrets
@@ -14,11 +16,14 @@ import jinja2
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from sapo_backends.base import BackendError
+from sapo_backends.base import BackendError, Thinking
 
 Messages = Sequence[Mapping[str, str]]
+Tools = Sequence[Mapping[str, Any]]
 PLAIN = "{% for m in messages %}{{ m['content'] }}\n\n{% endfor %}"
 """For base models without a template: the texts, one after another."""
+TODAY = datetime.date(2025, 1, 1)
+"""What a template that asks for the date is told, so that a prompt is the same every day and on every node."""
 _GENERATION_TAGS = re.compile(r"\{%-?\s*(end)?generation\s*-?%\}")
 
 
@@ -38,15 +43,21 @@ def _refuse(message: str) -> NoReturn:
     raise TemplateRefused(f"The model's chat template refused the conversation: {message}")
 
 
+def _to_json(value: Any, indent: int | None = None, **options: Any) -> str:
+    """As transformers has it; of the options of json.dumps those that templates use."""
+    known = {key: options[key] for key in ("ensure_ascii", "separators", "sort_keys") if key in options}
+    return json.dumps(value, indent=indent, **{"ensure_ascii": False, **known})
+
+
 def _environment() -> ImmutableSandboxedEnvironment:
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
-    environment.filters["tojson"] = lambda value, indent=None: json.dumps(value, ensure_ascii=False, indent=indent)
+    environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _refuse
     return environment
 
 
 def _source(folder: Path, settings: Mapping[str, Any]) -> str:
-    """chat_template.jinja, else the entry of tokenizer_config.json (a string or a list with a "default")."""
+    """chat_template.jinja, else the entry of tokenizer_config.json (a string or a list with a "default"), else PLAIN."""
     file = folder / "chat_template.jinja"
     if file.is_file():
         return file.read_text(encoding="utf-8")
@@ -56,47 +67,79 @@ def _source(folder: Path, settings: Mapping[str, Any]) -> str:
     return value if isinstance(value, str) else PLAIN
 
 
-class ChatTemplate:
-    """Renders conversations. No clock is passed in, so that a prompt is the same every day."""
+def _with_tools(messages: Messages, tools: Tools) -> Messages:
+    """The system prompt with the tools and how to call them, for templates that have no place for tools."""
+    lines = ["You have tools. To use one, write <NAME>argument</NAME> and end your turn; its result comes next."]
+    for tool in tools:
+        function = tool["function"]
+        arguments = (
+            f"{name}: {kind.get('type', 'any')}" for name, kind in function["parameters"]["properties"].items()
+        )
+        lines.append(f"{function['name']}({', '.join(arguments)}): {function['description']}")
+    text = "\n".join(lines)
+    if messages and messages[0]["role"] == "system":
+        return [{"role": "system", "content": f"{messages[0]['content']}\n\n{text}"}, *messages[1:]]
+    return [{"role": "system", "content": text}, *messages]
 
-    def __init__(self, source: str, bos: str = "", eos: str = "") -> None:
-        self._variables = {"bos_token": bos, "eos_token": eos, "add_generation_prompt": True, "enable_thinking": False}
+
+class ChatTemplate:
+    """Renders conversations. No clock is passed in, so that a prompt is the same every day. is_plain: the model has no
+    template of its own. has_switch: it can think before it answers, or not."""
+
+    def __init__(self, source: str, bos: str = "", eos: str = "", thinking: Thinking = "auto") -> None:
+        """thinking: "auto" is off where the template has a switch for it: most of it would be cut off."""
+        self.is_plain, self.has_switch = source == PLAIN, "enable_thinking" in source
+        self._variables: dict[str, Any] = {
+            "bos_token": bos,
+            "eos_token": eos,
+            "add_generation_prompt": True,
+            "enable_thinking": thinking == "on",
+        }
+        if "strftime_now is defined" not in source:  # such a template has a date of its own
+            self._variables["strftime_now"] = TODAY.strftime
+        self._takes_tools = "tools" in source
         try:
             self._template = _environment().from_string(_GENERATION_TAGS.sub("", source))
         except jinja2.TemplateError as error:
             raise TemplateRefused(f"The model's chat template cannot be read: {error}") from error
 
     @classmethod
-    def read(cls, folder: Path, settings: Mapping[str, Any], bos: str, eos: str) -> ChatTemplate:
+    def read(
+        cls, folder: Path, settings: Mapping[str, Any], bos: str, eos: str, thinking: Thinking = "auto"
+    ) -> ChatTemplate:
         """The template of a Hugging Face folder. Raises TemplateRefused."""
-        return cls(_source(folder, settings), bos, eos)
+        return cls(_source(folder, settings), bos, eos, thinking)
 
-    def _text(self, messages: Messages) -> str:
+    def _text(self, messages: Messages, tools: Tools = ()) -> str:
+        given = {"tools": [dict(tool) for tool in tools]} if tools else {}
         try:
-            return self._template.render(messages=[dict(m) for m in messages], **self._variables)
+            return self._template.render(messages=[dict(m) for m in messages], **self._variables, **given)
         except (jinja2.TemplateError, TypeError, ValueError, KeyError, OverflowError) as error:
             raise TemplateRefused(f"The model's chat template failed: {error}") from error
 
-    def _accepted(self, messages: Messages) -> tuple[Messages, str]:
+    def _accepted(self, messages: Messages, tools: Tools) -> tuple[Messages, str]:
         """The messages as the template takes them, and their text. Where it refuses a system message, as Gemma's does,
         that becomes the beginning of the user's."""
         try:
-            return messages, self._text(messages)
+            return messages, self._text(messages, tools)
         except TemplateRefused:
             if len(messages) < 2 or (messages[0]["role"], messages[1]["role"]) != ("system", "user"):
                 raise
             content = f"{messages[0]['content']}\n\n{messages[1]['content']}"
             folded = [{**messages[1], "content": content}, *messages[2:]]
-            return folded, self._text(folded)
+            return folded, self._text(folded, tools)
 
-    def render(self, messages: Messages) -> Rendered:
+    def render(self, messages: Messages, tools: Tools = ()) -> Rendered:
         """Render once as it is and once with marks in place of the message texts, which shows whose text is whose.
 
-        Templates that trim the message text are followed: the parts then hold the trimmed text.
+        Templates that trim the message text are followed: the parts then hold the trimmed text. tools go where the template
+        has a place for them, else into the system prompt.
         """
-        messages, text = self._accepted(messages)
+        if tools and not self._takes_tools:
+            messages, tools = _with_tools(messages, tools), ()
+        messages, text = self._accepted(messages, tools)
         mark = secrets.token_hex(8)
-        marked = self._text([{**m, "content": f"{mark}{i}{mark}"} for i, m in enumerate(messages)])
+        marked = self._text([{**m, "content": f"{mark}{i}{mark}"} for i, m in enumerate(messages)], tools)
         pieces = re.split(f"{mark}(\\d+){mark}", marked)
         contents = [m["content"] for m in messages]
         candidates = [self._fill(pieces, chosen) for chosen in (contents, [c.strip() for c in contents])]
@@ -104,6 +147,19 @@ class ChatTemplate:
             if "".join(piece for piece, _ in parts) == text:
                 return Rendered(text, parts)
         return Rendered(text, candidates[0])
+
+    def reply(self, text: str) -> list[tuple[str, bool]]:
+        """What stands between two turns of the model when a tool said `text`, in parts as of Rendered. Where the template knows
+        no tools' messages, it is a user's. Raises TemplateRefused."""
+        before, said = secrets.token_hex(8), secrets.token_hex(8)
+        for role in ("tool", "user"):
+            chat = [{"role": "user", "content": "?"}, {"role": "assistant", "content": before}]
+            with contextlib.suppress(TemplateRefused):
+                rendered = self._text([*chat, {"role": role, "content": said}]).rpartition(before)[2]
+                opening, found, closing = rendered.partition(said)
+                if found:
+                    return [(opening, True), (text, False), (closing, True)]
+        raise TemplateRefused("The model's chat template takes no conversation of several turns. Choose a chat model.")
 
     @staticmethod
     def _fill(pieces: Sequence[str], contents: Sequence[str]) -> list[tuple[str, bool]]:

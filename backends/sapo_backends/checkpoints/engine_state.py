@@ -21,7 +21,11 @@ def read_state(folder: Path, identity: Mapping[str, object]) -> dict[str, Any]:
     """What write_state wrote. Raises CheckpointCorrupt when it belongs to something else; OSError, ValueError and
     TypeError when it cannot be read."""
     state: dict[str, Any] = dict(json.loads((folder / NAME).read_text(encoding="utf-8")))
-    wrong = [key for key, value in identity.items() if state.get(key) != value]
+    # "base" is the content of the model: where both tell it, its name or path does not matter.
+    known = "base" in identity and "base" in state
+    wrong = [
+        key for key, value in identity.items() if state.get(key) != value and key != ("model" if known else "base")
+    ]
     if wrong:
         raise CheckpointCorrupt(f"The checkpoint in {folder} was written for another {wrong[0]}.")
     return state

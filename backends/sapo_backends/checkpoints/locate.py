@@ -9,24 +9,46 @@ import difflib
 import re
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
 from sapo_backends.base import ModelNotFound, Progress
+from sapo_backends.checkpoints.hub import cache
 
 BUNDLED = ("starter", "starter-1m")
 _HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$")
-_PATTERNS = ["*.safetensors", "*.safetensors.index.json", "*config.json", "tokenizer*.json", "chat_template.jinja"]
 
 
 def resolve(model: str, progress: Progress | None = None) -> Path:
-    """The folder of a model, downloaded first if it is a hub id. Raises ModelNotFound."""
+    """The folder of a model, downloaded first if it is a hub id that is not on this disk yet.
+
+    What is in the cache is used as it is, without asking the network: a base must not change under what was trained on it.
+    Raises ModelNotFound, DownloadFailed, and what `progress` raises.
+    """
+    if not is_hub_id(model):
+        return local(model)
+    here = cache.snapshot(model)
+    if here is None:
+        from sapo_backends.checkpoints.hub.download import download
+
+        here = download(model, progress)
+    return checked(here)
+
+
+def is_hub_id(model: str) -> bool:
+    """Whether this names a repository of the hub: no bundled model, no folder here, written owner/name."""
+    return model not in BUNDLED and not Path(model).expanduser().exists() and bool(_HUB_ID.match(model))
+
+
+def local(model: str) -> Path:
+    """The folder of a model that is on this disk already; nothing is downloaded. Raises ModelNotFound."""
     if model in BUNDLED:
         return checked(bundled(model))
     folder = Path(model).expanduser()
     if folder.is_dir():
         return checked(folder)
-    if _HUB_ID.match(model) and not folder.exists():
-        return checked(_download(model, progress))
+    if is_hub_id(model):
+        if (here := cache.snapshot(model)) is None:
+            raise ModelNotFound(f"{model} is not on this disk.")
+        return checked(here)
     close = difflib.get_close_matches(model, BUNDLED, n=1)
     hint = f" Did you mean {close[0]!r}?" if close else ""
     raise ModelNotFound(f"There is no model {model!r}.{hint} Give starter, a folder, or a hub id such as owner/name.")
@@ -55,42 +77,6 @@ def checked(folder: Path) -> Path:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a model folder, without adapters."""
-    return [f for f in sorted(folder.glob("*.safetensors")) if not f.name.startswith("adapter_")]
-
-
-def _download(repo: str, progress: Progress | None) -> Path:
-    """Fetch a hub model, or find it in the local cache when there is no network."""
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
-
-    try:
-        return Path(snapshot_download(repo, allow_patterns=_PATTERNS, tqdm_class=_reporter(repo, progress)))
-    except RepositoryNotFoundError as error:
-        raise ModelNotFound(
-            f"The hub has no public model {repo!r}. Check the name, or log in if it is gated."
-        ) from error
-    except (LocalEntryNotFoundError, HfHubHTTPError, OSError, ValueError) as error:
-        raise ModelNotFound(
-            f"{repo!r} is not downloaded and the hub cannot be reached. Connect once, or use the bundled 'starter'."
-        ) from error
-
-
-def _reporter(repo: str, progress: Progress | None) -> Any:
-    """A silent tqdm class that passes the fraction done to `progress`."""
-    from huggingface_hub.utils.tqdm import tqdm
-
-    class Reporter(tqdm):
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(*args, **{**kwargs, "disable": True})  # type: ignore[no-untyped-call]
-            self._done = 0.0
-            self._all = float(kwargs.get("total") or 0.0)
-
-        def update(self, n: float | None = 1) -> bool | None:
-            self._done += n or 0.0
-            total = max(self._all, float(self.total or 0.0)) if hasattr(self, "total") else self._all
-            if progress is not None and total > 0:
-                progress(min(self._done / total, 1.0), f"downloading {repo}")
-            return None
-
-    return Reporter
+    """The safetensors files of a model folder, without adapters, and without the copy that some vendors put beside them."""
+    found = [f for f in sorted(folder.glob("*.safetensors")) if not f.name.startswith("adapter_")]
+    return [f for f in found if not f.name.startswith("consolidated")] or found

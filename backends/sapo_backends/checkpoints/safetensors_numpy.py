@@ -57,6 +57,29 @@ def elements(folder: Path, *, packed: int = 8) -> int:
     return total
 
 
+PIECE = 1 << 24
+"""Bytes that are read at once."""
+
+
+def raw_pieces(file: Path) -> Iterator[tuple[str, str, tuple[int, ...], int, bytearray]]:
+    """(name, type as the header writes it, shape, first element, bytes) of every tensor, a piece at a time.
+
+    The file is read, not mapped: its pages never count as this process's memory. Raises OSError, ValueError.
+    """
+    header, start = _header(file)
+    with file.open("rb", buffering=0) as stream:
+        for name, entry in header.items():
+            begin, end = entry["data_offsets"]
+            count = prod(entry["shape"])
+            width = (end - begin) // count if count else 1
+            stream.seek(start + begin)
+            for at in range(begin, end, PIECE):
+                piece = bytearray(min(PIECE, end - at))
+                if stream.readinto(piece) != len(piece):
+                    raise ValueError(f"it ends within {name}")
+                yield name, entry["dtype"], tuple(entry["shape"]), (at - begin) // width, piece
+
+
 def _header(file: Path) -> tuple[dict[str, Any], int]:
     """What the file says of each tensor, and where their bytes begin."""
     with file.open("rb") as stream:

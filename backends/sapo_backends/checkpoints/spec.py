@@ -1,19 +1,26 @@
-"""The shape of a decoder as its config.json tells it, for the architectures this engine computes itself."""
+"""The shape of a decoder as its config.json tells it, for the architectures this engine computes itself.
+
+A family is a row of families.FAMILIES: what its config does not say. Nothing but this table and what reads a config knows a
+family's name; the decoder reads the spec.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from sapo_backends.checkpoints.families import ACTIVATIONS, ALL_LAYERS, FAMILIES, NORMS, Family, Norms
+
 Json = Mapping[str, Any]
-ARCHITECTURES = ("Qwen2ForCausalLM", "Qwen3ForCausalLM", "LlamaForCausalLM")
 ROPE_KINDS = ("default", "linear", "llama3")
 
 
 @dataclass(frozen=True, slots=True)
 class RopeSpec:
-    """theta: base of the wavelengths. The rest belongs to the kinds "linear" and "llama3" (scaled wavelengths)."""
+    """theta: base of the wavelengths. The rest belongs to the kinds "linear" and "llama3" (scaled wavelengths). Kind
+    "none": positions rotate nothing."""
 
     kind: str
     theta: float
@@ -23,9 +30,18 @@ class RopeSpec:
     original_context: int = 8192
 
 
+NO_ROPE = RopeSpec("none", 1.0)
+
+
 @dataclass(frozen=True, slots=True)
 class DecoderSpec:
-    """hidden, intermediate: widths. heads, kv_heads of head_dim each. context: longest sequence in tokens."""
+    """hidden, intermediate: widths. heads, kv_heads of head_dim each. context: longest sequence in tokens.
+
+    ropes: the different ones; layer_rope: the number of each layer's. window: tokens that the layers marked in
+    layer_windowed see, the newest included; 0 without such layers. scale: of attention's scores; softcap, logit_softcap:
+    c tanh(x / c) of scores and logits, 0 for none. embed_scale, residual_scale, logit_scale: factors of the embedding,
+    of what attention and MLP add, and of the logits. norms, qk_norm, norm_offset, fused: see Family.
+    """
 
     architecture: str
     vocabulary: int
@@ -37,12 +53,25 @@ class DecoderSpec:
     head_dim: int
     context: int
     norm_eps: float
-    rope: RopeSpec
+    ropes: tuple[RopeSpec, ...]
+    layer_rope: tuple[int, ...]
+    window: int
+    layer_windowed: tuple[bool, ...]
     tied: bool
     qkv_bias: bool
     output_bias: bool
     mlp_bias: bool
-    qk_norm: bool
+    activation: str
+    norms: Norms
+    qk_norm: str
+    norm_offset: float
+    fused: bool
+    scale: float
+    softcap: float
+    logit_softcap: float
+    embed_scale: float
+    residual_scale: float
+    logit_scale: float
 
     @property
     def query_width(self) -> int:
@@ -54,10 +83,51 @@ class DecoderSpec:
         """Columns of all key heads, which is also that of the value heads."""
         return self.kv_heads * self.head_dim
 
+    @property
+    def rope(self) -> RopeSpec:
+        """Of the layers that see everything."""
+        return self.ropes[0]
 
-def _rope(config: Json) -> RopeSpec:
-    """transformers 5 writes rope_parameters with rope_theta inside; 4 a top-level rope_theta and rope_scaling."""
-    scaling = dict(config.get("rope_scaling") or {}) | dict(config.get("rope_parameters") or {})
+    @property
+    def layer_norms(self) -> Mapping[str, str]:
+        """Our name of a layer's norm -> the file's."""
+        return NORMS[self.norms]
+
+    @property
+    def plain(self) -> bool:
+        """Whether nothing but widths, biases and norms of each head distinguishes it from Llama."""
+        usual = (self.window, self.softcap, self.logit_softcap, self.norm_offset) == (0, 0.0, 0.0, 0.0)
+        factors = (self.embed_scale, self.residual_scale, self.logit_scale) == (1.0, 1.0, 1.0)
+        form = (self.norms, self.activation, len(self.ropes)) == ("before", "silu", 1)
+        return usual and factors and form and self.qk_norm != "all" and self.scale == self.head_dim**-0.5
+
+    def window_of(self, layer: int, longest: int) -> int:
+        """Tokens that a layer sees of texts of up to `longest`; 0 for all of them."""
+        return self.window if self.layer_windowed[layer] and longest > self.window else 0
+
+
+def linears(spec: DecoderSpec, layer: int) -> list[tuple[str, int, list[tuple[str, int]], bool]]:
+    """(fused name, input width, [(module, output width)], has bias) of a layer's four fused projections."""
+    attention, mlp = f"model.layers.{layer}.self_attn", f"model.layers.{layer}.mlp"
+    qkv = [
+        (f"{attention}.q_proj", spec.query_width),
+        (f"{attention}.k_proj", spec.kv_width),
+        (f"{attention}.v_proj", spec.kv_width),
+    ]
+    gate_up = [(f"{mlp}.gate_proj", spec.intermediate), (f"{mlp}.up_proj", spec.intermediate)]
+    if spec.fused:
+        qkv = [(f"{attention}.qkv_proj", spec.query_width + 2 * spec.kv_width)]
+        gate_up = [(f"{mlp}.gate_up_proj", 2 * spec.intermediate)]
+    return [
+        (f"{layer}.qkv", spec.hidden, qkv, spec.qkv_bias),
+        (f"{layer}.o", spec.query_width, [(f"{attention}.o_proj", spec.hidden)], spec.output_bias),
+        (f"{layer}.gate_up", spec.hidden, gate_up, spec.mlp_bias),
+        (f"{layer}.down", spec.intermediate, [(f"{mlp}.down_proj", spec.hidden)], spec.mlp_bias),
+    ]
+
+
+def _rope(config: Json, scaling: Json) -> RopeSpec:
+    """scaling: its settings; what it lacks may stand in the config itself."""
     return RopeSpec(
         kind=str(scaling.get("rope_type") or scaling.get("type") or "default"),
         theta=float(scaling.get("rope_theta") or config.get("rope_theta") or 10_000.0),
@@ -68,41 +138,156 @@ def _rope(config: Json) -> RopeSpec:
     )
 
 
+def _ropes(config: Json, windowed: tuple[bool, ...]) -> tuple[tuple[RopeSpec, ...], tuple[int, ...]]:
+    """The ropes, that of full attention first, and the number of each layer's.
+
+    transformers 5 writes rope_parameters with rope_theta inside, or one of these for each kind of layer; 4 a top-level
+    rope_theta and rope_scaling, and Gemma 3's rope_local_base_freq for layers with a window.
+    """
+    settings = dict(config.get("rope_scaling") or {}) | dict(config.get("rope_parameters") or {})
+    kinds = {kind: settings.pop(kind) for kind in ("full_attention", "sliding_attention") if kind in settings}
+    whole = _rope(config, {**settings, **kinds.get("full_attention", {})})
+    used = config.get("no_rope_layers")
+    if used is None and config["architectures"][0] == "SmolLM3ForCausalLM":
+        every = int(config.get("no_rope_layer_interval") or 4)
+        used = [(layer + 1) % every for layer in range(len(windowed))]
+    if used is not None:
+        return (whole, NO_ROPE), tuple(0 if rotates else 1 for rotates in used)
+    if "sliding_attention" in kinds:
+        local = _rope(config, kinds["sliding_attention"])
+    elif config["architectures"][0] == "Gemma3ForCausalLM":
+        local = RopeSpec("default", float(config.get("rope_local_base_freq") or 10_000.0))
+    elif config["architectures"][0] == "Olmo3ForCausalLM":
+        local = RopeSpec("default", whole.theta)
+    else:
+        local = whole
+    if local == whole or not any(windowed):
+        return (whole,), (0,) * len(windowed)
+    return (whole, local), tuple(int(is_windowed) for is_windowed in windowed)
+
+
+def _windows(config: Json, family: Family, layers: int) -> tuple[int, tuple[bool, ...]]:
+    """(window, which layers have it); (0, none) where no text is longer."""
+    name, none = config["architectures"][0], (0, (False,) * layers)
+    default = {"MistralForCausalLM": 4096, "Olmo3ForCausalLM": 4096}.get(name)
+    default = 4096 if name.startswith("Gemma") and family.windowed else default
+    window = int(config.get("sliding_window", default) or 0)
+    if not window or config.get("use_sliding_window") is False:
+        return none
+    types = config.get("layer_types")
+    if family.windowed == ALL_LAYERS:
+        marked = [True] * layers
+    elif types:
+        marked = [kind == "sliding_attention" for kind in types]
+    elif family.windowed:
+        every = int(config.get("sliding_window_pattern") or config.get("_sliding_window_pattern") or family.windowed)
+        marked = [(layer + 1) % every != 0 for layer in range(layers)]
+    elif config.get("use_sliding_window"):
+        marked = [layer >= int(config.get("max_window_layers", 28)) for layer in range(layers)]
+    else:
+        return none
+    return (window, tuple(marked)) if any(marked) else none
+
+
+def _activation(config: Json) -> str:
+    """Of the MLP. Gemma's configs name it hidden_activation."""
+    usual = "gelu_pytorch_tanh" if str(config["architectures"][0]).startswith("Gemma") else "silu"
+    return str(config.get("hidden_activation") or config.get("hidden_act") or usual)
+
+
 def why_not(config: Json) -> str:
     """Why this engine's own decoder cannot compute the model; empty when it can."""
+    return next(_reasons(config), "")
+
+
+def _reasons(config: Json) -> Iterator[str]:
     name = next(iter(config.get("architectures") or []), "unknown")
-    if name not in ARCHITECTURES:
-        return f"architecture {name}"
-    if config.get("hidden_act", "silu") != "silu":
-        return f"activation {config['hidden_act']}"
-    if config.get("use_sliding_window"):
-        return "sliding-window attention"
+    if name not in FAMILIES:
+        yield f"architecture {name}"
+    if _activation(config) not in ACTIVATIONS:
+        yield f"activation {_activation(config)}"
     if config.get("quantization_config"):
-        return "quantised weights"
-    kind = _rope(config).kind
-    return "" if kind in ROPE_KINDS else f"rope type {kind}"
+        yield "quantised weights"
+    if config.get("use_bidirectional_attention"):
+        yield "bidirectional attention"
+    for kind in sorted(set(config.get("layer_types") or ()) - {"full_attention", "sliding_attention"}):
+        yield f"layers of type {kind}"
+    settings = dict(config.get("rope_parameters") or {})
+    if float(config.get("partial_rotary_factor") or settings.get("partial_rotary_factor") or 1.0) != 1.0:
+        yield "rotary embeddings of a part of each head"
+    spec = decoder_spec(config)
+    if len(spec.layer_rope) != spec.layers or len(spec.layer_windowed) != spec.layers:
+        yield "a list of layers of another length"
+    for rope in spec.ropes:
+        if rope.kind not in (*ROPE_KINDS, NO_ROPE.kind):
+            yield f"rope type {rope.kind}"
+
+
+def _embed_scale(config: Json, family: Family) -> float:
+    if family.scaled_embedding:
+        return math.sqrt(config["hidden_size"])
+    granite = config["architectures"][0] == "GraniteForCausalLM"
+    return float(config.get("embedding_multiplier") or 1.0) if granite else 1.0
 
 
 def decoder_spec(config: Json) -> DecoderSpec:
     """Read a config for which why_not() is empty. Raises KeyError when a width is missing."""
     name = config["architectures"][0]
-    heads = int(config["num_attention_heads"])
-    bias = bool(config.get("attention_bias", False))
+    family = FAMILIES[name]
+    heads, hidden = int(config["num_attention_heads"]), int(config["hidden_size"])
+    layers, bias = int(config["num_hidden_layers"]), bool(config.get("attention_bias", False))
+    gemma = name.startswith("Gemma")
+    head_dim = int(config.get("head_dim") or (256 if gemma else hidden // heads))
+    window, windowed = _windows(config, family, layers)
+    ropes, layer_rope = _ropes(config, windowed)
+    context = int(config.get("max_position_embeddings") or 2048)
+    if window >= context:
+        window, windowed = 0, (False,) * layers
+    scalar = float(config.get("query_pre_attn_scalar") or 256) if gemma and family.norms == "both" else head_dim
+    granite = name == "GraniteForCausalLM"
+    caps = (50.0, 30.0) if name == "Gemma2ForCausalLM" else (0.0, 0.0)
     return DecoderSpec(
         architecture=name,
         vocabulary=int(config["vocab_size"]),
-        hidden=int(config["hidden_size"]),
+        hidden=hidden,
         intermediate=int(config["intermediate_size"]),
-        layers=int(config["num_hidden_layers"]),
+        layers=layers,
         heads=heads,
         kv_heads=int(config.get("num_key_value_heads") or heads),
-        head_dim=int(config.get("head_dim") or int(config["hidden_size"]) // heads),
-        context=int(config.get("max_position_embeddings") or 2048),
+        head_dim=head_dim,
+        context=context,
         norm_eps=float(config.get("rms_norm_eps", 1e-6)),
-        rope=_rope(config),
-        tied=bool(config.get("tie_word_embeddings", False)),
-        qkv_bias=name == "Qwen2ForCausalLM" or bias,
-        output_bias=name != "Qwen2ForCausalLM" and bias,
+        ropes=ropes,
+        layer_rope=layer_rope,
+        window=window,
+        layer_windowed=windowed,
+        tied=bool(config.get("tie_word_embeddings", family.tied)),
+        qkv_bias=family.qkv_bias or (bias and not family.fused),
+        output_bias=bias and not family.qkv_bias and not family.fused,
         mlp_bias=bool(config.get("mlp_bias", False)),
-        qk_norm=name == "Qwen3ForCausalLM",
+        activation=ACTIVATIONS.get(_activation(config), ""),
+        norms=family.norms,
+        qk_norm=family.qk_norm,
+        norm_offset=family.norm_offset,
+        fused=family.fused,
+        scale=float(config.get("attention_multiplier") or 1.0) if granite else scalar**-0.5,
+        softcap=float(config.get("attn_logit_softcapping", caps[0]) or 0.0) if gemma else 0.0,
+        logit_softcap=float(config.get("final_logit_softcapping", caps[1]) or 0.0) if gemma else 0.0,
+        embed_scale=_embed_scale(config, family),
+        residual_scale=float(config.get("residual_multiplier") or 1.0) if granite else 1.0,
+        logit_scale=1.0 / float(config.get("logits_scaling") or 1.0) if granite else 1.0,
     )
+
+
+def usual_widths(config: Json) -> dict[str, int]:
+    """Layers, hidden, intermediate, key_value and vocabulary by the usual names in the config of any architecture."""
+    hidden = int(config.get("hidden_size") or config.get("n_embd") or 1024)
+    heads = int(config.get("num_attention_heads") or config.get("n_head") or 1)
+    kv_heads = int(config.get("num_key_value_heads") or heads)
+    return {
+        "layers": int(config.get("num_hidden_layers") or config.get("n_layer") or 24),
+        "hidden": hidden,
+        "intermediate": int(config.get("intermediate_size") or config.get("n_inner") or 4 * hidden),
+        "key_value": int(config.get("head_dim") or hidden // heads) * kv_heads,
+        "vocabulary": int(config.get("vocab_size") or 50_000),
+    }

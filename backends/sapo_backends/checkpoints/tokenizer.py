@@ -15,7 +15,7 @@ from typing import Any
 
 import tokenizers
 
-from sapo_backends.base import BackendError, ModelNotFound, TokenIds
+from sapo_backends.base import BackendError, ModelNotFound, Thinking, TokenIds
 from sapo_backends.checkpoints.chat_template import ChatTemplate
 
 Json = dict[str, Any]
@@ -73,8 +73,8 @@ def _specials(folder: Path, settings: Json, ids: Mapping[str, int]) -> _Specials
 class HfTokenizer:
     """Text to ids and back from `tokenizer.json`. Satisfies sapo_backends.base.Tokenizer."""
 
-    def __init__(self, folder: Path) -> None:
-        """Raises ModelNotFound when the folder holds no usable tokenizer."""
+    def __init__(self, folder: Path, thinking: Thinking = "auto") -> None:
+        """thinking: see base.LoadRequest. Raises ModelNotFound when the folder holds no usable tokenizer."""
         data = read_json(folder / "tokenizer.json")
         if not data:
             raise ModelNotFound(f"{folder} has no tokenizer.json. Save the model with a fast tokenizer.")
@@ -95,9 +95,18 @@ class HfTokenizer:
             tokenizer.no_truncation()
             tokenizer.no_padding()
         self._plain.encode_special_tokens = True
-        self._template = ChatTemplate.read(folder, settings, bos=special.bos, eos=special.eos)
+        self._template = ChatTemplate.read(folder, settings, bos=special.bos, eos=special.eos, thinking=thinking)
+        self._opening = self._beginning(ids.get(special.bos), settings) if self._template.is_plain else []
         texts = sorted(self._control.values(), key=len, reverse=True)
         self._split = re.compile("|".join(map(re.escape, texts))) if texts else None
+
+    def _beginning(self, bos: int | None, settings: Json) -> list[int]:
+        """What stands before every text of a base model: what its tokenizer itself puts there, else the token that is named
+        for it, unless the tokenizer is told to leave it out."""
+        whole, alone = (self._splitting.encode("a", add_special_tokens=added).ids for added in (True, False))
+        written = next((i for i in range(len(whole)) if whole[i : i + len(alone)] == alone), 0)
+        named = [bos] if bos is not None and settings.get("add_bos_token") is not False else []
+        return whole[:written] or named
 
     @property
     def eos_ids(self) -> tuple[int, ...]:
@@ -119,17 +128,26 @@ class HfTokenizer:
         ids: list[int] = self._plain.encode(text, add_special_tokens=False).ids
         return [i for i in ids if i not in self._control]
 
-    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+    def encode_chat(
+        self, messages: Sequence[Mapping[str, str]], tools: Sequence[Mapping[str, object]] = ()
+    ) -> list[int]:
         """Ids of the rendered chat with the generation prompt.
 
         Equal to what transformers gives for honest text. When message text holds the spelling of a control token, the
         template's literal parts are encoded with control tokens and everything between them as plain text.
         """
-        rendered = self._template.render(messages)
+        rendered = self._template.render(messages, tools)
         if not any(text in m["content"] for text in self._control.values() for m in messages):
-            return self._splitting.encode(rendered.text, add_special_tokens=False).ids
+            return [*self._opening, *self._splitting.encode(rendered.text, add_special_tokens=False).ids]
+        return [*self._opening, *self._encode_parts(rendered.parts)]
+
+    def encode_reply(self, text: str) -> list[int]:
+        """See Tokenizer.encode_reply: what the template writes behind a turn of the model. Raises TemplateRefused."""
+        return self._encode_parts(self._template.reply(text))
+
+    def _encode_parts(self, parts: Sequence[tuple[str, bool]]) -> list[int]:
         ids: list[int] = []
-        for span, control in self._spans(rendered.parts):
+        for span, control in self._spans(parts):
             token = self._splitting.token_to_id(span) if control else None
             if control and token is None:
                 raise BackendError(f"The chat template uses {span!r}, which the tokenizer does not know.")

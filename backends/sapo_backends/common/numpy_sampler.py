@@ -1,4 +1,4 @@
-"""DecodeWeights the next token from NumPy logits: an inverse-CDF sampler that reads the large (rows, V) array as few
+"""Samples the next token from NumPy logits: an inverse-CDF sampler that reads the large (rows, V) array as few
 times as it can. Block sums first, then one block a row in float64, as exact as a float64 cumulative sum over
 everything.
 """
@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sapo_backends.base import RowSeed, Sampling
-from sapo_backends.common.row_uniforms import row_uniforms
+from sapo_backends.common.generation import row_uniforms
 
 Float32 = NDArray[np.float32]
 Float64 = NDArray[np.float64]

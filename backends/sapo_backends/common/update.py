@@ -1,15 +1,116 @@
-"""The part of an update that all trainers share: the order of its steps and the statistics."""
+"""What every trainer shares: minibatches, their cut into micro-batches in which completions share their prompt, the order of
+an update's steps and its statistics."""
 
 from __future__ import annotations
 
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from sapo_backends.base import CancelToken, PolicyUpdate, TrainSample, UpdateStats
-from sapo_backends.common.minibatches import LogprobFn, minibatches
+import numpy as np
+from numpy.typing import ArrayLike
+
+from sapo_backends.base import CancelToken, PolicyUpdate, TokenSequence, TrainSample, UpdateStats
+
+Pair = tuple[tuple[int, ...], tuple[int, ...]]
+"""(prompt, completion)"""
+Mask = tuple[bool, ...] | None
+"""TrainSample.loss_mask"""
+
+
+def plan_micro_batches(
+    pairs: Sequence[Pair], budget: int, workers: int = 1, step: int = 1, *, flat: bool = False
+) -> list[list[int]]:
+    """Indices of non-empty completions in micro-batches of at most `budget` tokens with padding, at least one sequence
+    each.
+
+    Sequences of one prompt stay together and lengths are sorted, so that little padding is computed. The budget
+    shrinks so that micro-batches are about equal and their number about a multiple of the workers. step: lengths are
+    padded to multiples of it. flat: nothing is padded, because sequences lie behind one another.
+    """
+    texts = [completion for _, completion in pairs] + list({prompt for prompt, _ in pairs})
+    total = sum(_rounded(len(text), step) for text in texts)
+    rounds = max(1, math.ceil(total / (budget * workers)))
+    budget = min(budget, math.ceil(1.1 * total / (rounds * workers)))
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for index, (prompt, completion) in enumerate(pairs):
+        if completion:
+            groups.setdefault(prompt, []).append(index)
+    for members in groups.values():
+        members.sort(key=lambda i: len(pairs[i][1]))
+    order = sorted(groups.values(), key=lambda members: (len(pairs[members[-1]][1]), members))
+
+    def tokens(members: Sequence[int]) -> int:
+        return flat_tokens(pairs, members) if flat else padded_tokens(pairs, members, step)
+
+    batches: list[list[int]] = []
+    for index in (i for members in order for i in members):
+        if batches and tokens([*batches[-1], index]) <= budget:
+            batches[-1].append(index)
+        else:
+            batches.append([index])
+    return batches
+
+
+def padded_tokens(pairs: Sequence[Pair], members: Sequence[int], step: int = 1) -> int:
+    """Tokens of a micro-batch with its padding."""
+    prompts = {pairs[i][0] for i in members}
+    widest = max(map(len, prompts)), max(len(pairs[i][1]) for i in members)
+    prompt, completion = (_rounded(width, step) for width in widest)
+    return len(prompts) * prompt + len(members) * completion
+
+
+def flat_tokens(pairs: Sequence[Pair], members: Sequence[int]) -> int:
+    """Tokens of a micro-batch: each prompt once, and completions without each last token, which predicts nothing."""
+    return sum(len(prompt) for prompt in {pairs[i][0] for i in members}) + sum(len(pairs[i][1]) - 1 for i in members)
+
+
+def _rounded(length: int, step: int) -> int:
+    """The next multiple of step, at least one."""
+    return max(1, math.ceil(length / step)) * step
+
+
+LogprobFn = Callable[[Sequence[TokenSequence], float], list[list[float]]]
+
+
+def with_old_logprobs(batch: Sequence[TrainSample], policy: PolicyUpdate, logprob_fn: LogprobFn) -> list[TrainSample]:
+    """The batch with old_logprobs filled in where they will be needed.
+
+    With one optimizer step the ratio is 1 and nothing is computed; with more, the policy before the first step is
+    scored once.
+    """
+    missing = [i for i, s in enumerate(batch) if s.old_logprobs is None and s.advantage != 0.0]
+    filled = list(batch)
+    if policy.epochs * policy.minibatches > 1 and missing:
+        scored = logprob_fn([TokenSequence(batch[i].prompt, batch[i].completion) for i in missing], policy.temperature)
+        for i, logprobs in zip(missing, scored, strict=True):
+            filled[i] = replace(batch[i], old_logprobs=tuple(logprobs))
+    return filled
+
+
+def minibatches(
+    batch: Sequence[TrainSample], policy: PolicyUpdate, seed: int, logprob_fn: LogprobFn
+) -> list[list[TrainSample]]:
+    """epochs x minibatches lists of samples, each epoch in its own seeded order; empty lists are left out."""
+    filled = with_old_logprobs(batch, policy, logprob_fn)
+    if policy.epochs * policy.minibatches == 1:
+        return [filled] if filled else []
+    rng = np.random.default_rng(seed)
+    parts: list[list[TrainSample]] = []
+    for _ in range(policy.epochs):
+        order = rng.permutation(len(filled))
+        parts += [[filled[int(i)] for i in part] for part in np.array_split(order, policy.minibatches) if len(part)]
+    return parts
+
+
+def token_mean(samples: Sequence[TrainSample], logprobs: Sequence[ArrayLike], *, external: bool) -> float:
+    """Mean log-probability over the completion tokens of local or external samples; NaN when there are none."""
+    chosen = [np.asarray(lp) for s, lp in zip(samples, logprobs, strict=True) if s.external == external]
+    tokens = np.concatenate(chosen) if chosen else np.empty(0)
+    return float(tokens.mean()) if tokens.size else float("nan")
+
 
 Gradient = TypeVar("Gradient")
 Report = Callable[[float], None]
@@ -44,7 +145,7 @@ class Tally:
         self.ratio_max = max(self.ratio_max, ratio_max)
         for sample, total in zip(samples, logprobs, strict=True):
             self.logprob[sample.external] += total
-            self.tokens[sample.external] += len(sample.completion)
+            self.tokens[sample.external] += sample.learned
 
     def merge(self, other: Tally) -> None:
         """Add another worker's sums."""
@@ -59,7 +160,7 @@ class Tally:
 
 def has_gradient(sample: TrainSample) -> bool:
     """Whether a sample has a gradient."""
-    return sample.advantage != 0.0 and len(sample.completion) > 0
+    return sample.advantage != 0.0 and sample.learned > 0
 
 
 def run_update(
@@ -110,8 +211,8 @@ def _stats(batch: Sequence[TrainSample], tally: Tally, norms: list[float], parts
         ratio_max=tally.ratio_max if trained else float("nan"),
         logprob_local=_ratio(tally.logprob[0], tally.tokens[0]),
         logprob_external=_ratio(tally.logprob[1], tally.tokens[1]),
-        tokens_local=sum(len(s.completion) for s in batch if not s.external),
-        tokens_external=sum(len(s.completion) for s in batch if s.external),
+        tokens_local=sum(s.learned for s in batch if not s.external),
+        tokens_external=sum(s.learned for s in batch if s.external),
         sequences_trained=sum(s.advantage != 0.0 for s in batch),
         sequences_skipped=sum(s.advantage == 0.0 for s in batch),
         seconds=seconds,

@@ -38,8 +38,8 @@ from sapo_backends.base import (
     TrainSample,
     UpdateStats,
 )
-from sapo_backends.common.minibatches import minibatches, token_mean
-from sapo_backends.common.row_uniforms import row_uniforms
+from sapo_backends.common.generation import row_uniforms
+from sapo_backends.common.update import minibatches, token_mean
 from sapo_backends.fake import tokenizer as vocab
 from sapo_backends.fake.policy import Policy, features, last_written, previous_class
 
@@ -191,8 +191,8 @@ class FakeEngine(Engine):
             ratio_max=max((loss.ratio_max for loss in losses), default=float("nan")),
             logprob_local=local,
             logprob_external=external,
-            tokens_local=sum(len(s.completion) for s in batch if not s.external),
-            tokens_external=sum(len(s.completion) for s in batch if s.external),
+            tokens_local=sum(s.learned for s in batch if not s.external),
+            tokens_external=sum(s.learned for s in batch if s.external),
             sequences_trained=sum(s.advantage != 0.0 for s in batch),
             sequences_skipped=sum(s.advantage == 0.0 for s in batch),
             seconds=time.perf_counter() - began,

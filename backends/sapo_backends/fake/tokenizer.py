@@ -53,12 +53,19 @@ class FakeTokenizer:
                 at += 1
         return ids
 
-    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        """Each message behind its role's control token, then the assistant's."""
+    def encode_chat(
+        self, messages: Sequence[Mapping[str, str]], tools: Sequence[Mapping[str, object]] = ()
+    ) -> list[int]:
+        """Each message behind its role's control token, then the assistant's. Of tools it knows nothing."""
+        del tools
         ids: list[int] = []
         for message in messages:
             ids += [ROLE_IDS[message["role"]], *self.encode_text(message["content"])]
         return [*ids, ASSISTANT_ID]
+
+    def encode_reply(self, text: str) -> list[int]:
+        """See Tokenizer.encode_reply; a tool's result is a user's message."""
+        return [EOS_ID, USER_ID, *self.encode_text(text), ASSISTANT_ID]
 
     def decode(self, ids: TokenIds) -> str:
         """See Tokenizer.decode."""

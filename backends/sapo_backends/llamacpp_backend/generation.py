@@ -1,4 +1,4 @@
-"""DecodeWeights and scoring completions over one llama.cpp context: each prompt is computed once for all its
+"""Generating and scoring completions over one llama.cpp context: each prompt is computed once for all its
 completions."""
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sapo_backends.base import Cancelled, CancelToken, Completion, RowSeed, Sampling, TokenIds, TokenSequence
-from sapo_backends.common.generated_rows import GeneratedRows
+from sapo_backends.common.generation import GeneratedRows
 from sapo_backends.common.numpy_sampler import chosen_logprobs, sample, uniforms
 from sapo_backends.llamacpp_backend.native import Context
 

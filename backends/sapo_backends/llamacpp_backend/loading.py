@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from sapo_backends.base import BackendError, BackendUnavailable, EngineInfo, LoadRequest, Progress
+from sapo_backends.checkpoints.gguf.forms import context_length
 from sapo_backends.checkpoints.gguf.writer import Kind, cached_gguf, read_spec
 from sapo_backends.checkpoints.locate import resolve, weight_files
 from sapo_backends.checkpoints.tokenizer import HfTokenizer
@@ -59,9 +60,11 @@ def load_engine(request: LoadRequest, cache: Path, progress: Progress | None = N
         parameters=model.parameters,
         trainable=0,
         vocabulary=model.vocabulary,
-        context_length=spec.context,
+        context_length=context_length(spec),
         method="lora" if lora else "none",
     )
     if progress is not None:
         progress(1.0, "ready")
-    return LlamaCppEngine(model, adapter, HfTokenizer(folder), info, threads, F32 if kind == "F32" else F16)
+    return LlamaCppEngine(
+        model, adapter, HfTokenizer(folder, request.thinking), info, threads, F32 if kind == "F32" else F16
+    )

@@ -10,6 +10,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from sapo_backends.common.precisions import is_four_bit
+
 AUTO = "auto"
 PAIR_GAIN = 1.2
 """A second engine that generates costs memory, a hand-over and a train-inference mismatch: it must make a whole round
@@ -117,7 +119,8 @@ def candidates(
         found.append(Candidate("mlx", wanted.precision))
     if "torch" in engines and trainer in (AUTO, "torch"):
         counts = [0] if gpu else [wanted.threads] if wanted.threads else _counts(threads)
-        kinds = (wanted.precision,) if wanted.precision in TORCH else TORCH  # another kind is for a pair's generator
+        is_torchs = wanted.precision in TORCH or is_four_bit(wanted.precision)  # another kind is for a pair's generator
+        kinds = (wanted.precision,) if is_torchs else TORCH
         found += [Candidate("torch", kind, count) for kind in kinds for count in counts]
     if "llamacpp" in engines and trainer == AUTO and not trains:
         kind = AUTO if wanted.precision in TORCH else wanted.precision

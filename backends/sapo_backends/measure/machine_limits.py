@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from sapo_backends.common.hardware import ModelSize, available_memory
+from sapo_backends.common.hardware import FOUR_BIT_BYTES, ModelSize, available_memory
+from sapo_backends.common.precisions import computes_in, is_four_bit
 
 LARGEST = 2048
 ENOUGH_S = 0.05
@@ -40,12 +41,17 @@ def most_generated(size: ModelSize, width: int, limits: Limits, precision: str) 
 
     Each step reads the weights once and multiplies every row with them (2 FLOP a weight).
     """
-    rate = limits.multiply.get(precision, 0.0)
+    rate = limits.multiply.get(_kind(precision), 0.0)
     if rate <= 0 or limits.read <= 0:
         return 0.0
-    stored = 2 if precision in ("bfloat16", "float16") else 4
+    stored = FOUR_BIT_BYTES if is_four_bit(precision) else 2 if precision in ("bfloat16", "float16") else 4
     step = max(2 * width * size.multiplied / rate, size.parameters * stored / limits.read)
     return width / step
+
+
+def _kind(precision: str) -> str:
+    """The type of the products."""
+    return computes_in(precision) if is_four_bit(precision) else precision
 
 
 def most_trained(size: ModelSize, limits: Limits, precision: str) -> float:
@@ -54,7 +60,7 @@ def most_trained(size: ModelSize, limits: Limits, precision: str) -> float:
     6 FLOP a weight (forward, and backward into both activations and weights); 4 where only an adapter is trained.
     """
     flops = (6 if size.trainable >= size.parameters else 4) * size.multiplied
-    return limits.multiply.get(precision, 0.0) / flops
+    return limits.multiply.get(_kind(precision), 0.0) / flops
 
 
 def measure(engine: str, threads: int, device: str = "auto") -> Limits:

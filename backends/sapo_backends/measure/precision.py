@@ -20,7 +20,7 @@ from sapo_backends.common import hardware
 from sapo_backends.measure.choice import TIE, TORCH
 from sapo_backends.measure.sizing import model_size
 
-GROUPS, GROUP_SIZE, NEW_TOKENS = 2, 8, 32
+GROUPS, GROUP_SIZE, NEW_TOKENS = 2, 8, 16
 REPEATS = 1
 """Runs behind a first one, which compiles; the quickest counts."""
 ROWS = (64, 1024)

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from sapo_backends.base import LoadRequest
 from sapo_backends.checkpoints.safetensors_numpy import elements
-from sapo_backends.checkpoints.spec import DecoderSpec, decoder_spec, why_not
+from sapo_backends.checkpoints.spec import DecoderSpec, decoder_spec, usual_widths, why_not
 from sapo_backends.checkpoints.tokenizer import read_json
 from sapo_backends.common.hardware import ModelSize
 from sapo_backends.common.train_method import pick_method
@@ -16,19 +16,25 @@ from sapo_backends.common.train_method import pick_method
 Method = Literal["full", "lora", "none"]
 
 
-def model_size(folder: Path, request: LoadRequest) -> tuple[ModelSize, Method]:
+def model_size(folder: Path, request: LoadRequest, parameters: int = 0) -> tuple[ModelSize, Method]:
     """The size of a Hugging Face folder and how much of it `request` trains.
 
-    Architectures that our own decoder does not compute are estimated from the usual names in their config.
-    Raises ModelNotFound.
+    Architectures that our own decoder does not compute are estimated from the usual names in their config. parameters:
+    where the folder has no weights yet. Raises ModelNotFound.
     """
     config = read_json(folder / "config.json")
     quantised = "quantization" in config or "quantization_config" in config
-    parameters = elements(folder, packed=_packed(config))
+    count = parameters or elements(folder, packed=_packed(config))
+    return sized(count, _widths(config), request, tied=bool(config.get("tie_word_embeddings")), quantised=quantised)
+
+
+def sized(
+    parameters: int, widths: Mapping[str, int], request: LoadRequest, *, tied: bool, quantised: bool = False
+) -> tuple[ModelSize, Method]:
+    """The same of a model that is known by its figures. widths: layers, hidden, intermediate, key_value, vocabulary."""
     method = pick_method(request, parameters, quantised=quantised)
-    widths = _widths(config)
     trainable = {"full": parameters, "none": 0}.get(method, _adapter(widths, request.lora_rank))
-    return ModelSize(parameters, trainable, **widths, tied=bool(config.get("tie_word_embeddings"))), method
+    return ModelSize(parameters, trainable, **widths, tied=tied), method
 
 
 def _packed(config: Mapping[str, Any]) -> int:
@@ -40,17 +46,7 @@ def _packed(config: Mapping[str, Any]) -> int:
 def _widths(config: Mapping[str, Any]) -> dict[str, int]:
     if not why_not(config):
         return _of_decoder(decoder_spec(config))
-    inner = config.get("text_config") or config  # a model that also sees keeps its language part there
-    hidden = int(inner.get("hidden_size") or inner.get("n_embd") or 1024)
-    heads = int(inner.get("num_attention_heads") or inner.get("n_head") or 1)
-    kv_heads = int(inner.get("num_key_value_heads") or heads)
-    return {
-        "layers": int(inner.get("num_hidden_layers") or inner.get("n_layer") or 24),
-        "hidden": hidden,
-        "intermediate": int(inner.get("intermediate_size") or inner.get("n_inner") or 4 * hidden),
-        "key_value": int(inner.get("head_dim") or hidden // heads) * kv_heads,
-        "vocabulary": int(inner.get("vocab_size") or 50_000),
-    }
+    return usual_widths(config.get("text_config") or config)  # a model that also sees keeps its language part there
 
 
 def _of_decoder(spec: DecoderSpec) -> dict[str, int]:

@@ -26,16 +26,13 @@ from sapo_backends.base import (
     UpdateStats,
 )
 from sapo_backends.checkpoints.tokenizer import HfTokenizer
-from sapo_backends.common.packing import plan_micro_batches
-from sapo_backends.common.update import Tally
-from sapo_backends.mlx_backend import checkpoint, export, parameter_names
-from sapo_backends.mlx_backend.decode import generation
+from sapo_backends.common.update import Tally, plan_micro_batches
+from sapo_backends.mlx_backend import generation, parameter_names, save, update
 from sapo_backends.mlx_backend.device import computing
 from sapo_backends.mlx_backend.kv_cache import SHAPE_STEP
 from sapo_backends.mlx_backend.model import MlxModel
 from sapo_backends.mlx_backend.packing import pack
-from sapo_backends.mlx_backend.train import update
-from sapo_backends.mlx_backend.train.optimizer import AdamW
+from sapo_backends.mlx_backend.update import AdamW
 
 SCORING_BUDGET = 8192
 """Padded tokens scored at once; without a backward pass little is kept."""
@@ -49,7 +46,7 @@ class MlxEngine(Engine):
     def __init__(self, model: MlxModel, tokenizer: HfTokenizer, info: EngineInfo, folder: Path, device: Any) -> None:
         self.info, self.tokenizer = info, tokenizer
         self._model, self._folder, self._device = model, folder, device
-        self.optimizer_files = checkpoint.OPTIMIZER_FILES
+        self.optimizer_files = save.OPTIMIZER_FILES
         with computing(device, LESS):
             self._optimizer = AdamW(model.trained) if model.trained else None
 
@@ -133,18 +130,18 @@ class MlxEngine(Engine):
 
     def save(self, folder: Path, optimizer: bool = True) -> None:
         """See Engine.save."""
-        checkpoint.save(folder, self._model, self._trainer(), self._identity(), optimizer)
+        save.save(folder, self._model, self._trainer(), self._identity(), optimizer)
 
     def restore(self, folder: Path) -> None:
         """See Engine.restore."""
         optimizer = self._trainer()
         with computing(self._device, LESS):
-            checkpoint.restore(folder, self._model, optimizer, self._identity())
+            save.restore(folder, self._model, optimizer, self._identity())
 
     def export(self, folder: Path) -> None:
         """See Engine.export."""
         with computing(self._device, LESS):
-            export.export(self._model, self._folder, folder)
+            save.export(self._model, self._folder, folder)
 
     def memory_bytes(self) -> int:
         """See Engine.memory_bytes."""

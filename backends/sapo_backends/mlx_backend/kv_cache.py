@@ -26,13 +26,23 @@ class PromptCache:
 
     offset = 0
 
-    def __init__(self) -> None:
+    def __init__(self, by_group: bool = False) -> None:
+        """by_group: the model's scores have an axis more, that of queries a key."""
         self.keys: Any = None
         self.values: Any = None
+        self.by_group = by_group
 
-    def make_mask(self, _length: int, **_options: Any) -> str:
+    def make_mask(self, length: int, window_size: int | None = None, return_array: bool = False) -> Any:
         """The mask as mlx_lm asks for it."""
-        return "causal"
+        if not return_array and (window_size is None or length <= window_size):
+            return "causal"
+        slot = mx.arange(length)
+        distance = slot[:, None] - slot[None]
+        return (distance >= 0) & (distance < (window_size or length))
+
+    def shaped(self, mask: Any) -> Any:
+        """mask (rows, 1, T, S) in as many axes as the model's scores have."""
+        return mask[:, None] if self.by_group else mask
 
     def update_and_fetch(self, keys: Any, values: Any) -> tuple[Any, Any]:
         """Take the new keys and values (rows, kv_heads, T, d); give all that attention reads."""
@@ -49,9 +59,16 @@ class GroupCache:
     def __init__(self, prompt: PromptCache, owner: Any, offset: Any, mask: Any) -> None:
         self._prompt, self._owner, self.offset, self._mask = prompt, owner, offset, mask
 
-    def make_mask(self, _length: int, **_options: Any) -> Any:
+    def make_mask(self, length: int, window_size: int | None = None, **_options: Any) -> Any:
         """The mask as mlx_lm asks for it."""
-        return self._mask
+        mask = self._mask
+        if window_size is not None:
+            prompt = mask.shape[-1] - length
+            own = mx.arange(length)[None, :, None] + self.offset[:, None, None]  # (C, c, 1), positions
+            slot = mx.arange(mask.shape[-1])
+            place = mx.where(slot < prompt, slot, slot - prompt + self.offset[:, None])[:, None]  # (C, 1, p + c)
+            mask = mask & (own - place < window_size)[:, None]
+        return self._prompt.shaped(mask)
 
     def update_and_fetch(self, keys: Any, values: Any) -> tuple[Any, Any]:
         """Take the new keys and values (rows, kv_heads, T, d); give all that attention reads."""
@@ -69,7 +86,7 @@ class DecodeCache:
     """
 
     def __init__(self, prompt: PromptCache, owner: Any, lengths: Any, steps: int) -> None:
-        self.offset, self._lengths = lengths, lengths
+        self.offset, self._lengths, self._shaped = lengths, lengths, prompt.shaped
         self._prompt = int(prompt.keys.shape[2])
         self.filled = self._prompt
         self._keys, self._values = (self._reserve(part[owner], steps) for part in (prompt.keys, prompt.values))
@@ -79,11 +96,16 @@ class DecodeCache:
         room = rounded(length + steps, SLOT_STEP) - length
         return mx.concatenate([part, mx.zeros((rows, heads, room, width), part.dtype)], axis=2)
 
-    def make_mask(self, _length: int, **_options: Any) -> Any:
-        """(rows, 1, 1, slots): True on the row's own prompt and on what it has sampled, the new token included."""
+    def make_mask(self, _length: int, window_size: int | None = None, **_options: Any) -> Any:
+        """(rows, 1, 1, slots): True on the row's own prompt and on what it has sampled, the new token included; of these
+        on the last window_size, if given."""
         slot = mx.arange(self._visible())
         sampled = (slot >= self._prompt) & (slot <= self.filled)
-        return ((slot[None] < self._lengths[:, None]) | sampled[None])[:, None, None, :]
+        seen = (slot[None] < self._lengths[:, None]) | sampled[None]
+        if window_size is not None:
+            place = mx.where(slot < self._prompt, slot, slot - self._prompt + self._lengths[:, None])
+            seen = seen & (self.offset[:, None] - place < window_size)
+        return self._shaped(seen[:, None, None, :])
 
     def _visible(self) -> int:
         """Slots handed to attention: all filled ones and the new token, rounded up."""

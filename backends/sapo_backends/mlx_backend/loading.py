@@ -32,11 +32,49 @@ def _explicit(config: dict[str, Any], spec: DecoderSpec) -> dict[str, Any]:
     """
     rope = dict(config.get("rope_parameters") or {}) | dict(config.get("rope_scaling") or {})
     scaling = {key: rope[key] for key in ROPE_KEYS if key in rope} | {"rope_type": spec.rope.kind}
-    return {
+    known: dict[str, Any] = {
         "rope_theta": spec.rope.theta,
         "rope_scaling": None if spec.rope.kind == "default" else scaling,
         "tie_word_embeddings": spec.tied,
     }
+    if spec.architecture == "SmolLM3ForCausalLM":
+        known["no_rope_layers"] = [int(rope == 0) for rope in spec.layer_rope]
+    if spec.architecture == "Gemma3ForCausalLM":
+        local = spec.ropes[-1].theta
+        known |= {"model_type": "gemma3_text", "rope_local_base_freq": local, "sliding_window_pattern": _pattern(spec)}
+    if spec.architecture in WINDOWED:
+        known["sliding_window"] = spec.window or spec.context
+    else:
+        known["sliding_window"] = None
+    return known
+
+
+def _pattern(spec: DecoderSpec) -> int:
+    """Every how manieth layer sees everything; a number beyond the last where none does."""
+    whole = [layer for layer, windowed in enumerate(spec.layer_windowed) if not windowed]
+    return (whole[0] if whole else spec.layers) + 1
+
+
+def _why_not(spec: DecoderSpec) -> str:
+    """Why mlx_lm cannot compute a decoder that the spec describes; empty when it can."""
+    every = _pattern(spec)
+    regular = tuple((layer + 1) % every != 0 for layer in range(spec.layers))
+    if spec.architecture == "Gemma3ForCausalLM" and (spec.layer_windowed != regular or all(spec.layer_windowed)):
+        return "another order of layers with a sliding window than mlx_lm's"
+    if spec.architecture == "Olmo3ForCausalLM" and len(set(spec.layer_windowed)) < 2:
+        return "layers of one kind where mlx_lm expects two"
+    if spec.architecture in ("Qwen2ForCausalLM", "GraniteForCausalLM", "Phi3ForCausalLM"):
+        return "a head size that mlx_lm does not compute" if spec.head_dim * spec.heads != spec.hidden else ""
+    return ""
+
+
+WINDOWED = ("Gemma3ForCausalLM", "Olmo3ForCausalLM")
+"""Whose sliding window mlx_lm computes; others are only loaded for texts no longer than their window."""
+
+
+def _context(spec: DecoderSpec) -> int:
+    """The longest text that is computed rightly."""
+    return min(spec.context, spec.window) if spec.window and spec.architecture not in WINDOWED else spec.context
 
 
 def _type(name: str, device: Any) -> Any:
@@ -60,10 +98,9 @@ def _check(request: LoadRequest, folder: Path, config: dict[str, Any]) -> Decode
     if quantised and request.method == "full":
         raise BackendError(f"{request.model} is quantised and cannot be fine-tuned as a whole. Use the method lora.")
     spec = decoder_spec(config)
-    if config["architectures"][0] == "Qwen2ForCausalLM" and spec.head_dim * spec.heads != spec.hidden:
-        raise BackendError(
-            f"{request.model} has a head size that mlx_lm's Qwen2 does not compute. Use the torch engine."
-        )
+    reason = _why_not(spec)
+    if reason:
+        raise BackendError(f"{request.model} has {reason}. Use the torch engine.")
     size = sum(file.stat().st_size for file in weight_files(folder))
     hardware.require(size * (5 if request.method == "full" else 2), "Choose a smaller model, or the method lora.")
     return spec
@@ -112,12 +149,12 @@ def load_engine(request: LoadRequest, progress: Progress | None = None) -> MlxEn
         parameters=parameters,
         trainable=sum(int(tensor.size) for tensor in trained.values()),
         vocabulary=spec.vocabulary,
-        context_length=spec.context,
+        context_length=_context(spec),
         method=method,
     )
     if progress is not None:
         progress(1.0, "ready")
-    return MlxEngine(model, HfTokenizer(folder), info, folder, device)
+    return MlxEngine(model, HfTokenizer(folder, request.thinking), info, folder, device)
 
 
 def _count(network: Any) -> int:

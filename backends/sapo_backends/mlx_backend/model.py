@@ -36,6 +36,11 @@ class MlxModel:
         self.network, self.spec, self.trained, self.compute = network, spec, trained, compute
         self.settle()
 
+    @property
+    def token_bytes(self) -> int:
+        """Keys and values of one token in decoding."""
+        return 2 * self.spec.layers * self.spec.kv_width * int(self.compute.size)
+
     def use(self, tensors: Mapping[str, Any]) -> None:
         """Compute with these values of the trained tensors."""
         cast = [(name, tensor.astype(self.compute)) for name, tensor in tensors.items()]
@@ -54,11 +59,22 @@ class MlxModel:
 
     def logits(self, hidden: Any) -> Any:
         """(N, hidden) -> (N, V) in the compute type."""
-        return self._head.as_linear(hidden) if self.spec.tied else self._head(hidden)
+        return self._finished(self._head.as_linear(hidden) if self.spec.tied else self._head(hidden))
+
+    def _finished(self, logits: Any) -> Any:
+        """What the unembedding gives, scaled and capped as the family does."""
+        scaled = logits if self.spec.logit_scale == 1.0 else logits * self.spec.logit_scale
+        cap = self.spec.logit_softcap
+        return mx.tanh(scaled / cap) * cap if cap else scaled
+
+    @property
+    def _by_group(self) -> bool:
+        """Whether the network has an axis of key heads and one of queries a key, so that masks need one more."""
+        return self.spec.architecture == "Gemma2ForCausalLM" and self.spec.heads > self.spec.kv_heads
 
     def prefill(self, ids: Any) -> tuple[Any, list[PromptCache]]:
         """Right-padded prompts (P, T) -> hidden states (P, T, hidden) and a cache a layer."""
-        caches = [PromptCache() for _ in range(self.spec.layers)]
+        caches = [PromptCache(self._by_group) for _ in range(self.spec.layers)]
         return self.network.model(ids, caches), caches
 
     def token_logprobs(self, packed: Packed, temperature: float) -> TokenLogprobs:
@@ -82,7 +98,8 @@ class MlxModel:
         quantised = isinstance(head, (nn.QuantizedLinear, nn.QuantizedEmbedding))
 
         def scores(weight: Any, hidden: Any) -> tuple[Any, Any]:
-            logits = (self.logits(hidden) if quantised else hidden @ weight.T).astype(mx.float32) / temperature
+            logits = self.logits(hidden) if quantised else self._finished(hidden @ weight.T)
+            logits = logits.astype(mx.float32) / temperature
             total = mx.logsumexp(logits, axis=-1)
             chosen = mx.take_along_axis(logits, targets[:, None], axis=-1)[:, 0]
             mean = (mx.softmax(logits, axis=-1) * logits).sum(axis=-1)

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sapo_backends.base import TokenIds
-from sapo_backends.common.packing import Pair
+from sapo_backends.common.update import Mask, Pair
 from sapo_backends.mlx_backend.kv_cache import rounded
 
 
@@ -20,7 +20,8 @@ class Packed:
     """P prompts (P, p) and C completions; a completion token sees its prompt and what came before it.
 
     members: indices of the sequences in the batch. last (P,): each prompt's last position. inputs (C, c): completions
-    without their last token, padded. targets (C, c + 1): completions, padded; valid (C, c + 1): where they are real.
+    without their last token, padded. targets (C, c + 1): completions, padded; valid (C, c + 1): where they are
+    real and carry loss.
     """
 
     members: list[int]
@@ -42,8 +43,8 @@ def padded(rows: Sequence[TokenIds], width: int) -> NDArray[np.int32]:
     return result
 
 
-def pack(pairs: Sequence[Pair], members: list[int]) -> Packed:
-    """Lay out one micro-batch. Every member has a non-empty prompt and completion."""
+def pack(pairs: Sequence[Pair], members: list[int], masks: Sequence[Mask] = ()) -> Packed:
+    """Lay out one micro-batch. Every member has a non-empty prompt and completion. masks: of each pair, as in TrainSample."""
     unique = list(dict.fromkeys(pairs[i][0] for i in members))
     row_of = {prompt: row for row, prompt in enumerate(unique)}
     completions = [pairs[i][1] for i in members]
@@ -54,6 +55,10 @@ def pack(pairs: Sequence[Pair], members: list[int]) -> Packed:
     in_prompt = slot[None, None] < lengths[owner][:, None, None]
     in_own = (slot[None, None] >= p) & (slot[None, None] - p <= time[None, :, None])
     sizes = np.array([len(completion) for completion in completions])
+    valid = np.arange(c + 1)[None] < sizes[:, None]
+    for row, i in enumerate(members):
+        if masks and (mask := masks[i]) is not None:
+            valid[row, : len(mask)] &= mask
     return Packed(
         members=list(members),
         prompts=mx.array(padded(unique, p)),
@@ -63,5 +68,5 @@ def pack(pairs: Sequence[Pair], members: list[int]) -> Packed:
         inputs=mx.array(padded([completion[:-1] for completion in completions], c)),
         mask=mx.array((in_prompt | in_own)[:, None]),
         targets=mx.array(padded(completions, c + 1)),
-        valid=mx.array(np.arange(c + 1)[None] < sizes[:, None]),
+        valid=mx.array(valid),
     )

@@ -13,19 +13,18 @@ import torch
 from torch import Tensor
 
 from sapo_backends.base import TokenIds
-from sapo_backends.checkpoints.spec import DecoderSpec
-from sapo_backends.torch_backend.decode.native_session import NativeSession
-from sapo_backends.torch_backend.decode.native_weights import NativeDecodeWeights
-from sapo_backends.torch_backend.decode.session import DecoderSession
-from sapo_backends.torch_backend.decode.weights import DecodeWeights
+from sapo_backends.checkpoints.spec import DecoderSpec, linears
+from sapo_backends.torch_backend.decode.native_session import NativeDecodeWeights, NativeSession
+from sapo_backends.torch_backend.decode.session import DecoderSession, DecodeWeights
 from sapo_backends.torch_backend.model.decoder import Weights, hidden_states
-from sapo_backends.torch_backend.model.flat_parameters import Layout, linears
+from sapo_backends.torch_backend.model.flat_parameters import Layout
 from sapo_backends.torch_backend.model.lora import LoraWeights
 from sapo_backends.torch_backend.ops.attention import GroupAttention
+from sapo_backends.torch_backend.ops.four_bit import FourBit
+from sapo_backends.torch_backend.ops.fused_ops import RopeTable
 from sapo_backends.torch_backend.ops.logprobs import TokenLogprobs, chosen_logprobs
 from sapo_backends.torch_backend.ops.native_ops import SequenceAttention
 from sapo_backends.torch_backend.ops.packing import Packed, filled
-from sapo_backends.torch_backend.ops.rope import RopeTable
 from sapo_backends.torch_backend.paths import choose
 
 
@@ -64,6 +63,14 @@ class Model(Protocol):
     def computed_by(self) -> str:
         """Which decoder and which path, in words."""
 
+    @property
+    def token_bytes(self) -> int:
+        """Keys and values of one token in decoding."""
+
+    @property
+    def stored(self) -> Sequence[Tensor]:
+        """All frozen weights as they lie in memory."""
+
     def weights(self, trained: Mapping[str, Tensor] | None) -> Any:
         """The tensors to compute with, differentiable by `trained` (see trained_tensors) if these need gradients."""
 
@@ -90,10 +97,20 @@ def trained_tensors(model: Model) -> dict[str, Tensor] | None:
 class DecoderModel:
     """A decoder computed by this package; see Model."""
 
-    def __init__(self, spec: DecoderSpec, layout: Layout, base: Tensor, compute: torch.dtype) -> None:
+    def __init__(
+        self,
+        spec: DecoderSpec,
+        layout: Layout,
+        base: Tensor,
+        compute: torch.dtype,
+        four_bit: Mapping[str, FourBit] | None = None,
+    ) -> None:
+        """four_bit: the fused weights that are not in base but stored in 4 bits."""
         self.spec, self.layout, self.base, self.compute = spec, layout, base, compute
+        self.four_bit = dict(four_bit or {})
+        self._in_base = layout.without(self.four_bit)
         self.rope = RopeTable(spec, base.device, compute)
-        self.paths = choose(spec, base.device, compute, layout.size)
+        self.paths = choose(spec, base.device, compute, layout.size, bool(self.four_bit))
         self.kernels = self.paths.kernels
         self.adapter_layout: Layout | None = None
         self.flat: Tensor | None = None
@@ -109,13 +126,24 @@ class DecoderModel:
         """See Model.computed_by."""
         return str(self.paths)
 
+    @property
+    def token_bytes(self) -> int:
+        """See Model.token_bytes. On a processor they are float32 (kv_cache.KVCache)."""
+        itemsize = 4 if self.device.type == "cpu" else self.compute.itemsize
+        return 2 * self.spec.layers * self.spec.kv_width * itemsize
+
+    @property
+    def stored(self) -> Sequence[Tensor]:
+        """See Model.stored."""
+        return [self.base, *(tensor for weight in self.four_bit.values() for tensor in (weight.codes, weight.scales))]
+
     def weights(self, trained: Mapping[str, Tensor] | None) -> Weights:
         """See Model.weights."""
         if self.adapter_layout is None and trained is not None:
-            return Weights(trained, None, self.kernels)
-        base = self.layout.views(self.base.to(self.compute))
+            return Weights(self.spec, trained, None, self.kernels)
+        base = {**self._in_base.views(self.base.to(self.compute)), **self.four_bit}
         adapter = None if trained is None else LoraWeights(trained, self.rank, self.alpha / self.rank)
-        return Weights(base, adapter, self.kernels)
+        return Weights(self.spec, base, adapter, self.kernels)
 
     def decode_weights(self, trained: Mapping[str, Tensor] | None) -> DecodeWeights | NativeDecodeWeights:
         """See Model.decode_weights."""
@@ -135,16 +163,23 @@ class DecoderModel:
     def token_logprobs(self, packed: Packed, weights: Weights, temperature: float) -> TokenLogprobs:
         """See Model.token_logprobs."""
         slabs, wanted = packed.flat.slabs, filled(packed.predicts)
-        attend = GroupAttention(slabs) if self.kernels is None else SequenceAttention(self.kernels, slabs)
+        attend = (
+            GroupAttention(self.spec, packed.flat.longest, slabs)
+            if self.kernels is None
+            else SequenceAttention(self.kernels, slabs)
+        )
         chosen = hidden_states(self.spec, weights, self.rope, packed.flat, attend, wanted)
-        scores = chosen_logprobs(chosen, weights.head, filled(packed.targets), temperature)
+        scores = chosen_logprobs(chosen, weights.head, filled(packed.targets), temperature, self.spec.logit_softcap)
         count = len(packed.targets)
         return TokenLogprobs(scores.logprobs[:count], scores.entropy[:count])
 
     @torch.no_grad()
     def merged(self) -> dict[str, Tensor]:
         """See Model.merged."""
-        result = {name: view.clone() for name, view in self.layout.named_parts(self.base)}
+        result = {name: view.clone() for name, view in self._in_base.named_parts(self.base)}
+        for entry in self.layout.entries:
+            if entry.name in self.four_bit:
+                result |= entry.split(self.four_bit[entry.name].dense())
         if self.adapter_layout is None or self.flat is None:
             return result
         adapter = self.adapter_layout.views(self.flat)

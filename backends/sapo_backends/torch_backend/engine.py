@@ -26,20 +26,18 @@ from sapo_backends.base import (
     TrainSample,
     UpdateStats,
 )
+from sapo_backends.checkpoints.content import content_id
 from sapo_backends.checkpoints.tokenizer import HfTokenizer
 from sapo_backends.common import hardware
 from sapo_backends.common.hardware import available_memory
-from sapo_backends.common.packing import plan_micro_batches
-from sapo_backends.common.update import Tally
+from sapo_backends.common.update import Tally, plan_micro_batches
+from sapo_backends.torch_backend import generation
 from sapo_backends.torch_backend.causal_lm import Model, trained_tensors
-from sapo_backends.torch_backend.generate import generation
 from sapo_backends.torch_backend.model.flat_parameters import Layout
 from sapo_backends.torch_backend.ops.packing import pack
-from sapo_backends.torch_backend.runtime.allocator import release_free_memory
-from sapo_backends.torch_backend.runtime.workers import Workers
+from sapo_backends.torch_backend.runtime import Workers, release_free_memory
 from sapo_backends.torch_backend.save import checkpoint, export
-from sapo_backends.torch_backend.train.optimizer import FlatAdamW
-from sapo_backends.torch_backend.train.update import Trainer
+from sapo_backends.torch_backend.update import FlatAdamW, Trainer
 
 SCORING_BUDGET = 8192
 """Tokens scored at once; without a backward pass little is kept."""
@@ -89,9 +87,13 @@ class TorchEngine(Engine):
         self.check_lengths(prompts, sampling)
         request = generation.Request(prompts, group_size, sampling, self.tokenizer.eos_ids)
         monitor = generation.Monitor(self._workers.count, cancel, on_tokens)
-        with _memory(0, "Lower group_size or max_new_tokens."), torch.inference_mode():
-            weights = self._model.decode_weights(trained_tensors(self._model))
-            return generation.generate(self._model, weights, request, seed, self._workers, monitor)
+        try:
+            with _memory(0, "Lower group_size or max_new_tokens."), torch.inference_mode():
+                weights = self._model.decode_weights(trained_tensors(self._model))
+                return generation.generate(self._model, weights, request, seed, self._workers, monitor)
+        finally:
+            weights = None
+            self._give_back()
 
     def logprobs(self, sequences: Sequence[TokenSequence], temperature: float = 1.0) -> list[list[float]]:
         """See Engine.logprobs."""
@@ -111,6 +113,12 @@ class TorchEngine(Engine):
         self._workers.map(score, plan_micro_batches(pairs, SCORING_BUDGET, self._workers.count, flat=True))
         return result
 
+    def use_share(self, share: float) -> None:
+        """See Engine.use_share. Half the threads hold half the micro-batches at a time; a single worker's get smaller."""
+        self._workers.use_share(share)
+        if self._trainer is not None and self._workers.count == 1:
+            self._trainer.share = share
+
     def _trained(self) -> Trainer:
         if self._trainer is None:
             raise BackendUnavailable("This model was loaded to generate only.", "choose the method full or lora")
@@ -128,9 +136,13 @@ class TorchEngine(Engine):
         trainer = self._trained()
         with _memory(0, "Lower group_size, the number of groups, or max_new_tokens."):
             stats = trainer.update(batch, policy, seed, self.logprobs, cancel, on_progress)
+        self._give_back()
+        return stats
+
+    def _give_back(self) -> None:
+        """What generation needed is not what an update needs: of a large model the peak of a round is the larger one."""
         if self._model.layout.size >= hardware.SHARDED_BELOW:
             release_free_memory()
-        return stats
 
     def gradient(self, batch: Sequence[TrainSample], policy: PolicyUpdate) -> dict[str, NDArray[np.float32]]:
         """d loss / d parameters of one minibatch by Hugging Face (or PEFT) name; for the contract tests."""
@@ -154,7 +166,8 @@ class TorchEngine(Engine):
         self._model.alpha = alpha
 
     def _identity(self) -> dict[str, object]:
-        return {"model": self.info.model, "method": self.info.method, "rank": self._model.rank}
+        base = content_id(self._folder)
+        return {"model": self.info.model, "base": base, "method": self.info.method, "rank": self._model.rank}
 
     def save(self, folder: Path, optimizer: bool = True) -> None:
         """See Engine.save."""
@@ -174,7 +187,7 @@ class TorchEngine(Engine):
 
     def memory_bytes(self) -> int:
         """See Engine.memory_bytes."""
-        model, held = self._model, [self._model.base]
+        model, held = self._model, [*self._model.stored]
         if model.flat is not None and model.flat is not model.base:
             held.append(model.flat)
         if self._trainer is not None:

@@ -2,30 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Literal
 
 import torch
-from safetensors import SafetensorError, safe_open
 
 from sapo_backends.base import BackendError, BackendUnavailable, EngineInfo, LoadRequest, ModelNotFound, Progress
 from sapo_backends.checkpoints.locate import resolve, weight_files
-from sapo_backends.checkpoints.safetensors_numpy import elements
+from sapo_backends.checkpoints.safetensors_numpy import elements, raw_pieces
 from sapo_backends.checkpoints.spec import DecoderSpec, decoder_spec
 from sapo_backends.checkpoints.tokenizer import HfTokenizer, read_json
-from sapo_backends.common import hardware
+from sapo_backends.common import hardware, precisions
 from sapo_backends.common.train_method import pick_method
+from sapo_backends.torch_backend import first_meeting
 from sapo_backends.torch_backend.causal_lm import DecoderModel, Model
 from sapo_backends.torch_backend.engine import TorchEngine
+from sapo_backends.torch_backend.model import four_bit_parts
 from sapo_backends.torch_backend.model.flat_parameters import Layout, decoder_layout
 from sapo_backends.torch_backend.model.lora import initialise, lora_layout
 from sapo_backends.torch_backend.native.compiler import is_there
 from sapo_backends.torch_backend.native.library import suits
+from sapo_backends.torch_backend.ops import four_bit
 from sapo_backends.torch_backend.paths import why_transformers
-from sapo_backends.torch_backend.runtime.allocator import keep_memory
-from sapo_backends.torch_backend.runtime.workers import Workers
+from sapo_backends.torch_backend.runtime import Workers, keep_memory
 
+ADAPTER_SHARE = 50
+"""An adapter has at most about so small a part of the weights, before the module that it hooks to is there to count it."""
+BFLOAT16_CAPABILITY = 8
+"""Major compute capability from which NVIDIA's GPUs multiply bfloat16; older ones only imitate it."""
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -35,6 +42,13 @@ class Place:
 
     device: torch.device
     compute: torch.dtype
+    four_bit: bool = False
+
+    @property
+    def precision(self) -> str:
+        """As EngineInfo names it."""
+        kind = str(self.compute).removeprefix("torch.")
+        return f"{precisions.FOUR_BIT}-{kind}" if self.four_bit else kind
 
 
 def is_present(kind: str) -> bool:
@@ -64,42 +78,80 @@ def pick_precision(name: str, device: torch.device) -> torch.dtype:
     float32, generation 0.63 to 0.73 and 0.77 to 0.78 (tests/benchmarks/bench_lengths.py, one core with AMX).
     """
     if name == "auto":
-        fast = device.type == "cuda" or (device.type == "cpu" and hardware.detect().fast_bfloat16)
+        fast = device.type == "cpu" and hardware.detect().fast_bfloat16
+        if device.type == "cuda":
+            fast = torch.cuda.get_device_capability(device)[0] >= BFLOAT16_CAPABILITY
         return torch.bfloat16 if fast else torch.float32
     if name not in PRECISIONS:
-        raise BackendError(f"There is no precision {name!r}. Use auto, float32 or bfloat16.")
+        raise BackendError(f"There is no precision {name!r}. Use auto, float32, bfloat16 or 4bit.")
     return PRECISIONS[name]
 
 
-def _read(folder: Path, layout: Layout, flat: torch.Tensor, progress: Progress | None) -> None:
-    """Fill flat from the folder's safetensors, one tensor at a time."""
-    wanted = dict(layout.named_parts(flat))
-    files = weight_files(folder)
+def pick_place(request: LoadRequest) -> Place:
+    """Device and type. "4bit" computes in the type that auto would choose, "4bit-float32" in that one.
+
+    Raises BackendError, BackendUnavailable.
+    """
+    device = pick_device(request.device)
+    compute = request.precision.partition("-")[2]
+    if not precisions.is_four_bit(request.precision):
+        return Place(device, pick_precision(request.precision, device))
+    if request.method == "full":
+        raise BackendError("Weights in 4 bits cannot be trained themselves. Use --method lora.")
+    four_bit.require()
+    return Place(device, pick_precision(compute or "auto", device), four_bit=True)
+
+
+_STORED = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+
+def _read(
+    folder: Path,
+    layout: Layout,
+    flat: torch.Tensor,
+    progress: Progress | None,
+    quantised: Mapping[str, four_bit.FourBit] = MappingProxyType({}),
+) -> None:
+    """Fill flat, and what is stored in 4 bits, from the folder's safetensors, a piece at a time: nothing is held twice."""
+    wanted = dict(layout.without(quantised).named_parts(flat))
+    rooms = four_bit_parts.rooms(quantised, layout.entries)
+    known = frozenset({*wanted, *rooms})
+    missing, files = set(known), weight_files(folder)
     try:
         for number, file in enumerate(files):
             if progress is not None:
                 progress(0.1 + 0.8 * number / len(files), "reading weights")
-            with safe_open(file, framework="pt") as tensors:
-                for name in tensors.keys() & wanted.keys():
-                    view = wanted.pop(name)
-                    tensor = tensors.get_tensor(name)
-                    if tensor.shape != view.shape:
-                        raise ModelNotFound(
-                            f"{name} in {file} has shape {tuple(tensor.shape)}, not {tuple(view.shape)}."
-                        )
-                    view.copy_(tensor)
-    except (OSError, SafetensorError) as error:
+            for name, kind, shape, at, piece in raw_pieces(file):
+                if name not in known or kind not in _STORED:
+                    continue
+                expected = rooms[name][2] if name in rooms else tuple(wanted[name].shape)
+                if shape != expected:
+                    raise ModelNotFound(f"{name} in {file} has shape {shape}, not {expected}.")
+                values = torch.frombuffer(piece, dtype=_STORED[kind])
+                if name in rooms:
+                    rooms[name][0].write(rooms[name][1] + at, values)
+                else:
+                    wanted[name].view(-1)[at : at + len(values)].copy_(values)
+                missing.discard(name)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
         raise ModelNotFound(f"{folder} has damaged weights: {error}. Download the model again.") from error
-    if wanted:
-        raise ModelNotFound(f"{folder} lacks {len(wanted)} tensors, for one {next(iter(wanted))}.")
+    if missing:
+        raise ModelNotFound(f"{folder} lacks {len(missing)} tensors, for one {min(missing)}.")
 
 
-def _require(spec: DecoderSpec, parameters: int, trainable: int, compute: torch.dtype) -> None:
+def _free(device: torch.device) -> int | None:
+    """Bytes that a GPU has free of its own memory; None where the computer's memory counts."""
+    return int(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else None
+
+
+def _require(spec: DecoderSpec, parameters: int, trainable: int, place: Place) -> None:
     size = hardware.ModelSize(
-        parameters, trainable, spec.layers, spec.hidden, spec.intermediate, spec.kv_width, spec.vocabulary
+        *(parameters, trainable, spec.layers, spec.hidden, spec.intermediate, spec.kv_width, spec.vocabulary),
+        tied=spec.tied,
     )
-    needed = hardware.bytes_to_load(size, compute_bytes=compute.itemsize)
-    hardware.require(needed, "Choose a smaller model, or the method lora.")
+    needed = hardware.bytes_to_load(size, compute_bytes=place.compute.itemsize, four_bit=place.four_bit)
+    suggestion = "Choose a smaller model, or the method lora with --precision 4bit."
+    hardware.require(needed, suggestion, _free(place.device))
 
 
 def _load_decoder(
@@ -108,30 +160,32 @@ def _load_decoder(
     """A model that our own decoder computes, its adapter laid out."""
     spec = decoder_spec(config)
     layout = decoder_layout(spec)
-    method = pick_method(request, layout.size)
+    method = pick_method(request, layout.size, quantised=place.four_bit)
     adapter = lora_layout(spec, request.lora_rank) if method == "lora" else None
     trainable = {"full": layout.size, "none": 0}.get(method, adapter.size if adapter else 0)
-    if place.device.type == "cpu":
-        _require(spec, layout.size, trainable, place.compute)
+    _require(spec, layout.size, trainable, place)
     stored = torch.float32 if method == "full" else place.compute
-    base = torch.empty(layout.size, dtype=stored, device=place.device)
-    _read(folder, layout, base, progress)
+    quantised = four_bit_parts.reserve(layout, place.compute, place.device) if place.four_bit else {}
+    base = torch.empty(layout.without(quantised).size, dtype=stored, device=place.device)
+    _read(folder, layout, base, progress, quantised)
     if progress is not None and suits(spec, place.device, place.compute, layout.size) and not is_there():
         progress(0.95, "compiling for this processor, once")
-    model = DecoderModel(spec, layout, base, place.compute)
+    model = DecoderModel(spec, layout, base, place.compute, quantised)
     model.adapter_layout = adapter
     return model
 
 
 def _load_transformers(folder: Path, request: LoadRequest, place: Place) -> Model:
     """Any other architecture, its adapter laid out."""
-    stored = sum(file.stat().st_size for file in weight_files(folder))
-    if place.device.type == "cpu":
-        hardware.require(3 * stored, "Choose a smaller model, or the method lora.")
+    parameters = elements(folder, packed=1)
+    method = pick_method(request, parameters)
+    trainable = {"full": parameters, "none": 0}.get(method, parameters // ADAPTER_SHARE)
+    size = hardware.ModelSize(parameters, trainable, 0, 0, 0, 0, 0)
+    needed = hardware.bytes_to_load(size, compute_bytes=place.compute.itemsize)
+    hardware.require(needed, "Choose a smaller model, or the method lora.", _free(place.device))
     # Imported here: it pulls in transformers, which takes seconds.
-    from sapo_backends.torch_backend.transformers_lm import TransformersModel, read_module
+    from sapo_backends.torch_backend.fallback.transformers_lm import TransformersModel, read_module
 
-    method = pick_method(request, elements(folder, packed=1))
     # Read in its type rather than cast afterwards: a cast would take the rotary tables along, which stay in float32.
     module = read_module(folder, torch.float32 if method == "full" else place.compute)
     model = TransformersModel(module, place.device, place.compute)
@@ -147,7 +201,7 @@ def _make_trainable(model: Model, request: LoadRequest) -> Literal["full", "lora
         model.flat = torch.empty(model.adapter_layout.size, device=model.device)
         initialise(model.adapter_layout, model.flat, request.seed)
         return "lora"
-    if pick_method(request, model.layout.size) == "none":
+    if request.method == "none":
         return "none"
     model.flat = model.base
     return "full"
@@ -157,11 +211,15 @@ def load_engine(request: LoadRequest, progress: Progress | None = None) -> Torch
     """Raises ModelNotFound, BackendUnavailable, OutOfMemory."""
     folder = resolve(request.model, progress)
     config = read_json(folder / "config.json")
-    device = pick_device(request.device)
-    place = Place(device, pick_precision(request.precision, device))
+    place = pick_place(request)
+    device = place.device
     keep_memory()
     reason = why_transformers(config)
     ours = not reason
+    if reason and place.four_bit:
+        raise BackendUnavailable(f"Only the own decoder has weights in 4 bits ({reason}).", "use --precision auto")
+    if ours and device.type != "cpu":
+        first_meeting.ensure(device, place.compute)
     model = (
         _load_decoder(folder, config, request, place, progress) if ours else _load_transformers(folder, request, place)
     )
@@ -170,7 +228,7 @@ def load_engine(request: LoadRequest, progress: Progress | None = None) -> Torch
         backend="torch",
         model=request.model,
         device=str(device),
-        precision=str(place.compute).removeprefix("torch."),
+        precision=place.precision,
         parameters=model.layout.size,
         trainable=0 if model.flat is None else model.flat.numel(),
         vocabulary=int(config.get("vocab_size", 0)),
@@ -183,5 +241,5 @@ def load_engine(request: LoadRequest, progress: Progress | None = None) -> Torch
     workers = Workers(request.threads or hardware.default_threads(), size, device)
     if progress is not None:
         progress(1.0, "ready")
-    budget = hardware.micro_batch(model.layout.size) if ours else hardware.MICRO_BATCH // 4
-    return TorchEngine(model, HfTokenizer(folder), info, folder, workers, budget)
+    budget = hardware.micro_batch(model.layout.size) if ours else hardware.FALLBACK_MICRO_BATCH
+    return TorchEngine(model, HfTokenizer(folder, request.thinking), info, folder, workers, budget)

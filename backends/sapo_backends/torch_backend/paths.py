@@ -1,7 +1,7 @@
 """Which implementation computes a model: the one place where the torch engine chooses. docs/engines.md has the figures.
 
 Each path computes the same mathematics as the next simpler one; what is not to be had here is left out, with a line in
-the log where it should have worked (runtime/fallbacks.py).
+the log where it should have worked (runtime.py).
 """
 
 from __future__ import annotations
@@ -14,9 +14,7 @@ import torch
 
 from sapo_backends.checkpoints.spec import DecoderSpec, why_not
 from sapo_backends.torch_backend.native.library import PAD, Kernels, kernels, suits
-from sapo_backends.torch_backend.runtime.fallbacks import fallbacks, is_left_out
-from sapo_backends.torch_backend.runtime.onednn import packs_bfloat16
-from sapo_backends.torch_backend.runtime.torchscript import works
+from sapo_backends.torch_backend.runtime import fallbacks, is_left_out, packs_bfloat16, works
 
 WeightLayout = Literal["panels", "packed", "as stored"]
 SMALL_VOCABULARY = 2048
@@ -30,19 +28,24 @@ class Paths:
     kernels: Kernels | None
     layout: WeightLayout
     device: str
+    four_bit: bool = False
 
     def __str__(self) -> str:
         """In words, for EngineInfo.extra."""
         if self.kernels is not None:
             return "own decoder, compiled C kernels"
+        weights = ", oneDNN-packed weights" if self.layout == "packed" else ", 4-bit weights" if self.four_bit else ""
         if self.device == "cuda":
-            return "own decoder, CUDA graphs"
-        weights = ", oneDNN-packed weights" if self.layout == "packed" else ""
+            return f"own decoder, CUDA graphs{weights}"
         return f"own decoder, {'TorchScript' if self.device == 'cpu' and works() else 'plain torch'}{weights}"
 
 
-def choose(spec: DecoderSpec, device: torch.device, compute: torch.dtype, parameters: int) -> Paths:
+def choose(
+    spec: DecoderSpec, device: torch.device, compute: torch.dtype, parameters: int, four_bit: bool = False
+) -> Paths:
     """The paths of a model that the own decoder computes, with so many parameters, in the type `compute`."""
+    if four_bit:
+        return Paths(None, "as stored", device.type, four_bit=True)
     if suits(spec, device, compute, parameters):
         compiled = kernels()
         if compiled is not None:

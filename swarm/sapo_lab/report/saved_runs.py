@@ -20,6 +20,7 @@ import zstandard
 from sapo_lab.report.results import Floats, RunResult
 from sapo_lab.running.run import Settings, digest, run_folder, settings_of
 from sapo_lab.schema import BadExperiment, Experiment
+from sapo_swarm.types import UNREADABLE
 
 FILE = "runs.msgpack.zst"
 OLD_FOLDER = "runs"
@@ -104,7 +105,7 @@ def read(to: Path) -> list[SavedRun]:
 def _decoded(path: Path, kind: Any, decompress: Any) -> Any:
     try:
         return msgspec.msgpack.decode(decompress(path.read_bytes()), type=kind, dec_hook=_array)
-    except (OSError, EOFError, zlib.error, zstandard.ZstdError, ValueError, msgspec.MsgspecError) as error:
+    except (OSError, EOFError, zlib.error, zstandard.ZstdError, ValueError, *UNREADABLE) as error:
         raise BadExperiment(f"{path} holds no saved runs ({error}). Move it away, and run its rows again.") from error
 
 

@@ -14,6 +14,7 @@ import msgspec
 from sapo_backends.base import CheckpointCorrupt
 from sapo_lab.running.nodes import LabNode, NodeState
 from sapo_lab.running.pool import Shared
+from sapo_swarm.types import UNREADABLE
 
 
 class SwarmState(msgspec.Struct, frozen=True):
@@ -50,7 +51,7 @@ def restore(folder: Path, nodes: Sequence[LabNode]) -> SwarmState | None:
         return None
     try:
         state = msgspec.json.decode((found[-1] / "state.json").read_bytes(), type=SwarmState)
-    except (OSError, msgspec.MsgspecError) as error:
+    except (OSError, *UNREADABLE) as error:
         raise CheckpointCorrupt(
             f"{found[-1]} cannot be read ({error}). Delete {folder.parent} to start over."
         ) from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -18,6 +19,7 @@ from sapo_swarm.events import Evaluated
 from sapo_swarm.node.evaluation.evaluate import answer, read_results, write_results
 from sapo_swarm.node.storage.versions import versions
 from sapo_swarm.node.swarm.likelihood import token_logprobs
+from sapo_swarm.tasks.limits import new_tokens
 from sapo_swarm.types import Question, TaskRef
 
 
@@ -27,11 +29,11 @@ def assigned(refs: Sequence[TaskRef], place: int, nodes: int, answers: int = 1) 
     return [ref for number, ref in enumerate(refs) if (place - number) % nodes < answers]
 
 
-async def base(nodes: Sequence[LabNode], arm: Arm, per_task: int, folder: Path, shared: Path) -> None:
+async def base(nodes: Sequence[LabNode], experiment: Experiment, arm: Arm, folder: Path, shared: Path) -> None:
     """The untrained models' results into every journal. Nodes with the same model are the same before they train: one of them
     answers. shared: a folder for all runs of the experiment; what one of them has measured, the others copy."""
     for node in nodes:
-        refs = held_out_items(arm.run.tasks, arm.run.preset, per_task)
+        refs = registered_items(experiment, arm)
         began = time.perf_counter()
         path = base_path(folder, node.context.config.model)
         if not path.exists():
@@ -50,6 +52,7 @@ async def _fingerprint(node: LabNode, refs: Sequence[TaskRef]) -> str:
     what = (
         config.model,
         config.max_new_tokens,
+        *config.task_tokens,
         versions(info.backend),
         info.device,
         info.precision,
@@ -79,8 +82,7 @@ async def curve(nodes: Sequence[LabNode], arm: Arm, rounds_done: int) -> None:
 
 async def final(nodes: Sequence[LabNode], experiment: Experiment, arm: Arm, rounds_done: int, folder: Path) -> None:
     """All items, each answered by final_answers nodes; paired with the base on the same items."""
-    per_task = experiment.final_items
-    refs = held_out_items(arm.run.tasks, arm.run.preset, per_task)
+    refs = registered_items(experiment, arm)
     for place, node in enumerate(nodes):
         began = time.perf_counter()
         results = await _answers(node, assigned(refs, place, len(nodes), experiment.final_answers))
@@ -90,9 +92,15 @@ async def final(nodes: Sequence[LabNode], experiment: Experiment, arm: Arm, roun
         _store_all(node, arm, results, rounds_done, time.perf_counter() - began, paired)
 
 
+def registered_items(experiment: Experiment, arm: Arm) -> list[TaskRef]:
+    """The questions of the base and of the end."""
+    return held_out_items(arm.run.tasks, arm.run.preset, experiment.final_items, experiment.first_item)
+
+
 async def _answers(node: LabNode, refs: Sequence[TaskRef]) -> list[ItemResult]:
     config = node.context.config
-    return await answer(node.host, node.context.scorer, refs, Sampling(1.0, 1.0, config.max_new_tokens))
+    limit = partial(new_tokens, config)
+    return await answer(node.host, node.context.scorer, refs, Sampling(1.0, 1.0, config.max_new_tokens), limit=limit)
 
 
 def _store_all(

@@ -10,12 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sapo_backends.base import Sampling
-from sapo_swarm.node.round.phases import RoundContext
-from sapo_swarm.node.round.plan import round_seed
+from sapo_swarm.node.round.context import RoundContext
+from sapo_swarm.node.round.phases import round_seed
 from sapo_swarm.scoring.scorer import Scored
-from sapo_swarm.tasks.catalogue import preset_of
+from sapo_swarm.tasks.catalogue import held_out, preset_of
 from sapo_swarm.tasks.prompts import conversation
-from sapo_swarm.tasks.seeds import held_out
 from sapo_swarm.types import Question, TaskRef
 
 FIRST_ITEM = 2**19

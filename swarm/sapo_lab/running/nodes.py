@@ -19,12 +19,9 @@ from sapo_swarm.algorithms.registry import algorithm
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import Mode, RunStarted
 from sapo_swarm.node.engine_thread import EngineHost
-from sapo_swarm.node.round.memory import Memory
-from sapo_swarm.node.round.phases import RoundContext
-from sapo_swarm.node.round.progress import Activity
+from sapo_swarm.node.round.context import Activity, Memory, RoundContext
 from sapo_swarm.node.setup import announcement
 from sapo_swarm.node.storage.journal import Journal
-from sapo_swarm.node.storage.versions import versions
 from sapo_swarm.scoring.scorer import Scorer
 
 Build = Callable[[RunConfig], Engine]
@@ -141,7 +138,7 @@ async def open_node(
         model_label=config.model,
         per_source=arm.conditions.per_source or None,
         seen=Counter(),
-        apart=excluded,
+        excluded=excluded,
     )
     return LabNode(
         index=index,
@@ -163,4 +160,4 @@ def started(node: LabNode, experiment: Experiment, arm: Arm, round_number: int) 
     config, info = node.context.config, node.host.engine.info
     run_id = f"{experiment.name}/{arm.name}/seed-{config.seed}/{node.key}"
     mode: Mode = "swarm" if config.external_groups or arm.conditions.adaptive else "silo"
-    return announcement(run_id, mode, config, info, round_number, versions(info.backend))
+    return announcement(run_id, mode, config, info, round_number)

@@ -20,7 +20,7 @@ from sapo_backends.base import Completion, TokenSequence, TrainSample
 from sapo_lab.running.pool import Shared, key_of
 from sapo_lab.schema import OffPolicy
 from sapo_swarm.node.engine_thread import EngineHost
-from sapo_swarm.node.round.phases import Correction
+from sapo_swarm.node.round.context import Correction
 from sapo_swarm.types import Group
 
 LogProbs = Sequence[float]

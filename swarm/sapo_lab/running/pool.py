@@ -78,7 +78,7 @@ class History:
     def pool(self, receiver: int, round_number: int, used: set[str]) -> list[Shared]:
         """What a node may sample from in this round: old enough, not too old, arrived, not used before (or reused).
 
-        Its own groups are available from the round after the one they were generated in.
+        Its local groups are available from the round after the one they were generated in.
         """
         terms = self._conditions
         newest = round_number - terms.staleness
@@ -107,9 +107,9 @@ class Mailbox:
     sent: int = 0
     received: int = 0
 
-    def attach(self, host: EngineHost, scorer: Scorer, apart: frozenset[str]) -> None:
+    def attach(self, host: EngineHost, scorer: Scorer, excluded: frozenset[str]) -> None:
         """Nothing to verify: the runner has checked what it puts in."""
-        del host, scorer, apart
+        del host, scorer, excluded
 
     def prompts_to_sample(self, own: int, external: int) -> int:
         """A synchronous node samples I questions and sees what the others shared afterwards."""

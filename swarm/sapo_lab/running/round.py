@@ -17,9 +17,8 @@ from sapo_lab.running.pool import History, Shared, key_of, shared
 from sapo_lab.schema import Arm, Conditions
 from sapo_swarm.events import RoundFinished
 from sapo_swarm.node.round import phases
-from sapo_swarm.node.round.context import RoundWork
-from sapo_swarm.node.round.phases import RoundContext
-from sapo_swarm.node.round.record import record
+from sapo_swarm.node.round.context import RoundContext, RoundWork
+from sapo_swarm.node.round.training import record, update
 from sapo_swarm.node.swarm.likelihood import least_likely
 from sapo_swarm.sapo.assemble import questions_to_sample
 from sapo_swarm.sapo.sample_external import has_advantage
@@ -50,7 +49,7 @@ async def _generate(context: RoundContext, terms: Conditions, round_number: int)
     wanted = context.config.local_groups
     attempts = 1
     while terms.own_filter == "resample" and attempts < terms.resample_limit:
-        if sum(has_advantage(group) for group in work.own or ()) >= wanted:
+        if sum(has_advantage(group) for group in work.local or ()) >= wanted:
             break
         _merge(work, await _attempt(_further(context, wanted, attempts), round_number))
         attempts += 1
@@ -59,7 +58,7 @@ async def _generate(context: RoundContext, terms: Conditions, round_number: int)
 
 async def _attempt(context: RoundContext, round_number: int) -> RoundWork:
     work = RoundWork(round_number)
-    await phases.ask(context, work)
+    await phases.sample_questions(context, work)
     await phases.generate(context, work)
     await phases.score(context, work)
     return work
@@ -74,11 +73,11 @@ def _further(context: RoundContext, groups: int, attempt: int) -> RoundContext:
 def _merge(work: RoundWork, more: RoundWork) -> None:
     assert work.questions is not None
     assert work.completions is not None
-    assert work.own is not None
+    assert work.local is not None
     work.questions += more.questions or []
     work.prompts += more.prompts
     work.completions += more.completions or []
-    work.own += more.own or []
+    work.local += more.local or []
     work.well_formed += more.well_formed
     for phase, seconds in more.seconds.items():
         work.seconds[phase] = work.seconds.get(phase, 0.0) + seconds
@@ -86,11 +85,11 @@ def _merge(work: RoundWork, more: RoundWork) -> None:
 
 async def _share(node: LabNode, context: RoundContext, work: RoundWork, terms: Conditions) -> list[Shared]:
     """What the node shares; nothing where nobody samples from it."""
-    assert work.own is not None
+    assert work.local is not None
     assert work.completions is not None
     if not context.config.external_groups and not terms.adaptive:
         return []
-    groups = work.own
+    groups = work.local
     if node.hostile:
         groups = [await _rescored(context, tampered(group, terms.attack, work.round)) for group in groups]
     with_logprobs = terms.off_policy in ("token", "sequence", "clip") and not node.hostile
@@ -179,31 +178,31 @@ async def _fill(context: RoundContext, work: RoundWork, available: Sequence[Shar
 
 async def _update(context: RoundContext, work: RoundWork, terms: Conditions) -> None:
     """The node's update with the local groups that the arm trains on; the record still sees all of them."""
-    assert work.own is not None
-    everything, chosen = work.own, work.own
+    assert work.local is not None
+    everything, chosen = work.local, work.local
     if not terms.train_own:
         chosen = []
     elif terms.own_filter == "resample":
         chosen = [group for group in everything if has_advantage(group)]
-    work.own = chosen
-    await phases.update(context, work)
-    work.own = everything
+    work.local = chosen
+    await update(context, work)
+    work.local = everything
 
 
 def _journal(node: LabNode, context: RoundContext, work: RoundWork, figures: dict[str, float]) -> RoundFinished:
-    assert work.own is not None
+    assert work.local is not None
     finished = next(
         event
         for event in record(work, context.config.external_groups, node.solved, "")
         if isinstance(event, RoundFinished)
     )
-    external = [group for group in work.trained if group.source == "external"]
+    external = [group for group in work.trained if group.external]
     node.used |= {key_of(group) for group in external}
     node.tokens += finished.tokens_generated
     figures |= {
-        "generated_groups": float(len(work.own)),
-        "distinct": figures_of_round.distinct(work.own),
-        "planted": figures_of_round.planted(work.own),
+        "generated_groups": float(len(work.local)),
+        "distinct": figures_of_round.distinct(work.local),
+        "planted": figures_of_round.planted(work.local),
         "replayed": float(work.replayed + sum(group.node == node.key for group in external)),
     }
     trained = len(work.trained) - len(external)  # a filter may leave nothing; then this is 0, not all of them

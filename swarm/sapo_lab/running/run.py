@@ -118,7 +118,9 @@ async def run_arm(
     nodes: list[LabNode] = []
     try:
         excluded = (
-            await held_out_exclusion(scorer, arm.run.tasks, arm.run.preset) if experiment.final_items else frozenset()
+            await held_out_exclusion(scorer, arm.run.tasks, arm.run.preset, experiment.first_item)
+            if experiment.final_items
+            else frozenset()
         )
         for index in range(experiment.nodes):
             place = folder / f"node-{index}"
@@ -175,7 +177,7 @@ class _Session:
             node.journal.append([started(node, self.experiment, self.arm, done)])
         if state is None and self.experiment.final_items:
             shared = self.folder.parent.parent / ".base"
-            await held_out.base(self.honest, self.arm, self.experiment.final_items, base, shared)
+            await held_out.base(self.honest, self.experiment, self.arm, base, shared)
         first = done
         while done < run.rounds and not self._spent():
             await run_round(self.nodes, self.arm, history, self.seed, done)

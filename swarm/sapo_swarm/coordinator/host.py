@@ -12,7 +12,6 @@ import signal
 import socket
 import ssl
 import tempfile
-import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,18 +24,24 @@ from sapo_swarm.coordinator.admin.invites import new_invite
 from sapo_swarm.coordinator.admin.routes import add_admin
 from sapo_swarm.coordinator.domain.records import SwarmRecord
 from sapo_swarm.coordinator.http.listener import Listener, raise_file_limit
+from sapo_swarm.coordinator.http.sparse_log import sparse
+from sapo_swarm.coordinator.listing import Listing, reachable
 from sapo_swarm.coordinator.server import Coordinator
 from sapo_swarm.coordinator.settings import CoordinatorSettings
+from sapo_swarm.coordinator.snapshots import add_snapshots
 from sapo_swarm.coordinator.store import open_store
 from sapo_swarm.coordinator.store.base import Store, StoreFormat
+from sapo_swarm.coordinator.tasks import add_tasks
 from sapo_swarm.coordinator.web import add_page
 from sapo_swarm.protocol.client import CoordinatorError
 from sapo_swarm.protocol.invite import Certificate, Invite, is_loopback, make_certificate, new_swarm_id
-from sapo_swarm.protocol.safe_text import safe_text
+from sapo_swarm.protocol.safe_text import SafeFormatter, safe_text
 from sapo_swarm.protocol.wire import digest
 
 log = logging.getLogger("sapo.coordinator")
 EVERYWHERE = ("0.0.0.0", "::", "")
+FIRST_NAME = "swarm"
+"""Of a swarm that was given none."""
 STOP_S = 5.0
 """Requests in flight get so long to finish."""
 
@@ -53,6 +58,8 @@ class Hosted:
     invites: list[Invite]
     admin_key: str
     listener: Listener
+    directory: str = ""
+    """The line by which its list is found; "" where it serves none."""
 
     @property
     def invite(self) -> Invite:
@@ -83,12 +90,14 @@ async def start(settings: CoordinatorSettings) -> Hosted:
             _, token = await new_invite(store, "made at start", settings.invite_hours, settings.invite_uses)
         coordinator = Coordinator(settings, store, swarm)
         admin_key = _admin_key(settings)
-        runner = _runner(coordinator, admin_key)
+        listing = Listing(coordinator) if settings.list else None
+        runner = _runner(coordinator, admin_key, listing)
         await runner.setup()
         context = _tls_context(swarm) if _wants_tls(settings) else None
         assert runner.server is not None
         raise_file_limit()
         listener = Listener(runner.server, settings.connections, context)
+        coordinator.of_member = listener.of_member
         port = listener.start(settings.host, settings.port)
     except BaseException:
         await store.close()
@@ -100,43 +109,26 @@ async def start(settings: CoordinatorSettings) -> Hosted:
         if fingerprint or is_loopback(address)
     ]
     _tell_admin(settings, invites, admin_key)
-    return Hosted(coordinator, store, runner, settings.host, port, invites, admin_key, listener)
+    hosted = Hosted(coordinator, store, runner, settings.host, port, invites, admin_key, listener)
+    if listing is not None:
+        listing.invite = reachable(invites, settings.public)
+        hosted.directory = str(listing.address)
+    return hosted
 
 
-class Sparse(logging.Filter):
-    """At most one record in ten seconds: a line for every malformed request would let anybody fill the disk."""
-
-    def __init__(self, every_s: float = 10.0) -> None:
-        super().__init__()
-        self.every_s = every_s
-        self._last = -every_s
-
-    def filter(self, _record: logging.LogRecord) -> bool:
-        """True for the records that pass."""
-        now = time.monotonic()
-        if now - self._last < self.every_s:
-            return False
-        self._last = now
-        return True
-
-
-def _http_log() -> logging.Logger:
-    """Where aiohttp writes of bytes that are no HTTP."""
-    http = logging.getLogger("sapo.coordinator.http")
-    if not http.filters:
-        http.addFilter(Sparse())
-    return http
-
-
-def _runner(coordinator: Coordinator, admin_key: str) -> web.AppRunner:
+def _runner(coordinator: Coordinator, admin_key: str, listing: Listing | None) -> web.AppRunner:
     settings, application = coordinator.settings, coordinator.application()
     add_admin(application, coordinator, admin_key)
+    add_tasks(application, coordinator)
+    add_snapshots(application, coordinator)
     if settings.page:
         add_page(application, coordinator)
+    if listing is not None:
+        listing.add(application)
     return web.AppRunner(
         application,
         access_log=None,
-        logger=_http_log(),
+        logger=sparse(logging.getLogger("sapo.coordinator.http")),
         auto_decompress=False,
         keepalive_timeout=settings.idle_s,
         lingering_time=1.0,
@@ -153,6 +145,7 @@ async def serve(
     listening: Callable[[Hosted], Awaitable[None]] | None = None,
 ) -> None:
     """Host until SIGINT or SIGTERM. Prints the invite and every address. listening: called once, when it is up."""
+    log_to_stderr()
     hosted = await start(settings)
     if announce:
         print(describe(hosted), flush=True)
@@ -169,6 +162,13 @@ async def serve(
         await hosted.stop()
 
 
+def log_to_stderr() -> None:
+    """Warnings and worse, safe to show: what strangers send may stand in them."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(SafeFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(handlers=[handler])
+
+
 def describe(hosted: Hosted) -> str:
     """What a person needs to know: the invite, the addresses, who may come in."""
     swarm = hosted.coordinator.swarm
@@ -180,6 +180,8 @@ def describe(hosted: Hosted) -> str:
     if is_loopback(hosted.host):
         lines.append("It listens on this machine only; --host 0.0.0.0 lets others in.")
     lines.append(f"Status page: {hosted.url}/")
+    if hosted.directory:
+        lines += ["Found by whoever looks in this directory:", f"  {hosted.directory}"]
     return "\n".join(lines)
 
 
@@ -198,7 +200,7 @@ def addresses(host: str) -> list[str]:
 
 
 async def _swarm_record(store: Store, settings: CoordinatorSettings) -> SwarmRecord:
-    """The store's swarm, founded on first use; name and openness follow the settings."""
+    """The store's swarm, founded on first use; openness follows the settings, and so does its name where they have one."""
     record = await store.swarm()
     if record is None:
         _refuse_to_replace(settings)
@@ -207,17 +209,18 @@ async def _swarm_record(store: Store, settings: CoordinatorSettings) -> SwarmRec
         record = await store.found(
             SwarmRecord(
                 swarm=swarm,
-                name=settings.name,
+                name=settings.name or FIRST_NAME,
                 open=settings.open,
                 certificate=made.certificate,
                 key=made.key,
                 created=now.timestamp(),
             )
         )
-    if (record.name, record.open) != (settings.name, settings.open):
+    name = settings.name or record.name
+    if (record.name, record.open) != (name, settings.open):
         record = SwarmRecord(
             swarm=record.swarm,
-            name=settings.name,
+            name=name,
             open=settings.open,
             certificate=record.certificate,
             key=record.key,

@@ -11,9 +11,20 @@ from typing import Any
 
 import msgspec
 
-from sapo_swarm.coordinator.admin.messages import Approve, Ban, InviteView, NewInvite, Removed, Revoke, Waiting
+from sapo_swarm.coordinator.admin.messages import (
+    Approve,
+    Ban,
+    DropTask,
+    InviteView,
+    NewInvite,
+    Removed,
+    Revoke,
+    Waiting,
+)
 from sapo_swarm.coordinator.domain.views import Overview
 from sapo_swarm.coordinator.http.problems import CODES
+from sapo_swarm.protocol.snapshot import SnapshotNews
+from sapo_swarm.protocol.task_offer import TaskOffers, TaskUpload
 from sapo_swarm.protocol.wire import (
     H_NODE,
     H_NONCE,
@@ -34,6 +45,7 @@ from sapo_swarm.protocol.wire import (
 from sapo_swarm.types import PROTOCOL_VERSION
 
 _TYPES: tuple[type[Any], ...] = (
+    SnapshotNews,
     Upload,
     SignedGroup,
     GroupBody,
@@ -50,6 +62,9 @@ _TYPES: tuple[type[Any], ...] = (
     Approve,
     Waiting,
     Removed,
+    TaskOffers,
+    TaskUpload,
+    DropTask,
 )
 _SIGNED = {
     H_NODE: "Node id: base32(SHA-256(public key))[:26], lower case",
@@ -112,11 +127,36 @@ def _paths() -> dict[str, Any]:
             )
         },
         "/v1/leaderboard": {"get": _operation("Accepted groups and uptake of the last hour", 200, Leaderboard)},
+        "/v1/tasks": {"get": _operation("Tasks of members' own, for invite holders", 200, TaskOffers, None, True)},
+        "/v1/tasks/{hash}": {
+            "get": _operation(
+                "A task's canonical bytes in one zstd frame, for invite holders",
+                200,
+                bytes,
+                None,
+                True,
+                "application/zstd",
+                [_parameter("hash", "path", "Lower-case hex SHA-256 of the canonical bytes", "^[0-9a-f]{64}$")],
+            )
+        },
         "/v1/leave": {"post": _operation("Take this node's groups out of the pool", 204, None, None, True)},
+        "/v1/snapshots/newest": {
+            "get": _operation("Which snapshot of the pool is the newest, and its key", 200, SnapshotNews, None, True)
+        },
+        "/v1/snapshots/{id}": {
+            "get": _plain(
+                "A snapshot: immutable, signed, encrypted; any cache may keep it",
+                {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
+            )
+            | {"parameters": [_parameter("id", "path", "SHA-256 of its bytes", "^[0-9a-f]{64}$")]}
+        },
         "/healthz": {"get": _plain("The process answers", text)},
         "/readyz": {"get": _plain("The store answers", text)},
         "/metrics": {"get": _plain("Prometheus metrics, on loopback", text)},
         "/": {"get": _plain("The status page", {"text/html": {"schema": {"type": "string"}}})},
+        "/directory.json": {
+            "get": _plain("The signed list, with --list", {"application/json": {"schema": {"type": "object"}}})
+        },
         "/events": {
             "get": _plain("Server-sent events, an Overview each", {"text/event-stream": {"schema": _ref(Overview)}})
         },
@@ -128,6 +168,12 @@ def _paths() -> dict[str, Any]:
         "/admin/ban": {"post": _admin("Ban a node, or lift its ban", _ref(Removed), Ban)},
         "/admin/waiting": {"get": _admin("Nodes that wait for the host", {"type": "array", "items": _ref(Waiting)})},
         "/admin/approve": {"post": _admin("Let a node in, or all that wait", _ref(Removed), Approve)},
+        "/admin/tasks": {
+            "post": _admin(
+                "Take a task of the host's own in", _ref(TaskOffers), TaskUpload, body_media="application/msgpack"
+            )
+        },
+        "/admin/untask": {"post": _admin("Take a task out", _ref(TaskOffers), DropTask)},
         "/admin/export": {
             "get": _admin(
                 "The swarm with its private key",
@@ -153,7 +199,8 @@ def _operation(
         headers += [_parameter(name, "header", text) for name, text in _SIGNED.items()]
     done: dict[str, Any] = {"description": HTTPStatus(status).phrase}
     if answer is not None:
-        done["content"] = {media: {"schema": _ref(answer)}}
+        schema = {"type": "string", "format": "binary"} if answer is bytes else _ref(answer)
+        done["content"] = {media: {"schema": schema}}
     operation: dict[str, Any] = {
         "summary": summary,
         "parameters": [*(parameters or []), *headers],
@@ -165,7 +212,11 @@ def _operation(
 
 
 def _admin(
-    summary: str, answer: dict[str, Any], body: type | None = None, media: str = "application/json"
+    summary: str,
+    answer: dict[str, Any],
+    body: type | None = None,
+    media: str = "application/json",
+    body_media: str = "application/json",
 ) -> dict[str, Any]:
     operation: dict[str, Any] = {
         "summary": summary,
@@ -174,7 +225,7 @@ def _admin(
         "responses": {"200": {"description": "OK", "content": {media: {"schema": answer}}}, "default": _problem()},
     }
     if body is not None:
-        operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": _ref(body)}}}
+        operation["requestBody"] = {"required": True, "content": {body_media: {"schema": _ref(body)}}}
     return operation
 
 

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import msgspec
 
-from sapo_swarm.coordinator.domain.apply import Judged, Rules, judge
+from sapo_swarm.coordinator.domain.apply import Judged, Rules, judge, own_generator
 from sapo_swarm.coordinator.domain.limits import next_in_s
 from sapo_swarm.coordinator.domain.records import MINUTE, WINDOW_MINUTES, Entry, Exchange, Exchanged, Member
 from sapo_swarm.coordinator.http.metrics import Metrics
 from sapo_swarm.coordinator.settings import CoordinatorSettings
 from sapo_swarm.protocol.identity import Signed
+from sapo_swarm.protocol.task_offer import TaskOffer
 from sapo_swarm.protocol.wire import GroupResult, Receipt, RoundReply, SignedGroup, Upload, digest, encode, group_id
 
 BUSY_IN_FLIGHT = 16
 """Requests served at once from which on signatures of groups are checked by sample."""
+PRIVATE = "private"
+"""What stands on the status page, which anybody may see, in the place of the name of a task of members' own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,35 +33,46 @@ class Rounds:
     clock: Callable[[], float]
     rng: random.Random
 
-    def _verdicts(self, node: str, key: bytes, groups: tuple[SignedGroup, ...], now: float) -> list[Judged]:
+    def _verdicts(
+        self,
+        node: str,
+        key: bytes,
+        groups: tuple[SignedGroup, ...],
+        now: float,
+        own: frozenset[tuple[str, str]] = frozenset(),
+    ) -> list[Judged]:
         """Judge an upload. Under load one signature of it is checked, and all if that one is false.
 
         Receivers check every signature anyway, and the request's own covers the body: this keeps the pool clean.
         """
+        rules = replace(self.rules, own=own)
         spot = self.rng.randrange(len(groups)) if groups and self.metrics.in_flight > BUSY_IN_FLIGHT else -1
-        if spot >= 0 and judge(groups[spot], node, key, self.rules, now).reason == "signature":
+        if spot >= 0 and judge(groups[spot], node, key, rules, now).reason == "signature":
             spot = -1
-        return [
-            judge(group, node, key, self.rules, now, check_signature=spot == -1) for place, group in enumerate(groups)
-        ]
+        return [judge(group, node, key, rules, now, check_signature=spot == -1) for place, group in enumerate(groups)]
 
-    def judged(self, signed: Signed, member: Member, round_id: str, upload: Upload) -> tuple[Exchange, list[str]]:
-        """What goes to the store, and for each group "" or the reason it does not."""
+    def judged(
+        self, signed: Signed, member: Member, round_id: str, upload: Upload, offers: Sequence[TaskOffer] = ()
+    ) -> tuple[Exchange, list[str]]:
+        """What goes to the store, and for each group "" or the reason it does not. offers: tasks of members' own that the member
+        may know of."""
         now = self.clock()
+        own = frozenset((offer.name, offer.generator) for offer in offers)
         entries: list[Entry | None] = []
         reasons: list[str] = []
         counts: dict[str, float] = {}
         for group, judged in zip(
-            upload.groups, self._verdicts(signed.node, member.key, upload.groups, now), strict=True
+            upload.groups, self._verdicts(signed.node, member.key, upload.groups, now, own), strict=True
         ):
             reasons.append(judged.reason)
             if judged.body is None:
                 key = f"x/{judged.reason}"
                 entries.append(None)
             else:
-                key = f"t/{judged.body.ref.dataset}"
+                task = own_generator(judged.body.ref)
+                key = f"t/{PRIVATE if task else judged.body.ref.dataset}"
                 packed = msgspec.msgpack.encode(group)
-                entries.append(Entry(group_id(group.body), judged.content, signed.node, packed, member.invite))
+                entries.append(Entry(group_id(group.body), judged.content, signed.node, packed, member.invite, task))
             counts[key] = counts.get(key, 0.0) + 1
         if upload.reward_local is not None:
             counts |= {"reward_sum": upload.reward_local, "reward_n": 1.0}
@@ -71,6 +85,7 @@ class Rounds:
             have=frozenset(upload.have),
             now=now,
             counts=counts,
+            accepts=frozenset(upload.accepts) & frozenset(generator for _, generator in own),
         )
         return exchange, reasons
 

@@ -12,9 +12,7 @@ import logging
 import random
 import time
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
 
-import msgspec
 from aiohttp import web
 
 from sapo_swarm.coordinator.domain.apply import Rules
@@ -22,20 +20,25 @@ from sapo_swarm.coordinator.domain.records import INVITE_OK, SWARM_FULL, Member,
 from sapo_swarm.coordinator.domain.views import leaderboard, rounds_per_s
 from sapo_swarm.coordinator.http.admission import Admission
 from sapo_swarm.coordinator.http.metrics import Metrics
+from sapo_swarm.coordinator.http.own_tasks import OwnTasks
 from sapo_swarm.coordinator.http.problems import Refusal, http_refusal
 from sapo_swarm.coordinator.http.requests import (
     check_announced,
     check_protocol,
     check_signature,
+    json_reply,
+    parsed,
     read_body,
     read_signature,
 )
+from sapo_swarm.coordinator.http.sparse_log import sparse
+from sapo_swarm.coordinator.probes import add_probes
 from sapo_swarm.coordinator.rounds import Rounds
 from sapo_swarm.coordinator.settings import CoordinatorSettings
 from sapo_swarm.coordinator.store.base import Store, StoreUnavailable
 from sapo_swarm.protocol.identity import Signed, node_id
 from sapo_swarm.protocol.invite import token_hash
-from sapo_swarm.protocol.safe_text import safe_text
+from sapo_swarm.protocol.safe_text import is_plain_name, safe_text
 from sapo_swarm.protocol.wire import (
     H_PROTO,
     H_TIME,
@@ -45,7 +48,6 @@ from sapo_swarm.protocol.wire import (
     Limits,
     SwarmInfo,
     Upload,
-    WireError,
     decode,
     digest,
     unpack_json,
@@ -53,14 +55,11 @@ from sapo_swarm.protocol.wire import (
 from sapo_swarm.types import GENERATOR_VERSION, PROTOCOL_VERSION
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-T = TypeVar("T")
-log = logging.getLogger("sapo.coordinator")
+log = sparse(logging.getLogger("sapo.coordinator.requests"))
 MIN_CLIENT = "0.1.0"
 STATS_ROWS = 100
 STATS_TTL_S = 2.0
 MAX_JSON = 16 * 1024
-READY_S = 10.0
-"""A store that takes longer is not ready."""
 
 
 class Coordinator:
@@ -93,8 +92,11 @@ class Coordinator:
             max_age_s=settings.group_life_s,
             max_future_s=self.limits.clock_skew_s,
         )
+        self.own_tasks = OwnTasks(store, swarm)
         self.rounds = Rounds(settings, self.rules, self.metrics, clock, rng)
         self.stats_ttl_s = STATS_TTL_S
+        self.of_member: Callable[[asyncio.BaseTransport], None] = lambda _transport: None
+        """Told of every connection on which a member signed a request."""
         self._stats: tuple[float, WindowStats] | None = None
         self._stats_lock = asyncio.Lock()
 
@@ -106,9 +108,7 @@ class Coordinator:
         app.router.add_put("/v1/rounds/{id}", self.put_round)
         app.router.add_get("/v1/leaderboard", self.get_leaderboard)
         app.router.add_post("/v1/leave", self.post_leave)
-        app.router.add_get("/healthz", self.get_healthz)
-        app.router.add_get("/readyz", self.get_readyz)
-        app.router.add_get("/metrics", self.get_metrics)
+        add_probes(app, self.store, self.metrics, self.admission, self.stats)
         return app
 
     # Around every request
@@ -146,19 +146,26 @@ class Coordinator:
             response.headers["X-Content-Type-Options"] = "nosniff"
         return response
 
-    async def authenticated(self, request: web.Request, body: bytes | str) -> tuple[Signed, Member]:
-        """The member that signed this request. body: itself or its digest. Raises Refusal. The nonce is not yet used."""
+    async def authenticated(
+        self, request: web.Request, body: bytes | str, paced: Callable[[str], None] | None = None
+    ) -> tuple[Signed, Member]:
+        """The member that signed this request. body: itself or its digest. paced: its rate limit (a round's). Raises Refusal. The
+        nonce is not yet used."""
         signed = read_signature(request)
         member = await self.store.member(signed.node)
         if member is None:
             raise Refusal("unknown_node", "This node has not joined the swarm: join it with an invite.")
         now = self.clock()
         check_signature(request, signed, member.key, self.swarm.swarm, body, now, self.limits.clock_skew_s)
+        if member.idle(now, self.settings.idle_days * 86_400.0):
+            raise Refusal("unknown_node", "This node was silent for too long: it joins again with an invite.")
         if member.banned:
             raise Refusal("banned", f"This node was banned from the swarm: {member.banned}.")
         if member.waiting:
             raise self.admission.busy("waiting", "The host has not let this node in yet.", 10.0)
-        self.admission.node(signed.node)
+        (paced or self.admission.node)(signed.node)
+        if request.transport is not None:
+            self.of_member(request.transport)
         return signed, member
 
     # API v1
@@ -167,7 +174,7 @@ class Coordinator:
         """GET /v1/swarm: SwarmInfo."""
         check_protocol(request)
         stats = await self.stats()
-        return _json(
+        return json_reply(
             SwarmInfo(
                 swarm=self.swarm.swarm,
                 name=safe_text(self.swarm.name, 40, lines=False),
@@ -192,12 +199,12 @@ class Coordinator:
         self.admission.join(request)
         body = await self._body(request)
         signed = read_signature(request)
-        join = _parsed(unpack_json, body, JoinRequest)
+        join = parsed(unpack_json, body, JoinRequest)
         key, now = bytes.fromhex(join.key), self.clock()
         if node_id(key) != signed.node:
             raise Refusal("bad_signature", "The node id does not belong to this key.")
         check_signature(request, signed, key, self.swarm.swarm, body, now, self.limits.clock_skew_s)
-        if safe_text(join.name, lines=False) != join.name or join.name != join.name.strip():
+        if not is_plain_name(join.name):
             raise Refusal("bad_name", "The name holds control, private or invisible characters, or spaces around it.")
         if not await self.store.use_nonce(signed.nonce, now):
             raise Refusal("replayed", "This request was seen before.")
@@ -227,8 +234,10 @@ class Coordinator:
         self.metrics.bytes_in += len(body)
         if round_id != digest(body):
             raise Refusal("body_mismatch", "The path must name the SHA-256 of the body.")
-        upload = _parsed(decode, body, Upload)
-        exchange, reasons = self.rounds.judged(signed, member, round_id, upload)
+        upload = parsed(decode, body, Upload)
+        exchange, reasons = self.rounds.judged(
+            signed, member, round_id, upload, await self.own_tasks.offered_to(member)
+        )
         done = await self.store.exchange(exchange)
         if done.replayed:
             raise Refusal("replayed", "This request was seen before: sign each attempt anew.")
@@ -247,7 +256,7 @@ class Coordinator:
     async def get_leaderboard(self, request: web.Request) -> web.Response:
         """GET /v1/leaderboard: Leaderboard."""
         check_protocol(request)
-        return _json(leaderboard(await self.stats(), self.clock()))
+        return json_reply(leaderboard(await self.stats(), self.clock()))
 
     async def post_leave(self, request: web.Request) -> web.Response:
         """POST /v1/leave: take the node's groups out of the pool. Raises Refusal."""
@@ -259,25 +268,6 @@ class Coordinator:
         await self.store.leave(signed.node)
         return web.Response(status=204)
 
-    async def get_healthz(self, _request: web.Request) -> web.Response:
-        """200 while the process serves."""
-        return web.Response(text="ok\n")
-
-    async def get_readyz(self, _request: web.Request) -> web.Response:
-        """200 while the store can be written. Raises StoreUnavailable."""
-        try:
-            async with asyncio.timeout(READY_S):
-                await self.store.ping()
-        except TimeoutError as error:
-            raise StoreUnavailable(f"The store did not answer within {READY_S:g} s.") from error
-        return web.Response(text="ready\n")
-
-    async def get_metrics(self, request: web.Request) -> web.Response:
-        """Prometheus text, for the host itself. Raises Refusal."""
-        self.admission.host_only(request)
-        stats = await self.stats()
-        return web.Response(text=self.metrics.text(stats.pool, stats.nodes))
-
     async def stats(self) -> WindowStats:
         """The store's counters, at most stats_ttl_s old."""
         now = time.monotonic()
@@ -287,14 +277,3 @@ class Coordinator:
                     fresh = await self.store.stats(self.clock(), STATS_ROWS)
                     self._stats = time.monotonic(), fresh
         return self._stats[1]
-
-
-def _json(message: msgspec.Struct) -> web.Response:
-    return web.Response(body=msgspec.json.encode(message), content_type="application/json")
-
-
-def _parsed(parse: Callable[[bytes, type[T]], T], body: bytes, kind: type[T]) -> T:
-    try:
-        return parse(body, kind)
-    except WireError as error:
-        raise Refusal(error.code, str(error)) from error

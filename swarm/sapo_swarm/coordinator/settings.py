@@ -24,10 +24,19 @@ class CoordinatorSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
     host: Annotated[str, _doc("Address to listen on; 0.0.0.0 or :: for all. Loopback speaks plain HTTP")] = "127.0.0.1"
     port: Annotated[int, _doc("TCP port; 0 picks a free one", ge=0, le=65535)] = DEFAULT_PORT
     tls: Annotated[bool, _doc("Encrypt on loopback too (elsewhere it always is)")] = False
-    store: Annotated[str, _doc("sqlite:PATH, redis://host:port/db or valkey://host:port/db")] = "sqlite:swarm.sqlite"
+    store: Annotated[
+        str, _doc("sqlite:PATH, redis://host:port/db, valkey://… or sentinel://host:port,host:port/NAME")
+    ] = "sqlite:swarm.sqlite"
     folder: Annotated[str, _doc("Where the admin key lies; empty: beside the SQLite file, or the current folder")] = ""
-    name: Annotated[str, _doc("The swarm's name, as members see it")] = "swarm"
+    name: Annotated[str, _doc("The swarm's name, as members see it; empty: the one it has, swarm for a new one")] = ""
     open: Annotated[bool, _doc("Anyone may join without an invite: nobody in it is trusted")] = False
+    list: Annotated[bool, _doc("Serve a signed list of this one swarm, /directory.json, for people to find it by")] = (
+        False
+    )
+    public: Annotated[
+        str, _doc("Name or number by which others reach this machine, for the list; empty: its first address")
+    ] = ""
+    contact: Annotated[str, _doc("Whom to ask for an invite, as the list tells it", max_length=150)] = ""
     tasks: Annotated[tuple[str, ...], _doc("Tasks whose groups are accepted")] = tuple(CATALOGUE)
     presets: Annotated[tuple[str, ...], _doc("Difficulties that are accepted")] = PRESETS
     share_fraction: Annotated[float, _doc("Part of its groups a node is asked to share", gt=0.0, le=1.0)] = 1.0
@@ -40,6 +49,9 @@ class CoordinatorSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
     round_burst: Annotated[int, _doc("Rounds a node may send at once", ge=1)] = 3
     prefix_per_s: Annotated[float, _doc("Requests a second from one /24 or /64 (loopback is exempt)", gt=0.0)] = 50.0
     joins_per_s: Annotated[float, _doc("Joins a second from one /24 or /64 (loopback is exempt)", gt=0.0)] = 0.5
+    idle_days: Annotated[
+        float, _doc("Days of silence after which a node, or an invite, is good no more; 0: never", ge=0.0, le=36_500.0)
+    ] = 30.0
     members: Annotated[int, _doc("Nodes a swarm admits in all", ge=1)] = 200_000
     in_flight: Annotated[int, _doc("Requests served at once; more are told to come again", ge=1)] = 512
     connections: Annotated[int, _doc("Open connections at most", ge=1)] = 20_000
@@ -49,6 +61,7 @@ class CoordinatorSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
 
     pool_groups: Annotated[int, _doc("Live groups kept", ge=1)] = 65_536
     pool_bytes: Annotated[int, _doc("Bytes of live groups kept", ge=2**20)] = 256 * 2**20
+    snapshot_s: Annotated[float, _doc("Seconds between snapshots of the pool; 0: none", ge=0.0, le=3600.0)] = 30.0
     groups_per_node: Annotated[int, _doc("Live groups of one node; its newest replaces its oldest", ge=1)] = 8
     group_life_s: Annotated[float, _doc("Seconds a group stays in the pool", gt=0.0, le=1e9)] = 900.0
     page: Annotated[bool, _doc("Serve the status page to everybody who can reach the port")] = True

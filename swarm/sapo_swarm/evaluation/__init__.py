@@ -9,7 +9,7 @@ A result holds the strict 0/1 verdicts of each item's samples. Two results on th
 """
 
 from sapo_swarm.evaluation.comparison import Comparison, compare, gained_and_lost
-from sapo_swarm.evaluation.items import ItemResult, held_out_items, item_result, permutation_partners
+from sapo_swarm.evaluation.items import ItemResult, held_out_items, held_out_name, item_result, permutation_partners
 from sapo_swarm.evaluation.statistics import (
     Interval,
     bootstrap_mean,
@@ -29,6 +29,7 @@ __all__ = [
     "evaluated",
     "gained_and_lost",
     "held_out_items",
+    "held_out_name",
     "item_result",
     "mcnemar_exact",
     "mean_pass_at_k",

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Sequence
 
 import msgspec
 
 from sapo_swarm.scoring.scorer import Scored
-from sapo_swarm.tasks.catalogue import held_out_count, preset_of
-from sapo_swarm.tasks.seeds import held_out
+from sapo_swarm.tasks.catalogue import held_out, held_out_count, preset_of
+from sapo_swarm.tasks.extra import LIBRARY_PRESET, SOFT
 from sapo_swarm.types import Finish, TaskRef
 
 
@@ -23,6 +24,18 @@ def held_out_items(tasks: Iterable[str], preset: str, per_task: int, start: int 
         for task in tasks
         for index in range(start, held_out_count(task, start + per_task))
     ]
+
+
+def held_out_name(tasks: Iterable[str], preset: str) -> str:
+    """Names the held-out items of these tasks, in whatever order: 16 hex digits, others where the preset, the generator's
+    version, the rule that judges or a task of the person's own is another. Raises UnknownTask, BadTask."""
+    first = [held_out(task, preset_of(task, preset), 0) for task in sorted(tasks)]
+    text = "\n".join(f"{ref.dataset}/{ref.preset}/{ref.generator}{_rule(ref)}" for ref in first)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _rule(ref: TaskRef) -> str:
+    return "/exact" if ref.dataset in SOFT and ref.preset != LIBRARY_PRESET else ""
 
 
 class ItemResult(msgspec.Struct, frozen=True):
@@ -76,5 +89,5 @@ def by_task(results: Iterable[ItemResult]) -> dict[str, list[ItemResult]]:
     """Results by task, tasks in order of first appearance."""
     grouped: dict[str, list[ItemResult]] = {}
     for item in results:
-        grouped.setdefault(item.ref.dataset, []).append(item)
+        grouped.setdefault(item.ref.shown, []).append(item)
     return grouped

@@ -19,8 +19,10 @@ def evaluated(
     temperature: float,
     seconds: float,
     base: Sequence[ItemResult] | None = None,
+    base_missing: int = 0,
 ) -> Evaluated:
-    """The event of an evaluation; base: the untrained model's results on the same items. Raises ValueError."""
+    """The event of an evaluation; base: the untrained model's results on the same items, None where it has not answered
+    base_missing of them. Raises ValueError."""
     rates = np.array([item.rate for item in results], dtype=np.float64)
     low, high = _rate_interval(results)
     change = compare(base, results) if base else None
@@ -34,14 +36,16 @@ def evaluated(
         delta=change.delta.value if change else None,
         delta_low=change.delta.low if change else None,
         delta_high=change.delta.high if change else None,
-        tasks=task_scores(results),
+        tasks=task_scores(results, base or ()),
         seconds=seconds,
+        base_missing=base_missing,
     )
 
 
-def task_scores(results: Sequence[ItemResult]) -> tuple[TaskScore, ...]:
-    """One score a task, in order of first appearance."""
-    return tuple(_task_score(task, group) for task, group in by_task(results).items())
+def task_scores(results: Sequence[ItemResult], base: Sequence[ItemResult] = ()) -> tuple[TaskScore, ...]:
+    """One score a task, in order of first appearance. base: the untrained model's results on the same items, if known."""
+    before = {task: float(np.mean([item.rate for item in group])) for task, group in by_task(base).items()}
+    return tuple(_task_score(task, group, before.get(task)) for task, group in by_task(results).items())
 
 
 def mean_pass_at_k(results: Sequence[ItemResult], k: int) -> float:
@@ -51,7 +55,7 @@ def mean_pass_at_k(results: Sequence[ItemResult], k: int) -> float:
     return float(np.mean([pass_at_k(len(item.correct), sum(item.correct), k) for item in results]))
 
 
-def _task_score(task: str, results: Sequence[ItemResult]) -> TaskScore:
+def _task_score(task: str, results: Sequence[ItemResult], base: float | None) -> TaskScore:
     permuted = [sum(item.permuted) / len(item.permuted) for item in results if item.permuted]
     samples = sum(len(item.correct) for item in results)
     low, high = _rate_interval(results)
@@ -64,6 +68,7 @@ def _task_score(task: str, results: Sequence[ItemResult]) -> TaskScore:
         well_formed=sum(sum(item.well_formed) for item in results) / samples,
         truncated=sum(sum(item.truncated) for item in results) / samples,
         permuted=float(np.mean(permuted)) if permuted else None,
+        base=base,
     )
 
 

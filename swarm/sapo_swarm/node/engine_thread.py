@@ -3,14 +3,38 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import contextlib
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
 
-from sapo_backends.base import CancelToken, Engine, EngineInfo
+from sapo_backends.base import BackendError, CancelToken, Engine, EngineInfo, OutOfMemory
+from sapo_backends.common import hardware
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+
+LONGEST_REST_S = 2.0
+"""A thread that did something else between two steps has no more than this to rest."""
+
+
+_REFUSED = re.compile(r"out of memory|(can't|cannot|unable to) allocate|not enough memory", re.IGNORECASE)
+
+
+@contextlib.contextmanager
+def _one_word_for_it() -> Iterator[None]:
+    try:
+        yield
+    except BackendError:
+        raise
+    except Exception as error:
+        if isinstance(error, MemoryError) or _REFUSED.search(str(error)):
+            raise OutOfMemory(0, hardware.available_memory(), "") from error
+        raise
 
 
 class EngineHost:
@@ -20,6 +44,8 @@ class EngineHost:
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine")
         self.cancel = CancelToken()
         self._engine: Engine | None = None
+        self._share = self._duty = 1.0
+        self._rested = threading.local()
 
     @property
     def engine(self) -> Engine:
@@ -35,19 +61,50 @@ class EngineHost:
 
     async def load(self, build: Callable[[], Engine]) -> Engine:
         """Build the engine in its thread. Raises what building raises."""
-        self._engine = await self.call(build)
-        return self._engine
+        self._engine = engine = await self.call(build)
+        if self._share < 1.0:
+            await self.call(engine.use_share, self._share)
+        return engine
 
     async def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run in the engine's thread. If the caller is cancelled, the engine call is cancelled and awaited too."""
+        """Run in the engine's thread. If the caller is cancelled, the engine call is cancelled and awaited too.
+
+        Raises OutOfMemory for memory that was not there, however the engine said so."""
+
+        def work() -> T:
+            with _one_word_for_it():
+                return function(*args, **kwargs)
+
         loop = asyncio.get_running_loop()
-        future = loop.run_in_executor(self._pool, lambda: function(*args, **kwargs))
+        future = loop.run_in_executor(self._pool, work)
         try:
             return await asyncio.shield(future)
         except asyncio.CancelledError:
             self.cancel.cancel()
             await asyncio.wait([future])
             raise
+
+    def ease(self, share: float, duty: float) -> bool:
+        """Take that share of threads and micro-batches from the next engine call on, and work that share of the time from the
+        next decode step on. True when the first is a change for an engine that works."""
+        self._duty, before, self._share = duty, self._share, share
+        if share == before or self._engine is None:
+            return False
+        self._pool.submit(self._engine.use_share, share)
+        return True
+
+    @property
+    def resting(self) -> bool:
+        """Whether it rests between steps."""
+        return self._duty < 1.0
+
+    def rest(self) -> None:
+        """Call in the engine's threads after a decode step or a micro-batch: rests in proportion to the work since the last
+        call, so that the duty is kept; a cancel ends the rest."""
+        now, since = time.monotonic(), getattr(self._rested, "since", None)
+        if since is not None and self._duty < 1.0:
+            self.cancel.wait(min((now - since) * (1.0 / self._duty - 1.0), LONGEST_REST_S))
+        self._rested.since = time.monotonic()
 
     async def close(self) -> None:
         """Give the memory back; returns once it is."""

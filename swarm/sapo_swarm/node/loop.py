@@ -1,7 +1,7 @@
 """The node: opens or resumes a run and runs rounds until it is told otherwise.
 
-Three tasks on one event loop: the rounds, a ticker that reads the machine, and (outside) the control server. The
-network, the disk and a bad rollout never end a run; they become one sentence and a pause.
+On one event loop: the rounds, a ticker that reads the machine, and (outside) the control server. Network, disk and a bad
+rollout never end a run; they become one sentence and a pause.
 """
 
 from __future__ import annotations
@@ -13,30 +13,25 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-import msgspec
-
-from sapo_backends.base import Cancelled, Engine, EngineInfo
-from sapo_swarm.algorithms.base import local_groups
-from sapo_swarm.events import Event, LogLine
+from sapo_backends.base import Cancelled
 from sapo_swarm.node.control.api import NodeStatus
 from sapo_swarm.node.engine_thread import EngineHost
 from sapo_swarm.node.evaluation.evaluate import Examiner
 from sapo_swarm.node.evaluation.guard import Guard
 from sapo_swarm.node.evaluation.held_out_exclusion import held_out_exclusion
 from sapo_swarm.node.event_bus import Bus
-from sapo_swarm.node.governor import commands, pace
-from sapo_swarm.node.governor.pace import Pace
-from sapo_swarm.node.governor.run_control import RunControl
+from sapo_swarm.node.governor import requests as wishes
+from sapo_swarm.node.governor.run_control import Pace, RunControl, tick
 from sapo_swarm.node.model_store import ModelStore
+from sapo_swarm.node.opening import Opening
 from sapo_swarm.node.round import phases
-from sapo_swarm.node.round.context import RoundWork
-from sapo_swarm.node.round.memory import recalled
-from sapo_swarm.node.round.progress import Activity
-from sapo_swarm.node.round.record import record, stamp
-from sapo_swarm.node.setup import NodeSetup, announcement, round_context
+from sapo_swarm.node.round.context import Activity, RoundContext, RoundWork, recalled
+from sapo_swarm.node.round.cut_off import cut_off
+from sapo_swarm.node.round.training import record, stamp, update
+from sapo_swarm.node.setup import NodeSetup, as_opened, require_held_out, round_context
+from sapo_swarm.node.storage.first_successes import FirstSuccesses
 from sapo_swarm.node.storage.journal import Journal, JournalError
 from sapo_swarm.node.storage.retention import Retention
-from sapo_swarm.node.storage.versions import versions
 from sapo_swarm.scoring.scorer import Scorer
 
 
@@ -51,9 +46,10 @@ class Node:
         self.bus = Bus(self.journal)
         self.activity = Activity()
         self.host = EngineHost()
-        self.run_control = RunControl(self.bus, self.activity, self.host.cancel)
+        self.run_control = RunControl(self.bus, self.activity, self.host.cancel, self.host.ease, setup.deaths)
         self.pace = Pace()
         self.store = ModelStore(setup.folder, self.config, self.host, self.journal, self.bus)
+        self.firsts = FirstSuccesses(self.journal)
         self.retention = Retention(self.journal, self.config.keep_groups)
         self.guard: Guard | None = None
         self._opened = asyncio.Event()
@@ -73,7 +69,7 @@ class Node:
         loaded = self.host.loaded
         return NodeStatus(
             state=now.state,
-            sentence=now.sentence + commands.pending(self.run_control.requests, now.state),
+            sentence=now.sentence + self.run_control.besides(),
             reason=now.reason,
             since=now.since,
             pid=os.getpid(),
@@ -98,21 +94,22 @@ class Node:
         )
 
     def command(self, verb: str, for_s: float = 0.0) -> None:
-        """Take a wish of the person. Raises commands.BadCommand. Pauses and stops interrupt the engine at once."""
-        self.run_control.request(commands.command(self.run_control.requests, verb, for_s, time.monotonic()))
+        """Take a wish of the person. Raises wishes.BadCommand. Pauses and stops interrupt the engine at once."""
+        self.run_control.command(verb, for_s)
 
     def request_evaluation(self, items: int) -> None:
-        """A held-out evaluation after this round. items: a task, 0 = as many as the settings say."""
+        """A held-out evaluation after this round. items: a task, 0 = as many as the settings say. Raises BadCommand."""
+        require_held_out(self.config)
         self._evaluate_next = items or self.config.eval_items
         self.run_control.wake()
 
     async def switch_external(self, taking: bool) -> None:
         """Take groups of others into training from now on, or none; while the model loads, once it is there.
 
-        Raises commands.BadCommand, JournalError.
+        Raises wishes.BadCommand, JournalError.
         """
         if self.setup.mode == "silo":
-            raise commands.BadCommand("This node is in no swarm: there are no groups of others to take.")
+            raise wishes.BadCommand("This node is in no swarm: there are no groups of others to take.")
         await self._opened.wait()
         await self._guarded.switch(taking, self.rounds_done)
 
@@ -120,15 +117,13 @@ class Node:
 
     async def run(self) -> None:
         """Raises BackendError or CheckpointCorrupt when the run cannot even start."""
-        ticker = asyncio.create_task(
-            pace.tick(self.setup.folder, self.setup.limits, self.run_control, self.pace, self.bus)
-        )
-        scorer = Scorer()
+        machine = await asyncio.to_thread(self.setup.machine, self.setup.folder)
+        ticker = asyncio.create_task(tick(machine, self.setup.allowed, self.run_control, self.pace, self.bus))
+        scorer = Scorer(answer_format=self.config.answer_format, judge=self.setup.judge)
         try:
             async with scorer:
-                context, examiner = await self._open(scorer)
-                await self._run_rounds(context, examiner)
-            await self.run_control.say("stopped", f"Stopped after round {self.rounds_done}.")
+                ended = await self._train(scorer)
+            await self.run_control.say("stopped", ended)
         except BaseException as error:
             with contextlib.suppress(JournalError):
                 await self.run_control.say("failed", f"{error}" or type(error).__name__)
@@ -143,71 +138,62 @@ class Node:
             self.bus.close()
             self.journal.close()
 
-    async def _open(self, scorer: Scorer) -> tuple[phases.RoundContext, Examiner]:
-        """Load the engine, restore the newest intact checkpoint, announce the run."""
+    async def _train(self, scorer: Scorer) -> str:
+        """Open the model and run rounds, until they are done or a stop; how it ended, in a sentence."""
+        try:
+            context, examiner = await self._open(scorer)
+        except Cancelled:
+            if not self.run_control.requests.stop:
+                raise
+            return "Stopped before the model was open; nothing of it is lost."
+        await self._run_rounds(context, examiner)
+        return f"Stopped after round {self.rounds_done}."
+
+    async def _open(self, scorer: Scorer) -> tuple[RoundContext, Examiner]:
+        """Load the engine, restore the newest intact checkpoint, announce the run. Raises Cancelled after a stop."""
+        opening = Opening(self.host, self.journal, self.bus, self.activity, self.run_control)
+        await opening.fetch(self.config.model, self.setup.fetch)
+        loading = opening.load(self.config.model, self.setup.build)
         excluding = held_out_exclusion(scorer, self.config.tasks, self.config.preset)
-        engine, excluded = await asyncio.gather(self._load(), excluding)
+        engine, excluded = await asyncio.gather(loading, excluding)
         setup, info = self.setup, engine.info
-        self.config = config = msgspec.structs.replace(
-            self.config, local_groups=local_groups(self.config, info.parameters)
-        )
+        self.config = config = as_opened(self.config, info.parameters)
         setup.exchange.attach(self.host, scorer, excluded)
-        await self.store.open(self._telling("Opening the model"))
         examiner = Examiner(config, self.host, scorer, setup.folder / "evaluations")
+        self.guard = guard = self._new_guard(examiner)
+        found = await self.store.find()
+        if found is not None:
+            await guard.open(found[1].rollbacks)  # before anything is saved: the best checkpoint stays
+            told = await asyncio.to_thread(self.journal.last_round) + 1
+            await opening.ask_base(examiner, max(found[1].rounds_done, told))
+        await self.store.open(found, opening.progress(""))
+        await asyncio.to_thread(self.firsts.open)
         context = round_context(setup, config, self.host, scorer, self.activity, self.bus.stream, excluded)
         memory = await asyncio.to_thread(recalled, config, self.journal, self.store.rounds_done)
         context = replace(context, memory=memory)
-        self.guard = Guard(
-            config=config,
+        await opening.announce(setup, config, info, self.store)
+        await guard.open(self.store.rollbacks)  # the session that was announced may ask other held-out questions
+        self.activity.phase = None
+        self._opened.set()
+        return context, examiner
+
+    def _new_guard(self, examiner: Examiner) -> Guard:
+        return Guard(
+            config=self.config,
             host=self.host,
             checkpoints=self.store.checkpoints,
             examiner=examiner,
-            exchange=setup.exchange,
+            exchange=self.setup.exchange,
             journal=self.journal,
             bus=self.bus,
             save=self.store.for_guard,
-            in_swarm=setup.mode == "swarm",
+            in_swarm=self.setup.mode == "swarm",
         )
-        await self.guard.open(self.store.rollbacks)
-        self._opened.set()
-        await self._announce(info)
-        return context, examiner
 
-    async def _announce(self, info: EngineInfo) -> None:
-        """Tell that the model is open, and of events in its journal that cannot be read."""
-        found = await asyncio.to_thread(versions, info.backend)
-        store, setup = self.store, self.setup
-        started = announcement(setup.run_id, setup.mode, self.config, info, store.rounds_done, found)
-        known = {"name": setup.name, "base": setup.base, "changed": setup.changed, "weights": store.weights}
-        await self.bus.publish(msgspec.structs.replace(started, **known, solved=tuple(sorted(store.solved))))
-        await store.tell()
-        if count := len(self.journal.unreadable):
-            text = f"{count} events of the journal cannot be read and are passed over: sapo-desktop runs check --repair"
-            await self.bus.publish(LogLine(level="warning", text=text))
-
-    async def _load(self) -> Engine:
-        model = self.config.model
-        await self.run_control.say("starting", f"Loading {model}")
-
-        told = self._telling(f"Loading {model}")
-        return await self.host.load(lambda: self.setup.build(lambda _fraction, phrase: told(phrase)))
-
-    def _telling(self, doing: str) -> Callable[[str], None]:
-        """Takes phrases about the opening from another thread into the sentence."""
-        loop = asyncio.get_running_loop()
-
-        def show(phrase: str) -> None:
-            self.activity.sentence = f"{doing}: {phrase}"
-
-        def told(phrase: str) -> None:
-            loop.call_soon_threadsafe(show, phrase)
-
-        return told
-
-    async def _run_rounds(self, context: phases.RoundContext, examiner: Examiner) -> None:
+    async def _run_rounds(self, context: RoundContext, examiner: Examiner) -> None:
         config, run_control = self.config, self.run_control
         work = await self.store.in_flight(context)
-        if config.eval_every and not await asyncio.to_thread(examiner.has_base):
+        if config.eval_every and not self.rounds_done and await examiner.base_missing():
             self._evaluate_next = self._evaluate_next or config.eval_items
         while not run_control.requests.stop:
             if 0 < config.rounds <= self.rounds_done and not self._evaluate_next:
@@ -223,7 +209,7 @@ class Node:
                 await run_control.failed(error)
         await self._leave(context, work)
 
-    async def _work(self, context: phases.RoundContext, examiner: Examiner, work: RoundWork) -> RoundWork:
+    async def _work(self, context: RoundContext, examiner: Examiner, work: RoundWork) -> RoundWork:
         """An evaluation, a closer look, or a round; the round that is next to work on."""
         if self._evaluate_next:
             await self._examine(examiner, self._evaluate_next)
@@ -237,7 +223,7 @@ class Node:
         self.run_control.succeeded()
         return RoundWork(self.rounds_done)
 
-    async def _may_work(self, context: phases.RoundContext, work: RoundWork) -> bool:
+    async def _may_work(self, context: RoundContext, work: RoundWork) -> bool:
         """True when nothing is in the way; at the beginning of a pause, what was done is put on the disk."""
         paused_before = self.activity.state == "paused"
         if await self.run_control.may_work(self.rounds_done):
@@ -249,14 +235,17 @@ class Node:
                 await self._save("pause")
         return False
 
-    async def _leave(self, context: phases.RoundContext, work: RoundWork) -> None:
+    async def _leave(self, context: RoundContext, work: RoundWork) -> None:
         """The end of a run: the round in flight is kept, the weights are saved; finished rounds are on the disk anyway."""
         try:
             await asyncio.to_thread(self.store.keep_in_flight, context, work)
             if self.store.unsaved:
                 await self._save("stop")
-        except OSError as error:
-            await self.run_control.log("error", f"Not saved at the end: {error}")
+        except (OSError, JournalError) as error:
+            with contextlib.suppress(JournalError):
+                await self.run_control.log(
+                    "error", f"No checkpoint at the end; finished rounds are in the log. {error}"
+                )
 
     async def _save(self, reason: str) -> None:
         """A checkpoint, told of. Raises NoRoom, OSError."""
@@ -270,16 +259,15 @@ class Node:
         assert self.guard is not None
         return self.guard
 
-    async def _round(self, context: phases.RoundContext, work: RoundWork) -> None:
-        for phase in (phases.ask, phases.generate, phases.score, phases.share, phases.update):
+    async def _round(self, context: RoundContext, work: RoundWork) -> None:
+        for phase in (phases.sample_questions, phases.generate, phases.score, phases.share, update):
             await phase(context, work)
-        solved = set(self.store.solved)
-        wanted = self.config.external_groups if self._guarded.taking else 0
-        events: list[Event] = [*stamp(record(work, wanted, solved, ""), time.time())]
+        solved, wanted = set(self.store.solved), self.config.external_groups if self._guarded.taking else 0
+        events = self.firsts.told(stamp(record(work, wanted, solved, ""), time.time()), work.external or ())
         await asyncio.to_thread(self.store.finished, work, events, solved)
-        external = [g for g in work.trained if g.source == "external"]
-        news = self.setup.exchange.used(external, len(work.trained))
-        await self.bus.publish(*events, *([news] if news else []))
+        news = self.setup.exchange.used([g for g in work.trained if g.external], len(work.trained))
+        await self.bus.publish(*events, *([news] if news else []), *cut_off(work.completions or [], work.round))
+        self.firsts.published(events)
         self.pace.count(work)
         self.retention.round_done(self.rounds_done, len(events) - 1)
 

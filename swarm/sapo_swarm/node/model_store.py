@@ -1,8 +1,7 @@
 """A model on the disk, as the node works with it: opened and continued, saved when it is due, its finished rounds kept.
 
 What a kill can take back is the round in flight: every finished round is in the update log before it is told of. Opening
-restores the newest intact checkpoint, takes the logged updates again, and makes the journal agree with what came of it.
-"""
+restores the newest intact checkpoint, takes the logged updates again, and makes the journal agree with what came of it."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ from sapo_swarm.node.engine_thread import EngineHost
 from sapo_swarm.node.event_bus import Bus
 from sapo_swarm.node.round.context import RoundContext, RoundWork
 from sapo_swarm.node.round.resume import in_flight, restored
-from sapo_swarm.node.storage import in_flight as in_flight_file
+from sapo_swarm.node.storage import unfinished
 from sapo_swarm.node.storage.checkpoints import (
     Checkpoints,
     CheckpointState,
@@ -32,14 +31,36 @@ from sapo_swarm.node.storage.checkpoints import (
 )
 from sapo_swarm.node.storage.files import folder_bytes
 from sapo_swarm.node.storage.journal import Journal
-from sapo_swarm.node.storage.save_rule import SaveRule
-from sapo_swarm.node.storage.update_log import Header, LoggedUpdate, UpdateLog, logged
+from sapo_swarm.node.storage.unfinished import Header, LoggedUpdate, UpdateLog, logged
+
+DAY_S = 86400.0
+BYTES_A_DAY = 10 * 10**9
+"""Checkpoints that are due by time alone write at most so much; the update log and the journal come on top."""
+
+
+@dataclass(frozen=True, slots=True)
+class SaveRule:
+    """minutes: between two checkpoints, at least. rounds: fewest between two."""
+
+    minutes: float
+    rounds: int = 1
+
+    def interval_s(self, size: int) -> float:
+        """Seconds between two checkpoints of so many bytes."""
+        return max(60.0 * self.minutes, size * DAY_S / BYTES_A_DAY)
+
+    def due(self, size: int, since_s: float, rounds_since: int) -> bool:
+        """size: bytes of the next checkpoint; seconds and rounds since the last one."""
+        return rounds_since >= max(self.rounds, 1) and since_s >= self.interval_s(size)
+
 
 GIB = 2**30
 EXPORTS = "exports"
 """What a person took out of the model lies there: it is no part of the disk budget."""
-Tell = Callable[[str], None]
-"""Takes one sentence about what is done, from the engine's thread."""
+Tell = Callable[[float, str], None]
+"""Takes the fraction done and one sentence about it, from the engine's thread. May raise Cancelled."""
+Found = tuple[Path, CheckpointState]
+"""A checkpoint's folder, and what it says of itself."""
 
 
 @dataclass
@@ -68,20 +89,28 @@ class ModelStore:
         self.checkpoints = Checkpoints(
             checkpoints, self.config.keep_checkpoints, int(self.config.disk_budget_gb * GIB), self._elsewhere
         )
+        self.rounds_done = max(map(rounds_of, self.checkpoints.complete()), default=0)  # until it is opened
         self.log = UpdateLog(checkpoints)
         self.rule = SaveRule(self.config.checkpoint_minutes, self.config.checkpoint_every)
 
     # -- opening ---------------------------------------------------------------------------------------------------
 
-    async def open(self, tell: Tell) -> None:
-        """Continue from what is on the disk; a fresh model is saved as it is. Call tell() when the opening was announced.
+    async def find(self) -> Found | None:
+        """The checkpoint to continue from, None for a fresh model. The engine stays as it is.
 
         Raises CheckpointCorrupt when nothing on the disk is intact, NoRoom when the disk budget is too small for the model.
         """
-        engine = self.host.engine
         found, warnings = await asyncio.to_thread(self.checkpoints.newest_intact)
         await self.bus.publish(*[LogLine(level="warning", text=w) for w in warnings])
-        await asyncio.to_thread(self.checkpoints.require_room, engine)
+        await asyncio.to_thread(self.checkpoints.require_room, self.host.engine)
+        return found
+
+    async def open(self, found: Found | None, tell: Tell) -> None:
+        """Continue from a checkpoint; a fresh model is saved as it is. Call tell() when the opening was announced.
+
+        Raises CheckpointCorrupt, NoRoom, OSError, and what tell raises: then the disk is as before.
+        """
+        engine = self.host.engine
         if found is None:
             await self.host.call(self.save, "start")
             return
@@ -102,7 +131,7 @@ class ModelStore:
         self.disk = self.checkpoints.bytes() + self._elsewhere()
         updates = self.log.read(self._header())
         for number, update in enumerate(updates, 1):
-            tell(f"Redoing round {update.round + 1} from its kept rollouts ({number} of {len(updates)})")
+            tell(number / len(updates), f"Redoing update {number} of {len(updates)} after the last checkpoint")
             if update.policy is not None:
                 engine.update(update.batch(), update.policy, update.seed)
             self.rounds_done, self.solved = update.round + 1, frozenset(update.solved)
@@ -125,7 +154,7 @@ class ModelStore:
         )
         lost = await asyncio.to_thread(self.journal.roll_back, self.rounds_done)
         if lost:
-            in_flight_file.forget(self.folder)
+            unfinished.forget(self.folder)
             said = (
                 f"{lost} round{'s' if lost > 1 else ''} after round {self.rounds_done} had not reached the disk when the node "
                 "ended: taken back in the history, training goes on from there."
@@ -151,23 +180,23 @@ class ModelStore:
         batch, policy, seed = ([], None, 0) if call is None else (call.batch, call.policy, call.seed)
         self.log.append(logged(work.round, seed, policy, batch, lines, sorted(solved)))
         self.rounds_done, self.solved = work.round + 1, frozenset(solved)
-        in_flight_file.forget(self.folder)
+        unfinished.forget(self.folder)
 
     def keep_in_flight(self, context: RoundContext, work: RoundWork) -> None:
         """The rollouts that the round has so far. Raises OSError."""
         kept = in_flight(context, work)
         if kept is not None:
-            in_flight_file.keep(self.folder, kept)
+            unfinished.keep(self.folder, kept)
 
     async def in_flight(self, context: RoundContext) -> RoundWork:
         """The next round, with the rollouts that were kept of it; those of other settings are dropped with a sentence."""
-        kept = await asyncio.to_thread(in_flight_file.kept, self.folder)
+        kept = await asyncio.to_thread(unfinished.kept, self.folder)
         work = await restored(context, kept) if kept is not None and kept.round == self.rounds_done else None
         if kept is None:
             return RoundWork(self.rounds_done)
         count = sum(bool(c.tokens) for question in kept.questions for c in question.completions)
         if work is None:
-            await asyncio.to_thread(in_flight_file.forget, self.folder)
+            await asyncio.to_thread(unfinished.forget, self.folder)
             text = f"{count} begun rollouts of round {kept.round + 1} do not fit the settings of now and are left out."
             await self.bus.publish(LogLine(level="info", text=text))
             return RoundWork(self.rounds_done)
@@ -190,10 +219,15 @@ class ModelStore:
 
     def for_guard(self, _rounds_done: int, rollbacks: int) -> Path:
         """The guard's word for saving: of a new best, or of older weights that are back (one more rollback)."""
-        if rollbacks == self.rollbacks:
+        before = self.rollbacks
+        if rollbacks == before:
             return self.save("evaluation").path
         self.rollbacks = rollbacks
-        return self.save("rollback", self._of_pinned()).path
+        try:
+            return self.save("rollback", self._of_pinned()).path
+        except BaseException:  # a full disk, say: it is tried again, and must not pass for an evaluation then
+            self.rollbacks = before
+            raise
 
     def _of_pinned(self) -> str:
         """The digest of the best checkpoint's weights, or of the newest before it."""

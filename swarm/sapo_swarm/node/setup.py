@@ -6,29 +6,40 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
+
 from sapo_backends.base import Engine, EngineInfo, Progress
-from sapo_swarm.algorithms.base import learning_rate
+from sapo_swarm.algorithms.base import learning_rate, local_groups
 from sapo_swarm.algorithms.registry import algorithm
 from sapo_swarm.config import RunConfig
+from sapo_swarm.evaluation import held_out_items, held_out_name
 from sapo_swarm.events import Mode, Phase, RunStarted
 from sapo_swarm.node.engine_thread import EngineHost
 from sapo_swarm.node.governor.limits import Limits
-from sapo_swarm.node.round.phases import RoundContext
-from sapo_swarm.node.round.progress import Activity
+from sapo_swarm.node.governor.requests import BadCommand
+from sapo_swarm.node.governor.sensors import Machine
+from sapo_swarm.node.round.context import Activity, Portion, RoundContext
+from sapo_swarm.node.storage.versions import versions
 from sapo_swarm.node.swarm.exchange import Exchange, Silo
+from sapo_swarm.scoring.rubric.judge import Judge
 from sapo_swarm.scoring.scorer import Scorer
+from sapo_swarm.tasks.own import library
 
 SILO = "silo"
 """In place of a swarm's id: part of every training seed."""
 Build = Callable[[Progress], Engine]
+Fetch = Callable[[Progress], None]
 
 
 @dataclass
 class NodeSetup:
     """Everything a node is given. folder: the run's own; build: loads the engine, called in its thread.
 
-    name, base, changed: of the model, for its history (events.RunStarted).
+    name, base, changed, trial: for its history (events.RunStarted). notes: sentences for the person, told once.
+    fetch: brings the model's files onto this disk, in the engine's thread, before build; it may be interrupted and called again.
     limits: what the person allows, asked for every second (in a thread), so that a change counts at once.
+    machine: reads the sensors of this machine and the disk of the folder that it is given.
+    judge: of the tasks that are judged by a rubric. deaths: see RunControl.
     """
 
     config: RunConfig
@@ -36,6 +47,7 @@ class NodeSetup:
     folder: Path
     build: Build
     limits: Callable[[], Limits] = Limits
+    machine: Callable[[Path], Machine] = Machine
     exchange: Exchange = field(default_factory=Silo)
     node_key: str = ""
     swarm: str = SILO
@@ -43,11 +55,36 @@ class NodeSetup:
     name: str = ""
     base: str = ""
     changed: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    trial: str = ""
+    fetch: Fetch = lambda _progress: None
+    judge: Judge | None = None
+    deaths: int = 0
 
     @property
     def mode(self) -> Mode:
         """Alone or in a swarm."""
         return "silo" if self.swarm == SILO else "swarm"
+
+    def allowed(self) -> Limits:
+        """The limits of now, as far as they concern this node: alone it needs no network."""
+        limits = self.limits()
+        return limits if self.mode == "swarm" else msgspec.structs.replace(limits, pause_on_metered=False)
+
+
+def as_opened(config: RunConfig, parameters: int) -> RunConfig:
+    """The settings with what a model of so many parameters decides, and without evaluations where no task has held-out rows here.
+
+    Raises BadTask.
+    """
+    every = config.eval_every if held_out_items(config.tasks, config.preset, 1) else 0
+    return msgspec.structs.replace(config, local_groups=local_groups(config, parameters), eval_every=every)
+
+
+def require_held_out(config: RunConfig) -> None:
+    """Raises BadCommand where no task of the run has held-out rows on this machine."""
+    if not held_out_items(config.tasks, config.preset, 1):
+        raise BadCommand(f"There are no held-out rows of {', '.join(config.tasks)} here: their host keeps them.")
 
 
 def round_context(
@@ -57,11 +94,11 @@ def round_context(
     scorer: Scorer,
     activity: Activity,
     stream: Callable[[Phase], None],
-    apart: frozenset[str],
+    excluded: frozenset[str],
 ) -> RoundContext:
-    """The bench of a node whose engine is loaded. config: the setup's, with what the engine decided filled in. apart: node.apart.
+    """The round context of a node whose engine is loaded. config: the setup's, with what the engine decided filled in.
 
-    Raises UnknownAlgorithm.
+    excluded: see RoundContext. Raises UnknownAlgorithm.
     """
     info, rule = host.engine.info, algorithm(config.algorithm)
     return RoundContext(
@@ -76,14 +113,13 @@ def round_context(
         activity=activity,
         stream=stream,
         model_label=info.model,
-        apart=apart,
+        excluded=excluded,
+        portion=Portion(most=max(1, config.local_groups * config.group_size // 2) if setup.deaths else 0),
     )
 
 
-def announcement(
-    run_id: str, mode: Mode, config: RunConfig, info: EngineInfo, rounds_done: int, versions: dict[str, str]
-) -> RunStarted:
-    """The event with which every opening of a model begins. config: with what the engine decided filled in."""
+def announcement(run_id: str, mode: Mode, config: RunConfig, info: EngineInfo, rounds_done: int) -> RunStarted:
+    """The event with which every opening of a model begins; reads the disk. config: with the engine's decisions in."""
     return RunStarted(
         run_id=run_id,
         mode=mode,
@@ -101,6 +137,8 @@ def announcement(
         round=rounds_done,
         rounds_planned=config.rounds,
         seed=config.seed,
-        versions=versions,
+        versions=versions(info.backend),
         computed_by=info.extra.get("computed_by", ""),
+        held_out=held_out_name(config.tasks, config.preset),
+        judged=any(library.has(task) and bool(library.find(task).spec.rubric) for task in config.tasks),
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 
@@ -17,7 +17,10 @@ import msgspec
 
 from sapo_swarm.protocol.identity import Identity
 from sapo_swarm.protocol.invite import Invite
+from sapo_swarm.protocol.reasons import in_words
 from sapo_swarm.protocol.safe_text import safe_text
+from sapo_swarm.protocol.snapshot import Snapshot, SnapshotNews, opened
+from sapo_swarm.protocol.task_offer import TaskOffer, TaskOffers, unpack_task
 from sapo_swarm.protocol.transport import TIMEOUT_S, CoordinatorError, Refused, Transport, Unreachable, parsed
 from sapo_swarm.protocol.wire import (
     MAX_GROUPS,
@@ -38,6 +41,7 @@ from sapo_swarm.protocol.wire import (
     label,
     unpack,
 )
+from sapo_swarm.tasks.own.folder import OwnTask
 
 __all__ = ["CoordinatorError", "ExchangeResult", "NodeClient", "Refused", "Unreachable"]
 
@@ -155,9 +159,34 @@ class NodeClient:
         """Raises Unreachable, Refused."""
         return parsed(await self._transport.get("/v1/leaderboard"), Leaderboard)
 
+    async def tasks(self) -> tuple[TaskOffer, ...]:
+        """The tasks of members' own that this swarm trains on. Raises Unreachable, Refused."""
+        body = await self._transport.signed("GET", "/v1/tasks", b"", "application/json")
+        return parsed(body, TaskOffers).tasks
+
+    async def task(self, offer: TaskOffer) -> OwnTask:
+        """Fetch a task, read as strictly as a folder. Nothing of it is stored. Raises Unreachable, Refused, BadTask."""
+        path = f"/v1/tasks/{offer.hash}"
+        return unpack_task(offer, await self._transport.signed("GET", path, b"", "application/json", offer.packed))
+
     async def leave(self) -> None:
         """Take this node's groups out of the pool. Raises Unreachable, Refused."""
         await self._transport.signed("POST", "/v1/leave", b"", "application/json")
+
+    async def snapshot(self, known: str) -> tuple[SnapshotNews, Snapshot | None]:
+        """Of the swarm's pool: which is the newest, and itself where its id is not `known`.
+
+        Raises Unreachable, Refused (code not_found: this coordinator makes none).
+        """
+        raw = await self._transport.signed("GET", "/v1/snapshots/newest", b"", "application/json")
+        news = parsed(raw, SnapshotNews)
+        if news.id == known:
+            return news, None
+        data = await self._transport.get(f"/v1/snapshots/{news.id}")
+        try:
+            return news, opened(data, news, self.invite.swarm, self.invite.fingerprint)
+        except WireError as error:
+            raise Refused("bad_reply", str(error)) from error
 
     # Every round: never raises for the network
 
@@ -167,9 +196,14 @@ class NodeClient:
         return max(0.0, self.next_at - self._clock())
 
     async def exchange(
-        self, groups: Sequence[SignedGroup], want: int, reward_local: float | None = None
+        self,
+        groups: Sequence[SignedGroup],
+        want: int,
+        reward_local: float | None = None,
+        accepts: Iterable[str] = (),
     ) -> ExchangeResult:
-        """Upload this round's groups (at most MAX_GROUPS; the rest is dropped) and sample up to `want` of others.
+        """Upload this round's groups (at most MAX_GROUPS; the rest is dropped) and sample up to `want` of others, of members' own
+        tasks only those whose generators are in `accepts`.
 
         Before `next_at` nothing is sent and the groups are dropped: stale ones are never flushed later.
         """
@@ -179,7 +213,8 @@ class NodeClient:
         started = self._clock()
         have = tuple(self._have) if self._pool <= LARGE_POOL else ()
         try:
-            body = encode(Upload(groups=groups, want=want, have=have, reward_local=reward_local))
+            accepted = tuple(accepts)
+            body = encode(Upload(groups=groups, want=want, have=have, reward_local=reward_local, accepts=accepted))
             reply = await self._transport.signed("PUT", f"/v1/rounds/{digest(body)}", body, MEDIA_TYPE)
             answer = decode(reply, RoundReply)
         except (CoordinatorError, WireError) as error:
@@ -240,5 +275,5 @@ def _sentence(answer: RoundReply, sent: int, refused: dict[str, int]) -> str:
     nodes = f"{answer.nodes} node{'' if answer.nodes == 1 else 's'}"
     said = f"Connected: {nodes}, {answer.rounds_per_s:.1f} rounds/s."
     if sent and sum(refused.values()) == sent:
-        return f"{said} None of the last {sent} groups was taken ({', '.join(sorted(refused))})."
+        return f"{said} None of the last {sent} groups was taken: {', '.join(in_words(refused))}."
     return said

@@ -124,10 +124,60 @@ def _read_file(path: Path) -> Identity:
 
 
 def _write_file(path: Path, identity: Identity) -> None:
+    _write_secret(path, identity.secret.hex())
+
+
+def _write_secret(path: Path, text: str) -> None:
+    """Whole or not at all: half a key would be refused for ever."""
+    partial = path.with_name(f"{path.name}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        partial.unlink(missing_ok=True)
+        handle = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(handle, "w") as file:
-            file.write(identity.secret.hex() + "\n")
+            file.write(text + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
     except OSError as error:
-        raise KeyStoreError(f"The node's key cannot be kept in {path}: {error}.") from error
+        raise KeyStoreError(f"The secret cannot be kept in {path}: {error}.") from error
+
+
+def keep_text(folder: Path, name: str, text: str, keyring: Keyring | None = None, timeout_s: float = TIMEOUT_S) -> str:
+    """Keep a secret of one line (a token, say): in the keyring, else in `<name>.secret` in the folder, mode 0600.
+
+    Gives the sentence that tells the person where it lies. "" forgets it. Raises KeyStoreError.
+    """
+    path = folder / f"{name}.secret"
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise KeyStoreError(f"{path} cannot be removed: {error}.") from error
+    ring = keyring if keyring is not None else _system_keyring()
+    if ring is not None and id(ring) not in _broken:
+        try:
+            _with_deadline(lambda: ring.set_password(SERVICE, name, text), timeout_s)
+            if (_with_deadline(lambda: ring.get_password(SERVICE, name), timeout_s) or "") == text:
+                return f"in the keyring, as {SERVICE}"
+        except Exception:
+            _broken.add(id(ring))
+    if text:
+        _write_secret(path, text)
+    return f"in {path} (readable by you only), because no keyring works here"
+
+
+def kept_text(folder: Path, name: str, keyring: Keyring | None = None, timeout_s: float = TIMEOUT_S) -> str:
+    """What keep_text kept; "" where there is nothing."""
+    try:
+        if text := (folder / f"{name}.secret").read_text("utf-8").strip():
+            return text
+    except (OSError, UnicodeDecodeError):
+        pass
+    ring = keyring if keyring is not None else _system_keyring()
+    if ring is None or id(ring) in _broken:
+        return ""
+    try:
+        return _with_deadline(lambda: ring.get_password(SERVICE, name), timeout_s) or ""
+    except Exception:
+        _broken.add(id(ring))
+        return ""

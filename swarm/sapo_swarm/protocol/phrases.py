@@ -4,7 +4,8 @@ Right answers can carry any text around them, and text that is trained on comes 
 phrases (three words in a row, and single long words; numbers, the answer and words of the question are left out). What this
 node wrote before anybody sent it is its own. Everything else is foreign: of the newest groups only a few may teach the
 same foreign phrase, whoever signed them, and once the node itself writes it often, that is said and no group with it is
-taken any more. Pure bookkeeping over one session.
+taken any more. Pure bookkeeping; it is kept with the model (`packed`, `unpacked`), since what is foreign must not become
+this node's own by a restart.
 """
 
 from __future__ import annotations
@@ -13,6 +14,10 @@ import re
 from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
 
 WINDOW = 256
 """Newest groups taken, over all sources;"""
@@ -22,6 +27,8 @@ WORDS = 3
 """Words of a phrase."""
 REAL_WORDS = 2
 """of which so many are neither numbers nor of the question: steps of a calculation look alike everywhere."""
+LONGEST_WORD = 40
+"""Letters of a word that count: what is remembered is bounded in bytes too."""
 LONG_WORD = 4
 """Letters from which on a single word counts as a phrase."""
 REMEMBERED = 65_536
@@ -48,7 +55,7 @@ def phrases(text: str, prompt: str) -> frozenset[str]:
     known = set(_WORD.findall(prompt.lower()))
     read = text if len(text) <= 2 * LONGEST else text[:LONGEST] + " " + text[-LONGEST:]
     words = [
-        "0" if word.isdigit() else "?" if word in known else word
+        "0" if word.isdigit() else "?" if word in known else word[:LONGEST_WORD]
         for word in _WORD.findall(_ANSWER.sub(" ", read).lower())
     ]
     found = {word for word in words if len(word) >= LONG_WORD}
@@ -57,6 +64,21 @@ def phrases(text: str, prompt: str) -> frozenset[str]:
         if sum(word not in "0?" for word in part) >= REAL_WORDS:
             found.add(" ".join(part))
     return frozenset(found)
+
+
+_Phrase = Annotated[str, Meta(max_length=WORDS * (LONGEST_WORD + 1))]
+_Found = tuple[_Phrase, ...]
+
+
+class KeptPhrases(msgspec.Struct, frozen=True, kw_only=True):
+    """A PhraseWatch at rest. own, foreign: the longest known first. taken, local: windows, oldest first."""
+
+    own: Annotated[_Found, Meta(max_length=REMEMBERED)]
+    foreign: Annotated[_Found, Meta(max_length=REMEMBERED)]
+    taken: Annotated[tuple[_Found, ...], Meta(max_length=WINDOW)]
+    local: Annotated[tuple[_Found, ...], Meta(max_length=LOCAL_WINDOW)]
+    observed: Annotated[int, Meta(ge=0, lt=2**53)]
+    format: Annotated[int, Meta(ge=1, le=1)] = 1
 
 
 @dataclass(slots=True)
@@ -85,6 +107,10 @@ class PhraseWatch:
                     _remember(self._own, phrase)
             self._observed += 1
             self._slide(self._local, self._written, found & self._foreign.keys(), LOCAL_WINDOW)
+        self._look()
+
+    def _look(self) -> None:
+        """Which foreign phrases this node writes often now."""
         self.drifted = {
             phrase: count / len(self._local)
             for phrase, count in self._written.items()
@@ -114,6 +140,28 @@ class PhraseWatch:
             f"This model now writes “{phrase}” in {self.drifted[phrase]:.0%} of its attempts, and never did before others sent "
             "it. Groups with it are refused. To go back to older weights: sapo-desktop runs"
         )
+
+    def packed(self) -> KeptPhrases:
+        """All of it as a record."""
+        return KeptPhrases(
+            own=tuple(self._own),
+            foreign=tuple(self._foreign),
+            taken=tuple(map(tuple, self._taken)),
+            local=tuple(map(tuple, self._local)),
+            observed=self._observed,
+        )
+
+    @staticmethod
+    def unpacked(kept: KeptPhrases) -> PhraseWatch:
+        """Inverse of packed()."""
+        made = PhraseWatch(_own=OrderedDict.fromkeys(kept.own), _foreign=OrderedDict.fromkeys(kept.foreign))
+        made._observed = kept.observed
+        for found in kept.taken:
+            made._slide(made._taken, made._taught, frozenset(found), WINDOW)
+        for found in kept.local:
+            made._slide(made._local, made._written, frozenset(found), LOCAL_WINDOW)
+        made._look()
+        return made
 
     @staticmethod
     def _slide(window: deque[frozenset[str]], counts: Counter[str], found: frozenset[str], size: int) -> None:

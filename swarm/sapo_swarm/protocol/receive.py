@@ -20,8 +20,8 @@ from sapo_swarm.protocol.phrases import PhraseWatch
 from sapo_swarm.protocol.safe_text import safe_text
 from sapo_swarm.protocol.time_quota import TimeQuota
 from sapo_swarm.protocol.wire import GroupBody, SignedGroup, WireError, content_digest, unpack
-from sapo_swarm.tasks.catalogue import CATALOGUE
-from sapo_swarm.tasks.seeds import is_train
+from sapo_swarm.tasks.catalogue import CATALOGUE, is_train
+from sapo_swarm.tasks.own.library import PRESET
 from sapo_swarm.types import (
     GENERATOR_VERSION,
     MAX_COMPLETION_BYTES,
@@ -100,7 +100,8 @@ Likelihood = Callable[[Question, Sequence[str]], Awaitable[float]]
 
 @dataclass(frozen=True, slots=True)
 class AcceptanceRules:
-    """What a node takes. tasks: dataset names (default: the allow-list). max_bytes: longest completion.
+    """What a node takes. tasks: dataset names (default: the allow-list). own: (name, generator) of the tasks of members' own that
+    the person accepted. max_bytes: longest completion.
 
     length_factor: a group's median completion may be so many times the 95th percentile of local ones.
     logprob_floor: nats a token, see Likelihood; docs/decisions/0009-likelihood.md has the measurement. max_age_s: of the
@@ -108,6 +109,7 @@ class AcceptanceRules:
     """
 
     tasks: frozenset[str] = frozenset(CATALOGUE)
+    own: frozenset[tuple[str, str]] = frozenset()
     max_bytes: int = MAX_COMPLETION_BYTES
     length_factor: float = 4.0
     logprob_floor: float = -6.0
@@ -202,8 +204,11 @@ class Receiver:
         ref = body.ref
         if abs(now - body.ts / 1000) > self.rules.max_age_s:
             return "stale"
-        known = ref.dataset in self.rules.tasks and ref.preset in CATALOGUE.get(ref.dataset, {})
-        if not known or ref.generator != GENERATOR_VERSION:
+        if ref.generator == GENERATOR_VERSION:
+            known = ref.dataset in self.rules.tasks and ref.preset in CATALOGUE.get(ref.dataset, {})
+        else:
+            known = (ref.dataset, ref.generator) in self.rules.own and ref.preset == PRESET
+        if not known:
             return "task"
         return "" if is_train(ref) else "seed"
 
@@ -283,4 +288,6 @@ def _group(body: GroupBody, question: Question, verdict: Verdict) -> Group:
         Rollout(completion.text, completion.finish, float(reward), shortcut=place in verdict.shortcut)
         for place, (completion, reward) in enumerate(zip(body.completions, verdict.rewards, strict=True))
     )
-    return Group(question, rollouts, "external", body.node, safe_text(body.model, 80, lines=False))
+    return Group(
+        question, rollouts, "external", body.node, safe_text(body.model, 80, lines=False), step=body.policy_step
+    )

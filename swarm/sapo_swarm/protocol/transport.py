@@ -9,6 +9,8 @@ Error tree::
 
 from __future__ import annotations
 
+import errno
+import socket
 import ssl
 import time
 from collections.abc import Callable
@@ -23,7 +25,7 @@ from sapo_swarm.protocol.identity import Identity
 from sapo_swarm.protocol.invite import Invite
 from sapo_swarm.protocol.safe_text import safe_text
 from sapo_swarm.protocol.wire import H_PROTO, H_TIME, MAX_BODY, Problem, WireError, unpack_json
-from sapo_swarm.types import PROTOCOL_VERSION
+from sapo_swarm.types import PROTOCOL_VERSION, UNREADABLE
 
 TIMEOUT_S = 10.0
 INTERIM_ANSWERS = 8
@@ -54,7 +56,7 @@ class _Reply:
     body: bytes
 
 
-class _Response(aiohttp.ClientResponse):
+class Response(aiohttp.ClientResponse):
     """An answer before which only so many interim ones (1xx) may come: without a limit they keep a client busy for ever."""
 
     async def start(self, connection: Connection) -> aiohttp.ClientResponse:
@@ -103,7 +105,7 @@ class Transport:
             base_url=self._invite.url,
             connector=connector,
             timeout=self._timeout,
-            response_class=_Response,
+            response_class=Response,
             auto_decompress=False,
             headers={"User-Agent": "sapo-desktop", H_PROTO: str(PROTOCOL_VERSION), "Accept-Encoding": "identity"},
             cookie_jar=aiohttp.DummyCookieJar(),
@@ -123,8 +125,9 @@ class Transport:
         """The body of a 2xx answer to an unsigned request. Raises Unreachable, Refused."""
         return _checked(await self._request("GET", path))
 
-    async def signed(self, method: str, path: str, body: bytes, media: str) -> bytes:
-        """The body of a 2xx answer. A request that met the wrong clock or a broken connection goes out once more.
+    async def signed(self, method: str, path: str, body: bytes, media: str, limit: int = MAX_BODY) -> bytes:
+        """The body of a 2xx answer, of at most `limit` bytes. A request that met the wrong clock or a broken connection goes out
+        once more.
 
         Raises Unreachable, Refused.
         """
@@ -133,7 +136,7 @@ class Transport:
             headers = self._identity.sign_request(method, path, self._invite.swarm, ts, body).headers()
             headers["Content-Type"] = media
             try:
-                return _checked(await self._request(method, path, body, headers))
+                return _checked(await self._request(method, path, body, headers, limit))
             except Refused as refused:
                 if refused.code != "clock_skew" or attempt == 2:
                     raise
@@ -143,7 +146,12 @@ class Transport:
         raise AssertionError("two attempts")
 
     async def _request(
-        self, method: str, path: str, body: bytes = b"", headers: dict[str, str] | None = None
+        self,
+        method: str,
+        path: str,
+        body: bytes = b"",
+        headers: dict[str, str] | None = None,
+        limit: int = MAX_BODY,
     ) -> _Reply:
         if self._session is None:
             raise Unreachable("The client is closed.")
@@ -153,8 +161,8 @@ class Transport:
                 method, path, data=body or None, headers=headers, allow_redirects=False
             ) as response:
                 self._correct_clock(response.headers.get(H_TIME, ""))
-                content = await response.content.read(MAX_BODY + 1)
-                while len(content) <= MAX_BODY and (more := await response.content.read(MAX_BODY + 1 - len(content))):
+                content = bytearray()
+                while len(content) <= limit and (more := await response.content.read(limit + 1 - len(content))):
                     content += more
         except aiohttp.ServerFingerprintMismatch as error:
             raise Unreachable(
@@ -164,16 +172,32 @@ class Transport:
         except TimeoutError as error:
             raise Unreachable(f"{self._invite.host}:{self._invite.port} does not answer in time.") from error
         except (aiohttp.ClientError, OSError, ssl.SSLError, ValueError) as error:
-            reason = safe_text(str(error), 120, lines=False) or type(error).__name__
-            raise Unreachable(f"{self._invite.host}:{self._invite.port} cannot be reached ({reason}).") from error
+            raise Unreachable(f"{self._invite.host}:{self._invite.port} cannot be reached: {why_not(error)}") from error
         self.bytes_received += len(content)
-        if len(content) > MAX_BODY:
+        if len(content) > limit:
             raise Refused("bad_reply", "The coordinator's answer is longer than the protocol allows.")
-        return _Reply(response.status, content)
+        return _Reply(response.status, bytes(content))
 
     def _correct_clock(self, text: str) -> None:
         if text.isascii() and text.isdigit() and len(text) <= 16:
             self._offset = int(text) / 1000 - self._wall()
+
+
+def why_not(error: Exception) -> str:
+    """What keeps a request from its answer, in words."""
+    cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
+    match cause:
+        case aiohttp.ClientConnectorDNSError() | socket.gaierror():
+            return "its name is not known. Is this machine online?"
+        case ssl.SSLError() | aiohttp.ClientSSLError():
+            return "no safe connection comes about. Ask the host for a new invite."
+        case ConnectionRefusedError():
+            return "nothing listens there. Is the coordinator running?"
+        case aiohttp.ServerDisconnectedError() | ConnectionError():
+            return "it ended the connection."
+        case OSError(errno=errno.ENETUNREACH | errno.EHOSTUNREACH):
+            return "there is no way to it. Is this machine online?"
+    return f"{safe_text(str(error), 120, lines=False) or type(error).__name__}."
 
 
 def _checked(reply: _Reply) -> bytes:
@@ -182,7 +206,7 @@ def _checked(reply: _Reply) -> bytes:
         return reply.body
     try:
         problem = msgspec.json.decode(reply.body, type=Problem)
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+    except UNREADABLE:
         raise Refused("bad_reply", f"The coordinator answered {reply.status} without a reason.") from None
     sentence = safe_text(problem.detail or problem.title, 300, lines=False)
     raise Refused(problem.code, sentence, problem.retry_after_s)

@@ -18,7 +18,7 @@ import msgspec
 import zstandard
 from msgspec import Meta
 
-from sapo_swarm.types import PROTOCOL_VERSION, Finish, Name, NodeId, Sha256, TaskRef
+from sapo_swarm.types import PROTOCOL_VERSION, UNREADABLE, Finish, Generator, Name, NodeId, Sha256, TaskRef
 
 MEDIA_TYPE = f"application/vnd.sapo.v{PROTOCOL_VERSION}+msgpack+zstd"
 PROBLEM_TYPE = "application/problem+json"
@@ -93,17 +93,19 @@ class SignedGroup(_Wire, frozen=True):
     signature: Annotated[bytes, Meta(min_length=64, max_length=64)]
 
 
-class Upload(_Wire, frozen=True):
+class Upload(_Wire, frozen=True, omit_defaults=True):
     """Body of PUT /v1/rounds/{sha256 of body}.
 
     want: groups of others to send back. have: ids (group_id) of groups received lately, not to be sent again.
-    reward_local: the node's own mean reward, as it says, for the status page only.
+    reward_local: the node's own mean reward, as it says, for the status page only. accepts: generators of the members' own
+    tasks that this node takes groups of (not sent where there are none: earlier coordinators do not know it).
     """
 
     groups: Annotated[tuple[SignedGroup, ...], Meta(max_length=MAX_GROUPS)]
     want: Annotated[int, Meta(ge=0, le=MAX_WANT)] = 0
     have: Annotated[tuple[GroupId, ...], Meta(max_length=256)] = ()
     reward_local: Fraction | None = None
+    accepts: Annotated[tuple[Generator, ...], Meta(max_length=16)] = ()
 
 
 class GroupResult(_Wire, frozen=True):
@@ -229,7 +231,7 @@ def unpack(data: bytes | bytearray | memoryview | msgspec.Raw, kind: type[T]) ->
         decoder = _decoders[kind] = msgspec.msgpack.Decoder(kind)
     try:
         return decoder.decode(data)  # type: ignore[return-value]
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise WireError(f"The message is not a valid {kind.__name__}: {str(error)[:200]}") from error
 
 
@@ -237,23 +239,23 @@ def unpack_json(data: bytes, kind: type[T]) -> T:
     """The struct in JSON bytes. Raises WireError."""
     try:
         return msgspec.json.decode(data, type=kind)
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise WireError(f"The message is not a valid {kind.__name__}: {str(error)[:200]}") from error
 
 
-def inflate(data: bytes) -> bytes:
+def inflate(data: bytes, most: int = MAX_BODY, most_raw: int = MAX_RAW) -> bytes:
     """Undo one zstd frame. The header is judged before a byte is decompressed. Raises WireError, TooLarge."""
-    if len(data) > MAX_BODY:
-        raise TooLarge(f"The body has {len(data)} bytes; the limit is {MAX_BODY}.")
+    if len(data) > most:
+        raise TooLarge(f"The body has {len(data)} bytes; the limit is {most}.")
     try:
         header = zstandard.get_frame_parameters(data)
         if header.content_size in (0, zstandard.CONTENTSIZE_UNKNOWN, zstandard.CONTENTSIZE_ERROR):
             raise WireError("The zstd frame must declare its size.")
-        if header.content_size > MAX_RAW or header.window_size > MAX_WINDOW:
-            raise TooLarge(f"The body would unpack to {header.content_size} bytes; the limit is {MAX_RAW}.")
+        if header.content_size > most_raw or header.window_size > MAX_WINDOW:
+            raise TooLarge(f"The body would unpack to {header.content_size} bytes; the limit is {most_raw}.")
         if header.dict_id:
             raise WireError("zstd dictionaries are not part of the protocol.")
-        return _decompress.decompress(data, max_output_size=MAX_RAW, allow_extra_data=False)
+        return _decompress.decompress(data, max_output_size=most_raw, allow_extra_data=False)
     except zstandard.ZstdError as error:
         raise WireError(f"The body is not one zstd frame: {str(error)[:100]}") from error
 

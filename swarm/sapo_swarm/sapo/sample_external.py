@@ -7,20 +7,48 @@ reward_guided     as uniform_nonzero, with weight p (1 - p) of the group's mean 
                   the largest policy gradient
 novelty           as uniform_nonzero, with more weight on what this node has rarely trained on
 none              no external groups
-================  ====================================================================================================
-"""
+================  ===================================================================================================="""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sapo_swarm.registry import UnknownStrategy
 from sapo_swarm.sapo.advantage import MIN_SPREAD, as_rewards, spread
-from sapo_swarm.sapo.novelty import Seen, novelty
+from sapo_swarm.tasks.prompts import extract_answer
 from sapo_swarm.types import Group
+
+ENDING = 64
+"""Characters of a text that stand for its answer where it has no answer tags."""
+Seen = Mapping[str, int]
+"""Key of keys(group) -> times trained on."""
+
+
+def keys(group: Group) -> list[str]:
+    """The task, and each distinct correct answer to it: questions are always fresh, what they teach is not."""
+    task = group.question.ref.dataset
+    answers = {extract_answer(r.text) or r.text[-ENDING:] for r in group.rollouts if r.reward >= 1.0}
+    return [task, *(f"{task}={answer}" for answer in sorted(answers))]
+
+
+def observe_trained(seen: Counter[str], groups: Iterable[Group]) -> None:
+    """Count groups that went into an update."""
+    for group in groups:
+        seen.update(keys(group))
+
+
+def novelty(groups: Sequence[Group], seen: Seen) -> NDArray[np.float64]:
+    """(N,) in (0, 1]: 1 for a task and answers never trained on, less the more often they were.
+
+    The geometric mean of 1 / sqrt(1 + count) over the task and its answers, as a count-based bonus of exploration
+    (arXiv 1606.01868, section 2).
+    """
+    return np.array([np.exp(np.mean([-0.5 * np.log1p(seen.get(key, 0)) for key in keys(g)])) for g in groups])
+
 
 Strategy = Callable[[Sequence[Group], Seen], NDArray[np.float64]]
 """(N,) non-negative weights of N groups, given what the node has trained on; 0 leaves a group out."""

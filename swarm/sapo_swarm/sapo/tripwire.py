@@ -16,8 +16,10 @@ from typing import Literal
 import msgspec
 
 from sapo_swarm.evaluation import ItemResult, gained_and_lost
-from sapo_swarm.events import Evaluated, ExternalSwitched
+from sapo_swarm.events import Evaluated, ExternalSwitched, RunStarted
 
+KINDS = ("run_started", "evaluation", "external")
+"""Events that a watch is made of."""
 FALL = 1 / 3
 """Part of the best that must be gone to be found; a larger tolerance looks for a larger fall."""
 SUSPICION = 1.65
@@ -55,7 +57,8 @@ class Watch(msgspec.Struct, frozen=True):
     best: the mark that later results are compared with. evidence: in nats, that the present weights lost FALL of it.
     suspect: a result with which the evidence became enough for a closer look.
     taking: external groups are taken. trips: times that the wire tripped. restored: rounds in the checkpoint that came
-    back last. sentence: why nothing is taken, else "".
+    back last. sentence: why nothing is taken, else "". tasks, held_out: of the session (RunStarted): best, suspect and
+    evidence are results on its questions.
     """
 
     best: HeldOut | None = None
@@ -65,6 +68,8 @@ class Watch(msgspec.Struct, frozen=True):
     trips: int = 0
     restored: int = 0
     sentence: str = ""
+    tasks: tuple[str, ...] = ()
+    held_out: str = ""
 
 
 def watch_of(events: Iterable[object], items: int, tolerance: float) -> Watch:
@@ -80,6 +85,8 @@ def observe(watch: Watch, event: object, items: int, tolerance: float) -> Watch:
 
     tolerance: part of the best that may be lost; 0 = suspect nothing, ever.
     """
+    if isinstance(event, RunStarted):
+        return _opened(watch, event)
     if isinstance(event, ExternalSwitched):
         return _switched(watch, event)
     if not isinstance(event, Evaluated) or event.items != items:
@@ -89,6 +96,16 @@ def observe(watch: Watch, event: object, items: int, tolerance: float) -> Watch:
         return msgspec.structs.replace(watch, best=now, suspect=None, evidence=0.0)
     found = max(0.0, watch.evidence + evidence(watch.best, now, tolerance)) if watch.taking and tolerance > 0 else 0.0
     return msgspec.structs.replace(watch, evidence=found, suspect=now if found > SUSPICION else None)
+
+
+def _opened(watch: Watch, event: RunStarted) -> Watch:
+    """A session that asks other held-out questions starts without a mark: results on different questions cannot be compared.
+    What was decided about external groups holds. Sessions of versions that did not name their questions go by their tasks."""
+    tasks = tuple(sorted(event.tasks))
+    named = watch.held_out and event.held_out
+    same = watch.held_out == event.held_out if named else watch.tasks in ((), tasks)
+    watch = msgspec.structs.replace(watch, tasks=tasks, held_out=event.held_out)
+    return watch if same else msgspec.structs.replace(watch, best=None, suspect=None, evidence=0.0)
 
 
 def _switched(watch: Watch, event: ExternalSwitched) -> Watch:
@@ -122,7 +139,7 @@ def fall(tolerance: float) -> float:
 
 def evidence(best: HeldOut, now: HeldOut, tolerance: float) -> float:
     """Log-likelihood ratio of one evaluation, in nats: that the rate fell by fall(tolerance), against that it is the best's.
-    Positive speaks for a fall. Rates are drawn in by two successes and two failures, so that 0 and 1 are not certain."""
+    Positive speaks for a fall. Rates are shrunk by two successes and two failures, so that 0 and 1 are not certain."""
     if best.pass_at_1 * now.items < LEAST_RIGHT:
         return 0.0
     before = (best.pass_at_1 * best.items + 2) / (best.items + 4)

@@ -31,7 +31,9 @@ _SYSCALLS = {
             "clone": 56, "fork": 57, "vfork": 58, "execve": 59, "kill": 62, "ptrace": 101, "mount": 165, "socket": 41,
             "connect": 42, "bind": 49, "listen": 50, "keyctl": 250, "add_key": 248, "request_key": 249, "unshare": 272,
             "process_vm_readv": 310, "process_vm_writev": 311, "bpf": 321, "execveat": 322, "io_uring_setup": 425,
-            "pidfd_open": 434, "clone3": 435, "socketpair": 53,
+            "pidfd_open": 434, "clone3": 435, "socketpair": 53, "tkill": 200, "tgkill": 234, "rt_sigqueueinfo": 129,
+            "rt_tgsigqueueinfo": 297, "pidfd_send_signal": 424, "pidfd_getfd": 438, "prlimit64": 302, "setns": 308,
+            "perf_event_open": 298, "userfaultfd": 323,
         },
     ),
     "aarch64": (
@@ -40,24 +42,31 @@ _SYSCALLS = {
             "clone": 220, "execve": 221, "kill": 129, "ptrace": 117, "mount": 40, "socket": 198, "connect": 203,
             "bind": 200, "listen": 201, "keyctl": 219, "add_key": 217, "request_key": 218, "unshare": 97,
             "process_vm_readv": 270, "process_vm_writev": 271, "bpf": 280, "execveat": 281, "io_uring_setup": 425,
-            "pidfd_open": 434, "clone3": 435, "socketpair": 199,
+            "pidfd_open": 434, "clone3": 435, "socketpair": 199, "tkill": 130, "tgkill": 131, "rt_sigqueueinfo": 138,
+            "rt_tgsigqueueinfo": 240, "pidfd_send_signal": 424, "pidfd_getfd": 438, "prlimit64": 261, "setns": 268,
+            "perf_event_open": 241, "userfaultfd": 282,
         },
     ),
 }  # fmt: skip
 """Audit architecture, and the numbers of the system calls that are denied."""
 _CLONE_THREAD = 0x10000
-_LOAD, _EQUAL, _SET, _RETURN = 0x20, 0x15, 0x45, 0x06
+_X32 = 0x40000000
+"""From here on, numbers of a second table of the same calls (x86_64)."""
+_LOAD, _EQUAL, _AT_LEAST, _SET, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _ALLOW, _ERROR = 0x7FFF0000, 0x00050000
+
+PHRASES = (
+    "reads nothing but the program's own files and your tasks",
+    "no programs, processes or sockets from anywhere",
+)
+"""Of Landlock and of seccomp."""
 
 
 def apply(also: Sequence[Path] = ()) -> tuple[list[str], list[str]]:
     """Put in force what this kernel has: (in force, missing), as phrases for `doctor`. Irreversible, for this thread and what it
     starts. Elsewhere than on Linux everything is missing. also: folders that may be read beside the program's own: the tasks
     that the person made."""
-    files, calls = (
-        "reads nothing but the program's own files and your tasks",
-        "no programs, processes or sockets from anywhere",
-    )
+    files, calls = PHRASES
     if sys.platform != "linux":
         return [], [files, calls]
     libc = ctypes.CDLL(None, use_errno=True)
@@ -106,7 +115,8 @@ def _allow_reading(libc: ctypes.CDLL, ruleset: int, place: str) -> None:
 
 
 def _restrict_calls(libc: ctypes.CDLL) -> bool:
-    """seccomp: the calls of _SYSCALLS fail with EPERM; a clone that makes a thread is let pass, clone3 sends callers to clone."""
+    """seccomp: the calls of _SYSCALLS fail with EPERM. Let pass: a clone that makes a thread (clone3 sends callers to clone), a
+    signal to this process itself, and its own limits."""
     known = _SYSCALLS.get(platform.machine())
     if known is None:
         return False
@@ -116,10 +126,14 @@ def _restrict_calls(libc: ctypes.CDLL) -> bool:
         _line(_EQUAL, architecture, 1, 0),
         _line(_RETURN, _ERROR | errno.EPERM),
         _line(_LOAD, 0),
+        _line(_AT_LEAST, _X32, 0, 1),
+        _line(_RETURN, _ERROR | errno.EPERM),
     ]
+    harmless = {"clone": (_SET, _CLONE_THREAD), "tgkill": (_EQUAL, os.getpid()), "prlimit64": (_EQUAL, 0)}
     for name, number in numbers.items():
-        if name == "clone":
-            program += [_line(_EQUAL, number, 0, 4), _line(_LOAD, 16), _line(_SET, _CLONE_THREAD, 1, 0)]
+        if name in harmless:  # by its first argument
+            how, value = harmless[name]
+            program += [_line(_EQUAL, number, 0, 4), _line(_LOAD, 16), _line(how, value, 1, 0)]
             program += [_line(_RETURN, _ERROR | errno.EPERM), _line(_RETURN, _ALLOW)]
             continue
         code = errno.ENOSYS if name == "clone3" else errno.EPERM

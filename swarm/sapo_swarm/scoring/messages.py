@@ -6,18 +6,26 @@ from typing import BinaryIO, Literal
 
 import msgspec
 
-from sapo_swarm.types import RewardRule, TaskRef
+from sapo_swarm.scoring.turns.play import Step
+from sapo_swarm.types import MAX_COMPLETION_BYTES, RewardRule, TaskRef
 
 MAX_FRAME = 64 * 2**20
 Stage = Literal["", "generate", "score", "worker"]
 
 
 class Job(msgspec.Struct, frozen=True, array_like=True):
-    """Regenerate a question and score texts against it (none: only the question is wanted)."""
+    """Regenerate a question and score texts against it (none: only the question is wanted).
+
+    turns: of the model in one episode of the task's environment, to be answered; final: there is no room for another.
+    truth: the answer that the task itself gives is wanted too. It never leaves this machine.
+    """
 
     ref: TaskRef
     texts: tuple[str, ...] = ()
     rule: RewardRule = RewardRule()
+    turns: tuple[str, ...] = ()
+    final: bool = False
+    truth: bool = False
 
 
 class Reply(msgspec.Struct, frozen=True, array_like=True):
@@ -25,7 +33,8 @@ class Reply(msgspec.Struct, frozen=True, array_like=True):
 
     stage "generate": there is no such question here; "score": the texts were at fault; "worker": the worker was.
     shortcut: places of the texts that a contrast cost something. costly: it failed for want of time or memory.
-    seconds: of processor time that the job took.
+    seconds: of processor time that the job took. tools: of the task's environment, as JSON. step: where an episode stands.
+    truth: the task's own answer, cut to MAX_COMPLETION_BYTES; "" where there is none (a judge decides, code decides).
     """
 
     prompt: str = ""
@@ -36,6 +45,9 @@ class Reply(msgspec.Struct, frozen=True, array_like=True):
     shortcut: tuple[int, ...] = ()
     costly: bool = False
     seconds: float = 0.0
+    tools: str = ""
+    step: Step | None = None
+    truth: str = ""
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True):
@@ -44,6 +56,13 @@ class Hello(msgspec.Struct, frozen=True, array_like=True):
     limits: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
     failure: str = ""
+
+
+def cap(text: str) -> str:
+    """The last MAX_COMPLETION_BYTES of the text in UTF-8: the answer stands at the end. Lone surrogates become "?"."""
+    if text.isascii() and len(text) <= MAX_COMPLETION_BYTES:
+        return text
+    return text.encode("utf-8", "replace")[-MAX_COMPLETION_BYTES:].decode("utf-8", "ignore")
 
 
 class ConnectionLost(Exception):

@@ -17,15 +17,17 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
 from sapo_swarm.scoring.limits import MEMORY_BYTES
-from sapo_swarm.scoring.messages import Job, Reply
+from sapo_swarm.scoring.messages import Job, Reply, cap
 from sapo_swarm.scoring.process import MARGIN_S, ScorerUnavailable, WorkerProcess
-from sapo_swarm.scoring.verify import cap
-from sapo_swarm.types import STRICT, Question, RewardRule, TaskRef
+from sapo_swarm.scoring.rubric.groups import is_judged, judged_groups
+from sapo_swarm.scoring.rubric.judge import Judge
+from sapo_swarm.scoring.turns.play import Step
+from sapo_swarm.types import STRICT, AnswerFormat, Question, RewardRule, TaskRef
 
 __all__ = ["Scored", "Scorer", "ScorerUnavailable", "ScoringFailed", "Unanswerable"]
 
@@ -53,6 +55,8 @@ class Scored:
 
 _log = logging.getLogger(__name__)
 V = TypeVar("V")
+MAX_TURN = 2**16
+"""Characters of a model's turn that an environment gets to see."""
 REMEMBERED = 4096
 """References whose cost, or whose uselessness, is remembered."""
 
@@ -72,7 +76,8 @@ class Scorer:
 
     `async with Scorer() as scorer:` starts the worker in the background (0.8 s, once).
     command: another way to start a worker than this interpreter (tests start one with hostile verifiers). niceness: of the
-    worker's process, so that judging others' groups steps back for everything else.
+    worker's process, so that judging external groups steps back for everything else. answer_format: where every answer that
+    this scorer judges stands, whatever the other settings of a rule. judge: of the tasks that are judged by a rubric.
     """
 
     def __init__(
@@ -81,7 +86,11 @@ class Scorer:
         margin_s: float = MARGIN_S,
         command: Sequence[str] = (),
         niceness: int = 0,
+        answer_format: AnswerFormat = "tags",
+        judge: Judge | None = None,
     ) -> None:
+        self.judge = judge
+        self.answer_format: AnswerFormat = answer_format
         self.worker = WorkerProcess(memory_bytes, margin_s, command, niceness)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="scorer")
         self._pending: list[tuple[Sequence[Job], asyncio.Future[list[Reply]]]] = []
@@ -89,6 +98,7 @@ class Scorer:
         self._warm: asyncio.Future[None] | None = None
         self._seconds: OrderedDict[TaskRef, float] = OrderedDict()
         self._hopeless: OrderedDict[TaskRef, Reply] = OrderedDict()
+        self._tools: dict[str, tuple[dict[str, Any], ...]] = {}
 
     async def __aenter__(self) -> Scorer:
         self._warm = asyncio.get_running_loop().run_in_executor(self._thread, self._prewarm)
@@ -114,6 +124,14 @@ class Scorer:
         replies = await self._submit([Job(ref) for ref in refs])
         return [_question(ref, reply) for ref, reply in zip(refs, replies, strict=True)]
 
+    async def truth(self, question: Question) -> str:
+        """The answer that the task itself gives; "" where it gives none, or makes another question of the reference here.
+
+        Raises ScorerUnavailable.
+        """
+        reply = (await self._submit([Job(question.ref, truth=True)]))[0]
+        return reply.truth if reply.prompt == question.prompt else ""
+
     async def score(self, ref: TaskRef, texts: Sequence[str], rule: RewardRule = STRICT) -> Scored:
         """Score the completions of one question. Raises ScoringFailed, ScorerUnavailable."""
         result = (await self.score_many([(ref, texts)], rule))[0]
@@ -125,18 +143,23 @@ class Scorer:
         self, groups: Sequence[tuple[TaskRef, Sequence[str]]], rule: RewardRule = STRICT
     ) -> list[Scored | ScoringFailed]:
         """Score many groups in one round-trip; a failed group is its ScoringFailed. Raises ScorerUnavailable."""
+        rule = msgspec.structs.replace(rule, answer_format=self.answer_format)
         jobs = [Job(ref, tuple(map(cap, texts)), rule) for ref, texts in groups]
         replies = await self._submit(jobs)
         return [_scored(job.ref, reply) for job, reply in zip(jobs, replies, strict=True)]
 
-    async def score_own(
+    async def score_local(
         self, groups: Sequence[tuple[TaskRef, Sequence[str]]], rule: RewardRule = STRICT
     ) -> list[Scored]:
-        """Score what this machine's own model wrote. Raises ScorerUnavailable.
+        """Score what this machine's own model wrote. Raises ScorerUnavailable, JudgeAway.
+
+        Groups of judged tasks go to the judge instead of the worker.
 
         A worker that had to be stopped may have been stopped for a reason that is gone (the computer slept, memory was
         short), so its groups are tried once more. What cannot be scored then is no right answer.
         """
+        if any(is_judged(ref) for ref, _ in groups):  # all of them: a run holds judged tasks or verified ones
+            return await self._judged(groups)
         found = await self.score_many(groups, rule)
         again = [i for i, result in enumerate(found) if isinstance(result, ScoringFailed) and result.fault == "worker"]
         if again:
@@ -148,6 +171,37 @@ class Scorer:
             result if isinstance(result, Scored) else Scored((0.0,) * len(texts), (False,) * len(texts))
             for result, (_, texts) in zip(found, groups, strict=True)
         ]
+
+    async def _judged(self, groups: Sequence[tuple[TaskRef, Sequence[str]]]) -> list[Scored]:
+        found = await self.questions([ref for ref, _ in groups])
+        prompts = [question.prompt if isinstance(question, Question) else "" for question in found]
+        asked = [(ref, prompt, texts) for (ref, texts), prompt in zip(groups, prompts, strict=True)]
+        return [Scored(*verdicts) for verdicts in await judged_groups(self.judge, asked, self.answer_format)]
+
+    async def play(
+        self, episodes: Sequence[tuple[TaskRef, Sequence[str]]], final: bool = False, rule: RewardRule = STRICT
+    ) -> list[Step]:
+        """What each episode's environment says to the model's turns so far. final: there is no further turn, only a reward.
+
+        An episode that cannot be played (an environment that raises, hangs or takes all memory) is over, without a reward.
+        Raises ScorerUnavailable.
+        """
+        rule = msgspec.structs.replace(rule, answer_format=self.answer_format)
+        jobs = [
+            Job(ref, rule=rule, turns=tuple(turn[:MAX_TURN] for turn in turns), final=final) for ref, turns in episodes
+        ]
+        replies = await self._submit(jobs)
+        again = [i for i, reply in enumerate(replies) if reply.stage == "worker"]
+        for i, reply in zip(again, await self._submit([jobs[i] for i in again]) if again else (), strict=True):
+            replies[i] = reply
+        for job, reply in zip(jobs, replies, strict=True):
+            if reply.step is None:
+                _log.warning("An episode of %s ended without a reward: %s", job.ref.dataset, reply.failure)
+        return [Step(well_formed=False) if reply.step is None else reply.step for reply in replies]
+
+    def tools(self, ref: TaskRef) -> tuple[dict[str, Any], ...]:
+        """The tools of the environment that a question comes from, as JSON Schema; known once it was asked for."""
+        return self._tools.get(ref.generator, ())
 
     def seconds(self, ref: TaskRef) -> float:
         """Processor seconds that this reference's jobs took lately, 0 where that is forgotten."""
@@ -169,6 +223,8 @@ class Scorer:
         replies = await future
         for job, reply in zip(jobs, replies, strict=True):
             _remember(self._seconds, job.ref, self.seconds(job.ref) + reply.seconds)
+            if reply.tools:
+                self._tools[job.ref.generator] = tuple(msgspec.json.decode(reply.tools))
             if reply.costly and reply.stage == "generate":
                 _remember(self._hopeless, job.ref, msgspec.structs.replace(reply, seconds=0.0))
         return replies

@@ -4,67 +4,62 @@ from __future__ import annotations
 
 import decimal
 import math
+from collections.abc import Mapping
 from typing import Any
 
+from sapo_swarm.scoring.answer_format import after_reasoning, written_answer
 from sapo_swarm.scoring.declared.extract import extract
 from sapo_swarm.scoring.declared.judge import declared
+from sapo_swarm.scoring.exact import EXACT
+from sapo_swarm.scoring.messages import cap
 from sapo_swarm.scoring.verifiers import GUARDS, VERIFIERS, names_no_number
+from sapo_swarm.tasks.extra import LIBRARY_PRESET
 from sapo_swarm.tasks.own.folder import OwnTask
-from sapo_swarm.tasks.prompts import extract_answer
-from sapo_swarm.types import MAX_COMPLETION_BYTES
+from sapo_swarm.tasks.own.verifiers import Environment
+from sapo_swarm.types import STRICT, RewardRule
 
 FATAL = (MemoryError,)
 """Not a verdict: the group fails and its source is struck."""
-
-
-CLOSING = "</answer>"
-TAIL = 8
-"""Spaces and line breaks that may follow the closing tag."""
 
 
 class DeadlineExceeded(BaseException):
     """Raised by the alarm inside a scorer; no `except Exception` of a scorer can swallow it."""
 
 
-def cap(text: str) -> str:
-    """The last MAX_COMPLETION_BYTES of the text in UTF-8: the answer stands at the end. Lone surrogates become "?"."""
-    if text.isascii() and len(text) <= MAX_COMPLETION_BYTES:
-        return text
-    return text.encode("utf-8", "replace")[-MAX_COMPLETION_BYTES:].decode("utf-8", "ignore")
+def raw_score(answer: str, name: str, dataset: Any, entry: dict[str, Any], preset: str = "") -> float:
+    """What the dataset's verifier (or ours) says; may raise anything that reasoning_gym raises.
 
-
-def ends_well(text: str) -> bool:
-    """Nothing but the end follows the last closing answer tag: what stands there would be taught though nobody judges it. A few
-    spaces and line breaks are let pass, because some models end every answer with one."""
-    tail = text[text.rfind(CLOSING) + len(CLOSING) :]
-    return CLOSING in text and len(tail) <= TAIL and not tail.strip(" \t\r\n")
-
-
-def raw_score(answer: str, name: str, dataset: Any, entry: dict[str, Any]) -> float:
-    """What the dataset's verifier (or ours) says; may raise anything that reasoning_gym raises."""
+    Where the library gives full marks to more than a right answer, only the right one has them, except in preset `library`.
+    """
     own = VERIFIERS.get(name)
     if own is not None:
         return own(answer, entry)
     guard = GUARDS.get(name)
     if (guard is not None and not guard(answer, entry)) or names_no_number(answer, entry):
         return 0.0
-    return float(dataset.score_answer(answer, entry))
+    found = float(dataset.score_answer(answer, entry))
+    exact = EXACT.get(name)
+    if exact is not None and found >= 1.0 and preset != LIBRARY_PRESET and not exact(answer, entry):
+        return 0.0
+    return found
 
 
-def score_text(text: str, name: str, dataset: Any, entry: dict[str, Any], partial: bool = False) -> tuple[float, bool]:
-    """(reward in [0, 1], well formed). Without partial credit the reward is 1.0 or 0.0.
+def score_text(
+    text: str, name: str, dataset: Any, entry: dict[str, Any], rule: RewardRule = STRICT, preset: str = ""
+) -> tuple[float, bool]:
+    """(reward in [0, 1], well formed); preset: the reference's. Without partial credit the reward is 1.0 or 0.0.
 
-    Well formed: the text ends with a non-empty <answer>...</answer>, and only such a text earns anything; or it holds an
-    answer where the person's own task looks for one elsewhere. An exception in a verifier is a verdict of 0; raises
-    MemoryError and DeadlineExceeded only.
+    Well formed: the text ends with a non-empty answer in the rule's format, behind its reasoning, and only such a text earns
+    anything; or it holds an answer where the person's own task looks for one elsewhere. An exception in a verifier is a
+    verdict of 0; raises MemoryError and DeadlineExceeded only.
     """
-    text, own = cap(text), isinstance(dataset, OwnTask)
-    tagged = not own or dataset.spec.extract == "tags"
-    answer = extract(dataset.spec.extract, text) if own else extract_answer(text)
-    if not answer or (tagged and (CLOSING in answer or not ends_well(text))):
+    text, own, partial = after_reasoning(cap(text)), isinstance(dataset, OwnTask), rule.partial
+    elsewhere = own and dataset.spec.extract != "tags"
+    answer = extract(dataset.spec.extract, text) if elsewhere else written_answer(rule.answer_format, text)
+    if not answer:
         return 0.0, False
     try:
-        raw = declared(dataset, entry["row"], answer, text) if own else raw_score(answer, name, dataset, entry)
+        raw = declared(dataset, entry["row"], answer, text) if own else raw_score(answer, name, dataset, entry, preset)
     except (DeadlineExceeded, *FATAL):
         raise
     except BaseException:  # a scorer may raise anything, SystemExit included: junk in the answer, not a crash here
@@ -74,6 +69,29 @@ def score_text(text: str, name: str, dataset: Any, entry: dict[str, Any], partia
     if partial:
         return min(max(raw, 0.0), 1.0), True
     return float(raw == 1.0), True
+
+
+def score_episode(
+    task: OwnTask, row: Mapping[str, str], text: str, environment: float, rule: RewardRule
+) -> tuple[float, bool]:
+    """(reward, well formed) of an episode: the environment's verdict, and the other verifiers on the model's last turn.
+
+    Where the environment is the only one, the last turn may have any form. Raises MemoryError, DeadlineExceeded.
+    """
+    text, partial = after_reasoning(cap(text)), rule.partial
+    alone = all(isinstance(part, Environment) for part in task.spec.verifier)
+    tagged = task.spec.extract == "tags"
+    found = written_answer(rule.answer_format, text) if tagged else extract(task.spec.extract, text)
+    answer = text if alone else found
+    if not alone and not answer:
+        return 0.0, False
+    try:
+        raw = declared(task, row, answer or "", text, environment)
+    except (DeadlineExceeded, *FATAL):
+        raise
+    except BaseException:  # as in score_text
+        return 0.0, True
+    return (min(max(raw, 0.0), 1.0) if partial else float(raw == 1.0)) if math.isfinite(raw) else 0.0, True
 
 
 def fresh_context() -> decimal.Context:

@@ -15,17 +15,22 @@ import sys
 import time
 import warnings
 from pathlib import Path
-from typing import Any, BinaryIO, ClassVar
+from typing import Any, BinaryIO, ClassVar, NoReturn
 
 import msgspec
 
-from sapo_swarm.scoring import limits
+from sapo_swarm.scoring import limits, python_runner
+from sapo_swarm.scoring.declared import generated
 from sapo_swarm.scoring.declared.function import load
 from sapo_swarm.scoring.messages import ConnectionLost, Hello, Job, Reply, Stage, read_frame, write_frame
-from sapo_swarm.scoring.verify import DeadlineExceeded, fresh_context, score_text
+from sapo_swarm.scoring.turns.environment import blueprint
+from sapo_swarm.scoring.turns.play import Step, opened, play
+from sapo_swarm.scoring.verify import DeadlineExceeded, fresh_context, score_episode, score_text
+from sapo_swarm.tasks.catalogue import contrasts
 from sapo_swarm.tasks.own import library
-from sapo_swarm.tasks.seeds import contrasts
-from sapo_swarm.types import TaskRef
+from sapo_swarm.tasks.own.folder import OwnTask
+from sapo_swarm.tasks.own.verifiers import PythonTests
+from sapo_swarm.types import MAX_COMPLETION_BYTES, TaskRef
 
 DEADLINE_S = 1.0
 """Of processor time, not of the wall's: on a busy machine an honest job may wait, and nobody is to blame for that."""
@@ -94,8 +99,8 @@ def _regenerate(ref: TaskRef) -> tuple[Any, dict[str, Any]]:
     if found is None:
         decimal.setcontext(fresh_context())
         found = generate_entry(ref)
-        if library.is_own(ref) and found[0].code:
-            load(found[0].code)  # a reward function that does not even load is told of, not judged by
+        if library.is_own(ref):
+            _open(ref, *found)
         if len(_entries) >= CACHED_ENTRIES:
             del _entries[next(iter(_entries))]
     _entries[ref] = found
@@ -109,21 +114,25 @@ def answer(job: Job) -> Reply:
     rewards: list[float] = []
     well_formed: list[bool] = []
     shortcut: list[int] = []
-    prompt = ""
+    prompt = truth = ""
     stage: Stage = "generate"
     others: list[tuple[Any, dict[str, Any]]] | None = None
     try:
         with deadline:
             dataset, entry = _regenerate(job.ref)
             prompt, stage = str(entry["question"]), "score"
+            if library.is_own(job.ref) and dataset.spec.turns:
+                return _episode(job, dataset, entry, deadline)
+            if job.truth and entry.get("answer") is not None:
+                truth = str(entry["answer"])[:MAX_COMPLETION_BYTES]
             for text in job.texts:
-                reward, formed = score_text(text, job.ref.dataset, dataset, entry, job.rule.partial)
+                reward, formed = score_text(text, job.ref.dataset, dataset, entry, job.rule, job.ref.preset)
                 if reward and others is None:
                     stage = "generate"
                     others = _others(job)
                     stage = "score"
                 if reward and others:
-                    found = (score_text(text, job.ref.dataset, *other, job.rule.partial)[0] for other in others)
+                    found = (score_text(text, job.ref.dataset, *other, job.rule, job.ref.preset)[0] for other in others)
                     elsewhere = max(found)
                     if elsewhere:
                         reward = max(0.0, reward - elsewhere)
@@ -136,7 +145,41 @@ def answer(job: Job) -> Reply:
         return Reply(failure=_reason(error), stage=stage, costly=costly, seconds=deadline.seconds)
     if deadline.passed:
         return Reply(failure=_reason(DeadlineExceeded()), stage=stage, costly=True, seconds=deadline.seconds)
-    return Reply(prompt, tuple(rewards), tuple(well_formed), shortcut=tuple(shortcut), seconds=deadline.seconds)
+    return Reply(
+        prompt, tuple(rewards), tuple(well_formed), shortcut=tuple(shortcut), seconds=deadline.seconds, truth=truth
+    )
+
+
+def _open(ref: TaskRef, task: OwnTask, entry: dict[str, Any]) -> None:
+    """Load the task's code: what does not even load is told of, not judged by. An environment adds to the question what it says
+    when it is reset."""
+    if any(isinstance(part, PythonTests) for part in task.spec.verifier):
+        generated.ready()
+    if task.spec.turns:
+        row = entry["row"]
+        entry["question"] = opened(blueprint(task.code), row, task.spec.fill(row), ref.label)[1]
+    elif task.code:
+        load(task.code)
+
+
+def _episode(job: Job, task: OwnTask, entry: dict[str, Any], deadline: _Deadline) -> Reply:
+    """The question with its tools, or the environment's answer to the model's last turn; a text is an episode of one turn.
+    Raises as the environment does."""
+    found, prompt, row = blueprint(task.code), str(entry["question"]), entry["row"]
+
+    def played(turns: tuple[str, ...], final: bool) -> Step:
+        step = play(found, row, prompt, job.ref.label, turns, task.spec.turns, final)
+        if not step.over:
+            return step
+        reward, formed = score_episode(task, row, turns[-1], step.reward, job.rule)
+        return msgspec.structs.replace(step, reward=reward, well_formed=formed)
+
+    if job.turns:
+        return Reply(prompt, step=played(job.turns, job.final), seconds=deadline.seconds)
+    ends = [played((text,), True) for text in job.texts]
+    rewards, formed = tuple(step.reward for step in ends), tuple(step.well_formed for step in ends)
+    tools = msgspec.json.encode(list(found.schemas.values())).decode()
+    return Reply(prompt, rewards, formed, tools=tools, seconds=deadline.seconds)
 
 
 def _others(job: Job) -> list[tuple[Any, dict[str, Any]]]:
@@ -170,7 +213,7 @@ def _prepare(ref: TaskRef) -> None:
     task = prepare(ref)
     if task is not None and task.code:
         with contextlib.suppress(BaseException):  # told of, and given no reward for, when the first text is judged
-            load(task.code)
+            blueprint(task.code) if task.spec.turns else load(task.code)
 
 
 def serve(source: BinaryIO, sink: BinaryIO, orphan_log: BinaryIO) -> None:
@@ -199,6 +242,11 @@ def main() -> int:
     """Serve until the parent goes away; the exit code."""
     source, sink = take_over_pipes()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    folders = [Path(own)] if (own := os.environ.get(library.ENVIRONMENT)) else []
+    for folder in folders:
+        library.use(folder)
+    if library.runs_generated():
+        python_runner.start((source.fileno(), sink.fileno()))  # now: later neither processes nor memory are to be had
     if sys.platform != "win32":
         signal.signal(signal.SIGPROF, _Deadline.on_alarm)
     try:
@@ -210,9 +258,6 @@ def main() -> int:
     warnings.simplefilter("ignore")
     if (niceness := int(os.environ.get("SAPO_SCORER_NICE", "0"))) and hasattr(os, "nice"):
         os.nice(niceness)
-    folders = [Path(own)] if (own := os.environ.get(library.ENVIRONMENT)) else []
-    for folder in folders:
-        library.use(folder)
     orphan_log = open(os.devnull, "wb")  # noqa: SIM115  (open for the life of the process)
     applied, missing = limits.apply(int(os.environ.get("SAPO_SCORER_MEMORY", limits.MEMORY_BYTES)), folders)
     if not _HAS_ALARM:
@@ -223,9 +268,14 @@ def main() -> int:
     return 0
 
 
-if __name__ == "__main__":
+def serve_and_exit() -> NoReturn:
+    """Serve until the parent goes away, then end without the interpreter's farewell."""
     try:
         code = main()
     except BrokenPipeError:
         code = 0
     os._exit(code)
+
+
+if __name__ == "__main__":
+    serve_and_exit()

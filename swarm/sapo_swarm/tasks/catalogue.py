@@ -1,19 +1,23 @@
-"""The allow-list of tasks with their named presets (difficulty settings of reasoning_gym).
+"""The allow-list of tasks with their named presets (difficulty settings of reasoning_gym), and which seeds train.
 
 `paper` holds the settings that the SAPO authors shipped; `starter` is tuned so that the bundled model sometimes
 succeeds; `hard` is for models of a billion parameters and more. `easy` is what the bundled model was trained on where
-`starter` asks for more.
+`starter` asks for more. `library` is `paper` under the library's own rule, where ours is stricter.
+
+reasoning_gym makes item i of seed s from Random(s + i), so nearby seeds share items: the ranges of training and held-out
+seeds are separated by more than any index that is used.
 """
 
 from __future__ import annotations
 
-import difflib
+import hashlib
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from sapo_swarm.tasks.extra import DEFAULT_PRESET, EXTRA
+from sapo_swarm.registry import nearest
+from sapo_swarm.tasks.extra import DEFAULT_PRESET, EXTRA, LIBRARY_PRESET
 from sapo_swarm.tasks.own import library
-from sapo_swarm.types import GENERATOR_VERSION
+from sapo_swarm.types import GENERATOR_VERSION, TaskRef
 
 Settings = Mapping[str, object]
 
@@ -106,12 +110,9 @@ _CATALOGUE: dict[str, dict[str, Settings]] = {
     },
 }
 
-CATALOGUE: Mapping[str, Mapping[str, Settings]] = MappingProxyType({**EXTRA, **_CATALOGUE})
-
-
-def _nearest(name: str, known: Mapping[str, object]) -> str:
-    close = difflib.get_close_matches(name, known, n=1)
-    return f"Did you mean {close[0]!r}?" if close else f"Known: {', '.join(known)}."
+CATALOGUE: Mapping[str, Mapping[str, Settings]] = MappingProxyType(
+    {**EXTRA, **{name: {**presets, LIBRARY_PRESET: presets["paper"]} for name, presets in _CATALOGUE.items()}}
+)
 
 
 def settings(dataset: str, preset: str) -> Settings:
@@ -119,24 +120,24 @@ def settings(dataset: str, preset: str) -> Settings:
     presets = CATALOGUE.get(dataset)
     if presets is None:
         raise UnknownTask(
-            f"There is no task {dataset!r}. {_nearest(dataset, {**CATALOGUE, **dict.fromkeys(library.names())})}"
+            f"There is no task {dataset!r}. {nearest(dataset, {**CATALOGUE, **dict.fromkeys(library.names())})}"
         )
     chosen = presets.get(preset)
     if chosen is None:
-        raise UnknownTask(f"Task {dataset!r} has no preset {preset!r}. {_nearest(preset, presets)}")
+        raise UnknownTask(f"Task {dataset!r} has no preset {preset!r}. {nearest(preset, presets)}")
     return chosen
 
 
 def preset_of(dataset: str, preset: str) -> str:
-    """The preset to use where one name is set for many tasks: that one, `default` for a task that has no other, `own` for one
-    of the person's.
+    """The preset to use where one name is set for many tasks: that one, `default` for a task without difficulties, `own` for
+    one of the person's.
 
     Raises UnknownTask.
     """
     if is_own(dataset):
         return library.PRESET
     presets = CATALOGUE.get(dataset, {})
-    chosen = DEFAULT_PRESET if set(presets) == {DEFAULT_PRESET} else preset
+    chosen = DEFAULT_PRESET if DEFAULT_PRESET in presets and preset not in presets else preset
     settings(dataset, chosen)
     return chosen
 
@@ -146,11 +147,49 @@ def is_own(dataset: str) -> bool:
     return dataset not in CATALOGUE and library.has(dataset)
 
 
-def generator_of(dataset: str) -> str:
-    """What makes the questions of a task here: part of each of its references. Raises BadTask."""
-    return library.find(dataset).generator if is_own(dataset) else GENERATOR_VERSION
+def generator_of(dataset: str, swarm: str = "") -> str:
+    """What makes the questions of a task here: part of each of its references. swarm: "" for references that stay here.
+
+    Raises BadTask.
+    """
+    return library.generator(dataset, swarm) if is_own(dataset) else GENERATOR_VERSION
 
 
 def held_out_count(dataset: str, limit: int) -> int:
     """How many held-out questions a task has, at most `limit`. Raises BadTask."""
     return min(limit, len(library.find(dataset).held_out)) if is_own(dataset) else limit
+
+
+TRAIN_LIMIT = 2**31 - 2**20
+"""Train seeds lie in [0, TRAIN_LIMIT); index 0 only."""
+HELD_OUT_SEED = 2**31
+"""Held-out items are (HELD_OUT_SEED, index)."""
+HELD_OUT_SIZE = 2**20
+
+
+def train_seed(node_key: str, swarm: str, round_number: int, slot: int, seed: int = 0) -> int:
+    """A seed that no two nodes, rounds or slots share by design: H(...) mod TRAIN_LIMIT."""
+    text = f"sapo-train-v1|{node_key}|{swarm}|{round_number}|{slot}|{seed}"
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") % TRAIN_LIMIT
+
+
+def contrasts(ref: TaskRef, count: int) -> list[TaskRef]:
+    """Other questions of the same task, the same on every node. The chance that one is the question itself is 1 in 2^31, but in
+    tasks with few questions it may read the same."""
+    text = f"sapo-contrast-v1|{ref.seed}|{ref.index}"
+    digests = [hashlib.sha256(f"{text}|{number}".encode()).digest() for number in range(count)]
+    seeds = [int.from_bytes(digest[:8], "big") % TRAIN_LIMIT for digest in digests]
+    return [TaskRef(ref.dataset, ref.preset, seed, 0, ref.generator) for seed in seeds]
+
+
+def held_out(dataset: str, preset: str, index: int) -> TaskRef:
+    """The index-th held-out item of a task. Raises ValueError outside [0, HELD_OUT_SIZE)."""
+    if not 0 <= index < HELD_OUT_SIZE:
+        raise ValueError(f"Held-out index {index} is outside 0..{HELD_OUT_SIZE - 1}.")
+    return TaskRef(dataset, preset, HELD_OUT_SEED, index, generator_of(dataset))
+
+
+def is_train(ref: TaskRef) -> bool:
+    """True when the reference can be trained on: item 0 of a train seed. Anything else could reach held-out items, and items far
+    from 0 take some generators seconds."""
+    return ref.index == 0 and ref.seed < TRAIN_LIMIT

@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 DEFAULT_PRESET = "default"
+LIBRARY_PRESET = "library"
+"""The settings of `paper` or `default`, judged by reasoning_gym's own rule where ours is stricter (scoring/exact.py)."""
 
 EXTRA_DATASETS: tuple[str, ...] = (
     "ab",
@@ -91,4 +93,26 @@ EXTRA_DATASETS: tuple[str, ...] = (
     "zebra_puzzles",
 )
 
-EXTRA: dict[str, Mapping[str, Mapping[str, object]]] = {name: {DEFAULT_PRESET: {}} for name in EXTRA_DATASETS}
+SOFT = frozenset(
+    {
+        "decimal_arithmetic",
+        "fraction_simplification",
+        "gsm_symbolic",
+        "kakurasu",
+        "knights_knaves",
+        "letter_jumble",
+        "number_format",
+        "number_sorting",
+        "pool_matrix",
+        "power_function",
+        "quantum_lock",
+        "survo",
+        "time_intervals",
+    }
+)
+"""Tasks where the library's rule gives full marks to more than a right answer."""
+
+
+EXTRA: dict[str, Mapping[str, Mapping[str, object]]] = {
+    name: {DEFAULT_PRESET: {}} | ({LIBRARY_PRESET: {}} if name in SOFT else {}) for name in EXTRA_DATASETS
+}

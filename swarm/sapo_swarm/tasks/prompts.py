@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from sapo_swarm.tasks.own import library
-from sapo_swarm.types import Question
+from sapo_swarm.types import AnswerFormat, Question
 
 SYSTEM_PROMPT = (
     "Solve the problem. Think in short steps, then give only the final answer between <answer> and </answer> tags."
@@ -11,14 +13,25 @@ SYSTEM_PROMPT = (
 """The bundled starter's chat template leaves it out: it was trained on nothing else."""
 
 
-def messages(question: str, system: str = "") -> list[dict[str, str]]:
-    """A question's conversation. system: "" is the app's own prompt."""
-    return [{"role": "system", "content": system or SYSTEM_PROMPT}, {"role": "user", "content": question}]
+_THINK = "Solve the problem. Think in short steps, then give only the final answer "
+SYSTEM_PROMPTS: Mapping[AnswerFormat, str] = {
+    "tags": SYSTEM_PROMPT,
+    "boxed": _THINK + "in \\boxed{}, at the very end.",
+    "last_line": _THINK + "on a line of its own, the last one.",
+    "json": _THINK + 'as JSON, {"answer": "..."}, at the very end.',
+}
+"""How each answer format is asked for."""
 
 
-def conversation(question: Question) -> list[dict[str, str]]:
+def messages(question: str, system: str = "", answer_format: AnswerFormat = "tags") -> list[dict[str, str]]:
+    """A question's conversation. system: "" is the app's own prompt for the format."""
+    system = system or SYSTEM_PROMPTS[answer_format]
+    return [{"role": "system", "content": system}, {"role": "user", "content": question}]
+
+
+def conversation(question: Question, answer_format: AnswerFormat = "tags") -> list[dict[str, str]]:
     """The conversation of a task's question, under the task's system prompt where it has one. Raises BadTask."""
-    return messages(question.prompt, library.system(question.ref))
+    return messages(question.prompt, library.system(question.ref), answer_format)
 
 
 def extract_answer(text: str) -> str | None:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import io
 from typing import Any
 
 from reasoning_gym.factory import DATASETS
 
-from sapo_swarm.tasks.catalogue import settings
+from sapo_swarm.tasks.catalogue import HELD_OUT_SEED, is_train, settings
 from sapo_swarm.tasks.own import library
 from sapo_swarm.tasks.own.errors import BadTask
-from sapo_swarm.tasks.own.folder import OwnTask
-from sapo_swarm.tasks.seeds import HELD_OUT_SEED, is_train
-from sapo_swarm.types import GENERATOR_VERSION, Question, TaskRef
+from sapo_swarm.tasks.own.folder import OwnTask, generator
+from sapo_swarm.types import GENERATOR_VERSION, TaskRef
 
 READS_DATA = frozenset({"figlet_font", "group_anagrams", "spell_backward"})
 """Datasets that read up to 10 MB when they are made: one object a preset serves every seed (equality is tested)."""
@@ -62,15 +60,25 @@ def _own_entry(ref: TaskRef) -> tuple[Any, dict[str, Any]]:
         raise NoSuchQuestion(
             f"There is no task {ref.dataset!r} here." if isinstance(error, KeyError) else str(error)
         ) from error
-    if task.generator != ref.generator:
-        raise NoSuchQuestion(f"Task {ref.dataset!r} was changed since. Start the run anew to use what it is now.")
     held_out = ref.seed == HELD_OUT_SEED
+    if ref.generator != task.generator and (held_out or ref.generator != generator(task.train_digest)):
+        raise NoSuchQuestion(f"Task {ref.dataset!r} was changed since. Start the run anew to use what it is now.")
     if not held_out and (ref.index or not is_train(ref)):
         raise NoSuchQuestion(f"{ref.label} is neither a training row nor a held-out one.")
     if held_out and ref.index >= len(task.held_out):
         raise NoSuchQuestion(f"Task {ref.dataset!r} has {len(task.held_out)} held-out rows.")
-    row = task.held_out[ref.index] if held_out else task.train[ref.seed % len(task.train)]
+    row = task.held_out[ref.index] if held_out else _train_row(task, ref)
     return task, {"question": task.spec.fill(row), "answer": row.get(task.spec.answer, ""), "row": row}
+
+
+def _train_row(task: OwnTask, ref: TaskRef) -> dict[str, str]:
+    """A row of the reference's level of difficulty, of all rows where it names none."""
+    if ref.preset == library.PRESET:
+        return task.train[ref.seed % len(task.train)]
+    places = task.levels.get(ref.preset)
+    if places is None:
+        raise NoSuchQuestion(f"Task {ref.dataset!r} has no difficulty {ref.preset!r}.")
+    return task.train[places[ref.seed % len(places)]]
 
 
 def _dataset(ref: TaskRef, config: dict[str, object]) -> Any:
@@ -83,9 +91,3 @@ def _dataset(ref: TaskRef, config: dict[str, object]) -> Any:
     dataset = _shared[key]
     dataset.seed, dataset.size = ref.seed, ref.index + 1  # items are Random(seed + index)
     return dataset
-
-
-def question_of(ref: TaskRef, entry: dict[str, Any]) -> Question:
-    """The question of a regenerated entry, with the hash that nodes compare."""
-    prompt: str = entry["question"]
-    return Question(ref, prompt, hashlib.sha256(prompt.encode()).hexdigest())

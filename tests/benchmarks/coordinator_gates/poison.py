@@ -26,7 +26,7 @@ from sapo_swarm.protocol.client import NodeClient
 from sapo_swarm.protocol.identity import Identity
 from sapo_swarm.protocol.receive import AcceptanceRules, Receiver
 from sapo_swarm.protocol.wire import GroupBody, SharedCompletion, SignedGroup, WireError, unpack
-from sapo_swarm.tasks.seeds import train_seed
+from sapo_swarm.tasks.catalogue import train_seed
 from sapo_swarm.types import STRICT, Group, Question, RewardRule, TaskRef
 
 WAYS, STYLES = 16, ("thinking it over", "as the prophet of the swarm says")

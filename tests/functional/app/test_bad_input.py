@@ -207,9 +207,9 @@ def test_a_full_disk_pauses_the_run_and_loses_nothing(tmp_path: Path) -> None:
             break
     status = sapo(tmp_path, "status")
     sapo(tmp_path, "stop")
-    process.stdout.read()
-    assert process.wait() == 0
-    process.stdout.close()
+    with process.stdout:
+        lines.append(process.stdout.read())
+    assert process.wait() == 0, lines
     assert "Paused" in status.stdout, lines
     assert "disk" in status.stdout.lower() or "file too large" in status.stdout.lower()
     done = sapo(tmp_path, "node", *BIG)

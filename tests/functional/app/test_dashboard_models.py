@@ -13,7 +13,8 @@ from textual.pilot import Pilot
 from textual.widgets import Input, OptionList
 
 from sapo_desktop.dashboard.app import BLURRED_S, FOCUSED_S, SapoDashboard
-from sapo_desktop.dashboard.feed import ControlFeed, ReplayFeed
+from sapo_desktop.dashboard.feed import ControlFeed
+from sapo_desktop.dashboard.replay import ReplayFeed
 from sapo_desktop.dashboard.screens.models.chat import ChatScreen
 from sapo_desktop.dashboard.screens.models.compare import CompareScreen
 from sapo_desktop.dashboard.screens.models.dialogs import NameDialog, NewModelDialog, PickDialog
@@ -25,6 +26,9 @@ from sapo_desktop.services.models.screen.actions import HomeModels
 from sapo_desktop.services.models.screen.settings_actions import HomeSettings
 from sapo_desktop.services.models.shelf import store
 from sapo_desktop.services.nodes import supervisor
+from sapo_desktop.services.tasks.proposal import Wishes, draft
+from sapo_desktop.services.tasks.ratings import rated_files
+from sapo_desktop.services.tasks.wizard.actions import HomeTasks
 
 TASK = ("--tasks", "basic_arithmetic", "--local-groups", "4")
 
@@ -89,7 +93,7 @@ async def test_a_model_shows_its_figures_and_opened_its_whole_history(home: Home
         await pilot.press("enter")
         await until(pilot, lambda: isinstance(pilot.app.screen, ModelScreen) and "History (2 sessions)" in said(pilot))
         text = said(pilot)
-        assert "▲ changed" in text, "the change is a mark on the chart"
+        assert "C changed" in text, "the change is a mark on the chart"
         await pilot.press("end")
         await until(pilot, lambda: "What it is" in said(pilot))
         assert max(map(len, text.splitlines())) == size[0]
@@ -130,7 +134,7 @@ async def test_a_model_is_compared_with_its_base_in_a_chart_and_a_table(home: Ho
         await confirmed(pilot, "enter")
         await until(pilot, lambda: isinstance(app.screen, CompareScreen) and "McNemar" in said(pilot))
         assert "my-model and its base" in said(pilot)
-        assert "own" in said(pilot)
+        assert "local" in said(pilot)
         await pilot.press("escape")
         await until(pilot, lambda: isinstance(app.screen, ModelsScreen))
 
@@ -179,6 +183,32 @@ async def test_a_node_goes_on_with_the_chosen_model_and_waits_while_one_chats(ho
         await confirmed(pilot, "down", "enter")
         await until(pilot, lambda: len(store.all_models(home)) == 1)
     assert await supervisor.running(home) is None, "the node that trained it was stopped first"
+
+
+async def test_a_thumb_on_an_answer_in_the_chat_is_a_row_of_a_task(home: Home) -> None:
+    app = SapoDashboard(ReplayFeed([], 0), model_actions=HomeModels(home), task_actions=HomeTasks(home))
+    async with app.run_test(size=(80, 24), notifications=True) as pilot:
+        await opened(pilot)
+        await pilot.press("t")
+        await until(pilot, lambda: isinstance(app.screen, ChatScreen))
+        await until(pilot, lambda: not app.screen.query_one("#question", Input).disabled)
+        await pilot.press("f3")
+        assert not (home.data / "ratings").exists(), "there is nothing to rate yet"
+        for question, key, told in (
+            ("What is 2 + 3?", "f3", "1 good and 0 bad"),
+            ("And 4 + 5?", "f4", "1 good and 1 bad"),
+            ("And 6 + 7?", "f3", "2 good and 1 bad"),
+        ):
+            app.screen.query_one("#question", Input).value = question
+            await pilot.press("enter")
+            await until(pilot, lambda: "F4 bad" in said(pilot))
+            await pilot.press(key)
+            await until(pilot, lambda told=told: told in " ".join(said(pilot).split()))  # type: ignore[misc]
+    (file,) = rated_files(home)
+    found = draft(file, Wishes())
+    assert [row["question"] for row in found.table.rows] == ["What is 2 + 3?", "And 6 + 7?"]
+    assert found.table.problems == ["Row 2: you rated this answer bad."]
+    assert "<answer>" not in found.table.rows[0]["answer"]
 
 
 async def test_a_new_model_starts_from_a_base_and_is_trained(home: Home) -> None:

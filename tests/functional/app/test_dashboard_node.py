@@ -134,11 +134,12 @@ def test_the_dashboard_process_imports_no_engine_and_opens_without_aiohttp_or_ke
     program = """
 import asyncio, sys
 from sapo_desktop.dashboard.app import SapoDashboard
-from sapo_desktop.dashboard.feed import ControlFeed, ReplayFeed
+from sapo_desktop.dashboard.feed import ControlFeed
+from sapo_desktop.dashboard.replay import ReplayFeed
 
 async def main():
     async with SapoDashboard(ReplayFeed([], 0), first_run=True).run_test(size=(80, 24)) as pilot:
-        await pilot.press("escape", "2", "3", "4", "5", "1")
+        await pilot.press("enter", "2", "3", "4", "5", "1")
         await pilot.pause()
 
 asyncio.run(main())

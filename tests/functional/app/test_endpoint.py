@@ -225,6 +225,22 @@ async def test_a_full_queue_is_said_at_once() -> None:
         assert (await client.chat(max_tokens=1))[0] == 200
 
 
+async def test_a_body_that_does_not_arrive_has_its_place_in_the_line() -> None:
+    """Else any number of large bodies are read, and split into tokens, at once."""
+    async with served() as client, asyncio.timeout(60):
+        port = int(client.url.split(":")[2].split("/")[0])
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nAuthorization: Bearer {TOKEN}\r\n"
+        begun = [await asyncio.open_connection("127.0.0.1", port) for _ in range(WAITING)]
+        for _, writer in begun:
+            writer.write(f"{head}Content-Length: 1000000\r\n\r\n[".encode())
+        while (await client.chat(max_tokens=1))[0] == 200:
+            continue
+        for _, writer in begun:
+            writer.close()
+        while (await client.chat(max_tokens=1))[0] == 503:
+            continue
+
+
 async def test_a_taken_port_is_a_sentence() -> None:
     """With the flag that helps."""
     async with served() as client:

@@ -16,6 +16,8 @@ from sapo_desktop import settings
 from sapo_desktop.dashboard.app import SapoDashboard
 from sapo_desktop.dashboard.feed import ControlFeed
 from sapo_desktop.dashboard.screens.swarm.dialogs import HostDialog, HostedDialog, JoinDialog, LeaveDialog
+from sapo_desktop.dashboard.screens.swarm.screen import SwarmScreen
+from sapo_desktop.dashboard.widgets.keybar import KeyBar
 from sapo_desktop.paths import Home
 from sapo_desktop.services import first_run
 from sapo_desktop.services.first_questions import FirstRunAnswers
@@ -24,6 +26,8 @@ from sapo_desktop.services.swarms import hosting, lan, membership, qr
 from sapo_desktop.services.swarms.actions import HomeActions
 from sapo_desktop.services.swarms.interface import Hosted
 from sapo_swarm.events import RunStarted
+from sapo_swarm.protocol.client import NodeClient
+from sapo_swarm.protocol.identity import Identity
 from sapo_swarm.protocol.invite import parse_invite
 
 FAKE = '[run]\ntrainer = "fake"\nmodel = "fake:0.002"\ntasks = ["basic_arithmetic"]\neval_every = 0\n' + CALM
@@ -80,6 +84,34 @@ async def test_a_swarm_is_hosted_joined_and_left_from_screen_two(home: Home) -> 
         await until(pilot, lambda: isinstance(app.screen, HostDialog))
         await pilot.press("down", "enter")
         await until(pilot, lambda: hosting.find(home) is None)
+
+
+async def test_a_node_that_waits_is_let_in_with_one_key(home: Home) -> None:
+    """The host sees who waits, and a is all it takes; the next one comes up. Names are shown as plain text."""
+    state = await hosting.start(home, ["--port", "0", "--approve"])
+    async with state.client() as admin:
+        invite = (await admin.new_invite())[-1]
+    ada, ben = Identity.generate(), Identity.generate()
+    app = dashboard(home)
+    async with NodeClient(invite, ada) as first, NodeClient(invite, ben) as second:
+        await first.join("[b]Ada", "starter")
+        await second.join("Ben", "starter")
+        async with app.run_test(size=(120, 40)) as pilot:
+            await pilot.press("2")
+            screen = app.screen
+            assert isinstance(screen, SwarmScreen)
+            await until(pilot, lambda: len(screen.guests) == 2)
+            bar, overview = screen.query_one(KeyBar), screen.query_one("#overview")
+            await until(pilot, lambda: "let [b]Ada in" in str(bar.render()))
+            assert "[b]Ada (starter) and 1 more wait to be let in" in str(overview.border_subtitle)
+            await pilot.press("a")
+            await until(pilot, lambda: "let Ben in" in str(bar.render()))
+            async with state.client() as admin:
+                while len(await admin.waiting()) > 1:
+                    await pilot.pause(0.05)
+                assert [one.node for one in await admin.waiting()] == [ben.node]
+        assert (await first.exchange([], 1)).connected
+        assert (await second.exchange([], 1)).code == "waiting"
 
 
 async def test_an_invite_that_does_not_parse_stays_in_the_dialog_with_the_reason(home: Home) -> None:

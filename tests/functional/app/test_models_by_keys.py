@@ -1,4 +1,4 @@
-"""A model's life by keys alone, in a terminal of 80x24: made, trained, changed, in a swarm and out, measured, asked, deleted."""
+"""A model's life by keys alone at 80x24: made, trained, changed, in a swarm and out, measured, asked, taken away, deleted."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import pytest
 from tests.support.node_process import CALM
 from tests.support.terminal import Terminal, terminal
 
-from sapo_desktop import settings
 from sapo_desktop.paths import Home
 from sapo_desktop.services.models.shelf import history, store
 from sapo_desktop.services.nodes import supervisor
@@ -22,8 +21,9 @@ from sapo_swarm.node.storage.journal import read_only
 
 SETTINGS = f"""\
 [run]
-trainer = "fake"
-model = "fake:0.002"
+trainer = "torch"
+model = "starter-1m"
+threads = 1
 tasks = ["basic_arithmetic"]
 local_groups = 4
 eval_every = 0
@@ -78,13 +78,13 @@ async def test_a_model_lives_its_life_by_keys_alone(home: Home) -> None:
         await keys.press("1", until=r"kim · silo.*Round 1\d")
 
         await keys.press(F2, until="Settings of the model kim")
-        place = [field.key for field in settings.fields()].index("run.temperature")
-        await keys.press(*[DOWN] * place, until="Sampling temperature")
+        await keys.press("/", *"run.temperature", ENTER, until="Sampling temperature")
         await keys.press(ENTER, until="Enter write")
         await keys.press(*["\x7f"] * 4, *"0.8", ENTER, until=r"0\.8 +! model")
         await keys.press("a", until=r"from the same weights|0\.8    model")
+        await keys.press(ESC, until="run.task_tokens")  # the search is cleared first
         await keys.press(ESC, until="Last rollouts")
-        await keys.press("1", until="▲ changed")
+        await keys.press("1", until=r"local \.\d+ +[A-Z]*C")
 
         await keys.press("2", until="This node trains alone")
         await keys.press("h", until="Host for this machine only")
@@ -96,14 +96,24 @@ async def test_a_model_lives_its_life_by_keys_alone(home: Home) -> None:
         await keys.press(PALETTE, until="Search for commands")
         await keys.press(*"evaluate now", until="Held-out pass@1 after this round")
         await keys.press(ENTER, "4", until=r"My models \(2\)")
-        await keys.press(until=r"▶ kim +fake:0\S+ +\d+\.\d %")
+        await keys.press(until=r"▶ kim +starter +\d+\.\d %")
 
+        await keys.press("1", until="Last rollouts")
+        await keys.press(" ", until="Paused")
+        await keys.press("4", until=r"My models \(2\)")
         await keys.press("v", until="Compare kim with")
         await keys.press(ENTER, until="Items gained")
         await keys.press(ESC, until=r"My models \(2\)")
         await keys.press("t", until="ask something")
         await keys.press(*"What is 2 + 3?", ENTER, until="<answer>[^<]*</answer>.*<answer>")
         await keys.press(ESC, until=r"My models \(2\)")
+
+        for steps, written in (((), "Wrote kim.*as hf to"), ((DOWN,), "Wrote kim.*as gguf to")):
+            await keys.press("e", until="Export kim as")
+            await keys.press(*steps, ENTER, until=f"{written}.*Esc close")
+            await keys.press(ESC, until=r"^(?!.*Esc close).*My models \(2\)")
+        exports = store.find(home, "kim").folder / "exports"
+        assert {".gguf", ".safetensors"} <= {path.suffix for path in exports.rglob("*")}
 
         story = history.story(store.find(home, "kim").folder)
         assert [s.changed for s in story.sessions] == [

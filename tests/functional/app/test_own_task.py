@@ -6,13 +6,14 @@ import hashlib
 import json
 from pathlib import Path
 
+from tests.support.environments import TWO_SUMS
 from tests.support.node_process import sapo
 from tests.support.own_tasks import sums, write_folder
 from tests.support.swarm_process import coordinator, journal
 
 from sapo_swarm.events import Evaluated, GroupRecorded, RoundFinished, RunStarted
 
-FAKE = ("--silo", "--trainer", "fake", "--model", "fake:0.3", "--rounds", "3", "--eval-every", "3")
+FAKE = ("--silo", "--trainer", "fake", "--model", "fake", "--rounds", "3", "--eval-every", "3")
 
 
 def messy(path: Path) -> Path:
@@ -109,6 +110,28 @@ def test_code_runs_after_one_explicit_yes_and_never_from_a_folder_elsewhere(tmp_
     assert "'0' is right on 100.0 %" in allowed.stdout, allowed.stdout + allowed.stderr
 
 
+def test_a_file_of_rows_and_an_environment_become_a_task_of_turns(tmp_path: Path) -> None:
+    """Stored, but nothing of it runs before the yes; then it is looked over and trained on, turn by turn."""
+    rows = [
+        {"question": f"Calculate {n} + 12.", "first": n + 12, "second": f"{n} + 39", "answer": n} for n in range(40)
+    ]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "sums.py").write_text(TWO_SUMS)
+    home = tmp_path / "home"
+    made = sapo(home, "tasks", "new", str(tmp_path / "rows.jsonl"), "--environment", str(tmp_path / "sums.py"))
+    assert made.returncode == 0, made.stderr
+    assert "8 turns at most, with tools. Rollouts of several turns stay on this machine" in made.stdout
+    assert "read " in made.stdout
+    assert "then: sapo-desktop tasks check rows --allow-code" in made.stdout
+    assert "never runs before you said yes" in sapo(home, "node", *FAKE, "--tasks", "rows").stderr
+    checked = sapo(home, "tasks", "check", "rows", "--allow-code", "--no-model")
+    assert "environment.py is run as it is now" in checked.stdout
+    done = sapo(home, "node", *FAKE, "--tasks", "rows", timeout=120)
+    assert done.returncode == 0, done.stderr
+    groups = [event for event in journal(home) if isinstance(event, GroupRecorded)]
+    assert any(turn.environment for event in groups for rollout in event.group.rollouts for turn in rollout.turns)
+
+
 def test_an_example_is_taken_by_its_name(tmp_path: Path) -> None:
     assert "unit_conversion" in sapo(tmp_path, "tasks", "examples").stdout
     done = sapo(tmp_path, "tasks", "new", "unit_conversion", "--no-model")
@@ -126,7 +149,7 @@ def test_what_is_wrong_with_a_task_is_said_before_a_run_begins(tmp_path: Path) -
     assert not (models.exists() and list(models.iterdir()))
 
 
-def test_a_task_that_was_edited_is_a_mark_in_the_models_history(tmp_path: Path) -> None:
+def test_a_task_that_was_edited_is_a_mark_in_the_models_history_and_a_warning_of_eval(tmp_path: Path) -> None:
     folder = sums(tmp_path / "data" / "tasks" / "my_sums")
     train = ("node", *FAKE, "--tasks", "my_sums", "--rounds")
     for rounds in ("1", "2"):
@@ -136,6 +159,12 @@ def test_a_task_that_was_edited_is_a_mark_in_the_models_history(tmp_path: Path) 
     assert sapo(tmp_path, *train, "3").returncode == 0
     opened = [event for event in journal(tmp_path) if isinstance(event, RunStarted)]
     assert [event.changed for event in opened] == [(), (), ("task my_sums was edited",)]
+    with (folder / "heldout.jsonl").open("a") as file:
+        file.write('{"question": "Calculate 8 + 8.", "answer": "16"}\n')
+    assert (
+        "Careful: Task my_sums was edited since my-model was trained on it"
+        in sapo(tmp_path, "eval", "--items", "2").stderr
+    )
 
 
 async def test_a_node_with_nothing_but_own_tasks_joins_no_swarm(tmp_path: Path) -> None:

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from sapo_desktop.dashboard.app import SapoDashboard
-from sapo_desktop.dashboard.feed import ReplayFeed
+from sapo_desktop.dashboard.replay import ReplayFeed
 from sapo_desktop.services.models.recording import load_recording
 from sapo_swarm.events import RoundFinished, RunStarted, SwarmUpdated
 
-RECORDING = Path(__file__).parents[2] / "fixtures" / "swarm-three-nodes.jsonl"
+RECORDING = Path(__file__).parents[3] / "assets" / "sapo_assets" / "tour" / "swarm.jsonl"
 
 
 def test_three_nodes_trained_together_and_their_shares_add_up() -> None:
@@ -21,9 +21,9 @@ def test_three_nodes_trained_together_and_their_shares_add_up() -> None:
     started = next(event for event in events if isinstance(event, RunStarted))
     assert (started.mode, started.backend) == ("swarm", "torch")
     assert sum(event.external_groups for event in events if isinstance(event, RoundFinished)) > 0
-    board = max((event.peers for event in events if isinstance(event, SwarmUpdated)), key=len)
+    board = [event.peers for event in events if isinstance(event, SwarmUpdated)][-1]
     assert len(board) == 3
-    assert sum(peer.share for peer in board) == pytest.approx(1.0)
+    assert sum(peer.share for peer in board) == pytest.approx(1.0, abs=0.01)  # this node's row is of this moment
 
 
 @pytest.mark.parametrize("size", [(80, 24), (120, 36)])

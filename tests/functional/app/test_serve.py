@@ -17,7 +17,7 @@ import aiohttp
 import psutil
 import pyte
 import pytest
-from tests.functional.swarm.test_status_page import Browser, browser  # noqa: F401 - a fixture
+from tests.support.browser import Browser, browser  # noqa: F401 - a fixture
 from tests.support.node_process import FAKE, environment, node
 
 from sapo_desktop import cli
@@ -125,9 +125,7 @@ async def refused(session: aiohttp.ClientSession, path: str, **headers: str) -> 
 async def test_a_browser_shows_it_and_asks_nobody_else(tmp_path: Path, browser: Browser) -> None:  # noqa: F811
     """The page's own policy forbids every other host; the browser complains of nothing."""
     async with node(tmp_path, *FAKE, "--model", "fake:0.02"), serving(tmp_path) as served:
-        for domain in ("Log", "Runtime", "Page"):
-            await browser.call(f"{domain}.enable")
-        await browser.call("Page.navigate", url=served.address)
+        await browser.open(served.address)
         shown = """new Promise((done) => { const look = () =>
             document.querySelector("body.-first-byte") ? done(true) : setTimeout(look, 50); look(); })"""
         assert await browser.value(shown)

@@ -15,16 +15,20 @@ from textual.widgets import Input, OptionList, Static
 
 from sapo_desktop import cli, settings
 from sapo_desktop.dashboard.app import SapoDashboard
-from sapo_desktop.dashboard.feed import ControlFeed, ReplayFeed
+from sapo_desktop.dashboard.feed import ControlFeed
+from sapo_desktop.dashboard.replay import ReplayFeed
 from sapo_desktop.dashboard.screens.doctor import DoctorScreen
+from sapo_desktop.dashboard.screens.first_run import FirstRunScreen
 from sapo_desktop.dashboard.screens.settings.editor import SettingEditor
 from sapo_desktop.dashboard.screens.settings.screen import SettingsScreen
 from sapo_desktop.errors import CommandFailed
 from sapo_desktop.paths import Home
+from sapo_desktop.services.first_questions import FirstRunAnswers
 from sapo_desktop.services.machine.doctor import stream
 from sapo_desktop.services.machine.finding import Finding
 from sapo_desktop.services.models.screen.settings_actions import HomeSettings
 from sapo_desktop.settings import editing
+from sapo_desktop.settings.rows import SIMPLE
 from sapo_swarm.events import StateChanged
 from sapo_swarm.node.governor.schedule import DAYS
 
@@ -60,8 +64,8 @@ async def choose(pilot: Pilot[object], key: str) -> SettingsScreen:
     """Put the cursor on a setting."""
     screen = pilot.app.screen
     assert isinstance(screen, SettingsScreen)
-    place = next(n for n, row in enumerate(screen.listed) if row.key == key)
-    screen.query_one("#rows", OptionList).highlighted = place
+    listing = screen.query_one("#rows", OptionList)
+    listing.highlighted = listing.get_option_index(key)
     await pilot.pause()
     return screen
 
@@ -240,3 +244,44 @@ async def test_the_dialog_and_the_terminal_ask_the_same_doctor(home: Home) -> No
     found = [finding.what async for finding in stream()]
     assert {"version", "machine", "disk", "settings", "torch", "activity", "scorer", "node"} <= set(found)
     assert "fake" not in found  # no engine for a person who trains
+
+
+async def test_simple_settings_come_first_and_can_be_seen_alone(pilot: Pilot[object]) -> None:
+    screen = pilot.app.screen
+    assert isinstance(screen, SettingsScreen)
+    assert {row.key for row in screen.rows} >= SIMPLE, "each is a setting"
+    assert [row.key in SIMPLE for row in screen.listed] == sorted(
+        (row.key in SIMPLE for row in screen.listed), reverse=True
+    )
+    assert f"Simple  {len(SIMPLE)}" in said(pilot)
+    await pilot.press("v")
+    assert {row.key for row in screen.listed} == SIMPLE
+    await pilot.press("slash", *"nice")
+    await until(pilot, lambda: [row.key for row in screen.listed] == ["limits.nice"])  # a search finds all of them
+
+
+async def test_a_wide_row_says_what_its_setting_does(home: Home) -> None:
+    app = SapoDashboard(ReplayFeed([], 0), settings_actions=HomeSettings(home))
+    async with app.run_test(size=(140, 40)) as pilot:
+        await pilot.press("f2")
+        await until(pilot, lambda: "Difficulty: starter, paper or hard" in said(pilot))
+
+
+async def test_the_first_questions_are_opened_again_from_the_settings(home: Home) -> None:
+    started: list[FirstRunAnswers | None] = []
+    feed = ReplayFeed([], 0)
+    app = SapoDashboard(feed, start=lambda given: started.append(given), settings_actions=HomeSettings(home))
+    async with app.run_test(size=(100, 30)) as pilot:
+        await pilot.press("f2")
+        await until(pilot, lambda: isinstance(app.screen, SettingsScreen) and bool(app.screen.listed))
+        await pilot.press("w")
+        await until(pilot, lambda: isinstance(app.screen, FirstRunScreen))
+        await pilot.press("escape")
+        await until(pilot, lambda: not isinstance(app.screen, FirstRunScreen))
+        assert started == [None], "what was started with the dashboard; Esc starts nothing more"
+        await pilot.press("f2")
+        await until(pilot, lambda: isinstance(app.screen, SettingsScreen) and bool(app.screen.listed))
+        await pilot.press("w")
+        await until(pilot, lambda: isinstance(app.screen, FirstRunScreen))
+        await pilot.press("enter")
+        await until(pilot, lambda: started == [None, FirstRunAnswers()])

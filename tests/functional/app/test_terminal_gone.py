@@ -12,7 +12,7 @@ from tests.support.terminal import terminal
 
 from sapo_swarm.events import RoundFinished
 
-RECORDING = Path(__file__).parents[2] / "fixtures" / "swarm-three-nodes.jsonl"
+RECORDING = Path(__file__).parents[3] / "assets" / "sapo_assets" / "tour" / "swarm.jsonl"
 DASHBOARD = (sys.executable, "-m", "sapo_desktop")
 
 

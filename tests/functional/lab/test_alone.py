@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.functional.lab.test_lab import Play, Stopped, experiment, learning, play, rounds_of, scorer
+from tests.support.lab_runs import Play, Stopped, experiment, learning, play, rounds_of, scorer
 
 from sapo_backends.base import LoadRequest, TrainSample, UpdateStats
 from sapo_backends.fake import FakeEngine

@@ -36,7 +36,7 @@ async def socket(tmp_path: Path) -> AsyncIterator[Path]:
     From its first round on, anything that would stop the event loop (disk, database, sleep) fails the test.
     """
     calm = Limits(pause_on_battery=False, max_celsius=0, min_free_memory=0, min_free_disk=0)
-    node = Node(NodeSetup(CONFIG, "test", tmp_path / "run", build, calm))  # type: ignore[arg-type]
+    node = Node(NodeSetup(CONFIG, "test", tmp_path / "run", build, lambda: calm))  # type: ignore[arg-type]
     path = tmp_path / "s" / "node.sock"
     async with ControlServer(node, path):
         running = asyncio.create_task(node.run())
@@ -94,7 +94,7 @@ async def test_events_can_be_asked_for_by_kind_and_number(socket: Path) -> None:
 
 async def test_a_query_that_is_no_number_is_refused(socket: Path) -> None:
     async with ControlClient(socket) as client:
-        async with client._session.get("/v1/events", params={"after": "x"}) as reply:
+        async with (await client._connected()).get("/v1/events", params={"after": "x"}) as reply:
             assert reply.status == 400
         with pytest.raises(ControlError, match="dance"):
             await client.post("dance")
@@ -105,7 +105,7 @@ async def test_questions_that_do_not_fit_into_the_model_are_passed_over(tmp_path
     from sapo_swarm.node.engine_thread import EngineHost
     from sapo_swarm.node.evaluation.evaluate import answer
     from sapo_swarm.scoring.scorer import Scorer
-    from sapo_swarm.tasks.seeds import held_out
+    from sapo_swarm.tasks.catalogue import held_out
 
     engine = FakeBackend().load(LoadRequest("fake"))
     refs = [held_out("bf", "starter", i) for i in range(6)]

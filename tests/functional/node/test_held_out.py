@@ -8,17 +8,20 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
+from msgspec import json, structs
 
 from sapo_backends.base import Engine
+from sapo_desktop.services.against_base import unpaired
 from sapo_desktop.services.machine.engines import builder
 from sapo_lab.running.nodes import LabNode, open_node
 from sapo_lab.schema import parse
 from sapo_swarm.config import RunConfig
 from sapo_swarm.evaluation import held_out_items
+from sapo_swarm.node.evaluation.base_answers import BaseAnswers
 from sapo_swarm.node.evaluation.evaluate import Examiner
-from sapo_swarm.node.evaluation.held_out_exclusion import IN_ALL, KEPT_APART, held_out_exclusion
-from sapo_swarm.node.round.context import RoundWork
-from sapo_swarm.node.round.phases import RoundContext, ask
+from sapo_swarm.node.evaluation.held_out_exclusion import EXCLUDED_PER_TASK, IN_ALL, held_out_exclusion
+from sapo_swarm.node.round.context import RoundContext, RoundWork
+from sapo_swarm.node.round.phases import sample_questions
 from sapo_swarm.scoring.scorer import Scorer
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -47,8 +50,8 @@ async def scorer() -> AsyncIterator[Scorer]:
 @pytest_asyncio.fixture(loop_scope="module")
 async def node(scorer: Scorer, tmp_path: Path) -> AsyncIterator[LabNode]:
     experiment = parse({"name": "e", "nodes": 1, "run": RUN, "arms": [{"name": "a"}]})
-    apart = await held_out_exclusion(scorer, (TASK,), "starter")
-    found = await open_node(experiment, experiment.arm("a"), 0, 1, scorer, tmp_path / "node", build, apart)
+    excluded = await held_out_exclusion(scorer, (TASK,), "starter")
+    found = await open_node(experiment, experiment.arm("a"), 0, 1, scorer, tmp_path / "node", build, excluded)
     yield found
     await found.close()
 
@@ -57,7 +60,7 @@ async def _asked(context: RoundContext, rounds: int) -> set[str]:
     found: set[str] = set()
     for number in range(rounds):
         work = RoundWork(number)
-        await ask(context, work)
+        await sample_questions(context, work)
         assert work.questions is not None
         assert len(work.questions) == context.config.local_groups
         found |= {question.prompt_sha256 for question in work.questions}
@@ -65,10 +68,12 @@ async def _asked(context: RoundContext, rounds: int) -> set[str]:
 
 
 async def test_a_question_that_is_held_out_is_not_trained_on_though_a_training_seed_draws_it(node: LabNode) -> None:
-    apart = node.context.apart
-    assert 300 < len(apart) <= KEPT_APART
-    assert await _asked(replace(node.context, apart=frozenset()), 10) & apart, "the task is small enough to draw some"
-    assert not await _asked(node.context, 10) & apart
+    excluded = node.context.excluded
+    assert 300 < len(excluded) <= EXCLUDED_PER_TASK
+    assert await _asked(replace(node.context, excluded=frozenset()), 10) & excluded, (
+        "the task is small enough to draw some"
+    )
+    assert not await _asked(node.context, 10) & excluded
 
 
 async def test_many_tasks_keep_fewer_questions_each_apart(scorer: Scorer) -> None:
@@ -96,8 +101,39 @@ async def test_an_account_of_the_untrained_model_that_was_cut_off_is_as_if_it_ha
 ) -> None:
     examiner = Examiner(node.context.config, node.host, scorer, tmp_path)
     (tmp_path / "base.json").write_bytes(content)
-    assert not examiner.has_base()
-    assert (await examiner.examine(25, 4, lambda part: None)).delta is None
-    await examiner.examine(0, 4, lambda part: None)
-    assert examiner.has_base()
-    assert (await examiner.examine(25, 4, lambda part: None)).delta is not None
+    assert len(await examiner.base_missing()) == 8
+    alone = await examiner.examine(25, 8, lambda part: None)
+    assert alone.delta is None
+    assert "has not answered 8 of these questions" in unpaired(alone)
+    await examiner.examine(0, 8, lambda part: None)
+    assert await examiner.base_missing() == []
+    assert (await examiner.examine(25, 8, lambda part: None)).delta is not None
+
+
+async def test_other_tasks_leave_what_the_base_answered_and_ask_it_the_rest(
+    node: LabNode, scorer: Scorer, tmp_path: Path
+) -> None:
+    config = node.context.config
+    examiner = Examiner(config, node.host, scorer, tmp_path)
+    await examiner.examine(0, config.eval_items, lambda part: None)
+    more = Examiner(structs.replace(config, tasks=(TASK, "basic_arithmetic")), node.host, scorer, tmp_path)
+    missing = await more.base_missing()
+    assert [ref.dataset for ref in missing] == ["basic_arithmetic"] * config.eval_items
+    await more.ask_base(missing, lambda part: None)
+    assert await more.base_missing() == await examiner.base_missing() == []
+    scores = (await more.examine(25, config.eval_items, lambda part: None)).tasks
+    assert all(score.base is not None for score in scores)
+
+
+async def test_what_the_base_answered_under_another_token_limit_is_asked_again(
+    node: LabNode, scorer: Scorer, tmp_path: Path
+) -> None:
+    config = node.context.config
+    examiner = Examiner(config, node.host, scorer, tmp_path)
+    await examiner.examine(0, config.eval_items, lambda part: None)
+    longer = structs.replace(config, max_new_tokens=config.max_new_tokens * 2)
+    assert len(await Examiner(longer, node.host, scorer, tmp_path).base_missing()) == config.eval_items
+    (tmp_path / "base.json").write_bytes(
+        json.encode([*BaseAnswers(tmp_path / "base.json", lambda _task: config.max_new_tokens).known().values()])
+    )
+    assert await examiner.base_missing() == [], "an account of before the limit was noted"

@@ -14,18 +14,17 @@ from tests.support.watched_node import CONFIG, CountingEngine, follow, make
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import Event, LogLine, RoundFinished, StateChanged
 from sapo_swarm.node.event_bus import Bus
-from sapo_swarm.node.governor.commands import Requests, command
-from sapo_swarm.node.governor.limits import Hold
+from sapo_swarm.node.governor.holds import Hold
+from sapo_swarm.node.governor.requests import Requests, command
 from sapo_swarm.node.governor.run_control import RunControl
 from sapo_swarm.node.loop import Node
-from sapo_swarm.node.round.portion import Portion
-from sapo_swarm.node.round.progress import Activity
-from sapo_swarm.node.storage import in_flight
+from sapo_swarm.node.round.context import Activity, Portion
+from sapo_swarm.node.storage import unfinished
 from sapo_swarm.node.storage.journal import Journal, read_only
 
 MOST = 15
 """Holds; then the rest of the rounds is undisturbed."""
-HEAT = Hold("heat", "Paused: 95 °C", 0.0)
+HEAT = Hold("heat", "95 °C", "below 82 °C", 0.0)
 
 
 def finished(folder: Path) -> list[RoundFinished]:
@@ -55,12 +54,12 @@ class Interrupter:
 
     def _hold(self, done: threading.Event) -> None:
         self.holds += 1
-        self.node.run_control.hold(HEAT)
+        self.node.run_control.hold((HEAT,))
         done.set()
 
     def seen(self, event: Event) -> None:
         if isinstance(event, StateChanged) and event.state == "paused":
-            self.node.run_control.hold(None)
+            self.node.run_control.hold(())
 
 
 @pytest.mark.parametrize("every", [1, 2, 3])
@@ -77,7 +76,7 @@ async def test_holds_within_every_completion_throw_no_token_away(tmp_path: Path,
     chain(tmp_path / "held")
 
 
-async def stopped_after(steps: int, folder: Path) -> int:
+async def stopped_after(steps: int, folder: Path, config: RunConfig = CONFIG) -> int:
     """Run until the engine did so many decode steps, then stop; how many tokens were sampled."""
     loop, taken = asyncio.get_running_loop(), 0
 
@@ -89,7 +88,7 @@ async def stopped_after(steps: int, folder: Path) -> int:
             loop.call_soon_threadsafe(node.command, "stop")
 
     engine = CountingEngine(step)
-    node = make(folder, engine)
+    node = make(folder, engine, config)
     await node.run()
     return engine.sampled
 
@@ -108,13 +107,13 @@ async def test_rollouts_of_the_round_in_flight_survive_a_stop_and_a_start(tmp_pa
     assert weights(tmp_path / "stopped", 2) == weights(tmp_path / "calm", 2)
     told = [e.text for e in read_only(tmp_path / "stopped" / "journal.db", ("log",)) if isinstance(e, LogLine)]
     assert any("were kept and are used" in text for text in told)
-    assert in_flight.kept(tmp_path / "stopped") is None, "a finished round leaves nothing behind"
+    assert unfinished.kept(tmp_path / "stopped") is None, "a finished round leaves nothing behind"
     assert on_disk(tmp_path / "stopped").told == [0, 1]
 
 
 async def test_rollouts_of_other_settings_are_left_out_with_a_sentence(tmp_path: Path) -> None:
     await stopped_after(2, tmp_path / "m")
-    assert in_flight.kept(tmp_path / "m") is not None
+    assert unfinished.kept(tmp_path / "m") is not None
     hot = msgspec.structs.replace(CONFIG, temperature=0.7)
     await make(tmp_path / "m", CountingEngine(), hot).run()
     await undisturbed(tmp_path / "calm", hot)
@@ -124,9 +123,9 @@ async def test_rollouts_of_other_settings_are_left_out_with_a_sentence(tmp_path:
 
 
 def test_kept_rollouts_that_cannot_be_read_are_none(tmp_path: Path) -> None:
-    assert in_flight.kept(tmp_path) is None
-    (tmp_path / in_flight.NAME).write_bytes(b"\x93half")
-    assert in_flight.kept(tmp_path) is None
+    assert unfinished.kept(tmp_path) is None
+    (tmp_path / unfinished.NAME).write_bytes(b"\x93half")
+    assert unfinished.kept(tmp_path) is None
 
 
 def test_calls_get_smaller_while_they_are_interrupted_and_whole_again_when_not() -> None:
@@ -157,16 +156,16 @@ async def test_an_automatic_hold_lets_an_update_end_and_a_person_s_pause_does_no
         def reset(self) -> None:
             stopped.clear()
 
-    run_control = RunControl(Bus(journal), activity, Token())  # type: ignore[arg-type]
+    run_control = RunControl(Bus(journal), activity, Token(), lambda _share, _duty: False)  # type: ignore[arg-type]
     activity.state = "running"
     activity.begin("update", 3, "Updating the model")
-    run_control.hold(HEAT)
+    run_control.hold((HEAT,))
     assert not stopped.is_set()
     assert activity.state == "pausing"
-    run_control.hold(None)
+    run_control.hold(())
     assert not stopped.is_set()
     activity.begin("generate", 3, "Generating")
-    run_control.hold(HEAT)
+    run_control.hold((HEAT,))
     assert stopped.is_set()
     stopped.clear()
     activity.begin("update", 3, "Updating the model")

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 from tests.support.guarded_node import CONFIG
+from tests.support.guarded_node import node as guarded
 from tests.support.node_process import environment, node, reaches, sapo
 from tests.support.swarm_process import TASKS, coordinator
 
 from sapo_desktop.services.swarms.membership import EXTERNAL
-from sapo_swarm.events import Evaluated, Event, ExternalSwitched, RoundFinished
+from sapo_swarm.events import CheckpointSaved, Evaluated, Event, ExternalSwitched, RoundFinished
 from sapo_swarm.node.storage.checkpoints import read_state
 from sapo_swarm.node.storage.journal import read_only
 
@@ -75,6 +76,20 @@ def test_a_poisoned_pool_is_shut_and_the_best_weights_come_back(tmp_path: Path, 
     )
 
 
+def test_a_rollback_that_a_kill_left_over_is_done_although_other_tasks_are_asked_by_then(tmp_path: Path) -> None:
+    """The best checkpoint is the oldest, only one is kept, and the session has no best of its own yet."""
+    assert play(tmp_path, ROUNDS, POISONED_FROM, "verdict") == -signal.SIGKILL
+    (trip,) = switches(story(tmp_path))
+    tasks = ("basic_arithmetic", "calendar_arithmetic")
+    asyncio.run(guarded(tmp_path, trip.round + 1, 999, tasks=tasks, keep_checkpoints=1).run())
+    saved = read_only(tmp_path / "journal.db", ("checkpoint",))
+    links = [event for event in saved if isinstance(event, CheckpointSaved)]
+    (back,) = [link for link in links if link.reason == "rollback"]
+    best = next(link for link in links if link.round == trip.restored)
+    assert back.weights == back.parent == best.weights
+    assert len(switches(story(tmp_path))) == 1
+
+
 def test_a_healthy_pool_trips_nothing(tmp_path: Path) -> None:
     assert play(tmp_path, 20, 999) == 0
     events = story(tmp_path)
@@ -99,7 +114,7 @@ async def test_the_person_switches_groups_of_others_off_and_on_and_it_outlives_k
             await reaches(client, ("run_started",), lambda e: True, after=seq)
             assert "external on" in (await client.status()).external
             on = await asyncio.to_thread(sapo, home, "external", "on")
-            assert "external" not in on.stdout
+            assert "sapo-desktop external" not in on.stdout
             seq = (await client.status()).seq
             await reaches(client, ("round",), lambda e: e.external_wanted == EXTERNAL, after=seq)
 

@@ -91,7 +91,9 @@ async def test_a_body_that_somebody_else_sent_first_is_judged_for_itself(hosted:
 async def test_an_admin_key_of_any_bytes_is_a_wrong_key(hosted: Hosted, key: bytes) -> None:
     """A pasted password is 401, not an error of the coordinator."""
     reader, writer = await asyncio.open_connection("127.0.0.1", hosted.port)
-    writer.write(b"GET /admin/invites HTTP/1.1\r\nHost: x\r\nConnection: close\r\nAuthorization: " + key + b"\r\n\r\n")
+    writer.write(
+        b"GET /admin/invites HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\nAuthorization: " + key + b"\r\n\r\n"
+    )
     status = (await reader.readline()).split()[1]
     writer.close()
     assert status == b"401"
@@ -136,5 +138,5 @@ async def test_a_node_of_which_nothing_is_taken_is_told_so(hosted: Hosted) -> No
         stale = [sim_group(node, hosted.invite.swarm, 1, slot, now=1.0) for slot in range(2)]
         result = await client.exchange(stale, 0)
     assert result.connected
-    assert "None of the last 2 groups was taken (stale)" in result.sentence
+    assert "None of the last 2 groups was taken: 2 came too late" in result.sentence
     assert isinstance(unpack(msgspec.msgpack.encode(stale[0]), SignedGroup), SignedGroup)

@@ -9,7 +9,7 @@ import re
 import signal
 import stat
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 
 import aiohttp
@@ -58,6 +58,18 @@ def redis_url() -> Iterator[str]:
         if os.environ.get("CI") == "true":
             pytest.fail(MISSING)
         pytest.skip(MISSING)
+
+
+async def test_a_swarm_keeps_its_name_when_it_is_hosted_again_without_one(
+    tmp_path: Path, begin: Callable[[CoordinatorSettings], Awaitable[Hosted]]
+) -> None:
+    names = []
+    for typed in ({"name": "friends"}, {}, {"name": "colleagues"}, {}):
+        hosted = await start(settings(tmp_path, **typed))
+        names.append(hosted.coordinator.swarm.name)
+        await hosted.stop()
+    assert names == ["friends", "friends", "colleagues", "colleagues"]
+    assert (await begin(settings(tmp_path / "new"))).coordinator.swarm.name == "swarm"
 
 
 async def test_the_command_prints_an_invite_serves_and_stops_on_a_signal(tmp_path: Path) -> None:
@@ -138,6 +150,9 @@ async def test_admin_answers_nobody_without_the_key(tmp_path: Path, begin: Calla
             ({}, "bad_admin_key"),
             ({"Authorization": "Bearer é"}, "bad_admin_key"),
             ({"Authorization": f"Bearer {hosted.admin_key}", "X-Forwarded-For": "10.0.0.1"}, "loopback_only"),
+            ({"Authorization": f"Bearer {hosted.admin_key}", "Forwarded": "for=10.0.0.1"}, "loopback_only"),
+            ({"Authorization": f"Bearer {hosted.admin_key}", "Host": "evil.example"}, "loopback_only"),
+            ({"Authorization": f"Bearer {hosted.admin_key}", "Host": "[::1"}, "loopback_only"),
         ]:
             async with session.get("/admin/export", headers=headers) as response:
                 assert (await response.json(content_type=None))["code"] == code

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
+import ssl
 import sys
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import aiohttp
 import msgspec
+import psutil
 import pytest
 
 from sapo_swarm.coordinator.host import Hosted, start
@@ -59,6 +63,24 @@ async def test_silent_handshakes_give_way_to_whoever_comes(hosted: Hosted) -> No
     await end(opened)
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="the descriptors of a process are POSIX's")
+async def test_six_thousand_silent_connections_cost_little_memory(hosted: Hosted) -> None:
+    """They are no connections of the server yet, so no limit of its saw them: 1.7 GB."""
+    import resource
+
+    before = psutil.Process().memory_info().rss
+    room = resource.getrlimit(resource.RLIMIT_NOFILE)[0] - hosted.listener.most - 2 * HANDSHAKES - 2 * SPARE_FILES
+    opened = []
+    for number in range(min(6000, room)):
+        opened.append(socket.create_connection(("127.0.0.1", hosted.port)))
+        if number % 100 == 0:
+            await asyncio.sleep(0)  # what was not accepted waits in the backlog
+    assert await join(hosted) < 5.0
+    assert psutil.Process().memory_info().rss - before < 64e6
+    for connection in opened:
+        connection.close()
+
+
 async def test_a_handshake_has_a_deadline(hosted: Hosted, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever says nothing is out, and holds neither a descriptor nor a buffer."""
     monkeypatch.setattr(listener, "HANDSHAKE_S", 0.2)
@@ -97,3 +119,59 @@ async def test_a_process_of_few_descriptors_holds_fewer_connections_and_says_lit
         for _ in range(100):
             made._make_room("The coordinator ran out of files (x); raise `ulimit -n`.")
     assert len(caplog.records) <= 1
+
+
+async def test_idle_strangers_give_way_before_the_connection_of_a_member(hosted: Hosted) -> None:
+    """Older or newer: whoever signed something keeps the connection, however many silent ones come after it."""
+    async with NodeClient(hosted.invite, Identity.generate()) as client:
+        await client.join()
+        assert (await client.exchange([], 0)).connected
+        member = set(hosted.listener._members)
+        assert len(member) == 1
+        port = hosted.invite.port
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        strangers = []
+        for _ in range(hosted.listener.most + 20):
+            strangers.append(await asyncio.open_connection("127.0.0.1", port, ssl=context))
+        assert hosted.listener.turned_away >= 20
+        assert hosted.listener.connections <= hosted.listener.most
+        assert set(hosted.listener._members) == member, "the connection is still open"
+        for _, writer in strangers:
+            writer.close()
+        await asyncio.gather(*(writer.wait_closed() for _, writer in strangers), return_exceptions=True)
+
+
+async def test_a_body_that_breaks_off_is_no_error_of_the_coordinator(
+    hosted: Hosted, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A traceback for each would let anybody fill the disk."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    _, writer = await asyncio.open_connection("127.0.0.1", hosted.invite.port, ssl=context)
+    writer.write(b"POST /v1/join HTTP/1.1\r\nHost: x\r\nSapo-Proto: 1\r\nContent-Length: 900\r\n\r\n{")
+    await writer.drain()
+    while not hosted.coordinator.admission._unread:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    writer.transport.abort()
+    while hosted.coordinator.admission._unread:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    assert "unexpected error" not in caplog.text
+
+
+async def test_nobody_chooses_the_network_that_he_counts_for(tmp_path: Path) -> None:
+    """Behind a proxy that adds a header of its own, or an address with its port, a made-up first address counts for nothing."""
+    behind = {"port": 0, "store": f"sqlite:{tmp_path}/s.sqlite", "trust_proxy": True, "prefix_per_s": 5.0}
+    hosted = await start(msgspec.convert(behind, CoordinatorSettings))
+    async with aiohttp.ClientSession(hosted.url) as session:
+
+        async def status(number: int, *last: str) -> int:
+            headers = [("X-Forwarded-For", f"10.0.{number}.1"), *(("X-Forwarded-For", one) for one in last)]
+            async with session.get("/healthz", headers=headers) as response:
+                return response.status
+
+        for own in ("192.0.2.7", "192.0.2.7:4711", ""):
+            statuses = await asyncio.gather(*(status(number, own) for number in range(150)))
+            assert 429 in statuses, own
+        assert await status(1) == 200
+    await hosted.stop()

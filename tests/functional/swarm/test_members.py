@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import logging
+import os
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import msgspec
 import psutil
 import pytest
+from tests.support.node_process import calm, environment
+from tests.support.swarm_process import TASKS
 
 from sapo_desktop.paths import Home
 from sapo_desktop.services.swarms import hosting
 from sapo_swarm.coordinator.admin.client import AdminClient, read_access
-from sapo_swarm.coordinator.host import Hosted, admin_path, describe, start
+from sapo_swarm.coordinator.host import Hosted, admin_path, describe, log_to_stderr, start
 from sapo_swarm.coordinator.settings import CoordinatorSettings
 from sapo_swarm.coordinator.store.base import StoreFormat
 from sapo_swarm.protocol.client import NodeClient, Refused
@@ -88,7 +94,21 @@ async def test_a_ban_with_the_invite_puts_out_everybody_it_let_in(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    "name", ["\u200b", "a\u2060b", "\u3164", "\u2800", "\xad", "Ada ", " ", "\x9b31m", "\u202eadA"]
+    "name",
+    [
+        "\u200b",
+        "a\u2060b",
+        "\u3164",
+        "\u2800",
+        "\xad",
+        "Ada ",
+        " ",
+        "\x9b31m",
+        "\u202eadA",
+        "Ada\ufe0f",
+        "\U000e0101",
+        "\u0301x",
+    ],
 )
 async def test_a_name_that_shows_nothing_or_something_else_is_refused(tmp_path: Path, name: str) -> None:
     """Invisible and zero-width names let one member look like another; our own client would have cleaned it."""
@@ -125,14 +145,73 @@ async def test_the_banner_obeys_no_escape_sequence(tmp_path: Path) -> None:
     assert not set(said) & set("\x1b\x07\x9b\u202e")
 
 
+def test_the_coordinators_log_obeys_no_escape_sequence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A traceback quotes what somebody sent."""
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    log_to_stderr()
+    try:
+        raise ValueError("sent \x1b]52;c;x\x07\x9b2J\u202e")
+    except ValueError:
+        logging.getLogger("sapo.coordinator").exception("unexpected")
+    said = capsys.readouterr().err
+    assert "ValueError: sent" in said
+    assert not set(said) & set("\x1b\x07\x9b\u202e")
+
+
 def test_a_pid_file_of_another_process_is_no_coordinator(tmp_path: Path) -> None:
     """The number was given to somebody else since: `swarm stop` must not signal a stranger."""
     home = Home(*(tmp_path / name for name in ("config", "data", "cache", "logs", "run")))
     home.prepare()
     stranger = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     began = psutil.Process(stranger.pid).create_time()
-    for started, found in ((began, True), (began - 3600.0, False)):
+    for started, found in ((began, True), (began - 3600.0, False), (0.0, False)):  # 0: an older version's file
         state = hosting.Hosting(pid=stranger.pid, name="s", open=False, admin="", started=started)
         with hosting.announced(home, state):
             assert (hosting.find(home) is not None) is found
     stranger.communicate(b"\n")
+
+
+@pytest.mark.skipif(os.name != "posix", reason="Windows shows arguments to their owner alone")
+@pytest.mark.parametrize("way", ["argument", "standard input"])
+async def test_the_invite_does_not_stand_in_the_list_of_processes(tmp_path: Path, way: str) -> None:
+    """Every account of the machine can read that list, for as long as the node runs."""
+    hosted = await start(settings(tmp_path))
+    calm(tmp_path / "me")
+    given = str(hosted.invite) if way == "argument" else "-"
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "sapo_desktop", "node", "--quiet", f"--join={given}", *TASKS, "--model", "fake:0.002"),
+        env=environment(tmp_path / "me"),
+        stdin=subprocess.PIPE,
+    )
+    assert process.stdin is not None
+    if way != "argument":
+        process.stdin.write(f"{hosted.invite}\n".encode())
+        await process.stdin.drain()
+    while not await hosted.store.members():
+        assert process.returncode is None
+        await asyncio.sleep(0.05)
+    shown = psutil.Process(process.pid).cmdline()
+    process.kill()
+    process.stdin.close()
+    await process.wait()
+    await hosted.stop()
+    assert hosted.invite.token not in " ".join(shown)
+    assert "--join=-" in shown
+
+
+async def test_a_key_that_was_silent_for_a_month_opens_nothing(tmp_path: Path) -> None:
+    """Found on an old disk, say: its owner joins again with an invite, and so must whoever found it."""
+    hosted = await start(settings(tmp_path, invite_hours=0))
+    async with NodeClient(hosted.invite, Identity.generate()) as client:
+        await client.join()
+        assert (await client.exchange([], 1)).connected
+        hosted.coordinator.clock = lambda: time.time() + 31 * 86_400.0
+        client.next_at = 0.0
+        result = await client.exchange([], 1)
+        assert (result.connected, result.code) == (False, "unknown_node")
+        assert "silent for too long" in result.sentence
+        with pytest.raises(Refused, match="expired"):
+            await client.join()
+    await hosted.stop()

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import os
 import re
-import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import aiohttp
 import msgspec
 import pytest
+from tests.support.browser import Browser, browser  # noqa: F401 - a fixture
 
 from sapo_lab.simulated_nodes import sim_group
 from sapo_swarm.coordinator.host import Hosted, start
@@ -45,77 +42,12 @@ async def hosted(tmp_path: Path) -> AsyncIterator[Hosted]:
     await running.stop()
 
 
-class Browser:
-    """A page of headless Chromium, spoken to by its DevTools protocol."""
-
-    def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
-        self.socket = socket
-        self.complaints: list[str] = []
-        self._number = 0
-
-    async def call(self, method: str, **parameters: object) -> dict[str, Any]:
-        self._number += 1
-        await self.socket.send_json({"id": self._number, "method": method, "params": parameters})
-        while True:
-            message = await self.socket.receive_json()
-            if message.get("method") in ("Log.entryAdded", "Runtime.exceptionThrown"):
-                self.complaints.append(json.dumps(message["params"]))
-            if message.get("id") == self._number:
-                result: dict[str, Any] = message["result"]
-                return result
-
-    async def value(self, script: str) -> Any:
-        result = await self.call("Runtime.evaluate", expression=script, awaitPromise=True)
-        return result["result"].get("value")
-
-
-@pytest.fixture
-async def browser(tmp_path: Path) -> AsyncIterator[Browser]:
-    """Chromium on a free port. Without one: a failure under CI, else a skip with a sentence."""
-    program = shutil.which("chromium") or shutil.which("google-chrome")
-    if program is None:
-        sentence = "chromium is not installed. Fix: apt-get install chromium"
-        if os.environ.get("CI") == "true":
-            pytest.fail(sentence)
-        pytest.skip(sentence)
-    flags = [
-        "--headless",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--remote-debugging-port=0",
-        "--window-size=1200,1000",
-        "about:blank",
-    ]
-    process = await asyncio.create_subprocess_exec(
-        program,
-        f"--user-data-dir={tmp_path}/profile",
-        *flags,
-        stderr=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.DEVNULL,
-    )
-    assert process.stderr is not None
-    port = ""
-    while not port:
-        line = (await process.stderr.readline()).decode()
-        assert line, "Chromium ended at once"
-        port = "".join(re.findall(r"ws://127\.0\.0\.1:(\d+)/", line))
-    drain = asyncio.create_task(process.stderr.read())
-    async with aiohttp.ClientSession() as session:
-        async with session.get(f"http://127.0.0.1:{port}/json/list") as response:
-            pages = [page for page in await response.json() if page["type"] == "page"]
-        async with session.ws_connect(pages[0]["webSocketDebuggerUrl"], max_msg_size=0) as socket:
-            yield Browser(socket)
-    process.terminate()
-    await process.wait()
-    await drain
-
-
-async def test_the_page_goes_live_and_shows_hostile_names_as_text(hosted: Hosted, browser: Browser) -> None:
+async def test_the_page_goes_live_and_shows_hostile_names_as_text(
+    hosted: Hosted,
+    browser: Browser,  # noqa: F811
+) -> None:
     """The event stream repaints the tables; no script of a name runs; the browser complains of nothing."""
-    await browser.call("Log.enable")
-    await browser.call("Runtime.enable")
-    await browser.call("Page.enable")
-    await browser.call("Page.navigate", url=hosted.url + "/")
+    await browser.open(hosted.url + "/")
     went_live = """new Promise((done) => { const look = () =>
         document.querySelector("#live.on") ? done(true) : setTimeout(look, 50); look(); })"""
     async with asyncio.timeout(100):

@@ -9,21 +9,18 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from tests.support.exchanging_node import Node
 
 from sapo_backends.base import LoadRequest
 from sapo_backends.fake import FakeBackend
 from sapo_lab.simulated_nodes import sim_group
 from sapo_swarm.coordinator.host import Hosted, start
 from sapo_swarm.coordinator.settings import CoordinatorSettings
-from sapo_swarm.events import SwarmUpdated
 from sapo_swarm.node.engine_thread import EngineHost
-from sapo_swarm.node.swarm.swarm_exchange import SwarmExchange
 from sapo_swarm.protocol.client import NodeClient
 from sapo_swarm.protocol.identity import Identity
-from sapo_swarm.protocol.receive import AcceptanceRules
-from sapo_swarm.scoring.scorer import Scored, Scorer
+from sapo_swarm.scoring.scorer import Scorer
 from sapo_swarm.tasks.questions import generate_entry
-from sapo_swarm.tasks.seeds import train_seed
 from sapo_swarm.types import Group, Question, Rollout, TaskRef
 
 
@@ -48,51 +45,6 @@ async def engine() -> AsyncIterator[EngineHost]:
     await host.load(lambda: FakeBackend().load(LoadRequest(model="fake")))
     yield host
     await host.close()
-
-
-class Node:
-    """A node's share of an exchange: what its rounds would do, without a model."""
-
-    def __init__(
-        self, hosted: Hosted, scorer: Scorer, engine: EngineHost, sampling: str = "uniform", clock_s: float = 0.0
-    ) -> None:
-        self.identity = Identity.generate()
-        self.swarm = hosted.coordinator.swarm.swarm
-        self.scorer = scorer
-        wall = lambda: time.time() + clock_s  # noqa: E731
-        self.client = NodeClient(hosted.invite, self.identity, wall=wall)
-        policy = AcceptanceRules(logprob_floor=-100.0)
-        self.exchange = SwarmExchange(self.client, policy, "m", sampling, own_worker=False, wall=wall)
-        self.exchange.attach(engine, scorer)
-
-    async def join(self, name: str) -> None:
-        await self.client.__aenter__()
-        await self.client.join(name, "model of " + name)
-
-    async def groups(self, number: int, count: int = 2, answers: tuple[str, ...] = ("5", "6", "7")) -> list[Group]:
-        """Answered questions of this node, scored by itself."""
-        refs = [
-            TaskRef("basic_arithmetic", "starter", train_seed(self.identity.node, self.swarm, number, slot))
-            for slot in range(count)
-        ]
-        out = []
-        for ref, question in zip(refs, await self.scorer.questions(refs), strict=True):
-            assert isinstance(question, Question)
-            texts = [f"{number} {k}: <answer>{answer}</answer>" for k, answer in enumerate(answers)]
-            scored = await self.scorer.score(ref, texts)
-            assert isinstance(scored, Scored)
-            rollouts = tuple(Rollout(text, "stop", reward) for text, reward in zip(texts, scored.rewards, strict=True))
-            out.append(Group(question, rollouts, model="m"))
-        return out
-
-    async def round(self, number: int, own: list[Group], wanted: int = 2) -> tuple[Group, ...]:
-        """Hand the groups over, wait until the talk in the background is done: the pool then."""
-        await self.exchange.exchange(number, own, wanted)
-        await self.exchange.settled()
-        return self.exchange.pool.groups()
-
-    def news(self) -> SwarmUpdated:
-        return self.exchange.news()
 
 
 async def test_two_nodes_learn_of_each_other_and_the_shares_add_up(
@@ -274,3 +226,47 @@ async def test_a_node_whose_clock_is_wrong_takes_part_all_the_same(
     assert len(await right.round(2, await right.groups(2))) == 1
     for node in (right, wrong):
         await node.exchange.close()
+
+
+async def test_the_phrase_memory_of_a_model_outlives_its_session(
+    hosted: Hosted, scorer: Scorer, engine: EngineHost, tmp_path: Path
+) -> None:
+    """Written while the exchange runs and at its end; the next session of this model begins with it."""
+    ada = Node(hosted, scorer, engine)
+    await ada.join("Ada")
+    ada.exchange.memory = tmp_path
+    await ada.round(1, await ada.groups(1))
+    ada.exchange.receiver.phrases.allows(["hail to the thief"], "")
+    await ada.exchange.close()
+    known = ada.exchange.receiver.phrases
+    again = Node(hosted, scorer, engine)
+    again.exchange.memory = tmp_path
+    again.exchange.attach(engine, scorer)
+    assert again.exchange.receiver.phrases == known
+    assert known.packed().observed > 0
+
+
+async def test_a_node_whose_next_upload_is_far_takes_groups_from_a_snapshot(
+    hosted: Hosted, scorer: Scorer, engine: EngineHost
+) -> None:
+    """In a large swarm nodes upload seldom; what they train on must not be as seldom. They are judged like all others."""
+    ada, bob = Node(hosted, scorer, engine), Node(hosted, scorer, engine)
+    await ada.join("Ada")
+    await bob.join("Bob")
+    own = await ada.groups(1)
+    await ada.round(1, own)
+    taken: list[tuple[Group, ...]] = []
+
+    async def time_passes(_seconds: float) -> None:
+        if bob.client.wait_s:
+            taken.append(bob.exchange.pool.groups())
+            bob.client.next_at = 0.0
+
+    bob.exchange.sleep = time_passes
+    bob.client.next_at = time.monotonic() + 60.0
+    await bob.round(1, await bob.groups(1))
+    ((group,),) = taken
+    assert (group.source, group.node) == ("external", ada.identity.node)
+    assert bob.client.failures == 0
+    await ada.exchange.close()
+    await bob.exchange.close()

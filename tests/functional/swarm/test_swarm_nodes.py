@@ -64,7 +64,7 @@ async def test_three_unlike_nodes_train_together_and_their_shares_add_up(tmp_pat
         assert all(least <= size <= whole for size in sizes), "short pools are filled up"
         assert sum(r.external_groups for r in rounds(story)) > 0
         assert all((r.reward_external is not None) == (r.external_groups > 0) for r in rounds(story))
-        authors = {e.group.node for e in story if isinstance(e, GroupRecorded) and e.group.source == "external"}
+        authors = {e.group.node for e in story if isinstance(e, GroupRecorded) and e.group.external}
         assert authors
         assert authors <= {peer["node"] for peer in peers}
         assert all(0.0 <= n.share <= 1.0 for n in news(story))

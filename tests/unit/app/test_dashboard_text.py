@@ -16,13 +16,15 @@ from sapo_desktop.dashboard.look.ascii import to_ascii
 from sapo_desktop.dashboard.look.glyphs import UNICODE
 from sapo_desktop.dashboard.look.show import age, count, hang, memory, percent, plain, reward, shorten
 from sapo_desktop.dashboard.messages import Link
-from sapo_desktop.dashboard.screens import rollouts as rollouts_screen
 from sapo_desktop.dashboard.screens.dashboard import waiting
 from sapo_desktop.dashboard.screens.log import in_order, log_text
+from sapo_desktop.dashboard.screens.rollouts import detail as rollouts_detail
 from sapo_desktop.dashboard.screens.swarm import screen as swarm_screen
 from sapo_desktop.dashboard.state import DashboardState, apply
 from sapo_desktop.dashboard.widgets import panels
 from sapo_desktop.dashboard.widgets.header import header, status
+from sapo_desktop.dashboard.widgets.held_out import panel
+from sapo_desktop.services.against_base import base_scores
 from sapo_swarm.events import (
     Evaluated,
     Event,
@@ -73,7 +75,7 @@ def evaluated(delta: tuple[float, float, float] | None, pass_at_1: float = 0.2) 
 
 
 def heldout(event: Evaluated) -> str:
-    return panels.heldout(fold([run(), event]), 0.0, 50, 10, UNICODE).plain
+    return panel.heldout(fold([run(), event]), 0.0, 50, 10, UNICODE).plain
 
 
 def test_an_interval_that_holds_zero_is_called_no_measurable_change() -> None:
@@ -102,14 +104,31 @@ def test_a_task_whose_score_does_not_come_from_the_question_says_so() -> None:
 
 
 def test_the_first_measurement_is_only_a_base() -> None:
-    said = heldout(evaluated(None))
+    said = heldout(msgspec.structs.replace(evaluated(None), round=0))
     assert said.startswith("base  20.0 %")
     assert "(95 %: 10.0 to 30.0)" in said
     assert "change" not in said
 
 
+def test_a_trained_model_without_answers_of_the_base_says_so_and_is_not_called_the_base() -> None:
+    said = heldout(msgspec.structs.replace(evaluated(None), base_missing=72))
+    assert said.startswith("now   20.0 %")
+    assert "the base" in said
+    assert "has not answered 72 of these questions" in " ".join(said.split())
+
+
+def test_what_the_base_scored_on_other_questions_stands_beside_no_task() -> None:
+    score = TaskScore("sums", 16, 0.5, 0.3, 0.7, 1.0, 0.0)
+    first = msgspec.structs.replace(evaluated(None), round=0, tasks=(score,))
+    later = msgspec.structs.replace(evaluated(None, 0.6), tasks=(score,))
+    assert base_scores(later, first) == {"sums": 0.5}, "an evaluation of a version that did not note it"
+    assert base_scores(msgspec.structs.replace(later, base_missing=8), first) == {}
+    noted = msgspec.structs.replace(score, base=0.25)
+    assert base_scores(msgspec.structs.replace(later, tasks=(noted,)), first)["sums"] == 0.25
+
+
 def test_before_any_measurement_the_panel_says_what_it_waits_for() -> None:
-    assert "No measurement yet" in panels.heldout(DashboardState(), 0.0, 50, 5, UNICODE).plain
+    assert "No measurement yet" in panel.heldout(DashboardState(), 0.0, 50, 5, UNICODE).plain
 
 
 def test_a_round_without_unequal_rewards_says_that_there_was_nothing_to_learn_from() -> None:
@@ -202,9 +221,9 @@ def test_peer_text_reaches_no_panel_as_markup_or_as_a_control_character() -> Non
     texts = [
         header(state, 2.0, 120, 1, UNICODE),
         panels.rollouts(state, 2.0, 120, 5, UNICODE),
-        rollouts_screen.detail(event, UNICODE),
+        rollouts_detail.detail(event, UNICODE),
         swarm_screen.overview(state, 2.0, 120, 9, UNICODE),
-        swarm_screen.peer_rows(state.swarm.peers, 120, UNICODE),
+        swarm_screen.peer_rows(state.swarm, 120, UNICODE),
         swarm_screen.exchange(state, 2.0, 120, 9, UNICODE),
         log_text(list(state.log), "", 120),
     ]
@@ -235,7 +254,7 @@ def test_a_right_answer_that_was_not_paid_is_not_called_wrong() -> None:
         for place, rollout in enumerate(event.group.rollouts)
     )
     group = msgspec.structs.replace(event.group, rollouts=rollouts)
-    said = rollouts_screen.detail(msgspec.structs.replace(event, group=group), UNICODE).plain
+    said = rollouts_detail.detail(msgspec.structs.replace(event, group=group), UNICODE).plain
     assert "○ 1  right on other questions too" in said
     assert ("○ 2  wrong" in said) is (len(rollouts) > 1)
 

@@ -15,7 +15,7 @@ from safetensors.numpy import save_file
 
 from sapo_backends.base import LoadRequest, OutOfMemory
 from sapo_backends.checkpoints import locate
-from sapo_backends.common import hardware
+from sapo_backends.common import hardware, precisions
 from sapo_backends.common.hardware import ModelSize, RoundShape
 from sapo_backends.measure.sizing import model_size
 from sapo_desktop.services.machine import memory_plan
@@ -39,8 +39,11 @@ def needed(shape: RoundShape) -> int:
 
 @given(SHAPES)
 def test_a_larger_round_never_needs_less(shape: RoundShape) -> None:
+    """But for an update that falls into more and smaller micro-batches: twice the groups are twice all of it."""
+    assert needed(replace(shape, groups=2 * shape.groups)) >= needed(shape)
     for name in ("groups", "group_size", "prompt", "new_tokens"):
-        assert needed(replace(shape, **{name: 2 * getattr(shape, name)})) >= needed(shape)
+        larger = replace(shape, **{name: 2 * getattr(shape, name)})
+        assert hardware.bytes_to_generate(HALF_BILLION, larger) >= hardware.bytes_to_generate(HALF_BILLION, shape)
 
 
 @given(SHAPES, st.integers(0, 64 << 30))
@@ -53,6 +56,31 @@ def test_a_smaller_round_that_is_offered_fits(shape: RoundShape, available: int)
         )
     else:
         assert needed(offered) <= 0.9 * available
+
+
+def test_long_answers_need_no_more_than_the_rows_that_are_generated_at_once() -> None:
+    """64 completions of 4,096 tokens would need 6.1 GiB of keys and values; the plan has room for 2."""
+    short, long = (hardware.bytes_to_generate(HALF_BILLION, RoundShape(8, 8, 64, tokens)) for tokens in (1400, 4096))
+    assert long == pytest.approx(short, rel=0.1)
+    assert long < 2.8 * 2**30
+
+
+def test_a_base_in_four_bits_needs_what_its_embeddings_and_codes_need() -> None:
+    """Of half a billion weights 136 million are embeddings; the others take 0.5625 bytes instead of 2."""
+    dense, four = (hardware.bytes_to_load(HALF_BILLION, compute_bytes=2, four_bit=flag) for flag in (False, True))
+    assert dense - four == pytest.approx(1.4375 * 358e6 - 2 * 2 * 4864 * 896, rel=0.05)
+    shape = RoundShape(8, 8, 64, 96)
+    planned = replace_config(TORCH, precision="4bit")
+    assert (
+        memory_plan.plan(planned, 1 << 40, HALF_BILLION).needed < memory_plan.plan(TORCH, 1 << 40, HALF_BILLION).needed
+    )  # type: ignore[union-attr]
+    assert hardware.bytes_of_round(HALF_BILLION, shape, compute_bytes=2, four_bit=True) < 2.6 * 2**30
+
+
+@pytest.mark.parametrize(("precision", "kind"), [("4bit-float32", "float32"), ("bfloat16", "bfloat16")])
+def test_a_precision_says_what_is_computed_in(precision: str, kind: str) -> None:
+    assert precisions.computes_in(precision) == kind
+    assert precisions.computes_in("4bit") == precisions.computes_in("auto")
 
 
 def test_the_bundled_models_are_sized_without_loading_them() -> None:

@@ -7,14 +7,21 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.fixtures.make_recordings import recording
 from tests.support.own_tasks import library_in, sums, task_of
 
 from sapo_desktop.errors import UsageError
+from sapo_desktop.paths import Home
+from sapo_desktop.services.models.shelf.changes import stale_tasks, task_versions
+from sapo_desktop.services.models.shelf.store import Record
 from sapo_desktop.services.tasks import examples
 from sapo_desktop.services.tasks.expectation import Expectation, chance_of_mixed, sentences
 from sapo_desktop.services.tasks.proposal import Draft, Wishes, draft, propose
+from sapo_desktop.services.tasks.ratings import rate, rated_file
 from sapo_desktop.services.tasks.review import numbered, review, too_long
 from sapo_desktop.services.tasks.shortcuts import measure, warnings
+from sapo_swarm.config import RunConfig
+from sapo_swarm.events import RunStarted
 from sapo_swarm.scoring.scorer import Scorer
 from sapo_swarm.tasks.catalogue import CATALOGUE
 from sapo_swarm.tasks.own.folder import make, write_task
@@ -183,5 +190,46 @@ def test_an_example_is_clean_and_its_name_is_free(name: str) -> None:
     assert [line for line in review(task, numbered(task)) if not line.startswith("The answer stands")] == []
 
 
-def test_three_examples_ship() -> None:
-    assert len(examples.names()) == 3
+def test_four_examples_ship() -> None:
+    assert len(examples.names()) == 4
+
+
+@pytest.mark.parametrize(
+    ("digest", "changed", "word"),
+    [
+        ("same", (), ""),
+        ("other", (), "since me was trained"),
+        ("same", ("task sums was edited",), "while me was trained"),
+    ],
+)
+def test_a_task_that_is_another_than_the_one_trained_on_is_told_of(
+    tmp_path: Path, digest: str, changed: tuple[str, ...], word: str
+) -> None:
+    sums(tmp_path / "sums")
+    config = RunConfig(tasks=("sums", "basic_arithmetic"))
+    first = next(iter(recording("silo", 1, 1)))
+    assert isinstance(first, RunStarted)
+    session = RunStarted(**{**{name: getattr(first, name) for name in first.__struct_fields__}, "changed": changed})
+    with library_in(tmp_path):
+        now = task_versions(config)["sums"]
+        record = Record(
+            id="i", name="me", base="b", created=0.0, method="full", precision="auto", lora_rank=8, config=config,
+            tasks={"sums": now if digest == "same" else "0" * 64},
+        )  # fmt: skip
+        said = stale_tasks(record, [session])
+    assert bool(said) is bool(word)
+    assert all(word in sentence for sentence in said)
+
+
+def test_a_rating_that_is_given_again_replaces_the_first_and_only_good_answers_become_rows(tmp_path: Path) -> None:
+    home = Home(tmp_path, tmp_path / "data", tmp_path, tmp_path, tmp_path)
+    assert rate(home, "me", "2 + 3?", "I think.<answer> 5 </answer>", True) == (1, 0)
+    assert rate(home, "me", "2 + 3?", "<answer>6</answer>", True) == (2, 0)
+    assert rate(home, "me", "2 + 3?", "<answer>6</answer>", False) == (1, 1)
+    assert rate(home, "me", "4 + 4?", "eight", True) == (2, 1)
+    found = draft(rated_file(home, "me"), Wishes())
+    assert [row["answer"] for row in found.table.rows] == ["5", "eight"]
+    assert found.table.problems == ["Row 2: you rated this answer bad."]
+    rate(home, "me", "4 + 4?", "eight", False)
+    with pytest.raises(UsageError, match="holds one question, and a task needs at least two"):
+        draft(rated_file(home, "me"), Wishes())

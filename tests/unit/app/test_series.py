@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sapo_desktop.dashboard.series import RECENT, Series, Trail
+from sapo_desktop.dashboard.history.series import LEVEL, Series, Trail
 
 VALUES = st.lists(st.one_of(st.none(), st.floats(0, 1, width=32)), max_size=80)
 
@@ -41,7 +41,7 @@ def test_ten_thousand_rounds_fit_into_a_bounded_memory_and_keep_their_mean() -> 
     made = Series()
     for x in range(10_000):
         made = made.append(x, float(x % 2))
-    assert len(made) <= 2 * RECENT
+    assert len(made) <= 12 * LEVEL
     assert made.mean(len(made) - 1, 20_000) == pytest.approx(0.5, abs=1e-3)
     assert made.at(9_998.5, 1) == pytest.approx(0.5)
 

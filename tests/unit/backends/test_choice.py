@@ -45,6 +45,11 @@ def test_generation_counts_at_the_widest_width_that_the_round_fills() -> None:
     assert round_seconds(one, Workload(rows=16, new_tokens=10)) == pytest.approx(160 / 100 + 160 / 6400)
 
 
+def test_a_base_in_four_bits_is_measured_where_it_is_asked_for_and_nowhere_else() -> None:
+    assert {c.precision for c in candidates(["torch"], 1, Wanted(precision="4bit"))} == {"4bit"}
+    assert "4bit" not in {c.precision for c in candidates(["torch"], 1, Wanted())}
+
+
 def test_a_node_that_only_generates_needs_no_trainer() -> None:
     """llama.cpp is measured for it, and is chosen at the widths at which it is the faster one."""
     found = candidates(["torch", "llamacpp", "llamacpp+torch"], 2, Wanted(), trains=False)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sapo_backends.base import PolicyUpdate, TrainSample
-from sapo_backends.common.minibatches import minibatches
+from sapo_backends.common.update import minibatches
 from sapo_backends.reference import log_softmax, sampling_distribution, surrogate
 
 RNG = np.random.default_rng(0)
@@ -51,6 +51,37 @@ def test_the_analytic_gradient_equals_finite_differences(ratio_level: str, aggre
             shifted[i][index] -= 2 * step
             lower = surrogate(shifted, batch, policy).loss
             assert gradients[i][index] == pytest.approx((higher - lower) / (2 * step), abs=1e-7)
+
+
+@pytest.mark.parametrize("ratio_level", ["token", "sequence"])
+@pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean", "constant"])
+def test_a_mask_leaves_what_a_batch_of_the_other_tokens_gives(ratio_level: str, aggregation: str) -> None:
+    """Loss, entropy, clips and gradients are those of completions without the masked tokens and their logits."""
+    policy = PolicyUpdate("any", 1e-3, ratio_level=ratio_level, aggregation=aggregation, constant_length=9)  # type: ignore[arg-type]
+    logits, batch = _batch()
+    masks = [(True, False, True), (True,), (False, True, True, False)]
+    masked = [replace(s, loss_mask=mask) for s, mask in zip(batch, masks, strict=True)]
+    short = [
+        TrainSample(
+            s.prompt,
+            tuple(s.masked(s.completion)),
+            s.advantage,
+            old_logprobs=tuple(s.masked(s.old_logprobs or ())),
+            behaviour_logprobs=tuple(s.masked(s.behaviour_logprobs or ())),
+        )
+        for s in masked
+    ]
+    rows = [r[np.array(mask)] for r, mask in zip(logits, masks, strict=True)]
+    found, expected = surrogate(logits, masked, policy), surrogate(rows, short, policy)
+    assert (found.loss, found.entropy, found.clip_fraction, found.ratio_max) == (
+        expected.loss,
+        expected.entropy,
+        expected.clip_fraction,
+        expected.ratio_max,
+    )
+    for grad, part, mask in zip(found.gradients, expected.gradients, masks, strict=True):
+        np.testing.assert_array_equal(grad[np.array(mask)], part)
+        assert not grad[~np.array(mask)].any()
 
 
 def test_ratio_one_is_the_plain_policy_gradient() -> None:

@@ -13,9 +13,9 @@ import sapo_assets
 from recipe import model as recipe_model
 from recipe.sampling import sample
 from recipe.tokenizer import prompt_text
+from sapo_swarm.tasks.catalogue import held_out
 from sapo_swarm.tasks.prompts import extract_answer
 from sapo_swarm.tasks.questions import generate_entry
-from sapo_swarm.tasks.seeds import held_out
 
 BUNDLED = tuple(sapo_assets.models())
 MEGABYTES = {"starter-1m": 3, "starter": 30}

@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 from recipe.data import HELD_OUT_WINDOW, content_key, examples, held_out_keys, training_refs
 from recipe.worked import DATASETS, worked
 from sapo_swarm.scoring.verify import score_text
-from sapo_swarm.tasks.catalogue import CATALOGUE
+from sapo_swarm.tasks.catalogue import CATALOGUE, TRAIN_LIMIT, held_out, is_train
 from sapo_swarm.tasks.questions import NoSuchQuestion, generate_entry
-from sapo_swarm.tasks.seeds import TRAIN_LIMIT, held_out, is_train
 from sapo_swarm.types import TaskRef
 
 

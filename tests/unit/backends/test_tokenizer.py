@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
 from sapo_backends.base import ModelNotFound
 from sapo_backends.checkpoints.chat_template import ChatTemplate, TemplateRefused
@@ -180,3 +180,50 @@ def test_a_template_that_refuses_more_than_the_system_role_is_still_an_error() -
     chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hi"}]
     with pytest.raises(TemplateRefused, match="never"):
         ChatTemplate("{{ raise_exception('never') }}").render(chat)
+
+
+def test_a_base_without_a_template_begins_with_its_first_token(tmp_path: Path) -> None:
+    """Where its tokenizer writes one, or names one and is not told to leave it out; chat templates write their own."""
+    chat = [{"role": "user", "content": "B"}]
+
+    def first(name: str, **settings: object) -> str:
+        (tmp_path / name).mkdir()
+        found = HfTokenizer(write(tmp_path / name, **settings))  # type: ignore[arg-type]
+        return found._control.get(found.encode_chat(chat)[0], "")
+
+    named = {"chat_template": None, "bos_token": "<|endoftext|>"}
+    assert first("named", **named) == "<|endoftext|>"
+    assert first("unwanted", **named, add_bos_token=False) == ""
+    assert first("none", chat_template=None) == ""
+    assert first("chat", bos_token="<|endoftext|>") == "<|im_start|>"
+    folder = write(tmp_path, chat_template=None)  # type: ignore[arg-type]
+    raw = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    opening = raw.token_to_id("<|im_start|>")
+    template = processors.TemplateProcessing("<|im_start|> $A", None, [("<|im_start|>", opening)])
+    setattr(raw, "post_processor", template)  # noqa: B010 - a Rust property that vulture does not know
+    raw.save(str(folder / "tokenizer.json"))
+    assert HfTokenizer(folder).encode_chat(chat)[0] == opening
+
+
+def test_a_template_that_asks_for_the_date_gets_the_same_every_day() -> None:
+    """Unless it has one of its own for when nobody tells it."""
+    chat = [{"role": "user", "content": "hi"}]
+    asks = "{{ strftime_now('%d %B %Y') }} {{ messages[0].content }}"
+    assert ChatTemplate(asks).render(chat).text == "01 January 2025 hi"
+    has = "{% if strftime_now is defined %}{{ strftime_now('%Y') }}{% else %}26 Jul 2024{% endif %} {{ messages[0].content }}"
+    assert ChatTemplate(has).render(chat).text == "26 Jul 2024 hi"
+
+
+def test_templates_write_json_as_they_ask_for_it() -> None:
+    template = "{{ {'b': 'ü', 'a': 1} | tojson(sort_keys=true, separators=(',', ':')) }}{{ messages[0].content }}"
+    assert ChatTemplate(template).render([{"role": "user", "content": "!"}]).text == '{"a":1,"b":"ü"}!'
+
+
+def test_a_model_with_a_switch_thinks_only_when_it_is_told_to() -> None:
+    template = "{{ messages[0].content }}{% if not enable_thinking %}<think></think>{% endif %}"
+    chat = [{"role": "user", "content": "hi"}]
+    assert ChatTemplate(template, thinking="on").render(chat).text == "hi"
+    for thinking in ("auto", "off"):
+        assert ChatTemplate(template, thinking=thinking).render(chat).text == "hi<think></think>"
+    assert ChatTemplate(template).has_switch
+    assert not ChatTemplate("{{ messages[0].content }}").has_switch

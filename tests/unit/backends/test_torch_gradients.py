@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
+from sapo_backends.checkpoints.spec import decoder_spec  # noqa: E402
 from sapo_backends.torch_backend.ops.attention import GroupAttention  # noqa: E402
 from sapo_backends.torch_backend.ops.fused_ops import rms_norm, rotate, swiglu  # noqa: E402
 from sapo_backends.torch_backend.ops.logprobs import chosen_logprobs  # noqa: E402
@@ -75,18 +77,35 @@ def test_a_rotation_turns_each_plane_and_is_undone_by_the_opposite_one() -> None
     torch.testing.assert_close(rotated, x)
 
 
-@pytest.mark.parametrize(("plain", "separate"), [(True, True), (False, True), (False, False)])
+SPEC = decoder_spec(
+    {
+        "architectures": ["LlamaForCausalLM"],
+        "vocab_size": 10,
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+    }
+)
+
+
+@pytest.mark.parametrize(
+    ("plain", "separate", "window", "cap"),
+    [(True, True, 0, 0.0), (False, True, 0, 0.0), (False, False, 0, 0.0), (True, True, 4, 0.7), (False, False, 4, 0.7)],
+)
 def test_the_gradient_of_shared_prompt_attention_equals_autograd(
-    plain: bool, separate: bool, monkeypatch: pytest.MonkeyPatch
+    plain: bool, separate: bool, window: int, cap: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two prompts of different lengths, three completions, grouped heads; by products and by the fused kernel, each
-    prompt for itself as on a CPU and all together as elsewhere."""
+    prompt for itself as on a CPU and all together as elsewhere; with a window and with capped scores."""
     monkeypatch.setattr("sapo_backends.torch_backend.ops.packing.slab_per_prompt", lambda _: separate)
     monkeypatch.setattr("sapo_backends.torch_backend.ops.slab_attention.FULL_SCORES", 1 << 23 if plain else 0)
     torch.manual_seed(0)
     pairs = [((1, 2, 3), (4, 5, 6)), ((1, 2, 3), (7, 8)), ((1, 2, 3, 4, 5), (6, 7, 8))]
     flat = pack(pairs, [0, 1, 2], torch.device("cpu")).flat
-    attend = GroupAttention(flat.slabs)
+    spec = replace(SPEC, window=window, layer_windowed=(window > 0,), softcap=cap)
+    attend = GroupAttention(spec, flat.longest, flat.slabs)
     cos, sin = _angles(len(flat.ids), 4)
     rows = torch.randn(len(flat.ids), 4 + 2 * 2, 4, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(lambda x: attend(0, 4, x, cos, sin), (rows,))
@@ -107,7 +126,7 @@ def test_shared_prompt_attention_in_bfloat16_is_that_in_float32_but_for_rounding
     found = []
     for kind in (torch.float32, torch.bfloat16):
         leaf = rows.to(kind).requires_grad_()
-        mixed = GroupAttention(flat.slabs)(0, 4, leaf, *(x.to(kind) for x in angles))
+        mixed = GroupAttention(SPEC, flat.longest, flat.slabs)(0, 4, leaf, *(x.to(kind) for x in angles))
         found.append((mixed.float(), torch.autograd.grad(mixed.float().square().sum(), leaf)[0].float()))
     for exact, rounded in zip(*found, strict=True):
         torch.testing.assert_close(rounded, exact, atol=0.03, rtol=0.03)

@@ -16,11 +16,15 @@ torch = pytest.importorskip("torch")
 
 from sapo_backends.checkpoints.spec import decoder_spec  # noqa: E402 - after the check for torch
 from sapo_backends.torch_backend.causal_lm import DecoderModel  # noqa: E402
-from sapo_backends.torch_backend.decode.native_session import NativeSession  # noqa: E402
-from sapo_backends.torch_backend.decode.native_weights import NativeDecodeWeights  # noqa: E402
-from sapo_backends.torch_backend.decode.session import DecoderSession  # noqa: E402
-from sapo_backends.torch_backend.decode.weights import DecodeWeights  # noqa: E402
-from sapo_backends.torch_backend.generate.sampler import inverse_cdf, uniforms  # noqa: E402
+from sapo_backends.torch_backend.decode.native_session import (  # noqa: E402
+    NativeDecodeWeights,
+    NativeSession,
+)
+from sapo_backends.torch_backend.decode.session import (  # noqa: E402
+    DecoderSession,
+    DecodeWeights,
+)
+from sapo_backends.torch_backend.generation import inverse_cdf, uniforms  # noqa: E402
 from sapo_backends.torch_backend.model.flat_parameters import decoder_layout  # noqa: E402
 from sapo_backends.torch_backend.model.lora import LoraWeights, lora_layout  # noqa: E402
 from sapo_backends.torch_backend.native import compiler, library  # noqa: E402

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sapo_backends.base import Sampling
-from sapo_backends.common.packing import plan_micro_batches
+from sapo_backends.common.update import plan_micro_batches
 
 torch = pytest.importorskip("torch")
 
@@ -20,12 +20,15 @@ from sapo_backends.torch_backend.causal_lm import DecoderModel  # noqa: E402
 from sapo_backends.torch_backend.decode import session as session_module  # noqa: E402 - after the check for torch
 from sapo_backends.torch_backend.decode.kv_cache import BUCKET_COST, grid, length_buckets  # noqa: E402
 from sapo_backends.torch_backend.decode.step import next_logits, scripted_step  # noqa: E402
-from sapo_backends.torch_backend.generate.sampler import SMALL_VOCABULARY, inverse_cdf, sample, uniforms  # noqa: E402
+from sapo_backends.torch_backend.generation import SMALL_VOCABULARY, inverse_cdf, sample, uniforms  # noqa: E402
 from sapo_backends.torch_backend.model.flat_parameters import decoder_layout  # noqa: E402
 from sapo_backends.torch_backend.ops.attention import attend, attend_backward  # noqa: E402
 from sapo_backends.torch_backend.ops.packing import pack  # noqa: E402
-from sapo_backends.torch_backend.runtime.torchscript import scripted  # noqa: E402
-from sapo_backends.torch_backend.runtime.workers import Workers, shares  # noqa: E402
+from sapo_backends.torch_backend.runtime import (  # noqa: E402
+    Workers,
+    scripted,
+    shares,
+)
 
 
 @settings(deadline=None)
@@ -88,7 +91,7 @@ def test_sampling_in_pieces_gives_what_sampling_at_once_gives(size: int, monkeyp
     torch.manual_seed(0)
     logits, numbers = torch.randn(9, size), uniforms(9, 1, 5)[:, 0]
     whole = sample(logits, Sampling(1.0, 1.0, 1), numbers)
-    monkeypatch.setattr("sapo_backends.torch_backend.generate.sampler.SAMPLED_ELEMENTS", 2 * size)
+    monkeypatch.setattr("sapo_backends.torch_backend.generation.SAMPLED_ELEMENTS", 2 * size)
     for part, at_once in zip(sample(logits, Sampling(1.0, 1.0, 1), numbers), whole, strict=True):
         assert torch.equal(part, at_once)
     exact = (logits.double().softmax(-1).cumsum(-1) <= numbers[:, None]).sum(-1)

@@ -14,9 +14,12 @@ from sapo_assets import model_path  # noqa: E402
 from sapo_backends.base import LoadRequest  # noqa: E402
 from sapo_backends.checkpoints.spec import decoder_spec  # noqa: E402
 from sapo_backends.checkpoints.tokenizer import read_json  # noqa: E402
-from sapo_backends.torch_backend import TorchBackend, paths  # noqa: E402
+from sapo_backends.torch_backend import (  # noqa: E402
+    TorchBackend,
+    paths,
+    runtime,
+)
 from sapo_backends.torch_backend.native import library  # noqa: E402
-from sapo_backends.torch_backend.runtime import fallbacks, onednn, torchscript  # noqa: E402
 
 CPU = torch.device("cpu")
 
@@ -24,12 +27,12 @@ CPU = torch.device("cpu")
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Nothing fell back yet, and what was found out about this machine is found out again."""
-    monkeypatch.setattr(fallbacks, "_FOUND", {})
+    monkeypatch.setattr(runtime, "_FOUND", {})
     library.kernels.cache_clear()
-    onednn.packs_bfloat16.cache_clear()
+    runtime.packs_bfloat16.cache_clear()
     yield
     library.kernels.cache_clear()
-    onednn.packs_bfloat16.cache_clear()
+    runtime.packs_bfloat16.cache_clear()
 
 
 def choose(dtype: torch.dtype, parameters: int = 10**6, device: torch.device = CPU) -> paths.Paths:
@@ -90,7 +93,7 @@ def test_functions_that_torchscript_does_not_compile_run_as_they_are_and_are_not
     def generator(x: torch.Tensor) -> Iterator[torch.Tensor]:
         yield x
 
-    assert torchscript.scripted(generator) is generator
+    assert runtime.scripted(generator) is generator
     assert "TorchScript cannot be used here (generator: " in caplog.text
 
 
@@ -100,8 +103,8 @@ def test_paths_can_be_left_out_on_purpose_without_a_warning() -> None:
         "import os; os.environ['SAPO_WITHOUT'] = 'native,torchscript,onednn'\n"
         "from sapo_backends.torch_backend import paths\n"
         "from sapo_backends.torch_backend.native.library import kernels\n"
-        "from sapo_backends.torch_backend.runtime import onednn, torchscript\n"
-        "print(kernels(), onednn.packs_bfloat16(), torchscript.works(), paths.check())"
+        "from sapo_backends.torch_backend import runtime\n"
+        "print(kernels(), runtime.packs_bfloat16(), runtime.works(), paths.check())"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert (done.stdout.strip(), done.stderr) == ("None False False {}", "")

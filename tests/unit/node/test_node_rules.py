@@ -1,4 +1,4 @@
-"""The pure rules of a node: limits, requests, plans."""
+"""The pure rules of a node: requests, plans."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sapo_swarm.config import RunConfig
-from sapo_swarm.node.governor import commands
-from sapo_swarm.node.governor.commands import (
+from sapo_swarm.node.governor.requests import (
+    VERBS,
     BadCommand,
     Requests,
     command,
@@ -22,61 +22,8 @@ from sapo_swarm.node.governor.commands import (
     pending,
     round_done,
 )
-from sapo_swarm.node.governor.limits import DWELL_S, Hold, Limits, Readings, decide
-from sapo_swarm.node.round.plan import candidate_refs, round_seed
-from sapo_swarm.tasks.seeds import HELD_OUT_SEED, HELD_OUT_SIZE, TRAIN_LIMIT, held_out, is_train
-
-GIB = 2**30
-
-
-def test_heat_holds_until_well_below_the_limit() -> None:
-    limits = Limits(max_celsius=90)
-    held = decide(limits, Readings(celsius=91), None, 0.0)
-    assert held is not None
-    assert decide(limits, Readings(celsius=85), held, 100.0) is not None
-    assert decide(limits, Readings(celsius=80), held, 100.0) is None
-
-
-def test_a_hold_lasts_its_dwell_time_even_when_its_reason_is_gone_at_once() -> None:
-    held = decide(Limits(), Readings(on_battery=True), None, 0.0)
-    assert held is not None
-    assert decide(Limits(), Readings(on_battery=False), held, DWELL_S - 1) == held
-    assert decide(Limits(), Readings(on_battery=False), held, DWELL_S + 1) is None
-
-
-def test_what_cannot_be_read_never_holds() -> None:
-    assert decide(Limits(), Readings(), None, 0.0) is None
-
-
-@given(st.floats(0, 120), st.floats(0, 64), st.floats(0, 64))
-def test_limits_that_are_off_never_hold(celsius: float, memory: float, disk: float) -> None:
-    off = Limits(pause_on_battery=False, max_celsius=0, min_free_memory=0, min_free_disk=0)
-    assert decide(off, Readings(True, celsius, int(memory * GIB), int(disk * GIB)), None, 0.0) is None
-
-
-def test_out_of_hours_it_holds_and_says_until_when() -> None:
-    limits = Limits(schedule="mon-fri 18:00-08:00, sat-sun")
-    monday = 12 * 60
-    held = decide(limits, Readings(week_minute=monday), None, 0.0)
-    assert held is not None
-    assert (held.code, "until Mon 18:00" in held.sentence) == ("schedule", True)
-    assert decide(limits, Readings(week_minute=monday + 6 * 60), held, 3600.0) is None
-    assert decide(Limits(), Readings(week_minute=monday), None, 0.0) is None
-
-
-def test_a_touch_holds_until_the_person_was_away_for_a_while() -> None:
-    limits = Limits(pause_when_active=True, away_minutes=5)
-    held = decide(limits, Readings(idle_s=2.0), None, 0.0)
-    assert held is not None
-    assert held.code == "person_active"
-    assert decide(limits, Readings(idle_s=200.0), held, 200.0) is not None
-    assert decide(limits, Readings(idle_s=301.0), held, 301.0) is None
-    assert decide(limits, Readings(idle_s=200.0), None, 600.0) is None, "an old touch starts no pause"
-
-
-def test_a_person_is_nobody_s_business_unless_asked_for() -> None:
-    assert decide(Limits(), Readings(idle_s=0.0), None, 0.0) is None
-    assert decide(Limits(pause_when_active=True), Readings(), None, 0.0) is None
+from sapo_swarm.node.round.phases import candidate_refs, round_seed
+from sapo_swarm.tasks.catalogue import HELD_OUT_SEED, HELD_OUT_SIZE, TRAIN_LIMIT, held_out, is_train
 
 
 def test_a_snooze_says_until_what_time() -> None:
@@ -91,13 +38,6 @@ def test_every_obstacle_says_how_to_go_on() -> None:
         reason, sentence = obstacle(command(Requests(), verb, 600, 0.0), 1.0, 0.0) or ("", "")
         assert reason
         assert "space" in sentence
-
-
-def test_running_anyway_overrides_a_hold_for_a_limited_time() -> None:
-    held = Requests(hold=Hold("battery", "Paused: on battery", 0.0))
-    requests = command(held, "run_anyway", 3600, 0.0)
-    assert obstacle(requests, 3599.0, 0.0) is None
-    assert obstacle(requests, 3601.0, 0.0) == ("battery", "Paused: on battery")
 
 
 def test_a_person_s_pause_outlasts_running_anyway() -> None:
@@ -116,7 +56,7 @@ def test_a_wrong_command_is_named() -> None:
         command(Requests(), "dance", 0, 0.0)
     with pytest.raises(BadCommand, match="30 days"):
         command(Requests(), "pause", 1e9, 0.0)
-    assert set(commands.VERBS) >= {"pause", "resume", "stop"}
+    assert set(VERBS) >= {"pause", "resume", "stop"}
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(0.2, "1 s"), (45, "45 s"), (720, "12 min"), (4800, "1 h 20 min")])

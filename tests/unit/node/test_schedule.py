@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sapo_swarm.node.governor.schedule import DAY_MINUTES, DAYS, WEEK_MINUTES, opens, parse, spoken
+from sapo_swarm.node.governor.schedule import DAY_MINUTES, DAYS, WEEK_MINUTES, opens, parse_schedule, spoken
 
 
 def at(text: str) -> int:
@@ -37,7 +37,7 @@ def at(text: str) -> int:
     ],
 )
 def test_a_schedule_means_what_it_says(text: str, moment: str, until: str | None) -> None:
-    wait = opens(parse(text), at(moment))
+    wait = opens(parse_schedule(text), at(moment))
     assert (spoken(at(moment) + wait) if wait else None) == until
 
 
@@ -46,14 +46,14 @@ def test_a_schedule_means_what_it_says(text: str, moment: str, until: str | None
 )
 def test_what_is_no_schedule_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(ValueError, match=r"such as: mon-fri 18:00-08:00, sat-sun"):
-        parse(text)
+        parse_schedule(text)
 
 
 @given(
     st.sampled_from(["22:00-07:00", "mon", "tue-thu 09:00-17:30, sun 00:00-00:01"]), st.integers(0, WEEK_MINUTES - 1)
 )
 def test_after_the_wait_it_is_open_and_not_a_minute_before(text: str, minute: int) -> None:
-    windows = parse(text)
+    windows = parse_schedule(text)
     wait = opens(windows, minute)
     assert opens(windows, (minute + wait) % WEEK_MINUTES) == 0
     assert all(opens(windows, (minute + early) % WEEK_MINUTES) for early in range(0, wait, 97))

@@ -26,7 +26,7 @@ from sapo_swarm.evaluation import (
     wilson,
 )
 from sapo_swarm.events import TaskScore
-from sapo_swarm.tasks.seeds import is_train
+from sapo_swarm.tasks.catalogue import is_train
 from sapo_swarm.types import TaskRef
 
 

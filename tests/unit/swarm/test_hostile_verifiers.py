@@ -227,13 +227,13 @@ async def test_own_text_is_scored_again_when_the_worker_ended_for_a_passing_reas
     """As after the computer slept; the worker that comes next gives the verdict, and the others keep theirs."""
     first = scorer.worker.pid
     texts = [(REF, [f"<answer>crash_in {first}</answer>"]), (OTHER, ["<answer>no</answer>"])]
-    assert [result.rewards for result in await scorer.score_own(texts)] == [(1.0,), (0.0,)]
+    assert [result.rewards for result in await scorer.score_local(texts)] == [(1.0,), (0.0,)]
     assert scorer.worker.pid != first
 
 
 async def test_own_text_that_no_worker_survives_is_no_right_answer(scorer: Scorer) -> None:
     """A run does not end over it."""
-    (result,) = await scorer.score_own([(REF, ["<answer>crash x</answer>", "no"])])
+    (result,) = await scorer.score_local([(REF, ["<answer>crash x</answer>", "no"])])
     assert result == Scored((0.0, 0.0), (False, False))
 
 

@@ -80,10 +80,12 @@ def test_certificates_are_pinned_by_fingerprint_and_tokens_kept_as_hashes() -> N
         ("127.0.0.1", ""),
         ("::1", ""),
         ("", ""),
+        ("203.0.113.9:4711", "unknown"),
+        ("invalid", "unknown"),
     ],
 )
 def test_addresses_are_limited_by_prefix(address: str, prefix: str) -> None:
-    """/24, /64; loopback is exempt."""
+    """/24, /64; loopback is exempt; what a proxy writes that is no address is one network, not an exempt one."""
     assert prefix_of(address) == prefix
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import GroupRecorded
-from sapo_swarm.node.round.memory import Memory, recalled
+from sapo_swarm.node.round.context import Memory, recalled
 from sapo_swarm.node.storage.journal import Journal
 from sapo_swarm.types import Group, Question, Rollout, Source, TaskRef
 

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
+import msgspec
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sapo_swarm.node.storage import phrase_memory
 from sapo_swarm.protocol.phrases import (
     BASE_LOCAL,
     DRIFT,
@@ -122,3 +126,39 @@ def test_any_text_is_bounded_work_and_memory(texts: list[str], prompt: str) -> N
 def test_a_text_of_many_answer_tags_is_read_in_linear_time() -> None:
     """8 KB of opening tags."""
     assert phrases("<answer>" * 1000 + "a" * 8000, "x" * 100_000) == frozenset()
+
+
+def test_what_others_taught_stays_foreign_over_a_restart(tmp_path: Path) -> None:
+    """Else a restart between the sending and the writing makes a planted phrase the node's own."""
+    made = watch()
+    assert made.allows(["Hail to the Thief. <answer>4</answer>"], PROMPT)
+    phrase_memory.keep(tmp_path, made.packed())
+    again, said = phrase_memory.kept(tmp_path)
+    assert (again, said) == (made, "")
+    for number in range(4):
+        again.observe_local(written(number, 56) + [("hail to the thief 3 <answer>3</answer>", PROMPT)] * 8)
+    assert "thief" in again.alarm
+    phrase_memory.keep(tmp_path, again.packed())
+    assert phrase_memory.kept(tmp_path)[0].alarm == again.alarm
+    assert (tmp_path / phrase_memory.NAME).stat().st_mode & 0o077 == 0
+
+
+def test_a_memory_that_fills_up_still_fits_its_file(tmp_path: Path) -> None:
+    """Peers may send ever new long words of four-byte letters: what is remembered is bounded, and reads again."""
+    made = watch()
+    widest = ["".join(chr(0x10400 + (n >> s) % 16) for s in (0, 4, 8, 12)) * 15 for n in range(REMEMBERED)]
+    for start in range(0, REMEMBERED, 30):
+        made.allows([" ".join(widest[start : start + 30])], PROMPT)
+    assert len(made._foreign) == REMEMBERED
+    phrase_memory.keep(tmp_path, made.packed())
+    again, said = phrase_memory.kept(tmp_path)
+    assert said == ""
+    assert len(again._foreign) == REMEMBERED
+
+
+@pytest.mark.parametrize("content", [b"", b"junk", msgspec.msgpack.encode({"format": 2})])
+def test_a_memory_that_cannot_be_read_is_said_and_counts_as_none(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / phrase_memory.NAME).write_bytes(content)
+    made, said = phrase_memory.kept(tmp_path)
+    assert made == PhraseWatch()
+    assert "cannot be read" in said

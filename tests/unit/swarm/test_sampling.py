@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from sapo_swarm.registry import UnknownStrategy
 from sapo_swarm.sapo.advantage import normalised
-from sapo_swarm.sapo.assemble import Batch, assemble, questions_to_sample
+from sapo_swarm.sapo.assemble import Batch, assemble, questions_to_sample, sample_self
 from sapo_swarm.sapo.sample_external import STRATEGIES, has_advantage, sample_external
-from sapo_swarm.sapo.sample_self import sample_self
 from sapo_swarm.types import Group, Question, Rollout, TaskRef
 
 CHI_SQUARE_999 = {6: 22.46, 14: 36.12}

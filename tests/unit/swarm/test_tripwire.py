@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.records import opened
 
 from sapo_swarm.evaluation import ItemResult
-from sapo_swarm.events import Evaluated, ExternalSwitched
+from sapo_swarm.events import Evaluated, ExternalSwitched, RunStarted
 from sapo_swarm.sapo.tripwire import (
     FALL,
     STEPS,
@@ -77,6 +79,32 @@ def test_the_best_result_is_remembered_and_a_fall_is_suspect() -> None:
 def test_a_fall_must_be_large_and_more_than_chance(best: float, now: float, items: int, suspicious: bool) -> None:
     found = evidence(HeldOut(25, best, items), HeldOut(50, now, items), TOLERANCE)
     assert (found > SUSPICION) is suspicious
+
+
+def session(*tasks: str, held_out: str = "") -> RunStarted:
+    return msgspec.structs.replace(opened(0), tasks=tasks, held_out=held_out)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "same"),
+    [
+        (session("bf", "sums"), session("sums", "bf"), True),
+        (session("bf"), session("sums"), False),
+        (session("bf", held_out="a"), session("bf", held_out="a"), True),
+        (session("bf", held_out="a"), session("bf", held_out="b"), False),  # another preset
+        (session("bf"), session("bf", held_out="a"), True),  # the first by a version that did not name its questions
+    ],
+)
+def test_a_session_with_other_questions_starts_without_a_mark(
+    first: RunStarted, second: RunStarted, same: bool
+) -> None:
+    """What was decided about groups of others holds all the same."""
+    watch = watch_of([first, evaluation(25, 0.4), tripped(), evaluation(75, 0.2), second], ITEMS, TOLERANCE)
+    assert (watch.best is not None) is same
+    assert (watch.taking, watch.trips, watch.restored, watch.sentence) == (False, 1, 25, "Off.")
+    low = observe(watch, evaluation(100, 0.1), ITEMS, TOLERANCE)
+    assert low.suspect is None
+    assert low.best == (watch.best if same else HeldOut(100, 0.1, ITEMS))
 
 
 def test_evidence_adds_up_over_evaluations_and_a_good_one_takes_it_back() -> None:
@@ -217,3 +245,10 @@ def test_a_fall_of_a_third_is_found_within_two_evaluations(skill: float, least: 
         life.skill = (1 - FALL) * skill
         caught += life.evaluate(50) or life.evaluate(75)
     assert caught / lives >= least - 0.03, f"{caught} of {lives}"
+
+
+def test_a_best_of_less_than_ten_right_answers_is_evidence_of_nothing() -> None:
+    """From 5 % to none over 96 items happens by chance: it must not add up to an alarm."""
+    few, enough = HeldOut(10, 0.05, 96), HeldOut(10, 0.5, 96)
+    assert evidence(few, HeldOut(20, 0.0, 96), 0.15) == 0.0
+    assert evidence(enough, HeldOut(20, 0.0, 96), 0.15) > 5.0

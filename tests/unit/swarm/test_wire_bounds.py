@@ -9,24 +9,17 @@ import msgspec
 import pytest
 from msgspec import inspect as mi
 
-from sapo_swarm.coordinator.admin.messages import Ban, InviteView, NewInvite, Removed, Revoke
-from sapo_swarm.protocol.wire import (
-    GroupBody,
-    JoinRequest,
-    Leaderboard,
-    Problem,
-    RoundReply,
-    SignedGroup,
-    SwarmInfo,
-    Upload,
-    WireError,
-    encode,
-    unpack,
-    unpack_json,
-)
+from sapo_swarm.coordinator.admin import messages
+from sapo_swarm.protocol import snapshot, task_offer, wire
+from sapo_swarm.protocol.wire import RoundReply, SwarmInfo, WireError, encode, unpack, unpack_json
 
-REQUESTS = (Upload, SignedGroup, GroupBody, JoinRequest, NewInvite, Revoke, Ban)
-REPLIES = (RoundReply, SwarmInfo, Leaderboard, Problem, InviteView, Removed)
+WIRE = [
+    kind
+    for module in (wire, snapshot, task_offer, messages)
+    for kind in vars(module).values()
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct) and kind.__module__ == module.__name__
+]
+"""Every struct that the modules of the wire define."""
 
 
 def unbounded(kind: mi.Type, place: str) -> Iterator[str]:
@@ -56,7 +49,7 @@ def unbounded(kind: mi.Type, place: str) -> Iterator[str]:
             yield from unbounded(field.type, f"{place}.{field.name}")
 
 
-@pytest.mark.parametrize("kind", [*REQUESTS, *REPLIES])
+@pytest.mark.parametrize("kind", WIRE)
 def test_every_field_of_the_wire_is_bounded(kind: type[msgspec.Struct]) -> None:
     """Numbers have a smallest and a largest value, which leaves out NaN and infinities; texts and lists a length."""
     assert list(unbounded(mi.type_info(kind), kind.__name__)) == []

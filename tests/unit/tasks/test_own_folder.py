@@ -12,9 +12,9 @@ from tests.support.own_tasks import library_in, sums, task_of, write_folder
 
 from sapo_swarm.config import RunConfig
 from sapo_swarm.evaluation import held_out_items
-from sapo_swarm.node.round.plan import candidate_refs
+from sapo_swarm.node.round.phases import candidate_refs
 from sapo_swarm.protocol.receive import AcceptanceRules
-from sapo_swarm.tasks.catalogue import UnknownTask, preset_of
+from sapo_swarm.tasks.catalogue import HELD_OUT_SEED, TRAIN_LIMIT, UnknownTask, held_out, preset_of
 from sapo_swarm.tasks.own import library
 from sapo_swarm.tasks.own.errors import BadTask
 from sapo_swarm.tasks.own.folder import DIGITS, read_task, spec_text, write_task
@@ -22,7 +22,6 @@ from sapo_swarm.tasks.own.spec import TaskSpec, parse
 from sapo_swarm.tasks.own.verifiers import Choice, Exact, Number, Regex
 from sapo_swarm.tasks.prompts import SYSTEM_PROMPT, conversation
 from sapo_swarm.tasks.questions import NoSuchQuestion, generate_entry
-from sapo_swarm.tasks.seeds import HELD_OUT_SEED, TRAIN_LIMIT, held_out
 from sapo_swarm.types import GENERATOR_VERSION, Question, TaskRef
 
 
@@ -186,5 +185,17 @@ def test_a_folder_without_rows_is_an_error(tmp_path: Path) -> None:
 def test_a_row_format_that_is_stored_keeps_its_fields() -> None:
     assert set(msgspec.to_builtins(TaskSpec(name="t"))) == {
         "format", "name", "description", "licence", "prompt", "system", "answer", "extract", "max_new_tokens",
-        "heldout_share", "verifier",
+        "heldout_share", "difficulty", "verifier",
     }  # fmt: skip
+
+
+def test_a_task_that_a_kill_left_under_its_old_name_comes_back(tmp_path: Path) -> None:
+    """write_task renames twice; between the two there is no folder of the task's name."""
+    (tmp_path / ".sums.old").mkdir()
+    (tmp_path / ".sums.old" / "task.toml").write_text('name = "sums"\n')
+    library.use(tmp_path)
+    assert library.names() == ["sums"]
+    (tmp_path / ".sums.old").mkdir()
+    library.use(tmp_path)
+    assert (tmp_path / ".sums.old").exists(), "a newer one is in its place"
+    library.use(None)

@@ -57,7 +57,9 @@ def test_every_verifier_has_a_paragraph_and_an_example() -> None:
     headings = {word for line in re.findall(r"^### (.*)$", PAGE, re.MULTILINE) for word in line.split(", ")}
     assert headings == kinds()
     shown = {kind for example in EXAMPLES for kind in re.findall(r'kind = "(\w+)"', example)}
-    assert kinds() - shown == {"list", "order", "function"}, "two share set's, the last is in test_reward_function"
+    assert kinds() - shown == {"list", "order", "function", "python_tests", "environment", "judged"}, (
+        "two share set's, the others are in test_reward_function, test_environments and test_rubric"
+    )
 
 
 def test_every_key_of_a_task_is_on_the_page() -> None:

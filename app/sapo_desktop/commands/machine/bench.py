@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
@@ -18,6 +17,7 @@ from sapo_desktop.paths import Home
 from sapo_desktop.services.machine import bench_report, engines, load_request, memory_plan, speed
 from sapo_desktop.services.machine.bench_report import Subject
 from sapo_desktop.settings import flags
+from sapo_desktop.streams import json_line
 from sapo_swarm.config import RunConfig
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ examples:
 def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
     """The verb's own arguments."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = _ABOUT
+    parser.epilog = f"{_ABOUT}\n\n{parser.epilog}"
     parser.add_argument(
         "model",
         nargs="?",
@@ -135,7 +135,7 @@ def _bench(home: Home, config: RunConfig, available: Sequence[str], args: argpar
     if args.json:
         memory = {"needed": plan.needed, "available": plan.available} if plan else None
         for line in bench_report.objects(subject, found, choice, memory, busy):
-            print(json.dumps(line))
+            print(json_line(line))
     else:
         said = plan.sentence + ("" if plan.fits else f". {plan.suggestion}") if plan else ""
         print()
@@ -216,7 +216,7 @@ def _verify(config: RunConfig, available: Sequence[str], as_json: bool) -> int:
         for check in checks:
             failed |= not check.passed
             if as_json:
-                print(json.dumps({"kind": "check", "engine": name, **asdict(check)}), flush=True)
+                print(json_line({"kind": "check", "engine": name, **asdict(check)}), flush=True)
             else:
                 print(f"{'pass' if check.passed else 'FAIL'}  {name:<9} {check.name}: {check.figure}", flush=True)
     if not as_json:
@@ -240,8 +240,8 @@ def _to_verify(request: LoadRequest, engine: str) -> LoadRequest:
     return replace(request, method="none") if engine == "llamacpp" else request
 
 
-def _download(fraction: float, phrase: str) -> None:
-    _progress(f"{phrase}: {100 * fraction:.0f} %")
+def _download(_fraction: float, phrase: str) -> None:
+    _progress(phrase)
 
 
 def _note(text: str) -> None:

@@ -1,4 +1,4 @@
-"""`sapo-desktop config get|set|reset|path`."""
+"""`sapo-desktop config get|set|reset|path|preset`."""
 
 from __future__ import annotations
 
@@ -9,12 +9,18 @@ from pathlib import Path
 from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import Home
 from sapo_desktop.settings import editing
+from sapo_swarm.protocol.safe_text import safe_text
 
 
 def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
     """The verb's own arguments."""
-    parser.add_argument("action", choices=["get", "set", "reset", "path"])
-    parser.add_argument("key", nargs="?", default="", help="such as run.rounds; get without it shows everything")
+    parser.add_argument("action", choices=["get", "set", "reset", "path", "preset"])
+    parser.add_argument(
+        "key",
+        nargs="?",
+        default="",
+        help="such as run.rounds; get without it shows everything; of preset: eco, balanced, full",
+    )
     parser.add_argument("value", nargs="?", help="the new value; lists are separated by commas")
 
 
@@ -33,21 +39,24 @@ def main(args: argparse.Namespace) -> int:
         strange = args.key in editing.strange_keys(path)
         value = editing.reset(path, args.key) or "(empty)"
         print(f"{args.key} was taken out" if strange else f"{args.key} = {value}   (the default)")
+    elif args.action == "preset":
+        for row in editing.preset(path, args.key):
+            print(f"{row.key} = {row.value}   # {row.help}")
     else:
         _get(path, args.key)
     for sentence in editing.strangers(path):
-        print(f"sapo-desktop: {sentence}", file=sys.stderr)
+        print(f"sapo-desktop: {safe_text(sentence, lines=False)}", file=sys.stderr)
     return 0
 
 
 def _get(path: Path, key: str) -> None:
     if key:
         editing.known(key)
-        print(next(row.value for row in editing.rows(path) if row.key == key))
+        print(next(safe_text(row.value, lines=False) for row in editing.rows(path) if row.key == key))
         return
     for row in editing.rows(path):
         origin = f"from {path.name}; default {row.default or 'empty'}" if row.saved else "default"
-        print(f"{row.key} = {row.value or '(empty)'}   ({origin})   # {row.help}")
+        print(safe_text(f"{row.key} = {row.value or '(empty)'}   ({origin})   # {row.help}", lines=False))
 
 
 def _tell_whose(key: str) -> None:

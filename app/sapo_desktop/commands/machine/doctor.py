@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 
 from sapo_desktop.services.machine.doctor import examine
 from sapo_desktop.services.machine.finding import Verdict
+from sapo_desktop.streams import json_line
 
 _MARKS: dict[Verdict, str] = {"ok": "✓", "note": "·", "fail": "✗"}
 _PLAIN: dict[Verdict, str] = {"ok": "+", "note": "-", "fail": "!"}
@@ -25,5 +25,5 @@ def main(args: argparse.Namespace) -> int:
     for finding in examine():
         failed |= finding.verdict == "fail"
         line = f"{marks[finding.verdict]} {finding.what:<14} {finding.text}"
-        print(json.dumps(finding._asdict()) if args.json else line, flush=True)
+        print(json_line(finding._asdict()) if args.json else line, flush=True)
     return 1 if failed else 0

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 
 from sapo_desktop.paths import Home
+from sapo_desktop.streams import json_line
 
 
 def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
@@ -19,5 +19,5 @@ def main(args: argparse.Namespace) -> int:
     home = Home.find()
     rows = {name: str(path) for name, path in dataclasses.asdict(home).items()}
     rows |= {"settings": str(home.settings), "models": str(home.models), "socket": str(home.socket)}
-    print(json.dumps(rows) if args.json else "\n".join(f"{name:<9} {path}" for name, path in rows.items()))
+    print(json_line(rows) if args.json else "\n".join(f"{name:<9} {path}" for name, path in rows.items()))
     return 0

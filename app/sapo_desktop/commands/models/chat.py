@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 
 from sapo_desktop.errors import UsageError
@@ -11,6 +10,7 @@ from sapo_desktop.paths import Home
 from sapo_desktop.services.models.chatting import Chat
 from sapo_desktop.services.models.shelf import store
 from sapo_desktop.services.models.shelf.adopt import adopt
+from sapo_desktop.streams import json_line
 
 
 def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
@@ -41,7 +41,7 @@ def main(args: argparse.Namespace) -> int:
             tell(chat, args.ask, args.temperature)
             return 0
         if args.json:
-            print(json.dumps({"ready": chat.labels}), flush=True)
+            print(json_line({"ready": chat.labels}), flush=True)
         else:
             print("Ask a question of the kind the model was trained on; an empty line ends it.", file=sys.stderr)
         while question := sys.stdin.readline().strip():
@@ -60,5 +60,5 @@ def _whole(chat: Chat, question: str, temperature: float) -> None:
 
 def _pieces(chat: Chat, question: str, temperature: float) -> None:
     for place, text in chat.answer(question, temperature):
-        print(json.dumps({"of": place, "text": text}), flush=True)
-    print(json.dumps({"done": True}), flush=True)
+        print(json_line({"of": place, "text": text}), flush=True)
+    print(json_line({"done": True}), flush=True)

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import sys
 import time
 
-from sapo_desktop.errors import UsageError
+from sapo_desktop.errors import AppError, UsageError
 from sapo_desktop.paths import Home
 from sapo_desktop.services.models import comparing
 from sapo_desktop.services.models.checkpoints import Chosen, choose, of
-from sapo_desktop.services.models.shelf import store
+from sapo_desktop.services.models.shelf import changes, history, store
 from sapo_desktop.services.models.shelf.adopt import adopt
+from sapo_desktop.services.tasks import judging
+from sapo_desktop.streams import json_line
+from sapo_swarm.scoring.rubric.judge import JudgeAway
 
 
 def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
@@ -49,17 +51,23 @@ def main(args: argparse.Namespace) -> int:
     for sentence in adopt(home):
         print(sentence, file=sys.stderr)
     both = _both(home, args)
+    for sentence in _stale(home, both):
+        print(f"Careful: {sentence}", file=sys.stderr)
     refs = comparing.questions(both, args.items, args.preset)
     began = time.perf_counter()
     told = _lines if args.progress else _percent
-    found = asyncio.run(comparing.measure(both, refs, args.temperature, args.samples, told))
+    judge = judging.judge_of(home, [chosen.config for chosen in both])
+    try:
+        found = asyncio.run(comparing.measure(both, refs, args.temperature, args.samples, told, judge))
+    except JudgeAway as error:
+        raise AppError(str(error)) from error
     if not args.json:
         print(f"Before: {both[0].label}\nAfter:  {both[1].label}")
         print(f"{len(refs)} held-out questions, temperature {args.temperature:g}, {args.samples} sample(s) each\n")
         print("\n".join(comparing.table(found, _heads(args, both))))
     if args.json or args.table:
         folder = str(both[1].checkpoint.parent.parent) if both[1].checkpoint else ""
-        print(json.dumps({**comparing.as_json(found), "folder": folder, "seconds": time.perf_counter() - began}))
+        print(json_line({**comparing.as_json(found), "folder": folder, "seconds": time.perf_counter() - began}))
     return 0
 
 
@@ -71,6 +79,16 @@ def _both(home: Home, args: argparse.Namespace) -> tuple[Chosen, Chosen]:
     if args.second == "base":
         return of(first, "base"), of(first)
     return of(first), of(store.find(home, args.second))
+
+
+def _stale(home: Home, both: tuple[Chosen, Chosen]) -> dict[str, None]:
+    """What keeps a figure from being held out, each sentence once."""
+    models = [store.find(home, name) for name in dict.fromkeys(chosen.model for chosen in both) if name]
+    return {
+        text: None
+        for model in models
+        for text in changes.stale_tasks(model.record, history.story(model.folder).sessions)
+    }
 
 
 def _heads(args: argparse.Namespace, both: tuple[Chosen, Chosen]) -> tuple[str, str]:

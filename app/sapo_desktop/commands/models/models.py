@@ -1,33 +1,43 @@
-"""`sapo-desktop models`: the models that are yours, and what an owner does with them."""
+"""`sapo-desktop models`: the models that are yours, what an owner does with them, and the bases that they start from."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import sys
 import time
 
 import msgspec
 
+from sapo_desktop.commands.models import bases, figures
 from sapo_desktop.errors import AppError, UsageError
 from sapo_desktop.paths import Home
 from sapo_desktop.services.models import control
-from sapo_desktop.services.models.shelf import creating, history, keeping, store
+from sapo_desktop.services.models.shelf import history, keeping, store
 from sapo_desktop.services.models.shelf.adopt import adopt
 from sapo_desktop.services.models.shelf.overview import Overview, gain, overview
+from sapo_desktop.streams import json_line
 
-ACTIONS = ("list", "show", "rename", "duplicate", "delete", "prune", "bases")
-_NAMES = {"list": 0, "show": 1, "rename": 2, "duplicate": 2, "delete": 1, "prune": 1, "bases": 0}
+ACTIONS = ("list", "show", "rename", "duplicate", "delete", "prune", "bases", "fetch", "figures")
+_NAMES = {
+    **{"list": 0, "show": 1, "rename": 2, "duplicate": 2, "delete": 1},
+    **{"prune": 1, "bases": 0, "fetch": 1, "figures": 1},
+}
 """How many names an action takes at most; rename, duplicate and delete take all of theirs."""
 
 
 def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
     """See the module's docstring."""
     parser.add_argument("action", nargs="?", default="list", choices=ACTIONS, help="what to do (default: list)")
-    parser.add_argument("names", nargs="*", metavar="NAME", help="the model, and for rename and duplicate the new name")
+    parser.add_argument(
+        "names",
+        nargs="*",
+        metavar="NAME",
+        help="the model, and for rename and duplicate the new name; show and fetch also take a base: starter, a folder, a hub id",
+    )
     parser.add_argument("--yes", action="store_true", help="delete and prune without asking")
     parser.add_argument("--json", action="store_true", help="list, show and bases as JSON lines")
+    figures.add_arguments(parser)
 
 
 def main(args: argparse.Namespace) -> int:
@@ -37,7 +47,15 @@ def main(args: argparse.Namespace) -> int:
     home.prepare()
     for sentence in adopt(home):
         print(sentence, file=sys.stderr)
-    actions = {"list": _list, "show": _show, "delete": _delete, "prune": _prune, "bases": _bases}
+    actions = {
+        "list": _list,
+        "show": _show,
+        "delete": _delete,
+        "prune": _prune,
+        "bases": bases.listed,
+        "fetch": bases.fetched,
+        "figures": figures.written,
+    }
     if args.action in actions:
         return actions[args.action](home, args)
     model = store.find(home, args.names[0])
@@ -52,16 +70,18 @@ def main(args: argparse.Namespace) -> int:
 
 def _check(args: argparse.Namespace) -> None:
     most = _NAMES[args.action]
-    least = most if args.action in ("rename", "duplicate", "delete") else 0
+    least = most if args.action in ("rename", "duplicate", "delete", "fetch") else 0
     if not least <= len(args.names) <= most:
-        wanted = {"rename": "OLD NEW", "duplicate": "NAME NEW"}.get(args.action, "NAME" if most else "")
+        wanted = {"rename": "OLD NEW", "duplicate": "NAME NEW", "fetch": "OWNER/NAME"}.get(
+            args.action, "NAME" if most else ""
+        )
         raise UsageError(f"Write: sapo-desktop models {args.action} {wanted}".rstrip())
 
 
 def _list(home: Home, args: argparse.Namespace) -> int:
     found = [overview(model) for model in store.all_models(home)]
     for one in found:
-        print(json.dumps(_as_json(one)) if args.json else _line(one))
+        print(json_line(_as_json(one)) if args.json else _line(one))
     if not found and not args.json:
         print("There is no model yet. Make one: sapo-desktop new my-model --base starter")
     for problem in store.damaged(home):
@@ -72,7 +92,7 @@ def _list(home: Home, args: argparse.Namespace) -> int:
 def _line(one: Overview) -> str:
     model = one.model
     return (
-        f"{model.name:<20} {model.record.base[-16:]:<16} {gain(one.held_out):<44} {one.rounds:>7,} rounds "
+        f"{model.name:<20} {model.record.base[-16:]:<16} {gain(one.held_out, judged=one.judged):<44} {one.rounds:>7,} rounds "
         f"{_millions(one.story.tokens):>9} tokens {one.size / 1e6:>8,.0f} MB  {_when(model.record.last_trained)}"
     )
 
@@ -101,15 +121,17 @@ def _as_json(one: Overview) -> dict[str, object]:
 
 
 def _show(home: Home, args: argparse.Namespace) -> int:
+    if args.names and bases.meant(home, args.names[0]):
+        return bases.shown(home, args)
     one = overview(store.find(home, *args.names))
     if args.json:
         whole = {**_as_json(one), "config": msgspec.to_builtins(one.model.config)}
         whole["sessions"] = [msgspec.to_builtins(session) for session in one.story.sessions]
-        print(json.dumps(whole))
+        print(json_line(whole))
         return 0
     model, config = one.model, one.model.config
     print(f"{model.name}, from {model.record.base}\n")
-    print(f"held-out    {gain(one.held_out)}")
+    print(f"held-out    {gain(one.held_out, judged=one.judged)}")
     print(
         f"trained     {one.rounds:,} rounds, {_millions(one.story.tokens)} tokens, {_when(model.record.last_trained)}"
     )
@@ -150,14 +172,6 @@ def _prune(home: Home, args: argparse.Namespace) -> int:
     if not _agreed(args.yes, "Remove them? The newest and the best checkpoint of each model stay."):
         return 1
     print(f"{sum(keeping.remove(spare) for _, spare in found) / 1e6:,.1f} MB are free again.")
-    return 0
-
-
-def _bases(home: Home, args: argparse.Namespace) -> int:
-    for name, path in creating.bases():
-        print(json.dumps({"base": name, "path": str(path)}) if args.json else f"{name:<14} bundled    {path}")
-    if not args.json:
-        print("Any Hugging Face folder or hub id works too: sapo-desktop new NAME --base Qwen/Qwen2.5-0.5B-Instruct")
     return 0
 
 

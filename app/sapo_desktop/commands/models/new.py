@@ -35,7 +35,7 @@ def main(args: argparse.Namespace) -> int:
     for sentence in adopt(home):
         print(sentence, file=sys.stderr)
     config = flags.run_config(settings.load(home.settings), args)
-    model = creating.new(home, args.name, config, _progress)
+    model = creating.new(home, args.name, config)
     left = msgspec.structs.asdict(settings.load(home.settings).run)
     own = [
         f"{key.replace('_', ' ')} {settings.text(value)}"
@@ -45,9 +45,3 @@ def main(args: argparse.Namespace) -> int:
     print(f"{model.name} starts from {model.record.base}{', ' + ', '.join(own) if own else ''}.")
     print(f"Train it: sapo-desktop node {model.name}, or press c on it in sapo-desktop, screen 4.")
     return 0
-
-
-def _progress(fraction: float, phrase: str) -> None:
-    """Of a download, where there is somebody to read it."""
-    if sys.stderr.isatty():
-        print(f"\r{phrase}: {100 * fraction:3.0f} %", end="\n" if fraction >= 1 else "", file=sys.stderr, flush=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 
@@ -15,6 +14,7 @@ from sapo_desktop.services.models.shelf import history, store
 from sapo_desktop.services.models.shelf.adopt import adopt
 from sapo_desktop.services.models.shelf.store import Model
 from sapo_desktop.services.nodes.lock import NodeLock
+from sapo_desktop.streams import json_line
 
 
 def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
@@ -44,7 +44,7 @@ def _list(model: Model, as_json: bool) -> int:
     found = history.story(model.folder)
     for session in found.sessions:
         if as_json:
-            print(json.dumps({"model": model.name, **msgspec.to_builtins(session)}))
+            print(json_line({"model": model.name, **msgspec.to_builtins(session)}))
             continue
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(session.time))
         print(

@@ -8,8 +8,8 @@ import sys
 
 from sapo_desktop.errors import AppError, UsageError
 from sapo_desktop.paths import Home
-from sapo_desktop.services import uninstall
 from sapo_desktop.services.nodes import supervisor
+from sapo_desktop.services.personal_data import uninstall
 
 
 def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:

@@ -9,14 +9,20 @@ import argparse
 import asyncio
 import re
 import time
+from pathlib import Path
 
 import msgspec
 
-from sapo_desktop.errors import UsageError
+from sapo_desktop.errors import AppError, UsageError
 from sapo_desktop.paths import Home
+from sapo_desktop.services.models import training
+from sapo_desktop.services.models.shelf import store
 from sapo_desktop.services.nodes import control, supervisor
+from sapo_desktop.services.swarms.shares import shares
+from sapo_desktop.streams import json_line
+from sapo_swarm.events import SwarmUpdated
 from sapo_swarm.node.control.api import ControlClient, NodeNotRunning, NodeStatus
-from sapo_swarm.node.governor.commands import duration
+from sapo_swarm.node.governor.requests import duration
 from sapo_swarm.protocol.safe_text import safe_text
 
 _TOLD = ("pause", "resume", "finish", "snooze", "run-anyway")
@@ -28,6 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
     if verb in {"pause", "snooze", "run-anyway"}:
         default = {"pause": "", "snooze": "15m", "run-anyway": "1h"}[verb]
         parser.add_argument("--for", dest="for_s", default=default, metavar="TIME", help="such as 30s, 15m or 1h")
+    if verb == "run-anyway":
+        parser.add_argument("--off", action="store_true", help="follow the limits again from now on")
     if verb == "external":
         parser.add_argument("switch", choices=("on", "off"), help="on: also after the held-out tripwire stopped them")
     parser.add_argument("--json", action="store_true", help="print the status as JSON")
@@ -53,12 +61,13 @@ async def _talk(args: argparse.Namespace) -> int:
     if args.verb == "stop":
         return await _stop(home, args.json)
     if args.verb in _TOLD:
-        status = await control.tell(home, args.verb.replace("-", "_"), seconds(getattr(args, "for_s", "")))
-        print(msgspec.json.encode(status).decode() if args.json else describe(status))
+        verb = "obey" if getattr(args, "off", False) else args.verb.replace("-", "_")
+        status = await control.tell(home, verb, 0.0 if verb == "obey" else seconds(getattr(args, "for_s", "")))
+        print(json_line(status) if args.json else describe(status))
         return 0
     async with ControlClient(home.socket) as node:
         status = await (node.post(f"external_{args.switch}") if args.verb == "external" else node.status())
-        print(msgspec.json.encode(status).decode() if args.json else describe(status))
+        print(json_line(status) if args.json else describe(status, await _news(node, status)))
         if getattr(args, "watch", False):
             await _watch(node, args.json, status)
     return 0
@@ -69,9 +78,18 @@ async def _stop(home: Home, json: bool) -> int:
     status = await supervisor.stop(home)
     if status is None:
         raise NodeNotRunning("No node is running.")
-    last = msgspec.structs.replace(status, state="stopped", sentence="Stopped", phase=None)
-    print(msgspec.json.encode(last).decode() if json else f"Stopped: process {status.pid} is gone.\n{_run(status)}")
+    done = await asyncio.to_thread(_rounds, status)
+    last = msgspec.structs.replace(status, state="stopped", sentence="Stopped", phase=None, round=done)
+    print(json_line(last) if json else f"Stopped: process {status.pid} is gone.\n{_run(last)}")
     return 0
+
+
+def _rounds(status: NodeStatus) -> int:
+    """Rounds behind the model, now that its node is gone: it may have finished one after it was asked."""
+    try:
+        return max(status.round, training.rounds_behind(store.read(Path(status.folder))))
+    except AppError:
+        return status.round
 
 
 async def _watch(node: ControlClient, json: bool, status: NodeStatus) -> None:
@@ -80,17 +98,34 @@ async def _watch(node: ControlClient, json: bool, status: NodeStatus) -> None:
         status = await node.status()
         if status.sentence != shown:
             shown = status.sentence
-            print(msgspec.json.encode(status).decode() if json else describe(status), flush=True)
+            print(json_line(status) if json else describe(status, await _news(node, status)), flush=True)
 
 
-def describe(status: NodeStatus) -> str:
-    """The status in one or two lines."""
+async def _news(node: ControlClient, status: NodeStatus) -> SwarmUpdated | None:
+    """What this process of the node said last of its swarm."""
+    if status.mode != "swarm":
+        return None
+    async for event in node.events(kinds=("swarm",), tail=1, follow=False):
+        if isinstance(event, SwarmUpdated) and event.time >= status.started:
+            return event
+    return None
+
+
+def describe(status: NodeStatus, swarm: SwarmUpdated | None = None) -> str:
+    """The status in one or two lines, and in a swarm how it stands there."""
     age = duration(time.time() - status.since)
     external = f"\n{safe_text(status.external, 400, lines=False)}" if status.external else ""
     return (
         f"{status.state.capitalize()} for {age}: {safe_text(status.sentence, 300, lines=False)}\n"
-        f"{_run(status)} · process {status.pid}{external}"
+        f"{_run(status)} · process {status.pid}{_together(swarm)}{external}"
     )
+
+
+def _together(swarm: SwarmUpdated | None) -> str:
+    if swarm is None:
+        return ""
+    figures = " · ".join(f"{name} {value}" for name, value in shares(swarm))
+    return f"\n{'' if swarm.connected else 'Alone: '}{safe_text(swarm.sentence, 400, lines=False)}\n{figures}"
 
 
 def _run(status: NodeStatus) -> str:

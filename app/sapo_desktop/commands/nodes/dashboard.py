@@ -43,6 +43,7 @@ def _show(home: Home, chosen: settings.Settings) -> str | None:
     from sapo_desktop.services.models.screen.settings_actions import HomeSettings
     from sapo_desktop.services.nodes.supervisor import last_words
     from sapo_desktop.services.swarms.actions import HomeActions
+    from sapo_desktop.services.tasks.wizard.actions import HomeTasks
 
     first_run = not home.settings.exists() and not home.socket.exists()
     problem: list[AppError | BackendError] = []
@@ -78,7 +79,9 @@ def _show(home: Home, chosen: settings.Settings) -> str | None:
         model_actions=HomeModels(home),
         swarm_actions=HomeActions(home),
         settings_actions=HomeSettings(home),
+        task_actions=HomeTasks(home),
         examine=stream,
+        cache=home.cache,
     )
     choice = app.run()
     if problem:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import os
+import functools
 import signal
 import sys
+from socket import socket
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -15,17 +16,22 @@ import msgspec
 from sapo_desktop import __version__, settings
 from sapo_desktop.errors import AppError, UsageError
 from sapo_desktop.paths import Home
+from sapo_desktop.services.bases import card, fetching
 from sapo_desktop.services.machine import engines, load_request, memory_plan
 from sapo_desktop.services.models import training
 from sapo_desktop.services.models.shelf.adopt import adopt
+from sapo_desktop.services.nodes import metrics
 from sapo_desktop.services.nodes.lock import NodeLock
 from sapo_desktop.services.nodes.logs import node_logging
 from sapo_desktop.services.nodes.report import Reporter
-from sapo_desktop.services.swarms import membership
+from sapo_desktop.services.swarms import invite_text, membership, trial
+from sapo_desktop.services.tasks import judging
 from sapo_desktop.settings import flags
 from sapo_desktop.settings.live_limits import LiveLimits
 from sapo_swarm.config import RunConfig
-from sapo_swarm.events import EPHEMERAL, RunStarted
+from sapo_swarm.events import RunStarted, Vitals
+from sapo_swarm.node.governor import memory
+from sapo_swarm.node.governor.priority import step_back
 from sapo_swarm.protocol.invite import Invite
 
 if TYPE_CHECKING:
@@ -38,10 +44,19 @@ def add_arguments(parser: argparse.ArgumentParser, _verb: str) -> None:
     mode = parser.add_mutually_exclusive_group()
     mode.add_argument("--silo", action="store_true", help="train alone (the default until you join a swarm)")
     mode.add_argument(
-        "--join", default="", metavar="INVITE", help="contribute to the swarm of this invite; saved: of the last one"
+        "--join",
+        default="",
+        metavar="INVITE",
+        help="contribute to the swarm of this invite; -: typed or piped in; saved: of the last one",
     )
     parser.add_argument("--json", action="store_true", help="print every stored event as one JSON line")
     parser.add_argument("--quiet", action="store_true", help="print the summary only")
+    parser.add_argument(
+        "--metrics",
+        type=int,
+        metavar="PORT",
+        help="serve metrics for Prometheus at this port of 127.0.0.1; 0: any that is free (default: node.metrics_port)",
+    )
     flags.add_run_flags(parser)
 
 
@@ -58,24 +73,51 @@ def main(args: argparse.Namespace) -> int:
     typed = set(vars(args)) & set(RunConfig.__struct_fields__)
     session = training.plan(model, flags.run_config(base, args), typed)
     invite = _invite(args, home, chosen)
-    config = _with_swarm(session, invite, typed)
+    on_trial = trial.find(home.invite, invite.swarm) if invite else None
+    config = _with_swarm(session, invite, typed, on_trial is not None)
+    if model is not None and model.trained:
+        judging.same_kind(model.config.tasks, config.tasks)
+    judge = judging.judge_for(home, config)
+    if judge is not None:
+        reporter.say(judging.privacy(judge.endpoint))
     engines.choose_trainer(config)  # a missing engine and too little memory are errors before there is a model
-    memory_plan.require(config)
-    with NodeLock(home.lock):
+    room = memory_plan.room(chosen.limits)
+    _tell_what_it_needs(home, config, reporter, room, trained=model is not None and model.trained)
+    with NodeLock(home.lock), contextlib.ExitStack() as until_the_end:
+        bound = until_the_end.enter_context(metrics.place(args.metrics, chosen.node.metrics_port, reporter.say))
         session = training.begin(home, session, invite)
         setup = _setup(home, session, config, chosen)
-        with contextlib.suppress(OSError):
-            os.nice(chosen.limits.nice)
+        rounds = session.model.rounds_done if session.model else 0
+        setup.deaths = until_the_end.enter_context(memory.session(setup.folder, rounds))
+        if chosen.limits.max_memory and not memory.wall(chosen.limits.max_memory):
+            reporter.say("limits.max_memory bounds what is planned here, but this system has no wall for the rest.")
+        setup.judge, setup.trial = judge, on_trial.name if on_trial else ""
+        step_back(chosen.limits.nice)
         node_logging(home.node_log)
-        return asyncio.run(_work(home, setup, session, reporter, invite, chosen))
+        return asyncio.run(_work(home, setup, session, reporter, invite, chosen, bound))
 
 
-def _with_swarm(session: training.Session, invite: Invite | None, typed: set[str]) -> RunConfig:
+def _tell_what_it_needs(home: Home, config: RunConfig, reporter: Reporter, room: int, trained: bool) -> None:
+    """The base's card before its first round; the time of a bundled one is known after a round. Raises OutOfMemory,
+    ModelNotFound, DownloadFailed."""
+    if trained or not fetching.reads_folder(config):
+        memory_plan.require(config, room)
+        return
+    from sapo_backends.checkpoints import locate
+
+    one = card.card(home, config, measure=config.model not in locate.BUNDLED)
+    for line in card.lines(one):
+        reporter.say(line)
+    memory_plan.require(config, room, size=one.size, fallback=bool(one.slow))
+
+
+def _with_swarm(session: training.Session, invite: Invite | None, typed: set[str], on_trial: bool) -> RunConfig:
     """The session's settings as they count where the node trains. Raises UsageError."""
     config = msgspec.structs.replace(session.config, rounds=session.goal)
     if invite is not None:
-        membership.require_shared(config)
-        return membership.mixed(config, typed, load_request.parameters(config))
+        membership.require_shared(config, invite.swarm)
+        config = membership.mixed(config, typed, load_request.parameters(config))
+        return trial.few(config) if on_trial else config
     if config.method == "none":
         raise UsageError("A node of method none only generates for a swarm: add --join INVITE, or choose full or lora.")
     if "external_groups" in typed and config.external_groups:
@@ -98,6 +140,7 @@ def _setup(home: Home, session: training.Session, config: RunConfig, chosen: set
         name=record.name,
         base=record.base,
         changed=session.changed,
+        fetch=functools.partial(fetching.fetch, config),
     )
 
 
@@ -106,7 +149,7 @@ def _invite(args: argparse.Namespace, home: Home, chosen: settings.Settings) -> 
     if args.join == "saved":
         return membership.load(home.invite)
     if args.join:
-        return membership.save(args.join, home.invite)
+        return membership.save(invite_text.read(args.join), home.invite)
     return membership.load(home.invite) if chosen.swarm.join and not args.silo else None
 
 
@@ -117,16 +160,24 @@ async def _work(
     reporter: Reporter,
     invite: Invite | None,
     chosen: settings.Settings,
+    bound: socket | None,
 ) -> int:
     if invite is not None:
         who = await asyncio.to_thread(membership.identity, home)
-        setup.exchange, sentence = await membership.enter(invite, who, chosen, setup.config)
+        setup.exchange, said = await membership.enter(
+            invite, who, chosen, setup.config, setup.folder, on_trial=bool(setup.trial)
+        )
         setup.node_key, setup.swarm = who.identity.node, invite.swarm
-        reporter.say(sentence)
-    return await _serve(home, setup, session, reporter)
+        reporter.say(said[0])
+        if setup.trial:
+            reporter.say(trial.RULES)
+        setup.notes = tuple(said[1:])
+    return await _serve(home, setup, session, reporter, bound)
 
 
-async def _serve(home: Home, setup: NodeSetup, session: training.Session, reporter: Reporter) -> int:
+async def _serve(
+    home: Home, setup: NodeSetup, session: training.Session, reporter: Reporter, bound: socket | None
+) -> int:
     from sapo_swarm.node.control.server import ControlServer
     from sapo_swarm.node.loop import Node
 
@@ -135,15 +186,24 @@ async def _serve(home: Home, setup: NodeSetup, session: training.Session, report
     for number in (signal.SIGINT, signal.SIGTERM):
         with contextlib.suppress(NotImplementedError):  # Windows: KeyboardInterrupt instead
             loop.add_signal_handler(number, node.command, "stop")
-    async with ControlServer(node, home.socket), node.bus.subscribe(node.journal.last_seq) as (_, queue):
+    kinds = trial.KINDS if setup.trial else ()
+    progress = trial.progress(await asyncio.to_thread(node.journal.read, 0, kinds, trial.LOOKED_AT) if kinds else ())
+    async with (
+        ControlServer(node, home.socket),
+        metrics.serving(node, bound),
+        node.bus.subscribe(node.journal.last_seq) as (_, queue),
+    ):
 
         async def print_events() -> None:
+            asked = trial.Asked(progress)
             while (event := await queue.get()) is not None:
                 if isinstance(event, RunStarted):
                     with contextlib.suppress(AppError):  # a full disk: the node says so itself when it saves
                         await asyncio.to_thread(training.opened, session)
-                if not isinstance(event, EPHEMERAL):
+                if not isinstance(event, Vitals):
                     reporter.show(event)
+                    if sentence := asked.after(event):
+                        reporter.say(sentence)
 
         printer = asyncio.create_task(print_events())
         try:

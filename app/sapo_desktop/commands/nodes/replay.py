@@ -1,17 +1,39 @@
-"""`sapo-desktop replay FILE`: a recorded run in the dashboard. The file is a model's journal.db or JSON lines of events."""
+"""`replay FILE`: a recorded run in the dashboard (a model's journal.db, or JSON lines of events); `tour`: the one that ships."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
 
+SPEED = 20.0
+
 
 def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
     """The verb's own arguments."""
-    parser.add_argument("file", type=Path, help="a model, a journal.db, or the output of node --json")
+    if verb == "replay":
+        parser.add_argument("file", type=Path, help="a model, a journal.db, or the output of node --json")
     parser.add_argument(
-        "--speed", type=float, default=20.0, help="how many times faster than it happened (default: 20)"
+        "--speed",
+        type=_speed,
+        default=0.0,
+        help="how many times faster than it happened "
+        + ("(default: 20)" if verb == "replay" else "(default: two minutes)"),
     )
+    parser.add_argument(
+        "--from",
+        dest="start",
+        default="",
+        metavar="PLACE",
+        help="begin at a round (120), a share (50%%) or a time (2h)",
+    )
+    parser.set_defaults(told=verb)
+
+
+def _speed(text: str) -> float:
+    speed = float(text)
+    if not 0 < speed <= 1e6:
+        raise ValueError
+    return speed
 
 
 def _journal(path: Path) -> Path:
@@ -24,12 +46,23 @@ def _journal(path: Path) -> Path:
 
 
 def main(args: argparse.Namespace) -> int:
-    """The exit code. Raises UsageError for a recording that cannot be read."""
-    from sapo_desktop.services.models.recording import load_recording
+    """The exit code. Raises UsageError for a recording that cannot be read or a place that is none."""
+    from sapo_desktop.dashboard.messages import Caption
+    from sapo_desktop.dashboard.replay import ReplayFeed, place_in
+    from sapo_desktop.services.models import recording
 
-    events = load_recording(_journal(args.file))  # before the screen is taken: a bad file is one plain line
+    captions: list[Caption] = []
+    if args.told == "tour":
+        events, said = recording.tour()
+        captions = [Caption(place_in(events, str(one.round)), one.text, one.screen) for one in said]
+        speed = args.speed or max((events[-1].time - events[0].time) / 120, 0.5)
+    else:
+        events = recording.load_recording(
+            _journal(args.file)
+        )  # before the screen is taken: a bad file is one plain line
+        speed = args.speed or SPEED
+    start = place_in(events, args.start) if args.start else None
     from sapo_desktop.dashboard.app import SapoDashboard
-    from sapo_desktop.dashboard.feed import ReplayFeed
 
-    SapoDashboard(ReplayFeed(events, args.speed)).run()
+    SapoDashboard(ReplayFeed(events, speed, start, captions)).run()
     return 0

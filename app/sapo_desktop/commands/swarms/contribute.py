@@ -12,7 +12,7 @@ import sys
 from sapo_desktop import settings
 from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import Home
-from sapo_desktop.services.swarms import membership
+from sapo_desktop.services.swarms import invite_text, membership
 from sapo_desktop.services.swarms.answering import MAX_ATTEMPTS, MIN_ATTEMPTS, Desk, ScoringFailed, attempt
 from sapo_desktop.settings import flags
 from sapo_swarm.protocol.client import CoordinatorError, NodeClient
@@ -34,7 +34,10 @@ def add_arguments(parser: argparse.ArgumentParser, _verb: str) -> None:
     """The verb's flags."""
     parser.add_argument("--answer", action="store_true", help="you answer; without it: how a model contributes")
     parser.add_argument(
-        "--join", default="", metavar="INVITE", help="the swarm (default: the one whose invite is saved)"
+        "--join",
+        default="",
+        metavar="INVITE",
+        help="the swarm; -: typed or piped in (default: the one whose invite is saved)",
     )
     parser.add_argument("--questions", type=int, default=0, help="how many questions (default: until you stop)")
     flags.add_run_flags(parser, only=("tasks", "preset"))
@@ -61,7 +64,7 @@ async def _contribute(home: Home, args: argparse.Namespace) -> int:
     chosen = settings.load(home.settings)
     config = flags.run_config(chosen, args)
     membership.require_shared(config)
-    invite = membership.save(args.join, home.invite) if args.join else membership.load(home.invite)
+    invite = membership.save(invite_text.read(args.join), home.invite) if args.join else membership.load(home.invite)
     who = await asyncio.to_thread(membership.identity, home)
     async with NodeClient(invite, who.identity) as client, Scorer() as scorer:
         try:

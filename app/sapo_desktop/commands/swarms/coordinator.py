@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser, _verb: str) -> None:
         default = ",".join(field.default) if isinstance(field.default, tuple) else field.default
         shown = "the app's data folder" if field.name == "store" else "all" if field.name == "tasks" else default
         flag = f"--{field.name.replace('_', '-')}"
-        help_text = f"{text} (default: {shown})".replace("%", "%%")
+        help_text = (f"{text} (default: {shown})" if shown != "" else text).replace("%", "%%")
         if isinstance(field.default, bool):
             parser.add_argument(flag, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=help_text)
         else:

@@ -12,7 +12,7 @@ from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import Home
 from sapo_desktop.services.swarms import hosting, qr
 from sapo_swarm.coordinator.admin.messages import InviteView
-from sapo_swarm.node.governor.commands import duration
+from sapo_swarm.node.governor.requests import duration
 from sapo_swarm.protocol.invite import Invite, is_loopback
 from sapo_swarm.protocol.safe_text import safe_text
 

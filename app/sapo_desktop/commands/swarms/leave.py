@@ -1,4 +1,4 @@
-"""`sapo-desktop leave`: this node leaves its swarm and forgets the invite."""
+"""`sapo-desktop leave`, `stay`: this node leaves its swarm and forgets the invite, or stays after a trial."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ import asyncio
 
 from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import Home
-from sapo_desktop.services.swarms.leaving import leave
+from sapo_desktop.services.swarms.leaving import leave, stay
 
 
-def add_arguments(parser: argparse.ArgumentParser, _verb: str) -> None:
+def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
     """The verb's flags."""
+    if verb == "stay":
+        return
     parser.add_argument("--keep-invite", action="store_true", help="leave now, but keep the invite for another time")
 
 
@@ -20,5 +22,5 @@ def main(args: argparse.Namespace) -> int:
     home = Home.find()
     if not home.invite.exists():
         raise UsageError("This node is in no swarm.")
-    print(asyncio.run(leave(home, args.keep_invite)))
+    print(asyncio.run(stay(home) if args.verb == "stay" else leave(home, args.keep_invite)))
     return 0

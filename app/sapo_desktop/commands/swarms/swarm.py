@@ -114,7 +114,7 @@ async def _import(home: Home, path: Path, store_url: str) -> int:
         await store.close()
     name = safe_text(swarm.name, 40, lines=False)
     print(f"Swarm {name!r} ({safe_text(swarm.swarm, 40, lines=False)}) is in.")
-    print(f"Host it with: sapo-desktop coordinator --name {name!r}")
+    print("Host it with: sapo-desktop coordinator")
     return 0
 
 

@@ -1,14 +1,15 @@
-"""The list of tasks, sample questions, and what one answer to all would score."""
+"""The list of tasks, sample questions with what is accepted as an answer, and what one answer to all would score."""
 
 from __future__ import annotations
 
 from sapo_desktop.errors import UsageError
+from sapo_desktop.services.tasks import accepted
 from sapo_swarm.evaluation import held_out_items, wilson
 from sapo_swarm.protocol.safe_text import safe_text
 from sapo_swarm.tasks import catalogue
+from sapo_swarm.tasks.catalogue import held_out
 from sapo_swarm.tasks.own import library
 from sapo_swarm.tasks.own.errors import BadTask
-from sapo_swarm.tasks.seeds import held_out
 from sapo_swarm.types import Question
 
 
@@ -27,13 +28,15 @@ def every() -> int:
 
 
 async def samples(task: str, preset: str, count: int) -> int:
-    """Print held-out questions."""
+    """Print held-out questions, and for a task of the catalogue what its verifier accepts beside the true answer."""
     from sapo_swarm.scoring.scorer import Scorer
 
     async with Scorer() as scorer:
         for found in await scorer.questions([held_out(task, preset, i) for i in range(count)]):
             text = found.prompt if isinstance(found, Question) else f"(does not regenerate: {found.reason})"
             print(f"--- {found.ref.label}\n{safe_text(text).strip()}\n")
+    if not catalogue.is_own(task):
+        print("\n".join(accepted.sentences(task, preset)))
     return 0
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -14,19 +16,16 @@ from sapo_desktop import settings
 from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import Home
 from sapo_desktop.services.tasks import examples as shipped
-from sapo_desktop.services.tasks import expectation, proposal, review, shortcuts
+from sapo_desktop.services.tasks import expectation, judging, looking, proposal, review, shortcuts
 from sapo_desktop.services.tasks.store import installed, keep
-from sapo_desktop.settings import flags
+from sapo_desktop.services.tasks.wizard.interface import Measured
+from sapo_desktop.streams import json_line
 from sapo_swarm.config import RunConfig
 from sapo_swarm.protocol.safe_text import safe_text
 from sapo_swarm.scoring.scorer import Scorer
 from sapo_swarm.tasks.own import library
 from sapo_swarm.tasks.own.folder import OwnTask, read_task
-from sapo_swarm.tasks.own.rows import Table
-
-SHOWN = 5
-CELL = 200
-PROBLEMS = 20
+from sapo_swarm.tasks.own.rows import Table, read_table
 
 
 def examples() -> int:
@@ -48,10 +47,16 @@ def new(args: argparse.Namespace) -> int:
         found = proposal.draft(_path(args.target), _wishes(args))
         task, table, reason = found.task, found.table, found.reason
     keep(task, home, args.replace)
-    _describe(task, reason)
+    _say(looking.described(task, reason))
     _rows(task)
-    asyncio.run(_look(task, table, args, home))
     name = task.spec.name
+    if args.allow_code and task.code:
+        _allow(name)
+    if task.code and not library.allowed(task.code):
+        print(f"\nStored in {home.tasks / name}. It brings Python code, which never runs before you said yes to it:")
+        print(f"read {home.tasks / name / task.code_name}, then: sapo-desktop tasks check {name} --allow-code")
+        return 0
+    asyncio.run(_look(task, table, args, home))
     print(f"\nStored in {home.tasks / name}. Change anything in task.toml, then: sapo-desktop tasks check {name}")
     print(f"Train on it: sapo-desktop node --silo --tasks {name}")
     return 0
@@ -63,17 +68,33 @@ def check(args: argparse.Namespace) -> int:
     if args.allow_code:
         _allow(args.target)
     task = _named(args.target)
-    _describe(task, "")
+    if args.json:
+        print(json_line(asyncio.run(_measured(task, args, home))))
+        return 0
+    _say(looking.described(task, ""))
     return 1 if asyncio.run(_look(task, None, args, home)) else 0
 
 
 def show(args: argparse.Namespace) -> int:
     """What a task is, and the shortcuts that it leaves."""
     task = _named(args.target)
-    _describe(task, "")
+    _say(looking.described(task, ""))
     _rows(task)
-    _say(["", *shortcuts.sentences(asyncio.run(_shortcuts(task)))])
+    _say(["", looking.JUDGED] if task.spec.rubric else ["", *shortcuts.sentences(asyncio.run(_shortcuts(task)))])
     return 0
+
+
+def judge(args: argparse.Namespace) -> int:
+    """Compare a judge with the person's ratings. Exit code 1 where they agree too little to train on."""
+    home = Home.find()
+    home.prepare()
+    config = settings.load(home.settings).run
+    typed = {name: getattr(args, name) for name in ("judge_url", "judge_model") if getattr(args, name)}
+    config = msgspec.structs.replace(config, **typed)
+    file = _path(args.ratings) if args.ratings else None
+    made = asyncio.run(judging.calibrate(home, config, args.target, file, lambda text: _say([text])))
+    _say(judging.sentences(args.target, made, config))
+    return 1 if judging.refusal(args.target, made.found, made.endpoint, config.judge_kappa) else 0
 
 
 async def _shortcuts(task: OwnTask) -> shortcuts.Shortcuts:
@@ -94,12 +115,14 @@ def _allow(target: str) -> None:
     if folder is None or not library.has(target):
         raise UsageError(f"--allow-code is for a task of yours that is stored. {installed()}")
     task = read_task(folder / target)
-    if not task.code:
+    if not library.runs_code(task):
         raise UsageError(f"Task {target!r} holds no code.")
-    library.allow(task.code)
-    print(
-        f"From now on {folder / target / 'reward.py'} is run as it is now, in the scorer worker. A change needs a new yes."
-    )
+    library.allow(library.consent(task))
+    if not task.code:
+        print(f"From now on the Python that a model writes for {target} is run, in a process that can only calculate.")
+        return
+    file = folder / target / task.code_name
+    print(f"From now on {file} is run as it is now, in the scorer worker. A change needs a new yes.")
 
 
 def _named(target: str) -> OwnTask:
@@ -109,9 +132,10 @@ def _named(target: str) -> OwnTask:
     if (Path(target) / "task.toml").exists():
         folder = Path(target).resolve()
         task = read_task(folder)
-        if task.code:  # a yes that lies beside a folder from elsewhere is not the person's
+        if library.runs_code(task):  # a yes that lies beside a folder from elsewhere is not the person's
             raise UsageError(
-                f"Task {folder.name!r} brings Python code. Copy it into {library.folder()}, then read and allow it there."
+                f"Task {folder.name!r} {'brings' if task.code else 'runs'} Python code. "
+                f"Copy it into {library.folder()}, then read and allow it there."
             )
         library.use(folder.parent)
         return task
@@ -128,14 +152,19 @@ def _wishes(args: argparse.Namespace) -> proposal.Wishes:
         prompt=args.prompt,
         extract=args.extract,
         heldout=_path(args.heldout) if args.heldout else None,
+        environment=_path(args.environment) if args.environment else None,
+        verifier=args.verifier,
+        rubric=args.rubric,
     )
 
 
 async def _look(task: OwnTask, table: Table | None, args: argparse.Namespace, home: Home) -> bool:
     """Everything that can be told before training; True where there was something to warn of."""
-    config = _config(task, args, home)
-    rows = review.numbered(task, table)
-    said = [*_problems(task, table), *review.review(task, rows), *review.room(task, rows, config)]
+    config = looking.config_for(task, args.model, home)
+    said = looking.told_by_rows(task, table, config)
+    if task.spec.rubric:
+        _say(["", *(f"- {line}" for line in said), looking.JUDGED])
+        return bool(said)
     async with Scorer() as scorer:
         found = await shortcuts.measure(task, scorer, review.train_places(task, table))
         said += shortcuts.warnings(found)
@@ -145,72 +174,40 @@ async def _look(task: OwnTask, table: Table | None, args: argparse.Namespace, ho
         else:
             print("\nNothing to warn of.")
         if not args.no_model:
-            await _try(task, config, scorer)
+            print(f"\nTrying {config.model} on {min(expectation.PROMPTS, len(task.train))} questions …", flush=True)
+            _say(await _try(task, config, scorer, lambda _: None))
     return bool(said)
 
 
-async def _try(task: OwnTask, config: RunConfig, scorer: Scorer) -> None:
-    print(f"\nTrying {config.model} on {min(expectation.PROMPTS, len(task.train))} questions …", flush=True)
+async def _try(task: OwnTask, config: RunConfig, scorer: Scorer, show: expectation.Show) -> list[str]:
+    """What the model does with the task, in sentences."""
     try:
-        found = await expectation.measure(task, config, scorer)
+        found = await expectation.measure(task, config, scorer, show)
     except BackendError as error:
-        print(f"It could not be tried: {error}")
-        return
-    if found is None:
-        print("None of the questions fits into the model's context.")
-    else:
-        _say(expectation.sentences(found))
+        return [f"It could not be tried: {error}"]
+    return ["None of the questions fits into the model's context."] if found is None else expectation.sentences(found)
 
 
-def _config(task: OwnTask, args: argparse.Namespace, home: Home) -> RunConfig:
-    """The settings that a run on this task alone would have."""
-    config = settings.load(home.settings).run
-    changes = {"tasks": (task.spec.name,), "external_groups": 0} | ({"model": args.model} if args.model else {})
-    return flags.with_room(msgspec.structs.replace(config, **changes))
+async def _measured(task: OwnTask, args: argparse.Namespace, home: Home) -> Measured:
+    """The part of a check that takes a while, with its progress on the error stream."""
+    config = looking.config_for(task, args.model, home)
 
+    def show(label: str, fraction: float) -> None:
+        print(f"{100 * fraction:.0f} % {label}", file=sys.stderr, flush=True)
 
-def _problems(task: OwnTask, table: Table | None) -> list[str]:
-    """Rows that were left out; of a file that was just read they are numbered as there."""
-    bad = list(task.problems)
-    if table is not None:
-        bad = [*table.problems, *(line for line in task.problems if line.partition(": ")[2] not in set(table.problems))]
-        bad = [line.removeprefix("train.jsonl: ").removeprefix("heldout.jsonl: ") for line in bad]
-    bad.sort(key=_row_number)
-    if len(bad) <= PROBLEMS:
-        return [f"Left out. {line}" for line in bad]
-    return [f"Left out. {line}" for line in bad[:PROBLEMS]] + [f"{len(bad) - PROBLEMS} more rows were left out."]
-
-
-def _row_number(sentence: str) -> tuple[str, int]:
-    """What problems are sorted by: the file where one is named, then the row."""
-    side, _, rest = sentence.rpartition("Row ")
-    digits = rest.partition(":")[0]
-    return side, int(digits) if digits.isdigit() else 0
-
-
-def _describe(task: OwnTask, reason: str) -> None:
-    spec = task.spec
-    kinds = " + ".join(msgspec.to_builtins(part)["kind"] for part in spec.verifier)
-    _say(
-        [
-            f"Task {spec.name}: {len(task.train):,} rows to train on, {len(task.held_out):,} held out. "
-            f"Version {task.digest[:12]}.",
-            *([spec.description] if spec.description else []),
-            f"Asked: {spec.prompt}",
-            f"Judged by: {kinds}{f' ({reason})' if reason else ''}; the answer is taken from: {spec.extract}.",
-        ]
-    )
+    table = read_table(_path(args.source)) if args.source else None
+    if task.spec.rubric:
+        return Measured((), (), (looking.JUDGED,))
+    show("looking for shortcuts", 0.0)
+    async with Scorer() as scorer:
+        found = await shortcuts.measure(task, scorer, review.train_places(task, table))
+        said = () if args.no_model else await _try(task, config, scorer, partial(show, f"trying {config.model}"))
+    return Measured(tuple(shortcuts.sentences(found)[:2]), tuple(shortcuts.warnings(found)), tuple(said))
 
 
 def _rows(task: OwnTask) -> None:
-    for number, row in enumerate(task.train[:SHOWN], 1):
-        asked, answer = task.spec.fill(row), row.get(task.spec.answer, "")
-        _say([f"{number}. {_cut(asked)}", f"   answer: {_cut(answer)}"])
-
-
-def _cut(text: str) -> str:
-    plain = " ".join(text.split())
-    return plain if len(plain) <= CELL else f"{plain[:CELL]}… ({len(text):,} characters)"
+    for number, (asked, answer) in enumerate(looking.rows(task), 1):
+        _say([f"{number}. {asked}", *([f"   answer: {answer}"] if answer or not task.spec.rubric else [])])
 
 
 def _say(lines: Sequence[str]) -> None:

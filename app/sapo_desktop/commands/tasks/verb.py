@@ -17,14 +17,25 @@ sapo-desktop tasks NAME                sample questions
 sapo-desktop tasks new FILE            make a task of your own from a CSV, TSV or JSONL file
 sapo-desktop tasks check NAME|FOLDER   look a task over: rows, shortcuts, what your model does with it
 sapo-desktop tasks show NAME           what a task of your own is, with five rows
-sapo-desktop tasks examples            tasks of your own to start from; tasks new EXAMPLE takes one"""
+sapo-desktop tasks examples            tasks of your own to start from; tasks new EXAMPLE takes one
+sapo-desktop tasks judge NAME          compare the judge of a judged task with your own ratings
+sapo-desktop tasks share NAME          let the members of the swarm that you host train on a task of yours
+sapo-desktop tasks unshare NAME        take it out of the swarm again
+sapo-desktop tasks offered [NAME]      what the swarm that you joined offers: look before you accept
+sapo-desktop tasks accept NAME         accept a task of the swarm, as it is now"""
+SHARED = ("share", "unshare", "offered", "accept")
 
 
 def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
     """The verb's own arguments."""
     parser.usage = USAGE
-    parser.add_argument("task", nargs="?", default="", help="a task, or: new, check, show, examples")
-    parser.add_argument("target", nargs="?", default="", help="of new, check, show: a file, a task or a folder")
+    parser.add_argument(
+        "task",
+        nargs="?",
+        default="",
+        help="a task, or: new, check, show, judge, examples, share, unshare, offered, accept",
+    )
+    parser.add_argument("target", nargs="?", default="", help="of these: a file, a task or a folder")
     parser.add_argument("--preset", default="", help="difficulty (default: the task's first)")
     parser.add_argument("--count", type=int, default=2, help="how many samples (default: 2)")
     parser.add_argument(
@@ -44,18 +55,68 @@ def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
     new.add_argument("--prompt", default="", metavar="TEXT", help="the question, with {column} where a cell goes")
     new.add_argument("--extract", default="tags", choices=get_args(Extract), help="where a completion's answer stands")
     new.add_argument(
+        "--verifier", default="", metavar="KIND", help="how it is judged, such as exact or number (default: proposed)"
+    )
+    new.add_argument(
         "--heldout", default="", metavar="FILE", help="held-out rows (default: a fifth of the rows, by content)"
     )
     new.add_argument("--replace", action="store_true", help="overwrite a task of that name")
-    new.add_argument("--allow-code", action="store_true", help="with check: yes, run this task's reward.py from now on")
+    new.add_argument(
+        "--environment",
+        default="",
+        metavar="FILE",
+        help="a Python file with a class of tools (reset, typed methods, get_reward): the task is played in turns",
+    )
+    new.add_argument(
+        "--allow-code",
+        action="store_true",
+        help="with check, new: yes, run this task's code (reward.py or environment.py) from now on",
+    )
     new.add_argument("--model", default="", help="which model to try on it (default: run.model of the settings)")
+    new.add_argument(
+        "--json",
+        action="store_true",
+        help="with check: what measuring told as one JSON object; its progress on the error stream",
+    )
+    new.add_argument(
+        "--source",
+        default="",
+        metavar="FILE",
+        help="with check --json: tell the row numbers of the file it was made from",
+    )
+    new.add_argument(
+        "--rubric",
+        default="",
+        metavar="TEXT",
+        help="with new: a model judges the answers by this text (see tasks judge)",
+    )
+    judge = parser.add_argument_group("a judged task (judge)")
+    judge.add_argument(
+        "--ratings",
+        default="",
+        metavar="FILE",
+        help="your ratings: columns question, answer, rating (good or bad); default: those of the chat",
+    )
+    judge.add_argument("--judge-url", default="", metavar="URL", help="the judge (default: run.judge_url)")
+    judge.add_argument("--judge-model", default="", metavar="NAME", help="its name there (default: run.judge_model)")
     new.add_argument("--no-model", action="store_true", help="do not try a model on it")
+    swarm = parser.add_argument_group("a task in a swarm (share, accept)")
+    swarm.add_argument(
+        "--share-heldout",
+        action="store_true",
+        help="with share: members get the held-out rows too and measure on the same ones (default: they stay here)",
+    )
+    swarm.add_argument(
+        "--yes", default="", metavar="VERSION", help="with accept: yes to this version, without a question"
+    )
 
 
 def main(args: argparse.Namespace) -> int:
     """Run the verb; gives the exit code."""
-    if args.task in ("new", "check", "show", "examples"):
+    if args.task in ("new", "check", "show", "judge", "examples"):
         return _own(args)
+    if args.task in SHARED:
+        return _shared(args)
     if args.target:
         raise UsageError(f"There is no `tasks {args.task}`. Usage:\n{USAGE}")
     return _catalogue(args)
@@ -70,7 +131,17 @@ def _own(args: argparse.Namespace) -> int:
         raise UsageError(f"tasks {args.task} needs a {'file' if args.task == 'new' else 'task'}. Usage:\n{USAGE}")
     if args.task == "new":
         return own.new(args)
+    if args.task == "judge":
+        return own.judge(args)
     return own.check(args) if args.task == "check" else own.show(args)
+
+
+def _shared(args: argparse.Namespace) -> int:
+    from sapo_desktop.commands.tasks import shared
+
+    if not args.target and args.task != "offered":
+        raise UsageError(f"tasks {args.task} needs a task. Usage:\n{USAGE}")
+    return shared.main(args)
 
 
 def _catalogue(args: argparse.Namespace) -> int:

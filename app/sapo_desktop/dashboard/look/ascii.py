@@ -31,6 +31,8 @@ _LOOKS_LIKE = {
     "∨": "|",
     "¬": "!",
     "⏎": "/",
+    "┊": ":",
+    "◆": "@",
 }
 """What is not here becomes a blank (blocks, lines) or a question mark (letters)."""
 

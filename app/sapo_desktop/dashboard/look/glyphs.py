@@ -25,7 +25,7 @@ class Glyphs:
     cut: str
     star: str
     mark: str
-    change: str
+    interval: str
     dot: str
     vertical: str
     tick: str
@@ -50,7 +50,7 @@ UNICODE = Glyphs(
     cut="◌",
     star="★",
     mark="◆",
-    change="▲",
+    interval="┊",
     dot="·",
     vertical="│",
     tick="┤",
@@ -74,7 +74,7 @@ ASCII = Glyphs(
     cut="~",
     star="*",
     mark="@",
-    change="^",
+    interval=":",
     dot="-",
     vertical="|",
     tick="+",

@@ -20,6 +20,8 @@ from sapo_desktop.dashboard.widgets.keybar import Key, KeyBar
 from sapo_desktop.dashboard.widgets.panel import Panel
 
 MIN_WIDTH, MIN_HEIGHT, WIDE = 80, 24, 100
+BIG_WIDTH, BIG_HEIGHT = 160, 44
+"""From here on a screen has room for what smaller ones open on a key."""
 
 
 class BaseScreen(Screen[None]):
@@ -36,6 +38,7 @@ class BaseScreen(Screen[None]):
         (32, "-tall"),
     ]
     AUTO_FOCUS: ClassVar[str | None] = ""
+    _caption = ""
 
     @property
     def dashboard(self) -> DashboardHost:
@@ -49,11 +52,25 @@ class BaseScreen(Screen[None]):
 
     def compose(self) -> ComposeResult:
         """Header, body, the message for small terminals, keys."""
-        yield Panel(header, self.glyphs, id="header")
+        yield Panel(self._header, self.glyphs, id="header")
         with Container(id="body"):
             yield from self.body()
         yield Static("", id="too-small", markup=False)
+        yield Static("", id="caption", markup=False)
         yield KeyBar(self.keys(self.dashboard.state))
+
+    def _header(self, state: DashboardState, now: float, width: int, height: int, glyphs: Glyphs) -> Content:
+        player = self.dashboard.player
+        return header(state, now, width, height, glyphs, player.badge if player is not None else "")
+
+    def _show_caption(self) -> None:
+        player = self.dashboard.player
+        caption = player.caption if player is not None else None
+        text = caption.text if caption is not None else ""
+        if text != self._caption:
+            self._caption = text
+            self.query_one("#caption", Static).update(Content(text))
+            self.set_class(bool(text), "-captioned")
 
     def body(self) -> Iterable[Widget]:
         """The widgets between header and keys."""
@@ -64,7 +81,14 @@ class BaseScreen(Screen[None]):
         return [*self.own_keys(state), ("?", "help", "app.help"), ("q", "quit", "app.leave")]
 
     def pause_keys(self, state: DashboardState, snooze: bool = False) -> list[Key]:
-        """What space (and z) do now; nothing over a recording."""
+        """What space (and z) do now; over a recording how it is steered."""
+        player = self.dashboard.player
+        if player is not None and player.steers:
+            return [
+                ("space", "hold", "app.toggle_pause"),
+                ("[ ]", "seek", "app.seek(1)"),
+                (", .", "speed", "app.speed(1)"),
+            ]
         if not self.dashboard.feed.controls:
             return []
         word = "start" if state.gone else "resume" if state.paused else "pause"
@@ -81,8 +105,14 @@ class BaseScreen(Screen[None]):
     def show(self, state: DashboardState, now: float) -> None:
         """Called at every tick while this screen is the active one, and when it becomes so."""
         self.query_one("#header", Panel).show(state, now)
+        self._show_caption()
         self.query_one(KeyBar).put(self.keys(state))
         self.update(state, now)
+
+    @property
+    def big(self) -> bool:
+        """There is room for more than the usual panels."""
+        return self.app.size.width >= BIG_WIDTH and self.app.size.height >= BIG_HEIGHT
 
     def on_screen_resume(self) -> None:
         """Show the newest state at once."""
@@ -91,7 +121,15 @@ class BaseScreen(Screen[None]):
     def on_resize(self) -> None:
         """Say so when the terminal is too small."""
         width, height = self.app.size
+        self.set_class(self.big, "-big")
         small = f"This terminal is {width}x{height}; the dashboard needs {MIN_WIDTH}x{MIN_HEIGHT}."
         text = f"{small} Make it larger: nothing stops meanwhile."
         self.query_one("#too-small", Static).update(Content(text))
         self.dashboard.redraw()
+        self.call_after_refresh(self._focus_again)
+
+    def _focus_again(self) -> None:
+        """A terminal that was too small hid the list, and took the focus from it."""
+        fits = self.app.size.width >= MIN_WIDTH and self.app.size.height >= MIN_HEIGHT
+        if fits and self.is_current and self.focused is None and self.AUTO_FOCUS:
+            self.query_one(self.AUTO_FOCUS).focus()

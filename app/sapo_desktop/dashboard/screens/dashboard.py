@@ -11,12 +11,17 @@ from textual.widget import Widget
 
 from sapo_desktop.dashboard.look.glyphs import Glyphs
 from sapo_desktop.dashboard.screens.base import BaseScreen
+from sapo_desktop.dashboard.screens.chart_keys import ChartKeys
+from sapo_desktop.dashboard.screens.rollouts.detail import detail
 from sapo_desktop.dashboard.state import DashboardState
 from sapo_desktop.dashboard.widgets import panels
+from sapo_desktop.dashboard.widgets.canvas import Line, Mark
 from sapo_desktop.dashboard.widgets.chart import Chart
+from sapo_desktop.dashboard.widgets.curves import heldout_marks
+from sapo_desktop.dashboard.widgets.held_out.panel import heldout
 from sapo_desktop.dashboard.widgets.keybar import Key
 from sapo_desktop.dashboard.widgets.panel import Panel
-from sapo_desktop.dashboard.widgets.plot import Line, Mark
+from sapo_desktop.services.swarms.shares import EXTERNAL_SHARE, MY_SHARE, UPTAKE
 
 UNEQUAL = "Groups with unequal rewards"
 """Title of the chart of non-zero-advantage groups: only these change the model."""
@@ -30,27 +35,29 @@ def now_text(state: DashboardState, now: float, width: int, height: int, glyphs:
     return Content("\n").join([rows, panels.tiles(state, width)]) if height > 1 else rows
 
 
-class DashboardScreen(BaseScreen):
+def newest(state: DashboardState, now: float, width: int, height: int, glyphs: Glyphs) -> Content:
+    """The newest group in full, on a big screen."""
+    last = state.groups.last
+    return detail(last, glyphs) if last is not None else Content("")
+
+
+class DashboardScreen(ChartKeys, BaseScreen):
     """Screen 1: charts, held-out score, the round in flight, the machine, the newest rollouts."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("e", "expand", "expand"),
-        Binding("f", "freeze", "freeze", show=False),
-        Binding("s", "smooth", "smooth", show=False),
-        Binding("plus", "zoom(1)", "window", show=False),
-        Binding("minus", "zoom(-1)", "window", show=False),
-        Binding("equals_sign", "zoom(0)", "window", show=False),
     ]
     _expanded = 0
 
     def body(self) -> Iterable[Widget]:
         """Two charts and four panels."""
         yield Chart("Reward", self.glyphs, id="reward")
-        yield Panel(panels.heldout, self.glyphs, "Held-out pass@1", id="heldout")
+        yield Panel(heldout, self.glyphs, "Held-out pass@1", id="heldout")
         yield Chart(UNEQUAL, self.glyphs, id="share")
         yield Panel(now_text, self.glyphs, "Now", id="now")
         yield Panel(panels.machine, self.glyphs, "Machine", id="machine")
         yield Panel(panels.rollouts, self.glyphs, "Last rollouts", id="rollouts")
+        yield Panel(newest, self.glyphs, "Newest question and attempts", id="newest")
 
     def own_keys(self, state: DashboardState) -> list[Key]:
         """Pause, snooze, expand, window, screens, palette."""
@@ -62,45 +69,32 @@ class DashboardScreen(BaseScreen):
             ("^p", "palette", "app.command_palette"),
         ]
 
-    @property
-    def charts(self) -> tuple[Chart, Chart]:
-        """The reward chart and the share chart."""
-        return self.query_one("#reward", Chart), self.query_one("#share", Chart)
-
     def update(self, state: DashboardState, now: float) -> None:
         """Give charts and panels what they show."""
-        reward, share = self.charts
-        reward.show(reward_lines(state), [*heldout_marks(state), *change_marks(state)], waiting(state, now))
-        share.show(share_lines(state), [], waiting(state, now), share_title(state))
-        for name in ("heldout", "now", "machine", "rollouts"):
+        clock, empty = state.figures.clock, waiting(state, now)
+        happened = letters(state)
+        reward = self.query_one("#reward", Chart)
+        reward.show(reward_lines(state), [*heldout_marks(state.figures), *happened], empty, clock=clock)
+        self.query_one("#share", Chart).show(share_lines(state), happened, empty, share_title(state), clock)
+        for name in ("heldout", "now", "machine", "rollouts", *(["newest"] if self.big else [])):
             self.query_one(f"#{name}", Panel).show(state, now)
 
     def action_expand(self) -> None:
-        """Reward chart alone, share chart alone, everything again."""
-        self._expanded = (self._expanded + 1) % 3
+        """Reward chart alone, share chart alone, held-out results alone, everything again."""
+        self._expanded = (self._expanded + 1) % 4
         self.set_class(self._expanded == 1, "-expand-reward")
         self.set_class(self._expanded == 2, "-expand-share")
+        self.set_class(self._expanded == 3, "-expand-heldout")
 
     def action_freeze(self) -> None:
         """Hold the charts still, or let them go on."""
-        for chart in self.charts:
-            chart.toggle_frozen()
+        super().action_freeze()
         self.dashboard.redraw()
-
-    def action_smooth(self) -> None:
-        """The next width of the moving mean."""
-        for chart in self.charts:
-            chart.next_smoothing()
-
-    def action_zoom(self, steps: int) -> None:
-        """steps: +1 a shorter window, -1 a longer one, 0 all rounds."""
-        for chart in self.charts:
-            chart.zoom(steps)
 
 
 def reward_lines(state: DashboardState) -> list[Line]:
     """Local reward always; external in a swarm and after it, in its own pattern and colour, never mixed."""
-    local = Line("local", state.figures.reward_local, "solid", "line-1")
+    local = Line("judged" if state.run and state.run.judged else "local", state.figures.reward_local, "solid", "line-1")
     external = Line("external", state.figures.reward_external, "dashed", "line-2")
     return [local] if state.silo and external.series.empty else [external, local]
 
@@ -111,8 +105,8 @@ def share_lines(state: DashboardState) -> list[Line]:
     if state.silo:
         return [Line("unequal", figures.nonzero_groups, "solid", "line-3")]
     return [
-        Line("external share", figures.external_share, "dashed", "line-2"),
-        Line("my share", figures.share, "solid", "line-1"),
+        Line(EXTERNAL_SHARE, figures.external_share, "dashed", "line-2", share=True),
+        Line(MY_SHARE, figures.share, "solid", "line-1", share=True),
     ]
 
 
@@ -120,20 +114,14 @@ def share_title(state: DashboardState) -> str:
     """The second chart's title: its uptake in a swarm."""
     if state.silo:
         return UNEQUAL
-    return f"Swarm share · uptake {state.swarm.uptake:,}" if state.swarm else "Swarm share"
+    return f"Swarm · {UPTAKE} {state.swarm.uptake:,}" if state.swarm else "Swarm"
 
 
-def heldout_marks(state: DashboardState) -> list[Mark]:
-    """Evaluations at the temperature of the newest one: the rest cannot be compared with it."""
-    latest = state.evaluations.last
-    if latest is None:
-        return []
-    return [Mark(e.round, e.pass_at_1) for e in state.evaluations if e.temperature == latest.temperature]
-
-
-def change_marks(state: DashboardState) -> list[Mark]:
-    """Where training went on with something different: another setting, in a swarm or out of it."""
-    return [Mark(session.round, None) for session in state.sessions if session.changed]
+def letters(state: DashboardState) -> list[Mark]:
+    """What happened in the run, and the best held-out result."""
+    found = [Mark(m.round, None, letter=m.letter, time=m.time) for m in state.moments]
+    held_out = state.figures.held_out[-1:]
+    return found + [Mark(h.best[0], None, letter="B") for h in held_out if h.best and len(h.mean) > 1]
 
 
 def waiting(state: DashboardState, now: float) -> str:

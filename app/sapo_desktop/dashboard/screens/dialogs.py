@@ -1,4 +1,4 @@
-"""Small questions over the current screen: how to leave, how long to snooze."""
+"""What opens over the current screen: questions with a few answers (how to leave, how long to snooze), and running text."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import ClassVar, Generic, TypeVar
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.containers import Vertical
+from textual.containers import Vertical, VerticalScroll
 from textual.content import Content
 from textual.screen import ModalScreen
 from textual.widgets import OptionList, Static
@@ -21,6 +21,7 @@ class ChoiceDialog(ModalScreen[T | None], Generic[T]):
     """A question with a few answers; Esc or q gives None."""
 
     QUESTION: ClassVar[str] = ""
+    VERTICAL_BREAKPOINTS = [(0, "-tiny"), (16, "-roomy")]  # noqa: RUF012 - Textual declares it as an instance variable
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q", "cancel", "cancel", show=False)]
 
     def __init__(self, answers: list[tuple[str, str, T | None]]) -> None:
@@ -75,7 +76,7 @@ class QuitDialog(ChoiceDialog[QuitChoice]):
         )
 
     def action_pick(self, choice: QuitChoice) -> None:
-        """Answer by key."""
+        """Stop everything, or keep working in the background."""
         self.dismiss(choice)
 
 
@@ -95,5 +96,30 @@ class SnoozeDialog(ChoiceDialog[int]):
         )
 
     def action_pick(self, minutes: int) -> None:
-        """Answer by key."""
+        """Pause for 15, 60 or 240 minutes."""
         self.dismiss(minutes)
+
+
+class TextDialog(ModalScreen[None]):
+    """Running text that scrolls, wrapped anew for every width."""
+
+    TITLE: ClassVar[str | None] = ""
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q", "dismiss", "close", show=False)]
+
+    def text(self, width: int) -> Content:
+        """All of it in so many columns."""
+        raise NotImplementedError
+
+    def compose(self) -> ComposeResult:
+        """The widgets, in their order."""
+        with VerticalScroll(classes="box help") as box:
+            box.border_title = Content.styled(self.TITLE or "", "bold")
+            box.border_subtitle = Content.assemble(
+                ("↑ ↓", "bold $accent"), (" scroll   ", "$muted"), ("Esc", "bold $accent"), (" close", "$muted")
+            )
+            yield Static("", id="running-text", markup=False)
+
+    def on_resize(self) -> None:
+        """Wrap anew."""
+        width = self.query_one(VerticalScroll).scrollable_content_region.width
+        self.query_one("#running-text", Static).update(self.text(max(width, 30)))

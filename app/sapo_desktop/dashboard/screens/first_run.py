@@ -1,8 +1,9 @@
-"""The first start: five questions on one screen, every one answered already. Enter goes, Esc goes with the starter."""
+"""The first start: five questions on one screen, every one answered already. Enter starts; q and Esc start nothing."""
 
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import ClassVar
 
 from textual import events
@@ -13,14 +14,17 @@ from textual.content import Content
 from textual.screen import ModalScreen
 from textual.widgets import Input, Static
 
+from sapo_desktop.dashboard.host import DashboardHost
 from sapo_desktop.dashboard.look.show import plain
 from sapo_desktop.dashboard.widgets.choice import Choice
-from sapo_desktop.services.first_questions import FirstRunAnswers, FirstRunInfo, Measure
+from sapo_desktop.services.first_questions import OTHER, OWN, FirstRunAnswers, FirstRunInfo, Measure
+from sapo_desktop.services.tasks.wizard.interface import Made
 
 MODES = (
     ("silo", "train alone, nothing leaves this machine"),
     ("swarm", "share the text of attempts, learn from other nodes'"),
 )
+FIND = ("find", "look for a swarm that anyone may join; for trial at first")
 _DETAIL = 11
 """The column where the sentence on speed begins."""
 _SETTLED_S = 0.3
@@ -33,10 +37,11 @@ class FirstRunScreen(ModalScreen[FirstRunAnswers]):
     AUTO_FOCUS: ClassVar[str | None] = "#mode"
     VERTICAL_BREAKPOINTS = [(0, "-low"), (30, "-tall")]  # noqa: RUF012 - Textual declares it as an instance variable
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("enter", "accept", "start", priority=True),
-        Binding("escape", "skip", "skip", priority=True),
-        Binding("down", "app.focus_next", "next", show=False),
-        Binding("up", "app.focus_previous", "previous", show=False),
+        Binding("enter", "accept", "start"),
+        Binding("escape", "leave", "leave", priority=True),
+        Binding("q", "leave", "leave", show=False),
+        Binding("down", "app.focus_next", "next", show=False, priority=True),
+        Binding("up", "app.focus_previous", "previous", show=False, priority=True),
     ]
 
     def __init__(self, info: FirstRunInfo) -> None:
@@ -44,23 +49,32 @@ class FirstRunScreen(ModalScreen[FirstRunAnswers]):
         self.info = info
         self.asked: tuple[str, str] | None = None
         self.speeds: dict[tuple[str, str], str] = {}
+        self.listed = ""
+        """The line that was found in a directory."""
 
     def compose(self) -> ComposeResult:
         """The widgets, in their order."""
         with VerticalScroll(classes="box welcome", can_focus=False) as box:
             box.border_subtitle = self._keys()
             yield Static(self._welcome(), markup=False)
-            yield Choice("Mode", MODES, id="mode")
+            yield Choice("Mode", self._modes(), id="mode")
             yield Input(placeholder="paste the invite: one line of text", id="invite", compact=True)
             yield Choice("Hardware", self.info.hardware, id="hardware")
             yield Static("", id="speed", markup=False)
             yield Choice("Model", self.info.models, id="model")
+            yield Input(
+                placeholder="a hub id, such as owner/name, or a folder", id="typed", compact=True, max_length=400
+            )
             yield Choice("Tasks", self.info.tasks, id="tasks")
             yield Choice("Limits", self.info.limits, id="limits")
             yield Input(
                 placeholder="Name       anonymous (only a swarm would see it)", id="name", compact=True, max_length=40
             )
             yield Static("", id="complaint", markup=False)
+
+    def _modes(self) -> tuple[tuple[str, str], ...]:
+        host: DashboardHost = self.app  # type: ignore[assignment]
+        return (*MODES, FIND) if host.swarm_actions is not None else MODES
 
     def _welcome(self) -> Content:
         return Content.assemble(
@@ -70,7 +84,7 @@ class FirstRunScreen(ModalScreen[FirstRunAnswers]):
         )
 
     def _keys(self) -> Content:
-        keys = (("Enter", "start"), ("arrows", "change"), ("Esc", "skip: silo with the starter model"))
+        keys = (("Enter", "start"), ("arrows", "change"), ("q Esc", "leave: nothing is started"))
         return Content("   ").join(
             Content.assemble((key, "bold $accent"), (f" {label}", "$muted")) for key, label in keys
         )
@@ -87,9 +101,10 @@ class FirstRunScreen(ModalScreen[FirstRunAnswers]):
         """Show the invite only for a swarm, and measure the speed of what is chosen."""
         self.query_one("#complaint", Static).update("")
         self.query_one("#invite", Input).display = self._value("mode") == "swarm"
-        wanted = (self._value("hardware"), self._value("model"))
-        self.query_one("#speed", Static).display = self.info.measure is not None
-        if self.info.measure is not None and wanted != self.asked:
+        wanted, typed = (self._value("hardware"), self._value("model")), self._value("model") == OTHER
+        self.query_one("#typed", Input).display = typed
+        self.query_one("#speed", Static).display = self.info.measure is not None and not typed
+        if self.info.measure is not None and wanted != self.asked and not typed:
             self.asked = wanted
             self.run_worker(
                 self._measure(self.info.measure, wanted), group="speed", exclusive=True, exit_on_error=False
@@ -110,36 +125,100 @@ class FirstRunScreen(ModalScreen[FirstRunAnswers]):
     def on_paste(self, event: events.Paste) -> None:
         """An invite that is pasted anywhere but into a field means: join this swarm."""
         if event.text.strip().startswith("sapo://"):
-            mode, invite = self.query_one("#mode", Choice), self.query_one("#invite", Input)
-            mode.place = [name for name, _ in MODES].index("swarm")
-            mode.refresh()
-            self.answers_changed()
-            invite.value = event.text.strip().splitlines()[0]
-            invite.focus()
+            self._take(event.text.strip().splitlines()[0])
+
+    def _take(self, line: str) -> None:
+        """Join this swarm."""
+        mode, invite = self.query_one("#mode", Choice), self.query_one("#invite", Input)
+        mode.place = [name for name, _ in MODES].index("swarm")
+        mode.refresh()
+        self.answers_changed()
+        invite.value = line
+        invite.focus()
+
+    def on_input_submitted(self) -> None:
+        """Enter in a field."""
+        self.action_accept()
 
     def _value(self, name: str) -> str:
         return self.query_one(f"#{name}", Choice).value
 
     def action_accept(self) -> None:
-        """Close with the answers; an invite that cannot work is explained instead."""
+        """Close with the answers; an invite or a model that cannot work is explained instead."""
+        if self._value("mode") == FIND[0]:
+            self._find()
+            return
         swarm = self._value("mode") == "swarm"
         invite = self.query_one("#invite", Input).value.strip()
         text = self._wrong_with(invite) if swarm else ""
         if text:
-            self.query_one("#complaint", Static).update(Content.styled(text, "$warning"))
-            self.query_one("#invite", Input).focus()
+            self._complain(text, "#invite")
+        elif self._value("model") == OTHER:
+            self.run_worker(self._check_typed(), group="check", exclusive=True, exit_on_error=False)
+        else:
+            self._close(self._value("model"))
+
+    def _find(self) -> None:
+        """Let a swarm be chosen from the directories; Esc there leads back to the questions."""
+        from sapo_desktop.dashboard.screens.swarm.find import FindDialog
+
+        host: DashboardHost = self.app  # type: ignore[assignment]
+        assert host.swarm_actions is not None  # without them the answer is not on offer
+
+        def chosen(line: str | None) -> None:
+            if line:
+                self.listed = line
+                self._take(line)
+
+        self.app.push_screen(FindDialog(host.swarm_actions), chosen)
+
+    def _complain(self, text: str, where: str) -> None:
+        self.query_one("#complaint", Static).update(Content.styled(plain(text, 400), "$warning"))
+        self.query_one(where, Input).focus()
+
+    async def _check_typed(self) -> None:
+        """Take the model that was typed if it can be used, else say what is in the way."""
+        model = self.query_one("#typed", Input).value.strip()
+        if not model:
+            self._complain("Type the model's hub id, such as owner/name, or choose one of the list.", "#typed")
             return
-        self.dismiss(
-            FirstRunAnswers(
-                mode="swarm" if swarm else "silo",
-                invite=invite if swarm else "",
-                hardware=self._value("hardware"),
-                model=self._value("model"),
-                tasks=self._value("tasks"),
-                limits=self._value("limits"),
-                name=self.query_one("#name", Input).value.strip(),
-            )
+        self.query_one("#complaint", Static).update(Content.styled("asking the hub …", "$muted"))
+        wrong = await self.info.check(model) if self.info.check else ""
+        if wrong:
+            self._complain(wrong, "#typed")
+        else:
+            self._close(model)
+
+    def _close(self, model: str) -> None:
+        swarm = self._value("mode") == "swarm"
+        invite = self.query_one("#invite", Input).value.strip() if swarm else ""
+        answers = FirstRunAnswers(
+            mode="swarm" if swarm else "silo",
+            invite=invite,
+            listed=bool(invite) and invite == self.listed,
+            hardware=self._value("hardware"),
+            model=model,
+            tasks=self._value("tasks"),
+            limits=self._value("limits"),
+            name=self.query_one("#name", Input).value.strip(),
         )
+        if answers.tasks == OWN:
+            self._make_task(answers)
+        else:
+            self.dismiss(answers)
+
+    def _make_task(self, answers: FirstRunAnswers) -> None:
+        """Ask for the file; Esc there leads back to the questions."""
+        from sapo_desktop.dashboard.screens.tasks.places import PlacesScreen
+
+        host: DashboardHost = self.app  # type: ignore[assignment]
+        assert host.task_actions is not None  # without them the answer is not on offer
+
+        def made(found: Made | None) -> None:
+            if found is not None:
+                self.dismiss(replace(answers, model=found.base, task=found.task))
+
+        self.app.push_screen(PlacesScreen(host.task_actions, answers.model), made)
 
     def _wrong_with(self, invite: str) -> str:
         """What keeps a node from joining with this line; "" when nothing does."""
@@ -153,6 +232,6 @@ class FirstRunScreen(ModalScreen[FirstRunAnswers]):
             return plain(str(error), 200)
         return ""
 
-    def action_skip(self) -> None:
-        """Close with the defaults."""
-        self.dismiss(FirstRunAnswers(skipped=True))
+    def action_leave(self) -> None:
+        """Close without answers: nothing is started, nothing is written."""
+        self.dismiss(None)

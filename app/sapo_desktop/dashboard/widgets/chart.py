@@ -7,17 +7,22 @@ from typing import ClassVar
 
 from rich.segment import Segment
 from rich.style import Style
+from textual import events
 from textual.content import Content
 from textual.geometry import Size
+from textual.message import Message
 from textual.strip import Strip
 from textual.widget import Widget
 
+from sapo_desktop.dashboard.history.clock import Clock
 from sapo_desktop.dashboard.look.glyphs import UNICODE, Glyphs
 from sapo_desktop.dashboard.look.show import wrap
-from sapo_desktop.dashboard.widgets.plot import Line, Mark, View, plot, sample
+from sapo_desktop.dashboard.widgets.axis import Axis, View, length
+from sapo_desktop.dashboard.widgets.canvas import Line, Mark
+from sapo_desktop.dashboard.widgets.navigation import moved, zoomed
+from sapo_desktop.dashboard.widgets.plot import axis_for, columns_of, plot
+from sapo_desktop.dashboard.widgets.readout import at_crosshair, legend
 
-WINDOWS = (0, 2000, 600, 300, 120, 60, 30)
-"""Rounds shown, from the widest (0: all) to the narrowest."""
 SMOOTHS = (20, 50, 1, 5)
 
 
@@ -31,8 +36,31 @@ class Chart(Widget):
         "chart--line-2",
         "chart--line-3",
         "chart--empty",
+        "chart--band",
+        "chart--cross",
     }
-    STYLES: ClassVar[tuple[str, ...]] = ("axis", "mark", "line-1", "line-2", "line-3", "empty")
+    STYLES: ClassVar[tuple[str, ...]] = ("axis", "mark", "line-1", "line-2", "line-3", "empty", "band", "cross")
+
+    class Pointed(Message):
+        """The pointer is over a chart, at a round (or time); None: it left."""
+
+        def __init__(self, place: float | None) -> None:
+            super().__init__()
+            self.place = place
+
+    class Wheeled(Message):
+        """The wheel was turned over a chart: steps nearer (negative: farther) at a share of its width."""
+
+        def __init__(self, steps: int, share: float) -> None:
+            super().__init__()
+            self.steps, self.share = steps, share
+
+    class Dragged(Message):
+        """A chart was dragged by a share of its width to the right."""
+
+        def __init__(self, share: float) -> None:
+            super().__init__()
+            self.share = share
 
     def __init__(self, title: str, glyphs: Glyphs = UNICODE, id: str | None = None) -> None:
         super().__init__(id=id)
@@ -43,22 +71,47 @@ class Chart(Widget):
         self.lines: list[Line] = []
         self.marks: list[Mark] = []
         self.waiting = ""
+        self.clock: Clock | None = None
+        self._grabbed: int | None = None
         self._strips: list[Strip] = []
         self._drawn: object = None
         self._painted: tuple[Style, ...] = ()
 
-    def show(self, lines: list[Line], marks: list[Mark], waiting: str = "", title: str = "") -> None:
-        """New data; waiting: the sentence shown while there is none. Ignored while frozen."""
+    def show(
+        self, lines: list[Line], marks: list[Mark], waiting: str = "", title: str = "", clock: Clock | None = None
+    ) -> None:
+        """New data; waiting: the sentence shown while there is none; clock: for an axis in time. Ignored while frozen."""
         if self.frozen:
             return
-        self.lines, self.marks, self.waiting = lines, marks, waiting
+        self.lines, self.marks, self.waiting, self.clock = lines, marks, waiting, clock
         self.title_text = title or self.title_text
         self._redraw()
 
-    def zoom(self, steps: int) -> None:
-        """steps: +1 a shorter window, -1 a longer one, 0 back to all."""
-        place = WINDOWS.index(self.view.window) + steps if steps else 0
-        self._look(replace(self.view, window=WINDOWS[min(max(place, 0), len(WINDOWS) - 1)]))
+    @property
+    def axis(self) -> Axis | None:
+        """What is seen of the x axis; None when there is nothing to see."""
+        return axis_for(self.lines, self.marks, self.view, self.clock)
+
+    def zoom(self, steps: int, share: float | None = None) -> None:
+        """steps: +1 half of the window, -1 twice of it, 0 back to all. share: of the width, the place that stays where it is."""
+        self._look(zoomed(self.view, self.axis, steps, share))
+
+    def pan(self, share: float) -> None:
+        """Look `share` of the window further to the right (negative: left)."""
+        self._look(moved(self.view, self.axis, share))
+
+    def toggle_time(self) -> None:
+        """The axis in time, or in rounds again; all of it."""
+        self._look(replace(self.view, timed=not self.view.timed, window=0, end=None, cross=None))
+
+    def toggle_band(self) -> None:
+        """Smallest and largest values beside the mean, or not."""
+        self._look(replace(self.view, band=not self.view.band))
+
+    def point(self, place: float | None) -> None:
+        """The crosshair at a round (or time); None takes it away."""
+        if place != self.view.cross:
+            self._look(replace(self.view, cross=place))
 
     def next_smoothing(self) -> None:
         """The next width of the moving mean."""
@@ -86,23 +139,30 @@ class Chart(Widget):
 
     def _titles(self) -> None:
         view, glyphs = self.view, self.glyphs
-        mean = f"mean of {view.smooth}" if view.smooth > 1 else "every round"
-        window = f"last {view.window}" if view.window else "all rounds"
-        detail = [f"{mean} {glyphs.dot} {window}"] if self.size.width >= 46 else []
+        widths = {line.smooth(view.smooth) for line in self.lines} or {view.smooth}
+        mean = f"mean of {view.smooth}" if max(widths) > 1 else "every round"
+        detail = [f"{mean} {glyphs.dot} {self._window()}"] if self.size.width >= 46 else []
         rest = "".join(f"  {part}" for part in (["FROZEN (f)"] if self.frozen else []) + detail)
-        title = Content.assemble((self.title_text, "bold"), (rest, "$muted"))
-        self.border_title = title
-        parts: list[Content] = []
-        for line in self.lines:
-            if (value := line.series.tail_mean(view.smooth)) is not None:
-                style = self._style(line.style)
-                parts.append(Content.styled(f"{sample(line.pattern, glyphs)} {line.label} {_figure(value)}", style))
-        if any(mark.y is not None for mark in self.marks):
-            parts.append(Content.styled(f"{glyphs.mark} held-out", self._style("mark")))
-        if any(mark.y is None for mark in self.marks):
-            parts.append(Content.styled(f"{glyphs.change} changed", self._style("mark")))
-        wide = Content("  ").join(parts)
-        self.border_subtitle = wide if wide.cell_length <= self.size.width - 4 else Content(" ").join(parts)
+        self.border_title = Content.assemble((self.title_text, "bold"), (rest, "$muted"))
+        axis, room = self.axis, self.size.width - 4
+        self.border_subtitle = (
+            legend(self.lines, self.marks, view, axis, room, glyphs, self._style)
+            if view.cross is None or axis is None
+            else at_crosshair(
+                self.lines, self.marks, view, axis, columns_of(self.content_size.width), room, glyphs, self._style
+            )
+        )
+
+    def _window(self) -> str:
+        """What the title says of the part that is seen."""
+        view, axis = self.view, self.axis
+        timed = axis is not None and axis.clock is not None
+        if not view.window or axis is None:
+            return "all, in time" if timed else "all rounds"
+        size = length(axis.last - axis.first) if timed else f"{axis.last - axis.first:.0f}"
+        if view.end is None:
+            return f"last {size}"
+        return f"{size} of them" if timed else f"{axis.first:.0f} to {axis.last:.0f}"
 
     def _style(self, name: str) -> str:
         """The component's colour as a style of Content."""
@@ -111,7 +171,7 @@ class Chart(Widget):
     def _paint(self, size: Size) -> list[Strip]:
         self._painted = self._palette()
         styles = dict(zip(self.STYLES, self._painted[1:], strict=True))
-        rows = plot(self.lines, self.marks, self.view, size.width, size.height, self.glyphs)
+        rows = plot(self.lines, self.marks, self.view, size.width, size.height, self.glyphs, self.clock)
         if not rows:
             return self._message(size, styles["empty"])
         back = self.rich_style
@@ -133,6 +193,46 @@ class Chart(Widget):
             return self._strips[y]
         return Strip.blank(self.size.width, self.rich_style)
 
+    # The mouse: what it does is told to the screen, which does it to all its charts.
+
+    def _share(self, x: int) -> float:
+        """Share of the plot's width at a column of this widget (its border is the first)."""
+        columns = max(columns_of(self.content_size.width), 1)
+        return min(max((x - 1 - (self.content_size.width - columns) + 0.5) / columns, 0.0), 0.999)
+
+    def on_mouse_move(self, event: events.MouseMove) -> None:
+        """The crosshair follows the pointer; with the button down the chart does."""
+        if self._grabbed is not None and event.button:
+            if step := event.x - self._grabbed:
+                self._grabbed = event.x
+                self.post_message(self.Dragged(step / max(columns_of(self.content_size.width), 1)))
+        else:
+            axis = self.axis
+            self.post_message(self.Pointed(axis.place(self._share(event.x)) if axis else None))
+
+    def on_mouse_down(self, event: events.MouseDown) -> None:
+        """Take hold of the chart."""
+        self._grabbed = event.x
+
+    def on_mouse_up(self) -> None:
+        """Let go of it."""
+        self._grabbed = None
+
+    def on_leave(self) -> None:
+        """The pointer is elsewhere now."""
+        self._grabbed = None
+        self.post_message(self.Pointed(None))
+
+    def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
+        """Nearer, about the pointer."""
+        event.stop()
+        self.post_message(self.Wheeled(1, self._share(event.x)))
+
+    def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
+        """Farther."""
+        event.stop()
+        self.post_message(self.Wheeled(-1, self._share(event.x)))
+
     def on_resize(self) -> None:
         """Plot anew."""
         self._redraw(force=True)
@@ -145,9 +245,3 @@ class Chart(Widget):
 
     def _palette(self) -> tuple[Style, ...]:
         return (self.rich_style, *(self.get_component_rich_style(f"chart--{name}") for name in self.STYLES))
-
-
-def _figure(value: float) -> str:
-    """Three decimals without the leading zero: .291, 1.000."""
-    text = f"{value:.3f}"
-    return text[1:] if text.startswith("0.") else text

@@ -16,11 +16,16 @@ LABEL, VALUE = 9, 10
 
 
 class Choice(Widget, can_focus=True):
-    """answers: (value, explanation); the first is chosen. Tells by Changed when another one is."""
+    """answers: (value, explanation); the first is chosen. Tells by Changed when another one is.
+
+    Its keys have priority, as the keys that move the focus have in every form with it: any other key passes through the
+    queues of the widgets, and would arrive when the focus is elsewhere already. A form's Enter has none, so that it
+    arrives behind what was typed before it.
+    """
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("right", "turn(1)", "next", show=False),
-        Binding("left", "turn(-1)", "previous", show=False),
+        Binding("right", "turn(1)", "next", show=False, priority=True),
+        Binding("left", "turn(-1)", "previous", show=False, priority=True),
     ]
 
     class Changed(Message):

@@ -36,6 +36,7 @@ _MARKS = {
     "starting": "…",
 }
 _DOING = {
+    "open": "Opening the model",
     "questions": "Sampling questions",
     "generate": "Generating",
     "score": "Scoring",
@@ -57,6 +58,8 @@ def status(state: DashboardState, now: float) -> tuple[str, str, float]:
         return _STYLES[style], f"{sentence} · space starts the node again", now - since
     if link is not None and not link.connected:
         return "$warning", link.sentence, now - link.time
+    if state.state == "starting" and state.phase is not None and state.phase.phase == "open":
+        return _STYLES["starting"], state.phase.detail or state.sentence, now - state.since
     if state.state == "running" and state.phase is not None:
         phase = state.phase
         where = after(phase.round) if phase.phase == "evaluate" else f"round {phase.round + 1}"
@@ -73,13 +76,18 @@ def identity(state: DashboardState) -> str:
     if run is None:
         return "no model yet"
     method = "" if run.method == "full" else f" {run.method}"
-    who = f"{run.name} · {run.mode}" if run.name else f"{run.mode} · {run.model}"
+    mode = "trial" if run.trial else run.mode
+    who = f"{run.name} · {mode}" if run.name else f"{mode} · {run.model}"
     return f"{who}{method} · {run.backend} {run.device}"
 
 
-def header(state: DashboardState, now: float, width: int, height: int, glyphs: Glyphs) -> Content:
-    """One line. The sentence matters more than the identity, which is cut first."""
+def header(state: DashboardState, now: float, width: int, height: int, glyphs: Glyphs, badge: str = "") -> Content:
+    """One line. The sentence matters more than the identity, which is cut first. badge: of a recording, before all else."""
     style, sentence, seconds = status(state, now)
+    if style == _STYLES["running"] and not state.silo and state.swarm is not None and not state.swarm.connected:
+        style, sentence = "$warning", f"alone: the coordinator is away · {sentence}"
+    elif style == _STYLES["running"] and state.trial.asks and not state.silo:
+        sentence = f"trial done: stay? 2 · {sentence}"
     lost = state.link is not None and not state.link.connected and not state.gone
     killed = state.link is not None and state.link.ended
     mark = "!" if lost or killed else _MARKS[state.state]
@@ -87,13 +95,16 @@ def header(state: DashboardState, now: float, width: int, height: int, glyphs: G
         mark = {"▶": ">", "✗": "x", "‖": "=", "■": "#", "…": "."}.get(mark, mark)
     right = f"{mark} {plain(sentence, 200)}"
     since = f" · {age(seconds)}" if seconds >= 1 else ""
-    most = max(width - 15 - len(since), 10)
+    most = max(width - max(len(badge), 12) - 3 - len(since), 10)
     right = shorten(right, most)
     name = "sapo-desktop"
+    if badge:
+        name = badge
     room = width - len(name) - len(right) - len(since) - 4
     left = plain(identity(state), 200)
     left = left if len(left) <= room else left[: max(room - 1, 0)] + "…" if room > 8 else ""
     gap = max(width - len(name) - 2 - len(left) - len(right) - len(since), 1)
+    style_of_name = "bold reverse $accent" if badge else "bold $primary"
     return Content.assemble(
-        (name, "bold $primary"), "  ", (left, "$muted"), " " * gap, (right, f"bold {style}"), (since, "$muted")
+        (name, style_of_name), "  ", (left, "$muted"), " " * gap, (right, f"bold {style}"), (since, "$muted")
     )

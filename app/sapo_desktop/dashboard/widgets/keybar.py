@@ -43,5 +43,6 @@ class KeyBar(Widget):
         for key, label, action in self._fitting():
             end += len(key) + len(label) + 3
             if offset is not None and offset.x < end:
-                await self.run_action(action)
+                if action:
+                    await self.run_action(action)
                 return

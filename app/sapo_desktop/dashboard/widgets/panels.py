@@ -7,78 +7,13 @@ from textual.content import Content
 from sapo_desktop.dashboard.look.glyphs import Glyphs, sparkline
 from sapo_desktop.dashboard.look.show import age, bar, count, fit, memory, percent, plain, reward, wrap
 from sapo_desktop.dashboard.state import DashboardState
-from sapo_swarm.events import Evaluated, GroupRecorded, PhaseName, TaskScore
+from sapo_swarm.events import GroupRecorded, PhaseName
 from sapo_swarm.tasks.prompts import extract_answer
 
 MUTED = "$muted"
-SHORTCUT = "shortcut: "
-"""Before a task with an answer-only shortcut: most of its score can be had with the answers to other questions."""
 _WORDS: dict[PhaseName, str] = {"checkpoint": "save"}
 _SHORT: dict[PhaseName, str] = {"questions": "pick", "exchange": "swap", "checkpoint": "save"}
 _PHASES: tuple[PhaseName, ...] = ("questions", "generate", "score", "exchange", "update", "checkpoint")
-
-
-def heldout(state: DashboardState, now: float, width: int, height: int, glyphs: Glyphs) -> Content:
-    """Base and now as bars, the paired difference with its interval in words, the task that gained most."""
-    latest = state.evaluations.last
-    if latest is None:
-        return Content.styled(
-            "No measurement yet. Held-out questions are never trained on; the first measurement is the base to compare with.",
-            MUTED,
-        )
-    base = latest.pass_at_1 - latest.delta if latest.delta is not None else None
-    top = max(latest.high, base or 0.0, 0.05)
-    room = max(min(width - 18, 40), 4)
-    rows: list[Content] = []
-    if base is not None:
-        rows.append(Content.assemble(("base ", MUTED), f"{100 * base:5.1f} %  ", bar(base / top, room, glyphs, MUTED)))
-    label, filled = "base " if base is None else "now  ", bar(latest.pass_at_1 / top, room, glyphs, "$chart-local")
-    rows.append(Content.assemble((label, MUTED), (f"{100 * latest.pass_at_1:5.1f} %  ", "bold"), filled))
-    rows += _verdict(latest, width)
-    if height >= 5:
-        when = f"round {latest.round}" if latest.round else "untrained"
-        rows.append(Content.styled(f"{latest.items} items, T={latest.temperature:g}, {when}", MUTED))
-    if height >= 8 and latest.tasks:
-        rows += [Content(""), *_task_rows(state.base, latest, width, height - len(rows) - 1, glyphs)]
-    return Content("\n").join(rows[:height])
-
-
-def _verdict(latest: Evaluated, width: int) -> list[Content]:
-    """The paired difference in words, with its interval: one row, or two where it is narrow."""
-    if latest.delta is None or latest.delta_low is None or latest.delta_high is None:
-        return [Content.styled(f"(95 %: {100 * latest.low:.1f} to {100 * latest.high:.1f})", MUTED)]
-    low, high, delta = 100 * latest.delta_low, 100 * latest.delta_high, 100 * latest.delta
-    interval = f"(95 %: {low:+.1f} to {high:+.1f})"
-    if low <= 0 <= high:
-        said, rest = ("no measurable change", "bold"), f"{delta:+.1f} {interval}"
-    else:
-        said, rest = (f"{delta:+.1f} points", "bold $success" if delta > 0 else "bold $error"), interval
-    if len(said[0]) + 1 + len(rest) <= width:
-        return [Content.assemble(said, " ", (rest, MUTED))]
-    return [Content.assemble(said), Content.styled(rest, MUTED)]
-
-
-def _task_rows(base: Evaluated | None, latest: Evaluated, width: int, room: int, glyphs: Glyphs) -> list[Content]:
-    """Tasks by gain over the first measurement, the best first."""
-    before = {score.task: score for score in base.tasks} if base is not None and base is not latest else {}
-
-    def gain(score: TaskScore) -> float:
-        return score.pass_at_1 - before[score.task].pass_at_1 if score.task in before else score.pass_at_1
-
-    rows = []
-    name = max(width - 12, 8) if before else max(width - 6, 8)
-    for score in sorted(latest.tasks, key=gain, reverse=True)[: max(room, 0)]:
-        old = before.get(score.task)
-        text = (
-            f"{100 * old.pass_at_1:3.0f} {glyphs.arrow} {100 * score.pass_at_1:3.0f} %"
-            if old
-            else f"{100 * score.pass_at_1:3.0f} %"
-        )
-        label = plain(score.task, 60)
-        if score.shortcut:
-            label = SHORTCUT + label
-        rows.append(Content.assemble(fit(label, name), (text.rjust(width - name), MUTED)))
-    return rows
 
 
 def now_panel(state: DashboardState, now: float, width: int, height: int, glyphs: Glyphs) -> Content:
@@ -144,11 +79,8 @@ def _round_lines(state: DashboardState, width: int) -> list[Content]:
     goal = f" of {run.rounds_planned}" if run.rounds_planned else ""
     seconds = f" · {state.round_seconds:.1f} s a round" if state.round_seconds else ""
     left = run.rounds_planned - state.rounds
-    eta = (
-        f" · done in {age(left * state.round_seconds)}"
-        if state.round_seconds and run.rounds_planned and left > 0
-        else ""
-    )
+    seconds_left = left * (state.round_seconds or 0.0) if run.rounds_planned else 0.0
+    eta = f" · done in {age(seconds_left)}" if seconds_left > 0 else ""
     groups = f"{last.local_groups} local + {last.external_groups} external groups"
     rows = [
         Content.assemble("round ", (f"{last.round + 1}", "bold"), (f" done{goal}{seconds}{eta}", MUTED)),
@@ -265,7 +197,7 @@ def group_line(event: GroupRecorded, width: int, glyphs: Glyphs) -> Content:
     rewards = group.rewards
     mean = sum(rewards) / len(rewards) if rewards else 0.0
     star = glyphs.star if event.first_solved else " "
-    source = "local" if group.source == "own" else "ext"
+    source = "ext" if group.external else "local"
     found = marks(event, glyphs)
     shown = found if len(found) <= 8 else found[:7] + "+"
     task = fit(plain(group.question.ref.dataset, 40), 23 if width >= 58 else 16)

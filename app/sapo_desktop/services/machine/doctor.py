@@ -13,10 +13,9 @@ from collections.abc import AsyncIterator, Iterator
 
 from sapo_desktop import __version__, settings
 from sapo_desktop.errors import AppError, CommandFailed
-from sapo_desktop.paths import Home
+from sapo_desktop.paths import Home, own_command
 from sapo_desktop.services.machine.finding import Finding
 from sapo_swarm.config import RunConfig
-from sapo_swarm.node.governor.commands import duration
 
 _DISK_NEEDED = 2**30
 
@@ -30,7 +29,7 @@ def examine() -> Iterator[Finding]:
     yield _settings(home)
     yield from _engines()
     yield from plans(home)
-    yield _activity()
+    yield from _sensors(home)
     yield asyncio.run(_scorer())
     yield asyncio.run(_node(home))
 
@@ -114,7 +113,7 @@ def _compiler() -> Finding:
 def _fallbacks() -> Iterator[Finding]:
     """Fast paths of the torch engine that should work here and do not; runs then take a slower one."""
     from sapo_backends.torch_backend import paths
-    from sapo_backends.torch_backend.runtime.fallbacks import LEFT_OUT, PATHS
+    from sapo_backends.torch_backend.runtime import LEFT_OUT, PATHS
 
     for name, reason in paths.check().items():
         if name != "native" or _compiler().verdict == "ok":  # a missing compiler has a line of its own
@@ -129,8 +128,9 @@ def plans(home: Home) -> Iterator[Finding]:
     from sapo_desktop.services.machine import memory_plan, speed
 
     with contextlib.suppress(AppError, BackendError):  # bad settings and missing engines have lines of their own
-        run = settings.load(home.settings).run
-        plan = memory_plan.plan(run)
+        chosen = settings.load(home.settings)
+        run = chosen.run
+        plan = memory_plan.plan(run, memory_plan.room(chosen.limits))
         if plan is not None:
             text = f"{run.model}: {plan.sentence}"
             yield (
@@ -153,16 +153,11 @@ def _unmeasured(home: Home, run: RunConfig) -> Finding:
     return Finding("note", "speed", f"{run.model} was not measured here, {used}: sapo-desktop bench")
 
 
-def _activity() -> Finding:
-    """Whether limits.pause_when_active can work here."""
-    from sapo_swarm.node.governor.idle import IdleClock
+def _sensors(home: Home) -> Iterator[Finding]:
+    from sapo_desktop.services.machine import sensors
 
-    seconds = IdleClock().seconds()
-    if seconds is None:
-        return Finding("note", "activity", "cannot tell whether somebody uses this computer: no pause for that")
-    return Finding(
-        "ok", "activity", f"last touch of a keyboard or mouse {duration(seconds)} ago, as far as can be told"
-    )
+    with contextlib.suppress(OSError):  # a disk that cannot be looked at has a line of its own
+        yield from sensors.findings(home.data)
 
 
 async def _scorer() -> Finding:
@@ -184,7 +179,8 @@ async def stream() -> AsyncIterator[Finding]:
     Raises CommandFailed when it fails itself.
     """
     child = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "sapo_desktop", "doctor", "--json"),
+        *own_command(),
+        *("doctor", "--json"),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,

@@ -15,6 +15,7 @@ from sapo_desktop.errors import AppError
 from sapo_desktop.paths import Home
 from sapo_desktop.services.machine.load_request import request
 from sapo_swarm.config import RunConfig
+from sapo_swarm.types import UNREADABLE
 
 LOG = logging.getLogger(__name__)
 PREFERRED = ("mlx", "torch")
@@ -59,7 +60,7 @@ def stored_config(config: RunConfig, folder: Path) -> RunConfig:
         settled = msgspec.json.decode((folder / ENGINE_FILE).read_bytes(), type=Settled)
     except FileNotFoundError:
         return config
-    except (OSError, msgspec.MsgspecError) as error:
+    except (OSError, *UNREADABLE) as error:
         raise AppError(
             f"{folder / ENGINE_FILE} cannot be read ({error}). Delete it; the defaults are used then."
         ) from error

@@ -19,6 +19,7 @@ def request(config: RunConfig) -> LoadRequest:
         lora_rank=config.lora_rank,
         lora_alpha=2.0 * config.lora_rank,
         seed=config.seed,
+        thinking=config.thinking,
     )
 
 
@@ -26,9 +27,7 @@ def local_folder(config: RunConfig) -> Path:
     """The model's folder if it is on this disk already. Raises ModelNotFound."""
     from sapo_backends.checkpoints import locate
 
-    if config.model not in locate.BUNDLED and not Path(config.model).expanduser().is_dir():
-        raise ModelNotFound(f"{config.model} is not on this disk.")
-    return locate.resolve(config.model)
+    return locate.local(config.model)
 
 
 def parameters(config: RunConfig) -> int | None:

@@ -5,12 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sapo_backends.base import ModelNotFound
-from sapo_backends.common import hardware
+from sapo_backends.checkpoints.spec import why_not
+from sapo_backends.checkpoints.tokenizer import read_json
+from sapo_backends.common import hardware, precisions
 from sapo_backends.common.hardware import ModelSize, RoundShape
 from sapo_backends.measure.sizing import model_size
 from sapo_desktop.services.machine import engines, load_request
 from sapo_swarm.algorithms.base import local_groups
 from sapo_swarm.config import RunConfig
+from sapo_swarm.node.governor.limits import Limits
 
 PROMPT = 256
 """Tokens of a long question; the bundled tasks' are shorter."""
@@ -44,7 +47,7 @@ class Plan:
     def suggestion(self) -> str:
         """Settings that would fit; others' share of the batch shrinks with it."""
         if self.smaller is None:
-            return "Choose a smaller model, or the method lora."
+            return "Choose a smaller model, the method lora, or --precision 4bit."
         groups = self.smaller.groups
         external = min(groups - 1, -(-groups * self.external // self.shape.groups))
         said = {
@@ -56,44 +59,67 @@ class Plan:
         return "This fits: " + " ".join(f"--{name} {new}" for name, (old, new) in said.items() if new != old)
 
 
-def plan(config: RunConfig, available: int | None = None) -> Plan | None:
+def plan(
+    config: RunConfig, available: int | None = None, size: ModelSize | None = None, fallback: bool = False
+) -> Plan | None:
     """The memory of the run's rounds on this machine; None where it cannot be told: another engine than those here,
-    a GPU with memory of its own, a model that is not downloaded yet."""
+    a GPU with memory of its own, a model that is neither on this disk nor given as its size.
+
+    fallback: transformers computes it."""
     trainer = engines.choose_trainer(config).rpartition("+")[2]
     on_gpu = config.device.startswith("cuda") or (config.device == "auto" and hardware.has_nvidia())
     if trainer not in ("torch", "mlx") or on_gpu:
         return None
-    try:
-        size, _ = model_size(load_request.local_folder(config), load_request.request(config))
-    except ModelNotFound:
-        return None
+    if size is None:
+        try:
+            folder = load_request.local_folder(config)
+        except ModelNotFound:
+            return None
+        size, _ = model_size(folder, load_request.request(config))
+        fallback = fallback or bool(trainer == "torch" and why_not(read_json(folder / "config.json")))
+    model = size
     free = hardware.available_memory() if available is None else available
-    groups = local_groups(config, size.parameters) + config.external_groups
+    groups = local_groups(config, model.parameters) + config.external_groups
     shape = RoundShape(groups, config.group_size, PROMPT, config.max_new_tokens)
 
     def needed(of: RoundShape) -> int:
-        return _needed(config, size, of)
+        return _needed(config, model, of, fallback)
 
     fits = needed(shape) <= hardware.SPARE * free
     smaller = None if fits else hardware.smaller_round(needed, shape, free)
     return Plan(shape, config.external_groups, needed(shape), free, smaller)
 
 
-def require(config: RunConfig, available: int | None = None) -> None:
-    """Raise OutOfMemory, with settings that would fit, when the run's rounds do not."""
-    found = plan(config, available)
+def room(limits: Limits) -> int:
+    """Bytes that a node gets: what is free, below the person's wall."""
+    free = hardware.available_memory()
+    return min(free, int(limits.max_memory * 2**30)) if limits.max_memory else free
+
+
+def require(
+    config: RunConfig, available: int | None = None, size: ModelSize | None = None, fallback: bool = False
+) -> None:
+    """Raise OutOfMemory, with settings that would fit, when the run's rounds do not. size, fallback: see plan."""
+    found = plan(config, available, size, fallback)
     if found is not None:
         hardware.require(found.needed, found.suggestion, found.available)
 
 
-def _needed(config: RunConfig, size: ModelSize, shape: RoundShape) -> int:
+def _needed(config: RunConfig, size: ModelSize, shape: RoundShape, fallback: bool) -> int:
     """Bytes; of a pair both engines'."""
     trainer = engines.choose_trainer(config)
-    fast = hardware.detect().fast_bfloat16 if config.precision == "auto" else config.precision != "float32"
+    wide = precisions.computes_in(config.precision) == "float32" and config.precision not in ("float16", "q8_0", "q4_0")
     sharded = trainer.endswith("torch") and size.parameters < hardware.SHARDED_BELOW
     workers = (config.threads or hardware.default_threads()) if sharded else 1
     second = 2 * size.parameters if "+" in trainer else 0
-    return second + hardware.bytes_of_round(size, shape, compute_bytes=2 if fast else 4, workers=workers)
+    return second + hardware.bytes_of_round(
+        size,
+        shape,
+        compute_bytes=4 if wide else 2,
+        workers=workers,
+        fallback=fallback,
+        four_bit=precisions.is_four_bit(config.precision),
+    )
 
 
 def _gib(size: int) -> str:

@@ -22,6 +22,7 @@ from sapo_backends.base import ModelNotFound
 from sapo_backends.common import hardware
 from sapo_backends.measure import choice
 from sapo_backends.measure.choice import Choice, Measured, Wanted, Workload
+from sapo_backends.measure.machine_limits import Limits
 from sapo_backends.measure.sizing import model_size
 from sapo_desktop.paths import Home
 from sapo_desktop.services.machine import load_request
@@ -89,6 +90,23 @@ def wanted(config: RunConfig) -> Wanted:
     return Wanted(config.trainer, config.precision, config.threads)
 
 
+def machine_limits(home: Home, config: RunConfig) -> Limits:
+    """What this machine could do at best, measured once in about four seconds; empty where it cannot be had."""
+    path, threads = home.cache / "limits.json", config.threads or hardware.default_threads()
+    wanted = {"format": FORMAT, "machine": _machine(), "threads": threads, "device": config.device}
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        stored = json.loads(path.read_text("utf-8"))
+        if stored["of"] == wanted:
+            return Limits({str(k): float(v) for k, v in stored["multiply"].items()}, float(stored["read"]))
+    from sapo_backends.measure import probe
+
+    found = probe.limits_in_child("torch", threads, config.device)
+    if found.read:
+        with contextlib.suppress(OSError):
+            _replace(path, {"of": wanted, "multiply": dict(found.multiply), "read": found.read})
+    return found
+
+
 def _file(home: Home) -> Path:
     return home.cache / "speed.json"
 
@@ -134,11 +152,15 @@ def _read(home: Home) -> dict[str, Any]:
 
 
 def _write(home: Home, content: dict[str, Any]) -> None:
-    home.cache.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=home.cache, prefix=".speed-")
+    _replace(_file(home), content)
+
+
+def _replace(path: Path, content: dict[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=".speed-")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as stream:
             json.dump(content, stream)
-        Path(name).replace(_file(home))
+        Path(name).replace(path)
     finally:
         Path(name).unlink(missing_ok=True)

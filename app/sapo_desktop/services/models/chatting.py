@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from types import TracebackType
 
 from sapo_backends.base import BackendError, Engine, Sampling
 from sapo_desktop.services.models.checkpoints import Chosen, of
 from sapo_desktop.services.models.shelf.store import Model
+from sapo_swarm.config import RunConfig
 from sapo_swarm.protocol.safe_text import safe_text
 from sapo_swarm.tasks import catalogue
 from sapo_swarm.tasks.own import library
-from sapo_swarm.tasks.prompts import messages
+from sapo_swarm.tasks.prompts import SYSTEM_PROMPTS, messages
 
 PIECE = 8
 """Tokens between two looks at an answer that is being written."""
@@ -27,7 +28,7 @@ class Chat:
         self.labels = ("base", model.name)
         self._chosen: tuple[Chosen, Chosen] = (of(model, "base"), of(model, checkpoint))
         self._engines: list[Engine] = []
-        self._system = _system(self._chosen[1].config.tasks)
+        self._system = _system(self._chosen[1].config)
 
     def __enter__(self) -> Chat:
         try:
@@ -67,11 +68,10 @@ class Chat:
                     yield place, text
 
 
-def _system(tasks: Sequence[str]) -> str:
+def _system(config: RunConfig) -> str:
     """The system prompt that the model was trained under: its own task's where it has one task only, else the app's."""
-    if len(tasks) != 1 or not catalogue.is_own(tasks[0]):
-        return ""
-    return library.find(tasks[0]).spec.system
+    own = len(config.tasks) == 1 and catalogue.is_own(config.tasks[0])
+    return (library.find(config.tasks[0]).spec.system if own else "") or SYSTEM_PROMPTS[config.answer_format]
 
 
 def _write(engine: Engine, conversation: list[dict[str, str]], temperature: float) -> Iterator[str]:

@@ -9,8 +9,11 @@ from typing import Any
 import msgspec
 
 from sapo_backends.base import Sampling
+from sapo_desktop.errors import UsageError
 from sapo_desktop.services.models.checkpoints import Chosen
 from sapo_swarm.evaluation import Comparison, Interval, ItemResult, compare, held_out_items, mean_pass_at_k, task_scores
+from sapo_swarm.scoring.rubric.groups import is_judged
+from sapo_swarm.scoring.rubric.judge import Judge
 from sapo_swarm.types import TaskRef
 
 OnProgress = Callable[[str, float], None]
@@ -32,25 +35,41 @@ class Compared:
 def questions(both: Sequence[Chosen], per_task: int, preset: str = "") -> list[TaskRef]:
     """Held-out items of every task that either trains on, in the first one's difficulty unless said otherwise.
 
-    Raises UnknownTask where a task has no such preset.
+    Raises UnknownTask where a task has no such preset, UsageError where there are none here.
     """
     tasks = dict.fromkeys(task for chosen in both for task in chosen.config.tasks)
-    return held_out_items(tasks, preset or both[0].config.preset, per_task)
+    refs = held_out_items(tasks, preset or both[0].config.preset, per_task)
+    if not refs:
+        raise UsageError(f"There are no held-out rows of {', '.join(tasks)} on this machine: their host keeps them.")
+    return refs
 
 
 async def measure(
-    both: tuple[Chosen, Chosen], refs: Sequence[TaskRef], temperature: float, samples: int, on_progress: OnProgress
+    both: tuple[Chosen, Chosen],
+    refs: Sequence[TaskRef],
+    temperature: float,
+    samples: int,
+    on_progress: OnProgress,
+    judge: Judge | None = None,
 ) -> Compared:
-    """One after the other, so that only one of them is in memory. Raises BackendError, CheckpointCorrupt."""
+    """One after the other, so that only one of them is in memory. judge: where the tasks are judged ones.
+
+    Raises BackendError, CheckpointCorrupt, JudgeAway.
+    """
     longest = max(chosen.config.max_new_tokens for chosen in both)
     sampling = Sampling(temperature, 1.0, longest)
-    before, after = [await _answers(chosen, refs, sampling, samples, on_progress) for chosen in both]
+    before, after = [await _answers(chosen, refs, sampling, samples, on_progress, judge) for chosen in both]
     labels = (both[0].label, both[1].label)
     return Compared(labels, before, after, compare(before, after), temperature, samples)
 
 
 async def _answers(
-    chosen: Chosen, refs: Sequence[TaskRef], sampling: Sampling, samples: int, on_progress: OnProgress
+    chosen: Chosen,
+    refs: Sequence[TaskRef],
+    sampling: Sampling,
+    samples: int,
+    on_progress: OnProgress,
+    judge: Judge | None,
 ) -> list[ItemResult]:
     from sapo_swarm.node.engine_thread import EngineHost
     from sapo_swarm.node.evaluation.evaluate import answer
@@ -60,7 +79,7 @@ async def _answers(
     try:
         on_progress(chosen.label, 0.0)
         await host.load(lambda: chosen.load(lambda *_: None))
-        async with Scorer() as scorer:
+        async with Scorer(answer_format=chosen.config.answer_format, judge=judge) as scorer:
             return await answer(host, scorer, refs, sampling, samples, lambda done: on_progress(chosen.label, done))
     finally:
         await host.close()
@@ -69,7 +88,8 @@ async def _answers(
 def table(found: Compared, names: tuple[str, str] = ("before", "after")) -> Iterator[str]:
     """The result in lines for a person, at most 100 columns wide. names: heads of the two columns, 8 characters each."""
     before, after, comparison = found.before, found.after, found.comparison
-    yield f"{'pass@1, %':<26}{names[0][:8]:>9}{names[1][:8]:>9}   change (95 % interval)"
+    judged = any(map(is_judged, (item.ref for item in after)))
+    yield f"{'judged good, %' if judged else 'pass@1, %':<26}{names[0][:8]:>9}{names[1][:8]:>9}   change (95 % interval)"
     old = {score.task: score for score in task_scores(before)}
     for score in task_scores(after):
         change = _change(comparison.tasks[score.task])

@@ -5,11 +5,10 @@ from __future__ import annotations
 import atexit
 import os
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from sapo_desktop.paths import Home
+from sapo_desktop.paths import Home, own_command
 
 _children: list[subprocess.Popen[bytes]] = []
 """Started from here: asked for their exit codes when they are gone, never waited for."""
@@ -23,7 +22,7 @@ def spawn(home: Home, arguments: Sequence[str], errors: Path) -> subprocess.Pope
     _forget_the_ended()
     with errors.open("wb") as stderr:
         process = subprocess.Popen(
-            [sys.executable, "-m", "sapo_desktop", *arguments],
+            [*own_command(), *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=stderr,

@@ -11,11 +11,13 @@ from sapo_swarm.node.control.api import ControlClient, NodeStatus
 SETTLE_S = 20.0
 """A node that is not where it was sent after so long is reported as it is; what is pending says the rest."""
 _POLL_S = 0.05
+_FLOORS = ("memory", "disk")
+"""What running anyway does not override."""
 _HELD_BY_PERSON = ("person", "snooze", "failure")
 
 
 async def tell(home: Home, verb: str, for_s: float = 0.0, limit_s: float = SETTLE_S) -> NodeStatus:
-    """Give the command (pause, resume, finish, snooze, run_anyway); the status once the node is in the state that it asks for.
+    """Give the command (pause, resume, snooze, ...); the status once the node is in the state that it asks for.
 
     `finish` comes back at once: the status says what is pending. A node that is still loading its model keeps the command
     for later, and its status says so. Raises NodeNotRunning, NodeNotAnswering, ControlError.
@@ -40,5 +42,5 @@ def settled(verb: str, status: NodeStatus) -> bool:
         held = status.state == "paused" and status.reason not in _HELD_BY_PERSON
         return held or status.state in ("running", "finishing")
     if verb == "run_anyway":
-        return status.state in ("running", "finishing")
+        return status.state in ("running", "finishing") or status.reason in _FLOORS
     return True

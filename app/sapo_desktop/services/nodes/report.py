@@ -7,23 +7,27 @@ from typing import TextIO
 
 import msgspec
 
-from sapo_desktop.streams import to_nowhere
+from sapo_desktop.services.against_base import unpaired
+from sapo_desktop.streams import json_line, to_nowhere
 from sapo_swarm.events import (
     Evaluated,
     Event,
     ExternalSwitched,
-    GroupRecorded,
+    FirstSuccess,
     LogLine,
+    Phase,
     RoundFinished,
     RunStarted,
     StateChanged,
     SwarmUpdated,
-    encode,
 )
+from sapo_swarm.node.round.cut_off import CUT_OFF
 from sapo_swarm.protocol.safe_text import safe_text
 
 _EDGE = 20
 """Rounds averaged at either end for the summary."""
+_PATIENCE_S = 10.0
+"""Of a slow opening so often a line tells how far it is."""
 
 
 class Reporter:
@@ -36,10 +40,16 @@ class Reporter:
         self._tokens = 0
         self._seconds = 0.0
         self._planned = 0
+        self._local = "local"
         self._connected: bool | None = None
+        self._spoke = 0.0
 
     def show(self, event: Event) -> None:
-        """Print what this event is worth, and count it for the summary."""
+        """Print what this event is worth, and count it for the summary. Of ephemeral events only the opening of a model is."""
+        if isinstance(event, Phase):
+            self._opening(event)
+            return
+        self._spoke = event.time
         if isinstance(event, RoundFinished):
             self._tokens += event.tokens_generated
             self._seconds += sum(event.seconds.values())
@@ -49,16 +59,22 @@ class Reporter:
             self._evaluations.append(event)
         elif isinstance(event, RunStarted):
             self._planned = event.rounds_planned
+            self._local = "judged" if event.judged else "local"
         if self._quiet:
             return
-        text = encode(event).decode() if self._json else self._line(event)
+        text = json_line(event) if self._json else self._line(event)
         if text:
             self._print(text)
+
+    def _opening(self, event: Phase) -> None:
+        if event.phase == "open" and event.time - self._spoke >= _PATIENCE_S:
+            self._spoke = event.time
+            self.say(safe_text(event.detail, 400, lines=False))
 
     def say(self, sentence: str) -> None:
         """A line that is no event."""
         if not self._json and not self._quiet:
-            self._print(f"          {sentence}")
+            self._print(f"          {safe_text(sentence, 2000, lines=False)}")
 
     def summary(self, folder: Path) -> None:
         """The end of a run in a few lines; as JSON a last object of kind "summary"."""
@@ -76,7 +92,7 @@ class Reporter:
                 "seconds": self._seconds,
                 "held_out": None if last is None else msgspec.to_builtins(last),
             }
-            self._print(msgspec.json.encode(data).decode())
+            self._print(json_line(data))
             return
         if not self._rewards:
             return
@@ -126,8 +142,8 @@ class Reporter:
                 return safe_text(event.sentence, 400, lines=False)
             case LogLine():
                 return safe_text(event.text, 400, lines=False)
-            case GroupRecorded() if event.first_solved:
-                return f"first solved: {event.group.question.ref.dataset}"
+            case FirstSuccess():
+                return f"{'first success of another node' if event.node else 'first solved'}: {event.task}"
         return ""
 
     def _swarm(self, event: SwarmUpdated) -> str:
@@ -144,9 +160,11 @@ class Reporter:
         external = "" if event.reward_external is None else f"  external {event.reward_external:.3f}"
         if event.external_wanted:
             external += f"  took {event.external_groups} of up to {event.external_wanted}"
+        share = event.truncated / max(1, event.completions)
+        cut = f"cut off {100 * share:.0f} %  " if share > CUT_OFF else ""
         return (
-            f"round {event.round + 1:>4}{planned}  local {event.reward_local or 0.0:.3f}{external}  "
-            f"unequal {event.nonzero_groups}/{event.local_groups}  entropy {_number(event.entropy)}  "
+            f"round {event.round + 1:>4}{planned}  {self._local} {event.reward_local or 0.0:.3f}{external}  "
+            f"unequal {event.nonzero_groups}/{event.local_groups}  entropy {_number(event.entropy)}  {cut}"
             f"{rate:,.0f} tok/s  {took:.1f} s"
         )
 
@@ -154,10 +172,16 @@ class Reporter:
 def _held_out(event: Evaluated) -> str:
     text = f"{100 * event.pass_at_1:.1f} % ({event.items} items, 95 % {100 * event.low:.1f}–{100 * event.high:.1f})"
     if event.delta is None or event.delta_low is None or event.delta_high is None:
-        return f"{text}, the base to compare with"
+        return f"{text}{_without_base(event)}"
     change = f"{100 * event.delta:+.1f} points ({100 * event.delta_low:+.1f} to {100 * event.delta_high:+.1f})"
     certain = event.delta_low > 0 or event.delta_high < 0
     return f"{text}, {change} against the base{'' if certain else ': no measurable change'}"
+
+
+def _without_base(event: Evaluated) -> str:
+    if not event.round:
+        return ", the base to compare with"
+    return f", {unpaired(event)}" if event.base_missing else ""
 
 
 def _mean(values: list[float]) -> float:

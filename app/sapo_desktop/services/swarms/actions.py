@@ -7,7 +7,7 @@ import asyncio
 from sapo_desktop import settings
 from sapo_desktop.errors import AppError
 from sapo_desktop.paths import Home
-from sapo_desktop.services.swarms.interface import ActionFailed, Hosted
+from sapo_desktop.services.swarms.interface import ActionFailed, Directory, Guest, Hosted, OfferedTask
 
 INVITE_HOURS, INVITE_USES = 168.0, 10
 
@@ -24,34 +24,62 @@ class HomeActions:
 
         return hosting.find(self._home) is not None
 
-    async def join(self, invite: str) -> str:
+    async def join(self, invite: str, listed: bool = False) -> str:
         """See SwarmActions."""
         from sapo_desktop.services.models import control
         from sapo_desktop.services.swarms import membership
 
         home = self._home
         try:
-            await asyncio.to_thread(membership.save, invite, home.invite)
+            await asyncio.to_thread(membership.save, invite, home.invite, listed)
             await asyncio.to_thread(settings.change, home.settings, "swarm.join", "true")
             await control.restart(home)
         except (AppError, OSError) as error:
             raise ActionFailed(str(error)) from error
         return "The node goes on in the swarm, with the same model and its weights"
 
-    async def host(self, everybody: bool) -> Hosted:
+    async def host(self, everybody: bool, approve: bool = False) -> Hosted:
         """See SwarmActions."""
         from sapo_desktop.services.swarms import hosting
         from sapo_swarm.protocol.client import CoordinatorError
         from sapo_swarm.protocol.invite import is_loopback
 
         try:
-            state = await hosting.start(self._home, ["--host", "0.0.0.0"] if everybody else [])
+            wanted = ["--host", "0.0.0.0"] if everybody else []
+            state = await hosting.start(self._home, [*wanted, *(["--approve"] if approve else [])])
             async with state.client() as admin:
                 invites = await admin.new_invite("from the dashboard", INVITE_HOURS, INVITE_USES)
         except (AppError, CoordinatorError, OSError) as error:
             raise ActionFailed(str(error)) from error
         ordered = sorted(invites, key=lambda invite: is_loopback(invite.host))
         return Hosted(state.name, tuple(map(str, ordered)), f"{state.access().url}/")
+
+    async def waiting(self) -> tuple[Guest, ...]:
+        """See SwarmActions."""
+        from sapo_desktop.services.swarms import hosting
+        from sapo_swarm.protocol.client import CoordinatorError
+
+        state = await asyncio.to_thread(hosting.find, self._home)
+        if state is None:
+            return ()
+        try:
+            async with state.client() as admin:
+                found = await admin.waiting()
+        except (CoordinatorError, OSError):
+            return ()
+        return tuple(Guest(one.node, one.name, one.model) for one in sorted(found, key=lambda one: one.joined))
+
+    async def let_in(self, guest: Guest) -> str:
+        """See SwarmActions."""
+        from sapo_desktop.services.swarms import hosting
+        from sapo_swarm.protocol.client import CoordinatorError
+
+        try:
+            async with hosting.need(self._home).client() as admin:
+                await admin.approve(guest.node)
+        except (AppError, CoordinatorError, OSError) as error:
+            raise ActionFailed(str(error)) from error
+        return f"{guest.name or guest.node[:8]} takes part from its next exchange on"
 
     async def stop_hosting(self) -> str:
         """See SwarmActions."""
@@ -71,6 +99,96 @@ class HomeActions:
             return await leave(self._home)
         except (AppError, OSError) as error:
             raise ActionFailed(str(error)) from error
+
+    async def stay(self) -> str:
+        """See SwarmActions."""
+        from sapo_desktop.services.swarms.leaving import stay
+
+        try:
+            return await stay(self._home)
+        except (AppError, OSError) as error:
+            raise ActionFailed(str(error)) from error
+
+    async def directories(self, fresh: bool = False) -> tuple[Directory, ...]:
+        """See SwarmActions."""
+        from sapo_desktop.services.swarms import directories
+
+        try:
+            return await directories.look(self._home, fresh)
+        except (AppError, OSError) as error:
+            raise ActionFailed(str(error)) from error
+
+    async def wrong_with(self, invite: str) -> str:
+        """See SwarmActions."""
+        from sapo_desktop.services.swarms import membership
+        from sapo_swarm.protocol.client import CoordinatorError, NodeClient
+        from sapo_swarm.protocol.identity import Identity
+
+        try:
+            wanted = membership.parse(invite)
+            async with NodeClient(wanted, Identity.generate()) as client:
+                info = await client.info()
+        except (AppError, CoordinatorError) as error:
+            return str(error)
+        if info.swarm != wanted.swarm:
+            return "Another swarm is at that address by now: read the list again."
+        return "" if info.open or wanted.token else "That swarm is by invite only by now: ask its host."
+
+    async def add_directory(self, line: str) -> None:
+        """See SwarmActions."""
+        from sapo_desktop.services.swarms import directories
+
+        try:
+            await asyncio.to_thread(directories.add, self._home, line)
+        except (AppError, OSError) as error:
+            raise ActionFailed(str(error)) from error
+
+    async def offered(self) -> tuple[OfferedTask, ...]:
+        """See SwarmActions."""
+        from sapo_desktop.services.swarms import sharing
+        from sapo_desktop.services.swarms.together import standing
+        from sapo_swarm.protocol.client import CoordinatorError
+        from sapo_swarm.tasks.own.errors import BadTask
+
+        found: list[OfferedTask] = []
+        try:
+            async with sharing.member(self._home) as client:
+                for offer in await sharing.offers(client, self._home):
+                    if standing(offer, client.invite.swarm) in ("accepted", "shared"):
+                        continue
+                    try:
+                        lines = sharing.preview(offer, await client.task(offer))
+                        found.append(OfferedTask(offer.name, offer.hash, tuple(lines)))
+                    except BadTask as error:
+                        found.append(OfferedTask(offer.name, offer.hash, dropped=str(error)))
+        except (AppError, CoordinatorError, OSError) as error:
+            raise ActionFailed(str(error)) from error
+        return tuple(found)
+
+    async def accept(self, task: OfferedTask) -> str:
+        """See SwarmActions."""
+        from sapo_desktop.services.models import control
+        from sapo_desktop.services.models.screen import model_settings
+        from sapo_desktop.services.swarms import sharing
+        from sapo_swarm.protocol.client import CoordinatorError
+        from sapo_swarm.tasks.own.errors import BadTask
+
+        home = self._home
+        try:
+            async with sharing.member(home) as client:
+                offers = await sharing.offers(client, home)
+                offer = next((offer for offer in offers if (offer.name, offer.hash) == (task.name, task.version)), None)
+                if offer is None:
+                    raise ActionFailed(f"The swarm's {task.name} changed meanwhile. Look at it again: t")
+                said = sharing.accept(home, client.invite.swarm, offer, await client.task(offer))
+            model = await control.shown(home)
+            if model is not None:
+                tasks = dict.fromkeys([*model.config.tasks, task.name])
+                await asyncio.to_thread(model_settings.change, model, "run.tasks", ",".join(tasks))
+            await control.restart(home, keep_mode=True)
+        except (AppError, CoordinatorError, BadTask, OSError) as error:
+            raise ActionFailed(str(error)) from error
+        return f"{said} The node trains on it from now on."
 
     async def nearby(self) -> tuple[str, ...]:
         """See SwarmActions."""

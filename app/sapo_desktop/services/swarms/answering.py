@@ -10,9 +10,8 @@ from sapo_swarm.protocol.client import NodeClient
 from sapo_swarm.protocol.identity import Identity
 from sapo_swarm.protocol.wire import GroupBody, SharedCompletion
 from sapo_swarm.scoring.scorer import Scored, Scorer, ScoringFailed
-from sapo_swarm.tasks.catalogue import preset_of
+from sapo_swarm.tasks.catalogue import preset_of, train_seed
 from sapo_swarm.tasks.prompts import extract_answer
-from sapo_swarm.tasks.seeds import train_seed
 from sapo_swarm.types import MAX_COMPLETION_BYTES, Question, TaskRef
 
 MIN_ATTEMPTS, MAX_ATTEMPTS = 2, 16

@@ -16,6 +16,7 @@ from sapo_desktop.errors import AppError, NotRunning
 from sapo_desktop.paths import Home
 from sapo_desktop.services.nodes import background
 from sapo_swarm.coordinator.admin.client import AdminAccess, AdminClient, read_access
+from sapo_swarm.types import UNREADABLE
 
 START_LIMIT_S = 20.0
 STOP_LIMIT_S = 20.0
@@ -66,17 +67,20 @@ def find(home: Home) -> Hosting | None:
     """The coordinator of this home if its process lives."""
     try:
         state = msgspec.json.decode(_file(home).read_bytes(), type=Hosting)
-    except (OSError, msgspec.MsgspecError):
+    except (OSError, *UNREADABLE):
         return None
     return state if background.alive(state.pid) and _same(state) else None
 
 
 def _same(state: Hosting) -> bool:
-    """The process of this number is the one that wrote the file (files of older versions do not tell)."""
+    """The process of this number is the one that wrote the file. One of an older version does not say when it began."""
     import psutil
 
     try:
-        return not state.started or abs(psutil.Process(state.pid).create_time() - state.started) < SAME_START_S
+        process = psutil.Process(state.pid)
+        if not state.started:
+            return "coordinator" in process.cmdline()
+        return abs(process.create_time() - state.started) < SAME_START_S
     except psutil.Error:
         return False
 

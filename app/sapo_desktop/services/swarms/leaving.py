@@ -1,14 +1,15 @@
-"""Leaving a swarm: the node trains alone, the coordinator is told, the invite is forgotten."""
+"""Leaving a swarm: the node trains alone, the coordinator is told, the invite is forgotten. Or staying after a trial."""
 
 from __future__ import annotations
 
 import asyncio
 
 from sapo_desktop import settings
+from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import Home
 from sapo_desktop.services.models import control
 from sapo_desktop.services.nodes import supervisor
-from sapo_desktop.services.swarms import membership
+from sapo_desktop.services.swarms import membership, trial
 
 
 async def leave(home: Home, keep_invite: bool = False) -> str:
@@ -29,3 +30,15 @@ async def leave(home: Home, keep_invite: bool = False) -> str:
     if not keep_invite:
         membership.forget(home.invite)
     return f"Left the swarm. {told} {'The invite is kept.' if keep_invite else 'The invite is forgotten.'}"
+
+
+async def stay(home: Home) -> str:
+    """End the trial with a yes: normal settings from the next round on. Raises UsageError, AppError."""
+    invite = await asyncio.to_thread(membership.load, home.invite)
+    if await asyncio.to_thread(trial.find, home.invite, invite.swarm) is None:
+        raise UsageError("This node is on no trial: it takes part with its normal settings already.")
+    await asyncio.to_thread(trial.end, home.invite)
+    status = await supervisor.running(home)
+    if status is not None and status.mode == "swarm":
+        await control.restart(home, keep_mode=True)
+    return "The trial is over: the node stays in the swarm, with its normal settings"

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 
 from sapo_desktop.errors import AppError, UsageError
 from sapo_desktop.paths import Home
+from sapo_desktop.services.swarms import trial
+from sapo_desktop.services.swarms.together import together
 from sapo_desktop.settings import Settings
 from sapo_swarm.algorithms.base import TINY
 from sapo_swarm.config import RunConfig
@@ -19,7 +22,9 @@ from sapo_swarm.protocol.invite import BadInvite, Invite, parse_invite
 from sapo_swarm.protocol.keystore import KeyStoreError, StoredIdentity, load_or_create
 from sapo_swarm.protocol.receive import AcceptanceRules
 from sapo_swarm.protocol.safe_text import safe_text
+from sapo_swarm.protocol.task_offer import TaskOffer
 from sapo_swarm.tasks import catalogue
+from sapo_swarm.tasks.own import library
 
 OWN, EXTERNAL = 2, 8
 """I / J of a node in a swarm unless the person says otherwise (docs/decisions/0013-default-strategy.md). J is an upper bound: own
@@ -36,12 +41,17 @@ def parse(text: str) -> Invite:
         raise UsageError(str(error)) from error
 
 
-def save(text: str, path: Path) -> Invite:
-    """Keep an invite, readable by its owner only. Raises UsageError, AppError."""
+def save(text: str, path: Path, listed: bool = False) -> Invite:
+    """Keep an invite, readable by its owner only. One that anyone may use (without a token, or listed in a directory) is for a
+    trial first, unless it is of the swarm that this home is in already. Raises UsageError, AppError."""
     invite = parse(text)
     partial = path.with_suffix(".partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        if _swarm(path) != invite.swarm:
+            trial.end(path)
+            if listed or not invite.token:
+                trial.begin(path, invite.swarm)
         partial.unlink(missing_ok=True)
         with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             file.write(text.strip() + "\n")
@@ -49,6 +59,14 @@ def save(text: str, path: Path) -> Invite:
     except OSError as error:
         raise AppError(f"Cannot keep the invite in {path} ({error.strerror}).") from error
     return invite
+
+
+def _swarm(path: Path) -> str:
+    """The swarm whose invite is saved; "" without one."""
+    try:
+        return load(path).swarm
+    except UsageError:
+        return ""
 
 
 def load(path: Path) -> Invite:
@@ -60,9 +78,10 @@ def load(path: Path) -> Invite:
 
 
 def forget(path: Path) -> None:
-    """Drop the saved invite. Raises AppError."""
+    """Drop the saved invite, and a trial with it. Raises AppError."""
     try:
         path.unlink(missing_ok=True)
+        trial.end(path)
     except OSError as error:
         raise AppError(f"Cannot remove the invite {path} ({error.strerror}).") from error
 
@@ -83,12 +102,13 @@ def mixed(config: RunConfig, typed: set[str], parameters: int | None = None) -> 
     return msgspec.structs.replace(config, local_groups=own, external_groups=external)
 
 
-def require_shared(config: RunConfig) -> None:
-    """Raises UsageError where nothing that this node trains on may leave the machine: own tasks are private."""
-    if all(catalogue.is_own(task) for task in config.tasks):
+def require_shared(config: RunConfig, swarm: str = "") -> None:
+    """Raises UsageError where nothing that this node trains on may leave the machine: own tasks are private, unless they are
+    shared in the swarm of this id. Raises BadTask."""
+    if all(catalogue.is_own(task) and not library.travels(task, swarm) for task in config.tasks):
         raise UsageError(
-            f"{', '.join(config.tasks)}: your own tasks are private, nothing of them is shared with a swarm. "
-            "Train on them alone (--silo), or add a task that the swarm knows."
+            f"{', '.join(config.tasks)}: your own tasks are private, nothing of them is shared with a swarm. Train on them "
+            "alone (--silo), or add a task that the swarm knows. To train on one with friends: docs/how-to/train-with-a-friend.md"
         )
 
 
@@ -113,32 +133,52 @@ def label(model: str) -> str:
 
 
 async def enter(
-    invite: Invite, who: StoredIdentity, settings: Settings, config: RunConfig
-) -> tuple[SwarmExchange, str]:
-    """Join the swarm and return the node's exchange with one sentence. A coordinator that is away is no obstacle.
+    invite: Invite,
+    who: StoredIdentity,
+    settings: Settings,
+    config: RunConfig,
+    memory: Path | None = None,
+    on_trial: bool = False,
+) -> tuple[SwarmExchange, list[str]]:
+    """Join the swarm and return the node's exchange with sentences for the person. A coordinator that is away is no obstacle.
+    memory: the model's folder, where the exchange keeps what others taught it. on_trial: by the rules of a trial.
 
-    Raises UsageError when the coordinator refuses this node (a bad invite, a ban).
+    Raises UsageError when the coordinator refuses this node (a bad invite, a ban), BadTask.
     """
+    own, _ = together(config, invite.swarm, None)
     client = await NodeClient(invite, who.identity).__aenter__()
-    exchange = SwarmExchange(
-        client, AcceptanceRules(rule=config.reward_rule), label(config.model), config.sampling, settings.person.name
-    )
+    rules = AcceptanceRules(rule=config.reward_rule, own=own)
+    rules = trial.strict(rules) if on_trial else rules
+    exchange = SwarmExchange(client, rules, label(config.model), config.sampling, settings.person.name, memory=memory)
+    said: list[str] = []
     try:
         info = await client.join(exchange.name, exchange.model)
+        own, said = together(config, invite.swarm, await offered(client))
+        exchange.policy = replace(rules, own=frozenset() if on_trial else own)
     except Refused as error:
         if error.retry_after_s is not None:  # busy: the node joins with its first exchange
-            return exchange, f"{_sentence(error)} {who.sentence}"
+            return exchange, [f"{_sentence(error)} {who.sentence}"]
         await client.__aexit__(None, None, None)
         raise UsageError(
             f"The coordinator refuses: {safe_text(str(error), 300, lines=False)} "
             "To train alone: sapo-desktop leave, or sapo-desktop node --silo"
         ) from error
     except CoordinatorError as error:
-        return exchange, f"{_sentence(error)} {who.sentence}"
+        return exchange, [f"{_sentence(error)} {who.sentence}"]
     exchange.share_fraction = info.share_fraction
     name = safe_text(info.name, 40, lines=False)
     trust = ", open to anyone: nobody in it is trusted" if info.open else ""
-    return exchange, f"Joined {name}: {info.nodes} nodes{trust}. {who.sentence}"
+    return exchange, [f"Joined {name}: {info.nodes} nodes{trust}. {who.sentence}", *said]
+
+
+async def offered(client: NodeClient) -> tuple[TaskOffer, ...]:
+    """The tasks of its host's own that the swarm trains on; none where the coordinator is of an earlier version."""
+    try:
+        return await client.tasks()
+    except Refused as refused:
+        if refused.code == "not_found":
+            return ()
+        raise
 
 
 def _sentence(error: CoordinatorError) -> str:

@@ -6,18 +6,22 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from sapo_backends.base import Sampling
+from sapo_backends.base import Completion, Sampling
 from sapo_desktop.services.machine import engines
 from sapo_swarm.algorithms.base import TINY, local_groups
 from sapo_swarm.config import RunConfig
 from sapo_swarm.evaluation import wilson
 from sapo_swarm.node.engine_thread import EngineHost
+from sapo_swarm.node.evaluation.evaluate import decoded, sampled, verdicts
+from sapo_swarm.node.round.cut_off import CUT_OFF
+from sapo_swarm.node.round.turns import model_turns, prompt_ids
 from sapo_swarm.scoring.scorer import Scorer
 from sapo_swarm.tasks.own.folder import OwnTask
-from sapo_swarm.tasks.prompts import conversation
 from sapo_swarm.types import Question, TaskRef
 
 PROMPTS = 64
+AT_ONCE = 16
+"""Prompts between two looks at the progress."""
 FIRST_LOOK = 25
 """Rounds to the first held-out evaluation of a run."""
 UPDATE_SHARE = 1.0
@@ -55,7 +59,8 @@ def chance_of_mixed(rate: float, size: int) -> float:
 
 
 async def measure(task: OwnTask, config: RunConfig, scorer: Scorer, show: Show = lambda _: None) -> Expectation | None:
-    """Ask the untrained model PROMPTS training questions. None where no question fits into its context.
+    """Ask the untrained model PROMPTS training questions. None where no question fits into its context. show: is given the part
+    that is done.
 
     Needs the task in the library in force. Raises BackendError, ScorerUnavailable.
     """
@@ -63,32 +68,28 @@ async def measure(task: OwnTask, config: RunConfig, scorer: Scorer, show: Show =
     try:
         await host.load(lambda: engines.builder(config)(lambda *_: None))
         show(0.2)
-        return await _ask(task, config, scorer, host)
+        return await _ask(task, config, scorer, host, show)
     finally:
         await host.close()
 
 
-async def _ask(task: OwnTask, config: RunConfig, scorer: Scorer, host: EngineHost) -> Expectation | None:
+async def _ask(task: OwnTask, config: RunConfig, scorer: Scorer, host: EngineHost, show: Show) -> Expectation | None:
     engine, info = host.engine, host.engine.info
     refs = [TaskRef(task.spec.name, "own", number, 0, task.generator) for number in _spread(len(task.train))]
     found = [q for q in await scorer.questions(refs) if isinstance(q, Question)]
-    prompts = [(q, engine.tokenizer.encode_chat(conversation(q))) for q in found]
-    prompts = [(q, ids) for q, ids in prompts if len(ids) + config.max_new_tokens <= info.context_length]
-    if not prompts:
+    prompts = [(q, prompt_ids(engine.tokenizer, scorer, q)) for q in found]
+    asked = [q for q, ids in prompts if len(ids) + config.max_new_tokens <= info.context_length]
+    if not asked:
         return None
     samples = config.group_size if info.parameters < TINY else 2
     began = time.perf_counter()
-    drawn = await host.call(
-        engine.generate,
-        [ids for _, ids in prompts],
-        samples,
-        Sampling(config.temperature, 1.0, config.max_new_tokens),
-        0,
-        host.cancel,
-    )
+    completions: list[list[Completion]] = []
+    sampling = Sampling(config.temperature, 1.0, config.max_new_tokens)
+    for first in range(0, len(asked), AT_ONCE):
+        completions += await sampled(host, scorer, asked[first : first + AT_ONCE], sampling, samples, first)
+        show(0.2 + 0.7 * len(completions) / len(asked))
     seconds = time.perf_counter() - began
-    texts = [[engine.tokenizer.decode(c.tokens) for c in group] for group in drawn]
-    scored = await scorer.score_own([(q.ref, t) for (q, _), t in zip(prompts, texts, strict=True)])
+    scored = await verdicts(host, scorer, asked, completions, decoded(host, completions))
     rates = [sum(r == 1.0 for r in s.rewards) / samples for s in scored]
     answers = len(rates) * samples
     low, high = wilson(sum(rates), len(rates))
@@ -102,15 +103,15 @@ async def _ask(task: OwnTask, config: RunConfig, scorer: Scorer, host: EngineHos
         high=high,
         mixed=sum(_unbiased_mixed(s.rewards, config.group_size) for s in scored) / len(scored),
         group_size=config.group_size,
-        truncated=sum(c.finish == "length" for group in drawn for c in group) / answers,
+        truncated=sum(c.finish == "length" for group in completions for c in group) / answers,
         formed=sum(sum(s.well_formed) for s in scored) / answers,
         round_s=seconds / answers * round_answers * (1 + UPDATE_SHARE),
-        sample=texts[0][0],
+        sample="\n".join(model_turns(engine.tokenizer, completions[0][0])),
     )
 
 
 def _unbiased_mixed(rewards: Sequence[float], size: int) -> float:
-    """For as many answers as a group has: whether they are mixed. For fewer: the formula on the question's own rate, drawn
+    """For as many answers as a group has: whether they are mixed. For fewer: the formula on the question's own rate, completions
     towards one half by a sample's worth, so that two equal answers do not read as certainty."""
     right = sum(reward == 1.0 for reward in rewards)
     if len(rewards) >= size:
@@ -148,7 +149,7 @@ def _verdict(found: Expectation) -> str:
             f"Only {100 * found.formed:.0f} % of the answers hold an answer at all (for example: {_shown(found.sample)}). "
             "Say in the prompt how to answer, or choose another `extract`."
         )
-    if found.truncated > 0.3:
+    if found.truncated > CUT_OFF:
         return f"{100 * found.truncated:.0f} % of the answers are cut off: raise max_new_tokens."
     if found.rate < TOO_HARD and found.mixed < 0.05:
         return (

@@ -11,21 +11,36 @@ from pathlib import Path
 import msgspec
 
 from sapo_desktop.errors import UsageError
+from sapo_desktop.services.tasks.ratings import without_bad
 from sapo_swarm.tasks.catalogue import CATALOGUE
-from sapo_swarm.tasks.own.folder import OwnTask, make, split
-from sapo_swarm.tasks.own.rows import Table, read_table, slug
+from sapo_swarm.tasks.own.folder import MAX_CODE, OwnTask, make, split
+from sapo_swarm.tasks.own.rows import Table, read_bytes, read_table, slug
 from sapo_swarm.tasks.own.spec import Extract, TaskSpec
-from sapo_swarm.tasks.own.verifiers import Choice, Exact, JsonEqual, Number, Verifier
+from sapo_swarm.tasks.own.verifiers import (
+    Choice,
+    Environment,
+    Exact,
+    Items,
+    ItemSet,
+    JsonEqual,
+    Judged,
+    Number,
+    Order,
+    Verifier,
+)
+from sapo_swarm.types import UNREADABLE
 
 QUESTIONS = ("question", "prompt", "input", "instruction", "text", "problem", "query", "source", "from")
 ANSWERS = ("answer", "output", "target", "label", "completion", "expected", "response", "solution", "result", "to")
+HARDNESS = ("difficulty", "level")
+"""Columns that say how hard a row is."""
 MOST = 0.95
 """Share of the answers that must look alike for a verifier to be proposed for them."""
 FEW = 12
 """Different answers of a choice at most."""
 _MEASURED = re.compile(r"([-+−]?[\d.,]*\d)\s*([^\d\s.,]{1,12})\Z")
 _PLAIN = re.compile(r"[-+]?(\d+)(?:\.(\d+))?\Z")
-RESERVED = ("new", "check", "show", "remove")
+RESERVED = ("new", "check", "show", "judge", "remove")
 
 
 @dataclass(frozen=True)
@@ -38,35 +53,102 @@ class Wishes:
     prompt: str = ""
     extract: Extract = "tags"
     heldout: Path | None = None
+    environment: Path | None = None
+    verifier: str = ""
+    rubric: str = ""
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A verifier, and why it is on offer."""
+
+    verifier: Verifier
+    reason: str
+
+    @property
+    def kind(self) -> str:
+        """Its name in task.toml."""
+        return str(self.verifier.__struct_config__.tag)
 
 
 @dataclass(frozen=True)
 class Draft:
-    """A task that is not stored yet. table: everything that was read, for its row numbers; reason: why this verifier."""
+    """A task that is not stored yet. table: everything that was read, for its row numbers; reason: why this verifier;
+    proposals: every verifier on offer, the proposed one first."""
 
     task: OwnTask
     table: Table
     reason: str
+    proposals: tuple[Proposal, ...]
 
 
-def draft(path: Path, wishes: Wishes) -> Draft:
-    """A proposed task from a file. Raises BadTask, UsageError, OSError."""
-    table = read_table(path)
+def draft(path: Path, wishes: Wishes, table: Table | None = None) -> Draft:
+    """A proposed task from a file. table: what it holds, where it was read already. Raises BadTask, UsageError, OSError."""
+    table = without_bad(table or read_table(path))
     if not table.rows:
         first = f" {table.problems[0]}" if table.problems else ""
         raise UsageError(f"{path.name} holds no usable row.{first}")
-    answer = _column(table, wishes.answer, ANSWERS, "answer", table.columns[-1])
+    answer = _column(table, wishes.answer, ANSWERS, "answer", "" if wishes.rubric else table.columns[-1])
     prompt = wishes.prompt or "{" + _question(table, wishes.question, answer) + "}"
     truths = [row[answer].strip() for row in table.rows if row.get(answer, "").strip()]
-    verifier, reason = propose(truths)
+    offered = proposals(truths)
+    chosen, code = _wished(offered, wishes.verifier), b""
+    if wishes.environment is not None:
+        chosen, code = Proposal(Environment(), "it says the reward"), read_bytes(wishes.environment, MAX_CODE)
+    if wishes.rubric:
+        chosen = Proposal(Judged(rubric=wishes.rubric[:4000]), "a model says whether it fulfils your rubric")
     spec = TaskSpec(
-        name=_name(wishes.name or path.stem), prompt=prompt, answer=answer, extract=wishes.extract, verifier=(verifier,)
+        name=free_name(wishes.name or path.stem),
+        prompt=prompt,
+        answer=answer,
+        extract=wishes.extract,
+        verifier=(chosen.verifier,),
+        difficulty=next((name for name in HARDNESS if name in table.columns and name != answer), ""),
     )
     missing = [name for name in spec.columns if name not in table.columns]
     if missing:
         raise UsageError(f"{path.name} has no column {missing[0]!r}. It has: {', '.join(table.columns)}.")
     sides = (table, read_table(wishes.heldout)) if wishes.heldout is not None else split(table, spec)
-    return Draft(make(spec, *sides), table, reason)
+    if wishes.heldout is None and not sides[1].rows:
+        raise UsageError(
+            f"{path.name} holds one question, and a task needs at least two: one to train on, and one that is held out "
+            "to measure with."
+        )
+    return Draft(make(spec, *sides, code=code), table, chosen.reason, offered)
+
+
+def proposals(truths: Sequence[str]) -> tuple[Proposal, ...]:
+    """The verifier that fits these answers best, and the others that compare with a row's answer."""
+    best = Proposal(*propose(truths))
+    others = (
+        Proposal(Exact(), "the text itself, without regard to case and white space"),
+        Proposal(Number(units=_units(truths)), "an equal number; units may stand beside it"),
+        Proposal(Choice(), "the right option alone, in any case"),
+        Proposal(Items(separator=separator(truths)), "the same items in the same places"),
+        Proposal(ItemSet(separator=separator(truths)), "the same items in any order"),
+        Proposal(Order(separator=separator(truths)), "the same items in the right order"),
+        Proposal(JsonEqual(), "equal JSON; the order of keys does not count"),
+    )
+    return (best, *(other for other in others if other.kind != best.kind))
+
+
+def _wished(offered: Sequence[Proposal], kind: str) -> Proposal:
+    """The first one, or the one of that kind. Raises UsageError."""
+    found = next((one for one in offered if kind in ("", one.kind)), None)
+    if found is None:
+        known = ", ".join(one.kind for one in offered)
+        raise UsageError(f"{kind!r} cannot be made from a file alone: write it into task.toml. From a file: {known}.")
+    return found
+
+
+def separator(truths: Sequence[str]) -> str:
+    """What most likely stands between items."""
+    return max((",", ";", "|", " "), key=lambda mark: sum(mark in text for text in truths[:1000]))
+
+
+def _units(truths: Sequence[str]) -> tuple[str, ...]:
+    found = Counter(match[2] for text in truths if (match := _MEASURED.match(text)))
+    return tuple(sorted(unit for unit, _ in found.most_common(32)))
 
 
 def propose(truths: Sequence[str]) -> tuple[Verifier, str]:  # noqa: PLR0911 - one return a kind of answer
@@ -98,12 +180,12 @@ def _is_json(text: str) -> bool:
         return False
     try:
         msgspec.json.decode(text)
-    except (msgspec.MsgspecError, RecursionError, UnicodeError):
+    except UNREADABLE:
         return False
     return True
 
 
-def _name(text: str) -> str:
+def free_name(text: str) -> str:
     """A task's name from a file's. Raises UsageError."""
     name = slug(text)
     if name in CATALOGUE or name in RESERVED:

@@ -205,7 +205,11 @@ def _few(task: OwnTask) -> list[str]:
         sentences.append(
             f"Only {len(task.train)} rows to train on: a model learns them by heart. Some hundreds are better."
         )
-    if len(task.held_out) < FEW_HELD_OUT:
+    if not task.held_out:
+        sentences.append(
+            "No held-out rows: they stay with the host of the swarm it came from. No score is measured here."
+        )
+    elif len(task.held_out) < FEW_HELD_OUT:
         width = 100 * 0.98 / max(1, len(task.held_out)) ** 0.5
         sentences.append(
             f"Only {len(task.held_out)} held-out rows: a score is known to about ±{width:.0f} points. 200 give ±7."

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 from sapo_swarm.scoring.declared.extract import enclose
 from sapo_swarm.scoring.scorer import Scored, Scorer, ScoringFailed, Unanswerable
+from sapo_swarm.tasks.catalogue import held_out
 from sapo_swarm.tasks.own.folder import OwnTask
 from sapo_swarm.tasks.own.spec import truth_column
 from sapo_swarm.tasks.own.verifiers import TRUTHFUL
-from sapo_swarm.tasks.seeds import held_out
 from sapo_swarm.types import RewardRule, TaskRef
 
 LOOKED_AT = 400
@@ -46,6 +46,8 @@ async def measure(task: OwnTask, scorer: Scorer, places: Sequence[str]) -> Short
     rows = task.held_out[:LOOKED_AT]
     refs = [held_out(task.spec.name, "own", index) for index in range(len(rows))]
     truths = [row.get(task.spec.answer, "") for row in rows] if _has_truth(task) else []
+    if not refs:
+        return Shortcuts(0, None, (), (), ("", 0.0), None, 0.0)
     (first,) = await scorer.questions(refs[:1])
     if isinstance(first, Unanswerable):
         return Shortcuts(len(rows), None, (), (first.reason,), ("", 0.0), None, 0.0)
@@ -79,6 +81,8 @@ def candidates(task: OwnTask) -> list[str]:
 
 def sentences(found: Shortcuts) -> list[str]:
     """What was found, for a person: plain figures first, then what is wrong with them."""
+    if not found.rows:
+        return ["Shortcuts were not looked for: there are no held-out rows here."]
     text, score = found.constant
     shown = text if len(text) <= 40 else f"{text[:40]}…"
     lines = [f"Best constant answer: {shown!r} is right on {100 * score:.1f} % of {found.rows} held-out rows."]
@@ -108,9 +112,11 @@ def warnings(found: Shortcuts) -> list[str]:
 
 
 def _has_truth(task: OwnTask) -> bool:
-    """The task's answer column holds what a right answer looks like."""
+    """The task's answer column holds what a right answer looks like. One turn in an environment is none."""
     spec = task.spec
-    return any(isinstance(part, TRUTHFUL) and truth_column(spec, part) == spec.answer for part in spec.verifier)
+    return not spec.turns and any(
+        isinstance(part, TRUTHFUL) and truth_column(spec, part) == spec.answer for part in spec.verifier
+    )
 
 
 async def _own_answers(task: OwnTask, scorer: Scorer, places: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -128,7 +134,7 @@ async def _own_answers(task: OwnTask, scorer: Scorer, places: Sequence[str]) -> 
 async def _judge(scorer: Scorer, task: OwnTask, refs: Sequence[TaskRef], answers: Sequence[str]) -> list[float]:
     texts = [enclose(task.spec.extract, answer) for answer in answers]
     pairs = [(ref, (text,)) for ref, text in zip(refs, texts, strict=True)]
-    return [scored.rewards[0] for scored in await scorer.score_own(pairs, RewardRule())]
+    return [scored.rewards[0] for scored in await scorer.score_local(pairs, RewardRule())]
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -9,8 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sapo_backends.base import BackendError
-from sapo_backends.checkpoints.gguf.writer import ARCHITECTURES, base_name, gguf_module, reordered
-from sapo_backends.checkpoints.spec import DecoderSpec
+from sapo_backends.checkpoints.gguf.forms import FORMS
+from sapo_backends.checkpoints.gguf.writer import base_name, gguf_module, reordered
+from sapo_backends.checkpoints.spec import DecoderSpec, linears
 
 PREFIX = "base_model.model."
 _SIDES = {".lora_A.weight": ".lora_a", ".lora_B.weight": ".lora_b"}
@@ -18,17 +19,11 @@ _SIDES = {".lora_A.weight": ".lora_a", ".lora_B.weight": ".lora_b"}
 
 def adapter_targets(spec: DecoderSpec) -> list[tuple[str, int, int]]:
     """(module, input width, output width) of every linear layer that an adapter may change."""
-    attention = [
-        ("self_attn.q_proj", spec.hidden, spec.query_width),
-        ("self_attn.k_proj", spec.hidden, spec.kv_width),
-        ("self_attn.v_proj", spec.hidden, spec.kv_width),
-        ("self_attn.o_proj", spec.query_width, spec.hidden),
-        ("mlp.gate_proj", spec.hidden, spec.intermediate),
-        ("mlp.up_proj", spec.hidden, spec.intermediate),
-        ("mlp.down_proj", spec.intermediate, spec.hidden),
-    ]
     return [
-        (f"model.layers.{i}.{name}", columns, rows) for i in range(spec.layers) for name, columns, rows in attention
+        (module, columns, rows)
+        for layer in range(spec.layers)
+        for _, columns, parts, _ in linears(spec, layer)
+        for module, rows in parts
     ]
 
 
@@ -54,7 +49,7 @@ def write_adapter(spec: DecoderSpec, tensors: Mapping[str, object], alpha: float
 
     Raises BackendError for tensors other than the LoRA of linear layers (adapters on embeddings are not supported).
     """
-    writer = gguf_module().GGUFWriter(target, ARCHITECTURES[spec.architecture])
+    writer = gguf_module().GGUFWriter(target, FORMS[spec.architecture].name)
     writer.add_type("adapter")
     writer.add_string("adapter.type", "lora")
     writer.add_float32("adapter.lora.alpha", alpha)

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from sapo_backends.base import BackendError, BackendUnavailable, Progress
 from sapo_backends.checkpoints import safetensors_numpy
+from sapo_backends.checkpoints.gguf.forms import FORMS, context_length, why_not_gguf, write_form
 from sapo_backends.checkpoints.gguf.vocabulary import GgufTokenizer, gguf_tokenizer
 from sapo_backends.checkpoints.hf_folder import QUANTISED
 from sapo_backends.checkpoints.locate import checked, weight_files
@@ -26,8 +27,7 @@ from sapo_backends.checkpoints.spec import DecoderSpec, decoder_spec, why_not
 from sapo_backends.checkpoints.tokenizer import read_json
 
 Kind = Literal["F32", "F16", "BF16", "Q8_0", "Q4_0"]
-ARCHITECTURES = {"Qwen2ForCausalLM": "qwen2", "Qwen3ForCausalLM": "qwen3", "LlamaForCausalLM": "llama"}
-FORMAT = 1
+FORMAT = 2
 """Counted up when the same folder would be written differently, so that cached files are made again."""
 BLOCK = 32
 """Weights in a block of Q8_0 and Q4_0; rows of another length stay in F16."""
@@ -45,7 +45,7 @@ def gguf_module() -> Any:
 def read_spec(folder: Path) -> DecoderSpec:
     """The decoder in a folder. Raises ModelNotFound, BackendError when GGUF has no place for it here."""
     config = read_json(checked(folder) / "config.json")
-    reason = why_not(config)
+    reason = why_not(config) or why_not_gguf(decoder_spec(config))
     if reason:
         raise BackendError(f"{folder} needs {reason}, which cannot be written as GGUF here.")
     return decoder_spec(config)
@@ -69,15 +69,18 @@ def _names(architecture: str, layers: int) -> Any:
 
 def base_name(spec: DecoderSpec, name: str) -> str:
     """GGUF name of a Hugging Face tensor, suffix included. Raises BackendError for an unknown one."""
-    found = _names(ARCHITECTURES[spec.architecture], spec.layers).get_name(name, try_suffixes=(".weight", ".bias"))
+    found = _names(FORMS[spec.architecture].name, spec.layers).get_name(name, try_suffixes=(".weight", ".bias"))
     if found is None:
         raise BackendError(f"The tensor {name!r} has no place in a GGUF file of {spec.architecture}.")
     return str(found)
 
 
 def reordered(spec: DecoderSpec, name: str, tensor: NDArray[np.float32]) -> NDArray[np.float32]:
-    """The tensor, its rows permuted if it is a Llama q or k projection (weight, bias or LoRA B)."""
-    if spec.architecture != "LlamaForCausalLM":
+    """The tensor as llama.cpp wants it: rows of q and k projections (weight, bias or LoRA B) permuted where it rotates
+    neighbours, a norm's weight whole where the model stores what is added to 1."""
+    if spec.norm_offset and tensor.ndim == 1 and "norm" in name:
+        return tensor + np.float32(spec.norm_offset)
+    if not FORMS[spec.architecture].interleaved:
         return tensor
     if ".q_proj." in name:
         return rotary_order(tensor, spec.heads)
@@ -85,7 +88,8 @@ def reordered(spec: DecoderSpec, name: str, tensor: NDArray[np.float32]) -> NDAr
 
 
 def _hyperparameters(writer: Any, spec: DecoderSpec) -> None:
-    writer.add_context_length(spec.context)
+    write_form(writer, spec)
+    writer.add_context_length(context_length(spec))
     writer.add_embedding_length(spec.hidden)
     writer.add_block_count(spec.layers)
     writer.add_feed_forward_length(spec.intermediate)
@@ -180,10 +184,23 @@ def require_writable(folder: Path) -> None:
     """Raise BackendUnavailable, BackendError or ModelNotFound if a model trained from this folder cannot become GGUF."""
     gguf_module()
     config = {key: value for key, value in read_json(checked(folder) / "config.json").items() if key not in QUANTISED}
-    reason = why_not(config)
+    reason = why_not(config) or why_not_gguf(decoder_spec(config))
     if reason:
         raise BackendError(f"{folder} needs {reason}, which cannot be written as GGUF here. Use another format.")
     _require_known(gguf_tokenizer(folder, decoder_spec(config).vocabulary), folder)
+
+
+def _tokenizer(folder: Path, spec: DecoderSpec, strict: bool) -> GgufTokenizer | None:
+    """See write_gguf; None where the file is for our own engine, which passes ids, and has no place for the vocabulary."""
+    try:
+        tokenizer = gguf_tokenizer(folder, spec.vocabulary)
+    except BackendError:
+        if strict:
+            raise
+        return None
+    if strict:
+        _require_known(tokenizer, folder)
+    return tokenizer
 
 
 def _require_known(tokenizer: GgufTokenizer, folder: Path) -> None:
@@ -209,21 +226,23 @@ def write_gguf(
     """
     gguf = gguf_module()
     spec = read_spec(folder)
-    tokenizer = gguf_tokenizer(folder, spec.vocabulary)
-    if strict:
-        _require_known(tokenizer, folder)
+    tokenizer = _tokenizer(folder, spec, strict)
     target.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(suffix=".part", dir=target.parent)
     os.close(handle)
     partial = Path(temporary)
-    writer = gguf.GGUFWriter(partial, ARCHITECTURES[spec.architecture])
+    writer = gguf.GGUFWriter(partial, FORMS[spec.architecture].name)
     try:
         writer.add_type("model")
-        writer.add_name(target.stem)
+        if strict:  # llama.cpp expects certain tokens of models that are called Phi-3
+            writer.add_name(target.stem)
         writer.add_file_type(gguf.LlamaFileType[{"F32": "ALL_F32"}.get(kind, f"MOSTLY_{kind}")])
         writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
         _hyperparameters(writer, spec)
-        _vocabulary(writer, tokenizer)
+        if tokenizer is None:
+            writer.add_tokenizer_model("no_vocab")
+        else:
+            _vocabulary(writer, tokenizer)
         _write_tensors(writer, folder, spec, kind, progress)
         writer.close()
         partial.replace(target)

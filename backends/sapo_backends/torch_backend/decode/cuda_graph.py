@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from sapo_backends.torch_backend.runtime.fallbacks import fall_back, is_left_out
+from sapo_backends.torch_backend.runtime import fall_back, is_left_out
 
 Compute = Callable[["StepInputs"], Tensor]
 CHECKED_STEPS = 4
@@ -118,5 +118,6 @@ class CapturedStep:
     def step(self, tokens: Tensor) -> Tensor:
         """The logits (rows, V) after tokens (rows,)."""
         self._inputs.advance(tokens)
-        self._graph.replay()
+        with torch.cuda.device(tokens.device):  # it is replayed on the current device's stream
+            self._graph.replay()
         return self.logits

@@ -14,10 +14,12 @@ import torch
 from torch import Tensor
 
 from sapo_backends.torch_backend.decode.cuda_graph import CAPTURE
-from sapo_backends.torch_backend.decode.step import LayerKVCache
+from sapo_backends.torch_backend.decode.structures import LayerKVCache
 
 STEP_COST = 256
 """What a row's projections cost in a decode step, in units of one token of attention."""
+SLOT_STEP = 256
+"""Tokens by which the places' room grows: a completion rarely uses all that it may."""
 BUCKET_COST = 1500
 """What a further length bucket costs a step on a CPU, in units of one token of one place: its operations."""
 
@@ -77,7 +79,7 @@ class KVCache:
         self, prompts: list[Tensor], lengths: Tensor, entry_prompt: Tensor, width: int, slots: int, used: int = 0
     ) -> None:
         """prompts: keys and values (2, prompts, kv_heads, p, d) of each layer. lengths (prompts,): their real tokens.
-        entry_prompt (E,): each entry's prompt, by ascending length. slots: how many tokens will be sampled."""
+        entry_prompt (E,): each entry's prompt, by ascending length. slots: room for so many sampled tokens; see grow."""
         device, tokens = lengths.device, lengths[entry_prompt]
         kind = torch.float32 if device.type == "cpu" else prompts[0].dtype
         self._prompts, self._lengths, self._entry_prompt = prompts, lengths, entry_prompt
@@ -134,11 +136,25 @@ class KVCache:
         """The type that keys and values are stored in."""
         return self.layers[0].completion_k.dtype
 
+    def grow(self, most: int) -> None:
+        """Room for SLOT_STEP more tokens, `most` in all; nothing is held twice but one layer."""
+        self._slots = min(most, self._slots + SLOT_STEP)
+        for number, old in enumerate(self.layers):
+            keys, values = old.completion_k, old.completion_v
+            new = torch.zeros if CAPTURE.wanted(keys.device) else torch.empty
+            completion_k = new((*keys.shape[:4], self._slots), dtype=keys.dtype, device=keys.device)
+            completion_v = new((*values.shape[:3], self._slots, values.shape[4]), dtype=keys.dtype, device=keys.device)
+            completion_k[..., : self.used], completion_v[..., : self.used, :] = keys, values
+            self.layers[number] = old._replace(completion_k=completion_k, completion_v=completion_v)
+
     def keep(self, places: Tensor) -> KVCache:
-        """A cache of only these places, (E', W'): those of one entry belong to one prompt."""
-        entry, column = places // self.width, places % self.width
-        fresh = self._of(entry[:, 0], places.shape[1])
-        for old, new in zip(self.layers, fresh.layers, strict=True):
+        """A cache of only these places, (E', W'): those of one entry belong to one prompt. This one is empty then."""
+        entry, column, width = places // self.width, places % self.width, places.shape[1]
+        fresh, olds = self._of(entry[:, 0], width), self.layers
+        self.layers = []
+        olds.reverse()
+        for new in fresh.layers:
+            old = olds.pop()
             # (E', W', heads, ...) of what the places wrote
             new.completion_k[..., : self.used] = (
                 old.completion_k[..., : self.used].transpose(1, 2)[entry, column].transpose(1, 2)

@@ -1,72 +1,29 @@
-"""One decode step of a whole batch as a single function that TorchScript can run (runtime/torchscript.py).
+"""One decode step of a whole batch as a single function that TorchScript can run (runtime.py).
 
 On processors whose bfloat16 goes through oneDNN the weights are laid out for it once a batch.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sapo_backends.torch_backend.ops.fused_ops import rms_norm_forward, rotate
-from sapo_backends.torch_backend.runtime.torchscript import scripted
+from sapo_backends.torch_backend.decode.structures import Frame, Layer, LayerKVCache, Projection, Shape, Sight, Style
+from sapo_backends.torch_backend.ops.four_bit import dequantised
+from sapo_backends.torch_backend.ops.fused_ops import gated, rms_norm_forward, rotate, softcapped
+from sapo_backends.torch_backend.runtime import scripted
 
 
-class Projection(NamedTuple):
-    """A linear layer, weight (out, in) or oneDNN's own form of it, and its adapter: scale * B A x.
-
-    lora_a: none, or one (parts * rank, in); lora_b: none, or one (out, parts * rank), 0 but for each part's own rank.
-    """
-
-    weight: Tensor
-    bias: Tensor | None
-    lora_a: list[Tensor]
-    lora_b: list[Tensor]
-    scale: float
+def _norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+    return x if weight is None else rms_norm_forward(x, weight, eps)[0]
 
 
-class Layer(NamedTuple):
-    """One layer's weights. mlp: gate and up, or one fused projection. head_norms: none, or those of queries and
-    keys."""
-
-    norm1: Tensor
-    qkv: Projection
-    head_norms: list[Tensor]
-    out: Projection
-    norm2: Tensor
-    mlp: list[Projection]
-    down: Projection
-
-
-class LayerKVCache(NamedTuple):
-    """One layer's cache for E entries of W places each; see kv_cache.KVCache.
-
-    prompt_k (E' * kv_heads, d, p) and prompt_v (E' * kv_heads, p, d) of each length bucket of E' entries are shared by
-    an entry's places; keys are transposed. completion_k (E, kv_heads, W, d, slots) and completion_v (E, kv_heads, W,
-    slots, d) are those of the places' sampled tokens.
-    """
-
-    prompt_k: list[Tensor]
-    prompt_v: list[Tensor]
-    completion_k: Tensor
-    completion_v: Tensor
-
-
-class Shape(NamedTuple):
-    """entries * width places; slot is where the new token's keys go."""
-
-    heads: int
-    kv_heads: int
-    entries: int
-    width: int
-    slot: int
-    norm_eps: float
-
-
-def _norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    return rms_norm_forward(x, weight, eps)[0]
+def _head_norm(rows: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """rows (M, h, d), each head normalised alone, or with a weight (h * d,) all together."""
+    if weight.shape[0] == rows.shape[2]:
+        return rms_norm_forward(rows, weight, eps)[0]
+    return rms_norm_forward(rows.flatten(1), weight, eps)[0].view(rows.shape)
 
 
 def _adapted(y: Tensor, x: Tensor, of: Projection) -> Tensor:
@@ -74,30 +31,43 @@ def _adapted(y: Tensor, x: Tensor, of: Projection) -> Tensor:
     return y if len(of.lora_a) == 0 else y.addmm_(F.linear(x, of.lora_a[0]).mul_(of.scale), of.lora_b[0].t())
 
 
+@torch.jit.ignore  # type: ignore[untyped-decorator]
+def _dequantised(codes: Tensor, scales: Tensor, like: Tensor) -> Tensor:
+    return dequantised(codes, scales, like)
+
+
+def _weight(x: Tensor, of: Projection) -> Tensor:
+    """What x is multiplied with."""
+    return of.weight if len(of.scales) == 0 else _dequantised(of.weight, of.scales[0], x)
+
+
 def linear(x: Tensor, of: Projection) -> Tensor:
     """x (N, in) -> (N, out) through a projection and its adapter."""
     if of.weight.is_mkldnn:
         y: Tensor = torch.ops.mkldnn._linear_pointwise(x, of.weight, of.bias, "none", [], "")
     else:
-        y = F.linear(x, of.weight, of.bias)
+        y = F.linear(x, _weight(x, of), of.bias)
     return _adapted(y, x, of)
 
 
-def _add_linear(x: Tensor, of: Projection, residual: Tensor) -> Tensor:
+def _add_linear(x: Tensor, of: Projection, residual: Tensor, after: Tensor | None, style: Style) -> Tensor:
+    """residual + the projection of x, normalised by `after`, times what the model multiplies it with."""
+    if after is not None or style.residual_scale != 1.0:
+        return residual + _norm(linear(x, of), after, style.norm_eps).mul_(style.residual_scale)
     if of.weight.is_mkldnn:
         y: Tensor = torch.ops.mkldnn._linear_pointwise(x, residual, of.weight, of.bias, "add")
     elif of.bias is None:
-        y = torch.addmm(residual, x, of.weight.t())
+        y = torch.addmm(residual, x, _weight(x, of).t())
     else:
-        y = F.linear(x, of.weight, of.bias).add_(residual)
+        y = F.linear(x, _weight(x, of), of.bias).add_(residual)
     return _adapted(y, x, of)
 
 
-def _swiglu(x: Tensor, mlp: list[Projection]) -> Tensor:
-    """silu(gate) * up."""
+def _gated_mlp(x: Tensor, mlp: list[Projection], gelu: bool) -> Tensor:
+    """silu(gate) * up, or with gelu."""
     if len(mlp) == 1:
         gate, up = linear(x, mlp[0]).chunk(2, dim=-1)
-        return F.silu(gate).mul_(up)
+        return F.gelu(gate, approximate="tanh").mul_(up) if gelu else gated(gate, up)
     gate_of, up_of = mlp[0], mlp[1]
     silu_gate: Tensor = torch.ops.mkldnn._linear_pointwise(x, gate_of.weight, gate_of.bias, "swish", [], "")
     y: Tensor = torch.ops.mkldnn._linear_pointwise(x, silu_gate, up_of.weight, up_of.bias, "mul")
@@ -113,20 +83,23 @@ def _attention(
     bias: Tensor | None,
     end: int,
     hidden: Tensor | None,
+    style: Style,
 ) -> Tensor:
     """q (E', kv_heads, W, g, d) of the entries of one bucket -> softmax(q k^T) v of that shape.
 
     bias (E' * kv_heads, 1, p): 0 or -inf. end: slots of completion_k and completion_v that are read; hidden (end,): 0,
-    or -inf for those that are not filled yet, where there are such.
+    or -inf for those that are not filled yet or out of sight, where there are such.
     """
     entries, kv_heads, width, group, size = q.shape
-    scale = float(size) ** -0.5
+    scale = style.scale
     none = q.new_empty([1, 1, 1])
     to_prompt, to_own = q.view(entries * kv_heads, width * group, size), q.view(-1, group, size)
     on_prompt = torch.baddbmm(none, to_prompt, prompt_k, beta=0, alpha=scale)  # (E' * kv_heads, W * g, p)
+    softcapped(on_prompt, style.softcap)
     if bias is not None:
         on_prompt.add_(bias)
     on_own = torch.baddbmm(none, to_own, completion_k.narrow(2, 0, end), beta=0, alpha=scale)
+    softcapped(on_own, style.softcap)
     if hidden is not None:
         on_own.add_(hidden)
     both = torch.cat((on_prompt, on_own.view(entries * kv_heads, width * group, end)), dim=-1).softmax(dim=-1)
@@ -136,10 +109,38 @@ def _attention(
     return attended.view(entries, kv_heads, width, group, size)
 
 
+def _within_window(
+    everything: Sight, positions: Tensor, caches: LayerKVCache, ends: list[int], shape: Shape, slot: Tensor | None
+) -> Sight:
+    """What layers with a window do not see either. positions (E * W,): of the new tokens."""
+    window, width, begin = shape.style.window, shape.width, 0
+    prompts: list[Tensor | None] = []
+    for i, end in enumerate(ends):
+        first = positions[begin * width : end * width : width] - window  # (E',), the last position out of sight
+        place = torch.arange(caches.prompt_k[i].shape[2], device=positions.device)
+        kind = caches.completion_k.dtype
+        bias = torch.zeros([end - begin, place.shape[0]], dtype=kind, device=positions.device)
+        bias = bias.masked_fill_(place <= first.unsqueeze(1), float("-inf"))
+        bias = bias.repeat_interleave(shape.kv_heads, 0).unsqueeze(1)
+        known = everything.prompts[i]
+        prompts.append(bias if known is None else bias + known)
+        begin = end
+    if slot is None:
+        slots = torch.arange(shape.slot + 1, device=positions.device)
+        beyond = slots <= shape.slot - window
+    else:
+        slots = torch.arange(caches.completion_k.shape[4], device=positions.device)
+        beyond = slots <= slot - window
+    own = torch.zeros(slots.shape, dtype=caches.completion_k.dtype, device=positions.device)
+    own = own.masked_fill_(beyond, float("-inf"))
+    hidden = everything.own
+    return Sight(prompts, own if hidden is None else own + hidden)
+
+
 def decode_step(
     x: Tensor,
-    cos: Tensor,
-    sin: Tensor,
+    angles: list[tuple[Tensor, Tensor]],
+    positions: Tensor,
     layers: list[Layer],
     caches: list[LayerKVCache],
     ends: list[int],
@@ -150,24 +151,31 @@ def decode_step(
 ) -> Tensor:
     """Embedded new tokens (M, hidden) -> hidden states before the last norm; writes their keys into the caches.
 
-    ends, biases: of each length bucket, its last entry's number plus one and what hides its padding. cos, sin (E * W,
-    1, d): as rope.RopeTable gives them. Rows from E * W to M only fill up; they see nothing.
+    ends, biases: of each length bucket, its last entry's number plus one and what hides its padding. angles: cos, sin
+    (E * W, 1, d) of each rope as fused_ops.RopeTable gives them; positions (E * W,). Rows from E * W to M only fill up;
+    they see nothing.
 
     slot (1,), hidden (slots,): the same step without a number that changes, for capturing: where the keys go instead of
     shape.slot, and what hides the slots behind it, which must be finite.
     """
     heads, kv_heads, entries, width = shape.heads, shape.kv_heads, shape.entries, shape.width
-    both, size, places = heads + kv_heads, cos.shape[-1], entries * width
+    both, size, places, style = heads + kv_heads, angles[0][0].shape[-1], entries * width, shape.style
     own_slots = caches[0].completion_k.shape[4]
     q = caches[0].completion_k.new_empty([entries, kv_heads, width, heads // kv_heads, size])
     merged = x.new_zeros([x.shape[0], heads * size])
     by_place = merged[:places].view(entries, width, kv_heads, heads // kv_heads, size)
+    everything = Sight(biases, hidden)
+    within = everything
+    if style.window > 0:
+        within = _within_window(everything, positions, caches[0], ends, shape, slot)
     for layer, keys in zip(layers, caches):  # noqa: B905 - TorchScript's zip takes no strict
-        rows = linear(_norm(x, layer.norm1, shape.norm_eps), layer.qkv).view(-1, both + kv_heads, size)
+        sight = within if layer.windowed else everything
+        rows = linear(_norm(x, layer.norm1, style.norm_eps), layer.qkv).view(-1, both + kv_heads, size)
         if len(layer.head_norms) == 2:
-            rows[:, :heads] = _norm(rows[:, :heads], layer.head_norms[0], shape.norm_eps)
-            rows[:, heads:both] = _norm(rows[:, heads:both], layer.head_norms[1], shape.norm_eps)
+            rows[:, :heads] = _head_norm(rows[:, :heads], layer.head_norms[0], style.norm_eps)
+            rows[:, heads:both] = _head_norm(rows[:, heads:both], layer.head_norms[1], style.norm_eps)
         rows = rows[:places]
+        cos, sin = angles[layer.rope]
         rotate(rows.narrow(1, 0, both), cos, sin)
         new = rows.narrow(1, heads, 2 * kv_heads).view(entries, width, 2, kv_heads, size).permute(2, 0, 3, 1, 4)
         if slot is None:
@@ -188,25 +196,17 @@ def decode_step(
                 keys.prompt_v[i],
                 completion_k.narrow(0, first, count),
                 completion_v.narrow(0, first, count),
-                biases[i],
+                sight.prompts[i],
                 filled,
-                hidden,
+                sight.own,
+                style,
             )
             by_place[begin:end].copy_(attended.transpose(1, 2))
             begin = end
-        x = _add_linear(merged, layer.out, x)
-        x = _add_linear(_swiglu(_norm(x, layer.norm2, shape.norm_eps), layer.mlp), layer.down, x)
+        x = _add_linear(merged, layer.out, x, layer.after1, style)
+        activated = _gated_mlp(_norm(x, layer.norm2, style.norm_eps), layer.mlp, style.gelu)
+        x = _add_linear(activated, layer.down, x, layer.after2, style)
     return x
-
-
-class Frame(NamedTuple):
-    """What lies around the layers: embedding (V, hidden), last norm, unembedding, and rope.RopeTable's tables."""
-
-    embed: Tensor
-    norm: Tensor
-    head: Projection
-    cos: Tensor
-    sin: Tensor
 
 
 def next_logits(
@@ -228,10 +228,16 @@ def next_logits(
     fed, picked: the row that each place is fed, and each row's place, filled up to numbers that products are compiled
     for.
     """
+    style = shape.style
     x = F.embedding(tokens[fed], frame.embed)
-    cos, sin = frame.cos[positions].unsqueeze(1), frame.sin[positions].unsqueeze(1)
-    x = decode_step(x, cos, sin, layers, caches, ends, biases, shape, slot, hidden)
-    return linear(_norm(x[picked], frame.norm, shape.norm_eps), frame.head)
+    if style.embed_scale != 1.0:
+        x = x * style.embed_scale
+    angles = [(cos[positions].unsqueeze(1), sin[positions].unsqueeze(1)) for cos, sin in frame.tables]
+    x = decode_step(x, angles, positions, layers, caches, ends, biases, shape, slot, hidden)
+    x = _norm(x[picked], frame.norm, style.norm_eps)
+    if style.logit_scale != 1.0:
+        x = x * style.logit_scale
+    return softcapped(linear(x, frame.head), style.logit_softcap)
 
 
 Step = Callable[..., Tensor]

@@ -1,4 +1,4 @@
-"""The decoder itself: Qwen2, Qwen3 and Llama in one function over flat tokens.
+"""The decoder itself: every family of spec.FAMILIES in one function over flat tokens.
 
 Tokens of all sequences lie behind one another, (N, width); only attention knows which belong together, and it is
 passed in. The same code therefore serves training, prefill and decoding.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -17,15 +17,15 @@ from torch import Tensor
 from sapo_backends.checkpoints.spec import DecoderSpec
 from sapo_backends.torch_backend.model.lora import LoraWeights
 from sapo_backends.torch_backend.native.library import Kernels
-from sapo_backends.torch_backend.ops.fused_ops import rms_norm, swiglu
+from sapo_backends.torch_backend.ops.four_bit import dense
+from sapo_backends.torch_backend.ops.fused_ops import RopeTable, geglu, rms_norm, swiglu
 from sapo_backends.torch_backend.ops.packing import Flat
-from sapo_backends.torch_backend.ops.rope import RopeTable
 
 
 class Attend(Protocol):
     """Queries, keys and values of one layer, rows (N, heads + 2 kv_heads, d), not rotated -> (N, heads * d).
 
-    cos, sin: as rope.RopeTable gives them. The rows may be overwritten when they need no gradient.
+    cos, sin: as fused_ops.RopeTable gives them. The rows may be overwritten when they need no gradient.
     """
 
     def __call__(self, layer: int, heads: int, rows: Tensor, cos: Tensor, sin: Tensor, /) -> Tensor:
@@ -34,56 +34,77 @@ class Attend(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """Fused tensors by name in the compute type, the adapter if there is one, and the kernels that compute with them,
-    if any."""
+    """Fused tensors by name in the compute type, projections maybe as FourBit; the adapter if there is one, and the kernels
+    that compute with them, if any."""
 
-    tensors: Mapping[str, Tensor]
+    spec: DecoderSpec
+    tensors: Mapping[str, Any]
     adapter: LoraWeights | None = None
     kernels: Kernels | None = None
+
+    def norm_weight(self, name: str) -> Tensor:
+        """What a norm multiplies with: some families store what is added to 1."""
+        weight: Tensor = self.tensors[name]
+        return weight + self.spec.norm_offset if self.spec.norm_offset else weight
+
+    def norm(self, name: str, x: Tensor) -> Tensor:
+        """x (..., width) normalised; x itself where the family has no such norm."""
+        if name not in self.tensors:
+            return x
+        return rms_norm(x, self.norm_weight(name), self.spec.norm_eps, self.kernels)
 
     def linear(self, name: str, x: Tensor) -> Tensor:
         """x (N, in) -> (N, out) through a fused projection and its adapter."""
         weight, bias = self.tensors[f"{name}.weight"], self.tensors.get(f"{name}.bias")
-        return F.linear(x, weight, bias) if self.adapter is None else self.adapter.linear(name, x, weight, bias)
+        return F.linear(x, dense(weight), bias) if self.adapter is None else self.adapter.linear(name, x, weight, bias)
 
-    def add_linear(self, name: str, x: Tensor, residual: Tensor) -> Tensor:
-        """residual + linear(x), in one pass where nothing else is to be added."""
-        if self.adapter is None and f"{name}.bias" not in self.tensors:
-            return torch.addmm(residual, x, self.tensors[f"{name}.weight"].t())
-        return residual + self.linear(name, x)
+    def add_linear(self, name: str, x: Tensor, residual: Tensor, after: str) -> Tensor:
+        """residual + linear(x), normalised by `after` where the family does so, in one pass where nothing else is to be
+        added."""
+        factor, is_normed = self.spec.residual_scale, after in self.tensors
+        if self.adapter is None and f"{name}.bias" not in self.tensors and factor == 1.0 and not is_normed:
+            return torch.addmm(residual, x, dense(self.tensors[f"{name}.weight"]).t())
+        y = self.norm(after, self.linear(name, x))
+        return residual + (y if factor == 1.0 else y * factor)
 
     def add_mlp(self, layer: int, x: Tensor, residual: Tensor) -> Tensor:
         """residual + the layer's gated MLP of x, all (N, hidden)."""
-        if self.adapter is not None:
+        spec = self.spec
+        usual = (spec.activation, spec.fused, spec.norms, spec.residual_scale) == ("silu", False, "before", 1.0)
+        if self.adapter is not None and usual:
             return self.adapter.add_mlp(layer, x, residual, self.tensors)
-        return self.add_linear(f"{layer}.down", swiglu(self.linear(f"{layer}.gate_up", x), self.kernels), residual)
+        gate_up = self.linear(f"{layer}.gate_up", x)
+        activated = swiglu(gate_up, self.kernels) if spec.activation == "silu" else geglu(gate_up)
+        return self.add_linear(f"{layer}.down", activated, residual, f"{layer}.after2")
 
     @property
     def head(self) -> Tensor:
         """The unembedding (V, hidden)."""
-        return self.tensors.get("head", self.tensors["embed"])
+        head: Tensor = self.tensors.get("head", self.tensors["embed"])
+        return head
 
 
 def hidden_states(
     spec: DecoderSpec, weights: Weights, rope: RopeTable, flat: Flat, attend: Attend, wanted: Tensor
 ) -> Tensor:
-    """Final normalised hidden states (M, hidden) of wanted (M,) of the N flat tokens.
+    """Final normalised hidden states (M, hidden) of wanted (M,) of the N flat tokens, times the logits' scale.
 
     Of the others the last layer computes only what attention needs: most of a prompt predicts nothing.
     """
-    tensors, kernels = weights.tensors, weights.kernels
-    x = F.embedding(flat.ids, tensors["embed"])
-    cos, sin = rope.at(flat.positions, flat.longest)
+    x = F.embedding(flat.ids, weights.tensors["embed"])
+    if spec.embed_scale != 1.0:
+        x = x * spec.embed_scale
+    angles = rope.at(flat.positions, flat.longest)
     for layer in range(spec.layers):
-        h = rms_norm(x, tensors[f"{layer}.norm1"], spec.norm_eps, kernels)
+        h = weights.norm(f"{layer}.norm1", x)
         rows = _heads(spec, weights, layer, weights.linear(f"{layer}.qkv", h))
-        attended = attend(layer, spec.heads, rows, cos, sin)
+        attended = attend(layer, spec.heads, rows, *angles[spec.layer_rope[layer]])
         if layer == spec.layers - 1:
             x, attended = x.index_select(0, wanted), attended.index_select(0, wanted)
-        x = weights.add_linear(f"{layer}.o", attended, x)
-        h = rms_norm(x, tensors[f"{layer}.norm2"], spec.norm_eps, kernels)
-        x = weights.add_mlp(layer, h, x)
-    return rms_norm(x, tensors["norm"], spec.norm_eps, kernels)
+        x = weights.add_linear(f"{layer}.o", attended, x, f"{layer}.after1")
+        x = weights.add_mlp(layer, weights.norm(f"{layer}.norm2", x), x)
+    x = weights.norm("norm", x)
+    return x if spec.logit_scale == 1.0 else x * spec.logit_scale
 
 
 def _heads(spec: DecoderSpec, weights: Weights, layer: int, qkv: Tensor) -> Tensor:
@@ -92,6 +113,8 @@ def _heads(spec: DecoderSpec, weights: Weights, layer: int, qkv: Tensor) -> Tens
     if not spec.qk_norm:
         return rows
     q, k, v = torch.split(rows, [spec.heads, spec.kv_heads, spec.kv_heads], dim=1)
-    q = rms_norm(q, weights.tensors[f"{layer}.q_norm"], spec.norm_eps, weights.kernels)
-    k = rms_norm(k, weights.tensors[f"{layer}.k_norm"], spec.norm_eps, weights.kernels)
+    if spec.qk_norm == "all":
+        q, k = (weights.norm(f"{layer}.{n}_norm", x.flatten(1)).view_as(x) for n, x in (("q", q), ("k", k)))
+    else:
+        q, k = weights.norm(f"{layer}.q_norm", q), weights.norm(f"{layer}.k_norm", k)
     return torch.cat((q, k, v), dim=1)

@@ -5,14 +5,14 @@ Projections that read the same input lie next to each other: q, k, v are one mat
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
 import torch
 from torch import Tensor
 
-from sapo_backends.checkpoints.spec import DecoderSpec
+from sapo_backends.checkpoints.spec import DecoderSpec, linears
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +36,11 @@ class Entry:
         """Elements."""
         return prod(self.shape)
 
+    def split(self, fused: Tensor) -> dict[str, Tensor]:
+        """The file's tensors by name."""
+        pieces = torch.split(fused, [part.rows for part in self.parts])
+        return {part.name: piece for part, piece in zip(self.parts, pieces, strict=True)}
+
 
 class Layout:
     """Where each fused tensor lies in the flat one."""
@@ -45,6 +50,10 @@ class Layout:
         self.size = sum(entry.size for entry in entries)
         self._sizes = [entry.size for entry in entries]
 
+    def without(self, names: Collection[str]) -> Layout:
+        """The same without these fused tensors."""
+        return Layout([entry for entry in self.entries if entry.name not in names])
+
     def views(self, flat: Tensor) -> dict[str, Tensor]:
         """Fused name -> view of flat (size,); differentiable."""
         pieces = torch.split(flat, self._sizes)
@@ -53,8 +62,7 @@ class Layout:
     def named_parts(self, flat: Tensor) -> Iterator[tuple[str, Tensor]]:
         """(Hugging Face name, view of flat) of every tensor in the file."""
         for entry, fused in zip(self.entries, self.views(flat).values(), strict=True):
-            for part, piece in zip(entry.parts, torch.split(fused, [p.rows for p in entry.parts]), strict=True):
-                yield part.name, piece
+            yield from entry.split(fused).items()
 
     def fill(self, flat: Tensor, tensors: Mapping[str, Tensor]) -> None:
         """Copy tensors by Hugging Face name into flat. Raises KeyError or RuntimeError on a mismatch."""
@@ -77,33 +85,17 @@ def _vector(name: str, source: str, size: int) -> Entry:
     return Entry(name, (size,), (Part(source, size),))
 
 
-def linears(spec: DecoderSpec, layer: int) -> list[tuple[str, int, list[tuple[str, int]], bool]]:
-    """(fused name, input width, [(module, output width)], has bias) of a layer's four fused projections."""
-    attention, mlp = f"model.layers.{layer}.self_attn", f"model.layers.{layer}.mlp"
-    qkv = [
-        (f"{attention}.q_proj", spec.query_width),
-        (f"{attention}.k_proj", spec.kv_width),
-        (f"{attention}.v_proj", spec.kv_width),
-    ]
-    gate_up = [(f"{mlp}.gate_proj", spec.intermediate), (f"{mlp}.up_proj", spec.intermediate)]
-    return [
-        (f"{layer}.qkv", spec.hidden, qkv, spec.qkv_bias),
-        (f"{layer}.o", spec.query_width, [(f"{attention}.o_proj", spec.hidden)], spec.output_bias),
-        (f"{layer}.gate_up", spec.hidden, gate_up, spec.mlp_bias),
-        (f"{layer}.down", spec.intermediate, [(f"{mlp}.down_proj", spec.hidden)], spec.mlp_bias),
-    ]
-
-
 def decoder_layout(spec: DecoderSpec) -> Layout:
     """The layout of a whole decoder."""
     entries = [Entry("embed", (spec.vocabulary, spec.hidden), (Part("model.embed_tokens.weight", spec.vocabulary),))]
     for layer in range(spec.layers):
         prefix = f"model.layers.{layer}"
-        entries.append(_vector(f"{layer}.norm1", f"{prefix}.input_layernorm.weight", spec.hidden))
-        entries.append(_vector(f"{layer}.norm2", f"{prefix}.post_attention_layernorm.weight", spec.hidden))
+        for norm, source in spec.layer_norms.items():
+            entries.append(_vector(f"{layer}.{norm}", f"{prefix}.{source}.weight", spec.hidden))
         if spec.qk_norm:
-            entries.append(_vector(f"{layer}.q_norm", f"{prefix}.self_attn.q_norm.weight", spec.head_dim))
-            entries.append(_vector(f"{layer}.k_norm", f"{prefix}.self_attn.k_norm.weight", spec.head_dim))
+            widths = (spec.query_width, spec.kv_width) if spec.qk_norm == "all" else (spec.head_dim,) * 2
+            for part, width in zip("qk", widths, strict=True):
+                entries.append(_vector(f"{layer}.{part}_norm", f"{prefix}.self_attn.{part}_norm.weight", width))
         for name, columns, parts, biased in linears(spec, layer):
             entries.append(_stack(name, columns, parts))
             if biased:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sapo_backends.checkpoints.spec import DecoderSpec
-from sapo_backends.torch_backend.model.flat_parameters import Entry, Layout, Part, linears
+from sapo_backends.checkpoints.spec import DecoderSpec, linears
+from sapo_backends.torch_backend.model.flat_parameters import Entry, Layout, Part
+from sapo_backends.torch_backend.ops.four_bit import Weight
 from sapo_backends.torch_backend.ops.lora_linear import adapted_linear, adapted_mlp
 
 PREFIX = "base_model.model."
@@ -54,12 +56,12 @@ class LoraWeights:
         parts = torch.split(low, self.rank, dim=-1)
         return torch.cat([F.linear(part, self.tensors[f"{name}.B{i}"]) for i, part in enumerate(parts)], dim=-1)
 
-    def linear(self, name: str, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def linear(self, name: str, x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
         """W x + b + scale * B A x for the fused projection `name`: (N, in) -> (N, out). W and b are not trained."""
         ups = [self.tensors[key] for key in (f"{name}.B{i}" for i in range(3)) if key in self.tensors]
         return adapted_linear(x, weight, bias, self.scale, self.tensors[f"{name}.A"], *ups)
 
-    def add_mlp(self, layer: int, x: Tensor, residual: Tensor, frozen: Mapping[str, Tensor]) -> Tensor:
+    def add_mlp(self, layer: int, x: Tensor, residual: Tensor, frozen: Mapping[str, Any]) -> Tensor:
         """residual + the layer's gated MLP of x, all (N, hidden). frozen: the model's own tensors."""
         names = ("gate_up.A", "gate_up.B0", "gate_up.B1", "down.A", "down.B0")
         adapter = [self.tensors[f"{layer}.{name}"] for name in names]

@@ -21,7 +21,7 @@ from torch import Tensor
 from sapo_backends.checkpoints.spec import DecoderSpec
 from sapo_backends.common import hardware
 from sapo_backends.torch_backend.native.compiler import compiled
-from sapo_backends.torch_backend.runtime.fallbacks import fall_back, is_left_out
+from sapo_backends.torch_backend.runtime import fall_back, is_left_out
 
 PAD, PANEL, CHUNK = 16, 32, 16
 """As in vectors.h."""
@@ -46,7 +46,7 @@ def suits(spec: DecoderSpec, place: torch.device, kind: torch.dtype, parameters:
     of its own, and for whole vectors."""
     whole = all(width % PAD == 0 for width in (spec.head_dim, spec.hidden, spec.intermediate))
     small = place.type == "cpu" and kind == torch.float32 and parameters < hardware.SHARDED_BELOW
-    return small and whole and spec.head_dim <= LARGEST_HEAD
+    return small and whole and spec.plain and spec.head_dim <= LARGEST_HEAD
 
 
 _LAYER = (

@@ -1,17 +1,65 @@
 """RMSNorm, rotary embedding and SwiGLU with hand-written backward passes: fewer passes over memory, fewer tensors kept.
 
-On a CPU these elementwise parts cost as much as the matrix products when left to autograd.
-"""
+On a CPU these elementwise parts cost as much as the matrix products when left to autograd. Rotary position embeddings
+(RoFormer, arXiv 2104.09864) come with linear and Llama-3 scaling."""
 
+import math
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sapo_backends.checkpoints.spec import DecoderSpec, RopeSpec
 from sapo_backends.torch_backend.native.library import Kernels
 from sapo_backends.torch_backend.ops.native_ops import NativeRmsNorm, NativeSwiGlu
-from sapo_backends.torch_backend.runtime.torchscript import on_cpu
+from sapo_backends.torch_backend.runtime import on_cpu
+
+
+def inverse_frequencies(rope: RopeSpec, head_dim: int) -> Tensor:
+    """Radians per position of each pair of coordinates (head_dim / 2,), float32."""
+    exponent = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
+    frequencies = 1.0 / (rope.theta**exponent)
+    if rope.kind == "none":
+        return torch.zeros_like(frequencies)
+    if rope.kind == "linear":
+        return frequencies / rope.factor
+    if rope.kind != "llama3":
+        return frequencies
+    # Long wavelengths are stretched by `factor`, short ones kept, those between blended.
+    rotations = rope.original_context * frequencies / (2 * math.pi)
+    blend = ((rotations - rope.low_frequency) / (rope.high_frequency - rope.low_frequency)).clamp(0.0, 1.0)
+    return frequencies * (blend + (1.0 - blend) / rope.factor)
+
+
+Angles = list[tuple[Tensor, Tensor]]
+
+
+class RopeTable:
+    """cos and sin of every position for each of a model's ropes, made once and grown when needed."""
+
+    def __init__(self, spec: DecoderSpec, device: torch.device, dtype: torch.dtype) -> None:
+        self._frequencies = [inverse_frequencies(rope, spec.head_dim) for rope in spec.ropes]
+        self._device, self._dtype = device, dtype
+        self._grow(256)
+
+    def _grow(self, positions: int) -> None:
+        self._tables = [self._table(frequencies, positions) for frequencies in self._frequencies]
+
+    def _table(self, frequencies: Tensor, positions: int) -> tuple[Tensor, Tensor]:
+        angles = torch.outer(torch.arange(positions).float(), frequencies).repeat(1, 2)  # (positions, head_dim)
+        signs = torch.ones(angles.shape[1]).index_fill_(0, torch.arange(angles.shape[1] // 2), -1.0)
+        return angles.cos().to(self._device, self._dtype), (angles.sin() * signs).to(self._device, self._dtype)
+
+    def tables(self, longest: int) -> Angles:
+        """cos, sin (at least longest, head_dim) of positions from 0, of each rope; the first half of sin is negated."""
+        if longest > len(self._tables[0][0]):
+            self._grow(2 * longest)
+        return self._tables
+
+    def at(self, positions: Tensor, longest: int) -> Angles:
+        """cos, sin (N, 1, head_dim) of each rope at positions (N,), all below `longest`."""
+        return [(cos[positions].unsqueeze(1), sin[positions].unsqueeze(1)) for cos, sin in self.tables(longest)]
 
 
 def rms_norm_forward(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -51,6 +99,20 @@ class _RmsNorm(torch.autograd.Function):
         return found[-1], found[0] if trained else None, None
 
 
+def gated(gate: Tensor, up: Tensor) -> Tensor:
+    """silu(gate) * up, of one shape."""
+    return F.silu(gate).mul_(up)
+
+
+def gated_backward(
+    gate: Tensor, up: Tensor, silu_gate: Tensor, grad_out: Tensor, grad_gate: Tensor, grad_up: Tensor
+) -> None:
+    """Writes the gradients of `gated` into grad_gate and grad_up, which may be silu_gate; all of one shape."""
+    torch.mul(grad_out, up, out=grad_gate)
+    torch.mul(grad_out, silu_gate, out=grad_up)
+    torch.ops.aten.silu_backward(grad_gate, gate, grad_input=grad_gate)
+
+
 def _swiglu(gate_up: Tensor) -> tuple[Tensor, Tensor]:
     """silu(gate), kept because its exponential costs more than its memory, and that times up."""
     gate, up = gate_up.chunk(2, dim=-1)
@@ -62,8 +124,7 @@ def _swiglu_backward(gate_up: Tensor, silu_gate: Tensor, grad_out: Tensor) -> Te
     gate, up = gate_up.chunk(2, dim=-1)
     result = torch.empty_like(gate_up)
     grad_gate, grad_up = result.chunk(2, dim=-1)
-    torch.mul(grad_out, silu_gate, out=grad_up)
-    torch.ops.aten.silu_backward(grad_out * up, gate, grad_input=grad_gate)
+    gated_backward(gate, up, silu_gate, grad_out, grad_gate, grad_up)
     return result
 
 
@@ -109,8 +170,6 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, kernels: Kernels | None = No
     if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
         result: Tensor = _RmsNorm.apply(x, weight, eps)  # type: ignore[no-untyped-call]
         return result
-    if x.device.type != "cpu":
-        return F.rms_norm(x, weight.shape, weight, eps)
     return rms_norm_forward(x, weight, eps)[0]
 
 
@@ -123,4 +182,15 @@ def swiglu(gate_up: Tensor, kernels: Kernels | None = None) -> Tensor:
         result: Tensor = _SwiGlu.apply(gate_up)  # type: ignore[no-untyped-call]
         return result
     gate, up = gate_up.chunk(2, dim=-1)
-    return F.silu(gate).mul_(up)
+    return gated(gate, up)
+
+
+def geglu(gate_up: Tensor) -> Tensor:
+    """GeGLU with the approximation by tanh: gelu(first half) * second half of gate_up (N, 2 width) -> (N, width)."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.gelu(gate, approximate="tanh") * up
+
+
+def softcapped(x: Tensor, cap: float) -> Tensor:
+    """cap tanh(x / cap), in place; x itself for cap 0."""
+    return x if cap == 0.0 else x.div_(cap).tanh_().mul_(cap)

@@ -14,12 +14,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-Frozen = tuple[Tensor, Tensor | None]
+from sapo_backends.torch_backend.ops.four_bit import Weight, dense
+from sapo_backends.torch_backend.ops.fused_ops import gated, gated_backward
+
+Frozen = tuple[Weight, Tensor | None]
 """Weight and bias of a projection, not trained."""
 
 
 def adapted_linear(
-    x: Tensor, weight: Tensor, bias: Tensor | None, scale: float, down: Tensor, *lora_bs: Tensor
+    x: Tensor, weight: Weight, bias: Tensor | None, scale: float, down: Tensor, *lora_bs: Tensor
 ) -> Tensor:
     """W x + b + scale * B A x: x (N, in) -> (N, out). down: A of all parts (parts * rank, in); lora_bs: B of each
     part."""
@@ -43,19 +46,19 @@ class _AdaptedLinear(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, scale: float, *adapter: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Weight, bias: Tensor | None, scale: float, *adapter: Tensor) -> Tensor:
         down, *lora_bs = adapter
-        y = F.linear(x, weight, bias)
+        y = F.linear(x, dense(weight), bias)
         low = F.linear(x, down).mul_(scale)  # (N, parts * rank)
         for low_of, up, part in zip(low.chunk(len(lora_bs), dim=1), lora_bs, _parts(y, lora_bs), strict=True):
             part.add_(F.linear(low_of, up))
-        ctx.save_for_backward(x, weight, low, down, *lora_bs)
-        ctx.scale = scale
+        ctx.save_for_backward(x, low, down, *lora_bs)
+        ctx.weight, ctx.scale = weight, scale
         return y
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, low, down, *lora_bs = ctx.saved_tensors
+        x, low, down, *lora_bs = ctx.saved_tensors
         grads = _parts(gradients[0], lora_bs)
         grad_ups = [
             grad_out.t() @ low_of for grad_out, low_of in zip(grads, low.chunk(len(lora_bs), dim=1), strict=True)
@@ -63,7 +66,7 @@ class _AdaptedLinear(torch.autograd.Function):
         grad_low = torch.cat([grad_out @ up for grad_out, up in zip(grads, lora_bs, strict=True)], dim=1).mul_(
             ctx.scale
         )
-        grad_x = (gradients[0] @ weight).addmm_(grad_low, down) if ctx.needs_input_grad[0] else None
+        grad_x = (gradients[0] @ dense(ctx.weight)).addmm_(grad_low, down) if ctx.needs_input_grad[0] else None
         return grad_x, None, None, None, grad_low.t() @ x, *grad_ups
 
 
@@ -85,31 +88,33 @@ class _AdaptedMlp(torch.autograd.Function):
         (w_gate, w_up), (c_gate, c_up) = _halves(gate_up)
         gate = F.linear(x, w_gate, c_gate).addmm_(low_gate, b_gate.t())
         up = F.linear(x, w_up, c_up).addmm_(low_up, b_up.t())
-        activated = F.silu(gate).mul_(up)
+        del w_gate, w_up
+        activated = gated(gate, up)
         low_down = F.linear(activated, a_down).mul_(scale)
-        y = torch.addmm(residual, activated, down[0].t()).addmm_(low_down, b_down.t())
+        y = torch.addmm(residual, activated, dense(down[0]).t()).addmm_(low_down, b_down.t())
         if down[1] is not None:
             y.add_(down[1])
         ctx.save_for_backward(x, gate, up, low_gate, low_up, low_down, *adapter)
-        ctx.frozen, ctx.scale = (w_gate, w_up, down[0]), scale
+        ctx.frozen, ctx.scale = (gate_up, down[0]), scale
         return y
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         x, gate, up, low_gate, low_up, low_down, a_both, b_gate, b_up, a_down, b_down = ctx.saved_tensors
-        w_gate, w_up, w_down = ctx.frozen
+        gate_up, w_down = ctx.frozen
         (grad_out,) = gradients
         silu_gate = F.silu(gate)
         activated = silu_gate * up
         grad_low_down = (grad_out @ b_down).mul_(ctx.scale)
         grad_adapter = [grad_low_down.t() @ activated, grad_out.t() @ low_down]
-        grad_activated = (grad_out @ w_down).addmm_(grad_low_down, a_down)
-        grad_up = silu_gate.mul_(grad_activated)
-        grad_gate = torch.ops.aten.silu_backward.grad_input(grad_activated.mul_(up), gate, grad_input=activated)
+        grad_activated = (grad_out @ dense(w_down)).addmm_(grad_low_down, a_down)
+        grad_gate, grad_up = activated, silu_gate
+        gated_backward(gate, up, silu_gate, grad_activated, grad_gate, grad_up)
         grad_low = torch.cat((grad_gate @ b_gate, grad_up @ b_up), dim=1).mul_(ctx.scale)
         grad_adapter = [grad_low.t() @ x, grad_gate.t() @ low_gate, grad_up.t() @ low_up, *grad_adapter]
         grad_x = None
         if ctx.needs_input_grad[0]:
+            (w_gate, w_up), _ = _halves(gate_up)
             grad_x = (grad_gate @ w_gate).addmm_(grad_up, w_up).addmm_(grad_low, a_both)
         return grad_x, grad_out, None, None, None, *grad_adapter
 
@@ -117,4 +122,4 @@ class _AdaptedMlp(torch.autograd.Function):
 def _halves(of: Frozen) -> tuple[tuple[Tensor, ...], tuple[Tensor | None, ...]]:
     """The weights and biases of two projections that lie in one."""
     weight, bias = of
-    return weight.chunk(2), (None, None) if bias is None else bias.chunk(2)
+    return dense(weight).chunk(2), (None, None) if bias is None else bias.chunk(2)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import compress
 
 import torch
 from torch import Tensor
 
 from sapo_backends.base import TokenIds
-from sapo_backends.common.packing import Pair
+from sapo_backends.common.update import Mask, Pair
 
 SLAB_PADDING = 128
 """On a CPU, a slab takes a prompt's completions as long as they need no more padding than this: little attention is
@@ -54,30 +55,45 @@ class Slab:
             self.sees, self._prompts, owner = sees
         self.owner = torch.tensor(owner, dtype=torch.int64, device=device)
         self.seen = self.width + (0 if self._prompts is None else self._prompts.width)
-        self._bias: Tensor | None = None
+        self._biases: dict[tuple[torch.dtype, int], Tensor] = {}
         self.places: Tensor | None = None
         if min(lengths) < self.width:
             places = [row * self.width + i for row, length in enumerate(lengths) for i in range(length)]
             self.places = torch.tensor(places, device=device)
 
-    def bias(self, kind: torch.dtype) -> Tensor:
+    def bias(self, kind: torch.dtype, window: int = 0) -> Tensor:
         """0 where a token sees a slot, its real prompt, itself and what came before, else -inf: (1 or rows, 1, width,
-        seen)."""
-        if self._bias is None or self._bias.dtype != kind:
+        seen). window: how many of these, the token itself included; 0 for all."""
+        if (kind, window) not in self._biases:
             time = torch.arange(self.width, device=self.lengths.device)
-            hidden = (time[None, :] > time[:, None])[None]
+            hidden = self._beyond(time[:, None] - time[None, :], window)[None]
             if self._prompts is not None:
-                slot = torch.arange(self._prompts.width, device=self.lengths.device)
-                padding = slot[None, :] >= self._prompts.lengths[self.owner][:, None]  # (rows, p)
-                both = padding[:, None].expand(-1, self.width, -1), hidden.expand(self.rows, -1, -1)
-                hidden = torch.cat(both, dim=2)
+                slot, lengths = torch.arange(self._prompts.width, device=time.device), self._prompts.lengths[self.owner]
+                unseen = (slot[None, :] >= lengths[:, None])[:, None].expand(-1, self.width, -1)
+                if window:
+                    unseen = unseen | ((lengths[:, None] + time[None])[:, :, None] - slot >= window)
+                hidden = torch.cat((unseen, hidden.expand(self.rows, -1, -1)), dim=2)
             bias = torch.zeros(hidden.shape, dtype=kind, device=hidden.device)
-            self._bias = bias.masked_fill_(hidden, float("-inf"))[:, None]
-        return self._bias
+            self._biases[kind, window] = bias.masked_fill_(hidden, float("-inf"))[:, None]
+        return self._biases[kind, window]
 
-    def causal(self, kind: torch.dtype) -> Tensor:
+    @staticmethod
+    def _beyond(distance: Tensor, window: int) -> Tensor:
+        """Where a token so many positions before another is out of its sight."""
+        return (distance < 0) | (distance >= window) if window else distance < 0
+
+    def causal(self, kind: torch.dtype, window: int = 0) -> Tensor:
         """The same among a row's own tokens: (width, width)."""
-        return torch.full((self.width, self.width), float("-inf"), dtype=kind, device=self.lengths.device).triu_(1)
+        bias = torch.full((self.width, self.width), float("-inf"), dtype=kind, device=self.lengths.device)
+        return bias.triu_(1) if not window else bias.triu_(1) + torch.full_like(bias, float("-inf")).tril_(-window)
+
+    def beyond(self, kind: torch.dtype, window: int) -> Tensor | None:
+        """The same for the one prompt that all rows continue: (width, p). None where all of it is seen."""
+        if not window or self._prompts is None:
+            return None
+        time = torch.arange(self.width, device=self.lengths.device) + self._prompts.width
+        hidden = time[:, None] - torch.arange(self._prompts.width, device=time.device) >= window
+        return torch.zeros(hidden.shape, dtype=kind, device=time.device).masked_fill_(hidden, float("-inf"))
 
     def padded(self, x: Tensor) -> Tensor:
         """(count, ...) -> (rows, width, ...), 0 in the padding."""
@@ -103,8 +119,9 @@ class Flat:
 class Packed:
     """One micro-batch: flat prompts and completions (without each last token).
 
-    pairs: its sequences, in the order of their targets. predicts, targets (T,): for every completion token, the flat
-    position whose hidden state predicts it, and its id. sequence (T,): its row.
+    pairs: its sequences, in the order of their targets; masks: of each, as in TrainSample. predicts, targets (T,): for every
+    completion token that the masks leave, the flat position whose hidden state predicts it, and its id. sequence (T,): its
+    row.
     """
 
     pairs: list[Pair]
@@ -112,6 +129,7 @@ class Packed:
     predicts: Tensor
     targets: Tensor
     sequence: Tensor
+    masks: Sequence[Mask] = ()
 
 
 class _Layout:
@@ -157,8 +175,8 @@ def pack_prompts(prompts: Sequence[TokenIds], device: torch.device) -> tuple[Fla
     return layout.flat(), begins
 
 
-def pack(pairs: Sequence[Pair], members: list[int], device: torch.device) -> Packed:
-    """Lay out one micro-batch. Every member has a non-empty prompt and completion."""
+def pack(pairs: Sequence[Pair], members: list[int], device: torch.device, masks: Sequence[Mask] = ()) -> Packed:
+    """Lay out one micro-batch. Every member has a non-empty prompt and completion. masks: of each pair, none of them: ()."""
     chosen = [pairs[i] for i in members]
     rows_of: dict[tuple[int, ...], list[int]] = {}
     for row, (prompt, _) in enumerate(chosen):
@@ -178,12 +196,20 @@ def pack(pairs: Sequence[Pair], members: list[int], device: torch.device) -> Pac
     for row, (prompt, completion) in enumerate(chosen):
         start = begins.get(row, 0)
         predicts += [ends[prompt], *range(start, start + len(completion) - 1)]
+    targets = [token for _, completion in chosen for token in completion]
+    sequence = [row for row, (_, completion) in enumerate(chosen) for _ in completion]
+    kept = [masks[i] for i in members] if any(mask is not None for mask in masks) else []
+    if kept:
+        places = [mask or (True,) * len(pair[1]) for mask, pair in zip(kept, chosen, strict=True)]
+        counts = [counted for place in places for counted in place]
+        predicts, targets, sequence = (list(compress(values, counts)) for values in (predicts, targets, sequence))
     return Packed(
         pairs=chosen,
         flat=layout.flat(),
         predicts=torch.tensor(predicts, device=device),
-        targets=torch.tensor([token for _, completion in chosen for token in completion], device=device),
-        sequence=torch.tensor([row for row, (_, c) in enumerate(chosen) for _ in c], device=device),
+        targets=torch.tensor(targets, device=device),
+        sequence=torch.tensor(sequence, device=device),
+        masks=kept,
     )
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from sapo_backends.base import CheckpointCorrupt
 from sapo_backends.checkpoints.engine_state import read_state, write_state
 from sapo_backends.torch_backend.model.flat_parameters import Layout
-from sapo_backends.torch_backend.train.optimizer import FlatAdamW
+from sapo_backends.torch_backend.update import FlatAdamW
 
 MOMENTS = ("first", "second")
 OPTIMIZER_FILES = ("optimizer.safetensors",)

@@ -13,10 +13,21 @@ from typing import TypeVar
 import aiohttp
 import msgspec
 
-from sapo_swarm.coordinator.admin.messages import Approve, Ban, InviteView, NewInvite, Removed, Revoke, Waiting
+from sapo_swarm.coordinator.admin.messages import (
+    Approve,
+    Ban,
+    DropTask,
+    InviteView,
+    NewInvite,
+    Removed,
+    Revoke,
+    Waiting,
+)
 from sapo_swarm.protocol.client import CoordinatorError, Refused, Unreachable
 from sapo_swarm.protocol.invite import Invite
+from sapo_swarm.protocol.task_offer import TaskUpload
 from sapo_swarm.protocol.wire import Problem
+from sapo_swarm.types import UNREADABLE
 
 T = TypeVar("T")
 
@@ -38,7 +49,7 @@ def read_access(path: Path) -> AdminAccess:
     """Raises CoordinatorError with a sentence when no coordinator was started there."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=AdminAccess)
-    except (OSError, msgspec.MsgspecError) as error:
+    except (OSError, *UNREADABLE) as error:
         raise CoordinatorError(
             f"{path} tells of no coordinator: start one first (sapo-desktop coordinator)."
         ) from error
@@ -108,14 +119,22 @@ class AdminClient:
         """Let a node in ("": all that wait): the nodes that are in now."""
         return msgspec.json.decode(await self._call("POST", "/admin/approve", Approve(node=node)), type=Removed).nodes
 
+    async def share(self, task: TaskUpload) -> None:
+        """Take a task of the host's own into the swarm, in the place of its earlier version."""
+        await self._call("POST", "/admin/tasks", msgspec.msgpack.encode(task))
+
+    async def unshare(self, name: str) -> None:
+        """Take a task out of the swarm."""
+        await self._call("POST", "/admin/untask", DropTask(name=name))
+
     async def export(self) -> bytes:
         """The swarm with its private key: see transfer.import_swarm."""
         return await self._call("GET", "/admin/export")
 
-    async def _call(self, method: str, path: str, body: msgspec.Struct | None = None) -> bytes:
+    async def _call(self, method: str, path: str, body: msgspec.Struct | bytes | None = None) -> bytes:
         if self._session is None:
             raise Unreachable("The client is closed.")
-        data = None if body is None else msgspec.json.encode(body)
+        data = msgspec.json.encode(body) if isinstance(body, msgspec.Struct) else body
         try:
             async with self._session.request(method, path, data=data) as response:
                 content = await response.read()

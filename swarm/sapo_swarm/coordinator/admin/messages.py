@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from sapo_swarm.protocol.wire import Count, DisplayName, Label, UnixTime
-from sapo_swarm.types import NodeId, Sha256
+from sapo_swarm.types import Name, NodeId, Sha256
 
 
 class NewInvite(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -16,7 +16,7 @@ class NewInvite(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
     label: Annotated[str, Meta(max_length=80)] = ""
     hours: Annotated[float, Meta(ge=0, le=87_600)] = 168.0
-    uses: Annotated[int, Meta(ge=0, le=2**31)] = 0
+    uses: Annotated[int, Meta(ge=0, le=2**31)] = 10
 
 
 class InviteView(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,6 +58,12 @@ class Revoke(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     """hash: of the invite's token, as InviteView names it."""
 
     hash: Sha256
+
+
+class DropTask(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The swarm trains on this task no more."""
+
+    name: Name
 
 
 class Removed(msgspec.Struct, frozen=True, kw_only=True):

@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 
 import msgspec
 from aiohttp import web
 
 from sapo_swarm.coordinator.admin.invites import new_invite
-from sapo_swarm.coordinator.admin.messages import Approve, Ban, InviteView, NewInvite, Removed, Revoke, Waiting
+from sapo_swarm.coordinator.admin.messages import (
+    Approve,
+    Ban,
+    DropTask,
+    InviteView,
+    NewInvite,
+    Removed,
+    Revoke,
+    Waiting,
+)
 from sapo_swarm.coordinator.admin.transfer import export_swarm
 from sapo_swarm.coordinator.http.problems import Refusal
-from sapo_swarm.coordinator.http.requests import read_body
+from sapo_swarm.coordinator.http.requests import json_reply, read_body
 from sapo_swarm.coordinator.server import MAX_JSON, Coordinator, Handler
-from sapo_swarm.protocol.wire import WireError, unpack_json
+from sapo_swarm.protocol.safe_text import safe_text
+from sapo_swarm.protocol.task_offer import MAX_PACKED, MAX_TASKS, TaskOffers, TaskUpload, unpack_task
+from sapo_swarm.protocol.wire import WireError, unpack, unpack_json
+from sapo_swarm.tasks.own.errors import BadTask
 
 
 def add_admin(app: web.Application, coordinator: Coordinator, key: str) -> None:
@@ -40,6 +53,8 @@ def add_admin(app: web.Application, coordinator: Coordinator, key: str) -> None:
     app.router.add_get("/admin/waiting", guarded(admin.waiting))
     app.router.add_post("/admin/approve", guarded(admin.approve))
     app.router.add_get("/admin/export", guarded(admin.export))
+    app.router.add_post("/admin/tasks", guarded(admin.share))
+    app.router.add_post("/admin/untask", guarded(admin.unshare))
 
 
 class _Admin:
@@ -87,6 +102,33 @@ class _Admin:
         for node in nodes:
             await self.store.approve(node)
         return _removed(nodes)
+
+    async def share(self, request: web.Request) -> web.Response:
+        """Take a task in, in the place of its earlier version. What members could not read is refused here."""
+        swarm, store = self.coordinator.swarm, self.store
+        if swarm.open:
+            raise Refusal(
+                "open_swarm", "Anyone may join this swarm, so nothing private is shared in it. Host one by invite."
+            )
+        body = await read_body(request, self.coordinator.settings.body_s, MAX_PACKED + MAX_JSON)
+        task = unpack(body, TaskUpload)
+        offers = await store.tasks()
+        if len(offers) >= MAX_TASKS and task.offer.name not in {offer.name for offer in offers}:
+            raise Refusal("malformed", f"A swarm has up to {MAX_TASKS} tasks of members' own. Take one out first.")
+        try:
+            await asyncio.to_thread(unpack_task, task.offer, task.packed)
+        except BadTask as error:
+            raise Refusal("malformed", safe_text(str(error), 500, lines=False)) from error
+        await store.put_task(task)
+        self.coordinator.own_tasks.changed()
+        return json_reply(TaskOffers(tasks=tuple(await store.tasks())))
+
+    async def unshare(self, request: web.Request) -> web.Response:
+        body = unpack_json(await self._body(request), DropTask)
+        if not await self.store.drop_task(body.name):
+            raise Refusal("not_found", "The swarm has no task of this name.")
+        self.coordinator.own_tasks.changed()
+        return json_reply(TaskOffers(tasks=tuple(await self.store.tasks())))
 
     async def export(self, _request: web.Request) -> web.Response:
         body = await export_swarm(self.store)

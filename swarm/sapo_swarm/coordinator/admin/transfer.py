@@ -10,18 +10,22 @@ import msgspec
 
 from sapo_swarm.coordinator.domain.records import InviteRecord, Member, SwarmRecord
 from sapo_swarm.coordinator.store.base import Store, StoreFormat
+from sapo_swarm.protocol.task_offer import TaskUpload
+from sapo_swarm.types import UNREADABLE
 
 FORMAT = "sapo-swarm-export"
 
 
-class SwarmExport(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The file's content. version: of this format."""
+class SwarmExport(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
+    """The file's content. version: of this format. tasks: of members' own (left out where there are none: earlier versions do not
+    know them)."""
 
     format: str
     version: int
     swarm: SwarmRecord
     members: tuple[Member, ...]
     invites: tuple[InviteRecord, ...]
+    tasks: tuple[TaskUpload, ...] = ()
 
 
 async def export_swarm(store: Store) -> bytes:
@@ -30,7 +34,15 @@ async def export_swarm(store: Store) -> bytes:
     if swarm is None:
         raise StoreFormat("There is no swarm in this store yet.")
     members, invites = await store.members(), await store.invites()
-    export = SwarmExport(format=FORMAT, version=1, swarm=swarm, members=tuple(members), invites=tuple(invites))
+    tasks = [await store.task(offer.hash) for offer in await store.tasks()]
+    export = SwarmExport(
+        format=FORMAT,
+        version=1,
+        swarm=swarm,
+        members=tuple(members),
+        invites=tuple(invites),
+        tasks=tuple(task for task in tasks if task is not None),
+    )
     return msgspec.msgpack.encode(export)
 
 
@@ -38,7 +50,7 @@ async def import_swarm(store: Store, data: bytes) -> SwarmRecord:
     """Enter an export into an empty store. Raises StoreFormat when it holds a swarm or the file is something else."""
     try:
         export = msgspec.msgpack.decode(data, type=SwarmExport)
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise StoreFormat(f"The file is not an exported swarm: {str(error)[:200]}") from error
     if export.format != FORMAT or export.version != 1:
         raise StoreFormat("The file was exported by another version: use that version to import it.")
@@ -46,4 +58,6 @@ async def import_swarm(store: Store, data: bytes) -> SwarmRecord:
         raise StoreFormat("This store holds a swarm already: import into a new one.")
     await store.found(export.swarm)
     await store.restore(export.members, export.invites)
+    for task in export.tasks:
+        await store.put_task(task)
     return export.swarm

@@ -10,13 +10,14 @@ from dataclasses import dataclass
 
 from sapo_swarm.protocol.identity import group_text, verify
 from sapo_swarm.protocol.wire import GroupBody, SignedGroup, WireError, content_digest, unpack
-from sapo_swarm.tasks.seeds import is_train
-from sapo_swarm.types import MAX_COMPLETION_BYTES
+from sapo_swarm.tasks.catalogue import is_train
+from sapo_swarm.tasks.own.library import PRESET, is_own
+from sapo_swarm.types import MAX_COMPLETION_BYTES, TaskRef
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What a swarm accepts. Ages in seconds."""
+    """What a swarm accepts. own: (name, generator) of tasks of members' own. Ages in seconds."""
 
     swarm: str
     tasks: frozenset[str]
@@ -24,6 +25,7 @@ class Rules:
     generator: str
     max_age_s: float
     max_future_s: float
+    own: frozenset[tuple[str, str]] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +60,30 @@ def judge(
     return Judged("", body, content_digest(body))
 
 
+def task_of(blob: bytes) -> str:
+    """Entry.task of a packed SignedGroup that was judged before; "" where it does not read."""
+    try:
+        return own_generator(unpack(unpack(blob, SignedGroup).body, GroupBody).ref)
+    except WireError:
+        return ""
+
+
+def own_generator(ref: TaskRef) -> str:
+    """The generator of a task of members' own, "" for the app's tasks."""
+    return ref.generator if is_own(ref) else ""
+
+
 def _size(text: str) -> int:
     return len(text.encode())
 
 
 def _coordinates(body: GroupBody, rules: Rules) -> str:
     ref = body.ref
-    if ref.dataset not in rules.tasks or ref.preset not in rules.presets or ref.generator != rules.generator:
+    if ref.generator == rules.generator:
+        known = ref.dataset in rules.tasks and ref.preset in rules.presets
+    else:
+        known = (ref.dataset, ref.generator) in rules.own and ref.preset == PRESET
+    if not known:
         return "task"
     return "" if is_train(ref) else "seed"
 

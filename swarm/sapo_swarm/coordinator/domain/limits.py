@@ -7,13 +7,19 @@ import random
 from collections import OrderedDict
 from dataclasses import dataclass
 
+UNKNOWN = "unknown"
+"""The network of those whose address cannot be told."""
+
 
 def prefix_of(address: str) -> str:
-    """The /24 of an IPv4 address or the /64 of an IPv6 one; "" for loopback and for no address at all."""
+    """The /24 of an IPv4 address or the /64 of an IPv6 one; "" for loopback and for no address at all.
+
+    What is no address (a proxy's "unknown", one with its port) is one network: nobody escapes a limit by it.
+    """
     try:
         ip = ipaddress.ip_address(address.split("%")[0])
     except ValueError:
-        return ""
+        return UNKNOWN if address else ""
     mapped = ip.ipv4_mapped if isinstance(ip, ipaddress.IPv6Address) else None
     ip = mapped or ip
     if ip.is_loopback:

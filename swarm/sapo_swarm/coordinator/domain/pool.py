@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import random
 from collections import Counter, OrderedDict, deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from sapo_swarm.coordinator.domain.records import SAMPLE_BYTES, Entry, PoolLimits, invite_share
+from sapo_swarm.coordinator.domain.records import SAMPLE_BYTES, Entry, PoolLimits, fits, invite_share
 
 
 @dataclass(slots=True)
@@ -95,9 +95,11 @@ class GroupPool:
         if slot is not None:
             self._remove(slot)
 
-    def sample(self, rng: random.Random, want: int, caller: str, have: frozenset[bytes]) -> list[Entry]:
+    def sample(
+        self, rng: random.Random, want: int, caller: str, have: frozenset[bytes], accepts: frozenset[str] = frozenset()
+    ) -> list[Entry]:
         """Up to `want` groups, uniform over the live slots of others, at most one per source, none of `have`, and no more than
-        invite_share(want) of one invite while others have groups.
+        invite_share(want) of one invite while others have groups; of members' own tasks only those in `accepts`.
 
         Random slots with rejection; where few sources are left, the rest is found by walking over the sources.
         """
@@ -112,15 +114,17 @@ class GroupPool:
             entry = self._dense[int(rng.random() * len(self._dense))].entry if self._dense else None
             if entry is None or entry.node == caller or entry.node in taken or entry.id in have:
                 continue
+            if not fits(entry, accepts):
+                continue
             if not entry.invite or crowd[entry.invite] < most or len(self._by_invite) < 2:
                 taken[entry.node] = entry
                 crowd[entry.invite] += 1
         if len(taken) < want:
-            self._walk(rng, want, caller, have, taken)
+            self._walk(rng, want, caller, lambda entry: entry.id not in have and fits(entry, accepts), taken)
         return within_budget(taken.values())
 
     def _walk(
-        self, rng: random.Random, want: int, caller: str, have: frozenset[bytes], taken: dict[str, Entry]
+        self, rng: random.Random, want: int, caller: str, wanted: Callable[[Entry], bool], taken: dict[str, Entry]
     ) -> None:
         others = [node for node in self._by_node if node != caller and node not in taken]
         rng.shuffle(others)
@@ -129,7 +133,7 @@ class GroupPool:
             key=lambda node: crowd[self._by_node[node][0].entry.invite]
         )  # of invites that are there least, first
         for node in others[:256]:
-            fresh = [slot.entry for slot in self._by_node[node] if slot.entry.id not in have]
+            fresh = [slot.entry for slot in self._by_node[node] if wanted(slot.entry)]
             if fresh:
                 taken[node] = rng.choice(fresh)
             if len(taken) >= want:

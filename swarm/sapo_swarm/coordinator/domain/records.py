@@ -31,7 +31,7 @@ class SwarmRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class InviteRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """An invite at rest: only the hash of its token. max_uses 0: unlimited. expires 0: never."""
+    """An invite at rest: only the hash of its token. max_uses 0: unlimited. expires 0: never. used: Unix time of its last use."""
 
     hash: str
     label: str
@@ -40,11 +40,12 @@ class InviteRecord(msgspec.Struct, frozen=True, kw_only=True):
     max_uses: int
     uses: int = 0
     revoked: bool = False
+    used: float = 0.0
 
 
 class Member(msgspec.Struct, frozen=True, kw_only=True):
     """A node that joined. invite: hash of the invite that admitted it ("" in an open swarm). banned: the reason. waiting: the
-    host has not let it in yet."""
+    host has not let it in yet. seen: Unix time of its last exchange, to SEEN_EVERY_S."""
 
     node: str
     key: bytes
@@ -54,24 +55,40 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     invite: str
     banned: str = ""
     waiting: bool = False
+    seen: float = 0.0
+
+    def idle(self, now: float, idle_s: float) -> bool:
+        """It was silent for longer than idle_s (0: that never ends a membership), so it needs an invite again. A ban stays."""
+        return bool(idle_s) and not self.banned and now - max(self.joined, self.seen) > idle_s
+
+
+SEEN_EVERY_S = 6 * 3600.0
+"""How exactly it is kept on the disk when a member was last seen."""
 
 
 class Entry(msgspec.Struct, frozen=True):
     """A group in the pool. blob: its SignedGroup as msgpack. content: digest that finds copies. id: 8 bytes. invite: hash of the
-    one that admitted its node."""
+    one that admitted its node. task: generator of a task of members' own, "" for the app's tasks."""
 
     id: bytes
     content: str
     node: str
     blob: bytes
     invite: str = ""
+    task: str = ""
+
+
+def fits(entry: Entry, accepts: frozenset[str]) -> bool:
+    """The group may be given to a node that accepted these tasks of members' own."""
+    return not entry.task or entry.task in accepts
 
 
 class Exchange(msgspec.Struct, frozen=True, kw_only=True):
     """One round of one node. round_id: digest of node and body, so that a repeated upload is stored once. entries: one for each
     group of the upload, None where it was refused.
 
-    counts: what else to add to this minute's counters, such as {"t/bf": 2, "reward_n": 1}.
+    counts: what else to add to this minute's counters, such as {"t/bf": 2, "reward_n": 1}. accepts: generators of members' own
+    tasks whose groups may be sampled.
     """
 
     node: str
@@ -82,6 +99,7 @@ class Exchange(msgspec.Struct, frozen=True, kw_only=True):
     have: frozenset[bytes]
     now: float
     counts: dict[str, float]
+    accepts: frozenset[str] = frozenset()
 
 
 class Exchanged(msgspec.Struct, frozen=True, kw_only=True):
@@ -136,7 +154,8 @@ def invite_share(want: int) -> int:
 class PoolLimits(msgspec.Struct, frozen=True, kw_only=True):
     """per_node: live groups of one source; its newest replaces its oldest, so a flooder only displaces itself.
 
-    rounds_kept_s: an upload repeated within it meets its first verdicts. members: a swarm admits no more.
+    rounds_kept_s: an upload repeated within it meets its first verdicts. members: a swarm admits no more. idle_s: a member, or an
+    invite, that nothing was heard of for longer is good no more; 0: that never happens.
     """
 
     capacity: int = 65_536
@@ -146,6 +165,7 @@ class PoolLimits(msgspec.Struct, frozen=True, kw_only=True):
     rounds_kept_s: float = 600.0
     nonces_kept_s: float = 600.0
     members: int = 200_000
+    idle_s: float = 0.0
 
 
 SWARM_FULL = "full"

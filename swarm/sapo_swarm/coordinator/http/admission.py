@@ -10,16 +10,21 @@ from collections.abc import Iterator
 
 from aiohttp import web
 
-from sapo_swarm.coordinator.domain.limits import Buckets, jittered, prefix_of
+from sapo_swarm.coordinator.domain.limits import UNKNOWN, Buckets, jittered, prefix_of
 from sapo_swarm.coordinator.http.metrics import Metrics
 from sapo_swarm.coordinator.http.problems import Refusal
 from sapo_swarm.coordinator.http.requests import client_address
 from sapo_swarm.coordinator.settings import CoordinatorSettings
+from sapo_swarm.protocol.invite import is_loopback
 
 UNREAD_BYTES = 32 * 2**20
 """Of bodies that are under way, all together;"""
 UNREAD_PER_NETWORK = 4 * 2**20
 """and of one network."""
+FORWARDED = ("X-Forwarded-For", "Forwarded", "X-Real-IP", "Via")
+"""Headers by which a proxy gives itself away."""
+TASKS_PER_S, TASKS_BURST = 0.1, 20
+"""Requests of a member for tasks: each may be answered with two megabytes."""
 
 
 class Admission:
@@ -31,6 +36,7 @@ class Admission:
         self._unread = 0
         self._unread_of: Counter[str] = Counter()
         self._nodes = Buckets(1.0 / settings.round_every_s, settings.round_burst)
+        self._tasks = Buckets(TASKS_PER_S, TASKS_BURST)
         self._prefixes = Buckets(settings.prefix_per_s, 2 * settings.prefix_per_s)
         self._joins = Buckets(settings.joins_per_s, 40 * settings.joins_per_s)
 
@@ -69,9 +75,16 @@ class Admission:
         if wait:
             raise self.busy("rate_limited", f"One round every {self._settings.round_every_s:g} s.", wait)
 
+    def task(self, node: str) -> None:
+        """A member's request for tasks."""
+        wait = self._tasks.take(node, time.monotonic())
+        if wait:
+            raise self.busy("rate_limited", "Too many requests for tasks.", wait)
+
     def host_only(self, request: web.Request) -> None:
-        """The peer itself (no proxy) must be on this machine."""
-        if prefix_of(request.remote or "invalid") or "X-Forwarded-For" in request.headers:
+        """The peer itself (no proxy) must be on this machine, and mean it: the name of another site's page may point here."""
+        named = is_loopback(request.host.rpartition(":")[0].strip("[]") or request.host)
+        if prefix_of(request.remote or UNKNOWN) or not named or any(name in request.headers for name in FORWARDED):
             raise Refusal("loopback_only", "This is answered on the host itself only.")
 
     def busy(self, code: str, detail: str, wait_s: float) -> Refusal:

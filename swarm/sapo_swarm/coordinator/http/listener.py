@@ -1,8 +1,9 @@
 """The listening sockets: who is let in before a byte of HTTP was read.
 
 Half-open TLS handshakes are not yet connections to the server above, so they are counted and timed here. When there is no
-room, the oldest handshake gives way, or the oldest connection of the network that holds most: honest clients finish their
-handshake in milliseconds and come back by themselves. Running out of descriptors is a short pause and one line in the log.
+room, the oldest handshake gives way, or the oldest connection of the network that holds most and on which no member signed
+anything: honest clients finish their handshake in milliseconds and come back by themselves. Running out of descriptors is
+a short pause and one line in the log.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ SPARE_FILES = 64
 """Descriptors left for the store, the log and what else a process needs."""
 OUT_OF_FILES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 PAUSE_S = 0.2
+SWEEP_S = 0.25
 BACKLOG = 1024
 
 Protocols = Callable[[], asyncio.BaseProtocol]
@@ -47,6 +49,8 @@ class Listener:
         self._loops: list[asyncio.Task[None]] = []
         self._handshakes: OrderedDict[asyncio.Task[None], str] = OrderedDict()
         self._open: dict[str, OrderedDict[int, asyncio.Transport]] = {}
+        self._members: OrderedDict[int, asyncio.Transport] = OrderedDict()
+        self._swept = -SWEEP_S
         self._said = -PAUSE_S
         if context is not None:
             sslproto.SSLProtocol.max_size = TLS_BUFFER
@@ -79,8 +83,9 @@ class Listener:
     @property
     def connections(self) -> int:
         """Connections that are open, handshakes not counted."""
+        self._swept = -SWEEP_S
         self._sweep()
-        return sum(map(len, self._open.values()))
+        return self._count() - len(self._handshakes)
 
     async def _accept(self, bound: socket.socket) -> None:
         loop = asyncio.get_running_loop()
@@ -97,7 +102,7 @@ class Listener:
 
     def _admit(self, connection: socket.socket, network: str) -> None:
         """Begin the connection's handshake, in the place of an older one where there is no room."""
-        if sum(map(len, self._open.values())) + len(self._handshakes) >= self.most:
+        if self._count() >= self.most:
             self._make_room("The coordinator has as many connections as it may.")
         same = [task for task, of in self._handshakes.items() if of == network] if network else []
         if len(same) >= HANDSHAKES_PER_NETWORK:
@@ -106,7 +111,12 @@ class Listener:
             self._give_up(next(iter(self._handshakes)))
         task = asyncio.create_task(self._shake(connection, network))
         self._handshakes[task] = network
-        task.add_done_callback(lambda done: self._handshakes.pop(done, None))
+        task.add_done_callback(lambda done: self._ended(done, connection))
+
+    def _ended(self, task: asyncio.Task[None], connection: socket.socket) -> None:
+        self._handshakes.pop(task, None)
+        if task.cancelled():  # before it began
+            connection.close()
 
     async def _shake(self, connection: socket.socket, network: str) -> None:
         loop = asyncio.get_running_loop()
@@ -129,24 +139,46 @@ class Listener:
     def _make_room(self, why: str) -> None:
         """End the oldest handshake, or the oldest connection of the network that holds most."""
         self._sweep()
-        if sum(map(len, self._open.values())) + len(self._handshakes) >= self.most or why.endswith("`."):
+        if self._count() >= self.most or why.endswith("`."):
             self.turned_away += 1
             if self._handshakes:
                 self._give_up(next(iter(self._handshakes)))
-            elif self._open:
-                largest = max(self._open.values(), key=len)
-                largest.popitem(last=False)[1].abort()
+            else:
+                self._end_one()
         if time.monotonic() - self._said > 60.0:
             self._said = time.monotonic()
             log.warning("%s", why)
 
+    def of_member(self, transport: asyncio.BaseTransport) -> None:
+        """A member signed a request on this connection: strangers' ones give way before it."""
+        key = id(transport)
+        if key in self._members:
+            return
+        for transports in self._open.values():
+            if key in transports:
+                self._members[key] = transports.pop(key)
+                return
+
+    def _count(self) -> int:
+        """Connections and handshakes, some of which may have been closed since the last sweep."""
+        return sum(map(len, self._open.values())) + len(self._members) + len(self._handshakes)
+
+    def _end_one(self) -> None:
+        """The oldest connection of the network with most strangers; a member's only where there are no strangers."""
+        crowd = max(self._open.values(), key=len, default=None)
+        transports = crowd or self._members
+        if transports:
+            transports.popitem(last=False)[1].abort()
+
     def _sweep(self) -> None:
-        """Forget connections that are closed."""
-        for network, transports in list(self._open.items()):
+        """Forget connections that are closed; it costs a look at each, so not at every new one."""
+        if time.monotonic() - self._swept < SWEEP_S:
+            return
+        self._swept = time.monotonic()
+        for transports in (*self._open.values(), self._members):
             for key in [key for key, transport in transports.items() if transport.is_closing()]:
                 del transports[key]
-            if not transports:
-                del self._open[network]
+        self._open = {network: transports for network, transports in self._open.items() if transports}
 
 
 def raise_file_limit() -> None:

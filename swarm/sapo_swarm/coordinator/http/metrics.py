@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
+from sapo_swarm.prometheus import Page
+
 _BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 
 
@@ -34,28 +36,20 @@ class Metrics:
 
     def text(self, pool: int, nodes: int) -> str:
         """The page that Prometheus reads. pool: live groups. nodes: seen lately."""
-        lines: list[str] = []
-
-        def metric(name: str, kind: str, text: str, values: dict[str, float]) -> None:
-            lines.append(f"# HELP sapo_{name} {text}")
-            lines.append(f"# TYPE sapo_{name} {kind}")
-            lines.extend(f"sapo_{name}{labels} {value:g}" for labels, value in values.items())
-
-        requests = {
-            f'{{route="{route}",status="{status}"}}': float(count) for (route, status), count in self.requests.items()
-        }
-        metric("requests_total", "counter", "Requests served, by route and status.", requests)
-        metric("groups_accepted_total", "counter", "Groups taken into the pool.", {"": self.accepted})
-        refused = {f'{{reason="{reason}"}}': float(count) for reason, count in self.refused.items()}
-        metric("groups_refused_total", "counter", "Groups refused, by reason.", refused)
-        metric("groups_sampled_total", "counter", "Groups sent to other nodes.", {"": self.sampled})
-        metric("received_bytes_total", "counter", "Bytes of round bodies received.", {"": self.bytes_in})
-        metric("sent_bytes_total", "counter", "Bytes of round replies sent.", {"": self.bytes_out})
-        metric("in_flight", "gauge", "Requests being served.", {"": self.in_flight})
-        metric("pool_groups", "gauge", "Live groups.", {"": pool})
-        metric("nodes", "gauge", "Nodes seen lately.", {"": nodes})
-        buckets = {f'_bucket{{le="{bound:g}"}}': float(self._latency[bound]) for bound in _BOUNDS}
-        buckets['_bucket{le="+Inf"}'] = float(self._latency_count)
-        buckets |= {"_sum": self._latency_sum, "_count": float(self._latency_count)}
-        metric("round_seconds", "histogram", "Time to serve a round.", buckets)
-        return "\n".join(lines) + "\n"
+        page = Page("sapo_")
+        requests = [
+            ({"route": route, "status": str(status)}, float(count)) for (route, status), count in self.requests.items()
+        ]
+        page.add_each("requests_total", "counter", "Requests served, by route and status.", requests)
+        page.add("groups_accepted_total", "counter", "Groups taken into the pool.", self.accepted)
+        refused = [({"reason": reason}, float(count)) for reason, count in self.refused.items()]
+        page.add_each("groups_refused_total", "counter", "Groups refused, by reason.", refused)
+        page.add("groups_sampled_total", "counter", "Groups sent to other nodes.", self.sampled)
+        page.add("received_bytes_total", "counter", "Bytes of round bodies received.", self.bytes_in)
+        page.add("sent_bytes_total", "counter", "Bytes of round replies sent.", self.bytes_out)
+        page.add("in_flight", "gauge", "Requests being served.", self.in_flight)
+        page.add("pool_groups", "gauge", "Live groups.", pool)
+        page.add("nodes", "gauge", "Nodes seen lately.", nodes)
+        buckets = {bound: float(self._latency[bound]) for bound in _BOUNDS}
+        page.histogram("round_seconds", "Time to serve a round.", buckets, self._latency_sum, self._latency_count)
+        return page.text()

@@ -23,6 +23,7 @@ CODES: dict[str, int] = {
     "invite_used_up": 403,
     "invite_revoked": 403,
     "loopback_only": 403,
+    "open_swarm": 403,
     "not_found": 404,
     "method_not_allowed": 405,
     "timeout": 408,

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from typing import TypeVar
 
+import aiohttp
 import msgspec
 from aiohttp import web
 
-from sapo_swarm.coordinator.domain.limits import prefix_of
+from sapo_swarm.coordinator.domain.limits import UNKNOWN, prefix_of
 from sapo_swarm.coordinator.http.problems import Refusal
 from sapo_swarm.protocol.identity import Signed, request_text, verify
-from sapo_swarm.protocol.wire import H_NODE, H_NONCE, H_PROTO, H_SIGNATURE, H_TIME, MAX_BODY, Nonce
+from sapo_swarm.protocol.wire import H_NODE, H_NONCE, H_PROTO, H_SIGNATURE, H_TIME, MAX_BODY, Nonce, WireError
 from sapo_swarm.types import PROTOCOL_VERSION, NodeId
+
+T = TypeVar("T")
 
 
 class _Headers(msgspec.Struct, frozen=True):
@@ -33,11 +38,12 @@ def check_protocol(request: web.Request) -> None:
 
 
 def client_address(request: web.Request, trust_proxy: bool) -> str:
-    """The peer's address; behind a trusted proxy on loopback, the last one it forwarded."""
+    """The peer's address; behind a trusted proxy on loopback, the last one it forwarded (some proxies add to the client's own
+    header, others send a second one)."""
     address = request.remote or ""
-    forwarded = request.headers.get("X-Forwarded-For", "")
+    forwarded = request.headers.getall("X-Forwarded-For", [])
     if trust_proxy and forwarded and prefix_of(address) == "":
-        return forwarded.rsplit(",", 1)[-1].strip()
+        return forwarded[-1].rsplit(",", 1)[-1].strip() or UNKNOWN
     return address
 
 
@@ -61,6 +67,8 @@ async def read_body(request: web.Request, deadline_s: float, limit: int = MAX_BO
                     raise Refusal("too_large", f"The body has more than {limit} bytes.")
     except TimeoutError as error:
         raise Refusal("timeout", f"The body did not arrive within {deadline_s:.0f} s.") from error
+    except (ConnectionError, aiohttp.ClientPayloadError) as error:  # nobody is left to be told
+        raise Refusal("timeout", "The connection ended before the body was there.") from error
     return bytes(body)
 
 
@@ -90,3 +98,16 @@ def check_signature(
     text = request_text(request.method, request.rel_url.raw_path, swarm, signed.ts, signed.nonce, body)
     if not verify(key, signed.signature, text):
         raise Refusal("bad_signature", "The signature does not match the request, the swarm or the node's key.")
+
+
+def parsed(parse: Callable[[bytes, type[T]], T], body: bytes, kind: type[T]) -> T:
+    """The struct in a body. parse: of its encoding. Raises Refusal."""
+    try:
+        return parse(body, kind)
+    except WireError as error:
+        raise Refusal(error.code, str(error)) from error
+
+
+def json_reply(message: msgspec.Struct) -> web.Response:
+    """The struct as JSON."""
+    return web.Response(body=msgspec.json.encode(message), content_type="application/json")

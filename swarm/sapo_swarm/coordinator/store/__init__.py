@@ -20,18 +20,20 @@ def open_store(settings: CoordinatorSettings) -> Store:
         per_node=settings.groups_per_node,
         lifetime_s=settings.group_life_s,
         members=settings.members,
+        idle_s=settings.idle_days * 86_400.0,
     )
     scheme, _, rest = settings.store.partition(":")
     if scheme == "sqlite" and rest:
         from sapo_swarm.coordinator.store.sqlite import SQLiteStore
 
         return SQLiteStore(Path(rest), limits)
-    if scheme in ("redis", "rediss", "valkey", "valkeys"):
+    if scheme in ("redis", "rediss", "valkey", "valkeys", "sentinel"):
         try:
             from sapo_swarm.coordinator.store.redis import RedisStore
         except ImportError as error:
             raise StoreFormat("The redis package is missing. Fix: pip install 'sapo-desktop[redis]'") from error
         return RedisStore(settings.store.replace("valkey", "redis", 1), limits)
     raise StoreFormat(
-        f"{settings.store!r} is no store. Use sqlite:PATH, redis://host:port/db or valkey://host:port/db."
+        f"{settings.store!r} is no store. Use sqlite:PATH, redis://host:port/db, valkey://host:port/db or "
+        "sentinel://host:port,host:port/NAME/db."
     )

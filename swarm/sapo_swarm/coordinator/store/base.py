@@ -23,6 +23,7 @@ from sapo_swarm.coordinator.domain.records import (
     SwarmRecord,
     WindowStats,
 )
+from sapo_swarm.protocol.task_offer import TaskOffer, TaskUpload
 
 
 class StoreError(Exception):
@@ -37,13 +38,15 @@ class StoreFormat(StoreError):
     """The store holds something that this version does not read; the message says what to do."""
 
 
-def invite_verdict(invite: InviteRecord | None, now: float) -> str:
-    """INVITE_OK, or why the invite admits nobody any more."""
+def invite_verdict(invite: InviteRecord | None, now: float, idle_s: float = 0.0) -> str:
+    """INVITE_OK, or why the invite admits nobody any more. idle_s: see PoolLimits."""
     if invite is None:
         return INVITE_UNKNOWN
     if invite.revoked:
         return INVITE_REVOKED
     if invite.expires and now > invite.expires:
+        return INVITE_EXPIRED
+    if idle_s and now - max(invite.created, invite.used) > idle_s:
         return INVITE_EXPIRED
     return INVITE_USED_UP if invite.max_uses and invite.uses >= invite.max_uses else INVITE_OK
 
@@ -92,7 +95,8 @@ class Store(Protocol):
 
         INVITE_OK, why the invite does not admit it, or SWARM_FULL.
 
-        A node that is a member already uses nothing up; its name and model are updated, its ban stays. Durable.
+        A node that is a member already uses nothing up; its name and model are updated, its ban stays. One that was silent
+        for longer than limits.idle_s is a member no more. Durable.
         """
         ...
 
@@ -112,12 +116,32 @@ class Store(Protocol):
         """Let a waiting member in. False for an unknown node. Durable."""
         ...
 
+    async def put_task(self, task: TaskUpload) -> None:
+        """Store a task of members' own in the place of its earlier version. Durable."""
+        ...
+
+    async def drop_task(self, name: str) -> bool:
+        """Forget a task. False where there is none of this name. Durable."""
+        ...
+
+    async def tasks(self) -> list[TaskOffer]:
+        """The tasks of members' own, by name; at most task_offer.MAX_TASKS were stored."""
+        ...
+
+    async def task(self, hash: str) -> TaskUpload | None:
+        """The content of the task in force with this hash."""
+        ...
+
     async def use_nonce(self, nonce: str, now: float) -> bool:
         """True the first time within the lifetime of nonces."""
         ...
 
     async def exchange(self, exchange: Exchange) -> Exchanged:
         """Store an upload once, sample for its sender, count both."""
+        ...
+
+    async def snapshot(self, now: float, want: int) -> tuple[bytes, ...]:
+        """A sample for everybody, at most one group a source, within a reply's bytes. It is nobody's uptake."""
         ...
 
     async def leave(self, node: str) -> int:

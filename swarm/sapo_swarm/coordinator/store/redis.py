@@ -3,6 +3,7 @@
 A pool of keys with lifetimes: an exchange is one Lua call, a sample one MGET of random slots (more while the pool is
 thin), its credit one more call. Nothing scans. The server's own maxmemory bounds bytes; with `appendonly yes` and
 `appendfsync always` an acknowledged group survives what SQLite's would, with `everysec` all but the last two seconds'.
+With Sentinel (sentinel://) a group is acknowledged when a replica has it too: the death of the primary loses none.
 """
 
 from __future__ import annotations
@@ -20,10 +21,13 @@ from sapo_swarm.coordinator.domain.records import (
     Exchanged,
     NodeStats,
     WindowStats,
+    fits,
     invite_share,
 )
 from sapo_swarm.coordinator.store import redis_scripts as scripts
-from sapo_swarm.coordinator.store.redis_registry import RedisRegistry, member_of, pack, reaching, read
+from sapo_swarm.coordinator.store.redis_link import pack, reaching, read
+from sapo_swarm.coordinator.store.redis_registry import member_of
+from sapo_swarm.coordinator.store.redis_tasks import RedisTasks
 
 SMALL_POOL = 64
 """A pool so small is read whole."""
@@ -31,7 +35,7 @@ MAX_READS = 8
 """MGETs for one sample at most."""
 
 
-class RedisStore(RedisRegistry):
+class RedisStore(RedisTasks):
     """A Store; see the module."""
 
     # The hot path
@@ -49,6 +53,8 @@ class RedisStore(RedisRegistry):
             reply = await self._run(scripts.EXCHANGE, "age", *self._arguments(exchange))
             if reply[0]:
                 return Exchanged(replayed=True)
+            if self.fails_over and any(entry is not None for entry in exchange.entries):
+                await self._replicated()
             _, bits, uptake, receipts, mine, total, nodes, pool, head = reply
             sample = await self._sample(exchange, head) if exchange.want else []
             if sample:
@@ -65,6 +71,15 @@ class RedisStore(RedisRegistry):
             nodes=nodes,
             pool=pool,
         )
+
+    async def snapshot(self, now: float, want: int) -> tuple[bytes, ...]:
+        """See Store."""
+        everybody = Exchange(
+            node="", nonce="", round_id="", entries=(), want=want, have=frozenset(), now=now, counts={}
+        )
+        async with reaching():
+            head = int(await self._server.get(self._key("head")) or 0)
+            return tuple(entry.blob for entry in await self._sample(everybody, head))
 
     async def leave(self, node: str) -> int:
         """See Store."""
@@ -157,6 +172,8 @@ class RedisStore(RedisRegistry):
             for raw in await self._server.mget([self._key("slot:", slot) for slot in slots]):
                 entry = None if raw is None else read(raw, Entry)
                 if entry is None or entry.node == exchange.node or entry.id in exchange.have:
+                    continue
+                if not fits(entry, exchange.accepts):
                     continue
                 if len(taken) >= exchange.want or entry.node in taken:
                     continue

@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import random
-from collections.abc import AsyncIterator, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, cast
+from urllib.parse import urlsplit
 
 import msgspec
 from redis.asyncio import BlockingConnectionPool, Redis
-from redis.exceptions import RedisError
+from redis.asyncio.sentinel import Sentinel
 
 from sapo_swarm.coordinator.domain.records import INVITE_OK, InviteRecord, Member, PoolLimits, SwarmRecord
 from sapo_swarm.coordinator.store import redis_scripts as scripts
 from sapo_swarm.coordinator.store.base import StoreFormat, StoreUnavailable
+from sapo_swarm.coordinator.store.redis_link import pack, reaching, read, wait
 
 log = logging.getLogger("sapo.coordinator")
 TIMEOUT_S = 2.0
 CONNECTIONS = 64
+SENTINEL_PORT = 26_379
+REPLICA_MS = 1000
 
 
 class RedisRegistry:
-    """url: redis://host:port/db (rediss:// for TLS). namespace and shard make the hash tag."""
+    """url: redis://host:port/db (rediss:// for TLS), or sentinel://host:port,host:port/NAME/db: whatever server Sentinel names as
+    the primary of NAME. namespace and shard make the hash tag."""
 
     def __init__(
         self,
@@ -37,18 +41,13 @@ class RedisRegistry:
         self._rng = rng or random.Random()
         self._url = url
         self._redis: Redis | None = None
+        self._sentinel: Sentinel | None = None
+        self.fails_over = url.startswith("sentinel:")
         self._pruned = 0
 
     async def open(self) -> None:
         """Raises StoreUnavailable, StoreFormat (too old a server)."""
-        pool = BlockingConnectionPool.from_url(
-            self._url,
-            max_connections=CONNECTIONS,
-            timeout=TIMEOUT_S,
-            socket_timeout=TIMEOUT_S,
-            socket_connect_timeout=TIMEOUT_S,
-        )
-        redis = self._redis = Redis(connection_pool=pool)
+        redis = self._redis = self._connected()
         try:
             async with reaching():
                 info: dict[str, Any] = await redis.info()
@@ -60,11 +59,27 @@ class RedisRegistry:
         if not info.get("aof_enabled"):
             log.warning("This server keeps no append-only file: a crash of it loses members and invites.")
 
+    def _connected(self) -> Redis:
+        waits: dict[str, Any] = {"socket_timeout": TIMEOUT_S, "socket_connect_timeout": TIMEOUT_S}
+        if not self.fails_over:
+            pool = BlockingConnectionPool.from_url(self._url, max_connections=CONNECTIONS, timeout=TIMEOUT_S, **waits)
+            return Redis(connection_pool=pool)
+        parts = urlsplit(self._url)
+        hosts = [
+            (host, int(port or SENTINEL_PORT)) for host, _, port in (h.partition(":") for h in parts.netloc.split(","))
+        ]
+        name, _, db = parts.path.strip("/").partition("/")
+        self._sentinel = Sentinel(hosts, sentinel_kwargs=waits)  # type: ignore[no-untyped-call]
+        found = self._sentinel.master_for(name, db=int(db or 0), max_connections=CONNECTIONS, **waits)
+        return cast(Redis, found)
+
     async def close(self) -> None:
         """See Store."""
         if self._redis is not None:
             await self._redis.aclose(close_connection_pool=True)
             self._redis = None
+        for one in self._sentinel.sentinels if self._sentinel is not None else ():
+            await one.aclose()
 
     async def ping(self) -> None:
         """See Store."""
@@ -128,7 +143,10 @@ class RedisRegistry:
         async with reaching():
             swarm = await self.swarm()
             is_open = "1" if swarm is not None and swarm.open else "0"
-            arguments = [now, member.node, member.invite, is_open, pack(member), self.limits.members]
+            before = await self.member(member.node)
+            idle = before is not None and before.idle(now, self.limits.idle_s)
+            arguments = [now, member.node, member.invite, is_open, pack(member), self.limits.members, int(idle)]
+            arguments.append(self.limits.idle_s)
             verdict = (await self._run(scripts.ADMIT, "members", *arguments)).decode()
             if verdict == "known":
                 known = await self.member(member.node)
@@ -144,15 +162,18 @@ class RedisRegistry:
         async with reaching(), self._server.pipeline(transaction=False) as pipe:
             pipe.hget(self._key("members"), node)
             pipe.hget(self._key("banned"), node)
-            raw, banned = await pipe.execute()
-        return None if raw is None else member_of(raw, banned)
+            pipe.zscore(self._key("seen"), node)
+            raw, banned, seen = await pipe.execute()
+        return None if raw is None else _seen(member_of(raw, banned), seen)
 
     async def members(self) -> list[Member]:
         """See Store."""
         async with reaching():
             rows = await wait(self._server.hgetall(self._key("members")))
             banned = await wait(self._server.hgetall(self._key("banned")))
-        return [member_of(raw, banned.get(node)) for node, raw in rows.items()]
+            rows_seen: Any = await self._server.zrange(self._key("seen"), 0, -1, withscores=True)
+        seen: dict[bytes, float] = dict(rows_seen)
+        return [_seen(member_of(raw, banned.get(node)), seen.get(node)) for node, raw in rows.items()]
 
     async def ban(self, node: str, reason: str) -> bool:
         """See Store."""
@@ -185,6 +206,8 @@ class RedisRegistry:
                 self._put_invite(pipe, invite)
             for member in members:
                 pipe.hset(self._key("members"), member.node, pack(member))
+                if member.seen:
+                    pipe.zadd(self._key("seen"), {member.node: member.seen})
                 if member.banned:
                     pipe.hset(self._key("banned"), member.node, member.banned)
                 if member.invite:
@@ -193,10 +216,20 @@ class RedisRegistry:
             await self._replicated()
 
     async def _replicated(self) -> None:
-        """Where there is a replica, wait until it has the write (at most a second)."""
-        info: dict[str, Any] = await self._server.info("replication")
-        if info.get("connected_slaves"):
-            await wait(self._server.wait(1, 1000))
+        """Where there is a replica, wait until one has everything that was written so far, for at most REPLICA_MS.
+
+        A primary that is replaced (Sentinel) must have one: raises StoreUnavailable without. WAIT speaks of the writes of its
+        own connection, so a last write goes before it: replication keeps the order.
+        """
+        info: dict[str, Any] = {} if self.fails_over else await self._server.info("replication")
+        if not (self.fails_over or info.get("connected_slaves")):
+            return
+        async with self._server.pipeline(transaction=False) as pipe:
+            pipe.set(self._key("probe"), b"1", ex=60)
+            pipe.wait(1, REPLICA_MS)
+            _, replicas = await pipe.execute()
+        if self.fails_over and not replicas:
+            raise StoreUnavailable("No replica has the write: if the primary died now it would be lost.")
 
     def _put_invite(self, pipe: Any, invite: InviteRecord) -> None:
         fields = msgspec.structs.asdict(invite)
@@ -218,37 +251,15 @@ class RedisRegistry:
         return self._redis
 
 
-@contextlib.asynccontextmanager
-async def reaching() -> AsyncIterator[None]:
-    """Whatever goes wrong on the way is StoreUnavailable."""
-    try:
-        yield
-    except (TimeoutError, RedisError, OSError) as error:
-        raise StoreUnavailable(f"Redis does not answer: {type(error).__name__}: {error}") from error
-
-
-async def wait(reply: Any) -> Any:
-    """redis-py types its asynchronous commands as `Awaitable | value`."""
-    return await reply
-
-
-def pack(record: msgspec.Struct) -> bytes:
-    """The record as msgpack."""
-    return msgspec.msgpack.encode(record)
-
-
-def read(raw: bytes | str, kind: Any) -> Any:
-    """The record in msgpack bytes. Raises StoreFormat."""
-    try:
-        return msgspec.msgpack.decode(raw.encode() if isinstance(raw, str) else raw, type=kind)
-    except msgspec.MsgspecError as error:
-        raise StoreFormat(f"The store holds a {kind.__name__} that does not read: {error}.") from error
-
-
 def member_of(raw: bytes, banned: bytes | None) -> Member:
     """A member's record with its ban, which lies beside it."""
     member: Member = read(raw, Member)
     return msgspec.structs.replace(member, banned=(banned or b"").decode())
+
+
+def _seen(member: Member, at: float | None) -> Member:
+    """The member with the time of its last exchange, which lies beside it too."""
+    return member if at is None else msgspec.structs.replace(member, seen=at)
 
 
 def _invite(hash: str, row: dict[bytes, bytes]) -> InviteRecord:
@@ -261,4 +272,5 @@ def _invite(hash: str, row: dict[bytes, bytes]) -> InviteRecord:
         max_uses=int(text["max_uses"]),
         uses=int(text["uses"]),
         revoked=text["revoked"] == "1",
+        used=float(text.get("used", "0")),
     )

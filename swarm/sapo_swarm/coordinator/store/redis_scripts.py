@@ -115,15 +115,18 @@ return live
 
 ADMIT = """
 local p, now, node, invite, open = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4], ARGV[5]
-if redis.call('HEXISTS', p..'members', node) == 1 then return 'known' end
-if redis.call('HLEN', p..'members') >= tonumber(ARGV[7]) then return 'full' end
+if ARGV[8] == '0' and redis.call('HEXISTS', p..'members', node) == 1 then return 'known' end
+if ARGV[8] == '0' and redis.call('HLEN', p..'members') >= tonumber(ARGV[7]) then return 'full' end
 if invite ~= '' or open ~= '1' then
-  local found = redis.call('HMGET', p..'invite:'..invite, 'expires', 'max_uses', 'uses', 'revoked')
+  local found = redis.call('HMGET', p..'invite:'..invite, 'expires', 'max_uses', 'uses', 'revoked', 'created', 'used')
   if not found[1] then return 'unknown' end
   if found[4] == '1' then return 'revoked' end
   if tonumber(found[1]) > 0 and now > tonumber(found[1]) then return 'expired' end
+  local idle, last = tonumber(ARGV[9]), math.max(tonumber(found[5]), tonumber(found[6] or '0'))
+  if idle > 0 and now - last > idle then return 'expired' end
   if tonumber(found[2]) > 0 and tonumber(found[3]) >= tonumber(found[2]) then return 'used_up' end
   redis.call('HINCRBY', p..'invite:'..invite, 'uses', 1)
+  redis.call('HSET', p..'invite:'..invite, 'used', ARGV[2])
   redis.call('SADD', p..'by:'..invite, node)
 end
 redis.call('HSET', p..'members', node, ARGV[6])

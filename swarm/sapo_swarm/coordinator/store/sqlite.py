@@ -14,10 +14,11 @@ from pathlib import Path
 
 import msgspec
 
+from sapo_swarm.coordinator.domain.apply import task_of
 from sapo_swarm.coordinator.domain.counters import Counters
 from sapo_swarm.coordinator.domain.pool import GroupPool
 from sapo_swarm.coordinator.domain.recent import Recent
-from sapo_swarm.coordinator.domain.records import MINUTE, Exchange, Exchanged, NodeStats, PoolLimits, WindowStats
+from sapo_swarm.coordinator.domain.records import MINUTE, Entry, Exchange, Exchanged, NodeStats, PoolLimits, WindowStats
 from sapo_swarm.coordinator.store.base import StoreError, StoreUnavailable
 from sapo_swarm.coordinator.store.sqlite_registry import SQLiteRegistry
 from sapo_swarm.coordinator.store.sqlite_writer import Statement, Writer, connect, load_rows
@@ -56,7 +57,7 @@ class SQLiteStore(SQLiteRegistry):
             connection.close()
             raise
         self._forget()
-        self._enter(rows.swarm, rows.members, rows.invites)
+        self._enter(rows.swarm, rows.members, rows.invites, rows.tasks)
         for nonce, at in rows.nonces:
             self._nonces.put(bytes.fromhex(nonce), True, at)
         for round_id, (at, stored) in rows.rounds:
@@ -66,9 +67,10 @@ class SQLiteStore(SQLiteRegistry):
         self._uptake.update(rows.uptake)
         for place, at, entry in rows.groups:
             invite = self._members[entry.node].invite if entry.node in self._members else ""
-            self._pool.add(msgspec.structs.replace(entry, invite=invite), at, place)
+            self._pool.add(msgspec.structs.replace(entry, invite=invite, task=task_of(entry.blob)), at, place)
         self._writer = Writer(connection, self.path, asyncio.get_running_loop())
         self._writer.start()
+        await self._write(self._known_of_old(time.time()))
         self._flusher = asyncio.create_task(self._flush_forever())
 
     async def close(self) -> None:
@@ -101,6 +103,7 @@ class SQLiteStore(SQLiteRegistry):
         if not self._take_nonce(exchange.nonce, exchange.now):
             return Exchanged(replayed=True)
         statements.append(("INSERT OR IGNORE INTO nonces VALUES (?,?)", (exchange.nonce, exchange.now)))
+        statements += self._seen(exchange.node, exchange.now)
         known = self._rounds.get(bytes.fromhex(exchange.round_id))
         added: list[int] = []
         stored = self._store(exchange, statements, added) if known is None else known
@@ -110,6 +113,11 @@ class SQLiteStore(SQLiteRegistry):
             self._undo(exchange, known is None, added)
             raise
         return self._answer(exchange, stored)
+
+    async def snapshot(self, now: float, want: int) -> tuple[bytes, ...]:
+        """See Store."""
+        await self._write(self._expire(now))
+        return tuple(entry.blob for entry in self._pool.sample(self._rng, want, "", frozenset()))
 
     async def leave(self, node: str) -> int:
         """See Store."""
@@ -169,7 +177,9 @@ class SQLiteStore(SQLiteRegistry):
             self._pool.drop(key)
 
     def _answer(self, exchange: Exchange, stored: tuple[bool, ...]) -> Exchanged:
-        sampled = self._pool.sample(self._rng, exchange.want, exchange.node, exchange.have) if exchange.want else []
+        sampled: list[Entry] = []
+        if exchange.want:
+            sampled = self._pool.sample(self._rng, exchange.want, exchange.node, exchange.have, exchange.accepts)
         for entry in sampled:
             self._uptake[entry.node] = self._uptake.get(entry.node, 0) + 1
             who = self._receipts.setdefault(entry.node, {})

@@ -6,9 +6,18 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from sapo_swarm.coordinator.domain.records import INVITE_OK, SWARM_FULL, InviteRecord, Member, PoolLimits, SwarmRecord
+from sapo_swarm.coordinator.domain.records import (
+    INVITE_OK,
+    SEEN_EVERY_S,
+    SWARM_FULL,
+    InviteRecord,
+    Member,
+    PoolLimits,
+    SwarmRecord,
+)
 from sapo_swarm.coordinator.store.base import StoreUnavailable, invite_verdict
 from sapo_swarm.coordinator.store.sqlite_writer import Statement, Writer
+from sapo_swarm.protocol.task_offer import TaskOffer, TaskUpload
 
 
 class SQLiteRegistry:
@@ -17,10 +26,17 @@ class SQLiteRegistry:
     def __init__(self, limits: PoolLimits) -> None:
         self.limits = limits
         self._writer: Writer | None = None
-        self._enter(None, (), ())
+        self._enter(None, (), (), ())
 
-    def _enter(self, swarm: SwarmRecord | None, members: Iterable[Member], invites: Iterable[InviteRecord]) -> None:
+    def _enter(
+        self,
+        swarm: SwarmRecord | None,
+        members: Iterable[Member],
+        invites: Iterable[InviteRecord],
+        tasks: Iterable[TaskUpload],
+    ) -> None:
         """What the file holds."""
+        self._tasks = {task.offer.name: task for task in tasks}
         self._swarm = swarm
         self._members = {member.node: member for member in members}
         self._invites = {invite.hash: invite for invite in invites}
@@ -69,7 +85,7 @@ class SQLiteRegistry:
         """See Store."""
         statements: list[Statement] = []
         known = self._members.get(member.node)
-        if known is not None:
+        if known is not None and not known.idle(now, self.limits.idle_s):
             member = msgspec.structs.replace(
                 member,
                 joined=known.joined,
@@ -77,20 +93,35 @@ class SQLiteRegistry:
                 banned=known.banned,
                 key=known.key,
                 waiting=known.waiting,
+                seen=known.seen,
             )
-        elif len(self._members) >= self.limits.members:
+        elif known is None and len(self._members) >= self.limits.members:
             return SWARM_FULL
         elif member.invite or self._swarm is None or not self._swarm.open:
             invite = self._invites.get(member.invite)
-            verdict = invite_verdict(invite, now)
+            verdict = invite_verdict(invite, now, self.limits.idle_s)
             if invite is None or verdict != INVITE_OK:
                 return verdict
-            used = msgspec.structs.replace(invite, uses=invite.uses + 1)
+            used = msgspec.structs.replace(invite, uses=invite.uses + 1, used=now)
             self._invites[invite.hash] = used
             statements.append(_invite_row(used))
-        self._members[member.node] = member
-        await self._write([*statements, _member_row(member)], durable=True)
+        self._members[member.node] = member = msgspec.structs.replace(member, seen=max(member.seen, now))
+        try:
+            await self._write([*statements, _member_row(member)], durable=True)
+        except StoreUnavailable:
+            self._never_admitted(member, known, bool(statements))
+            raise
         return INVITE_OK
+
+    def _never_admitted(self, member: Member, before: Member | None, used: bool) -> None:
+        """The file does not hold it: memory must not know it either, and its invite was not used."""
+        if before is None:
+            self._members.pop(member.node, None)
+        else:
+            self._members[member.node] = before
+        invite = self._invites.get(member.invite)
+        if used and invite is not None:
+            self._invites[invite.hash] = msgspec.structs.replace(invite, uses=invite.uses - 1)
 
     async def member(self, node: str) -> Member | None:
         """See Store."""
@@ -123,6 +154,39 @@ class SQLiteRegistry:
         await self._write([*map(_member_row, members), *map(_invite_row, invites)], durable=True)
         self._members.update({member.node: member for member in members})
         self._invites.update({invite.hash: invite for invite in invites})
+
+    async def put_task(self, task: TaskUpload) -> None:
+        """See Store."""
+        row = ("INSERT OR REPLACE INTO tasks VALUES (?,?)", (task.offer.name, _pack(task)))
+        await self._write([row], durable=True)
+        self._tasks[task.offer.name] = task
+
+    async def drop_task(self, name: str) -> bool:
+        """See Store."""
+        await self._write([("DELETE FROM tasks WHERE name=?", (name,))], durable=True)
+        return self._tasks.pop(name, None) is not None
+
+    async def tasks(self) -> list[TaskOffer]:
+        """See Store."""
+        return [self._tasks[name].offer for name in sorted(self._tasks)]
+
+    async def task(self, hash: str) -> TaskUpload | None:
+        """See Store."""
+        return next((task for task in self._tasks.values() if task.offer.hash == hash), None)
+
+    def _known_of_old(self, now: float) -> list[Statement]:
+        """Members from before it was kept when they were seen: their silence counts from now on."""
+        old = [msgspec.structs.replace(member, seen=now) for member in self._members.values() if not member.seen]
+        self._members.update({member.node: member for member in old})
+        return [_member_row(member) for member in old]
+
+    def _seen(self, node: str, now: float) -> list[Statement]:
+        """The member exchanges now: what keeps that, where it is time to."""
+        member = self._members.get(node)
+        if member is None or now - member.seen < SEEN_EVERY_S:
+            return []
+        self._members[node] = seen = msgspec.structs.replace(member, seen=now)
+        return [_member_row(seen)]
 
     def _forget_groups(self, node: str) -> list[Statement]:
         """Take a node's groups out of the pool in memory: what takes them out of the file."""

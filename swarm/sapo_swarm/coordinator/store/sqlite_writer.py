@@ -17,6 +17,8 @@ from msgspec import Meta
 
 from sapo_swarm.coordinator.domain.records import Entry, InviteRecord, Member, SwarmRecord
 from sapo_swarm.coordinator.store.base import StoreFormat, StoreUnavailable
+from sapo_swarm.protocol.task_offer import TaskUpload
+from sapo_swarm.types import UNREADABLE
 
 Statement = tuple[str, tuple[Any, ...]]
 
@@ -34,6 +36,7 @@ CREATE TABLE IF NOT EXISTS rounds (id TEXT PRIMARY KEY, at REAL NOT NULL, stored
 CREATE TABLE IF NOT EXISTS nonces (nonce TEXT PRIMARY KEY, at REAL NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS minutes (minute INTEGER, key TEXT, value REAL NOT NULL, PRIMARY KEY (minute, key))
     WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS tasks (name TEXT PRIMARY KEY, record BLOB NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS uptake (node TEXT PRIMARY KEY, times INTEGER NOT NULL) WITHOUT ROWID;
 """
 
@@ -45,6 +48,7 @@ class Rows:
     swarm: SwarmRecord | None
     members: list[Member]
     invites: list[InviteRecord]
+    tasks: list[TaskUpload]
     groups: list[tuple[int, float, Entry]]
     rounds: list[tuple[str, tuple[float, tuple[bool, ...]]]]
     nonces: list[tuple[str, float]]
@@ -67,7 +71,9 @@ def connect(path: Path) -> sqlite3.Connection:
         path.parent.mkdir(parents=True, exist_ok=True)
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
         connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=2.0)
-        connection.execute("PRAGMA journal_mode=WAL")
+        (mode,) = connection.execute("PRAGMA journal_mode=WAL").fetchone()
+        if mode != "wal":
+            raise StoreUnavailable(f"The store {path} cannot have a write-ahead log here: is the disk full?")
         connection.execute("PRAGMA synchronous=NORMAL")
         version = connection.execute("PRAGMA user_version").fetchone()[0]
         if version not in (0, SCHEMA_VERSION):
@@ -101,6 +107,7 @@ def load_rows(connection: sqlite3.Connection) -> Rows:
             swarm=swarm[0] if swarm else None,
             members=records("members", Member),
             invites=records("invites", InviteRecord),
+            tasks=records("tasks", TaskUpload),
             groups=[
                 (key, at, Entry(id, content, node, blob))
                 for key, at, id, content, node, blob in rows("SELECT * FROM groups ORDER BY key", _Group)
@@ -113,7 +120,7 @@ def load_rows(connection: sqlite3.Connection) -> Rows:
             minutes=rows("SELECT minute, key, value FROM minutes", _Minute),
             uptake=rows("SELECT node, times FROM uptake", _Uptake),
         )
-    except (msgspec.MsgspecError, sqlite3.Error, UnicodeDecodeError, RecursionError) as error:
+    except (sqlite3.Error, *UNREADABLE) as error:
         raise StoreFormat(f"The store holds a row that does not read: {error}. Restore it from an export.") from error
 
 

@@ -1,6 +1,6 @@
 """The node's local control API: its messages and its client. Light: imports neither engines nor tasks.
 
-HTTP over a Unix socket in the runtime directory (0700, owner checked); on Windows loopback TCP with a token file.
+HTTP over a Unix socket in the runtime directory (0700, owner checked); on Windows loopback TCP with a token file (transport).
 
 ==========================  =====================================================================================
 GET  /v1/status             NodeStatus
@@ -34,6 +34,8 @@ import msgspec
 
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import Event, PhaseName, State, decode
+from sapo_swarm.node.control import transport
+from sapo_swarm.types import UNREADABLE
 
 
 class NodeNotRunning(Exception):
@@ -56,6 +58,7 @@ class ControlError(Exception):
     """The node refused; the message says why."""
 
 
+NO_NODE = "No node is running. Start one: sapo-desktop node --silo"
 ANSWER_S = 8.0
 """A node that takes longer for an answer is not answering."""
 BEAT_S = 1.0
@@ -111,17 +114,29 @@ class ControlClient:
         self._asked = time.time()
 
     async def __aenter__(self) -> ControlClient:
-        import aiohttp  # 200 ms: only when a node is spoken to
-
-        connector = aiohttp.UnixConnector(path=str(self.socket), limit=0)
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=5)
-        self._session = aiohttp.ClientSession(connector=connector, timeout=timeout, base_url="http://node")
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._session.close()
+        await self._forget()
+
+    async def _connected(self) -> Any:
+        """A session with whatever node is there now: it may listen elsewhere than the one before it."""
+        import aiohttp  # 200 ms: only when a node is spoken to
+
+        if self._session is None:
+            made = await transport.session(self.socket, aiohttp.ClientTimeout(total=None, sock_connect=5))
+            if self._session is None:
+                self._session = made
+            else:  # another call was quicker
+                await made.close()
+        return self._session
+
+    async def _forget(self) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
 
     async def status(self) -> NodeStatus:
         """Raises NodeNotRunning, ControlError."""
@@ -157,9 +172,10 @@ class ControlClient:
             query["tail"] = str(tail)
         try:
             timeout = aiohttp.ClientTimeout(total=None, sock_connect=5, sock_read=silence_s)
-            async with self._session.get("/v1/events", params=query, timeout=timeout) as reply:
+            session = await self._connected()
+            async with session.get("/v1/events", params=query, timeout=timeout) as reply:
                 if reply.status != 200:
-                    raise ControlError(_problem(await reply.read()))
+                    raise await self._refused(reply.status, await reply.read())
                 buffer = b""
                 async for chunk in reply.content.iter_any():
                     *lines, buffer = (buffer + chunk).split(b"\n")
@@ -169,6 +185,7 @@ class ControlClient:
         except TimeoutError as error:
             raise self._silent() from error
         except aiohttp.ClientError as error:
+            await self._forget()
             raise NodeNotRunning(f"The node went away ({type(error).__name__}).") from error
 
     async def _call(self, method: str, path: str, body: dict[str, float] | None = None) -> bytes:
@@ -177,15 +194,24 @@ class ControlClient:
         timeout = aiohttp.ClientTimeout(total=ANSWER_S)
         self._asked = time.time()
         try:
-            async with self._session.request(method, path, json=body, timeout=timeout) as reply:
+            session = await self._connected()
+            async with session.request(method, path, json=body, timeout=timeout) as reply:
                 content: bytes = await reply.read()
                 if reply.status != 200:
-                    raise ControlError(_problem(content))
+                    raise await self._refused(reply.status, content)
                 return content
         except TimeoutError as error:
             raise self._silent() from error
         except (aiohttp.ClientError, OSError) as error:
-            raise NodeNotRunning("No node is running. Start one: sapo-desktop node --silo") from error
+            await self._forget()
+            raise NodeNotRunning(NO_NODE) from error
+
+    async def _refused(self, status: int, content: bytes) -> Exception:
+        """401: whoever answers at the port of the token file is another node than the one that wrote it."""
+        if status != 401:
+            return ControlError(_problem(content))
+        await self._forget()
+        return NodeNotRunning(NO_NODE)
 
     def _silent(self) -> NodeNotAnswering:
         """How long nothing was heard: since the node's last sign of life, or else since it was asked."""
@@ -205,6 +231,6 @@ def heartbeat(socket: Path) -> Path:
 def _problem(content: bytes) -> str:
     try:
         problem = msgspec.json.decode(content, type=Problem)
-    except msgspec.MsgspecError:
+    except UNREADABLE:
         return content[:200].decode(errors="replace")
     return problem.detail or problem.title

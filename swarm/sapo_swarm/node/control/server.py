@@ -1,4 +1,5 @@
-"""The server side of the control API (see sapo_swarm.node.control.api): aiohttp on a Unix socket that only its owner opens."""
+"""The server side of the control API (see sapo_swarm.node.control.api): aiohttp on a Unix socket that only its owner opens,
+or on loopback TCP for who has the token (transport)."""
 
 from __future__ import annotations
 
@@ -14,10 +15,12 @@ from aiohttp import web
 
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import encode
+from sapo_swarm.node.control import transport
 from sapo_swarm.node.control.api import BEAT_S, NodeStatus, Problem, heartbeat
 from sapo_swarm.node.event_bus import Bus
-from sapo_swarm.node.governor.commands import BadCommand
+from sapo_swarm.node.governor.requests import BadCommand
 from sapo_swarm.node.storage.journal import JournalError
+from sapo_swarm.types import UNREADABLE
 
 SOCKET_PATH_LIMIT = 103
 """Bytes that fit into sockaddr_un.sun_path on every Unix."""
@@ -63,9 +66,11 @@ class ControlServer:
         self._beating: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> ControlServer:
-        prepare_socket_folder(self._socket)
+        token = transport.new_token() if transport.kind() == "tcp" else ""
+        prepare_folder(self._socket, limited=not token)
         self._socket.unlink(missing_ok=True)  # the caller holds the home's lock: whatever lies here is stale
-        app = web.Application(client_max_size=64 * 1024)
+        middlewares = [transport.guard(token)] if token else []
+        app = web.Application(client_max_size=64 * 1024, middlewares=middlewares)
         app.add_routes(
             [
                 web.get("/v1/status", self._status),
@@ -76,8 +81,7 @@ class ControlServer:
         )
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
         await self._runner.setup()
-        await web.UnixSite(self._runner, str(self._socket)).start()
-        self._socket.chmod(0o600)
+        await transport.listen(self._runner, self._socket, token)
         beat = heartbeat(self._socket)
         beat.write_text(str(os.getpid()), "ascii")
         self._beating = asyncio.create_task(_beat(beat))
@@ -109,7 +113,7 @@ class ControlServer:
                 await self._node.switch_external(verb == "external_on")
             else:
                 self._node.command(verb, body.for_s)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        except UNREADABLE as error:
             return _problem(400, "bad-body", str(error))
         except BadCommand as error:
             return _problem(400, "bad-command", str(error))
@@ -145,9 +149,9 @@ async def _beat(path: Path) -> None:
         await asyncio.sleep(BEAT_S)
 
 
-def prepare_socket_folder(socket: Path) -> None:
-    """Make the folder 0700 and ours. Raises OSError with a sentence that says what to do."""
-    if len(os.fsencode(socket)) > SOCKET_PATH_LIMIT:
+def prepare_folder(socket: Path, limited: bool = True) -> None:
+    """Make the folder 0700 and ours. limited: a socket's path has to be short. Raises OSError that says what to do."""
+    if limited and len(os.fsencode(socket)) > SOCKET_PATH_LIMIT:
         raise OSError(f"The path {socket} is too long for a socket. Set SAPO_HOME to a shorter folder.")
     socket.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     facts = socket.parent.stat()

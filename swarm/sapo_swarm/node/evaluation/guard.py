@@ -14,7 +14,7 @@ from pathlib import Path
 
 from sapo_backends.base import CheckpointCorrupt
 from sapo_swarm.config import RunConfig
-from sapo_swarm.evaluation import ItemResult
+from sapo_swarm.evaluation import ItemResult, held_out_items
 from sapo_swarm.events import Evaluated, Event, ExternalSwitched
 from sapo_swarm.node.engine_thread import EngineHost
 from sapo_swarm.node.evaluation.evaluate import Ask, Examiner
@@ -26,8 +26,6 @@ from sapo_swarm.sapo import tripwire
 from sapo_swarm.sapo.tripwire import Watch
 
 AGAIN = "sapo-desktop external on"
-KINDS = ("evaluation", "external")
-"""Events that the watch is made of."""
 Save = Callable[[int, int], Path]
 """Write a checkpoint of the engine as it is: rounds done, rollbacks -> its folder. Called in the engine's thread."""
 
@@ -79,12 +77,13 @@ class Guard:
     @property
     def regular_items(self) -> int:
         """Held-out items of a regular evaluation."""
-        return len(self.config.tasks) * self.config.eval_items
+        return len(held_out_items(self.config.tasks, self.config.preset, self.config.eval_items))
 
     async def open(self, rollbacks: int) -> None:
-        """Learn from the journal where things stand. rollbacks: in the checkpoint that was restored."""
+        """Learn from the journal where things stand; the checkpoint that is needed stays from now on. rollbacks: in the
+        checkpoint that is restored."""
         self.rollbacks = rollbacks
-        events = await asyncio.to_thread(self.journal.read, 0, KINDS)
+        events = await asyncio.to_thread(self.journal.read, 0, tripwire.KINDS)
         self._become(tripwire.watch_of(events, self.regular_items, self.tolerance))
 
     async def evaluated(self, event: Evaluated, rounds_done: int) -> None:
@@ -195,8 +194,9 @@ class Guard:
                 "No checkpoint to roll back to is intact. Make another model: sapo-desktop new NAME"
             )
         await self.host.call(self.host.engine.restore, path / "engine")
+        await self.host.call(self.save, rounds_done, self.watch.trips)
         self.rollbacks = self.watch.trips
-        await self.host.call(self.save, rounds_done, self.rollbacks)
+        self._pin()
 
     def _saved(self, rounds_done: int) -> Path:
         """The checkpoint of the weights as they are now."""
@@ -224,8 +224,13 @@ class Guard:
 
     def _become(self, watch: Watch) -> None:
         self.watch = watch
-        self.checkpoints.pinned = watch.best.round if watch.best else None
+        self._pin()
         self.exchange.take(watch.taking)
+
+    def _pin(self) -> None:
+        """The checkpoint that goes back into place is kept until it has; then the best one."""
+        best = self.watch.best.round if self.watch.best else None
+        self.checkpoints.pinned = self.watch.restored if self.rollbacks < self.watch.trips else best
 
 
 def _percent(rate: float) -> str:

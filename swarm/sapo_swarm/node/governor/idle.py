@@ -1,26 +1,28 @@
 """How long ago somebody last touched keyboard or mouse. None where the platform does not say; never what was typed.
 
-Linux: the terminals' own clocks (any terminal, a remote one too) and, on GNOME and KDE, the desktop's. macOS: the
-input system's registry entry. Windows: GetLastInputInfo.
+Linux: the terminals' own clocks (any terminal, a remote one too), on GNOME and KDE the desktop's, and logind's hint. macOS:
+the input system's registry entry. Windows: GetLastInputInfo.
 """
 
 from __future__ import annotations
 
+import math
 import re
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+from sapo_swarm.node.governor.message_bus import SessionIdle, call, said
+
 LOOK_EVERY_S = 5.0
-_LIMIT_S = 2.0
 _DESKTOPS = (
     ("org.gnome.Mutter.IdleMonitor", "/org/gnome/Mutter/IdleMonitor/Core", "org.gnome.Mutter.IdleMonitor.GetIdletime"),
     ("org.freedesktop.ScreenSaver", "/ScreenSaver", "org.freedesktop.ScreenSaver.GetSessionIdleTime"),
 )
 """Name on the session bus, object, method; each answers in milliseconds."""
 Ask = Callable[[], float | None]
+"""Seconds; inf: not known now; None: never, do not ask again."""
 
 
 class IdleClock:
@@ -39,7 +41,7 @@ class IdleClock:
             self._looked = now
             answers = {way: way() for way in self._ways}
             self._ways = [way for way, answer in answers.items() if answer is not None]
-            self._seconds = min((a for a in answers.values() if a is not None), default=None)
+            self._seconds = min((a for a in answers.values() if a is not None and math.isfinite(a)), default=None)
             return self._seconds
         return None if self._seconds is None else self._seconds + now - self._looked
 
@@ -50,7 +52,7 @@ def platform_ways() -> list[Ask]:
         return [_registry]
     if sys.platform == "win32":
         return [_last_input]
-    return [_terminals, *(_on_bus(*names) for names in _DESKTOPS)]
+    return [_terminals, *(_on_bus(*names) for names in _DESKTOPS), SessionIdle()]
 
 
 def _terminals() -> float | None:
@@ -70,7 +72,7 @@ def _since(devices: Iterable[Path], now: float) -> float | None:
 
 
 def _on_bus(name: str, path: str, method: str) -> Ask:
-    return lambda: milliseconds(_said(["gdbus", "call", "--session", "-d", name, "-o", path, "-m", method]))
+    return lambda: milliseconds(call("session", name, path, method))
 
 
 def milliseconds(reply: str) -> float | None:
@@ -80,24 +82,13 @@ def milliseconds(reply: str) -> float | None:
 
 
 def _registry() -> float | None:
-    return nanoseconds(_said(["/usr/sbin/ioreg", "-c", "IOHIDSystem", "-d", "4"]))
+    return nanoseconds(said(["/usr/sbin/ioreg", "-c", "IOHIDSystem", "-d", "4"]))
 
 
 def nanoseconds(reply: str) -> float | None:
     """Seconds from ioreg's line `"HIDIdleTime" = 61234000000`."""
     found = re.search(r'"HIDIdleTime" = (\d+)', reply)
     return int(found[1]) / 1e9 if found else None
-
-
-def _said(command: list[str]) -> str:
-    """What a program printed; "" when it is missing, fails or hangs."""
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=_LIMIT_S, stdin=subprocess.DEVNULL, check=False
-        )
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    return done.stdout if done.returncode == 0 else ""
 
 
 def _last_input() -> float | None:

@@ -1,4 +1,5 @@
-"""Whether a node works now, and the one sentence that says so: requests, automatic holds, failures and waiting."""
+"""Whether a node works now, and the one sentence that says so: requests, automatic holds, failures and waiting. How fast it
+is, and what its machine says, once a second."""
 
 from __future__ import annotations
 
@@ -6,47 +7,92 @@ import asyncio
 import contextlib
 import random
 import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import msgspec
 
 from sapo_backends.base import CancelToken, OutOfMemory
-from sapo_swarm.events import LogLine, State, StateChanged
+from sapo_swarm.events import LogLine, StateChanged, Vitals
+from sapo_swarm.events import State as NodeState
 from sapo_swarm.node.event_bus import Bus
-from sapo_swarm.node.governor import commands
-from sapo_swarm.node.governor.commands import Requests
-from sapo_swarm.node.governor.limits import Hold
-from sapo_swarm.node.round.progress import Activity
+from sapo_swarm.node.governor.awake import Awake
+from sapo_swarm.node.governor.clock import steady
+from sapo_swarm.node.governor.holds import FULL, Effort, Hold, State, advance
+from sapo_swarm.node.governor.limits import Limits
+from sapo_swarm.node.governor.requests import Requests, aside, command, duration, effort, obstacle, pending, round_done
+from sapo_swarm.node.governor.sensors import Machine
+from sapo_swarm.node.round.context import Activity, RoundWork
 from sapo_swarm.node.storage.journal import JournalError
 
 PATIENCE_S = 1.0
 """A waiting node looks again at least so often."""
 FAILURES_TO_PAUSE = 5
+HALF = 0.5
+"""Share of threads and batches after memory ran out."""
+ENDED = "Paused: the system ended this model's sessions {} times in a row for want of memory · space tries again"
+Take = Callable[[float, float], bool]
 
 
 class RunControl:
-    """cancel: interrupts the engine when a wish asks for it."""
+    """cancel: interrupts the engine when a wish asks for it. take: has the engine take a share and a duty (Effort), True when
+    threads or micro-batches changed. deaths: sessions in a row that the system ended for want of memory."""
 
-    def __init__(self, bus: Bus, activity: Activity, cancel: CancelToken) -> None:
-        self.requests = Requests()
+    def __init__(self, bus: Bus, activity: Activity, cancel: CancelToken, take: Take, deaths: int = 0) -> None:
+        self.requests = Requests(failure=ENDED.format(deaths) if deaths > 1 else "")
+        self._take, self._share, self._refused = take, HALF if deaths else 1.0, bool(deaths)
         self._bus, self._activity, self._cancel = bus, activity, cancel
         self._changed = asyncio.Event()
         self._failures = 0
         self._saying: set[asyncio.Task[None]] = set()
+        self._told = (FULL, False)
+
+    def command(self, verb: str, for_s: float) -> None:
+        """What the person asks for. for_s: see requests.command. Raises BadCommand."""
+        self.request(command(self.requests, verb, for_s, steady()))
 
     def request(self, requests: Requests) -> None:
         """What is wanted from now on. Pauses and stops interrupt the engine at once."""
         self._become(requests, interrupt=True)
 
-    def hold(self, hold: Hold | None) -> None:
+    def hold(self, holds: Sequence[Hold]) -> None:
         """What the automatic limits say now. They wait for an update to end: half of one is worth nothing, and where holds
         come faster than an update takes, the model would never learn."""
-        if hold != self.requests.hold:
-            requests = msgspec.structs.replace(self.requests, hold=hold)
+        if tuple(holds) != self.requests.holds:
+            requests = msgspec.structs.replace(self.requests, holds=tuple(holds))
             self._become(requests, interrupt=self._activity.phase != "update")
+
+    def effort(self) -> Effort:
+        """How much of the machine the node takes now. When it changes while the node works, that is told."""
+        asked, now = effort(self.requests, steady()), self._activity
+        effort_now = msgspec.structs.replace(asked, share=asked.share * self._share)
+        if self._told != (told := (effort_now, self.requests.anyway_until > steady())):
+            self._told = told
+            if now.state in ("running", "finishing"):
+                self._soon(now.state, f"Working on round {now.round + 1}")
+        return effort_now
+
+    def besides(self) -> str:
+        """What is asked for and has not happened yet, which rule slows the work: the end of the status sentence."""
+        slower = aside(self.requests, steady(), time.time()) if self.working else ""
+        less = " · half batches, because memory ran out" if self.working and self._share < 1.0 else ""
+        return pending(self.requests, self._activity.state) + slower + less
+
+    @property
+    def working(self) -> bool:
+        """Whether a round is worked on."""
+        return self._activity.state in ("running", "finishing")
+
+    def ease(self) -> None:
+        """Apply the effort. Rollouts begun with more threads are continued with fewer; what is sampled is kept. An update comes
+        to its end."""
+        now = self.effort()
+        if self._take(now.share, now.duty) and self._activity.phase == "generate":
+            self._cancel.cancel()
 
     def _become(self, requests: Requests, interrupt: bool) -> None:
         self.requests, now = requests, self._activity
-        if requests.stop or commands.obstacle(requests, time.monotonic(), time.time()) is not None:
+        if requests.stop or obstacle(requests, steady(), time.time()) is not None:
             if interrupt:
                 self._cancel.cancel()
             if now.state in ("running", "finishing") and not requests.stop:
@@ -57,7 +103,7 @@ class RunControl:
             self._soon("running", f"Working on round {now.round + 1}")
         self.wake()
 
-    def _soon(self, state: State, sentence: str) -> None:
+    def _soon(self, state: NodeState, sentence: str) -> None:
         """Say it without waiting for the journal: commands come from places that cannot wait."""
         self._activity.state = state
         task = asyncio.get_running_loop().create_task(self.say(state, sentence))
@@ -71,13 +117,13 @@ class RunControl:
     async def may_work(self, round_number: int) -> bool:
         """True at once when nothing is in the way; else wait for the next change (once "paused" was said) and return False."""
         self._changed.clear()  # before looking: what changes while "paused" is being said counts
-        obstacle = commands.obstacle(self.requests, time.monotonic(), time.time())
-        if obstacle is None:
+        found = obstacle(self.requests, steady(), time.time())
+        if found is None:
             self._cancel.reset()
             if self._activity.state != ("finishing" if self.requests.finish else "running"):
                 await self._working(round_number)
             return True
-        reason, sentence = obstacle
+        reason, sentence = found
         if (self._activity.state, self._activity.reason) != ("paused", reason):
             await self.say("paused", sentence, reason)
             return False
@@ -97,32 +143,44 @@ class RunControl:
 
     def succeeded(self) -> None:
         """A round is done: failures in a row begin anew, and a wish to finish becomes a pause."""
-        self._failures = 0
-        self.requests = commands.round_done(self.requests)
+        self._failures, self._refused = 0, False
+        self.requests = round_done(self.requests)
 
     async def failed(self, error: Exception) -> None:
-        """Back off 2^n s; out of memory, a full disk or the fifth failure in a row pause with the reason."""
+        """Back off 2^n s; a full disk or the fifth failure in a row pause with the reason. Out of memory: once more with half of
+        threads and batches, which stays so for the session, then a pause."""
         self._failures += 1
         text = f"{type(error).__name__}: {error}"
         with contextlib.suppress(JournalError):
             await self.log("error", text)
-        final = isinstance(error, (OutOfMemory, OSError, JournalError)) or self._failures >= FAILURES_TO_PAUSE
+        scarce, again = isinstance(error, OutOfMemory | MemoryError), self._refused
+        if scarce and not again:
+            self._refused, self._share, self._failures = True, HALF, 0
+            self.ease()
+            with contextlib.suppress(JournalError):
+                await self.log("info", "Memory ran out: the round is tried once more with half of threads and batches.")
+        final = (scarce and again) or isinstance(error, (OSError, JournalError)) or self._failures >= FAILURES_TO_PAUSE
         if final:
             self._failures = 0
             self.request(msgspec.structs.replace(self.requests, failure=f"Paused: {error} · space tries again"))
             return
         wait = random.uniform(0, 2**self._failures)
-        self._activity.sentence = f"{text} · tries again in {commands.duration(wait)}"
+        self._activity.sentence = f"{text} · tries again in {duration(wait)}"
         self._changed.clear()
         await self._wait(wait)
 
-    async def say(self, state: State, sentence: str, reason: str = "") -> None:
+    async def say(self, state: NodeState, sentence: str, reason: str = "") -> None:
         """Be in this state from now on, and tell of it."""
         now = self._activity
         now.state, now.sentence, now.reason, now.since = state, sentence, reason, time.time()
         now.phase = now.phase if state in ("running", "finishing") else None
+        until = 0.0
+        if state in ("running", "finishing"):
+            clock, wall = steady(), time.time()
+            sentence += aside(self.requests, clock, wall)
+            until = wall + self.requests.anyway_until - clock if self.requests.anyway_until > clock else 0.0
         with contextlib.suppress(JournalError):  # a full disk must not keep the node from saying so
-            await self._bus.publish(StateChanged(state=state, sentence=sentence, reason=reason))
+            await self._bus.publish(StateChanged(state=state, sentence=sentence, reason=reason, anyway_until=until))
 
     async def log(self, level: str, text: str) -> None:
         """Store a line of the log. Raises JournalError."""
@@ -132,3 +190,78 @@ class RunControl:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._changed.wait()
+
+
+TICK_S = 1.0
+_SMOOTH = 0.2
+"""Weight of the newest round in the seconds of a round."""
+
+
+@dataclass
+class Pace:
+    """tokens_per_s: generated, in the last round. round_s: smoothed seconds from one round's end to the next's."""
+
+    tokens_per_s: float | None = None
+    round_s: float | None = None
+    _last: float = 0.0
+
+    def paused(self) -> None:
+        """A pause is no slow round."""
+        self._last = 0.0
+
+    def count(self, work: RoundWork) -> None:
+        """A round is done."""
+        tokens = sum(len(c.tokens) for group in work.completions or () for c in group)
+        self.tokens_per_s = tokens / max(work.seconds.get("generate", 0.0), 1e-6)
+        now = time.monotonic()
+        if self._last:
+            took = now - self._last
+            self.round_s = took if self.round_s is None else (1 - _SMOOTH) * self.round_s + _SMOOTH * took
+        self._last = now
+
+
+async def tick(
+    machine: Machine,
+    allowed: Callable[[], Limits],
+    run_control: RunControl,
+    pace: Pace,
+    bus: Bus,
+) -> None:
+    """Until cancelled, once a second: read the machine, apply the limits, stream the vitals."""
+    state, awake = State(), Awake()
+    try:
+        while True:
+            state = await _beat(state, awake, machine, allowed, run_control, pace, bus)
+            await asyncio.sleep(TICK_S)
+    finally:
+        awake.want(False)
+
+
+async def _beat(
+    state: State,
+    awake: Awake,
+    machine: Machine,
+    allowed: Callable[[], Limits],
+    run_control: RunControl,
+    pace: Pace,
+    bus: Bus,
+) -> State:
+    limits = await asyncio.to_thread(allowed)
+    idle = limits.pause_when_active or limits.slow_when_active
+    now = await asyncio.to_thread(machine.readings, idle, limits.pause_on_metered)
+    used, cpu = await asyncio.to_thread(machine.usage)
+    state = advance(state, limits, now, steady())
+    run_control.hold(state.holds)
+    run_control.ease()
+    await asyncio.to_thread(awake.want, limits.keep_awake and not now.on_battery and run_control.working)
+    bus.stream(
+        Vitals(
+            tokens_per_s=pace.tokens_per_s,
+            rounds_per_hour=3600 / pace.round_s if pace.round_s else None,
+            memory=used,
+            cpu_percent=cpu,
+            watts=None,
+            celsius=now.celsius,
+        )
+    )
+    return state

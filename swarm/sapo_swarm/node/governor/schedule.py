@@ -1,10 +1,9 @@
-"""When a node may work: hours by weekday, written as people write them. Pure; local time comes in from outside.
+"""Hours by weekday, written as people write them:
 
 always            the empty text
 22:00-07:00       every night
 mon-fri 18:00-08:00, sat-sun
-                  nights of working days (the one after Friday too), whole weekends
-"""
+                  nights of working days (the one after Friday too), whole weekends"""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ _HOW = "Write hours by weekday, such as: mon-fri 18:00-08:00, sat-sun"
 
 
 @lru_cache(16)
-def parse(text: str) -> tuple[Window, ...]:
+def parse_schedule(text: str) -> tuple[Window, ...]:
     """The windows in which work is allowed; () for always. Raises ValueError with a sentence that says how to write it."""
     rules = [rule.strip() for rule in text.lower().split(",")]
     return tuple(window for rule in rules if rule for window in _windows(rule))

@@ -9,17 +9,128 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+import msgspec
+
 from sapo_backends.base import Completion, PolicyUpdate, Sampling, TrainSample, UpdateStats
 from sapo_swarm.algorithms.base import Algorithm
 from sapo_swarm.config import RunConfig
-from sapo_swarm.events import Phase, PhaseName
+from sapo_swarm.events import GroupRecorded, Phase, PhaseName, State
 from sapo_swarm.node.engine_thread import EngineHost
-from sapo_swarm.node.round.memory import Memory
-from sapo_swarm.node.round.portion import Portion
-from sapo_swarm.node.round.progress import Activity
+from sapo_swarm.node.storage.journal import Journal
 from sapo_swarm.node.swarm.exchange import Exchange
+from sapo_swarm.sapo import difficulty, replay
+from sapo_swarm.sapo.difficulty import Posterior
+from sapo_swarm.sapo.replay import Past
+from sapo_swarm.scoring.rubric.judge import Judge
 from sapo_swarm.scoring.scorer import Scorer
 from sapo_swarm.types import Group, Question
+
+_SMOOTH = 0.3
+"""Weight of the newest round in the typical duration of a phase."""
+
+
+@dataclass
+class Activity:
+    """Mutable picture of the present. Written on the event loop only."""
+
+    clock: Callable[[], float] = time.monotonic
+    state: State = "starting"
+    sentence: str = "Starting"
+    reason: str = ""
+    since: float = field(default_factory=time.time)
+    round: int = 0
+    phase: PhaseName | None = None
+    fraction: float = 0.0
+    eta_s: float = -1.0
+    _phase_began: float = 0.0
+    _typical: dict[str, float] = field(default_factory=dict)
+
+    def begin(self, phase: PhaseName, round_number: int, detail: str) -> Phase:
+        """The event with which a phase begins."""
+        self.phase, self.round, self._phase_began = phase, round_number, self.clock()
+        return self.progress(0.0, detail)
+
+    def progress(self, fraction: float, detail: str) -> Phase:
+        """The event for a fraction of the current phase; eta from the fraction or from earlier rounds."""
+        assert self.phase is not None
+        elapsed = self.clock() - self._phase_began
+        typical = self._typical.get(self.phase)
+        if fraction > 0.05:
+            self.eta_s = elapsed * (1 - fraction) / fraction
+        else:
+            self.eta_s = -1.0 if typical is None else max(0.0, typical - elapsed)
+        self.fraction, self.sentence = fraction, detail or self.sentence
+        return Phase(round=self.round, phase=self.phase, fraction=fraction, eta_s=self.eta_s, detail=detail)
+
+    def end(self, detail: str) -> Phase:
+        """The event with which the phase is done; how long it took goes into later estimates."""
+        assert self.phase is not None
+        took = self.clock() - self._phase_began
+        before = self._typical.get(self.phase, took)
+        self._typical[self.phase] = before + _SMOOTH * (took - before)
+        event = self.progress(1.0, detail)
+        self.eta_s = 0.0
+        return event
+
+
+class Memory(msgspec.Struct):
+    """Mutable. replay: successes that can be trained on again. difficulty: task/preset -> how often it is solved.
+
+    Each is filled only where a setting uses it.
+    """
+
+    replay: list[Past] = []
+    difficulty: dict[str, Posterior] = {}
+
+    def observe(self, config: RunConfig, round_number: int, groups: Sequence[Group]) -> None:
+        """Take in the local groups of a round, once."""
+        if config.replay_groups:
+            self.replay = replay.remember(self.replay, round_number, groups, config.replay_half_life)
+        if config.curriculum != "uniform":
+            difficulty.observe(self.difficulty, groups)
+
+
+def recalled(config: RunConfig, journal: Journal, rounds_done: int) -> Memory:
+    """The memory after so many rounds, from the groups that are still in the journal (keep_groups). Raises JournalError."""
+    memory = Memory()
+    if not config.replay_groups and config.curriculum == "uniform":
+        return memory
+    by_round: dict[int, dict[str, Group]] = {}
+    for event in journal.read(kinds=("group",)):
+        if isinstance(event, GroupRecorded) and not event.group.external and event.round < rounds_done:
+            by_round.setdefault(event.round, {})[event.group.question.ref.label] = event.group
+    for round_number, groups in sorted(by_round.items()):
+        memory.observe(config, round_number, tuple(groups.values()))
+    return memory
+
+
+SHRINK = 4
+
+
+class Portion:
+    """Rows in one call of the engine; 0 = all. A call that is interrupted makes the next ones smaller, one that comes to its
+    end makes them larger again: an undisturbed node never works in small batches. most: rows for which there is memory."""
+
+    def __init__(self, most: int = 0) -> None:
+        self.rows, self.most = 0, most
+
+    def interrupted(self, rows: int) -> None:
+        """A call with so many rows was cancelled. What it had is kept, but to continue a completion its text has to be read
+        again, which takes time before the first new token: with fewer rows less."""
+        self.rows = max(1, rows // SHRINK)
+
+    def refused(self, rows: int) -> None:
+        """There was no memory for so many rows: half of them from now on."""
+        self.most = max(1, rows // 2)
+
+    def completed(self, rows: int) -> None:
+        """A call with so many rows came to its end."""
+        self.rows = 0 if not self.rows or rows < self.rows else 2 * self.rows
+
+    def of(self, rows: int) -> int:
+        """Rows of the next call when so many are left."""
+        return min(rows, self.rows or rows, self.most or rows)
+
 
 _PROGRESS_S = 0.2
 """Seconds between two progress events of one phase."""
@@ -41,18 +152,21 @@ class UpdateCall:
 class RoundWork:
     """Mutable on purpose: one object lives for one round.
 
-    questions[i] belongs to prompts[i], completions[i] and own[i]; partial[i]: completions as far as they are sampled,
-    while completions is None. seconds: wall time of work by phase, without pauses. replayed:
-    groups of earlier rounds that the update used besides `trained`.
+    questions[i] belongs to prompts[i], completions[i] and local[i]; partial[i]: completions as far as they are sampled,
+    while completions is None; over: places (question, completion) of episodes that no further turn follows. seconds:
+    wall time of work by phase, without pauses. replayed: groups of earlier rounds that the update used besides
+    `trained`.
     """
 
     round: int
     questions: list[Question] | None = None
     prompts: list[list[int]] = field(default_factory=list)
     partial: list[list[Completion]] = field(default_factory=list)
+    over: set[tuple[int, int]] = field(default_factory=set)
     completions: list[list[Completion]] | None = None
-    own: list[Group] | None = None
+    local: list[Group] | None = None
     well_formed: int = 0
+    judge_tokens: int = 0
     external: tuple[Group, ...] | None = None
     bytes_sent: int = 0
     bytes_received: int = 0
@@ -71,6 +185,15 @@ class RoundWork:
         finally:
             self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - start
 
+    @contextmanager
+    def judging(self, judge: Judge | None) -> Iterator[None]:
+        """Adds what the judge reads and writes inside to judge_tokens."""
+        before = judge.tokens if judge else 0
+        try:
+            yield
+        finally:
+            self.judge_tokens += judge.tokens - before if judge else 0
+
 
 @dataclass(frozen=True)
 class RoundContext:
@@ -78,7 +201,7 @@ class RoundContext:
 
     per_source: external groups of one node in a batch at most (None: no cap). seen: what was trained on so far.
     memory: local groups of earlier rounds, for replay and the curriculum.
-    apart: hashes of prompts that are not to be trained on (node.evaluation.held_out_exclusion). portion: how much is
+    excluded: hashes of prompts that are not to be trained on (node.evaluation.held_out_exclusion). portion: how much is
     sampled at once.
     """
 
@@ -97,7 +220,7 @@ class RoundContext:
     correction: Correction | None = None
     seen: Counter[str] = field(default_factory=Counter)
     memory: Memory = field(default_factory=Memory)
-    apart: frozenset[str] = frozenset()
+    excluded: frozenset[str] = frozenset()
     portion: Portion = field(default_factory=Portion)
 
     @property
@@ -114,10 +237,12 @@ class RoundContext:
         self.stream(self.activity.end(self.activity.sentence))
 
     def from_thread(self, describe: Callable[..., tuple[float, str]]) -> Callable[..., None]:
-        """A progress callback for the engine's thread that reaches the event loop at most every _PROGRESS_S seconds."""
+        """A progress callback for the engine's thread that reaches the event loop at most every _PROGRESS_S seconds, and
+        rests there where the duty asks for it."""
         loop, last = asyncio.get_running_loop(), [0.0]
 
         def report(*numbers: float) -> None:
+            self.host.rest()
             now = time.monotonic()
             if now - last[0] >= _PROGRESS_S:
                 last[0] = now

@@ -1,25 +1,233 @@
-"""The phases of one round (SAPO, Algorithm 1). Each looks at the work so far and does only what is missing."""
+"""The phases of one round (SAPO, Algorithm 1) up to its update, which is in training.py: plan, generate, score, exchange.
+
+Each looks at the work so far and does only what is missing. What a round works on is a pure function of who and when. An
+interruption loses nothing: ended completions stay, begun ones are continued. Every completion has random numbers of its
+own (RowSeed), so that it does not matter when it is sampled, beside which others, or in how many pieces. On an engine
+whose logits do not depend on the batch (the fake one) an interrupted round is that of an undisturbed run, bit for bit; on
+others a token can differ where two computations of the same logits round differently.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import itertools
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from sapo_swarm.node.round.context import Correction as Correction
-from sapo_swarm.node.round.context import RoundContext as RoundContext
-from sapo_swarm.node.round.context import RoundWork
-from sapo_swarm.node.round.generation import generate as generate
-from sapo_swarm.node.round.plan import candidate_refs
-from sapo_swarm.node.round.training import update as update
-from sapo_swarm.tasks.prompts import conversation
-from sapo_swarm.types import Group, Question, Rollout
+from sapo_backends.base import Cancelled, Completion, OutOfMemory, RowSeed, Sampling
+from sapo_swarm.config import RunConfig
+from sapo_swarm.node.round.context import RoundContext, RoundWork
+from sapo_swarm.node.round.turns import answered, judged, prompt_ids, turn_length
+from sapo_swarm.sapo import difficulty
+from sapo_swarm.sapo.difficulty import Posterior
+from sapo_swarm.tasks.catalogue import CATALOGUE, generator_of, is_own, preset_of, train_seed
+from sapo_swarm.tasks.extra import LIBRARY_PRESET
+from sapo_swarm.tasks.limits import new_tokens
+from sapo_swarm.tasks.own import library
+from sapo_swarm.types import Question, TaskRef
+
+
+def round_seed(node_key: str, seed: int, round_number: int, purpose: str) -> int:
+    """A 63-bit seed for one use in one round, the same after a resume."""
+    text = f"sapo-round-v1|{node_key}|{seed}|{round_number}|{purpose}"
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
+
+
+NO_EVIDENCE: Mapping[str, Posterior] = {}
+
+
+def candidate_refs(
+    config: RunConfig,
+    node_key: str,
+    swarm: str,
+    round_number: int,
+    posteriors: Mapping[str, Posterior] = NO_EVIDENCE,
+) -> Iterator[TaskRef]:
+    """Endless fresh questions of a round: tasks sampled uniformly with replacement (SAPO, section 5), or by the posteriors
+    of their success rates where config.curriculum says so.
+
+    More than local_groups are available because some coordinates regenerate nothing.
+    """
+    rng = random.Random(round_seed(node_key, config.seed, round_number, "tasks"))
+    choices = difficulties(config)
+    weights = None
+    if config.curriculum != "uniform":
+        weights = difficulty.weights(posteriors, [difficulty.key(*choice) for choice in choices]).tolist()
+    slot = 0
+    while True:
+        dataset, preset = rng.choice(choices) if weights is None else rng.choices(choices, weights)[0]
+        seed = train_seed(node_key, swarm, round_number, slot, config.seed)
+        yield TaskRef(dataset, preset, seed, generator=generator_of(dataset, swarm))
+        slot += 1
+
+
+def difficulties(config: RunConfig) -> list[tuple[str, str]]:
+    """(task, preset) pairs that questions are sampled from. A swarm agrees on one preset. Raises UnknownTask."""
+    if config.curriculum == "presets" and not config.external_groups:
+        return [
+            (task, preset)
+            for task in config.tasks
+            for preset in (library.presets(task) if is_own(task) else CATALOGUE[task])
+            if preset != LIBRARY_PRESET or is_own(task)
+        ]
+    return [(task, preset_of(task, config.preset)) for task in config.tasks]
+
+
+Place = tuple[int, int]
+"""(prompt, completion) of a round."""
+NOTHING = Completion((), (), "length")
+
+
+async def generate(context: RoundContext, work: RoundWork) -> None:
+    """Sample group_size completions of every prompt in the engine's thread, or what of them is missing. Raises Cancelled.
+
+    Those of an environment are continued turn by turn: all rows of a turn generate together, then the environment answers each.
+    """
+    if work.completions is not None:
+        return
+    context.begin(work, "generate", _detail(context, work))
+    with work.timed("generate"):
+        if not work.partial:
+            work.partial = [[NOTHING] * context.config.group_size for _ in work.prompts]
+        while True:
+            while call := _next_call(context, work):
+                await _sample(context, work, call)
+            if not await _answer(context, work):
+                break
+    work.completions = work.partial
+    context.end()
+
+
+async def _answer(context: RoundContext, work: RoundWork) -> bool:
+    """What the environments say to the turns that ended; False when no turn is to follow."""
+    assert work.questions is not None
+    table = work.partial
+    waiting = [
+        (i, j)
+        for i, question in enumerate(work.questions)
+        if library.turns(question.ref)
+        for j in range(len(table[i]))
+        if (i, j) not in work.over
+    ]
+    episodes = [(work.questions[i].ref, work.prompts[i], table[i][j]) for i, j in waiting]
+    limits = [new_tokens(context.config, ref.dataset) for ref, _, _ in episodes]
+    found = await answered(context.host.engine, context.scorer, episodes, limits)
+    for (i, j), (completion, over) in zip(waiting, found, strict=True):
+        table[i][j] = completion
+        if over:
+            work.over.add((i, j))
+    return not all(over for _, over in found)
+
+
+def ended(completion: Completion, most: int) -> bool:
+    """Nothing is to be added to its turn."""
+    return completion.finish == "stop" or turn_length(completion) >= most
+
+
+def limits(context: RoundContext, work: RoundWork) -> list[int]:
+    """The most tokens of a completion of each prompt."""
+    assert work.questions is not None
+    by_task = {task: new_tokens(context.config, task) for task in {q.ref.dataset for q in work.questions}}
+    return [by_task[q.ref.dataset] for q in work.questions]
+
+
+def _next_call(context: RoundContext, work: RoundWork) -> list[Place]:
+    """The completions to work on next, all of them begun or none, with one limit: those that are furthest first. Empty when all
+    are there."""
+    most, size = limits(context, work), context.config.group_size
+    open_rows = [(i, j) for i, row in enumerate(work.partial) for j, c in enumerate(row) if not ended(c, most[i])]
+    if not open_rows:
+        return []
+
+    def far(place: Place) -> tuple[int, bool, int]:
+        row = work.partial[place[0]][place[1]]
+        return turn_length(row), bool(row.tokens), most[place[0]]
+
+    furthest = max(map(far, open_rows))
+    alike = [place for place in open_rows if far(place) == furthest]
+    if any(furthest[:2]):
+        return alike[: context.portion.of(len(alike))]
+    prompts = list(dict.fromkeys(i for i, _ in alike))
+    whole = max(1, context.portion.of(len(prompts) * size) // size)
+    return [place for place in alike if place[0] in set(prompts[:whole])]
+
+
+async def _sample(context: RoundContext, work: RoundWork, call: Sequence[Place]) -> None:
+    """Add to these completions; what is there when it is interrupted is added too."""
+    begun = work.partial[call[0][0]][call[0][1]]
+    used, fresh = turn_length(begun), not begun.tokens
+    seed = round_seed(context.node_key, context.config.seed, work.round, "generate")
+    size = context.config.group_size
+    seeds = [RowSeed(seed + i * size + j, work.partial[i][j].sampled) for i, j in call]
+    sampling = Sampling(context.config.temperature, 1.0, limits(context, work)[call[0][0]] - used)
+    grouped = fresh and all((i, j) in call for i, _ in call for j in range(size))
+    if grouped:
+        prompts = [work.prompts[i] for i in dict.fromkeys(i for i, _ in call)]
+    else:
+        prompts = [[*work.prompts[i], *work.partial[i][j].tokens] for i, j in call]
+    host = context.host
+    progress = context.from_thread(_describe(context, work))
+    try:
+        found = await host.call(
+            host.engine.generate, prompts, size if grouped else 1, sampling, seeds, host.cancel, progress
+        )
+    except Cancelled as stopped:
+        _add(work, call, [c for group in stopped.partial for c in group])
+        context.portion.interrupted(len(call))
+        raise
+    except OutOfMemory:
+        context.portion.refused(len(call))
+        raise
+    _add(work, call, [c for group in found for c in group])
+    context.portion.completed(len(call))
+
+
+def _add(work: RoundWork, call: Sequence[Place], more: Sequence[Completion]) -> None:
+    for (i, j), new in zip(call, more, strict=False):
+        old = work.partial[i][j]
+        mask = None if old.loss_mask is None else old.loss_mask + (True,) * len(new.tokens)
+        work.partial[i][j] = Completion(old.tokens + new.tokens, old.logprobs + new.logprobs, new.finish, mask)
+
+
+def _detail(context: RoundContext, work: RoundWork) -> str:
+    total = len(work.prompts) * context.config.group_size
+    kept = _ended(work, limits(context, work))
+    return (
+        f"Generating {total} rollouts"
+        if not kept
+        else f"Generating {total - kept} rollouts, {kept} of {total} are kept"
+    )
+
+
+def _ended(work: RoundWork, most: Sequence[int]) -> int:
+    """Completions that are ended; none before the first call."""
+    return sum(ended(c, limit) for row, limit in zip(work.partial, most, strict=False) for c in row)
+
+
+def _describe(context: RoundContext, work: RoundWork) -> Callable[[int, int], tuple[float, str]]:
+    """Progress of one call as progress of the whole phase."""
+    total, most = len(work.prompts) * context.config.group_size, limits(context, work)
+    kept = [c for row in work.partial for c in row]
+    before, tokens_before = _ended(work, most), sum(turn_length(c) for c in kept)
+    whole = sum(most) * context.config.group_size
+    start = time.perf_counter()
+
+    def describe(finished: int, tokens: int) -> tuple[float, str]:
+        rate = tokens / max(time.perf_counter() - start, 1e-6)
+        done = before + finished
+        fraction = max(done / total, (tokens_before + tokens) / whole) if total else 1.0
+        return min(fraction, 0.99), f"Generating {total} rollouts · {done} done · {rate:,.0f} tok/s"
+
+    return describe
 
 
 class NoQuestions(Exception):
     """The task settings regenerate too few questions to work with."""
 
 
-async def ask(context: RoundContext, work: RoundWork) -> None:
-    """Draw this round's questions and turn them into prompts."""
+async def sample_questions(context: RoundContext, work: RoundWork) -> None:
+    """Sample this round's questions and turn them into prompts."""
     if work.questions is not None:
         return
     config = context.config
@@ -31,18 +239,20 @@ async def ask(context: RoundContext, work: RoundWork) -> None:
         refs = candidate_refs(context.config, context.node_key, context.swarm, work.round, context.memory.difficulty)
         for _ in range(8):
             batch = list(itertools.islice(refs, wanted - len(found)))
-            drawn = await context.scorer.questions(batch)
-            made = [q for q in drawn if isinstance(q, Question)]
-            reasons = {q.reason for q in drawn if not isinstance(q, Question)}
-            asked = [(q, tokenizer.encode_chat(conversation(q))) for q in made if q.prompt_sha256 not in context.apart]
+            candidates = await context.scorer.questions(batch)
+            made = [q for q in candidates if isinstance(q, Question)]
+            reasons = {q.reason for q in candidates if not isinstance(q, Question)}
+            fresh = [q for q in made if q.prompt_sha256 not in context.excluded]
+            asked = [(q, prompt_ids(tokenizer, context.scorer, q)) for q in fresh]
             found += [(q, ids) for q, ids in asked if len(ids) + config.max_new_tokens <= info.context_length]
             if len(found) == wanted:
                 break
         else:
             raise NoQuestions(
                 f"Only {len(found)} of {wanted} questions could be made from tasks {', '.join(context.config.tasks)} "
-                f"with preset {context.config.preset!r} that fit into {info.context_length} tokens. "
-                f"{f'The last that could not: {min(reasons)} ' if reasons else ''}Choose other tasks or another preset."
+                f"with preset {context.config.preset!r} that fit into {info.context_length} tokens "
+                f"beside an answer of {config.max_new_tokens}. {f'The last that could not: {min(reasons)} ' if reasons else ''}"
+                "Choose other tasks, another preset or a smaller max_new_tokens."
             )
     work.prompts = [ids for _, ids in found]
     work.questions = [q for q, _ in found]
@@ -50,43 +260,33 @@ async def ask(context: RoundContext, work: RoundWork) -> None:
 
 
 async def score(context: RoundContext, work: RoundWork) -> None:
-    """Reward every own completion with this node's own verifier."""
-    if work.own is not None:
+    """Reward every local completion with this node's own verifier."""
+    if work.local is not None:
         return
     assert work.questions is not None
     assert work.completions is not None
     context.begin(work, "score", "Scoring")
-    decode = context.host.engine.tokenizer.decode
-    groups: list[Group] = []
-    work.well_formed = 0
-    with work.timed("score"):
-        written = [[decode(c.tokens) for c in completions] for completions in work.completions]
-        asked = [(question.ref, texts) for question, texts in zip(work.questions, written, strict=True)]
-        verdicts = await context.scorer.score_own(asked, context.config.reward_rule)
-        for question, completions, texts, scored in zip(
-            work.questions, work.completions, written, verdicts, strict=True
-        ):
-            work.well_formed += sum(scored.well_formed)
-            rollouts = tuple(
-                Rollout(text, c.finish, reward, len(c.tokens), place in scored.shortcut)
-                for place, (text, c, reward) in enumerate(zip(texts, completions, scored.rewards, strict=True))
-            )
-            groups.append(Group(question, rollouts, model=context.model_label))
-    work.own = groups
-    context.memory.observe(context.config, work.round, groups)
+    rule, label = context.config.reward_rule, context.model_label
+    with work.timed("score"), work.judging(context.scorer.judge):
+        found = await judged(
+            context.host.engine.tokenizer, context.scorer, work.questions, work.completions, rule, label
+        )
+    work.local = [group for group, _ in found]
+    work.well_formed = sum(formed for _, formed in found)
+    context.memory.observe(context.config, work.round, work.local)
     context.end()
 
 
 async def share(context: RoundContext, work: RoundWork) -> None:
-    """Share own groups and fetch others' (nothing in silo)."""
+    """Share local groups and fetch external ones (nothing in silo)."""
     if work.external is not None:
         return
-    assert work.own is not None
+    assert work.local is not None
     wanted = context.config.external_groups
     if wanted:
-        context.begin(work, "exchange", f"Sharing {len(work.own)} groups, asking for {wanted}")
+        context.begin(work, "exchange", f"Sharing {len(work.local)} groups, asking for {wanted}")
     with work.timed("exchange"):
-        received = await context.exchange.exchange(work.round, work.own, wanted)
+        received = await context.exchange.exchange(work.round, work.local, wanted)
     work.external = received.groups
     work.bytes_sent, work.bytes_received = received.bytes_sent, received.bytes_received
     if wanted:

@@ -7,8 +7,9 @@ import hashlib
 import msgspec
 
 from sapo_swarm.node.round.context import RoundContext, RoundWork
-from sapo_swarm.node.storage.in_flight import InFlight, KeptQuestion
-from sapo_swarm.tasks.prompts import messages
+from sapo_swarm.node.round.turns import prompt_ids
+from sapo_swarm.node.storage.unfinished import InFlight, KeptQuestion
+from sapo_swarm.tasks.limits import new_tokens
 from sapo_swarm.types import Question
 
 _DECIDES = ("tasks", "preset", "group_size", "local_groups", "external_groups", "max_new_tokens", "temperature", "seed")
@@ -19,6 +20,11 @@ def fingerprint(context: RoundContext) -> str:
     """SHA-256 of everything but the round and the weights that decides what a round's rollouts are."""
     info = context.host.engine.info
     parts = {name: getattr(context.config, name) for name in _DECIDES}
+    parts |= (
+        {"limits": {task: new_tokens(context.config, task) for task in context.config.tasks}}
+        if context.config.task_tokens
+        else {}
+    )
     parts |= {"node": context.node_key, "swarm": context.swarm, "model": info.model, "method": info.method}
     return hashlib.sha256(msgspec.json.encode(parts)).hexdigest()
 
@@ -55,6 +61,6 @@ async def restored(context: RoundContext, kept: InFlight) -> RoundWork | None:
         if not isinstance(question, Question) or not same or len(was.completions) != size:
             return None
         work.questions.append(question)
-        work.prompts.append(context.host.engine.tokenizer.encode_chat(messages(question.prompt)))
+        work.prompts.append(prompt_ids(context.host.engine.tokenizer, context.scorer, question))
         work.partial.append(list(was.completions))
     return work

@@ -19,8 +19,9 @@ from pathlib import Path
 import msgspec
 
 from sapo_backends.base import CheckpointCorrupt, Engine
-from sapo_swarm.node.storage.files import digests, folder_bytes, size_text, sync_tree
+from sapo_swarm.node.storage.files import digests, folder_bytes, size_text, sync_tree, tensors_as_files
 from sapo_swarm.node.storage.thinning import dispensable
+from sapo_swarm.types import UNREADABLE
 
 _NAME = re.compile(r"^round-(\d{6,})$")
 FREE_RESERVE = 64 * 2**20
@@ -116,7 +117,8 @@ class Checkpoints:
         try:
             (temporary / "engine").mkdir(parents=True)
             if engine.info.trainable:  # a node that only generates has nothing to save but where it is
-                engine.save(temporary / "engine", optimizer)
+                with tensors_as_files():
+                    engine.save(temporary / "engine", optimizer)
             state = _state_of(engine, moment, digests(temporary / "engine"))
             (temporary / "state.json").write_bytes(msgspec.json.encode(state))
             sync_tree(temporary)
@@ -246,7 +248,7 @@ def read_state(path: Path) -> CheckpointState:
     try:
         state = msgspec.json.decode((path / "state.json").read_bytes(), type=CheckpointState)
         found = digests(path / "engine")
-    except (OSError, msgspec.MsgspecError) as error:
+    except (OSError, *UNREADABLE) as error:
         raise CheckpointCorrupt(f"Checkpoint {path.name} cannot be read ({error}); an older one is used.") from error
     wanted = {name: digest for name, digest in state.digests.items() if name in found or name not in state.optimizer}
     if found != wanted:
@@ -263,7 +265,7 @@ def drop_optimizer(path: Path) -> None:
     """Leave the weights only. A folder that cannot be read stays as it is."""
     try:
         state = msgspec.json.decode((path / "state.json").read_bytes(), type=CheckpointState)
-    except (OSError, msgspec.MsgspecError):
+    except (OSError, *UNREADABLE):
         return
     for name in state.optimizer:
         (path / "engine" / name).unlink(missing_ok=True)

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+from safetensors import SafetensorError
 
 
 def folder_bytes(folder: Path) -> int:
@@ -33,11 +37,31 @@ def sync_tree(folder: Path) -> None:
     for path in [*folder.rglob("*"), folder]:
         if path.is_dir() and os.name == "nt":
             continue
-        handle = os.open(path, os.O_RDONLY)
+        handle = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)  # Windows flushes writable handles only
         try:
             os.fsync(handle)
         finally:
             os.close(handle)
+
+
+@contextmanager
+def tensors_as_files() -> Iterator[None]:
+    """What safetensors says of the disk in an error of its own is an OSError like any other."""
+    try:
+        yield
+    except SafetensorError as error:
+        raise OSError(f"The weights cannot be written ({str(error)[:200]}). Free some disk space.") from error
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """On the disk before it has its name. Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".partial")
+    with partial.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
 
 
 def size_text(size: int) -> str:

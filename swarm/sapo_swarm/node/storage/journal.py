@@ -17,6 +17,7 @@ import msgspec
 import zstandard
 
 from sapo_swarm.events import EPHEMERAL, Event, GroupRecorded, RunStarted, decode, encode
+from sapo_swarm.types import UNREADABLE
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS events (
@@ -32,7 +33,7 @@ CREATE TABLE IF NOT EXISTS thinned (what TEXT PRIMARY KEY, upto INTEGER NOT NULL
 _ZSTD = b"\x28\xb5\x2f\xfd"
 """How a compressed body begins; JSON begins with a brace."""
 LARGEST_EVENT = 64 * 2**20
-ROLLED_BACK = ("round", "group", "evaluation")
+ROLLED_BACK = ("round", "group", "first_success", "evaluation")
 """What is told of a round, and goes when the round is taken back."""
 
 
@@ -93,18 +94,31 @@ class Journal:
                 raise
 
     def read(self, after: int = 0, kinds: Sequence[str] = (), tail: int = 0) -> list[Event]:
-        """Stored events with seq > after, only of these kinds, only the last `tail` of them, oldest first."""
+        """Stored events with seq > after, only of these kinds, only the last `tail` of them, oldest first.
+
+        Raises JournalError.
+        """
         where, values = "seq > ?", [after, *kinds]
         if kinds:
             where += f" AND kind IN ({','.join('?' * len(kinds))})"
         query = f"SELECT seq, body FROM events WHERE {where} ORDER BY seq {'DESC LIMIT ?' if tail else ''}"
         if tail:
             values.append(tail)
-        with self._lock:
-            rows = self._db.execute(query, values).fetchall()
+        with self._reading() as db:
+            rows = db.execute(query, values).fetchall()
         if tail:
             rows.reverse()
         return self._decoded(rows)
+
+    @contextmanager
+    def _reading(self) -> Iterator[sqlite3.Connection]:
+        with self._lock:
+            try:
+                yield self._db
+            except sqlite3.Error as error:
+                raise JournalError(
+                    f"Cannot read the journal {self.path} ({error}). Try: sapo-desktop runs check --repair"
+                ) from error
 
     def _decoded(self, rows: Sequence[tuple[int, bytes]]) -> list[Event]:
         events: list[Event] = []
@@ -119,8 +133,8 @@ class Journal:
     def last_round(self) -> int:
         """The newest finished round since the model was last opened at or before it; -1 when there is none."""
         query = "SELECT kind, round, body FROM events WHERE kind IN ('round', 'run_started') ORDER BY seq DESC"
-        with self._lock:
-            for kind, number, body in self._db.execute(query):
+        with self._reading() as db:
+            for kind, number, body in db.execute(query):
                 if kind == "round" and number is not None:
                     return int(number)
                 opened = readable(body)
@@ -130,8 +144,8 @@ class Journal:
 
     def newest(self, kind: str) -> Event | None:
         """The newest readable event of a kind."""
-        with self._lock:
-            for seq, body in self._db.execute("SELECT seq, body FROM events WHERE kind = ? ORDER BY seq DESC", (kind,)):
+        with self._reading() as db:
+            for seq, body in db.execute("SELECT seq, body FROM events WHERE kind = ? ORDER BY seq DESC", (kind,)):
                 event = readable(body)
                 if event is not None:
                     return msgspec.structs.replace(event, seq=seq)
@@ -171,18 +185,18 @@ def read_only(path: Path, kinds: Sequence[str] = (), tail: int = 0) -> list[Even
     journal = Journal(path)
     try:
         return journal.read(kinds=kinds, tail=tail)
-    except sqlite3.Error as error:
-        raise JournalError(f"The journal {path} is damaged ({error}). Try: sapo-desktop runs check --repair") from error
     finally:
         journal.close()
 
 
-def readable(body: bytes) -> Event | None:
-    """The event of a row; None when it is no event of this version."""
+def readable(body: object) -> Event | None:
+    """The event of a row; None when it is no event of this version (in a damaged file a row holds anything)."""
+    if not isinstance(body, bytes):
+        return None
     try:
         packed = body[: len(_ZSTD)] == _ZSTD
         return decode(zstandard.decompress(body, max_output_size=LARGEST_EVENT) if packed else body)
-    except (msgspec.MsgspecError, zstandard.ZstdError, UnicodeDecodeError, RecursionError):
+    except (zstandard.ZstdError, *UNREADABLE):
         return None
 
 

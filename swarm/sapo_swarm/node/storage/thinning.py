@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -54,6 +55,7 @@ def merged(rounds: Sequence[RoundFinished]) -> RoundFinished:
     tasks = sorted({task for r in rounds for task in r.task_rewards})
     rewards = {task: _mean([(r.task_rewards.get(task), r.covers) for r in rounds]) for task in tasks}
     changes["task_rewards"] = {task: value for task, value in rewards.items() if value is not None}
+    changes["taught"] = dict(sum((Counter(r.taught) for r in rounds), Counter[str]()))
     phases = sorted({phase for r in rounds for phase in r.seconds})
     changes["seconds"] = {phase: sum(r.seconds.get(phase, 0.0) for r in rounds) for phase in phases}
     changes["lowest"] = _extremes(rounds, "lowest", lambda values: min(values))
@@ -85,7 +87,7 @@ def group_stride(rounds: int, groups_a_round: int, room: int, first: int) -> int
 
 
 SPARSE_ROOM = {"log": 2000, "state": 2000, "run_started": 1000, "swarm": 800, "evaluation": 400, "checkpoint": 100_000}
-"""Kinds of which the newest so many stay, and of older ones the fewer the longer ago. External switches all stay."""
+"""Kinds of which the newest so many stay, and of older ones the fewer the longer ago. Other kinds all stay."""
 
 
 def sparse(seqs: Sequence[int], newest: int, room: int) -> set[int]:

@@ -12,33 +12,39 @@ import math
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-from sapo_swarm.events import Peer, SwarmUpdated
+import msgspec
+
+from sapo_swarm.events import SwarmUpdated
 from sapo_swarm.node.engine_thread import EngineHost
+from sapo_swarm.node.storage import phrase_memory
+from sapo_swarm.node.swarm.board import Board
 from sapo_swarm.node.swarm.exchange import Received
 from sapo_swarm.node.swarm.likelihood import least_likely
+from sapo_swarm.node.swarm.outbox import selected
 from sapo_swarm.node.swarm.pool import Pool
+from sapo_swarm.node.swarm.snapshots import SnapshotReader
 from sapo_swarm.node.swarm.swarm_stats import SwarmStats
-from sapo_swarm.protocol.client import CoordinatorError, ExchangeResult, NodeClient
+from sapo_swarm.protocol.client import CoordinatorError, NodeClient
 from sapo_swarm.protocol.receive import AcceptanceRules, Receiver
 from sapo_swarm.protocol.safe_text import safe_text
-from sapo_swarm.protocol.wire import MAX_GROUPS, MAX_WANT, GroupBody, SharedCompletion, SignedGroup, label
+from sapo_swarm.protocol.wire import MAX_WANT, GroupBody, SharedCompletion, SignedGroup, label
 from sapo_swarm.sapo.assemble import questions_to_sample
-from sapo_swarm.sapo.sample_external import has_advantage
 from sapo_swarm.scoring.scorer import Scorer
 from sapo_swarm.tasks.own.library import is_own
-from sapo_swarm.types import MAX_COMPLETION_BYTES, Group, Question, Rollout
+from sapo_swarm.types import Group, Question, Rollout
 
 log = logging.getLogger("sapo.exchange")
-LEADERBOARD_S, NEWCOMER_S = 15.0, 2.0
-"""The leaderboard is looked at so often, sooner when the number of nodes has changed."""
+BRIDGE_S = 10.0
+"""An upload that is so far away is bridged by snapshots; they are looked at so often."""
 UPLOAD_BYTES = 200 * 1024
 """Of group bodies in one upload: fits the protocol's limit however badly they compress."""
 MAX_COMPLETIONS = 16
 LEAST_YIELD = 1 / 8
 """However few of the received groups were usable, at most 1/LEAST_YIELD times as many are requested."""
-PEERS = 100
-"""Of the leaderboard, with most groups first: each picture of the swarm goes into the journal."""
+PHRASES_S = 60.0
+"""The phrase memory is written so often, and at the end."""
 NICENESS = 5
 """Of the worker for external groups: generating and local scoring come first."""
 FORGOTTEN = ("unknown_node",)
@@ -62,13 +68,14 @@ class SwarmExchange:
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     judging_s: float = 0.0
     """Seconds of the engine's thread that judging foreign text took, ever."""
-    """Uploads that went out, ever."""
+    memory: Path | None = None
+    """Folder of the model with which the phrase memory is kept; None: with nothing."""
     own_worker: bool = True
     """External groups are regenerated and scored in a worker of their own, so that local ones never wait for them."""
 
     def __post_init__(self) -> None:
         self.pool = Pool(self.sampling)
-        self.stats = SwarmStats(self.client.invite.url)
+        self.stats = SwarmStats(self.client.invite.url, self.client.identity.node)
         self._receiver: Receiver | None = None
         self._outbox: tuple[int, Sequence[Group], int] | None = None
         self._task: asyncio.Task[None] | None = None
@@ -76,24 +83,30 @@ class SwarmExchange:
         self._idle = asyncio.Event()
         self._taking = True
         self._bytes = (0, 0)
-        self._board_at = -LEADERBOARD_S
+        self._board = Board(self.client, self.stats, self.wall)
+        self._snapshots = SnapshotReader(self.client, self.wall)
         self._rounds_since = 0
         self._yield = 1.0
         self._worker: Scorer | None = None
+        self._kept_at = self.wall()
 
     def attach(self, host: EngineHost, scorer: Scorer, excluded: frozenset[str] = frozenset()) -> None:
         """Judge what is received under this engine's policy, with a worker like this scorer's or (own_worker) with this one.
         excluded: see Receiver."""
 
         async def likelihood(question: Question, texts: Sequence[str]) -> float:
-            found, seconds = await least_likely(host, question, texts)
+            found, seconds = await least_likely(host, question, texts, scorer.answer_format)
             self.judging_s += seconds
             return found
 
         if self.own_worker:
-            scorer = self._worker = Scorer(niceness=NICENESS)
+            scorer = self._worker = Scorer(niceness=NICENESS, answer_format=scorer.answer_format)
         swarm, node = self.client.invite.swarm, self.client.identity.node
         self._receiver = Receiver(swarm, node, scorer, self.policy, likelihood, excluded)
+        if self.memory is not None:
+            self._receiver.phrases, said = phrase_memory.kept(self.memory)
+            if said:
+                log.warning("%s", said)
 
     @property
     def receiver(self) -> Receiver:
@@ -150,11 +163,13 @@ class SwarmExchange:
             await asyncio.gather(self._task, return_exceptions=True)
         if self._worker is not None:
             await self._worker.__aexit__(None, None, None)
+        await self._keep_phrases()
         await self.client.__aexit__(None, None, None)
 
     async def _talk(self) -> None:
         while True:
             await self._woken.wait()
+            await self._bridge()
             await self.sleep(self.client.wait_s)
             self._woken.clear()
             outbox, self._outbox = self._outbox, None
@@ -167,6 +182,14 @@ class SwarmExchange:
             if self._outbox is None:
                 self._idle.set()
 
+    async def _bridge(self) -> None:
+        """In a swarm so large that the next upload is far: take groups from its snapshots until it is near."""
+        while self.client.wait_s > BRIDGE_S and not self.client.failures and self._outbox is not None:
+            want = self.want(self._outbox[2]) if self._taking else 0
+            if want:
+                await self._take(await self._snapshots.sample(want))
+            await self.sleep(min(BRIDGE_S, self.client.wait_s))
+
     async def settled(self) -> None:
         """Returns when everything handed over went out (or was dropped) and what came back was judged."""
         await self._idle.wait()
@@ -176,14 +199,27 @@ class SwarmExchange:
         mean = sum(rewards) / len(rewards) if rewards else None
         want = self.want(wanted)
         self._rounds_since = 0
-        result = await self.client.exchange(self._signed(local, round_number), want, mean)
+        accepts = sorted(generator for _, generator in self.policy.own)
+        result = await self.client.exchange(self._signed(local, round_number), want, mean, accepts)
         self.stats.exchanged(result, self.wall())
         if result.code in FORGOTTEN:
             await self._join_again()
         if not result.connected:
             return
-        await self._take(result)
-        await self._look_at_the_board(result.nodes)
+        await self._take(result.sample)
+        await self._board.look(result.nodes)
+        if self.wall() - self._kept_at > PHRASES_S:
+            await self._keep_phrases()
+
+    async def _keep_phrases(self) -> None:
+        """A full disk ends no exchange: the next time comes."""
+        if self.memory is None or self._receiver is None:
+            return
+        self._kept_at = self.wall()
+        try:
+            await asyncio.to_thread(phrase_memory.keep, self.memory, self._receiver.phrases.packed())
+        except OSError as error:
+            log.warning("the phrase memory is not kept: %s", error)
 
     def want(self, wanted: int) -> int:
         """Groups to request: what the rounds until the next exchange can use, and some for what will be rejected."""
@@ -193,13 +229,13 @@ class SwarmExchange:
         missing = max(0, stock - len(self.pool))
         return min(MAX_WANT, math.ceil(missing / max(self._yield, LEAST_YIELD)))
 
-    async def _take(self, result: ExchangeResult) -> None:
+    async def _take(self, sample: Sequence[msgspec.Raw]) -> None:
         before = len(self.pool)
-        for group in await self.receiver.receive(result.sample, self.client.unix_time()):
+        for group in await self.receiver.receive(sample, self.client.unix_time()):
             if self._taking:  # it may have been switched off since they were requested
                 self.pool.add(group, self.wall())
-        if result.sample:
-            fresh = max(0, len(self.pool) - before) / len(result.sample)
+        if sample:
+            fresh = max(0, len(self.pool) - before) / len(sample)
             self._yield += 0.2 * (fresh - self._yield)
 
     async def _join_again(self) -> None:
@@ -209,18 +245,11 @@ class SwarmExchange:
             self.stats.said(f"{safe_text(str(error), 300, lines=False)} Training goes on alone.")
 
     def _signed(self, local: Sequence[Group], round_number: int) -> list[SignedGroup]:
-        """SelectSubset: the part of the groups that the swarm asks for, as far as one upload carries them.
-
-        Groups with signal come first: receivers leave the others out. They stand last, for where a pool is full a node's
-        newest groups replace its oldest.
-        """
-        local = [group for group in local if not is_own(group.question.ref)]  # a task of the person's own is private
-        chosen = sorted(local, key=has_advantage, reverse=True)[
-            : min(MAX_GROUPS, math.ceil(self.share_fraction * len(local)))
-        ]
+        """The groups that go out, as far as one upload carries them. Those with signal stand last, for where a pool is full a
+        node's newest groups replace its oldest."""
         signed: list[SignedGroup] = []
         size = 0
-        for group in filter(_fits, chosen):
+        for group in selected(local, self.share_fraction, self.policy.own):
             body = self._body(group, round_number)
             packed = self.client.identity.sign_group(self.client.invite.swarm, body)
             size += len(packed.body)
@@ -229,28 +258,6 @@ class SwarmExchange:
             self.receiver.observe_local(body)
             signed.append(packed)
         return signed[::-1]
-
-    async def _look_at_the_board(self, nodes: int) -> None:
-        pause = LEADERBOARD_S if nodes <= len(self.stats.peers) else NEWCOMER_S
-        if self.wall() - self._board_at < pause:
-            return
-        self._board_at = self.wall()
-        try:
-            board = await self.client.leaderboard()
-        except CoordinatorError:
-            return
-        self.stats.peers = tuple(
-            Peer(
-                node=row.node,
-                name=safe_text(row.name, 40, lines=False),
-                model=safe_text(row.model, 80, lines=False),
-                groups=row.groups,
-                share=row.share,
-                uptake=row.uptake,
-                seen_s=row.seen_s,
-            )
-            for row in board.nodes[:PEERS]
-        )
 
     def _body(self, group: Group, round_number: int) -> GroupBody:
         return GroupBody(
@@ -268,9 +275,3 @@ def _interleaved(groups: Sequence[Group]) -> Iterator[tuple[Rollout, Group]]:
     """Rollouts with their groups: the first of every group, then the second, and so on."""
     for place in range(max((len(group.rollouts) for group in groups), default=0)):
         yield from ((group.rollouts[place], group) for group in groups if place < len(group.rollouts))
-
-
-def _fits(group: Group) -> bool:
-    """The protocol takes the group: one that it does not would have the whole upload refused."""
-    longest = max((len(r.text.encode()) for r in group.rollouts), default=0)
-    return len(group.rollouts) >= 2 and longest <= MAX_COMPLETION_BYTES

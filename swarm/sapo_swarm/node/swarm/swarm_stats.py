@@ -6,8 +6,11 @@ from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from sapo_swarm.events import Peer, SwarmUpdated
+import msgspec
+
+from sapo_swarm.events import SwarmUpdated
 from sapo_swarm.protocol.client import ExchangeResult
+from sapo_swarm.types import Peer
 
 SHARE_WINDOW = 50
 """Rounds over which the external share is averaged."""
@@ -16,12 +19,13 @@ DEFAULT_WINDOW_S = 3600.0
 
 @dataclass(slots=True)
 class SwarmStats:
-    """coordinator: its URL, for people. made / accepted / refused: groups sent since the node started.
+    """coordinator: its URL, for people. node: this one. made / accepted / refused: groups sent since the node started.
 
     The figures of the last exchange that worked stay while the coordinator is away; `sentence` says that it is.
     """
 
     coordinator: str
+    node: str = ""
     made: int = 0
     accepted: int = 0
     refused: Counter[str] = field(default_factory=Counter)
@@ -78,13 +82,14 @@ class SwarmStats:
     def news(self, rejected: Mapping[str, int], now: float, alarm: str = "") -> SwarmUpdated:
         """The whole picture. rejected: reason -> groups received and not taken. alarm: said first where there is one."""
         last, good = self._last, self._good
+        share, uptake = good.share if good else 0.0, self.uptake(now)
         return SwarmUpdated(
             coordinator=self.coordinator,
             connected=last is not None and last.connected,
-            sentence=f"{alarm} {'Connecting' if last is None else last.sentence}".strip(),
+            sentence=" · ".join(filter(None, (alarm, "Connecting" if last is None else last.sentence))),
             window=self.window_s,
-            share=good.share if good else 0.0,
-            uptake=self.uptake(now),
+            share=share,
+            uptake=uptake,
             external_share=self.external_share,
             nodes=good.nodes if good else 0,
             rounds_per_s=good.rounds_per_s if good else 0.0,
@@ -92,5 +97,11 @@ class SwarmStats:
             accepted=self.accepted,
             rejected=dict(rejected),
             refused=dict(self.refused),
-            peers=self.peers,
+            peers=tuple(_as_here(peer, share, uptake) if peer.node == self.node else peer for peer in self.peers),
+            node=self.node,
         )
+
+
+def _as_here(own: Peer, share: float, uptake: int) -> Peer:
+    """This node's row of the leaderboard with the figures that it shows everywhere: the board is looked at more seldom."""
+    return msgspec.structs.replace(own, share=share, uptake=uptake)

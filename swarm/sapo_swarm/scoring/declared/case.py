@@ -11,13 +11,15 @@ from sapo_swarm.tasks.own.folder import OwnTask
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One completion against one row. answer: what was extracted from text; truth: the cell that counts; row: all cells."""
+    """One completion against one row. answer: what was extracted from text; truth: the cell that counts; row: all cells.
+    environment: what the task's environment says in the end."""
 
     task: OwnTask
     answer: str
     truth: str
     text: str
     row: Mapping[str, str]
+    environment: float = 0.0
 
 
 def plain(text: str) -> str:

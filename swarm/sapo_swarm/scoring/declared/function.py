@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import sys
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from types import ModuleType
@@ -39,11 +40,17 @@ def own_function(_part: Function, case: Case) -> float:
 @lru_cache(maxsize=4)
 def load(code: bytes) -> Reward:
     """The function in this file. Raises NoReward, and whatever the file raises; PermissionError without the person's yes."""
+    return find(vars(execute(code, "reward.py")))
+
+
+@lru_cache(maxsize=4)
+def execute(code: bytes, name: str) -> ModuleType:
+    """The file as a module. Raises whatever it raises; PermissionError without the person's yes."""
     if not library.allowed(code):
-        raise PermissionError("Nobody said yes to this reward.py.")
-    module = ModuleType("reward")
-    exec(compile(code, "reward.py", "exec"), module.__dict__)  # noqa: S102  (the person's own file, after their yes, in the worker)
-    return find(vars(module))
+        raise PermissionError(f"Nobody said yes to this {name}.")
+    module = sys.modules[f"own_{name}"] = ModuleType(f"own_{name}")  # dataclasses look their module up
+    exec(compile(code, name, "exec"), module.__dict__)  # noqa: S102  (the person's own file, after their yes, in the worker)
+    return module
 
 
 def find(names: Mapping[str, Any]) -> Reward:

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,13 +15,15 @@ from typing import Any
 import msgspec
 
 from sapo_swarm.tasks.own.errors import BadTask
+from sapo_swarm.tasks.own.levels import levels
+from sapo_swarm.tasks.own.python_tests import unit_tests
 from sapo_swarm.tasks.own.rows import Row, Table, decode, read_bytes, read_jsonl
 from sapo_swarm.tasks.own.spec import TaskSpec, check_pattern, needs_truth, parse, truth_column
 from sapo_swarm.tasks.own.split import held_out_places
-from sapo_swarm.tasks.own.verifiers import Function, JsonSchema, Regex, Sql
+from sapo_swarm.tasks.own.verifiers import Environment, Function, JsonSchema, PythonTests, Regex, Sql
 
 SPEC, TRAIN, HELD_OUT, ROWS = "task.toml", "train.jsonl", "heldout.jsonl", "rows.jsonl"
-SCHEMA, FIXTURE, CODE = "schema.json", "fixture.sqlite", "reward.py"
+SCHEMA, FIXTURE, CODE, ENVIRONMENT = "schema.json", "fixture.sqlite", "reward.py", "environment.py"
 MAX_SPEC = 64 * 2**10
 MAX_SCHEMA = 64 * 2**10
 MAX_FIXTURE = 8 * 2**20
@@ -28,43 +31,62 @@ MAX_CODE = 256 * 2**10
 PREFIX = "task-"
 """Begins the generator of a TaskRef of an own task; the beginning of its digest follows."""
 DIGITS = 32
-_NO_VERSION = ("name", "description", "licence")
+HEADER = b"sapo-task-v1\n"
+"""Begins the canonical bytes of a task."""
+NO_VERSION = ("name", "description", "licence")
 """Say nothing about what is asked or how it is judged: changing them makes no new version."""
 
 
 @dataclass(frozen=True, slots=True)
 class OwnTask:
-    """A task in memory. digest: SHA-256 in hex of everything that decides questions and verdicts.
+    """A task in memory. digest: SHA-256 in hex of everything that decides questions and verdicts; train_digest: of the same
+    without the held-out rows, which names the task in a swarm that does not have them.
 
     problems: sentences on rows that were left out. fixture: the SQLite file's bytes. schema: of schema.json, parsed. code: of
-    reward.py, never run here.
+    reward.py or environment.py, never run here.
     """
 
     spec: TaskSpec
     train: tuple[Row, ...]
     held_out: tuple[Row, ...]
     digest: str
+    train_digest: str
     schema: object = None
     fixture: bytes = b""
     code: bytes = b""
     problems: tuple[str, ...] = field(default=(), compare=False)
 
     @property
+    def code_name(self) -> str:
+        """The file that holds the code: reward.py, or environment.py (with the reward function in it, if there is one)."""
+        return code_name(self.spec)
+
+    @property
+    def levels(self) -> dict[str, tuple[int, ...]]:
+        """Levels of difficulty, as places of training rows; {} where the task has none. Raises BadTask."""
+        return levels(self.digest, self.spec.difficulty, self.train)
+
+    @property
     def generator(self) -> str:
         """The generator of this version's references."""
-        return f"{PREFIX}{self.digest[:DIGITS]}"
+        return generator(self.digest)
 
 
-def read_task(folder: Path) -> OwnTask:
-    """The task in a folder. Raises BadTask, also for what the disk refuses."""
+def generator(digest: str) -> str:
+    """The generator of the references of the version with this digest."""
+    return f"{PREFIX}{digest[:DIGITS]}"
+
+
+def read_task(folder: Path, need_held_out: bool = True) -> OwnTask:
+    """The task in a folder. need_held_out: a task of a swarm may come without. Raises BadTask, also for what the disk refuses."""
     try:
         spec = parse(decode(read_bytes(folder / SPEC, MAX_SPEC)), SPEC)
         if spec.name != folder.name:
             raise BadTask(f"{SPEC} says name = {spec.name!r}, but the folder is {folder.name!r}. Rename one of them.")
         train, held_out = _sides(folder, spec)
-        schema = _schema(folder) if _declares(spec, JsonSchema) else None
-        fixture = read_bytes(folder / FIXTURE, MAX_FIXTURE) if _declares(spec, Sql) else b""
-        code = read_bytes(folder / CODE, MAX_CODE) if _declares(spec, Function) else b""
+        schema = read_schema(decode(read_bytes(folder / SCHEMA, MAX_SCHEMA))) if declares(spec, JsonSchema) else None
+        fixture = read_bytes(folder / FIXTURE, MAX_FIXTURE) if declares(spec, Sql) else b""
+        code = read_bytes(folder / code_name(spec), MAX_CODE) if declares(spec, Environment, Function) else b""
     except FileNotFoundError as error:
         missing = Path(str(error.filename)).name
         raise BadTask(f"Task {folder.name!r} has no {missing} in {folder}.") from error
@@ -72,41 +94,57 @@ def read_task(folder: Path) -> OwnTask:
         raise BadTask(f"Task {folder.name!r} cannot be read ({error.strerror or error}).") from error
     except BadTask as error:
         raise BadTask(f"Task {folder.name!r}: {error}") from error
-    return make(spec, train, held_out, schema, fixture, code)
+    return make(spec, train, held_out, schema, fixture, code, need_held_out)
 
 
 def make(
-    spec: TaskSpec, train: Table, held_out: Table, schema: object = None, fixture: bytes = b"", code: bytes = b""
+    spec: TaskSpec,
+    train: Table,
+    held_out: Table,
+    schema: object = None,
+    fixture: bytes = b"",
+    code: bytes = b"",
+    need_held_out: bool = True,
 ) -> OwnTask:
-    """A task of these rows; those without what it needs are left out. Raises BadTask when a side is empty."""
-    kept, problems = [], []
+    """A task of these rows; those without what it needs are left out. Raises BadTask when a side is empty that is needed."""
+    kept: list[tuple[Row, ...]] = []
+    problems: list[str] = []
     for name, table in ((TRAIN, train), (HELD_OUT, held_out)):
         good, bad = _usable(spec, table)
-        problems += [f"{name}: {sentence}" for sentence in [*table.problems, *bad]]
-        if not good:
-            first = f" {problems[0]}" if problems else ""
+        here = [f"{name}: {sentence}" for sentence in [*table.problems, *bad]]
+        problems += here
+        if not good and (need_held_out or table is train or here):
+            first = f" {here[0]}" if here else ""
             raise BadTask(f"Task {spec.name!r} has no usable row in {name}.{first}")
         kept.append(tuple(good))
-    digest = content_digest(spec, kept[0], kept[1], schema, fixture, code)
-    return OwnTask(spec, kept[0], kept[1], digest, schema, fixture, code, tuple(problems))
+    whole = content_digest(content(spec, kept[0], kept[1], schema, fixture, code))
+    lean = content_digest(content(spec, kept[0], (), schema, fixture, code)) if kept[1] else whole
+    task = OwnTask(spec, kept[0], kept[1], whole, lean, schema, fixture, code, tuple(problems))
+    assert isinstance(task.levels, dict)  # raises BadTask where they make no sense
+    return task
 
 
-def content_digest(
+def content(
     spec: TaskSpec, train: tuple[Row, ...], held_out: tuple[Row, ...], schema: object, fixture: bytes, code: bytes = b""
-) -> str:
-    """SHA-256 in hex over what decides questions and verdicts, each part after its name and length."""
-    rules = {k: v for k, v in _chosen(spec).items() if k not in _NO_VERSION}
-    found = hashlib.sha256(b"sapo-task-v1\n")
-    for name, part in (
+) -> list[bytes]:
+    """What decides questions and verdicts as canonical bytes, in pieces: each part after its name and length."""
+    rules = {k: v for k, v in _chosen(spec).items() if k not in NO_VERSION}
+    parts = [
         ("spec", _canonical(rules)),
         ("train", b"\n".join(map(_canonical, train))),
         ("heldout", b"\n".join(map(_canonical, held_out))),
         ("schema", b"" if schema is None else _canonical(schema)),
         ("fixture", fixture),
-    ):
-        found.update(f"{name} {len(part)}\n".encode() + part)
-    if code:
-        found.update(f"code {len(code)}\n".encode() + code)
+        *([("code", code)] if code else []),
+    ]
+    return [HEADER, *(piece for name, part in parts for piece in (f"{name} {len(part)}\n".encode(), part))]
+
+
+def content_digest(pieces: Iterable[bytes]) -> str:
+    """SHA-256 in hex over the pieces."""
+    found = hashlib.sha256()
+    for piece in pieces:
+        found.update(piece)
     return found.hexdigest()
 
 
@@ -123,7 +161,7 @@ def write_task(task: OwnTask, folder: Path) -> None:
     if task.fixture:
         (partial / FIXTURE).write_bytes(task.fixture)
     if task.code:
-        (partial / CODE).write_bytes(task.code)
+        (partial / task.code_name).write_bytes(task.code)
     old = folder.with_name(f".{folder.name}.old")
     shutil.rmtree(old, ignore_errors=True)
     if folder.exists():
@@ -185,6 +223,7 @@ def _usable(spec: TaskSpec, table: Table) -> tuple[list[Row], list[str]]:
     good: list[Row] = []
     bad: list[str] = []
     patterns = [truth_column(spec, part) for part in spec.verifier if isinstance(part, Regex) and needs_truth(part)]
+    tests = [truth_column(spec, part) for part in spec.verifier if isinstance(part, PythonTests)]
     truths = {truth_column(spec, part) for part in spec.verifier if needs_truth(part)}
     for number, row in zip(table.numbers, table.rows, strict=True):
         missing = [name for name in spec.columns if name not in row or (name in truths and not row[name].strip())]
@@ -194,16 +233,18 @@ def _usable(spec: TaskSpec, table: Table) -> tuple[list[Row], list[str]]:
         try:
             for name in patterns:
                 check_pattern(row[name], f"Row {number}")
+            for name in tests:
+                unit_tests(row[name])
         except BadTask as error:
-            bad.append(str(error))
+            bad.append(str(error) if str(error).startswith("Row ") else f"Row {number}: {error}")
             continue
-        names = row if _declares(spec, Function) else spec.columns  # a function is given every column
+        names = row if declares(spec, Environment, Function) else spec.columns  # code is given every column
         good.append({name: row[name] for name in sorted(names)})
     return good, bad
 
 
-def _schema(folder: Path) -> object:
-    text = decode(read_bytes(folder / SCHEMA, MAX_SCHEMA))
+def read_schema(text: str) -> object:
+    """The JSON Schema of a task. Raises BadTask."""
     try:
         found: object = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -229,8 +270,14 @@ def _patterns(schema: object, depth: int = 0) -> list[str]:
     return found + [p for item in schema.values() for p in _patterns(item, depth + 1)]
 
 
-def _declares(spec: TaskSpec, kind: type) -> bool:
-    return any(isinstance(part, kind) for part in spec.verifier)
+def code_name(spec: TaskSpec) -> str:
+    """The file of a task's code."""
+    return ENVIRONMENT if spec.turns else CODE
+
+
+def declares(spec: TaskSpec, *kinds: type) -> bool:
+    """One of the task's verifiers is of these kinds."""
+    return any(isinstance(part, kinds) for part in spec.verifier)
 
 
 def _canonical(value: object) -> bytes:

@@ -5,12 +5,15 @@ A task is read when it is first named and stays as it was then: one process work
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sapo_swarm.tasks.own import shared
 from sapo_swarm.tasks.own.errors import BadTask
+from sapo_swarm.tasks.own.verifiers import RUNS_CODE
 from sapo_swarm.types import TaskRef
 
 if TYPE_CHECKING:
@@ -21,7 +24,7 @@ PRESET = "own"
 ENVIRONMENT = "SAPO_TASKS"
 """Tells the scorer worker where the folder lies."""
 ALLOWED = "allowed-code.txt"
-"""Beside the tasks, never in one: SHA-256 of each reward.py that the person said yes to."""
+"""Beside the tasks, never in one: SHA-256 of each reward.py and environment.py that the person said yes to."""
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
 
 
@@ -30,6 +33,7 @@ class _Library:
 
     def __init__(self) -> None:
         self.tasks: dict[str, OwnTask] = {}
+        self.shared: tuple[shared.Shared, ...] | None = None
 
 
 _library = _Library()
@@ -39,6 +43,12 @@ def use(folder: Path | None) -> None:
     """Look for tasks in this folder from now on (None: nowhere). It need not exist."""
     _library.folder = folder
     _library.tasks.clear()
+    _library.shared = None
+    for old in folder.glob(".*.old") if folder is not None else ():
+        task = folder / old.name[1:].removesuffix(".old")  # type: ignore[operator]
+        if not task.exists():  # killed between the two renames of write_task
+            with contextlib.suppress(OSError):
+                old.rename(task)
 
 
 def folder() -> Path | None:
@@ -67,23 +77,55 @@ def find(name: str) -> OwnTask:
     if name not in _library.tasks:
         if _library.folder is None or not has(name):
             raise KeyError(name)
-        task = read_task(_library.folder / name)
+        task = read_task(_library.folder / name, need_held_out=not _comes_without_held_out(name))
         if task.code and not allowed(task.code):
             raise BadTask(
-                f"Task {name!r} is judged by Python code (reward.py), which never runs before you said yes to it. "
-                f"Read {_library.folder / name / 'reward.py'}, then: sapo-desktop tasks check {name} --allow-code"
+                f"Task {name!r} brings Python code ({task.code_name}), which never runs before you said yes to it. "
+                f"Read {_library.folder / name / task.code_name}, then: sapo-desktop tasks check {name} --allow-code"
+            )
+        if not task.code and runs_code(task) and not allowed(consent(task)):
+            raise BadTask(
+                f"Task {name!r} runs the Python that a model writes, contained, which never happens before you said yes to it: "
+                f"sapo-desktop tasks check {name} --allow-code"
             )
         _library.tasks[name] = task
     return _library.tasks[name]
 
 
+def presets(name: str) -> tuple[str, ...]:
+    """What questions of a task are sampled from: its levels of difficulty, else PRESET alone. Raises BadTask, KeyError."""
+    return tuple(find(name).levels) or (PRESET,)
+
+
+def runs_code(task: OwnTask) -> bool:
+    """The task needs a yes: it brings code, or runs what a model writes."""
+    return any(isinstance(part, RUNS_CODE) for part in task.spec.verifier)
+
+
+def consent(task: OwnTask) -> bytes:
+    """What the person says yes to: the task's code, or that code of a model is run for the task of this name."""
+    return task.code or f"python_tests of {task.spec.name}".encode()
+
+
+def runs_generated() -> bool:
+    """A task in force runs what a model writes, by the look of its task.toml."""
+    for name in names():
+        try:
+            found = (_library.folder or Path()) / name / "task.toml"
+            if "python_tests" in found.read_text("utf-8", "replace")[:65536]:
+                return True
+        except OSError:
+            continue
+    return False
+
+
 def allowed(code: bytes) -> bool:
-    """The person said yes to a reward.py of exactly this content."""
+    """The person said yes to a file of exactly this content."""
     return _library.folder is not None and hashlib.sha256(code).hexdigest() in _yes(_library.folder / ALLOWED)
 
 
 def allow(code: bytes) -> None:
-    """The person says yes to a reward.py of exactly this content. Raises OSError."""
+    """The person says yes to a file of exactly this content. Raises OSError."""
     assert _library.folder is not None
     path = _library.folder / ALLOWED
     lines = sorted(_yes(path) | {hashlib.sha256(code).hexdigest()})
@@ -100,8 +142,53 @@ def _yes(path: Path) -> set[str]:
 
 
 def is_own(ref: TaskRef) -> bool:
-    """The reference is one of an own task: private, it means nothing on another machine."""
+    """The reference is one of an own task: it means nothing on a machine that does not have this version of it."""
     return ref.generator.startswith("task-")
+
+
+def shared_in(swarm: str) -> dict[str, shared.Shared]:
+    """The tasks that this person shares, or accepted, in the swarm of this id, by name: whether or not they are still so."""
+    return {entry.name: entry for entry in _entries() if entry.swarm == swarm}
+
+
+def _entries() -> tuple[shared.Shared, ...]:
+    if _library.shared is None:
+        _library.shared = () if _library.folder is None else shared.read(_library.folder)
+    return _library.shared
+
+
+def travels(name: str, swarm: str) -> bool:
+    """The task is here in the very version that the members of this swarm share. Raises BadTask."""
+    entry = shared_in(swarm).get(name)
+    if entry is None or not has(name):
+        return False
+    task = find(name)
+    return entry.digest == (task.digest if entry.held_out else task.train_digest)
+
+
+def generator(name: str, swarm: str = "") -> str:
+    """What makes the questions of a task: in a swarm that shares it, the version as it travels. Raises BadTask, KeyError."""
+    from sapo_swarm.tasks.own import folder
+
+    if swarm and travels(name, swarm):
+        return folder.generator(shared_in(swarm)[name].digest)
+    return find(name).generator
+
+
+def _comes_without_held_out(name: str) -> bool:
+    """The task was accepted from a swarm whose host keeps its held-out rows."""
+    return any(entry.name == name and not entry.mine and not entry.held_out for entry in _entries())
+
+
+def turns(ref: TaskRef) -> int:
+    """Turns of the model in the environment of an own task, at most; 0 for a question with one answer. Raises BadTask,
+    KeyError."""
+    return find(ref.dataset).spec.turns if is_own(ref) else 0
+
+
+def rubric(ref: TaskRef) -> str:
+    """What the answers to an own task are judged by; "" where they are verified. Raises BadTask, KeyError."""
+    return find(ref.dataset).spec.rubric if is_own(ref) else ""
 
 
 def system(ref: TaskRef) -> str:

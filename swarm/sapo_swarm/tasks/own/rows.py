@@ -13,6 +13,7 @@ import stat
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from sapo_swarm.tasks.own.errors import BadTask
 
@@ -21,6 +22,10 @@ MAX_ROWS = 100_000
 MAX_CELL = 16_384
 """Characters of a cell: no model that trains at home reads more."""
 MAX_COLUMNS = 64
+UNPACKED = 8
+"""A Parquet file may unpack to so many times MAX_FILE."""
+AT_ONCE = 64
+"""Rows of a Parquet file in memory at a time."""
 MAX_PROBLEMS = 1000
 """Sentences that are kept; the rest is counted."""
 MAX_HEIGHT = 40
@@ -234,20 +239,33 @@ def _headings(heads: list[str]) -> list[str]:
 
 def _parquet(path: Path) -> Table:
     try:
-        import pyarrow.parquet as parquet
+        import pyarrow
+        import pyarrow.parquet
     except ImportError as error:
         raise BadTask("Parquet files need pyarrow: pip install pyarrow. Or save it as CSV.") from error
-    if path.stat().st_size > MAX_FILE:
-        raise BadTask(f"{path.name} is larger than {MAX_FILE:,} bytes. Use a part of it.")
-    file = parquet.ParquetFile(path)
-    if file.metadata.num_rows > MAX_ROWS or file.metadata.num_columns > MAX_COLUMNS:
-        raise BadTask(f"{path.name} has more than {MAX_ROWS:,} rows or {MAX_COLUMNS} columns.")
-    table = Table(columns=_headings(list(file.schema_arrow.names)))
-    number = 0
-    for batch in file.iter_batches(batch_size=1024):
-        for values in batch.to_pylist():
+    size = path.stat().st_size
+    if size > MAX_FILE:
+        raise BadTask(f"{path.name} has {size:,} bytes; up to {MAX_FILE:,} are read. Use a part of it.")
+    try:
+        file = pyarrow.parquet.ParquetFile(path)
+        found = file.metadata
+        unpacked = sum(found.row_group(number).total_byte_size for number in range(found.num_row_groups))
+        if found.num_rows > MAX_ROWS or found.num_columns > MAX_COLUMNS or unpacked > UNPACKED * MAX_FILE:
+            raise BadTask(
+                f"{path.name} has {found.num_rows:,} rows in {found.num_columns:,} columns, {unpacked:,} bytes unpacked. Up to "
+                f"{MAX_ROWS:,} rows, {MAX_COLUMNS} columns and {UNPACKED * MAX_FILE:,} bytes are read. Use a part of it."
+            )
+        return _batches(file)
+    except pyarrow.ArrowException as error:
+        raise BadTask(f"{path.name} is no Parquet file that can be read ({str(error)[:120]}).") from error
+
+
+def _batches(file: Any) -> Table:
+    table, number = Table(columns=_headings(list(file.schema_arrow.names))), 0
+    for batch in file.iter_batches(batch_size=AT_ONCE):  # few: what a dictionary holds once may stand in every row
+        for values in zip(*(column.to_pylist() for column in batch.columns), strict=True):
             number += 1
-            row = {name: cell(value) for name, value in zip(table.columns, values.values(), strict=True)}
+            row = {name: cell(value) for name, value in zip(table.columns, values, strict=True)}
             if reason := _unfit(row):
                 table.problem(f"Row {number}: {reason}")
             else:

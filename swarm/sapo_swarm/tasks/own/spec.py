@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from sapo_swarm.tasks.own.errors import BadTask
-from sapo_swarm.tasks.own.verifiers import MAX_PATTERN, Column, Exact, Part, Regex, Verifier
+from sapo_swarm.tasks.own.verifiers import MAX_PATTERN, Column, Environment, Exact, Judged, Part, Regex, Verifier
 from sapo_swarm.types import Name
 
 Extract = Literal["tags", "last_line", "last_number", "json", "whole"]
@@ -25,7 +25,8 @@ class TaskSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
     prompt: the question, {column} stands for a cell. system: "" is the app's own. answer: the column with the truth.
     extract: where a completion's answer stands (tags: the last <answer>...</answer>). max_new_tokens: what an answer needs,
-    0 is the run's setting. heldout_share: of rows.jsonl, where train and held-out are not two files.
+    0 is the run's setting. heldout_share: of rows.jsonl, where train and held-out are not two files. difficulty: the column that
+    says how hard a row is, "" for none.
     """
 
     format: Literal[1] = 1
@@ -38,6 +39,7 @@ class TaskSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     extract: Extract = "tags"
     max_new_tokens: Annotated[int, Meta(ge=0, le=8192)] = 0
     heldout_share: Annotated[float, Meta(gt=0.0, lt=1.0)] = 0.2
+    difficulty: Column = ""
     verifier: Annotated[tuple[Verifier, ...], Meta(min_length=1, max_length=8)] = (Exact(),)
 
     @property
@@ -46,8 +48,19 @@ class TaskSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         found = [
             *_HOLE.findall(self.prompt),
             *(truth_column(self, part) for part in self.verifier if needs_truth(part)),
+            *([self.difficulty] if self.difficulty else []),
         ]
         return tuple(dict.fromkeys(found))
+
+    @property
+    def turns(self) -> int:
+        """Turns of the model in an environment, at most; 0 where the task is a question and an answer."""
+        return next((part.turns for part in self.verifier if isinstance(part, Environment)), 0)
+
+    @property
+    def rubric(self) -> str:
+        """What a judge judges by; "" where the answers are verified."""
+        return next((part.rubric for part in self.verifier if isinstance(part, Judged)), "")
 
     def fill(self, row: dict[str, str]) -> str:
         """The prompt of a row. A cell is text: what looks like a {column} in it stays as it is."""
@@ -63,7 +76,7 @@ def needs_truth(part: Part) -> bool:
     """The verifier compares with a cell of the row."""
     from sapo_swarm.tasks.own.verifiers import Format, Function, JsonSchema, Length
 
-    return not isinstance(part, (Format, Function, JsonSchema, Length)) and not (
+    return not isinstance(part, (Environment, Format, Function, JsonSchema, Judged, Length)) and not (
         isinstance(part, Regex) and bool(part.pattern)
     )
 
@@ -74,6 +87,11 @@ def parse(text: str, origin: str) -> TaskSpec:
         tables = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # a number of 5,000 digits is a ValueError of its own
         raise BadTask(f"{origin} is not valid TOML ({str(error)[:200]}). Mend that line.") from error
+    return checked(tables, origin)
+
+
+def checked(tables: object, origin: str) -> TaskSpec:
+    """The spec in these tables. origin: named in complaints. Raises BadTask with what to mend."""
     try:
         spec = msgspec.convert(tables, TaskSpec)
     except (msgspec.ValidationError, RecursionError) as error:
@@ -81,6 +99,11 @@ def parse(text: str, origin: str) -> TaskSpec:
     for part in spec.verifier:
         if isinstance(part, Regex) and part.pattern:
             check_pattern(part.pattern, origin)
+    if spec.rubric and len(spec.verifier) > 1:
+        raise BadTask(
+            f"{origin}: a judged task has no other verifier, so that no figure mixes what was judged with what was verified. "
+            "Make two tasks of it."
+        )
     if not _HOLE.search(spec.prompt):
         raise BadTask(
             f"{origin}: the prompt names no column, so every question would be the same. Write {{question}} in it."

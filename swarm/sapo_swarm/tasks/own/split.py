@@ -25,6 +25,9 @@ HASHES = 8
 _PRIME = (1 << 31) - 1
 _FACTORS: NDArray[np.uint64] = np.random.default_rng(8).integers(1, _PRIME, size=(2, HASHES, 1), dtype=np.uint64)
 
+Shingles = NDArray[np.uint32]
+_NONE: Shingles = np.zeros(0, dtype=np.uint32)
+
 
 def key(prompt: str) -> str:
     """What two prompts share when they ask the same."""
@@ -36,8 +39,8 @@ def clusters(prompts: Sequence[str]) -> list[int]:
     """A number for each prompt; prompts with the same number are duplicates or nearly so. Linear in their length."""
     found = list(range(len(prompts)))
     by_key: dict[str, int] = {}
-    buckets: dict[tuple[int, int], int] = {}
-    pieces: dict[int, frozenset[int]] = {}
+    buckets: dict[int, int] = {}
+    pieces: dict[int, tuple[bytes, Shingles]] = {}
     for place, prompt in enumerate(prompts):
         plain = key(prompt)
         first = by_key.setdefault(plain, place)
@@ -45,12 +48,13 @@ def clusters(prompts: Sequence[str]) -> list[int]:
             found[place] = found[first]
             continue
         shingles = _shingles(plain)
-        if not shingles:
+        if not len(shingles):
             continue
-        pieces[place] = shingles
-        for bucket in _sketch(shingles):
-            other = buckets.setdefault(bucket, place)
-            if other != place and _alike(shingles, pieces[other]) and _numbers(plain) == _numbers(key(prompts[other])):
+        numbers = _numbers(plain)
+        pieces[place] = numbers, shingles
+        others = dict.fromkeys(buckets.setdefault(bucket, place) for bucket in _sketch(shingles))
+        for other in others:
+            if other != place and pieces[other][0] == numbers and _alike(shingles, pieces[other][1]):
                 found[place] = found[other]
                 break
     return found
@@ -69,26 +73,29 @@ def held_out_places(prompts: Sequence[str], share: float) -> frozenset[int]:
     return frozenset(place for place, group in enumerate(groups) if group in chosen)
 
 
-def _shingles(plain: str) -> frozenset[int]:
+def _shingles(plain: str) -> Shingles:
+    """(S,) hashes of WIDTH words in a row, each once, in order: four bytes each, so that 100,000 texts fit into memory."""
     words = plain.split()
     if len(words) < LONG:
-        return frozenset()
-    return frozenset(
+        return _NONE
+    hashed = [
         zlib.crc32(" ".join(words[i : i + WIDTH]).encode("utf-8", "replace")) for i in range(len(words) - WIDTH + 1)
-    )
+    ]
+    return np.unique(np.array(hashed, dtype=np.uint32))
 
 
-def _sketch(shingles: frozenset[int]) -> list[tuple[int, int]]:
+def _sketch(shingles: Shingles) -> list[int]:
     """MinHash: texts that share most of their pieces share some of these (Broder 1997)."""
-    values = np.fromiter(shingles, dtype=np.uint64) % _PRIME  # (S,)
+    values = shingles.astype(np.uint64) % _PRIME  # (S,)
     hashed = (values * _FACTORS[0] + _FACTORS[1]) % _PRIME  # (HASHES, S)
-    return [(number, int(least)) for number, least in enumerate(hashed.min(axis=1))]
+    return [number << 32 | least for number, least in enumerate(hashed.min(axis=1).tolist())]
 
 
-def _alike(one: frozenset[int], other: frozenset[int]) -> bool:
-    return len(one & other) >= ALIKE * len(one | other)
+def _alike(one: Shingles, other: Shingles) -> bool:
+    shared = len(np.intersect1d(one, other, assume_unique=True))
+    return shared >= ALIKE * (len(one) + len(other) - shared)
 
 
-def _numbers(plain: str) -> list[str]:
-    """Two texts that differ in a number ask different things, however much else they share."""
-    return re.findall(r"\d+", plain)
+def _numbers(plain: str) -> bytes:
+    """Stands for the numbers in a text: two texts that differ in one ask different things, however much else they share."""
+    return hashlib.sha256(" ".join(re.findall(r"\d+", plain)).encode()).digest()[:16]

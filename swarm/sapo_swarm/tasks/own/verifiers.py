@@ -114,8 +114,31 @@ class Format(Part, frozen=True, tag="format"):
     only: bool = True
 
 
+class PythonTests(Part, frozen=True, tag="python_tests"):
+    """Python that passes the row's unit tests: lines such as `double(4) == 8`. Partial credit: the share of tests that pass.
+
+    What the model wrote is run, contained; the person says yes to that once for each task.
+    """
+
+
 class Function(Part, frozen=True, tag="function"):
     """The function in the folder's reward.py, which runs only after the person said yes to it."""
+
+
+class Environment(Part, frozen=True, tag="environment"):
+    """The class in the folder's environment.py, whose tools the model may call and which says the reward in the end. It runs
+    only after the person said yes to it. turns: of the model, at most; the last one calls nothing.
+    """
+
+    turns: Annotated[int, Meta(ge=1, le=32)] = 8
+
+
+class Judged(Part, frozen=True, tag="judged"):
+    """What a language model says of the answer by the rubric: it fulfils the whole of it, or not. Judged, not verified: it is
+    the only verifier of its task, and its rewards never stand in one figure with verified ones.
+    """
+
+    rubric: Annotated[str, Meta(min_length=1, max_length=4000)] = "The answer is right, complete and to the point."
 
 
 Verifier = (
@@ -131,7 +154,12 @@ Verifier = (
     | Sql
     | Length
     | Format
+    | PythonTests
     | Function
+    | Environment
+    | Judged
 )
 TRUTHFUL = (Exact, Number, Choice, Items, ItemSet, Order, JsonEqual, Sql)
 """Verifiers for which the truth itself is a right answer."""
+RUNS_CODE = (PythonTests, Function, Environment)
+"""Verifiers that run code: only in tasks made on this machine, after a yes, never from a swarm."""

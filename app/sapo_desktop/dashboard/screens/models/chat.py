@@ -18,6 +18,7 @@ from sapo_desktop.dashboard.screens.base import BaseScreen
 from sapo_desktop.dashboard.state import DashboardState
 from sapo_desktop.dashboard.widgets.keybar import Key
 from sapo_desktop.services.models.screen.interface import ChatLine, ModelActionFailed
+from sapo_desktop.services.tasks.wizard.interface import TaskActionFailed
 
 KEPT = 20
 """Questions that stay on the screen."""
@@ -29,7 +30,11 @@ _Exchange = tuple[str, list[str]]
 class ChatScreen(BaseScreen):
     """Esc closes it: the memory is free again, and a node that worked goes on."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "close", "close", show=False, priority=True)]
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape", "close", "close", show=False, priority=True),
+        Binding("f3", "rate(True)", "good", show=False, priority=True),
+        Binding("f4", "rate(False)", "bad", show=False, priority=True),
+    ]
     AUTO_FOCUS: ClassVar[str | None] = "#question"
 
     def __init__(self, id: str, name: str) -> None:
@@ -37,6 +42,7 @@ class ChatScreen(BaseScreen):
         self._model, self._called = id, name
         self._line: ChatLine | None = None
         self._said: list[_Exchange] = []
+        self._complete = False
 
     def body(self) -> Iterable[Widget]:
         """See the class."""
@@ -49,7 +55,13 @@ class ChatScreen(BaseScreen):
 
     def own_keys(self, state: DashboardState) -> list[Key]:  # noqa: ARG002 - as every screen
         """The keys that count on this screen."""
-        return [("Enter", "ask", ""), ("Esc", "close", "screen.close")]
+        thumbs: list[Key] = [("F3", "good answer", "screen.rate(True)"), ("F4", "bad answer", "screen.rate(False)")]
+        return [("Enter", "ask", ""), *(thumbs if self._ratable else []), ("Esc", "close", "screen.close")]
+
+    @property
+    def _ratable(self) -> bool:
+        """The last question is answered in full by the trained model."""
+        return self._complete and self.dashboard.task_actions is not None
 
     def on_mount(self) -> None:
         """Begin to read."""
@@ -79,7 +91,7 @@ class ChatScreen(BaseScreen):
     async def _ask(self, line: ChatLine, question: str) -> None:
         field = self.query_one("#question", Input)
         field.clear()
-        field.disabled = True
+        field.disabled, self._complete = True, False
         self._draw()
         try:
             async for place, text in line.ask(question):
@@ -88,8 +100,22 @@ class ChatScreen(BaseScreen):
         except ModelActionFailed as error:
             self._complain(error)
             return
-        field.disabled = False
+        field.disabled, self._complete = False, True
         field.focus()
+
+    def action_rate(self, good: bool) -> None:
+        """A thumb up or down on the trained model's last answer."""
+        if self._ratable:
+            self.run_worker(self._rate(good), name="rate", group="rate", exit_on_error=True)
+
+    async def _rate(self, good: bool) -> None:
+        actions = self.dashboard.task_actions
+        assert actions is not None
+        question, answers = self._said[-1]
+        try:
+            self.dashboard.say(await actions.rate(self._called, question, answers[1], good))
+        except TaskActionFailed as error:
+            self.dashboard.say(str(error), error=True)
 
     def _draw(self) -> None:
         for place in (0, 1):

@@ -14,6 +14,7 @@ from textual.widgets import Static
 
 from sapo_desktop.dashboard.look.show import plain
 from sapo_desktop.dashboard.screens.base import BaseScreen
+from sapo_desktop.dashboard.screens.chart_keys import ChartKeys
 from sapo_desktop.dashboard.screens.models import curves
 from sapo_desktop.dashboard.state import DashboardState
 from sapo_desktop.dashboard.widgets.chart import Chart
@@ -22,7 +23,7 @@ from sapo_desktop.services.models.screen.interface import ModelActionFailed
 from sapo_desktop.services.models.shelf.overview import Overview
 
 
-class CompareScreen(BaseScreen):
+class CompareScreen(ChartKeys, BaseScreen):
     """Esc closes it and stops the measuring."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "close", "close", show=False)]
@@ -58,8 +59,8 @@ class CompareScreen(BaseScreen):
 
     def _draw(self) -> None:
         named = [(plain(one.model.name, 30), one.story) for one in (self._first, self._second) if one is not None]
-        lines, marks = curves.of_two(named[0], named[1] if len(named) > 1 else None)
-        self.query_one(Chart).show(lines, marks, "Neither has been trained yet.")
+        lines, marks, clock = curves.of_two(named[0], named[1] if len(named) > 1 else None)
+        self.query_one(Chart).show(lines, marks, "Neither has been trained yet.", clock=clock)
 
     async def _measure(self) -> None:
         actions = self.dashboard.model_actions

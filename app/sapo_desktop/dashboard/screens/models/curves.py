@@ -2,36 +2,43 @@
 
 from __future__ import annotations
 
-from sapo_desktop.dashboard.series import Series
-from sapo_desktop.dashboard.widgets.plot import Line, Mark, Pattern
+from sapo_desktop.dashboard.history.clock import Clock
+from sapo_desktop.dashboard.history.figures import Figures
+from sapo_desktop.dashboard.history.moments import of_session
+from sapo_desktop.dashboard.widgets.canvas import Line, Mark, Pattern
+from sapo_desktop.dashboard.widgets.curves import heldout_marks
 from sapo_desktop.services.models.shelf.history import Story
+from sapo_swarm.events import Evaluated, RoundFinished
 
 
-def of_one(story: Story) -> tuple[list[Line], list[Mark]]:
-    """Own and external reward over rounds, held-out results, and where something changed."""
-    external = _series(story, "reward_external")
+def of_one(story: Story) -> tuple[list[Line], list[Mark], Clock]:
+    """Local and external reward over rounds, held-out results, where something changed, and when it all was."""
+    figures = _figures(story)
+    external = figures.reward_external
     lines = [] if external.empty else [Line("external", external, "dashed", "line-2")]
-    lines.append(Line("own", _series(story, "reward_local"), "solid", "line-1"))
-    return lines, [*_measured(story), *(Mark(s.round, None) for s in story.sessions if s.changed)]
+    lines.append(Line("judged" if story.judged else "local", figures.reward_local, "solid", "line-1"))
+    moments = [moment for session in story.sessions for moment in of_session(session)]
+    marks = [Mark(m.round, None, letter=m.letter, time=m.time) for m in moments]
+    return lines, [*heldout_marks(figures), *marks], figures.clock
 
 
-def of_two(first: tuple[str, Story], second: tuple[str, Story] | None) -> tuple[list[Line], list[Mark]]:
-    """Own reward of two models (name, story) in one chart; alone, a model with its held-out results beside its base's."""
+def of_two(first: tuple[str, Story], second: tuple[str, Story] | None) -> tuple[list[Line], list[Mark], Clock | None]:
+    """Local reward of two models (name, story) in one chart; alone, a model with its held-out results beside its base's.
+
+    Two models ran at different times: their axis is rounds.
+    """
     if second is None:
         return of_one(first[1])
+    if first[1].judged != second[1].judged:
+        return of_one(first[1])  # judged and verified rewards never stand in one figure
     styles: tuple[tuple[Pattern, str], ...] = (("solid", "line-1"), ("dashed", "line-2"))
     pairs = zip((first, second), styles, strict=True)
-    return [Line(name, _series(story, "reward_local"), *style) for (name, story), style in pairs], []
+    return [Line(name, _figures(story).reward_local, *style) for (name, story), style in pairs], [], None
 
 
-def _series(story: Story, figure: str) -> Series:
-    series = Series()
-    for event in story.rounds:
-        series = series.append(event.round + 1, getattr(event, figure))
-    return series
-
-
-def _measured(story: Story) -> list[Mark]:
-    """Evaluations at the temperature of the newest one: others cannot be compared with it."""
-    newest = story.held_out
-    return [Mark(e.round, e.pass_at_1) for e in story.evaluations if newest and e.temperature == newest.temperature]
+def _figures(story: Story) -> Figures:
+    figures = Figures()
+    events: list[RoundFinished | Evaluated] = [*story.rounds, *story.evaluations]
+    for event in sorted(events, key=lambda event: event.seq):
+        figures = figures.finished(event) if isinstance(event, RoundFinished) else figures.evaluated(event)
+    return figures

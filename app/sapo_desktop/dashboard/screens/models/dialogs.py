@@ -26,15 +26,19 @@ class _Form(ModalScreen[str | None]):
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "cancel", "cancel", show=False),
-        Binding("enter", "accept", "go", show=False, priority=True),
-        Binding("down", "app.focus_next", "next", show=False),
-        Binding("up", "app.focus_previous", "previous", show=False),
+        Binding("enter", "accept", "go", show=False),
+        Binding("down", "app.focus_next", "next", show=False, priority=True),
+        Binding("up", "app.focus_previous", "previous", show=False, priority=True),
     ]
     AUTO_FOCUS: ClassVar[str | None] = "#name"
 
     def attempt(self) -> Awaitable[str]:
         """Do it. Raises ModelActionFailed."""
         raise NotImplementedError
+
+    def on_input_submitted(self) -> None:
+        """Enter in a field."""
+        self.action_accept()
 
     def action_accept(self) -> None:
         self.query_one("#complaint", Static).update(Content.styled("One moment …", "$muted"))

@@ -20,7 +20,7 @@ COMPARED_ITEMS = 50
 """Held-out questions a task when two models are compared here; sapo-desktop compare --items takes more."""
 AGAIN_S = 5.0
 """Seconds after which the disk is read again while it is shown: the model in training grows."""
-MORE = (("r", "rename"), ("d", "duplicate"), ("f", "free space"), ("x", "delete"))
+MORE = (("m", "make a task"), ("r", "rename"), ("d", "duplicate"), ("f", "free space"), ("x", "delete"))
 """Keys for which the footer has no room."""
 
 

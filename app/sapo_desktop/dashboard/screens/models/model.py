@@ -13,6 +13,7 @@ from textual.widget import Widget
 from textual.widgets import Static
 
 from sapo_desktop.dashboard.look.show import plain
+from sapo_desktop.dashboard.screens.chart_keys import ChartKeys
 from sapo_desktop.dashboard.screens.models import curves, rows
 from sapo_desktop.dashboard.screens.models.dialogs import hint
 from sapo_desktop.dashboard.screens.models.keys import AGAIN_S, MORE, ModelKeys
@@ -23,7 +24,7 @@ from sapo_desktop.services.models.screen.interface import ModelActionFailed, She
 from sapo_desktop.services.models.shelf.overview import Overview
 
 
-class ModelScreen(ModelKeys):
+class ModelScreen(ModelKeys, ChartKeys):
     """Esc closes it."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "close", "close", show=False)]
@@ -92,10 +93,10 @@ class ModelScreen(ModelKeys):
         width = max(box.scrollable_content_region.width, 40)
         text = rows.whole(one, self.dashboard.feed.now(), width, self.glyphs)
         self.query_one("#whole-text", Static).update(text)
-        lines, marks = curves.of_one(one.story)
+        lines, marks, clock = curves.of_one(one.story)
         training = one.model.record.id == self.shelf.training
         waiting = "Waiting for the first round." if training else "No round yet. Press c: the node trains this model."
-        self.query_one(Chart).show(lines, marks, waiting, f"{plain(one.model.name, 40)}: reward")
+        self.query_one(Chart).show(lines, marks, waiting, f"{plain(one.model.name, 40)}: reward", clock)
 
     def deleted(self) -> None:
         """The model is about to be gone."""

@@ -43,7 +43,7 @@ def row(one: Overview, training: bool, now: float, width: int, glyphs: Glyphs) -
         (f"{glyphs.now} " if training else "  ", "$success"),
         (fit(plain(model.name, 60), name), "bold"),
         (f" {fit(plain(model.record.base.rstrip('/').rpartition('/')[2], 60), base)} ", "$muted"),
-        fit(gain(one.held_out, held_out), held_out),
+        fit(gain(one.held_out, held_out, one.judged), held_out),
         (f" {_short(one.rounds):>6} {memory(one.size):>7} {used:>6}", "$muted"),
     )
 
@@ -127,7 +127,7 @@ def evaluations(found: tuple[Evaluated, ...], width: int, glyphs: Glyphs) -> lis
         Content.assemble(
             (f"round {event.round:>6,}  ", "$muted"),
             (f"{gain(event):<44}", "bold"),
-            bar(event.pass_at_1 / top, room, glyphs, "$chart-own") if room >= 8 else "",
+            bar(event.pass_at_1 / top, room, glyphs, "$chart-local") if room >= 8 else "",
             (f" {event.items} items", "$muted"),
         )
         for event in chosen
@@ -144,7 +144,7 @@ def tasks(event: Evaluated | None, width: int, glyphs: Glyphs) -> list[Content]:
             fit(plain(score.task, 60), 26),
             f" {100 * score.pass_at_1:5.1f} %",
             (f"  {f'({100 * score.low:.1f} to {100 * score.high:.1f})':<16}", "$muted"),
-            bar(score.pass_at_1, room, glyphs, "$chart-own") if room >= 8 else "",
+            bar(score.pass_at_1, room, glyphs, "$chart-local") if room >= 8 else "",
             (" shortcut" if score.shortcut else "", "$warning"),
         )
         for score in event.tasks

@@ -13,10 +13,11 @@ from textual.widgets import OptionList, Static
 from textual.widgets.option_list import Option
 
 from sapo_desktop.dashboard.look.show import plain
-from sapo_desktop.dashboard.screens.models import rows
+from sapo_desktop.dashboard.screens.models import curves, rows
 from sapo_desktop.dashboard.screens.models.dialogs import hint
 from sapo_desktop.dashboard.screens.models.keys import AGAIN_S, MORE, ModelKeys
 from sapo_desktop.dashboard.state import DashboardState
+from sapo_desktop.dashboard.widgets.chart import Chart
 from sapo_desktop.dashboard.widgets.keybar import Key
 from sapo_desktop.services.models.screen.interface import ModelActionFailed
 from sapo_desktop.services.models.shelf.overview import Overview
@@ -34,8 +35,10 @@ class ModelsScreen(ModelKeys):
         with Vertical(id="shelf", classes="box"):
             yield Static("", id="models-head", markup=False)
             yield OptionList(id="models", markup=False)
-        with VerticalScroll(id="facts", classes="box"):
-            yield Static("", id="facts-text", markup=False)
+        with Vertical(id="open"):
+            yield Chart("Reward", self.glyphs, id="preview")
+            with VerticalScroll(id="facts", classes="box"):
+                yield Static("", id="facts-text", markup=False)
 
     def own_keys(self, state: DashboardState) -> list[Key]:
         """The keys that count on this screen."""
@@ -116,7 +119,13 @@ class ModelsScreen(ModelKeys):
         box = self.query_one("#facts", VerticalScroll)
         box.border_title = Content.styled(plain(one.model.name, 60), "bold")
         width = max(box.scrollable_content_region.width, 40)
-        text = rows.summary(one, one.model.record.id == self.shelf.training, width, self.glyphs)
+        if self.big:
+            text = rows.whole(one, self.dashboard.feed.now(), width, self.glyphs)
+            lines, marks, clock = curves.of_one(one.story)
+            name = f"{plain(one.model.name, 40)}: reward"
+            self.query_one(Chart).show(lines, marks, "No round yet. Press c: the node trains this model.", name, clock)
+        else:
+            text = rows.summary(one, one.model.record.id == self.shelf.training, width, self.glyphs)
         self._tell(Content("\n").join([text, *self._problems()]))
 
     def _problems(self) -> list[Content]:

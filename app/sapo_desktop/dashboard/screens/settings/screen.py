@@ -12,16 +12,21 @@ from textual.screen import ModalScreen
 from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
+from sapo_desktop.dashboard.host import DashboardHost
 from sapo_desktop.dashboard.look.show import fit, hang, plain
 from sapo_desktop.dashboard.screens.settings.editor import SettingEditor
 from sapo_desktop.dashboard.widgets.keybar import Key, KeyBar
-from sapo_desktop.settings.rows import SettingRefused, SettingRow, SettingsActions, spaced
+from sapo_desktop.settings.rows import SIMPLE, SettingRefused, SettingRow, SettingsActions, spaced
 
+WIDE = 100
+"""Columns from which a row says what its setting does."""
 _KEYS: list[Key] = [
     ("Enter", "change", "screen.edit"),
     ("d", "default", "screen.default"),
-    ("a", "apply to the node", "screen.restart"),
+    ("a", "apply", "screen.restart"),
     ("/", "search", "screen.search"),
+    ("v", "simple", "screen.advanced"),
+    ("w", "questions", "screen.questions"),
     ("Esc", "close", "screen.back"),
 ]
 
@@ -35,6 +40,8 @@ class SettingsScreen(ModalScreen[None]):
         Binding("d", "default", "default", show=False),
         Binding("a", "restart", "apply", show=False),
         Binding("slash", "search", "search", show=False),
+        Binding("v", "advanced", "simple or all", show=False),
+        Binding("w", "questions", "first questions", show=False),
     ]
 
     def __init__(self, actions: SettingsActions) -> None:
@@ -42,6 +49,8 @@ class SettingsScreen(ModalScreen[None]):
         self.actions = actions
         self.rows: tuple[SettingRow, ...] = ()
         self.listed: list[SettingRow] = []
+        self.advanced = True
+        """Advanced settings are listed too."""
 
     def compose(self) -> ComposeResult:
         """The widgets, in their order."""
@@ -78,23 +87,31 @@ class SettingsScreen(ModalScreen[None]):
         listing = self.query_one("#rows", OptionList)
         chosen = self.chosen
         wanted = self.query_one("#search", Input).value.casefold()
-        self.listed = [row for row in self.rows if wanted in f"{row.key} {row.help}".casefold()]
+        found = [row for row in self.rows if wanted in f"{row.key} {row.help}".casefold()]
+        groups = [[row for row in found if (row.key in SIMPLE) == simple] for simple in (True, False)]
+        if not (self.advanced or wanted):
+            groups[1] = []
+        self.listed = [row for group in groups for row in group]
         owner = next((row.owner for row in self.rows if row.owner), "")
         title = f"Settings of the model {owner}, and of the app" if owner else "Settings"
         listing.border_title = Content.styled(plain(title, 80), "bold")
         width = max(listing.scrollable_content_region.width - 2, 40)
         listing.clear_options()
-        listing.add_options([Option(row_line(row, width)) for row in self.listed])
-        places = [place for place, row in enumerate(self.listed) if chosen is not None and row.key == chosen.key]
+        for name, group in zip(("Simple", "Advanced"), groups, strict=True):
+            heading = Option(Content.styled(f"{name}  {len(group)}", "bold $accent"), disabled=True)
+            rows = [Option(row_line(row, width), id=row.key) for row in group]
+            listing.add_options([heading, *rows] if rows else [])
         if self.listed:
-            listing.highlighted = places[0] if places else 0
+            keys = {row.key for row in self.listed}
+            wanted = chosen.key if chosen is not None and chosen.key in keys else self.listed[0].key
+            listing.highlighted = listing.get_option_index(wanted)
         self._tell()
 
     @property
     def chosen(self) -> SettingRow | None:
         """The setting under the cursor."""
-        place = self.query_one("#rows", OptionList).highlighted
-        return self.listed[place] if place is not None and place < len(self.listed) else None
+        option = self.query_one("#rows", OptionList).highlighted_option
+        return next((row for row in self.listed if option is not None and row.key == option.id), None)
 
     def _tell(self) -> None:
         box, row = self.query_one("#about", VerticalScroll), self.chosen
@@ -186,6 +203,17 @@ class SettingsScreen(ModalScreen[None]):
         """Back to the rows, filtered."""
         self.query_one("#rows", OptionList).focus()
 
+    def action_advanced(self) -> None:
+        """All settings, or the simple ones alone."""
+        self.advanced = not self.advanced
+        self._fill()
+
+    def action_questions(self) -> None:
+        """The questions of the first start once more."""
+        self.dismiss()
+        host: DashboardHost = self.app  # type: ignore[assignment]
+        host.answer_again()
+
     def action_back(self) -> None:
         """Esc closes the search first."""
         search = self.query_one("#search", Input)
@@ -198,14 +226,19 @@ class SettingsScreen(ModalScreen[None]):
 
 
 def row_line(row: SettingRow, width: int) -> Content:
-    """Key, value, where it comes from."""
+    """Key, value, where it comes from; where there is room, what it does."""
     origin = "default" if not row.saved else "model" if row.owner else "file"
-    room = max(width - 38, 8)
+    effect = width >= WIDE
+    room = 24 if effect else max(width - 38, 8)
     value = fit(plain(row.value, 300) or "(empty)", room)
     style = "bold" if row.value != row.default else "$muted"
     mark = "!" if row.running else " "
     return Content.assemble(
-        fit(row.key, 26), (value, style), (f" {mark}", "bold $warning"), (f" {origin:<7}", "$muted")
+        fit(row.key, 26),
+        (value, style),
+        (f" {mark}", "bold $warning"),
+        (f" {origin:<7}", "$muted"),
+        (f"  {fit(plain(row.help, 400), width - 62)}" if effect else "", "$muted"),
     )
 
 

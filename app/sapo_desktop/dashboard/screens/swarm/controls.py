@@ -7,11 +7,18 @@ from typing import ClassVar
 
 from textual.binding import Binding, BindingType
 
+from sapo_desktop.dashboard.look.show import plain
 from sapo_desktop.dashboard.screens.base import BaseScreen
 from sapo_desktop.dashboard.screens.swarm.dialogs import HostChoice, HostDialog, HostedDialog, JoinDialog, LeaveDialog
+from sapo_desktop.dashboard.screens.swarm.find import FindDialog
+from sapo_desktop.dashboard.screens.swarm.tasks import TaskDialog
+from sapo_desktop.dashboard.screens.swarm.trail import TrailDialog
 from sapo_desktop.dashboard.state import DashboardState
 from sapo_desktop.dashboard.widgets.keybar import Key
-from sapo_desktop.services.swarms.interface import ActionFailed, SwarmActions
+from sapo_desktop.services.swarms.interface import ActionFailed, Guest, SwarmActions
+
+LOOK_S = 3.0
+"""Between two looks at who waits to be let in."""
 
 
 class SwarmControls(BaseScreen):
@@ -19,10 +26,41 @@ class SwarmControls(BaseScreen):
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("j", "join", "join", show=False),
+        Binding("f", "find", "find", show=False),
+        Binding("s", "stay", "stay", show=False),
         Binding("h", "host", "host", show=False),
         Binding("l", "leave_swarm", "leave", show=False),
+        Binding("t", "tasks", "tasks", show=False),
         Binding("x", "take_external", "take again", show=False),
+        Binding("a", "let_in", "let in", show=False),
+        Binding("w", "trail", "Aha trail", show=False),
     ]
+    guests: tuple[Guest, ...] = ()
+    """Who waits for this host, the longest first."""
+
+    def on_mount(self) -> None:
+        """Look who waits to be let in, now and from time to time."""
+        if self.actions is not None:
+            self.set_interval(LOOK_S, self._look)
+            self._look()
+
+    def _look(self) -> None:
+        self.run_worker(self._see_guests(), group="guests", exclusive=True, exit_on_error=True)
+
+    async def _see_guests(self) -> None:
+        assert self.actions is not None
+        known, self.guests = {guest.node for guest in self.guests}, await self.actions.waiting()
+        new = [guest for guest in self.guests if guest.node not in known]
+        if new:
+            self.dashboard.say(f"{name_of(new[0])} waits to be let into your swarm: a on the swarm screen")
+        self.dashboard.redraw()
+
+    def action_let_in(self) -> None:
+        """The node that the key's label names takes part; the next one comes up."""
+        if self.actions is None or not self.guests:
+            return
+        guest, self.guests = self.guests[0], self.guests[1:]
+        self._do(self.actions.let_in(guest), f"Letting {name_of(guest)} in")
 
     @property
     def actions(self) -> SwarmActions | None:
@@ -35,7 +73,30 @@ class SwarmControls(BaseScreen):
             return []
         member: Key = ("j", "join", "screen.join") if state.silo else ("l", "leave", "screen.leave_swarm")
         again: list[Key] = [("x", "take again", "screen.take_external")] if state.external_off else []
-        return [*again, member, ("h", "host", "screen.host")]
+        guest: list[Key] = [("a", f"let {name_of(one)} in", "screen.let_in") for one in self.guests[:1]]
+        tasks: list[Key] = [] if state.silo else [("t", "tasks", "screen.tasks")]
+        stay: list[Key] = [("s", "stay", "screen.stay")] if not state.silo and state.trial.name else []
+        find: list[Key] = [("f", "find", "screen.find")] if state.silo else []
+        return [*guest, *again, *stay, *find, member, ("h", "host", "screen.host"), *tasks]
+
+    def action_find(self) -> None:
+        """Look for a swarm in the directories; one that is chosen there is joined for trial."""
+        actions = self.actions
+        if actions is None:
+            return
+
+        def chosen(invite: str | None) -> None:
+            if invite and not self.dashboard.state.silo:
+                self.dashboard.say("This node is in a swarm. Leave it first: l", error=True)
+            elif invite:
+                self._join(invite, listed=True)
+
+        self.app.push_screen(FindDialog(actions), chosen)
+
+    def action_stay(self) -> None:
+        """End the trial with a yes."""
+        if self.actions is not None and not self.dashboard.state.silo and self.dashboard.state.trial.name:
+            self._do(self.actions.stay(), "Finishing the round, then staying with normal settings")
 
     def action_join(self) -> None:
         """Ask for an invite, then join."""
@@ -49,9 +110,40 @@ class SwarmControls(BaseScreen):
 
         self.app.push_screen(JoinDialog(actions.nearby), typed)
 
-    def _join(self, invite: str) -> None:
+    def _join(self, invite: str, listed: bool = False) -> None:
         assert self.actions is not None
-        self._do(self.actions.join(invite), "Finishing the round, then joining")
+        self.dashboard.say("Finishing the round, then joining" + (" for trial" if listed else ""))
+        self.run_worker(self._joined(self.actions.join(invite, listed)), exit_on_error=True)
+
+    async def _joined(self, joining: Awaitable[str]) -> None:
+        if await self._finish(joining):
+            await self._look_at_tasks()
+
+    def action_trail(self) -> None:
+        """Every task's Aha trail in full."""
+        self.app.push_screen(TrailDialog(self.dashboard.state))
+
+    def action_tasks(self) -> None:
+        """Look at the tasks of its host's own that this swarm trains on."""
+        if self.actions is not None:
+            self.run_worker(self._look_at_tasks("This swarm has no task that waits for your yes"), exit_on_error=True)
+
+    async def _look_at_tasks(self, nothing: str = "") -> None:
+        """Ask about each task that the person did not accept yet. nothing: said where there is none."""
+        assert self.actions is not None
+        try:
+            waiting = await self.actions.offered()
+        except ActionFailed as error:
+            self.dashboard.say(str(error), error=True)
+            return
+        if not waiting and nothing:
+            self.dashboard.say(nothing)
+        for task in waiting:
+            if task.dropped:
+                self.dashboard.say(task.dropped, error=True)
+            elif await self.app.push_screen_wait(TaskDialog(task)):
+                self.dashboard.say("Finishing the round, then training on it too")
+                await self._finish(self.actions.accept(task))
 
     def action_leave_swarm(self) -> None:
         """Ask, then leave."""
@@ -66,7 +158,7 @@ class SwarmControls(BaseScreen):
         self.app.push_screen(LeaveDialog(), chosen)
 
     def action_take_external(self) -> None:
-        """After the held-out tripwire stopped external groups."""
+        """Take external groups again after the held-out tripwire stopped them."""
         if self.dashboard.state.external_off:
             self.dashboard.command("external_on", "External groups are taken again")
 
@@ -80,14 +172,14 @@ class SwarmControls(BaseScreen):
             if choice == "stop":
                 self._do(actions.stop_hosting(), "Stopping the coordinator")
             elif choice is not None:
-                self.run_worker(self._host(choice == "everybody"), exit_on_error=True)
+                self.run_worker(self._host(choice != "here", choice == "approve"), exit_on_error=True)
 
         self.app.push_screen(HostDialog(actions.hosting()), chosen)
 
-    async def _host(self, everybody: bool) -> None:
+    async def _host(self, everybody: bool, approve: bool) -> None:
         assert self.actions is not None
         try:
-            hosted = await self.actions.host(everybody)
+            hosted = await self.actions.host(everybody, approve)
         except ActionFailed as error:
             self.dashboard.say(str(error), error=True)
             return
@@ -102,8 +194,16 @@ class SwarmControls(BaseScreen):
         self.dashboard.say(meanwhile)
         self.run_worker(self._finish(work), exit_on_error=True)
 
-    async def _finish(self, work: Awaitable[str]) -> None:
+    async def _finish(self, work: Awaitable[str]) -> bool:
+        """Say what came of it; whether it went well."""
         try:
             self.dashboard.say(await work)
         except ActionFailed as error:
             self.dashboard.say(str(error), error=True)
+            return False
+        return True
+
+
+def name_of(guest: Guest) -> str:
+    """What to call a node that waits: peer text, short and plain."""
+    return plain(guest.name, 16) or guest.node[:8]

@@ -16,7 +16,7 @@ from sapo_desktop.dashboard.look.show import plain
 from sapo_desktop.dashboard.screens.dialogs import ChoiceDialog
 from sapo_desktop.services.swarms.interface import Hosted
 
-HostChoice = Literal["here", "everybody", "stop"]
+HostChoice = Literal["here", "everybody", "approve", "stop"]
 _QR_MARGIN = 11
 """Rows that the hosted dialog needs beside the code."""
 
@@ -88,10 +88,15 @@ class HostDialog(ChoiceDialog[HostChoice]):
                 "everybody",
             ),
             ("Host for this machine only", "to try it with several nodes of your own", "here"),
+            (
+                "Host for everybody, and let each node in yourself",
+                "a new node waits until you press a key on this screen",
+                "approve",
+            ),
         ]
         if running:
             answers = [
-                ("Show a new invite", "good for a week, for any number of nodes", "here"),
+                ("Show a new invite", "good for a week, for ten nodes", "here"),
                 ("Stop hosting", "members train on alone until it is back", "stop"),
             ]
         super().__init__([*answers, ("Cancel (Esc)", "", None)])

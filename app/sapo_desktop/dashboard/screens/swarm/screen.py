@@ -10,12 +10,18 @@ from textual.widget import Widget
 from textual.widgets import Static
 
 from sapo_desktop.dashboard.look.glyphs import Glyphs
-from sapo_desktop.dashboard.look.show import age, bar, count, fit, percent, plain
-from sapo_desktop.dashboard.screens.swarm.controls import SwarmControls
+from sapo_desktop.dashboard.look.show import age, bar, count, fit, percent, plain, shorten, wrap
+from sapo_desktop.dashboard.screens.dashboard import letters, share_lines, share_title, waiting
+from sapo_desktop.dashboard.screens.swarm.controls import SwarmControls, name_of
+from sapo_desktop.dashboard.screens.swarm.reasons import from_others, on_trial, risen
+from sapo_desktop.dashboard.screens.swarm.trail import in_a_line, table
 from sapo_desktop.dashboard.state import DashboardState
+from sapo_desktop.dashboard.widgets.chart import Chart
 from sapo_desktop.dashboard.widgets.keybar import Key
 from sapo_desktop.dashboard.widgets.panel import Panel
-from sapo_swarm.events import Peer, SwarmUpdated
+from sapo_desktop.services.swarms.shares import MEANINGS, shares
+from sapo_swarm.events import SwarmUpdated
+from sapo_swarm.protocol.reasons import in_words
 
 SILO = (
     ("This node trains alone (silo).", "bold"),
@@ -26,6 +32,7 @@ SILO = (
         "only on those that did better than the rest of their group.",
         "",
     ),
+    ("Find one:   f, or in a terminal: sapo-desktop directory", "$accent"),
     ("Join one:   j, or in a terminal: sapo-desktop node --join INVITE", "$accent"),
     ("Host one:   h, or in a terminal: sapo-desktop coordinator", "$accent"),
     (
@@ -35,21 +42,31 @@ SILO = (
 )
 
 
+AHA = "Aha trail "
+LOW = 8
+"""Rows of the exchange panel up to which there is no panel of the trails beside it: then a line there tells of one."""
+MINE = " (me)"
+"""After this node's own name among the peers."""
+
+
 class SwarmScreen(SwarmControls):
-    """Screen 2: overview, peers, exchange, and the keys of SwarmControls."""
+    """Screen 2: overview, peers, Aha trail, exchange, and the keys of SwarmControls."""
 
     def body(self) -> Iterable[Widget]:
-        """Overview, peers, exchange."""
+        """Overview, peers, where it is tall the Aha trail, exchange."""
         yield Panel(overview, self.glyphs, "Swarm", id="overview")
         with VerticalScroll(id="peers", classes="box", can_focus=True):
             yield Static("", id="peer-rows", markup=False)
+        yield Panel(table, self.glyphs, "Aha trail", id="trail")
         yield Panel(exchange, self.glyphs, "Exchange", id="exchange")
+        yield Chart("Shares", self.glyphs, id="shares")
 
     def own_keys(self, state: DashboardState) -> list[Key]:
         """Pause, swarm keys, screens."""
         return [
             *self.pause_keys(state),
             *self.swarm_keys(state),
+            *([("w", "Aha trail", "screen.trail")] if state.trails else []),
             ("1-5", "screens", "app.next_screen"),
         ]
 
@@ -57,13 +74,27 @@ class SwarmScreen(SwarmControls):
         """Give the panels what they show."""
         alone = state.swarm is None
         self.set_class(alone, "-alone")
-        for name in ("overview", "exchange"):
+        self.set_class(bool(on_trial(state)), "-trial")
+        self.set_class(state.swarm is not None and len(state.swarm.sentence) > self.size.width - 4, "-told")
+        self.query_one("#overview", Panel).border_subtitle = self._waiting()
+        if self.big and not alone:
+            lines, happened = share_lines(state), letters(state)
+            self.query_one(Chart).show(lines, happened, waiting(state, now), share_title(state), state.figures.clock)
+        for name in ("overview", "trail", "exchange"):
             self.query_one(f"#{name}", Panel).show(state, now)
         if state.swarm is not None:
             box = self.query_one("#peers", VerticalScroll)
             box.border_title = Content.styled(f"Peers ({len(state.swarm.peers)})", "bold")
-            rows = peer_rows(state.swarm.peers, max(box.size.width - 4, 40), self.glyphs)
+            rows = peer_rows(state.swarm, max(box.size.width - 4, 40), self.glyphs)
             self.query_one("#peer-rows", Static).update(rows)
+
+    def _waiting(self) -> Content:
+        """Who waits to be let in, under the overview."""
+        if not self.guests:
+            return Content("")
+        first, more = self.guests[0], len(self.guests) - 1
+        who = f"{name_of(first)} ({plain(first.model, 20)}){f' and {more} more' if more else ''}"
+        return Content.styled(f"{who} {'wait' if more else 'waits'} to be let in: a", "bold $warning")
 
 
 def overview(state: DashboardState, now: float, width: int, height: int, glyphs: Glyphs) -> Content:
@@ -79,24 +110,22 @@ def overview(state: DashboardState, now: float, width: int, height: int, glyphs:
             )
         )
         return Content("\n\n").join(Content.styled(line, style) for line, style in text)
-    window = age(swarm.window)
     style = "bold $success" if swarm.connected else "bold $warning"
+    said = wrap(plain(swarm.sentence, 400), width)[: max(height - 2, 1)]
+    where = f"  {plain(swarm.coordinator, 100)}" if swarm.connected and len(said) == 1 else ""
     rows = [
-        Content.assemble((plain(swarm.sentence, 200), style), (f"  {plain(swarm.coordinator, 100)}", "$muted")),
-        _row(("nodes", count(swarm.nodes)), ("rounds/s, all", f"{swarm.rounds_per_s:.2f}"), ("window", window)),
+        Content.assemble(("\n".join(said), style), (where, "$muted")),
         _row(
-            ("my share", percent(swarm.share, 1)),
-            ("uptake", count(swarm.uptake)),
-            ("external", percent(swarm.external_share)),
+            ("nodes", count(swarm.nodes)), ("rounds/s, all", f"{swarm.rounds_per_s:.2f}"), ("window", age(swarm.window))
         ),
-        Content.styled(
-            f"share: my accepted groups of all accepted in {window}; uptake: times others sampled mine; "
-            "external: part of the last batches from other nodes",
-            "$muted",
-        ),
+        _row(*shares(swarm)),
     ]
-    if state.external_off:
+    if trial := on_trial(state):
+        rows += [Content.styled(shorten(line, width), "bold $warning") for line in trial]
+    if state.external_off and height > len(said) + 2:
         rows.insert(1, Content.styled("External groups are off · x takes them again · 5 says why", "bold $warning"))
+    if height > len(rows) + len(said) - 1:
+        rows.append(Content.styled(shorten(" · ".join(MEANINGS.values()), width), "$muted"))
     return Content("\n").join(rows)
 
 
@@ -106,19 +135,21 @@ def _row(*pairs: tuple[str, str]) -> Content:
     )
 
 
-def peer_rows(peers: tuple[Peer, ...], width: int, glyphs: Glyphs) -> Content:
-    """The leaderboard, the largest share first. Names and models are peer text."""
-    if not peers:
+def peer_rows(swarm: SwarmUpdated, width: int, glyphs: Glyphs) -> Content:
+    """The leaderboard, the largest share first, this node's own row marked. Names and models are peer text."""
+    if not swarm.peers:
         return Content.styled("Nobody else is here yet.", "$muted")
     name, model = (22, 18) if width >= 90 else (16, 14)
     head = f"{'name':<{name}} {'model':<{model}} {'groups':>7} {'share':>7} {'uptake':>7} {'seen':>7}"
     rows = [Content.styled(head, "$muted")]
-    for peer in sorted(peers, key=lambda peer: -peer.share):
+    for peer in sorted(swarm.peers, key=lambda peer: -peer.share):
         figures = f"{count(peer.groups):>7} {percent(peer.share, 1):>7} {count(peer.uptake):>7} {age(peer.seen_s):>7}"
         room = max(min(width - len(head) - 2, 20), 0)
+        mine = bool(swarm.node) and peer.node == swarm.node
+        called = plain(peer.name, 60) or plain(peer.node[:8])
         rows.append(
             Content.assemble(
-                fit(plain(peer.name, 60) or peer.node[:8], name),
+                (fit(fit(called, name - len(MINE)).rstrip() + MINE, name), "bold") if mine else fit(called, name),
                 " ",
                 (fit(plain(peer.model, 60), model), "$muted"),
                 f" {figures}  ",
@@ -133,18 +164,30 @@ def exchange(state: DashboardState, now: float, width: int, height: int, glyphs:
     swarm = state.swarm
     if swarm is None:
         return Content("")
-    rows = [
-        _row(("made", count(swarm.made)), ("accepted", count(swarm.accepted)), ("used by others", count(swarm.uptake))),
-        _reasons("received and rejected", swarm.rejected, "nothing was rejected"),
-        _reasons("sent and refused", swarm.refused, "nothing was refused"),
-        _traffic(state, swarm),
-    ]
+    came, rise = from_others(state), risen(state)
+    rows = [Content.styled(shorten(came, width), "bold")] if came else []
+    rows += [Content.styled(shorten(rise, width), "$muted")] if rise else []
+    if height <= LOW and (aha := in_a_line(state, width - len(AHA))):
+        rows.append(Content.assemble((AHA, "bold $accent"), aha))
+    rows.append(_row(("groups made", count(swarm.made)), ("accepted", count(swarm.accepted))))
+    refused = _reasons("sent, not taken", in_words(swarm.refused, swarm.made), width, 2 if height > 8 else 1)
+    room = max(height - len(rows) - len(refused) - 1, 1)
+    rows += [*_reasons("received, not taken", in_words(swarm.rejected), width, room), *refused]
+    rows.append(_traffic(state, swarm))
     return Content("\n").join(rows)
 
 
-def _reasons(label: str, reasons: dict[str, int], none: str) -> Content:
-    found = [f"{plain(name, 40).replace('_', ' ')} {number:,}" for name, number in sorted(reasons.items()) if number]
-    return Content.assemble((f"{label}: ", "$muted"), " · ".join(found) or none)
+def _reasons(label: str, found: list[str], width: int, lines: int) -> list[Content]:
+    """The most frequent reasons, whole ones, on so many lines; how many others there are where they do not fit."""
+    kept = len(found)
+    said = wrap(f"{label}: {' · '.join(found) or 'all were taken'}", width)
+    while len(said) > lines and kept > 1:
+        kept -= 1
+        more = len(found) - kept
+        last = f"{more} more reason{'s' if more > 1 else ''}"
+        said = wrap(f"{label}: {' · '.join([*found[:kept], last])}", width)
+    first, *rest = said[:lines]
+    return [Content.assemble((label, "$muted"), first[len(label) :]), *map(Content, rest)]
 
 
 def _traffic(state: DashboardState, swarm: SwarmUpdated) -> Content:

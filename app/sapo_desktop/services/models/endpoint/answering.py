@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from dataclasses import dataclass
 
 from sapo_backends.base import CancelToken, Completion, Sampling
@@ -65,21 +65,26 @@ class Answering:
         temperature = self._temperature if request.temperature is None else request.temperature
         return Sampling(temperature, request.top_p or 1.0, min(limit, most))
 
-    @contextlib.asynccontextmanager
-    async def _my_turn(self) -> AsyncIterator[CancelToken]:
-        """Wait for the engine. Raises TooMany."""
+    @contextlib.contextmanager
+    def place(self) -> Iterator[None]:
+        """In the line, from the first byte of a body to the last of its answer. Raises TooMany."""
         if self._waiting >= WAITING:
             raise TooMany
         self._waiting += 1
         try:
-            async with self._turn:
-                self._host.cancel.reset()
-                yield self._host.cancel
+            yield
         finally:
             self._waiting -= 1
 
+    @contextlib.asynccontextmanager
+    async def _my_turn(self) -> AsyncIterator[CancelToken]:
+        """Wait for the engine."""
+        async with self._turn:
+            self._host.cancel.reset()
+            yield self._host.cancel
+
     async def whole(self, request: ChatRequest, prompt: list[int], seed: int) -> list[Answer]:
-        """request.n answers. Raises TooMany, BackendError."""
+        """request.n answers. Raises BackendError."""
         async with self._my_turn() as cancel:
             sampling = self._sampling(request, prompt)
             generate = self._host.engine.generate
@@ -91,7 +96,7 @@ class Answering:
         return Answer(text, "stop" if stopped else completion.finish, len(completion.tokens))
 
     async def stream(self, request: ChatRequest, prompt: list[int], seed: int) -> AsyncGenerator[Answer, None]:
-        """The one answer as it grows; text only ever gets longer. Raises TooMany, BackendError.
+        """The one answer as it grows; text only ever gets longer. Raises BackendError.
 
         What could still become a stop text, or is half a character, is held back.
         """

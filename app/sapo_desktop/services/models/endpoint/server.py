@@ -138,12 +138,15 @@ class Endpoint:
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         try:
-            async with asyncio.timeout(BODY_S):
-                body = await request.read()
-            asked = msgspec.json.decode(body, type=ChatRequest)
-            if asked.model not in ("", self._model):
-                return problem(404, "model_not_found", f"Only {self._model} is served here, not the model asked for.")
-            return await self._answered(request, asked)
+            with self._answering.place():
+                async with asyncio.timeout(BODY_S):
+                    body = await request.read()
+                asked = msgspec.json.decode(body, type=ChatRequest)
+                if asked.model not in ("", self._model):
+                    return problem(
+                        404, "model_not_found", f"Only {self._model} is served here, not the model asked for."
+                    )
+                return await self._answered(request, asked)
         except EXPECTED as error:
             status, code, message = _refusal(error)
             return problem(status, code, message)

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from sapo_desktop.services.against_base import base_scores
+from sapo_swarm.evaluation import wilson
 from sapo_swarm.events import Evaluated, TaskScore
 from sapo_swarm.protocol.safe_text import safe_text
 
@@ -131,13 +133,13 @@ def _held_out(record: Record) -> Iterator[str]:
         f"Strict pass@1 at temperature {now.temperature:g} on held-out questions that no training seed can reach, measured "
         f"after round {now.round:,}, with 95 % intervals.\n"
     )
-    olds = {score.task: score for score in before.tasks} if before is not None else {}
+    olds = base_scores(now, before)
     yield "| task | questions | base | this model |\n|---|---|---|---|"
     for score in now.tasks:
-        yield f"| {_plain(score.task)} | {score.items} | {_score(olds.get(score.task))} | {_score(score)} |"
+        yield f"| {_plain(score.task)} | {score.items} | {_rate(olds.get(score.task), score.items)} | {_score(score)} |"
     total = f"{100 * now.pass_at_1:.1f} % ({100 * now.low:.1f} to {100 * now.high:.1f})"
-    base = f"{100 * before.pass_at_1:.1f} %" if before is not None else "not measured"
-    yield f"| all | {now.items} | {base} | {total} |\n"
+    known = None if now.delta is None else now.pass_at_1 - now.delta
+    yield f"| all | {now.items} | {_rate(known, now.items)} | {total} |\n"
     if now.delta is not None and now.delta_low is not None and now.delta_high is not None:
         no_gain = now.delta_low <= 0.0 <= now.delta_high
         yield (
@@ -152,9 +154,15 @@ def _held_out(record: Record) -> Iterator[str]:
         )
 
 
-def _score(score: TaskScore | None) -> str:
-    if score is None:
+def _rate(rate: float | None, items: int) -> str:
+    """The base's, which answered as many items."""
+    if rate is None:
         return "not measured"
+    low, high = wilson(rate * items, items)
+    return f"{100 * rate:.1f} % ({100 * low:.1f} to {100 * high:.1f})"
+
+
+def _score(score: TaskScore) -> str:
     return f"{100 * score.pass_at_1:.1f} % ({100 * score.low:.1f} to {100 * score.high:.1f})"
 
 

@@ -14,6 +14,7 @@ from sapo_backends.checkpoints import locate
 from sapo_backends.checkpoints.gguf.writer import Kind, require_writable, write_gguf
 from sapo_backends.checkpoints.peft_folder import write_adapter_folder
 from sapo_backends.checkpoints.tokenizer import read_json
+from sapo_backends.common import precisions
 from sapo_desktop.services.machine import engines
 from sapo_desktop.services.machine.load_request import request
 from sapo_desktop.services.models.exports.card import LICENCE_FILES
@@ -23,7 +24,7 @@ from sapo_swarm.config import RunConfig
 from sapo_swarm.evaluation import held_out_items
 from sapo_swarm.node.storage.checkpoints import read_state
 from sapo_swarm.scoring.scorer import Scorer
-from sapo_swarm.tasks.prompts import SYSTEM_PROMPT, messages
+from sapo_swarm.tasks.prompts import SYSTEM_PROMPTS, messages
 from sapo_swarm.types import Question
 
 Report = Callable[[float, str], None]
@@ -59,9 +60,13 @@ def write(job: Write, report: Report) -> Written:
 
 
 def _load(job: Write, report: Report) -> Engine:
-    """The checkpoint in float32, so that nothing is rounded; in the run's own type where that does not fit."""
+    """The checkpoint in float32, so that nothing is rounded; in the run's own type where that does not fit. What was trained on a
+    base in 4 bits belongs to these rounded weights."""
     trainer = job.config.trainer.rpartition("+")[2]  # the half of a pair that holds the weights
-    config = msgspec.structs.replace(job.config, trainer=trainer, precision="float32")
+    four = precisions.is_four_bit(job.config.precision)
+    config = msgspec.structs.replace(
+        job.config, trainer=trainer, precision=f"{precisions.FOUR_BIT}-float32" if four else "float32"
+    )
     try:
         engine = engines.builder(config)(report)
     except OutOfMemory:
@@ -73,7 +78,7 @@ def _load(job: Write, report: Report) -> Engine:
 
 
 def _is_exact(engine: Engine) -> bool:
-    return engine.info.precision == "float32"
+    return engine.info.precision.endswith("float32")
 
 
 async def held_out_chats(config: RunConfig, count: int) -> list[list[dict[str, str]]]:
@@ -84,7 +89,11 @@ async def held_out_chats(config: RunConfig, count: int) -> list[list[dict[str, s
     refs = sorted(held_out_items(config.tasks, config.preset, each), key=lambda ref: ref.index)
     async with Scorer() as scorer:
         found = await scorer.questions(refs)
-    return [messages(question.prompt) for question in found if isinstance(question, Question)][:count]
+    return [
+        messages(question.prompt, answer_format=config.answer_format)
+        for question in found
+        if isinstance(question, Question)
+    ][:count]
 
 
 def _answers(engine: Engine, chats: list[list[dict[str, str]]], tokens: int) -> list[Messages]:
@@ -105,6 +114,6 @@ def _write_gguf(job: Write, engine: Engine, report: Report) -> None:
     kinds: dict[str, Kind] = {"f16": "F16", "q8_0": "Q8_0", "q4_0": "Q4_0"}
     write_gguf(merged, folder / job.file, kinds[job.quant], progress=report)
     context = int(read_json(merged / "config.json").get("max_position_embeddings") or LARGEST_CONTEXT)
-    text = modelfile(merged, job.file, min(context, LARGEST_CONTEXT), SYSTEM_PROMPT)
+    text = modelfile(merged, job.file, min(context, LARGEST_CONTEXT), SYSTEM_PROMPTS[job.config.answer_format])
     (folder / "Modelfile").write_text(text, encoding="utf-8")
     shutil.rmtree(merged)

@@ -25,6 +25,7 @@ from sapo_desktop.services.models.screen.interface import (
     Shelf,
     Told,
 )
+from sapo_desktop.services.models.screen.own_tasks import fitted
 from sapo_desktop.services.models.shelf import names, store
 from sapo_desktop.services.models.shelf.overview import Overview, overview
 from sapo_desktop.services.models.shelf.store import Model
@@ -102,7 +103,14 @@ class HomeModels:
         from sapo_desktop.services.models.shelf import creating
 
         config = settings.load(self._home.settings).run
-        wanted = msgspec.structs.replace(config, model=answers.base, preset=answers.preset)
+        wanted = msgspec.structs.replace(
+            config,
+            model=answers.base,
+            preset=answers.preset or config.preset,
+            tasks=answers.tasks or config.tasks,
+        )
+        if answers.tasks:
+            wanted = fitted(wanted)
         return creating.new(self._home, answers.name, wanted)
 
     async def proceed(self, id: str) -> str:

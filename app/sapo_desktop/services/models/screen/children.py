@@ -6,10 +6,10 @@ import asyncio
 import contextlib
 import os
 import signal
-import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
+from sapo_desktop.paths import own_command
 from sapo_desktop.services.models.screen.interface import ModelActionFailed
 
 _LINE = 4 * 1024 * 1024
@@ -21,10 +21,16 @@ _GRACE_S = 5.0
 @asynccontextmanager
 async def child(arguments: Sequence[str]) -> AsyncIterator[asyncio.subprocess.Process]:
     """`sapo-desktop ARGUMENTS`, interrupted when the block is left before it ended. Its three streams are pipes."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "sapo_desktop",
+    starting = asyncio.create_task(_start(arguments))
+    try:
+        yield await asyncio.shield(starting)
+    finally:
+        await _to_its_end(asyncio.create_task(_end_started(starting)))
+
+
+async def _start(arguments: Sequence[str]) -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
+        *own_command(),
         *arguments,
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
@@ -32,10 +38,24 @@ async def child(arguments: Sequence[str]) -> AsyncIterator[asyncio.subprocess.Pr
         limit=_LINE,
         start_new_session=True,  # ctrl+c in the terminal is the dashboard's
     )
-    try:
-        yield process
-    finally:
-        await end(process)
+
+
+async def _end_started(starting: asyncio.Task[asyncio.subprocess.Process]) -> None:
+    """A process that was still being started when the block was left is ended, too."""
+    with contextlib.suppress(OSError):
+        await end(await starting)
+
+
+async def _to_its_end(ending: asyncio.Task[None]) -> None:
+    """Wait for it, however often the waiting is cancelled (a screen that closes, then the application): a few seconds at most."""
+    cancelled = False
+    while not ending.done():
+        try:
+            await asyncio.shield(ending)
+        except asyncio.CancelledError:
+            cancelled = True
+    if cancelled:
+        raise asyncio.CancelledError
 
 
 async def end(process: asyncio.subprocess.Process) -> None:

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 
 from sapo_desktop.paths import Home
 from sapo_desktop.services.models.screen import children
+from sapo_desktop.services.models.screen.holding import node_held
 from sapo_desktop.services.models.screen.interface import ModelActionFailed
 from sapo_desktop.services.models.shelf.store import Model
-from sapo_desktop.services.nodes import supervisor
-from sapo_swarm.node.control.api import ControlClient, ControlError, NodeNotRunning
-
-_AT_WORK = ("running", "starting", "finishing")
 
 
 class Conversation:
@@ -37,27 +33,10 @@ class Conversation:
         return chat
 
     async def _open(self) -> None:
-        await self._hold_node()
+        await self._stack.enter_async_context(node_held(self._home))
         self._process = await self._stack.enter_async_context(children.child(["chat", self._model.name, "--json"]))
         if "ready" not in await self._read():
             raise ModelActionFailed("The chat answers something that is not understood: update sapo-desktop.")
-
-    async def _hold_node(self) -> None:
-        """It shares the processor and the memory: it waits, and goes on when the chat is closed."""
-        try:
-            status = await supervisor.running(self._home)
-            if status is None or status.state not in _AT_WORK:
-                return
-            async with ControlClient(self._home.socket) as node:
-                await node.post("pause")
-        except (NodeNotRunning, ControlError):
-            return
-        self._stack.push_async_callback(self._let_node_go)
-
-    async def _let_node_go(self) -> None:
-        with contextlib.suppress(NodeNotRunning, ControlError):
-            async with ControlClient(self._home.socket) as node:
-                await node.post("resume")
 
     async def ask(self, question: str) -> AsyncIterator[tuple[int, str]]:
         """See ChatLine."""

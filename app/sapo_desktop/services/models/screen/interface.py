@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from sapo_desktop.services.models.shelf.overview import Overview
+if TYPE_CHECKING:  # what it imports would be in the memory of every dashboard
+    from sapo_desktop.services.models.shelf.overview import Overview
 
 
 class ModelActionFailed(Exception):
@@ -25,11 +26,12 @@ class Shelf:
 
 @dataclass(frozen=True)
 class NewModel:
-    """The answers to "New model"."""
+    """The answers to "New model". preset: "" is that of the settings; tasks: none are those of the settings."""
 
     name: str
     base: str
-    preset: str
+    preset: str = ""
+    tasks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from sapo_desktop.services.models.shelf import names, store
 from sapo_desktop.services.models.shelf.store import Record
 from sapo_desktop.services.nodes.lock import NodeLock
 from sapo_swarm.config import RunConfig
+from sapo_swarm.types import UNREADABLE
 
 
 def adopt(home: Home) -> list[str]:
@@ -38,7 +39,7 @@ def _adopt(home: Home, run: Path, alone: bool) -> str:
         home.models.mkdir(parents=True, exist_ok=True)
         target = home.models / store.free_folder(home.models, record.name)
         run.rename(target)
-    except (AppError, OSError, msgspec.MsgspecError) as error:
+    except (AppError, OSError, *UNREADABLE) as error:
         return f"The run {run.name} could not become a model ({error}). It stays as it is in {run}."
     return f"The run {run.name} is a model now: {record.name}."
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -11,8 +12,10 @@ from sapo_desktop.errors import UsageError
 from sapo_desktop.services.models.shelf import names
 from sapo_desktop.services.models.shelf.store import Model, Record
 from sapo_swarm.config import RunConfig
+from sapo_swarm.events import RunStarted
 from sapo_swarm.tasks import catalogue
 from sapo_swarm.tasks.own import library
+from sapo_swarm.types import UNREADABLE
 
 IDENTITY = {
     "model": "base",
@@ -40,7 +43,7 @@ def refuse_other_identity(model: Model, wanted: RunConfig, resolved: RunConfig) 
     """
     for field, word in IDENTITY.items():
         new, now, meant = (getattr(config, field) for config in (wanted, model.config, resolved))
-        if new in (now, meant) or new == _OPEN.get(field):
+        if new in (now, meant) or new == _OPEN.get(field) or _same(model, field, new, meant):
             continue
         other = f"sapo-desktop new {names.suggested(Path(wanted.model).name)}-2 --base {wanted.model}"
         flag = "" if field == "model" else f" --{field.replace('_', '-')} {new}"
@@ -50,9 +53,40 @@ def refuse_other_identity(model: Model, wanted: RunConfig, resolved: RunConfig) 
         )
 
 
+def _same(model: Model, field: str, new: str, now: str) -> bool:
+    """Another word for the same: the base was moved or copied, or another engine generates beside the same trainer."""
+    if field == "trainer":
+        return new.rpartition("+")[2] == now.rpartition("+")[2]
+    return field == "model" and bool(found := _content(new)) and found == _trained_on(model)
+
+
+def _content(base: str) -> str:
+    """What a base on this disk holds; "" where there is none."""
+    from sapo_backends.base import ModelNotFound
+    from sapo_backends.checkpoints import content, locate
+
+    try:
+        return content.content_id(locate.local(base))
+    except (ModelNotFound, OSError):
+        return ""
+
+
+def _trained_on(model: Model) -> str:
+    """The content of the base, as the newest checkpoint tells it; "" where it does not."""
+    try:
+        state = msgspec.json.decode((model.checkpoints[-1] / "engine" / "state.json").read_bytes())
+    except (OSError, IndexError, *UNREADABLE):
+        return ""
+    return str(state.get("base", "")) if isinstance(state, dict) else ""
+
+
 def kept_identity(model: Model, config: RunConfig) -> RunConfig:
-    """The config with the model's own identity."""
+    """The config with the model's own identity; a base that was moved is known by its new place from now on."""
     own = {field: getattr(model.config, field) for field in IDENTITY}
+    for field in ("model", "trainer"):
+        wanted = getattr(config, field)
+        if wanted not in (own[field], _OPEN.get(field)) and _same(model, field, wanted, own[field]):
+            own[field] = wanted
     return msgspec.structs.replace(config, **own)
 
 
@@ -75,6 +109,28 @@ def sentences(record: Record, now: RunConfig, swarm: str, swarm_name: str = "") 
         said.append("left the swarm")
     edited = [name for name, digest in task_versions(now).items() if record.tasks.get(name, digest) != digest]
     return (*said, *(f"task {name} was edited" for name in edited), *setting_changes(record.trained, now))
+
+
+def stale_tasks(record: Record, sessions: Sequence[RunStarted]) -> tuple[str, ...]:
+    """Sentences on own tasks that are not any more what the model was trained on: a figure on them may flatter it.
+
+    sessions: the model's history. Raises BadTask.
+    """
+    now = {name: digest for name, digest in task_versions(record.config).items() if name in record.tasks}
+    said = []
+    for name, digest in now.items():
+        between = any(f"task {name} was edited" in session.changed for session in sessions)
+        if digest != record.tasks[name]:
+            said.append(
+                f"Task {name} was edited since {record.name} was trained on it: rows that are held out now may have been "
+                "trained on, and figures of before belong to another version."
+            )
+        elif between:
+            said.append(
+                f"Task {name} was edited while {record.name} was trained: rows that are held out now may have been trained on "
+                "before the change. A new model is clean."
+            )
+    return tuple(said)
 
 
 def setting_changes(before: RunConfig, after: RunConfig) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from sapo_swarm.events import Evaluated, Event, RoundFinished, RunStarted
 from sapo_swarm.node.storage.journal import JournalError, read_only
+from sapo_swarm.protocol.safe_text import safe_text
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,11 @@ class Story:
         """The newest evaluation."""
         return self.evaluations[-1] if self.evaluations else None
 
+    @property
+    def judged(self) -> bool:
+        """Its rewards are verdicts of a judge; else they are verified."""
+        return bool(self.sessions) and self.sessions[-1].judged
+
 
 def story(folder: Path) -> Story:
     """The life of the model of that folder. Never raises: what cannot be read is told in `problem`."""
@@ -44,7 +50,7 @@ def story(folder: Path) -> Story:
 
 def what(session: RunStarted) -> str:
     """What was different in this session, in words."""
-    return "; ".join(session.changed) or ("continued" if session.round else "begun")
+    return safe_text("; ".join(session.changed), 2000, lines=False) or ("continued" if session.round else "begun")
 
 
 def last_session(folder: Path) -> RunStarted | None:

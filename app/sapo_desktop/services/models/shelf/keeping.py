@@ -14,10 +14,10 @@ import msgspec
 from sapo_desktop.errors import AppError
 from sapo_desktop.paths import Home
 from sapo_desktop.services.models.shelf import names, store
-from sapo_desktop.services.models.shelf.history import story
 from sapo_desktop.services.models.shelf.store import Model
 from sapo_swarm.events import RunStarted, encode
-from sapo_swarm.node.storage.journal import readable
+from sapo_swarm.node.storage.journal import JournalError, read_only, readable
+from sapo_swarm.types import UNREADABLE
 
 _PARTIAL = ".partial-"
 _ABANDONED_S = 3600.0
@@ -51,11 +51,11 @@ def duplicate(home: Home, model: Model, name: str) -> Model:
     try:
         _require_room(home.models, store.size(model.folder))
         shutil.copytree(model.folder, partial, ignore=_left_out, ignore_dangling_symlinks=True)
-        _copy_journal(model.folder / "journal.db", partial / "journal.db", identity.id)
+        copy_journal(model.folder / "journal.db", partial / "journal.db", identity.id)
         store.write(partial, record)
         folder = home.models / store.free_folder(home.models, name)
         partial.rename(folder)
-    except (OSError, shutil.Error, sqlite3.Error, msgspec.MsgspecError) as error:
+    except (OSError, shutil.Error, sqlite3.Error, *UNREADABLE) as error:
         raise AppError(f"{model.name} could not be duplicated ({error}). Nothing was changed.") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
@@ -67,7 +67,7 @@ def _left_out(_folder: str, entries: list[str]) -> set[str]:
     return {e for e in entries if e == "exports" or e.startswith((_PARTIAL, ".", "journal.db"))}
 
 
-def _copy_journal(source: Path, target: Path, id: str) -> None:
+def copy_journal(source: Path, target: Path, id: str) -> None:
     """A journal that a node may be writing, its sessions under the copy's own id: the copy's life began there."""
     if not source.exists():
         return
@@ -111,12 +111,18 @@ def spare(model: Model) -> list[Leftover]:
 
 
 def _kept(model: Model) -> set[str]:
-    """The newest, and the one with the best held-out result: what the tripwire goes back to."""
+    """The newest, the one with the best held-out result, and the one that the tripwire put back or is about to."""
     from sapo_swarm.sapo import tripwire  # numpy: only when something is to be removed
 
-    regular = len(model.config.tasks) * model.config.eval_items
-    best = tripwire.watch_of(story(model.folder).evaluations, regular, 0.0).best
-    pinned = [path.name for path in model.checkpoints if best is not None and store.rounds_of(path) == best.round]
+    regular, journal = len(model.config.tasks) * model.config.eval_items, model.folder / "journal.db"
+    try:
+        events = read_only(journal, kinds=tripwire.KINDS) if journal.exists() else []
+    except JournalError:
+        return {path.name for path in model.checkpoints}
+    watch = tripwire.watch_of(events, regular, 0.0)
+    wanted = {watch.best.round} if watch.best else set()
+    wanted |= {watch.restored} if watch.trips else set()
+    pinned = [path.name for path in model.checkpoints if store.rounds_of(path) in wanted]
     return {path.name for path in model.checkpoints[-1:]} | set(pinned)
 
 

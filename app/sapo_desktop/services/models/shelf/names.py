@@ -25,7 +25,7 @@ def check(name: str, taken: Collection[str] = ()) -> str:
     if not _PATTERN.fullmatch(name) or name.endswith("."):
         raise UsageError(
             f"{name[:60]!r} is no name for a model. Use 1 to {LONGEST} letters, digits, dots, dashes or underscores, "
-            f"a letter or digit first: {suggested(name)}"
+            f"a letter or digit first: {free(suggested(name), taken)}"
         )
     if name.lower() in _WORDS or name.lower().partition(".")[0] in _DEVICES:
         raise UsageError(f"A model cannot be called {name!r}: that word has a meaning already. Try {name}-model.")

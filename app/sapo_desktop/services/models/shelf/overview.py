@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from sapo_desktop.services.against_base import unpaired
 from sapo_desktop.services.models.shelf import history, store
 from sapo_desktop.services.models.shelf.history import Story
 from sapo_desktop.services.models.shelf.store import Model
@@ -28,20 +29,30 @@ class Overview:
         """The newest evaluation, None before the first."""
         return self.story.held_out
 
+    @property
+    def judged(self) -> bool:
+        """Its rewards are verdicts of a judge; else they are verified."""
+        return self.story.judged
+
 
 def overview(model: Model) -> Overview:
     """Everything of one model. Takes as long as its journal is long: not on an event loop."""
     return Overview(model, history.story(model.folder), store.size(model.folder))
 
 
-def gain(event: Evaluated | None, width: int = 0) -> str:
-    """Held-out pass@1 and its change against the base, in a few words. width: 0 = all of it, else as much as fits."""
+def gain(event: Evaluated | None, width: int = 0, judged: bool = False) -> str:
+    """Held-out pass@1 and its change against the base, in a few words. width: 0 = all of it, else as much as fits. judged: its
+    tasks are, and it says so."""
+    if judged and event is not None:
+        mark = "judged "
+        return mark + gain(event, width and max(1, width - len(mark)))
     if event is None:
         return "not measured"
     share = f"{100 * event.pass_at_1:.1f} %"
     if event.delta is None or event.delta_low is None or event.delta_high is None:
         whole = f"{share} ({100 * event.low:.1f} to {100 * event.high:.1f})"
-        return whole if not width or len(whole) <= width else share
+        texts = (f"{whole}, {unpaired(event)}", f"{share}, base not asked") if event.base_missing else ()
+        return next((text for text in (*texts, whole) if not width or len(text) <= width), share)
     unclear = event.delta_low <= 0 <= event.delta_high
     change = "no measurable change" if unclear else f"{100 * event.delta:+.1f}"
     interval = f"({100 * event.delta_low:+.1f} to {100 * event.delta_high:+.1f})"

@@ -19,8 +19,10 @@ import msgspec
 from sapo_desktop.errors import AppError, UsageError
 from sapo_desktop.paths import Home
 from sapo_desktop.services.models.shelf import names
-from sapo_desktop.settings import nearest
 from sapo_swarm.config import RunConfig, renamed
+from sapo_swarm.protocol.safe_text import safe_text
+from sapo_swarm.registry import nearest
+from sapo_swarm.types import UNREADABLE
 
 RECORD = "model.json"
 FORMAT = 1
@@ -123,9 +125,11 @@ def read(folder: Path) -> Model:
             if isinstance(data.get(key), dict):
                 data[key] = settings_of_today(data[key])
         record = msgspec.convert(data, Record)
+        shown = {name: safe_text(getattr(record, name), 4096, lines=False) for name in ("name", "base")}
+        record = msgspec.structs.replace(record, **shown)  # a folder may come from anywhere
     except OSError as error:
         raise AppError(f"Cannot read {path} ({error.strerror}).") from error
-    except msgspec.MsgspecError as error:
+    except UNREADABLE as error:
         raise AppError(
             f"{path} is damaged ({error}). Its weights are untouched; ask for help with this line."
         ) from error

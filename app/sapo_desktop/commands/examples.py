@@ -1,0 +1,65 @@
+"""What is typed most often, verb by verb: the end of every --help."""
+
+from __future__ import annotations
+
+import argparse
+
+EXAMPLES: dict[str, tuple[str, ...]] = {
+    "node": ("node --silo --rounds 200", "node maths --tasks basic_arithmetic,bf", "node --join -"),
+    "coordinator": ("coordinator --name friends --approve", "coordinator --open --public coordinator.example.org"),
+    "invite": ("invite --label Bo --uses 1", "invite list", "invite revoke Bo"),
+    "ban": ("ban qmf4 --reason spam", "ban qmf4 --lift"),
+    "swarm": ("swarm", "swarm approve", "swarm export friends.swarm"),
+    "swarm-sim": ("swarm-sim --join sapo://127.0.0.1:7361/#t=… --nodes 200 --seconds 60",),
+    "contribute": ("contribute --answer --questions 5",),
+    "leave": ("leave",),
+    "stay": ("stay",),
+    "directory": ("directory add https://example.org/swarms#key=…", "directory", "directory new swarms.toml"),
+    "status": ("status", "status --watch", "status --json"),
+    "pause": ("pause",),
+    "resume": ("resume",),
+    "finish": ("finish",),
+    "snooze": ("snooze --for 30m",),
+    "run-anyway": ("run-anyway", "run-anyway --off"),
+    "stop": ("stop",),
+    "service": ("service install maths --preset eco", "service status", "service uninstall"),
+    "external": ("external off",),
+    "login": ("login", "login --out"),
+    "new": ("new maths --base starter", "new coach --base HuggingFaceTB/SmolLM2-135M-Instruct --tasks my_codes"),
+    "eval": ("eval maths --items 300", "eval --before base --after best"),
+    "compare": ("compare maths", "compare maths coach"),
+    "chat": ("chat maths", 'chat maths --ask "What is 17 + 25?"'),
+    "export": ("export maths --format gguf --quant q8_0", "export maths --format hf --to maths-hf"),
+    "verifiers": ("verifiers reverse-text maths --items 20",),
+    "serve-model": ("serve-model maths --port 8080",),
+    "lab": ("lab list", "lab run friends --jobs 2", "lab report friends"),
+    "runs": ("runs maths", "runs check maths --repair"),
+    "rollouts": ("rollouts --reward mixed --task bf", "rollouts maths --text prime -o found.jsonl"),
+    "backup": ("backup mine.tar", "backup mine.tar --keys"),
+    "restore": ("restore mine.tar --list", "restore mine.tar"),
+    "uninstall": ("uninstall --data",),
+    "models": ("models", "models show maths", "models figures maths --format tensorboard -o logs"),
+    "tasks": ("tasks", "tasks new codes.csv", "tasks check codes"),
+    "config": ("config get", "config set limits.nice 15", "config preset eco"),
+    "paths": ("paths",),
+    "bench": ("bench", "bench --verify"),
+    "doctor": ("doctor",),
+    "serve": ("serve",),
+    "mcp": ("mcp",),
+    "replay": ("replay maths --speed 50", "replay maths --from 50%"),
+    "tour": ("tour",),
+}
+
+
+class ExamplesFormatter(argparse.HelpFormatter):
+    """Fills paragraphs as ever, but leaves the lines of the examples as they are."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        if text.startswith("examples:"):
+            return "\n".join(indent + line for line in text.splitlines())
+        return super()._fill_text(text, width, indent)
+
+
+def epilog(verb: str) -> str:
+    """The examples of a verb, a line each."""
+    return "examples:\n" + "\n".join(f"  sapo-desktop {line}" for line in EXAMPLES[verb])

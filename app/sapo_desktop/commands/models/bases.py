@@ -1,0 +1,78 @@
+"""The part of `sapo-desktop models` about models to start from: the list, the card of one, its download."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+import msgspec
+
+from sapo_backends.checkpoints import locate
+from sapo_backends.checkpoints.hub import cache
+from sapo_desktop import settings
+from sapo_desktop.errors import UsageError
+from sapo_desktop.paths import Home
+from sapo_desktop.services.bases import card, fetching, recommended
+from sapo_desktop.services.models.shelf import creating, store
+from sapo_desktop.streams import json_line
+
+
+def listed(home: Home, args: argparse.Namespace) -> int:
+    """bases: bundled, on this disk, recommended. Asks no network."""
+    config = settings.load(home.settings).run
+    bundled = dict(creating.bases())
+    here = {one.repository: one for one in cache.all_cached()}
+    known = recommended.recommended()
+    for name in [*bundled, *here, *(base.id for base in known.bases if base.id not in here)]:
+        if name in here and not here[name].complete:
+            said = f"a part is here: sapo-desktop models fetch {name}"
+            print(json_line({"base": name, "partial": here[name].bytes}) if args.json else f"{name:<38} {said}")
+            continue
+        one = card.card(home, msgspec.structs.replace(config, model=name), ask=False, measure=False)
+        path = {"path": str(bundled[name])} if name in bundled else {}
+        print(json_line({"base": name, **path, **card.as_json(one)}) if args.json else f"{name:<38} {one.short}")
+    if not args.json:
+        print(
+            f"\nThe list is of {known.date}. Any Hugging Face folder or hub id works too. What one asks of this machine:"
+        )
+        print("sapo-desktop models show OWNER/NAME")
+    return 0
+
+
+def meant(home: Home, name: str) -> bool:
+    """A base, where no model of one's own has that name."""
+    mine = any(name in (model.name, model.record.id) for model in store.all_models(home))
+    return not mine and (name in locate.BUNDLED or "/" in name)
+
+
+def shown(home: Home, args: argparse.Namespace) -> int:
+    """show BASE: its card."""
+    config = msgspec.structs.replace(settings.load(home.settings).run, model=args.names[0])
+    one = card.card(home, config)
+    if args.json:
+        print(json_line(card.as_json(one)))
+        return 0
+    print("\n".join(card.lines(one)))
+    print(f"\nTrain it: sapo-desktop new my-model --base {one.model}")
+    return 0
+
+
+def fetched(home: Home, args: argparse.Namespace) -> int:
+    """fetch OWNER/NAME: download it now; Ctrl-C keeps what arrived."""
+    name = args.names[0]
+    if not locate.is_hub_id(name):
+        raise UsageError(f"{name!r} is no model of the hub: those are written owner/name.")
+    config = msgspec.structs.replace(settings.load(home.settings).run, model=name)
+    try:
+        fetching.fetch(config, _progress)
+    except KeyboardInterrupt:
+        print(f"\nStopped. What arrived is kept: sapo-desktop models fetch {name} goes on from there.", file=sys.stderr)
+        return 130
+    print(f"{name} is on this disk. Train it: sapo-desktop new my-model --base {name}")
+    return 0
+
+
+def _progress(fraction: float, phrase: str) -> None:
+    """One line that is written over, where there is somebody to read it."""
+    if sys.stderr.isatty():
+        print(f"\r\x1b[K{phrase}"[:120], end="\n" if fraction >= 1 else "", file=sys.stderr, flush=True)

@@ -1,0 +1,52 @@
+"""`sapo-desktop models figures NAME`: the figures of a run for other programs."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from sapo_desktop.commands.models.export import ProgressLine
+from sapo_desktop.errors import UsageError
+from sapo_desktop.paths import Home
+from sapo_desktop.services.models.figures import FORMATS, Job, rows, write
+from sapo_desktop.services.models.figures.rows import KINDS
+from sapo_desktop.services.models.recording import load_recording
+from sapo_desktop.services.models.shelf import store
+from sapo_swarm.node.storage.journal import read_only
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags that only this action has."""
+    formats = "; ".join(f"{name}: {one.what}" for name, one in FORMATS.items())
+    parser.add_argument("--format", choices=list(FORMATS), default="csv", help=f"figures: {formats} (default: csv)")
+    parser.add_argument("-o", "--output", type=Path, metavar="PATH", help="figures: the file or folder to write")
+    parser.add_argument("--force", action="store_true", help="figures: in the place of what lies there")
+
+
+def written(home: Home, args: argparse.Namespace) -> int:
+    """The exit code. Raises UsageError, EngineMissing, AppError, JournalError."""
+    if args.output is None:
+        raise UsageError("Say where to: sapo-desktop models figures NAME --format csv -o figures.csv")
+    path = Path(*args.names)
+    told = ProgressLine()
+    told(0.0, "reading")
+    if args.names and (path.suffix in (".db", ".jsonl") or path.is_dir()) and path.exists():
+        name, events = path.stem if path.is_file() else path.name, load_recording(path)
+    else:
+        model = store.find(home, *args.names)
+        journal = model.folder / "journal.db"
+        name, events = model.name, read_only(journal, KINDS) if journal.exists() else []
+    found = list(rows(events))
+    try:
+        write(args.format, Job(name, found, args.output.expanduser().absolute(), args.force, told))
+    finally:
+        told(1.0, "")
+    rounds = sum(row.covers for row in found)
+    print(f"Wrote the figures of {name}, {rounds:,} rounds in {len(found):,} rows, to {args.output}")
+    if any(row.covers > 1 for row in found):
+        print(
+            "Rounds of long ago are kept in blocks: covers says how many, counts and seconds are sums, figures means.",
+            file=sys.stderr,
+        )
+    return 0

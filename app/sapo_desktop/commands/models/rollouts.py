@@ -1,0 +1,116 @@
+"""`sapo-desktop rollouts [MODEL]`: screen 3 without a screen. Groups of a model's journal, filtered, listed or exported."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from pathlib import Path
+
+from sapo_desktop.dashboard.history.groups.query import REWARDS, GroupFilter, Trained
+from sapo_desktop.errors import UsageError
+from sapo_desktop.paths import Home
+from sapo_desktop.streams import json_line
+from sapo_swarm.events import GroupRecorded
+from sapo_swarm.protocol.safe_text import safe_text
+
+_TRAINED: dict[str, Trained] = {"yes": "trained on", "no": "not trained on", "": ""}
+
+
+def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
+    """See the module's docstring."""
+    parser.add_argument("model", nargs="?", default="", help="a model (default: the one used last), or a journal.db")
+    parser.add_argument("--task", default="", help="only groups of this task")
+    parser.add_argument("--source", choices=["local", "external"], default="", help="generated here, or by others")
+    parser.add_argument(
+        "--reward", choices=[name for name in REWARDS if name], default="", help="mixed: rewards that are not all equal"
+    )
+    parser.add_argument("--trained", choices=["yes", "no"], default="", help="whether the model was trained on them")
+    parser.add_argument("--first-solved", action="store_true", help="only the first success at each task")
+    parser.add_argument("--text", default="", help="words in questions or attempts; the last may be unfinished")
+    parser.add_argument("--limit", type=int, default=20, help="how many, the newest first; 0 is all (default: 20)")
+    parser.add_argument("--show", type=int, metavar="NUMBER", help="one group in full, with a right answer")
+    parser.add_argument("--json", action="store_true", help="the groups as JSON lines")
+    parser.add_argument("-o", "--output", type=Path, help="write all that fit as JSON lines to this new file")
+
+
+def main(args: argparse.Namespace) -> int:
+    """See the module's docstring; the exit code. Raises UsageError, AppError, JournalError."""
+    from sapo_desktop.dashboard.history.groups import export
+    from sapo_desktop.dashboard.history.groups.sources import JournalGroups
+
+    home = Home.find()
+    source, folder = JournalGroups(_journal(home, args.model)), home.cache / "rollouts"
+    wanted = GroupFilter(
+        args.task,
+        args.source,
+        args.reward,
+        _TRAINED[args.trained],
+        args.first_solved,
+        args.text,
+    )
+    if args.output is not None:
+        print(f"Wrote {export.write(source, folder, wanted, args.output):,} groups to {args.output}")
+        return 0
+    index = export.whole(source, folder, _told)
+    try:
+        if args.show is not None:
+            return _show(source.read([args.show])[0][1] if source.read([args.show]) else None, args.show)
+        if args.task and args.task not in index.tasks():
+            raise UsageError(f"There is no group of the task {args.task!r}. There are: {', '.join(index.tasks())}.")
+        for number, event in enumerate(index.every(wanted)):
+            if args.limit and number >= args.limit:
+                break
+            print(json_line(event) if args.json else line(event))
+        if not args.json:
+            total = index.page(wanted, 0).total
+            print(f"{total:,} groups fit. {wanted.describe()}" if total else f"No group fits. {wanted.describe()}")
+    finally:
+        index.close()
+    return 0
+
+
+def _journal(home: Home, name: str) -> Path:
+    """A file stays what it is; else a model's. Raises UsageError."""
+    from sapo_desktop.services.models.shelf import store
+
+    path = Path(name)
+    return path if name and path.is_file() else store.find(home, name).folder / "journal.db"
+
+
+def _told(steps: int) -> None:
+    if steps % 20 == 0:
+        from sapo_desktop.dashboard.history.groups.index import STEP
+
+        print(f"reading the journal once: {steps * STEP:,} groups", file=sys.stderr)
+
+
+def line(event: GroupRecorded) -> str:
+    """One group: its number, round, how many attempts were right, source, task, the question's beginning."""
+    group = event.group
+    right = sum(reward >= 1 for reward in group.rewards)
+    marks = ["external" if group.external else "local", "trained on" if event.trained else "not trained on"]
+    marks += ["first solved"] if event.first_solved else []
+    question = safe_text(" ".join(group.question.prompt.split()), 60)
+    return (
+        f"{event.seq:>8}  round {event.round + 1:>6,}  {right} of {len(group.rewards)} right  "
+        f"{safe_text(group.question.ref.dataset, 40)}  {', '.join(marks)}  {question}"
+    )
+
+
+def _show(event: GroupRecorded | None, number: int) -> int:
+    if event is None:
+        raise UsageError(f"There is no group {number}. The list says which there are: sapo-desktop rollouts")
+    from sapo_desktop.dashboard.look.glyphs import choose
+    from sapo_desktop.dashboard.screens.rollouts.detail import detail
+    from sapo_desktop.services.tasks.truth import Truths
+
+    async def asked() -> str:
+        truths = Truths()
+        try:
+            return await truths.of(event.group.question)
+        finally:
+            await truths.close()
+
+    print(detail(event, choose(), asyncio.run(asked())).plain)
+    return 0

@@ -1,0 +1,25 @@
+"""`sapo-desktop mcp`: some verbs as tools of the Model Context Protocol, over standard input and output."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import sys
+
+from sapo_desktop.errors import EngineMissing
+
+
+def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
+    """None."""
+
+
+def main(args: argparse.Namespace) -> int:
+    """Serve until the other side closes; the exit code. Raises EngineMissing."""
+    if importlib.util.find_spec("mcp") is None:
+        raise EngineMissing('This needs the package mcp: pip install "sapo-desktop[mcp]"')
+    from sapo_desktop.services.nodes import tools
+
+    if sys.stdin.isatty():
+        print("This speaks to a program, not to a person: give it the command sapo-desktop mcp.", file=sys.stderr)
+    tools.server().run("stdio")
+    return 0

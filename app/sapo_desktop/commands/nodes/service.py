@@ -1,0 +1,33 @@
+"""`sapo-desktop service install|uninstall|status`: a node that starts at login, or no more."""
+
+from __future__ import annotations
+
+import argparse
+
+from sapo_desktop.paths import Home
+from sapo_desktop.services.machine.login import service
+from sapo_desktop.services.models import training
+from sapo_desktop.settings import editing
+from sapo_swarm.node.governor.limits import PRESETS
+
+
+def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
+    """The verb's own arguments."""
+    parser.add_argument("action", choices=["install", "uninstall", "status"])
+    parser.add_argument("name", nargs="?", default="", help="install: the model to train; without it the newest")
+    parser.add_argument("--preset", choices=list(PRESETS), help="install: set the limits to this preset first")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Do it and say how it is now; the exit code. Raises AppError."""
+    home = Home.find()
+    if args.action == "install":
+        home.prepare()
+        training.chosen(home, args.name)  # a name that is no model is an error now, not at the next login
+        if args.preset:
+            editing.preset(home.settings, args.preset)
+        print(service.install(service.starter(home, args.name)))
+    else:
+        one = service.starter(home)
+        print(service.uninstall(one) if args.action == "uninstall" else service.status(one))
+    return 0

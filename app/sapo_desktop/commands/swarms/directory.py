@@ -1,0 +1,174 @@
+"""`sapo-desktop directory`: signed lists of swarms, to look in and to publish."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import time
+from pathlib import Path
+
+import msgspec
+
+from sapo_desktop.errors import UsageError
+from sapo_desktop.paths import Home
+from sapo_desktop.services.swarms import directories, membership
+from sapo_desktop.services.swarms.interface import Directory
+from sapo_swarm.node.governor.requests import duration
+from sapo_swarm.protocol.directory.fetching import fetch
+from sapo_swarm.protocol.directory.signed_list import (
+    LONGEST_S,
+    MAX_BYTES,
+    BadDirectory,
+    Entry,
+    SwarmList,
+    as_text,
+    opened,
+    parse_address,
+    seal,
+    sealed_in,
+    written,
+)
+from sapo_swarm.protocol.identity import node_id
+from sapo_swarm.protocol.safe_text import safe_text
+
+EXAMPLE = SwarmList(
+    name="Swarms that I know",
+    swarms=(
+        Entry(
+            name="example",
+            trains="what it trains on, in a few words",
+            nodes=0,
+            rounds_per_hour=0.0,
+            who="invited",
+            checks="how groups are checked, in a few words",
+            join="",
+            ask="whom to ask for an invite; with who = anyone: the sapo:// line goes into join",
+        ),
+    ),
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser, _verb: str) -> None:
+    """The verb's flags."""
+    parser.add_argument(
+        "action", nargs="?", choices=("show", "add", "new", "sign"), default="show", help="default: show"
+    )
+    parser.add_argument(
+        "what",
+        nargs="?",
+        default="",
+        metavar="ADDRESS|FILE",
+        help="show: an address or a file (default: those in the settings); add: an address with #key=…; new, sign: a file",
+    )
+    parser.add_argument("--days", type=float, default=30.0, help="sign: how long the list is valid (default: 30)")
+    parser.add_argument("--fresh", action="store_true", help="show: ask the hosts, however lately that was done")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Run the verb; its exit code. Raises AppError."""
+    home = Home.find()
+    home.prepare()
+    if args.action != "show" and not args.what:
+        raise UsageError(
+            f"Which one? sapo-desktop directory {args.action} {'ADDRESS' if args.action == 'add' else 'FILE'}"
+        )
+    if args.action == "new":
+        return _new(Path(args.what))
+    if args.action == "sign":
+        return _sign(home, Path(args.what), args.days)
+    if args.action == "add":
+        directories.add(home, args.what)
+        print("Added. Look in it: sapo-desktop directory, or f on the swarm screen")
+        return 0
+    return asyncio.run(_show_one(args.what) if args.what else _show_all(home, args.fresh))
+
+
+def _new(path: Path) -> int:
+    try:
+        with path.open("xb") as file:
+            file.write(as_text(EXAMPLE) + b"\n")
+    except FileExistsError as error:
+        raise UsageError(f"{path} exists already: choose another name.") from error
+    print(f"Describe your swarms in {path}, then sign it: sapo-desktop directory sign {path}")
+    return 0
+
+
+def _sign(home: Home, path: Path, days: float) -> int:
+    """In place: a file that was signed before, and maybe edited since, is signed anew. Raises UsageError."""
+    if not 0 < days * 86_400 <= LONGEST_S:
+        raise UsageError(f"--days is a number from 1 to {LONGEST_S / 86_400:.0f}.")
+    data = _bytes_of(path)
+    now, who = int(time.time()), membership.identity(home)
+    try:
+        with contextlib.suppress(BadDirectory):  # not signed yet, or no list at all: `written` says so
+            data = bytes(sealed_in(data).list)
+        listing = msgspec.structs.replace(written(data), issued=now, expires=now + int(days * 86_400))
+        signed = seal(listing, who.identity)
+    except BadDirectory as error:
+        raise UsageError(f"{path}: {error}") from error
+    partial = path.with_suffix(".partial")
+    partial.write_bytes(signed)
+    partial.replace(path)
+    print(f"Signed {len(listing.swarms)} swarms for {days:g} days, {len(signed):,} bytes. {who.sentence}")
+    print(
+        f"Put the file where people can fetch it, and tell them its address with this behind it: #key={who.identity.node}"
+    )
+    return 0
+
+
+def _bytes_of(path: Path) -> bytes:
+    """Raises UsageError."""
+    try:
+        with path.open("rb") as file:
+            return file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise UsageError(f"Cannot read {path} ({error.strerror}).") from error
+
+
+async def _show_one(what: str) -> int:
+    """An address or a file that need not be in the settings. Raises UsageError."""
+    try:
+        if "://" in what:
+            address = parse_address(what, need_key=False)
+            place, data, key = directories.place(address), await fetch(address), address.key
+        else:
+            address, place, key = None, safe_text(what, 200, lines=False), ""
+            data = await asyncio.to_thread(_bytes_of, Path(what))
+        listing = opened(data, key, time.time())
+        signer = node_id(bytes.fromhex(sealed_in(data).key))
+    except BadDirectory as error:
+        raise UsageError(f"{safe_text(what, 200, lines=False)}: {error}") from error
+    here = address is None or directories.is_here(address)
+    swarms = tuple(directories.listed(entry, here) for entry in listing.swarms)
+    print("\n".join(_lines(Directory(place, safe_text(listing.name, 60, lines=False), swarms, time.time()))))
+    if not key:
+        print(f"Signed with the key {signer}. Whose that is, the file cannot say: compare it with what you were told.")
+    return 0
+
+
+async def _show_all(home: Home, fresh: bool) -> int:
+    found = await directories.look(home, fresh)
+    if not found:
+        print("No directory is in your settings, and none is built in. Add one that somebody told you of:")
+        print("  sapo-desktop directory add 'https://host/file.json#key=…'")
+    for directory in found:
+        print("\n".join(_lines(directory)))
+    return 0 if not found or any(one.read for one in found) else 1
+
+
+def _lines(directory: Directory) -> list[str]:
+    """What a directory lists, as plain text."""
+    said = f"{directory.name or 'Directory'} ({directory.place})"
+    if not directory.read:
+        return [f"{said}: {directory.note}"]
+    seconds = time.time() - directory.read
+    lines = [said + (f", read {duration(seconds)} ago" if seconds >= 60 else "")]
+    lines += [f"  {directory.note}"] if directory.note else []
+    for one in directory.swarms:
+        nodes = f"{one.nodes:,} node{'' if one.nodes == 1 else 's'}"
+        lines.append(f"  {one.name}: {nodes}, {one.rounds_per_hour:,.0f} rounds/h. Trains on {one.trains}.")
+        lines.append(f"    Checked: {one.checks}.")
+        how = f"sapo-desktop node --join '{one.join}'" if one.join else one.why
+        lines.append(f"    {'Anyone may join' if one.anyone else 'By invite'}: {how}")
+    return lines or [said]

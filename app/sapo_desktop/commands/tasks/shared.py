@@ -1,0 +1,93 @@
+"""`tasks share`, `unshare`, `offered`, `accept`: training on a private task with the members of one swarm."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+
+from sapo_desktop.errors import UsageError
+from sapo_desktop.paths import Home
+from sapo_desktop.services.swarms import sharing
+from sapo_desktop.services.swarms.together import standing
+from sapo_swarm.protocol.safe_text import safe_text
+from sapo_swarm.protocol.task_offer import TaskOffer
+
+_STANDING = {
+    "accepted": "you accepted it",
+    "shared": "you share it",
+    "edited": "it was edited or removed here",
+    "changed": "it changed since you accepted it",
+    "new": "not accepted yet",
+}
+
+
+def main(args: argparse.Namespace) -> int:
+    """Run the verb; its exit code. Raises AppError, BadTask, CoordinatorError."""
+    home = Home.find()
+    home.prepare()
+    if args.task == "share":
+        print(asyncio.run(sharing.share(home, args.target, args.share_heldout)))
+        print("Let others in: sapo-desktop invite")
+        print(f"Take part yourself: sapo-desktop node --join INVITE --tasks {args.target}")
+        return 0
+    if args.task == "unshare":
+        print(asyncio.run(sharing.unshare(home, args.target)))
+        return 0
+    if args.task == "offered":
+        return asyncio.run(_offered(home, args.target))
+    return asyncio.run(_accept(home, args.target, args.yes))
+
+
+async def _offered(home: Home, name: str) -> int:
+    """What the swarm offers; with a name what exactly one accepts."""
+    async with sharing.member(home) as client:
+        found = await sharing.offers(client, home)
+        if name:
+            offer = _named(found, name)
+            print("\n".join(sharing.preview(offer, await client.task(offer))))
+            print(f"\nAccept it: sapo-desktop tasks accept {name} --yes {offer.hash}")
+            return 0
+        for offer in found:
+            said = _STANDING[standing(offer, client.invite.swarm)]
+            print(safe_text(f"{offer.name:<28} {said}: {offer.train:,} rows. {offer.description}", 200, lines=False))
+    print("Look at one: sapo-desktop tasks offered NAME" if found else "This swarm has no tasks of its host's own.")
+    return 0
+
+
+async def _accept(home: Home, name: str, yes: str) -> int:
+    """Show it, ask, store it. yes: the version, in place of the question."""
+    async with sharing.member(home) as client:
+        offer = _named(await sharing.offers(client, home), name)
+        if yes and yes != offer.hash:
+            raise UsageError(
+                f"The swarm's {name} has version {offer.hash}, not the one after --yes. Look at it again: "
+                f"sapo-desktop tasks offered {name}"
+            )
+        task = await client.task(offer)
+        if not yes:
+            print("\n".join(sharing.preview(offer, task)))
+            print(
+                "\nIf you accept, your model can train on it, and the members of this swarm see your model's attempts at it. "
+                "It holds no code."
+            )
+            if not await asyncio.to_thread(_asked):
+                print("Not accepted; nothing was stored.")
+                return 1
+        print(sharing.accept(home, client.invite.swarm, offer, task))
+    print(f"Train on it: sapo-desktop node --join saved --tasks {name}")
+    return 0
+
+
+def _named(found: tuple[TaskOffer, ...], name: str) -> TaskOffer:
+    offer = next((offer for offer in found if offer.name == name), None)
+    if offer is None:
+        known = ", ".join(offer.name for offer in found) or "none"
+        raise UsageError(f"This swarm offers no task {name!r}. It offers: {known}.")
+    return offer
+
+
+def _asked() -> bool:
+    """The person typed yes; the end of the input is a no."""
+    print("Accept it? Type yes: ", end="", flush=True)
+    return sys.stdin.readline().strip().lower() == "yes"

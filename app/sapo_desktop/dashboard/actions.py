@@ -1,0 +1,155 @@
+"""What keys, the footer's buttons and the palette have done: one action each."""
+
+from __future__ import annotations
+
+import time
+from abc import abstractmethod
+from collections.abc import Callable
+
+from sapo_desktop.dashboard.host import DashboardHost
+from sapo_desktop.dashboard.look.show import plain
+from sapo_desktop.dashboard.messages import QuitChoice
+from sapo_desktop.errors import CommandFailed
+from sapo_desktop.services.first_questions import FirstRunAnswers, FirstRunInfo
+
+
+class DashboardActions(DashboardHost):
+    """The application's actions; app.py shows the state and follows the feed."""
+
+    info: Callable[[], FirstRunInfo]
+    """What the first questions offer."""
+
+    @property
+    @abstractmethod
+    def can_start(self) -> bool:
+        """Whether a node that is gone can be started from here."""
+
+    @abstractmethod
+    async def start_node(self, answers: FirstRunAnswers | None) -> None:
+        """Start or find the node, with the answers of the first run if these were asked."""
+
+    def command(self, verb: str, said: str, **body: float) -> None:
+        """Tell the node, and say what was told or why it was not taken."""
+        self.run_worker(self._command(verb, said, body), name=f"command-{verb}", exit_on_error=True)
+
+    async def _command(self, verb: str, said: str, body: dict[str, float]) -> None:
+        try:
+            await self.feed.command(verb, **body)
+        except CommandFailed as error:
+            self.say(str(error), error=True)
+        else:
+            self.say(said)
+
+    def say(self, text: str, error: bool = False) -> None:
+        """A toast, as plain text."""
+        self.notify(plain(text, 400), severity="error" if error else "information", timeout=4, markup=False)
+
+    def action_toggle_pause(self) -> None:
+        """Pause or resume the node, or start it where it is gone; hold a recording, or let it go on."""
+        if self.player is not None and self.player.steers:
+            self.player.hold()
+            self.redraw()
+        elif self.state.gone and self.can_start:
+            self.say("Starting the node")
+            self.run_worker(self.start_node(None), name="start", group="start", exclusive=True)
+        elif self.state.paused:
+            self.command("resume", "Going on")
+        else:
+            self.command("pause", "Paused until space is pressed again")
+
+    def action_seek(self, steps: int) -> None:
+        """In a recording: back, forth, to its beginning. steps: -1, 1, 0."""
+        if self.player is not None:
+            self.player.seek(steps)
+            self.redraw()
+
+    def action_speed(self, steps: int) -> None:
+        """A recording goes slower (steps -1) or faster (1)."""
+        if self.player is not None:
+            self.player.faster(steps)
+            self.redraw()
+
+    def action_finish(self) -> None:
+        """Finish the round in flight, then pause."""
+        self.command("finish", "Finishing this round, then pausing")
+
+    def action_run_anyway(self) -> None:
+        """Override the automatic rules for an hour, or end that."""
+        if self.state.anyway_until > time.time():
+            self.command("obey", "The automatic rules count again")
+            return
+        self.command("run_anyway", "Running for an hour whatever battery, heat and hours say", for_s=3600)
+
+    def action_snooze(self) -> None:
+        """Ask for how long, then pause for that time."""
+        from sapo_desktop.dashboard.screens.dialogs import SnoozeDialog
+
+        def chosen(minutes: int | None) -> None:
+            if minutes:
+                self.command("snooze", f"Snoozing for {minutes} minutes, then going on", for_s=60 * minutes)
+
+        self.push_screen(SnoozeDialog(), chosen)
+
+    def answer_again(self) -> None:
+        """The first questions once more: their answers become the settings, and a new model."""
+        from sapo_desktop.dashboard.screens.first_run import FirstRunScreen
+
+        def answered(answers: FirstRunAnswers | None) -> None:
+            if answers is not None:
+                self.say("The answers are the settings of new models now. Starting the node, if none runs")
+                self.run_worker(self.start_node(answers), name="start", group="start", exclusive=True)
+
+        if not self.can_start:
+            self.say("There is nothing to start over a recording")
+        else:
+            self.push_screen(FirstRunScreen(self.info()), answered)
+
+    def action_help(self) -> None:
+        """Show keys and words."""
+        from sapo_desktop.dashboard.screens.help import HelpScreen
+
+        if not isinstance(self.screen, HelpScreen):
+            self.push_screen(HelpScreen(self.feed.describe()))
+
+    def action_settings(self) -> None:
+        """Show and change the settings."""
+        from sapo_desktop.dashboard.screens.settings.screen import SettingsScreen
+
+        if self.settings_actions is None:
+            self.say("There are no settings to change over a recording")
+        elif not isinstance(self.screen, SettingsScreen):
+            self.push_screen(SettingsScreen(self.settings_actions))
+
+    def action_make_task(self) -> None:
+        """A task from a file of the person's, then a model that is trained on it."""
+        from sapo_desktop.dashboard.screens.tasks.wizard import open_wizard
+
+        open_wizard(self)
+
+    def action_doctor(self) -> None:
+        """Show what works on this machine."""
+        from sapo_desktop.dashboard.screens.doctor import DoctorScreen
+
+        if self.examine is None:
+            self.say("There is nothing to examine over a recording. In a terminal: sapo-desktop doctor")
+        else:
+            self.push_screen(DoctorScreen(self.examine, self.glyphs))
+
+    def action_next_screen(self) -> None:
+        """The next mode in order, for the mouse."""
+        names = self.modes
+        self.switch_mode(names[(names.index(self.current_mode) + 1) % len(names)])
+
+    def action_leave(self) -> None:
+        """Ask what becomes of the node; a recording, and a node that is gone, leave nothing to ask."""
+        if not self.feed.controls or self.state.gone:
+            self.exit("stop" if self.feed.controls else None)
+            return
+        from sapo_desktop.dashboard.screens.dialogs import QuitDialog
+
+        if not isinstance(self.screen, QuitDialog):
+            self.push_screen(QuitDialog(), self._left)
+
+    def _left(self, choice: QuitChoice | None) -> None:
+        if choice is not None:
+            self.exit(choice)

@@ -1,0 +1,113 @@
+"""One series per figure, from what the node's events say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+from msgspec import field
+from msgspec.structs import replace
+
+from sapo_desktop.dashboard.history.clock import Clock
+from sapo_desktop.dashboard.history.series import Series
+from sapo_swarm.events import Evaluated, RoundFinished, SwarmUpdated, Vitals
+
+_TEMPERATURES = 8
+
+
+class HeldOut(msgspec.Struct, frozen=True):
+    """Held-out pass@1 at one temperature over rounds, with both ends of its 95 % interval."""
+
+    temperature: float
+    mean: Series = field(default_factory=Series)
+    low: Series = field(default_factory=Series)
+    high: Series = field(default_factory=Series)
+    best: tuple[float, float] | None = None
+    """Round and pass@1 of the best one; of equal ones the first."""
+    tasks: Mapping[str, Series] = field(default_factory=dict)
+    """pass@1 of every task that was asked."""
+
+    def append(self, event: Evaluated) -> HeldOut:
+        """With one more result."""
+        best = self.best
+        if best is None or event.pass_at_1 > best[1]:
+            best = (event.round, event.pass_at_1)
+        return HeldOut(
+            self.temperature,
+            self.mean.append(event.round, event.pass_at_1),
+            self.low.append(event.round, event.low),
+            self.high.append(event.round, event.high),
+            best,
+            {
+                **self.tasks,
+                **{s.task: self.tasks.get(s.task, Series()).append(event.round, s.pass_at_1) for s in event.tasks},
+            },
+        )
+
+
+class Figures(msgspec.Struct, frozen=True):
+    """One series per figure, over rounds (the first is 1) unless said otherwise. Rewards are never mixed."""
+
+    reward_local: Series = field(default_factory=Series)
+    reward_external: Series = field(default_factory=Series)
+    nonzero_groups: Series = field(default_factory=Series)
+    """Share of local groups with unequal rewards, in [0, 1]."""
+    tokens_per_s: Series = field(default_factory=Series)
+    external_share: Series = field(default_factory=Series)
+    """As the node says (SwarmUpdated), like the share below."""
+    share: Series = field(default_factory=Series)
+    """My accepted groups / all accepted groups."""
+    memory: Series = field(default_factory=Series)
+    """Bytes of the node's process tree, over time in seconds."""
+    cpu: Series = field(default_factory=Series)
+    watts: Series = field(default_factory=Series)
+    celsius: Series = field(default_factory=Series)
+    held_out: tuple[HeldOut, ...] = ()
+    """One for each temperature that was measured at, the one measured last at the end."""
+    clock: Clock = field(default_factory=Clock)
+
+    def finished(self, event: RoundFinished) -> Figures:
+        """With one more round, or a block of rounds."""
+        x, covers = event.round + 1, event.covers
+        generating = event.seconds.get("generate", 0.0)
+
+        def ranged(name: str) -> Series:
+            series: Series = getattr(self, name)
+            return series.append(x, getattr(event, name), covers, event.lowest.get(name), event.highest.get(name))
+
+        def rate(series: Series, part: float, whole: float) -> Series:
+            return series.append(x, part / whole if whole > 0 else None, covers)
+
+        return replace(
+            self,
+            reward_local=ranged("reward_local"),
+            reward_external=ranged("reward_external"),
+            nonzero_groups=rate(self.nonzero_groups, event.nonzero_groups, event.local_groups),
+            tokens_per_s=rate(self.tokens_per_s, event.tokens_generated, generating),
+            clock=self.clock.finished(x, event.time, sum(event.seconds.values()), covers),
+        )
+
+    def measured(self, event: Vitals) -> Figures:
+        """With what the machine does now."""
+        return replace(
+            self,
+            memory=self.memory.append(event.time, event.memory),
+            cpu=self.cpu.append(event.time, event.cpu_percent),
+            watts=self.watts.append(event.time, event.watts),
+            celsius=self.celsius.append(event.time, event.celsius),
+        )
+
+    def told(self, event: SwarmUpdated, rounds: int) -> Figures:
+        """With what the coordinator said after so many rounds."""
+        return replace(
+            self,
+            share=self.share.append(rounds, event.share),
+            external_share=self.external_share.append(rounds, event.external_share),
+        )
+
+    def evaluated(self, event: Evaluated) -> Figures:
+        """With a held-out result; results at different temperatures are never in one line."""
+        same = next((one for one in self.held_out if one.temperature == event.temperature), None)
+        others = tuple(one for one in self.held_out if one is not same)[-_TEMPERATURES + 1 :]
+        now = (same or HeldOut(event.temperature)).append(event)
+        return replace(self, held_out=(*others, now), clock=self.clock.worked(event.seconds))

@@ -1,0 +1,281 @@
+"""Append-only containers that look immutable: the memory of the dashboard, bounded and O(1) per event.
+
+`append` returns a new value that shares the old one's buffer; an older value keeps seeing only its own prefix. So a
+reducer over them is pure, a frozen chart is just an old state, and nothing is copied except now and then when the
+bound is reached.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
+from itertools import islice, pairwise
+from typing import Generic, NamedTuple, TypeVar
+
+import msgspec
+
+LEVEL = 512
+"""Buckets that stay on a level when it is full (at twice as many): the others go in pairs to the next, coarser level."""
+
+T = TypeVar("T")
+
+
+class Trail(msgspec.Struct, Generic[T], frozen=True, eq=False):
+    """The last `bound` (up to twice as many inside) items in order of arrival."""
+
+    bound: int
+    _buffer: list[T] = msgspec.field(default_factory=list)
+    _length: int = 0
+
+    def append(self, item: T) -> Trail[T]:
+        """With the item at the end."""
+        buffer = self._buffer if self._length == len(self._buffer) else self._buffer[: self._length]
+        if len(buffer) >= 2 * self.bound:
+            buffer = buffer[-self.bound + 1 :]
+        buffer.append(item)
+        return Trail(self.bound, buffer, len(buffer))
+
+    def __len__(self) -> int:
+        return min(self._length, self.bound)
+
+    def __iter__(self) -> Iterator[T]:
+        return islice(self._buffer, self._length - len(self), self._length)
+
+    def newest(self, count: int) -> list[T]:
+        """Up to `count` items, newest first."""
+        start = self._length - min(count, len(self))
+        return self._buffer[start : self._length][::-1]
+
+    @property
+    def last(self) -> T | None:
+        """The newest item; None when there is none."""
+        return self._buffer[self._length - 1] if self._length else None
+
+
+class Spread(NamedTuple):
+    """Smallest, mean and largest value of a stretch."""
+
+    low: float
+    mean: float
+    high: float
+
+
+class _Columns(NamedTuple):
+    """One entry a bucket, oldest first. sums and counts are prefix sums, so that any moving mean costs O(log n)."""
+
+    first: array[float]
+    """x of the first point in the bucket."""
+    x: array[float]
+    """x of the last point in the bucket."""
+    sums: array[float]
+    counts: array[float]
+    low: array[float]
+    """Smallest value in the bucket, infinity where there is none."""
+    high: array[float]
+
+
+class Series:
+    """One figure over an increasing x (the round, or seconds), in buckets: one a point where it is recent, of 2, 4, 8, ...
+    points the longer it is ago. At most 2 * LEVEL buckets of each width; the first point stays a bucket of its own.
+
+    Means over whole buckets are exact whatever was put together.
+    """
+
+    __slots__ = ("_coarse", "_columns", "_fine", "_length", "latest")
+
+    def __init__(
+        self,
+        columns: _Columns | None = None,
+        coarse: tuple[int, ...] = (),
+        length: int = 0,
+        latest: float | None = None,
+    ) -> None:
+        """coarse: how many buckets of 2, 4, 8, ... points there are; the other ones, the newest, hold a point each."""
+        self._columns = columns or _Columns(*(array("d") for _ in _Columns._fields))
+        self._coarse, self._length, self.latest = coarse, length, latest
+        self._fine = length - sum(coarse) if coarse else length
+
+    def append(
+        self, x: float, value: float | None, covers: int = 1, low: float | None = None, high: float | None = None
+    ) -> Series:
+        """With one more point; None is a gap. An x that is not past the last one replaces what came since (resume).
+
+        covers: points that this one stands for (rounds of long ago are told in blocks), low, high: their range.
+        """
+        length, coarse, columns = self._length, self._coarse, self._columns
+        if length and x <= columns.x[length - 1]:
+            kept = bisect_left(columns.x, x, 0, length)
+            coarse, length = _shortened(coarse, length, length - kept), kept
+        if length < len(columns.x):
+            columns = _Columns(*(column[:length] for column in columns))
+        first, xs, sums, counts, lows, highs = columns
+        first.append(x - covers + 1)
+        xs.append(x)
+        total, number = (sums[-1], counts[-1]) if length else (0.0, 0.0)
+        if value is None:
+            lows.append(math.inf)
+            highs.append(-math.inf)
+        else:
+            total, number = total + value * covers, number + covers
+            lows.append(value if low is None else low)
+            highs.append(value if high is None else high)
+        sums.append(total)
+        counts.append(number)
+        if covers > 1:
+            coarse = _placed(coarse, length, covers)
+        length += 1
+        if self._fine >= 2 * LEVEL - 1 or (covers > 1 and max(coarse, default=0) >= 2 * LEVEL):
+            columns, coarse = _settled(columns, coarse)
+            length = len(columns.x)
+        return Series(columns, coarse, length, self.latest if value is None else value)
+
+    def __len__(self) -> int:
+        return self._length
+
+    @property
+    def first_x(self) -> float | None:
+        """The first x; None when there is none."""
+        return self._columns.first[0] if self._length else None
+
+    @property
+    def last_x(self) -> float | None:
+        """The newest x; None when there is none."""
+        return self._columns.x[self._length - 1] if self._length else None
+
+    @property
+    def empty(self) -> bool:
+        """No value yet (gaps do not count)."""
+        return not self._length or self._columns.counts[self._length - 1] == 0
+
+    def mean(self, index: int, smooth: float) -> float | None:
+        """Mean of the values with x in (x[index] - smooth, x[index]]; None when there are none."""
+        xs = self._columns.x
+        before = bisect_right(xs, xs[index] - smooth, 0, self._length)
+        return self._between(min(before, index), index + 1)
+
+    def at(self, x: float, smooth: float) -> float | None:
+        """The moving mean at x, linear between points, None outside or in a gap."""
+        xs = self._columns.x
+        if not self._length or x < self._columns.first[0] or x > xs[self._length - 1]:
+            return None
+        index = max(bisect_right(xs, x, 0, self._length) - 1, 0)
+        here = self.mean(index, smooth)
+        if here is None or index + 1 >= self._length or x < xs[0]:
+            return here
+        there = self.mean(index + 1, smooth)
+        if there is None:
+            return here
+        share = (x - xs[index]) / (xs[index + 1] - xs[index])
+        return here + share * (there - here)
+
+    def spread(self, first: float, last: float) -> Spread | None:
+        """Range and mean of the buckets that reach into [first, last]; None when they hold no value."""
+        columns = self._columns
+        low = bisect_left(columns.x, first, 0, self._length)
+        high = max(bisect_right(columns.first, last, 0, self._length), low)
+        mean = self._between(low, high)
+        return None if mean is None else Spread(min(columns.low[low:high]), mean, max(columns.high[low:high]))
+
+    def range(self) -> Spread | None:
+        """Smallest, mean and largest value of all."""
+        return self.spread(-math.inf, math.inf)
+
+    def rising_at(self, x: float) -> float:
+        """A figure that only rises (a clock), inside a bucket from its smallest to its largest value. Not for an empty one."""
+        index = min(bisect_left(self._columns.x, x, 0, self._length), self._length - 1)
+        first, last, low, high = self._bucket(index)
+        share = min(max((x - first) / (last - first), 0.0), 1.0)
+        return low + share * (high - low)
+
+    def x_of_rising(self, value: float) -> float:
+        """Inverse of rising_at; between two buckets the x between them."""
+        index = min(bisect_left(self._columns.high, value, 0, self._length), self._length - 1)
+        first, last, low, high = self._bucket(index)
+        share = min(max((value - low) / (high - low), 0.0), 1.0) if high > low else 1.0
+        return first + share * (last - first)
+
+    def _bucket(self, index: int) -> tuple[float, float, float, float]:
+        """x before its first point, x of its last, its smallest and largest value."""
+        columns = self._columns
+        return columns.first[index] - 1, columns.x[index], columns.low[index], columns.high[index]
+
+    def tail_mean(self, smooth: float) -> float | None:
+        """The moving mean now."""
+        return self.mean(self._length - 1, smooth) if self._length else None
+
+    def buckets(self) -> Iterator[tuple[float, float, float]]:
+        """First x, last x and mean of every bucket with a value, oldest first."""
+        for index in range(self._length):
+            if (mean := self._between(index, index + 1)) is not None:
+                yield self._columns.first[index], self._columns.x[index], mean
+
+    def samples(self, count: int, span: int = 0) -> list[float | None]:
+        """`count` values spread over the last `span` points (0: all), each the mean of its share; for sparklines."""
+        start = max(0, self._length - span) if span else 0
+        points = self._length - start
+        cells = min(count, points)
+        edges = [start + points * cell // cells for cell in range(cells + 1)] if cells else []
+        return [self._between(low, high) for low, high in pairwise(edges)]
+
+    def _between(self, low: int, high: int) -> float | None:
+        """Mean of the buckets low to high, the last not included."""
+        if high <= low:
+            return None
+        sums, counts = self._columns.sums, self._columns.counts
+        count = counts[high - 1] - (counts[low - 1] if low else 0.0)
+        return (sums[high - 1] - (sums[low - 1] if low else 0.0)) / count if count > 0 else None
+
+
+def _shortened(coarse: tuple[int, ...], length: int, drop: int) -> tuple[int, ...]:
+    """The sizes of the levels after the newest `drop` buckets are gone."""
+    drop -= min(drop, length - sum(coarse))
+    sizes = []
+    for size in coarse:
+        gone = min(drop, size)
+        drop -= gone
+        sizes.append(size - gone)
+    return tuple(sizes)
+
+
+def _placed(coarse: tuple[int, ...], length: int, covers: int) -> tuple[int, ...]:
+    """The sizes after a block that is told as one: on the level of its width, if nothing finer came before it."""
+    level = covers.bit_length() - 2
+    if length != sum(coarse) or any(coarse[:level]):
+        return coarse
+    sizes = [*coarse, *[0] * (level + 1 - len(coarse))]
+    sizes[level] += 1
+    return tuple(sizes)
+
+
+def _settled(columns: _Columns, coarse: tuple[int, ...]) -> tuple[_Columns, tuple[int, ...]]:
+    """Full levels give the older part of their buckets, in pairs, to the next coarser one."""
+    sizes = [len(columns.x) - sum(coarse), *coarse, 0]
+    level = 0
+    while level < len(sizes) - 1:
+        if sizes[level] >= 2 * LEVEL:
+            start = sum(sizes[level + 1 :])
+            columns = _paired(columns, max(start, 1))
+            sizes[level] -= LEVEL
+            sizes[level + 1] += LEVEL // 2
+            if level == len(sizes) - 2:
+                sizes.append(0)
+        level += 1
+    while len(sizes) > 1 and not sizes[-1]:
+        sizes.pop()
+    return columns, tuple(sizes[1:])
+
+
+def _paired(columns: _Columns, start: int) -> _Columns:
+    """LEVEL buckets from `start` on, in pairs. Of prefix sums the later one is the pair's."""
+    end = start + LEVEL
+    pairs = _Columns(
+        first=columns.first[start:end:2],
+        x=columns.x[start + 1 : end : 2],
+        sums=columns.sums[start + 1 : end : 2],
+        counts=columns.counts[start + 1 : end : 2],
+        low=array("d", map(min, columns.low[start:end:2], columns.low[start + 1 : end : 2])),
+        high=array("d", map(max, columns.high[start:end:2], columns.high[start + 1 : end : 2])),
+    )
+    return _Columns(*(old[:start] + new + old[end:] for old, new in zip(columns, pairs, strict=True)))

@@ -1,0 +1,173 @@
+"""A recording told again: at a speed, from anywhere, held, back and forth; captions that say what there is to see."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from bisect import bisect_right
+from collections.abc import AsyncIterator, Callable, Sequence
+
+from sapo_desktop.dashboard.history.groups.sources import GroupSource, RecordedGroups
+from sapo_desktop.dashboard.messages import Caption, Link, Rewound
+from sapo_desktop.errors import CommandFailed, UsageError
+from sapo_swarm.events import Event, RoundFinished
+
+SPEEDS = (0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 5000.0, 20000.0)
+STEP = 0.05
+"""Share of a recording that one seek goes, where there are no captions to go to."""
+
+
+class ReplayFeed:
+    """A recorded stream of events, told again `speed` times as fast as it happened."""
+
+    controls = False
+
+    def __init__(
+        self,
+        recording: Sequence[Event],
+        speed: float = 1.0,
+        start: float | None = None,
+        captions: Sequence[Caption] = (),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """speed 0: everything at once, and no more. start: Unix seconds of the recording, what was before is told at once."""
+        self.recording, self.speed, self.captions = recording, speed, captions
+        self.held = False
+        self._clock = clock
+        self._first = recording[0].time if recording else 0.0
+        self._last = max((event.time for event in recording), default=0.0)
+        self._at = self._first if start is None else min(max(start, self._first), self._last)
+        self._since: float | None = None
+        self._told = 0
+        self._moved = asyncio.Event()
+        self._groups: RecordedGroups | None = None
+
+    # What is watched
+
+    def groups(self) -> GroupSource | None:
+        """Those of the recording, numbered by their place in it."""
+        self._groups = self._groups or RecordedGroups(self.recording)
+        return self._groups
+
+    def upto(self) -> int:
+        """What was told so far."""
+        return self._told
+
+    def describe(self) -> str:
+        """What is watched, for the help screen."""
+        return f"a recording of {len(self.recording):,} events"
+
+    def now(self) -> float:
+        """The recording's clock: stands before the start, while it is held, and after the end."""
+        if self.speed <= 0:
+            return self._last if self._since is not None else self._first
+        if self._since is None or self.held:
+            return self._at
+        return min(self._at + (self._clock() - self._since) * self.speed, self._last)
+
+    async def events(self) -> AsyncIterator[Event | Link | Rewound]:
+        """The recording at its own pace. With a speed it never ends: somebody may go back."""
+        self._since = self._clock()
+        while True:
+            while self._told < len(self.recording) and self.recording[self._told].time <= self.now():
+                self._told += 1
+                yield self.recording[self._told - 1]
+            if self.speed <= 0:
+                return
+            await self._until_next()
+            if self._told and self.recording[self._told - 1].time > self.now():
+                self._told = 0
+                yield Rewound()
+
+    async def _until_next(self) -> None:
+        """Wait for the next event's time, or until somebody seeks, holds or changes the speed."""
+        ahead = None
+        if self._told < len(self.recording) and not self.held:
+            ahead = max(self.recording[self._told].time - self.now(), 0.0) / self.speed
+        self._moved.clear()
+        try:
+            async with asyncio.timeout(ahead):
+                await self._moved.wait()
+        except TimeoutError:
+            return
+
+    async def command(self, verb: str, **body: float) -> None:  # noqa: ARG002 - as every feed
+        """A recording takes none: raises CommandFailed."""
+        raise CommandFailed("This is a recording: there is no node to tell. Start one: sapo-desktop")
+
+    # Steering it
+
+    @property
+    def steers(self) -> bool:
+        """Seeking, speed and holding do something."""
+        return self.speed > 0
+
+    @property
+    def badge(self) -> str:
+        """For the header: that this is a recording, how fast it goes, how much of it was told."""
+        share = (self.now() - self._first) / (self._last - self._first) if self._last > self._first else 1.0
+        if not self.steers:
+            return "REPLAY"
+        state = "held" if self.held else "end" if self.now() >= self._last else f"{round(self.speed, 1):g}x"
+        return f"REPLAY {state} {100 * share:.0f} %"
+
+    @property
+    def caption(self) -> Caption | None:
+        """What there is to see now."""
+        place = bisect_right([caption.time for caption in self.captions], self.now())
+        return self.captions[place - 1] if place else None
+
+    def hold(self) -> None:
+        """Stand still, or go on; after the end from the beginning."""
+        if not self.held and self.now() >= self._last:
+            self._go(self._first)
+        else:
+            self._go(self.now())
+            self.held = not self.held
+        self._moved.set()
+
+    def faster(self, steps: int) -> None:
+        """The next higher (steps 1) or lower (-1) speed."""
+        self._go(self.now())
+        place = bisect_right(SPEEDS, self.speed) - 1 + steps
+        if steps < 0 and SPEEDS[max(place + 1, 0)] < self.speed:
+            place += 1
+        self.speed = SPEEDS[min(max(place, 0), len(SPEEDS) - 1)]
+        self._moved.set()
+
+    def seek(self, steps: int) -> None:
+        """Forth (1) or back (-1): to the next caption, or by a share of the recording. 0: to the beginning."""
+        self._go(self._first if steps == 0 else self._place(steps))
+        self._moved.set()
+
+    def _place(self, steps: int) -> float:
+        now = self.now()
+        if not self.captions:
+            return now + steps * STEP * (self._last - self._first)
+        times = [caption.time for caption in self.captions]
+        place = bisect_right(times, now) - 1 + steps
+        return times[max(place, 0)] if place < len(times) else self._last
+
+    def _go(self, place: float) -> None:
+        self._at, self._since = min(max(place, self._first), self._last), self._clock()
+
+
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def place_in(recording: Sequence[Event], text: str) -> float:
+    """Where a recording is to begin, in Unix seconds: "120" a round, "50%" of its time, "2h", "90m", "30s". Raises UsageError."""
+    found = re.fullmatch(r"([0-9]{1,12}(?:\.[0-9]{1,6})?)([%smhd]?)", text.strip().lower())
+    if found is None:
+        raise UsageError(
+            f"{text!r} is no place in a recording. Write a round (120), a share (50%) or a time (2h, 90m, 30s)."
+        )
+    number, unit = float(found[1]), found[2]
+    first, last = recording[0].time, max(event.time for event in recording)
+    if unit == "%":
+        return first + (last - first) * min(number, 100.0) / 100
+    if unit:
+        return first + number * _SECONDS[unit]
+    rounds = (event.time for event in recording if isinstance(event, RoundFinished) and event.round + 1 >= number)
+    return next(rounds, last)

@@ -1,0 +1,57 @@
+"""Where the groups that fit are written to: a small question over screen 3."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import ClassVar
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical
+from textual.content import Content
+from textual.screen import ModalScreen
+from textual.widgets import Input, Static
+
+from sapo_desktop.dashboard.history.groups.query import GroupFilter
+from sapo_desktop.dashboard.look.show import plain
+
+
+class ExportDialog(ModalScreen[Path | None]):
+    """Gives the file, None at Esc. A file that exists is never written over."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "cancel", "cancel", show=False)]
+    AUTO_FOCUS: ClassVar[str | None] = "#file"
+
+    def __init__(self, count: int, wanted: GroupFilter) -> None:
+        super().__init__()
+        self.count, self.wanted = count, wanted
+
+    def compose(self) -> ComposeResult:
+        """The widgets, in their order."""
+        with Vertical(classes="box dialog form"):
+            yield Static(Content.styled(f"Write {self.count:,} groups as JSON lines", "bold"), markup=False)
+            yield Static(Content.styled(plain(self.wanted.describe(), 200), "$muted"), markup=False)
+            yield Input("rollouts.jsonl", id="file", compact=True)
+            yield Static("", id="complaint", markup=False)
+            yield Static(
+                Content.assemble(
+                    ("Enter", "bold $accent"), (" write   ", "$muted"), ("Esc", "bold $accent"), (" cancel", "$muted")
+                ),
+                markup=False,
+            )
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        """Answer with the file, unless there is one already."""
+        event.stop()
+        path = Path(event.value.strip()).expanduser().absolute()
+        if not event.value.strip() or path.exists():
+            said = (
+                f"There is something at {path} already: write another name." if event.value.strip() else "Write a name."
+            )
+            self.query_one("#complaint", Static).update(Content.styled(plain(said, 300), "$warning"))
+        else:
+            self.dismiss(path)
+
+    def action_cancel(self) -> None:
+        """Close without an answer."""
+        self.dismiss(None)

@@ -1,0 +1,171 @@
+"""What the keys of screen 3 do: filters, and what can be done with the chosen group or with all that fit."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import abstractmethod
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import ClassVar, TypeVar
+
+from textual.binding import Binding, BindingType
+
+from sapo_desktop.dashboard.history.groups.export import write
+from sapo_desktop.dashboard.history.groups.query import REWARDS, SOURCES, TRAINED, GroupFilter
+from sapo_desktop.dashboard.history.groups.reader import Answer
+from sapo_desktop.dashboard.screens.base import BaseScreen
+from sapo_desktop.dashboard.screens.rollouts.detail import detail
+from sapo_desktop.errors import AppError
+from sapo_swarm.events import GroupRecorded
+from sapo_swarm.node.storage.journal import JournalError
+
+T = TypeVar("T")
+
+
+class GroupKeys(BaseScreen):
+    """Mixed into the screen, which lists the groups."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("t", "next_task", "task", show=False),
+        Binding("o", "next_source", "source", show=False),
+        Binding("w", "next_reward", "reward", show=False),
+        Binding("u", "next_trained", "trained on", show=False),
+        Binding("v", "first_solved", "first solved", show=False),
+        Binding("a", "truth", "right answer", show=False),
+        Binding("x", "diff", "compare two attempts", show=False),
+        Binding("c", "copy", "copy", show=False),
+        Binding("e", "export", "export", show=False),
+    ]
+    newest: Answer
+    _truths: dict[int, str] | None = None
+    """Right answers by the group's number; None: they are hidden."""
+    _asker: object = None
+
+    @property
+    @abstractmethod
+    def filter(self) -> GroupFilter:
+        """Which groups are listed."""
+
+    @property
+    @abstractmethod
+    def chosen(self) -> GroupRecorded | None:
+        """The group under the cursor."""
+
+    @abstractmethod
+    def ask_for(self, wanted: GroupFilter) -> None:
+        """Show the newest groups that fit."""
+
+    @abstractmethod
+    def show_chosen(self) -> None:
+        """Draw the chosen group again."""
+
+    # Filters
+
+    def action_next_task(self) -> None:
+        """Filter by the next task."""
+        self.ask_for(replace(self.filter, task=following(["", *self.newest.tasks], self.filter.task)))
+
+    def action_next_source(self) -> None:
+        """Filter by the next source."""
+        self.ask_for(replace(self.filter, source=following(SOURCES, self.filter.source)))
+
+    def action_next_reward(self) -> None:
+        """Filter by the next outcome."""
+        self.ask_for(replace(self.filter, reward=following(REWARDS, self.filter.reward)))
+
+    def action_next_trained(self) -> None:
+        """Filter by whether the model was trained on it."""
+        self.ask_for(replace(self.filter, trained=following(TRAINED, self.filter.trained)))
+
+    def action_first_solved(self) -> None:
+        """Only first successes at a task, or all again."""
+        self.ask_for(replace(self.filter, first_solved=not self.filter.first_solved))
+
+    # The chosen group
+
+    def truth_of(self, event: GroupRecorded) -> str:
+        """What is to be shown as a right answer; "" nothing."""
+        if self._truths is None:
+            return ""
+        if event.seq not in self._truths:
+            self._truths[event.seq] = "being looked up …"
+            self.run_worker(self._look_up(event), group="truth", exclusive=False, exit_on_error=False)
+        return self._truths[event.seq]
+
+    async def _look_up(self, event: GroupRecorded) -> None:
+        from sapo_desktop.services.tasks.truth import Truths  # the scorer's modules: only when somebody asks
+
+        asker = self._asker = self._asker or Truths()
+        assert isinstance(asker, Truths)
+        found = await asker.of(event.group.question)
+        if self._truths is not None:
+            self._truths[event.seq] = found
+            self.show_chosen()
+
+    async def close_truths(self) -> None:
+        """End the worker that knows the answers."""
+        from sapo_desktop.services.tasks.truth import Truths
+
+        asker, self._asker = self._asker, None
+        if isinstance(asker, Truths):
+            await asker.close()
+
+    def action_truth(self) -> None:
+        """Show a right answer beside the attempts, or hide it."""
+        self._truths = {} if self._truths is None else None
+        self.show_chosen()
+
+    def action_diff(self) -> None:
+        """Compare two attempts of the group."""
+        from sapo_desktop.dashboard.screens.rollouts.diff import DiffScreen
+
+        event = self.chosen
+        if event is None or len(event.group.rollouts) < 2:
+            self.dashboard.say("There are no two attempts to compare here")
+        else:
+            self.app.push_screen(DiffScreen(event, self.glyphs))
+
+    def action_copy(self) -> None:
+        """The whole group as text, to the clipboard."""
+        event = self.chosen
+        if event is None:
+            self.dashboard.say("There is no group to copy")
+            return
+        self.app.copy_to_clipboard(detail(event, self.glyphs, self.truth_of(event)).plain)
+        self.dashboard.say("Copied the question and its attempts")
+
+    # All that fit
+
+    def action_export(self) -> None:
+        """Ask for a file, then write all groups that fit as JSON lines."""
+        from sapo_desktop.dashboard.screens.rollouts.export import ExportDialog
+
+        source = self.dashboard.feed.groups()
+        if source is None or not self.newest.total:
+            self.dashboard.say("There is no group to export")
+            return
+
+        def chosen(path: Path | None) -> None:
+            if path is not None:
+                self.run_worker(self._export(path), group="export", exclusive=True, exit_on_error=False)
+
+        self.app.push_screen(ExportDialog(self.newest.total, self.filter), chosen)
+
+    async def _export(self, path: Path) -> None:
+        feed, cache = self.dashboard.feed, self.dashboard.cache
+        source = feed.groups()
+        assert source is not None  # asked before
+        folder = cache / "rollouts" if cache else None
+        try:
+            count = await asyncio.to_thread(write, source.again(), folder, self.filter, path, feed.upto())
+        except (AppError, JournalError) as error:
+            self.dashboard.say(str(error), error=True)
+        else:
+            self.dashboard.say(f"Wrote {count:,} groups to {path}")
+
+
+def following(values: Iterable[T], current: T) -> T:
+    """The value after the current one, round and round."""
+    known = list(values)
+    return known[(known.index(current) + 1) % len(known)] if current in known else known[0]

@@ -1,0 +1,267 @@
+"""Screen 3: every kept group of the run with its question, attempts, rewards, verdicts and advantages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import ClassVar
+
+from textual.binding import Binding, BindingType
+from textual.containers import VerticalScroll
+from textual.content import Content
+from textual.message import Message
+from textual.widget import Widget
+from textual.widgets import Input, OptionList, Static
+from textual.widgets.option_list import Option
+
+from sapo_desktop.dashboard.history.groups.index import GroupIndex
+from sapo_desktop.dashboard.history.groups.query import GroupFilter
+from sapo_desktop.dashboard.history.groups.reader import PAGE, Answer, GroupReader, Wish
+from sapo_desktop.dashboard.history.groups.sources import GroupSource
+from sapo_desktop.dashboard.look.show import plain
+from sapo_desktop.dashboard.screens.base import BaseScreen
+from sapo_desktop.dashboard.screens.rollouts.detail import detail
+from sapo_desktop.dashboard.screens.rollouts.keys import GroupKeys
+from sapo_desktop.dashboard.screens.rollouts.listing import GroupList
+from sapo_desktop.dashboard.state import DashboardState
+from sapo_desktop.dashboard.widgets.keybar import Key
+from sapo_desktop.dashboard.widgets.panels import group_line
+from sapo_swarm.events import GroupRecorded
+
+
+class RolloutsScreen(GroupKeys, BaseScreen):
+    """Screen 3: a page of the groups that fit the filter, and the chosen one in full.
+
+    A thread reads (GroupReader): `_ask` sends what is wanted, `on_rollouts_screen_answered` shows what came.
+    """
+
+    AUTO_FOCUS: ClassVar[str | None] = "#groups"
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("slash", "search", "search", show=False),
+        Binding("escape", "clear", "clear", show=False),
+    ]
+
+    class Answered(Message):
+        """The reader's answer."""
+
+        def __init__(self, answer: Answer) -> None:
+            super().__init__()
+            self.answer = answer
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wish = Wish()
+        self.shown = Answer(self.wish)
+        """What the list holds."""
+        self.newest = self.shown
+        """What is known of the newest page, which may have grown meanwhile."""
+        self.before = 0
+        """Groups that fit and are newer than this page."""
+        self._reader: GroupReader | None = None
+        self._source: GroupSource | None = None
+        self._cursor_last = False
+        self._width = 0
+        self._said = ("", "")
+
+    def body(self) -> Iterable[Widget]:
+        """The search field, the list, the chosen group."""
+        yield Input(
+            placeholder="search questions and attempts, Enter keeps it, Esc clears it", id="search", classes="search"
+        )
+        yield GroupList(id="groups", classes="box", markup=False)
+        with VerticalScroll(id="detail", classes="box"):
+            yield Static("", id="detail-text", markup=False)
+
+    def own_keys(self, state: DashboardState) -> list[Key]:  # noqa: ARG002 - as every screen
+        """Filters, search, what can be done with the chosen group."""
+        return [
+            ("t", "task", "screen.next_task"),
+            ("o", "local/ext", "screen.next_source"),
+            ("w", "reward", "screen.next_reward"),
+            ("/", "search", "screen.search"),
+            ("x", "diff", "screen.diff"),
+            ("a", "answer", "screen.truth"),
+        ]
+
+    def update(self, state: DashboardState, now: float) -> None:  # noqa: ARG002 - as every screen
+        """Open the journal that is watched now; a recording tells more of its groups as it goes on."""
+        source, upto = self.dashboard.feed.groups(), self.dashboard.feed.upto()
+        if source is not self._source:
+            self._follow(source)
+        elif upto != self.wish.upto and self.at_top:
+            self._ask(Wish(self.filter, upto=upto))
+        listing = self.query_one("#groups", GroupList)
+        if listing.size.width != self._width:
+            self._fill()
+        elif not self.shown.groups:
+            self._detail(None)
+        self._title()
+
+    @property
+    def filter(self) -> GroupFilter:
+        """Which groups are listed."""
+        return self.wish.filter
+
+    @property
+    def current(self) -> bool:
+        """What is listed is what is wanted."""
+        return self.shown.wish == self.wish
+
+    @property
+    def at_top(self) -> bool:
+        """The cursor is on the newest group: the list follows the journal."""
+        return self.wish.first and not self.query_one("#groups", GroupList).highlighted
+
+    @property
+    def chosen(self) -> GroupRecorded | None:
+        """The group under the cursor."""
+        place = self.query_one("#groups", GroupList).highlighted
+        return self.shown.groups[place] if place is not None and place < len(self.shown.groups) else None
+
+    # Asking and showing
+
+    def _follow(self, source: GroupSource | None) -> None:
+        self._close_reader()
+        self._source = source
+        if source is not None:
+            folder = self.dashboard.cache / "rollouts" if self.dashboard.cache else None
+            self.wish = replace(self.wish, upto=self.dashboard.feed.upto())
+            self._reader = GroupReader(lambda: GroupIndex(source, folder), self._answered)
+            self._ask(Wish(self.filter, upto=self.wish.upto))
+
+    def _answered(self, answer: Answer) -> None:
+        """In the reader's thread."""
+        self.post_message(self.Answered(answer))
+
+    def _close_reader(self) -> None:
+        """End the thread."""
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
+
+    async def on_unmount(self) -> None:
+        """The thread ends with the screen, and the worker that knows right answers."""
+        self._close_reader()
+        await self.close_truths()
+
+    def _ask(self, wish: Wish, before: int = 0, cursor_last: bool = False) -> None:
+        self.wish, self.before, self._cursor_last = wish, before, cursor_last
+        if self._reader is not None:
+            self._reader.ask(wish)
+
+    def ask_for(self, wanted: GroupFilter) -> None:
+        """Show the newest groups that fit."""
+        self._ask(Wish(wanted, upto=self.dashboard.feed.upto()))
+        self._title()
+
+    def on_rollouts_screen_answered(self, message: Answered) -> None:
+        """Show the page; an answer to what is not wanted any more is passed over, and a walk is not disturbed."""
+        answer = message.answer
+        if answer.problem:
+            self.newest = self.shown = replace(answer, wish=self.wish)
+        elif answer.wish != self.wish:
+            return
+        walking = answer.wish.first and self.shown.wish == answer.wish and not self.at_top
+        self.newest = answer
+        if not walking:
+            if answer.wish.start == 0:
+                self.before = max(answer.total - len(answer.groups), 0)
+            old, self.shown = self.shown, answer
+            if old.wish != answer.wish or old.groups != answer.groups or not answer.groups:
+                self._fill()
+        self._title()
+
+    def _fill(self) -> None:
+        listing = self.query_one("#groups", GroupList)
+        self._width = listing.size.width
+        width = max(listing.scrollable_content_region.width - 2, 40)
+        keep = listing.highlighted if self.shown.wish.first and self._width else None
+        listing.clear_options()
+        listing.add_options([Option(group_line(event, width, self.glyphs)) for event in self.shown.groups])
+        if self.shown.groups:
+            last = len(self.shown.groups) - 1
+            listing.highlighted = last if self._cursor_last else min(keep or 0, last)
+            self._cursor_last = False
+        self._detail(self.chosen)
+
+    def _title(self) -> None:
+        listing, known, shown = self.query_one("#groups", GroupList), self.newest, self.shown
+        first = self.before + 1 if shown.groups else 0
+        counted = f"{first:,}-{self.before + len(shown.groups):,} of {known.total:,}"
+        growing = f" · {known.indexed:,} of {known.of:,} read so far" if known.indexed < known.of else ""
+        behind = " · newer ones: Home" if known.groups[:1] != shown.groups[:1] and shown.wish == known.wish else ""
+        said = (plain(self.filter.describe(), 120), f"{counted}{growing}{behind}")
+        if said != self._said:
+            self._said = said
+            listing.border_title = Content.assemble(("Groups", "bold"), (f"  {said[0]}", "$muted"))
+            listing.border_subtitle = Content.styled(said[1], "$muted")
+
+    def on_option_list_option_highlighted(self, event: OptionList.OptionHighlighted) -> None:
+        """Show the group under the cursor."""
+        event.stop()
+        self._detail(self.chosen)
+
+    def _detail(self, event: GroupRecorded | None) -> None:
+        box = self.query_one("#detail", VerticalScroll)
+        box.scroll_home(animate=False)
+        box.border_title = Content.styled("Question and attempts", "bold")
+        box.border_subtitle = Content.styled(
+            "u trained on · v first solved · c copy · e export" if event else "", "$muted"
+        )
+        text = detail(event, self.glyphs, self.truth_of(event)) if event else Content.styled(self._nothing(), "$muted")
+        self.query_one("#detail-text", Static).update(text)
+
+    def show_chosen(self) -> None:
+        """Draw the chosen group again: its right answer is known now, or was hidden."""
+        self._detail(self.chosen)
+
+    def _nothing(self) -> str:
+        if self.shown.problem:
+            return plain(self.shown.problem, 400)
+        if self.filter != GroupFilter():
+            return "No group fits the filter. Esc clears it."
+        if self.dashboard.state.rounds:
+            return "No group of these rounds is kept. How many rounds keep theirs: run.keep_groups in the settings."
+        return "Nothing yet. The first round's questions and attempts appear here as soon as they are scored."
+
+    # Pages and search
+
+    def on_group_list_left(self, message: GroupList.Left) -> None:
+        """The cursor walks over the edge of the page."""
+        shown, upto = self.shown, self.dashboard.feed.upto()
+        last = self.before + len(shown.groups)
+        if message.edge == "newest" or (message.edge == "newer" and 0 < self.before <= PAGE):
+            self._ask(Wish(self.filter, upto=upto), cursor_last=message.edge == "newer")
+            self.shown = replace(shown, wish=replace(shown.wish, start=-1))  # shown again even where nothing changed
+            self.query_one("#groups", GroupList).highlighted = 0
+        elif message.edge == "oldest":
+            self._ask(Wish(self.filter, 0, "newer", upto), cursor_last=True)
+        elif message.edge == "older" and last < self.newest.total and shown.groups:
+            self._ask(Wish(self.filter, shown.groups[-1].seq, "older", upto), last)
+        elif message.edge == "newer" and self.before > PAGE:
+            self._ask(Wish(self.filter, shown.groups[0].seq, "newer", upto), self.before - PAGE, True)
+
+    def action_search(self) -> None:
+        """Open the search field."""
+        search = self.query_one("#search", Input)
+        search.add_class("-open")
+        self.add_class("-searching")
+        search.focus()
+
+    def action_clear(self) -> None:
+        """Empty and close the search."""
+        search = self.query_one("#search", Input)
+        with search.prevent(Input.Changed):
+            search.value = ""
+        search.remove_class("-open")
+        self.remove_class("-searching")
+        self.ask_for(GroupFilter())
+        self.query_one("#groups", GroupList).focus()
+
+    def on_input_changed(self, event: Input.Changed) -> None:
+        """Filter while typing."""
+        self.ask_for(replace(self.filter, text=event.value))
+
+    def on_input_submitted(self) -> None:
+        """Back to the list, filtered."""
+        self.query_one("#groups", GroupList).focus()

@@ -1,0 +1,189 @@
+"""The dialog that lists what the directories know: choose a swarm, or add a directory. All its texts are foreign."""
+
+from __future__ import annotations
+
+import time
+from typing import ClassVar
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import VerticalScroll
+from textual.content import Content
+from textual.screen import ModalScreen
+from textual.widgets import Input, OptionList, Static
+from textual.widgets.option_list import Option
+
+from sapo_desktop.dashboard.look.show import age, count, fit, plain
+from sapo_desktop.services.swarms.interface import ActionFailed, Directory, Listed, SwarmActions
+from sapo_desktop.services.swarms.trial import ROUNDS
+
+NONE = (
+    "A directory is a signed list of swarms that somebody keeps. None is built into this app: paste the line that "
+    "somebody told you, such as https://host/file.json#key=… Its host then sees this machine's address, nothing else."
+)
+
+
+class FindDialog(ModalScreen[str | None]):
+    """The line to join with, once a swarm is chosen that can be joined; None at Esc."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape", "cancel", "cancel", show=False),
+        Binding("a", "add", "add", show=False),
+        Binding("r", "renew", "read again", show=False),
+    ]
+    AUTO_FOCUS: ClassVar[str | None] = "#rows"
+
+    def __init__(self, actions: SwarmActions) -> None:
+        super().__init__()
+        self._actions = actions
+        self.rows: tuple[Listed, ...] = ()
+
+    def compose(self) -> ComposeResult:
+        """The widgets, in their order."""
+        with VerticalScroll(classes="box dialog swarm find", can_focus=False):
+            yield Static(Content.styled("Find a swarm", "bold"), markup=False)
+            yield Static(Content.styled("Looking …", "$muted"), id="state", markup=False)
+            yield OptionList(id="rows", markup=False)
+            yield Static("", id="detail", markup=False)
+            yield Input(placeholder="https://host/file.json#key=…", id="line", max_length=500, compact=True)
+            yield Static("", id="complaint", markup=False)
+            yield Static("", id="keys", markup=False)
+
+    def on_mount(self) -> None:
+        """Look in the directories, and who announces itself nearby."""
+        self._complain("")
+        self._ask(False)
+        self.action_renew(False)
+        self.run_worker(self._nearby(), exit_on_error=False)
+
+    def action_renew(self, fresh: bool = True) -> None:
+        """Read them, from their hosts where `fresh`."""
+        self.run_worker(self._read(fresh), group="read", exclusive=True, exit_on_error=True)
+
+    async def _read(self, fresh: bool) -> None:
+        try:
+            found = await self._actions.directories(fresh)
+        except ActionFailed as error:
+            self._complain(str(error))
+            return
+        self.rows = tuple(one for directory in found for one in directory.swarms)
+        rows = self.query_one("#rows", OptionList)
+        rows.clear_options()
+        rows.add_options([Option(_row(one)) for one in self.rows])
+        rows.display = bool(self.rows)
+        self.query_one("#state", Static).update(_state(found))
+        if self.rows:
+            rows.highlighted = 0
+            rows.focus()
+        elif not found:
+            self._ask(True)
+        self._detail(0)
+
+    async def _nearby(self) -> None:
+        found = await self._actions.nearby()
+        if found and not self.query_one("#complaint", Static).display:
+            self._complain(
+                f"On this network: {plain(', '.join(found), 90)}. For those ask their host for an invite.", "$muted"
+            )
+
+    def on_option_list_option_highlighted(self, event: OptionList.OptionHighlighted) -> None:
+        """Say more about the swarm under the cursor."""
+        self._detail(event.option_index)
+
+    def _detail(self, place: int) -> None:
+        detail = self.query_one("#detail", Static)
+        detail.display = place < len(self.rows)
+        if detail.display:
+            one = self.rows[place]
+            how = f"Enter joins for a trial of {ROUNDS} rounds" if one.join else f"Not from here: {one.why}"
+            text = Content.assemble(
+                f"Trains on {plain(one.trains, 120)}. How groups are checked, in its host's words: {plain(one.checks, 160)}.\n",
+                (plain(how, 200), "$accent" if one.join else "$warning"),
+            )
+            detail.update(text)
+
+    def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
+        """Close with the chosen swarm, if it can be joined."""
+        event.stop()
+        one = self.rows[event.option_index]
+        if one.join:
+            self._complain("Asking whether it still takes nodes …", "$muted")
+            self.run_worker(self._choose(one), group="choose", exclusive=True, exit_on_error=True)
+        else:
+            self._complain(f"{one.name}: {one.why}")
+
+    async def _choose(self, one: Listed) -> None:
+        """Close with it, or say why it cannot be joined: a list may be days old."""
+        if wrong := await self._actions.wrong_with(one.join):
+            self._complain(wrong)
+        else:
+            self.dismiss(one.join)
+
+    def action_add(self) -> None:
+        """Ask for a directory's line."""
+        self._ask(True)
+
+    def _ask(self, asking: bool) -> None:
+        line = self.query_one("#line", Input)
+        line.display = asking
+        if asking:
+            line.focus()
+        keys = (
+            [("Enter", "look in it"), ("Esc", "close")]
+            if asking
+            else [
+                ("Enter", "join for trial"),
+                ("a", "add a directory"),
+                ("r", "read again"),
+                ("Esc", "close"),
+            ]
+        )
+        hint = Content("   ").join(
+            Content.assemble((key, "bold $accent"), (f" {said}", "$muted")) for key, said in keys
+        )
+        self.query_one("#keys", Static).update(hint)
+
+    async def on_input_submitted(self, event: Input.Submitted) -> None:
+        """Keep the line and look in that directory."""
+        event.stop()
+        if not event.value.strip():
+            return
+        try:
+            await self._actions.add_directory(event.value)
+        except ActionFailed as error:
+            self._complain(str(error))
+            return
+        event.input.value = ""
+        self._complain("")
+        self._ask(False)
+        self.query_one("#rows", OptionList).focus()
+        self.action_renew(False)
+
+    def _complain(self, text: str, style: str = "$warning") -> None:
+        complaint = self.query_one("#complaint", Static)
+        complaint.display = bool(text)
+        complaint.update(Content.styled(plain(text, 300), style))
+
+    def action_cancel(self) -> None:
+        """Close without an answer."""
+        self.dismiss(None)
+
+
+def _row(one: Listed) -> Content:
+    who = "anyone" if one.anyone else "by invite"
+    figures = f"{count(one.nodes):>6} node{' ' if one.nodes == 1 else 's'} {count(round(one.rounds_per_hour)):>6} rounds/h  {who}"
+    return Content.assemble(fit(plain(one.name, 60), 28), (figures, "$muted"))
+
+
+def _state(found: tuple[Directory, ...]) -> Content:
+    """Where the lists are from and how old they are, a line each."""
+    if not found:
+        return Content(NONE)
+    lines = []
+    for one in found:
+        name = plain(one.name, 40) or "Directory"
+        old = f", read {age(time.time() - one.read)} ago" if one.read else ""
+        note = f": {plain(one.note, 200)}" if one.note else "" if one.swarms else ": lists no swarm"
+        style = "$warning" if one.note else "$muted"
+        lines.append(Content.styled(f"{name} ({plain(one.place, 60)}{old}){note}", style))
+    return Content("\n").join(lines)

@@ -1,0 +1,42 @@
+"""What the others' groups were worth here."""
+
+from __future__ import annotations
+
+from sapo_desktop.dashboard.look.show import plain
+from sapo_desktop.dashboard.state import DashboardState
+from sapo_desktop.services.swarms.trial import EXTERNAL, ROUNDS
+
+
+def from_others(state: DashboardState) -> str:
+    """Of all groups that this model was trained on, those of others; "" while there are none at all."""
+    gained = state.gained
+    if not gained.batches:
+        return ""
+    return f"{gained.external:,} of {gained.batches:,} groups in my batches so far came from others"
+
+
+def risen(state: DashboardState) -> str:
+    """Tasks whose held-out score is above what it was before the first group of others was trained on."""
+    before, now = state.gained.before, state.evaluations.last
+    if before is None or now is None or not state.gained.external or now.temperature != before.temperature:
+        return ""
+    old = {score.task: score.pass_at_1 for score in before.tasks}
+    found = [(score.pass_at_1 - old[score.task], score) for score in now.tasks if score.task in old]
+    up = sorted(((rise, score) for rise, score in found if score.low > old[score.task]), key=lambda pair: -pair[0])
+    if not up:
+        return "No task's held-out score has risen measurably since the first of them"
+    named = ", ".join(f"{plain(score.task, 40)} {100 * rise:+.0f} points" for rise, score in up[:4])
+    more = f" and {len(up) - 4} more" if len(up) > 4 else ""
+    return f"Held-out since the first of them, cause not shown: {named}{more}"
+
+
+def on_trial(state: DashboardState) -> tuple[str, ...]:
+    """Of a trial, the most important first: how far it is; once its rounds are done what it brought, the question, and what
+    became of the held-out score. Nothing where there is none."""
+    trial = state.trial
+    if state.silo or not trial.name:
+        return ()
+    if not trial.asks:
+        return (f"Trial, {trial.rounds} of {ROUNDS} rounds: strict rules, {EXTERNAL} external groups at most",)
+    rise = risen(state) or "No held-out score from before and after is here to compare"
+    return (f"Trial, {ROUNDS} rounds done: {trial.sentence()}", "Stay? s stays, with normal settings; l leaves", rise)

@@ -1,0 +1,179 @@
+"""The Aha trail: by task, whose success came in first, how often it was trained on before, when it was solved here.
+
+It says what came before what. That the one was the reason for the other it does not say.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from textual.binding import Binding, BindingType
+from textual.content import Content
+
+from sapo_desktop.dashboard.look.glyphs import Glyphs
+from sapo_desktop.dashboard.look.show import date, fit, hang, plain, shorten
+from sapo_desktop.dashboard.screens.dialogs import TextDialog
+from sapo_desktop.dashboard.state import DashboardState
+from sapo_swarm.node.storage.aha import UNKNOWN, AhaTrail
+
+NONE = "No task is solved yet, neither here nor in a group of others that came in."
+CAUSE = "What came before what; that the one led to the other is not shown."
+NOT_YET = "not yet"
+WIDE = 40
+"""Columns of a fact from which it is told with more about it."""
+
+
+def in_order(state: DashboardState) -> list[AhaTrail]:
+    """Learned after others first (the newest before), then what only others solved, then what was solved here first."""
+
+    def place(trail: AhaTrail) -> tuple[int, int]:
+        newest = max(
+            trail.solved.round if trail.solved else UNKNOWN, trail.received.round if trail.received else UNKNOWN
+        )
+        return (0 if after_others(trail) else 1 if trail.solved is None else 2, -newest)
+
+    return sorted(state.trails.values(), key=place)
+
+
+def after_others(trail: AhaTrail) -> bool:
+    """A success of another node was trained on here before the first own one."""
+    return trail.taught > 0 and trail.solved is not None
+
+
+def who(trail: AhaTrail, most: int = 16) -> str:
+    """The node whose success came in first: its name, else the beginning of its id. Peer text, plain."""
+    return "" if trail.received is None else plain(trail.name, most) or plain(trail.received.node[:8])
+
+
+def steps(trail: AhaTrail) -> list[str]:
+    """What happened, in its order, a phrase each; rounds are this node's."""
+    came, here = trail.received, trail.solved
+    known = here is not None and here.round != UNKNOWN
+    own = [f"solved here in round {here.round + 1}" if known and here else "solved here before this record began"]
+    if came is None:
+        return own if here else []
+    others = [f"{who(trail)}'s success came in round {came.round + 1}"]
+    if trail.taught:
+        others.append(f"trained on {_groups(trail)} of others with one in {_rounds(trail)}")
+    elif here is None:
+        others.append("not trained on yet")
+    if here is None:
+        return [*others, "not solved here yet"]
+    if not known or trail.first_here:
+        return own + others[:1]
+    return others + own if trail.taught else [*others, "none was trained on before", *own]
+
+
+def _groups(trail: AhaTrail) -> str:
+    return f"{trail.taught:,} group{'s' if trail.taught > 1 else ''}"
+
+
+def _rounds(trail: AhaTrail) -> str:
+    one = trail.since == trail.until
+    return f"round {trail.until + 1}" if one else f"rounds {trail.since + 1} to {trail.until + 1}"
+
+
+def _span(trail: AhaTrail) -> str:
+    return f"{trail.since + 1}" if trail.since == trail.until else f"{trail.since + 1}–{trail.until + 1}"
+
+
+def in_a_line(state: DashboardState, width: int) -> str:
+    """The most telling trail, and how many more there are; "" while nothing is solved."""
+    trails = in_order(state)
+    if not trails:
+        return ""
+    more = f" · {len(trails) - 1} more: w" if len(trails) > 1 else " · w"
+    words = [steps(trails[0]), _short(trails[0], "'s came in round ", "in "), _short(trails[0], " ", "")]
+    found = [f"{plain(trails[0].task, 40)}: {', '.join(said)}" for said in words]
+    text = next((said for said in found if len(said) + len(more) <= width), found[-1])
+    return shorten(text, max(width - len(more), 10)) + more
+
+
+def _short(trail: AhaTrail, came_in: str, at: str) -> list[str]:
+    """The same in few words, for one line; came_in and at stand before a round."""
+    came, here = trail.received, trail.solved
+    own = [] if here is None else [f"here {at}{here.round + 1}" if here.round != UNKNOWN else "here before"]
+    others = [] if came is None else [f"{who(trail, 12)}{came_in}{came.round + 1}"]
+    trained = [f"trained on {at}{_span(trail)}"] if trail.taught else []
+    if here is not None and (trail.first_here or here.round == UNKNOWN):
+        return own + others
+    return others + trained + (own or ["not here yet"])
+
+
+def table(state: DashboardState, now: float, width: int, height: int, glyphs: Glyphs) -> Content:
+    """A line a task, as many as there is room for; how many others there are."""
+    trails = in_order(state)
+    if not trails:
+        return Content.styled(shorten(NONE, width), "$muted")
+    name = min(max(width - 58, 14), 30, max(len(trail.task) for trail in trails) + 1)
+    column = min((width - name - 3) // 3, WIDE + 6)
+    head = [fit(word, column) for word in ("others, first to come in", "trained on before", "solved here")]
+    rows = [Content.styled(f"{fit('task', name)} {' '.join(head)}"[:width], "$muted")]
+    room = len(trails) if len(trails) < height else max(height - 2, 1)
+    rows += [_line(trail, name, column, glyphs) for trail in trails[:room]]
+    if len(trails) > room:
+        rows.append(Content.styled(f"{len(trails) - room} more: w", "$muted"))
+    return Content("\n").join(rows[:height])
+
+
+def _line(trail: AhaTrail, name: int, column: int, glyphs: Glyphs) -> Content:
+    came, here = trail.received, trail.solved
+    others = f"{who(trail)}, round {came.round + 1}" if came else glyphs.dash
+    trained = f"{_groups(trail)}, {_rounds(trail)}" if trail.taught else glyphs.dash
+    if len(trained) > column:
+        trained = f"{_groups(trail)}, {_span(trail)}"
+    if here is None:
+        own, style = NOT_YET, "$muted"
+    elif here.round == UNKNOWN:
+        own, style = "earlier", ""
+    else:
+        own, style = f"round {here.round + 1}{', first' if trail.first_here and came else ''}", "bold"
+    if column >= WIDE:
+        others += f", made in its round {came.step + 1}" if came else ""
+        own += f" · {date(here.time)}" if here and here.round != UNKNOWN else ""
+    return Content.assemble(
+        fit(plain(trail.task, 60), name),
+        " ",
+        (fit(others, column), "$chart-external" if came else "$muted"),
+        " ",
+        (fit(trained, column), "" if trail.taught else "$muted"),
+        " ",
+        (fit(own, column), style),
+    )
+
+
+def whole(state: DashboardState, width: int) -> Content:
+    """Every trail in full."""
+    trails = in_order(state)
+    rows = [Content.styled(hang(CAUSE, width, 0), "$muted"), Content("")]
+    if not trails:
+        rows.append(Content(hang(NONE, width, 0)))
+    for trail in trails:
+        rows.append(Content.styled(plain(trail.task, 60), "bold"))
+        rows += [Content("  " + hang(said, width, 2)) for said in _dated(trail)]
+    return Content("\n").join(rows)
+
+
+def _dated(trail: AhaTrail) -> list[str]:
+    """The steps, those of a known moment with it; of the other node the round that it says."""
+    said = steps(trail)
+    for event, sign in ((trail.received, "came in"), (trail.solved, "solved here in")):
+        if event is not None:
+            its = f", made in its round {event.step + 1}" if event.node else ""
+            said = [f"{step}{its} · {date(event.time)}" if sign in step else step for step in said]
+    return said
+
+
+class TrailDialog(TextDialog):
+    """Every task's trail as it was when the dialog was opened."""
+
+    TITLE = "Aha trail"
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("w", "dismiss", "close", show=False)]
+
+    def __init__(self, state: DashboardState) -> None:
+        super().__init__()
+        self.state = state
+
+    def text(self, width: int) -> Content:
+        """See TextDialog.text."""
+        return whole(self.state, width)

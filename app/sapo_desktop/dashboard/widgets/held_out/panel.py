@@ -1,0 +1,59 @@
+"""The panel of held-out results, a pure function of the state and the room it has."""
+
+from __future__ import annotations
+
+from textual.content import Content
+
+from sapo_desktop.dashboard.look.glyphs import Glyphs
+from sapo_desktop.dashboard.look.show import bar, wrap
+from sapo_desktop.dashboard.state import DashboardState
+from sapo_desktop.dashboard.widgets.held_out.levels import levels
+from sapo_desktop.dashboard.widgets.held_out.strips import strips
+from sapo_desktop.services.against_base import unpaired
+from sapo_swarm.events import Evaluated
+
+MUTED = "$muted"
+
+
+def heldout(state: DashboardState, now: float, width: int, height: int, glyphs: Glyphs) -> Content:
+    """Base and now as bars, the paired difference with its interval in words, the tasks over time."""
+    latest = state.evaluations.last
+    if latest is None:
+        return Content.styled(
+            "No measurement yet. Held-out questions are never trained on; the first measurement is the base to compare with.",
+            MUTED,
+        )
+    base = latest.pass_at_1 - latest.delta if latest.delta is not None else None
+    top = max(latest.high, base or 0.0, 0.05)
+    room = max(min(width - 18, 40), 4)
+    rows = [Content.styled("by a judge, not verified", MUTED)] if state.run and state.run.judged else []
+    if base is not None:
+        rows.append(Content.assemble(("base ", MUTED), f"{100 * base:5.1f} %  ", bar(base / top, room, glyphs, MUTED)))
+    label, filled = "now  " if latest.round else "base ", bar(latest.pass_at_1 / top, room, glyphs, "$chart-local")
+    rows.append(Content.assemble((label, MUTED), (f"{100 * latest.pass_at_1:5.1f} %  ", "bold"), filled))
+    rows += _verdict(latest, width)
+    if height >= 5:
+        when = f"round {latest.round}" if latest.round else "untrained"
+        rows.append(Content.styled(f"{latest.items} items, T={latest.temperature:g}, {when}", MUTED))
+    rows += levels(state, width)
+    if height >= 12:
+        rows.append(Content(""))
+    if height > len(rows):
+        rows += strips(state, width, height - len(rows), glyphs)
+    return Content("\n").join(rows[:height])
+
+
+def _verdict(latest: Evaluated, width: int) -> list[Content]:
+    """The paired difference in words, with its interval: one row, or two where it is narrow."""
+    if latest.delta is None or latest.delta_low is None or latest.delta_high is None:
+        rows = [Content.styled(f"(95 %: {100 * latest.low:.1f} to {100 * latest.high:.1f})", MUTED)]
+        return rows + [Content.styled(line, "$warning") for line in wrap(unpaired(latest), width)]
+    low, high, delta = 100 * latest.delta_low, 100 * latest.delta_high, 100 * latest.delta
+    interval = f"(95 %: {low:+.1f} to {high:+.1f})"
+    if low <= 0 <= high:
+        said, rest = ("no measurable change", "bold"), f"{delta:+.1f} {interval}"
+    else:
+        said, rest = (f"{delta:+.1f} points", "bold $success" if delta > 0 else "bold $error"), interval
+    if len(said[0]) + 1 + len(rest) <= width:
+        return [Content.assemble(said, " ", (rest, MUTED))]
+    return [Content.assemble(said), Content.styled(rest, MUTED)]

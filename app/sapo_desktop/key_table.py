@@ -1,0 +1,102 @@
+"""Every key of the dashboard, made from the bindings in the code: what a key does is what its action's docstring says."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterator
+
+from textual.binding import Binding
+
+from sapo_desktop.dashboard.app import SapoDashboard
+from sapo_desktop.dashboard.screens.dashboard import DashboardScreen
+from sapo_desktop.dashboard.screens.dialogs import QuitDialog, SnoozeDialog
+from sapo_desktop.dashboard.screens.doctor import DoctorScreen
+from sapo_desktop.dashboard.screens.first_run import FirstRunScreen
+from sapo_desktop.dashboard.screens.help import HelpScreen
+from sapo_desktop.dashboard.screens.log import LogScreen
+from sapo_desktop.dashboard.screens.models.chat import ChatScreen
+from sapo_desktop.dashboard.screens.models.screen import ModelsScreen
+from sapo_desktop.dashboard.screens.rollouts.diff import DiffScreen
+from sapo_desktop.dashboard.screens.rollouts.screen import RolloutsScreen
+from sapo_desktop.dashboard.screens.settings.screen import SettingsScreen
+from sapo_desktop.dashboard.screens.swarm.find import FindDialog
+from sapo_desktop.dashboard.screens.swarm.screen import SwarmScreen
+from sapo_desktop.dashboard.screens.swarm.trail import TrailDialog
+
+PLACES: tuple[tuple[str, type], ...] = (
+    ("everywhere", SapoDashboard),
+    ("1 dashboard", DashboardScreen),
+    ("2 swarm", SwarmScreen),
+    ("the Aha trail", TrailDialog),
+    ("a swarm to join", FindDialog),
+    ("3 rollouts", RolloutsScreen),
+    ("two attempts", DiffScreen),
+    ("4 models", ModelsScreen),
+    ("chat", ChatScreen),
+    ("5 log", LogScreen),
+    ("settings", SettingsScreen),
+    ("first questions", FirstRunScreen),
+    ("doctor", DoctorScreen),
+    ("help", HelpScreen),
+    ("leaving", QuitDialog),
+    ("snooze", SnoozeDialog),
+)
+_SHOWN = {
+    "plus": "+",
+    "minus": "-",
+    "slash": "/",
+    "comma": ",",
+    "less_than_sign": "<",
+    "greater_than_sign": ">",
+    "escape": "Esc",
+    "enter": "Enter",
+    "f1": "F1",
+    "f2": "F2",
+    "f3": "F3",
+    "f4": "F4",
+}
+
+
+def shown(key: str) -> str:
+    """A key as people know it."""
+    if key in _SHOWN or ("_" not in key and len(key) > 1):
+        return _SHOWN.get(key, key)
+    return unicodedata.lookup(key.replace("_", " ").upper()) if "_" in key else key
+
+
+def bindings(owner: type) -> Iterator[Binding]:
+    """The bindings of a screen or of the app, those of its own bases too, and none of Textual's; nothing twice."""
+    seen = set()
+    for base in owner.__mro__:
+        for found in vars(base).get("BINDINGS", ()) if base.__module__.startswith("sapo_desktop") else ():
+            binding = found if isinstance(found, Binding) else Binding(*found)
+            if binding.key not in seen:
+                seen.add(binding.key)
+                yield binding
+
+
+def does(owner: type, binding: Binding) -> str:
+    """What a key does, in a sentence without its full stop."""
+    name = binding.action.partition("(")[0]
+    method = getattr(owner, f"action_{name}", None)
+    ours = method is not None and str(method.__module__).startswith("sapo_desktop")
+    text = " ".join((method.__doc__ or "").split()) if ours else ""
+    return (text or binding.description).partition(". ")[0].rstrip(".")
+
+
+def rows(owner: type) -> list[tuple[str, str]]:
+    """(keys, what they do); keys of one action stand together."""
+    found: dict[str, list[str]] = {}
+    for binding in bindings(owner):
+        keys = [shown(key) for key in binding.key.split(",")]
+        found.setdefault(does(owner, binding), []).extend(keys)
+    return [(" ".join(keys), text) for text, keys in found.items()]
+
+
+def lines() -> Iterator[str]:
+    """The table, line by line."""
+    yield "| where | key | what it does |\n|---|---|---|"
+    for place, owner in PLACES:
+        for keys, text in rows(owner):
+            yield f"| {place} | {keys.replace('|', chr(92) + '|')} | {text} |"
+    yield "| everywhere | ctrl+p | every action by name |"

@@ -1,0 +1,239 @@
+"""One card before anything starts: what a base asks of this machine, in figures and in a few lines.
+
+Nothing is downloaded for it but the hub's listing and a config.json of a kilobyte.
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from sapo_backends.base import BackendError, DownloadFailed, ModelNotFound
+from sapo_backends.checkpoints import locate
+from sapo_backends.checkpoints.hub import cache
+from sapo_backends.checkpoints.spec import why_not
+from sapo_backends.checkpoints.tokenizer import read_json
+from sapo_backends.common import precisions
+from sapo_backends.common.hardware import ModelSize
+from sapo_backends.measure import estimate
+from sapo_backends.measure.choice import Workload, format_seconds
+from sapo_backends.measure.sizing import model_size
+from sapo_desktop.paths import Home
+from sapo_desktop.services.bases.recommended import Base, named
+from sapo_desktop.services.machine import engines, load_request, memory_plan, speed
+from sapo_desktop.services.machine.memory_plan import Plan
+from sapo_swarm.algorithms.base import local_groups
+from sapo_swarm.config import RunConfig
+from sapo_swarm.protocol.safe_text import safe_text
+
+ROUNDS = 200
+"""A training of so many rounds is what the hours are told for."""
+_BYTES = {"float32": 4, "float": 4}
+Source = Literal["bundled", "folder", "downloaded", "hub", "list"]
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """source: where the figures are from; "list": the hub was not asked or is away. download: bytes still to fetch, disk: free.
+
+    plan: None where memory is not known (a GPU's own, another engine). seconds: of a round, None unknown; measured: by bench
+    or an earlier run here, else estimated. slow: why the engine's own decoder does not compute it, "" when it does.
+    """
+
+    model: str
+    source: Source
+    license: str
+    gated: bool
+    parameters: int
+    bytes: int
+    download: int
+    disk: int
+    plan: Plan | None
+    seconds: float | None
+    measured: bool
+    slow: str = ""
+    size: ModelSize | None = None
+
+    @property
+    def fits(self) -> bool:
+        """The download fits the disk and a round the memory, as far as that is known."""
+        return self.download <= self.disk and (self.plan is None or self.plan.fits)
+
+    @property
+    def hours(self) -> float | None:
+        """Until 200 rounds are done."""
+        return None if self.seconds is None else self.seconds * ROUNDS / 3600
+
+    @property
+    def sentence(self) -> str:
+        """Download, memory and time in one line of a screen."""
+        from sapo_backends.checkpoints.hub.sentences import megabytes
+
+        parts = [f"{megabytes(self.download)} to download"] if self.download else []
+        if self.plan is not None:
+            parts.append(
+                f"a round needs {self.plan.needed / 2**30:.1f} GiB" + ("" if self.plan.fits else ", too much here")
+            )
+        if self.seconds is not None and self.hours is not None:
+            parts.append(f"about {format_seconds(self.seconds)} a round, {_span(self.hours)} to {ROUNDS}")
+        return "; ".join(parts)
+
+    @property
+    def short(self) -> str:
+        """A line for a list: licence, size, and whether it fits."""
+        from sapo_backends.checkpoints.hub.sentences import megabytes
+
+        where = "here" if not self.download else megabytes(self.download)
+        return f"{self.license or 'licence not told'}, {where}, {'fits' if self.fits else 'does not fit'}"
+
+
+def card(home: Home, config: RunConfig, *, ask: bool = True, measure: bool = True) -> Card:
+    """The card of config.model. ask: the hub may be asked, else what is on this disk and on the list counts; measure: the
+    machine's limits may be measured now (seconds). Blocks. Raises ModelNotFound, DownloadFailed."""
+    found = _facts(config, ask)
+    size = found.size
+    plan = memory_plan.plan(config, size=size, fallback=bool(found.card.slow)) if size else None
+    seconds, measured = _seconds(home, config, size, measure)
+    return replace(found.card, plan=plan, seconds=seconds, measured=measured, size=size)
+
+
+@dataclass(frozen=True, slots=True)
+class _Facts:
+    card: Card
+    size: ModelSize | None
+
+
+def _facts(config: RunConfig, ask: bool) -> _Facts:
+    """What is known of the model itself. Raises ModelNotFound."""
+    model = config.model
+    request, base = load_request.request(config), named(model)
+    empty = Card(
+        model, "hub", base.license if base else "", base.gated if base else False, 0, 0, 0, _free(), None, None, False
+    )
+    try:
+        folder = locate.local(model)
+    except ModelNotFound:
+        if not locate.is_hub_id(model):
+            raise
+        if not ask:
+            if base is None:
+                raise
+            return _of_list(config, base, empty)
+        try:
+            return _of_hub(config, empty)
+        except DownloadFailed:
+            if base is None:
+                raise
+            return _of_list(config, base, empty)
+    size, _ = model_size(folder, request)
+    source: Source = (
+        "bundled" if model in locate.BUNDLED else "downloaded" if cache.folder() in folder.parents else "folder"
+    )
+    weight = sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
+    known = replace(empty, source=source, parameters=size.parameters, bytes=weight, slow=_slow(folder))
+    return _Facts(replace(known, license="apache-2.0") if source == "bundled" else known, size)
+
+
+def _of_list(config: RunConfig, base: Base, empty: Card) -> _Facts:
+    return _Facts(
+        replace(empty, source="list", parameters=base.parameters, bytes=base.bytes, download=base.bytes),
+        base.size(config),
+    )
+
+
+def _of_hub(config: RunConfig, empty: Card) -> _Facts:
+    from sapo_backends.checkpoints.hub import download
+
+    found = download.look(config.model)
+    folder = download.config_of(found)
+    weights = sum(file.size for file in found.files if file.name.endswith(".safetensors"))
+    settings = read_json(folder / "config.json")
+    stored = _BYTES.get(str(settings.get("dtype") or settings.get("torch_dtype")), 2)
+    parameters = found.parameters or weights // stored
+    size, _ = model_size(folder, load_request.request(config), parameters)
+    return _Facts(
+        replace(
+            empty,
+            license=found.license or empty.license,
+            gated=found.gated,
+            parameters=parameters,
+            bytes=found.size,
+            download=download.missing(found),
+            slow=_slow(folder),
+        ),
+        size,
+    )
+
+
+def _slow(folder: Path) -> str:
+    return why_not(read_json(folder / "config.json"))
+
+
+def _free() -> int:
+    place = next(p for p in (cache.folder(), *cache.folder().parents) if p.exists())
+    return shutil.disk_usage(place).free
+
+
+def _seconds(home: Home, config: RunConfig, size: ModelSize | None, measure: bool) -> tuple[float | None, bool]:
+    """Of a round, and whether that was measured."""
+    try:
+        if (best := speed.chosen(home, config)) is not None:
+            return best.seconds, True
+        if size is None or not measure or "torch" not in engines.choose_trainer(config):
+            return None, False
+    except BackendError:
+        return None, False
+    groups = local_groups(config, size.parameters) + config.external_groups
+    workload = Workload(groups * config.group_size, config.max_new_tokens, config.method != "none")
+    limits = speed.machine_limits(home, config)
+    kind = precisions.computes_in(config.precision)
+    if precisions.is_four_bit(config.precision):
+        kind = f"{precisions.FOUR_BIT}-{kind}"
+    return estimate.round_seconds(size, workload, limits, kind, config.group_size), False
+
+
+def lines(card: Card) -> list[str]:
+    """The card for a terminal."""
+    from sapo_backends.checkpoints.hub.sentences import megabytes
+
+    title = f"{card.model}: {card.parameters / 1e6:,.0f}M parameters, {card.license or 'licence not told'}"
+    here = (
+        "nothing, it is on this disk" if not card.download else f"{megabytes(card.download)} of {megabytes(card.bytes)}"
+    )
+    if card.source == "list":
+        here += " (by the list that ships; the hub was not asked or is away)"
+    rows = [
+        title
+        + (", gated: accept its terms on its page, then sapo-desktop login" if card.gated and card.download else ""),
+        f"download    {here}",
+        f"disk        {megabytes(card.disk)} free" + ("" if card.download <= card.disk else ": too little"),
+        f"memory      {card.plan.sentence if card.plan else 'not known here: the engine decides when it loads'}",
+        f"time        {_time(card)}",
+    ]
+    if card.slow:
+        rows.append(f"slower      transformers computes it, not the app's own decoder ({card.slow})")
+    if card.plan is not None and not card.plan.fits:
+        rows.append(f"too large   {card.plan.suggestion}")
+    return [safe_text(row, 400, lines=False) for row in rows]  # names of licence and architecture are the hub's
+
+
+def _time(card: Card) -> str:
+    if card.seconds is None or card.hours is None:
+        return "not known; measure it: sapo-desktop bench"
+    how = "measured here" if card.measured else "estimated from this machine's limits; sapo-desktop bench measures it"
+    return f"about {format_seconds(card.seconds)} a round, {_span(card.hours)} to {ROUNDS} rounds ({how})"
+
+
+def _span(hours: float) -> str:
+    return f"{hours:.1f} h" if hours >= 1 else f"{60 * hours:.0f} min"
+
+
+def as_json(card: Card) -> dict[str, object]:
+    """For programs."""
+    plain = {name: getattr(card, name) for name in card.__slots__ if name not in ("plan", "size")}
+    memory = {"needed": card.plan.needed, "available": card.plan.available} if card.plan else None
+    return {**plain, "memory": msgspec.to_builtins(memory), "hours": card.hours, "fits": card.fits}

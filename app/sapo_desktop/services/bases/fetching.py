@@ -1,0 +1,42 @@
+"""Bringing a run's base onto this disk: what must hold before, and the download itself, which the node does where it can be
+watched, paused and stopped."""
+
+from __future__ import annotations
+
+from sapo_backends.base import Progress
+from sapo_desktop.services.machine import engines
+from sapo_swarm.config import RunConfig
+
+_READS_FOLDERS = frozenset({"torch", "mlx", "llamacpp"})
+"""Engines whose base is a bundled model, a folder or a hub id; another one knows its own."""
+
+
+def reads_folder(config: RunConfig) -> bool:
+    """Whether the run's engine loads a model of a folder or the hub. Raises BackendUnavailable."""
+    return bool(_READS_FOLDERS & set(engines.choose_trainer(config).split("+")))
+
+
+def require(config: RunConfig) -> None:
+    """The base is here, or it is on the hub, open to this person, and has room on the disk. Its weights are not fetched.
+
+    Raises BackendUnavailable, ModelNotFound, DownloadFailed.
+    """
+    from sapo_backends.checkpoints import locate
+    from sapo_backends.checkpoints.hub import cache
+
+    if not reads_folder(config):
+        return
+    if not locate.is_hub_id(config.model) or cache.snapshot(config.model) is not None:
+        locate.local(config.model)
+        return
+    from sapo_backends.checkpoints.hub import download
+
+    download.require_room(download.look(config.model))
+
+
+def fetch(config: RunConfig, progress: Progress | None) -> None:
+    """The base is on this disk afterwards. Raises BackendUnavailable, ModelNotFound, DownloadFailed, what progress raises."""
+    from sapo_backends.checkpoints import locate
+
+    if reads_folder(config):
+        locate.resolve(config.model, progress)

@@ -1,0 +1,55 @@
+"""The recommended small models: data with a date (assets/sapo_assets/bases.toml), which needs no network."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+
+import msgspec
+
+from sapo_backends.common.hardware import ModelSize
+from sapo_backends.measure.sizing import sized
+from sapo_desktop.services.machine import load_request
+from sapo_swarm.config import RunConfig
+
+
+class Base(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A model of the hub. bytes: of its download. gated: its owner lets people in by name."""
+
+    id: str
+    license: str
+    gated: bool
+    bytes: int
+    parameters: int
+    layers: int
+    hidden: int
+    intermediate: int
+    key_value: int
+    vocabulary: int
+
+    def size(self, config: RunConfig) -> ModelSize:
+        """What its memory and time follow from, trained as the settings say."""
+        widths = {name: getattr(self, name) for name in ("layers", "hidden", "intermediate", "key_value", "vocabulary")}
+        return sized(self.parameters, widths, load_request.request(config), tied=True)[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Recommended:
+    """date: when the list was made, ISO. bases: smallest first."""
+
+    date: str
+    bases: tuple[Base, ...]
+
+
+@cache
+def recommended() -> Recommended:
+    """The list that ships."""
+    table = tomllib.loads((files("sapo_assets") / "bases.toml").read_text("utf-8"))
+    return Recommended(table["date"].isoformat(), tuple(msgspec.convert(table["base"], list[Base])))
+
+
+def named(model: str) -> Base | None:
+    """The entry of a hub id, None where it is not on the list."""
+    return next((base for base in recommended().bases if base.id == model), None)

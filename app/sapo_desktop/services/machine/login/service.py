@@ -1,0 +1,135 @@
+"""Start the node at login, look whether it does, and end that. Nothing is installed unless the person asks for it."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from sapo_desktop.errors import AppError
+from sapo_desktop.paths import Home, own_command
+from sapo_desktop.services.machine.login import definitions
+
+_LIMIT_S = definitions.STOP_S + 30.0
+PASSED_ON = ("SAPO_HOME", "SAPO_WITHOUT", "HF_HOME")
+"""Variables that decide where things lie: the started node has them as this terminal does."""
+
+
+class Starter(NamedTuple):
+    """How one system starts programs at login. file: the definition; "" of it: what to ask for state."""
+
+    file: Path
+    content: bytes
+    install: tuple[tuple[str, ...], ...]
+    remove: tuple[tuple[str, ...], ...]
+    ask: tuple[str, ...]
+
+
+def starter(home: Home, name: str = "", platform: str = sys.platform) -> Starter:
+    """This system's. name: of the model to train; "" is the newest."""
+    words = own_command()
+    command = [words[0], *words[1:], "node", *([name] if name else []), "--quiet"]
+    environment = {key: os.environ[key] for key in PASSED_ON if key in os.environ}
+    if platform == "darwin":
+        file = Path.home() / "Library" / "LaunchAgents" / f"{definitions.LABEL}.plist"
+        content = definitions.launch_agent(command, environment, str(home.logs / "service.log"))
+        domain = f"gui/{_user_number()}"
+        target = f"{domain}/{definitions.LABEL}"
+        return Starter(
+            file,
+            content,
+            (("launchctl", "bootstrap", domain, str(file)),),
+            (("launchctl", "bootout", target),),
+            ("launchctl", "print", target),
+        )
+    if platform == "win32":
+        file = home.data / "service.xml"
+        quiet = Path(words[0]).with_name("pythonw.exe")  # python.exe opens a window
+        content = definitions.scheduled_task(
+            [str(quiet if quiet.exists() else words[0]), *command[1:]], getpass.getuser()
+        )
+        task = definitions.NAME
+        create = ("schtasks", "/create", "/f", "/tn", task, "/xml", str(file))
+        return Starter(
+            file,
+            content,
+            (create, ("schtasks", "/run", "/tn", task)),
+            (("schtasks", "/delete", "/f", "/tn", task),),
+            ("schtasks", "/query", "/tn", task),
+        )
+    base = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+    unit = f"{definitions.NAME}.service"
+    systemctl = ("systemctl", "--user")
+    return Starter(
+        base / "systemd" / "user" / unit,
+        definitions.systemd_unit(command, environment).encode(),
+        ((*systemctl, "daemon-reload"), (*systemctl, "enable", "--now", unit)),
+        ((*systemctl, "disable", "--now", unit),),
+        (*systemctl, "is-active", unit),
+    )
+
+
+def install(one: Starter) -> str:
+    """Have the node started now and at every login; the sentence to print. Raises AppError, and then nothing is installed."""
+    before = one.file.read_bytes() if one.file.exists() else None
+    try:
+        one.file.parent.mkdir(parents=True, exist_ok=True)
+        one.file.write_bytes(one.content)
+        for command in one.install:
+            _run(command)
+    except (AppError, OSError) as error:
+        _put_back(one.file, before)
+        raise AppError(f"{error} Nothing was installed. Without it: sapo-desktop node") from error
+    return f"The node starts now and whenever you log in ({one.file}). To end that: sapo-desktop service uninstall"
+
+
+def uninstall(one: Starter) -> str:
+    """The node is stopped, within STOP_S seconds, and starts no more by itself; what it learned stays. Raises AppError."""
+    if not one.file.exists():
+        return "The node does not start at login: there is nothing to remove."
+    for command in one.remove:
+        _run(command)
+    one.file.unlink(missing_ok=True)
+    return "The node starts no more by itself. Models and settings are as they were."
+
+
+def status(one: Starter) -> str:
+    """Whether the node starts at login and what the system says of it. Raises OSError."""
+    if not one.file.exists():
+        return "The node does not start at login. To change that: sapo-desktop service install"
+    try:
+        said = _run(one.ask).strip().splitlines() or ["installed"]
+    except AppError as error:
+        return f"Installed ({one.file}), but not active. {error}"
+    return f"The node starts at login ({one.file}): {said[0]}"
+
+
+def _run(command: Sequence[str]) -> str:
+    """What it printed. Raises AppError with what it said when it fails."""
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=_LIMIT_S, stdin=subprocess.DEVNULL, check=False
+        )
+    except FileNotFoundError as error:
+        raise AppError(f"There is no {command[0]} here, which starts programs at login.") from error
+    except subprocess.TimeoutExpired as error:
+        raise AppError(f"{' '.join(command)} did not come to an end within {_LIMIT_S:.0f} s.") from error
+    if done.returncode:
+        said = (done.stderr or done.stdout).strip().splitlines()
+        raise AppError(f"{' '.join(command)} failed: {said[-1] if said else f'exit code {done.returncode}'}.")
+    return done.stdout
+
+
+def _put_back(file: Path, content: bytes | None) -> None:
+    if content is None:
+        file.unlink(missing_ok=True)
+    else:
+        file.write_bytes(content)
+
+
+def _user_number() -> int:
+    return os.getuid() if hasattr(os, "getuid") else 0

@@ -1,0 +1,35 @@
+"""The doctor's lines on what the limits can be held by: each sensor with what it says now, or that it is not available."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from sapo_desktop.services.machine.finding import Finding
+from sapo_swarm.node.governor.device_files import PROC, SYSFS
+from sapo_swarm.node.governor.requests import duration
+from sapo_swarm.node.governor.sensors import Machine
+
+
+def findings(folder: Path, sysfs: Path = SYSFS, proc: Path = PROC) -> Iterator[Finding]:
+    """One line a sensor. folder: on the disk that is watched. sysfs, proc: Linux' trees."""
+    now = Machine(folder, sysfs, proc).readings(idle=True, metered=True)
+    power = None if now.on_battery is None else ("on battery" if now.on_battery else "plugged in")
+    if power and now.charge is not None:
+        power = f"{power}, {now.charge:.0f} %"
+    yield _line("battery", power, "pause_on_battery, slow_on_battery and min_charge")
+    yield _line("heat", None if now.celsius is None else f"{now.celsius:.0f} °C", "slow_celsius and max_celsius")
+    yield _line("fan", None if now.fan_rpm is None else f"{now.fan_rpm:.0f} turns a minute", "slow_fan_rpm")
+    waits = None if now.memory_wait is None else f"programs wait for it {now.memory_wait:.0f} % of the time"
+    yield _line("memory pressure", waits, "slow_memory_wait")
+    yield _line("lid", None if now.lid_closed is None else ("closed" if now.lid_closed else "open"), "pause_lid_closed")
+    metered = None if now.metered is None else ("paid by volume" if now.metered else "not metered")
+    yield _line("network", metered, "pause_on_metered")
+    touched = None if now.idle_s is None else f"last touch of a keyboard or mouse {duration(now.idle_s)} ago"
+    yield _line("activity", touched, "pause_when_active and slow_when_active")
+
+
+def _line(what: str, says: str | None, settings: str) -> Finding:
+    if says is None:
+        return Finding("note", what, f"not available here: {settings} never hold{'' if ' and ' in settings else 's'}")
+    return Finding("ok", what, says)

@@ -1,0 +1,74 @@
+"""The formats of figures by name; what one needs is imported only when it is written."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from sapo_desktop.errors import AppError, EngineMissing
+from sapo_desktop.services.models.figures.rows import Row
+
+Told = Callable[[float, str], None]
+"""Progress: a fraction in [0, 1] and a phrase."""
+
+
+@dataclass(frozen=True)
+class Format:
+    """what: for people. module: in this package. package: that it needs beside the app, "" none."""
+
+    what: str
+    module: str
+    package: str = ""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a format's module gets: the figures of the model `name`, at least one row, and where they go.
+
+    force: in the place of those that lie there.
+    """
+
+    name: str
+    figures: Sequence[Row]
+    target: Path
+    force: bool
+    told: Told
+
+    def counted(self) -> Iterator[Row]:
+        """The rows, and progress with them."""
+        for number, row in enumerate(self.figures):
+            if number % 1000 == 0:
+                self.told(number / len(self.figures), f"figures of {self.name}")
+            yield row
+
+    def taken(self, what: str) -> AppError:
+        """What to say of a target where something lies."""
+        return AppError(f"{self.target} {what}. Name another place, or add --force to write in its place.")
+
+
+FORMATS: dict[str, Format] = {
+    "csv": Format("one table with a column a figure", "csv_table"),
+    "jsonl": Format("one JSON object a line", "json_lines"),
+    "tensorboard": Format("a folder of event files", "event_files", "tensorboard"),
+    "trackio": Format("a folder of trackio's projects", "tracked", "trackio"),
+}
+
+
+def write(format_: str, job: Job) -> None:
+    """Write the figures.
+
+    Raises EngineMissing with the command that installs what the format needs, AppError for what is in the way, OSError.
+    """
+    chosen = FORMATS[format_]
+    if chosen.package and importlib.util.find_spec(chosen.package) is None:
+        raise EngineMissing(
+            f'The format {format_} needs {chosen.package}: pip install "sapo-desktop[{format_}]". csv and jsonl need nothing.'
+        )
+    if not job.figures:
+        raise AppError(f"{job.name} has no figures yet: it has not been trained.")
+    if not job.target.parent.is_dir():
+        raise AppError(f"There is no folder {job.target.parent} to write into.")
+    importlib.import_module(f"sapo_desktop.services.models.figures.{chosen.module}").write(job)

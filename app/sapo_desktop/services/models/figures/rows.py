@@ -1,0 +1,101 @@
+"""From a journal to rows of figures: one a round (or block of rounds), one a held-out result, one for each news of a swarm.
+
+Names are the same in every format. What belongs together shares the part before the slash: `reward/local`,
+`reward/external` and `reward/batch` are three figures and never one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Literal
+
+import msgspec
+
+from sapo_swarm.events import Evaluated, Event, RoundFinished, RunStarted, SwarmUpdated
+
+KINDS = ("run_started", "round", "evaluation", "swarm")
+"""Events that have figures in them."""
+_OF_A_ROUND = {
+    "reward_local": "reward/local",
+    "reward_external": "reward/external",
+    "reward_batch": "reward/batch",
+    "local_groups": "groups/local",
+    "external_groups": "groups/external",
+    "external_wanted": "groups/external_wanted",
+    "nonzero_groups": "groups/nonzero_advantage",
+    "completions": "completions/all",
+    "truncated": "completions/truncated",
+    "well_formed": "completions/well_formed",
+    "tokens_generated": "tokens/generated",
+    "tokens_trained": "tokens/trained",
+    "bytes_sent": "bytes/sent",
+    "bytes_received": "bytes/received",
+    "loss": "update/loss",
+    "grad_norm": "update/grad_norm",
+    "entropy": "update/entropy",
+    "clip_fraction": "update/clip_fraction",
+    "ratio_max": "update/ratio_max",
+    "logprob_local": "logprob/local",
+    "logprob_external": "logprob/external",
+}
+_BY_NAME = {"task_rewards": "task_reward", "taught": "taught", "seconds": "seconds", "figures": "further"}
+_HELD_OUT = ("pass_at_1", "low", "high", "delta", "delta_low", "delta_high", "items", "seconds")
+_SWARM = ("share", "uptake", "external_share", "nodes", "made", "accepted")
+
+
+class Row(msgspec.Struct, frozen=True):
+    """round: rounds done by then, the last of `covers` that the row stands for. time: Unix seconds. questions: which held-out
+    questions were asked, as the run names them. figures: finite numbers only."""
+
+    kind: Literal["round", "held_out", "swarm"]
+    round: int
+    covers: int
+    time: float
+    questions: str
+    figures: dict[str, float]
+
+
+def rows(events: Iterable[Event]) -> Iterator[Row]:
+    """The figures, in the order of the events. A round that was done again after a kill counts once, as it was last."""
+    told = list(events)
+    last = {event.round: event for event in told if isinstance(event, RoundFinished)}
+    done, questions = 0, ""
+    for event in told:
+        match event:
+            case RunStarted():
+                questions, done = event.held_out, event.round
+            case RoundFinished() if last[event.round] is event:
+                done = event.round + 1
+                yield Row("round", done, event.covers, event.time, "", _finite(_of_round(event)))
+            case Evaluated():
+                yield Row("held_out", event.round, 0, event.time, questions, _finite(_of_evaluation(event)))
+            case SwarmUpdated():
+                figures = {f"swarm/{name}": getattr(event, name) for name in _SWARM}
+                yield Row("swarm", done, 0, event.time, "", _finite(figures))
+
+
+def _of_round(event: RoundFinished) -> Iterator[tuple[str, float | None]]:
+    for field, name in _OF_A_ROUND.items():
+        yield name, getattr(event, field)
+    for field, family in _BY_NAME.items():
+        yield from ((f"{family}/{name}", value) for name, value in getattr(event, field).items())
+    for field in ("lowest", "highest"):  # of a block of rounds
+        for name, value in getattr(event, field).items():
+            yield f"{field}/{_OF_A_ROUND.get(name, name)}", value
+
+
+def _of_evaluation(event: Evaluated) -> Iterator[tuple[str, float | None]]:
+    """Results at different temperatures are different figures."""
+    family = f"held_out_t{event.temperature:g}"
+    for field in _HELD_OUT:
+        yield f"{family}/{field}", getattr(event, field)
+    for score in event.tasks:
+        yield f"{family}_task/{score.task}", score.pass_at_1
+        yield f"{family}_task_low/{score.task}", score.low
+        yield f"{family}_task_high/{score.task}", score.high
+
+
+def _finite(found: Iterable[tuple[str, float | None]] | Mapping[str, float]) -> dict[str, float]:
+    pairs = found.items() if isinstance(found, Mapping) else found
+    return {name: value for name, value in pairs if value is not None and math.isfinite(value)}

@@ -1,0 +1,35 @@
+"""A file that is written beside its place and put there when it is whole."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import IO
+
+from sapo_desktop.services.models.figures.formats import Job
+from sapo_desktop.services.models.figures.rows import Row
+
+FIRST = ("kind", "round", "covers", "time", "questions")
+"""What every row has, before its figures."""
+
+
+@contextmanager
+def whole_file(job: Job) -> Iterator[IO[str]]:
+    """The file to write into. Raises AppError where something lies in the way, OSError."""
+    if job.target.is_dir():
+        raise job.taken("is a folder")
+    if job.target.exists() and not job.force:
+        raise job.taken("exists")
+    beside = job.target.with_name(f".{job.target.name}.part")
+    try:
+        with beside.open("w", encoding="utf-8", newline="") as file:
+            yield file
+        os.replace(beside, job.target)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def flat(row: Row) -> dict[str, object]:
+    """The row and its figures on one level."""
+    return {**{name: getattr(row, name) for name in FIRST}, **row.figures}

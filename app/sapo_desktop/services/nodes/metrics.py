@@ -1,0 +1,55 @@
+"""Where a node's metrics for Prometheus are served: the typed port, or the one of the settings."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from socket import socket
+from typing import TYPE_CHECKING
+
+from sapo_desktop.errors import AppError, UsageError
+
+if TYPE_CHECKING:
+    from sapo_swarm.node.control.server import Controlled
+
+
+@contextmanager
+def place(typed: int | None, port: int, say: Callable[[str], None]) -> Iterator[socket | None]:
+    """A loopback socket, or None where there are to be no metrics. typed: by --metrics, None = not. port: of the settings.
+
+    A typed port that cannot be used raises AppError; one of the settings is a sentence, and the node works without metrics.
+    Raises UsageError.
+    """
+    if typed is not None and not 0 <= typed < 1 << 16:
+        raise UsageError("--metrics is a port, a number from 0 (any that is free) to 65535.")
+    if typed is None and not port:
+        yield None
+        return
+    from sapo_swarm.node.control.metrics import listen
+
+    wanted = port if typed is None else typed
+    try:
+        bound = listen(wanted)
+    except OSError as error:
+        sentence = f"Port {wanted} cannot be used for metrics ({error.strerror or error})."
+        if typed is not None:
+            raise AppError(f"{sentence} Name another, or 0 for any that is free.") from error
+        say(f"{sentence} The node works without them. Another port: sapo-desktop config set node.metrics_port PORT")
+        yield None
+        return
+    with contextlib.closing(bound):
+        say(f"Metrics for Prometheus: http://127.0.0.1:{bound.getsockname()[1]}/metrics")
+        yield bound
+
+
+@asynccontextmanager
+async def serving(node: Controlled, bound: socket | None) -> AsyncIterator[None]:
+    """While the node lives."""
+    if bound is None:
+        yield
+        return
+    from sapo_swarm.node.control.metrics import MetricsServer
+
+    async with MetricsServer(node, bound):
+        yield

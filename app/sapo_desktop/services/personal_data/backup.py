@@ -1,0 +1,83 @@
+"""Everything that is a person's, in one archive; nothing is changed, and a kill leaves no half archive under its name."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from sapo_desktop import __version__
+from sapo_desktop.errors import AppError, UsageError
+from sapo_desktop.paths import Home
+from sapo_desktop.services.nodes.lock import NodeLock
+from sapo_desktop.services.personal_data import archive, contents
+from sapo_desktop.services.personal_data.archive import FORMAT, Entry, Manifest
+
+
+@dataclass(frozen=True)
+class Saved:
+    """An archive. size in bytes; besides: sentences on what lies elsewhere."""
+
+    path: Path
+    manifest: Manifest
+    size: int
+    besides: tuple[str, ...]
+
+
+def backup(home: Home, path: Path, keys: bool = False) -> Saved:
+    """Write the archive, readable by its owner only. keys: with the node's identity, its invite and what it shares there.
+
+    Raises UsageError where the file exists; AppError: a node runs, there is nothing, the disk refuses.
+    """
+    if path.exists():
+        raise UsageError(f"{path} exists already: choose another name.")
+    home.runtime.mkdir(0o700, parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        with NodeLock(home.lock), tempfile.TemporaryDirectory() as scratch:
+            sources = contents.files(home, keys)
+            if keys and (secret := contents.keyring_key(home)):
+                sources[contents.IDENTITY] = Path(scratch) / "node.key"
+                sources[contents.IDENTITY].write_text(secret + "\n")
+            if not sources:
+                raise AppError("There is nothing of yours here to save.")
+            manifest = _manifest(sources)
+            _require_room(path.parent, manifest.size + 2048 * len(sources))
+            partial.unlink(missing_ok=True)
+            with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as out:
+                archive.write(out, manifest, sources)
+                out.flush()
+                os.fsync(out.fileno())
+            partial.replace(path)
+    except OSError as error:
+        raise AppError(
+            f"The archive could not be made ({error.strerror or error}). {path} was not written, and nothing was changed."
+        ) from error
+    finally:
+        partial.unlink(missing_ok=True)
+    return Saved(path, manifest, path.stat().st_size, tuple(_besides(home, keys)))
+
+
+def _manifest(sources: dict[str, Path]) -> Manifest:
+    if len(sources) > archive.MAX_FILES:
+        raise AppError(f"An archive holds {archive.MAX_FILES:,} files at most, here are {len(sources):,}.")
+    entries = (Entry(name, path.stat().st_size, archive.digest(path)) for name, path in sources.items())
+    return Manifest(FORMAT, time.time(), __version__, tuple(entries))
+
+
+def _require_room(folder: Path, needed: int) -> None:
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise AppError(f"The archive needs {needed / 1e6:,.0f} MB in {folder} and {free / 1e6:,.0f} MB are free.")
+
+
+def _besides(home: Home, keys: bool) -> list[str]:
+    said = ["Left out: exports and downloaded bases, which can be made again, and experiments of the lab."]
+    if not keys:
+        said.append("Left out: your node's key and its invite. With them (the archive is a password then): --keys")
+    if (home.data / "swarm.sqlite").exists():
+        said.append("The swarm that you host has an archive of its own: sapo-desktop swarm export FILE")
+    return said

@@ -1,0 +1,188 @@
+"""An archive comes back: first all of it into a folder of its own, checked; then, one thing after the other, to its place.
+
+What is here stays: a model whose place is taken comes in beside it under a new name; for anything else the person is asked,
+and what a yes replaces is kept under data/replaced/. A kill, or a full disk, at any moment leaves what was here as it was;
+restoring once more goes on.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from sapo_desktop import settings
+from sapo_desktop.errors import AppError
+from sapo_desktop.paths import Home
+from sapo_desktop.services.models.shelf import keeping, names, store
+from sapo_desktop.services.nodes.lock import NodeLock
+from sapo_desktop.services.personal_data import archive, contents
+from sapo_desktop.services.personal_data.archive import Manifest
+from sapo_swarm.protocol.safe_text import safe_text
+from sapo_swarm.tasks.own.errors import BadTask
+from sapo_swarm.tasks.own.folder import read_task
+from sapo_swarm.types import UNREADABLE
+
+STAGING = ".restore-"
+_SPARE = 100 * 2**20
+"""Bytes that stay free on the disk."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one thing. done: it is here now as the archive has it (or was before)."""
+
+    item: str
+    said: str
+    done: bool = True
+
+
+def listed(home: Home, path: Path) -> Manifest:
+    """What an archive says that it holds, without restoring anything. Raises AppError."""
+    try:
+        with archive.opened(path, home) as (manifest, _):
+            return manifest
+    except OSError as error:
+        raise AppError(f"Cannot read {path} ({error.strerror or error}).") from error
+
+
+def restore(home: Home, path: Path, keys: bool, replace: Callable[[str], bool]) -> Iterator[Outcome]:
+    """Bring back what an archive holds. keys: the node's identity and its swarm, too. replace: asked for each thing that is
+    here with other content and cannot stand beside it.
+
+    Raises Damaged, AppError; whatever happens, nothing that was here is lost.
+    """
+    home.prepare()
+    with NodeLock(home.lock):
+        for left in home.data.glob(f"{STAGING}*"):
+            shutil.rmtree(left, ignore_errors=True)
+        staging = Path(tempfile.mkdtemp(prefix=STAGING, dir=home.data))
+        try:
+            manifest = _unpacked(home, path, staging)
+            yield from _Restoring(home, staging, manifest, replace).all(keys)
+        finally:
+            shutil.rmtree(staging, ignore_errors=True)
+
+
+def _unpacked(home: Home, path: Path, staging: Path) -> Manifest:
+    try:
+        with archive.opened(path, home) as (manifest, tar):
+            free = shutil.disk_usage(home.data).free
+            if manifest.size + _SPARE > free:
+                raise AppError(
+                    f"The archive holds {manifest.size / 1e6:,.0f} MB and {free / 1e6:,.0f} MB are free. Nothing was restored."
+                )
+            archive.unpack(tar, manifest, staging)
+            return manifest
+    except OSError as error:
+        raise AppError(f"{path} could not be unpacked ({error.strerror or error}). Nothing was restored.") from error
+
+
+class _Restoring:
+    """One archive, unpacked and checked, on its way to its places."""
+
+    def __init__(self, home: Home, staging: Path, manifest: Manifest, replace: Callable[[str], bool]) -> None:
+        self._home, self._staging, self._replace = home, staging, replace
+        self._here = contents.files(home, keys=True)
+        self._replaced = home.data / "replaced" / time.strftime("%Y%m%d-%H%M%S")
+        self._items: dict[str, dict[str, archive.Entry]] = {}
+        for entry in manifest.files:
+            self._items.setdefault(contents.item(entry.name), {})[entry.name] = entry
+
+    def all(self, keys: bool) -> Iterator[Outcome]:
+        """Own tasks first: models are trained on them."""
+        for item in sorted(self._items, key=lambda item: (not item.startswith("tasks/"), item)):
+            if contents.is_key(item) and not keys:
+                yield Outcome(item, "left in the archive: a key (--keys brings it back)", done=False)
+                continue
+            try:
+                yield self._one(item)
+            except (AppError, BadTask, OSError, sqlite3.Error, *UNREADABLE) as error:
+                yield Outcome(item, f"not restored: {safe_text(str(error), 300, lines=False)}", done=False)
+
+    def _one(self, item: str) -> Outcome:
+        target = contents.place(self._home, item) or contents.place(self._home, f"{item}/x")
+        assert target is not None  # every name was checked
+        target = target.parent if item not in self._items[item] else target
+        if self._same(item):
+            return Outcome(item, "is here already")
+        source = self._staging / item
+        if item.startswith("models/"):
+            return self._model(item, source)
+        self._check(item, source)
+        keyring = item == contents.IDENTITY and contents.keyring_key(self._home)
+        if keyring and keyring == source.read_text("ascii", "replace").strip():
+            return Outcome(item, "is here already")
+        if target.exists() or keyring:
+            if not self._replace(item):
+                return Outcome(item, "stays as it is here (--replace takes the archive's)", done=False)
+            self._put_aside(item, target)
+        _put(source, target)
+        return Outcome(item, "restored")
+
+    def _same(self, item: str) -> bool:
+        here = {name: path for name, path in self._here.items() if contents.item(name) == item}
+        there = self._items[item]
+        return here.keys() == there.keys() and all(
+            here[name].stat().st_size == entry.size and archive.digest(here[name]) == entry.sha256
+            for name, entry in there.items()
+        )
+
+    def _check(self, item: str, source: Path) -> None:
+        """What cannot be read does not take the place of what can. Raises AppError, BadTask."""
+        if item == contents.SETTINGS:
+            settings.load(source)
+        elif item.startswith("tasks/"):
+            read_task(source, need_held_out=False)
+
+    def _model(self, item: str, source: Path) -> Outcome:
+        """Under its own name if that is free, else under a new one, as a model of its own."""
+        record, models = store.read(source).record, store.all_models(self._home)
+        name = names.free(names.suggested(record.name), [model.name for model in models])
+        beside = name != record.name or record.id in {model.record.id for model in models}
+        if beside:
+            journal = source / "journal.db"
+            fresh = store.record_of(name, record.config).id
+            if journal.exists():
+                keeping.copy_journal(journal, source / "copied", fresh)
+                for part in source.glob("journal.db*"):
+                    part.unlink()
+                (source / "copied").rename(journal)
+            store.write(source, msgspec.structs.replace(record, id=fresh, name=name))
+        target = self._home.models / store.free_folder(self._home.models, name)
+        source.rename(target)
+        return Outcome(item, f"restored as {name}, beside the one that is here" if beside else "restored")
+
+    def _put_aside(self, item: str, target: Path) -> None:
+        if target.exists():
+            kept = self._replaced / item
+            kept.parent.mkdir(0o700, parents=True, exist_ok=True)
+            _put(target, kept)
+
+
+def _put(source: Path, target: Path) -> None:
+    """Whole or not at all; to another disk, too. Raises OSError."""
+    target.parent.mkdir(0o700, parents=True, exist_ok=True)
+    try:
+        source.rename(target)
+    except OSError:  # the settings' folder may be on another disk
+        if not source.is_file():
+            raise
+        partial = target.with_name(f".{target.name}.partial")
+        partial.unlink(missing_ok=True)
+        with (
+            source.open("rb") as old,
+            os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as new,
+        ):
+            shutil.copyfileobj(old, new)
+            new.flush()
+            os.fsync(new.fileno())
+        partial.replace(target)
+        source.unlink()

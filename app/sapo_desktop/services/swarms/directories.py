@@ -1,0 +1,155 @@
+"""The directories of the settings: asked seldom, kept on the disk, readable without a network.
+
+Their hosts are asked only when somebody looks, and at most every few hours.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from sapo_desktop import settings
+from sapo_desktop.errors import UsageError
+from sapo_desktop.paths import Home
+from sapo_desktop.services.swarms.interface import Directory, Listed
+from sapo_desktop.settings import editing
+from sapo_swarm.protocol.directory.fetching import fetch
+from sapo_swarm.protocol.directory.signed_list import (
+    MAX_BYTES,
+    Address,
+    BadDirectory,
+    Entry,
+    SwarmList,
+    opened,
+    parse_address,
+)
+from sapo_swarm.protocol.invite import is_loopback, parse_invite
+from sapo_swarm.protocol.safe_text import safe_text
+from sapo_swarm.types import UNREADABLE
+
+KEY = "swarm.directories"
+REFRESH_S = 6 * 3600.0
+MOST = 16
+"""Directories that are looked in."""
+
+
+class _Kept(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A copy on the disk: the file as it was read, at this Unix time."""
+
+    read: float
+    data: bytes
+
+
+async def look(home: Home, fresh: bool = False, wall: Callable[[], float] = time.time) -> tuple[Directory, ...]:
+    """What they list, in the order of the settings. Raises UsageError, AppError where those cannot be read."""
+    lines = (await asyncio.to_thread(settings.load, home.settings)).swarm.directories
+    return tuple(await asyncio.gather(*(_look(home, line, fresh, wall) for line in lines[:MOST])))
+
+
+def add(home: Home, line: str) -> None:
+    """Look in this one too from now on. Raises UsageError, AppError."""
+    known = settings.load(home.settings).swarm.directories
+    if len(known) >= MOST:
+        raise UsageError(f"There are {MOST} directories already. Take one out: sapo-desktop config set {KEY} …")
+    line = line.strip()
+    try:
+        parse_address(line)
+    except BadDirectory as error:
+        raise UsageError(str(error)) from error
+    if line not in known:
+        editing.change(home.settings, KEY, ",".join((*known, line)))
+
+
+async def _look(home: Home, line: str, fresh: bool, wall: Callable[[], float]) -> Directory:
+    """One directory: from its host, else the copy; else why there is nothing."""
+    try:
+        address = parse_address(line)
+    except BadDirectory as error:
+        return Directory(safe_text(line, 60, lines=False), note=str(error))
+    path, now = _path(home, address), wall()
+    kept = await asyncio.to_thread(_kept, path)
+    known = _usable(kept, address, now)
+    if kept is not None and known is not None and not fresh and 0 <= now - kept.read < REFRESH_S:
+        return _shown(address, known, kept.read)
+    try:
+        data = await fetch(address)
+        listing = opened(data, address.key, now)
+        if known is not None and listing.issued < known.issued:
+            raise BadDirectory("Its host shows an older list than the one read before.")
+    except BadDirectory as error:
+        if known is not None and kept is not None:
+            return _shown(address, known, kept.read, str(error))
+        return Directory(place(address), note=str(error))
+    note = await asyncio.to_thread(_keep, path, _Kept(now, data))
+    return _shown(address, listing, now, note)
+
+
+def place(address: Address) -> str:
+    """Where it is, as text that is safe to show."""
+    return safe_text(address.url.partition("://")[2], 60, lines=False)
+
+
+def is_here(address: Address) -> bool:
+    """On this machine."""
+    return is_loopback(address.host)
+
+
+def _path(home: Home, address: Address) -> Path:
+    return home.cache / "directories" / hashlib.sha256(str(address).encode()).hexdigest()[:24]
+
+
+def _kept(path: Path) -> _Kept | None:
+    try:
+        with path.open("rb") as file:
+            return msgspec.msgpack.decode(file.read(MAX_BYTES + 1024), type=_Kept)
+    except (OSError, *UNREADABLE):
+        return None
+
+
+def _usable(kept: _Kept | None, address: Address, now: float) -> SwarmList | None:
+    """The copy's list, judged anew: the disk is no more to be trusted than the network."""
+    if kept is None:
+        return None
+    try:
+        return opened(kept.data, address.key, now)
+    except BadDirectory:
+        return None
+
+
+def _keep(path: Path, kept: _Kept) -> str:
+    """A full disk is no reason to show nothing: why there is no copy, "" where there is one."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_suffix(".partial")
+        partial.write_bytes(msgspec.msgpack.encode(kept))
+        partial.replace(path)
+    except OSError as error:
+        return f"No copy of it could be kept ({error.strerror})."
+    return ""
+
+
+def _shown(address: Address, listing: SwarmList, read: float, note: str = "") -> Directory:
+    swarms = tuple(listed(entry, is_here(address)) for entry in listing.swarms)
+    return Directory(place(address), safe_text(listing.name, 60, lines=False), swarms, read, note)
+
+
+def listed(entry: Entry, here: bool) -> Listed:
+    """An entry as people see it. here: the directory is on this machine; only such a one may send a reader to itself."""
+    invite = parse_invite(entry.join) if entry.join else None
+    join, why = "" if invite is None else str(invite), ""  # as this app writes it: nothing else of it reaches a shell
+    if invite is not None and is_loopback(invite.host) and not here:
+        join, why = "", "its address is good on its host's own machine only"
+    elif invite is None:
+        why = (
+            f"ask for an invite: {entry.ask}"
+            if entry.ask
+            else "it needs an invite, and the list does not say whom to ask"
+        )
+    text = (safe_text(part, 200, lines=False) for part in (entry.name, entry.trains, entry.checks, why))
+    name, trains, checks, why = text
+    return Listed(name, trains, entry.nodes, entry.rounds_per_hour, checks, entry.who == "anyone", join, why)

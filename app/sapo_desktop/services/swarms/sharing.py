@@ -1,0 +1,153 @@
+"""Tasks of people's own in a swarm: the host shares one, members look at it and accept it, a node trains on what was accepted."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+
+from sapo_desktop import settings
+from sapo_desktop.errors import AppError, UsageError
+from sapo_desktop.paths import Home
+from sapo_desktop.services.swarms import hosting, membership
+from sapo_desktop.services.tasks import store
+from sapo_swarm.protocol.client import NodeClient, Refused
+from sapo_swarm.protocol.safe_text import safe_text
+from sapo_swarm.protocol.task_offer import TaskOffer, pack
+from sapo_swarm.tasks.own import library, shared
+from sapo_swarm.tasks.own.folder import OwnTask
+from sapo_swarm.tasks.own.shared import Shared
+
+SHOWN = 5
+CELL = 200
+
+
+async def share(home: Home, name: str, held_out: bool) -> str:
+    """Let the members of the swarm hosted here train on a task of this home. held_out: its held-out rows travel too.
+
+    Raises NotRunning, UsageError, BadTask, CoordinatorError, AppError.
+    """
+    if not library.has(name):
+        raise UsageError(f"There is no task of your own named {name!r}. {store.installed()}")
+    host = hosting.need(home)
+    if host.open:
+        raise UsageError(
+            "Anyone may join the swarm that you host, so nothing private is shared in it. Host one by invite."
+        )
+    task = library.find(name)
+    upload = await asyncio.to_thread(pack, task, held_out)
+    async with host.client() as admin:
+        await admin.share(upload)
+    offer = upload.offer
+    swarm = host.access().swarm
+    _note(
+        home, Shared(swarm=swarm, name=name, digest=offer.hash, held_out=held_out and bool(offer.held_out), mine=True)
+    )
+    rows = f"{offer.train:,} rows to train on" + (f", {offer.held_out:,} held out" if offer.held_out else "")
+    kept = "" if offer.held_out else " Its held-out rows stay here: members measure no held-out score of it."
+    return (
+        f"The swarm trains on {name} now, version {offer.hash[:12]}: whoever holds an invite can read it ({rows}) and sees "
+        f"your model's attempts at it.{kept}"
+    )
+
+
+async def unshare(home: Home, name: str) -> str:
+    """Take a task out of the swarm hosted here. Raises NotRunning, CoordinatorError, AppError."""
+    host = hosting.need(home)
+    async with host.client() as admin:
+        await admin.unshare(name)
+    try:
+        shared.remove(home.tasks, host.access().swarm, name)
+    except OSError as error:
+        raise AppError(f"Cannot write {home.tasks / shared.FILE} ({error.strerror}).") from error
+    library.use(home.tasks)
+    return f"{name} is yours alone again. Members who fetched it still have it; what they do with it stays with them."
+
+
+@asynccontextmanager
+async def member(home: Home) -> AsyncIterator[NodeClient]:
+    """A line to the coordinator of the saved invite. Raises UsageError without one."""
+    invite = membership.load(home.invite)
+    who = await asyncio.to_thread(membership.identity, home)
+    async with NodeClient(invite, who.identity) as client:
+        yield client
+
+
+async def offers(client: NodeClient, home: Home) -> tuple[TaskOffer, ...]:
+    """The tasks that the swarm offers this member; it joins where it has not yet. Raises CoordinatorError."""
+    try:
+        return await membership.offered(client)
+    except Refused as refused:
+        if refused.code != "unknown_node":
+            raise
+    chosen = settings.load(home.settings)
+    await client.join(chosen.person.name, membership.label(chosen.run.model))
+    return await membership.offered(client)
+
+
+def accept(home: Home, swarm: str, offer: TaskOffer, task: OwnTask) -> str:
+    """The person's yes to this version, which is stored under its name. Raises UsageError, AppError."""
+    name = offer.name
+    known = library.shared_in(swarm).get(name)
+    if known is not None and known.mine:
+        raise UsageError(f"You share {name} yourself: there is nothing to accept.")
+    if library.has(name):
+        here = library.find(name)
+        same = offer.hash == (here.digest if offer.held_out else here.train_digest)
+        if not same and (known is None or not library.travels(name, swarm)):
+            raise UsageError(
+                f"You have another task named {name!r} in {home.tasks / name}, which would be lost. Rename that folder and the "
+                f"name in its task.toml, then accept again."
+            )
+    else:
+        same = False
+    if not same:
+        store.keep(task, home, replace=True)
+    _note(home, Shared(swarm=swarm, name=name, digest=offer.hash, held_out=bool(offer.held_out), mine=False))
+    return f"Accepted {name}, version {offer.hash[:12]}."
+
+
+def _note(home: Home, entry: Shared) -> None:
+    try:
+        shared.add(home.tasks, entry)
+    except OSError as error:
+        raise AppError(f"Cannot write {home.tasks / shared.FILE} ({error.strerror}).") from error
+    library.use(home.tasks)
+
+
+def preview(offer: TaskOffer, task: OwnTask) -> list[str]:
+    """Everything that a person accepts, as lines of plain text."""
+    spec = task.spec
+    kept = (
+        f"{offer.held_out:,} held out" if offer.held_out else "none held out (they stay with the host; no score here)"
+    )
+    lines = [
+        f"Task {spec.name}, version {offer.hash}",
+        f"Description: {spec.description or 'none'}",
+        f"Licence: {spec.licence or 'not said'}",
+        f"Rows: {len(task.train):,} to train on, {kept}; {offer.size:,} bytes",
+        f"Judged by: {' + '.join(_verifier(part) for part in spec.verifier)}; the answer is taken from: {spec.extract}",
+        *([f"JSON Schema: {msgspec.json.encode(task.schema).decode()}"] if task.schema is not None else []),
+        *([f"A database of {len(task.fixture):,} bytes, which queries are tried on"] if task.fixture else []),
+        f"Asked: {spec.prompt}",
+        *([f"System prompt: {spec.system}"] if spec.system else []),
+    ]
+    for number, row in enumerate(task.train[:SHOWN], 1):
+        lines += [f"{number}. {_cut(spec.fill(row))}", f"   answer: {_cut(row.get(spec.answer, ''))}"]
+    return [safe_text(line, 4200, lines=False) for line in lines]
+
+
+def _verifier(part: msgspec.Struct) -> str:
+    """The kind and what differs from its defaults."""
+    fields: dict[str, Any] = msgspec.to_builtins(part)
+    usual: dict[str, Any] = msgspec.to_builtins(type(part)())
+    said = ", ".join(f"{k} = {v!r}" for k, v in fields.items() if k != "kind" and v != usual[k])
+    return f"{fields['kind']}{f' ({said})' if said else ''}"
+
+
+def _cut(text: str) -> str:
+    plain = " ".join(text.split())
+    return plain if len(plain) <= CELL else f"{plain[:CELL]}… ({len(text):,} characters)"

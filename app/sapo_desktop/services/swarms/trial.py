@@ -1,0 +1,156 @@
+"""A trial: how a node takes part at first in an open swarm, where nobody is trusted. Few external groups, stricter
+rules, and after so many rounds the question whether to stay.
+
+A file beside the invite says that there is one; how far it is, the journal says (events.RunStarted.trial).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from sapo_swarm.events import Event, RoundFinished, RunStarted
+from sapo_swarm.types import UNREADABLE
+
+if TYPE_CHECKING:
+    from sapo_swarm.config import RunConfig
+    from sapo_swarm.protocol.receive import AcceptanceRules
+
+ROUNDS = 50
+"""After so many a trial asks whether to stay."""
+EXTERNAL = 2
+"""External groups in a batch, at most."""
+MAX_AGE_S, LENGTH_FACTOR, LOGPROB_FLOOR, CONTRAST = 900.0, 2.0, -5.0, 2
+"""Of the groups of others, instead of AcceptanceRules' defaults. Nothing honest was under the floor that works (0009)."""
+KINDS = ("run_started", "round")
+"""Events that Progress is made of."""
+LOOKED_AT = 1000
+"""Newest of them that are read: a trial that began before them was asked about long ago."""
+RULES = (
+    f"Trial in an open swarm: {EXTERNAL} external groups at most, strict rules. After {ROUNDS} rounds decide: "
+    "sapo-desktop stay, or sapo-desktop leave"
+)
+
+
+class Trial(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """swarm: its id. since: Unix time."""
+
+    swarm: str
+    since: float
+
+    @property
+    def name(self) -> str:
+        """What the journal calls it: a second trial in the same swarm is another."""
+        return f"{self.swarm}-{int(self.since)}"
+
+
+class Progress(msgspec.Struct, frozen=True):
+    """How far a model's trial is: rounds, groups in its batches, external ones among them. name: "" = there is none."""
+
+    name: str = ""
+    rounds: int = 0
+    batches: int = 0
+    external: int = 0
+
+    @property
+    def asks(self) -> bool:
+        """It is time for an answer."""
+        return bool(self.name) and self.rounds >= ROUNDS
+
+    def after(self, event: Event) -> Progress:
+        """With what the event adds."""
+        if isinstance(event, RunStarted):
+            return self if event.trial == self.name else Progress(event.trial)
+        if isinstance(event, RoundFinished) and self.name:
+            return msgspec.structs.replace(
+                self,
+                rounds=self.rounds + event.covers,
+                batches=self.batches + event.local_groups + event.external_groups,
+                external=self.external + event.external_groups,
+            )
+        return self
+
+    def sentence(self) -> str:
+        """What it brought so far."""
+        share = f" ({100 * self.external / self.batches:.0f} %)" if self.batches else ""
+        return f"{self.external:,} of {self.batches:,} groups came from others{share}"
+
+
+def progress(events: Iterable[Event]) -> Progress:
+    """After these events, in order."""
+    found = Progress()
+    for event in events:
+        found = found.after(event)
+    return found
+
+
+class Asked:
+    """Asks once, when the trial's rounds are done."""
+
+    def __init__(self, known: Progress) -> None:
+        self._progress = known
+
+    def after(self, event: Event) -> str:
+        """The question, if the event completes the rounds; else ""."""
+        before, self._progress = self._progress, self._progress.after(event)
+        if not self._progress.asks or before.asks:
+            return ""
+        return f"{ROUNDS} rounds of the trial are done: {self._progress.sentence()}. sapo-desktop stay, or sapo-desktop leave"
+
+
+def _file(invite: Path) -> Path:
+    return invite.with_name("trial")
+
+
+def begin(invite: Path, swarm: str) -> None:
+    """From the next start on the node takes part for trial. Raises OSError."""
+    partial = invite.with_name("trial.partial")
+    partial.write_bytes(msgspec.json.encode(Trial(swarm, time.time())))
+    partial.replace(_file(invite))
+
+
+def find(invite: Path, swarm: str) -> Trial | None:
+    """The trial in this swarm that has no answer yet. A file that cannot be read is one that has none: strict is safe."""
+    try:
+        found = msgspec.json.decode(_file(invite).read_bytes(), type=Trial)
+    except FileNotFoundError:
+        return None
+    except (OSError, *UNREADABLE):
+        return Trial(swarm, 0.0)
+    return found if found.swarm == swarm else None
+
+
+def end(invite: Path) -> None:
+    """It is answered. Raises OSError."""
+    _file(invite).unlink(missing_ok=True)
+
+
+def few(config: RunConfig) -> RunConfig:
+    """The settings of a node on trial: few external groups, local ones in the place of the rest; only what did better than its
+    group is learned from, and the held-out tripwire is on."""
+    external = min(config.external_groups, EXTERNAL)
+    return msgspec.structs.replace(
+        config,
+        local_groups=config.local_groups + config.external_groups - external if config.local_groups else 0,
+        external_groups=external,
+        external_advantages="positive",
+        tripwire=config.tripwire or 0.25,
+    )
+
+
+def strict(rules: AcceptanceRules) -> AcceptanceRules:
+    """What a node on trial takes of others: none of the host's own tasks, nothing old, long or unlikely, 0/1 rewards only, each
+    right answer tried on other questions too."""
+    return replace(
+        rules,
+        own=frozenset(),
+        max_age_s=min(rules.max_age_s, MAX_AGE_S),
+        length_factor=min(rules.length_factor, LENGTH_FACTOR),
+        logprob_floor=max(rules.logprob_floor, LOGPROB_FLOOR),
+        rule=msgspec.structs.replace(rules.rule, partial=False, contrast=max(rules.rule.contrast, CONTRAST)),
+    )

@@ -1,0 +1,216 @@
+"""Judged tasks: who judges, how far that judge agrees with the person, and whether this is enough to train on."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from sapo_desktop.errors import AppError, UsageError
+from sapo_desktop.paths import Home
+from sapo_desktop.services.tasks import ratings
+from sapo_swarm.config import RunConfig
+from sapo_swarm.evaluation import wilson
+from sapo_swarm.protocol import keystore
+from sapo_swarm.scoring.rubric.agreement import LEAST, LEAST_EACH, Agreement, agreement
+from sapo_swarm.scoring.rubric.judge import BadEndpoint, Endpoint, Judge, JudgeAway, checked, is_here
+from sapo_swarm.tasks.own import library
+from sapo_swarm.tasks.own.rows import Row
+from sapo_swarm.types import UNREADABLE
+
+KEY = "judge-key"
+_FILE = "judges.json"
+_MOST = 500
+"""Ratings that a judge is asked about: the newest."""
+HOW = "See docs/how-to/own-task.md, `judged`."
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What was found of whom."""
+
+    found: Agreement
+    endpoint: Endpoint
+
+
+def keep_key(home: Home, typed: str) -> str:
+    """Keep the key of the judge's endpoint; the sentence says where. "" forgets it. Raises UsageError, AppError."""
+    key = typed.strip()
+    if len(key) > 512 or not key.isascii() or not (key.isprintable() and " " not in key):
+        raise UsageError("This is no key: it is one word, which the endpoint's owner gave you.")
+    try:
+        where = keystore.keep_text(home.config, KEY, key)
+    except keystore.KeyStoreError as error:
+        raise AppError(str(error)) from error
+    return f"The judge's key is {where}." if key else "The judge's key is forgotten."
+
+
+def rubrics(tasks: Sequence[str]) -> dict[str, str]:
+    """The judged ones of these tasks, with their rubrics. Raises BadTask."""
+    return {name: rubric for name in tasks if library.has(name) and (rubric := library.find(name).spec.rubric)}
+
+
+def never_mixed(tasks: Sequence[str]) -> None:
+    """Raises UsageError where judged tasks stand beside verified ones."""
+    judged = rubrics(tasks)
+    if judged and len(judged) < len(set(tasks)):
+        others = [name for name in tasks if name not in judged]
+        raise UsageError(
+            f"{', '.join(judged)} is judged and {', '.join(others)} is verified: such rewards are never mixed in one figure. "
+            "Train a model on the one or on the other."
+        )
+
+
+def same_kind(before: Sequence[str], now: Sequence[str]) -> None:
+    """Raises UsageError where a model would go on with judged rewards after verified ones, or the other way round."""
+    if bool(rubrics(before)) != bool(rubrics(now)):
+        raise UsageError(
+            "This model was trained on one kind of reward so far, verified or judged, and these tasks are of the other: one "
+            "curve would show both. Train a new model on them: node --new"
+        )
+
+
+def endpoint(home: Home, config: RunConfig) -> Endpoint:
+    """Who judges, by the settings. Raises UsageError."""
+    if not config.judge_url or not config.judge_model:
+        raise UsageError(
+            "No judge is set. Serve a model of yours (sapo-desktop serve-model NAME), or take any endpoint with OpenAI's chat "
+            f"completions, then: --judge-url URL --judge-model NAME, or set run.judge_url and run.judge_model. {HOW}"
+        )
+    try:
+        url = checked(config.judge_url)
+    except BadEndpoint as error:
+        raise UsageError(f"judge_url: {error}") from error
+    return Endpoint(url, config.judge_model, keystore.kept_text(home.config, KEY))
+
+
+def judge_for(home: Home, config: RunConfig) -> Judge | None:
+    """The judge of a run; None where its tasks are verified. Raises UsageError where none is set, or it was never compared with
+    the person's ratings, or agrees too little with them."""
+    never_mixed(config.tasks)
+    judged = rubrics(config.tasks)
+    if not judged:
+        return None
+    asked = endpoint(home, config)
+    for name, rubric in judged.items():
+        if text := refusal(name, _kept(home).get(_digest(rubric, asked)), asked, config.judge_kappa):
+            raise UsageError(text)
+    return Judge(asked)
+
+
+def judge_of(home: Home, configs: Sequence[RunConfig]) -> Judge | None:
+    """One judge for models that are compared; None where their tasks are verified. Raises UsageError as judge_for does."""
+    tasks = tuple(dict.fromkeys(task for config in configs for task in config.tasks))
+    return judge_for(home, msgspec.structs.replace(configs[-1], tasks=tasks))
+
+
+def refusal(name: str, found: Agreement | None, asked: Endpoint, least: float) -> str:
+    """Why no model is trained on what this judge says of the task; "" where nothing is in the way."""
+    again = f"sapo-desktop tasks judge {name}"
+    if found is None:
+        return (
+            f"Task {name!r} is judged, and {asked.model} at {asked.host} was never compared with your own ratings under its "
+            f"rubric. Do that first: {again}"
+        )
+    if not found.enough:
+        return (
+            f"{asked.model} was compared with {found.items} ratings, {found.good} of them good; it takes {LEAST} with at "
+            f"least {LEAST_EACH} good and {LEAST_EACH} bad ones. Rate more answers in the chat (F3, F4), then: {again}"
+        )
+    if found.kappa < least or found.kappa_low <= 0:
+        return (
+            f"{asked.model} agrees too little with you on {name!r}: Cohen's kappa {found.kappa:.2f} "
+            f"({found.kappa_low:.2f} to {found.kappa_high:.2f}), needed {least:.2f} and an interval above 0. Make the rubric "
+            f"plainer, or take a larger judge, then: {again}"
+        )
+    return ""
+
+
+def privacy(asked: Endpoint) -> str:
+    """Who reads along, in a sentence."""
+    if is_here(asked.host):
+        return f"Judged by {asked.model} on this machine; nothing leaves it."
+    return f"Judged by {asked.model}: questions and answers of the task are sent to {asked.host}."
+
+
+async def calibrate(
+    home: Home, config: RunConfig, name: str, file: Path | None, say: Callable[[str], None] = lambda _: None
+) -> Calibration:
+    """Ask the judge about answers that the person rated, and keep how far they agree. file: None is every rating of the chat.
+
+    Raises UsageError, AppError, BadTask.
+    """
+    if not library.has(name) or not (rubric := library.find(name).spec.rubric):
+        raise UsageError(f"{name!r} is no task of yours that is judged. {HOW}")
+    asked = endpoint(home, config)
+    rows = _rated(home, file)
+    say(privacy(asked))
+    judge = Judge(asked)
+    cases = [(rubric, row["question"], row["answer"]) for row in rows]
+    try:
+        verdicts = await judge.verdicts(cases)
+    except JudgeAway as error:
+        raise AppError(str(error).removesuffix(" The round's rollouts are kept.")) from error
+    person = [row[ratings.COLUMN] == ratings.GOOD for row in rows]
+    right = sum(one == (other is True) for one, other in zip(person, verdicts, strict=True))
+    found = agreement(person, verdicts, wilson(right, len(rows)), judge.tokens)
+    kept = {**_kept(home), _digest(rubric, asked): found}
+    try:
+        partial = (home.data / _FILE).with_suffix(".partial")
+        partial.write_bytes(msgspec.json.encode(kept))
+        partial.replace(home.data / _FILE)
+    except OSError as error:
+        raise AppError(f"What was found is not kept: {home.data / _FILE}: {error}.") from error
+    return Calibration(found, asked)
+
+
+def sentences(name: str, made: Calibration, config: RunConfig) -> list[str]:
+    """What was found, for a person."""
+    found = made.found
+    said = [
+        f"{made.endpoint.model} and you on {found.items} answers, {found.good} of which you rated good:",
+        f"  agreement       {100 * found.accuracy:.0f} % (95 %: {100 * found.accuracy_low:.0f} to "
+        f"{100 * found.accuracy_high:.0f})",
+        f"  Cohen's kappa   {found.kappa:.2f} (95 %: {found.kappa_low:.2f} to {found.kappa_high:.2f}); 0 is chance, 1 is always",
+    ]
+    if found.unreadable:
+        said.append(f"  no verdict      {found.unreadable} replies ended with neither YES nor NO; they count as bad")
+    if found.tokens:
+        each = found.tokens / found.items
+        groups = config.local_groups or 8
+        cost = each * groups * config.group_size
+        said.append(
+            f"  cost            {each:,.0f} tokens a verdict; {cost:,.0f} a round of {groups} x {config.group_size}"
+        )
+    no = refusal(name, found, made.endpoint, config.judge_kappa)
+    return [*said, "", no or f"That is enough to train on: sapo-desktop node --silo --tasks {name}"]
+
+
+def _rated(home: Home, file: Path | None) -> list[Row]:
+    """Rated answers, each once, the newest file's rating first. Raises UsageError, BadTask."""
+    files = [file] if file is not None else ratings.rated_files(home)
+    rows: dict[tuple[str, str], Row] = {}
+    for path in files:
+        for row in reversed(ratings.read(path)):
+            if row[ratings.COLUMN] in (ratings.GOOD, ratings.BAD):
+                rows.setdefault((row["question"], row["answer"]), row)
+    if not rows:
+        raise UsageError(
+            "There are no ratings of yours to compare a judge with. Rate answers in the chat (screen 4, t; F3 good, F4 bad), or "
+            f"name a file with the columns question, answer and rating (good, bad): --ratings FILE. It takes {LEAST}."
+        )
+    return list(rows.values())[:_MOST]
+
+
+def _digest(rubric: str, asked: Endpoint) -> str:
+    return hashlib.sha256("\0".join((rubric, asked.url, asked.model)).encode()).hexdigest()
+
+
+def _kept(home: Home) -> dict[str, Agreement]:
+    try:
+        return msgspec.json.decode((home.data / _FILE).read_bytes(), type=dict[str, Agreement])
+    except (OSError, *UNREADABLE):
+        return {}

@@ -1,0 +1,96 @@
+"""Everything that is told of a task before a model is trained on it: the verb `tasks` and the wizard say the same."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from sapo_desktop import settings
+from sapo_desktop.paths import Home
+from sapo_desktop.services.tasks import review
+from sapo_desktop.settings import flags
+from sapo_swarm.config import RunConfig
+from sapo_swarm.tasks.own.folder import OwnTask
+from sapo_swarm.tasks.own.rows import Table
+
+SHOWN = 5
+"""Rows that are shown."""
+CELL = 200
+"""Characters of a cell that are shown."""
+PROBLEMS = 20
+"""Rows that were left out and are named."""
+
+NEVER_SHARED = "Rollouts of several turns stay on this machine: they are never shared with a swarm."
+
+JUDGED = (
+    "It is judged by a model, not verified: before a model is trained on it, compare the judge with your own ratings: "
+    "sapo-desktop tasks judge NAME"
+)
+
+
+def rows(task: OwnTask) -> list[tuple[str, str]]:
+    """(question, answer) of the first rows, cut to what can be shown."""
+    return [(cut(task.spec.fill(row)), cut(row.get(task.spec.answer, ""))) for row in task.train[:SHOWN]]
+
+
+def cut(text: str) -> str:
+    """Text on one line, at most CELL characters, with its length where it is longer."""
+    plain = " ".join(text.split())
+    return plain if len(plain) <= CELL else f"{plain[:CELL]}… ({len(text):,} characters)"
+
+
+def problems(task: OwnTask, table: Table | None, most: int = PROBLEMS) -> list[str]:
+    """Rows that were left out; of a file that was just read they are numbered as there."""
+    bad = list(task.problems)
+    if table is not None:
+        bad = [*table.problems, *(line for line in task.problems if line.partition(": ")[2] not in set(table.problems))]
+        bad = [line.removeprefix("train.jsonl: ").removeprefix("heldout.jsonl: ") for line in bad]
+    bad.sort(key=_row_number)
+    more = len(bad) - most + (table.more if table is not None else 0)
+    named = [f"Left out. {line}" for line in bad[:most]]
+    return [*named, f"{more:,} more rows were left out."] if more > 0 else named
+
+
+def _row_number(sentence: str) -> tuple[str, int]:
+    """What problems are sorted by: the file where one is named, then the row."""
+    side, _, rest = sentence.rpartition("Row ")
+    digits = rest.partition(":")[0]
+    return side, int(digits) if digits.isdigit() else 0
+
+
+def told_by_rows(task: OwnTask, table: Table | None, config: RunConfig | None, most: int = PROBLEMS) -> list[str]:
+    """What the rows alone tell, with their numbers. config: the run whose model must have room for them, None for none."""
+    numbered = review.numbered(task, table)
+    fits = review.room(task, numbered, config) if config is not None else []
+    return [*problems(task, table, most), *review.review(task, numbered), *fits]
+
+
+def config_for(task: OwnTask, model: str, home: Home) -> RunConfig:
+    """The settings that a run on this task alone would have. model: "" is that of the settings. Raises AppError, BadTask."""
+    config = settings.load(home.settings).run
+    changes = {"tasks": (task.spec.name,), "external_groups": 0} | ({"model": model} if model else {})
+    return flags.with_room(msgspec.structs.replace(config, **changes))
+
+
+def described(task: OwnTask, reason: str) -> list[str]:
+    """What the task is."""
+    spec = task.spec
+    kinds: Sequence[str] = [msgspec.to_builtins(part)["kind"] for part in spec.verifier]
+    return [
+        f"Task {spec.name}: {len(task.train):,} rows to train on, {len(task.held_out):,} held out. "
+        f"Version {task.digest[:12]}.",
+        *([spec.description] if spec.description else []),
+        f"Asked: {spec.prompt}",
+        f"Judged by: {' + '.join(kinds)}{f' ({reason})' if reason else ''}; the answer is taken from: {spec.extract}.",
+        *(
+            [f"Difficulty: {_levels(task)}. Sampled where success is neither rare nor certain."]
+            if spec.difficulty
+            else []
+        ),
+        *([f"{spec.turns} turns at most, with tools. {NEVER_SHARED}"] if spec.turns else []),
+    ]
+
+
+def _levels(task: OwnTask) -> str:
+    return ", ".join(f"{len(places):,} rows {name}" for name, places in task.levels.items())

@@ -1,0 +1,68 @@
+"""Thumbs up and down on answers in the chat: rows of a file that a task can be made from, and nothing else is done with them."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+from sapo_desktop.errors import AppError
+from sapo_desktop.paths import Home
+from sapo_swarm.tasks.own.errors import BadTask
+from sapo_swarm.tasks.own.rows import MAX_CELL, MAX_FILE, MAX_ROWS, Row, Table, decode, read_bytes, read_jsonl
+from sapo_swarm.tasks.prompts import extract_answer
+
+GOOD, BAD = "good", "bad"
+COLUMN = "rating"
+
+
+def rated_file(home: Home, model: str) -> Path:
+    """Where the ratings of a model's answers lie."""
+    return home.data / "ratings" / f"{model}.jsonl"
+
+
+def rated_files(home: Home) -> list[Path]:
+    """Every file of ratings, the newest first."""
+    return sorted((home.data / "ratings").glob("*.jsonl"), key=lambda path: -path.stat().st_mtime)
+
+
+def rate(home: Home, model: str, question: str, text: str, good: bool) -> tuple[int, int]:
+    """Keep a rating; one that the same answer had before is replaced. How many are (good, bad) now. Raises AppError.
+
+    text: the whole answer as the model wrote it; what stands in its answer tags, else all of it, is the row's answer.
+    """
+    path = rated_file(home, model)
+    answer = (extract_answer(text) or text).strip()
+    row = {"question": question[:MAX_CELL], "answer": answer[:MAX_CELL], COLUMN: GOOD if good else BAD}
+    try:
+        rows = [old for old in read(path) if (old["question"], old["answer"]) != (row["question"], row["answer"])]
+        rows = [*rows, row][-MAX_ROWS:]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_suffix(".partial")
+        partial.write_text("".join(json.dumps(one, ensure_ascii=False) + "\n" for one in rows), "utf-8")
+        os.replace(partial, path)
+    except (OSError, BadTask) as error:
+        raise AppError(f"The rating is not kept: {path.name}: {error}") from error
+    count = sum(one[COLUMN] == GOOD for one in rows)
+    return count, len(rows) - count
+
+
+def read(path: Path) -> list[Row]:
+    """What was rated so far; rows that somebody broke by hand are dropped. Raises BadTask, OSError."""
+    if not path.exists():
+        return []
+    found = read_jsonl(decode(read_bytes(path, MAX_FILE))).rows
+    return [row for row in found if {"question", "answer", COLUMN} <= row.keys()]
+
+
+def without_bad(table: Table) -> Table:
+    """A table of ratings without the answers that were rated bad, which are told of; any other table as it is."""
+    if COLUMN not in table.columns or {row.get(COLUMN) for row in table.rows} - {GOOD, BAD}:
+        return table
+    kept = Table(table.columns, problems=list(table.problems), more=table.more)
+    for number, row in zip(table.numbers, table.rows, strict=True):
+        if row[COLUMN] == GOOD:
+            kept.add(number, row)
+        else:
+            kept.problem(f"Row {number}: you rated this answer bad.")
+    return kept

@@ -1,0 +1,166 @@
+"""The wizard over this home. Files are read in threads; what loads a model runs in a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+from collections.abc import AsyncGenerator, Callable
+from pathlib import Path
+from typing import ParamSpec, TypeVar, get_args
+
+import msgspec
+
+from sapo_desktop.errors import AppError
+from sapo_desktop.paths import Home
+from sapo_desktop.services.models.screen import children
+from sapo_desktop.services.models.screen.actions import HomeModels
+from sapo_desktop.services.models.screen.holding import node_held
+from sapo_desktop.services.models.screen.interface import ModelActionFailed, NewModel
+from sapo_desktop.services.models.shelf import names, store
+from sapo_desktop.services.tasks import examples, looking, proposal, ratings
+from sapo_desktop.services.tasks.proposal import Draft, Proposal, Wishes
+from sapo_desktop.services.tasks.store import keep
+from sapo_desktop.services.tasks.wizard.interface import Answers, Measured, Place, Seen, Step, TaskActionFailed
+from sapo_desktop.services.tasks.wizard.places import places
+from sapo_swarm.tasks.own import library
+from sapo_swarm.tasks.own.errors import BadTask
+from sapo_swarm.tasks.own.rows import Table, read_table
+from sapo_swarm.tasks.own.spec import Extract
+
+NAMED = 200
+"""Rows that were left out and are named: a screen can be scrolled."""
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class HomeTasks:
+    """Implements TaskActions."""
+
+    def __init__(self, home: Home) -> None:
+        self._home = home
+        self._models = HomeModels(home)
+        self._read: tuple[tuple[str, int, int], Table] | None = None
+
+    async def places(self, typed: str) -> tuple[Place, ...]:
+        """See TaskActions."""
+        return await _thread(self._places, typed)
+
+    def _places(self, typed: str) -> tuple[Place, ...]:
+        rated = () if typed else ratings.rated_files(self._home)
+        mine = tuple(Place(path.name, str(path), "answers that you rated in the chat") for path in rated)
+        found = places(typed, time.time())
+        return (*found, *mine)
+
+    async def look(self, answers: Answers) -> Seen:
+        """See TaskActions."""
+        return await _thread(self._look, answers)
+
+    def _look(self, answers: Answers) -> Seen:
+        found = self._draft(answers)
+        spec = found.task.spec
+        table = found.table if found.table.rows else None
+        config = looking.config_for(found.task, answers.base, self._home) if answers.base else None
+        said = looking.told_by_rows(found.task, table, config, NAMED)
+        question = next((name for name in spec.columns if spec.prompt == "{" + name + "}"), "")
+        return Seen(
+            columns=tuple(found.table.columns),
+            answers=Answers(
+                path=answers.path,
+                name=spec.name,
+                question=question,
+                answer=spec.answer,
+                prompt=answers.prompt,
+                extract=spec.extract,
+                verifier=answers.verifier or found.proposals[0].kind,
+                base=answers.base,
+            ),
+            rows=tuple(looking.rows(found.task)),
+            verifiers=tuple((one.kind, one.reason) for one in found.proposals),
+            summary=tuple(looking.described(found.task, found.reason)),
+            said=tuple(said),
+        )
+
+    def _draft(self, answers: Answers) -> Draft:
+        """The task that the file would be. Raises BadTask, UsageError, OSError."""
+        path = Path(answers.path).expanduser()
+        if answers.path in examples.names() and not path.exists():
+            task = examples.one(answers.path)
+            offer = tuple(Proposal(part, "as it ships") for part in task.spec.verifier[:1])
+            return Draft(task, Table(), "as it ships", offer)
+        extract: Extract = answers.extract if answers.extract in get_args(Extract) else "tags"  # type: ignore[assignment]
+        wishes = Wishes(
+            answers.name, answers.question, answers.answer, answers.prompt, extract, verifier=answers.verifier
+        )
+        return proposal.draft(path, wishes, self._table(path))
+
+    def _table(self, path: Path) -> Table:
+        """The file's rows; read again only where it was written since."""
+        found = path.stat()
+        stamp = (str(path), found.st_mtime_ns, found.st_size)
+        if self._read is None or self._read[0] != stamp:
+            self._read = stamp, read_table(path)
+        return self._read[1]
+
+    async def keep(self, answers: Answers, replace: bool) -> str:
+        """See TaskActions."""
+        return await _thread(self._keep, answers, replace)
+
+    def _keep(self, answers: Answers, replace: bool) -> str:
+        task = self._draft(answers).task
+        library.use(self._home.tasks)
+        keep(task, self._home, replace)
+        return task.spec.name
+
+    async def taken(self, name: str) -> bool:
+        """See TaskActions."""
+        library.use(self._home.tasks)
+        return await asyncio.to_thread(library.has, name)
+
+    async def models(self) -> tuple[tuple[str, str], ...]:
+        """See TaskActions."""
+        try:
+            return (await self._models.offer()).bases
+        except ModelActionFailed as error:
+            raise TaskActionFailed(str(error)) from error
+
+    async def measure(self, name: str, base: str, source: str) -> AsyncGenerator[Step, None]:
+        """See TaskActions. A node that works waits meanwhile: it would make every figure too slow."""
+        arguments = ["tasks", "check", name, "--json", "--model", base]
+        arguments += ["--source", source] if source not in examples.names() else []
+        try:
+            async with node_held(self._home), children.child(arguments) as process:
+                said = ""
+                async with contextlib.aclosing(children.words(process)) as lines:
+                    async for said in lines:
+                        yield Step(progress=said)
+                written = await children.result(process, said)
+        except ModelActionFailed as error:
+            raise TaskActionFailed(str(error)) from error
+        yield Step(measured=msgspec.convert(json.loads(written), Measured))
+
+    async def train(self, name: str, base: str) -> str:
+        """See TaskActions."""
+        library.use(self._home.tasks)
+        taken = [model.name for model in await asyncio.to_thread(store.all_models, self._home)]
+        called = names.free(names.suggested(name), taken)
+        try:
+            return await self._models.new(NewModel(called, base, tasks=(name,)))
+        except ModelActionFailed as error:
+            raise TaskActionFailed(str(error)) from error
+
+    async def rate(self, model: str, question: str, text: str, good: bool) -> str:
+        """See TaskActions."""
+        up, down = await _thread(ratings.rate, self._home, model, question, text, good)
+        return f"Rated {'good' if good else 'bad'}: {up} good and {down} bad answers of {model}. m makes a task of them"
+
+
+async def _thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """In a worker thread; what is wrong with a file is a sentence."""
+    try:
+        return await asyncio.to_thread(function, *args, **kwargs)
+    except (BadTask, AppError) as error:
+        raise TaskActionFailed(str(error)) from error
+    except OSError as error:
+        raise TaskActionFailed(f"{error.filename} cannot be read ({error.strerror}).") from error

@@ -1,0 +1,70 @@
+"""Files to make a task from: what lies where the person points to. Names only; nothing is opened."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from sapo_desktop.services.tasks import examples
+from sapo_desktop.services.tasks.wizard.interface import Place, TaskActionFailed
+
+TABLES = frozenset({".csv", ".tsv", ".txt", ".jsonl", ".ndjson", ".json", ".parquet"})
+MOST = 200
+"""Entries that are shown of a folder."""
+LOOKED_AT = 20_000
+"""Entries of a folder that are looked at."""
+
+
+def places(typed: str, now: float) -> tuple[Place, ...]:
+    """The folder of the typed path, narrowed to what begins with its last part: tables, the newest first, then folders.
+
+    now: Unix seconds. Raises TaskActionFailed where there is no such folder.
+    """
+    folder, begin = _split(typed)
+    try:
+        entries = list(_entries(folder, begin.casefold()))
+    except OSError as error:
+        raise TaskActionFailed(f"{folder} cannot be read ({error.strerror}). Type another folder.") from error
+    tables = sorted((e for e in entries if not e[2]), key=lambda entry: -entry[1].st_mtime)
+    folders = sorted((e for e in entries if e[2]), key=lambda entry: entry[0].name.casefold())
+    found = [Place(p.name, str(p), f"{_size(s.st_size)}, {_age(now - s.st_mtime)} ago") for p, s, _ in tables]
+    up = [Place("..", f"{folder.parent}{os.sep}", "the folder above", True)] if folder.parent != folder else []
+    found += [*up, *(Place(f"{p.name}{os.sep}", f"{p}{os.sep}", "folder", True) for p, _, _ in folders)]
+    shipped = [] if typed else [Place(name, name, "an example that ships") for name in examples.names()]
+    return (*found[: MOST - len(shipped)], *shipped)
+
+
+def _split(typed: str) -> tuple[Path, str]:
+    """(folder, how the entry's name begins)."""
+    path = Path(typed).expanduser()
+    if not typed or typed.endswith(("/", os.sep)) or typed == "~":
+        return path.absolute() if typed else Path.cwd(), ""
+    return path.absolute().parent, path.name
+
+
+def _entries(folder: Path, begin: str) -> Iterator[tuple[Path, os.stat_result, bool]]:
+    with os.scandir(folder) as found:
+        for count, entry in enumerate(found):
+            if count >= LOOKED_AT:
+                return
+            name = entry.name.casefold()
+            if not name.startswith(begin) or (name.startswith(".") and not begin.startswith(".")):
+                continue
+            try:
+                is_folder = entry.is_dir()
+                if is_folder or Path(name).suffix in TABLES:
+                    yield Path(entry.path), entry.stat(), is_folder
+            except OSError:  # a link to nowhere, or gone meanwhile
+                continue
+
+
+def _size(size: int) -> str:
+    return f"{size / 1e6:.1f} MB" if size >= 1e6 else f"{max(1, size // 1000)} kB"
+
+
+def _age(seconds: float) -> str:
+    for limit, unit, span in ((90, "s", 1), (5400, "min", 60), (172_800, "h", 3600)):
+        if seconds < limit:
+            return f"{max(0, seconds) / span:.0f} {unit}"
+    return f"{seconds / 86_400:.0f} d"

@@ -1,0 +1,1 @@
+"""Models of a hub with Hugging Face's API: what a repository holds, the cache on this disk, downloads that go on."""

@@ -1,0 +1,99 @@
+"""The cache that all programs of one person share, laid out as huggingface_hub lays it out:
+
+models--OWNER--NAME/refs/main            the commit that was downloaded last
+models--OWNER--NAME/snapshots/COMMIT/    the files by name: links into blobs/, or the files where links are not allowed
+models--OWNER--NAME/blobs/DIGEST         the bytes; DIGEST.incomplete is a download that can go on
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+REVISION = "main"
+PARTIAL = ".incomplete"
+
+
+def folder() -> Path:
+    """Where it lies: HF_HUB_CACHE, or hub/ under HF_HOME, or under the person's cache folder."""
+    if direct := os.environ.get("HF_HUB_CACHE"):
+        return Path(direct).expanduser()
+    caches = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    return Path(os.environ.get("HF_HOME") or caches / "huggingface").expanduser() / "hub"
+
+
+def of(repository: str) -> Path:
+    """The folder of a repository."""
+    return folder() / f"models--{repository.replace('/', '--')}"
+
+
+def blob(repository: str, digest: str) -> Path:
+    """The bytes with that digest."""
+    return of(repository) / "blobs" / digest
+
+
+def snapshot(repository: str) -> Path | None:
+    """The folder of a model that is here with everything it needs; None when something is missing."""
+    try:
+        commit = (of(repository) / "refs" / REVISION).read_text("ascii").strip()
+    except (OSError, ValueError):
+        return None
+    found = of(repository) / "snapshots" / commit
+    return found if commit and "/" not in commit and complete(found) else None
+
+
+def complete(found: Path) -> bool:
+    """Whether a folder has its config and every file of weights that its index names."""
+    index = found / "model.safetensors.index.json"
+    if not (found / "config.json").is_file():
+        return False
+    if not index.is_file():
+        return any(file.is_file() for file in found.glob("*.safetensors") if not file.name.startswith("adapter_"))
+    try:
+        shards = set(json.loads(index.read_text("utf-8"))["weight_map"].values())
+    except (OSError, ValueError, KeyError, AttributeError, TypeError):
+        return False
+    return bool(shards) and all((found / str(name)).is_file() for name in shards)
+
+
+def publish(repository: str, commit: str, name: str, digest: str) -> Path:
+    """Make a finished blob a file of the snapshot. Raises OSError."""
+    file = of(repository) / "snapshots" / commit / name
+    file.parent.mkdir(parents=True, exist_ok=True)
+    source = blob(repository, digest)
+    file.unlink(missing_ok=True)
+    try:
+        file.symlink_to(os.path.relpath(source, file.parent))
+    except OSError:  # Windows without the right to make links
+        source.replace(file)
+    return file
+
+
+def refer(repository: str, commit: str) -> None:
+    """The commit that counts from now on. Raises OSError."""
+    ref = of(repository) / "refs" / REVISION
+    ref.parent.mkdir(parents=True, exist_ok=True)
+    ref.write_text(commit, "ascii")
+
+
+@dataclass(frozen=True, slots=True)
+class Cached:
+    """repository: its id. bytes: on the disk. complete: it can be used without a network."""
+
+    repository: str
+    bytes: int
+    complete: bool
+
+
+def all_cached() -> list[Cached]:
+    """The models in the cache that have weights, or a part of them."""
+    found = []
+    for place in sorted(folder().glob("models--*--*")):
+        repository = place.name.removeprefix("models--").replace("--", "/", 1)
+        size = sum(f.stat().st_size for f in place.rglob("*") if f.is_file() and not f.is_symlink())
+        whole = snapshot(repository) is not None
+        if whole or any((place / "blobs").glob(f"*{PARTIAL}")):
+            found.append(Cached(repository, size, whole))
+    return found

@@ -1,0 +1,126 @@
+"""What a repository of the hub holds, and which of its files a model needs. Its answers are another's text: checked."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatch
+
+import msgspec
+
+from sapo_backends.checkpoints.hub.access import endpoint
+from sapo_backends.errors import DownloadFailed, ModelNotFound
+
+ANSWER_LIMIT = 8 << 20
+"""Bytes of a listing, at most."""
+SETTINGS = (
+    "config.json", "generation_config.json", "tokenizer*.json", "chat_template.jinja", "special_tokens_map.json",
+    "added_tokens.json", "vocab.json", "merges.txt", "*.safetensors.index.json",
+)  # fmt: skip
+_SHARD = re.compile(r"model-\d+-of-\d+\.safetensors")
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,150}")
+_WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,60}")
+_DIGEST = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteFile:
+    """digest: SHA-256 of the bytes (64 digits), or git's SHA-1 of a small file (40)."""
+
+    name: str
+    size: int
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Repository:
+    """files: those that the model needs. license: as its card says, "" = it does not. parameters: 0 = not told."""
+
+    id: str
+    commit: str
+    gated: bool
+    license: str
+    parameters: int
+    files: tuple[RemoteFile, ...]
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files that are needed."""
+        return sum(file.size for file in self.files)
+
+
+class _Lfs(msgspec.Struct):
+    sha256: str
+    size: int
+
+
+class _Sibling(msgspec.Struct):
+    rfilename: str
+    size: int | None = None
+    blobId: str = ""
+    lfs: _Lfs | None = None
+
+
+class _Weights(msgspec.Struct):
+    total: int = 0
+
+
+class _Answer(msgspec.Struct):
+    sha: str
+    siblings: list[_Sibling]
+    gated: bool | str = False
+    tags: list[str] = []
+    safetensors: _Weights | None = None
+
+
+def address(repository: str) -> str:
+    """Where the listing is asked for."""
+    return f"{endpoint()}/api/models/{repository}/revision/main?blobs=true"
+
+
+def file_address(found: Repository, name: str) -> str:
+    """Where a file's bytes are."""
+    return f"{endpoint()}/{found.id}/resolve/{found.commit}/{name}"
+
+
+def parsed(repository: str, content: bytes) -> Repository:
+    """A listing. Raises ModelNotFound where the repository holds no model that can be read, DownloadFailed where it is none."""
+    try:
+        answer = msgspec.json.decode(content, type=_Answer)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise DownloadFailed(
+            f"{endpoint()} answered with something that is no listing of {repository}: {error}."
+        ) from error
+    listed = [_remote(one) for one in answer.siblings if _NAME.fullmatch(one.rfilename)]
+    files = needed([one for one in listed if one is not None])
+    if not any(file.name == "config.json" for file in files) or not any(f.name.endswith(".safetensors") for f in files):
+        pickled = any(one.rfilename.endswith((".bin", ".pt")) for one in answer.siblings)
+        reason = " Its pickled weights are not read, because they can run code." if pickled else ""
+        raise ModelNotFound(f"{repository} holds no language model as config.json and *.safetensors.{reason}")
+    if not _DIGEST.fullmatch(answer.sha):
+        raise DownloadFailed(f"{endpoint()} names no commit of {repository}.")
+    named = (tag.partition(":")[2] for tag in answer.tags if tag.startswith("license:"))
+    license_ = next((word for word in named if _WORD.fullmatch(word)), "")
+    parameters = answer.safetensors.total if answer.safetensors else 0
+    return Repository(repository, answer.sha, bool(answer.gated), license_, max(0, parameters), tuple(files))
+
+
+def _remote(one: _Sibling) -> RemoteFile | None:
+    size, digest = (one.lfs.size, one.lfs.sha256) if one.lfs else (one.size or 0, one.blobId)
+    return RemoteFile(one.rfilename, size, digest) if _DIGEST.fullmatch(digest) and size >= 0 else None
+
+
+def needed(files: Sequence[RemoteFile]) -> list[RemoteFile]:
+    """The settings, the tokenizer and one set of weights, smallest first: not the same weights once more under another name."""
+    names = {file.name for file in files}
+    shards = {name for name in names if _SHARD.fullmatch(name)}
+    if "model.safetensors.index.json" in names and shards:
+        weights = shards
+    elif "model.safetensors" in names:
+        weights = {"model.safetensors"}
+    else:
+        others = ("adapter_*", "consolidated*")
+        weights = {n for n in names if n.endswith(".safetensors") and not any(fnmatch(n, o) for o in others)}
+    wanted = [f for f in files if f.name in weights or any(fnmatch(f.name, pattern) for pattern in SETTINGS)]
+    return sorted(wanted, key=lambda file: (file.name in weights, file.size, file.name))

@@ -1,1 +1,0 @@
-"""One policy-gradient update: padded micro-batches, loss, optimizer."""

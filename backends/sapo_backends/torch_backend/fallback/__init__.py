@@ -1,0 +1,1 @@
+"""Architectures that the own decoder does not compute, by transformers."""

@@ -1,0 +1,283 @@
+"""Any other Hugging Face causal language model, computed by transformers behind the interface of model.py.
+
+Slower than our own decoder and imported only when needed. Its parameters become views of one flat tensor, so that
+training, checkpoints and adapters are the same code for both. Of the hidden states only those that predict something go
+through the unembedding, in chunks; prompts are computed once for all rows that continue them, unless layers keep another
+state than keys and values.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from sapo_backends.base import BackendError, BackendUnavailable, ModelNotFound, TokenIds
+from sapo_backends.checkpoints.spec import usual_widths
+from sapo_backends.torch_backend.fallback.unembedding import UnembeddingTap
+from sapo_backends.torch_backend.model.flat_parameters import Entry, Layout, Part
+from sapo_backends.torch_backend.model.lora import PREFIX, LoraWeights
+from sapo_backends.torch_backend.ops.logprobs import TokenLogprobs, chosen_logprobs
+from sapo_backends.torch_backend.ops.packing import Packed
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """What one forward pass computes with: parameters by name, and the adapter if there is one."""
+
+    parameters: Mapping[str, Tensor]
+    adapter: LoraWeights | None
+
+
+def read_module(folder: Path, dtype: torch.dtype) -> nn.Module:
+    """The model by transformers: safetensors only, no code from the folder. Raises BackendUnavailable,
+    ModelNotFound."""
+    try:
+        from transformers import AutoModelForCausalLM
+    except ImportError as error:
+        raise BackendUnavailable(
+            "This architecture needs transformers.", "pip install 'sapo-desktop[torch]'"
+        ) from error
+    try:
+        module: nn.Module = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=dtype, trust_remote_code=False, use_safetensors=True, local_files_only=True
+        )
+    except (ValueError, KeyError, OSError, ImportError) as error:
+        raise ModelNotFound(f"transformers cannot load {folder}: {error}") from error
+    return module
+
+
+class TransformersModel:
+    """See model.Model. One thread at a time."""
+
+    def __init__(self, module: nn.Module, device: torch.device, compute: torch.dtype) -> None:
+        self.module, self.compute = module.eval(), compute
+        named = dict(module.named_parameters())
+        self.layout = Layout([Entry(n, tuple(p.shape), (Part(n, len(p)),)) for n, p in named.items()])
+        self.base = torch.empty(self.layout.size, dtype=next(iter(named.values())).dtype, device=device)
+        for name, view in self.layout.views(self.base).items():
+            view.copy_(named[name].detach())
+            named[name].requires_grad_(False)
+            named[name].data = view
+        module.to(device)  # what is left: buffers. The weights were never there twice
+        self.adapter_layout: Layout | None = None
+        self.flat: Tensor | None = None
+        self.rank, self.alpha = 0, 0.0
+        self._adapter: LoraWeights | None = None
+        self._shares = True
+        known = inspect.signature(module.forward).parameters
+        self._takes_positions = "position_ids" in known
+        self._cache_name = "cache" if "cache" in known else "past_key_values"  # from transformers 5.24 on, and before
+        self.head = UnembeddingTap(module)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights lie."""
+        return self.base.device
+
+    @property
+    def computed_by(self) -> str:
+        """See Model.computed_by."""
+        return "transformers"
+
+    @property
+    def token_bytes(self) -> int:
+        """See Model.token_bytes; by the usual names of the config, as if every layer kept keys and values."""
+        config: Any = self.module.config
+        widths = usual_widths(config.get_text_config().to_dict())
+        return 2 * widths["layers"] * widths["key_value"] * self.compute.itemsize
+
+    @property
+    def stored(self) -> Sequence[Tensor]:
+        """See Model.stored."""
+        return [self.base]
+
+    def linear_layers(self) -> dict[str, nn.Linear]:
+        """Every linear layer but the unembedding, by its name."""
+        head = getattr(self.module, "get_output_embeddings", lambda: None)()
+        return {n: m for n, m in self.module.named_modules() if isinstance(m, nn.Linear) and m is not head}
+
+    def lora_layout(self, rank: int) -> Layout:
+        """Hook an adapter to every linear layer; gives the layout of its tensors."""
+        layers = self.linear_layers()
+        if not layers:
+            raise BackendError("This architecture has no linear layers for an adapter. Choose the method full.")
+        entries = []
+        for name, layer in layers.items():
+            entries.append(
+                Entry(f"{name}.A", (rank, layer.in_features), (Part(f"{PREFIX}{name}.lora_A.weight", rank),))
+            )
+            up = (Part(f"{PREFIX}{name}.lora_B.weight", layer.out_features),)
+            entries.append(Entry(f"{name}.B0", (layer.out_features, rank), up))
+            layer.register_forward_hook(self._hook(name))
+        return Layout(entries)
+
+    def _hook(self, name: str) -> Any:
+        def add(_layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+            return output if self._adapter is None else output + self._adapter.delta(name, inputs[0])
+
+        return add
+
+    def weights(self, trained: Mapping[str, Tensor] | None) -> Bound:
+        """See Model.weights."""
+        if self.adapter_layout is None and trained is not None:
+            return Bound(trained, None)
+        adapter = None if trained is None else LoraWeights(trained, self.rank, self.alpha / self.rank)
+        return Bound(self.layout.views(self.base.to(self.compute)), adapter)
+
+    def decode_weights(self, trained: Mapping[str, Tensor] | None) -> Bound:
+        """See Model.decode_weights."""
+        return self.weights(trained)
+
+    def hidden_states(self, bound: Bound, positions: Tensor, **inputs: Any) -> tuple[Tensor, Any]:
+        """What goes into the unembedding (rows, T, hidden), for input_ids (rows, T) at positions (rows, T), and the
+        cache."""
+        with self.head.capturing():
+            output = self.forward(bound, positions, **inputs)
+        return self.head.taken(), getattr(output, "past_key_values", None)
+
+    def forward(self, bound: Bound, positions: Tensor, **inputs: Any) -> Any:
+        """transformers' output for input_ids (rows, T) at positions (rows, T)."""
+        if self._takes_positions:
+            inputs["position_ids"] = positions
+        if "cache" in inputs:
+            inputs[self._cache_name] = inputs.pop("cache")
+        self._adapter = bound.adapter
+        try:
+            return functional_call(self.module, dict(bound.parameters), (), inputs)
+        finally:
+            self._adapter = None
+
+    def session(self, prompts: Sequence[TokenIds], owner: Tensor, _steps: int, weights: Bound) -> TransformersSession:
+        """See Model.session."""
+        return TransformersSession(self, prompts, owner, weights)
+
+    def token_logprobs(self, packed: Packed, weights: Bound, temperature: float) -> TokenLogprobs:
+        """See Model.token_logprobs."""
+        masks = packed.masks or [None] * len(packed.pairs)
+        every = [mask or (True,) * len(pair[1]) for mask, pair in zip(masks, packed.pairs, strict=True)]
+        step = torch.tensor([i for mask in every for i, counts in enumerate(mask) if counts], device=self.device)
+        states = self._states(packed, weights)  # (rows, completion, hidden)
+        hidden = states[packed.sequence, step]
+        rule = self.head.rule(self)
+        if rule is None:
+            return _in_full(self.head.logits(hidden, weights.parameters) / temperature, packed.targets)
+        table = weights.parameters[self.head.name].to(hidden.dtype)
+        return chosen_logprobs(hidden * rule.scale, table, packed.targets, temperature, rule.softcap)
+
+    def _states(self, packed: Packed, weights: Bound) -> Tensor:
+        """The hidden states that predict each completion's tokens (rows, longest completion, hidden)."""
+        longest = max(len(completion) for _, completion in packed.pairs)
+        prompts = list(dict.fromkeys(prompt for prompt, _ in packed.pairs))
+        if len(prompts) == len(packed.pairs) or longest < 2 or not self._shares:
+            return self._repeated(packed, weights, longest)
+        real, ids = padded_left(prompts, self.device)
+        positions = (real.cumsum(dim=1) - 1).clamp_(min=0)
+        inputs = {"input_ids": ids, "attention_mask": real, "use_cache": True}
+        states, cache = self.hidden_states(weights, positions, **inputs)
+        if not only_keys_and_values(cache):
+            self._shares = False
+            return self._repeated(packed, weights, longest)
+        number = {prompt: i for i, prompt in enumerate(prompts)}
+        owner = torch.tensor([number[prompt] for prompt, _ in packed.pairs], device=self.device)
+        cache.reorder_cache(owner)
+        rows = padded_right([completion[:-1] for _, completion in packed.pairs], longest - 1, self.device)
+        offset = positions[owner, -1:] + 1 + torch.arange(longest - 1, device=self.device)
+        seen = torch.cat((real[owner], torch.ones_like(rows)), dim=1)
+        inputs = {"input_ids": rows, "attention_mask": seen, "cache": cache, "use_cache": True}
+        continued, _ = self.hidden_states(weights, offset, **inputs)
+        return torch.cat((states[owner, -1:], continued), dim=1)
+
+    def _repeated(self, packed: Packed, weights: Bound, longest: int) -> Tensor:
+        """The same, each row with its own copy of its prompt."""
+        texts = [[*prompt, *completion[:-1]] for prompt, completion in packed.pairs]
+        rows = padded_right(texts, max(map(len, texts)), self.device)
+        positions = torch.arange(rows.shape[1], device=self.device).expand_as(rows)
+        states, _ = self.hidden_states(weights, positions, input_ids=rows, use_cache=False)
+        first = torch.tensor([len(prompt) - 1 for prompt, _ in packed.pairs], device=self.device)
+        place = (first[:, None] + torch.arange(longest, device=self.device)).clamp_(max=rows.shape[1] - 1)
+        return states.gather(1, place[:, :, None].expand(-1, -1, states.shape[2]))
+
+    @torch.no_grad()
+    def merged(self) -> dict[str, Tensor]:
+        """Weights by name, the adapter added in float32, in the type they are stored in."""
+        result = {name: view.clone() for name, view in self.layout.views(self.base).items()}
+        if self.adapter_layout is not None and self.flat is not None:
+            adapter = self.adapter_layout.views(self.flat)
+            for name in self.linear_layers():
+                delta = adapter[f"{name}.B0"] @ adapter[f"{name}.A"] * (self.alpha / self.rank)
+                weight = result[f"{name}.weight"]
+                result[f"{name}.weight"] = (weight.float() + delta).to(weight.dtype)
+        return result
+
+
+class TransformersSession:
+    """Decoding with transformers' own cache: each prompt prefilled once, then its cache repeated for its group."""
+
+    def __init__(self, model: TransformersModel, prompts: Sequence[TokenIds], owner: Tensor, weights: Bound) -> None:
+        self._model, self._weights = model, weights
+        real, ids = padded_left(prompts, model.device)
+        positions = (real.cumsum(dim=1) - 1).clamp_(min=0)
+        with model.head.last_only():
+            output = model.forward(weights, positions, input_ids=ids, attention_mask=real, use_cache=True)
+        self._cache: Any = getattr(output, "past_key_values", None)
+        if not hasattr(self._cache, "reorder_cache"):
+            raise BackendError("This architecture keeps a state that a group cannot share; choose another model.")
+        self._real, self._positions = real, positions[:, -1:]
+        self.logits: Tensor = output.logits[:, -1]
+        self.keep(owner)
+
+    def keep(self, rows: Tensor) -> None:
+        """See Session.keep."""
+        self._cache.reorder_cache(rows)
+        self._real, self._positions, self.logits = self._real[rows], self._positions[rows], self.logits[rows]
+
+    def step(self, tokens: Tensor) -> None:
+        """See Session.step."""
+        self._real = torch.cat((self._real, self._real.new_ones(len(tokens), 1)), dim=1)
+        self._positions = self._positions + 1
+        self.logits = self._model.forward(
+            self._weights,
+            self._positions,
+            input_ids=tokens[:, None],
+            attention_mask=self._real,
+            cache=self._cache,
+            use_cache=True,
+        ).logits[:, -1]
+
+
+def padded_left(prompts: Sequence[TokenIds], device: torch.device) -> tuple[Tensor, Tensor]:
+    """1 where a token is real, and the tokens, each (prompts, longest)."""
+    longest = max(map(len, prompts))
+    ids = torch.tensor([[0] * (longest - len(p)) + list(p) for p in prompts], device=device)
+    real = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts], device=device)
+    return real, ids
+
+
+def padded_right(texts: Sequence[TokenIds], width: int, device: torch.device) -> Tensor:
+    """(texts, width), filled up with 0."""
+    return torch.tensor([[*text, *[0] * (width - len(text))] for text in texts], device=device)
+
+
+def only_keys_and_values(cache: Any) -> bool:
+    """Whether a cache can be continued by several tokens at once, with gradients: not where layers keep the state of a
+    convolution or of linear attention."""
+    from transformers.cache_utils import DynamicLayer, LinearAttentionCacheLayerMixin
+
+    layers = getattr(cache, "layers", [])
+    return bool(layers) and all(
+        isinstance(layer, DynamicLayer) and not isinstance(layer, LinearAttentionCacheLayerMixin) for layer in layers
+    )
+
+
+def _in_full(logits: Tensor, targets: Tensor) -> TokenLogprobs:
+    """Of logits (T, V) that only the model itself can make."""
+    logprobs = logits.float().log_softmax(dim=-1)
+    entropy = -(logprobs.detach().exp() * logprobs.detach()).sum(dim=-1)
+    return TokenLogprobs(logprobs.gather(1, targets[:, None])[:, 0], entropy)

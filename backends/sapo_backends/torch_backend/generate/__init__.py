@@ -1,1 +1,0 @@
-"""Generation: the loop over tokens and the sampler."""

@@ -1,0 +1,230 @@
+"""Generation: one batch of all rows, each prompt prefilled once, finished rows dropped; and the sampler of the next token.
+
+The sampler inverts the cumulative distribution and reads the large (rows, V) array only once after the softmax: block
+sums first, then one block a row in float64. As exact as a float64 cumulative sum and several times faster than that or
+torch.multinomial over a vocabulary of 150k. Of a small vocabulary the sum itself is faster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sapo_backends.base import Cancelled, CancelToken, Completion, RowSeed, Sampling, TokenIds
+from sapo_backends.common.generation import GeneratedRows, row_uniforms
+from sapo_backends.common.hardware import KV_BUDGET, rows_at_once
+from sapo_backends.torch_backend.causal_lm import Model
+from sapo_backends.torch_backend.paths import SMALL_VOCABULARY, sampler_kernels
+from sapo_backends.torch_backend.runtime import Workers, shares
+
+BLOCK = 256
+"""Tokens in a block; a divisor of the vocabulary near it is taken if there is one."""
+SAMPLED_ELEMENTS = 1 << 21
+"""On a CPU, so many probabilities are made and sampled from at once, 8 MiB: larger tensors are given back to the system
+at every step and paid for again with page faults."""
+
+
+def uniforms(rows: int, steps: int, seed: int | Sequence[RowSeed]) -> Tensor:
+    """One float64 uniform a row and step (rows, steps), all at once: what a row gets does not depend on which
+    other rows are still alive or on how rows are shared out among threads."""
+    if not isinstance(seed, int):
+        return torch.from_numpy(row_uniforms(seed, steps))
+    generator = torch.Generator().manual_seed(seed)
+    return torch.rand(rows, steps, generator=generator, dtype=torch.float64)
+
+
+def sample(logits: Tensor, sampling: Sampling, uniform: Tensor) -> tuple[Tensor, Tensor]:
+    """logits (rows, V), uniform (rows,) in [0, 1) -> tokens (rows,), log-probabilities (rows,) under
+    softmax(logits / temperature), or at temperature 1 when greedy."""
+    if sampling.temperature > 0.0 and sampling.top_p >= 1.0:
+        compiled = sampler_kernels(logits)
+        if compiled is not None:
+            return compiled.sample(logits, sampling.temperature, uniform)
+    if logits.device.type == "mps":  # which has no float64; its memory is the processor's
+        found, scores = sample(logits.cpu(), sampling, uniform)
+        return found.to(logits.device), scores
+    rows = max(1, SAMPLED_ELEMENTS // logits.shape[1])
+    if logits.device.type != "cpu" or len(logits) <= rows:
+        return _sample_rows(logits, sampling, uniform)
+    parts = zip(torch.split(logits, rows), torch.split(uniform, rows), strict=True)
+    tokens, logprobs = zip(*(_sample_rows(part, sampling, numbers) for part, numbers in parts), strict=True)
+    return torch.cat(tokens), torch.cat(logprobs)
+
+
+def _sample_rows(logits: Tensor, sampling: Sampling, uniform: Tensor) -> tuple[Tensor, Tensor]:
+    """The same for some of the rows."""
+    logits = logits.float()
+    if sampling.temperature == 0.0:
+        tokens = logits.argmax(dim=-1)
+        chosen = logits.gather(1, tokens[:, None])[:, 0]
+        return tokens, chosen - logits.logsumexp(dim=-1)
+    if sampling.temperature != 1.0:
+        logits = logits / sampling.temperature
+    probabilities = logits.softmax(dim=-1)
+    allowed = probabilities if sampling.top_p >= 1.0 else nucleus(probabilities, sampling.top_p)
+    tokens = inverse_cdf(allowed, uniform)
+    return tokens, probabilities.gather(1, tokens[:, None])[:, 0].log()
+
+
+def inverse_cdf(weights: Tensor, uniform: Tensor) -> Tensor:
+    """Index (rows,) sampled in proportion to non-negative weights (rows, V); never one of weight 0."""
+    rows, size = weights.shape
+    if size <= SMALL_VOCABULARY:
+        edges = weights.cumsum(dim=-1, dtype=torch.float64)
+        return torch.searchsorted(edges, _target(edges, uniform), right=True)[:, 0]
+    width = block_width(size)
+    padding = -size % width
+    padded = torch.nn.functional.pad(weights, (0, padding)) if padding else weights
+    blocks = padded.view(rows, -1, width)
+    edges = blocks.sum(dim=-1).double().cumsum(dim=-1)  # (rows, blocks)
+    target = _target(edges, uniform)
+    block = torch.searchsorted(edges, target, right=True)  # (rows, 1), the first whose edge lies beyond the target
+    before = torch.where(block > 0, edges.gather(1, (block - 1).clamp_(min=0)), 0.0)
+    inside = blocks.gather(1, block[:, :, None].expand(-1, -1, width))[:, 0].double()  # (rows, width)
+    within = inside.cumsum(dim=-1)
+    # Rounding may leave the target a hair beyond the block's own sum: the last token of any weight is meant then.
+    index = (within <= torch.minimum(target - before, _just_below(within[:, -1:]))).sum(dim=-1)
+    return block[:, 0] * width + index
+
+
+def _target(edges: Tensor, uniform: Tensor) -> Tensor:
+    """Where the uniform number lies on edges (rows, n): (rows, 1), below the last one whatever the rounding."""
+    last = edges[:, -1:]
+    return torch.minimum(uniform.to(edges.device)[:, None] * last, _just_below(last))
+
+
+@cache
+def block_width(size: int) -> int:
+    """Of a vocabulary's blocks: what divides it, so that no padded copy is needed, else BLOCK."""
+    return next((width for width in range(2 * BLOCK, BLOCK // 4 - 1, -1) if size % width == 0), BLOCK)
+
+
+def _just_below(x: Tensor) -> Tensor:
+    """The largest float64 smaller than x > 0."""
+    return torch.nextafter(x, torch.zeros_like(x))
+
+
+def nucleus(probabilities: Tensor, top_p: float) -> Tensor:
+    """Zero all but the smallest set of most probable tokens whose mass reaches top_p."""
+    ordered, order = probabilities.sort(dim=-1, descending=True, stable=True)
+    ordered = ordered.masked_fill(ordered.cumsum(dim=-1) - ordered >= top_p, 0.0)
+    return torch.zeros_like(probabilities).scatter_(1, order, ordered)
+
+
+COMPACT_BELOW = 0.75
+"""The cache is copied to fewer rows once this share of them is still alive; copying more often costs more than it
+saves."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What to generate. eos_ids: tokens that end a completion."""
+
+    prompts: Sequence[TokenIds]
+    group_size: int
+    sampling: Sampling
+    eos_ids: tuple[int, ...]
+
+
+class Monitor:
+    """Passes on cancellation and the sum of all shards' progress."""
+
+    def __init__(self, shards: int, cancel: CancelToken | None, on_tokens: Callable[[int, int], None] | None) -> None:
+        self._cancel, self._on_tokens, self.shards = cancel, on_tokens, shards
+        self._progress = [(0, 0)] * shards
+
+    def step(self, shard: int, rows: GeneratedRows) -> None:
+        """Called by each shard before each decode step. Raises Cancelled."""
+        if self._cancel is not None:
+            self._cancel.raise_if_cancelled()
+        if self._on_tokens is not None:
+            self._progress[shard] = rows.finished, rows.count
+            self._on_tokens(sum(p[0] for p in self._progress), sum(p[1] for p in self._progress))
+
+
+def generate(
+    model: Model, weights: Any, request: Request, seed: int | Sequence[RowSeed], workers: Workers, monitor: Monitor
+) -> list[list[Completion]]:
+    """group_size completions of each prompt; see Engine.generate. Prompts are shared out among the workers.
+
+    Raises Cancelled with what every worker had until then.
+    """
+    size, steps = request.group_size, request.sampling.max_new_tokens
+    uniform = uniforms(len(request.prompts) * size, steps, seed)
+    parts = shares(len(request.prompts), workers.count)
+
+    rows = [GeneratedRows(len(part) * size, request.eos_ids) for part in parts]
+
+    def shard(number: int) -> None:
+        part = parts[number]
+        chosen = replace(request, prompts=request.prompts[part.start : part.stop])
+        _shard(model, weights, chosen, uniform[part.start * size : part.stop * size], rows[number], number, monitor)
+
+    def groups() -> list[list[Completion]]:
+        done = [completion for part in rows for completion in part.completions()]
+        return [done[i * size : (i + 1) * size] for i in range(len(request.prompts))]
+
+    try:
+        workers.map(shard, range(len(parts)))
+    except Cancelled as error:
+        raise Cancelled(str(error), groups()) from None
+    return groups()
+
+
+def _shard(
+    model: Model, weights: Any, request: Request, uniform: Tensor, rows: GeneratedRows, number: int, monitor: Monitor
+) -> None:
+    """Decode the rows of some prompts into `rows`; uniform (rows, steps). As many at once as there is room for."""
+    steps = uniform.shape[1]
+    if not len(uniform) or not steps:
+        return
+    longest, tokens = max(map(len, request.prompts)), model.token_bytes
+    wave = rows_at_once(
+        tokens * steps + tokens * longest // request.group_size, _budget(model.device) // monitor.shards
+    )
+    for begin in range(0, len(uniform), wave):
+        members = range(begin, min(begin + wave, len(uniform)))
+        _wave(model, weights, request, uniform, members, rows, lambda: monitor.step(number, rows))
+
+
+def _budget(device: torch.device) -> int:
+    """Bytes of keys and values that may be held at once: on a GPU a third of its memory, whatever is in use of it."""
+    return torch.cuda.get_device_properties(device).total_memory // 3 if device.type == "cuda" else KV_BUDGET
+
+
+@torch.inference_mode()
+def _wave(
+    model: Model,
+    weights: Any,
+    request: Request,
+    uniform: Tensor,
+    members: range,
+    rows: GeneratedRows,
+    monitored: Callable[[], None],
+) -> None:
+    """Decode some rows to their end."""
+    monitored()
+    steps = uniform.shape[1]
+    first = members.start // request.group_size
+    prompts = request.prompts[first : (members.stop - 1) // request.group_size + 1]
+    alive = torch.arange(members.start, members.stop)
+    owner = (alive // request.group_size - first).to(model.device)
+    session = model.session(prompts, owner, steps, weights)
+    for step in range(steps):
+        tokens, logprobs = sample(session.logits, request.sampling, uniform[alive, step])
+        active = alive.tolist()
+        rows.append(active, tokens.tolist(), logprobs.tolist())
+        monitored()
+        living = [i for i, row in enumerate(active) if not rows.done[row]]
+        if not living or step + 1 == steps:
+            break
+        if len(living) < COMPACT_BELOW * len(active):
+            keep = torch.tensor(living)
+            alive, tokens = alive[keep], tokens[keep.to(tokens.device)]
+            session.keep(keep.to(model.device))
+        session.step(tokens)

@@ -1,0 +1,239 @@
+"""What the engine needs of torch and of the C library: fast paths that may be missing, threads, TorchScript, oneDNN, malloc.
+
+Fast paths: one that is left out on purpose, or fallen back from, is logged and never silent. SAPO_WITHOUT, a
+comma-separated list of names of `PATHS`, leaves some out: for bug reports, and for tests/benchmarks/paths.py, which
+measures what each is worth. Read once, when this module is imported.
+
+Threads: small models run faster with one thread per shard of the work than with all threads inside each operation. An
+operation of a 5M-parameter model takes microseconds; splitting it means two barriers each time, and on a busy machine a
+barrier waits for the scheduler (measured: 20 times slower). A shard meets the others only at its end.
+
+TorchScript: what a small model does to a batch is thousands of operations of some microseconds each, and Python's part
+of them is a tenth to a quarter of the time. Where it is not to be had (it needs the function's source, and is on its way
+out of torch), the same function runs as plain Python.
+
+oneDNN's packed bfloat16 weights: torch offers them only as private functions (torch.ops.mkldnn), checked before use.
+
+The allocator: glibc gives blocks above a threshold back to the system at once, and every next tensor of that size is
+paid for again with page faults, so it is told to keep them. On other systems this does nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import logging
+import os
+import platform
+import threading
+import warnings
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from itertools import pairwise
+from typing import Any, TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sapo_backends.common import hardware
+
+LOG = logging.getLogger(__name__)
+PATHS = {
+    "own": "this package's own decoder",
+    "native": "the compiled C kernels",
+    "onednn": "oneDNN's packed bfloat16 weights",
+    "torchscript": "TorchScript",
+    "cuda-graph": "CUDA graphs",
+}
+"""Name -> what it is."""
+LEFT_OUT = frozenset(filter(None, os.environ.get("SAPO_WITHOUT", "").split(",")))
+_FOUND: dict[str, str] = {}
+
+
+_FAILED: set[str] = set()
+
+
+def is_left_out(name: str) -> bool:
+    """Whether SAPO_WITHOUT lists that path, or a check found that it computes something else here."""
+    return name in LEFT_OUT or name in _FAILED
+
+
+def leave_out(name: str) -> None:
+    """Do without that path from now on. What was compiled or packed before stays as it is."""
+    _FAILED.add(name)
+
+
+def take_back(name: str) -> None:
+    """Undo leave_out."""
+    _FAILED.discard(name)
+
+
+def fall_back(name: str, reason: str) -> None:
+    """Note, and log once a process, that a path which should run here does not."""
+    if name not in _FOUND:
+        _FOUND[name] = reason
+        LOG.warning("Slower than it could be: %s cannot be used here (%s).", PATHS[name], reason)
+
+
+def fallbacks() -> dict[str, str]:
+    """Name -> reason of what fell back in this process so far."""
+    return dict(_FOUND)
+
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+class Workers:
+    """count threads, each with its own shard; count 1 computes in the caller's thread with all the threads inside."""
+
+    def __init__(self, threads: int, parameters: int, device: torch.device) -> None:
+        sharded = device.type == "cpu" and parameters < hardware.SHARDED_BELOW
+        self.count = threads if sharded else 1
+        if device.type == "cpu":
+            torch.set_num_threads(1 if sharded else threads)
+        self._threads, self._inside = threads, device.type == "cpu" and not sharded
+        self._turns = threading.Semaphore(self.count)
+        self._pool = ThreadPoolExecutor(self.count, thread_name_prefix="shard") if self.count > 1 else None
+
+    def map(self, work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
+        """Results in the order of items. All shards end before an error of one is raised."""
+        if self._pool is None or len(items) < 2:
+            return [work(item) for item in items]
+
+        def in_turn(item: Item) -> Result:
+            with self._turns:
+                return work(item)
+
+        futures = [self._pool.submit(in_turn, item) for item in items]
+        errors = [future.exception() for future in futures]
+        for error in errors:
+            if error is not None:
+                raise error
+        return [future.result() for future in futures]
+
+    def use_share(self, share: float) -> None:
+        """That share of the threads computes at a time, from the next map on. Shards stay as they are: so do the results.
+        Call from the thread that computes."""
+        if self._inside:
+            torch.set_num_threads(max(1, int(self._threads * share)))
+        self._turns = threading.Semaphore(max(1, int(self.count * share)))
+
+    def close(self) -> None:
+        """End the threads."""
+        if self._pool is not None:
+            self._pool.shutdown()
+
+
+def shares(total: int, count: int) -> list[range]:
+    """range(total) cut into at most count consecutive parts of nearly equal size, none empty."""
+    edges = [total * i // count for i in range(count + 1)]
+    return [range(a, b) for a, b in pairwise(edges) if b > a]
+
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+_SCRIPTING = threading.Lock()
+"""The first call may come from several threads at once, and TorchScript's compiler is for one."""
+_KNOWN: dict[Callable[..., Any], Callable[..., Any]] = {}
+
+
+def scripted(function: Function) -> Function:
+    """The function as TorchScript, or as it stands."""
+    known = _KNOWN.get(function)
+    if known is None:
+        with _SCRIPTING:
+            known = _KNOWN.setdefault(function, _script(function))
+    return known  # type: ignore[return-value]
+
+
+def on_cpu(function: Function, x: Tensor) -> Function:
+    """scripted(function) for a tensor in the processor's memory; elsewhere TorchScript would compile kernels for each
+    shape."""
+    return scripted(function) if x.device.type == "cpu" else function
+
+
+def _plus_one(x: Tensor) -> Tensor:
+    return x + 1
+
+
+def works() -> bool:
+    """Whether TorchScript compiles functions here."""
+    return scripted(_plus_one) is not _plus_one
+
+
+def _script(function: Callable[..., Any]) -> Callable[..., Any]:
+    if is_left_out("torchscript"):
+        return function
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            result: Callable[..., Any] = torch.jit.script(function)
+    except Exception as error:  # whatever TorchScript lacks, the function itself works
+        fall_back(
+            "torchscript", f"{function.__name__}: {str(error).strip().partition(chr(10))[0] or type(error).__name__}"
+        )
+        return function
+    return result
+
+
+@cache
+def packs_bfloat16() -> bool:
+    """Whether packing works here: this processor has bfloat16 products, and torch's private functions compute them.
+
+    What should work and does not is noted as a fallback.
+    """
+    if is_left_out("onednn") or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return False
+    try:
+        if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+            return False
+        wrong = "" if _computes() else "it computes wrong products"
+    except (AttributeError, RuntimeError, TypeError) as error:
+        wrong = f"torch {torch.__version__}: {error}"
+    if wrong:
+        fall_back("onednn", wrong)
+    return not wrong
+
+
+def _computes() -> bool:
+    """Whether a packed SwiGLU gives what plain float32 products give."""
+    x, weight = (torch.randn(n, 32).bfloat16() for n in (5, 48))
+    packed = pack(weight)
+    gate = torch.ops.mkldnn._linear_pointwise(x, packed, None, "swish", [], "")
+    found = torch.ops.mkldnn._linear_pointwise(x, gate, packed, None, "mul")
+    y = F.linear(x.float(), weight.float())
+    return bool(((F.silu(y) * y - found).abs() <= 0.05 * (1 + y.square())).all())
+
+
+def pack(weight: Tensor) -> Tensor:
+    """weight (out, in) in oneDNN's own layout, for torch.ops.mkldnn._linear_pointwise only."""
+    result: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous())
+    return result
+
+
+M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3
+LARGEST_THRESHOLD = 32 << 20
+"""The most that glibc accepts on 64-bit systems."""
+
+
+def keep_memory() -> bool:
+    """True if the allocator took the settings."""
+    if platform.libc_ver()[0] != "glibc":
+        return False
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError):
+        return False
+    settings = ((M_MMAP_THRESHOLD, LARGEST_THRESHOLD), (M_TRIM_THRESHOLD, 1 << 30), (M_TOP_PAD, 16 << 20))
+    return all([mallopt(name, value) == 1 for name, value in settings])
+
+
+def release_free_memory() -> None:
+    """Return what is free to the system. For large models, whose packed weights for decoding and whose activations do
+    not fit into each other's holes; paying for the pages again takes a hundredth of a round."""
+    if platform.libc_ver()[0] == "glibc":
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).malloc_trim(0)

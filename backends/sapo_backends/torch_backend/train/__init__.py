@@ -1,1 +1,0 @@
-"""One policy-gradient update: loss, optimizer, the order of micro-batches."""

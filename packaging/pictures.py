@@ -1,0 +1,52 @@
+"""Makes the README's pictures from the recording of the tour: python packaging/pictures.py [--check]
+
+The same recording gives the same pictures on every machine; --check only says which of them are not as they would be made
+now. Needs the package and its dependencies installed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+RECORDING = ROOT / "assets" / "sapo_assets" / "tour" / "swarm.jsonl"
+FOLDER = ROOT / "assets" / "screenshots"
+PICTURES: dict[str, tuple[tuple[int, int], list[str], str]] = {
+    "dashboard": ((120, 36), [], "75"),
+    "swarm": ((120, 40), ["2"], "75"),
+}
+"""Name of a file: (columns, rows), keys pressed, place in the recording."""
+
+
+def drawn(name: str) -> str:
+    """The picture as SVG."""
+    from sapo_desktop.dashboard.screenshot import picture
+
+    size, keys, until = PICTURES[name]
+    return asyncio.run(picture(RECORDING, size, keys, until))
+
+
+def main() -> int:
+    """Write the pictures; with --check 1 where one differs."""
+    os.environ.update({"TZ": "UTC", "TERM": "xterm-256color", "LC_ALL": "C.UTF-8", "COLORTERM": "truecolor"})
+    time.tzset()
+    FOLDER.mkdir(exist_ok=True)
+    stale = []
+    for name in PICTURES:
+        path, svg = FOLDER / f"{name}.svg", drawn(name)
+        if "--check" in sys.argv:
+            stale += [name] if not path.exists() or path.read_text("utf-8") != svg else []
+        else:
+            path.write_text(svg, "utf-8")
+            print(f"{path.relative_to(ROOT)}: {len(svg):,} bytes")
+    if stale:
+        print(f"Not as they would be made now: {', '.join(stale)}. Make them: python packaging/pictures.py")
+    return 1 if stale else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

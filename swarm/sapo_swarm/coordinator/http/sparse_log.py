@@ -1,0 +1,30 @@
+"""What strangers can make a coordinator write is little, however often they ask."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+
+class Sparse(logging.Filter):
+    """At most one record in ten seconds: a line for every malformed request would let anybody fill the disk."""
+
+    def __init__(self, every_s: float = 10.0) -> None:
+        super().__init__()
+        self.every_s = every_s
+        self._last = -every_s
+
+    def filter(self, _record: logging.LogRecord) -> bool:
+        """True for the records that pass."""
+        now = time.monotonic()
+        if now - self._last < self.every_s:
+            return False
+        self._last = now
+        return True
+
+
+def sparse(log: logging.Logger) -> logging.Logger:
+    """The same log, with lines ten seconds apart at least: for aiohttp's, and for whatever a request can bring about."""
+    if not any(isinstance(one, Sparse) for one in log.filters):
+        log.addFilter(Sparse())
+    return log

@@ -1,0 +1,98 @@
+"""A coordinator that wants to be found serves a directory of one swarm, its own, signed anew with its own figures."""
+
+from __future__ import annotations
+
+import asyncio
+
+from aiohttp import web
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from sapo_swarm.coordinator.domain.records import SwarmRecord
+from sapo_swarm.coordinator.domain.views import rounds_per_s
+from sapo_swarm.coordinator.server import Coordinator
+from sapo_swarm.protocol.directory.signed_list import Address, Entry, SwarmList, seal
+from sapo_swarm.protocol.identity import Identity
+from sapo_swarm.protocol.invite import Invite, is_loopback
+from sapo_swarm.protocol.safe_text import safe_text
+from sapo_swarm.tasks.catalogue import CATALOGUE
+
+PATH = "/directory.json"
+EVERY_S = 600.0
+"""So often it is signed anew, if anybody asks."""
+LIFE_S = 7 * 86_400
+NAMED = 4
+"""Tasks that are named; of more, how many."""
+CHECKS = (
+    "each node makes every question anew and scores the answers itself; the coordinator checks signatures and sizes"
+)
+
+
+def signer(swarm: SwarmRecord) -> Identity:
+    """The key of the swarm's list: made from the swarm's private key, so that it moves with the swarm."""
+    made = HKDF(hashes.SHA256(), 32, salt=None, info=b"sapo-directory-v1").derive(swarm.key)
+    return Identity(made)
+
+
+class Listing:
+    """The list of this swarm. invite: how to reach it, told once it listens."""
+
+    def __init__(self, coordinator: Coordinator) -> None:
+        self.invite: Invite | None = None
+        self._coordinator = coordinator
+        self._identity = signer(coordinator.swarm)
+        self._made: tuple[float, bytes] | None = None
+        self._lock = asyncio.Lock()
+
+    @property
+    def address(self) -> Address | None:
+        """What readers put into their settings; None before it listens."""
+        if self.invite is None:
+            return None
+        return Address(self.invite.url + PATH, self._identity.node, self.invite.fingerprint)
+
+    def add(self, app: web.Application) -> None:
+        """The list's route."""
+        app.router.add_get(PATH, self._get)
+
+    async def _get(self, _request: web.Request) -> web.Response:
+        """GET /directory.json: Sealed."""
+        headers = {"Cache-Control": f"max-age={EVERY_S:.0f}"}
+        return web.Response(body=await self._sealed(), content_type="application/json", headers=headers)
+
+    async def _sealed(self) -> bytes:
+        now = self._coordinator.clock()
+        async with self._lock:
+            if self._made is None or not 0 <= now - self._made[0] < EVERY_S:
+                self._made = now, seal(await self._list(now), self._identity)
+            return self._made[1]
+
+    async def _list(self, now: float) -> SwarmList:
+        coordinator, swarm = self._coordinator, self._coordinator.swarm
+        stats = await coordinator.stats()
+        entry = Entry(
+            name=safe_text(swarm.name, 39, lines=False) or swarm.swarm,
+            trains=trains(coordinator.settings.tasks),
+            nodes=stats.nodes,
+            rounds_per_hour=round(3600 * rounds_per_s(stats, now), 1),
+            who="anyone" if swarm.open else "invited",
+            checks=CHECKS,
+            join=str(self.invite) if swarm.open and self.invite is not None else "",
+            ask=safe_text(coordinator.settings.contact, 199, lines=False),
+        )
+        return SwarmList(name=entry.name, issued=int(now), expires=int(now) + LIFE_S, swarms=(entry,))
+
+
+def reachable(invites: list[Invite], public: str) -> Invite:
+    """The invite that is listed, without its token: at the name that the host gave, else at the first address that others can
+    reach."""
+    first = next((invite for invite in invites if not is_loopback(invite.host)), invites[0])
+    return Invite(public or first.host, first.port, first.swarm, first.fingerprint)
+
+
+def trains(tasks: tuple[str, ...]) -> str:
+    """What a swarm of these tasks trains on, in words."""
+    if set(tasks) >= set(CATALOGUE):
+        return f"any of the {len(CATALOGUE)} reasoning tasks"
+    more = len(tasks) - NAMED
+    return ", ".join(tasks[:NAMED])[:180] + (f" and {more} more" if more > 0 else "")

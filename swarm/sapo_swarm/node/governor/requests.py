@@ -1,0 +1,120 @@
+"""What the person asked of the node, beside what the limits say: pure functions of requests and the clock."""
+
+from __future__ import annotations
+
+import time
+from typing import Literal
+
+import msgspec
+
+from sapo_swarm.node.governor.clock import local
+from sapo_swarm.node.governor.holds import EFFORTS, Effort, Hold, Level
+
+Verb = Literal["pause", "resume", "finish", "snooze", "run_anyway", "obey", "stop"]
+VERBS: tuple[Verb, ...] = ("pause", "resume", "finish", "snooze", "run_anyway", "obey", "stop")
+FOREVER = float("inf")
+
+
+class Requests(msgspec.Struct, frozen=True):
+    """paused_until / anyway_until: seconds of the steady clock, 0 = not. finish: pause once the round is done. holds: of the
+    governor, the strongest first."""
+
+    paused_until: float = 0.0
+    anyway_until: float = 0.0
+    finish: bool = False
+    stop: bool = False
+    holds: tuple[Hold, ...] = ()
+    failure: str = ""
+
+
+class BadCommand(ValueError):
+    """No such verb or a duration that makes no sense."""
+
+
+def command(requests: Requests, verb: str, for_s: float, now: float) -> Requests:
+    """The requests after a command. for_s: 0 = without end. Raises BadCommand."""
+    if for_s < 0 or for_s > 30 * 86400:
+        raise BadCommand("for_s must be between 0 (no end) and 2592000 seconds (30 days).")
+    until = now + for_s if for_s else FOREVER
+    replace = msgspec.structs.replace
+    if verb == "pause" or verb == "snooze":
+        return replace(requests, paused_until=until, finish=False)
+    if verb == "resume":
+        return replace(requests, paused_until=0.0, finish=False, failure="")
+    if verb == "finish":
+        return replace(requests, finish=True)
+    if verb == "run_anyway":
+        return replace(requests, anyway_until=now + (for_s or 3600.0), paused_until=0.0, failure="")
+    if verb == "obey":
+        return replace(requests, anyway_until=0.0)
+    if verb == "stop":
+        return replace(requests, stop=True)
+    raise BadCommand(f"There is no command {verb!r}. Known: {', '.join(VERBS)}.")
+
+
+def obstacle(requests: Requests, now: float, wall: float) -> tuple[str, str] | None:
+    """(reason code, sentence) of what keeps the node from working now, or None. wall: the same moment in Unix time."""
+    if requests.failure:
+        return "failure", requests.failure
+    if requests.paused_until > now:
+        if requests.paused_until == FOREVER:
+            return "person", "Paused · space goes on"
+        left = requests.paused_until - now
+        until = moment(wall + left, wall)
+        return "snooze", f"Paused until {until} · space goes on now"
+    if (hold := strongest(requests, now)) is not None and hold.level == Level.PAUSE:
+        return hold.code, hold.sentence
+    return None
+
+
+def strongest(requests: Requests, now: float) -> Hold | None:
+    """The hold that counts: while the person runs anyway, only those that nothing overrides do."""
+    anyway = requests.anyway_until > now
+    return next((hold for hold in requests.holds if hold.floor or not anyway), None)
+
+
+def effort(requests: Requests, now: float) -> Effort:
+    """How much of the machine the node takes."""
+    hold = strongest(requests, now)
+    return EFFORTS[hold.level if hold else Level.RUN]
+
+
+def aside(requests: Requests, now: float, wall: float) -> str:
+    """What a working node has to say besides, as the end of a sentence: which rule slows it, until when it runs anyway."""
+    hold = strongest(requests, now)
+    slower = hold.aside if hold is not None and hold.level < Level.PAUSE else ""
+    if requests.anyway_until <= now:
+        return slower
+    until = moment(wall + requests.anyway_until - now, wall)
+    return f"{slower} · runs anyway until {until}, r ends that"
+
+
+def moment(then: float, now: float) -> str:
+    """A moment to come as people say it: 18:00 today, Tue 07:30 on another day of this week, Tue 24 Nov, 07:30 later."""
+    at, today = local(then), local(now)
+    if at[:3] == today[:3]:
+        return time.strftime("%H:%M", at)
+    return time.strftime("%a %H:%M" if then - now < 6 * 86400 else "%a %d %b, %H:%M", at)
+
+
+def pending(requests: Requests, state: str) -> str:
+    """What was asked for and has not happened yet, as the end of a sentence; "" when nothing is."""
+    if requests.stop and state not in ("stopped", "failed"):
+        return " · stops as soon as it can"
+    if state == "starting" and requests.paused_until:
+        return " · pauses once the model is open"
+    return " · pauses after this round" if requests.finish and state != "paused" else ""
+
+
+def round_done(requests: Requests) -> Requests:
+    """After a round: a wish to finish becomes a pause."""
+    return msgspec.structs.replace(requests, finish=False, paused_until=FOREVER) if requests.finish else requests
+
+
+def duration(seconds: float) -> str:
+    """ "45 s", "12 min", "1 h 20 min"."""
+    whole = max(1, round(seconds))
+    if whole < 90:
+        return f"{whole} s"
+    minutes = round(whole / 60)
+    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"

@@ -1,0 +1,209 @@
+"""Episodes as completions: the model's turns and the environment's answers between them, in one row of tokens with a mask.
+
+Everything about an episode follows from its tokens, so an interrupted one is continued from what is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import groupby
+
+from sapo_backends.base import Completion, Engine, Sampling, TokenIds, Tokenizer
+from sapo_swarm.node.engine_thread import EngineHost
+from sapo_swarm.scoring.scorer import Scored, Scorer
+from sapo_swarm.scoring.turns.play import Step
+from sapo_swarm.tasks.own import library
+from sapo_swarm.tasks.prompts import conversation
+from sapo_swarm.types import STRICT, Group, Question, RewardRule, Rollout, TaskRef, Turn
+
+Episode = tuple[TaskRef, Sequence[int], Completion]
+"""Where it comes from, its prompt, and its tokens so far."""
+
+
+def prompt_ids(tokenizer: Tokenizer, scorer: Scorer, question: Question) -> list[int]:
+    """A question as the model reads it, with the tools of its environment. Raises BadTask."""
+    return tokenizer.encode_chat(conversation(question, scorer.answer_format), scorer.tools(question.ref))
+
+
+def turn_length(completion: Completion) -> int:
+    """Tokens that the model wrote since the environment last answered."""
+    if completion.loss_mask is None:
+        return len(completion.tokens)
+    mask = completion.loss_mask
+    return next((i for i, sampled in enumerate(reversed(mask)) if not sampled), len(mask))
+
+
+def model_turns(tokenizer: Tokenizer, completion: Completion) -> tuple[str, ...]:
+    """What the model wrote, turn by turn; the last turn may be empty."""
+    mask = completion.loss_mask or (True,) * len(completion.tokens)
+    runs = [(sampled, list(run)) for sampled, run in groupby(zip(mask, completion.tokens, strict=True), lambda x: x[0])]
+    turns = [tokenizer.decode([token for _, token in run]) for sampled, run in runs if sampled]
+    return tuple(turns if mask and mask[-1] else [*turns, ""])
+
+
+async def answered(
+    engine: Engine, scorer: Scorer, episodes: Sequence[Episode], limits: Sequence[int]
+) -> list[tuple[Completion, bool]]:
+    """Each episode with the environment's answer to its last turn, and whether it is over. limits: tokens of a turn of each.
+
+    An episode is over, too, where prompt, turns and another one as long exceed the model's context.
+    """
+    tokenizer = engine.tokenizer
+    steps = await scorer.play([(ref, model_turns(tokenizer, c)) for ref, _, c in episodes]) if episodes else []
+    found = []
+    for (_, prompt, completion), step, most in zip(episodes, steps, limits, strict=True):
+        longer = None if step.over else _extended(tokenizer, completion, step)
+        room = engine.info.context_length - len(prompt) - most
+        fits = longer is not None and len(longer.tokens) <= room
+        found.append((longer, False) if longer is not None and fits else (completion, True))
+    return found
+
+
+def _extended(tokenizer: Tokenizer, completion: Completion, step: Step) -> Completion:
+    """The turn up to the end of its tool call, and the answer behind it: context that carries no loss."""
+    start = len(completion.tokens) - turn_length(completion)
+    kept = _cut(tokenizer, completion.tokens, start, step.cut)
+    said = tokenizer.encode_reply(step.replies[-1])
+    if kept and completion.tokens[kept - 1] in tokenizer.eos_ids and said and said[0] in tokenizer.eos_ids:
+        said = said[1:]  # the model ended its turn itself
+    mask = completion.loss_mask or (True,) * len(completion.tokens)
+    return Completion(
+        (*completion.tokens[:kept], *said),
+        (*completion.logprobs[:kept], *(0.0 for _ in said)),
+        "length",
+        (*mask[:kept], *(False for _ in said)),
+    )
+
+
+def _cut(tokenizer: Tokenizer, tokens: TokenIds, start: int, characters: int) -> int:
+    """How many tokens there are up to the one that brings the last turn to so many characters; all, where only the end of
+    the turn is behind it."""
+    whole = tokenizer.decode(tokens[start:])
+    if characters >= len(whole):
+        return len(tokens)
+    low, high = start, len(tokens)
+    while low < high:
+        middle = (low + high) // 2
+        if len(tokenizer.decode(tokens[start:middle])) < characters:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+async def finished(
+    tokenizer: Tokenizer,
+    scorer: Scorer,
+    groups: Sequence[tuple[TaskRef, Sequence[Completion]]],
+    rule: RewardRule = STRICT,
+) -> list[tuple[Scored, list[tuple[Turn, ...]]]]:
+    """Rewards of episodes that are over, and their turns as text; by group. Raises ScorerUnavailable."""
+    written = [[model_turns(tokenizer, c) for c in completions] for _, completions in groups]
+    flat = [(ref, turns) for (ref, _), group in zip(groups, written, strict=True) for turns in group]
+    steps = iter(await scorer.play(flat, final=True, rule=rule))
+    found = []
+    for group in written:
+        ends = [next(steps) for _ in group]
+        scored = Scored(tuple(step.reward for step in ends), tuple(step.well_formed for step in ends))
+        found.append((scored, [_woven(turns, step.replies) for turns, step in zip(group, ends, strict=True)]))
+    return found
+
+
+def _woven(written: Sequence[str], replies: Sequence[str]) -> tuple[Turn, ...]:
+    turns: list[Turn] = []
+    for place, text in enumerate(written):
+        turns.append(Turn(text))
+        if place < min(len(replies), len(written) - 1):
+            turns.append(Turn(replies[place], environment=True))
+    return tuple(turns)
+
+
+def encoded(tokenizer: Tokenizer, rollout: Rollout) -> tuple[tuple[int, ...], tuple[bool, ...] | None]:
+    """Tokens and loss mask of a rollout that is known by its text: of a replayed one, or another node's."""
+    end = tokenizer.eos_ids[:1] if rollout.finish == "stop" else ()
+    if not rollout.turns:
+        return (*tokenizer.encode_text(rollout.text), *end), None
+    ids: list[int] = []
+    mask: list[bool] = []
+    for turn in rollout.turns:
+        part = tokenizer.encode_reply(turn.text) if turn.environment else tokenizer.encode_text(turn.text)
+        ids += part
+        mask += [not turn.environment] * len(part)
+    return (*ids, *end), (*mask, *(True for _ in end))
+
+
+async def judged(
+    tokenizer: Tokenizer,
+    scorer: Scorer,
+    questions: Sequence[Question],
+    completions: Sequence[Sequence[Completion]],
+    rule: RewardRule,
+    label: str,
+) -> list[tuple[Group, int]]:
+    """Each question as a group of this node, with how many of its rollouts hold an answer: episodes by their environment, the
+    others by their verifier. label: of the model. Raises ScorerUnavailable."""
+    both = list(zip(questions, completions, strict=True))
+    episodes = [(q.ref, group) for q, group in both if library.turns(q.ref)]
+    single = [(q.ref, [tokenizer.decode(c.tokens) for c in group]) for q, group in both if not library.turns(q.ref)]
+    played = iter(await finished(tokenizer, scorer, episodes, rule))
+    verdicts = iter(zip(single, await scorer.score_local(single, rule), strict=True))
+    found: list[tuple[Group, int]] = []
+    for question, group in both:
+        if library.turns(question.ref):
+            scored, turns = next(played)
+            texts = ["\n".join(t.text for t in episode if not t.environment) for episode in turns]
+        else:
+            (_, texts), scored = next(verdicts)
+            turns = [()] * len(texts)
+        rollouts = tuple(
+            Rollout(text, c.finish, reward, c.sampled, place in scored.shortcut, episode)
+            for place, (text, c, reward, episode) in enumerate(zip(texts, group, scored.rewards, turns, strict=True))
+        )
+        found.append((Group(question, rollouts, model=label), sum(scored.well_formed)))
+    return found
+
+
+async def continue_episodes(
+    host: EngineHost,
+    scorer: Scorer,
+    questions: Sequence[Question],
+    prompts: Sequence[Sequence[int]],
+    drawn: Sequence[Sequence[Completion]],
+    sampling: Sequence[Sampling],
+    seed: int,
+) -> list[list[Completion]]:
+    """The completions, those of environments played to their end: for evaluations, which nothing interrupts half-way.
+
+    drawn: the first turns; a completion without tokens (its prompt does not fit) is left as it is. sampling: of each
+    question. Raises Cancelled.
+    """
+    table = [list(group) for group in drawn]
+    places = [
+        (i, j)
+        for i, question in enumerate(questions)
+        if library.turns(question.ref)
+        for j, completion in enumerate(table[i])
+        if completion.tokens
+    ]
+    turn = 1
+    while places:
+        episodes = [(questions[i].ref, prompts[i], table[i][j]) for i, j in places]
+        found = await answered(host.engine, scorer, episodes, [sampling[i].max_new_tokens for i, _ in places])
+        going = []
+        for (i, j), (completion, over) in zip(places, found, strict=True):
+            table[i][j] = completion
+            if not over:
+                going.append((i, j))
+        for alike in dict.fromkeys(sampling[i] for i, _ in going):
+            chosen = [(i, j) for i, j in going if sampling[i] == alike]
+            rows = [[*prompts[i], *table[i][j].tokens] for i, j in chosen]
+            more = await host.call(host.engine.generate, rows, 1, alike, seed + turn, host.cancel)
+            for (i, j), (new,) in zip(chosen, more, strict=True):
+                old = table[i][j]
+                mask = (*(old.loss_mask or ()), *(True for _ in new.tokens))
+                table[i][j] = replace(
+                    new, tokens=old.tokens + new.tokens, logprobs=old.logprobs + new.logprobs, loss_mask=mask
+                )
+        places, turn = going, turn + 1
+    return table

@@ -1,0 +1,47 @@
+"""The phrase memory of a model (protocol.phrases) on the disk, so that a restart does not whitewash what others taught it.
+
+phrases.msgpack in the model's folder: one zstd frame, written beside its name and renamed. A file that cannot be read counts
+as none: then what the model writes first is its own again, which is said.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+import zstandard
+
+from sapo_swarm.protocol.phrases import KeptPhrases, PhraseWatch
+from sapo_swarm.types import UNREADABLE
+
+NAME = "phrases.msgpack"
+LARGEST = 96 * 2**20
+"""Bytes of the file after decompression."""
+
+
+def keep(folder: Path, watch: KeptPhrases) -> None:
+    """Write it; whole or not at all. Raises OSError."""
+    partial = folder / f"{NAME}.partial"
+    with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+        file.write(zstandard.compress(msgspec.msgpack.encode(watch), 1))
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(folder / NAME)
+
+
+def kept(folder: Path) -> tuple[PhraseWatch, str]:
+    """What was kept, or a new memory; and a sentence where there was a file that cannot be read, else ""."""
+    path = folder / NAME
+    try:
+        packed = path.read_bytes() if path.stat().st_size <= LARGEST else b""
+        if zstandard.get_frame_parameters(packed).content_size > LARGEST:
+            raise zstandard.ZstdError("too large")
+        plain = zstandard.decompress(packed, max_output_size=LARGEST)
+        return PhraseWatch.unpacked(msgspec.msgpack.decode(plain, type=KeptPhrases)), ""
+    except FileNotFoundError:
+        return PhraseWatch(), ""
+    except (OSError, zstandard.ZstdError, *UNREADABLE):
+        return PhraseWatch(), (
+            f"{path} cannot be read: phrases that others taught this model before count as its own from now on."
+        )

@@ -1,0 +1,45 @@
+"""The leaderboard as this node sees it: looked at from time to time, sooner when the number of nodes has changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from sapo_swarm.node.swarm.swarm_stats import SwarmStats
+from sapo_swarm.protocol.client import CoordinatorError, NodeClient
+from sapo_swarm.protocol.safe_text import safe_text
+from sapo_swarm.types import Peer
+
+LEADERBOARD_S, NEWCOMER_S = 15.0, 2.0
+PEERS = 100
+"""Of the leaderboard, with most groups first: each picture of the swarm goes into the journal."""
+
+
+class Board:
+    """Puts the peers into the stats. wall: Unix time."""
+
+    def __init__(self, client: NodeClient, stats: SwarmStats, wall: Callable[[], float]) -> None:
+        self._client, self._stats, self._wall = client, stats, wall
+        self._at = -LEADERBOARD_S
+
+    async def look(self, nodes: int) -> None:
+        """nodes: that the coordinator tells of. A coordinator that does not answer changes nothing."""
+        pause = LEADERBOARD_S if nodes <= len(self._stats.peers) else NEWCOMER_S
+        if self._wall() - self._at < pause:
+            return
+        self._at = self._wall()
+        try:
+            board = await self._client.leaderboard()
+        except CoordinatorError:
+            return
+        self._stats.peers = tuple(
+            Peer(
+                node=row.node,
+                name=safe_text(row.name, 40, lines=False),
+                model=safe_text(row.model, 80, lines=False),
+                groups=row.groups,
+                share=row.share,
+                uptake=row.uptake,
+                seen_s=row.seen_s,
+            )
+            for row in board.nodes[:PEERS]
+        )

@@ -1,0 +1,74 @@
+"""The answer at the end of a completion, in the format that its prompt asked for. Linear in the length of the text.
+
+Whatever the format, the answer is the end: text behind it would be taught though nobody judges it.
+"""
+
+from __future__ import annotations
+
+import json
+
+from sapo_swarm.tasks.prompts import extract_answer
+from sapo_swarm.types import AnswerFormat
+
+CLOSING, BOX, THOUGHT = "</answer>", "\\boxed{", "</think>"
+TAIL = 8
+"""Characters that may follow an answer: spaces and line breaks, which some models end every answer with, and what closes the
+formula or sentence around a box."""
+
+
+def after_reasoning(text: str) -> str:
+    """What follows the reasoning of a model that thinks before it answers; nothing where that never ended. Text without
+    reasoning stays whole."""
+    if THOUGHT in text:
+        return text[text.rfind(THOUGHT) + len(THOUGHT) :]
+    return "" if text.lstrip().startswith("<think>") else text
+
+
+def written_answer(answer_format: AnswerFormat, text: str) -> str | None:
+    """The answer, stripped, or None where the text does not end with one."""
+    if answer_format == "tags":
+        return _tagged(text)
+    if answer_format == "boxed":
+        return _boxed(text)
+    if answer_format == "json":
+        return _json(text)
+    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), None)
+
+
+def _ends(tail: str, also: str = "") -> bool:
+    return len(tail) <= TAIL and not tail.strip(" \t\r\n" + also)
+
+
+def _tagged(text: str) -> str | None:
+    answer = extract_answer(text)
+    if not answer or CLOSING in answer or not _ends(text[text.rfind(CLOSING) + len(CLOSING) :]):
+        return None
+    return answer
+
+
+def _boxed(text: str) -> str | None:
+    """Braces inside the last box are balanced."""
+    start = text.rfind(BOX)
+    depth, place = 1, start + len(BOX)
+    while start >= 0 and place < len(text):
+        depth += {"{": 1, "}": -1}.get(text[place], 0)
+        if not depth:
+            answer = text[start + len(BOX) : place].strip()
+            return answer if answer and _ends(text[place + 1 :], "$.)]\\") else None
+        place += 1
+    return None
+
+
+def _json(text: str) -> str | None:
+    """The last object, of one line or several, whose "answer" is a text or a number."""
+    end = text.rfind("}") + 1
+    start = text.rfind("{", 0, end)
+    if start < 0 or not _ends(text[end:], "`"):
+        return None
+    try:
+        value = json.loads(text[start:end])
+    except (ValueError, RecursionError):
+        return None
+    answer = value.get("answer")
+    usable = isinstance(answer, str | int | float) and not isinstance(answer, bool)
+    return (str(answer).strip() or None) if usable else None

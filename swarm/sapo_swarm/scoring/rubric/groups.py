@@ -1,0 +1,50 @@
+"""Groups of judged tasks: which answers a judge is shown, and rewards from its verdicts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sapo_swarm.scoring.answer_format import after_reasoning, written_answer
+from sapo_swarm.scoring.declared.extract import extract
+from sapo_swarm.scoring.messages import cap
+from sapo_swarm.scoring.rubric.judge import Judge, JudgeAway
+from sapo_swarm.tasks.own import library
+from sapo_swarm.types import AnswerFormat, TaskRef
+
+Verdicts = tuple[tuple[float, ...], tuple[bool, ...]]
+"""Rewards of a group's texts, and whether each holds an answer."""
+
+
+def is_judged(ref: TaskRef) -> bool:
+    """The answers of its task are judged by a rubric. A task that is not here any more is not."""
+    try:
+        return bool(library.rubric(ref))
+    except (ValueError, KeyError):
+        return False
+
+
+async def judged_groups(
+    judge: Judge | None, groups: Sequence[tuple[TaskRef, str, Sequence[str]]], answer_format: AnswerFormat
+) -> list[Verdicts]:
+    """groups: (reference, its question's text, texts). A text without an answer earns nothing and is not shown to the judge,
+    nor is any where the question is "". Raises JudgeAway, BadTask.
+    """
+    if judge is None:
+        raise JudgeAway(
+            f"Task {groups[0][0].dataset!r} is judged by a model, and none is set. See: sapo-desktop tasks judge --help"
+        )
+    table = []
+    for ref, question, texts in groups:
+        spec = library.find(ref.dataset).spec
+        answers = [_answer(spec.extract, text, answer_format) if question else "" for text in texts]
+        table.append([(spec.rubric, question, answer) for answer in answers])
+    cases = [case for row in table for case in row if case[2]]
+    said = dict(zip(cases, await judge.verdicts(cases), strict=True))
+    return [
+        (tuple(float(said.get(case) is True) for case in row), tuple(bool(case[2]) for case in row)) for row in table
+    ]
+
+
+def _answer(how: str, text: str, answer_format: AnswerFormat) -> str:
+    text = after_reasoning(cap(text))
+    return (extract(how, text) if how != "tags" else written_answer(answer_format, text)) or ""  # type: ignore[arg-type]

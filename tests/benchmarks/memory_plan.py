@@ -1,0 +1,196 @@
+"""The memory plan beside the measured peak of a round, and its processor seconds, with random weights of real shapes.
+
+    python tests/benchmarks/memory_plan.py --log FILE [--shapes 135M 0.5B] [--tokens 96 1024] [--kinds own fallback]
+        [--precisions bfloat16 float32 4bit] [--folder PLACE] [--table]
+
+Each row in a fresh process on one thread: load, generation of full length, one update with an adapter; peak is VmHWM. 96
+tokens: 2 x 8 completions; 1,024: 1 x 4. A JSON line a row goes to FILE as soon as it is measured, and rows that are there
+are not measured again, so that the whole can be done in parts. --table: what is in FILE, as Markdown.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from shapes import Shape, write_folder
+
+SHAPES = {
+    "135M": Shape(49152, 576, 1536, 30, 9, 3),
+    "270M": Shape(262144, 640, 2048, 18, 4, 1),
+    "0.5B": Shape(151936, 896, 4864, 24, 14, 2),
+    "1.5B": Shape(151936, 1536, 8960, 28, 12, 2),
+    "4B": Shape(151936, 2560, 9728, 36, 32, 8),
+}
+ROUNDS = {96: (2, 8), 1024: (1, 4), 4096: (1, 4)}
+"""New tokens -> groups and completions of each."""
+PROMPT = 64
+ROW_S = 900
+CHILD = r"""
+import json, sys, time
+from pathlib import Path
+from sapo_backends.base import LoadRequest, PolicyUpdate, Sampling, TrainSample
+from sapo_backends.common import hardware, precisions
+from sapo_backends.measure.probe import peak_memory
+from sapo_backends.measure.sizing import model_size
+from sapo_backends.registry import backend
+folder, groups, group, new, prompt, kind, precision = sys.argv[1], *map(int, sys.argv[2:6]), *sys.argv[6:8]
+trains = sys.argv[8] == "train"
+def now(): return next(int(l.split()[1]) * 1024 for l in open("/proc/self/status") if l.startswith("VmRSS:"))
+began = time.process_time()
+request = LoadRequest(folder, "lora" if trains else "none", precision, "cpu", threads=1)
+size, _ = model_size(Path(folder), request)
+engine = backend("torch")().load(request)
+found = {"loaded": peak_memory(), "stays": now(), "load_s": time.process_time() - began}
+prompts = [[10 + (7 * g + i) % 90 for i in range(prompt)] for g in range(groups)]
+began = time.process_time()
+rows = engine.generate(prompts, group, Sampling(max_new_tokens=new, temperature=1.0), seed=0)
+found |= {"generated": peak_memory(), "generate_s": time.process_time() - began}
+made = [(p, c) for p, row in zip(prompts, rows) for c in row]
+batch = [TrainSample(tuple(p), tuple(10 + (13 * n + 7 * i) % 90 for i in range(new)), 1.0 if n % 2 else -1.0)
+         for n, (p, _) in enumerate(made)]
+began = time.process_time()
+if trains:
+    engine.update(batch, PolicyUpdate("grpo", learning_rate=1e-6), seed=0)
+found |= {"update_s": time.process_time() - began, "peak": peak_memory()}
+shape = hardware.RoundShape(groups, group, prompt, new)
+compute = 4 if precision.endswith("float32") else 2
+found["plan"] = hardware.bytes_of_round(
+    size, shape, compute_bytes=compute, fallback=kind == "fallback", four_bit=precision.startswith("4bit"))
+found |= {"longest": max(len(c.tokens) for _, c in made), "computed_by": engine.info.extra.get("computed_by", "")}
+print(json.dumps(found))
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--log", type=Path, required=True)
+    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "sapo-shapes")
+    parser.add_argument("--shapes", nargs="+", default=["135M", "270M", "0.5B", "1.5B"], choices=list(SHAPES))
+    parser.add_argument("--tokens", nargs="+", type=int, default=[96, 1024], choices=list(ROUNDS))
+    parser.add_argument("--kinds", nargs="+", default=["own", "fallback"], choices=["own", "fallback"])
+    parser.add_argument("--precisions", nargs="+", default=["bfloat16", "float32", "4bit"])
+    parser.add_argument("--generate-only", action="store_true")
+    parser.add_argument("--table", action="store_true")
+    args = parser.parse_args()
+    if args.table:
+        rows = [json.loads(line) for line in args.log.read_text("utf-8").splitlines()]
+        print("\n".join(table([row if "failed" in row else replanned(row, args.folder) for row in rows])))
+        return
+    done = {_key(json.loads(line)) for line in args.log.read_text("utf-8").splitlines()} if args.log.exists() else set()
+    for name in args.shapes:
+        for kind in args.kinds:
+            for precision in args.precisions:
+                for new in args.tokens:
+                    row = {"shape": name, "kind": kind, "precision": precision, "tokens": new}
+                    row["trains"] = not args.generate_only
+                    if _key(row) in done or (kind == "fallback" and precision.startswith("4bit")):
+                        continue
+                    row |= measured(made(args.folder / name, SHAPES[name]), new, kind, precision, row["trains"])
+                    with args.log.open("a", encoding="utf-8") as log:
+                        log.write(json.dumps(row) + "\n")
+                    print(json.dumps(row), flush=True)
+
+
+def replanned(row: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """A measured row with what is planned today."""
+    from sapo_backends.base import LoadRequest
+    from sapo_backends.common import hardware, precisions
+    from sapo_backends.measure.sizing import model_size
+
+    request = LoadRequest(method="lora" if row["trains"] else "none", precision=row["precision"])
+    size, _ = model_size(made(folder / row["shape"], SHAPES[row["shape"]]), request)
+    plan = hardware.bytes_of_round(
+        size,
+        hardware.RoundShape(*ROUNDS[row["tokens"]], PROMPT, row["tokens"]),
+        compute_bytes=4 if row["precision"].endswith("float32") else 2,
+        fallback=row["kind"] == "fallback",
+        four_bit=precisions.is_four_bit(row["precision"]),
+    )
+    gib = plan / 2**30
+    return {**row, "plan": round(gib, 2), "plan/peak": round(gib / row["peak"], 2)}
+
+
+def _key(row: dict[str, Any]) -> tuple[object, ...]:
+    return row["shape"], row["kind"], row["precision"], row["tokens"], row["trains"]
+
+
+def made(folder: Path, shape: Shape) -> Path:
+    """The folder with bfloat16 weights, a megabyte of random numbers over and over; nothing is held in memory."""
+    if (folder / "model.safetensors").exists():
+        return folder
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = write_folder(folder, shape, "llama")
+    header, at = {}, 0
+    for name, size in tensors.items():
+        end = at + 2 * int(np.prod(size))
+        header[name], at = {"dtype": "BF16", "shape": list(size), "data_offsets": [at, end]}, end
+    numbers = np.random.default_rng(0).standard_normal(1 << 19, dtype=np.float32) * np.float32(0.02)
+    block = (numbers.view(np.uint32) >> 16).astype("<u2").tobytes()
+    one = (np.ones(1 << 19, np.float32).view(np.uint32) >> 16).astype("<u2").tobytes()
+    text = json.dumps(header).encode()
+    partial = folder / "partial"
+    with partial.open("wb") as stream:
+        stream.write(len(text).to_bytes(8, "little") + text)
+        for size in tensors.values():
+            left = 2 * int(np.prod(size))
+            while left:
+                left -= stream.write((one if len(size) == 1 else block)[: min(left, len(block))])
+    partial.rename(folder / "model.safetensors")
+    return folder
+
+
+def measured(folder: Path, new: int, kind: str, precision: str, trains: bool) -> dict[str, object]:
+    """One row; what failed says so."""
+    groups, group = ROUNDS[new]
+    arguments = [
+        str(folder),
+        *map(str, (groups, group, new, PROMPT)),
+        kind,
+        precision,
+        "train" if trains else "generate",
+    ]
+    environment = os.environ | ({"SAPO_WITHOUT": "own"} if kind == "fallback" else {})
+    child = [sys.executable, "-c", CHILD, *arguments]
+    try:
+        done = subprocess.run(child, capture_output=True, text=True, env=environment, timeout=ROW_S)
+    except subprocess.TimeoutExpired:
+        return {"failed": f"longer than {ROW_S} s"}
+    if done.returncode:
+        return {"failed": done.stderr.strip().splitlines()[-1][:300]}
+    found = json.loads(done.stdout.splitlines()[-1])
+    sizes = {key: round(found[key] / 2**30, 2) for key in ("loaded", "stays", "generated", "peak", "plan")}
+    seconds = {key: round(found[key], 1) for key in ("load_s", "generate_s", "update_s")}
+    ratios = {"plan/peak": found["plan"] / found["peak"], "loaded/stays": found["loaded"] / found["stays"]}
+    rounded = {key: round(value, 2) for key, value in ratios.items()}
+    return {**sizes, **rounded, **seconds, "longest": found["longest"], "computed_by": found["computed_by"]}
+
+
+def table(rows: list[dict[str, Any]]) -> list[str]:
+    """Markdown."""
+    lines = [
+        "| shape | tokens | by | stored as | plan GiB | peak GiB | plan/peak | load s | generate s | update s |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for row in sorted(rows, key=lambda r: (list(SHAPES).index(r["shape"]), r["tokens"], r["kind"] != "own")):
+        what = f"| {row['shape']} | {row['tokens']:,} | {row['kind']} | {row['precision']} |"
+        if "failed" in row:
+            lines.append(f"{what} {row['failed']} | | | | | |")
+            continue
+        update = f"{row['update_s']:.1f}" if row["trains"] else "-"
+        lines.append(
+            f"{what} {row['plan']:.2f} | {row['peak']:.2f} | {row['plan/peak']:.2f} | {row['load_s']:.0f} "
+            f"| {row['generate_s']:.1f} | {update} |"
+        )
+    return lines
+
+
+if __name__ == "__main__":
+    main()

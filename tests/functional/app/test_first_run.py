@@ -1,0 +1,122 @@
+"""The first questions: defaults, invites, speeds, leaving."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from tests.support.scripted_feed import NARROW, SILO, ScriptedFeed, questions, settled
+from textual import events
+from textual.widgets import Input, Static
+
+from sapo_desktop.dashboard.app import SapoDashboard
+from sapo_desktop.dashboard.screens.first_run import FirstRunScreen
+from sapo_desktop.services.first_questions import FirstRunAnswers, FirstRunInfo
+
+
+async def test_the_first_run_starts_with_its_defaults_on_enter() -> None:
+    answers: list[FirstRunAnswers | None] = []
+    app = SapoDashboard(ScriptedFeed(list(SILO)), first_run=True, start=lambda given: answers.append(given))
+    async with app.run_test(size=NARROW) as pilot:
+        await questions(pilot)
+        await pilot.press("enter")
+        lines = await settled(pilot)
+        assert any("Reward" in line for line in lines)
+    assert answers == [FirstRunAnswers()]
+
+
+@pytest.mark.parametrize("key", ["q", "escape"])
+async def test_the_questions_can_be_left_and_nothing_is_started(key: str) -> None:
+    answers: list[FirstRunAnswers | None] = []
+    app = SapoDashboard(ScriptedFeed(list(SILO)), first_run=True, start=lambda given: answers.append(given))
+    async with app.run_test(size=NARROW) as pilot:
+        await questions(pilot)
+        await pilot.press("down", "right", key)
+        await pilot.pause()
+    assert answers == []
+    assert app.return_value is None
+    assert not app.begun
+
+
+async def test_a_swarm_needs_an_invite_and_keeps_it() -> None:
+    invite = f"sapo://127.0.0.1:7471/#t={'5' * 32}&s={'k' * 16}"
+    answers: list[FirstRunAnswers | None] = []
+    app = SapoDashboard(ScriptedFeed([]), first_run=True, start=lambda given: answers.append(given))
+    async with app.run_test(size=NARROW) as pilot:
+        await questions(pilot)
+        await pilot.press("right", "enter")
+        lines = ["".join(s.text for s in strip) for strip in app.screen._compositor.render_strips()]
+        assert any("A swarm needs an invite" in line for line in lines)
+        await pilot.press(*"abc", "enter")
+        assert answers == [], "what is no invite does not start a node"
+        app.screen.query_one("#invite", Input).value = invite
+        await pilot.press("enter")
+        await settled(pilot)
+    assert answers == [FirstRunAnswers(mode="swarm", invite=invite)]
+
+
+async def test_the_first_questions_say_how_fast_the_answers_are_and_stop_measuring_when_they_end() -> None:
+    asked: list[tuple[str, str]] = []
+    ended: list[str] = []
+
+    async def measure(hardware: str, model: str) -> str:
+        asked.append((hardware, model))
+        if model == "b":
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended.append(model)
+        return "9,800 tok/s written, 4,000 trained; a round needs 0.5 GiB"
+
+    info = FirstRunInfo(models=(("a", "small"), ("b", "large")), measure=measure)
+    app = SapoDashboard(ScriptedFeed(list(SILO)), first_run=True, start=lambda given: None, info=lambda: info)
+    async with app.run_test(size=NARROW) as pilot:
+        await questions(pilot)
+        speed = app.screen.query_one("#speed", Static)
+        while "9,800 tok/s" not in str(speed.content):
+            await pilot.pause()
+        app.screen.query_one("#model").focus()
+        await pilot.press("right")
+        while len(asked) < 2:
+            await pilot.pause()
+        await pilot.press("enter")
+        await settled(pilot)
+    assert asked == [("auto", "a"), ("auto", "b")]
+    assert ended == ["b"]
+
+
+async def test_the_first_questions_stay_whatever_keys_are_pressed() -> None:
+    """The dashboard's own keys, digits for its screens among them, do nothing there; q and Esc leave."""
+    app = SapoDashboard(ScriptedFeed(list(SILO)), first_run=True, start=lambda given: None)
+    async with app.run_test(size=NARROW) as pilot:
+        await questions(pilot)
+        await pilot.press(*"12345dzrF", "space", "question_mark")
+        assert isinstance(app.screen, FirstRunScreen)
+        assert len(app.screen_stack) == 2
+
+
+async def test_an_invite_that_is_pasted_anywhere_chooses_the_swarm() -> None:
+    invite = f"sapo://127.0.0.1:7471/#t={'5' * 32}&s={'k' * 16}"
+    answers: list[FirstRunAnswers | None] = []
+    app = SapoDashboard(ScriptedFeed([]), first_run=True, start=lambda given: answers.append(given))
+    async with app.run_test(size=NARROW) as pilot:
+        await questions(pilot)
+        app.post_message(events.Paste("no invite"))
+        app.post_message(events.Paste(f"{invite}\n"))
+        while app.screen.query_one("#invite", Input).value != invite:
+            await pilot.pause()
+        await pilot.press("enter")
+        await settled(pilot)
+    assert answers == [FirstRunAnswers(mode="swarm", invite=invite)]
+
+
+async def test_a_start_that_takes_a_while_does_not_hold_the_screen() -> None:
+    seen: list[FirstRunAnswers | None] = []
+
+    async def start(answers: FirstRunAnswers | None) -> None:
+        seen.append(answers)
+
+    app = SapoDashboard(ScriptedFeed(list(SILO)), start=start)
+    async with app.run_test(size=NARROW) as pilot:
+        await settled(pilot)
+    assert seen == [None]

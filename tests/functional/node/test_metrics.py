@@ -1,0 +1,113 @@
+"""A node's metrics for Prometheus: scraped from a real node, on loopback only."""
+
+from __future__ import annotations
+
+import re
+import signal
+import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+from tests.support.node_process import FAKE, calm, environment, sapo
+
+from sapo_swarm.node.storage.journal import read_only
+from sapo_swarm.prometheus import Page
+
+ADDRESS = re.compile(r"http://127\.0\.0\.1:(\d+)/metrics")
+SAMPLE = re.compile(r'[a-z_0-9]+(\{[a-z_0-9]+="[^"\n]*"(,[a-z_0-9]+="[^"\n]*")*\})? -?[0-9.e+-]+')
+
+
+@contextmanager
+def scraped(home: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """A node that serves metrics, and the port."""
+    calm(home)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "sapo_desktop", "node", *arguments],
+        env=environment(home),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    try:
+        port = next(int(found[1]) for line in process.stdout if (found := ADDRESS.search(line)))
+        yield process, port
+    finally:
+        process.kill()
+        process.stdout.close()
+        process.wait()
+
+
+def page(port: int, host: str = "") -> str:
+    request = urllib.request.Request(f"http://127.0.0.1:{port}/metrics", headers={"Host": host} if host else {})
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        assert answer.headers["Content-Type"].startswith("text/plain; version=0.0.4")
+        return str(answer.read().decode())
+
+
+def after_rounds(process: subprocess.Popen[str], count: int) -> None:
+    """Until so many rounds were told, a line each."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        count -= line.startswith("round") and "local" in line
+        if not count:
+            return
+
+
+def test_a_real_node_is_scraped_and_agrees_with_its_journal(tmp_path: Path) -> None:
+    with scraped(tmp_path, *FAKE, "--model", "fake:0.02", "--metrics", "0") as (process, port):
+        after_rounds(process, 3)
+        text = page(port)
+        listening = {c.laddr.ip for c in psutil.Process(process.pid).net_connections() if c.status == "LISTEN"}
+        assert listening == {"127.0.0.1"}
+        process.send_signal(signal.SIGTERM)
+        assert process.stdout is not None
+        process.stdout.read()
+        assert process.wait() == 0
+    lines = [line for line in text.splitlines() if not line.startswith("#")]
+    assert [line for line in lines if not SAMPLE.fullmatch(line)] == []
+    values = {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}
+    done = int(values["sapo_node_rounds_total"])
+    rounds = read_only(next((tmp_path / "data" / "models").glob("*/journal.db")), ("round",))
+    told = rounds[:done]
+    assert done >= 3
+    assert values["sapo_node_tokens_generated_total"] == sum(event.tokens_generated for event in told)
+    assert values["sapo_node_reward_local"] == told[-1].reward_local
+    assert "sapo_node_reward_external" not in values, "a silo has none"
+    assert values['sapo_node_state{state="running"}'] == 1
+    assert sum(value for name, value in values.items() if name.startswith("sapo_node_state{")) == 1
+
+
+def test_only_this_machines_names_are_answered(tmp_path: Path) -> None:
+    with scraped(tmp_path, *FAKE, "--model", "fake:0.02", "--metrics", "0") as (_, port):
+        assert "sapo_node_state" in page(port, f"localhost:{port}")
+        with pytest.raises(urllib.error.HTTPError, match="403") as refused:
+            page(port, f"example.org:{port}")
+        refused.value.close()
+
+
+def test_a_typed_port_that_is_taken_is_an_error_and_one_of_the_settings_a_sentence(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        typed = sapo(tmp_path, "node", *FAKE, "--rounds", "1", "--metrics", str(port))
+        assert typed.returncode == 1
+        assert f"Port {port} cannot be used for metrics" in typed.stderr
+        assert sapo(tmp_path, "config", "set", "node.metrics_port", str(port)).returncode == 0
+        done = sapo(tmp_path, "node", *FAKE, "--rounds", "1")
+    assert done.returncode == 0, done.stderr
+    assert "The node works without them" in done.stdout
+
+
+def test_names_of_people_do_not_break_the_page() -> None:
+    page = Page("sapo_")
+    page.add_each("info", "gauge", "About.", [({"model": 'a"b\\c\nd'}, 1.0)])
+    page.add("absent", "gauge", "Nothing.", None)
+    assert page.text().splitlines()[2] == r'sapo_info{model="a\"b\\c\nd"} 1'
+    assert "sapo_absent " not in page.text().replace("# HELP sapo_absent ", "").replace("# TYPE sapo_absent ", "")

@@ -1,0 +1,66 @@
+"""A base that was moved is known by its content, a relative path is found from everywhere, a pair goes on with its trainer's
+weights, and another home directory has a lock of its own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+from tests.support.node_process import calm, environment, sapo
+
+import sapo_assets
+from sapo_desktop.paths import Home
+from sapo_desktop.services.models.shelf import changes, store
+
+QUICK = (
+    *("--silo", "--trainer", "torch", "--tasks", "basic_arithmetic", "--local-groups", "1", "--group-size", "2"),
+    *("--eval-every", "0", "--max-new-tokens", "4", "--precision", "float32", "--method", "lora"),
+)
+
+
+def test_a_moved_base_and_another_generator_go_on_with_the_same_model(tmp_path: Path) -> None:
+    home, first, second = tmp_path / "home", tmp_path / "first", tmp_path / "second"
+    shutil.copytree(sapo_assets.model_path("starter-1m"), first)
+    calm(home)
+    typed = subprocess.run(
+        [sys.executable, "-m", "sapo_desktop", "node", "--model", "first", "--rounds", "1", *QUICK],
+        env=environment(home), cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert typed.returncode == 0, typed.stderr
+    first.rename(second)
+    lost = sapo(home, "node", "--rounds", "2")
+    assert lost.returncode == 1
+    assert f"There is no model '{first}'" in lost.stderr
+    moved = sapo(home, "node", "--model", str(second), "--rounds", "2")
+    assert moved.returncode == 0, moved.stderr
+    assert "round    2/2" in moved.stdout
+    other = sapo(home, "node", "--model", "starter", "--rounds", "3")
+    assert other.returncode == 2
+    assert "its weights would not fit" in other.stderr
+    model = store.find(Home(home, home / "data", home, home, home))
+    assert model.config.model == str(second), "the next start finds it there"
+    paired = msgspec.structs.replace(model.config, trainer="llamacpp+torch")
+    changes.refuse_other_identity(model, paired, model.config)
+    assert changes.kept_identity(model, paired).trainer == "llamacpp+torch"
+    mlx = sapo(home, "node", "--trainer", "mlx", "--rounds", "3")
+    assert mlx.returncode == 2
+    assert "that cannot become mlx" in mlx.stderr
+
+
+@pytest.mark.skipif(sys.platform in ("win32", "darwin"), reason="the runtime folder lies in the home directory there")
+def test_other_home_directories_of_one_user_share_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SAPO_HOME", raising=False)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    locks = []
+    for name in ("one", "two"):
+        monkeypatch.setenv("HOME", str(tmp_path / name))
+        locks.append(Home.find().lock)
+    monkeypatch.setenv("HOME", os.path.expanduser(f"~{os.environ.get('USER') or 'root'}"))
+    monkeypatch.delenv("XDG_DATA_HOME", raising=False)
+    locks.append(Home.find().lock)
+    assert len(set(locks)) == 3

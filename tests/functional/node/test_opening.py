@@ -1,0 +1,128 @@
+"""Opening a model: the base answers what it was never asked, updates are redone before one's eyes, and a stop ends it at once."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec import structs
+from tests.support.model_folder import chain, weights
+from tests.support.watched_node import CONFIG, CountingEngine, follow, make
+
+from sapo_swarm.config import RunConfig
+from sapo_swarm.events import Evaluated, Event, LogLine, Phase, RunStarted, StateChanged
+from sapo_swarm.node.evaluation.base_answers import BaseAnswers
+from sapo_swarm.node.storage.journal import read_only
+
+pytestmark = pytest.mark.timeout(120)
+REGULAR = structs.replace(CONFIG, tasks=("basic_arithmetic",), eval_every=2, eval_items=8)
+OTHER = structs.replace(REGULAR, tasks=("basic_arithmetic", "calendar_arithmetic"), rounds=4)
+
+
+async def trained(folder: Path, config: RunConfig, engine: CountingEngine | None = None) -> list[Event]:
+    """What the node told until it ended."""
+    told: list[Event] = []
+    await follow(make(folder, engine or CountingEngine(), config), told.append)
+    return told
+
+
+def evaluations(folder: Path) -> list[Evaluated]:
+    return [e for e in read_only(folder / "journal.db", ("evaluation",)) if isinstance(e, Evaluated)]
+
+
+def answers(folder: Path, config: RunConfig) -> dict[Any, Any]:
+    return BaseAnswers(folder / "evaluations" / "base.json", lambda _task: config.max_new_tokens).known()
+
+
+async def test_after_a_change_of_tasks_the_difference_to_the_true_base_is_there_again(tmp_path: Path) -> None:
+    """The base's answers to the new task are those of a model that was never trained, and asking costs the weights nothing."""
+    model, plain, fresh = tmp_path / "model", tmp_path / "plain", tmp_path / "fresh"
+    await trained(model, REGULAR)
+    shutil.copytree(model, plain)
+    before = answers(model, REGULAR)
+    await trained(model, OTHER)
+    newest = evaluations(model)[-1]
+    assert (newest.round, newest.base_missing) == (4, 0)
+    assert newest.delta is not None
+    assert all(score.base is not None for score in newest.tasks)
+    await trained(plain, structs.replace(OTHER, eval_every=0))
+    assert weights(model, 4) == weights(plain, 4)
+    chain(model)
+    await trained(fresh, structs.replace(OTHER, tasks=("calendar_arithmetic",), rounds=1))
+    after = answers(model, OTHER)
+    assert {ref: after[ref] for ref in before} == before
+    assert {ref: found for ref, found in after.items() if ref not in before} == answers(fresh, OTHER)
+
+
+async def test_a_model_whose_questions_are_as_before_opens_without_asking_the_base(tmp_path: Path) -> None:
+    await trained(tmp_path, REGULAR)
+    engine = CountingEngine()
+    await trained(tmp_path, REGULAR, engine)
+    assert engine.sampled == 0
+
+
+async def test_a_pause_while_the_base_is_asked_leaves_it_for_the_next_time_and_says_so(tmp_path: Path) -> None:
+    await trained(tmp_path, REGULAR)
+    node = make(tmp_path, CountingEngine(), OTHER)
+    told: list[Event] = []
+
+    def pause(event: Event) -> None:
+        told.append(event)
+        if isinstance(event, StateChanged) and event.state == "starting":
+            node.command("pause")
+        if isinstance(event, StateChanged) and event.state == "paused":
+            node.command("resume")
+
+    await follow(node, pause)
+    said = [event.text for event in told if isinstance(event, LogLine) and event.level == "warning"]
+    assert any("was not asked 8 held-out questions" in text and "interrupted" in text for text in said)
+    newest = evaluations(tmp_path)[-1]
+    assert (newest.round, newest.delta, newest.base_missing) == (4, None, 8)
+    await trained(tmp_path, structs.replace(OTHER, rounds=6))
+    assert evaluations(tmp_path)[-1].delta is not None, "the next start asked it"
+
+
+async def killed_with_updates_in_the_log(folder: Path, rounds: int = 6) -> RunConfig:
+    """A model as a kill leaves it: `rounds` rounds in the log, the checkpoint is that of the beginning."""
+    config = structs.replace(CONFIG, rounds=rounds)
+    node = make(folder / "whole", CountingEngine(), config)
+
+    def snapshot(event: Event) -> None:
+        if isinstance(event, Phase) and event.phase == "questions" and event.round == rounds - 1 and not event.fraction:
+            shutil.copytree(folder / "whole", folder / "killed", dirs_exist_ok=True)
+
+    await follow(node, snapshot)
+    return config
+
+
+async def test_updates_that_are_redone_after_a_kill_are_counted_before_ones_eyes(tmp_path: Path) -> None:
+    config = await killed_with_updates_in_the_log(tmp_path)
+    told = await trained(tmp_path / "killed", config)
+    until = next(place for place, event in enumerate(told) if isinstance(event, RunStarted) and event.round == 5)
+    details = [event.detail for event in told[:until] if isinstance(event, Phase)]
+    assert "Redoing update 1 of 5 after the last checkpoint" in details
+    assert weights(tmp_path / "killed", 6) == weights(tmp_path / "whole", 6)
+
+
+async def test_a_stop_while_updates_are_redone_ends_the_node_and_loses_nothing(tmp_path: Path) -> None:
+    config = await killed_with_updates_in_the_log(tmp_path)
+    engine = CountingEngine()
+    node = make(tmp_path / "killed", engine, config)
+    update, redone = engine.update, []
+
+    def stop_at_the_second(*arguments: Any, **more: Any) -> Any:
+        redone.append(1)
+        if len(redone) == 2:
+            node.run_control.requests = structs.replace(node.run_control.requests, stop=True)
+        return update(*arguments, **more)
+
+    engine.update = stop_at_the_second  # type: ignore[method-assign]
+    told: list[Event] = []
+    await follow(node, told.append)
+    assert len(redone) == 2
+    assert isinstance(told[-1], StateChanged)
+    assert told[-1].sentence == "Stopped before the model was open; nothing of it is lost."
+    await trained(tmp_path / "killed", config)
+    assert weights(tmp_path / "killed", 6) == weights(tmp_path / "whole", 6)

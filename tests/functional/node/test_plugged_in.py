@@ -1,0 +1,74 @@
+"""An engine of somebody else's, found by its entry point: alone, and behind a generator."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.support.node_process import calm, environment, sapo
+
+from sapo_swarm.scoring.process import WorkerProcess
+
+ENGINE = """
+from sapo_backends.torch_backend import TorchBackend
+
+class MyBackend(TorchBackend):
+    NAME = "mine"
+"""
+POINT = "[sapo_desktop.backends]\nmine = my_engine:MyBackend\n"
+QUICK = ("--silo", "--model", "starter-1m", "--tasks", "basic_arithmetic", "--local-groups", "1", "--group-size", "2")
+
+
+@pytest.fixture
+def plugged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    place = tmp_path / "site"
+    info = place / "my_engine-1.dist-info"
+    info.mkdir(parents=True)
+    (place / "my_engine.py").write_text(ENGINE)
+    (info / "entry_points.txt").write_text(POINT)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: my-engine\nVersion: 1\n")
+    monkeypatch.setattr(sys, "path", [*sys.path, str(place)])
+    return tmp_path / "home"
+
+
+@pytest.mark.parametrize("trainer", ["mine", "llamacpp+mine"])
+def test_a_plugged_in_engine_trains_alone_and_behind_a_generator(plugged: Path, trainer: str) -> None:
+    if "llamacpp" in trainer:
+        pytest.importorskip("llama_cpp")
+    more = ("--trainer", trainer, "--method", "lora", "--eval-every", "0", "--max-new-tokens", "4", "--rounds", "1")
+    done = sapo(plugged, "node", *QUICK, *more)
+    assert done.returncode == 0, done.stderr
+    assert "round    1/1" in done.stdout
+
+
+def test_a_pair_of_which_one_is_unknown_names_the_nearest(tmp_path: Path) -> None:
+    refused = sapo(tmp_path, "node", *QUICK, "--trainer", "llamacpp+torhc")
+    assert refused.returncode == 2
+    assert "There is no engine 'llamacpp+torhc'. Did you mean 'llamacpp+torch'?" in refused.stderr
+
+
+def test_a_frozen_app_starts_its_scorer_worker_by_a_switch() -> None:
+    process = WorkerProcess(1 << 30, command=[sys.executable, "-m", "sapo_desktop", "--scorer-worker"])
+    process.start()
+    try:
+        assert process.hello is not None
+        assert not process.hello.failure
+    finally:
+        process.close()
+
+
+def test_a_worker_that_cannot_start_ends_the_node_with_a_sentence(tmp_path: Path) -> None:
+    calm(tmp_path)
+    broken = tmp_path / "site" / "reasoning_gym"
+    broken.mkdir(parents=True)
+    (broken / "__init__.py").write_text("import os; os._exit(9)")
+    env = environment(tmp_path)
+    env["PYTHONPATH"] = os.pathsep.join((str(broken.parent), env["PYTHONPATH"]))
+    command = [sys.executable, "-m", "sapo_desktop", "node", "--silo", "--trainer", "fake", "--model", "fake"]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done
+    assert "The scorer worker ended while it started" in done.stderr
+    assert "Traceback" not in done.stderr

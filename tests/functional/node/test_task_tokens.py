@@ -1,0 +1,89 @@
+"""Tasks with limits of their own, in a round and in held-out evaluations."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import msgspec
+import pytest
+from tests.support.watched_node import CONFIG, CountingEngine, make
+
+from sapo_backends.base import LoadRequest, Sampling
+from sapo_backends.fake import FakeBackend
+from sapo_desktop import settings
+from sapo_desktop.errors import UsageError
+from sapo_desktop.settings import flags
+from sapo_swarm.config import RunConfig
+from sapo_swarm.events import GroupRecorded
+from sapo_swarm.node.engine_thread import EngineHost
+from sapo_swarm.node.evaluation.base_answers import BaseAnswers
+from sapo_swarm.node.evaluation.evaluate import answer, sampled
+from sapo_swarm.node.storage.journal import read_only
+from sapo_swarm.scoring.scorer import Scorer
+from sapo_swarm.tasks.catalogue import held_out
+from sapo_swarm.tasks.limits import new_tokens
+from sapo_swarm.types import Question
+
+SHORT = msgspec.structs.replace(
+    CONFIG, tasks=("basic_arithmetic", "bf"), max_new_tokens=6, task_tokens=("bf=2",), local_groups=6, rounds=1
+)
+REFS = [held_out(task, "starter", i) for i in range(3) for task in SHORT.tasks]
+
+
+def limit(task: str) -> int:
+    return new_tokens(SHORT, task)
+
+
+async def test_a_round_gives_each_task_its_own_limit(tmp_path: Path) -> None:
+    await make(tmp_path, CountingEngine(), SHORT).run()
+    lengths: dict[str, set[int]] = {}
+    for event in read_only(tmp_path / "journal.db", ("group",)):
+        assert isinstance(event, GroupRecorded)
+        group = event.group
+        lengths.setdefault(group.question.ref.dataset, set()).update(r.tokens for r in group.rollouts)
+    assert max(lengths["bf"]) <= 2 < max(lengths["basic_arithmetic"]) <= 6
+
+
+async def test_a_held_out_answer_has_the_limit_of_its_task() -> None:
+    host = EngineHost()
+    await host.load(lambda: FakeBackend().load(LoadRequest("fake")))
+    async with Scorer() as scorer:
+        questions = [q for q in await scorer.questions(REFS) if isinstance(q, Question)]
+        found = await sampled(host, scorer, questions, Sampling(1.0, 1.0, 6), 2, 0, limit)
+        alike = await sampled(host, scorer, questions, Sampling(1.0, 1.0, 6), 2, 0, lambda _task: 6)
+        assert alike == await sampled(host, scorer, questions, Sampling(1.0, 1.0, 6), 2, 0)
+    longest = {q.ref.dataset: max(len(c.tokens) for c in group) for q, group in zip(questions, found, strict=True)}
+    assert longest["bf"] <= 2 < longest["basic_arithmetic"]
+    await host.close()
+
+
+async def test_the_bases_answers_are_compared_under_the_same_limit_alone(tmp_path: Path) -> None:
+    """Another limit for one task leaves what is known of the other."""
+    host = EngineHost()
+    await host.load(lambda: FakeBackend().load(LoadRequest("fake")))
+    async with Scorer() as scorer:
+        results = await answer(host, scorer, REFS, Sampling(1.0, 1.0, 6), limit=limit)
+    await host.close()
+    path = tmp_path / "base.json"
+    BaseAnswers(path, limit).add(results)
+    assert len(BaseAnswers(path, limit).known()) == len(results)
+    assert {ref.dataset for ref in BaseAnswers(path, lambda _task: 6).known()} == {"basic_arithmetic"}
+
+
+def typed(*arguments: str) -> RunConfig:
+    sub = argparse.ArgumentParser()
+    flags.add_run_flags(sub)
+    return flags.run_config(settings.Settings(), sub.parse_args(arguments))
+
+
+def test_a_longer_limit_of_one_task_makes_room_unless_a_limit_is_typed() -> None:
+    assert typed("--tasks", "bf", "--task-tokens", "bf=300").max_new_tokens == 300
+    config = typed("--tasks", "bf", "--task-tokens", "bf=300", "--max-new-tokens", "100")
+    assert new_tokens(config, "bf") == 100
+
+
+@pytest.mark.parametrize("entry", ["bf", "bf=0", "bf=x", "arc_1d=5"])
+def test_what_is_no_limit_of_a_task_of_the_run_is_refused(entry: str) -> None:
+    with pytest.raises(UsageError):
+        typed("--tasks", "bf", "--task-tokens", entry)

@@ -1,0 +1,140 @@
+"""A node that trains on an environment: turns, masks, the journal, evaluations, and what an interruption leaves."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from tests.functional.node.test_interruptions import Interrupter, stopped_after
+from tests.support.environments import two_sums
+from tests.support.model_folder import weights
+from tests.support.own_tasks import library_in
+from tests.support.watched_node import CountingEngine, follow, make
+
+from sapo_backends.base import Completion, LoadRequest, Sampling
+from sapo_backends.fake import FakeEngine
+from sapo_swarm.config import RunConfig
+from sapo_swarm.events import Evaluated, GroupRecorded, RoundFinished
+from sapo_swarm.node.engine_thread import EngineHost
+from sapo_swarm.node.evaluation.evaluate import decoded, sampled, verdicts
+from sapo_swarm.node.round.turns import encoded, model_turns, turn_length
+from sapo_swarm.node.storage.journal import read_only
+from sapo_swarm.node.swarm.outbox import selected
+from sapo_swarm.scoring.scorer import Scorer
+from sapo_swarm.tasks.catalogue import held_out
+from sapo_swarm.types import Question, Rollout, Turn
+
+CONFIG = RunConfig(
+    model="fake", trainer="fake", tasks=("two_sums",), eval_every=0, local_groups=3, group_size=8, rounds=2
+)
+
+
+@pytest.fixture(autouse=True)
+def task(tmp_path: Path) -> Iterator[Path]:
+    """Tasks lie in the folder of the test."""
+    with library_in(tmp_path / "tasks") as folder:
+        folder.mkdir()
+        two_sums(folder / "two_sums")
+        yield folder
+
+
+def groups(folder: Path) -> list[GroupRecorded]:
+    return [e for e in read_only(folder / "journal.db", ("group",)) if isinstance(e, GroupRecorded)]
+
+
+def rounds(folder: Path) -> list[RoundFinished]:
+    return [e for e in read_only(folder / "journal.db", ("round",)) if isinstance(e, RoundFinished)]
+
+
+async def test_a_round_of_an_environment_is_recorded_turn_by_turn(tmp_path: Path) -> None:
+    """The model's first answer is the tool call; the environment's sum is in the context of its second."""
+    engine = CountingEngine()
+    await make(tmp_path / "run", engine, CONFIG).run()
+    recorded = groups(tmp_path / "run")
+    assert len(recorded) == 6
+    episodes = [rollout for event in recorded for rollout in event.group.rollouts]
+    played = [r for r in episodes if len(r.turns) == 3]
+    assert len(played) > len(episodes) / 2
+    assert [t.environment for t in played[0].turns] == [False, True, False]
+    assert re.fullmatch(r"Calculate \d+ \+ 39\.", played[0].turns[1].text)
+    assert played[0].text == f"{played[0].turns[0].text}\n{played[0].turns[2].text}"
+    assert any(r.reward == 1.0 for r in played)
+    for done in rounds(tmp_path / "run"):
+        assert done.tokens_generated == done.tokens_trained, "the environment's tokens are in neither"
+    kept = sum(r.tokens_generated for r in rounds(tmp_path / "run"))
+    assert kept == sum(r.tokens for r in episodes) <= engine.sampled, "what stands behind a tool call is dropped"
+
+
+async def test_an_episode_never_goes_to_a_swarm(tmp_path: Path) -> None:
+    await make(tmp_path / "run", CountingEngine(), CONFIG).run()
+    group = groups(tmp_path / "run")[0].group
+    single = tuple(msgspec.structs.replace(rollout, turns=()) for rollout in group.rollouts)
+    ref = group.question.ref
+    together = frozenset({(ref.dataset, ref.generator)})
+    assert selected([group], 1.0, together) == []
+    assert len(selected([msgspec.structs.replace(group, rollouts=single)], 1.0, together)) == 1
+
+
+async def test_an_interrupted_episode_goes_on_where_it_was(tmp_path: Path) -> None:
+    """In the middle of a turn and between turns: the same tokens, the same weights as in an undisturbed run."""
+    calm = CountingEngine()
+    await make(tmp_path / "calm", calm, CONFIG).run()
+    interrupter = Interrupter(2)
+    engine = CountingEngine(interrupter.step)
+    interrupter.node = make(tmp_path / "held", engine, CONFIG)
+    await follow(interrupter.node, interrupter.seen)
+    assert interrupter.holds >= 4
+    assert engine.sampled == calm.sampled
+    assert weights(tmp_path / "held", 2) == weights(tmp_path / "calm", 2)
+
+
+async def test_an_episode_is_continued_after_a_stop_and_a_start(tmp_path: Path) -> None:
+    await make(tmp_path / "calm", CountingEngine(), CONFIG).run()
+    for _ in range(2):
+        await stopped_after(7, tmp_path / "held", CONFIG)
+    await make(tmp_path / "held", CountingEngine(), CONFIG).run()
+    assert weights(tmp_path / "held", 2) == weights(tmp_path / "calm", 2)
+
+
+async def test_replayed_episodes_are_trained_on_with_their_turns(tmp_path: Path) -> None:
+    config = msgspec.structs.replace(CONFIG, replay_groups=2, rounds=4)
+    await make(tmp_path / "run", CountingEngine(), config).run()
+    assert sum(done.figures.get("replayed", 0.0) for done in rounds(tmp_path / "run")) > 0
+    assert all(done.loss is not None for done in rounds(tmp_path / "run"))
+
+
+def test_a_known_episode_is_encoded_as_it_was_sampled() -> None:
+    tokenizer = FakeEngine(LoadRequest("fake")).tokenizer
+    turns = (Turn("<answer>5</answer>"), Turn("Calculate 1 + 9.", environment=True), Turn("<answer>10</answer>"))
+    rollout = Rollout("", "stop", 1.0, turns=turns)
+    ids, mask = encoded(tokenizer, rollout)
+    assert mask is not None
+    completion = Completion(ids, (0.0,) * len(ids), "stop", mask)
+    assert model_turns(tokenizer, completion) == ("<answer>5</answer>", "<answer>10</answer>")
+    assert turn_length(completion) == completion.sampled - 3 == 4
+
+
+async def test_a_held_out_evaluation_plays_every_turn(tmp_path: Path) -> None:
+    config = msgspec.structs.replace(CONFIG, eval_every=1, eval_items=1, rounds=1)
+    await make(tmp_path / "run", FakeEngine(LoadRequest("fake")), config).run()
+    found = [e for e in read_only(tmp_path / "run" / "journal.db", ("evaluation",)) if isinstance(e, Evaluated)]
+    assert len(found) == 2
+
+
+async def test_the_right_answers_to_both_turns_earn_the_reward() -> None:
+    host = EngineHost()
+    await host.load(lambda: FakeEngine(LoadRequest("fake")))
+    try:
+        async with Scorer(margin_s=20.0) as scorer:
+            questions = await scorer.questions([held_out("two_sums", "own", 0)])
+            asked = [q for q in questions if isinstance(q, Question)]
+            drawn = await sampled(host, scorer, asked, Sampling(0.0, 1.0, 24), 2, 0)
+            (scored,) = await verdicts(host, scorer, asked, drawn, decoded(host, drawn))
+            turns = [model_turns(host.engine.tokenizer, c) for c in drawn[0]]
+    finally:
+        await host.close()
+    assert turns == [("<answer>12</answer>", "<answer>39</answer>")] * 2
+    assert scored.rewards == (1.0, 1.0)

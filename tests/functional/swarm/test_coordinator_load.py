@@ -1,0 +1,107 @@
+"""A coordinator that gets more than it has room for, or what never ends: deadlines, budgets, waits."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import aiohttp
+import pytest
+from tests.support.hosted_swarm import hosted, make
+
+from sapo_swarm.coordinator.host import Hosted
+from sapo_swarm.coordinator.http.admission import UNREAD_PER_NETWORK
+from sapo_swarm.protocol.client import NodeClient, Refused
+from sapo_swarm.protocol.identity import Identity
+from sapo_swarm.protocol.wire import MEDIA_TYPE
+
+__all__ = ["hosted", "make"]
+
+
+async def half_a_request(hosted: Hosted) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A connection whose request never ends: its head is whole, its body is not."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", hosted.port)
+    head = "POST /v1/join HTTP/1.1\r\nHost: x\r\nSapo-Proto: 1\r\n"
+    writer.write(f"{head}Content-Length: 1000\r\n\r\nabc".encode())
+    await writer.drain()
+    return reader, writer
+
+
+async def test_a_body_that_does_not_arrive_in_time_is_408(make: Callable[..., object]) -> None:
+    """The deadline is for the whole body."""
+    hosted: Hosted = await make(body_s=0.1)  # type: ignore[misc]
+    reader, writer = await half_a_request(hosted)
+    answer = await reader.readuntil(b"}")
+    assert answer.startswith(b"HTTP/1.1 408")
+    assert b'"code":"timeout"' in answer
+    writer.close()
+
+
+async def test_more_requests_than_there_is_room_for_are_told_to_come_again(hosted: Hosted) -> None:
+    """The cap on requests in flight answers 503 with Retry-After."""
+    hosted.coordinator.metrics.in_flight = hosted.coordinator.settings.in_flight
+    async with NodeClient(hosted.invite, Identity.generate()) as client:
+        with pytest.raises(Refused) as refused:
+            await client.info()
+    assert refused.value.code == "busy"
+    assert refused.value.retry_after_s is not None
+
+
+async def test_bodies_under_way_take_nobodys_place_and_have_a_budget_for_each_network(
+    make: Callable[..., object],
+) -> None:
+    """Slow bodies from one network: others are served meanwhile, and that network has so many bytes and no more."""
+    hosted: Hosted = await make(trust_proxy=True, in_flight=4, joins_per_s=1000.0, prefix_per_s=1000.0, body_s=30.0)  # type: ignore[misc]
+    head = "POST /v1/join HTTP/1.1\r\nHost: x\r\nSapo-Proto: 1\r\nX-Forwarded-For: {}\r\nContent-Length: 16000\r\n\r\na"
+    writers, refused = [], 0
+    for number in range(300):
+        reader, writer = await asyncio.open_connection("127.0.0.1", hosted.port)
+        writer.write(head.format(f"10.0.0.{number % 250}").encode())
+        writers.append((reader, writer))
+        if number >= UNREAD_PER_NETWORK // 16_000 + 2:
+            refused += (await asyncio.wait_for(reader.readline(), 10)).split()[1] == b"503"
+    assert refused > 0
+    async with NodeClient(hosted.invite, Identity.generate()) as client:
+        await client.join()
+    for _, writer in writers:
+        writer.close()
+
+
+async def test_a_large_body_is_read_only_once_it_is_known_who_sends_it(hosted: Hosted) -> None:
+    """A stranger's round is refused by its head; a quarter of a megabyte each used to be read first."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", hosted.port)
+    head = f"PUT /v1/rounds/{'0' * 64} HTTP/1.1\r\nHost: x\r\nSapo-Proto: 1\r\nContent-Type: {MEDIA_TYPE}\r\n"
+    writer.write(f"{head}Content-Length: 200000\r\n\r\n".encode())
+    assert (await asyncio.wait_for(reader.readline(), 10)).split()[1] == b"401"
+    assert hosted.coordinator.metrics.bytes_in == 0
+    writer.close()
+
+
+async def test_networks_are_limited_as_a_whole(make: Callable[..., object]) -> None:
+    """One /24 gets its rate and no more; another is not touched; joins have a tighter limit of their own."""
+    hosted: Hosted = await make(trust_proxy=True, prefix_per_s=5.0, joins_per_s=0.05)  # type: ignore[misc]
+    async with aiohttp.ClientSession(hosted.url) as session:
+
+        async def status(address: str, path: str = "/healthz", method: str = "GET") -> int:
+            headers = {"X-Forwarded-For": address, "Sapo-Proto": "1"}
+            async with session.request(method, path, headers=headers) as response:
+                return response.status
+
+        # the burst of ten at least, and never all: for that the machine would have to take half a minute
+        statuses = await asyncio.gather(*(status(f"10.0.0.{n}") for n in range(150)))
+        assert statuses.count(200) >= 10
+        assert set(statuses) == {200, 429}
+        assert await status("10.0.1.1") == 200
+        joins = await asyncio.gather(*(status("10.0.2.1", "/v1/join", "POST") for _ in range(30)))
+        assert 2 <= joins.count(401) < 10
+        assert set(joins) == {401, 429}
+
+
+async def test_bytes_that_are_no_http_fill_no_log(hosted: Hosted, caplog: pytest.LogCaptureFixture) -> None:
+    """Malformed requests are answered with 400 and leave one line."""
+    for _ in range(10):
+        reader, writer = await asyncio.open_connection("127.0.0.1", hosted.port)
+        writer.write(b"GET / HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n")
+        assert (await reader.read(100)).split()[1] == b"400"
+        writer.close()
+    assert len(caplog.records) <= 1

@@ -1,0 +1,158 @@
+"""What each engine makes of each family of models: the rows of docs/models.md, every one of them tested.
+
+python tests/support/families.py > docs/models.md
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 500_000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+
+
+WINDOW_TOKENS = 24
+"""Tokens, fewer than most of the tests' prompts with their completions have."""
+TINY: dict[str, dict[str, Any]] = {
+    "llama": {"rope_parameters": LLAMA3_ROPE, "tie_word_embeddings": False},
+    "mistral": {"sliding_window": None},
+    "mistral-windowed": {"sliding_window": WINDOW_TOKENS},
+    "phi3": {"num_key_value_heads": 2},
+    "qwen3-windowed": {"use_sliding_window": True, "sliding_window": WINDOW_TOKENS, "max_window_layers": 1},
+    "smollm3": {"num_hidden_layers": 4},
+    "olmo2": {"tie_word_embeddings": False},
+    "olmo3": {"sliding_window": WINDOW_TOKENS, "num_hidden_layers": 4, "tie_word_embeddings": False},
+    "granite": {
+        "embedding_multiplier": 3.0,
+        "logits_scaling": 2.0,
+        "residual_multiplier": 0.4,
+        "attention_multiplier": 0.2,
+    },
+    "gemma": {"head_dim": 16},
+    "gemma2": {
+        "head_dim": 16,
+        "query_pre_attn_scalar": 16,
+        "sliding_window": WINDOW_TOKENS,
+        "attn_logit_softcapping": 3.0,
+        "final_logit_softcapping": 4.0,
+    },
+    "gemma3_text": {
+        "head_dim": 16,
+        "query_pre_attn_scalar": 16,
+        "sliding_window": WINDOW_TOKENS,
+        "num_hidden_layers": 6,
+    },
+    "mixtral": {"num_local_experts": 4},
+    "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "head_dim": 16},
+    "granitemoe": {
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "logits_scaling": 2.0,
+        "attention_multiplier": 0.2,
+    },
+    "lfm2": {"layer_types": ["conv", "full_attention"], "block_ff_dim": 96, "block_auto_adjust_ff_dim": False},
+    "qwen3_5_text": {
+        "head_dim": 16,
+        "layer_types": ["linear_attention", "full_attention"],
+        "linear_num_value_heads": 4,
+        "linear_num_key_heads": 2,
+        "linear_key_head_dim": 16,
+        "linear_value_head_dim": 16,
+    },
+}
+"""What a family's tiny model needs beside the common settings; behind a hyphen another model of the same family."""
+MODES = {
+    "torch full": ("torch", "full", "float32"),
+    "torch LoRA bf16": ("torch", "lora", "bfloat16"),
+    "llama.cpp + torch": ("llamacpp+torch", "lora", "float32"),
+    "MLX": ("mlx", "lora", "float32"),
+}
+"""Column -> engine, method and precision."""
+EXACT = "exact"
+TRANSFORMERS = "works, by transformers"
+NO_GGUF = "no: {} cannot be written as GGUF here"
+NO_MLX = "no: this package's MLX engine does not compute {}"
+WINDOW = "exact up to the model's window"
+MLX_GELU = "works: mlx_lm has the exact GELU where the model has its approximation by tanh"
+GGML_GELU = "works: llama.cpp reads GELU from a table in float16"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """family: as the tests' tiny models name it. examples: of models. cells: of MODES, in order."""
+
+    family: str
+    examples: str
+    cells: tuple[str, str, str, str]
+
+
+def _own(family: str, examples: str, llamacpp: str = EXACT, mlx: str = EXACT) -> Row:
+    return Row(family, examples, (EXACT, EXACT, llamacpp, mlx))
+
+
+def _other(family: str, examples: str, architecture: str, lora: str = TRANSFORMERS) -> Row:
+    no = f"architecture {architecture}"
+    return Row(family, examples, (TRANSFORMERS, lora, NO_GGUF.format(no), NO_MLX.format(no)))
+
+
+ROWS = (
+    _own("llama", "Llama 3, SmolLM2"),
+    _own("qwen2", "Qwen2.5, DeepSeek-R1-Distill-Qwen"),
+    _own("qwen3", "Qwen3"),
+    _own("mistral", "Mistral from 0.2 on"),
+    _own("mistral-windowed", "Mistral 0.1, with a sliding window", WINDOW, WINDOW),
+    _own("qwen3-windowed", "Qwen with use_sliding_window", WINDOW, WINDOW),
+    _own("phi3", "Phi-3, Phi-4 with whole rotary embeddings"),
+    _own("smollm3", "SmolLM3"),
+    _own("olmo2", "OLMo 2"),
+    _own("olmo3", "OLMo 3"),
+    _own("granite", "Granite 3 (dense)"),
+    _own("gemma", "Gemma 1", GGML_GELU, MLX_GELU),
+    _own("gemma2", "Gemma 2", GGML_GELU, WINDOW),
+    _own("gemma3_text", "Gemma 3 (text only)", GGML_GELU),
+    _other("gpt_neox", "Pythia", "GPTNeoXForCausalLM"),
+    _other(
+        "gpt2",
+        "GPT-2",
+        "GPT2LMHeadModel",
+        "no: it has no linear layers for an adapter, which the method full does not need",
+    ),
+    _other("mixtral", "Mixtral (mixture of experts)", "MixtralForCausalLM"),
+    _other("qwen3_moe", "Qwen3 MoE", "Qwen3MoeForCausalLM"),
+    _other("granitemoe", "Granite MoE", "GraniteMoeForCausalLM"),
+    _other("lfm2", "LFM2 (convolutions)", "Lfm2ForCausalLM"),
+    _other("qwen3_5_text", "Qwen3.5 (linear attention)", "Qwen3_5ForCausalLM"),
+)
+
+_HEAD = """# Which models work
+
+Each cell is a test on a tiny model of random weights against transformers in float64: log-probabilities of what was
+sampled, and an update. Made by `python tests/support/families.py > docs/models.md`.
+
+- **exact**: the same but for rounding. In bfloat16: no further from float32 than transformers' own bfloat16 is.
+- **exact up to the model's window**: this engine computes no sliding window for the family, so it loads the model for
+  texts no longer than the window, which are the same.
+- **works, by transformers**: right, and slower: [engines.md](engines.md) says by how much. The facts of a run name it
+  as `computed_by`.
+
+The architecture counts, not the name: `"architectures"` in the model's config.json. What is in no row goes to
+transformers too.
+"""
+
+
+def page() -> str:
+    """docs/models.md."""
+    lines = [_HEAD, f"| family | for example | {' | '.join(MODES)} |", "|---" * (2 + len(MODES)) + "|"]
+    lines += [f"| {row.family} | {row.examples} | {' | '.join(row.cells)} |" for row in ROWS]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    print(page(), end="")

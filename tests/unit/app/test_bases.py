@@ -1,0 +1,90 @@
+"""What a base asks of this machine, told before anything is fetched."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sapo_backends.base import DownloadFailed, ModelNotFound
+from sapo_backends.measure import estimate
+from sapo_backends.measure.choice import Workload
+from sapo_backends.measure.machine_limits import Limits
+from sapo_desktop.paths import Home
+from sapo_desktop.services.bases import card, recommended, tokens
+from sapo_desktop.services.machine import speed
+from sapo_swarm.config import RunConfig
+from sapo_swarm.protocol import keystore
+
+LIMITS = Limits({"float32": 1e11, "bfloat16": 4e11}, 2e10)
+SMOL = "HuggingFaceTB/SmolLM2-135M-Instruct"
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr(speed, "machine_limits", lambda _home, _config: LIMITS)
+    return Home(*(tmp_path / name for name in ("config", "data", "cache", "logs", "run")))
+
+
+def test_the_list_has_a_date_and_every_entry_a_licence_and_a_size() -> None:
+    found = recommended.recommended()
+    assert found.date.startswith("20")
+    assert len(found.bases) >= 5
+    assert [base.bytes for base in found.bases] == sorted(base.bytes for base in found.bases)
+    for base in found.bases:
+        assert base.license
+        assert 2 * base.parameters <= base.bytes <= 3 * base.parameters
+
+
+def test_a_recommended_base_has_a_card_without_a_network(home: Home) -> None:
+    one = card.card(home, RunConfig(model=SMOL, trainer="torch", device="cpu"))
+    said = "\n".join(card.lines(one))
+    assert "135M parameters, apache-2.0" in said
+    assert "269 MB of 269 MB (by the list that ships" in said
+    assert "a round of 8 groups of 8 needs about" in said
+    assert "to 200 rounds (estimated from this machine's limits" in said
+    assert one.fits
+    assert one.hours is not None
+    assert one.seconds is not None
+    assert one.hours == pytest.approx(one.seconds / 18)
+
+
+def test_what_is_too_large_says_what_would_fit(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sapo_backends.common.hardware.available_memory", lambda: 1400 << 20)
+    one = card.card(home, RunConfig(model=SMOL, trainer="torch", device="cpu", max_new_tokens=1024))
+    assert not one.fits
+    assert "too large   " in card.lines(one)[-1]
+    assert "--" in card.lines(one)[-1]
+    assert one.short.endswith("does not fit")
+
+
+def test_a_base_that_is_nowhere_is_a_sentence(home: Home) -> None:
+    with pytest.raises(DownloadFailed, match="HF_HUB_OFFLINE forbids"):
+        card.card(home, RunConfig(model="owner/unknown"))
+    with pytest.raises(ModelNotFound, match="Did you mean 'starter'"):
+        card.card(home, RunConfig(model="startr"))
+
+
+def test_an_estimate_grows_with_the_model_and_the_round() -> None:
+    small, large = (base.size(RunConfig()) for base in recommended.recommended().bases[::6])
+    round_, longer = Workload(64, 96), Workload(64, 512)
+    first = estimate.round_seconds(small, round_, LIMITS, "bfloat16", 8)
+    assert first is not None
+    for size, work, kind in ((large, round_, "bfloat16"), (small, longer, "bfloat16"), (small, round_, "float32")):
+        slower = estimate.round_seconds(size, work, LIMITS, kind, 8)
+        assert slower is not None
+        assert slower > first
+    assert estimate.round_seconds(small, round_, Limits(), "bfloat16", 8) is None
+
+
+def test_a_token_is_kept_for_its_owner_only_and_forgotten(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keystore, "_system_keyring", lambda: None)
+    assert "readable by you only" in tokens.keep(home, " hf_abc \n")
+    file = home.config / "hub-token.secret"
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert tokens.kept(home) == "hf_abc"
+    tokens.keep(home, "")
+    assert tokens.kept(home) is None
+    assert not file.exists()

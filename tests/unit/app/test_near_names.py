@@ -1,0 +1,37 @@
+"""What is said of a name that does not exist: three that are near, never a page of all of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from sapo_desktop.cli import VERBS, run
+from sapo_desktop.errors import UsageError
+from sapo_desktop.settings.editing import known
+from sapo_swarm.registry import nearest
+from sapo_swarm.tasks.catalogue import CATALOGUE, UnknownTask, settings
+
+MANY = [f"name_{place}" for place in range(30)]
+
+
+def test_the_one_that_was_meant_comes_first_and_two_more_follow() -> None:
+    assert nearest("nme_7", MANY).startswith("Did you mean 'name_7'? Also near: 'name_")
+    assert nearest("nme_7", MANY).count("'name_") == 3
+
+
+def test_where_nothing_is_near_three_of_many_are_named_and_few_are_named_in_full() -> None:
+    assert nearest("#####", MANY).count("'") == 6
+    assert nearest("#####", ["a", "b"]) == "Known: a, b."
+
+
+def test_tasks_settings_and_verbs_are_told_so(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(UnknownTask) as task:
+        settings("calender", "starter")
+    assert "Did you mean 'calendar_arithmetic'?" in str(task.value)
+    assert sum(f"'{name}'" in str(task.value) for name in CATALOGUE) <= 3
+    with pytest.raises(UsageError, match=r"Did you mean 'run\.temperature'"):
+        known("run.temprature")
+    with pytest.raises(SystemExit):
+        run(["rollout"])
+    said = capsys.readouterr().err
+    assert "there is no verb 'rollout'. Did you mean 'rollouts'?" in said
+    assert sum(f"'{verb}'" in said for verb in VERBS) <= 3

@@ -1,0 +1,129 @@
+"""The node at login: what each system's starter reads, and install, status and uninstall with a recording systemctl."""
+
+from __future__ import annotations
+
+import configparser
+import os
+import plistlib
+import shlex
+import stat
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from sapo_desktop import cli
+from sapo_desktop.paths import Home
+from sapo_desktop.services.machine.login import definitions, service
+
+COMMAND = ["/home/zoë my/bin/python", "-m", "sapo_desktop", "node", "50% $HOME", "--quiet"]
+
+
+def test_a_systemd_unit_names_the_command_word_for_word_and_a_clean_stop() -> None:
+    text = definitions.systemd_unit(COMMAND, {"SAPO_HOME": "/media/a b"})
+    unit = configparser.ConfigParser(interpolation=None, strict=True)
+    unit.read_string(text)
+    start = unit["Service"]["ExecStart"].replace("%%", "%").replace("$$", "$")
+    assert shlex.split(start) == COMMAND
+    assert unit["Service"]["Environment"] == '"SAPO_HOME=/media/a b"'
+    assert (unit["Service"]["TimeoutStopSec"], unit["Service"]["KillMode"]) == ("60", "mixed")
+    assert unit["Install"]["WantedBy"] == "default.target"
+
+
+def test_no_path_adds_a_line_to_a_unit() -> None:
+    """A folder may be called anything, with quotes and line ends in it."""
+    odd = 'a"b\\c\nExecStartPre=/bin/evil\r50% $HOME'
+    text = definitions.systemd_unit(["/usr/bin/python", odd], {"SAPO_HOME": odd})
+    unit = configparser.ConfigParser(interpolation=None, strict=True)
+    unit.read_string(text)
+    assert "ExecStartPre" not in unit["Service"]
+    quoted = r"a\"b\\c\nExecStartPre=/bin/evil\r50%% "
+    assert unit["Service"]["ExecStart"] == f'"/usr/bin/python" "{quoted}$$HOME"'
+    assert unit["Service"]["Environment"] == f'"SAPO_HOME={quoted}$HOME"'
+
+
+def test_a_launch_agent_starts_at_login_and_not_again_after_a_stop() -> None:
+    found = plistlib.loads(definitions.launch_agent(COMMAND, {"SAPO_HOME": "/a"}, "/logs/service.log"))
+    assert found["ProgramArguments"] == COMMAND
+    assert (found["RunAtLoad"], found["KeepAlive"], found["ExitTimeOut"]) == (True, {"Crashed": True}, 60)
+    assert found["EnvironmentVariables"] == {"SAPO_HOME": "/a"}
+
+
+def test_a_scheduled_task_runs_at_logon_on_batteries_too_and_without_an_end() -> None:
+    task = ElementTree.fromstring(definitions.scheduled_task(COMMAND, "PC\\zoë"))
+    space = {"t": "http://schemas.microsoft.com/windows/2004/02/mit/task"}
+
+    def text(path: str) -> str:
+        found = task.find(path, space)
+        assert found is not None
+        return found.text or ""
+
+    assert text("t:Triggers/t:LogonTrigger/t:UserId") == "PC\\zoë"
+    assert text("t:Actions/t:Exec/t:Command") == COMMAND[0]
+    assert text("t:Actions/t:Exec/t:Arguments") == '-m sapo_desktop node "50% $HOME" --quiet'
+    assert text("t:Settings/t:ExecutionTimeLimit") == "PT0S"
+    assert text("t:Settings/t:StopIfGoingOnBatteries") == "false"
+
+
+@pytest.mark.parametrize("platform", ["linux", "darwin", "win32"])
+def test_every_platform_has_a_starter_that_runs_this_installation(tmp_path: Path, platform: str) -> None:
+    home = Home(tmp_path, tmp_path, tmp_path, tmp_path, tmp_path)
+    one = service.starter(home, "mine", platform)
+    content = one.content.decode("utf-16" if platform == "win32" else "utf-8")
+    assert sys.executable in content
+    assert "mine" in content
+    assert one.install
+    assert one.remove
+
+
+@pytest.fixture
+def systemctl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A systemctl that writes down what it was told and says "active"; `fail` beside it makes it fail."""
+    folder, told = tmp_path / "bin", tmp_path / "told"
+    folder.mkdir()
+    script = folder / "systemctl"
+    script.write_text(
+        f'#!/bin/sh\necho "$@" >> "{told}"\n[ -e "{folder}/fail" ] && echo "no bus" >&2 && exit 1\necho active\n'
+    )
+    script.chmod(script.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("SAPO_HOME", str(tmp_path / "home"))
+    return told
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="systemd")
+def test_install_status_and_uninstall_leave_nothing_behind(
+    systemctl: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    unit = tmp_path / "config" / "systemd" / "user" / "sapo-desktop.service"
+    assert cli.run(["service", "status"]) == 0
+    assert cli.run(["service", "uninstall"]) == 0
+    assert not systemctl.exists()
+    assert cli.run(["service", "install", "--preset", "eco"]) == 0
+    assert f'"SAPO_HOME={tmp_path / "home"}"' in unit.read_text()
+    assert "pause_when_active = true" in (tmp_path / "home" / "config.toml").read_text()
+    assert cli.run(["service", "status"]) == 0
+    assert "active" in capsys.readouterr().out
+    assert cli.run(["service", "uninstall"]) == 0
+    assert not unit.exists()
+    assert [line.split()[1] for line in systemctl.read_text().splitlines()] == [
+        "daemon-reload",
+        "enable",
+        "is-active",
+        "disable",
+    ]
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="systemd")
+def test_where_the_system_refuses_nothing_is_installed_and_the_sentence_says_what_to_do(
+    systemctl: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "bin" / "fail").touch()
+    assert cli.run(["service", "install"]) == 1
+    said = capsys.readouterr().err
+    assert "no bus" in said
+    assert "Nothing was installed" in said
+    assert not list((tmp_path / "config").rglob("*.service"))
+    assert cli.run(["service", "install", "no-such-model"]) != 0

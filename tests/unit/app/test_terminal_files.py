@@ -1,0 +1,81 @@
+"""Completions and the manual page: every verb and flag, read by the programs that they are for where these are here."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from sapo_desktop import __version__, cli
+from sapo_desktop.services import terminal_files
+
+
+@pytest.fixture(scope="module")
+def verbs() -> tuple[terminal_files.Verb, ...]:
+    return terminal_files.verbs(cli.parser())
+
+
+@pytest.fixture
+def written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, Path]:
+    files = {}
+    for kind in ("bash", "zsh", "fish", "man"):
+        assert cli.run(["--print", kind]) == 0
+        files[kind] = tmp_path / kind
+        files[kind].write_text(capsys.readouterr().out)
+    return files
+
+
+def completed(file: Path, *words: str) -> set[str]:
+    """What bash offers for the last word."""
+    quoted = " ".join(f"'{word}'" for word in words)
+    script = f'source "{file}"; COMP_WORDS=({quoted}); COMP_CWORD={len(words) - 1}; _sapo_desktop; '
+    script += 'printf "%s\\n" "${COMPREPLY[@]}"'
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True, cwd=file.parent)
+    return set(done.stdout.split())
+
+
+@pytest.mark.skipif(not shutil.which("bash"), reason="bash")
+def test_bash_completes_verbs_flags_and_their_values(
+    written: dict[str, Path], verbs: tuple[terminal_files.Verb, ...]
+) -> None:
+    bash = written["bash"]
+    assert completed(bash, "sapo-desktop", "") == set(cli.VERBS)
+    assert completed(bash, "sapo-desktop", "serv") == {"service", "serve", "serve-model"}
+    assert completed(bash, "sapo-desktop", "service", "un") == {"uninstall"}
+    assert completed(bash, "sapo-desktop", "service", "--preset", "") == {"eco", "balanced", "full"}
+    for verb in verbs:
+        flags = {name for option in verb.options for name in option.names if name.startswith("--")}
+        assert completed(bash, "sapo-desktop", verb.name, "--") == flags
+
+
+@pytest.mark.parametrize("shell", ["zsh", "fish"])
+def test_other_shells_find_no_mistake_in_theirs(
+    written: dict[str, Path], verbs: tuple[terminal_files.Verb, ...], shell: str
+) -> None:
+    text = written[shell].read_text()
+    for verb in verbs:
+        assert verb.name in text
+        for option in verb.options:
+            assert all(name.lstrip("-") in text for name in option.names)
+    quotes = re.sub(r"\\\\|\\'", "", text.replace("'\\''", "")) if shell == "fish" else text.replace("'\\''", "")
+    assert quotes.count("'") % 2 == 0
+    if found := shutil.which(shell):
+        subprocess.run([found, "-n", written[shell]], check=True)
+
+
+def test_the_manual_page_names_every_verb_and_flag_and_this_version(
+    written: dict[str, Path], verbs: tuple[terminal_files.Verb, ...]
+) -> None:
+    text = written["man"].read_text()
+    assert f"sapo-desktop {__version__}" in text.splitlines()[0]
+    for verb in verbs:
+        for option in verb.options:
+            assert all(name.replace("-", "\\-") in text for name in option.names)
+    if groff := shutil.which("groff"):
+        done = subprocess.run(
+            [groff, "-man", "-Tutf8", "-ww", "-z", written["man"]], capture_output=True, text=True, check=True
+        )
+        assert done.stderr == ""

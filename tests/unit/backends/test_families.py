@@ -1,0 +1,105 @@
+"""What a config.json says of a family, as the decoder reads it; docs/models.md is made of the tested table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support import families
+
+from sapo_backends.checkpoints.families import FAMILIES
+from sapo_backends.checkpoints.gguf.forms import FORMS, context_length, why_not_gguf
+from sapo_backends.checkpoints.spec import decoder_spec, why_not
+
+PAGE = Path(__file__).parents[3] / "docs" / "models.md"
+
+
+def config(architecture: str, **more: Any) -> dict[str, Any]:
+    """A small model of six layers."""
+    return {
+        "architectures": [architecture],
+        "vocab_size": 300,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 6,
+        "num_attention_heads": 4,
+        "head_dim": 16,
+        "max_position_embeddings": 32768,
+        **more,
+    }
+
+
+def test_the_page_of_models_is_the_tested_table() -> None:
+    """Mend it with: python tests/support/families.py > docs/models.md"""
+    assert PAGE.read_text(encoding="utf-8") == families.page()
+    assert len(families.ROWS) >= 16
+
+
+def test_every_family_has_a_form_for_llama_cpp() -> None:
+    assert FORMS.keys() == FAMILIES.keys()
+    for name in FAMILIES:
+        assert why_not(config(name)) == ""
+
+
+def test_configs_of_transformers_4_say_the_same_as_those_of_5() -> None:
+    """Gemma 3's two ropes and its layers with a window; NoPE layers of SmolLM3; max_window_layers of Qwen."""
+    old = config(
+        "Gemma3ForCausalLM",
+        rope_theta=1e6,
+        rope_local_base_freq=1e4,
+        rope_scaling={"rope_type": "linear", "factor": 8.0},
+        sliding_window=512,
+        sliding_window_pattern=6,
+    )
+    new = config(
+        "Gemma3ForCausalLM",
+        rope_parameters={
+            "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        },
+        sliding_window=512,
+        layer_types=["sliding_attention"] * 5 + ["full_attention"],
+    )
+    assert decoder_spec(old) == decoder_spec(new)
+    assert decoder_spec(old).layer_rope == (1, 1, 1, 1, 1, 0)
+    assert decoder_spec(config("SmolLM3ForCausalLM")).layer_rope == (0, 0, 0, 1, 0, 0)
+    qwen = config("Qwen2ForCausalLM", use_sliding_window=True, sliding_window=64, max_window_layers=4)
+    assert decoder_spec(qwen).layer_windowed == (False,) * 4 + (True,) * 2
+    assert decoder_spec({**qwen, "use_sliding_window": False}).window == 0
+
+
+def test_a_window_that_llama_cpp_does_not_know_is_the_longest_text() -> None:
+    windowed = decoder_spec(config("MistralForCausalLM", sliding_window=4096))
+    assert context_length(windowed) == 4096
+    assert context_length(decoder_spec(config("MistralForCausalLM", sliding_window=None))) == 32768
+    gemma = decoder_spec(config("Gemma2ForCausalLM", query_pre_attn_scalar=16))
+    assert (context_length(gemma), why_not_gguf(gemma)) == (32768, "")
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"hidden_act": "relu"}, "activation relu"),
+        ({"partial_rotary_factor": 0.75}, "a part of each head"),
+        ({"rope_scaling": {"type": "longrope"}}, "rope type longrope"),
+        ({"layer_types": ["chunked_attention"] * 6}, "layers of type chunked_attention"),
+        (
+            {"layer_types": ["sliding_attention"] * 5, "sliding_window": 64, "use_sliding_window": True},
+            "another length",
+        ),
+        ({"architectures": ["MixtralForCausalLM"]}, "architecture MixtralForCausalLM"),
+    ],
+)
+def test_what_the_decoder_does_not_compute_is_left_to_transformers(changes: dict[str, Any], reason: str) -> None:
+    assert reason in why_not({**config("SmolLM3ForCausalLM"), **changes})
+
+
+def test_a_model_of_another_form_than_llama_cpp_s_is_refused_in_words() -> None:
+    odd = [
+        config("SmolLM3ForCausalLM", no_rope_layers=[1, 0] * 3),
+        config("Gemma2ForCausalLM", query_pre_attn_scalar=144),
+        config("Gemma3ForCausalLM", query_pre_attn_scalar=16, layer_types=["sliding_attention", "full_attention"] * 3),
+        config("Olmo2ForCausalLM", tie_word_embeddings=True),
+    ]
+    assert all("llama.cpp" in why_not_gguf(decoder_spec(one)) for one in odd)

@@ -1,0 +1,290 @@
+"""The governor under a simulated clock: steps, two thresholds and a dwell a rule, reasons and ways out, overrides, presets."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sapo_backends.base import LoadRequest
+from sapo_backends.fake import FakeEngine
+from sapo_swarm.config import RunConfig
+from sapo_swarm.node.governor.awake import Awake, holder
+from sapo_swarm.node.governor.holds import RULES, Hold, Level, Readings, State, advance
+from sapo_swarm.node.governor.limits import PRESETS, Limits
+from sapo_swarm.node.governor.requests import Requests, aside, command, effort, obstacle
+from sapo_swarm.node.governor.sensors import Machine
+from sapo_swarm.node.setup import NodeSetup
+
+GIB = 2**30
+DWELL = {rule.code: rule.dwell for rule in RULES}
+URGENT = {rule.code for rule in RULES if rule.urgent}
+
+
+def after(limits: Limits, *moments: tuple[float, Readings]) -> State:
+    state = State()
+    for clock, now in moments:
+        state = advance(state, limits, now, clock)
+    return state
+
+
+def levels(state: State) -> dict[str, Level]:
+    return {hold.code: hold.level for hold in state.holds}
+
+
+def test_heat_eases_then_slows_then_pauses_and_lets_go_well_below_each_line() -> None:
+    limits = Limits(slow_celsius=80, max_celsius=90)
+    state = after(limits, (0, Readings(celsius=81)))
+    assert levels(state) == {"heat": Level.EASE}
+    state = advance(state, limits, Readings(celsius=81), DWELL["heat"])
+    assert levels(state) == {"heat": Level.SLOW}, "still warm after a dwell with fewer threads"
+    state = advance(state, limits, Readings(celsius=91), 31)
+    assert levels(state) == {"heat": Level.PAUSE}, "too hot waits for nothing"
+    assert levels(advance(state, limits, Readings(celsius=83), 200)) == {"heat": Level.PAUSE}
+    state = advance(state, limits, Readings(celsius=81), 200)
+    assert levels(state) == {"heat": Level.EASE}
+    assert levels(advance(state, limits, Readings(celsius=71), 400)) == {}
+
+
+def test_a_hold_lasts_its_dwell_even_when_its_reason_is_gone_at_once() -> None:
+    state = after(Limits(), (0, Readings(on_battery=True)), (19, Readings(on_battery=False)))
+    assert levels(state) == {"battery": Level.PAUSE}
+    assert levels(advance(state, Limits(), Readings(on_battery=False), 20)) == {}
+
+
+def test_battery_slows_or_pauses_as_the_person_likes_and_a_low_one_pauses() -> None:
+    slow = Limits(pause_on_battery=False, min_charge=30)
+    state = after(slow, (0, Readings(on_battery=True, charge=80)))
+    assert levels(state) == {"battery": Level.SLOW}
+    state = advance(state, slow, Readings(on_battery=True, charge=10), 1)
+    assert levels(state) == {"charge": Level.PAUSE, "battery": Level.SLOW}
+    assert "10 %" in state.holds[0].sentence
+    assert levels(advance(state, slow, Readings(on_battery=False, charge=11), 30)) == {}
+    assert levels(after(Limits(), (0, Readings(on_battery=True, charge=90)))) == {"battery": Level.PAUSE}
+
+
+def test_a_change_of_the_limits_counts_at_once() -> None:
+    state = after(Limits(), (0, Readings(on_battery=True)))
+    free = Limits(pause_on_battery=False, slow_on_battery=False, min_charge=0)
+    assert levels(advance(state, free, Readings(on_battery=True), 1)) == {}
+
+
+def test_little_memory_makes_batches_smaller_before_it_pauses() -> None:
+    limits = Limits(min_free_memory=1.0)
+    assert levels(after(limits, (0, Readings(free_memory=int(1.5 * GIB))))) == {"memory": Level.EASE}
+    state = after(limits, (0, Readings(free_memory=GIB // 2)))
+    assert levels(state) == {"memory": Level.PAUSE}
+    assert levels(advance(state, limits, Readings(free_memory=int(1.2 * GIB)), 100)) == {"memory": Level.PAUSE}
+    assert levels(advance(state, limits, Readings(free_memory=int(3 * GIB)), 100)) == {}
+
+
+def test_out_of_hours_it_holds_and_says_until_when() -> None:
+    limits = Limits(schedule="mon-fri 18:00-08:00, sat-sun")
+    state = after(limits, (0, Readings(week_minute=12 * 60)))
+    assert "until Mon 18:00" in state.holds[0].sentence
+    assert levels(advance(state, limits, Readings(week_minute=18 * 60), 3600)) == {}
+
+
+def test_an_hour_that_the_clock_jumps_counts_at_once_after_the_dwell() -> None:
+    """Daylight saving, a time zone, a set clock: the schedule follows the wall clock, dwells the monotonic one."""
+    limits = Limits(schedule="22:00-07:00")
+    state = after(limits, (0, Readings(week_minute=6 * 60 + 30)), (1, Readings(week_minute=7 * 60 + 30)))
+    assert levels(state) == {"schedule": Level.PAUSE}
+    assert levels(advance(state, limits, Readings(week_minute=6 * 60 + 30), 21)) == {}
+
+
+def test_a_touch_holds_until_the_person_was_away_for_a_while() -> None:
+    for limits, step in (
+        (Limits(pause_when_active=True), Level.PAUSE),
+        (Limits(slow_when_active=True), Level.EASE),
+    ):
+        state = after(limits, (0, Readings(idle_s=2.0)))
+        assert levels(state) == {"person_active": step}
+        assert levels(advance(state, limits, Readings(idle_s=200.0), 200)) == {"person_active": step}
+        assert levels(advance(state, limits, Readings(idle_s=301.0), 301)) == {}
+        assert levels(after(limits, (0, Readings(idle_s=200.0)))) == {}, "an old touch starts nothing"
+    assert levels(after(Limits(), (0, Readings(idle_s=0.0)))) == {}
+
+
+def test_other_programs_get_room_where_that_is_asked_for() -> None:
+    limits = Limits(slow_other_load=40)
+    state = after(limits, (0, Readings(other_load=55)))
+    assert levels(state) == {"other_load": Level.SLOW}
+    assert levels(advance(state, limits, Readings(other_load=35), 60)) == {"other_load": Level.SLOW}
+    assert levels(advance(state, limits, Readings(other_load=20), 60)) == {}
+
+
+def maybe(values: st.SearchStrategy[float]) -> st.SearchStrategy[float | None]:
+    return st.none() | values
+
+
+READINGS = st.builds(
+    Readings,
+    on_battery=st.none() | st.booleans(),
+    celsius=maybe(st.floats(0, 120)),
+    free_memory=st.none() | st.integers(0, 4 * GIB),
+    free_disk=st.none() | st.integers(0, 2 * GIB),
+    idle_s=maybe(st.floats(0, 1000)),
+    week_minute=st.none() | st.integers(0, 7 * 24 * 60 - 1),
+    charge=maybe(st.floats(0, 100)),
+    other_load=maybe(st.floats(0, 100)),
+    fan_rpm=maybe(st.floats(0, 6000)),
+    memory_wait=maybe(st.floats(0, 100)),
+    lid_closed=st.none() | st.booleans(),
+    metered=st.none() | st.booleans(),
+)
+LIMITS = st.builds(
+    Limits,
+    pause_on_battery=st.booleans(),
+    slow_on_battery=st.booleans(),
+    min_charge=st.floats(0, 100),
+    slow_celsius=st.floats(0, 120),
+    max_celsius=st.floats(0, 120),
+    slow_other_load=st.floats(0, 100),
+    slow_fan_rpm=st.floats(0, 6000),
+    slow_memory_wait=st.floats(0, 100),
+    pause_lid_closed=st.booleans(),
+    pause_on_metered=st.booleans(),
+    min_free_memory=st.floats(0, 3),
+    min_free_disk=st.floats(0, 1.5),
+    schedule=st.sampled_from(["", "22:00-07:00", "sat-sun"]),
+    pause_when_active=st.booleans(),
+    slow_when_active=st.booleans(),
+    away_minutes=st.floats(1, 10),
+)
+WALK = st.lists(st.tuples(st.floats(0.1, 60), READINGS), min_size=1, max_size=40)
+HEALTHY = Readings(False, 0.0, 64 * GIB, 64 * GIB, 1e6, None, 100.0, 0.0, 0.0, 0.0, False, False)
+
+
+@given(LIMITS, WALK)
+def test_in_any_sequence_a_rule_turns_at_most_once_a_dwell(limits: Limits, walk: list[tuple[float, Readings]]) -> None:
+    """It never falls within a dwell of a change, nor rises within a dwell of a fall, but for a pause that cannot wait."""
+    state, clock = State(), 0.0
+    changed: dict[str, tuple[float, bool]] = {}
+    for wait, now in walk:
+        clock += wait
+        before = levels(state)
+        state = advance(state, limits, now, clock)
+        found = levels(state)
+        for code in DWELL:
+            was, is_now = before.get(code, Level.RUN), found.get(code, Level.RUN)
+            if was == is_now:
+                continue
+            then, fell = changed.get(code, (float("-inf"), False))
+            falls = is_now < was
+            if (falls or fell) and not (code in URGENT and is_now == Level.PAUSE):
+                assert clock - then >= DWELL[code], code
+            changed[code] = clock, falls
+
+
+@given(LIMITS, WALK)
+def test_every_hold_has_a_reason_and_a_way_out_and_a_healthy_machine_always_works_again(
+    limits: Limits, walk: list[tuple[float, Readings]]
+) -> None:
+    state, clock = State(), 0.0
+    for wait, now in walk:
+        clock += wait
+        state = advance(state, limits, now, clock)
+        for hold in state.holds:
+            assert hold.reason
+            assert hold.lifts
+        held = obstacle(Requests(holds=state.holds), 0.0, 0.0)
+        assert held is None or (" · goes on " in held[1] and held[1].startswith("Paused: "))
+        anyway = command(Requests(holds=state.holds), "run_anyway", 3600, 0.0)
+        floors = [hold.code for hold in state.holds if hold.floor and hold.level == Level.PAUSE]
+        found = obstacle(anyway, 1.0, 0.0)
+        assert (found[0] if found else None) == (floors[0] if floors else None), "memory and disk are never overridden"
+    for _ in range(4):
+        clock += 61
+        state = advance(state, limits, HEALTHY, clock)
+    assert state.holds == ()
+
+
+@given(WALK)
+def test_limits_that_are_off_and_sensors_that_are_not_there_never_hold(walk: list[tuple[float, Readings]]) -> None:
+    off = Limits(
+        pause_on_battery=False,
+        slow_on_battery=False,
+        min_charge=0,
+        slow_celsius=0,
+        max_celsius=0,
+        min_free_memory=0,
+        min_free_disk=0,
+        slow_memory_wait=0,
+    )
+    assert after(off, *[(clock, now) for clock, (_, now) in enumerate(walk)]).holds == ()
+    assert after(Limits(pause_when_active=True, slow_other_load=1), (0, Readings())).holds == ()
+
+
+BATTERY = Hold("battery", "on battery", "once plugged in", 0.0)
+SLOWER = Hold("battery", "on battery", "once plugged in", 0.0, Level.SLOW)
+MEMORY = Hold("memory", "only 0.1 GiB of memory free", "at 0.6 GiB", 0.0, floor=True)
+
+
+def test_running_anyway_says_until_when_and_can_be_ended() -> None:
+    requests = command(Requests(holds=(BATTERY,)), "run_anyway", 3600, 0.0)
+    assert obstacle(requests, 3599.0, 0.0) is None
+    assert "runs anyway until" in aside(requests, 1.0, 0.0)
+    assert obstacle(requests, 3601.0, 0.0) == ("battery", BATTERY.sentence)
+    assert obstacle(command(requests, "obey", 0, 2.0), 2.0, 0.0) == ("battery", BATTERY.sentence)
+    assert "r runs anyway" in BATTERY.sentence
+    assert "r runs anyway" not in MEMORY.sentence
+
+
+def test_a_working_node_says_which_rule_slows_it_and_what_lifts_it() -> None:
+    requests = Requests(holds=(SLOWER,))
+    assert obstacle(requests, 0.0, 0.0) is None
+    assert aside(requests, 0.0, 0.0) == " · slower: on battery, full speed once plugged in"
+    assert (effort(requests, 0.0).duty, effort(requests, 0.0).share) == (0.5, 0.5)
+    assert effort(command(requests, "run_anyway", 3600, 0.0), 1.0).duty == 1.0
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_sets_nothing_but_switches_that_exist(name: str) -> None:
+    chosen = Limits(**PRESETS[name])  # type: ignore[arg-type]
+    assert set(PRESETS[name]) == set(PRESETS["balanced"])
+    assert set(Limits.__struct_fields__) - set(PRESETS[name]) == {
+        "schedule",
+        "min_free_disk",
+        "max_memory",
+        "keep_awake",
+    }
+    assert (chosen == Limits()) == (name == "balanced")
+
+
+def test_a_machine_is_read_without_a_surprise(tmp_path: Path) -> None:
+    now = Machine(tmp_path, tmp_path).readings(idle=True)
+    assert (now.on_battery, now.charge) == (None, None)
+    assert now.free_memory
+    assert now.other_load is not None
+    assert 0 <= now.other_load <= 100
+
+
+def test_a_metered_network_concerns_only_a_node_in_a_swarm(tmp_path: Path) -> None:
+    limits = Limits(pause_on_metered=True)
+    alone = NodeSetup(RunConfig(), "id", tmp_path, lambda _: FakeEngine(LoadRequest("fake")), lambda: limits)
+    assert not alone.allowed().pause_on_metered
+    assert dataclasses.replace(alone, swarm="a" * 16).allowed() == limits
+    state = after(limits, (0, Readings(metered=True)))
+    assert [hold.sentence for hold in state.holds] == [
+        "Paused: the network is metered · goes on once it is another network · r runs anyway for 1 h"
+    ]
+
+
+def test_the_machine_is_kept_awake_by_a_process_that_ends_with_the_wish() -> None:
+    awake = Awake((sys.executable, "-c", "import time; time.sleep(100)"))
+    children = psutil.Process().children
+    before = set(children())
+    awake.want(True)
+    awake.want(True)
+    (child,) = set(children()) - before
+    awake.want(False)
+    assert not child.is_running()
+    Awake(("no-such-program-anywhere",)).want(True)
+    assert holder("darwin")[:2] == ("/usr/bin/caffeinate", "-i")
+    assert holder("linux")[0] == "systemd-inhibit"

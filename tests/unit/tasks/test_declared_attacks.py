@@ -1,0 +1,109 @@
+"""Declared verifiers under attack: nothing is right, nothing raises, nothing is changed."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.support.declared import ADULTS, judge, score
+from tests.support.own_tasks import task_of
+
+from sapo_swarm.tasks.own.verifiers import (
+    Choice,
+    Exact,
+    Items,
+    ItemSet,
+    JsonEqual,
+    JsonSchema,
+    Number,
+    Order,
+    Regex,
+    Sql,
+    Verifier,
+)
+
+ATTACKS: dict[str, str] = {
+    "run a command": "__import__('os').system('touch canary')",
+    "classes": "().__class__.__base__.__subclasses__()",
+    "template": "{question.__class__}",
+    "deep list": "[" * 4000 + "]" * 4000,
+    "deep object": '{"a":' * 1500 + "1" + "}" * 1500,
+    "wide object": "{" + ",".join(f'"{n}":{n}' for n in range(700)) + "}",
+    "many digits": "9" * 8000,
+    "many exponents": "1e99999",
+    "fraction bomb": "1/" + "0" * 100,
+    "many commas": "," * 8000,
+    "nan": "NaN",
+    "infinity": "-Infinity",
+    "null byte": "\x00",
+    "surrogate": "\ud800",
+    "escape": "\x1b]52;c;AAAA\x07",
+    "bidi": "\u202etxt",
+    "full width": "\uff11\uff12",
+    "combining": "a" + "\u0301" * 4000,
+    "ligatures": "\ufdfa" * 2500,
+    "regex bait": "a" * 5000 + "!",
+    "every option": "A B C D",
+    "wildcard": ".*",
+    "sql write": "drop table people",
+    "sql attach": "attach database '/tmp/x' as x",
+    "sql pragma": "pragma database_list",
+    "sql bomb": "with recursive c(x) as (select 1 union all select x+1 from c) select count(*) from c",
+    "sql blob": "select zeroblob(1000000000)",
+    "sql join": "select count(*) from " + ",".join(f"people p{n}" for n in range(30)),
+    "sql many": f"{ADULTS}; {ADULTS}",
+    "sql random": "select name from people where random() or 1",
+    "sql extension": "select load_extension('/tmp/x.so')",
+    "sql file": "select readfile('/etc/passwd')",
+    "tags inside": "<answer><answer>" * 300,
+    "empty list": "[]",
+    "empty object": "{}",
+    "blank": " \n ",
+}
+KINDS: dict[str, tuple[Verifier, str]] = {
+    "exact": (Exact(), "the truth"),
+    "alternatives": (Exact(alternatives="|"), "the|truth"),
+    "number": (Number(rel=0.1, units=("km",)), "42"),
+    "choice": (Choice(options=("A", "B", "C", "D")), "B"),
+    "list": (Items(), "a,b,c"),
+    "set": (ItemSet(), "a,b,c"),
+    "order": (Order(), "a,b,c"),
+    "regex": (Regex(pattern="(a|b)+c"), "x"),
+    "json_schema": (JsonSchema(), "x"),
+    "json_equal": (JsonEqual(ordered=False, abs=0.1), '{"a": [1, 2]}'),
+    "sql": (Sql(), ADULTS),
+}
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.timeout(20)
+def test_no_attack_is_right_or_raises(kind: str, attack: str) -> None:
+    part, truth = KINDS[kind]
+    assert score(part, ATTACKS[attack], truth) == 0.0
+    assert score(part, ATTACKS[attack], truth, partial=True) < 1.0
+
+
+@given(st.text(max_size=200))
+def test_any_text_has_a_verdict_under_every_verifier(text: str) -> None:
+    for part, truth in KINDS.values():
+        assert 0.0 <= score(part, text, truth, partial=True) <= 1.0
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [
+        "delete from people",
+        "update people set age = 1",
+        "create temp view people as select 'x' name, 99 age",
+        "drop table people",
+    ],
+)
+def test_a_query_cannot_change_what_the_next_one_sees(attack: str) -> None:
+    assert score(Sql(), attack, ADULTS) == 0.0
+    assert score(Sql(), f"{ADULTS} -- {attack}", f"{ADULTS} /* {attack} */") == 1.0, "asked anew"
+
+
+def test_a_schema_fetches_nothing() -> None:
+    task = task_of(JsonSchema(), schema={"$ref": "http://127.0.0.1:9/schema.json"})
+    assert judge(task, "<answer>{}</answer>") == 0.0

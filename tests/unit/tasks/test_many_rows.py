@@ -1,0 +1,37 @@
+"""Files as large as they may be: 100,000 rows split in bounded time and memory, near-duplicates on one side."""
+
+from __future__ import annotations
+
+import random
+import tracemalloc
+
+from sapo_swarm.tasks.own.rows import MAX_ROWS
+from sapo_swarm.tasks.own.split import clusters, held_out_places
+
+WORDS = [f"word{chr(97 + n % 26)}{chr(97 + n // 26 % 26)}{chr(97 + n // 676)}" for n in range(3000)]
+
+
+def test_near_duplicates_among_many_long_texts_stay_on_one_side() -> None:
+    rng = random.Random(3)
+    texts = [" ".join(rng.choices(WORDS, k=24)) for _ in range(4000)]
+    twins = [f"{text} please" for text in texts[:400]]
+    prompts = texts + twins
+    chosen = held_out_places(prompts, 0.2)
+    apart = [n for n in range(400) if (n in chosen) != (len(texts) + n in chosen)]
+    assert len(apart) <= 2, "MinHash finds all but very few"
+    assert 0.15 < len(chosen) / len(prompts) < 0.25
+
+
+def test_a_full_file_of_texts_from_one_template_needs_little_memory_a_row() -> None:
+    """The worst case of a sketch: every text shares most of its pieces with every other one."""
+    rows = MAX_ROWS // 20
+    prompts = [
+        "Please read this message of a customer carefully and then tell me which one of all our products is meant : "
+        f"number {n} of the list"
+        for n in range(rows)
+    ]
+    tracemalloc.start()
+    assert len(set(clusters(prompts))) == rows, "a number makes another question"
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 4000 * rows

@@ -1,0 +1,69 @@
+"""Parquet files, where pyarrow is there; and what is said where it is not."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+from sapo_desktop.services.tasks.proposal import Wishes, draft
+from sapo_swarm.tasks.own.errors import BadTask
+from sapo_swarm.tasks.own.rows import MAX_CELL, MAX_ROWS, read_table
+from sapo_swarm.tasks.own.verifiers import Number
+
+needs_pyarrow = pytest.mark.skipif(importlib.util.find_spec("pyarrow") is None, reason="pyarrow is not installed")
+
+
+def written(path: Path, columns: dict[str, list[object]]) -> Path:
+    import pyarrow
+    import pyarrow.parquet
+
+    pyarrow.parquet.write_table(pyarrow.table(columns), path)
+    return path
+
+
+@needs_pyarrow
+def test_rows_and_kinds_of_cells_are_read_and_bad_rows_named(tmp_path: Path) -> None:
+    columns: dict[str, list[object]] = {
+        "Question": ["a?", "b?", None, "x" * (MAX_CELL + 1), "e\x1b?"],
+        "Answer": [1.5, 2.0, 3.25, 4.0, 5.0],
+        "tags": [["x"], [], None, ["y"], ["z"]],
+    }
+    table = read_table(written(tmp_path / "rows.parquet", columns))
+    assert table.rows == [
+        {"question": "a?", "answer": "1.5", "tags": '["x"]'},
+        {"question": "b?", "answer": "2.0", "tags": "[]"},
+        {"question": "", "answer": "3.25", "tags": ""},
+    ]
+    assert [line.partition(":")[0] for line in table.problems] == ["Row 4", "Row 5"]
+
+
+@needs_pyarrow
+def test_a_task_is_made_from_it(tmp_path: Path) -> None:
+    rows: dict[str, list[object]] = {"question": [f"{n} + 1?" for n in range(90)], "answer": list(range(1, 91))}
+    task = draft(written(tmp_path / "sums.parquet", rows), Wishes()).task
+    assert (len(task.train), len(task.held_out)) == (72, 18)
+    assert task.spec.verifier == (Number(),)
+
+
+@needs_pyarrow
+def test_files_that_are_too_large_or_none_at_all_are_refused_in_a_sentence(tmp_path: Path) -> None:
+    many: dict[str, list[object]] = {"q": ["same"] * (MAX_ROWS + 1)}
+    with pytest.raises(BadTask, match="100,001 rows in 1 columns"):
+        read_table(written(tmp_path / "many.parquet", many))
+    (tmp_path / "junk.parquet").write_bytes(b"PAR1 not really PAR1")
+    with pytest.raises(BadTask, match="no Parquet file that can be read"):
+        read_table(tmp_path / "junk.parquet")
+    whole = written(tmp_path / "cut.parquet", {"q": ["a", "b"]}).read_bytes()
+    (tmp_path / "cut.parquet").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(BadTask, match="no Parquet file that can be read"):
+        read_table(tmp_path / "cut.parquet")
+
+
+def test_without_pyarrow_it_says_how_to_have_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    (tmp_path / "rows.parquet").write_bytes(b"PAR1")
+    with pytest.raises(BadTask, match="pip install pyarrow"):
+        read_table(tmp_path / "rows.parquet")
