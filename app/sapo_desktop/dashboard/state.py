@@ -36,8 +36,8 @@ from sapo_swarm.node.storage.aha import Trails, followed
 
 Level = Literal["info", "warning", "error"]
 
-_MAX_GROUPS = 1600
-"""200 rounds of eight groups."""
+_MAX_GROUPS = 256
+"""What screen 1 looks back on; screen 3 reads the journal, which has them all."""
 _MAX_LOG = 1000
 _MAX_SESSIONS = 400
 _MAX_EVALUATIONS = 400
