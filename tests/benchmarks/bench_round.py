@@ -16,7 +16,7 @@ import resource
 import statistics
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,8 @@ from sapo_backends.measure import machine_limits
 from sapo_backends.torch_backend import TorchBackend
 
 GROUP_SIZE, PROMPT = 8, 40
+Clock = Callable[[], float]
+CLOCKS: dict[str, Clock] = {"wall": time.perf_counter, "processor": time.process_time}
 POLICY = PolicyUpdate("grpo", learning_rate=1e-5)
 
 
@@ -38,19 +40,19 @@ def prompts(groups: int) -> list[str]:
     return [f"{i} + {7 * i} = ? " + "abcdefghijklmnopqrstuvwxyz"[: PROMPT - 20] * 2 for i in range(groups)]
 
 
-def our_round(engine: Engine, texts: list[str], new_tokens: int, seed: int) -> dict[str, float]:
+def our_round(engine: Engine, texts: list[str], new_tokens: int, seed: int, now: Clock) -> dict[str, float]:
     """Seconds of generation and update, tokens generated."""
     ids = [engine.tokenizer.encode_text(text[:PROMPT]) for text in texts]
-    began = time.perf_counter()
+    began = now()
     groups = engine.generate(ids, GROUP_SIZE, Sampling(max_new_tokens=new_tokens), seed)
-    middle = time.perf_counter()
+    middle = now()
     batch = [
         TrainSample(tuple(prompt), completion.tokens, 1.0 if i % 2 else -1.0)
         for prompt, group in zip(ids, groups, strict=True)
         for i, completion in enumerate(group)
     ]
     engine.update(batch, POLICY, seed)
-    end = time.perf_counter()
+    end = now()
     return {
         "generate": middle - began,
         "update": end - middle,
@@ -59,14 +61,14 @@ def our_round(engine: Engine, texts: list[str], new_tokens: int, seed: int) -> d
     }
 
 
-def multiply_rate() -> float:
+def multiply_rate(now: Clock) -> float:
     """FLOP/s of a 2048-cube bfloat16 product, the best of three."""
     a, b = (torch.randn(2048, 2048, dtype=torch.bfloat16) for _ in range(2))
 
     def once() -> float:
-        began = time.perf_counter()
+        began = now()
         torch.mm(a, b)
-        return time.perf_counter() - began
+        return now() - began
 
     once()
     return 2 * 2048**3 / min(once() for _ in range(3))
@@ -87,6 +89,7 @@ def peers(model: Path, scratch: Path, options: argparse.Namespace) -> dict[str, 
         "threads": options.threads,
         "bfloat16": options.peer_precision == "bfloat16",
         "accumulation": options.peer_accumulation,
+        "clock": options.clock,
         "lora": options.shape == "L",
     }
     scripts = {"trl": "peer_trl.py", "transformers_generate": "peer_generate.py"}
@@ -136,7 +139,8 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         engine = TorchBackend().load(request)
         others = peers(model, scratch, options)
         try:
-            return take_turns(engine, others, options) | {"shape": options.shape, "precision": engine.info.precision}
+            said = {"shape": options.shape, "precision": engine.info.precision, "clock": options.clock}
+            return take_turns(engine, others, options) | said
         finally:
             for peer in others.values():
                 peer.close()
@@ -144,11 +148,11 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
 
 def take_turns(engine: Engine, others: Mapping[str, Peer], options: argparse.Namespace) -> dict[str, Any]:
     """Ours, then each peer, then again; the first turn warms up."""
-    ours, rates = [], []
+    ours, rates, now = [], [], CLOCKS[options.clock]
     theirs: dict[str, list[dict[str, float]]] = {name: [] for name in others}
     for number in range(options.rounds + 1):
-        ours.append(our_round(engine, prompts(options.groups), options.new_tokens, seed=number))
-        rates.append(multiply_rate())
+        ours.append(our_round(engine, prompts(options.groups), options.new_tokens, number, now))
+        rates.append(multiply_rate(now))
         for name, peer in others.items():
             theirs[name].append(peer.step())
     found = {name: medians(rows[1:]) for name, rows in theirs.items()}
@@ -160,6 +164,9 @@ def take_turns(engine: Engine, others: Mapping[str, Peer], options: argparse.Nam
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peer", help="python of the environment of make_peers.sh; without it only ours is measured")
+    parser.add_argument(
+        "--clock", default="wall", choices=tuple(CLOCKS), help="processor: of all threads, for busy machines"
+    )
     parser.add_argument("--peer-precision", default="bfloat16", choices=("bfloat16", "float32"))
     parser.add_argument("--peer-accumulation", type=int, default=1, help="micro-batches of the peer")
     parser.add_argument("--peers", nargs="+", default=["trl", "transformers_generate"])
