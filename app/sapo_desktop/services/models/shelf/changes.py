@@ -32,6 +32,8 @@ _QUIET = frozenset(
     }
 )
 """Settings that change nothing that is learned: no mark in the history."""
+_ONE_FORM = frozenset({"torch", "mlx"})
+"""Trainers that write the same checkpoints: one goes on with the other's, Adam's moments too."""
 _OPEN: dict[str, object] = {"method": "auto", "precision": "auto", "trainer": "auto"}
 """Values that leave the choice to the engine: whatever it was, it fits."""
 
@@ -54,9 +56,11 @@ def refuse_other_identity(model: Model, wanted: RunConfig, resolved: RunConfig) 
 
 
 def _same(model: Model, field: str, new: str, now: str) -> bool:
-    """Another word for the same: the base was moved or copied, or another engine generates beside the same trainer."""
+    """Another word for the same: the base was moved or copied, another engine generates beside the same trainer, or the
+    trainer goes on with what the other wrote."""
     if field == "trainer":
-        return new.rpartition("+")[2] == now.rpartition("+")[2]
+        trainers = {name.rpartition("+")[2] for name in (new, now)}
+        return len(trainers) == 1 or trainers <= _ONE_FORM
     return field == "model" and bool(found := _content(new)) and found == _trained_on(model)
 
 
