@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sapo_backends.base import ModelNotFound
 from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import Home
 from sapo_desktop.services.models.shelf import changes, keeping, names, store
@@ -83,6 +84,14 @@ def test_what_auto_meant_is_no_other_identity() -> None:
         UsageError, match=r"method full; that cannot become lora.*sapo-desktop new starter-2 --base starter"
     ):
         changes.refuse_other_identity(model(), changed(method="lora"), meant)
+
+
+def test_a_mistyped_base_is_named_as_one_and_no_command_is_offered_for_it() -> None:
+    before = changed(trainer="torch")
+    with pytest.raises(ModelNotFound, match=r"There is no model 'startr'. Did you mean 'starter'"):
+        changes.refuse_other_identity(model(before), changed(trainer="torch", model="startr"), before)
+    with pytest.raises(UsageError, match=r"cannot become starter-1m"):
+        changes.refuse_other_identity(model(before), changed(trainer="torch", model="starter-1m"), before)
 
 
 def test_a_typed_goal_is_for_one_session_and_a_plan_that_is_behind_holds_no_longer() -> None:
