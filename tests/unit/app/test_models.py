@@ -11,9 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sapo_backends.base import ModelNotFound
+from sapo_desktop.commands.models.models import _table as table
 from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import Home
 from sapo_desktop.services.models.shelf import changes, keeping, names, store
+from sapo_desktop.services.models.shelf.history import Story
+from sapo_desktop.services.models.shelf.overview import Overview
 from sapo_desktop.services.models.shelf.store import Model
 from sapo_desktop.services.models.training import plan
 from sapo_swarm.config import RunConfig
@@ -117,3 +120,15 @@ def test_what_a_kill_left_of_a_duplicate_goes_after_an_hour_and_work_in_progress
     os.utime(home.models / ".partial-old", (old, old))
     keeping.sweep(home, old + 7300)
     assert sorted(path.name for path in home.models.iterdir()) == [".partial-new", "my-model"]
+
+
+def test_the_list_of_models_is_as_wide_as_what_it_tells() -> None:
+    """Short names fit in a terminal of 80 columns; a long one moves the columns of all lines."""
+    one = Overview(model(), Story(), 62_000_000)
+    (line,) = table([one])
+    assert line == "kim  starter  not measured  0 rounds  0 tokens  62 MB  not trained yet"
+    long = Overview(Model(Path("/nowhere/x"), store.record_of("a-rather-long-name", CONFIG), ()), Story(), 5_000_000)
+    lines = table([one, long])
+    assert [text.index("starter") for text in lines] == [20, 20]
+    assert lines[1].endswith("5 MB  not trained yet")
+    assert len({len(text) for text in lines}) == 1

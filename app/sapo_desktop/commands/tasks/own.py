@@ -210,7 +210,7 @@ async def _measured(task: OwnTask, args: argparse.Namespace, home: Home) -> Meas
 
 def _rows(task: OwnTask) -> None:
     for number, (asked, answer) in enumerate(looking.rows(task), 1):
-        _say([f"{number}. {asked}", *([f"   answer: {answer}"] if answer or not task.spec.rubric else [])])
+        _say([f"{number}. {asked}", *([f"   answer: {answer}"] if answer else [])])
 
 
 def _say(lines: Sequence[str]) -> None:
