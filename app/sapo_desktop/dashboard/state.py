@@ -112,8 +112,9 @@ class DashboardState(msgspec.Struct, frozen=True):
     @property
     def gone(self) -> bool:
         """The node is not there any more (not merely out of reach for a moment): it said so before it left, or was killed."""
-        left = self.state in ("stopped", "failed")
-        return self.link is not None and not self.link.connected and (left or self.link.ended)
+        if self.link is None or self.link.connected or self.link.starting:
+            return False
+        return self.state in ("stopped", "failed") or self.link.ended
 
     @property
     def paused(self) -> bool:

@@ -41,7 +41,7 @@ def _show(home: Home, chosen: settings.Settings) -> str | None:
     from sapo_desktop.services.machine.doctor import stream
     from sapo_desktop.services.models.screen.actions import HomeModels
     from sapo_desktop.services.models.screen.settings_actions import HomeSettings
-    from sapo_desktop.services.nodes.supervisor import last_words
+    from sapo_desktop.services.nodes.supervisor import last_words, starting
     from sapo_desktop.services.swarms.actions import HomeActions
     from sapo_desktop.services.tasks.wizard.actions import HomeTasks
 
@@ -70,7 +70,7 @@ def _show(home: Home, chosen: settings.Settings) -> str | None:
         return questions.info()
 
     app = SapoDashboard(
-        ControlFeed(home.socket, last_words=lambda: last_words(home)),
+        ControlFeed(home.socket, last_words=lambda: last_words(home), starting=lambda: starting(home)),
         first_run,
         start,
         offer,
