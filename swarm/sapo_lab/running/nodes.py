@@ -43,7 +43,7 @@ class NodeState(msgspec.Struct, frozen=True):
 @dataclass
 class LabNode:
     """split: I and J of the next round. tokens: generated so far. used: keys of shared groups that it trained on.
-    held_out: its last pass@1."""
+    held_out: its last pass@1. cpu_s: processor seconds of its engine in the round so far."""
 
     index: int
     hostile: bool
@@ -55,6 +55,7 @@ class LabNode:
     solved: set[str] = field(default_factory=set)
     used: set[str] = field(default_factory=set)
     held_out: float | None = None
+    cpu_s: float = 0.0
 
     @property
     def key(self) -> str:
