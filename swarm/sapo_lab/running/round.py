@@ -9,7 +9,7 @@ from dataclasses import replace
 import msgspec
 
 from sapo_lab.conditions import is_away, tampered
-from sapo_lab.running import figures_of_round, judge
+from sapo_lab.running import capability, figures_of_round, judge
 from sapo_lab.running.adaptive import move, observe
 from sapo_lab.running.nodes import RULE, LabNode
 from sapo_lab.running.off_policy import correction
@@ -95,7 +95,7 @@ async def _share(node: LabNode, context: RoundContext, work: RoundWork, terms: C
     groups = work.local
     if node.hostile:
         groups = [await _rescored(context, tampered(group, terms.attack, work.round)) for group in groups]
-    with_logprobs = terms.off_policy in ("token", "sequence", "clip") and not node.hostile
+    with_logprobs = terms.off_policy in ("token", "sequence", "clip", "topr") and not node.hostile
     return shared(
         groups,
         work.completions,
@@ -141,9 +141,14 @@ async def _train(
         await _fill(context, work, available)
     assert work.completions is not None
     by_key = {item.key: item for item in available}
+    if terms.off_policy == "capability":
+        _observe_capability(node, work, available, terms)
     temperature = context.policy.temperature
     context = replace(
-        context, correction=correction(terms.off_policy, context.host, by_key, work.completions, temperature)
+        context,
+        correction=correction(
+            terms.off_policy, context.host, by_key, work.completions, temperature, node.key, node.rates
+        ),
     )
     await _update(context, work, terms)
     cpu_s = time.process_time() - began
@@ -154,6 +159,14 @@ async def _train(
     finished = _journal(node, context, work, figures)
     if terms.adaptive:
         _adapt(node, finished, context.config.group_size)
+
+
+def _observe_capability(node: LabNode, work: RoundWork, available: Sequence[Shared], terms: Conditions) -> None:
+    """Success rates of this node and of those that it hears from; each group of others once, in the round it arrives."""
+    capability.observe(node.rates, node.key, work.local or ())
+    for item in available:
+        if item.round == work.round - terms.staleness or item.group.node not in node.rates:
+            capability.observe(node.rates, item.group.node, [item.group])
 
 
 async def _likely(context: RoundContext, group: Group, floor: float) -> bool:
