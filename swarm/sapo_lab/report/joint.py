@@ -37,7 +37,8 @@ def joint_gain(
     gain = means[0] / means[1] - 1.0
     if len(seeds) == 1:
         return Interval(gain, math.nan, math.nan)
-    low, high = np.quantile(_resampled(tasks, len(seeds), draws), [(1 - confidence) / 2, (1 + confidence) / 2])
+    ends = [(1 - confidence) / 2, (1 + confidence) / 2]
+    low, high = np.quantile(_resampled(tasks, len(seeds), draws), ends, method="inverted_cdf")
     return Interval(gain, float(low), float(high))
 
 
