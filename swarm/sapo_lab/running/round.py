@@ -15,9 +15,11 @@ from sapo_lab.running.nodes import RULE, LabNode
 from sapo_lab.running.off_policy import correction
 from sapo_lab.running.pool import History, Shared, key_of, shared
 from sapo_lab.schema import Arm, Conditions
+from sapo_swarm.config import RunConfig
 from sapo_swarm.events import RoundFinished
 from sapo_swarm.node.round import phases
 from sapo_swarm.node.round.context import RoundContext, RoundWork
+from sapo_swarm.node.round.stage import stage
 from sapo_swarm.node.round.training import record, update
 from sapo_swarm.node.swarm.likelihood import least_likely
 from sapo_swarm.sapo.assemble import questions_to_sample
@@ -41,6 +43,11 @@ async def run_round(nodes: Sequence[LabNode], arm: Arm, history: History, seed: 
         node.mailbox.sent = sum(item.size for item in items)
         if not node.hostile:
             await _train(node, context, work, terms, history, judged)
+
+
+def takes(config: RunConfig) -> bool:
+    """The arm uses groups of the pool: in its batch, or in its stage."""
+    return bool(config.external_groups) or config.stage != "none"
 
 
 async def _generate(context: RoundContext, terms: Conditions, round_number: int) -> RoundWork:
@@ -87,7 +94,7 @@ async def _share(node: LabNode, context: RoundContext, work: RoundWork, terms: C
     """What the node shares; nothing where nobody samples from it."""
     assert work.local is not None
     assert work.completions is not None
-    if not context.config.external_groups and not terms.adaptive:
+    if not takes(context.config) and not terms.adaptive:
         return []
     groups = work.local
     if node.hostile:
@@ -119,7 +126,7 @@ async def _train(
     node: LabNode, context: RoundContext, work: RoundWork, terms: Conditions, history: History, judged: TaskRef | None
 ) -> None:
     """Sample from the pool, assemble, update, answer the judge, journal."""
-    available = history.pool(node.index, work.round, node.used) if context.config.external_groups else []
+    available = history.pool(node.index, work.round, node.used) if takes(context.config) else []
     refused = 0
     if terms.logprob_floor < 0:
         likely = [item for item in available if await _likely(context, item.group, terms.logprob_floor)]
@@ -135,6 +142,7 @@ async def _train(
     context = replace(
         context, correction=correction(terms.off_policy, context.host, by_key, work.completions, temperature)
     )
+    await stage(context, work)
     await _update(context, work, terms)
     verdict = await judge.ask(context, judged) if judged is not None else None
     figures = {"pool": float(len(available)), "refused": float(refused)}
@@ -199,7 +207,7 @@ def _journal(node: LabNode, context: RoundContext, work: RoundWork, figures: dic
     external = [group for group in work.trained if group.external]
     node.used |= {key_of(group) for group in external}
     node.tokens += finished.tokens_generated
-    figures |= {
+    figures |= work.figures | {
         "generated_groups": float(len(work.local)),
         "distinct": figures_of_round.distinct(work.local),
         "planted": figures_of_round.planted(work.local),
