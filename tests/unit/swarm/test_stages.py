@@ -15,7 +15,7 @@ from sapo_swarm.sapo.stages.base import Answered, Lesson, Material, StagePrompt
 from sapo_swarm.sapo.stages.critique import Critique
 from sapo_swarm.sapo.stages.registry import STAGES
 from sapo_swarm.sapo.stages.relay import Relay
-from sapo_swarm.sapo.stages.shown_text import SHOWN_CHARACTERS, hint, holds, shortened
+from sapo_swarm.sapo.stages.shown_text import SHOWN_CHARACTERS, beginning, hint, holds, shortened
 from sapo_swarm.scoring.answer_format import written_answer
 from sapo_swarm.types import AnswerFormat, Group, Question, Rollout, TaskRef
 
@@ -87,10 +87,10 @@ _WORDS = st.text(st.sampled_from(_ALPHABET), max_size=30)
 def test_a_hint_never_holds_the_answer(before: str, answer: str, between: str, answer_format: AnswerFormat) -> None:
     ends = {"tags": "<answer>{}</answer>", "boxed": "\\boxed{{{}}}", "last_line": "\n{}", "json": '{{"answer": "{}"}}'}
     text = f"{before}{answer}{between}{answer}{ends[answer_format].format(answer)}"
-    shown = hint(text, answer_format)
     told = written_answer(answer_format, text)
-    assert shown == "" or (told is not None and not holds(shown, told))
-    assert "<answer>" not in shown or answer_format != "tags"
+    for shown in (hint(text, answer_format), beginning(text, answer_format)):
+        assert shown == "" or (told is not None and not holds(shown, told))
+        assert "<answer>" not in shown or answer_format != "tags"
 
 
 @given(st.text(max_size=3000))
@@ -102,6 +102,12 @@ def test_what_is_shown_is_never_longer_than_allowed(text: str) -> None:
 def test_a_text_that_is_too_long_is_cut_behind_a_whole_line() -> None:
     line = "x" * 50
     assert shortened("\n".join([line] * 20)).splitlines() == [line] * 11
+
+
+def test_a_beginning_ends_where_the_answer_first_stands() -> None:
+    assert beginning("35 by 8:4r3,0r4.\n<answer>43</answer>", "tags") == "35 by 8:4r3,0r4."
+    assert beginning("12/42 by 2:6/21 by 3:2/7.\n<answer>2/7</answer>", "tags") == "12/42 by 2:6/21 by 3:"
+    assert beginning("4 it is\n<answer>4</answer>", "tags") == ""
 
 
 # -- relay ----------------------------------------------------------------------------------------------------------------
@@ -178,7 +184,12 @@ def test_where_everything_succeeded_after_the_hint_one_failure_still_gives_an_ad
 def test_the_control_of_a_relay_generates_again_with_the_question_alone() -> None:
     given_ = material((group(1, 0.0, 0.0),), (peer(1, 1.0),))
     (again,) = STAGES["retry"].prompts(given_, [], rng())
-    assert again.text == question(1).prompt
+    assert (again.text, again.start) == (question(1).prompt, "")
+
+
+def test_a_model_that_follows_no_instructions_begins_its_answer_with_the_hint() -> None:
+    (again,) = STAGES["relay_start"].prompts(material((group(1, 0.0, 0.0),), (peer(1, 1.0),)), [], rng())
+    assert (again.text, again.start) == (question(1).prompt, "2 + 2 is 4\nso twice that")
 
 
 # -- critique -------------------------------------------------------------------------------------------------------------

@@ -95,7 +95,9 @@ class Memory(msgspec.Struct):
 
 def remembers(config: RunConfig) -> bool:
     """Own successes are needed again: for replay, or for a stage that has no others to take from."""
-    return bool(config.replay_groups) or (config.stage in ("relay", "retry") and not config.external_groups)
+    return bool(config.replay_groups) or (
+        config.stage in ("relay", "relay_start", "retry") and not config.external_groups
+    )
 
 
 def recalled(config: RunConfig, journal: Journal, rounds_done: int) -> Memory:
@@ -159,11 +161,13 @@ class UpdateCall:
 
 @dataclass
 class StageStep:
-    """Mutable: prompts of a stage, the work on them, and the groups once they are rewarded."""
+    """Mutable: prompts of a stage and the work on them; once they are rewarded, the groups with their completions, which
+    begin as their prompts ask."""
 
     prompts: tuple[StagePrompt, ...]
     work: RoundWork
     answered: tuple[Answered, ...] | None = None
+    completions: list[list[Completion]] = field(default_factory=list)
 
 
 @dataclass

@@ -45,7 +45,7 @@ async def stage(context: RoundContext, work: RoundWork) -> None:
                 break
             work.steps.append(_step(context, work, wanted))
         await _answer(context, work, work.steps[-1], len(work.steps))
-    completions = [row for step in work.steps for row in step.work.completions or ()]
+    completions = [row for step in work.steps for row in step.completions]
     groups = [a.group for a in answered]
     for lesson in chosen.lessons(material, answered):
         i = lesson.answered
@@ -81,7 +81,8 @@ def _safe(group: Group) -> Group:
 
 def _ids(context: RoundContext, prompt: StagePrompt) -> list[int]:
     question = msgspec.structs.replace(prompt.question, prompt=prompt.text or prompt.question.prompt)
-    return prompt_ids(context.host.engine.tokenizer, context.scorer, question)
+    tokenizer = context.host.engine.tokenizer
+    return [*prompt_ids(tokenizer, context.scorer, question), *tokenizer.encode_text(prompt.start)]
 
 
 def _fitting(context: RoundContext, prompts: Sequence[StagePrompt]) -> list[StagePrompt]:
@@ -104,10 +105,16 @@ async def _answer(context: RoundContext, work: RoundWork, step: StageStep, numbe
     assert step.work.questions is not None
     assert step.work.completions is not None
     tokenizer, rule, label = context.host.engine.tokenizer, context.config.reward_rule, context.model_label
+    name = context.config.stage
+    starts = [tuple(tokenizer.encode_text(prompt.start)) for prompt in step.prompts]
+    step.completions = [
+        [Completion(start + c.tokens, c.logprobs if not start else (), c.finish) for c in row]
+        for start, row in zip(starts, step.work.completions, strict=True)
+    ]
     with work.timed("score"), work.judging(context.scorer.judge):
-        found = await judged(tokenizer, context.scorer, step.work.questions, step.work.completions, rule, label)
+        found = await judged(tokenizer, context.scorer, step.work.questions, step.completions, rule, label)
     step.answered = tuple(
-        Answered(prompt, msgspec.structs.replace(group, stage=context.config.stage))
+        Answered(prompt, msgspec.structs.replace(group, stage=f"{name}/shown" if prompt.text else name))
         for prompt, (group, _) in zip(step.prompts, found, strict=True)
     )
 
@@ -128,8 +135,9 @@ async def _samples(
 ) -> list[TrainSample]:
     """The lesson's completions under its prompt. Where that is not the one they were generated with, the policy that is
     trained did not write them: they have no behaviour log-probabilities."""
-    same = lesson.shown or not answered.prompt.text
-    prompt = answered.prompt if same else StagePrompt(answered.prompt.question)
+    asked = answered.prompt
+    same = not asked.start and (lesson.shown or asked.text in ("", asked.question.prompt))
+    prompt = asked if same else StagePrompt(asked.question)
     ids, longest = tuple(_ids(context, prompt)), context.host.engine.info.context_length
     places = list(lesson.places)
     if not same:

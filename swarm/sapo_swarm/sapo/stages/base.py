@@ -17,10 +17,12 @@ from sapo_swarm.types import AnswerFormat, Group, Question
 
 
 class StagePrompt(msgspec.Struct, frozen=True):
-    """A question to generate a group for. text: the whole prompt where something is shown besides the question, else ""."""
+    """A question to generate a group for. text: the whole prompt of a second attempt, else "". start: what a completion begins
+    with; the model writes the rest."""
 
     question: Question
     text: str = ""
+    start: str = ""
 
 
 class Answered(msgspec.Struct, frozen=True):

@@ -8,4 +8,9 @@ from sapo_swarm.sapo.stages.base import Stage
 from sapo_swarm.sapo.stages.critique import Critique
 from sapo_swarm.sapo.stages.relay import Relay
 
-STAGES: Mapping[str, Stage] = {"relay": Relay(), "critique": Critique(), "retry": Relay(hints=False)}
+STAGES: Mapping[str, Stage] = {
+    "relay": Relay(),
+    "relay_start": Relay("start"),
+    "retry": Relay("none"),
+    "critique": Critique(),
+}

@@ -6,36 +6,38 @@
 3. Train on what succeeded as if the hint had not been there: the update's prompt is the question alone, and the
    advantages are those of a success among the failures.
 
-Scaf-GRPO (arXiv 2510.19807) and QuestA (2507.13266) do this with a teacher's hints. `retry` is its control: the same second
-generation without a hint.
+Scaf-GRPO (arXiv 2510.19807) and QuestA (2507.13266) do this with a teacher's hints. A model that was not trained to follow
+instructions makes nothing of a hint in its prompt: `relay_start` lets its completion begin with the hint instead, which is
+then a part of what succeeded. `retry` is the control: the same second generation without a hint.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
 from sapo_swarm.sapo.sample_external import has_advantage
 from sapo_swarm.sapo.stages.base import Answered, Lesson, Material, StagePrompt, dead, sampled
-from sapo_swarm.sapo.stages.shown_text import hint
-from sapo_swarm.types import AnswerFormat, Group, Question, TaskRef
+from sapo_swarm.sapo.stages.shown_text import beginning, hint
+from sapo_swarm.types import Question, TaskRef
 
 HINTED = "{question}\n\nThe beginning of a solution:\n{shown}\n"
 
 
 @dataclass(frozen=True, slots=True)
 class Relay:
-    """hints: false generates again without one."""
+    """place: where the hint stands; "none" generates again without one."""
 
-    hints: bool = True
+    place: Literal["prompt", "start", "none"] = "prompt"
 
     def prompts(
         self, material: Material, answered: Sequence[Answered], random: np.random.Generator
     ) -> list[StagePrompt]:
         """First the questions of others, then the dead ones again; see Stage."""
-        found = _hints(material)
+        found = self._hints(material)
         if not answered:
             mine = {group.question.ref for group in material.local}
             others = [
@@ -48,8 +50,19 @@ class Relay:
         return [self._again(q, found[q.ref]) for q in _dead_questions(material, answered) if q.ref in found]
 
     def _again(self, question: Question, shown: str) -> StagePrompt:
-        text = HINTED.format(question=question.prompt, shown=shown) if self.hints else question.prompt
-        return StagePrompt(question, text)
+        if self.place == "prompt":
+            return StagePrompt(question, HINTED.format(question=question.prompt, shown=shown))
+        return StagePrompt(question, question.prompt, shown if self.place == "start" else "")
+
+    def _hints(self, material: Material) -> Mapping[TaskRef, str]:
+        """For each question with a verified attempt of others, the first hint that such an attempt gives."""
+        make = beginning if self.place == "start" else hint
+        found: dict[TaskRef, str] = {}
+        for group in material.known:
+            solved = (make(r.text, material.answer_format) for r in group.rollouts if r.reward >= 1.0)
+            if group.question.ref not in found and (shown := next((text for text in solved if text), "")):
+                found[group.question.ref] = shown
+        return found
 
     def lessons(self, material: Material, answered: Sequence[Answered]) -> list[Lesson]:
         """The unaided groups as they are; of the others the successes, without the hint, among the failures before them."""
@@ -76,20 +89,6 @@ class Relay:
             "stage_hinted": float(len(again)),
             "stage_revived": float(sum(group.solved for group in again)),
         }
-
-
-def _hints(material: Material) -> Mapping[TaskRef, str]:
-    """For each question with a verified attempt of others, the first hint that such an attempt gives."""
-    found: dict[TaskRef, str] = {}
-    for group in material.known:
-        if group.question.ref not in found and (shown := _hint_of(group, material.answer_format)):
-            found[group.question.ref] = shown
-    return found
-
-
-def _hint_of(group: Group, answer_format: AnswerFormat) -> str:
-    solved = (hint(r.text, answer_format) for r in group.rollouts if r.reward >= 1.0)
-    return next((shown for shown in solved if shown), "")
 
 
 def _dead_questions(material: Material, answered: Sequence[Answered]) -> Iterator[Question]:

@@ -45,6 +45,11 @@ def holds(text: str, answer: str) -> bool:
     return _squeezed(answer) in _squeezed(text)
 
 
+def _pattern(answer: str) -> re.Pattern[str]:
+    """Its characters with any spaces between them; linear, for no literal is a space."""
+    return re.compile(r"\s*".join(re.escape(character) for character in "".join(answer.split())), re.IGNORECASE)
+
+
 def hint(text: str, answer_format: AnswerFormat) -> str:
     """The reasoning of a verified completion without its answer: every occurrence is masked, whatever case and spaces.
 
@@ -53,6 +58,19 @@ def hint(text: str, answer_format: AnswerFormat) -> str:
     answer = written_answer(answer_format, text)
     if not answer or not _squeezed(answer):
         return ""
-    spaced = r"\s*".join(re.escape(character) for character in "".join(answer.split()))
-    masked = re.sub(spaced, MASK, shortened(reasoning(text, answer_format)), flags=re.IGNORECASE)
+    masked = _pattern(answer).sub(MASK, shortened(reasoning(text, answer_format)))
     return "" if holds(masked, answer) or not masked.strip(f"{MASK} \n.,:;=") else masked
+
+
+def beginning(text: str, answer_format: AnswerFormat) -> str:
+    """The reasoning of a verified completion up to where its answer first stands, for another one to begin with.
+
+    "" where nothing stands before it, or there is no answer.
+    """
+    answer = written_answer(answer_format, text)
+    if not answer or not _squeezed(answer):
+        return ""
+    whole = shortened(reasoning(text, answer_format))
+    found = _pattern(answer).search(whole)
+    start = whole[: found.start()] if found else whole
+    return "" if holds(start, answer) else start.rstrip()
