@@ -27,6 +27,7 @@ from sapo_swarm.node.opening import Opening
 from sapo_swarm.node.round import phases
 from sapo_swarm.node.round.context import Activity, RoundContext, RoundWork, recalled
 from sapo_swarm.node.round.cut_off import cut_off
+from sapo_swarm.node.round.stage import stage
 from sapo_swarm.node.round.training import record, stamp, update
 from sapo_swarm.node.setup import NodeSetup, as_opened, require_held_out, round_context
 from sapo_swarm.node.storage import aha
@@ -260,7 +261,7 @@ class Node:
         return self.guard
 
     async def _round(self, context: RoundContext, work: RoundWork) -> None:
-        for phase in (phases.sample_questions, phases.generate, phases.score, phases.share, update):
+        for phase in (phases.sample_questions, phases.generate, phases.score, phases.share, stage, update):
             await phase(context, work)
         solved, wanted = set(self.store.solved), self.config.external_groups if self._guarded.taking else 0
         events = self.firsts.told(stamp(record(work, wanted, solved, ""), time.time()), work.external or ())
