@@ -68,6 +68,8 @@ SCENES: dict[str, tuple[Scene, ...]] = {
         Scene("2-hosted", HostedDialog, ("2", "h", "enter")),
         Scene("2-leave", LeaveDialog, ("2", "l")),
         Scene("2-task", TaskDialog, ("2", "t")),
+    ),
+    "rollouts": (
         Scene("3-rollouts", RolloutsScreen, ("3",), ()),
         Scene("3-search", RolloutsScreen, ("3", "slash", "5", "3")),
         Scene("3-diff", DiffScreen, ("3", "w", "w", "x"), ("escape", "escape")),
@@ -81,7 +83,7 @@ SCENES: dict[str, tuple[Scene, ...]] = {
         Scene("4-delete", PickDialog, ("4", "x")),
         Scene("4-compare-with", PickDialog, ("4", "v")),
         Scene("4-compare", CompareScreen, ("4", "v", "enter")),
-        Scene("4-chat", ChatScreen, ("4", "t", *"why", "enter")),
+        Scene("4-chat", ChatScreen, ("4", "t", "y", "enter")),
         Scene("4-export", ExportScreen, ("4", "e", "enter")),
     ),
     "everywhere": (
@@ -114,7 +116,7 @@ SCENES: dict[str, tuple[Scene, ...]] = {
 }
 
 
-EVERYTHING = ("swarm", "models", "everywhere")
+EVERYTHING = ("swarm", "rollouts", "models", "everywhere")
 """Kinds of scenes in a dashboard in which everything can be had done."""
 
 

@@ -87,7 +87,12 @@ class ScriptedModels:
 
     async def export(self, id: str, choice: ExportChoice) -> AsyncGenerator[Told]:
         yield Told(progress="Writing the weights")
-        yield Told(result=(f"{FOLDER}/exports/{choice.arguments[0]} is written: 61 MB.", "Loaded again: 20 of 20 answers equal."))
+        yield Told(
+            result=(
+                f"{FOLDER}/exports/{choice.arguments[0]} is written: 61 MB.",
+                "Loaded again: 20 of 20 answers equal.",
+            )
+        )
 
     async def compare(self, first: str, second: str, items: int) -> AsyncGenerator[Told]:
         yield Told(progress="12 of 450")

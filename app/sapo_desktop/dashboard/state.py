@@ -267,6 +267,7 @@ def _swarm(state: DashboardState, event: SwarmUpdated) -> DashboardState:
 
 
 def evaluation_sentence(event: Evaluated) -> str:
+    """A held-out result, and how it stands to the base."""
     items = f"{event.items} items, T={event.temperature:g}"
     text = f"Held-out pass@1 {100 * event.pass_at_1:.1f} % {after(event.round)} ({items})"
     if event.delta is None or event.delta_low is None or event.delta_high is None:

@@ -41,7 +41,9 @@ def now_sentence(state: DashboardState, now: float) -> str:
     said = plain(sentence, 300).replace("space starts", "a line with one space starts")
     since = f", {age(seconds)}" if seconds >= 1 else ""
     phase = state.phase
-    done = f", {100 * phase.fraction:.0f} % done" if phase is not None and not state.paused and phase.fraction > 0 else ""
+    done = (
+        f", {100 * phase.fraction:.0f} % done" if phase is not None and not state.paused and phase.fraction > 0 else ""
+    )
     left = f", {age(max(phase.eta_s, 1.0))} left" if done and phase is not None and phase.eta_s >= 0 else ""
     return spoken(f"{said}{since}{done}{left}")
 
@@ -82,7 +84,9 @@ def round_sentence(event: RoundFinished) -> str:
     """The figures of one round."""
     external = "" if event.reward_external is None else f", external {event.reward_external:.2f}"
     local = "none" if event.reward_local is None else f"{event.reward_local:.2f}"
-    taken = f", {event.external_groups} of up to {event.external_wanted} external groups" if event.external_wanted else ""
+    taken = (
+        f", {event.external_groups} of up to {event.external_wanted} external groups" if event.external_wanted else ""
+    )
     return (
         f"Round {event.round + 1}: local reward {local}{external}; unequal rewards in {event.nonzero_groups} of "
         f"{event.local_groups} local groups{taken}; {sum(event.seconds.values()) / max(event.covers, 1):.1f} s"
@@ -146,7 +150,9 @@ def _in_full(event: GroupRecorded) -> list[str]:
     used = "trained on" if event.trained else "not trained on"
     rows = [group_sentence(event), f"It was {used}. The question:", *written(group.question.prompt)]
     for place, rollout in enumerate(group.rollouts, 1):
-        rows.append(f"Attempt {place} is {verdict_words(rollout)}, reward {rollout.reward:.2f}, {rollout.tokens} tokens:")
+        rows.append(
+            f"Attempt {place} is {verdict_words(rollout)}, reward {rollout.reward:.2f}, {rollout.tokens} tokens:"
+        )
         for turn in rollout.turns:
             rows += ["The tool says:" if turn.environment else "The model says:", *written(turn.text)]
         rows += [] if rollout.turns else written(rollout.text)
@@ -194,5 +200,3 @@ def log(state: DashboardState, text: str = "") -> list[str]:
     told = {"info": "", "warning": "warning: ", "error": "error: "}
     rows = [f"{clock(line.time)} {told[line.level]}{plain(line.text, 600)}" for line in found[-LOG:]]
     return [spoken(row) for row in rows] or [f"No line of the log has {text!r} in it" if text else "The log is empty"]
-
-

@@ -159,7 +159,11 @@ class Session:
     async def _obey(self, line: str) -> None:
         now, state, word = self._feed.now(), self._state, line.strip()
         head, _, rest = word.partition(" ")
-        shown = {"1": lambda: facts.dashboard(state, now), "2": lambda: facts.swarm(state), "5": lambda: facts.log(state, rest)}
+        shown = {
+            "1": lambda: facts.dashboard(state, now),
+            "2": lambda: facts.swarm(state),
+            "5": lambda: facts.log(state, rest),
+        }
         if not line:
             self._say(facts.now_sentence(state, now))
         elif not word:
@@ -191,7 +195,9 @@ class Session:
             if self._state.anyway_until > self._feed.now():
                 await self._command("obey", "The automatic rules count again")
             else:
-                await self._command("run_anyway", "Running for an hour whatever battery, heat and hours say", for_s=3600)
+                await self._command(
+                    "run_anyway", "Running for an hour whatever battery, heat and hours say", for_s=3600
+                )
         elif len(head) == 1 and head not in "4d":
             self._say(f"{head} is nothing here. A question mark lists what can be typed")
         else:

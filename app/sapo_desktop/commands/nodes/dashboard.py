@@ -28,7 +28,9 @@ def main(args: argparse.Namespace) -> int:
     if not in_browser and in_lines(args, chosen):
         choice = _tell(home)
     elif not in_browser and (not sys.stdout.isatty() or not sys.stdin.isatty()):
-        raise AppError("The dashboard needs a terminal. Without one: sapo-desktop --linear, or sapo-desktop node --silo")
+        raise AppError(
+            "The dashboard needs a terminal. Without one: sapo-desktop --linear, or sapo-desktop node --silo"
+        )
     else:
         choice = _show(home, chosen)
     if choice == "stop":
