@@ -174,8 +174,8 @@ def swarm(state: DashboardState) -> list[str]:
     rows += [f"{name.capitalize()} {value}, {SHARES[name]}" for name, value in shares(now)]
     rows += [from_others(state), risen(state), *on_trial(state), plain(state.external_off, 400)]
     rows += [f"{count(now.made)} groups made, {count(now.accepted)} accepted"]
-    for label, found in (("Received, not taken", now.rejected), ("Sent, not taken", now.refused)):
-        rows.append(f"{label}: {'; '.join(in_words(found, now.made)) or 'none'}")
+    rows.append(f"Received, not taken: {'; '.join(in_words(now.rejected)) or 'none'}")
+    rows.append(f"Sent, not taken: {'; '.join(in_words(now.refused, now.made)) or 'none'}")
     rows += _peers(now)
     trails = [f"{plain(trail.task, 60)}: {', '.join(steps(trail))}" for trail in in_order(state)]
     rows += [f"Aha trail. {CAUSE}", *trails] if trails else []

@@ -35,6 +35,7 @@ ELSEWHERE = {
     ("2 swarm", key): "it needs a swarm of one's own, a trial or the tripwire: the footer shows it then"
     for key in "sxatjf"
 }
+ELSEWHERE[("a swarm to join", "r")] = "the directories say the same again: test_find_a_swarm"
 ELSEWHERE[("the hosted swarm", "j")] = "it needs a node that is in no swarm: test_join_and_host"
 ELSEWHERE |= {
     ("a task: what to expect", key): "it needs more text than there is room for: test_task_wizard"
