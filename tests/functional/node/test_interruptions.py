@@ -114,13 +114,15 @@ async def stopped_after(steps: int, folder: Path, config: RunConfig = CONFIG) ->
     return engine.sampled
 
 
-async def test_rollouts_of_the_round_in_flight_survive_a_stop_and_a_start(tmp_path: Path) -> None:
-    calm = await undisturbed(tmp_path / "calm")
+@pytest.mark.parametrize("sizes", ["equal", "adaptive"])
+async def test_rollouts_of_the_round_in_flight_survive_a_stop_and_a_start(tmp_path: Path, sizes: str) -> None:
+    config = msgspec.structs.replace(CONFIG, group_sizes=sizes)
+    calm = await undisturbed(tmp_path / "calm", config)
     sampled = 0
     for _ in range(6):
-        sampled += await stopped_after(2, tmp_path / "stopped")
+        sampled += await stopped_after(2, tmp_path / "stopped", config)
     engine = CountingEngine()
-    node = make(tmp_path / "stopped", engine)
+    node = make(tmp_path / "stopped", engine, config)
     await node.run()
     sampled += engine.sampled
     assert node.rounds_done == 2
