@@ -90,11 +90,7 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     rounds: Annotated[int, _doc("Rounds to train; 0 = until stopped", ge=0)] = 0
     group_size: Annotated[int, _doc("Completions per question (G)", ge=2, le=64)] = 8
     group_sizes: Annotated[
-        Literal["equal", "adaptive"],
-        _doc(
-            "Completions of each question: equal = group_size; adaptive = more for hard questions and fewer for hopeless and "
-            "easy ones, as many in all (a node alone). Not measured"
-        ),
+        Literal["equal", "adaptive"], _doc("adaptive: a node alone gives hard questions more of them. Not measured")
     ] = "equal"
     local_groups: Annotated[
         int,
@@ -122,9 +118,7 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
             "Own earlier successes to learn from once more in every round, at no generated token; 0 = off", ge=0, le=256
         ),
     ] = 0
-    replay_half_life: Annotated[
-        int, _doc("Rounds after which an own success is half as likely to be replayed", ge=1, le=1000)
-    ] = 20
+    replay_half_life: Annotated[int, _doc("Rounds until an own success is replayed half as often", ge=1, le=1000)] = 20
     tripwire: Annotated[
         float,
         _doc(
@@ -184,11 +178,6 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
             ge=1,
         ),
     ] = 3
-
-    @property
-    def sizes_adapt(self) -> bool:
-        """Group sizes follow the success rates: of a node alone, for a swarm's groups are all of one size."""
-        return self.group_sizes == "adaptive" and not self.external_groups
 
     @property
     def reward_rule(self) -> RewardRule:
