@@ -86,12 +86,20 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
         ),
     ] = "uniform"
 
+    stage: Annotated[
+        Literal["none", "relay", "relay_start", "critique", "retry"],
+        _doc(
+            "A second part of each round. relay: attempt what others solved; where all attempts fail, once more with their "
+            "reasoning as a hint, and learn without it. relay_start: the answer begins with the hint, for models that follow "
+            "no instructions. critique: correct attempts that failed. retry: relay without hints"
+        ),
+    ] = "none"
+    stage_groups: Annotated[int, _doc("Questions of others that the stage takes in a round", ge=1, le=256)] = 4
+
     # A round
     rounds: Annotated[int, _doc("Rounds to train; 0 = until stopped", ge=0)] = 0
     group_size: Annotated[int, _doc("Completions per question (G)", ge=2, le=64)] = 8
-    group_sizes: Annotated[
-        Literal["equal", "adaptive"], _doc("adaptive: a node alone gives hard questions more of them. Not measured")
-    ] = "equal"
+    group_sizes: Annotated[Literal["equal", "adaptive"], _doc("adaptive: more for hard ones. Not measured")] = "equal"
     local_groups: Annotated[
         int,
         _doc(
@@ -160,24 +168,15 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
             le=1440.0,
         ),
     ] = 2.0
-    checkpoint_every: Annotated[
-        int, _doc("Fewest rounds between two checkpoints; when one is due is for checkpoint_minutes to say", ge=1)
-    ] = 1
+    checkpoint_every: Annotated[int, _doc("Fewest rounds between two checkpoints (see checkpoint_minutes)", ge=1)] = 1
     disk_budget_gb: Annotated[
-        float,
-        _doc("Disk space that a model may use, checkpoints and history together, in GiB; old ones are thinned", ge=0.0),
+        float, _doc("GiB of disk for a model's files and history; old ones are thinned", ge=0.0)
     ] = 2.0
     keep_groups: Annotated[
         int,
         _doc("Newest rounds whose groups stay in the journal (every 10th and first successes stay too); 0 = all", ge=0),
     ] = 200
-    keep_checkpoints: Annotated[
-        int,
-        _doc(
-            "Newest checkpoints kept, the last with the optimizer's state; the first, the best and ever fewer old ones stay",
-            ge=1,
-        ),
-    ] = 3
+    keep_checkpoints: Annotated[int, _doc("Newest checkpoints kept; the first, the best and ever fewer stay", ge=1)] = 3
 
     @property
     def reward_rule(self) -> RewardRule:

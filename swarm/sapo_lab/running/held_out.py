@@ -19,7 +19,7 @@ from sapo_swarm.events import Evaluated
 from sapo_swarm.node.evaluation.evaluate import answer, read_results, write_results
 from sapo_swarm.node.storage.versions import versions
 from sapo_swarm.node.swarm.likelihood import token_logprobs
-from sapo_swarm.tasks.limits import new_tokens
+from sapo_swarm.tasks.catalogue import new_tokens
 from sapo_swarm.types import Question, TaskRef
 
 VERDICTS = "final.json"

@@ -15,9 +15,11 @@ from sapo_lab.running.nodes import RULE, LabNode
 from sapo_lab.running.off_policy import correction
 from sapo_lab.running.pool import History, Shared, key_of, shared
 from sapo_lab.schema import Arm, Conditions
+from sapo_swarm.config import RunConfig
 from sapo_swarm.events import RoundFinished
 from sapo_swarm.node.round import phases
 from sapo_swarm.node.round.context import RoundContext, RoundWork
+from sapo_swarm.node.round.stage import stage
 from sapo_swarm.node.round.training import record, update
 from sapo_swarm.node.swarm.likelihood import least_likely
 from sapo_swarm.sapo.assemble import questions_to_sample
@@ -44,6 +46,11 @@ async def run_round(nodes: Sequence[LabNode], arm: Arm, history: History, seed: 
         if not node.hostile:
             began = time.process_time() - node.cpu_s
             await _train(node, context, work, terms, history, judged, began)
+
+
+def takes(config: RunConfig) -> bool:
+    """The arm uses groups of the pool: in its batch, or in its stage."""
+    return bool(config.external_groups) or config.stage != "none"
 
 
 async def _generate(context: RoundContext, terms: Conditions, round_number: int) -> RoundWork:
@@ -90,7 +97,7 @@ async def _share(node: LabNode, context: RoundContext, work: RoundWork, terms: C
     """What the node shares; nothing where nobody samples from it."""
     assert work.local is not None
     assert work.completions is not None
-    if not context.config.external_groups and not terms.adaptive:
+    if not takes(context.config) and not terms.adaptive:
         return []
     groups = work.local
     if node.hostile:
@@ -129,7 +136,7 @@ async def _train(
 ) -> None:
     """Sample from the pool, assemble, update, answer the judge, journal. began: in processor seconds, with what the node
     has used in the round before."""
-    available = history.pool(node.index, work.round, node.used) if context.config.external_groups else []
+    available = history.pool(node.index, work.round, node.used) if takes(context.config) else []
     refused = 0
     if terms.logprob_floor < 0:
         likely = [item for item in available if await _likely(context, item.group, terms.logprob_floor)]
@@ -150,6 +157,7 @@ async def _train(
             terms.off_policy, context.host, by_key, work.completions, temperature, node.key, node.rates
         ),
     )
+    await stage(context, work)
     await _update(context, work, terms)
     cpu_s = time.process_time() - began
     verdict = await judge.ask(context, judged) if judged is not None else None
@@ -223,7 +231,7 @@ def _journal(node: LabNode, context: RoundContext, work: RoundWork, figures: dic
     external = [group for group in work.trained if group.external]
     node.used |= {key_of(group) for group in external}
     node.tokens += finished.tokens_generated
-    figures |= {
+    figures |= work.figures | {
         "generated_groups": float(len(work.local)),
         "distinct": figures_of_round.distinct(work.local),
         "planted": figures_of_round.planted(work.local),

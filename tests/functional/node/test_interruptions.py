@@ -40,14 +40,14 @@ async def undisturbed(folder: Path, config: RunConfig = CONFIG) -> CountingEngin
 class Interrupter:
     """After every so many decode steps of a round it puts a hold on the node and lets go once the node says that it is paused."""
 
-    def __init__(self, every: int) -> None:
-        self.every, self.steps, self.holds = every, 0, 0
+    def __init__(self, every: int, most: float = MOST) -> None:
+        self.every, self.most, self.steps, self.holds = every, most, 0, 0
         self.node: Node
         self.loop = asyncio.get_running_loop()
 
     def step(self) -> None:
         self.steps += 1
-        if self.steps % self.every == 0 and self.holds < MOST:
+        if self.steps % self.every == 0 and self.holds < self.most:
             done = threading.Event()
             self.loop.call_soon_threadsafe(self._hold, done)
             done.wait()
@@ -74,6 +74,27 @@ async def test_holds_within_every_completion_throw_no_token_away(tmp_path: Path,
     assert engine.sampled == calm.sampled == sum(r.tokens_generated for r in finished(tmp_path / "held"))
     assert weights(tmp_path / "held", 2) == weights(tmp_path / "calm", 2)
     chain(tmp_path / "held")
+
+
+async def test_a_round_of_ten_minutes_under_a_hold_every_minute_finishes_and_so_does_the_next(tmp_path: Path) -> None:
+    """The clock is the engine's own: of a round's decode steps a tenth is a minute, and the holds never end coming."""
+    steps = 0
+
+    def count() -> None:
+        nonlocal steps
+        steps += 1
+
+    calm = CountingEngine(count)
+    await make(tmp_path / "calm", calm).run()
+    minute = max(1, steps // CONFIG.rounds // 10)
+    interrupter = Interrupter(minute, most=float("inf"))
+    engine = CountingEngine(interrupter.step)
+    interrupter.node = make(tmp_path / "held", engine)
+    await follow(interrupter.node, interrupter.seen)
+    assert interrupter.node.rounds_done == CONFIG.rounds
+    assert interrupter.holds >= 10
+    assert engine.sampled == calm.sampled
+    assert weights(tmp_path / "held", 2) == weights(tmp_path / "calm", 2)
 
 
 async def stopped_after(steps: int, folder: Path, config: RunConfig = CONFIG) -> int:

@@ -22,9 +22,8 @@ from sapo_swarm.node.round.context import RoundContext, RoundWork
 from sapo_swarm.node.round.turns import answered, judged, prompt_ids, turn_length
 from sapo_swarm.sapo import difficulty
 from sapo_swarm.sapo.difficulty import Posterior
-from sapo_swarm.tasks.catalogue import CATALOGUE, generator_of, is_own, preset_of, train_seed
+from sapo_swarm.tasks.catalogue import CATALOGUE, generator_of, is_own, new_tokens, preset_of, train_seed
 from sapo_swarm.tasks.extra import LIBRARY_PRESET
-from sapo_swarm.tasks.limits import new_tokens
 from sapo_swarm.tasks.own import library
 from sapo_swarm.types import Question, TaskRef
 

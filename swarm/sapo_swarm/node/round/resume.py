@@ -9,7 +9,7 @@ import msgspec
 from sapo_swarm.node.round.context import RoundContext, RoundWork, sizes_adapt
 from sapo_swarm.node.round.turns import prompt_ids
 from sapo_swarm.node.storage.unfinished import InFlight, KeptQuestion
-from sapo_swarm.tasks.limits import new_tokens
+from sapo_swarm.tasks.catalogue import new_tokens
 from sapo_swarm.types import Question
 
 _DECIDES = ("tasks", "preset", "group_size", "local_groups", "external_groups", "max_new_tokens", "temperature", "seed")
