@@ -73,7 +73,7 @@ async def measure(options: argparse.Namespace) -> dict[str, object]:
             prompts: list[StagePrompt] = []
             for mine, theirs in hintable:
                 known = mine if name == "critique" else theirs
-                material = Material((mine,), (known,), 1)
+                material = Material((), (known,), 1)
                 first = [] if name == "critique" else [Answered(StagePrompt(mine.question), mine)]
                 prompts += stage.prompts(material, first, np.random.default_rng(options.seed))
             groups = await generated(engine, scorer, prompts, options, 555_000 + options.seed)
