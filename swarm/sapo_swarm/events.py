@@ -102,10 +102,9 @@ class RoundFinished(_Event, frozen=True, kw_only=True, tag="round"):
     truncated: local completions cut at the token limit, of completions. seconds: by phase. figures: further ones by name:
     "replayed", earlier local groups that were trained on again (in none of the rewards), "judge_tokens" that the judge read
     and wrote, "stage_…" (of run.stage; its groups are in no reward, its tokens in tokens_generated), and those of
-    experiments (sapo_lab.running.figures_of_round).
-    covers: rounds that this record stands for, `round` the last of them: long-ago rounds are stored in blocks, with sums
-    of counts and seconds, means of figures, their smallest and largest value in lowest and highest. taught: task -> external
-    groups that were trained on for a success at it.
+    experiments (sapo_lab.running.figures_of_round). covers: rounds that this record stands for, `round` the last of them:
+    long-ago rounds are stored in blocks, with sums of counts and seconds, means of figures, their smallest and largest value
+    in lowest and highest. taught: task -> external groups that were trained on for a success at it.
     """
 
     round: int
