@@ -93,6 +93,13 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     # A round
     rounds: Annotated[int, _doc("Rounds to train; 0 = until stopped", ge=0)] = 0
     group_size: Annotated[int, _doc("Completions per question (G)", ge=2, le=64)] = 8
+    group_sizes: Annotated[
+        Literal["equal", "adaptive"],
+        _doc(
+            "Completions of each question: equal = group_size; adaptive = more for hard questions and fewer for hopeless and "
+            "easy ones, as many in all (a node alone). Not measured"
+        ),
+    ] = "equal"
     local_groups: Annotated[
         int,
         _doc(
@@ -181,6 +188,11 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
             ge=1,
         ),
     ] = 3
+
+    @property
+    def sizes_adapt(self) -> bool:
+        """Group sizes follow the success rates: of a node alone, for a swarm's groups are all of one size."""
+        return self.group_sizes == "adaptive" and not self.external_groups
 
     @property
     def reward_rule(self) -> RewardRule:

@@ -210,7 +210,8 @@ class SwarmUpdated(_Event, frozen=True, kw_only=True, tag="swarm"):
     """What the coordinator and our own count say. Shares in [0, 1]; window: seconds. node: this one among the peers, "" unknown.
 
     share: my accepted groups / all accepted groups in the window. uptake: times others sampled mine in the window.
-    external_share: J_actual / (I + J) of the last batches. rejected: reasons -> count, of groups received. refused: of sent."""
+    external_share: J_actual / (I + J) of the last batches. rejected: reasons -> count, of groups received. refused: of sent.
+    held: by which of the person's limits, "" = by none."""
 
     coordinator: str
     connected: bool
@@ -227,6 +228,7 @@ class SwarmUpdated(_Event, frozen=True, kw_only=True, tag="swarm"):
     refused: dict[str, int]
     peers: tuple[Peer, ...] = ()
     node: str = ""
+    held: str = ""
 
 
 class ExternalSwitched(_Event, frozen=True, kw_only=True, tag="external"):

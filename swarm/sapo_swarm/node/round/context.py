@@ -20,6 +20,7 @@ from sapo_swarm.node.storage.journal import Journal
 from sapo_swarm.node.swarm.exchange import Exchange
 from sapo_swarm.sapo import difficulty, replay
 from sapo_swarm.sapo.difficulty import Posterior
+from sapo_swarm.sapo.group_size import group_sizes
 from sapo_swarm.sapo.replay import Past
 from sapo_swarm.sapo.stages.base import Answered, StagePrompt
 from sapo_swarm.scoring.rubric.judge import Judge
@@ -89,7 +90,7 @@ class Memory(msgspec.Struct):
         """Take in the local groups of a round, once."""
         if remembers(config):
             self.replay = replay.remember(self.replay, round_number, groups, config.replay_half_life)
-        if config.curriculum != "uniform":
+        if config.curriculum != "uniform" or config.sizes_adapt:
             difficulty.observe(self.difficulty, groups)
 
 
@@ -103,7 +104,7 @@ def remembers(config: RunConfig) -> bool:
 def recalled(config: RunConfig, journal: Journal, rounds_done: int) -> Memory:
     """The memory after so many rounds, from the groups that are still in the journal (keep_groups). Raises JournalError."""
     memory = Memory()
-    if not remembers(config) and config.curriculum == "uniform":
+    if not remembers(config) and config.curriculum == "uniform" and not config.sizes_adapt:
         return memory
     by_round: dict[int, dict[str, Group]] = {}
     for event in journal.read(kinds=("group",)):
@@ -255,6 +256,14 @@ class RoundContext:
     def sampling(self) -> Sampling:
         """How training rollouts are sampled."""
         return Sampling(self.config.temperature, 1.0, self.config.max_new_tokens)
+
+    def group_sizes(self, work: RoundWork) -> list[int]:
+        """How many completions of each prompt of the round."""
+        usual, known = self.config.group_size, self.memory.difficulty
+        if work.questions is None or not self.config.sizes_adapt:
+            return [usual] * len(work.prompts)
+        names = [difficulty.key_of(question.ref) for question in work.questions]
+        return group_sizes([known.get(name, Posterior()) for name in names], usual)
 
     def begin(self, work: RoundWork, phase: PhaseName, detail: str) -> None:
         """Tell that a phase begins."""
