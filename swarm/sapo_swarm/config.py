@@ -83,9 +83,8 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     stage: Annotated[
         Literal["none", "relay", "relay_start", "critique", "retry"],
         _doc(
-            "A second part of each round. relay: attempt what others solved; where all attempts fail, once more with their "
-            "reasoning as a hint, and learn without it. relay_start: the answer begins with the hint, for models that follow "
-            "no instructions. critique: correct attempts that failed. retry: relay without hints"
+            "A second part of each round. relay: attempt what others solved; where all fails, again with their reasoning as a "
+            "hint, and learn without it. relay_start: answers begin with the hint. critique: correct failures. retry: no hint"
         ),
     ] = "none"
     stage_groups: Annotated[int, _doc("Questions of others that the stage takes in a round", ge=1, le=256)] = 4
