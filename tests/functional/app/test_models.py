@@ -204,6 +204,9 @@ def test_both_answer_in_a_chat_and_pieces_add_up(home: Home) -> None:
     run(home, "node", "kim", "--rounds", "1")
     whole = run(home, "chat", "kim", "--ask", "What is 2 + 3?").splitlines()
     assert [line.split("|")[0].strip() for line in whole] == ["base", "kim"]
+    assert run(home, "chat", "What is 2 + 3?").splitlines() == whole
+    assert run(home, "chat", "kim", "What is 2 + 3?").splitlines() == whole
+    assert "in quotes" in refused(home, "chat", "kim", "What", "is")
     pieces = [json.loads(line) for line in run(home, "chat", "kim", "--ask", "What is 2 + 3?", "--json").splitlines()]
     assert pieces[-1] == {"done": True}
     last = {piece["of"]: piece["text"] for piece in pieces[:-1]}
