@@ -283,7 +283,12 @@ def test_uninstalling_removes_what_the_app_made_and_nothing_else(home: Home) -> 
     mine = home.config / "thesis.txt"
     mine.write_text("mine")
     assert "uninstall --data" in refused(home, "uninstall")
-    assert "1 model with weights" in run(home, "uninstall", "--data", "--yes")
+    (home.data / "ratings").mkdir()
+    (home.config / "endpoint-token").write_text("secret")
+    told = run(home, "uninstall", "--data", "--yes")
+    assert "1 model with weights, history and exports; answers that you rated" in told
+    assert "the key with which other programs reach serve-model" in told
+    assert "swarm" not in told  # none is hosted here, and none was joined
     assert [path.name for path in home.config.iterdir()] == ["thesis.txt"]
 
 
