@@ -22,6 +22,9 @@ class Ui(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
     theme: Annotated[str, Meta(description="Colours of the dashboard")] = "sapo-dark"
     glyphs: Annotated[Literal["auto", "unicode", "ascii"], Meta(description="Characters of the charts")] = "auto"
+    linear: Annotated[
+        bool, Meta(description="Sentences instead of drawings, for screen readers; a dumb terminal has them anyway")
+    ] = False
 
 
 class Person(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -222,7 +222,7 @@ class SettingsScreen(ModalScreen[None]):
         host.answer_again()
 
     def action_back(self) -> None:
-        """Esc closes the search first."""
+        """Close the search, then the settings."""
         search = self.query_one("#search", Input)
         if not search.has_class("-open"):
             self.dismiss()

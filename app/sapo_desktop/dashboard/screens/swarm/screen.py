@@ -174,16 +174,18 @@ def exchange(state: DashboardState, now: float, width: int, height: int, glyphs:
         rows.append(Content.assemble((AHA, "bold $accent"), aha))
     rows.append(_row(("groups made", count(swarm.made)), ("accepted", count(swarm.accepted))))
     refused = _reasons("sent, not taken", in_words(swarm.refused, swarm.made), width, 2 if height > 8 else 1)
+    none = "all were taken" if state.gained.external else "nothing came in yet"
     room = max(height - len(rows) - len(refused) - 1, 1)
-    rows += [*_reasons("received, not taken", in_words(swarm.rejected), width, room), *refused]
+    rows += [*_reasons("received, not taken", in_words(swarm.rejected), width, room, none), *refused]
     rows.append(_traffic(state, swarm))
     return Content("\n").join(rows)
 
 
-def _reasons(label: str, found: list[str], width: int, lines: int) -> list[Content]:
-    """The most frequent reasons, whole ones, on so many lines; how many others there are where they do not fit."""
+def _reasons(label: str, found: list[str], width: int, lines: int, none: str = "all were taken") -> list[Content]:
+    """The most frequent reasons, whole ones, on so many lines; how many others there are where they do not fit. none: where
+    there is no reason."""
     kept = len(found)
-    said = wrap(f"{label}: {' · '.join(found) or 'all were taken'}", width)
+    said = wrap(f"{label}: {' · '.join(found) or none}", width)
     while len(said) > lines and kept > 1:
         kept -= 1
         more = len(found) - kept
