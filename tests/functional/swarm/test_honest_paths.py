@@ -142,8 +142,29 @@ async def test_a_node_of_which_nothing_is_taken_is_told_so(hosted: Hosted) -> No
     assert isinstance(unpack(msgspec.msgpack.encode(stale[0]), SignedGroup), SignedGroup)
 
 
-HEADERS = "Host Sapo-Proto Sapo-Node Sapo-Time Sapo-Nonce Sapo-Signature Authorization Content-Type Content-Length Cookie".split()
-HEADERS += "Transfer-Encoding Connection Expect Upgrade Range If-None-Match If-Modified-Since X-Forwarded-For Accept".split()
+HEADERS = [
+    "Host",
+    "Sapo-Proto",
+    "Sapo-Node",
+    "Sapo-Time",
+    "Sapo-Nonce",
+    "Sapo-Signature",
+    "Authorization",
+    "Content-Type",
+    "Content-Length",
+    "Cookie",
+]
+HEADERS += [
+    "Transfer-Encoding",
+    "Connection",
+    "Expect",
+    "Upgrade",
+    "Range",
+    "If-None-Match",
+    "If-Modified-Since",
+    "X-Forwarded-For",
+    "Accept",
+]
 
 
 @pytest.mark.parametrize("path", ["/v1/swarm", "/v1/join", "/admin/invites", "/metrics", "/nowhere", "/"])
