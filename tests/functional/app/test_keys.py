@@ -14,6 +14,8 @@ from sapo_desktop.dashboard.app import SapoDashboard
 from sapo_desktop.dashboard.replay import ReplayFeed
 from sapo_desktop.dashboard.screens.dashboard import DashboardScreen
 from sapo_desktop.dashboard.screens.first_run import FirstRunScreen
+from sapo_desktop.dashboard.screens.models.dialogs import NameDialog
+from sapo_desktop.dashboard.screens.swarm.dialogs import JoinDialog
 from sapo_desktop.key_table import PLACES, bindings, does, rows
 from sapo_desktop.paths import Home
 
@@ -123,3 +125,26 @@ async def test_the_keys_of_a_recording_move_it() -> None:
             was = (feed.now(), feed.speed, feed.held)
             await pilot.press(key)
             assert (feed.now(), feed.speed, feed.held) != was, key
+
+
+async def test_the_palette_reaches_what_every_key_of_every_screen_does() -> None:
+    modes = {
+        "1 dashboard": "Dashboard",
+        "2 swarm": "Swarm",
+        "3 rollouts": "Rollouts",
+        "4 models": "My models",
+        "5 log": "Log",
+    }
+    app = dashboard()
+    async with app.run_test(size=(120, 40)) as pilot:
+        await shown(pilot)
+        offered = {command.title: command.callback for command in app.get_system_commands(app.screen)}
+        for place, owner in PLACES:
+            if place in modes:
+                wanted = {f"{modes[place]}: {one.description}" for one in bindings(owner) if one.key != "escape"}
+                assert wanted - set(offered) == set(), place
+        for title, screen in (("Swarm: join", JoinDialog), ("My models: rename", NameDialog)):
+            await offered[title]()  # type: ignore[misc]
+            await shown(pilot)
+            assert isinstance(app.screen, screen)
+            await pilot.press("escape")
