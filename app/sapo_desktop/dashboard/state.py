@@ -36,8 +36,8 @@ from sapo_swarm.node.storage.aha import Trails, followed
 
 Level = Literal["info", "warning", "error"]
 
-_MAX_GROUPS = 1600
-"""200 rounds of eight groups."""
+_MAX_GROUPS = 256
+"""What screen 1 looks back on; screen 3 reads the journal, which has them all."""
 _MAX_LOG = 1000
 _MAX_SESSIONS = 400
 _MAX_EVALUATIONS = 400
@@ -112,8 +112,9 @@ class DashboardState(msgspec.Struct, frozen=True):
     @property
     def gone(self) -> bool:
         """The node is not there any more (not merely out of reach for a moment): it said so before it left, or was killed."""
-        left = self.state in ("stopped", "failed")
-        return self.link is not None and not self.link.connected and (left or self.link.ended)
+        if self.link is None or self.link.connected or self.link.starting:
+            return False
+        return self.state in ("stopped", "failed") or self.link.ended
 
     @property
     def paused(self) -> bool:

@@ -15,6 +15,7 @@ from sapo_desktop.services.models.shelf.adopt import adopt
 
 if TYPE_CHECKING:
     from sapo_backends.base import BackendError
+    from sapo_desktop.dashboard.feed import ControlFeed
     from sapo_desktop.services.first_questions import FirstRunAnswers, FirstRunInfo
 
 
@@ -50,6 +51,13 @@ def _new(home: Home) -> bool:
     return not home.settings.exists() and not home.socket.exists()
 
 
+def _feed(home: Home) -> ControlFeed:
+    from sapo_desktop.dashboard.feed import ControlFeed
+    from sapo_desktop.services.nodes.supervisor import last_words, starting
+
+    return ControlFeed(home.socket, last_words=lambda: last_words(home), starting=lambda: starting(home))
+
+
 async def _start(home: Home, answers: FirstRunAnswers | None) -> None:
     """Attach to the running node or start one. Raises AppError, BackendError."""
     from sapo_desktop.services import first_run as questions
@@ -64,12 +72,10 @@ async def _start(home: Home, answers: FirstRunAnswers | None) -> None:
 
 def _tell(home: Home) -> str | None:
     """The dashboard in lines."""
-    from sapo_desktop.dashboard.feed import ControlFeed
     from sapo_desktop.linear.questions import Questions
     from sapo_desktop.linear.session import Session
     from sapo_desktop.linear.typed import TypedLines
     from sapo_desktop.services import first_run as questions
-    from sapo_desktop.services.nodes.supervisor import last_words
 
     async def session() -> str | None:
         typed = TypedLines()
@@ -79,7 +85,7 @@ def _tell(home: Home) -> str | None:
             if answers[0] is None:
                 say("Nothing was started. The questions come again: sapo-desktop --linear")
                 return None
-        feed = ControlFeed(home.socket, last_words=lambda: last_words(home))
+        feed = _feed(home)
         return await Session(feed, typed, say, run_verb, lambda: _start(home, answers.pop() if answers else None)).run()
 
     try:
@@ -107,11 +113,9 @@ async def run_verb(arguments: list[str]) -> int:
 
 def _show(home: Home, chosen: settings.Settings) -> str | None:
     from sapo_desktop.dashboard.app import SapoDashboard
-    from sapo_desktop.dashboard.feed import ControlFeed
     from sapo_desktop.services.machine.doctor import stream
     from sapo_desktop.services.models.screen.actions import HomeModels
     from sapo_desktop.services.models.screen.settings_actions import HomeSettings
-    from sapo_desktop.services.nodes.supervisor import last_words
     from sapo_desktop.services.swarms.actions import HomeActions
     from sapo_desktop.services.tasks.wizard.actions import HomeTasks
 
@@ -133,7 +137,7 @@ def _show(home: Home, chosen: settings.Settings) -> str | None:
         return questions.info()
 
     app = SapoDashboard(
-        ControlFeed(home.socket, last_words=lambda: last_words(home)),
+        _feed(home),
         _new(home),
         start,
         offer,

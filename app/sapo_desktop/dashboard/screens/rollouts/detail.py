@@ -6,6 +6,7 @@ from textual.content import Content
 
 from sapo_desktop.dashboard.look.glyphs import Glyphs
 from sapo_desktop.dashboard.look.show import plain, reward
+from sapo_desktop.dashboard.look.stage_words import SECOND
 from sapo_swarm.events import GroupRecorded
 from sapo_swarm.types import Group, Rollout
 
@@ -14,6 +15,7 @@ def detail(event: GroupRecorded, glyphs: Glyphs, truth: str = "") -> Content:
     """The whole group: coordinates, question, and each attempt with its verdict. truth: a right answer, "" not asked for."""
     group = event.group
     source = f"from {plain(group.node[:8], 8)} ({plain(group.model, 40)})" if group.external else "local"
+    source += f", {SECOND[group.stage]}" if group.stage in SECOND else ""
     used = "trained on" if event.trained else "not trained on"
     head = Content.assemble(
         (group.question.ref.label, "bold"),

@@ -11,6 +11,7 @@ from textual.widgets import Static
 
 from sapo_desktop.dashboard.look.glyphs import Glyphs
 from sapo_desktop.dashboard.look.show import age, bar, count, fit, percent, plain, shorten, wrap
+from sapo_desktop.dashboard.look.stage_words import stage_words
 from sapo_desktop.dashboard.screens.dashboard import letters, share_lines, share_title, waiting
 from sapo_desktop.dashboard.screens.swarm.controls import SwarmControls, name_of
 from sapo_desktop.dashboard.screens.swarm.reasons import from_others, on_trial, risen
@@ -167,6 +168,8 @@ def exchange(state: DashboardState, now: float, width: int, height: int, glyphs:
     came, rise = from_others(state), risen(state)
     rows = [Content.styled(shorten(came, width), "bold")] if came else []
     rows += [Content.styled(shorten(rise, width), "$muted")] if rise else []
+    if state.round is not None and (said := stage_words(state.round.figures)):
+        rows.append(Content.styled(shorten(f"last round: {said}", width), "$muted"))
     if height <= LOW and (aha := in_a_line(state, width - len(AHA))):
         rows.append(Content.assemble((AHA, "bold $accent"), aha))
     rows.append(_row(("groups made", count(swarm.made)), ("accepted", count(swarm.accepted))))
