@@ -71,18 +71,18 @@ def commands(app: DashboardHost) -> Iterator[SystemCommand]:
 
 
 def _of_screens(app: DashboardHost) -> Iterator[SystemCommand]:
-    """What the keys of the screens do: those of the one that is open first, the others with their screen."""
+    """What the keys of the screens do: those of the one that is open first, the others with their screen. They are
+    found by typing, so that the list before it stays short."""
     here = next((one for one in reversed(app.screen_stack) if one.__module__.startswith("sapo_desktop")), None)
     modes = {mode: (title, _owner(mode)) for mode, title, _ in _SCREENS if mode in app.modes}
     if here is not None and type(here) not in [owner for _, owner in modes.values()]:
         for binding in _told(type(here)):
-            yield SystemCommand(
-                f"Here: {binding.description}", _help(type(here), binding), partial(here.run_action, binding.action)
-            )
+            go = partial(here.run_action, binding.action)
+            yield SystemCommand(f"Here: {binding.description}", _help(type(here), binding), go, discover=False)
     for mode, (title, owner) in sorted(modes.items(), key=lambda pair: pair[0] != app.current_mode):
         for binding in _told(owner):
             go = partial(_on_screen, app, mode, binding.action)
-            yield SystemCommand(f"{title}: {binding.description}", _help(owner, binding), go)
+            yield SystemCommand(f"{title}: {binding.description}", _help(owner, binding), go, discover=False)
 
 
 def _owner(mode: str) -> type[Screen[None]]:
