@@ -9,6 +9,7 @@ from tests.fixtures.make_recordings import recording
 from tests.support.scenes import everything, scene_of, screen_classes, shown
 from tests.support.scripted_feed import ScriptedFeed
 from textual.pilot import Pilot
+from textual.widgets import OptionList
 
 from sapo_desktop.dashboard.app import SapoDashboard
 from sapo_desktop.dashboard.replay import ReplayFeed
@@ -30,6 +31,7 @@ FIRST: dict[tuple[str, str], tuple[str, ...]] = {}
 for charts in ("1 dashboard", "one model", "two models"):
     FIRST |= {(charts, key): ("plus",) for key in ("equals_sign", "shift+left", "less_than_sign", "left", "minus")}
     FIRST |= {(charts, key): ("plus", "left") for key in ("shift+right", "greater_than_sign", "right")}
+FIRST |= {("a task: its file", key): ("down",) for key in ("up", "pageup")}
 FIRST |= {(place, "escape"): ("slash",) for place in ("3 rollouts", "5 log")}
 FIRST |= {("everywhere", "1"): ("2",)}
 """Keys that are pressed before, where a key has something to do only then."""
@@ -66,7 +68,8 @@ async def seen(pilot: Pilot[object]) -> object:
     if not app.is_running:
         return "left"
     commands = len(app.feed.commands) if isinstance(app.feed, ScriptedFeed) else 0
-    return await shown(pilot), app.focused, commands, app.clipboard, app.return_value, len(app._notifications)
+    cursors = [one.highlighted for one in app.screen.query(OptionList)]
+    return await shown(pilot), app.focused, cursors, commands, app.clipboard, app.return_value, len(app._notifications)
 
 
 KEYS = [
