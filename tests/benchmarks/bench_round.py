@@ -16,7 +16,7 @@ import resource
 import statistics
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,10 @@ from sapo_backends.measure import machine_limits
 from sapo_backends.torch_backend import TorchBackend
 
 GROUP_SIZE, PROMPT = 8, 40
+ADAPTED = (SHAPES["135M"], SHAPES["L"])
+"""Large enough that "auto" trains an adapter."""
+Clock = Callable[[], float]
+CLOCKS: dict[str, Clock] = {"wall": time.perf_counter, "processor": time.process_time}
 POLICY = PolicyUpdate("grpo", learning_rate=1e-5)
 
 
@@ -38,19 +42,19 @@ def prompts(groups: int) -> list[str]:
     return [f"{i} + {7 * i} = ? " + "abcdefghijklmnopqrstuvwxyz"[: PROMPT - 20] * 2 for i in range(groups)]
 
 
-def our_round(engine: Engine, texts: list[str], new_tokens: int, seed: int) -> dict[str, float]:
+def our_round(engine: Engine, texts: list[str], new_tokens: int, seed: int, now: Clock) -> dict[str, float]:
     """Seconds of generation and update, tokens generated."""
     ids = [engine.tokenizer.encode_text(text[:PROMPT]) for text in texts]
-    began = time.perf_counter()
+    began = now()
     groups = engine.generate(ids, GROUP_SIZE, Sampling(max_new_tokens=new_tokens), seed)
-    middle = time.perf_counter()
+    middle = now()
     batch = [
         TrainSample(tuple(prompt), completion.tokens, 1.0 if i % 2 else -1.0)
         for prompt, group in zip(ids, groups, strict=True)
         for i, completion in enumerate(group)
     ]
     engine.update(batch, POLICY, seed)
-    end = time.perf_counter()
+    end = now()
     return {
         "generate": middle - began,
         "update": end - middle,
@@ -59,17 +63,18 @@ def our_round(engine: Engine, texts: list[str], new_tokens: int, seed: int) -> d
     }
 
 
-def multiply_rate() -> float:
-    """FLOP/s of a 2048-cube bfloat16 product, the best of three."""
-    a, b = (torch.randn(2048, 2048, dtype=torch.bfloat16) for _ in range(2))
+def multiply_rate(now: Clock, device: str) -> float:
+    """FLOP/s of a square bfloat16 product, the best of three: of 2,048 rows, on a GPU of 8,192."""
+    edge = 2048 if device == "cpu" else 8192
+    a, b = (torch.randn(edge, edge, dtype=torch.bfloat16, device=device) for _ in range(2))
 
     def once() -> float:
-        began = time.perf_counter()
-        torch.mm(a, b)
-        return time.perf_counter() - began
+        began = now()
+        torch.mm(a, b)[0, 0].item()  # waits for a GPU
+        return now() - began
 
     once()
-    return 2 * 2048**3 / min(once() for _ in range(3))
+    return 2 * edge**3 / min(once() for _ in range(3))
 
 
 def peers(model: Path, scratch: Path, options: argparse.Namespace) -> dict[str, Peer]:
@@ -87,7 +92,8 @@ def peers(model: Path, scratch: Path, options: argparse.Namespace) -> dict[str, 
         "threads": options.threads,
         "bfloat16": options.peer_precision == "bfloat16",
         "accumulation": options.peer_accumulation,
-        "lora": options.shape == "L",
+        "clock": options.clock,
+        "lora": SHAPES[options.shape] in ADAPTED,
     }
     scripts = {"trl": "peer_trl.py", "transformers_generate": "peer_generate.py"}
     scripts = {name: script for name, script in scripts.items() if name in options.peers}
@@ -99,10 +105,16 @@ def medians(rows: list[dict[str, float]]) -> dict[str, float]:
 
 
 def summary(
-    shape: Shape, ours: dict[str, float], theirs: dict[str, dict[str, float]], rate: float, read: float, steps: int
+    shape: Shape,
+    ours: dict[str, float],
+    theirs: dict[str, dict[str, float]],
+    rate: float,
+    read: float,
+    steps: int,
+    peak: int,
 ) -> dict[str, Any]:
     """One line: seconds, shares of the machine's limits, peaks in GB (1e9 bytes), and theirs / ours."""
-    tokens, trained = ours["tokens"], 4 if shape is SHAPES["L"] else 6
+    tokens, trained = ours["tokens"], 4 if shape in ADAPTED else 6
     result: dict[str, Any] = {
         "ours": {key: round(value, 4) for key, value in ours.items()},
         "generated_tokens_per_second": round(tokens / ours["generate"]),
@@ -111,7 +123,7 @@ def summary(
         "update_percent_of_rate": round(100 * trained * shape.multiplied * tokens / ours["update"] / rate, 1),
         "read_gb_per_second": round(read / 1e9, 1),
         "generate_percent_of_read": round(100 * 2 * shape.multiplied * steps / ours["generate"] / read, 1),
-        "peak_gb": {"ours": peak_gb(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)},
+        "peak_gb": {"ours": peak_gb(peak)},
     }
     for name, row in theirs.items():
         result[name] = {key: round(row[key], 4) for key in ("seconds", "tokens")}
@@ -132,11 +144,14 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         model, scratch = Path(folder, "model"), Path(folder, "scratch")
         model.mkdir()
         write_model(model, SHAPES[options.shape])
-        request = LoadRequest(model=str(model), precision=options.precision, threads=options.threads)
+        request = LoadRequest(
+            model=str(model), precision=options.precision, device=options.device, threads=options.threads
+        )
         engine = TorchBackend().load(request)
         others = peers(model, scratch, options)
         try:
-            return take_turns(engine, others, options) | {"shape": options.shape, "precision": engine.info.precision}
+            said = {"shape": options.shape, "precision": engine.info.precision, "clock": options.clock}
+            return take_turns(engine, others, options) | said
         finally:
             for peer in others.values():
                 peer.close()
@@ -144,22 +159,31 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
 
 def take_turns(engine: Engine, others: Mapping[str, Peer], options: argparse.Namespace) -> dict[str, Any]:
     """Ours, then each peer, then again; the first turn warms up."""
-    ours, rates = [], []
+    ours, rates, now, device = [], [], CLOCKS[options.clock], engine.info.device
     theirs: dict[str, list[dict[str, float]]] = {name: [] for name in others}
     for number in range(options.rounds + 1):
-        ours.append(our_round(engine, prompts(options.groups), options.new_tokens, seed=number))
-        rates.append(multiply_rate())
+        ours.append(our_round(engine, prompts(options.groups), options.new_tokens, number, now))
+        rates.append(multiply_rate(now, device))
         for name, peer in others.items():
             theirs[name].append(peer.step())
+    own_peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 if device == "cpu" else on_gpu(device)
     found = {name: medians(rows[1:]) for name, rows in theirs.items()}
-    read = machine_limits.measure("torch", options.threads, "cpu").read
+    read = machine_limits.measure("torch", options.threads, device).read
     shape, rate = SHAPES[options.shape], statistics.median(rates)
-    return summary(shape, medians(ours[1:]), found, rate, read, options.new_tokens)
+    return summary(shape, medians(ours[1:]), found, rate, read, options.new_tokens, own_peak)
+
+
+def on_gpu(device: str) -> int:
+    """Bytes of its memory that torch held at most; 0 where torch does not count them."""
+    return torch.cuda.max_memory_allocated(device) if device.startswith("cuda") else 0
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peer", help="python of the environment of make_peers.sh; without it only ours is measured")
+    parser.add_argument(
+        "--clock", default="wall", choices=tuple(CLOCKS), help="processor: of all threads, for busy machines"
+    )
     parser.add_argument("--peer-precision", default="bfloat16", choices=("bfloat16", "float32"))
     parser.add_argument("--peer-accumulation", type=int, default=1, help="micro-batches of the peer")
     parser.add_argument("--peers", nargs="+", default=["trl", "transformers_generate"])
@@ -167,6 +191,7 @@ def main() -> None:
     parser.add_argument("--new-tokens", type=int, default=64)
     parser.add_argument("--shape", default="S", choices=tuple(SHAPES))
     parser.add_argument("--precision", default="auto")
+    parser.add_argument("--device", default="auto", help="ours; the peers compute on the processor")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=hardware.default_threads())
     print(json.dumps(run(parser.parse_args())))

@@ -26,16 +26,17 @@ REPORT = sys.stdout
 class StepOnDemand(TrainerCallback):
     """Holds each step back until it is asked for, and reports how long it took."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: str) -> None:
+        self.now = time.process_time if clock == "processor" else time.perf_counter
         self.began = 0.0
         self.generated = 0
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         sys.stdin.readline()
-        self.began = time.perf_counter()
+        self.began = self.now()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        seconds = time.perf_counter() - self.began
+        seconds = self.now() - self.began
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         print(json.dumps({"seconds": seconds, "tokens": self.generated, "peak": peak}), file=REPORT, flush=True)
 
@@ -46,7 +47,7 @@ def main() -> None:
     logging.disable(logging.WARNING)
     transformers.utils.logging.disable_progress_bar()
     torch.set_num_threads(request["threads"])
-    clock = StepOnDemand()
+    clock = StepOnDemand(request["clock"])
     lengths: list[int] = []
 
     def reward(completion_ids: list[list[int]], **kwargs: Any) -> list[float]:

@@ -36,6 +36,7 @@ class Shape:
 SHAPES = {
     "S": Shape(vocabulary=1024, hidden=256, intermediate=784, layers=6, heads=4, kv_heads=2),
     "L": Shape(vocabulary=151936, hidden=896, intermediate=4864, layers=24, heads=14, kv_heads=2),
+    "135M": Shape(vocabulary=49152, hidden=576, intermediate=1536, layers=30, heads=9, kv_heads=3),
     "tiny": Shape(vocabulary=300, hidden=64, intermediate=96, layers=2, heads=4, kv_heads=2),
 }
 

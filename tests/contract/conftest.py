@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from tests.support import families
+from tests.support.device import DEVICE
 from tests.support.stores import build, redis_url, store  # noqa: F401 - fixtures
 
 from sapo_backends import registry
@@ -173,8 +174,9 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def load(model_folder: Callable[[str], Path]) -> Callable[..., Engine]:
     """(case, architecture, device) -> a fresh engine in float32."""
 
-    def fresh(case: Case, architecture: str = "qwen2", device: str = "cpu") -> Engine:
+    def fresh(case: Case, architecture: str = "qwen2", device: str = "") -> Engine:
         backend = require_backend(case)
+        device = device or (DEVICE if case.backend == "torch" else "cpu")
         model = str(model_folder(architecture)) if case.reads_folders else "fake"
         # llama.cpp's barriers spin: with two threads and a busy processor a test of one second takes minutes
         threads = 1 if "llamacpp" in case.backend else 2

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from tests.contract.conftest import Case, require_backend
 from tests.support import families
+from tests.support.device import DEVICE
 
 from sapo_backends.base import BackendError, LoadRequest, PolicyUpdate, Sampling, TokenSequence, TrainSample
 
@@ -69,7 +70,7 @@ def test_the_page_of_models_says_what_is(
         str(model_folder(family)),
         method,
         precision,
-        device="cpu",
+        device=DEVICE if backend == "torch" else "cpu",
         threads=1,
         lora_rank=4,  # type: ignore[arg-type]
     )
@@ -120,7 +121,7 @@ def test_a_family_s_gradient_equals_autograd_in_float64(
 ) -> None:
     """Of all weights, by Hugging Face name, for completions that share prompts."""
     engine = require_backend(Case("torch"))().load(
-        LoadRequest(str(model_folder(family)), "full", "float32", device="cpu", threads=1)
+        LoadRequest(str(model_folder(family)), "full", "float32", device=DEVICE, threads=1)
     )
     groups = engine.generate(LONG, 2, Sampling(max_new_tokens=NEW_TOKENS), seed=2)
     batch = [

@@ -20,7 +20,8 @@ class Hub:
     """files: repository -> name -> bytes. The rest are accidents, changed by a test while it runs.
 
     cut: a connection ends after so many bytes of a weight file, 0 = never; dies: the hub answers 503 from then on.
-    hold: such a file stops there until `go` is set, and then the connection ends.
+    hold: such a file stops there until `go` is set, and then the connection ends. claim: bytes that the listing gives such a
+    file, 0 = its own.
     """
 
     files: dict[str, dict[str, bytes]] = field(default_factory=dict)
@@ -29,6 +30,7 @@ class Hub:
     cut: int = 0
     dies: bool = False
     hold: int = 0
+    claim: int = 0
     lie: bool = False
     status: int = 0
     requests: list[tuple[str, str, str]] = field(default_factory=list)
@@ -51,9 +53,11 @@ def git_digest(data: bytes) -> str:
 def listing(hub: Hub, repository: str) -> dict[str, Any]:
     siblings = []
     for name, data in hub.files[repository].items():
-        entry: dict[str, Any] = {"rfilename": name, "size": len(data), "blobId": git_digest(data)}
-        if name.endswith(".safetensors"):
-            entry["lfs"] = {"sha256": hashlib.sha256(data).hexdigest(), "size": len(data), "pointerSize": 134}
+        weights = name.endswith(".safetensors")
+        size = hub.claim if hub.claim and weights else len(data)
+        entry: dict[str, Any] = {"rfilename": name, "size": size, "blobId": git_digest(data)}
+        if weights:
+            entry["lfs"] = {"sha256": hashlib.sha256(data).hexdigest(), "size": size, "pointerSize": 134}
         siblings.append(entry)
     gated = "manual" if repository in hub.gated else False
     return {"id": repository, "sha": COMMIT, "gated": gated, "tags": ["license:apache-2.0"], "siblings": siblings}

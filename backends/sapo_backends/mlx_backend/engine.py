@@ -25,6 +25,8 @@ from sapo_backends.base import (
     TrainSample,
     UpdateStats,
 )
+from sapo_backends.checkpoints.content import content_id
+from sapo_backends.checkpoints.engine_state import OPTIMIZER_FILES
 from sapo_backends.checkpoints.tokenizer import HfTokenizer
 from sapo_backends.common.update import Tally, plan_micro_batches
 from sapo_backends.mlx_backend import generation, parameter_names, save, update
@@ -46,7 +48,7 @@ class MlxEngine(Engine):
     def __init__(self, model: MlxModel, tokenizer: HfTokenizer, info: EngineInfo, folder: Path, device: Any) -> None:
         self.info, self.tokenizer = info, tokenizer
         self._model, self._folder, self._device = model, folder, device
-        self.optimizer_files = save.OPTIMIZER_FILES
+        self.optimizer_files = OPTIMIZER_FILES
         with computing(device, LESS):
             self._optimizer = AdamW(model.trained) if model.trained else None
 
@@ -126,7 +128,8 @@ class MlxEngine(Engine):
 
     def _identity(self) -> dict[str, object]:
         rank = self._rank if self.info.method == "lora" else 0
-        return {"engine": "mlx", "model": self.info.model, "method": self.info.method, "rank": rank}
+        base = content_id(self._folder)
+        return {"model": self.info.model, "base": base, "method": self.info.method, "rank": rank}
 
     def save(self, folder: Path, optimizer: bool = True) -> None:
         """See Engine.save."""

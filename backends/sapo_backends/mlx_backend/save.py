@@ -6,6 +6,7 @@ Face folder.
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,21 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from sapo_backends.base import CheckpointCorrupt
-from sapo_backends.checkpoints.engine_state import read_state, write_state
+from sapo_backends.checkpoints.engine_state import (
+    MOMENTS,
+    OPTIMIZER_FILES,
+    TRAINED,
+    read_moments,
+    read_state,
+    with_moments,
+    write_state,
+)
 from sapo_backends.checkpoints.hf_folder import write_settings
-from sapo_backends.mlx_backend.model import MlxModel
+from sapo_backends.mlx_backend.model import MlxModel, Tensors
 from sapo_backends.mlx_backend.parameter_names import from_arrays, to_arrays
 from sapo_backends.mlx_backend.update import AdamW
+
+LOG = logging.getLogger(__name__)
 
 
 def _whole(module: Any) -> Any:
@@ -60,36 +71,49 @@ def export(model: MlxModel, source: Path, folder: Path) -> None:
     write_settings(source, folder, kind)
 
 
-FILES = ("trained", "first", "second")
-OPTIMIZER_FILES = ("first.safetensors", "second.safetensors")
-
-
 def save(
     folder: Path, model: MlxModel, optimizer: AdamW, identity: dict[str, Any], with_optimizer: bool = True
 ) -> None:
-    """trained, first and second .safetensors, state.json."""
-    sets = (model.trained, optimizer.first, optimizer.second)[: 3 if with_optimizer else 1]
-    for name, tensors in zip(FILES, sets, strict=False):
-        save_file(to_arrays(tensors), folder / f"{name}.safetensors")
+    """trained.safetensors and optimizer.safetensors by Hugging Face or PEFT names, state.json."""
+    save_file(to_arrays(model.trained), folder / TRAINED)
+    if with_optimizer:
+        moments = {"first": to_arrays(optimizer.first), "second": to_arrays(optimizer.second)}
+        save_file(with_moments(moments), folder / OPTIMIZER_FILES[0])
     write_state(folder, identity, steps=optimizer.steps)
 
 
 def restore(folder: Path, model: MlxModel, optimizer: AdamW, identity: dict[str, Any]) -> None:
-    """Read what `save` wrote; nothing changes unless everything fits. Raises CheckpointCorrupt.
+    """Read what `save`, or another engine with the same names, wrote; nothing changes unless everything fits. Raises
+    CheckpointCorrupt.
 
-    Without both files of the optimizer its moments are zero and no step was taken.
+    Without the optimizer's file its moments are zero and no step was taken.
     """
     try:
         state = read_state(folder, identity)
-        whole = all((folder / name).exists() for name in OPTIMIZER_FILES)
-        read = [
-            from_arrays(model.trained, load_file(folder / f"{name}.safetensors")) for name in FILES[: 3 if whole else 1]
-        ]
-        steps = int(state["steps"]) if whole else 0
+        trained = from_arrays(model.trained, load_file(folder / TRAINED))
+        moments = _moments(folder, model)
+        steps = int(state["steps"]) if moments is not None else 0
     except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
         raise CheckpointCorrupt(f"The checkpoint in {folder} does not restore: {error}") from error
-    fresh = AdamW(read[0])
-    model.trained = read[0]
-    optimizer.first, optimizer.second = read[1:] if whole else (fresh.first, fresh.second)
+    fresh = AdamW(trained)
+    model.trained = trained
+    optimizer.first, optimizer.second = (fresh.first, fresh.second) if moments is None else moments
     optimizer.steps = steps
     model.settle()
+
+
+def _moments(folder: Path, model: MlxModel) -> tuple[Tensors, Tensors] | None:
+    """None where there are none, and where they lie in an order that only the torch engine knows."""
+    read = read_moments(folder, load_file)
+    if read is None:
+        return None
+    found, named = read
+    if not named:
+        LOG.warning(
+            "The optimizer starts anew: its state in %s has no names, as the torch engine wrote it before. Train one "
+            "round with torch, and it goes along.",
+            folder,
+        )
+        return None
+    first, second = (from_arrays(model.trained, found[moment]) for moment in MOMENTS)
+    return first, second

@@ -27,6 +27,7 @@ from sapo_backends.base import (
     UpdateStats,
 )
 from sapo_backends.checkpoints.content import content_id
+from sapo_backends.checkpoints.engine_state import OPTIMIZER_FILES
 from sapo_backends.checkpoints.tokenizer import HfTokenizer
 from sapo_backends.common import hardware
 from sapo_backends.common.hardware import available_memory
@@ -66,7 +67,7 @@ class TorchEngine(Engine):
         self.tokenizer = tokenizer
         self._model, self._folder, self._workers = model, folder, workers
         self._trainer: Trainer | None = None
-        self.optimizer_files = checkpoint.OPTIMIZER_FILES
+        self.optimizer_files = OPTIMIZER_FILES
         if model.flat is not None:
             self._trainer = Trainer(model, model.flat, FlatAdamW(model.flat, workers), workers, budget)
 

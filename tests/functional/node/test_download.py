@@ -17,6 +17,7 @@ from tests.support.hub_server import Hub, hub_server
 from tests.support.node_process import environment, node, sapo
 
 import sapo_assets
+from sapo_desktop.services import first_run
 from sapo_swarm.node.control.api import ControlClient, NodeStatus
 
 ID = "owner/starter-1m"
@@ -130,6 +131,38 @@ def test_refusals_of_the_hub_are_sentences_with_exit_codes(hub: Hub, tmp_path: P
     assert missing.returncode == 1
     assert "no public model 'owner/nothing'" in missing.stderr
     assert sapo(tmp_path, "models", "fetch", "starter").returncode == 2
+
+
+def test_other_bytes_and_a_full_disk_are_sentences_with_exit_codes(hub: Hub, tmp_path: Path) -> None:
+    hub.claim = 1 << 60
+    full = sapo(tmp_path, "models", "fetch", ID)
+    assert full.returncode == 1, full
+    assert "is free" in full.stderr
+    assert "HF_HOME" in full.stderr
+    shown = sapo(tmp_path, "models", "show", ID)
+    assert "free: too little" in shown.stdout
+    assert hub.starts("model.safetensors") == []
+    hub.claim, hub.lie = 0, True
+    changed = sapo(tmp_path, "node", "--model", ID, "--rounds", "1", *QUICK)
+    assert changed.returncode == 1, changed
+    assert "hash differs, so it was deleted" in changed.stderr
+    assert "Traceback" not in changed.stderr
+    assert sapo(tmp_path, "models", "show", ID).returncode == 0
+    hub.lie = False
+    done = sapo(tmp_path, "node", "--model", ID, "--rounds", "1", *QUICK)
+    assert done.returncode == 0, done.stderr
+
+
+async def test_a_typed_id_is_checked_in_the_first_questions(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before anything starts: whether the hub has it, and whether it fits."""
+    monkeypatch.setenv("SAPO_HOME", str(tmp_path))
+    assert await first_run.wrong_with(ID) == ""
+    assert "no public model 'owner/nothing'" in await first_run.wrong_with("owner/nothing")
+    hub.claim = 1 << 60
+    assert "does not fit" in await first_run.wrong_with(ID)
+    assert hub.starts("model.safetensors") == []
 
 
 def test_without_a_network_the_list_and_what_is_here_still_work(

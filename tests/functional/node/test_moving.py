@@ -47,9 +47,22 @@ def test_a_moved_base_and_another_generator_go_on_with_the_same_model(tmp_path: 
     paired = msgspec.structs.replace(model.config, trainer="llamacpp+torch")
     changes.refuse_other_identity(model, paired, model.config)
     assert changes.kept_identity(model, paired).trainer == "llamacpp+torch"
-    mlx = sapo(home, "node", "--trainer", "mlx", "--rounds", "3")
-    assert mlx.returncode == 2
-    assert "that cannot become mlx" in mlx.stderr
+    fake = sapo(home, "node", "--trainer", "fake", "--rounds", "3")
+    assert fake.returncode == 2
+    assert "that cannot become fake" in fake.stderr
+
+
+def test_a_model_goes_on_with_another_trainer(tmp_path: Path) -> None:
+    """A round in torch, one in MLX on the processor, one in torch again: one chain of weights."""
+    pytest.importorskip("mlx.core", reason="the mlx engine is not installed")
+    home = tmp_path / "home"
+    calm(home)
+    for number, trainer in enumerate(("torch", "mlx", "torch"), 1):
+        done = sapo(home, "node", *("--model", "starter-1m", "--rounds", f"{number}"), *QUICK, "--trainer", trainer)
+        assert done.returncode == 0, done.stderr
+        assert f"round    {number}/{number}" in done.stdout
+    checked = sapo(home, "runs", "check")
+    assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
 @pytest.mark.skipif(sys.platform in ("win32", "darwin"), reason="the runtime folder lies in the home directory there")

@@ -9,6 +9,7 @@ import msgspec
 
 from sapo_desktop import settings
 from sapo_desktop.errors import UsageError
+from sapo_desktop.services.bases import fetching
 from sapo_desktop.services.models.shelf import names
 from sapo_desktop.services.models.shelf.store import Model, Record
 from sapo_swarm.config import RunConfig
@@ -32,12 +33,15 @@ _QUIET = frozenset(
     }
 )
 """Settings that change nothing that is learned: no mark in the history."""
+_ONE_FORM = frozenset({"torch", "mlx"})
+"""Trainers that write the same checkpoints: one goes on with the other's, Adam's moments too."""
 _OPEN: dict[str, object] = {"method": "auto", "precision": "auto", "trainer": "auto"}
 """Values that leave the choice to the engine: whatever it was, it fits."""
 
 
 def refuse_other_identity(model: Model, wanted: RunConfig, resolved: RunConfig) -> None:
-    """Raise UsageError where the wanted settings would make another model of this one, with the command that makes one.
+    """Raise UsageError where the wanted settings would make another model of this one, with the command that makes one,
+    and ModelNotFound where the wanted base does not exist.
 
     resolved: the model's settings with what "auto" meant when its training began.
     """
@@ -45,6 +49,8 @@ def refuse_other_identity(model: Model, wanted: RunConfig, resolved: RunConfig) 
         new, now, meant = (getattr(config, field) for config in (wanted, model.config, resolved))
         if new in (now, meant) or new == _OPEN.get(field) or _same(model, field, new, meant):
             continue
+        if field == "model":
+            fetching.require(wanted)  # a mistyped base is named as one before anything is said about weights
         other = f"sapo-desktop new {names.suggested(Path(wanted.model).name)}-2 --base {wanted.model}"
         flag = "" if field == "model" else f" --{field.replace('_', '-')} {new}"
         raise UsageError(
@@ -54,9 +60,11 @@ def refuse_other_identity(model: Model, wanted: RunConfig, resolved: RunConfig) 
 
 
 def _same(model: Model, field: str, new: str, now: str) -> bool:
-    """Another word for the same: the base was moved or copied, or another engine generates beside the same trainer."""
+    """Another word for the same: the base was moved or copied, another engine generates beside the same trainer, or the
+    trainer goes on with what the other wrote."""
     if field == "trainer":
-        return new.rpartition("+")[2] == now.rpartition("+")[2]
+        trainers = {name.rpartition("+")[2] for name in (new, now)}
+        return len(trainers) == 1 or trainers <= _ONE_FORM
     return field == "model" and bool(found := _content(new)) and found == _trained_on(model)
 
 

