@@ -66,8 +66,9 @@ def child(number: int, store: str, quick: bool, patience: float) -> dict[str, ob
         line |= json.loads(told[-1]) if told and process.returncode in (0, 1) else {"title": "ended by an error"}
     except subprocess.TimeoutExpired:
         line["title"] = "over its budget"
+    finally:  # also when this is interrupted: its coordinator must not stay behind
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # its coordinator too
+            os.killpg(process.pid, signal.SIGKILL)
         process.wait()
     return line | {"budget_s": budget, "load": round(os.getloadavg()[0], 1)}
 
