@@ -25,6 +25,7 @@ import numpy as np
 from shapes import Shape, write_folder
 
 SHAPES = {
+    "5M": Shape(1024, 256, 784, 6, 4, 2),
     "135M": Shape(49152, 576, 1536, 30, 9, 3),
     "270M": Shape(262144, 640, 2048, 18, 4, 1),
     "0.5B": Shape(151936, 896, 4864, 24, 14, 2),

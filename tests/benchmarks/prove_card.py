@@ -229,6 +229,7 @@ def main() -> int:
     parser.add_argument("--wheels", type=Path, default=ROOT / ".wheels")
     parser.add_argument("--minutes", type=float, default=MINUTES, help="more on a busy machine")
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--only", default="", metavar="WORDS", help="steps with these words in their name")
     parser.add_argument("--collect", type=Path, metavar="FOLDER", help="bring the wheels that another machine may lack")
     args = parser.parse_args()
     if args.collect:
@@ -237,7 +238,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="sapo-card-") as name:
         scratch = Path(name)
         environment = environment_of(unpacked(args.wheels, scratch / "site"), scratch, args.device)
-        for step in steps(args.device, args.quick, scratch):
+        for step in (one for one in steps(args.device, args.quick, scratch) if args.only in one.name):
             outcomes.append(run(step, environment, until - time.monotonic(), args.minutes / MINUTES))
             print(
                 json.dumps({"step": step.name, "said": outcomes[-1].said, "s": round(outcomes[-1].seconds)}), flush=True
