@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 
-NEEDED = {"redis-server": "redis-server", "chromium": "chromium", "cc": "gcc"}
+NEEDED = {"redis-server": "redis-server", "chromium": "chromium", "cc": "gcc", "minisign": "minisign"}
 """program -> Debian package."""
 
 

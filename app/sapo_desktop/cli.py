@@ -96,6 +96,11 @@ def parser(verb: str | None = None) -> argparse.ArgumentParser:
     top = _Parser(prog="sapo-desktop", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter)
     top.add_argument("--version", action="version", version=f"sapo-desktop {__version__}")
     top.add_argument(
+        "--linear",
+        action="store_true",
+        help="the dashboard in sentences, one column, nothing painted anew: for screen readers (also: ui.linear)",
+    )
+    top.add_argument(
         "--print",
         choices=["bash", "zsh", "fish", "man"],
         dest="printed",

@@ -15,26 +15,53 @@ from sapo_desktop.dashboard.screens.first_run import FirstRunScreen
 from sapo_desktop.dashboard.screens.help import HelpScreen
 from sapo_desktop.dashboard.screens.log import LogScreen
 from sapo_desktop.dashboard.screens.models.chat import ChatScreen
+from sapo_desktop.dashboard.screens.models.compare import CompareScreen
+from sapo_desktop.dashboard.screens.models.dialogs import NameDialog, NewModelDialog, PickDialog
+from sapo_desktop.dashboard.screens.models.model import ModelScreen
 from sapo_desktop.dashboard.screens.models.screen import ModelsScreen
+from sapo_desktop.dashboard.screens.models.work import ExportScreen
 from sapo_desktop.dashboard.screens.rollouts.diff import DiffScreen
+from sapo_desktop.dashboard.screens.rollouts.export import ExportDialog
 from sapo_desktop.dashboard.screens.rollouts.screen import RolloutsScreen
+from sapo_desktop.dashboard.screens.settings.editor import SettingEditor
 from sapo_desktop.dashboard.screens.settings.screen import SettingsScreen
+from sapo_desktop.dashboard.screens.swarm.dialogs import HostDialog, HostedDialog, JoinDialog, LeaveDialog
 from sapo_desktop.dashboard.screens.swarm.find import FindDialog
 from sapo_desktop.dashboard.screens.swarm.screen import SwarmScreen
+from sapo_desktop.dashboard.screens.swarm.tasks import TaskDialog
 from sapo_desktop.dashboard.screens.swarm.trail import TrailDialog
+from sapo_desktop.dashboard.screens.tasks.draft import DraftScreen
+from sapo_desktop.dashboard.screens.tasks.measuring import MeasuringScreen
+from sapo_desktop.dashboard.screens.tasks.places import PlacesScreen
 
 PLACES: tuple[tuple[str, type], ...] = (
     ("everywhere", SapoDashboard),
     ("1 dashboard", DashboardScreen),
     ("2 swarm", SwarmScreen),
     ("the Aha trail", TrailDialog),
+    ("an invite", JoinDialog),
     ("a swarm to join", FindDialog),
+    ("whom to host for", HostDialog),
+    ("the hosted swarm", HostedDialog),
+    ("leaving a swarm", LeaveDialog),
+    ("a task of the swarm", TaskDialog),
     ("3 rollouts", RolloutsScreen),
     ("two attempts", DiffScreen),
+    ("rollouts to a file", ExportDialog),
     ("4 models", ModelsScreen),
+    ("one model", ModelScreen),
+    ("a new model", NewModelDialog),
+    ("a model's name", NameDialog),
+    ("one of several", PickDialog),
+    ("two models", CompareScreen),
+    ("an export", ExportScreen),
     ("chat", ChatScreen),
     ("5 log", LogScreen),
     ("settings", SettingsScreen),
+    ("one setting", SettingEditor),
+    ("a task: its file", PlacesScreen),
+    ("a task: its rows", DraftScreen),
+    ("a task: what to expect", MeasuringScreen),
     ("first questions", FirstRunScreen),
     ("doctor", DoctorScreen),
     ("help", HelpScreen),

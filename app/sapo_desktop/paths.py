@@ -69,6 +69,11 @@ class Home:
         return self.data / "tasks"
 
     @property
+    def network(self) -> Path:
+        """The day's count of bytes that went to swarms and came from them."""
+        return self.data / "network.json"
+
+    @property
     def socket(self) -> Path:
         """The running node's control socket."""
         return self.runtime / "node.sock"

@@ -26,6 +26,7 @@ from msgspec import Meta
 from sapo_swarm.algorithms.registry import algorithm
 from sapo_swarm.config import RunConfig
 from sapo_swarm.registry import UnknownName
+from sapo_swarm.sapo.advantage import normalised
 from sapo_swarm.sapo.sample_external import strategy
 from sapo_swarm.tasks.catalogue import UnknownTask, preset_of
 
@@ -38,7 +39,9 @@ def _doc(text: str, **limits: Any) -> Meta:
     return Meta(description=text, **limits)
 
 
-OffPolicy = Literal["none", "token", "sequence", "clip", "proximity"]
+OffPolicy = Literal["none", "token", "sequence", "clip", "topr", "proximity", "capability"]
+WHOLE = ("token", "sequence", "clip", "topr", "capability")
+"""Corrections that need whole groups, failures included."""
 
 
 class Conditions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -70,8 +73,9 @@ class Conditions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         OffPolicy,
         _doc(
             "Correction of external groups. token, sequence: truncated importance weight against the sender's policy; "
-            "clip: ratio and clip against the sender's policy; proximity: weight by how likely the text is under the "
-            "own policy beside own text (needs nothing from the sender)"
+            "clip: ratio and clip against the sender's policy; topr: importance weight for failures only (TOPR); proximity: "
+            "weight by how likely the text is under the own policy beside own text (needs nothing from the sender); "
+            "capability: the baseline times own over sender's success rate (HACPO). topr and capability: not measured"
         ),
     ] = "none"
     adaptive: Annotated[
@@ -233,10 +237,15 @@ def _check(experiment: Experiment) -> None:
             raise BadExperiment(f"Arm {arm.name!r} needs rounds = N and local_groups of at least 1.")
         if arm.conditions.tasks_per_node > len(arm.run.tasks):
             raise BadExperiment(f"Arm {arm.name!r} has fewer tasks than tasks_per_node.")
-        if arm.run.external_advantages == "positive" and arm.conditions.off_policy in ("token", "sequence", "clip"):
+        if arm.run.external_advantages == "positive" and arm.conditions.off_policy in WHOLE:
             raise BadExperiment(
                 f"Arm {arm.name!r}: off_policy = {arm.conditions.off_policy!r} needs whole groups. Write external_advantages = "
                 '"all", or off_policy = "proximity".'
+            )
+        names = {arm.run.algorithm, *arm.conditions.algorithms}
+        if arm.conditions.off_policy == "capability" and any(algorithm(n).advantages is not normalised for n in names):
+            raise BadExperiment(
+                f'Arm {arm.name!r}: off_policy = "capability" is for algorithms that divide by the deviation.'
             )
         strategy(arm.run.sampling)
         for name in (arm.run.algorithm, *arm.conditions.algorithms):

@@ -86,9 +86,26 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
         ),
     ] = "uniform"
 
+    stage: Annotated[
+        Literal["none", "relay", "relay_start", "critique", "retry"],
+        _doc(
+            "A second part of each round. relay: attempt what others solved; where all attempts fail, once more with their "
+            "reasoning as a hint, and learn without it. relay_start: the answer begins with the hint, for models that follow "
+            "no instructions. critique: correct attempts that failed. retry: relay without hints"
+        ),
+    ] = "none"
+    stage_groups: Annotated[int, _doc("Questions of others that the stage takes in a round", ge=1, le=256)] = 4
+
     # A round
     rounds: Annotated[int, _doc("Rounds to train; 0 = until stopped", ge=0)] = 0
     group_size: Annotated[int, _doc("Completions per question (G)", ge=2, le=64)] = 8
+    group_sizes: Annotated[
+        Literal["equal", "adaptive"],
+        _doc(
+            "Completions of each question: equal = group_size; adaptive = more for hard questions and fewer for hopeless and "
+            "easy ones, as many in all (a node alone). Not measured"
+        ),
+    ] = "equal"
     local_groups: Annotated[
         int,
         _doc(
@@ -177,6 +194,11 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
             ge=1,
         ),
     ] = 3
+
+    @property
+    def sizes_adapt(self) -> bool:
+        """Group sizes follow the success rates: of a node alone, for a swarm's groups are all of one size."""
+        return self.group_sizes == "adaptive" and not self.external_groups
 
     @property
     def reward_rule(self) -> RewardRule:

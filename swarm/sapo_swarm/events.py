@@ -101,7 +101,8 @@ class RoundFinished(_Event, frozen=True, kw_only=True, tag="round"):
     reward_batch: the whole training batch. nonzero_groups: local groups with unequal rewards, of local_groups.
     truncated: local completions cut at the token limit, of completions. seconds: by phase. figures: further ones by name:
     "replayed", earlier local groups that were trained on again (in none of the rewards), "judge_tokens" that the judge read
-    and wrote, and those of experiments (sapo_lab.running.figures_of_round).
+    and wrote, "stage_…" (of run.stage; its groups are in no reward, its tokens in tokens_generated), and those of
+    experiments (sapo_lab.running.figures_of_round).
     covers: rounds that this record stands for, `round` the last of them: long-ago rounds are stored in blocks, with sums
     of counts and seconds, means of figures, their smallest and largest value in lowest and highest. taught: task -> external
     groups that were trained on for a success at it.
@@ -210,7 +211,8 @@ class SwarmUpdated(_Event, frozen=True, kw_only=True, tag="swarm"):
     """What the coordinator and our own count say. Shares in [0, 1]; window: seconds. node: this one among the peers, "" unknown.
 
     share: my accepted groups / all accepted groups in the window. uptake: times others sampled mine in the window.
-    external_share: J_actual / (I + J) of the last batches. rejected: reasons -> count, of groups received. refused: of sent."""
+    external_share: J_actual / (I + J) of the last batches. rejected: reasons -> count, of groups received. refused: of sent.
+    held: by which of the person's limits, "" = by none."""
 
     coordinator: str
     connected: bool
@@ -227,6 +229,7 @@ class SwarmUpdated(_Event, frozen=True, kw_only=True, tag="swarm"):
     refused: dict[str, int]
     peers: tuple[Peer, ...] = ()
     node: str = ""
+    held: str = ""
 
 
 class ExternalSwitched(_Event, frozen=True, kw_only=True, tag="external"):

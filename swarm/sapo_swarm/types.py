@@ -93,7 +93,8 @@ class Group(msgspec.Struct, frozen=True):
     """A question with its rollouts, as this node holds it.
 
     node: who generated the completions ("" = this node), in its round `step`, as it says. advantages: as used in the last
-    update, empty if unused.
+    update, empty if unused. stage: of the round that asked for it ("" = the node's own question); "…/shown" where its
+    prompt held more than the question.
     """
 
     question: Question
@@ -103,6 +104,7 @@ class Group(msgspec.Struct, frozen=True):
     model: str = ""
     advantages: tuple[float, ...] = ()
     step: int = 0
+    stage: str = ""
 
     @property
     def external(self) -> bool:

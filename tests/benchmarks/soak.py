@@ -26,7 +26,6 @@ import time
 from collections import deque
 from itertools import cycle
 from pathlib import Path
-from statistics import linear_regression
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -34,6 +33,7 @@ sys.path.insert(0, str(ROOT))
 
 import psutil  # noqa: E402
 from tests.support.node_process import CALM, answers, environment, sapo  # noqa: E402
+from tests.support.soak_report import report  # noqa: E402
 from tests.support.swarm_process import journal, rounds  # noqa: E402
 from tests.support.terminal import terminal  # noqa: E402
 
@@ -42,8 +42,8 @@ from sapo_swarm.node.control.api import ControlClient  # noqa: E402
 from sapo_swarm.protocol.invite import Invite, parse_invite  # noqa: E402
 from sapo_swarm.protocol.wire import RoundReply, Upload, decode, group_id  # noqa: E402
 
-SAMPLE_S, WARM_S = 20.0, 900.0
-"""Between two samples; of a process's life before its growth counts."""
+SAMPLE_S = 20.0
+"""Between two samples."""
 
 
 class Soak:
@@ -239,41 +239,6 @@ class Soak:
             told = sum(event.covers for event in rounds(events))
             disk = sum(path.stat().st_size for path in self.home(name).rglob("*") if path.is_file())
             self.write("node", name=name, rounds=numbers[-1] + 1, told=told, disk=disk)
-
-
-def report(log: Path) -> dict[str, Any]:
-    """What a log says: faults, losses, and for each process that lived long its growth an hour after WARM_S."""
-    lines = [json.loads(line) for line in log.read_text("utf-8").splitlines()]
-    lives: dict[tuple[str, int], list[dict[str, Any]]] = {}
-    for line in lines:
-        if line["kind"] == "sample":
-            lives.setdefault((line["name"], line["pid"]), []).append(line)
-    growth = {}
-    for (name, _), samples in lives.items():
-        late = [s for s in samples if s["t"] - samples[0]["t"] >= WARM_S]
-        if late and late[-1]["t"] - late[0]["t"] >= 1200:
-            growth[name] = {
-                "hours": round((late[-1]["t"] - late[0]["t"]) / 3600, 2),
-                "MB at first, at the end": [round(s["rss"] / 1e6, 1) for s in (late[0], late[-1])],
-                "MB an hour": round(slope([(s["t"] / 3600, s["rss"] / 1e6) for s in late]), 2),
-                "of its workers, MB an hour": round(slope([(s["t"] / 3600, s["children"] / 1e6) for s in late]), 2),
-                "descriptors, first, most, last": [late[0]["files"], max(s["files"] for s in late), late[-1]["files"]],
-            }
-    checks = [line for line in lines if line["kind"] == "check"]
-    return {
-        "minutes": round(lines[-1]["t"] / 60, 1),
-        "faults": sum(line["kind"] == "fault" for line in lines),
-        "kills of the coordinator": len(checks),
-        "acknowledged and looked for": sum(line["acknowledged"] for line in checks),
-        "acknowledged and lost": sum(line["lost"] for line in checks),
-        "trouble": [line for line in lines if line["kind"] == "trouble"],
-        "growth": growth,
-        "nodes": [line for line in lines if line["kind"] == "node"],
-    }
-
-
-def slope(points: list[tuple[float, float]]) -> float:
-    return linear_regression(*zip(*points, strict=True)).slope
 
 
 def main() -> None:

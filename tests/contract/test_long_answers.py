@@ -8,7 +8,6 @@ import pytest
 from tests.contract.conftest import Case
 
 from sapo_backends.base import Completion, Engine, Sampling
-from sapo_backends.common import hardware
 
 PROMPTS = [list(range(10, 10 + length)) for length in (7, 40, 3)]
 
@@ -39,8 +38,8 @@ def test_rows_that_wait_for_room_are_what_they_would_be_together(
 
 
 def _users() -> list[object]:
-    found: list[object] = [hardware]
-    for name in ("torch_backend.generation", "mlx_backend.generation"):
+    found: list[object] = []
+    for name in ("torch_backend.generation", "mlx_backend.generation", "llamacpp_backend.engine"):
         try:
             found.append(__import__(f"sapo_backends.{name}", fromlist=["x"]))
         except ImportError:

@@ -78,6 +78,14 @@ def rounds_of(out: Path, node: int, arm: str = "a") -> dict[int, RoundFinished]:
 def learning(out: Path, node: int) -> list[tuple[Any, ...]]:
     """What a node computed, without clocks."""
     return [
-        (e.round, e.reward_local, e.reward_batch, e.tokens_generated, e.loss, e.logprob_local, e.figures)
+        (
+            e.round,
+            e.reward_local,
+            e.reward_batch,
+            e.tokens_generated,
+            e.loss,
+            e.logprob_local,
+            {**e.figures, "cpu_s": 0},
+        )
         for e in rounds_of(out, node).values()
     ]

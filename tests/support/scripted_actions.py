@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 from sapo_desktop.services.machine.finding import Finding
 from sapo_desktop.services.models.screen.interface import (
     ChatLine,
     ExportChoice,
-    ModelActionFailed,
     NewModel,
     NewModelInfo,
     Shelf,
+    Told,
 )
 from sapo_desktop.services.models.screen.settings_actions import HomeSettings
 from sapo_desktop.services.models.shelf.history import Story
 from sapo_desktop.services.models.shelf.overview import Overview
 from sapo_desktop.services.models.shelf.store import Model, Record
-from sapo_desktop.services.tasks.wizard.interface import Place
+from sapo_desktop.services.swarms.interface import Directory, Guest, Hosted, Listed, OfferedTask
+from sapo_desktop.services.tasks.wizard.interface import Answers, Measured, Place, Seen, Step
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import Evaluated, Event, RoundFinished, RunStarted
 
 FOLDER = Path("/home/me/models")
+INVITE = "sapo://192.0.2.7:8777/#t=00112233445566778899aabbccddeeff&s=aaaaaaaaaaaaaaaa"
 
 
 def _model(name: str, number: int, events: list[Event], now: float) -> Overview:
@@ -64,14 +67,107 @@ class ScriptedModels:
     async def proceed(self, id: str) -> str:
         return f"The node goes on with {id[-1]}"
 
+    async def rename(self, id: str, name: str) -> str:
+        return f"Renamed {id[-1]} to {name}"
+
+    async def duplicate(self, id: str, name: str) -> str:
+        return f"Duplicated {id[-1]} as {name}"
+
+    async def delete(self, id: str) -> str:
+        return f"Deleted {id[-1]}"
+
     async def spare(self, id: str) -> tuple[int, int]:
-        return 0, 0
+        return (0, 0) if id == self.models[1].model.record.id else (3, 45_000_000)
+
+    async def free(self, id: str) -> str:
+        return f"Freed space of {id[-1]}"
 
     def exports(self, id: str) -> tuple[ExportChoice, ...]:
         return (ExportChoice("hf", "for transformers", ("hf",)),)
 
+    async def export(self, id: str, choice: ExportChoice) -> AsyncGenerator[Told]:
+        yield Told(progress="Writing the weights")
+        yield Told(
+            result=(
+                f"{FOLDER}/exports/{choice.arguments[0]} is written: 61 MB.",
+                "Loaded again: 20 of 20 answers equal.",
+            )
+        )
+
+    async def compare(self, first: str, second: str, items: int) -> AsyncGenerator[Told]:
+        yield Told(progress="12 of 450")
+        held = "   9.5 %    19.8 %    +10.3 points (95 %: +7.3 to +13.3)"
+        yield Told(result=(f"{items} questions a task, T=0", f"held-out pass@1{held}", f"binary_matrix  {held}"))
+
     async def chat(self, id: str) -> ChatLine:
-        raise ModelActionFailed(f"{id[-1]} cannot be loaded here")
+        return ScriptedChat()
+
+
+class ScriptedChat:
+    """Two answers to every question, the second one longer."""
+
+    labels = ("base", "sums")
+
+    async def ask(self, question: str) -> AsyncGenerator[tuple[int, str]]:
+        yield 0, f"I do not know what {question} is."
+        yield 1, f"Let me see: {question} has an answer, and that is <answer>42</answer>"
+
+    async def close(self) -> None:
+        return None
+
+
+class ScriptedSwarms:
+    """One directory with two swarms, one task on offer, a coordinator nearby; nothing can be joined for real."""
+
+    def __init__(self) -> None:
+        self.runs = False
+
+    def hosting(self) -> bool:
+        return self.runs
+
+    async def join(self, invite: str, listed: bool = False) -> str:
+        return "Joined for trial" if listed else "Joined"
+
+    async def stay(self) -> str:
+        return "Stayed"
+
+    async def directories(self, fresh: bool = False) -> tuple[Directory, ...]:
+        swarms = (
+            Listed("Evening sums", "nine reasoning tasks", 37, 1240.0, "every group by every node", True, INVITE, ""),
+            Listed("Proofs", "propositional_logic", 4, 60.0, "by hand", False, "", "ask proofs@example.org"),
+        )
+        return (Directory("example.org", "Swarms of example.org", swarms, note="it did not answer: read 2 d ago"),)
+
+    async def wrong_with(self, invite: str) -> str:
+        return "It takes no more nodes today."
+
+    async def add_directory(self, line: str) -> None:
+        return None
+
+    async def host(self, everybody: bool, approve: bool = False) -> Hosted:
+        return Hosted("friends", (INVITE,), "http://192.0.2.7:8777/")
+
+    async def waiting(self) -> tuple[Guest, ...]:
+        return ()
+
+    async def let_in(self, guest: Guest) -> str:
+        return f"Let {guest.name} in"
+
+    async def stop_hosting(self) -> str:
+        return "Stopped hosting"
+
+    async def leave(self) -> str:
+        return "Left"
+
+    async def offered(self) -> tuple[OfferedTask, ...]:
+        lines = ("order_json: 240 rows, judged by json", "", "1. Sort 3 1 2 as JSON.", "   answer: [1, 2, 3]")
+        return (OfferedTask("order_json", "0" * 64, lines),)
+
+    async def accept(self, task: OfferedTask) -> str:
+        return f"Accepted {task.name}"
+
+    async def nearby(self) -> tuple[str, ...]:
+        return ("192.0.2.7:8777",)
 
 
 class ScriptedTasks:
@@ -87,6 +183,45 @@ class ScriptedTasks:
 
     async def models(self) -> tuple[tuple[str, str], ...]:
         return (("starter", "bundled, nothing to download"),)
+
+    async def look(self, answers: Answers) -> Seen:
+        found = replace(
+            answers,
+            name=answers.name or "my_sums",
+            question=answers.question or "sum",
+            answer=answers.answer or "result",
+            verifier=answers.verifier or "number",
+        )
+        return Seen(
+            columns=("sum", "result", "comment"),
+            answers=found,
+            rows=(("What is 17 + 25?", "42"), ("What is 9 + 9?", "18")),
+            verifiers=(("number", "all 240 answers are numbers"), ("text", "the same text")),
+            summary=("240 rows with 3 columns; 216 to train on, 24 held out.",),
+            said=("Row 12 has no answer: it is left out.", "Rows 30 and 31 ask the same."),
+        )
+
+    async def taken(self, name: str) -> bool:
+        return False
+
+    async def keep(self, answers: Answers, replace: bool) -> str:
+        return answers.name
+
+    async def measure(self, name: str, base: str, source: str) -> AsyncGenerator[Step]:
+        yield Step(progress="32 of 64 questions")
+        yield Step(
+            measured=Measured(
+                shortcuts=("Always answering 18: 4 % right.",),
+                warnings=("Row 44 is answered right by its own digits.",),
+                expectation=(f"{base} solves 20 % of it now: there is something to reinforce.",),
+            )
+        )
+
+    async def train(self, name: str, base: str) -> str:
+        return f"The node trains a new model on {name}"
+
+    async def rate(self, model: str, question: str, text: str, good: bool) -> str:
+        return "Kept as a good answer" if good else "Kept as a bad answer"
 
 
 class SettingsOfNowhere(HomeSettings):

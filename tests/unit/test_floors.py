@@ -36,6 +36,12 @@ def test_the_command_line_loads_nothing_slow_before_a_verb_is_known() -> None:
     assert not loaded & (HEAVY | {"textual", "aiohttp", "keyring", "numpy"})
 
 
+def test_a_coordinator_starts_without_numpy() -> None:
+    """A third of the processor time of its start: members wait for it after a crash."""
+    loaded = modules_after("import sapo_swarm.coordinator.__main__, sapo_desktop.commands.swarms.coordinator")
+    assert not loaded & (HEAVY | {"numpy", "textual", "keyring"})
+
+
 def test_backends_know_nothing_of_swarm_and_app() -> None:
     loaded = modules_after("import sapo_backends.base, sapo_backends.fake, sapo_backends.torch_backend")
     assert not loaded & {"sapo_swarm", "sapo_desktop", "textual"}

@@ -64,7 +64,7 @@ class DashboardActions(DashboardHost):
             self.redraw()
 
     def action_speed(self, steps: int) -> None:
-        """A recording goes slower (steps -1) or faster (1)."""
+        """A recording goes slower, or faster. steps: -1, 1."""
         if self.player is not None:
             self.player.faster(steps)
             self.redraw()

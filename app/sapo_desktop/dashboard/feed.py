@@ -31,13 +31,18 @@ class ControlFeed:
     controls = True
 
     def __init__(
-        self, socket: Path, now: Callable[[], float] = time.time, last_words: Callable[[], str] = lambda: ""
+        self,
+        socket: Path,
+        now: Callable[[], float] = time.time,
+        last_words: Callable[[], str] = lambda: "",
+        starting: Callable[[], int | None] = lambda: None,
     ) -> None:
-        """last_words: why the node that this dashboard started is gone, "" when that is not known."""
-        self.socket, self.last_words = socket, last_words
+        """last_words: why the node that this dashboard started is gone, "" when that is not known. starting: the process
+        of a node that does not answer yet; after a change of settings, of swarm or of model that is another one."""
+        self.socket, self.last_words, self.starting = socket, last_words, starting
         self.now: Callable[[], float] = now
         self._seq = 0
-        self._run = ""
+        self._run, self._pid = "", 0
         self._groups: JournalGroups | None = None
 
     def groups(self) -> GroupSource | None:
@@ -56,7 +61,7 @@ class ControlFeed:
         """History, then live events; a Link when the node comes or goes. Never ends by itself."""
         failures = 0
         while True:
-            silent = False
+            silent = halted = False
             try:
                 async with ControlClient(self.socket) as node:
                     async for event in self._follow(node):
@@ -64,7 +69,7 @@ class ControlFeed:
                         yield event
                 sentence = "The node went away"
             except NodeNotAnswering as error:
-                sentence = str(error)
+                sentence, halted = str(error), True
             except NodeNotRunning:
                 silent = bool(self._run)
                 sentence = "The node went away" if failures < 0 else "Waiting for the node"
@@ -81,12 +86,17 @@ class ControlFeed:
             ended = silent and failures >= len(_BACKOFF_S)
             if ended:
                 sentence, late = sentence if words else "The node is gone", ""
-            yield Link(False, sentence + late, self.now(), ended)
+            another = await asyncio.to_thread(self.starting) if self._pid and not halted else None
+            coming = another is not None and another != self._pid
+            if coming:
+                sentence, late, ended = "The node is starting again", "", False
+            yield Link(False, sentence + late, self.now(), ended, coming)
             await asyncio.sleep(wait)
 
     async def _follow(self, node: ControlClient) -> AsyncIterator[Event | Link]:
         """That it answers, the history without groups, the newest groups, then everything live."""
         status = await node.status()
+        self._pid = status.pid
         run, journal = status.run_id, Path(status.folder) / "journal.db"
         if self._groups is None or self._groups.path != journal.absolute():
             self._groups = JournalGroups(journal)

@@ -16,12 +16,13 @@ QuitChoice = Literal["stop", "background"]
 @dataclass(frozen=True)
 class Link:
     """The dashboard's own line to the node came or went; sentence: what the person reads in the header. ended: the node was
-    there, and nobody listens in its place any more."""
+    there, and nobody listens in its place any more. starting: another one is on its way already."""
 
     connected: bool
     sentence: str
     time: float
     ended: bool = False
+    starting: bool = False
 
 
 @dataclass(frozen=True)

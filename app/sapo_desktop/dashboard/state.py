@@ -36,8 +36,8 @@ from sapo_swarm.node.storage.aha import Trails, followed
 
 Level = Literal["info", "warning", "error"]
 
-_MAX_GROUPS = 1600
-"""200 rounds of eight groups."""
+_MAX_GROUPS = 256
+"""What screen 1 looks back on; screen 3 reads the journal, which has them all."""
 _MAX_LOG = 1000
 _MAX_SESSIONS = 400
 _MAX_EVALUATIONS = 400
@@ -112,8 +112,9 @@ class DashboardState(msgspec.Struct, frozen=True):
     @property
     def gone(self) -> bool:
         """The node is not there any more (not merely out of reach for a moment): it said so before it left, or was killed."""
-        left = self.state in ("stopped", "failed")
-        return self.link is not None and not self.link.connected and (left or self.link.ended)
+        if self.link is None or self.link.connected or self.link.starting:
+            return False
+        return self.state in ("stopped", "failed") or self.link.ended
 
     @property
     def paused(self) -> bool:
@@ -141,7 +142,7 @@ def apply(state: DashboardState, event: Event | Link) -> DashboardState:  # noqa
         case FirstSuccess():
             state = _first_success(state, event)
         case Evaluated():
-            line = LogLine(time=event.time, level="info", text=_evaluation_sentence(event))
+            line = LogLine(time=event.time, level="info", text=evaluation_sentence(event))
             base = state.base or (None if event.round else event)
             state = replace(
                 state,
@@ -266,7 +267,8 @@ def _swarm(state: DashboardState, event: SwarmUpdated) -> DashboardState:
     return replace(state, swarm=event, log=log, figures=state.figures.told(event, state.rounds))
 
 
-def _evaluation_sentence(event: Evaluated) -> str:
+def evaluation_sentence(event: Evaluated) -> str:
+    """A held-out result, and how it stands to the base."""
     items = f"{event.items} items, T={event.temperature:g}"
     text = f"Held-out pass@1 {100 * event.pass_at_1:.1f} % {after(event.round)} ({items})"
     if event.delta is None or event.delta_low is None or event.delta_high is None:

@@ -22,6 +22,9 @@ class Ui(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
     theme: Annotated[str, Meta(description="Colours of the dashboard")] = "sapo-dark"
     glyphs: Annotated[Literal["auto", "unicode", "ascii"], Meta(description="Characters of the charts")] = "auto"
+    linear: Annotated[
+        bool, Meta(description="Sentences instead of drawings, for screen readers; a dumb terminal has them anyway")
+    ] = False
 
 
 class Person(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -205,10 +208,15 @@ def _table(tables: dict[str, Any], section: str, path: Path) -> dict[str, Any]:
     return table
 
 
+_NO_SUCH = {"float": "that is no number", "int": "that is no whole number", "bool": "that is neither true nor false"}
+"""What msgspec expected where something was typed that cannot become it -> how a person says so."""
+
+
 def _plain(message: str, origin: str) -> str:
     """msgspec's "... - at `$.run.rounds`" with the key in front and what is allowed behind."""
     text, _, where = message.partition(" - at `$")
     key, text = where.rstrip("`").lstrip("."), text.rstrip(".")
+    text = next((plain for kind, plain in _NO_SUCH.items() if text == f"Expected `{kind}`, got `str`"), text)
     allowed = next((f" Allowed: {f.kind.replace('|', ', ')}." for f in fields() if f.key == key), "")
     start = f"{origin}: " if not key or origin.startswith(key) else f"{origin}: {key}: "
     return f"{start}{text[0].lower()}{text[1:]}.{allowed}"

@@ -67,11 +67,11 @@ def absolute(model: str) -> str:
 def with_room(config: RunConfig) -> RunConfig:
     """The config with as many new tokens as the longest answers of the person's own tasks need, as task_tokens says, and as
     reasoning needs where it is on. Raises BadTask."""
-    from sapo_swarm.tasks import catalogue, limits
+    from sapo_swarm.tasks import catalogue
     from sapo_swarm.tasks.own import library
 
     needs = [library.find(task).spec.max_new_tokens for task in config.tasks if catalogue.is_own(task)]
-    needs += limits.listed(config).values()
+    needs += catalogue.task_tokens(config).values()
     needs += [REASONING_TOKENS] if config.thinking == "on" else []
     return msgspec.structs.replace(config, max_new_tokens=max([config.max_new_tokens, *needs]))
 
@@ -81,7 +81,7 @@ def check(config: RunConfig) -> None:
     from sapo_backends import registry
     from sapo_swarm.algorithms.registry import algorithm
     from sapo_swarm.sapo.sample_external import strategy
-    from sapo_swarm.tasks import catalogue, limits
+    from sapo_swarm.tasks import catalogue
 
     if not config.tasks:
         raise UsageError("run.tasks is empty. List tasks with: sapo-desktop tasks")
@@ -89,7 +89,7 @@ def check(config: RunConfig) -> None:
         catalogue.preset_of(task, config.preset)
         catalogue.generator_of(task)  # reads an own task: what is wrong with it is an error now
     try:
-        strangers = sorted(limits.listed(config).keys() - set(config.tasks))
+        strangers = sorted(catalogue.task_tokens(config).keys() - set(config.tasks))
         algorithm(config.algorithm)
         strategy(config.sampling)
     except ValueError as error:

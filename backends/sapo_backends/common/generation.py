@@ -1,4 +1,5 @@
-"""What every generator shares: random numbers that belong to a completion, and what has been sampled so far, by row."""
+"""What every generator shares: how many rows go at once, random numbers that belong to a completion, and
+what has been sampled so far, by row."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sapo_backends.base import Completion, RowSeed
+from sapo_backends.common.hardware import KV_BUDGET
 
 
 def row_uniforms(seeds: Sequence[RowSeed], steps: int) -> NDArray[np.float64]:
@@ -17,6 +19,11 @@ def row_uniforms(seeds: Sequence[RowSeed], steps: int) -> NDArray[np.float64]:
         bits = np.random.PCG64(seed.seed)
         np.random.Generator(bits.advance(seed.used)).random(out=row)
     return found
+
+
+def rows_at_once(row_bytes: int, budget: int = KV_BUDGET) -> int:
+    """Rows to generate at once when each may need so many bytes of keys and values; at least one."""
+    return max(1, budget // max(1, row_bytes))
 
 
 class GeneratedRows:

@@ -177,11 +177,6 @@ KV_BUDGET = 2 << 30
 number: what fits into the memory that happens to be free would make another batch, and other rounding, each time."""
 
 
-def rows_at_once(row_bytes: int, budget: int = KV_BUDGET) -> int:
-    """Rows to generate at once when each may need so many bytes of keys and values; at least one."""
-    return max(1, budget // max(1, row_bytes))
-
-
 def micro_batch(parameters: int) -> int:
     """Tokens of a training micro-batch of a model of that size."""
     return MICRO_BATCH if parameters < SHARDED_BELOW else LARGE_MICRO_BATCH

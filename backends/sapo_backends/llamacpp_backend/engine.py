@@ -24,7 +24,7 @@ from sapo_backends.base import (
 )
 from sapo_backends.checkpoints.engine_state import read_state, write_state
 from sapo_backends.checkpoints.tokenizer import HfTokenizer
-from sapo_backends.common import hardware
+from sapo_backends.common.generation import rows_at_once
 from sapo_backends.llamacpp_backend import generation
 from sapo_backends.llamacpp_backend.live_adapter import LiveAdapter
 from sapo_backends.llamacpp_backend.native import LARGEST_SEQUENCES, Context, Model
@@ -76,7 +76,7 @@ class LlamaCppEngine(Engine):
         self.check_lengths(prompts, sampling)
         if not prompts or not group_size:
             return [[] for _ in prompts]
-        room = hardware.rows_at_once(self._model.cache_bytes(longest + sampling.max_new_tokens, self._kv))
+        room = rows_at_once(self._model.cache_bytes(longest + sampling.max_new_tokens, self._kv))
         rows = min(len(prompts) * group_size, WIDTH, LARGEST_SEQUENCES, room)
         shared = -(-rows // group_size) + 1  # prompts that one wave may touch
         context = self._room(shared * longest + rows * sampling.max_new_tokens, rows)

@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sapo_backends.base import Cancelled, CancelToken, Completion, RowSeed, Sampling, TokenIds
-from sapo_backends.common.generation import GeneratedRows
-from sapo_backends.common.hardware import rows_at_once
+from sapo_backends.common.generation import GeneratedRows, rows_at_once
 from sapo_backends.common.numpy_sampler import uniforms
 from sapo_backends.mlx_backend.model import MlxModel, Session
 

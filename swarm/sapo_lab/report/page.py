@@ -11,7 +11,7 @@ from pathlib import Path
 
 import jinja2
 
-from sapo_lab.report import by_task, gain_curve, node_types
+from sapo_lab.report import by_task, gain_curve, joint, node_types
 from sapo_lab.report.results import comparable, load_all
 from sapo_lab.report.saved_runs import save_runs, with_saved_runs
 from sapo_lab.report.table import HEADS, MORE_HEADS, Row, cells, more_cells, rows, sentence
@@ -39,6 +39,11 @@ PERMUTATION_NOTE = (
     "answer-only shortcut: it does not come from reading the question. pass@1 less that, and the relative gain in it, "
     "paired by seed, are the last two columns."
 )
+JOINT_NOTE = (
+    "Seeds and questions together: the gain in held-out pass@1 at the end, with a bootstrap interval that resamples training "
+    "seeds and held-out questions (two-way, 10,000 draws), over the seeds that both arms have, and corrected (Bonferroni) for "
+    "each arm's comparison with the first arm that it names. Costs beside it, of the arm and of the one compared with."
+)
 NODE_TYPES_NOTE = (
     "Nodes that differ: what each type has learnt at the end, each node on the held-out questions that it answered (its "
     "untrained model on the same ones), and the relative gain over nodes of that type in the arm compared with."
@@ -48,13 +53,14 @@ NODE_TYPES_NOTE = (
 @dataclass(frozen=True, slots=True)
 class _Contents:
     """What both pages show. gain_curve: lines of gain_curve.py; by_task, permuted: heads and lines of by_task.py;
-    node_types: lines of node_types.py. figures: caption and file. command: runs the experiment."""
+    joint: lines of joint.py; node_types: lines of node_types.py. figures: caption and file. command: runs the experiment."""
 
     experiment: Experiment
     table: Sequence[Row]
     gain_curve: Sequence[Sequence[str]]
     by_task: Sequence[Sequence[str]]
     permuted: Sequence[Sequence[str]]
+    joint: Sequence[Sequence[str]]
     node_types: Sequence[Sequence[str]]
     figures: Sequence[tuple[str, Path]]
     command: str
@@ -88,6 +94,7 @@ def write(experiment: Experiment, out: Path, to: Path, command: str) -> list[Pat
         gain_curve.lines(experiment, found),
         [by_task.heads(by_task.tasks_of(found)), *by_task.lines(experiment, found)],
         [by_task.permuted_heads(by_task.tasks_of(found)), *by_task.permuted_lines(experiment, found)],
+        joint.lines(experiment, found),
         node_types.lines(experiment, found),
         figures,
         command,
@@ -147,6 +154,9 @@ def _html(contents: _Contents) -> str:
         permuted_note=PERMUTATION_NOTE,
         permuted_heads=contents.permuted[0],
         permuted=contents.permuted[1:],
+        joint_note=JOINT_NOTE,
+        joint_heads=joint.heads(contents.experiment),
+        joint=contents.joint,
         node_types_note=NODE_TYPES_NOTE,
         node_types_heads=node_types.heads(),
         node_types=contents.node_types,
@@ -174,6 +184,8 @@ def _markdown(contents: _Contents) -> str:
         _grid(contents.by_task[0], contents.by_task[1:]) if contents.by_task[1:] else "",
         _wrapped(PERMUTATION_NOTE) if contents.permuted[1:] else "",
         _grid(contents.permuted[0], contents.permuted[1:]) if contents.permuted[1:] else "",
+        _wrapped(JOINT_NOTE) if contents.joint else "",
+        _grid(joint.heads(contents.experiment), contents.joint) if contents.joint else "",
         _wrapped(NODE_TYPES_NOTE) if contents.node_types else "",
         _grid(node_types.heads(), contents.node_types) if contents.node_types else "",
         _grid(MORE_HEADS, list(dict.fromkeys(more_cells(row) for row in contents.table))),

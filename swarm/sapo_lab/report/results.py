@@ -11,9 +11,11 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from sapo_lab.running.held_out import VERDICTS
 from sapo_lab.running.run import Done, run_folder
 from sapo_lab.schema import Arm, Experiment
 from sapo_swarm.events import Evaluated, RoundFinished, RunStarted
+from sapo_swarm.node.evaluation.evaluate import read_results
 from sapo_swarm.node.storage.journal import read_only
 
 Floats = NDArray[np.float64]
@@ -64,7 +66,9 @@ class RunResult(msgspec.Struct, frozen=True, eq=False):
     groups. local_groups, external_groups: of a batch, mean over nodes. trained_nonzero: local groups with a non-zero
     advantage in it. distinct: share of distinct answers in a group. judged: mean verdict of the judge, NaN without one.
     tokens, bytes: of all nodes, cumulative (bytes sent).
-    at_end: the nodes in their order, none before the run has ended.
+    at_end: the nodes in their order, none before the run has ended. verdicts: by task, the share of right answers to each
+    question of the end, in the order of the questions; empty in runs of before these were kept. cpu_s: processor seconds
+    of all nodes in their rounds, NaN in such runs.
     """
 
     arm: str
@@ -89,6 +93,8 @@ class RunResult(msgspec.Struct, frozen=True, eq=False):
     finished: bool
     versions: dict[str, str]
     at_end: tuple[NodeResult, ...] = ()
+    verdicts: dict[str, Floats] = {}
+    cpu_s: float = float("nan")
 
     @property
     def rounds(self) -> int:
@@ -183,7 +189,21 @@ def load_run(out: Path, arm: Arm, seed: int) -> RunResult | None:
         finished=finished is not None,
         versions=started.versions,
         at_end=tuple(_at_end(events) for events in per_node) if finished else (),
+        verdicts=_verdicts(folder) if finished else {},
+        cpu_s=sum(e.figures.get("cpu_s", float("nan")) for events in by_round for e in events),
     )
+
+
+def _verdicts(folder: Path) -> dict[str, Floats]:
+    """Of all nodes; nothing where none were kept. Raises OSError, msgspec.MsgspecError."""
+    answers: dict[str, dict[int, list[float]]] = {}
+    for path in folder.glob(f"node-*/{VERDICTS}"):
+        for result in read_results(path):
+            answers.setdefault(result.ref.shown, {}).setdefault(result.ref.index, []).append(result.rate)
+    return {
+        task: np.array([np.mean(rates) for _, rates in sorted(by_item.items())], dtype=np.float64)
+        for task, by_item in sorted(answers.items())
+    }
 
 
 def _at_end(events: Sequence[object]) -> NodeResult:

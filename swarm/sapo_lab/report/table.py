@@ -124,8 +124,10 @@ def _judged(runs: Sequence[RunResult], against: Sequence[RunResult]) -> str:
 def is_plain(arm: Arm) -> bool:
     """The arm differs from the paper's experiment in nothing but I and J (and the model, tasks and length)."""
     run = arm.run
-    rules = (run.sampling, run.algorithm, run.external_advantages, run.curriculum, run.replay_groups, run.contrast)
-    return arm.conditions == Conditions() and rules == ("uniform_nonzero", "grpo", "all", "uniform", 0, 0)
+    named = (run.sampling, run.algorithm, run.external_advantages, run.curriculum, run.stage)
+    rules = (*named, run.replay_groups, run.contrast)
+    papers = ("uniform_nonzero", "grpo", "all", "uniform", "none", 0, 0)
+    return arm.conditions == Conditions() and rules == papers
 
 
 def _reward(runs: Sequence[RunResult], against: Sequence[RunResult], name: str) -> Gain:

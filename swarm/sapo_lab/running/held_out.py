@@ -19,8 +19,11 @@ from sapo_swarm.events import Evaluated
 from sapo_swarm.node.evaluation.evaluate import answer, read_results, write_results
 from sapo_swarm.node.storage.versions import versions
 from sapo_swarm.node.swarm.likelihood import token_logprobs
-from sapo_swarm.tasks.limits import new_tokens
+from sapo_swarm.tasks.catalogue import new_tokens
 from sapo_swarm.types import Question, TaskRef
+
+VERDICTS = "final.json"
+"""Beside a node's journal: the verdict on every question that it answered at the end, for intervals over questions."""
 
 
 def assigned(refs: Sequence[TaskRef], place: int, nodes: int, answers: int = 1) -> list[TaskRef]:
@@ -89,6 +92,7 @@ async def final(nodes: Sequence[LabNode], experiment: Experiment, arm: Arm, roun
         answered = {result.ref for result in results}
         before = read_results(base_path(folder, node.context.config.model))
         paired = [result for result in before if result.ref in answered]
+        write_results(folder.parent / node.key / VERDICTS, results)
         _store_all(node, arm, results, rounds_done, time.perf_counter() - began, paired)
 
 

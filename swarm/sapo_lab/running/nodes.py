@@ -22,6 +22,7 @@ from sapo_swarm.node.engine_thread import EngineHost
 from sapo_swarm.node.round.context import Activity, Memory, RoundContext
 from sapo_swarm.node.setup import announcement
 from sapo_swarm.node.storage.journal import Journal
+from sapo_swarm.sapo.difficulty import Posterior
 from sapo_swarm.scoring.scorer import Scorer
 
 Build = Callable[[RunConfig], Engine]
@@ -38,12 +39,14 @@ class NodeState(msgspec.Struct, frozen=True):
     used: tuple[str, ...] = ()
     held_out: float | None = None
     memory: Memory = msgspec.field(default_factory=Memory)
+    rates: dict[str, Posterior] = {}
 
 
 @dataclass
 class LabNode:
     """split: I and J of the next round. tokens: generated so far. used: keys of shared groups that it trained on.
-    held_out: its last pass@1."""
+    held_out: its last pass@1. rates: of nodes, as this one has seen them (capability.py). cpu_s: processor seconds of its
+    engine in the round so far."""
 
     index: int
     hostile: bool
@@ -55,6 +58,8 @@ class LabNode:
     solved: set[str] = field(default_factory=set)
     used: set[str] = field(default_factory=set)
     held_out: float | None = None
+    rates: dict[str, Posterior] = field(default_factory=dict)
+    cpu_s: float = 0.0
 
     @property
     def key(self) -> str:
@@ -81,15 +86,17 @@ class LabNode:
             used=tuple(sorted(self.used)),
             held_out=self.held_out,
             memory=self.context.memory,
+            rates=dict(self.rates),
         )
 
     def restore(self, state: NodeState) -> None:
         """Go on from a checkpoint's state."""
         self.split, self.tokens, self.held_out = state.split, state.tokens, state.held_out
-        self.solved, self.used = set(state.solved), set(state.used)
+        self.solved, self.used, self.rates = set(state.solved), set(state.used), dict(state.rates)
         self.context.seen.clear()
         self.context.seen.update(state.seen)
         self.context.memory.replay = list(state.memory.replay)
+        self.context.memory.asked = list(state.memory.asked)
         self.context.memory.difficulty = dict(state.memory.difficulty)
 
     async def close(self) -> None:

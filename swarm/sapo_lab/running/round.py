@@ -9,15 +9,17 @@ from dataclasses import replace
 import msgspec
 
 from sapo_lab.conditions import is_away, tampered
-from sapo_lab.running import figures_of_round, judge
+from sapo_lab.running import capability, figures_of_round, judge
 from sapo_lab.running.adaptive import move, observe
 from sapo_lab.running.nodes import RULE, LabNode
 from sapo_lab.running.off_policy import correction
 from sapo_lab.running.pool import History, Shared, key_of, shared
 from sapo_lab.schema import Arm, Conditions
+from sapo_swarm.config import RunConfig
 from sapo_swarm.events import RoundFinished
 from sapo_swarm.node.round import phases
 from sapo_swarm.node.round.context import RoundContext, RoundWork
+from sapo_swarm.node.round.stage import stage
 from sapo_swarm.node.round.training import record, update
 from sapo_swarm.node.swarm.likelihood import least_likely
 from sapo_swarm.sapo.assemble import questions_to_sample
@@ -32,15 +34,23 @@ async def run_round(nodes: Sequence[LabNode], arm: Arm, history: History, seed: 
     present = [n for n in nodes if not is_away(terms, seed, n.index, round_number)]
     generated: list[tuple[LabNode, RoundContext, RoundWork]] = []
     for node in present:
+        began = time.process_time()
         context = node.round_context()
         larger = _ahead(node, context, history, round_number) if terms.starved == "ahead" else context
         generated.append((node, context, await _generate(larger, terms, round_number)))
+        node.cpu_s = time.process_time() - began
     sharing = [await _share(node, context, work, terms) for node, context, work in generated]
     history.add([item for items in sharing for item in items], round_number)
     for (node, context, work), items in zip(generated, sharing, strict=True):
         node.mailbox.sent = sum(item.size for item in items)
         if not node.hostile:
-            await _train(node, context, work, terms, history, judged)
+            began = time.process_time() - node.cpu_s
+            await _train(node, context, work, terms, history, judged, began)
+
+
+def takes(config: RunConfig) -> bool:
+    """The arm uses groups of the pool: in its batch, or in its stage."""
+    return bool(config.external_groups) or config.stage != "none"
 
 
 async def _generate(context: RoundContext, terms: Conditions, round_number: int) -> RoundWork:
@@ -87,12 +97,12 @@ async def _share(node: LabNode, context: RoundContext, work: RoundWork, terms: C
     """What the node shares; nothing where nobody samples from it."""
     assert work.local is not None
     assert work.completions is not None
-    if not context.config.external_groups and not terms.adaptive:
+    if not takes(context.config) and not terms.adaptive:
         return []
     groups = work.local
     if node.hostile:
         groups = [await _rescored(context, tampered(group, terms.attack, work.round)) for group in groups]
-    with_logprobs = terms.off_policy in ("token", "sequence", "clip") and not node.hostile
+    with_logprobs = terms.off_policy in ("token", "sequence", "clip", "topr") and not node.hostile
     return shared(
         groups,
         work.completions,
@@ -116,10 +126,17 @@ async def _rescored(context: RoundContext, group: Group) -> Group:
 
 
 async def _train(
-    node: LabNode, context: RoundContext, work: RoundWork, terms: Conditions, history: History, judged: TaskRef | None
+    node: LabNode,
+    context: RoundContext,
+    work: RoundWork,
+    terms: Conditions,
+    history: History,
+    judged: TaskRef | None,
+    began: float,
 ) -> None:
-    """Sample from the pool, assemble, update, answer the judge, journal."""
-    available = history.pool(node.index, work.round, node.used) if context.config.external_groups else []
+    """Sample from the pool, assemble, update, answer the judge, journal. began: in processor seconds, with what the node
+    has used in the round before."""
+    available = history.pool(node.index, work.round, node.used) if takes(context.config) else []
     refused = 0
     if terms.logprob_floor < 0:
         likely = [item for item in available if await _likely(context, item.group, terms.logprob_floor)]
@@ -131,18 +148,33 @@ async def _train(
         await _fill(context, work, available)
     assert work.completions is not None
     by_key = {item.key: item for item in available}
+    if terms.off_policy == "capability":
+        _observe_capability(node, work, available, terms)
     temperature = context.policy.temperature
     context = replace(
-        context, correction=correction(terms.off_policy, context.host, by_key, work.completions, temperature)
+        context,
+        correction=correction(
+            terms.off_policy, context.host, by_key, work.completions, temperature, node.key, node.rates
+        ),
     )
+    await stage(context, work)
     await _update(context, work, terms)
+    cpu_s = time.process_time() - began
     verdict = await judge.ask(context, judged) if judged is not None else None
-    figures = {"pool": float(len(available)), "refused": float(refused)}
+    figures = {"cpu_s": cpu_s, "pool": float(len(available)), "refused": float(refused)}
     if verdict is not None:
         figures["judged"] = verdict
     finished = _journal(node, context, work, figures)
     if terms.adaptive:
         _adapt(node, finished, context.config.group_size)
+
+
+def _observe_capability(node: LabNode, work: RoundWork, available: Sequence[Shared], terms: Conditions) -> None:
+    """Success rates of this node and of those that it hears from; each group of others once, in the round it arrives."""
+    capability.observe(node.rates, node.key, work.local or ())
+    for item in available:
+        if item.round == work.round - terms.staleness or item.group.node not in node.rates:
+            capability.observe(node.rates, item.group.node, [item.group])
 
 
 async def _likely(context: RoundContext, group: Group, floor: float) -> bool:
@@ -199,7 +231,7 @@ def _journal(node: LabNode, context: RoundContext, work: RoundWork, figures: dic
     external = [group for group in work.trained if group.external]
     node.used |= {key_of(group) for group in external}
     node.tokens += finished.tokens_generated
-    figures |= {
+    figures |= work.figures | {
         "generated_groups": float(len(work.local)),
         "distinct": figures_of_round.distinct(work.local),
         "planted": figures_of_round.planted(work.local),

@@ -54,6 +54,10 @@ class Progress:
         )
 
 
+class PieceOver(Exception):
+    """The minutes of this piece are spent and everything done is on the disk: the same run goes on from there."""
+
+
 Tell = Callable[[Progress], None]
 
 
@@ -101,11 +105,14 @@ async def run_arm(
     build: Build,
     tell: Tell,
     fresh: bool = False,
+    minutes: float = 0.0,
 ) -> Done:
     """Run, or go on, or find it done. One scorer serves all nodes and may serve many runs.
 
-    Raises BadExperiment when the folder holds a run with other settings, BackendError, JournalError, OSError.
+    minutes: for the run in this piece, with its loading; 0 = without end. Raises PieceOver when they are spent,
+    BadExperiment when the folder holds a run with other settings, BackendError, JournalError, OSError.
     """
+    clock = Clock(60 * minutes)
     folder = run_folder(out, arm.name, seed)
     if fresh:
         shutil.rmtree(folder, ignore_errors=True)
@@ -125,7 +132,7 @@ async def run_arm(
         for index in range(experiment.nodes):
             place = folder / f"node-{index}"
             nodes.append(await open_node(experiment, arm, index, seed, scorer, place, build, excluded))
-        done = await _Session(experiment, arm, seed, folder, nodes, tell).run()
+        done = await _Session(experiment, arm, seed, folder, nodes, tell, clock).run()
     finally:
         for node in nodes:
             await node.close()
@@ -152,6 +159,27 @@ def _write(path: Path, content: bytes) -> None:
     partial.replace(path)
 
 
+class Clock:
+    """The seconds of a piece, 0 = without end. now: monotonic."""
+
+    def __init__(self, seconds: float, now: Callable[[], float] = time.monotonic) -> None:
+        self._seconds, self._now, self._began, self._longest = seconds, now, now(), 0.0
+
+    def took(self, seconds: float) -> None:
+        """A round, with what follows it."""
+        self._longest = max(self._longest, seconds)
+
+    @property
+    def over(self) -> bool:
+        """Another round as long as the longest, and a half for saving it, would not fit."""
+        return 0 < self._seconds < self._now() - self._began + 1.5 * self._longest
+
+    @property
+    def half_over(self) -> bool:
+        """The last evaluation, which is not taken up in its middle, belongs into a piece of its own."""
+        return 0 < self._seconds < 2 * (self._now() - self._began)
+
+
 @dataclass
 class _Session:
     """The time between two interruptions."""
@@ -162,6 +190,7 @@ class _Session:
     folder: Path
     nodes: Sequence[LabNode]
     tell: Tell
+    clock: Clock
 
     @property
     def honest(self) -> list[LabNode]:
@@ -178,8 +207,11 @@ class _Session:
         if state is None and self.experiment.final_items:
             shared = self.folder.parent.parent / ".base"
             await held_out.base(self.honest, self.experiment, self.arm, base, shared)
-        first = done
+        first, saved = done, done if state else -1
         while done < run.rounds and not self._spent():
+            if self.clock.over and (done > first or state is None):  # every piece gets further
+                raise self._stopped(saved, done, history, before + time.monotonic() - began)
+            round_began = time.monotonic()
             await run_round(self.nodes, self.arm, history, self.seed, done)
             done += 1
             if run.eval_every and done % run.eval_every == 0 and done < run.rounds:
@@ -187,11 +219,20 @@ class _Session:
             wall = before + time.monotonic() - began
             if done % run.checkpoint_every == 0:
                 checkpoint.save(self.folder / "checkpoint", self.nodes, done, history.groups, wall)
+                saved = done
+            self.clock.took(time.monotonic() - round_began)
             self._tell(done, (time.monotonic() - began) / (done - first))
         if self.experiment.final_items:
+            if self.clock.half_over and done > first:
+                raise self._stopped(saved, done, history, before + time.monotonic() - began)
             await held_out.final(self.honest, self.experiment, self.arm, done, base)
         self._tell(done, 0.0, "done after round")
         return Done(done, sum(n.tokens for n in self.honest), before + time.monotonic() - began)
+
+    def _stopped(self, saved: int, done: int, history: History, wall: float) -> PieceOver:
+        if saved < done:
+            checkpoint.save(self.folder / "checkpoint", self.nodes, done, history.groups, wall)
+        return PieceOver(f"{self.arm.name} seed {self.seed}: {done} of {self.arm.run.rounds} rounds are done.")
 
     def _spent(self) -> bool:
         budget = self.arm.conditions.token_budget

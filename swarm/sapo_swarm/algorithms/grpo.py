@@ -1,7 +1,7 @@
 """GRPO as the SAPO experiments use it: no KL, DAPO's asymmetric clip, mean over the tokens of the minibatch.
 
 DeepSeekMath, arXiv 2402.03300 (group-normalised advantage); DAPO, arXiv 2503.14476, sections 3.1 and 3.3 (clip
-0.2/0.28, token-level loss).
+0.2/0.28, token-level loss). With one epoch and one minibatch the ratio is 1 and the clip never acts (see the package).
 """
 
 from __future__ import annotations

@@ -24,6 +24,7 @@ from sapo_swarm.coordinator.admin.invites import new_invite
 from sapo_swarm.coordinator.admin.routes import add_admin
 from sapo_swarm.coordinator.domain.records import SwarmRecord
 from sapo_swarm.coordinator.http.listener import Listener, raise_file_limit
+from sapo_swarm.coordinator.http.requests import refuse_odd_expectations
 from sapo_swarm.coordinator.http.sparse_log import sparse
 from sapo_swarm.coordinator.listing import Listing, reachable
 from sapo_swarm.coordinator.server import Coordinator
@@ -95,6 +96,7 @@ async def start(settings: CoordinatorSettings) -> Hosted:
         await runner.setup()
         context = _tls_context(swarm) if _wants_tls(settings) else None
         assert runner.server is not None
+        refuse_odd_expectations(runner.server)
         raise_file_limit()
         listener = Listener(runner.server, settings.connections, context)
         coordinator.of_member = listener.of_member

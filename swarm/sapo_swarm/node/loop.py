@@ -27,9 +27,10 @@ from sapo_swarm.node.opening import Opening
 from sapo_swarm.node.round import phases
 from sapo_swarm.node.round.context import Activity, RoundContext, RoundWork, recalled
 from sapo_swarm.node.round.cut_off import cut_off
+from sapo_swarm.node.round.stage import stage
 from sapo_swarm.node.round.training import record, stamp, update
 from sapo_swarm.node.setup import NodeSetup, as_opened, require_held_out, round_context
-from sapo_swarm.node.storage.first_successes import FirstSuccesses
+from sapo_swarm.node.storage import aha
 from sapo_swarm.node.storage.journal import Journal, JournalError
 from sapo_swarm.node.storage.retention import Retention
 from sapo_swarm.scoring.scorer import Scorer
@@ -49,7 +50,7 @@ class Node:
         self.run_control = RunControl(self.bus, self.activity, self.host.cancel, self.host.ease, setup.deaths)
         self.pace = Pace()
         self.store = ModelStore(setup.folder, self.config, self.host, self.journal, self.bus)
-        self.firsts = FirstSuccesses(self.journal)
+        self.firsts = aha.FirstSuccesses()
         self.retention = Retention(self.journal, self.config.keep_groups)
         self.guard: Guard | None = None
         self._opened = asyncio.Event()
@@ -167,7 +168,7 @@ class Node:
             told = await asyncio.to_thread(self.journal.last_round) + 1
             await opening.ask_base(examiner, max(found[1].rounds_done, told))
         await self.store.open(found, opening.progress(""))
-        await asyncio.to_thread(self.firsts.open)
+        await asyncio.to_thread(lambda: self.firsts.open(self.journal.read(kinds=aha.KINDS)))
         context = round_context(setup, config, self.host, scorer, self.activity, self.bus.stream, excluded)
         memory = await asyncio.to_thread(recalled, config, self.journal, self.store.rounds_done)
         context = replace(context, memory=memory)
@@ -260,7 +261,7 @@ class Node:
         return self.guard
 
     async def _round(self, context: RoundContext, work: RoundWork) -> None:
-        for phase in (phases.sample_questions, phases.generate, phases.score, phases.share, update):
+        for phase in (phases.sample_questions, phases.generate, phases.score, phases.share, stage, update):
             await phase(context, work)
         solved, wanted = set(self.store.solved), self.config.external_groups if self._guarded.taking else 0
         events = self.firsts.told(stamp(record(work, wanted, solved, ""), time.time()), work.external or ())

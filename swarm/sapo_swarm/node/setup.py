@@ -17,7 +17,7 @@ from sapo_swarm.events import Mode, Phase, RunStarted
 from sapo_swarm.node.engine_thread import EngineHost
 from sapo_swarm.node.governor.limits import Limits
 from sapo_swarm.node.governor.requests import BadCommand
-from sapo_swarm.node.governor.sensors import Machine
+from sapo_swarm.node.governor.sensors.machine import Machine
 from sapo_swarm.node.round.context import Activity, Portion, RoundContext
 from sapo_swarm.node.storage.versions import versions
 from sapo_swarm.node.swarm.exchange import Exchange, Silo

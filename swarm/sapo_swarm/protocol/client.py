@@ -273,7 +273,7 @@ class NodeClient:
 def _sentence(answer: RoundReply, sent: int, refused: dict[str, int]) -> str:
     """How it stands with the swarm, for people: being connected is not yet taking part."""
     nodes = f"{answer.nodes} node{'' if answer.nodes == 1 else 's'}"
-    said = f"Connected: {nodes}, {answer.rounds_per_s:.1f} rounds/s."
+    said = f"Connected: {nodes}, {answer.rounds_per_s:.2f} rounds/s."
     if sent and sum(refused.values()) == sent:
         return f"{said} None of the last {sent} groups was taken: {', '.join(in_words(refused))}."
     return said

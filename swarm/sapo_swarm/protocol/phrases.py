@@ -102,12 +102,16 @@ class PhraseWatch:
                 break
             found = phrases(text, prompt)
             for phrase in found:
-                if phrase not in self._foreign or self._observed < BASE_LOCAL:
+                if self._observed < BASE_LOCAL or not self._is_foreign(phrase):
                     self._foreign.pop(phrase, None)
                     _remember(self._own, phrase)
             self._observed += 1
-            self._slide(self._local, self._written, found & self._foreign.keys(), LOCAL_WINDOW)
+            self._slide(self._local, self._written, frozenset(filter(self._is_foreign, found)), LOCAL_WINDOW)
         self._look()
+
+    def _is_foreign(self, phrase: str) -> bool:
+        """Others brought it: lately, or remembered from earlier."""
+        return phrase in self._foreign or (phrase in self._taught and phrase not in self._own)
 
     def _look(self) -> None:
         """Which foreign phrases this node writes often now."""
@@ -123,10 +127,10 @@ class PhraseWatch:
             return True
         found = frozenset().union(*(phrases(text, prompt) for text in taught)) if taught else frozenset()
         foreign = frozenset(phrase for phrase in found if phrase not in self._own)
+        if any(phrase in self.drifted or self._taught[phrase] >= LIMIT for phrase in foreign):
+            return False  # and nothing of it is remembered: what is refused must not push out what was taught
         for phrase in foreign:
             _remember(self._foreign, phrase)
-        if any(phrase in self.drifted or self._taught[phrase] >= LIMIT for phrase in foreign):
-            return False
         self._slide(self._taken, self._taught, foreign, WINDOW)
         return True
 

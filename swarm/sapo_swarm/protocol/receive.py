@@ -8,6 +8,7 @@ question is regenerated and the reward computed here. Every rejection is counted
 
 from __future__ import annotations
 
+import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
@@ -120,7 +121,8 @@ class AcceptanceRules:
 @dataclass(slots=True)
 class Receiver:
     """Judges samples of one swarm. rejected: reason -> groups, since the start. struck: sources heard no more.
-    excluded: hashes of prompts that are not to be trained on."""
+    excluded: hashes of prompts that are not to be trained on. clock: of the time quotas, this machine's own: a coordinator may say
+    what it likes about the date."""
 
     swarm: str
     node: str
@@ -132,6 +134,7 @@ class Receiver:
     accepted: int = 0
     struck: set[str] = field(default_factory=set)
     quota: TimeQuota = field(default_factory=TimeQuota)
+    clock: Callable[[], float] = time.monotonic
     phrases: PhraseWatch = field(default_factory=PhraseWatch)
     _seen: OrderedDict[str, None] = field(default_factory=OrderedDict)
     _local_bytes: deque[int] = field(default_factory=lambda: deque(maxlen=512))
@@ -152,16 +155,17 @@ class Receiver:
             else:
                 sources.add(body.node)
                 bodies.append(body)
-        affordable = self._affordable(bodies, now)
+        affordable = self._affordable(bodies)
         groups = await self._scored(await self._regenerated(affordable))
         useful = {group.node for group in groups}
         for body in affordable:
-            self.quota.spent(body.node, self.scorer.seconds(body.ref), body.node in useful, now)
+            self.quota.spent(body.node, self.scorer.seconds(body.ref), body.node in useful, self.clock())
         self.accepted += len(groups)
         return groups
 
-    def _affordable(self, bodies: list[GroupBody], now: float) -> list[GroupBody]:
+    def _affordable(self, bodies: list[GroupBody]) -> list[GroupBody]:
         """The groups whose sources have time left, sources that were useful before first."""
+        now = self.clock()
         bodies = sorted(bodies, key=lambda body: not self.quota.is_known(body.node))
         allowed = [body for body in bodies if self.quota.allows(body.node, now)]
         if len(allowed) < len(bodies):

@@ -24,9 +24,10 @@ import msgspec
 from sapo_swarm.scoring.limits import MEMORY_BYTES
 from sapo_swarm.scoring.messages import Job, Reply, cap
 from sapo_swarm.scoring.process import MARGIN_S, ScorerUnavailable, WorkerProcess
-from sapo_swarm.scoring.rubric.groups import is_judged, judged_groups
+from sapo_swarm.scoring.rubric.groups import judged_groups
 from sapo_swarm.scoring.rubric.judge import Judge
 from sapo_swarm.scoring.turns.play import Step
+from sapo_swarm.tasks.own import library
 from sapo_swarm.types import STRICT, AnswerFormat, Question, RewardRule, TaskRef
 
 __all__ = ["Scored", "Scorer", "ScorerUnavailable", "ScoringFailed", "Unanswerable"]
@@ -158,7 +159,7 @@ class Scorer:
         A worker that had to be stopped may have been stopped for a reason that is gone (the computer slept, memory was
         short), so its groups are tried once more. What cannot be scored then is no right answer.
         """
-        if any(is_judged(ref) for ref, _ in groups):  # all of them: a run holds judged tasks or verified ones
+        if any(library.is_judged(ref) for ref, _ in groups):  # all of them: a run holds judged tasks or verified ones
             return await self._judged(groups)
         found = await self.score_many(groups, rule)
         again = [i for i, result in enumerate(found) if isinstance(result, ScoringFailed) and result.fault == "worker"]

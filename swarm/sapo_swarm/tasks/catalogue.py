@@ -1,4 +1,5 @@
-"""The allow-list of tasks with their named presets (difficulty settings of reasoning_gym), and which seeds train.
+"""The allow-list of tasks with their named presets (difficulty settings of reasoning_gym), which seeds train, and how long
+an answer may be.
 
 `paper` holds the settings that the SAPO authors shipped; `starter` is tuned so that the bundled model sometimes
 succeeds; `hard` is for models of a billion parameters and more. `easy` is what the bundled model was trained on where
@@ -14,12 +15,14 @@ import hashlib
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from sapo_swarm.config import RunConfig
 from sapo_swarm.registry import nearest
 from sapo_swarm.tasks.extra import DEFAULT_PRESET, EXTRA, LIBRARY_PRESET
 from sapo_swarm.tasks.own import library
 from sapo_swarm.types import GENERATOR_VERSION, TaskRef
 
 Settings = Mapping[str, object]
+_MOST_TOKENS = 8192
 
 
 class UnknownTask(ValueError):
@@ -193,3 +196,24 @@ def is_train(ref: TaskRef) -> bool:
     """True when the reference can be trained on: item 0 of a train seed. Anything else could reach held-out items, and items far
     from 0 take some generators seconds."""
     return ref.index == 0 and ref.seed < TRAIN_LIMIT
+
+
+def task_tokens(config: RunConfig) -> Mapping[str, int]:
+    """Task -> tokens as run.task_tokens says. Raises ValueError."""
+    found = {}
+    for entry in config.task_tokens:
+        task, equals, number = entry.rpartition("=")
+        if not equals or not number.isdecimal() or not 1 <= int(number) <= _MOST_TOKENS:
+            raise ValueError(f"{entry!r} is not a task with its tokens, such as bf=256 (1 to {_MOST_TOKENS}).")
+        found[task.strip()] = int(number)
+    return found
+
+
+def new_tokens(config: RunConfig, task: str) -> int:
+    """Of a completion, for a question of that task: run.task_tokens goes first, then max_new_tokens of an own task's task.toml
+    unless the model reasons first; never more than run.max_new_tokens. Raises ValueError, BadTask."""
+    wanted = task_tokens(config).get(task)
+    if wanted is not None:
+        return min(wanted, config.max_new_tokens)
+    needed = library.find(task).spec.max_new_tokens if is_own(task) and config.thinking != "on" else 0
+    return min(needed, config.max_new_tokens) if needed else config.max_new_tokens

@@ -34,6 +34,10 @@ class Gate:
     def passed(self) -> bool:
         return all(self.demands.values()) and bool(self.demands)
 
+    def plain(self) -> dict[str, object]:
+        """What a log keeps of it."""
+        return {"title": self.title, "figures": self.figures, "demands": self.demands}
+
     def __str__(self) -> str:
         lines = [f"Gate {self.number} {self.title}: {'PASS' if self.passed else 'FAIL'}"]
         lines += [f"  {name}: {value}" for name, value in self.figures.items()]

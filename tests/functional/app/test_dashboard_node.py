@@ -117,6 +117,17 @@ async def test_a_command_without_a_node_says_what_to_do(tmp_path: Path) -> None:
         await ControlFeed(tmp_path / "none.sock").command("pause")
 
 
+async def test_a_node_that_comes_in_place_of_the_last_one_is_told_of(tmp_path: Path) -> None:
+    feed = ControlFeed(tmp_path / "none.sock", starting=lambda: 5)
+    for pid, sentence in ((0, "Waiting for the node"), (4, "The node is starting again"), (5, "Waiting for the node")):
+        feed._pid = pid
+        async with asyncio.timeout(30):
+            async for told in feed.events():
+                assert isinstance(told, Link)
+                assert (told.sentence, told.starting) == (sentence, pid == 4)
+                break
+
+
 async def test_waiting_for_a_node_backs_off_and_says_so(tmp_path: Path) -> None:
     state = DashboardState()
     async with asyncio.timeout(30):

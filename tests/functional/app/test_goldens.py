@@ -12,64 +12,19 @@ import re
 import time
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 import pytest
-from tests.support.scripted_actions import ScriptedModels, ScriptedTasks, SettingsOfNowhere, findings
-from tests.support.scripted_feed import SILO, SWARM, app_over
-from textual.pilot import Pilot
+from tests.support.scenes import SCENES, application, screen_classes, shown
 
 from sapo_desktop.dashboard.app import SapoDashboard
-from sapo_desktop.dashboard.screens.first_run import FirstRunScreen
-from sapo_desktop.dashboard.screens.models.screen import ModelsScreen
-from sapo_desktop.dashboard.screens.rollouts.screen import RolloutsScreen
-from sapo_desktop.dashboard.screens.settings.screen import SettingsScreen
 from sapo_desktop.paths import Home
 
 GOLDENS = Path(__file__).parents[2] / "goldens"
 SIZES = ((40, 10), (80, 24), (120, 36), (200, 60))
 RENEW = os.environ.get("SAPO_RENEW_GOLDENS") == "1"
 PICTURES = os.environ.get("SAPO_PICTURES", "")
-
-
-@dataclass(frozen=True)
-class Scene:
-    """name: of the golden. keys: to get there. back: to leave it again."""
-
-    name: str
-    keys: tuple[str, ...]
-    back: tuple[str, ...] = ()
-
-
-SCENES: dict[str, tuple[Scene, ...]] = {
-    "swarm": (
-        Scene("1-swarm", ("1",)),
-        Scene("2-swarm", ("2",)),
-        Scene("2-trail", ("2", "w"), ("escape",)),
-        Scene("2-join", ("2", "j"), ("escape",)),
-        Scene("3-rollouts", ("3",)),
-        Scene("3-search", ("3", "slash", "5", "3"), ("escape",)),
-        Scene("3-diff", ("3", "w", "w", "x"), ("escape", "escape")),
-        Scene("3-export", ("3", "e"), ("escape",)),
-        Scene("4-models", ("4",)),
-        Scene("4-model", ("4", "enter"), ("escape",)),
-        Scene("5-log", ("5",)),
-        Scene("help", ("1", "question_mark"), ("escape",)),
-        Scene("quit", ("q",), ("escape",)),
-        Scene("snooze", ("z",), ("escape",)),
-        Scene("doctor", ("d",), ("escape",)),
-        Scene("settings", ("f2",)),
-        Scene("setting", ("enter",), ("escape", "escape")),
-        Scene("wizard", ("m",), ("escape",)),
-        Scene("palette", ("ctrl+p",), ("escape",)),
-    ),
-    "silo": (Scene("1-silo", ("1",)), Scene("1-expanded", ("e",), ("e", "e", "e")), Scene("2-silo", ("2",))),
-    "first run": (Scene("first-run", ()),),
-    "ascii": (Scene("1-ascii", ("1",)), Scene("3-ascii", ("3",))),
-}
 
 
 @pytest.fixture(autouse=True)
@@ -85,49 +40,6 @@ def _same_everywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
     monkeypatch.undo()
     if hasattr(time, "tzset"):
         time.tzset()
-
-
-def application(kind: str) -> SapoDashboard:
-    events = SILO if kind in ("silo", "first run") else SWARM
-    options: dict[str, Any] = {"glyphs": "ascii" if kind == "ascii" else "unicode"}
-    if kind == "swarm":
-        options |= {
-            "model_actions": ScriptedModels(SILO),
-            "settings_actions": SettingsOfNowhere(Home.find()),
-            "task_actions": ScriptedTasks(),
-            "examine": findings,
-        }
-        from sapo_desktop.services.swarms.actions import HomeActions
-
-        options["swarm_actions"] = HomeActions(Home.find())
-    return app_over(events, first_run=kind == "first run", **options)
-
-
-async def shown(pilot: Pilot[object]) -> list[str]:
-    """The lines of the screen once nothing on it changes any more."""
-    app = pilot.app
-    assert isinstance(app, SapoDashboard)
-    before: list[str] = []
-    for _ in range(200):
-        app.redraw()
-        if isinstance(app.screen, FirstRunScreen):  # whether the focus had scrolled it by now is chance
-            app.screen.query_one(".welcome").scroll_home(animate=False)
-        await pilot.pause()
-        lines = ["".join(s.text for s in strip).rstrip() for strip in app.screen._compositor.render_strips()]
-        if lines == before and _read(app):
-            return lines
-        before = lines
-    raise AssertionError("The screen does not come to rest:\n" + "\n".join(before))
-
-
-def _read(app: SapoDashboard) -> bool:
-    """What is read in the background is in."""
-    screen = app.screen
-    if isinstance(screen, RolloutsScreen):
-        return screen.current and 0 < screen.newest.of == screen.newest.indexed
-    if isinstance(screen, ModelsScreen):
-        return bool(screen.shelf.models)
-    return bool(screen.rows) if isinstance(screen, SettingsScreen) else True
 
 
 def compact(lines: list[str]) -> str:
@@ -149,6 +61,8 @@ async def test_every_screen_and_dialog_looks_as_it_did(kind: str) -> None:
             for key in scene.keys:
                 await pilot.press(key)
                 await shown(pilot)
+            await shown(pilot)
+            assert type(app.screen) is scene.screen, scene.name
             parts = []
             for width, height in SIZES:
                 await pilot.resize_terminal(width, height)
@@ -173,6 +87,11 @@ def _picture(app: SapoDashboard, name: str, always: bool) -> None:
     if PICTURES:
         Path(PICTURES).mkdir(parents=True, exist_ok=True)
         Path(PICTURES, f"{name}.svg").write_text(svg, "utf-8")
+
+
+def test_every_screen_and_dialog_of_the_code_has_a_golden() -> None:
+    shown_here = {scene.screen for scenes in SCENES.values() for scene in scenes}
+    assert screen_classes() - shown_here == set()
 
 
 def test_no_golden_is_left_of_a_screen_that_is_gone() -> None:

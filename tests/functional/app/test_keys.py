@@ -3,44 +3,31 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.fixtures.make_recordings import recording
-from tests.functional.app.test_goldens import shown
-from tests.support.scripted_actions import ScriptedModels, ScriptedTasks, SettingsOfNowhere, findings
-from tests.support.scripted_feed import SWARM, ScriptedFeed, app_over
+from tests.support.scenes import everything, scene_of, screen_classes, shown
+from tests.support.scripted_feed import ScriptedFeed
 from textual.pilot import Pilot
 
 from sapo_desktop.dashboard.app import SapoDashboard
 from sapo_desktop.dashboard.replay import ReplayFeed
+from sapo_desktop.dashboard.screens.dashboard import DashboardScreen
+from sapo_desktop.dashboard.screens.first_run import FirstRunScreen
 from sapo_desktop.key_table import PLACES, bindings, does, rows
 from sapo_desktop.paths import Home
-from sapo_desktop.services.swarms.actions import HomeActions
 
 OPENED = {
-    "1 dashboard": ("1",),
-    "2 swarm": ("2",),
-    "the Aha trail": ("2", "w"),
-    "3 rollouts": ("3",),
-    "two attempts": ("3", "w", "w", "x"),
-    "4 models": ("4",),
-    "5 log": ("5",),
-    "settings": ("f2",),
-    "doctor": ("d",),
-    "help": ("question_mark",),
-    "leaving": ("q",),
-    "snooze": ("z",),
+    place: ("1",) if owner is DashboardScreen else scene_of(owner).keys
+    for place, owner in PLACES
+    if owner not in (SapoDashboard, FirstRunScreen)
 }
-"""How the place is reached in a dashboard over a node. Two places have tests of their own: find (test_find_a_swarm) and chat
-(test_models_by_keys); the first questions have theirs in test_dashboard."""
-FIRST: dict[tuple[str, str], tuple[str, ...]] = {
-    ("1 dashboard", "left"): ("plus",),
-    ("1 dashboard", "right"): ("plus", "left"),
-}
-FIRST |= {("1 dashboard", key): ("plus",) for key in ("equals_sign", "shift+left", "less_than_sign", "shift+right")}
-FIRST |= {("1 dashboard", "greater_than_sign"): ("plus", "less_than_sign"), ("1 dashboard", "minus"): ("plus",)}
-FIRST |= {("1 dashboard", "shift+right"): ("plus", "less_than_sign")}
+"""How the place is reached in a dashboard over a node: as for its golden. The first questions have tests of their own, in
+test_dashboard."""
+FIRST: dict[tuple[str, str], tuple[str, ...]] = {}
+for charts in ("1 dashboard", "one model", "two models"):
+    FIRST |= {(charts, key): ("plus",) for key in ("equals_sign", "shift+left", "less_than_sign", "left", "minus")}
+    FIRST |= {(charts, key): ("plus", "left") for key in ("shift+right", "greater_than_sign", "right")}
 FIRST |= {(place, "escape"): ("slash",) for place in ("3 rollouts", "5 log")}
 FIRST |= {("everywhere", "1"): ("2",)}
 """Keys that are pressed before, where a key has something to do only then."""
@@ -48,10 +35,17 @@ ELSEWHERE = {
     ("2 swarm", key): "it needs a swarm of one's own, a trial or the tripwire: the footer shows it then"
     for key in "sxatjf"
 }
+ELSEWHERE[("a swarm to join", "r")] = "the directories say the same again: test_find_a_swarm"
+ELSEWHERE[("the hosted swarm", "j")] = "it needs a node that is in no swarm: test_join_and_host"
+ELSEWHERE |= {
+    ("a task: what to expect", key): "it needs more text than there is room for: test_task_wizard"
+    for key in ("down", "up", "pagedown", "pageup")
+}
+ELSEWHERE |= {("a task: its rows", key): ELSEWHERE["a task: what to expect", key] for key in ("pagedown", "pageup")}
 ELSEWHERE[("settings", "d")] = "it needs a setting that was changed: test_settings_screen"
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
     monkeypatch.setenv("SAPO_HOME", str(tmp_path))
     found = Home.find()
@@ -59,16 +53,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
     return found
 
 
-def dashboard(home: Home) -> SapoDashboard:
-    options: dict[str, Any] = {
-        "model_actions": ScriptedModels(SWARM),
-        "settings_actions": SettingsOfNowhere(home),
-        "task_actions": ScriptedTasks(),
-        "swarm_actions": HomeActions(home),
-        "examine": findings,
-        "start": lambda given: None,
-    }
-    return app_over(SWARM, **options)
+def dashboard() -> SapoDashboard:
+    return everything(start=lambda given: None)
 
 
 async def seen(pilot: Pilot[object]) -> object:
@@ -91,6 +77,11 @@ KEYS = [
 ]
 
 
+def test_every_screen_that_has_keys_is_in_the_table() -> None:
+    with_keys = {screen for screen in screen_classes() if any(bindings(screen))}
+    assert with_keys - {owner for _, owner in PLACES} == set()
+
+
 def test_every_place_has_keys_and_every_key_says_what_it_does() -> None:
     for place, owner in PLACES:
         assert rows(owner), place
@@ -98,11 +89,11 @@ def test_every_place_has_keys_and_every_key_says_what_it_does() -> None:
 
 
 @pytest.mark.parametrize("place", ["everywhere", *OPENED])
-async def test_each_key_does_something(place: str, home: Home) -> None:
+async def test_each_key_does_something(place: str) -> None:
     idle = []
     keys = [key for where, key in KEYS if where == place and (place, key) not in ELSEWHERE]
     assert keys
-    app = dashboard(home)
+    app = dashboard()
     async with app.run_test(size=(120, 40), notifications=True) as pilot:
         for key in keys:
             while len(app.screen_stack) > 1:

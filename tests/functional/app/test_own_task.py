@@ -132,6 +132,27 @@ def test_a_file_of_rows_and_an_environment_become_a_task_of_turns(tmp_path: Path
     assert any(turn.environment for event in groups for rollout in event.group.rollouts for turn in rollout.turns)
 
 
+def test_rows_and_a_reward_function_of_trl_s_shape_become_a_task(tmp_path: Path) -> None:
+    """Prompts without answers are enough; a name of its own and columns are found by the function's arguments."""
+    (tmp_path / "rows.csv").write_text("prompt,limit\n" + "".join(f"Say {n} words.,{n}\n" for n in range(40)))
+    (tmp_path / "short.py").write_text(
+        "def short_enough(completions, limit, **kwargs):\n"
+        "    return [float(len(c.split()) <= int(n)) for c, n in zip(completions, limit)]\n"
+    )
+    home, rows = tmp_path / "home", str(tmp_path / "rows.csv")
+    twice = sapo(home, "tasks", "new", rows, "--reward", str(tmp_path / "short.py"), "--rubric", "Short.")
+    assert (twice.returncode, "Say one of" in twice.stderr) == (2, True)
+    made = sapo(home, "tasks", "new", rows, "--reward", str(tmp_path / "short.py"))
+    assert made.returncode == 0, made.stderr
+    assert "Judged by: function (it gives the reward); the answer is taken from: whole." in made.stdout
+    assert "then: sapo-desktop tasks check rows --allow-code" in made.stdout
+    checked = sapo(home, "tasks", "check", "rows", "--allow-code", "--no-model")
+    assert "reward.py is run as it is now" in checked.stdout, checked.stderr
+    done = sapo(home, "node", *FAKE, "--tasks", "rows", timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert any(isinstance(event, GroupRecorded) for event in journal(home))
+
+
 def test_an_example_is_taken_by_its_name(tmp_path: Path) -> None:
     assert "unit_conversion" in sapo(tmp_path, "tasks", "examples").stdout
     done = sapo(tmp_path, "tasks", "new", "unit_conversion", "--no-model")

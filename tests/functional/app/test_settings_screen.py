@@ -70,6 +70,16 @@ async def choose(pilot: Pilot[object], key: str) -> SettingsScreen:
     return screen
 
 
+async def test_a_search_puts_the_cursor_on_the_setting_of_that_name(pilot: Pilot[object]) -> None:
+    screen = pilot.app.screen
+    assert isinstance(screen, SettingsScreen)
+    await pilot.press("slash", *"temperature", "enter")
+    await until(pilot, lambda: len(screen.listed) < 9)
+    assert "limits.max_celsius" in [row.key for row in screen.listed]  # its help speaks of temperature, and it is above
+    assert screen.chosen is not None
+    assert screen.chosen.key == "run.temperature"
+
+
 async def test_every_setting_is_listed_with_its_value_and_where_it_comes_from(pilot: Pilot[object], home: Home) -> None:
     screen = pilot.app.screen
     assert isinstance(screen, SettingsScreen)

@@ -106,7 +106,7 @@ async def test_a_messy_file_becomes_a_model_with_a_held_out_figure_by_ten_keys(h
         await keys.press(until=r"Last rollouts")
         await keys.press("m", until=r"my sums\.csv")
         await keys.press(ENTER, until="236 rows to train on, 59 held out.*number +the answers are whole numbers")
-        await keys.press("\x1b[6~", until=r"Row 10: answer is empty.*stands there more than once")
+        await keys.press("\x1b[6~", until=r"Row 10: answer is empty.*has several rows")
         told = shown.text()
         for sentence in ("Row 30: column question has 20,000", "Row 50: ", "Row 60: a quote", "Row 70: 2 cells"):
             assert f"Left out. {sentence}" in told

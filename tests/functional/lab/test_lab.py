@@ -101,9 +101,14 @@ async def test_hostile_nodes_send_but_do_not_count(play: Play, tmp_path: Path) -
     assert sum(e.figures["refused"] for node in range(3) for e in rounds_of(tmp_path, node).values()) > 0
 
 
-@pytest.mark.parametrize("kind", ["token", "sequence", "clip", "proximity"])
+@pytest.mark.parametrize("kind", ["token", "sequence", "clip", "topr", "proximity", "capability"])
 async def test_every_off_policy_correction_trains(play: Play, tmp_path: Path, kind: str) -> None:
-    await play(experiment([{"name": "a", "off_policy": kind, "minibatches": 2}], {"rounds": 2}), tmp_path)
+    found = experiment([{"name": "a", "off_policy": kind, "minibatches": 2}], {"rounds": 3})
+    await play(found, tmp_path / "whole")
+    with pytest.raises(Stopped):
+        await play(found, tmp_path, 1)
+    await play(found, tmp_path)
+    assert all(learning(tmp_path, node) == learning(tmp_path / "whole", node) for node in range(4))
     events = [e for node in range(4) for e in rounds_of(tmp_path, node).values()]
     assert any(e.external_groups for e in events)
     assert all(np.isfinite(e.loss or 0.0) for e in events)

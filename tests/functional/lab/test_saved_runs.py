@@ -82,6 +82,10 @@ def test_saved_runs_are_those_of_the_journals_to_seven_digits(ran: Path, tmp_pat
         assert again[arm][0].held_out == runs[0].held_out
         np.testing.assert_allclose(again[arm][0].tokens, runs[0].tokens, rtol=1e-6)
         np.testing.assert_array_equal(np.isnan(again[arm][0].external), np.isnan(runs[0].external))
+        assert again[arm][0].cpu_s == runs[0].cpu_s > 0
+        (task,) = runs[0].verdicts
+        np.testing.assert_array_equal(again[arm][0].verdicts[task], runs[0].verdicts[task])
+        assert np.mean(runs[0].verdicts[task]) == runs[0].held_out[-1].pass_at_1
 
 
 def test_what_is_saved_already_is_not_written_again(ran: Path, tmp_path: Path) -> None:

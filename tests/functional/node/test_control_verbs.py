@@ -92,7 +92,7 @@ async def test_a_halted_node_is_said_to_be_silent_with_the_way_out_and_is_back_w
                 break
         assert isinstance(event, Link)
         assert (event.connected, event.ended) == (False, False)
-        assert f"process {process.pid}) is not answering for" in event.sentence
+        assert "The node is not answering for" in event.sentence
         assert f"kill -CONT {process.pid}" in event.sentence
         with pytest.raises(NodeNotAnswering) as silent:
             await client.status()
@@ -113,6 +113,7 @@ async def test_a_verb_names_the_silent_node(tmp_path: Path) -> None:
         finally:
             process.send_signal(signal.SIGCONT)
         assert said.returncode == 3
-        assert f"process {process.pid}) is not answering for" in said.stderr
+        assert "The node is not answering for" in said.stderr
+        assert f"kill -CONT {process.pid} wakes a halted one" in said.stderr
         async with ControlClient(client.socket) as again:
             assert (await again.status()).pid == process.pid

@@ -40,14 +40,14 @@ async def undisturbed(folder: Path, config: RunConfig = CONFIG) -> CountingEngin
 class Interrupter:
     """After every so many decode steps of a round it puts a hold on the node and lets go once the node says that it is paused."""
 
-    def __init__(self, every: int) -> None:
-        self.every, self.steps, self.holds = every, 0, 0
+    def __init__(self, every: int, most: float = MOST) -> None:
+        self.every, self.most, self.steps, self.holds = every, most, 0, 0
         self.node: Node
         self.loop = asyncio.get_running_loop()
 
     def step(self) -> None:
         self.steps += 1
-        if self.steps % self.every == 0 and self.holds < MOST:
+        if self.steps % self.every == 0 and self.holds < self.most:
             done = threading.Event()
             self.loop.call_soon_threadsafe(self._hold, done)
             done.wait()
@@ -76,6 +76,27 @@ async def test_holds_within_every_completion_throw_no_token_away(tmp_path: Path,
     chain(tmp_path / "held")
 
 
+async def test_a_round_of_ten_minutes_under_a_hold_every_minute_finishes_and_so_does_the_next(tmp_path: Path) -> None:
+    """The clock is the engine's own: of a round's decode steps a tenth is a minute, and the holds never end coming."""
+    steps = 0
+
+    def count() -> None:
+        nonlocal steps
+        steps += 1
+
+    calm = CountingEngine(count)
+    await make(tmp_path / "calm", calm).run()
+    minute = max(1, steps // CONFIG.rounds // 10)
+    interrupter = Interrupter(minute, most=float("inf"))
+    engine = CountingEngine(interrupter.step)
+    interrupter.node = make(tmp_path / "held", engine)
+    await follow(interrupter.node, interrupter.seen)
+    assert interrupter.node.rounds_done == CONFIG.rounds
+    assert interrupter.holds >= 10
+    assert engine.sampled == calm.sampled
+    assert weights(tmp_path / "held", 2) == weights(tmp_path / "calm", 2)
+
+
 async def stopped_after(steps: int, folder: Path, config: RunConfig = CONFIG) -> int:
     """Run until the engine did so many decode steps, then stop; how many tokens were sampled."""
     loop, taken = asyncio.get_running_loop(), 0
@@ -93,13 +114,15 @@ async def stopped_after(steps: int, folder: Path, config: RunConfig = CONFIG) ->
     return engine.sampled
 
 
-async def test_rollouts_of_the_round_in_flight_survive_a_stop_and_a_start(tmp_path: Path) -> None:
-    calm = await undisturbed(tmp_path / "calm")
+@pytest.mark.parametrize("sizes", ["equal", "adaptive"])
+async def test_rollouts_of_the_round_in_flight_survive_a_stop_and_a_start(tmp_path: Path, sizes: str) -> None:
+    config = msgspec.structs.replace(CONFIG, group_sizes=sizes)
+    calm = await undisturbed(tmp_path / "calm", config)
     sampled = 0
     for _ in range(6):
-        sampled += await stopped_after(2, tmp_path / "stopped")
+        sampled += await stopped_after(2, tmp_path / "stopped", config)
     engine = CountingEngine()
-    node = make(tmp_path / "stopped", engine)
+    node = make(tmp_path / "stopped", engine, config)
     await node.run()
     sampled += engine.sampled
     assert node.rounds_done == 2

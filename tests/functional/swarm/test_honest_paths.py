@@ -140,3 +140,22 @@ async def test_a_node_of_which_nothing_is_taken_is_told_so(hosted: Hosted) -> No
     assert result.connected
     assert "None of the last 2 groups was taken: 2 came too late" in result.sentence
     assert isinstance(unpack(msgspec.msgpack.encode(stale[0]), SignedGroup), SignedGroup)
+
+
+HEADERS = "Host Sapo-Proto Sapo-Node Sapo-Time Sapo-Nonce Sapo-Signature Authorization Content-Type Content-Length Cookie".split()
+HEADERS += "Transfer-Encoding Connection Expect Upgrade Range If-None-Match If-Modified-Since X-Forwarded-For Accept".split()
+
+
+@pytest.mark.parametrize("path", ["/v1/swarm", "/v1/join", "/admin/invites", "/metrics", "/nowhere", "/"])
+async def test_no_bytes_in_any_header_are_an_error_of_the_coordinator(hosted: Hosted, path: str) -> None:
+    """A header may hold bytes that are no text; what quotes them must not fail. An Expect header was a 500 on every path."""
+    for name in HEADERS:
+        for value in (b"\xff\xfe", b"\x80", b"\xc3\xa9", b"\xb2", b"9" * 40, b"["):
+            reader, writer = await asyncio.open_connection("127.0.0.1", hosted.port)
+            lines = {b"Host": b"127.0.0.1", name.encode(): value, b"Connection": b"close"}
+            head = b"".join(key + b": " + said + b"\r\n" for key, said in lines.items())
+            writer.write(b"POST " + path.encode() + b" HTTP/1.1\r\n" + head + b"\r\n")
+            answer = await asyncio.wait_for(reader.read(), 10)
+            writer.close()
+            await writer.wait_closed()
+            assert b" 4" in answer[:13] or b" 2" in answer[:13], (name, value, answer[:100])

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import time
+
 import msgspec
 import pytest
 from tests.fixtures.make_recordings import recording
@@ -147,29 +150,64 @@ def test_own_row_is_marked_and_shows_the_same_figures_as_the_overview_and_the_ch
     assert str(SHARE_WINDOW) in MEANINGS["external share"]
 
 
+STATUS = NodeStatus(
+    state="running",
+    sentence="Scoring",
+    reason="",
+    since=0.0,
+    pid=1,
+    run_id="r",
+    folder="",
+    mode="swarm",
+    model="m",
+    backend="b",
+    device="d",
+    round=3,
+    rounds_planned=0,
+    phase=None,
+    phase_fraction=0.0,
+    eta_s=-1.0,
+    seq=0,
+    started=0.0,
+    version="",
+)
+
+
+@pytest.mark.parametrize(
+    ("state", "sentence", "said"),
+    [
+        ("paused", "Paused · space goes on", "Paused for X · sapo-desktop resume goes on"),
+        (
+            "paused",
+            "Paused until 22:52 · space goes on now",
+            "Paused for X: until 22:52 · sapo-desktop resume goes on now",
+        ),
+        (
+            "paused",
+            "Paused: on battery · goes on plugged in · r runs anyway for 1 h",
+            "Paused for X: on battery · goes on plugged in · sapo-desktop run-anyway overrides it for 1 h",
+        ),
+        (
+            "running",
+            "Updating · runs anyway until 9:00, r ends that",
+            "Running for X: Updating · runs anyway until 9:00, sapo-desktop run-anyway --off ends that",
+        ),
+        (
+            "finishing",
+            "Finishing round 5, then pausing · space goes on",
+            "Finishing for X: round 5, then pausing · sapo-desktop resume goes on",
+        ),
+    ],
+)
+def test_a_verb_names_verbs_where_the_dashboard_names_keys(state: str, sentence: str, said: str) -> None:
+    status = msgspec.structs.replace(STATUS, state=state, sentence=sentence, since=time.time())
+    first = describe(status).splitlines()[0]
+    assert re.sub(r" for \d+ s", " for X", first) == said
+
+
 def test_the_status_verb_says_how_it_stands_with_the_swarm_and_the_same_figures() -> None:
     news = msgspec.structs.replace(NEWS, share=0.25, uptake=3, external_share=0.375, sentence="Connected: 3 nodes.")
-    status = NodeStatus(
-        state="running",
-        sentence="Scoring",
-        reason="",
-        since=0.0,
-        pid=1,
-        run_id="r",
-        folder="",
-        mode="swarm",
-        model="m",
-        backend="b",
-        device="d",
-        round=3,
-        rounds_planned=0,
-        phase=None,
-        phase_fraction=0.0,
-        eta_s=-1.0,
-        seq=0,
-        started=0.0,
-        version="",
-    )
+    status = STATUS
     assert describe(status, news).splitlines()[-2:] == [
         "Connected: 3 nodes.",
         "my share 25.0 % · uptake 3 · external share 37.5 %",

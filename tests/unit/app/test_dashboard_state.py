@@ -137,7 +137,7 @@ def test_memory_is_bounded_and_an_event_costs_the_same_after_ten_thousand_rounds
             )
         costs.append(time.perf_counter() - started)
     assert len(state.figures.reward_local) <= 4000
-    assert len(state.groups) == 1600
+    assert len(state.groups) == 256
     assert len(state.log) == 1000
     assert min(costs[-3:]) < 4 * min(costs[:3])
 

@@ -28,8 +28,8 @@ def test_a_preset_sets_the_switches_that_it_shows_and_nothing_else(
 
 def test_a_sensor_that_is_not_there_is_said_to_be_not_available_here(tmp_path: Path) -> None:
     found = {line.what: line for line in sensors.findings(tmp_path, tmp_path / "sys", tmp_path / "proc")}
-    assert set(found) == {"battery", "heat", "fan", "memory pressure", "lid", "network", "activity"}
-    for what in ("battery", "heat", "fan", "memory pressure", "lid"):
+    assert set(found) == {"battery", "heat", "thermal pressure", "fan", "memory pressure", "lid", "network", "activity"}
+    for what in ("battery", "heat", "thermal pressure", "fan", "memory pressure", "lid"):
         assert found[what].verdict == "note"
     assert found["battery"].text.startswith("not available here: pause_on_battery, slow_on_battery and min_charge")
     assert found["lid"].text == "not available here: pause_lid_closed never holds"

@@ -10,9 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sapo_backends.base import ModelNotFound
+from sapo_desktop.commands.models.models import _table as table
 from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import Home
 from sapo_desktop.services.models.shelf import changes, keeping, names, store
+from sapo_desktop.services.models.shelf.history import Story
+from sapo_desktop.services.models.shelf.overview import Overview
 from sapo_desktop.services.models.shelf.store import Model
 from sapo_desktop.services.models.training import plan
 from sapo_swarm.config import RunConfig
@@ -97,6 +101,14 @@ def test_what_auto_meant_is_no_other_identity() -> None:
         changes.refuse_other_identity(model(), changed(method="lora"), meant)
 
 
+def test_a_mistyped_base_is_named_as_one_and_no_command_is_offered_for_it() -> None:
+    before = changed(trainer="torch")
+    with pytest.raises(ModelNotFound, match=r"There is no model 'startr'. Did you mean 'starter'"):
+        changes.refuse_other_identity(model(before), changed(trainer="torch", model="startr"), before)
+    with pytest.raises(UsageError, match=r"cannot become starter-1m"):
+        changes.refuse_other_identity(model(before), changed(trainer="torch", model="starter-1m"), before)
+
+
 def test_a_typed_goal_is_for_one_session_and_a_plan_that_is_behind_holds_no_longer() -> None:
     session = plan(model(changed(rounds=50)), changed(rounds=9), {"rounds"})
     assert (session.goal, session.config.rounds) == (9, 50)
@@ -120,3 +132,15 @@ def test_what_a_kill_left_of_a_duplicate_goes_after_an_hour_and_work_in_progress
     os.utime(home.models / ".partial-old", (old, old))
     keeping.sweep(home, old + 7300)
     assert sorted(path.name for path in home.models.iterdir()) == [".partial-new", "my-model"]
+
+
+def test_the_list_of_models_is_as_wide_as_what_it_tells() -> None:
+    """Short names fit in a terminal of 80 columns; a long one moves the columns of all lines."""
+    one = Overview(model(), Story(), 62_000_000)
+    (line,) = table([one])
+    assert line == "kim  starter  not measured  0 rounds  0 tokens  62 MB  not trained yet"
+    long = Overview(Model(Path("/nowhere/x"), store.record_of("a-rather-long-name", CONFIG), ()), Story(), 5_000_000)
+    lines = table([one, long])
+    assert [text.index("starter") for text in lines] == [20, 20]
+    assert lines[1].endswith("5 MB  not trained yet")
+    assert len({len(text) for text in lines}) == 1

@@ -79,8 +79,8 @@ def test_a_wish_that_cannot_be_met_is_named(tmp_path: Path, wishes: dict[str, st
 
 def test_contradictions_and_repeats_are_named_by_their_rows(tmp_path: Path) -> None:
     found = said(of(tmp_path, "question,answer\nWhat?,1\nwhat?,2\nHow?,3\n how? ,3\nWho?,4\n"))
-    assert "different answers 1 times (row 2 and row 3)" in found
-    assert "more than once, 1 times (row 4 and row 5)" in found
+    assert "One question has different answers in different rows (row 2 and row 3)" in found
+    assert "One question has several rows (row 4 and row 5)." in found
 
 
 def test_an_answer_that_dominates_or_stands_in_the_question_is_told_of(tmp_path: Path) -> None:

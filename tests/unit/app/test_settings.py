@@ -141,3 +141,17 @@ def test_every_renamed_setting_has_a_name_of_today() -> None:
 
 def test_the_flag_of_before_still_sets_the_renamed_setting() -> None:
     assert flags.run_config(settings.Settings(), typed("--own-groups", "5")).local_groups == 5
+
+
+@pytest.mark.parametrize(
+    ("key", "said"),
+    [
+        ("run.temperature", "run.temperature: that is no number. Allowed: number, 0 to 4."),
+        ("run.group_size", "run.group_size: that is no whole number. Allowed: whole number, 2 to 64."),
+        ("limits.pause_on_battery", "limits.pause_on_battery: that is neither true nor false. Allowed: true, false."),
+    ],
+)
+def test_what_cannot_be_meant_is_said_in_plain_words(tmp_path: Path, key: str, said: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        settings.change(tmp_path / "config.toml", key, "warm")
+    assert str(refused.value) == said

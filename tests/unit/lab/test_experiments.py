@@ -40,6 +40,8 @@ def test_every_experiment_that_ships_is_valid_and_asks_a_question(name: str) -> 
         ({"arms": [{"name": "a", "rounds": 0}]}, "rounds"),
         ({"run": {"rounds": 3, "seed": 1}}, "seeds"),
         ({"arms": [{"name": "a", "off_policy": "clip", "external_advantages": "positive"}]}, "needs whole groups"),
+        ({"arms": [{"name": "a", "off_policy": "topr", "external_advantages": "positive"}]}, "needs whole groups"),
+        ({"arms": [{"name": "a", "off_policy": "capability", "algorithm": "maxrl"}]}, "divide by the deviation"),
         ({"arms": 3}, "arms"),
         ({"run": 3}, "run"),
     ],

@@ -9,8 +9,7 @@ import pytest
 from tests.support.records import evaluation, finished, group_of, opened
 
 from sapo_swarm.events import Event, FirstSuccess, GroupRecorded, RoundFinished, SwarmUpdated, decode, encode
-from sapo_swarm.node.storage.aha import UNKNOWN, AhaTrail, trails_of
-from sapo_swarm.node.storage.first_successes import FirstSuccesses
+from sapo_swarm.node.storage.aha import KINDS, UNKNOWN, AhaTrail, FirstSuccesses, trails_of
 from sapo_swarm.node.storage.journal import Journal
 from sapo_swarm.node.storage.journal_thinning import Thinning
 from sapo_swarm.types import Group, Peer, Rollout
@@ -76,7 +75,7 @@ STORY: list[tuple[list[GroupRecorded], list[Group], int]] = [
 
 
 def test_who_was_first_what_was_trained_on_before_and_when_it_was_solved_here(journal: Journal) -> None:
-    play(FirstSuccesses(journal), journal, STORY)
+    play(FirstSuccesses(), journal, STORY)
     events = journal.read()
     kinds = [(e.round, e.node, e.step, e.taught) for e in events if isinstance(e, FirstSuccess)]
     assert kinds == [(2, ADA, 8, 0), (6, "", 0, 3)], "each once"
@@ -89,7 +88,7 @@ def test_who_was_first_what_was_trained_on_before_and_when_it_was_solved_here(jo
 
 
 def test_the_trail_is_the_same_after_groups_went_and_rounds_stand_in_blocks(journal: Journal) -> None:
-    play(FirstSuccesses(journal), journal, STORY)
+    play(FirstSuccesses(), journal, STORY)
     before = trails_of(journal.read())["bf"]
     journal.append([taught(number) for number in range(len(STORY), 6000)])
     thinning = Thinning(journal)
@@ -103,13 +102,13 @@ def test_the_trail_is_the_same_after_groups_went_and_rounds_stand_in_blocks(jour
 
 
 def test_a_task_that_is_not_solved_here_yet_keeps_its_count_through_blocks_and_restarts(journal: Journal) -> None:
-    play(FirstSuccesses(journal), journal, STORY[:6])
+    play(FirstSuccesses(), journal, STORY[:6])
     journal.append([taught(number) for number in range(6, 5000)])
     thinning = Thinning(journal)
     while thinning.rounds(4999):
         continue
-    again = FirstSuccesses(journal)
-    again.open()
+    again = FirstSuccesses()
+    again.open(journal.read(kinds=KINDS))
     solved = again.told([group_of(5000, 0, first=True), finished(5000)], [of_ada(1)])
     (own,) = (e for e in solved if isinstance(e, FirstSuccess))
     assert (own.node, own.taught, own.until) == ("", 3 + 4994, 4999)
@@ -117,12 +116,12 @@ def test_a_task_that_is_not_solved_here_yet_keeps_its_count_through_blocks_and_r
 
 
 def test_what_is_taken_back_is_told_again(journal: Journal) -> None:
-    play(FirstSuccesses(journal), journal, STORY)
+    play(FirstSuccesses(), journal, STORY)
     journal.roll_back(6)
     left = trails_of(journal.read())["bf"]
     assert (left.solved, left.taught, left.until) == (None, 3, 5)
-    firsts = FirstSuccesses(journal)
-    firsts.open()
+    firsts = FirstSuccesses()
+    firsts.open(journal.read(kinds=KINDS))
     events = firsts.told([group_of(6, 1, first=True), finished(6)], [of_ada(12)])
     assert [e.round for e in events if isinstance(e, FirstSuccess)] == [6], (
         "the success of Ada stayed, the own one went"

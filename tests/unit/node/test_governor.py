@@ -15,10 +15,11 @@ from sapo_backends.base import LoadRequest
 from sapo_backends.fake import FakeEngine
 from sapo_swarm.config import RunConfig
 from sapo_swarm.node.governor.awake import Awake, holder
-from sapo_swarm.node.governor.holds import RULES, Hold, Level, Readings, State, advance
+from sapo_swarm.node.governor.holds import RULES, Hold, Level, State, advance
 from sapo_swarm.node.governor.limits import PRESETS, Limits
 from sapo_swarm.node.governor.requests import Requests, aside, command, effort, obstacle
-from sapo_swarm.node.governor.sensors import Machine
+from sapo_swarm.node.governor.sensors.machine import Machine
+from sapo_swarm.node.governor.sensors.readings import Readings
 from sapo_swarm.node.setup import NodeSetup
 
 GIB = 2**30
@@ -49,6 +50,58 @@ def test_heat_eases_then_slows_then_pauses_and_lets_go_well_below_each_line() ->
     state = advance(state, limits, Readings(celsius=81), 200)
     assert levels(state) == {"heat": Level.EASE}
     assert levels(advance(state, limits, Readings(celsius=71), 400)) == {}
+
+
+def test_thermal_pressure_eases_then_slows_then_pauses_and_lets_go_two_levels_lower() -> None:
+    limits = Limits(slow_thermal_pressure=2)
+    assert levels(after(limits, (0, Readings(thermal_pressure=1)))) == {}
+    state = after(limits, (0, Readings(thermal_pressure=2)))
+    assert levels(state) == {"thermal_pressure": Level.EASE}
+    assert state.holds[0].aside == " · slower: macOS tells of heavy thermal pressure, full speed once it is nominal"
+    state = advance(state, limits, Readings(thermal_pressure=1), DWELL["thermal_pressure"])
+    assert levels(state) == {"thermal_pressure": Level.SLOW}, "still warm after a dwell with fewer threads"
+    state = advance(state, limits, Readings(thermal_pressure=3), 31)
+    assert levels(state) == {"thermal_pressure": Level.PAUSE}, "too hot waits for nothing"
+    assert "goes on once it is moderate" in state.holds[0].sentence
+    assert levels(advance(state, limits, Readings(thermal_pressure=2), 100)) == {"thermal_pressure": Level.PAUSE}
+    state = advance(state, limits, Readings(thermal_pressure=1), 100)
+    assert levels(state) == {"thermal_pressure": Level.EASE}
+    assert levels(advance(state, limits, Readings(thermal_pressure=0), 200)) == {}
+
+
+THRESHOLDS = {  # rule -> limits, a reading past its line, one between its two lines, one well on the other side
+    "memory": (Limits(min_free_memory=1), "free_memory", GIB // 2, int(1.2 * GIB), 8 * GIB),
+    "disk": (Limits(min_free_disk=1), "free_disk", GIB // 2, int(1.2 * GIB), 8 * GIB),
+    "memory_wait": (Limits(slow_memory_wait=10), "memory_wait", 12.0, 7.0, 1.0),
+    "heat": (Limits(slow_celsius=80), "celsius", 81.0, 75.0, 60.0),
+    "thermal_pressure": (Limits(slow_thermal_pressure=2), "thermal_pressure", 2, 1, 0),
+    "fan": (Limits(slow_fan_rpm=3000), "fan_rpm", 3100.0, 2700.0, 1000.0),
+    "person_active": (Limits(slow_when_active=True), "idle_s", 1.0, 200.0, 1000.0),
+    "other_load": (Limits(slow_other_load=40), "other_load", 50.0, 35.0, 5.0),
+    "charge": (Limits(pause_on_battery=False, slow_on_battery=False, min_charge=30), "charge", 29.0, 33.0, 90.0),
+}
+SWITCHES = {"battery": "on_battery", "lid": "lid_closed", "metered": "metered", "schedule": "week_minute"}
+"""Rules over something that is so or not: they have a dwell and no second line."""
+
+
+@pytest.mark.parametrize("code", THRESHOLDS)
+def test_every_rule_over_a_number_has_two_lines_and_a_dwell(code: str) -> None:
+    limits, name, past, between, well = THRESHOLDS[code]
+
+    def reading(value: float) -> Readings:
+        return Readings(**{"on_battery": code == "charge", name: value})  # type: ignore[arg-type]
+
+    assert code not in levels(after(limits, (0, reading(well))))
+    state = after(limits, (0, reading(past)))
+    assert code in levels(state)
+    assert code in levels(advance(state, limits, reading(between), 1000.0)), "between its lines it stays"
+    assert code in levels(advance(state, limits, reading(well), DWELL[code] - 0.1)), "it lasts its dwell"
+    assert code not in levels(advance(state, limits, reading(well), DWELL[code]))
+
+
+def test_no_rule_is_left_out_of_that() -> None:
+    assert set(DWELL) == set(THRESHOLDS) | set(SWITCHES)
+    assert all(dwell >= 20 for dwell in DWELL.values())
 
 
 def test_a_hold_lasts_its_dwell_even_when_its_reason_is_gone_at_once() -> None:
@@ -137,6 +190,7 @@ READINGS = st.builds(
     memory_wait=maybe(st.floats(0, 100)),
     lid_closed=st.none() | st.booleans(),
     metered=st.none() | st.booleans(),
+    thermal_pressure=st.none() | st.integers(0, 4),
 )
 LIMITS = st.builds(
     Limits,
@@ -148,6 +202,7 @@ LIMITS = st.builds(
     slow_other_load=st.floats(0, 100),
     slow_fan_rpm=st.floats(0, 6000),
     slow_memory_wait=st.floats(0, 100),
+    slow_thermal_pressure=st.integers(0, 4),
     pause_lid_closed=st.booleans(),
     pause_on_metered=st.booleans(),
     min_free_memory=st.floats(0, 3),
@@ -158,7 +213,7 @@ LIMITS = st.builds(
     away_minutes=st.floats(1, 10),
 )
 WALK = st.lists(st.tuples(st.floats(0.1, 60), READINGS), min_size=1, max_size=40)
-HEALTHY = Readings(False, 0.0, 64 * GIB, 64 * GIB, 1e6, None, 100.0, 0.0, 0.0, 0.0, False, False)
+HEALTHY = Readings(False, 0.0, 64 * GIB, 64 * GIB, 1e6, None, 100.0, 0.0, 0.0, 0.0, False, False, 0)
 
 
 @given(LIMITS, WALK)
@@ -216,6 +271,7 @@ def test_limits_that_are_off_and_sensors_that_are_not_there_never_hold(walk: lis
         min_free_memory=0,
         min_free_disk=0,
         slow_memory_wait=0,
+        slow_thermal_pressure=0,
     )
     assert after(off, *[(clock, now) for clock, (_, now) in enumerate(walk)]).holds == ()
     assert after(Limits(pause_when_active=True, slow_other_load=1), (0, Readings())).holds == ()
@@ -252,6 +308,7 @@ def test_a_preset_sets_nothing_but_switches_that_exist(name: str) -> None:
         "schedule",
         "min_free_disk",
         "max_memory",
+        "max_network_mb_a_day",
         "keep_awake",
     }
     assert (chosen == Limits()) == (name == "balanced")

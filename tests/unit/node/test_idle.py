@@ -6,8 +6,8 @@ import os
 import time
 from pathlib import Path
 
-from sapo_swarm.node.governor import idle
-from sapo_swarm.node.governor.idle import LOOK_EVERY_S, IdleClock
+from sapo_swarm.node.governor.sensors import idle
+from sapo_swarm.node.governor.sensors.idle import LOOK_EVERY_S, IdleClock
 
 
 def test_the_answers_of_the_platforms_are_read_as_seconds() -> None:

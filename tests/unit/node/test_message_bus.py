@@ -7,8 +7,8 @@ import shutil
 
 import pytest
 
-from sapo_swarm.node.governor import message_bus
-from sapo_swarm.node.governor.message_bus import Metered, SessionIdle
+from sapo_swarm.node.governor.sensors import message_bus
+from sapo_swarm.node.governor.sensors.message_bus import Metered, SessionIdle
 
 pytest.importorskip("jeepney")
 pytestmark = pytest.mark.skipif(

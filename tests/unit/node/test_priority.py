@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -32,6 +33,7 @@ def test_the_session_steps_back_where_the_node_leads_it_and_not_where_it_is_a_pe
         done = subprocess.run(command, start_new_session=own, capture_output=True, text=True, check=True)
         return done.stdout.split()
 
-    assert priorities(own=True) == ["12", "12"]
-    assert priorities(own=False) == ["12", "0"]
+    stepped_back = str(min(os.nice(0) + 12, 19))
+    assert priorities(own=True) == [stepped_back, "12"]
+    assert priorities(own=False) == [stepped_back, "0"]
     assert session_niceness() == "0"

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from tests.support import device_tree
 from tests.support.device_tree import linux, write
 
-from sapo_swarm.node.governor import device_files
 from sapo_swarm.node.governor.holds import Level, State, advance
-from sapo_swarm.node.governor.idle import IdleClock
 from sapo_swarm.node.governor.limits import PRESETS, Limits
-from sapo_swarm.node.governor.message_bus import Metered, SessionIdle
-from sapo_swarm.node.governor.sensors import Machine, Power
+from sapo_swarm.node.governor.sensors import device_files
+from sapo_swarm.node.governor.sensors.idle import IdleClock
+from sapo_swarm.node.governor.sensors.machine import Machine, Power
+from sapo_swarm.node.governor.sensors.message_bus import Metered, SessionIdle
 
 pytestmark = linux
 

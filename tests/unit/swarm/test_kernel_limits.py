@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -33,6 +34,44 @@ thread = threading.Thread(target=print, args=("a thread works",))
 thread.start()
 thread.join()
 """
+
+
+MARKS = """
+import ctypes, os, sys
+from sapo_swarm.scoring import kernel_limits
+applied, _ = kernel_limits.apply()
+if kernel_limits.PHRASES[1] not in applied:
+    sys.exit(77)
+libc = ctypes.CDLL(None, use_errno=True)
+file, parent = sys.argv[1].encode(), os.getppid()
+tried = {
+    "chmod": libc.chmod(file, 0o777), "fchmodat": libc.fchmodat(-100, file, 0o777, 0), "chown": libc.chown(file, 1, 1),
+    "lchown": libc.lchown(file, 1, 1), "utimes": libc.utimes(file, None), "truncate": libc.truncate(file, ctypes.c_long(0)),
+    "setxattr": libc.setxattr(file, b"user.a", b"b", ctypes.c_size_t(1), 0), "setpriority": libc.setpriority(0, parent, 19),
+    "sched_setaffinity": libc.sched_setaffinity(parent, ctypes.c_size_t(8), ctypes.byref(ctypes.c_ulong(1))),
+    "sched_setscheduler": libc.sched_setscheduler(parent, 3, ctypes.byref(ctypes.c_int(0))),
+}
+print(*(name for name, result in tried.items() if result != -1 or ctypes.get_errno() not in (1, 38)))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's limits are Linux's")
+def test_files_keep_their_modes_and_dates_and_other_processes_their_priority(tmp_path: Path) -> None:
+    """Landlock denies writing, not chmod: a key that everybody may read needs no reading by the worker."""
+    file = tmp_path / "node.key"
+    file.write_text("secret")
+    file.chmod(0o600)
+    before = file.stat()
+    done = subprocess.run(
+        [sys.executable, "-c", MARKS, str(file)], capture_output=True, text=True, timeout=60, check=False
+    )
+    if done.returncode == 77:
+        pytest.skip("this kernel has no seccomp")
+    assert (done.stdout.split(), done.stderr) == ([], "")
+    after = file.stat()
+    assert (after.st_mode, after.st_size, after.st_mtime, after.st_uid) == (
+        (before.st_mode, before.st_size, before.st_mtime, before.st_uid)
+    )
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's limits are Linux's")

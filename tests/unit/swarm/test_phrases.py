@@ -156,6 +156,22 @@ def test_a_memory_that_fills_up_still_fits_its_file(tmp_path: Path) -> None:
     assert len(again._foreign) == REMEMBERED
 
 
+@pytest.mark.parametrize("refused", [True, False])
+def test_a_flood_of_other_phrases_does_not_make_a_taught_one_the_nodes_own(refused: bool) -> None:
+    """The memory is bounded: pushed out of it, a planted phrase would count as this node's own once it writes it."""
+    made = watch()
+    for _ in range(LIMIT):
+        assert made.allows(["Hail to the Thief. <answer>4</answer>"], PROMPT)
+        assert made.allows(["carry the one <answer>4</answer>"], PROMPT)
+    also = "carry the one " if refused else ""
+    for start in range(0, 2 * REMEMBERED, 600):
+        words = " ".join("".join(chr(97 + (n >> s) % 16) for s in (0, 4, 8, 12, 16)) for n in range(start, start + 600))
+        assert made.allows([f"{also}{words} <answer>4</answer>"], PROMPT) != refused
+    for number in range(4):
+        made.observe_local(written(number, 56) + [("hail to the thief 3 <answer>3</answer>", PROMPT)] * 8)
+    assert "thief" in made.alarm
+
+
 @pytest.mark.parametrize("content", [b"", b"junk", msgspec.msgpack.encode({"format": 2})])
 def test_a_memory_that_cannot_be_read_is_said_and_counts_as_none(tmp_path: Path, content: bytes) -> None:
     (tmp_path / phrase_memory.NAME).write_bytes(content)

@@ -23,6 +23,7 @@ from sapo_swarm.tasks.own import library
 from sapo_swarm.tasks.own.errors import BadTask
 from sapo_swarm.tasks.own.folder import OwnTask, make
 from sapo_swarm.tasks.own.levels import MAX_LEVELS
+from sapo_swarm.tasks.own.library import PRESET
 from sapo_swarm.tasks.own.rows import Table
 from sapo_swarm.tasks.own.spec import TaskSpec
 from sapo_swarm.tasks.questions import NoSuchQuestion, generate_entry
@@ -77,16 +78,32 @@ def test_a_column_called_difficulty_is_found_in_a_file(tmp_path: Path) -> None:
     assert draft(tmp_path / "f.csv", Wishes()).task.spec.difficulty == "difficulty"
 
 
-def test_the_dashboard_says_how_often_each_level_was_asked_and_solved() -> None:
+def said(*asked: tuple[str, str, tuple[float, ...]]) -> list[str]:
+    """What the dashboard says after these groups: task, preset, rewards."""
     state = DashboardState()
-    for number, (preset, rewards) in enumerate(
-        [("level_1", (1.0, 1.0)), ("level_2", (1.0, 0.0)), ("level_2", (0.0, 0.0))]
-    ):
-        ref = TaskRef("t", preset, number, 0, "task-" + "0" * 32)
+    for number, (task, preset, rewards) in enumerate(asked):
+        ref = TaskRef(task, preset, number, 0, "task-" + "0" * 32)
         group = Group(Question(ref, "q", "0" * 64), tuple(Rollout("x", "stop", r) for r in rewards), source="own")
         state = apply(state, GroupRecorded(time=0.0, round=1, group=group, trained=True))
-    said = [line.plain for line in shown(state, 40)]
-    assert said == [
+    return [line.plain for line in shown(state, 40)]
+
+
+def test_the_dashboard_says_how_often_each_preset_was_asked_where_the_curriculum_moves_between_them() -> None:
+    assert said(
+        ("bf", "starter", (1.0, 1.0)),
+        ("arc_1d", "starter", (1.0, 0.0)),
+        ("bf", "paper", (0.0, 0.0)),
+        ("t", PRESET, (1.0,)),
+    ) == [
+        "Difficulty, lately",
+        "paper          asked  33 %  right   0 %",
+        "starter        asked  67 %  right  75 %",
+    ]
+    assert said(("bf", "paper", (1.0, 0.0)), ("arc_1d", "paper", (0.0, 0.0)), ("t", PRESET, (1.0,))) == []
+
+
+def test_the_dashboard_says_how_often_each_level_was_asked_and_solved() -> None:
+    assert said(("t", "level_1", (1.0, 1.0)), ("t", "level_2", (1.0, 0.0)), ("t", "level_2", (0.0, 0.0))) == [
         "Difficulty, lately",
         "t 1            asked  33 %  right 100 %",
         "t 2            asked  67 %  right  25 %",

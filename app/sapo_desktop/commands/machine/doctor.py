@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
 
+from sapo_desktop.services.machine import self_test
 from sapo_desktop.services.machine.doctor import examine
 from sapo_desktop.services.machine.finding import Verdict
 from sapo_desktop.streams import json_line
@@ -16,14 +18,21 @@ _PLAIN: dict[Verdict, str] = {"ok": "+", "note": "-", "fail": "!"}
 def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
     """The verb's own arguments."""
     parser.add_argument("--json", action="store_true", help="as JSON lines")
+    parser.add_argument(
+        "--self-test",
+        action="store_true",
+        help="also start a node of its own, train three rounds with it and stop it: a text to paste into an issue",
+    )
 
 
 def main(args: argparse.Namespace) -> int:
     """The exit code: 1 when something that is needed does not work."""
     marks = _MARKS if (sys.stdout.encoding or "").lower().startswith("utf") else _PLAIN
     failed = False
-    for finding in examine():
+    for finding in itertools.chain(examine(), self_test.run() if args.self_test else ()):
         failed |= finding.verdict == "fail"
+        if args.self_test:
+            finding = finding._replace(text=self_test.without_names(finding.text))
         line = f"{marks[finding.verdict]} {finding.what:<14} {finding.text}"
         print(json_line(finding._asdict()) if args.json else line, flush=True)
     return 1 if failed else 0

@@ -16,7 +16,7 @@ from sapo_desktop.errors import AppError, UsageError
 from sapo_desktop.paths import Home
 from sapo_desktop.services import lab_processes
 from sapo_desktop.services.nodes.lock import NodeLock
-from sapo_lab.running.run import Progress, run_arm, run_folder
+from sapo_lab.running.run import PieceOver, Progress, run_arm, run_folder
 from sapo_lab.schema import Arm, Experiment, load
 from sapo_swarm.config import RunConfig
 
@@ -34,6 +34,15 @@ def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
     run.add_argument("--jobs", type=int, default=1, help="runs at the same time, a process each (default: 1)")
     run.add_argument("--out", type=Path, default=None, help="where journals go (default: the data folder)")
     run.add_argument("--device", default="", help="cpu, cuda, mps: run all arms there (default: the experiment's)")
+    run.add_argument(
+        "--model", default="", help="a folder or a hub id: run all arms with it (default: the experiment's)"
+    )
+    run.add_argument(
+        "--minutes",
+        type=float,
+        default=0.0,
+        help="stop after so many, saved; the same command goes on (default: never)",
+    )
     run.add_argument("--fresh", action="store_true", help="throw away what these arms and seeds have so far")
     run.add_argument(lab_processes.ENDS_WITH_PARENT, action="store_true", help=argparse.SUPPRESS)
     report = actions.add_parser(
@@ -60,7 +69,9 @@ def main(args: argparse.Namespace) -> int:
     out = (args.out or Home.find().data / "lab") / experiment.name
     if args.action == "report":
         return _report(experiment, file, out, args.to or out / "report")
-    chosen = plan(on_device(experiment, args.device), args.only, args.seeds)
+    chosen = plan(changed(experiment, device=args.device, model=args.model), args.only, args.seeds)
+    if args.minutes < 0 or (args.minutes and args.jobs > 1):
+        raise UsageError("--minutes is not negative, and goes with one job.")
     if args.jobs < 1:
         raise UsageError("--jobs is at least 1.")
     if args.jobs > 1 and len(chosen) > 1:
@@ -69,7 +80,7 @@ def main(args: argparse.Namespace) -> int:
         return 0
     if args.ends_with_parent:
         lab_processes.end_with_parent()
-    asyncio.run(_in_turn(experiment, chosen, out, args.fresh))
+    asyncio.run(_in_turn(experiment, chosen, out, args.fresh, args.minutes))
     return 0
 
 
@@ -85,13 +96,15 @@ def find(name: str) -> Path:
     return Path(name)
 
 
-def on_device(experiment: Experiment, device: str) -> Experiment:
-    """The experiment with all arms on that device; "" leaves it as it is."""
-    if not device:
-        return experiment
+def changed(experiment: Experiment, **settings: str) -> Experiment:
+    """The experiment with these settings in all arms; "" leaves one as it is. Raises UsageError."""
+    given = {name: value for name, value in settings.items() if value}
+    if "model" in given and any(arm.conditions.models for arm in experiment.arms):
+        raise UsageError(
+            f"{experiment.name} has several models in one swarm: --model does not say which one to replace."
+        )
     replace = msgspec.structs.replace
-    arms = tuple(replace(arm, run=replace(arm.run, device=device)) for arm in experiment.arms)
-    return replace(experiment, arms=arms)
+    return replace(experiment, arms=tuple(replace(arm, run=replace(arm.run, **given)) for arm in experiment.arms))
 
 
 def plan(experiment: Experiment, only: str, seeds: str) -> list[tuple[Arm, int]]:
@@ -119,17 +132,25 @@ class _Lines:
             print(progress.sentence(), flush=True)
 
 
-async def _in_turn(experiment: Experiment, chosen: list[tuple[Arm, int]], out: Path, fresh: bool) -> None:
+async def _in_turn(
+    experiment: Experiment, chosen: list[tuple[Arm, int]], out: Path, fresh: bool, minutes: float
+) -> None:
     from sapo_desktop.services.machine.engines import builder
     from sapo_swarm.scoring.scorer import Scorer
 
     def build(config: RunConfig) -> Engine:
         return builder(config)(lambda *_: None)
 
+    began = time.monotonic()
     async with Scorer() as scorer:
         for arm, seed in chosen:
-            with _locked(out, arm, seed):
-                done = await run_arm(experiment, arm, seed, out, scorer, build, _Lines(), fresh)
+            left = max(minutes - (time.monotonic() - began) / 60, 1e-3) if minutes else 0.0
+            try:
+                with _locked(out, arm, seed):
+                    done = await run_arm(experiment, arm, seed, out, scorer, build, _Lines(), fresh, left)
+            except PieceOver as piece:
+                print(f"{piece} The {minutes:g} minutes are over: run the same command again to go on.", flush=True)
+                return
             print(
                 f"{arm.name} seed {seed}: {done.rounds} rounds, {done.tokens:,} tokens, {done.wall_s / 60:.1f} min, "
                 f"in {run_folder(out, arm.name, seed)}",
@@ -146,7 +167,8 @@ def _locked(out: Path, arm: Arm, seed: int) -> NodeLock:
 
 def _command(file: Path, arm: Arm, seed: int, args: argparse.Namespace) -> list[str]:
     command = ["lab", "run", str(file), "--only", arm.name, "--seeds", str(seed)]
-    command += ["--device", args.device] if args.device else []
+    for name in ("device", "model"):
+        command += [f"--{name}", getattr(args, name)] if getattr(args, name) else []
     return command + (["--out", str(args.out)] if args.out else []) + (["--fresh"] if args.fresh else [])
 
 

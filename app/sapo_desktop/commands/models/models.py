@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import sys
 import time
+from collections.abc import Sequence
 
 import msgspec
 
@@ -80,8 +81,8 @@ def _check(args: argparse.Namespace) -> None:
 
 def _list(home: Home, args: argparse.Namespace) -> int:
     found = [overview(model) for model in store.all_models(home)]
-    for one in found:
-        print(json_line(_as_json(one)) if args.json else _line(one))
+    for line in (json_line(_as_json(one)) for one in found) if args.json else _table(found):
+        print(line)
     if not found and not args.json:
         print("There is no model yet. Make one: sapo-desktop new my-model --base starter")
     for problem in store.damaged(home):
@@ -89,16 +90,37 @@ def _list(home: Home, args: argparse.Namespace) -> int:
     return 0
 
 
-def _line(one: Overview) -> str:
+def _table(found: Sequence[Overview]) -> list[str]:
+    """A line a model, each column as wide as its longest entry: words begin together, numbers end together."""
+    lines = [_cells(one) for one in found]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    numbers = (3, 4, 5)
+    return [
+        "  ".join(
+            cell.rjust(width) if place in numbers else cell.ljust(width)
+            for place, (cell, width) in enumerate(zip(cells, widths, strict=True))
+        ).rstrip()
+        for cells in lines
+    ]
+
+
+def _cells(one: Overview) -> tuple[str, ...]:
     model = one.model
     return (
-        f"{model.name:<20} {model.record.base[-16:]:<16} {gain(one.held_out, judged=one.judged):<44} {one.rounds:>7,} rounds "
-        f"{_millions(one.story.tokens):>9} tokens {one.size / 1e6:>8,.0f} MB  {_when(model.record.last_trained)}"
+        model.name,
+        model.record.base[-16:],
+        gain(one.held_out, judged=one.judged),
+        f"{one.rounds:,} round{'' if one.rounds == 1 else 's'}",
+        f"{_short(one.story.tokens)} tokens",
+        f"{one.size / 1e6:,.0f} MB",
+        _when(model.record.last_trained),
     )
 
 
-def _millions(count: int) -> str:
-    return f"{count / 1e6:,.1f} M" if count >= 1_000_000 else f"{count:,}"
+def _short(count: int) -> str:
+    if count >= 1_000_000:
+        return f"{count / 1e6:,.1f} M"
+    return f"{count / 1000:,.0f} k" if count >= 1000 else str(count)
 
 
 def _when(moment: float) -> str:
@@ -132,9 +154,7 @@ def _show(home: Home, args: argparse.Namespace) -> int:
     model, config = one.model, one.model.config
     print(f"{model.name}, from {model.record.base}\n")
     print(f"held-out    {gain(one.held_out, judged=one.judged)}")
-    print(
-        f"trained     {one.rounds:,} rounds, {_millions(one.story.tokens)} tokens, {_when(model.record.last_trained)}"
-    )
+    print(f"trained     {one.rounds:,} rounds, {_short(one.story.tokens)} tokens, {_when(model.record.last_trained)}")
     print(f"on          {', '.join(config.tasks)} ({config.preset}), {config.algorithm}, method {config.method}")
     print(f"on disk     {one.size / 1e6:,.0f} MB in {model.folder}")
     print(

@@ -26,6 +26,13 @@ from sapo_swarm.node.governor.requests import duration
 from sapo_swarm.protocol.safe_text import safe_text
 
 _TOLD = ("pause", "resume", "finish", "snooze", "run-anyway")
+_VERBS = {
+    "space goes on": "sapo-desktop resume goes on",
+    "space tries again": "sapo-desktop resume tries again",
+    "r runs anyway": "sapo-desktop run-anyway overrides it",
+    "r ends that": "sapo-desktop run-anyway --off ends that",
+}
+"""What the node's sentences say of the dashboard's keys -> the same for somebody in a shell."""
 _UNITS = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 
 
@@ -113,12 +120,19 @@ async def _news(node: ControlClient, status: NodeStatus) -> SwarmUpdated | None:
 
 def describe(status: NodeStatus, swarm: SwarmUpdated | None = None) -> str:
     """The status in one or two lines, and in a swarm how it stands there."""
-    age = duration(time.time() - status.since)
     external = f"\n{safe_text(status.external, 400, lines=False)}" if status.external else ""
-    return (
-        f"{status.state.capitalize()} for {age}: {safe_text(status.sentence, 300, lines=False)}\n"
-        f"{_run(status)} · process {status.pid}{_together(swarm)}{external}"
-    )
+    return f"{_sentence(status)}\n{_run(status)} · process {status.pid}{_together(swarm)}{external}"
+
+
+def _sentence(status: NodeStatus) -> str:
+    """State, for how long, and the node's sentence, whose first word is not said again; verbs in place of keys."""
+    state = status.state.capitalize()
+    said = safe_text(status.sentence, 300, lines=False)
+    for key, verb in _VERBS.items():
+        said = said.replace(key, verb)
+    said = said.removeprefix(state).lstrip(": ") if said.startswith(state) else said
+    link = " " if said.startswith("·") else ": " if said else ""
+    return f"{state} for {duration(time.time() - status.since)}{link}{said}"
 
 
 def _together(swarm: SwarmUpdated | None) -> str:

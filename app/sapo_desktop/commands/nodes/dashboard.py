@@ -1,4 +1,4 @@
-"""`sapo-desktop` without a verb: the dashboard, with a node behind it."""
+"""`sapo-desktop` without a verb: the dashboard, drawn or in lines, with a node behind it."""
 
 from __future__ import annotations
 
@@ -15,18 +15,25 @@ from sapo_desktop.services.models.shelf.adopt import adopt
 
 if TYPE_CHECKING:
     from sapo_backends.base import BackendError
+    from sapo_desktop.dashboard.feed import ControlFeed
+    from sapo_desktop.services.first_questions import FirstRunAnswers, FirstRunInfo
 
 
 def main(args: argparse.Namespace) -> int:
-    """Open the dashboard, start or find the node; the exit code. Raises UsageError, AppError."""
+    """Open the dashboard, start or find the node; the exit code. Raises UsageError, AppError, BackendError."""
     home = Home.find()
     home.prepare()
     adopt(home)
     chosen = settings.load(home.settings)
     in_browser = "TEXTUAL_DRIVER" in os.environ  # set by textual-serve, which speaks through pipes
-    if not in_browser and (not sys.stdout.isatty() or not sys.stdin.isatty()):
-        raise AppError("The dashboard needs a terminal. Without one: sapo-desktop node --silo")
-    choice = _show(home, chosen)
+    if not in_browser and in_lines(args, chosen):
+        choice = _tell(home)
+    elif not in_browser and (not sys.stdout.isatty() or not sys.stdin.isatty()):
+        raise AppError(
+            "The dashboard needs a terminal. Without one: sapo-desktop --linear, or sapo-desktop node --silo"
+        )
+    else:
+        choice = _show(home, chosen)
     if choice == "stop":
         return asyncio.run(stop_node(home))
     if choice == "background":
@@ -34,32 +41,92 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
+def in_lines(args: argparse.Namespace, chosen: settings.Settings) -> bool:
+    """Sentences are wanted instead of drawings: typed, set, or the terminal cannot place its cursor (Emacs' shell, say)."""
+    return bool(args.linear) or chosen.ui.linear or os.environ.get("TERM") == "dumb"
+
+
+def _new(home: Home) -> bool:
+    """Nothing was answered yet, and no node runs."""
+    return not home.settings.exists() and not home.socket.exists()
+
+
+def _feed(home: Home) -> ControlFeed:
+    from sapo_desktop.dashboard.feed import ControlFeed
+    from sapo_desktop.services.nodes.supervisor import last_words, starting
+
+    return ControlFeed(home.socket, last_words=lambda: last_words(home), starting=lambda: starting(home))
+
+
+async def _start(home: Home, answers: FirstRunAnswers | None) -> None:
+    """Attach to the running node or start one. Raises AppError, BackendError."""
+    from sapo_desktop.services import first_run as questions
+    from sapo_desktop.services.nodes import supervisor
+
+    name = []
+    if answers is not None:
+        name = await asyncio.to_thread(questions.first_model, answers, home)
+    if await supervisor.running(home) is None:
+        await supervisor.start(home, name)
+
+
+def _tell(home: Home) -> str | None:
+    """The dashboard in lines."""
+    from sapo_desktop.linear.questions import Questions
+    from sapo_desktop.linear.session import Session
+    from sapo_desktop.linear.typed import TypedLines
+    from sapo_desktop.services import first_run as questions
+
+    async def session() -> str | None:
+        typed = TypedLines()
+        answers: list[FirstRunAnswers | None] = [None]
+        if _new(home):
+            answers = [await Questions(typed, say).ask(questions.info())]
+            if answers[0] is None:
+                say("Nothing was started. The questions come again: sapo-desktop --linear")
+                return None
+        feed = _feed(home)
+        return await Session(feed, typed, say, run_verb, lambda: _start(home, answers.pop() if answers else None)).run()
+
+    try:
+        return asyncio.run(session())
+    except KeyboardInterrupt:
+        return "background"
+
+
+def say(line: str) -> None:
+    """A line, at once."""
+    print(line, flush=True)
+
+
+async def run_verb(arguments: list[str]) -> int:
+    """A verb as it would be typed, with this terminal: a process of its own, so that it may ask and be ended."""
+    lines = ["--linear"] if arguments[:1] in (["replay"], ["tour"]) else []
+    process = await asyncio.create_subprocess_exec(sys.executable, "-m", "sapo_desktop", *arguments, *lines)
+    try:
+        return await process.wait()
+    except asyncio.CancelledError:
+        process.terminate()
+        await process.wait()
+        raise
+
+
 def _show(home: Home, chosen: settings.Settings) -> str | None:
     from sapo_desktop.dashboard.app import SapoDashboard
-    from sapo_desktop.dashboard.feed import ControlFeed
-    from sapo_desktop.services.first_questions import FirstRunAnswers, FirstRunInfo
     from sapo_desktop.services.machine.doctor import stream
     from sapo_desktop.services.models.screen.actions import HomeModels
     from sapo_desktop.services.models.screen.settings_actions import HomeSettings
-    from sapo_desktop.services.nodes.supervisor import last_words
     from sapo_desktop.services.swarms.actions import HomeActions
     from sapo_desktop.services.tasks.wizard.actions import HomeTasks
 
-    first_run = not home.settings.exists() and not home.socket.exists()
     problem: list[AppError | BackendError] = []
 
     async def start(answers: FirstRunAnswers | None) -> None:
-        """Attach to the running node or start one; an error ends the dashboard with its sentence."""
+        """An error ends the dashboard with its sentence."""
         from sapo_backends.base import BackendError
-        from sapo_desktop.services import first_run as questions
-        from sapo_desktop.services.nodes import supervisor
 
         try:
-            name = []
-            if answers is not None:
-                name = await asyncio.to_thread(questions.first_model, answers, home)
-            if await supervisor.running(home) is None:
-                await supervisor.start(home, name)
+            await _start(home, answers)
         except (AppError, BackendError) as error:
             problem.append(error)
             app.exit(None)
@@ -70,8 +137,8 @@ def _show(home: Home, chosen: settings.Settings) -> str | None:
         return questions.info()
 
     app = SapoDashboard(
-        ControlFeed(home.socket, last_words=lambda: last_words(home)),
-        first_run,
+        _feed(home),
+        _new(home),
         start,
         offer,
         glyphs=chosen.ui.glyphs,

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 from pathlib import Path
+
+from sapo_desktop import settings
+from sapo_desktop.commands.nodes.dashboard import in_lines, run_verb, say
+from sapo_desktop.paths import Home
 
 SPEED = 20.0
 
@@ -26,6 +31,9 @@ def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
         metavar="PLACE",
         help="begin at a round (120), a share (50%%) or a time (2h)",
     )
+    parser.add_argument(
+        "--linear", action="store_true", default=argparse.SUPPRESS, help="in sentences, for screen readers"
+    )
     parser.set_defaults(told=verb)
 
 
@@ -38,7 +46,6 @@ def _speed(text: str) -> float:
 
 def _journal(path: Path) -> Path:
     """A file stays what it is; a name that is no file may be a model's. Raises UsageError."""
-    from sapo_desktop.paths import Home
     from sapo_desktop.services.models.shelf import store
 
     known = {model.name: model.folder for model in store.all_models(Home.find())}
@@ -62,7 +69,17 @@ def main(args: argparse.Namespace) -> int:
         )  # before the screen is taken: a bad file is one plain line
         speed = args.speed or SPEED
     start = place_in(events, args.start) if args.start else None
+    feed = ReplayFeed(events, speed, start, captions)
+    if in_lines(args, settings.load(Home.find().settings)):
+        from sapo_desktop.linear.session import Session
+        from sapo_desktop.linear.typed import TypedLines
+
+        async def session() -> None:
+            await Session(feed, TypedLines(), say, run_verb).run()
+
+        asyncio.run(session())
+        return 0
     from sapo_desktop.dashboard.app import SapoDashboard
 
-    SapoDashboard(ReplayFeed(events, speed, start, captions)).run()
+    SapoDashboard(feed).run()
     return 0

@@ -145,6 +145,8 @@ def _named(target: str) -> OwnTask:
 def _wishes(args: argparse.Namespace) -> proposal.Wishes:
     if len(args.answer) > 1:
         raise UsageError("With new, --answer names one column.")
+    if sum(map(bool, (args.environment, args.reward, args.rubric, args.verifier))) > 1:
+        raise UsageError("Say one of --verifier, --reward, --environment and --rubric: a task is judged in one way.")
     return proposal.Wishes(
         name=args.name,
         question=args.question,
@@ -153,6 +155,7 @@ def _wishes(args: argparse.Namespace) -> proposal.Wishes:
         extract=args.extract,
         heldout=_path(args.heldout) if args.heldout else None,
         environment=_path(args.environment) if args.environment else None,
+        reward=_path(args.reward) if args.reward else None,
         verifier=args.verifier,
         rubric=args.rubric,
     )
@@ -207,7 +210,7 @@ async def _measured(task: OwnTask, args: argparse.Namespace, home: Home) -> Meas
 
 def _rows(task: OwnTask) -> None:
     for number, (asked, answer) in enumerate(looking.rows(task), 1):
-        _say([f"{number}. {asked}", *([f"   answer: {answer}"] if answer or not task.spec.rubric else [])])
+        _say([f"{number}. {asked}", *([f"   answer: {answer}"] if answer else [])])
 
 
 def _say(lines: Sequence[str]) -> None:

@@ -53,7 +53,12 @@ def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
         "--question", default="", metavar="COLUMN", help="the column that is asked (default: found by its name)"
     )
     new.add_argument("--prompt", default="", metavar="TEXT", help="the question, with {column} where a cell goes")
-    new.add_argument("--extract", default="tags", choices=get_args(Extract), help="where a completion's answer stands")
+    new.add_argument(
+        "--extract",
+        default="",
+        choices=get_args(Extract),
+        help="where a completion's answer stands (default: tags; whole with --reward)",
+    )
     new.add_argument(
         "--verifier", default="", metavar="KIND", help="how it is judged, such as exact or number (default: proposed)"
     )
@@ -66,6 +71,12 @@ def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
         default="",
         metavar="FILE",
         help="a Python file with a class of tools (reset, typed methods, get_reward): the task is played in turns",
+    )
+    new.add_argument(
+        "--reward",
+        default="",
+        metavar="FILE",
+        help="a Python file with a function of completions and columns that gives the rewards, as TRL's trainers take it",
     )
     new.add_argument(
         "--allow-code",

@@ -74,7 +74,7 @@ class ChartKeys(Screen[None]):
         self._each(lambda chart: chart.point(place))
 
     def action_zoom(self, steps: int) -> None:
-        """Half of the window (steps 1), twice of it (-1), all (0). About the crosshair, where there is one."""
+        """Half of the window, twice of it, or all. steps: 1, -1, 0; about the crosshair, where there is one."""
         axis, cross = self._axis, self._cross
         share = None if cross is None or axis is None else min(max(axis.share(cross), 0.0), 1.0)
         self._each(lambda chart: chart.zoom(steps, share))

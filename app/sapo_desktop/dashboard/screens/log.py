@@ -51,7 +51,11 @@ class LogScreen(BaseScreen):
         box = self.query_one("#lines", VerticalScroll)
         at_end = box.scroll_y >= box.max_scroll_y - 1
         self.query_one("#log-text", Static).update(log_text(found[-_SHOWN:], wanted, width))
-        title = f"Log  {len(found):,} of {len(state.log):,} lines" if wanted else f"Log  {len(found):,} lines"
+        title = (
+            f"Log  {len(found):,} of {len(state.log):,} lines"
+            if wanted
+            else f"Log  {len(found):,} line{'' if len(found) == 1 else 's'}"
+        )
         box.border_title = Content.styled(title, "bold")
         if at_end:
             box.scroll_end(animate=False)

@@ -141,8 +141,10 @@ class Chart(Widget):
         view, glyphs = self.view, self.glyphs
         widths = {line.smooth(view.smooth) for line in self.lines} or {view.smooth}
         mean = f"mean of {view.smooth}" if max(widths) > 1 else "every round"
-        detail = [f"{mean} {glyphs.dot} {self._window()}"] if self.size.width >= 46 else []
-        rest = "".join(f"  {part}" for part in (["FROZEN (f)"] if self.frozen else []) + detail)
+        room = self.size.width - len(self.title_text) - 8 - (12 if self.frozen else 0)
+        whole = f"{mean} {glyphs.dot} {self._window()}"
+        detail = [next((text for text in (whole, mean) if len(text) <= room), "")] if self.size.width >= 46 else []
+        rest = "".join(f"  {part}" for part in (["FROZEN (f)"] if self.frozen else []) + detail if part)
         self.border_title = Content.assemble((self.title_text, "bold"), (rest, "$muted"))
         axis, room = self.axis, self.size.width - 4
         self.border_subtitle = (

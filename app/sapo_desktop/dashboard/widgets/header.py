@@ -85,7 +85,8 @@ def header(state: DashboardState, now: float, width: int, height: int, glyphs: G
     """One line. The sentence matters more than the identity, which is cut first. badge: of a recording, before all else."""
     style, sentence, seconds = status(state, now)
     if style == _STYLES["running"] and not state.silo and state.swarm is not None and not state.swarm.connected:
-        style, sentence = "$warning", f"alone: the coordinator is away · {sentence}"
+        why = plain(state.swarm.held, 100) or "the coordinator is away"
+        style, sentence = "$warning", f"alone: {why} · {sentence}"
     elif style == _STYLES["running"] and state.trial.asks and not state.silo:
         sentence = f"trial done: stay? 2 · {sentence}"
     lost = state.link is not None and not state.link.connected and not state.gone

@@ -6,6 +6,7 @@ from textual.content import Content
 
 from sapo_desktop.dashboard.look.glyphs import Glyphs, sparkline
 from sapo_desktop.dashboard.look.show import age, bar, count, fit, memory, percent, plain, reward, wrap
+from sapo_desktop.dashboard.look.stage_words import stage_words
 from sapo_desktop.dashboard.state import DashboardState
 from sapo_swarm.events import GroupRecorded, PhaseName
 from sapo_swarm.tasks.prompts import extract_answer
@@ -89,6 +90,8 @@ def _round_lines(state: DashboardState, width: int) -> list[Content]:
     ]
     if last.external_wanted and not last.external_groups:
         rows.append(Content.styled("no external group had unequal rewards: local ones fill in", "$warning"))
+    elif said := stage_words(last.figures):
+        rows += [Content.styled(line, MUTED) for line in wrap(said, width)]
     elif (note := _note(state)) and width >= 50:
         rows.append(Content.styled(note, MUTED))
     return rows

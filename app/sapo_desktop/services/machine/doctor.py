@@ -158,6 +158,8 @@ def _sensors(home: Home) -> Iterator[Finding]:
 
     with contextlib.suppress(OSError):  # a disk that cannot be looked at has a line of its own
         yield from sensors.findings(home.data)
+    with contextlib.suppress(AppError):  # so have bad settings
+        yield sensors.data(home.network, settings.load(home.settings).limits)
 
 
 async def _scorer() -> Finding:

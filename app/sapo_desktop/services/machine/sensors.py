@@ -6,9 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from sapo_desktop.services.machine.finding import Finding
-from sapo_swarm.node.governor.device_files import PROC, SYSFS
+from sapo_swarm.node.governor.limits import Limits
 from sapo_swarm.node.governor.requests import duration
-from sapo_swarm.node.governor.sensors import Machine
+from sapo_swarm.node.governor.sensors.device_files import PROC, SYSFS
+from sapo_swarm.node.governor.sensors.machine import Machine
+from sapo_swarm.node.governor.sensors.macos import NAMES
+from sapo_swarm.node.swarm import data_cap
 
 
 def findings(folder: Path, sysfs: Path = SYSFS, proc: Path = PROC) -> Iterator[Finding]:
@@ -19,6 +22,8 @@ def findings(folder: Path, sysfs: Path = SYSFS, proc: Path = PROC) -> Iterator[F
         power = f"{power}, {now.charge:.0f} %"
     yield _line("battery", power, "pause_on_battery, slow_on_battery and min_charge")
     yield _line("heat", None if now.celsius is None else f"{now.celsius:.0f} °C", "slow_celsius and max_celsius")
+    pressure = None if now.thermal_pressure is None else NAMES[now.thermal_pressure]
+    yield _line("thermal pressure", pressure, "slow_thermal_pressure")
     yield _line("fan", None if now.fan_rpm is None else f"{now.fan_rpm:.0f} turns a minute", "slow_fan_rpm")
     waits = None if now.memory_wait is None else f"programs wait for it {now.memory_wait:.0f} % of the time"
     yield _line("memory pressure", waits, "slow_memory_wait")
@@ -27,6 +32,20 @@ def findings(folder: Path, sysfs: Path = SYSFS, proc: Path = PROC) -> Iterator[F
     yield _line("network", metered, "pause_on_metered")
     touched = None if now.idle_s is None else f"last touch of a keyboard or mouse {duration(now.idle_s)} ago"
     yield _line("activity", touched, "pause_when_active and slow_when_active")
+
+
+def data(path: Path, limits: Limits) -> Finding:
+    """What of today's data is used. path: of the count."""
+    day = data_cap.DataCap(path, lambda: limits).today
+    if (hold := data_cap.hold(day, limits)) is not None:
+        return Finding(
+            "note", "data", f"{hold.reason}: no exchange with a swarm until {hold.lifts}; training goes on alone"
+        )
+    cap = limits.max_network_mb_a_day
+    of = f" of {cap:g}" if cap else ""
+    return Finding(
+        "ok", "data", f"{day.used / data_cap.MB:.1f}{of} MB exchanged with swarms today{'' if cap else ', no cap'}"
+    )
 
 
 def _line(what: str, says: str | None, settings: str) -> Finding:

@@ -12,8 +12,8 @@ from sapo_backends.base import Sampling
 from sapo_desktop.errors import UsageError
 from sapo_desktop.services.models.checkpoints import Chosen
 from sapo_swarm.evaluation import Comparison, Interval, ItemResult, compare, held_out_items, mean_pass_at_k, task_scores
-from sapo_swarm.scoring.rubric.groups import is_judged
 from sapo_swarm.scoring.rubric.judge import Judge
+from sapo_swarm.tasks.own.library import is_judged
 from sapo_swarm.types import TaskRef
 
 OnProgress = Callable[[str, float], None]

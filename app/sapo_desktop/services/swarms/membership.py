@@ -16,6 +16,7 @@ from sapo_desktop.services.swarms.together import together
 from sapo_desktop.settings import Settings
 from sapo_swarm.algorithms.base import TINY
 from sapo_swarm.config import RunConfig
+from sapo_swarm.node.swarm.data_cap import DataCap
 from sapo_swarm.node.swarm.swarm_exchange import SwarmExchange
 from sapo_swarm.protocol.client import CoordinatorError, NodeClient, Refused
 from sapo_swarm.protocol.invite import BadInvite, Invite, parse_invite
@@ -139,9 +140,11 @@ async def enter(
     config: RunConfig,
     memory: Path | None = None,
     on_trial: bool = False,
+    data_cap: DataCap | None = None,
 ) -> tuple[SwarmExchange, list[str]]:
     """Join the swarm and return the node's exchange with sentences for the person. A coordinator that is away is no obstacle.
     memory: the model's folder, where the exchange keeps what others taught it. on_trial: by the rules of a trial.
+    data_cap: of the person's limits.
 
     Raises UsageError when the coordinator refuses this node (a bad invite, a ban), BadTask.
     """
@@ -150,6 +153,7 @@ async def enter(
     rules = AcceptanceRules(rule=config.reward_rule, own=own)
     rules = trial.strict(rules) if on_trial else rules
     exchange = SwarmExchange(client, rules, label(config.model), config.sampling, settings.person.name, memory=memory)
+    exchange.data_cap = data_cap
     said: list[str] = []
     try:
         info = await client.join(exchange.name, exchange.model)

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -20,6 +21,7 @@ from sapo_swarm.tasks.own.verifiers import (
     Choice,
     Environment,
     Exact,
+    Function,
     Items,
     ItemSet,
     JsonEqual,
@@ -51,9 +53,10 @@ class Wishes:
     question: str = ""
     answer: str = ""
     prompt: str = ""
-    extract: Extract = "tags"
+    extract: Extract | Literal[""] = ""
     heldout: Path | None = None
     environment: Path | None = None
+    reward: Path | None = None
     verifier: str = ""
     rubric: str = ""
 
@@ -88,20 +91,24 @@ def draft(path: Path, wishes: Wishes, table: Table | None = None) -> Draft:
     if not table.rows:
         first = f" {table.problems[0]}" if table.problems else ""
         raise UsageError(f"{path.name} holds no usable row.{first}")
-    answer = _column(table, wishes.answer, ANSWERS, "answer", "" if wishes.rubric else table.columns[-1])
+    answer = _column(
+        table, wishes.answer, ANSWERS, "answer", "" if wishes.rubric or wishes.reward else table.columns[-1]
+    )
     prompt = wishes.prompt or "{" + _question(table, wishes.question, answer) + "}"
     truths = [row[answer].strip() for row in table.rows if row.get(answer, "").strip()]
     offered = proposals(truths)
     chosen, code = _wished(offered, wishes.verifier), b""
     if wishes.environment is not None:
         chosen, code = Proposal(Environment(), "it says the reward"), read_bytes(wishes.environment, MAX_CODE)
+    if wishes.reward is not None:
+        chosen, code = Proposal(Function(), "it gives the reward"), read_bytes(wishes.reward, MAX_CODE)
     if wishes.rubric:
         chosen = Proposal(Judged(rubric=wishes.rubric[:4000]), "a model says whether it fulfils your rubric")
     spec = TaskSpec(
         name=free_name(wishes.name or path.stem),
         prompt=prompt,
         answer=answer,
-        extract=wishes.extract,
+        extract=wishes.extract or ("tags" if wishes.reward is None else "whole"),
         verifier=(chosen.verifier,),
         difficulty=next((name for name in HARDNESS if name in table.columns and name != answer), ""),
     )

@@ -143,15 +143,19 @@ def _contradictions(task: OwnTask, rows: Sequence[Numbered]) -> list[str]:
     if against:
         pairs = "; ".join(" and ".join(r.place for r in group[:3]) for group in against[:NAMED])
         sentences.append(
-            f"The same question has different answers {len(against)} times ({pairs}): one of them must be wrong."
+            f"{_questions(len(against))} different answers in different rows ({pairs}): one of them must be wrong."
         )
     rest = [group for group in doubled if group not in against]
     if rest:
         pairs = "; ".join(" and ".join(r.place for r in group[:3]) for group in rest[:NAMED])
         sentences.append(
-            f"The same question stands there more than once, {len(rest)} times ({pairs}). They stay on one side."
+            f"{_questions(len(rest))} several rows ({pairs}). They stay together, all trained on or all held out."
         )
     return sentences
+
+
+def _questions(count: int) -> str:
+    return "One question has" if count == 1 else f"{count:,} questions have"
 
 
 def _given_away(task: OwnTask, rows: Sequence[Numbered]) -> list[str]:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import msgspec
+
 from sapo_swarm.protocol.identity import group_text, verify
 from sapo_swarm.protocol.wire import GroupBody, SignedGroup, WireError, content_digest, unpack
 from sapo_swarm.tasks.catalogue import is_train
@@ -60,10 +62,16 @@ def judge(
     return Judged("", body, content_digest(body))
 
 
+class _Coordinates(msgspec.Struct, frozen=True):
+    """The part of a GroupBody that says which question it answers; the texts are skipped."""
+
+    ref: TaskRef
+
+
 def task_of(blob: bytes) -> str:
     """Entry.task of a packed SignedGroup that was judged before; "" where it does not read."""
     try:
-        return own_generator(unpack(unpack(blob, SignedGroup).body, GroupBody).ref)
+        return own_generator(unpack(unpack(blob, SignedGroup).body, _Coordinates).ref)
     except WireError:
         return ""
 

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import aiohttp
 import msgspec
-from aiohttp import web
+from aiohttp import hdrs, web
 
 from sapo_swarm.coordinator.domain.limits import UNKNOWN, prefix_of
 from sapo_swarm.coordinator.http.problems import Refusal
@@ -35,6 +35,18 @@ def check_protocol(request: web.Request) -> None:
             f"This coordinator speaks protocol {PROTOCOL_VERSION}; send `{H_PROTO}: {PROTOCOL_VERSION}`. "
             "Update sapo-desktop on the older side.",
         )
+
+
+def refuse_odd_expectations(server: web.Server) -> None:
+    """An Expect header that is no text is refused: aiohttp quotes it in its answer, which then cannot be written."""
+    inner = server.request_handler
+
+    async def handler(request: web.BaseRequest) -> web.StreamResponse:
+        if not request.headers.get(hdrs.EXPECT, "").isascii():
+            return Refusal("expectation_failed", "The only expectation that is met here is 100-continue.").response()
+        return await inner(request)
+
+    server.request_handler = handler
 
 
 def client_address(request: web.Request, trust_proxy: bool) -> str:

@@ -46,11 +46,8 @@ class NodeNotAnswering(NodeNotRunning):
     """A node's process is there and says nothing. pid: 0 unknown. silent_s: seconds since its last sign of life."""
 
     def __init__(self, pid: int, silent_s: float) -> None:
-        who = f"The node (process {pid})" if pid else "The node"
-        help_ = (
-            f"Halted? kill -CONT {pid} · To end it: kill -9 {pid} (finished rounds are safe)" if pid else "Try again"
-        )
-        super().__init__(f"{who} is not answering for {silent_s:.0f} s. {help_}")
+        wakes = f"kill -CONT {pid} wakes a halted one, kill -9 {pid} ends it (finished rounds are safe)"
+        super().__init__(f"The node is not answering for {silent_s:.0f} s: {wakes if pid else 'try again'}")
         self.pid, self.silent_s = pid, silent_s
 
 

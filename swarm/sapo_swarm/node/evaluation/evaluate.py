@@ -21,7 +21,7 @@ from sapo_swarm.node.round.phases import round_seed
 from sapo_swarm.node.round.turns import continue_episodes, finished, prompt_ids
 from sapo_swarm.node.storage.files import write_whole
 from sapo_swarm.scoring.scorer import Scored, Scorer
-from sapo_swarm.tasks.limits import new_tokens
+from sapo_swarm.tasks.catalogue import new_tokens
 from sapo_swarm.tasks.own import library
 from sapo_swarm.types import Question, TaskRef
 

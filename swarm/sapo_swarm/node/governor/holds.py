@@ -16,28 +16,8 @@ import msgspec
 
 from sapo_swarm.node.governor.limits import Limits
 from sapo_swarm.node.governor.schedule import opens, parse_schedule, spoken
-
-
-class Readings(msgspec.Struct, frozen=True):
-    """The machine at one moment; None where it cannot be read. memory and disk in bytes.
-
-    idle_s: seconds since somebody touched keyboard or mouse. week_minute: minutes since Monday 00:00, local time.
-    charge: of the battery, in percent. other_load: percent of all cores that other programs use. fan_rpm: of the fastest fan.
-    memory_wait: percent of the time in which a program waits for memory. metered: the network is paid by volume.
-    """
-
-    on_battery: bool | None = None
-    celsius: float | None = None
-    free_memory: int | None = None
-    free_disk: int | None = None
-    idle_s: float | None = None
-    week_minute: int | None = None
-    charge: float | None = None
-    other_load: float | None = None
-    fan_rpm: float | None = None
-    memory_wait: float | None = None
-    lid_closed: bool | None = None
-    metered: bool | None = None
+from sapo_swarm.node.governor.sensors.macos import NAMES
+from sapo_swarm.node.governor.sensors.readings import Readings
 
 
 class Level(IntEnum):
@@ -213,6 +193,19 @@ def _heat(limits: Limits, now: Readings, level: Level) -> Wish:
     return FREE
 
 
+def _pressure(limits: Limits, now: Readings, level: Level) -> Wish:
+    """Slower from the line on, a pause from the level above it; each lets go two levels below where it begins, or at nominal."""
+    line, found = limits.slow_thermal_pressure, now.thermal_pressure
+    if found is None or not line:
+        return FREE
+    reason = f"macOS tells of {NAMES[found]} thermal pressure"
+    if found >= (max(line, 1) if level == Level.PAUSE else line + 1):
+        return Wish(Level.PAUSE, reason, f"once it is {NAMES[line - 1]}")
+    if found >= (max(line - 1, 1) if level else line):
+        return Wish(Level.EASE, reason, f"once it is {NAMES[max(line - 2, 0)]}")
+    return FREE
+
+
 def _below(line: float, margin: float) -> float:
     """Where a hold that began above the line ends: a value that can be reached."""
     return max(line - margin, line / 2)
@@ -280,6 +273,7 @@ RULES = (
     Rule("charge", _charge),
     Rule("battery", _battery),
     Rule("heat", _heat, 30.0, urgent=True, escalates=True),
+    Rule("thermal_pressure", _pressure, 30.0, urgent=True, escalates=True),
     Rule("fan", _fan, 60.0),
     Rule("lid", _lid),
     Rule("metered", _metered),

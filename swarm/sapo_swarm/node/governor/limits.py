@@ -23,6 +23,15 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         82.0
     )
     max_celsius: Annotated[float, Meta(description="Pause above this CPU temperature; 0 = never", ge=0, le=120)] = 90.0
+    slow_thermal_pressure: Annotated[
+        int,
+        Meta(
+            description="Slower from this thermal pressure on, pause from the next: 1 moderate, 2 heavy, 3 trapping, 4 sleeping; "
+            "0 = never (macOS)",
+            ge=0,
+            le=4,
+        ),
+    ] = 2
     slow_fan_rpm: Annotated[
         float, Meta(description="Slower above this fan speed, in turns a minute; 0 = never (Linux)", ge=0, le=30000)
     ] = 0.0
@@ -39,6 +48,15 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     pause_on_metered: Annotated[
         bool, Meta(description="In a swarm pause on a network that is paid by volume (NetworkManager)")
     ] = False
+    max_network_mb_a_day: Annotated[
+        float,
+        Meta(
+            description="Exchange with a swarm no more than this a day, in MB sent and received; training goes on alone "
+            "then; 0 = no cap",
+            ge=0,
+            le=1e6,
+        ),
+    ] = 0.0
     slow_other_load: Annotated[
         float,
         Meta(description="Slower while other programs use more than this percent of the CPU; 0 = never", ge=0, le=100),
@@ -80,6 +98,7 @@ PRESETS: Mapping[str, Mapping[str, bool | float | int]] = {
         "min_charge": 50.0,
         "slow_celsius": 70.0,
         "max_celsius": 80.0,
+        "slow_thermal_pressure": 1,
         "slow_fan_rpm": 3000.0,
         "slow_memory_wait": 5.0,
         "pause_lid_closed": True,
@@ -97,6 +116,7 @@ PRESETS: Mapping[str, Mapping[str, bool | float | int]] = {
         "min_charge": 30.0,
         "slow_celsius": 82.0,
         "max_celsius": 90.0,
+        "slow_thermal_pressure": 2,
         "slow_fan_rpm": 0.0,
         "slow_memory_wait": 10.0,
         "pause_lid_closed": False,
@@ -114,6 +134,7 @@ PRESETS: Mapping[str, Mapping[str, bool | float | int]] = {
         "min_charge": 30.0,
         "slow_celsius": 0.0,
         "max_celsius": 95.0,
+        "slow_thermal_pressure": 3,
         "slow_fan_rpm": 0.0,
         "slow_memory_wait": 20.0,
         "pause_lid_closed": False,
@@ -126,4 +147,4 @@ PRESETS: Mapping[str, Mapping[str, bool | float | int]] = {
         "nice": 0,
     },
 }
-"""Preset -> the switches that it sets. Schedule, free disk and keep_awake are the person's alone; balanced is the default."""
+"""Preset -> the switches that it sets. Schedule, disk, data and keep_awake are the person's alone; balanced is the default."""

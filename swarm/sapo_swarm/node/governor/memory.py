@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from sapo_swarm.node.governor.device_files import PROC, word
+from sapo_swarm.node.governor.sensors.device_files import PROC, word
 from sapo_swarm.types import UNREADABLE
 
 FILE = "session.json"

@@ -6,7 +6,7 @@ import contextlib
 import os
 from pathlib import Path
 
-from sapo_swarm.node.governor.device_files import PROC
+from sapo_swarm.node.governor.sensors.device_files import PROC
 
 
 def step_back(nice: int, proc: Path = PROC) -> None:

@@ -21,7 +21,7 @@ from sapo_swarm.node.governor.clock import steady
 from sapo_swarm.node.governor.holds import FULL, Effort, Hold, State, advance
 from sapo_swarm.node.governor.limits import Limits
 from sapo_swarm.node.governor.requests import Requests, aside, command, duration, effort, obstacle, pending, round_done
-from sapo_swarm.node.governor.sensors import Machine
+from sapo_swarm.node.governor.sensors.machine import Machine
 from sapo_swarm.node.round.context import Activity, RoundWork
 from sapo_swarm.node.storage.journal import JournalError
 

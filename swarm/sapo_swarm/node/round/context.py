@@ -20,10 +20,12 @@ from sapo_swarm.node.storage.journal import Journal
 from sapo_swarm.node.swarm.exchange import Exchange
 from sapo_swarm.sapo import difficulty, replay
 from sapo_swarm.sapo.difficulty import Posterior
+from sapo_swarm.sapo.group_size import group_sizes
 from sapo_swarm.sapo.replay import Past
+from sapo_swarm.sapo.stages.base import Answered, StagePrompt
 from sapo_swarm.scoring.rubric.judge import Judge
 from sapo_swarm.scoring.scorer import Scorer
-from sapo_swarm.types import Group, Question
+from sapo_swarm.types import Group, Question, TaskRef
 
 _SMOOTH = 0.3
 """Weight of the newest round in the typical duration of a phase."""
@@ -75,29 +77,39 @@ class Activity:
 
 class Memory(msgspec.Struct):
     """Mutable. replay: successes that can be trained on again. difficulty: task/preset -> how often it is solved.
+    asked: questions of others that a stage attempted, the newest last.
 
     Each is filled only where a setting uses it.
     """
 
     replay: list[Past] = []
     difficulty: dict[str, Posterior] = {}
+    asked: list[TaskRef] = []
 
     def observe(self, config: RunConfig, round_number: int, groups: Sequence[Group]) -> None:
         """Take in the local groups of a round, once."""
-        if config.replay_groups:
+        if remembers(config):
             self.replay = replay.remember(self.replay, round_number, groups, config.replay_half_life)
-        if config.curriculum != "uniform":
+        if config.curriculum != "uniform" or config.sizes_adapt:
             difficulty.observe(self.difficulty, groups)
+
+
+def remembers(config: RunConfig) -> bool:
+    """Own successes are needed again: for replay, or for a stage that has no others to take from."""
+    return bool(config.replay_groups) or (
+        config.stage in ("relay", "relay_start", "retry") and not config.external_groups
+    )
 
 
 def recalled(config: RunConfig, journal: Journal, rounds_done: int) -> Memory:
     """The memory after so many rounds, from the groups that are still in the journal (keep_groups). Raises JournalError."""
     memory = Memory()
-    if not config.replay_groups and config.curriculum == "uniform":
+    if not remembers(config) and config.curriculum == "uniform" and not config.sizes_adapt:
         return memory
     by_round: dict[int, dict[str, Group]] = {}
     for event in journal.read(kinds=("group",)):
-        if isinstance(event, GroupRecorded) and not event.group.external and event.round < rounds_done:
+        own = isinstance(event, GroupRecorded) and not event.group.external and not event.group.stage
+        if isinstance(event, GroupRecorded) and own and event.round < rounds_done:
             by_round.setdefault(event.round, {})[event.group.question.ref.label] = event.group
     for round_number, groups in sorted(by_round.items()):
         memory.observe(config, round_number, tuple(groups.values()))
@@ -149,13 +161,25 @@ class UpdateCall:
 
 
 @dataclass
+class StageStep:
+    """Mutable: prompts of a stage and the work on them; once they are rewarded, the groups with their completions, which
+    begin as their prompts ask."""
+
+    prompts: tuple[StagePrompt, ...]
+    work: RoundWork
+    answered: tuple[Answered, ...] | None = None
+    completions: list[list[Completion]] = field(default_factory=list)
+
+
+@dataclass
 class RoundWork:
     """Mutable on purpose: one object lives for one round.
 
     questions[i] belongs to prompts[i], completions[i] and local[i]; partial[i]: completions as far as they are sampled,
     while completions is None; over: places (question, completion) of episodes that no further turn follows. seconds:
     wall time of work by phase, without pauses. replayed: groups of earlier rounds that the update used besides
-    `trained`.
+    `trained`. steps, staged: of the run's stage, whether it is over; stage_samples: what it adds to the update;
+    stage_groups: its groups, with advantages; figures: its counts.
     """
 
     round: int
@@ -174,6 +198,11 @@ class RoundWork:
     stats: UpdateStats | None = None
     trained: list[Group] = field(default_factory=list)
     replayed: int = 0
+    steps: list[StageStep] = field(default_factory=list)
+    stage_samples: list[TrainSample] = field(default_factory=list)
+    stage_groups: list[Group] = field(default_factory=list)
+    staged: bool = False
+    figures: dict[str, float] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
 
     @contextmanager
@@ -227,6 +256,14 @@ class RoundContext:
     def sampling(self) -> Sampling:
         """How training rollouts are sampled."""
         return Sampling(self.config.temperature, 1.0, self.config.max_new_tokens)
+
+    def group_sizes(self, work: RoundWork) -> list[int]:
+        """How many completions of each prompt of the round."""
+        usual, known = self.config.group_size, self.memory.difficulty
+        if work.questions is None or not self.config.sizes_adapt:
+            return [usual] * len(work.prompts)
+        names = [difficulty.key_of(question.ref) for question in work.questions]
+        return group_sizes([known.get(name, Posterior()) for name in names], usual)
 
     def begin(self, work: RoundWork, phase: PhaseName, detail: str) -> None:
         """Tell that a phase begins."""

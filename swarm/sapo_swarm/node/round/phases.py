@@ -9,6 +9,7 @@ others a token can differ where two computations of the same logits round differ
 
 from __future__ import annotations
 
+import bisect
 import hashlib
 import itertools
 import random
@@ -21,9 +22,8 @@ from sapo_swarm.node.round.context import RoundContext, RoundWork
 from sapo_swarm.node.round.turns import answered, judged, prompt_ids, turn_length
 from sapo_swarm.sapo import difficulty
 from sapo_swarm.sapo.difficulty import Posterior
-from sapo_swarm.tasks.catalogue import CATALOGUE, generator_of, is_own, preset_of, train_seed
+from sapo_swarm.tasks.catalogue import CATALOGUE, generator_of, is_own, new_tokens, preset_of, train_seed
 from sapo_swarm.tasks.extra import LIBRARY_PRESET
-from sapo_swarm.tasks.limits import new_tokens
 from sapo_swarm.tasks.own import library
 from sapo_swarm.types import Question, TaskRef
 
@@ -80,7 +80,7 @@ NOTHING = Completion((), (), "length")
 
 
 async def generate(context: RoundContext, work: RoundWork) -> None:
-    """Sample group_size completions of every prompt in the engine's thread, or what of them is missing. Raises Cancelled.
+    """Sample the completions of every prompt in the engine's thread, or what of them is missing. Raises Cancelled.
 
     Those of an environment are continued turn by turn: all rows of a turn generate together, then the environment answers each.
     """
@@ -89,7 +89,7 @@ async def generate(context: RoundContext, work: RoundWork) -> None:
     context.begin(work, "generate", _detail(context, work))
     with work.timed("generate"):
         if not work.partial:
-            work.partial = [[NOTHING] * context.config.group_size for _ in work.prompts]
+            work.partial = [[NOTHING] * size for size in context.group_sizes(work)]
         while True:
             while call := _next_call(context, work):
                 await _sample(context, work, call)
@@ -135,7 +135,7 @@ def limits(context: RoundContext, work: RoundWork) -> list[int]:
 def _next_call(context: RoundContext, work: RoundWork) -> list[Place]:
     """The completions to work on next, all of them begun or none, with one limit: those that are furthest first. Empty when all
     are there."""
-    most, size = limits(context, work), context.config.group_size
+    most = limits(context, work)
     open_rows = [(i, j) for i, row in enumerate(work.partial) for j, c in enumerate(row) if not ended(c, most[i])]
     if not open_rows:
         return []
@@ -149,7 +149,8 @@ def _next_call(context: RoundContext, work: RoundWork) -> list[Place]:
     if any(furthest[:2]):
         return alike[: context.portion.of(len(alike))]
     prompts = list(dict.fromkeys(i for i, _ in alike))
-    whole = max(1, context.portion.of(len(prompts) * size) // size)
+    rows = list(itertools.accumulate(len(work.partial[i]) for i in prompts))
+    whole = max(1, bisect.bisect_right(rows, context.portion.of(rows[-1])))
     return [place for place in alike if place[0] in set(prompts[:whole])]
 
 
@@ -158,10 +159,12 @@ async def _sample(context: RoundContext, work: RoundWork, call: Sequence[Place])
     begun = work.partial[call[0][0]][call[0][1]]
     used, fresh = turn_length(begun), not begun.tokens
     seed = round_seed(context.node_key, context.config.seed, work.round, "generate")
-    size = context.config.group_size
-    seeds = [RowSeed(seed + i * size + j, work.partial[i][j].sampled) for i, j in call]
+    first = [0, *itertools.accumulate(len(row) for row in work.partial)]
+    seeds = [RowSeed(seed + first[i] + j, work.partial[i][j].sampled) for i, j in call]
     sampling = Sampling(context.config.temperature, 1.0, limits(context, work)[call[0][0]] - used)
-    grouped = fresh and all((i, j) in call for i, _ in call for j in range(size))
+    size = len(work.partial[call[0][0]])
+    alike = all(len(work.partial[i]) == size for i, _ in call)
+    grouped = fresh and alike and all((i, j) in call for i, _ in call for j in range(size))
     if grouped:
         prompts = [work.prompts[i] for i in dict.fromkeys(i for i, _ in call)]
     else:
@@ -191,7 +194,7 @@ def _add(work: RoundWork, call: Sequence[Place], more: Sequence[Completion]) -> 
 
 
 def _detail(context: RoundContext, work: RoundWork) -> str:
-    total = len(work.prompts) * context.config.group_size
+    total = sum(map(len, work.partial)) or len(work.prompts) * context.config.group_size
     kept = _ended(work, limits(context, work))
     return (
         f"Generating {total} rollouts"
@@ -207,10 +210,10 @@ def _ended(work: RoundWork, most: Sequence[int]) -> int:
 
 def _describe(context: RoundContext, work: RoundWork) -> Callable[[int, int], tuple[float, str]]:
     """Progress of one call as progress of the whole phase."""
-    total, most = len(work.prompts) * context.config.group_size, limits(context, work)
+    total, most = sum(map(len, work.partial)), limits(context, work)
     kept = [c for row in work.partial for c in row]
     before, tokens_before = _ended(work, most), sum(turn_length(c) for c in kept)
-    whole = sum(most) * context.config.group_size
+    whole = sum(limit * len(row) for limit, row in zip(most, work.partial, strict=True))
     start = time.perf_counter()
 
     def describe(finished: int, tokens: int) -> tuple[float, str]:

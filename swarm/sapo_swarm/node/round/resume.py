@@ -9,7 +9,7 @@ import msgspec
 from sapo_swarm.node.round.context import RoundContext, RoundWork
 from sapo_swarm.node.round.turns import prompt_ids
 from sapo_swarm.node.storage.unfinished import InFlight, KeptQuestion
-from sapo_swarm.tasks.limits import new_tokens
+from sapo_swarm.tasks.catalogue import new_tokens
 from sapo_swarm.types import Question
 
 _DECIDES = ("tasks", "preset", "group_size", "local_groups", "external_groups", "max_new_tokens", "temperature", "seed")
@@ -25,6 +25,7 @@ def fingerprint(context: RoundContext) -> str:
         if context.config.task_tokens
         else {}
     )
+    parts |= {"group_sizes": "adaptive"} if context.config.sizes_adapt else {}
     parts |= {"node": context.node_key, "swarm": context.swarm, "model": info.model, "method": info.method}
     return hashlib.sha256(msgspec.json.encode(parts)).hexdigest()
 
@@ -58,7 +59,8 @@ async def restored(context: RoundContext, kept: InFlight) -> RoundWork | None:
     work.questions = []
     for question, was in zip(found, kept.questions, strict=True):
         same = isinstance(question, Question) and question.prompt_sha256 == was.prompt_sha256
-        if not isinstance(question, Question) or not same or len(was.completions) != size:
+        sized = context.config.sizes_adapt or len(was.completions) == size
+        if not isinstance(question, Question) or not same or not sized:
             return None
         work.questions.append(question)
         work.prompts.append(prompt_ids(context.host.engine.tokenizer, context.scorer, question))

@@ -61,6 +61,7 @@ async def update(context: RoundContext, work: RoundWork) -> None:
         replayed = _replayed(context, work, rng)
         for group in replayed:
             samples += _samples(context, work, group, positive_only=True)
+        samples += work.stage_samples
         if context.policy.epochs * context.policy.minibatches > 1:
             samples = await _with_old_logprobs(context, samples)
         rate = context.policy.learning_rate * rate_share(context.config, work.round)
@@ -141,7 +142,9 @@ def record(work: RoundWork, external_wanted: int, solved: set[str], checkpoint: 
             solved.add(group.question.ref.dataset)
         kept = used.get(group.question.ref, group)
         events.append(GroupRecorded(round=work.round, group=kept, trained=any(kept.advantages), first_solved=first))
+    events += [GroupRecorded(round=work.round, group=g, trained=any(g.advantages)) for g in work.stage_groups]
     stats, flat = work.stats, [c for group in work.completions for c in group]
+    staged = [c for step in work.steps for group in step.work.completions or () for c in group]
     external = [g for g in work.trained if g.external]
     events.append(
         RoundFinished(
@@ -156,7 +159,7 @@ def record(work: RoundWork, external_wanted: int, solved: set[str], checkpoint: 
             truncated=sum(c.finish == "length" for c in flat),
             well_formed=work.well_formed,
             completions=len(flat),
-            tokens_generated=sum(c.sampled for c in flat),
+            tokens_generated=sum(c.sampled for c in [*flat, *staged]),
             tokens_trained=stats.tokens_local + stats.tokens_external,
             bytes_sent=work.bytes_sent,
             bytes_received=work.bytes_received,
@@ -174,7 +177,8 @@ def record(work: RoundWork, external_wanted: int, solved: set[str], checkpoint: 
                 name: float(count)
                 for name, count in (("replayed", work.replayed), ("judge_tokens", work.judge_tokens))
                 if count
-            },
+            }
+            | work.figures,
             taught=dict(Counter(g.question.ref.dataset for g in external if g.teaches)),
         )
     )

@@ -8,8 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import msgspec
+
 from sapo_swarm.events import Event, FirstSuccess, GroupRecorded, RoundFinished, RunStarted, SwarmUpdated
-from sapo_swarm.types import Peer
+from sapo_swarm.types import Group, Peer
 
 UNKNOWN = -1
 """Of the round of a success that is known only to have been: the journal is older than this record."""
@@ -119,3 +121,47 @@ def _named(trails: Trails, peers: Sequence[Peer]) -> list[AhaTrail]:
     nameless = [(trail, trail.received.node) for trail in trails.values() if trail.received and not trail.name]
     names = {peer.node: peer.name for peer in peers} if nameless else {}
     return [replace(trail, name=names[node]) for trail, node in nameless if names.get(node)]
+
+
+KINDS = ("run_started", "first_success", "round")
+"""Stored events that the trails follow from (names of nodes, which a node does not need, come with "swarm")."""
+
+
+class FirstSuccesses:
+    """Knows the trails of the journal, so that nothing is told twice, whatever was taken back."""
+
+    def __init__(self) -> None:
+        self._trails: Trails = {}
+
+    def open(self, stored: Iterable[Event]) -> None:
+        """Know what the journal tells now: its events of KINDS."""
+        self._trails = trails_of(stored)
+
+    def told(self, events: Sequence[GroupRecorded | RoundFinished], received: Sequence[Group]) -> list[Event]:
+        """The events of one round (stamped, its RoundFinished among them) behind the first successes in it.
+
+        received: groups of others that the round could train on, oldest first.
+        """
+        (done,) = (event for event in events if isinstance(event, RoundFinished))
+        found: list[Event] = []
+        for event in events:
+            if isinstance(event, GroupRecorded) and event.first_solved:
+                task = event.group.question.ref.dataset
+                trail = self._trails.get(task, AhaTrail(task))
+                first = FirstSuccess(time=done.time, round=done.round, task=task)
+                before = {"taught": trail.taught, "since": trail.since, "until": trail.until}
+                found.append(msgspec.structs.replace(first, **before))
+        known = {trail.task for trail in self._trails.values() if trail.received}
+        for group in received:
+            task = group.question.ref.dataset
+            if group.solved and task not in known:
+                known.add(task)
+                found.append(
+                    FirstSuccess(time=done.time, round=done.round, task=task, node=group.node, step=group.step)
+                )
+        return [*found, *events]
+
+    def published(self, events: Sequence[Event]) -> None:
+        """They are in the journal."""
+        for event in events:
+            self._trails = followed(self._trails, event)

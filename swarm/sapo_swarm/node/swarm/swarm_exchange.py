@@ -20,6 +20,7 @@ from sapo_swarm.events import SwarmUpdated
 from sapo_swarm.node.engine_thread import EngineHost
 from sapo_swarm.node.storage import phrase_memory
 from sapo_swarm.node.swarm.board import Board
+from sapo_swarm.node.swarm.data_cap import DataCap
 from sapo_swarm.node.swarm.exchange import Received
 from sapo_swarm.node.swarm.likelihood import least_likely
 from sapo_swarm.node.swarm.outbox import selected
@@ -70,6 +71,8 @@ class SwarmExchange:
     """Seconds of the engine's thread that judging foreign text took, ever."""
     memory: Path | None = None
     """Folder of the model with which the phrase memory is kept; None: with nothing."""
+    data_cap: DataCap | None = None
+    """How much a day may go over the network; None: any amount."""
     own_worker: bool = True
     """External groups are regenerated and scored in a worker of their own, so that local ones never wait for them."""
 
@@ -164,29 +167,40 @@ class SwarmExchange:
         if self._worker is not None:
             await self._worker.__aexit__(None, None, None)
         await self._keep_phrases()
+        await self._held()
         await self.client.__aexit__(None, None, None)
 
     async def _talk(self) -> None:
         while True:
             await self._woken.wait()
-            await self._bridge()
-            await self.sleep(self.client.wait_s)
+            if not await self._held():
+                await self._bridge()
+                await self.sleep(self.client.wait_s)
             self._woken.clear()
             outbox, self._outbox = self._outbox, None
             if outbox is None:
                 continue
             try:
-                await self._exchange_once(*outbox)
+                if not await self._held():
+                    await self._exchange_once(*outbox)
             except Exception:  # the swarm must never end the talk with the swarm: the next round tries again
                 log.exception("an exchange failed")
             if self._outbox is None:
                 self._idle.set()
 
+    async def _held(self) -> bool:
+        """Whether the day's data are used up: what is handed over is dropped then, and the pool serves as long as it lasts."""
+        if self.data_cap is None:
+            return False
+        hold = await asyncio.to_thread(self.data_cap.count, self.client.bytes_sent + self.client.bytes_received)
+        self.stats.hold(hold)
+        return hold is not None
+
     async def _bridge(self) -> None:
         """In a swarm so large that the next upload is far: take groups from its snapshots until it is near."""
         while self.client.wait_s > BRIDGE_S and not self.client.failures and self._outbox is not None:
             want = self.want(self._outbox[2]) if self._taking else 0
-            if want:
+            if want and not await self._held():
                 await self._take(await self._snapshots.sample(want))
             await self.sleep(min(BRIDGE_S, self.client.wait_s))
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from sapo_swarm.events import SwarmUpdated
+from sapo_swarm.node.governor.holds import Hold
 from sapo_swarm.protocol.client import ExchangeResult
 from sapo_swarm.types import Peer
 
@@ -21,6 +22,7 @@ DEFAULT_WINDOW_S = 3600.0
 class SwarmStats:
     """coordinator: its URL, for people. node: this one. made / accepted / refused: groups sent since the node started.
 
+    held: by the person's own limits.
     The figures of the last exchange that worked stay while the coordinator is away; `sentence` says that it is.
     """
 
@@ -30,6 +32,7 @@ class SwarmStats:
     accepted: int = 0
     refused: Counter[str] = field(default_factory=Counter)
     peers: tuple[Peer, ...] = ()
+    held: Hold | None = None
     _last: ExchangeResult | None = None
     _good: ExchangeResult | None = None
     _batches: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=SHARE_WINDOW))
@@ -46,6 +49,10 @@ class SwarmStats:
         self.accepted += result.accepted
         self.refused.update(result.refused)
         self._count_uptake(result.uptake, now)
+
+    def hold(self, hold: Hold | None) -> None:
+        """The person's limits hold the exchange, or (None) no more."""
+        self.held = hold
 
     def said(self, sentence: str) -> None:
         """The coordinator answered something that is no exchange, such as a refused join."""
@@ -83,10 +90,14 @@ class SwarmStats:
         """The whole picture. rejected: reason -> groups received and not taken. alarm: said first where there is one."""
         last, good = self._last, self._good
         share, uptake = good.share if good else 0.0, self.uptake(now)
+        said = (
+            f"{self.held.sentence} · training goes on alone" if self.held else last.sentence if last else "Connecting"
+        )
         return SwarmUpdated(
             coordinator=self.coordinator,
-            connected=last is not None and last.connected,
-            sentence=" · ".join(filter(None, (alarm, "Connecting" if last is None else last.sentence))),
+            connected=last is not None and last.connected and not self.held,
+            sentence=" · ".join(filter(None, (alarm, said))),
+            held=self.held.reason if self.held else "",
             window=self.window_s,
             share=share,
             uptake=uptake,

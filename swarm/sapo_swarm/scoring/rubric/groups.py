@@ -15,14 +15,6 @@ Verdicts = tuple[tuple[float, ...], tuple[bool, ...]]
 """Rewards of a group's texts, and whether each holds an answer."""
 
 
-def is_judged(ref: TaskRef) -> bool:
-    """The answers of its task are judged by a rubric. A task that is not here any more is not."""
-    try:
-        return bool(library.rubric(ref))
-    except (ValueError, KeyError):
-        return False
-
-
 async def judged_groups(
     judge: Judge | None, groups: Sequence[tuple[TaskRef, str, Sequence[str]]], answer_format: AnswerFormat
 ) -> list[Verdicts]:

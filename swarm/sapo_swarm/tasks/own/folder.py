@@ -19,7 +19,6 @@ from sapo_swarm.tasks.own.levels import levels
 from sapo_swarm.tasks.own.python_tests import unit_tests
 from sapo_swarm.tasks.own.rows import Row, Table, decode, read_bytes, read_jsonl
 from sapo_swarm.tasks.own.spec import TaskSpec, check_pattern, needs_truth, parse, truth_column
-from sapo_swarm.tasks.own.split import held_out_places
 from sapo_swarm.tasks.own.verifiers import Environment, Function, JsonSchema, PythonTests, Regex, Sql
 
 SPEC, TRAIN, HELD_OUT, ROWS = "task.toml", "train.jsonl", "heldout.jsonl", "rows.jsonl"
@@ -201,6 +200,8 @@ def split(table: Table, spec: TaskSpec) -> tuple[Table, Table]:
     """(train, held-out) of one table, by content. Rows without what the prompt needs go to the first, to be told of there."""
     asked = [place for place, row in enumerate(table.rows) if all(name in row for name in spec.columns)]
     prompts = [spec.fill(table.rows[place]) for place in asked]
+    from sapo_swarm.tasks.own.split import held_out_places  # brings NumPy, which a coordinator does without
+
     chosen = {asked[i] for i in held_out_places(prompts, spec.heldout_share)} if prompts else set()
     sides = Table(table.columns, problems=table.problems, more=table.more), Table(table.columns)
     for place, (number, row) in enumerate(zip(table.numbers, table.rows, strict=True)):

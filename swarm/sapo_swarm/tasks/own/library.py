@@ -191,6 +191,14 @@ def rubric(ref: TaskRef) -> str:
     return find(ref.dataset).spec.rubric if is_own(ref) else ""
 
 
+def is_judged(ref: TaskRef) -> bool:
+    """The answers of its task are judged by a rubric. A task that is not here any more is not."""
+    try:
+        return bool(rubric(ref))
+    except (ValueError, KeyError):
+        return False
+
+
 def system(ref: TaskRef) -> str:
     """The system prompt of an own task's questions; "" where it is the app's. Raises BadTask, KeyError."""
     return find(ref.dataset).spec.system if is_own(ref) else ""

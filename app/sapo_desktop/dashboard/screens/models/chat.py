@@ -130,7 +130,7 @@ class ChatScreen(BaseScreen):
         self.query_one("#text-0", Static).update(Content.styled(plain(str(error), 600), "$warning"))
 
     def action_close(self) -> None:
-        """The screen goes at once; the processes are given their time."""
+        """Close; a node that worked goes on. The screen goes at once, the processes are given their time."""
         line, self._line = self._line, None
         self.workers.cancel_node(self)
         if line is not None:

@@ -36,7 +36,7 @@ class CompareScreen(ChartKeys, BaseScreen):
 
     def body(self) -> Iterable[Widget]:
         """See the class."""
-        yield Chart("Own reward", self.glyphs, id="compare-chart")
+        yield Chart("Reward", self.glyphs, id="compare-chart")
         with VerticalScroll(id="table", classes="box"):
             yield Static("", id="table-text", markup=False)
 

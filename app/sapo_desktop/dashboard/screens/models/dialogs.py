@@ -41,6 +41,7 @@ class _Form(ModalScreen[str | None]):
         self.action_accept()
 
     def action_accept(self) -> None:
+        """Do it, or say why it is refused."""
         self.query_one("#complaint", Static).update(Content.styled("One moment …", "$muted"))
         self._try()
 
@@ -54,6 +55,7 @@ class _Form(ModalScreen[str | None]):
             self.dismiss(said)
 
     def action_cancel(self) -> None:
+        """Close without doing anything."""
         self.dismiss(None)
 
 

@@ -56,7 +56,7 @@ class ExportScreen(ModalScreen[None]):
         self.query_one("#keys", Static).update(hint(("Esc", "close")))
 
     def action_close_when_done(self) -> None:
-        """Enter does not stop what is being written."""
+        """Close, once it is written. Before that Enter does nothing."""
         if self._done:
             self.dismiss(None)
 

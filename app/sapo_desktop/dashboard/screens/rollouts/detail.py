@@ -6,6 +6,7 @@ from textual.content import Content
 
 from sapo_desktop.dashboard.look.glyphs import Glyphs
 from sapo_desktop.dashboard.look.show import plain, reward
+from sapo_desktop.dashboard.look.stage_words import SECOND
 from sapo_swarm.events import GroupRecorded
 from sapo_swarm.types import Group, Rollout
 
@@ -14,6 +15,7 @@ def detail(event: GroupRecorded, glyphs: Glyphs, truth: str = "") -> Content:
     """The whole group: coordinates, question, and each attempt with its verdict. truth: a right answer, "" not asked for."""
     group = event.group
     source = f"from {plain(group.node[:8], 8)} ({plain(group.model, 40)})" if group.external else "local"
+    source += f", {SECOND[group.stage]}" if group.stage in SECOND else ""
     used = "trained on" if event.trained else "not trained on"
     head = Content.assemble(
         (group.question.ref.label, "bold"),
@@ -47,19 +49,22 @@ def verdict(group: Group, place: int, glyphs: Glyphs) -> Content:
     rollout = group.rollouts[place]
     advantage = group.advantages[place] if place < len(group.advantages) else None
     if rollout.reward >= 1:
-        mark, word, style = glyphs.right, "right", "bold $success"
+        mark, style = glyphs.right, "bold $success"
     elif rollout.reward > 0:
-        mark, word, style = glyphs.partial, "partly right", "bold $warning"
+        mark, style = glyphs.partial, "bold $warning"
     else:
-        mark, word, style = glyphs.wrong, "wrong", "bold $muted"
-    if rollout.shortcut:
-        word = "right on other questions too"
-    if rollout.finish == "length":
-        mark, word = (
-            (glyphs.cut, f"{word}, cut at the limit") if rollout.reward <= 0 else (mark, f"{word}, cut at the limit")
-        )
+        mark, style = glyphs.cut if rollout.finish == "length" else glyphs.wrong, "bold $muted"
+    word = verdict_words(rollout)
     push = f" · advantage {advantage:+.2f}" if advantage is not None else " · no advantage: all rewards equal"
     return Content.assemble(
         (f"{mark} {place + 1}  {word}", style),
         (f"  reward {reward(rollout.reward)} · {rollout.tokens} tokens{push}", "$muted"),
     )
+
+
+def verdict_words(rollout: Rollout) -> str:
+    """Right or not, and whether it was cut."""
+    word = "right" if rollout.reward >= 1 else "partly right" if rollout.reward > 0 else "wrong"
+    if rollout.shortcut:
+        word = "right on other questions too"
+    return f"{word}, cut at the limit" if rollout.finish == "length" else word

@@ -187,7 +187,7 @@ class RolloutsScreen(GroupKeys, BaseScreen):
     def _title(self) -> None:
         listing, known, shown = self.query_one("#groups", GroupList), self.newest, self.shown
         first = self.before + 1 if shown.groups else 0
-        counted = f"{first:,}-{self.before + len(shown.groups):,} of {known.total:,}"
+        counted = f"{first:,}-{self.before + len(shown.groups):,} of {known.total:,}" if known.total else "none yet"
         growing = f" · {known.indexed:,} of {known.of:,} read so far" if known.indexed < known.of else ""
         behind = " · newer ones: Home" if known.groups[:1] != shown.groups[:1] and shown.wish == known.wish else ""
         said = (plain(self.filter.describe(), 120), f"{counted}{growing}{behind}")

@@ -31,6 +31,12 @@ _KEYS: list[Key] = [
 ]
 
 
+def _distance(key: str, wanted: str) -> int:
+    """How far a setting's key is from what is searched: its name, the beginning of it, a part of it, only its help."""
+    name = key.partition(".")[2]
+    return 0 if wanted in (name, key) else 1 if name.startswith(wanted) else 2 if wanted in key else 3
+
+
 class SettingsScreen(ModalScreen[None]):
     """Covers everything, so that no key of the screens below is meant by accident."""
 
@@ -83,7 +89,7 @@ class SettingsScreen(ModalScreen[None]):
             return
         self._fill()
 
-    def _fill(self) -> None:
+    def _fill(self, searched: bool = False) -> None:
         listing = self.query_one("#rows", OptionList)
         chosen = self.chosen
         wanted = self.query_one("#search", Input).value.casefold()
@@ -102,9 +108,10 @@ class SettingsScreen(ModalScreen[None]):
             rows = [Option(row_line(row, width), id=row.key) for row in group]
             listing.add_options([heading, *rows] if rows else [])
         if self.listed:
-            keys = {row.key for row in self.listed}
-            wanted = chosen.key if chosen is not None and chosen.key in keys else self.listed[0].key
-            listing.highlighted = listing.get_option_index(wanted)
+            keys = [row.key for row in self.listed]
+            named = min(keys, key=lambda key: _distance(key, wanted))
+            kept = chosen is not None and chosen.key in keys and not searched
+            listing.highlighted = listing.get_option_index(chosen.key if chosen and kept else named)
         self._tell()
 
     @property
@@ -196,8 +203,8 @@ class SettingsScreen(ModalScreen[None]):
         search.focus()
 
     def on_input_changed(self) -> None:
-        """Filter while typing."""
-        self._fill()
+        """Filter while typing; the cursor goes to the setting whose name is nearest to it."""
+        self._fill(searched=True)
 
     def on_input_submitted(self) -> None:
         """Back to the rows, filtered."""
@@ -215,7 +222,7 @@ class SettingsScreen(ModalScreen[None]):
         host.answer_again()
 
     def action_back(self) -> None:
-        """Esc closes the search first."""
+        """Close the search, then the settings."""
         search = self.query_one("#search", Input)
         if not search.has_class("-open"):
             self.dismiss()

@@ -105,6 +105,7 @@ class HostDialog(ChoiceDialog[HostChoice]):
 class HostedDialog(ModalScreen[bool]):
     """The invite as text and, where there is room, as a QR code. True: let this node take part too."""
 
+    VERTICAL_BREAKPOINTS = [(0, "-tiny"), (16, "-roomy")]  # noqa: RUF012 - Textual declares it as an instance variable
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("j", "take_part", "join", show=False),
         Binding("c", "copy", "copy", show=False),
@@ -120,13 +121,15 @@ class HostedDialog(ModalScreen[bool]):
         """The widgets, in their order."""
         with Vertical(classes="box dialog swarm hosted"):
             yield Static(
-                Content.styled(f"Swarm {plain(self.hosted.name, 40)!r} runs in the background", "bold"), markup=False
+                Content.styled(f"Swarm {plain(self.hosted.name, 40)!r} runs in the background", "bold"),
+                classes="more",
+                markup=False,
             )
             yield Static("Send this line to those you want in it; it admits for a week:", markup=False)
             yield Static(Content.styled(self.hosted.invites[0], "$accent"), id="line", markup=False)
-            yield Static("", id="qr", markup=False)
+            yield Static("", id="qr", classes="more", markup=False)
             more = f"Status page: {self.hosted.page}"
-            yield Static(Content.styled(more, "$muted"), markup=False)
+            yield Static(Content.styled(more, "$muted"), classes="more", markup=False)
             keys = [("j", "let this node take part too")] if self._offer else []
             yield Static(_hint(*keys, ("c", "copy"), ("Esc", "close; the swarm stays open")), markup=False)
 

@@ -57,7 +57,7 @@ class FindDialog(ModalScreen[str | None]):
         self.run_worker(self._nearby(), exit_on_error=False)
 
     def action_renew(self, fresh: bool = True) -> None:
-        """Read them, from their hosts where `fresh`."""
+        """Read the directories again. fresh: from their hosts, however lately that was done."""
         self.run_worker(self._read(fresh), group="read", exclusive=True, exit_on_error=True)
 
     async def _read(self, fresh: bool) -> None:

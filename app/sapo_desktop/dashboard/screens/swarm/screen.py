@@ -11,6 +11,7 @@ from textual.widgets import Static
 
 from sapo_desktop.dashboard.look.glyphs import Glyphs
 from sapo_desktop.dashboard.look.show import age, bar, count, fit, percent, plain, shorten, wrap
+from sapo_desktop.dashboard.look.stage_words import stage_words
 from sapo_desktop.dashboard.screens.dashboard import letters, share_lines, share_title, waiting
 from sapo_desktop.dashboard.screens.swarm.controls import SwarmControls, name_of
 from sapo_desktop.dashboard.screens.swarm.reasons import from_others, on_trial, risen
@@ -167,20 +168,24 @@ def exchange(state: DashboardState, now: float, width: int, height: int, glyphs:
     came, rise = from_others(state), risen(state)
     rows = [Content.styled(shorten(came, width), "bold")] if came else []
     rows += [Content.styled(shorten(rise, width), "$muted")] if rise else []
+    if state.round is not None and (said := stage_words(state.round.figures)):
+        rows.append(Content.styled(shorten(f"last round: {said}", width), "$muted"))
     if height <= LOW and (aha := in_a_line(state, width - len(AHA))):
         rows.append(Content.assemble((AHA, "bold $accent"), aha))
     rows.append(_row(("groups made", count(swarm.made)), ("accepted", count(swarm.accepted))))
     refused = _reasons("sent, not taken", in_words(swarm.refused, swarm.made), width, 2 if height > 8 else 1)
+    none = "all were taken" if state.gained.external else "nothing came in yet"
     room = max(height - len(rows) - len(refused) - 1, 1)
-    rows += [*_reasons("received, not taken", in_words(swarm.rejected), width, room), *refused]
+    rows += [*_reasons("received, not taken", in_words(swarm.rejected), width, room, none), *refused]
     rows.append(_traffic(state, swarm))
     return Content("\n").join(rows)
 
 
-def _reasons(label: str, found: list[str], width: int, lines: int) -> list[Content]:
-    """The most frequent reasons, whole ones, on so many lines; how many others there are where they do not fit."""
+def _reasons(label: str, found: list[str], width: int, lines: int, none: str = "all were taken") -> list[Content]:
+    """The most frequent reasons, whole ones, on so many lines; how many others there are where they do not fit. none: where
+    there is no reason."""
     kept = len(found)
-    said = wrap(f"{label}: {' · '.join(found) or 'all were taken'}", width)
+    said = wrap(f"{label}: {' · '.join(found) or none}", width)
     while len(said) > lines and kept > 1:
         kept -= 1
         more = len(found) - kept

@@ -26,9 +26,9 @@ from sapo_swarm.tasks.own.spec import Extract
 _SETTLED_S = 0.15
 """An answer that stays so long is looked at."""
 _KEYS: list[Key] = [
-    ("arrows", "change", ""),
-    ("Enter", "store it and try the model", "screen.accept"),
     ("PgDn", "read on", "screen.page(1)"),
+    ("arrows", "change", ""),
+    ("Enter", "store it and try it", "screen.accept"),
     ("Esc", "back", "screen.cancel"),
 ]
 _WHERE = {

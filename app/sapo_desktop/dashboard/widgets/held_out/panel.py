@@ -13,16 +13,14 @@ from sapo_desktop.services.against_base import unpaired
 from sapo_swarm.events import Evaluated
 
 MUTED = "$muted"
+NONE = "No measurement yet. Held-out questions are never trained on; the first measurement is the base to compare with."
 
 
 def heldout(state: DashboardState, now: float, width: int, height: int, glyphs: Glyphs) -> Content:
     """Base and now as bars, the paired difference with its interval in words, the tasks over time."""
     latest = state.evaluations.last
     if latest is None:
-        return Content.styled(
-            "No measurement yet. Held-out questions are never trained on; the first measurement is the base to compare with.",
-            MUTED,
-        )
+        return Content.styled("\n".join(wrap(NONE, width)), MUTED)
     base = latest.pass_at_1 - latest.delta if latest.delta is not None else None
     top = max(latest.high, base or 0.0, 0.05)
     room = max(min(width - 18, 40), 4)

@@ -9,6 +9,7 @@ import msgspec
 
 from sapo_desktop import settings
 from sapo_desktop.errors import UsageError
+from sapo_desktop.services.bases import fetching
 from sapo_desktop.services.models.shelf import names
 from sapo_desktop.services.models.shelf.store import Model, Record
 from sapo_swarm.config import RunConfig
@@ -39,7 +40,8 @@ _OPEN: dict[str, object] = {"method": "auto", "precision": "auto", "trainer": "a
 
 
 def refuse_other_identity(model: Model, wanted: RunConfig, resolved: RunConfig) -> None:
-    """Raise UsageError where the wanted settings would make another model of this one, with the command that makes one.
+    """Raise UsageError where the wanted settings would make another model of this one, with the command that makes one,
+    and ModelNotFound where the wanted base does not exist.
 
     resolved: the model's settings with what "auto" meant when its training began.
     """
@@ -47,6 +49,8 @@ def refuse_other_identity(model: Model, wanted: RunConfig, resolved: RunConfig) 
         new, now, meant = (getattr(config, field) for config in (wanted, model.config, resolved))
         if new in (now, meant) or new == _OPEN.get(field) or _same(model, field, new, meant):
             continue
+        if field == "model":
+            fetching.require(wanted)  # a mistyped base is named as one before anything is said about weights
         other = f"sapo-desktop new {names.suggested(Path(wanted.model).name)}-2 --base {wanted.model}"
         flag = "" if field == "model" else f" --{field.replace('_', '-')} {new}"
         raise UsageError(

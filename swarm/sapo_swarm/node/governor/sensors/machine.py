@@ -9,12 +9,13 @@ from pathlib import Path
 
 import psutil
 
-from sapo_swarm.node.governor import device_files
 from sapo_swarm.node.governor.clock import week_minute
-from sapo_swarm.node.governor.device_files import PROC, SYSFS
-from sapo_swarm.node.governor.holds import Readings
-from sapo_swarm.node.governor.idle import IdleClock
-from sapo_swarm.node.governor.message_bus import Metered
+from sapo_swarm.node.governor.sensors import device_files
+from sapo_swarm.node.governor.sensors.device_files import PROC, SYSFS
+from sapo_swarm.node.governor.sensors.idle import IdleClock
+from sapo_swarm.node.governor.sensors.macos import ThermalPressure
+from sapo_swarm.node.governor.sensors.message_bus import Metered
+from sapo_swarm.node.governor.sensors.readings import Readings
 
 LINUX = sys.platform.startswith("linux")
 
@@ -66,7 +67,7 @@ class Machine:
         self._power = Power(sysfs)
         self._process = psutil.Process()
         self._process.cpu_percent()
-        self._idle, self._metered = IdleClock(), Metered()
+        self._idle, self._metered, self._pressure = IdleClock(), Metered(), ThermalPressure()
         self._load = OtherLoad(self._process)
 
     def readings(self, idle: bool = False, metered: bool = False) -> Readings:
@@ -77,6 +78,7 @@ class Machine:
             charge=charge,
             other_load=self._load.percent(),
             celsius=self.celsius(),
+            thermal_pressure=self._pressure.read(),
             fan_rpm=device_files.fan(self._sysfs),
             memory_wait=device_files.memory_wait(self._proc),
             lid_closed=device_files.lid_closed(self._proc),

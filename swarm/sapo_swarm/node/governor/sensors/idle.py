@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from sapo_swarm.node.governor.message_bus import SessionIdle, call, said
+from sapo_swarm.node.governor.sensors.message_bus import SessionIdle, call, said
 
 LOOK_EVERY_S = 5.0
 _DESKTOPS = (

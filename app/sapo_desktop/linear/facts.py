@@ -1,0 +1,202 @@
+"""What the dashboard's screens show, as sentences: pure functions of the state and the clock, one line a fact.
+
+No drawing, no columns, no meaning in a place or a glyph: what stands in a line is all there is to it.
+"""
+
+from __future__ import annotations
+
+from sapo_desktop.dashboard.history.moments import MEANINGS
+from sapo_desktop.dashboard.look.show import age, clock, count, memory, percent, plain
+from sapo_desktop.dashboard.screens.dashboard import reward_lines, share_lines
+from sapo_desktop.dashboard.screens.rollouts.detail import verdict_words
+from sapo_desktop.dashboard.screens.swarm.reasons import from_others, on_trial, risen
+from sapo_desktop.dashboard.screens.swarm.trail import CAUSE, in_order, steps
+from sapo_desktop.dashboard.state import DashboardState, evaluation_sentence
+from sapo_desktop.dashboard.widgets.header import identity, status
+from sapo_desktop.dashboard.widgets.panels import best_answer
+from sapo_desktop.linear.trend import SMOOTH, trend
+from sapo_desktop.services.against_base import base_scores
+from sapo_desktop.services.swarms.shares import MEANINGS as SHARES
+from sapo_desktop.services.swarms.shares import shares
+from sapo_swarm.events import GroupRecorded, RoundFinished, SwarmUpdated
+from sapo_swarm.protocol.reasons import in_words
+
+NEWEST = 5
+"""Rollout groups, and marks of the charts, that are told."""
+LOG = 10
+"""Lines of the log that are told."""
+_SPOKEN = ((" · ", ", "), ("⏎", ", new line, "))
+
+
+def spoken(text: str) -> str:
+    """Without the signs that a screen reader would read out or drop."""
+    for sign, words in _SPOKEN:
+        text = text.replace(sign, words)
+    return " ".join(text.split())
+
+
+def now_sentence(state: DashboardState, now: float) -> str:
+    """What goes on, for how long, and how far it is."""
+    _, sentence, seconds = status(state, now)
+    said = plain(sentence, 300).replace("space starts", "a line with one space starts")
+    since = f", {age(seconds)}" if seconds >= 1 else ""
+    phase = state.phase
+    done = (
+        f", {100 * phase.fraction:.0f} % done" if phase is not None and not state.paused and phase.fraction > 0 else ""
+    )
+    left = f", {age(max(phase.eta_s, 1.0))} left" if done and phase is not None and phase.eta_s >= 0 else ""
+    return spoken(f"{said}{since}{done}{left}")
+
+
+def dashboard(state: DashboardState, now: float) -> list[str]:
+    """Screen 1."""
+    figures = state.figures
+    rows = [f"This is {identity(state)}", now_sentence(state, now)]
+    rows += [trend(f"Reward, {line.label}", line.series, figures.clock) for line in reward_lines(state)]
+    for line in share_lines(state):
+        smooth = line.smooth(SMOOTH)
+        name = "Share of local groups with unequal rewards" if line.label == "unequal" else line.label.capitalize()
+        rows.append(trend(name, line.series, figures.clock, True, smooth))
+    rows += _held_out(state)
+    if state.round is not None:
+        rows += [round_sentence(state.round), _updated(state.round)]
+    rows += [*_marks(state), _machine(state)]
+    rows += [group_sentence(event) for event in state.groups.newest(3)]
+    return [spoken(row) for row in rows]
+
+
+def _held_out(state: DashboardState) -> list[str]:
+    latest = state.evaluations.last
+    if latest is None:
+        return ["Held-out: no measurement yet. The first one is the base to compare with"]
+    before = base_scores(latest, state.base)
+    rows = [evaluation_sentence(latest)]
+    told = []
+    for score in latest.tasks:
+        base = before.get(score.task)
+        came = "" if base is None else f"from {100 * base:.0f} to "
+        note = ", with an answer-only shortcut" if score.shortcut else ""
+        told.append(f"{plain(score.task, 60)} {came}{100 * score.pass_at_1:.0f} %{note}")
+    return [*rows, "By task: " + "; ".join(told)] if told else rows
+
+
+def round_sentence(event: RoundFinished) -> str:
+    """The figures of one round."""
+    external = "" if event.reward_external is None else f", external {event.reward_external:.2f}"
+    local = "none" if event.reward_local is None else f"{event.reward_local:.2f}"
+    taken = (
+        f", {event.external_groups} of up to {event.external_wanted} external groups" if event.external_wanted else ""
+    )
+    return (
+        f"Round {event.round + 1}: local reward {local}{external}; unequal rewards in {event.nonzero_groups} of "
+        f"{event.local_groups} local groups{taken}; {sum(event.seconds.values()) / max(event.covers, 1):.1f} s"
+    )
+
+
+def _updated(event: RoundFinished) -> str:
+    if event.loss is None:
+        return "The last round changed nothing: no group had unequal rewards"
+    parts = [("loss", event.loss), ("gradient norm", event.grad_norm), ("entropy", event.entropy)]
+    return "Last update: " + ", ".join(f"{name} {value:.3f}" for name, value in parts if value is not None)
+
+
+def _marks(state: DashboardState) -> list[str]:
+    told = [f"{MEANINGS[one.letter]} at round {one.round:.0f}, {clock(one.time)}" for one in state.moments[-NEWEST:]]
+    return ["Marked in the charts, the newest last: " + "; ".join(told)] if told else []
+
+
+def _machine(state: DashboardState) -> str:
+    vitals = state.vitals
+    rate = vitals.tokens_per_s if vitals and vitals.tokens_per_s else state.figures.tokens_per_s.latest
+    parts = [f"{count(rate)} tokens a second" if rate else "", f"{count(state.tokens)} tokens generated"]
+    if vitals is not None:
+        parts.append(f"{memory(vitals.memory)} of memory")
+        parts += [f"processor {vitals.cpu_percent:.0f} %"] if vitals.cpu_percent is not None else []
+        parts += [f"{vitals.watts:.0f} watts"] if vitals.watts is not None else []
+        parts += [f"{vitals.celsius:.0f} degrees"] if vitals.celsius is not None else []
+    if state.run is not None:
+        parts.append(f"{len(state.solved)} of {len(state.run.tasks)} tasks solved at least once")
+    return "Machine: " + ", ".join(part for part in parts if part)
+
+
+def group_sentence(event: GroupRecorded) -> str:
+    """One group of rollouts."""
+    rewards = event.group.rewards
+    mean = sum(rewards) / len(rewards) if rewards else 0.0
+    right = sum(value >= 1 for value in rewards)
+    source = "from another node" if event.group.external else "local"
+    first = ", first success at this task" if event.first_solved else ""
+    best = f", best answer {best_answer(event)}" if event.group.rollouts else ""
+    task = plain(event.group.question.ref.dataset, 60)
+    return f"Round {event.round + 1}, {task}, {source}: {right} of {len(rewards)} right, reward {mean:.2f}{first}{best}"
+
+
+def rollouts(state: DashboardState, number: int = 0) -> list[str]:
+    """Screen 3: the newest groups, numbered; with a number that one in full."""
+    newest = state.groups.newest(max(number, NEWEST))
+    if not newest:
+        return ["No rollouts yet: the first come with the first round"]
+    if number:
+        if number > len(newest):
+            return [f"There are {len(newest)} groups here. All of the journal: rollouts"]
+        return _in_full(newest[number - 1])
+    rows = [f"{place}. {group_sentence(event)}" for place, event in enumerate(newest, 1)]
+    return [spoken(row) for row in rows] + ["3 and a number reads one in full; rollouts --help filters all of them"]
+
+
+def _in_full(event: GroupRecorded) -> list[str]:
+    """Question and attempts, each attempt under a line that judges it."""
+    group = event.group
+    used = "trained on" if event.trained else "not trained on"
+    rows = [group_sentence(event), f"It was {used}. The question:", *written(group.question.prompt)]
+    for place, rollout in enumerate(group.rollouts, 1):
+        rows.append(
+            f"Attempt {place} is {verdict_words(rollout)}, reward {rollout.reward:.2f}, {rollout.tokens} tokens:"
+        )
+        for turn in rollout.turns:
+            rows += ["The tool says:" if turn.environment else "The model says:", *written(turn.text)]
+        rows += [] if rollout.turns else written(rollout.text)
+    return rows
+
+
+def written(text: str) -> list[str]:
+    """What a model was asked or wrote, its lines as they are."""
+    return [line.strip() for line in plain(text, lines=True).splitlines() if line.strip()]
+
+
+def swarm(state: DashboardState) -> list[str]:
+    """Screen 2: the swarm, what it brought, who takes part."""
+    now = state.swarm
+    if now is None:
+        alone = "This node trains alone. Find a swarm: directory. Join one: node --join INVITE. Host one: coordinator"
+        return [alone if state.silo else "Waiting for the first exchange with the coordinator"]
+    rows = [plain(now.sentence, 400), f"{count(now.nodes)} nodes, {now.rounds_per_s:.2f} rounds a second of all"]
+    rows += [f"{name.capitalize()} {value}, {SHARES[name]}" for name, value in shares(now)]
+    rows += [from_others(state), risen(state), *on_trial(state), plain(state.external_off, 400)]
+    rows += [f"{count(now.made)} groups made, {count(now.accepted)} accepted"]
+    rows.append(f"Received, not taken: {'; '.join(in_words(now.rejected)) or 'none'}")
+    rows.append(f"Sent, not taken: {'; '.join(in_words(now.refused, now.made)) or 'none'}")
+    rows += _peers(now)
+    trails = [f"{plain(trail.task, 60)}: {', '.join(steps(trail))}" for trail in in_order(state)]
+    rows += [f"Aha trail. {CAUSE}", *trails] if trails else []
+    return [spoken(row) for row in rows if row]
+
+
+def _peers(now: SwarmUpdated) -> list[str]:
+    rows = [f"Peers: {len(now.peers)}, the largest share first"] if now.peers else ["Nobody else is here yet"]
+    for place, peer in enumerate(sorted(now.peers, key=lambda peer: -peer.share), 1):
+        me = ", this node" if now.node and peer.node == now.node else ""
+        name = plain(peer.name, 60) or plain(peer.node[:8])
+        rows.append(
+            f"{place}. {name}{me}, {plain(peer.model, 60)}: {count(peer.groups)} groups, share {percent(peer.share, 1)}, "
+            f"uptake {count(peer.uptake)}, seen {age(peer.seen_s)} ago"
+        )
+    return rows
+
+
+def log(state: DashboardState, text: str = "") -> list[str]:
+    """Screen 5: the last lines, those with a text in them where one is given."""
+    found = [line for line in state.log if text.casefold() in line.text.casefold()]
+    told = {"info": "", "warning": "warning: ", "error": "error: "}
+    rows = [f"{clock(line.time)} {told[line.level]}{plain(line.text, 600)}" for line in found[-LOG:]]
+    return [spoken(row) for row in rows] or [f"No line of the log has {text!r} in it" if text else "The log is empty"]

@@ -1,0 +1,86 @@
+"""The first questions, one after the other: numbered answers, Enter takes the first, q leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+from sapo_desktop.dashboard.look.show import plain
+from sapo_desktop.linear.typed import TypedLines
+from sapo_desktop.services.first_questions import OTHER, OWN, FirstRunAnswers, FirstRunInfo
+
+MODES = (
+    ("silo", "train alone, nothing leaves this machine"),
+    ("swarm", "share the text of attempts, learn from other nodes'; needs an invite"),
+)
+
+
+class Left(Exception):
+    """The person wants to start nothing."""
+
+
+class Questions:
+    """Asks until an answer is one; says why another is not."""
+
+    def __init__(self, typed: TypedLines, say: Callable[[str], None]) -> None:
+        self._typed, self._say = typed, say
+
+    async def ask(self, info: FirstRunInfo) -> FirstRunAnswers | None:
+        """The answers; None where the person left."""
+        self._say(
+            "Welcome to sapo-desktop. It trains a small language model on reasoning tasks by reinforcement learning, here, "
+            "on this machine. Every question has an answer already: Enter takes answer 1, q leaves and starts nothing."
+        )
+        try:
+            mode: Literal["silo", "swarm"] = "swarm" if await self._pick("Mode", MODES) == "swarm" else "silo"
+            invite = await self._invite() if mode == "swarm" else ""
+            hardware = await self._pick("Hardware", info.hardware)
+            model = await self._pick("Model", info.models)
+            if model == OTHER:
+                model = await self._other(info)
+            tasks = await self._pick("Tasks", [one for one in info.tasks if one[0] != OWN])
+            limits = await self._pick("Limits", info.limits)
+            name = (await self._line("Name that a swarm sees, or Enter to stay anonymous"))[:40]
+        except Left:
+            return None
+        return FirstRunAnswers(mode, invite, False, hardware, model, tasks, limits, name)
+
+    async def _line(self, question: str) -> str:
+        self._say(question)
+        line = await self._typed.line()
+        if line is None or line.strip() == "q":
+            raise Left
+        return line.strip()
+
+    async def _pick(self, name: str, answers: Sequence[tuple[str, str]]) -> str:
+        self._say(f"{name}, {len(answers)} answers:")
+        for place, (value, what) in enumerate(answers, 1):
+            self._say(f"{place}, {plain(value, 80)}: {plain(what, 200)}")
+        values = [value for value, _ in answers]
+        while True:
+            line = await self._line(f"{name}: a number, or Enter for {values[0]}")
+            if not line or line in values:
+                return line or values[0]
+            if line.isascii() and line.isdigit() and 1 <= int(line[:4]) <= len(values):
+                return values[int(line[:4]) - 1]
+            self._say(f"{plain(line, 40)} is none of the {len(values)} answers")
+
+    async def _invite(self) -> str:
+        from sapo_swarm.protocol.invite import BadInvite, parse_invite  # cryptography: only when one is typed
+
+        while True:
+            line = await self._line("Paste the invite, one line that begins with sapo://")
+            try:
+                parse_invite(line)
+            except BadInvite as error:
+                self._say(plain(str(error), 200))
+            else:
+                return line
+
+    async def _other(self, info: FirstRunInfo) -> str:
+        while True:
+            line = await self._line("The model's hub id, such as owner/name, or a folder")
+            wrong = await info.check(line) if line and info.check else "" if line else "Type one, or q to leave"
+            if not wrong:
+                return line
+            self._say(plain(wrong, 400))

@@ -1,0 +1,254 @@
+"""The dashboard in lines: the facts of the screens as sentences, news appended once, what is typed done."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+from tests.support.scripted_feed import SILO, SWARM, ScriptedFeed
+
+from sapo_desktop.dashboard.messages import Link, QuitChoice
+from sapo_desktop.linear.questions import Questions
+from sapo_desktop.linear.session import Session
+from sapo_desktop.linear.typed import TypedLines
+from sapo_desktop.services.first_questions import FirstRunInfo
+from sapo_swarm.events import Event, LogLine, RoundFinished, StateChanged
+
+DRAWN = re.compile("[\u2500-\u259f\u25a0-\u25ff\u2800-\u28ff\x1b\r]")
+"""Boxes, blocks, marks, braille, escape sequences, a cursor that goes back."""
+
+
+class LiveFeed(ScriptedFeed):
+    """Tells what is added to the script later, too. quiet: everything is told, and taken in."""
+
+    more: asyncio.Event
+    quiet: asyncio.Event
+    opened = 0.0
+
+    def now(self) -> float:
+        return self.opened or super().now()
+
+    async def events(self) -> AsyncIterator[Event | Link]:
+        told = 0
+        while True:
+            while told < len(self.script):
+                told += 1
+                yield self.script[told - 1]
+            self.more.clear()
+            self.quiet.set()
+            await self.more.wait()
+
+    def tell(self, *events: Event | Link) -> None:
+        self.script += events
+        self.quiet.clear()
+        self.more.set()
+
+
+class Person:
+    """Types into a session and hears what it says."""
+
+    def __init__(self, feed: LiveFeed) -> None:
+        out, self._typing = os.pipe()
+        self.heard: list[str] = []
+        self.verbs: list[list[str]] = []
+        self.feed = feed
+        self.starts = 0
+        self.during = ""
+        self._said = asyncio.Event()
+        self.session = Session(feed, TypedLines(out), self.hear, self._verb, self._start)
+
+    def hear(self, line: str) -> None:
+        self.heard.append(line)
+        self._said.set()
+
+    async def _start(self) -> None:
+        self.starts += 1
+
+    async def _verb(self, arguments: list[str]) -> int:
+        self.verbs.append(arguments)
+        if self.during:
+            self.feed.tell(LogLine(time=self.feed.now() + 1, level="info", text=self.during))
+            await self.feed.quiet.wait()
+        self.hear(f"{arguments[0]} is done")
+        return 0
+
+    def type(self, *lines: str) -> None:
+        os.write(self._typing, "".join(f"{line}\n" for line in lines).encode())
+
+    def hang_up(self) -> None:
+        os.close(self._typing)
+
+    async def hears(self, text: str) -> str:
+        async with asyncio.timeout(20):
+            while not (found := [line for line in self.heard if text in line]):
+                self._said.clear()
+                await self._said.wait()
+        return found[-1]
+
+
+@asynccontextmanager
+async def sitting(events: list[Event]) -> AsyncIterator[tuple[Person, LiveFeed, asyncio.Task[QuitChoice | None]]]:
+    feed = LiveFeed([*events])
+    feed.more, feed.quiet, feed.opened = asyncio.Event(), asyncio.Event(), max(event.time for event in events) + 1
+    person = Person(feed)
+    session = asyncio.create_task(person.session.run())
+    try:
+        await person.hears("Machine:")
+        yield person, feed, session
+    finally:
+        session.cancel()
+        await asyncio.gather(session, return_exceptions=True)
+
+
+async def test_a_history_is_told_as_where_it_stands_and_news_once() -> None:
+    async with sitting(SILO) as (person, feed, _):
+        assert not any("First success" in line for line in person.heard), "history is no news"
+        feed.tell(StateChanged(time=feed.opened, state="paused", sentence="Paused: on battery power", reason="battery"))
+        await person.hears("Paused: on battery power")
+        feed.tell(SILO[-1], LogLine(time=feed.opened, level="warning", text="Little disk is left"))
+        assert await person.hears("Little disk") == "warning: Little disk is left"
+        assert sum("on battery power" in line for line in person.heard) == 1
+        feed.tell(Link(False, "The node went away", feed.opened), Link(False, "The node went away", feed.opened + 1))
+        feed.tell(LogLine(time=feed.opened, level="info", text="The end"))
+        await person.hears("The end")
+        assert sum("went away" in line for line in person.heard) == 1
+
+
+async def test_as_much_is_told_as_is_wanted() -> None:
+    rounds = [event for event in SILO if isinstance(event, RoundFinished)]
+    async with sitting(SILO) as (person, feed, _):
+        again = replace(rounds[-1], time=feed.opened, round=rounds[-1].round + 1)
+        person.type("news rounds")
+        await person.hears("Telling every round")
+        feed.tell(again)
+        await person.hears(f"Round {again.round + 1}: local reward")
+        person.type("news none", "news much")
+        await person.hears("News are none now")
+        feed.tell(LogLine(time=feed.opened, level="info", text="Nobody hears this"))
+        person.type("")
+        await person.hears(f"Round {again.round + 1}")
+        assert not any("Nobody hears" in line for line in person.heard)
+
+
+KEYS = {
+    " ": ("pause", {}),
+    "F": ("finish", {}),
+    "z": ("snooze", {"for_s": 900}),
+    "z 60": ("snooze", {"for_s": 3600}),
+    "r": ("run_anyway", {"for_s": 3600}),
+}
+
+
+@pytest.mark.parametrize("key", KEYS)
+async def test_the_same_keys_reach_the_node(key: str) -> None:
+    async with sitting(SILO) as (person, feed, _):
+        person.type(key, "?")
+        await person.hears("Type one of these")
+        assert feed.commands == [KEYS[key]]
+
+
+async def test_every_line_of_the_help_is_true() -> None:
+    async with sitting(SWARM) as (person, _, _task):
+        for line, answer in {
+            "": "Round 31, Generating 32 rollouts",
+            "1": "This is ",
+            "2": "My share",
+            "3": "1. Round 30",
+            "3 2": "Attempt 1 is",
+            "5": "Held-out",
+            "5 first success": "First success",
+            "y": "y is nothing here",
+            'chat "my': "A quotation mark is open",
+        }.items():
+            person.heard.clear()
+            person.type(line)
+            await person.hears(answer)
+        person.type("4", "d", "config get run.model")
+        await person.hears("config is done")
+        assert person.verbs == [["models"], ["doctor"], ["config", "get", "run.model"]]
+
+
+async def test_news_wait_until_a_verb_is_done() -> None:
+    async with sitting(SILO) as (person, _, _task):
+        person.during = "Something happened meanwhile"
+        person.type("chat")
+        await person.hears("Something happened meanwhile")
+        assert person.heard[-2:] == ["chat is done", "Something happened meanwhile"]
+
+
+@pytest.mark.parametrize(("answer", "left"), [("s", "stop"), ("b", "background")])
+async def test_leaving_asks_what_becomes_of_the_node(answer: str, left: str) -> None:
+    async with sitting(SILO) as (person, _, session):
+        person.type("q", "", "q", answer)
+        assert await session == left
+        assert "Staying" in person.heard
+
+
+async def test_a_node_that_is_gone_is_started_by_a_space_and_left_without_a_question() -> None:
+    async with sitting(SILO) as (person, feed, session):
+        feed.tell(Link(False, "The node is gone", feed.opened, ended=True))
+        assert "a line with one space starts the node again" in await person.hears("The node is gone")
+        person.type(" ")
+        await person.hears("Starting the node")
+        assert person.starts == 2
+        person.type("q")
+        assert await session == "stop"
+
+
+async def test_who_hangs_up_leaves_the_node_working() -> None:
+    async with sitting(SILO) as (person, _, session):
+        person.hang_up()
+        assert await session == "background"
+
+
+async def test_what_a_peer_wrote_does_nothing_to_the_terminal() -> None:
+    async with sitting(SWARM) as (person, feed, _):
+        feed.tell(LogLine(time=feed.opened, level="info", text="a \x1b[31mred\x07 \u202eline\r"))
+        line = await person.hears("red")
+        assert not re.search("[\x00-\x1f\u202e]", line)
+
+
+async def answers(*lines: str) -> tuple[object, list[str]]:
+    out, into = os.pipe()
+    os.write(into, "".join(f"{line}\n" for line in lines).encode())
+    os.close(into)
+    heard: list[str] = []
+    return await Questions(TypedLines(out), heard.append).ask(FirstRunInfo()), heard
+
+
+async def test_the_first_questions_have_answers_already() -> None:
+    found, heard = await answers("", "", "", "", "2", "Ada")
+    assert (found.mode, found.model, found.limits, found.name) == ("silo", "starter", "eco", "Ada")  # type: ignore[attr-defined]
+    assert not any(DRAWN.search(line) for line in heard)
+
+
+async def test_the_first_questions_say_what_is_no_answer_and_can_be_left() -> None:
+    found, heard = await answers("7", "swarm", "no invite", "q")
+    assert found is None
+    assert "7 is none of the 2 answers" in heard
+    assert any("sapo://" in line and "An invite" in line for line in heard)
+
+
+def test_the_tour_in_lines_is_plain_text(tmp_path: Path) -> None:
+    """A dumb terminal, such as the shell of an editor that speaks, gets lines without asking for them."""
+    done = subprocess.run(
+        [sys.executable, "-m", "sapo_desktop", "tour", "--speed", "20000"],
+        input="1\n[\nq\n",
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "SAPO_HOME": str(tmp_path), "TERM": "dumb"},
+        check=True,
+    )
+    assert "Reward, local" in done.stdout
+    assert "REPLAY" in done.stdout.upper()
+    assert not DRAWN.search(done.stdout)
+    assert not done.stderr

@@ -1,0 +1,57 @@
+"""What the log of a soak says: losses, and whether a process grows.
+
+A training node breathes: its memory is larger by the buffers of an update while one runs, and a sample meets that by chance.
+So growth is read off the lowest samples of every ten minutes, which is what the process holds on to.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from statistics import linear_regression
+from typing import Any
+
+WARM_S, FLOOR_S = 900.0, 600.0
+"""Of a process's life before its growth counts; of which the lowest sample counts."""
+
+
+def report(log: Path) -> dict[str, Any]:
+    """What a log says: faults, losses, and for each process that lived long its growth an hour after WARM_S."""
+    lines = [json.loads(line) for line in log.read_text("utf-8").splitlines()]
+    lives: dict[tuple[str, int], list[dict[str, Any]]] = {}
+    for line in lines:
+        if line["kind"] == "sample":
+            lives.setdefault((line["name"], line["pid"]), []).append(line)
+    growth = {}
+    for (name, _), samples in lives.items():
+        late = [s for s in samples if s["t"] - samples[0]["t"] >= WARM_S]
+        if late and late[-1]["t"] - late[0]["t"] >= 1200:
+            growth[name] = {
+                "hours": round((late[-1]["t"] - late[0]["t"]) / 3600, 2),
+                "MB at first, at the end": [round(s["rss"] / 1e6, 1) for s in (late[0], late[-1])],
+                "MB an hour": slope(late, "rss"),
+                "all samples, MB an hour": slope(late, "rss", 0.0),
+                "of its workers, MB an hour": slope(late, "children"),
+                "descriptors, first, most, last": [late[0]["files"], max(s["files"] for s in late), late[-1]["files"]],
+            }
+    checks = [line for line in lines if line["kind"] == "check"]
+    return {
+        "minutes": round(lines[-1]["t"] / 60, 1),
+        "faults": sum(line["kind"] == "fault" for line in lines),
+        "kills of the coordinator": len(checks),
+        "acknowledged and looked for": sum(line["acknowledged"] for line in checks),
+        "acknowledged and lost": sum(line["lost"] for line in checks),
+        "trouble": [line for line in lines if line["kind"] == "trouble"],
+        "growth": growth,
+        "nodes": [line for line in lines if line["kind"] == "node"],
+    }
+
+
+def slope(samples: list[dict[str, Any]], what: str, floor_s: float = FLOOR_S) -> float:
+    """MB an hour of a line through the lowest sample of every stretch of so many seconds; floor_s 0: through all samples."""
+    stretches: dict[float, tuple[float, float]] = {}
+    for sample in samples:
+        place = sample["t"] // floor_s if floor_s else sample["t"]
+        stretches[place] = min(stretches.get(place, (float("inf"), 0.0)), (sample[what] / 1e6, sample["t"] / 3600))
+    size, hour = zip(*stretches.values(), strict=True)
+    return round(linear_regression(hour, size).slope, 2)

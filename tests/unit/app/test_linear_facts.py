@@ -1,0 +1,87 @@
+"""What the dashboard in lines tells: the facts of the screens as sentences, charts as trends."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from tests.support.scripted_feed import SILO, SWARM
+
+from sapo_desktop.dashboard.history.clock import Clock
+from sapo_desktop.dashboard.history.series import Series
+from sapo_desktop.dashboard.state import DashboardState, apply
+from sapo_desktop.linear import facts
+from sapo_desktop.linear.trend import trend
+from sapo_swarm.events import Event
+
+DRAWN = re.compile("[\u2500-\u259f\u25a0-\u25ff\u2800-\u28ff\x1b\r]")
+"""Boxes, blocks, marks, braille, escape sequences, a cursor that goes back."""
+
+
+def state_of(events: list[Event]) -> DashboardState:
+    state = DashboardState()
+    for event in events:
+        state = apply(state, event)
+    return state
+
+
+def pages(events: list[Event]) -> list[str]:
+    state, now = state_of(events), max(event.time for event in events)
+    return [
+        *facts.dashboard(state, now),
+        *facts.swarm(state),
+        *facts.rollouts(state),
+        *facts.rollouts(state, 1),
+        *facts.log(state),
+    ]
+
+
+@pytest.mark.parametrize("events", [SILO, SWARM, []], ids=["alone", "in a swarm", "nothing yet"])
+def test_no_line_draws_anything(events: list[Event]) -> None:
+    lines = pages(events) if events else facts.dashboard(DashboardState(), 0.0) + facts.swarm(DashboardState())
+    assert lines
+    assert all(line and not DRAWN.search(line) and line == line.strip() for line in lines), lines
+
+
+def test_the_facts_of_the_screens_are_told() -> None:
+    alone, together = "\n".join(pages(SILO)), "\n".join(pages(SWARM))
+    for fact in ("19.8 %", "+10.3", "binary_matrix from 15 to 32 %", "local 0.20, mean of 20 rounds", "2.9 s"):
+        assert fact in alone, fact
+    for fact in ("My share 17.9 %", "Uptake 37", "External share 50.0 %", "quiet-otter", "old-laptop", "Aha trail"):
+        assert fact in together, fact
+    state = state_of(SWARM)
+    assert state.swarm is not None
+    assert sum(bool(re.match(r"\d+\. .* groups, share", line)) for line in facts.swarm(state)) == len(state.swarm.peers)
+
+
+def test_a_group_in_full_has_every_attempt_with_its_verdict() -> None:
+    state = state_of(SILO)
+    newest = state.groups.last
+    assert newest is not None
+    lines = facts.rollouts(state, 1)
+    verdicts = [line for line in lines if line.startswith("Attempt")]
+    assert len(verdicts) == len(newest.group.rollouts)
+    assert sum(" is right" in line for line in verdicts) == sum(one.reward >= 1 for one in newest.group.rollouts)
+    assert "There are" in facts.rollouts(state, 999_999)[0]
+
+
+def risen(hours: float) -> tuple[Series, Clock]:
+    """Forty rounds over so many hours; the figure goes from 0 to 0.39."""
+    series, clock, seconds = Series(), Clock(), hours * 3600 / 40
+    for place in range(40):
+        series = series.append(place + 1, place / 100)
+        clock = clock.finished(place + 1, 1e9 + (place + 1) * seconds, seconds)
+    return series, clock
+
+
+def test_a_chart_is_told_with_where_it_came_from() -> None:
+    assert trend("Reward", *risen(0.1)).startswith(
+        "Reward 0.29, mean of 20 rounds, up from 0.00 in round 1; last 10 rounds: 0.30, "
+    )
+    assert "up from 0.09 an hour ago" in trend("Reward", *risen(2))
+    assert "up from 0.29 a day ago" not in trend("Reward", *risen(2))
+    assert trend("Share", *risen(2), share=True, smooth=1).startswith("Share 39.0 %, up from ")
+    assert trend("Reward", Series(), Clock()) == "Reward: no value yet"
+    steady = Series().append(1, 0.5).append(2, 0.5).append(3, 0.5)
+    assert trend("Reward", steady, Clock()) == "Reward 0.50; the same in the last 3 rounds"
+    assert "none" in trend("Reward", Series().append(1, 0.5).append(2, None).append(3, 0.5), Clock())
