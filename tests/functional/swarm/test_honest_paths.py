@@ -143,7 +143,9 @@ async def test_a_node_of_which_nothing_is_taken_is_told_so(hosted: Hosted) -> No
 
 
 HEADERS = "Host Sapo-Proto Sapo-Node Sapo-Time Sapo-Nonce Sapo-Signature Authorization Content-Type Content-Length Cookie".split()
-HEADERS += "Transfer-Encoding Connection Expect Upgrade Range If-None-Match If-Modified-Since X-Forwarded-For Accept".split()
+HEADERS += (
+    "Transfer-Encoding Connection Expect Upgrade Range If-None-Match If-Modified-Since X-Forwarded-For Accept".split()
+)
 
 
 @pytest.mark.parametrize("path", ["/v1/swarm", "/v1/join", "/admin/invites", "/metrics", "/nowhere", "/"])
