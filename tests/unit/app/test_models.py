@@ -35,6 +35,18 @@ def changed(**settings: object) -> RunConfig:
     return msgspec.structs.replace(CONFIG, **settings)
 
 
+@pytest.mark.parametrize("trainer", ["mlx", "llamacpp+torch", "llamacpp+mlx", "torch", "auto"])
+def test_a_model_of_torch_goes_on_with_what_reads_its_checkpoints(trainer: str) -> None:
+    """Also where torch was never named, but what "auto" meant."""
+    resolved = changed(trainer="torch")
+    for named in ("auto", "torch"):
+        one, wanted = model(changed(trainer=named)), changed(trainer=trainer)
+        changes.refuse_other_identity(one, wanted, resolved)
+        assert changes.kept_identity(one, wanted).trainer == (named if trainer == "auto" else trainer)
+    with pytest.raises(UsageError, match="that cannot become fake"):
+        changes.refuse_other_identity(one, changed(trainer="fake"), resolved)
+
+
 @pytest.mark.parametrize("name", ["kim", "a", "Kim-2", "my.model_3", "7b"])
 def test_plain_names_are_taken(name: str) -> None:
     assert names.check(name) == name
