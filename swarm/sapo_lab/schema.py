@@ -146,7 +146,7 @@ class Experiment(msgspec.Struct, frozen=True, kw_only=True):
     first; from 0 on lie the questions that earlier experiments and the curve use.
     """
 
-    name: Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9-]{0,59}\Z")]
+    name: Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9.-]{0,59}\Z")]
     title: str
     question: str
     nodes: Annotated[int, Meta(ge=1, le=256)]

@@ -5,7 +5,6 @@ The TOML file, the CLI flags, the settings screen and the docs are all made from
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -18,11 +17,6 @@ PAPER_TASKS: tuple[str, ...] = (
     *("decimal_arithmetic", "calendar_arithmetic", "binary_matrix"),
 )
 """The nine reasoning_gym tasks of the paper's controlled experiment (arXiv 2509.08721, section 5)."""
-
-RENAMED: Mapping[str, str] = {"own_groups": "local_groups"}
-"""Settings of a run that an earlier version kept under another name: that name -> the name now.
-
-Settings files and run folders (`config.json`) with the old names stay readable: `renamed` and `decode` use this table."""
 
 
 def _doc(text: str, **limits: Any) -> Meta:
@@ -89,9 +83,8 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     stage: Annotated[
         Literal["none", "relay", "relay_start", "critique", "retry"],
         _doc(
-            "A second part of each round. relay: attempt what others solved; where all attempts fail, once more with their "
-            "reasoning as a hint, and learn without it. relay_start: the answer begins with the hint, for models that follow "
-            "no instructions. critique: correct attempts that failed. retry: relay without hints"
+            "A second part of each round. relay: attempt what others solved; where all fails, again with their reasoning as a "
+            "hint, and learn without it. relay_start: answers begin with the hint. critique: correct failures. retry: no hint"
         ),
     ] = "none"
     stage_groups: Annotated[int, _doc("Questions of others that the stage takes in a round", ge=1, le=256)] = 4
@@ -182,17 +175,3 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     def reward_rule(self) -> RewardRule:
         """How local and external completions are rewarded. Held-out questions are scored strictly, whatever it says."""
         return RewardRule(self.partial_credit, self.contrast)
-
-
-def renamed(table: Mapping[str, Any], names: Mapping[str, str] = RENAMED) -> dict[str, Any]:
-    """A table of settings under the names of today. One that stands there under both names: the name of today counts."""
-    kept = {key: value for key, value in table.items() if names.get(key) not in table}
-    return {names.get(key, key): value for key, value in kept.items()}
-
-
-def decode(data: bytes) -> RunConfig:
-    """The settings in a run folder's `config.json`, written by this version or an earlier one.
-
-    Raises msgspec.MsgspecError.
-    """
-    return msgspec.convert(renamed(msgspec.json.decode(data, type=dict[str, Any])), RunConfig)

@@ -19,7 +19,8 @@ import msgspec
 from sapo_desktop.errors import AppError, UsageError
 from sapo_desktop.paths import Home
 from sapo_desktop.services.models.shelf import names
-from sapo_swarm.config import RunConfig, renamed
+from sapo_swarm.config import RunConfig
+from sapo_swarm.config_names import renamed
 from sapo_swarm.protocol.safe_text import safe_text
 from sapo_swarm.registry import nearest
 from sapo_swarm.types import UNREADABLE
