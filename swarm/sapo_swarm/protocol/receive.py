@@ -121,8 +121,8 @@ class AcceptanceRules:
 @dataclass(slots=True)
 class Receiver:
     """Judges samples of one swarm. rejected: reason -> groups, since the start. struck: sources heard no more.
-    excluded: hashes of prompts that are not to be trained on. clock: of the time quotas, this machine's own: a coordinator may say
-    what it likes about the date."""
+    excluded: hashes of prompts that are not to be trained on. clock: of the time quotas, this machine's own, since a coordinator
+    may say what it likes about the date."""
 
     swarm: str
     node: str

@@ -32,7 +32,8 @@ def written_answer(answer_format: AnswerFormat, text: str) -> str | None:
         return _boxed(text)
     if answer_format == "json":
         return _json(text)
-    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), None)
+    whole = text.rstrip()
+    return whole.splitlines()[-1].strip() if whole and _ends(text[len(whole) :]) else None
 
 
 def _ends(tail: str, also: str = "") -> bool:
@@ -60,15 +61,15 @@ def _boxed(text: str) -> str | None:
 
 
 def _json(text: str) -> str | None:
-    """The last object, of one line or several, whose "answer" is a text or a number."""
+    """The last object, of one line or several, that holds an "answer", a text or a number, and nothing beside it."""
     end = text.rfind("}") + 1
     start = text.rfind("{", 0, end)
     if start < 0 or not _ends(text[end:], "`"):
         return None
     try:
-        value = json.loads(text[start:end])
+        held: list[tuple[str, object]] = json.loads(text[start:end], object_pairs_hook=list)
     except (ValueError, RecursionError):
         return None
-    answer = value.get("answer")
+    answer = held[0][1] if [name for name, _ in held] == ["answer"] else None
     usable = isinstance(answer, str | int | float) and not isinstance(answer, bool)
     return (str(answer).strip() or None) if usable else None

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 import numpy as np
-from common import Gate
+from common import Gate, store_address
 
 from sapo_swarm.config import PAPER_TASKS
 from sapo_swarm.coordinator.host import start
@@ -202,14 +202,16 @@ class Outcome:
     rejected: Counter[str] = field(default_factory=Counter)
 
 
-async def play(honest: int, hostile: int, rounds: int, guarded: bool = True) -> Outcome:
+async def play(store: str, honest: int, hostile: int, rounds: int, guarded: bool = True) -> Outcome:
     """A swarm for so many rounds."""
     import time
 
     outcome = Outcome()
-    with tempfile.TemporaryDirectory(prefix="sapo-gate-") as folder:
+    with store_address(store) as address, tempfile.TemporaryDirectory(prefix="sapo-gate-") as folder:
         hosted = await start(
-            CoordinatorSettings(port=0, store=f"sqlite:{folder}/s.sqlite", round_every_s=0.001, round_burst=10**6)
+            CoordinatorSettings(
+                port=0, store=address, folder=folder, round_every_s=0.001, round_burst=10**6, invite_uses=0
+            )
         )
         members = [Member(hosted.invite, 1 + n, "", guarded) for n in range(honest)]
         members += [Member(hosted.invite, 1000 + n, HOSTILE[n % len(HOSTILE)]) for n in range(hostile)]
@@ -263,14 +265,14 @@ def _opened(raw: msgspec.Raw) -> GroupBody:
 
 
 def run(quick: bool, store: str) -> Gate:
-    gate = Gate(7, "hostile members in a simulated swarm (toy policy)")
+    gate = Gate(7, f"hostile members in a simulated swarm (toy policy, {store})")
     honest, rounds = (6, 15) if quick else (24, 250)
-    clean = asyncio.run(play(honest, 0, rounds))
+    clean = asyncio.run(play(store, honest, 0, rounds))
     gate.figures["clean swarm, held-out success"] = f"{clean.held_out:.3f}"
     # 10 % and 25 % of the swarm; five of each kind where the swarm is large enough
     for part in (0.10, 0.25):
         hostile = max(1, round(honest * part / (1 - part)))
-        outcome = asyncio.run(play(honest, hostile, rounds))
+        outcome = asyncio.run(play(store, honest, hostile, rounds))
         seen, used = outcome.counts["hostile"], outcome.counts["hostile used"]
         kept = 1 - used / seen if seen else 1.0
         gate.figures[f"{part:.0%} hostile"] = (
@@ -283,7 +285,7 @@ def run(quick: bool, store: str) -> Gate:
             quick or outcome.held_out >= clean.held_out - 0.02
         )
     if not quick:
-        bare = asyncio.run(play(honest, max(1, round(honest / 3)), rounds, guarded=False))
+        bare = asyncio.run(play(store, honest, max(1, round(honest / 3)), rounds, guarded=False))
         gate.figures["25 % hostile without the log-prob floor"] = (
             f"held-out {bare.held_out:.3f}, poisoned style {bare.poison:.4f}"
         )

@@ -142,14 +142,15 @@ async def test_a_node_of_which_nothing_is_taken_is_told_so(hosted: Hosted) -> No
     assert isinstance(unpack(msgspec.msgpack.encode(stale[0]), SignedGroup), SignedGroup)
 
 
-HEADERS = "Host Sapo-Proto Sapo-Node Sapo-Time Sapo-Nonce Sapo-Signature Authorization Content-Type Content-Length Cookie".split()
-HEADERS += "Transfer-Encoding Connection Expect Upgrade Range If-None-Match If-Modified-Since X-Forwarded-For Accept".split()
+OURS = ("Sapo-Proto", "Sapo-Node", "Sapo-Time", "Sapo-Nonce", "Sapo-Signature", "Authorization", "X-Forwarded-For")
+BODIES = ("Content-Type", "Content-Length", "Transfer-Encoding", "Connection", "Expect", "Upgrade")
+OTHERS = ("Host", "Cookie", "Range", "If-None-Match", "If-Modified-Since", "Accept")
 
 
 @pytest.mark.parametrize("path", ["/v1/swarm", "/v1/join", "/admin/invites", "/metrics", "/nowhere", "/"])
 async def test_no_bytes_in_any_header_are_an_error_of_the_coordinator(hosted: Hosted, path: str) -> None:
     """A header may hold bytes that are no text; what quotes them must not fail. An Expect header was a 500 on every path."""
-    for name in HEADERS:
+    for name in (*OURS, *BODIES, *OTHERS):
         for value in (b"\xff\xfe", b"\x80", b"\xc3\xa9", b"\xb2", b"9" * 40, b"["):
             reader, writer = await asyncio.open_connection("127.0.0.1", hosted.port)
             lines = {b"Host": b"127.0.0.1", name.encode(): value, b"Connection": b"close"}

@@ -246,13 +246,6 @@ def test_a_node_that_was_killed_can_be_started_again() -> None:
     assert not apply(killed, Link(True, "Connected", 10.0)).gone
 
 
-def test_a_node_that_starts_again_is_not_gone_though_the_last_one_said_that_it_stopped() -> None:
-    left = fold([run(), StateChanged(time=1.0, state="stopped", sentence="Stopped after round 5.")])
-    again = apply(left, Link(False, "The node is starting again", 5.0, starting=True))
-    assert not again.gone
-    assert status(again, 9.0)[1:] == ("The node is starting again", 4.0)
-
-
 def test_a_right_answer_that_was_not_paid_is_not_called_wrong() -> None:
     event = hostile_state().groups.last
     assert event is not None

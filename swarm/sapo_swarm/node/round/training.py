@@ -1,7 +1,4 @@
-"""The update of a round, and what the finished round leaves behind: its groups and its figures, as events.
-
-I local and J external groups become one batch and one policy-gradient step.
-"""
+"""The update of a round, and what the finished round leaves behind: its groups and its figures, as events."""
 
 from __future__ import annotations
 

@@ -1,0 +1,75 @@
+"""The numbers of THREAT_MODEL.md are those of the code: a sentence there is a promise."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from sapo_desktop.services.models.endpoint import answering, server
+from sapo_desktop.services.swarms import trial
+from sapo_swarm.coordinator.domain.records import invite_share
+from sapo_swarm.coordinator.settings import CoordinatorSettings
+from sapo_swarm.node.evaluation import held_out_exclusion
+from sapo_swarm.node.swarm import swarm_exchange
+from sapo_swarm.protocol import phrases, task_offer, transport
+from sapo_swarm.protocol.directory import signed_list
+from sapo_swarm.scoring import answer_format, worker
+from sapo_swarm.scoring.rubric import judge, verdict
+from sapo_swarm.tasks.own import travel
+from sapo_swarm.types import MAX_COMPLETION_BYTES
+
+ROOT = Path(__file__).resolve().parents[2]
+TEXT = re.sub(r"\s+", " ", (ROOT / "THREAT_MODEL.md").read_text("utf-8"))
+WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+HOST = msgspec.structs.asdict(CoordinatorSettings())
+FACTS = [
+    f"{task_offer.MAX_PACKED // 2**20} MB packed and {travel.MAX_BYTES // 2**20} MB unpacked at most",
+    f"{verdict.MAX_ANSWER:,} characters of it; of {judge.LARGEST // 1024} KB of reply at most",
+    f"a call takes {WORDS[round(judge.DEADLINE_S / 60)]} minutes at most",
+    f"{MAX_COMPLETION_BYTES // 1024} KB a text",
+    f"longer than {'a second' if worker.DEADLINE_S == 1 else worker.DEADLINE_S} of a processor",
+    f"bodies of {server.LARGEST_BODY // 2**20} MB and {WORDS[round(server.BODY_S)]} seconds; {answering.WAITING} requests",
+    f"{WORDS[transport.INTERIM_ANSWERS]} interim answers at most",
+    f"behind it at most {WORDS[answer_format.TAIL]} spaces",
+    f"of the newest {phrases.WINDOW} groups {WORDS[phrases.LIMIT]} may teach a phrase",
+    f"in over {phrases.DRIFT:.0%} of its attempts".replace("%", " %"),
+    f"the first {phrases.BASE_LOCAL} attempts count as its own",
+    f"Each memory of phrases holds {phrases.REMEMBERED:,}",
+    f"written once {'a minute' if swarm_exchange.PHRASES_S == 60 else swarm_exchange.PHRASES_S}",
+    f"the first {held_out_exclusion.EXCLUDED_PER_TASK} held-out questions of a task, {held_out_exclusion.IN_ALL:,} over all",
+    f"not of {WORDS[len(held_out_exclusion.SLOW)]} tasks whose questions take too long",
+    f"{WORDS[HOST['invite_uses']]} uses unless you say otherwise",
+    f"nothing was heard for {HOST['idle_days']:.0f} days",
+    f"{signed_list.MAX_BYTES // 1024} KiB at most",
+    f"a trial: {WORDS[trial.EXTERNAL]} external groups a batch",
+]
+
+
+@pytest.mark.parametrize("fact", FACTS)
+def test_a_number_of_the_threat_model_is_the_codes(fact: str) -> None:
+    assert fact in TEXT
+
+
+def test_half_of_a_sample_is_for_one_invite() -> None:
+    assert "nodes of one invite get half of a sample at most" in TEXT
+    assert [invite_share(want) for want in (2, 8, 9)] == [1, 4, 4]
+
+
+def test_every_attack_names_a_test_or_a_benchmark_that_exists() -> None:
+    """A row without one is a claim."""
+    page = (ROOT / "docs" / "benchmarks" / "trust.md").read_text("utf-8")
+    rows = [row for row in page.split("## ")[0].splitlines() if row.startswith("| ")][1:]
+    assert len(rows) > 30
+    for row in rows:
+        where = row.rstrip("| ").rpartition("| ")[2]
+        named = re.findall(
+            r"`(?:python )?((?:unit|functional|contract|benchmarks|fuzz|packaging|test_)[\w./]*\.py)", where
+        )
+        assert named or where.startswith(("`--where", "`test_")), row
+        for path in named:
+            assert (ROOT / "tests" / path).exists() or (ROOT / path).exists() or list(ROOT.glob(f"tests/**/{path}")), (
+                path
+            )
