@@ -5,9 +5,8 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Iterator
 
-from textual.binding import Binding
-
 from sapo_desktop.dashboard.app import SapoDashboard
+from sapo_desktop.dashboard.palette import bindings, does
 from sapo_desktop.dashboard.screens.dashboard import DashboardScreen
 from sapo_desktop.dashboard.screens.dialogs import QuitDialog, SnoozeDialog
 from sapo_desktop.dashboard.screens.doctor import DoctorScreen
@@ -89,26 +88,6 @@ def shown(key: str) -> str:
     if key in _SHOWN or ("_" not in key and len(key) > 1):
         return _SHOWN.get(key, key)
     return unicodedata.lookup(key.replace("_", " ").upper()) if "_" in key else key
-
-
-def bindings(owner: type) -> Iterator[Binding]:
-    """The bindings of a screen or of the app, those of its own bases too, and none of Textual's; nothing twice."""
-    seen = set()
-    for base in owner.__mro__:
-        for found in vars(base).get("BINDINGS", ()) if base.__module__.startswith("sapo_desktop") else ():
-            binding = found if isinstance(found, Binding) else Binding(*found)
-            if binding.key not in seen:
-                seen.add(binding.key)
-                yield binding
-
-
-def does(owner: type, binding: Binding) -> str:
-    """What a key does, in a sentence without its full stop."""
-    name = binding.action.partition("(")[0]
-    method = getattr(owner, f"action_{name}", None)
-    ours = method is not None and str(method.__module__).startswith("sapo_desktop")
-    text = " ".join((method.__doc__ or "").split()) if ours else ""
-    return (text or binding.description).partition(". ")[0].rstrip(".")
 
 
 def rows(owner: type) -> list[tuple[str, str]]:

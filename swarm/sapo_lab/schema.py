@@ -146,7 +146,7 @@ class Experiment(msgspec.Struct, frozen=True, kw_only=True):
     first; from 0 on lie the questions that earlier experiments and the curve use.
     """
 
-    name: Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9-]{0,59}\Z")]
+    name: Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9.-]{0,59}\Z")]
     title: str
     question: str
     nodes: Annotated[int, Meta(ge=1, le=256)]
@@ -242,8 +242,8 @@ def _check(experiment: Experiment) -> None:
                 f"Arm {arm.name!r}: off_policy = {arm.conditions.off_policy!r} needs whole groups. Write external_advantages = "
                 '"all", or off_policy = "proximity".'
             )
-        names = {arm.run.algorithm, *arm.conditions.algorithms}
-        if arm.conditions.off_policy == "capability" and any(algorithm(n).advantages is not normalised for n in names):
+        chosen = {arm.run.algorithm, *arm.conditions.algorithms}
+        if arm.conditions.off_policy == "capability" and any(algorithm(n).advantages is not normalised for n in chosen):
             raise BadExperiment(
                 f'Arm {arm.name!r}: off_policy = "capability" is for algorithms that divide by the deviation.'
             )

@@ -5,7 +5,6 @@ The TOML file, the CLI flags, the settings screen and the docs are all made from
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -18,11 +17,6 @@ PAPER_TASKS: tuple[str, ...] = (
     *("decimal_arithmetic", "calendar_arithmetic", "binary_matrix"),
 )
 """The nine reasoning_gym tasks of the paper's controlled experiment (arXiv 2509.08721, section 5)."""
-
-RENAMED: Mapping[str, str] = {"own_groups": "local_groups"}
-"""Settings of a run that an earlier version kept under another name: that name -> the name now.
-
-Settings files and run folders (`config.json`) with the old names stay readable: `renamed` and `decode` use this table."""
 
 
 def _doc(text: str, **limits: Any) -> Meta:
@@ -89,9 +83,8 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     stage: Annotated[
         Literal["none", "relay", "relay_start", "critique", "retry"],
         _doc(
-            "A second part of each round. relay: attempt what others solved; where all attempts fail, once more with their "
-            "reasoning as a hint, and learn without it. relay_start: the answer begins with the hint, for models that follow "
-            "no instructions. critique: correct attempts that failed. retry: relay without hints"
+            "A second part of each round. relay: attempt what others solved; where all fails, again with their reasoning as a "
+            "hint, and learn without it. relay_start: answers begin with the hint. critique: correct failures. retry: no hint"
         ),
     ] = "none"
     stage_groups: Annotated[int, _doc("Questions of others that the stage takes in a round", ge=1, le=256)] = 4
@@ -99,13 +92,7 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     # A round
     rounds: Annotated[int, _doc("Rounds to train; 0 = until stopped", ge=0)] = 0
     group_size: Annotated[int, _doc("Completions per question (G)", ge=2, le=64)] = 8
-    group_sizes: Annotated[
-        Literal["equal", "adaptive"],
-        _doc(
-            "Completions of each question: equal = group_size; adaptive = more for hard questions and fewer for hopeless and "
-            "easy ones, as many in all (a node alone). Not measured"
-        ),
-    ] = "equal"
+    group_sizes: Annotated[Literal["equal", "adaptive"], _doc("adaptive: more for hard ones. Not measured")] = "equal"
     local_groups: Annotated[
         int,
         _doc(
@@ -132,9 +119,7 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
             "Own earlier successes to learn from once more in every round, at no generated token; 0 = off", ge=0, le=256
         ),
     ] = 0
-    replay_half_life: Annotated[
-        int, _doc("Rounds after which an own success is half as likely to be replayed", ge=1, le=1000)
-    ] = 20
+    replay_half_life: Annotated[int, _doc("Rounds until an own success is replayed half as often", ge=1, le=1000)] = 20
     tripwire: Annotated[
         float,
         _doc(
@@ -176,45 +161,17 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
             le=1440.0,
         ),
     ] = 2.0
-    checkpoint_every: Annotated[
-        int, _doc("Fewest rounds between two checkpoints; when one is due is for checkpoint_minutes to say", ge=1)
-    ] = 1
+    checkpoint_every: Annotated[int, _doc("Fewest rounds between two checkpoints (see checkpoint_minutes)", ge=1)] = 1
     disk_budget_gb: Annotated[
-        float,
-        _doc("Disk space that a model may use, checkpoints and history together, in GiB; old ones are thinned", ge=0.0),
+        float, _doc("GiB of disk for a model's files and history; old ones are thinned", ge=0.0)
     ] = 2.0
     keep_groups: Annotated[
         int,
         _doc("Newest rounds whose groups stay in the journal (every 10th and first successes stay too); 0 = all", ge=0),
     ] = 200
-    keep_checkpoints: Annotated[
-        int,
-        _doc(
-            "Newest checkpoints kept, the last with the optimizer's state; the first, the best and ever fewer old ones stay",
-            ge=1,
-        ),
-    ] = 3
-
-    @property
-    def sizes_adapt(self) -> bool:
-        """Group sizes follow the success rates: of a node alone, for a swarm's groups are all of one size."""
-        return self.group_sizes == "adaptive" and not self.external_groups
+    keep_checkpoints: Annotated[int, _doc("Newest checkpoints kept; the first, the best and ever fewer stay", ge=1)] = 3
 
     @property
     def reward_rule(self) -> RewardRule:
         """How local and external completions are rewarded. Held-out questions are scored strictly, whatever it says."""
         return RewardRule(self.partial_credit, self.contrast)
-
-
-def renamed(table: Mapping[str, Any], names: Mapping[str, str] = RENAMED) -> dict[str, Any]:
-    """A table of settings under the names of today. One that stands there under both names: the name of today counts."""
-    kept = {key: value for key, value in table.items() if names.get(key) not in table}
-    return {names.get(key, key): value for key, value in kept.items()}
-
-
-def decode(data: bytes) -> RunConfig:
-    """The settings in a run folder's `config.json`, written by this version or an earlier one.
-
-    Raises msgspec.MsgspecError.
-    """
-    return msgspec.convert(renamed(msgspec.json.decode(data, type=dict[str, Any])), RunConfig)

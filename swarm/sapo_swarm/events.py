@@ -100,12 +100,10 @@ class RoundFinished(_Event, frozen=True, kw_only=True, tag="round"):
     reward_local: local groups, before the update, unfiltered. reward_external: sampled external groups.
     reward_batch: the whole training batch. nonzero_groups: local groups with unequal rewards, of local_groups.
     truncated: local completions cut at the token limit, of completions. seconds: by phase. figures: further ones by name:
-    "replayed", earlier local groups that were trained on again (in none of the rewards), "judge_tokens" that the judge read
-    and wrote, "stage_…" (of run.stage; its groups are in no reward, its tokens in tokens_generated), and those of
-    experiments (sapo_lab.running.figures_of_round).
-    covers: rounds that this record stands for, `round` the last of them: long-ago rounds are stored in blocks, with sums
-    of counts and seconds, means of figures, their smallest and largest value in lowest and highest. taught: task -> external
-    groups that were trained on for a success at it.
+    "replayed", earlier local groups trained on again, "judge_tokens" that the judge read and wrote, "stage_…" of run.stage
+    (whose groups are in no reward), and those of experiments (sapo_lab.running.figures_of_round). covers: rounds that this record
+    stands for, `round` the last of them: long-ago rounds are stored in blocks, with sums of counts and seconds, means of figures,
+    lowest and highest: their extremes. taught: task -> external groups that were trained on for a success at it.
     """
 
     round: int
@@ -288,7 +286,6 @@ Event = (
     | LogLine
 )
 EPHEMERAL: tuple[type, ...] = (Phase, Vitals)
-
 
 _decoder: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
 

@@ -14,6 +14,7 @@ import argparse
 import json
 import resource
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -166,6 +167,8 @@ def take_turns(engine: Engine, others: Mapping[str, Peer], options: argparse.Nam
         rates.append(multiply_rate(now, device))
         for name, peer in others.items():
             theirs[name].append(peer.step())
+        turn = {"ours": ours[-1]["round"], **{name: rows[-1]["seconds"] for name, rows in theirs.items()}}
+        print(json.dumps({"turn": number, **turn}), file=sys.stderr, flush=True)
     own_peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 if device == "cpu" else on_gpu(device)
     found = {name: medians(rows[1:]) for name, rows in theirs.items()}
     read = machine_limits.measure("torch", options.threads, device).read

@@ -48,6 +48,7 @@ CARRIED = {
 }
 """Module -> the distributions that bring it, without what torch, transformers and peft bring themselves."""
 TAIL = 25
+MINUTES = 10.0
 LAB = """
 name = "card"
 title = "A slice"
@@ -161,14 +162,14 @@ def steps(device: str, quick: bool, scratch: Path) -> list[Step]:
     ]
 
 
-def run(step: Step, environment: dict[str, str], seconds: float) -> Outcome:
-    """The step's outcome. A step that takes too long is ended with its children."""
+def run(step: Step, environment: dict[str, str], seconds: float, patience: float) -> Outcome:
+    """The step's outcome. A step that takes too long is ended with its children. patience: times a step's own limit."""
     missing = [name for name in step.needs if subprocess.run(
         [sys.executable, "-c", f"import {name}"], env=environment, capture_output=True, check=False).returncode]  # fmt: skip
     if missing:
         return Outcome(step, f"left out: {', '.join(missing)} is not here (--collect, --wheels)", 0.0, "")
     began = time.monotonic()
-    limit = min(step.seconds, seconds)
+    limit = min(step.seconds * patience, seconds)
     if limit <= 0:
         return Outcome(step, "left out: no time was left", 0.0, "")
     process = subprocess.Popen(
@@ -226,8 +227,9 @@ def main() -> int:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--report", type=Path, default=Path("card.md"))
     parser.add_argument("--wheels", type=Path, default=ROOT / ".wheels")
-    parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument("--minutes", type=float, default=MINUTES, help="more on a busy machine")
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--only", default="", metavar="WORDS", help="steps with these words in their name")
     parser.add_argument("--collect", type=Path, metavar="FOLDER", help="bring the wheels that another machine may lack")
     args = parser.parse_args()
     if args.collect:
@@ -236,8 +238,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="sapo-card-") as name:
         scratch = Path(name)
         environment = environment_of(unpacked(args.wheels, scratch / "site"), scratch, args.device)
-        for step in steps(args.device, args.quick, scratch):
-            outcomes.append(run(step, environment, until - time.monotonic()))
+        for step in (one for one in steps(args.device, args.quick, scratch) if args.only in one.name):
+            outcomes.append(run(step, environment, until - time.monotonic(), args.minutes / MINUTES))
             print(
                 json.dumps({"step": step.name, "said": outcomes[-1].said, "s": round(outcomes[-1].seconds)}), flush=True
             )

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from sapo_desktop.dashboard.history.groups.index import NEWEST
 from sapo_desktop.dashboard.history.groups.sources import GroupSource, JournalGroups
-from sapo_desktop.dashboard.messages import Link
+from sapo_desktop.dashboard.messages import Link, Rewound
 from sapo_desktop.errors import CommandFailed
 from sapo_swarm.events import Event
 from sapo_swarm.node.control.api import ControlClient, ControlError, NodeNotAnswering, NodeNotRunning
@@ -57,7 +57,7 @@ class ControlFeed:
         """What is watched, for the help screen."""
         return f"the node behind {self.socket}"
 
-    async def events(self) -> AsyncIterator[Event | Link]:
+    async def events(self) -> AsyncIterator[Event | Link | Rewound]:
         """History, then live events; a Link when the node comes or goes. Never ends by itself."""
         failures = 0
         while True:
@@ -93,16 +93,18 @@ class ControlFeed:
             yield Link(False, sentence + late, self.now(), ended, coming)
             await asyncio.sleep(wait)
 
-    async def _follow(self, node: ControlClient) -> AsyncIterator[Event | Link]:
+    async def _follow(self, node: ControlClient) -> AsyncIterator[Event | Link | Rewound]:
         """That it answers, the history without groups, the newest groups, then everything live."""
         status = await node.status()
         self._pid = status.pid
         run, journal = status.run_id, Path(status.folder) / "journal.db"
         if self._groups is None or self._groups.path != journal.absolute():
             self._groups = JournalGroups(journal)
-        yield Link(True, "Connected", self.now())
         if run != self._run:
+            if self._run:
+                yield Rewound()
             self._run, self._seq = run, 0
+        yield Link(True, "Connected", self.now())
         if self._seq == 0:
             last = 0
             async for event in node.events(kinds=_HISTORY, follow=False):

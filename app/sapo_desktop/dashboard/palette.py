@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from importlib import import_module
 
 from textual.app import SystemCommand
+from textual.binding import Binding
+from textual.screen import Screen
 
 from sapo_desktop.dashboard.host import DashboardHost
 
@@ -16,6 +19,35 @@ _SCREENS = (
     ("models", "My models", "What they gained; train, compare, chat, export, delete (4)"),
     ("log", "Log", "Dated lines, searchable (5)"),
 )
+_OWNERS = {
+    "dashboard": "dashboard:DashboardScreen",
+    "swarm": "swarm.screen:SwarmScreen",
+    "rollouts": "rollouts.screen:RolloutsScreen",
+    "models": "models.screen:ModelsScreen",
+    "log": "log:LogScreen",
+}
+_LEAVING = "escape"
+"""A key that only closes: the palette is closed by it too."""
+
+
+def bindings(owner: type) -> Iterator[Binding]:
+    """The bindings of a screen or of the app, those of its own bases too, and none of Textual's; nothing twice."""
+    seen = set()
+    for base in owner.__mro__:
+        for found in vars(base).get("BINDINGS", ()) if base.__module__.startswith("sapo_desktop") else ():
+            binding = found if isinstance(found, Binding) else Binding(*found)
+            if binding.key not in seen:
+                seen.add(binding.key)
+                yield binding
+
+
+def does(owner: type, binding: Binding) -> str:
+    """What a key does, in a sentence without its full stop."""
+    name = binding.action.partition("(")[0]
+    method = getattr(owner, f"action_{name}", None)
+    ours = method is not None and str(method.__module__).startswith("sapo_desktop")
+    text = " ".join((method.__doc__ or "").split()) if ours else ""
+    return (text or binding.description).partition(". ")[0].rstrip(".")
 
 
 def commands(app: DashboardHost) -> Iterator[SystemCommand]:
@@ -35,6 +67,42 @@ def commands(app: DashboardHost) -> Iterator[SystemCommand]:
     yield SystemCommand("Help", "Keys and words (?)", app.action_help)
     leaving = "Stop everything or keep working in the background (q)" if app.feed.controls else "Close this (q)"
     yield SystemCommand("Quit", leaving, app.action_leave)
+    yield from _of_screens(app)
+
+
+def _of_screens(app: DashboardHost) -> Iterator[SystemCommand]:
+    """What the keys of the screens do: those of the one that is open first, the others with their screen. They are
+    found by typing, so that the list before it stays short."""
+    here = next((one for one in reversed(app.screen_stack) if one.__module__.startswith("sapo_desktop")), None)
+    modes = {mode: (title, _owner(mode)) for mode, title, _ in _SCREENS if mode in app.modes}
+    if here is not None and type(here) not in [owner for _, owner in modes.values()]:
+        for binding in _told(type(here)):
+            go = partial(here.run_action, binding.action)
+            yield SystemCommand(f"Here: {binding.description}", _help(type(here), binding), go, discover=False)
+    for mode, (title, owner) in sorted(modes.items(), key=lambda pair: pair[0] != app.current_mode):
+        for binding in _told(owner):
+            go = partial(_on_screen, app, mode, binding.action)
+            yield SystemCommand(f"{title}: {binding.description}", _help(owner, binding), go, discover=False)
+
+
+def _owner(mode: str) -> type[Screen[None]]:
+    module, _, name = _OWNERS[mode].partition(":")
+    found: type[Screen[None]] = getattr(import_module(f"sapo_desktop.dashboard.screens.{module}"), name)
+    return found
+
+
+def _told(owner: type) -> Iterator[Binding]:
+    return (binding for binding in bindings(owner) if binding.key != _LEAVING)
+
+
+def _help(owner: type, binding: Binding) -> str:
+    return f"{does(owner, binding)} ({binding.key.partition(',')[0].replace('_', ' ')})"
+
+
+async def _on_screen(app: DashboardHost, mode: str, action: str) -> None:
+    if app.current_mode != mode:
+        await app.switch_mode(mode)
+    await app.screen.run_action(action)
 
 
 def _control(app: DashboardHost) -> Iterator[SystemCommand]:

@@ -112,7 +112,7 @@ class Session:
         elif event.time >= self._begun:
             last = state.log.last
             if state.log is not before.log and last is not None and self._news != "none":
-                self._tell(f"{'' if last.level == 'info' else last.level + ': '}{plain(last.text, 600)}")
+                self._tell(f"{'' if last.level == 'info' else last.level + ': '}{last.text}")
             if isinstance(event, RoundFinished) and self._news == "rounds":
                 self._tell(facts.round_sentence(event))
         self._follow_caption()

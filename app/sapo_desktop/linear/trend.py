@@ -26,7 +26,9 @@ def trend(name: str, series: Series, clock: Clock, share: bool = False, smooth: 
     if len(last) > 1:
         told = ["none" if value is None else _figure(value, share) for value in last]
         same = len(set(told)) == 1
-        said += f"; the same in the last {len(last)} rounds" if same else f"; last {len(last)} rounds: {', '.join(told)}"
+        said += (
+            f"; the same in the last {len(last)} rounds" if same else f"; last {len(last)} rounds: {', '.join(told)}"
+        )
     if spread is not None and spread.high > spread.low:
         said += f"; between {_figure(spread.low, share)} and {_figure(spread.high, share)} so far"
     return said

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from sapo_desktop.errors import AppError, UsageError
-from sapo_swarm import config
+from sapo_swarm.config_names import RENAMED, renamed
 
-_RENAMED: Mapping[str, Mapping[str, str]] = {"run": config.RENAMED}
+_RENAMED: Mapping[str, Mapping[str, str]] = {"run": RENAMED}
 """Section -> the names that its keys had in an earlier version -> their names now."""
 
 
@@ -54,7 +54,7 @@ def _old_names(tables: Mapping[str, Any]) -> list[tuple[str, str, str]]:
 def _migrate(path: Path, text: str, tables: Mapping[str, Any], found: list[tuple[str, str, str]]) -> dict[str, Any]:
     """The tables under the names of today, in the file too if it can be written."""
     current = {
-        section: config.renamed(table, _RENAMED[section]) if section in _RENAMED and isinstance(table, dict) else table
+        section: renamed(table, _RENAMED[section]) if section in _RENAMED and isinstance(table, dict) else table
         for section, table in tables.items()
     }
     said = ", ".join(f"{section}.{old} is called {section}.{now} now" for section, old, now in found)

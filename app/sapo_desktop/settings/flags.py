@@ -11,7 +11,8 @@ import msgspec
 from sapo_desktop import settings
 from sapo_desktop.errors import UsageError
 from sapo_desktop.settings import Settings
-from sapo_swarm.config import RENAMED, RunConfig
+from sapo_swarm.config import RunConfig
+from sapo_swarm.config_names import RENAMED
 from sapo_swarm.registry import nearest
 
 _METAVARS: dict[type, str] = {int: "N", float: "X", tuple: "A,B"}

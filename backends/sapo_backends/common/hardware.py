@@ -152,8 +152,9 @@ class RoundShape:
         return self.groups * self.group_size
 
 
-PROGRAM = 350 << 20
-"""Bytes of the interpreter with a numerical library, before any model."""
+PROGRAM, SMALL_PROGRAM = 350 << 20, 220 << 20
+"""Bytes of the interpreter with a numerical library, before any model, and of that alone: a small model's own kernels leave
+alone what a large one's products load besides."""
 TRANSFORMERS = 250 << 20
 """Bytes of transformers and what it imports."""
 FALLBACK_MICRO_BATCH = 1024
@@ -237,7 +238,9 @@ def bytes_of_round(
 
     fallback: transformers computes the model, with a cache and logits of its own.
     """
-    loaded = PROGRAM + bytes_to_load(size, compute_bytes=compute_bytes, four_bit=four_bit)
+    small = size.parameters < SHARDED_BELOW and not fallback
+    program = SMALL_PROGRAM if small else PROGRAM
+    loaded = program + bytes_to_load(size, compute_bytes=compute_bytes, four_bit=four_bit)
     update = 0
     if size.trainable:
         plan = bytes_to_update_by_transformers if fallback else bytes_to_update
@@ -251,7 +254,7 @@ def bytes_of_round(
     laid_out = compute_bytes * size.multiplied if is_packed else 0
     generated = laid_out + bytes_to_generate(size, shape)
     # A small model's engine keeps what it freed, for speed (runtime.keep_memory).
-    return loaded + (generated + update if size.parameters < SHARDED_BELOW else max(generated, update))
+    return loaded + (generated + update if small else max(generated, update))
 
 
 def bytes_to_generate_by_transformers(size: ModelSize, shape: RoundShape, compute_bytes: int) -> int:

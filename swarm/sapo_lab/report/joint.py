@@ -52,7 +52,8 @@ def _resampled(tasks: Sequence[Sequence[Floats]], seeds: int, draws: int) -> Flo
         of_question = rng.multinomial(count, np.full(count, 1.0 / count), size=draws) / count  # (draws, Q)
         for side in (0, 1):
             totals[side] += np.einsum("ds,sq,dq->d", of_seed, sides[side], of_question, optimize=True)
-    return np.divide(totals[0], totals[1], out=np.full(draws, np.inf), where=totals[1] > 0) - 1.0
+    gains: Floats = np.divide(totals[0], totals[1], out=np.full(draws, np.inf), where=totals[1] > 0) - 1.0
+    return gains
 
 
 HEADS = (
@@ -91,8 +92,8 @@ def lines(experiment: Experiment, found: Mapping[str, Sequence[RunResult]]) -> l
             seeds = sorted(mine.keys() & theirs.keys())
             if not seeds:
                 continue
-            verdicts = [{seed: some[seed].verdicts for seed in seeds} for some in (mine, theirs)]
-            gain, wide = (joint_gain(*verdicts, confidence) for confidence in (0.95, corrected))
+            ours, others = ({seed: some[seed].verdicts for seed in seeds} for some in (mine, theirs))
+            gain, wide = (joint_gain(ours, others, confidence) for confidence in (0.95, corrected))
             pairs = [[some[seed] for seed in seeds] for some in (mine, theirs)]
             line = (
                 arm.shown,

@@ -112,16 +112,20 @@ def setting(experiment: Experiment, table: Sequence[Row]) -> str:
     unfinished = list(dict.fromkeys(row.arm.shown for row in table if not row.finished))
     missing = [arm.shown for arm in experiment.arms if arm.name not in {row.arm.name for row in table}]
     text = (
-        f"{experiment.nodes} nodes, {max(row.rounds for row in table)} rounds, groups of {run.group_size}, model "
+        f"{_count(experiment.nodes)}, {max(row.rounds for row in table)} rounds, groups of {run.group_size}, model "
         f"{run.model}, tasks {', '.join(run.tasks)} ({run.preset}), {run.algorithm}, at most {run.max_new_tokens} tokens "
         f"a completion, {experiment.final_items} held-out questions a task at the end, each answered by "
-        f"{min(experiment.final_answers, experiment.nodes)} nodes."
+        f"{_count(min(experiment.final_answers, experiment.nodes))}."
     )
     if unfinished:
         text += f" Not finished: {', '.join(unfinished)}."
     if missing:
         text += f" Not run: {', '.join(missing)}."
     return text
+
+
+def _count(nodes: int) -> str:
+    return f"{nodes} node{'s' if nodes > 1 else ''}"
 
 
 def commands(table: Sequence[Row], command: str) -> list[str]:

@@ -15,7 +15,7 @@ from textual.pilot import Pilot
 
 from sapo_desktop.dashboard.app import SapoDashboard
 from sapo_desktop.dashboard.feed import ControlFeed
-from sapo_desktop.dashboard.messages import Link
+from sapo_desktop.dashboard.messages import Link, Rewound
 from sapo_desktop.dashboard.state import DashboardState, apply
 from sapo_desktop.errors import CommandFailed
 from sapo_swarm.events import Event, GroupRecorded, RoundFinished, StateChanged
@@ -110,6 +110,23 @@ async def test_a_paused_node_with_nothing_new_to_tell_is_found_again(tmp_path: P
                 assert isinstance(told, Link)
                 assert told.connected
                 break
+
+
+async def test_what_was_known_of_another_model_is_forgotten_when_the_node_comes_back_with_this_one(
+    tmp_path: Path,
+) -> None:
+    """A duplicate tells the same history once more: without that every line of it would stand there twice."""
+    feed = ControlFeed(tmp_path / "run" / "node.sock")
+    async with node(tmp_path, *FAKE, "--model", "fake:0.01"):
+        feed._run, feed._seq = "another model", 7
+        told = []
+        async with asyncio.timeout(30):
+            async for event in feed.events():
+                told.append(event)
+                if len(told) == 2:
+                    break
+        assert isinstance(told[0], Rewound)
+        assert isinstance(told[1], Link)
 
 
 async def test_a_command_without_a_node_says_what_to_do(tmp_path: Path) -> None:

@@ -9,11 +9,14 @@ from tests.fixtures.make_recordings import recording
 from tests.support.scenes import everything, scene_of, screen_classes, shown
 from tests.support.scripted_feed import ScriptedFeed
 from textual.pilot import Pilot
+from textual.widgets import OptionList
 
 from sapo_desktop.dashboard.app import SapoDashboard
 from sapo_desktop.dashboard.replay import ReplayFeed
 from sapo_desktop.dashboard.screens.dashboard import DashboardScreen
 from sapo_desktop.dashboard.screens.first_run import FirstRunScreen
+from sapo_desktop.dashboard.screens.models.dialogs import NameDialog
+from sapo_desktop.dashboard.screens.swarm.dialogs import JoinDialog
 from sapo_desktop.key_table import PLACES, bindings, does, rows
 from sapo_desktop.paths import Home
 
@@ -28,6 +31,7 @@ FIRST: dict[tuple[str, str], tuple[str, ...]] = {}
 for charts in ("1 dashboard", "one model", "two models"):
     FIRST |= {(charts, key): ("plus",) for key in ("equals_sign", "shift+left", "less_than_sign", "left", "minus")}
     FIRST |= {(charts, key): ("plus", "left") for key in ("shift+right", "greater_than_sign", "right")}
+FIRST |= {("a task: its file", key): ("down",) for key in ("up", "pageup")}
 FIRST |= {(place, "escape"): ("slash",) for place in ("3 rollouts", "5 log")}
 FIRST |= {("everywhere", "1"): ("2",)}
 """Keys that are pressed before, where a key has something to do only then."""
@@ -64,7 +68,8 @@ async def seen(pilot: Pilot[object]) -> object:
     if not app.is_running:
         return "left"
     commands = len(app.feed.commands) if isinstance(app.feed, ScriptedFeed) else 0
-    return await shown(pilot), app.focused, commands, app.clipboard, app.return_value, len(app._notifications)
+    cursors = [one.highlighted for one in app.screen.query(OptionList)]
+    return await shown(pilot), app.focused, cursors, commands, app.clipboard, app.return_value, len(app._notifications)
 
 
 KEYS = [
@@ -123,3 +128,26 @@ async def test_the_keys_of_a_recording_move_it() -> None:
             was = (feed.now(), feed.speed, feed.held)
             await pilot.press(key)
             assert (feed.now(), feed.speed, feed.held) != was, key
+
+
+async def test_the_palette_reaches_what_every_key_of_every_screen_does() -> None:
+    modes = {
+        "1 dashboard": "Dashboard",
+        "2 swarm": "Swarm",
+        "3 rollouts": "Rollouts",
+        "4 models": "My models",
+        "5 log": "Log",
+    }
+    app = dashboard()
+    async with app.run_test(size=(120, 40)) as pilot:
+        await shown(pilot)
+        offered = {command.title: command.callback for command in app.get_system_commands(app.screen)}
+        for place, owner in PLACES:
+            if place in modes:
+                wanted = {f"{modes[place]}: {one.description}" for one in bindings(owner) if one.key != "escape"}
+                assert wanted - set(offered) == set(), place
+        for title, screen in (("Swarm: join", JoinDialog), ("My models: rename", NameDialog)):
+            await offered[title]()  # type: ignore[misc]
+            await shown(pilot)
+            assert isinstance(app.screen, screen)
+            await pilot.press("escape")

@@ -204,6 +204,8 @@ def test_both_answer_in_a_chat_and_pieces_add_up(home: Home) -> None:
     run(home, "node", "kim", "--rounds", "1")
     whole = run(home, "chat", "kim", "--ask", "What is 2 + 3?").splitlines()
     assert [line.split("|")[0].strip() for line in whole] == ["base", "kim"]
+    assert run(home, "chat", "What is 2 + 3?").splitlines() == whole
+    assert "in quotes" in refused(home, "chat", "kim", "What", "is")
     pieces = [json.loads(line) for line in run(home, "chat", "kim", "--ask", "What is 2 + 3?", "--json").splitlines()]
     assert pieces[-1] == {"done": True}
     last = {piece["of"]: piece["text"] for piece in pieces[:-1]}
@@ -280,7 +282,10 @@ def test_uninstalling_removes_what_the_app_made_and_nothing_else(home: Home) -> 
     mine = home.config / "thesis.txt"
     mine.write_text("mine")
     assert "uninstall --data" in refused(home, "uninstall")
-    assert "1 model with weights" in run(home, "uninstall", "--data", "--yes")
+    (home.data / "ratings").mkdir()
+    told = run(home, "uninstall", "--data", "--yes")
+    assert "1 model with weights, history and exports; answers that you rated" in told
+    assert "swarm" not in told  # none is hosted here, and none was joined
     assert [path.name for path in home.config.iterdir()] == ["thesis.txt"]
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
+import socket
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from tests.support.node_process import calm, environment, node, reaches, sapo
 
 from sapo_desktop.dashboard.feed import ControlFeed
 from sapo_desktop.dashboard.messages import Link
+from sapo_desktop.errors import AppError
 from sapo_desktop.paths import Home
 from sapo_desktop.services.nodes import background, supervisor
 from sapo_swarm.events import Phase, RoundFinished
@@ -101,7 +104,7 @@ async def test_a_halted_node_is_said_to_be_silent_with_the_way_out_and_is_back_w
         async for event in stream:
             if isinstance(event, Link) and event.connected:
                 break
-        assert (await client.status()).state == "running"
+        assert (await client.status()).state in ("starting", "running")
         await stream.aclose()  # type: ignore[attr-defined]
 
 
@@ -117,3 +120,32 @@ async def test_a_verb_names_the_silent_node(tmp_path: Path) -> None:
         assert f"kill -CONT {process.pid} wakes a halted one" in said.stderr
         async with ControlClient(client.socket) as again:
             assert (await again.status()).pid == process.pid
+
+
+async def test_a_node_that_is_too_busy_to_answer_while_it_starts_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It listens and says nothing yet: no reason to give up on it, as long as its process lives."""
+    monkeypatch.setenv("SAPO_HOME", str(tmp_path))
+    monkeypatch.setattr(api, "ANSWER_S", 0.2)
+    home = Home.find()
+    home.prepare()
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(str(home.socket))
+        silent.listen()
+        with pytest.raises(NodeNotAnswering):
+            await supervisor.running(home)
+        assert await supervisor._answer(home) is None
+
+
+async def test_a_node_that_takes_too_long_to_start_is_named_with_the_way_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SAPO_HOME", str(tmp_path))
+    monkeypatch.setattr(supervisor, "START_LIMIT_S", 0.0)
+    home = Home.find()
+    with pytest.raises(AppError, match=r"still starting: wait for it .*, or end it with kill \d+\."):
+        await supervisor.start(home, SLOW)
+    pid = supervisor.starting(home)
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)

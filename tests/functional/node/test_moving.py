@@ -15,7 +15,7 @@ from tests.support.node_process import calm, environment, sapo
 
 import sapo_assets
 from sapo_desktop.paths import Home
-from sapo_desktop.services.models.shelf import changes, store
+from sapo_desktop.services.models.shelf import changes, history, store
 
 QUICK = (
     *("--silo", "--trainer", "torch", "--tasks", "basic_arithmetic", "--local-groups", "1", "--group-size", "2"),
@@ -57,10 +57,14 @@ def test_a_model_goes_on_with_another_trainer(tmp_path: Path) -> None:
     pytest.importorskip("mlx.core", reason="the mlx engine is not installed")
     home = tmp_path / "home"
     calm(home)
-    for number, trainer in enumerate(("torch", "mlx", "torch"), 1):
+    place = Home(home, home / "data", home, home, home)
+    for number, trainer in enumerate(("auto", "mlx", "torch"), 1):
         done = sapo(home, "node", *("--model", "starter-1m", "--rounds", f"{number}"), *QUICK, "--trainer", trainer)
         assert done.returncode == 0, done.stderr
         assert f"round    {number}/{number}" in done.stdout
+        session = history.last_session(store.find(place).folder)
+        assert session is not None
+        assert session.backend == ("torch" if trainer == "auto" else trainer)
     checked = sapo(home, "runs", "check")
     assert checked.returncode == 0, checked.stdout + checked.stderr
 

@@ -17,8 +17,8 @@ from sapo_lab.simulated_nodes import sim_group
 from sapo_swarm.coordinator.host import Hosted, start
 from sapo_swarm.coordinator.settings import CoordinatorSettings
 from sapo_swarm.node.engine_thread import EngineHost
+from sapo_swarm.node.governor.data_cap import DataCap
 from sapo_swarm.node.governor.limits import Limits
-from sapo_swarm.node.swarm.data_cap import DataCap
 from sapo_swarm.protocol.client import NodeClient
 from sapo_swarm.protocol.identity import Identity
 from sapo_swarm.scoring.scorer import Scorer
@@ -282,7 +282,7 @@ async def test_when_the_days_data_are_used_the_exchange_rests_over_a_restart_and
     await ada.join("Ada")
     await ada.round(1, await ada.groups(1))
     await bob.join("Bob")
-    bob.exchange.data_cap = DataCap(path, lambda: limits)
+    bob.exchange.data_cap = DataCap(path, lambda: limits).count
     number = 0
     while not bob.news().held:
         number += 1
@@ -297,7 +297,7 @@ async def test_when_the_days_data_are_used_the_exchange_rests_over_a_restart_and
     assert news.sentence.endswith("training goes on alone")
     again = Node(hosted, scorer, engine)
     await again.join("Bob's next session")
-    again.exchange.data_cap = DataCap(path, lambda: limits)
+    again.exchange.data_cap = DataCap(path, lambda: limits).count
     before = again.client.bytes_sent
     assert await again.round(1, await again.groups(1)) == ()
     assert again.client.bytes_sent == before

@@ -11,6 +11,7 @@ from tests.fixtures.make_recordings import recording
 
 from sapo_desktop.dashboard.messages import Link
 from sapo_desktop.dashboard.state import DashboardState, apply
+from sapo_desktop.dashboard.widgets.header import status
 from sapo_swarm.events import (
     Event,
     GroupRecorded,
@@ -160,3 +161,10 @@ def test_changes_of_state_are_logged_but_not_every_sentence_while_it_runs() -> N
     state = apply(state, StateChanged(time=3.0, state="paused", sentence="Paused: on battery", reason="battery"))
     assert state.log.newest(1)[0].text == "Paused: on battery"
     assert state.since == 3.0
+
+
+def test_a_node_that_starts_again_is_not_gone_though_the_last_one_said_that_it_stopped() -> None:
+    left = fold([*SILO, StateChanged(time=1.0, state="stopped", sentence="Stopped after round 5.")])
+    again = apply(left, Link(False, "The node is starting again", 5.0, starting=True))
+    assert not again.gone
+    assert status(again, 9.0)[1:] == ("The node is starting again", 4.0)

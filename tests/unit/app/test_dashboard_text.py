@@ -15,7 +15,6 @@ from tests.fixtures.make_recordings import recording
 from sapo_desktop.dashboard.look.ascii import to_ascii
 from sapo_desktop.dashboard.look.glyphs import UNICODE
 from sapo_desktop.dashboard.look.show import age, count, hang, memory, percent, plain, reward, shorten
-from sapo_desktop.dashboard.look.stage_words import stage_words
 from sapo_desktop.dashboard.messages import Link
 from sapo_desktop.dashboard.screens.dashboard import waiting
 from sapo_desktop.dashboard.screens.log import in_order, log_text
@@ -247,13 +246,6 @@ def test_a_node_that_was_killed_can_be_started_again() -> None:
     assert not apply(killed, Link(True, "Connected", 10.0)).gone
 
 
-def test_a_node_that_starts_again_is_not_gone_though_the_last_one_said_that_it_stopped() -> None:
-    left = fold([run(), StateChanged(time=1.0, state="stopped", sentence="Stopped after round 5.")])
-    again = apply(left, Link(False, "The node is starting again", 5.0, starting=True))
-    assert not again.gone
-    assert status(again, 9.0)[1:] == ("The node is starting again", 4.0)
-
-
 def test_a_right_answer_that_was_not_paid_is_not_called_wrong() -> None:
     event = hostile_state().groups.last
     assert event is not None
@@ -296,33 +288,3 @@ def test_the_log_of_a_node_found_again_is_in_the_order_of_time() -> None:
     """The history of groups is told after everything else."""
     late, early = (LogLine(time=t, level="info", text=f"at {t:g}") for t in (2.0, 1.0))
     assert [line.text for line in in_order([late, early], "")] == ["at 1", "at 2"]
-
-
-def test_what_a_stage_did_stands_beside_the_round_and_on_the_screen_of_the_swarm() -> None:
-    finished = next(event for event in recording("swarm", 2, 1) if isinstance(event, RoundFinished))
-    figures = {"stage_attempted": 3.0, "stage_dead": 7.0, "stage_hinted": 2.0, "stage_revived": 1.0}
-    last = msgspec.structs.replace(finished, figures=figures, external_wanted=0)
-    news = SwarmUpdated(
-        **{"coordinator": "c", "connected": True, "sentence": "s", "window": 60.0, "share": 0.1, "uptake": 1},
-        **{
-            "external_share": 0.1,
-            "nodes": 2,
-            "rounds_per_s": 0.1,
-            "made": 4,
-            "accepted": 4,
-            "rejected": {},
-            "refused": {},
-        },
-    )
-    state = fold([run(mode="swarm"), news, last])
-    said = "all attempts had failed at 2 that others solved: 1 solved with a hint"
-    assert said in panels.now_panel(state, 0.0, 80, 12, UNICODE).plain
-    assert said in swarm_screen.exchange(state, 0.0, 100, 12, UNICODE).plain
-    assert stage_words({"stage_attempted": 4.0, "stage_corrected": 1.0}).startswith("1 of 4 wrong attempts corrected")
-    assert stage_words({"stage_attempted": 0.0, "stage_hinted": 0.0}) == stage_words({}) == ""
-
-
-def test_a_group_that_was_generated_with_a_hint_says_so() -> None:
-    group = next(event for event in recording("silo", 1, 1) if isinstance(event, GroupRecorded))
-    hinted = msgspec.structs.replace(group, group=msgspec.structs.replace(group.group, stage="relay/shown"))
-    assert "local, generated again with a hint of others" in rollouts_detail.detail(hinted, UNICODE).plain

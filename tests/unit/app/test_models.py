@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.records import finished
 
 from sapo_backends.base import ModelNotFound
 from sapo_desktop.commands.models.models import _table as table
@@ -32,6 +33,18 @@ def model(config: RunConfig = CONFIG, trained: RunConfig | None = None, swarm: s
 
 def changed(**settings: object) -> RunConfig:
     return msgspec.structs.replace(CONFIG, **settings)
+
+
+@pytest.mark.parametrize("trainer", ["mlx", "llamacpp+torch", "llamacpp+mlx", "torch", "auto"])
+def test_a_model_of_torch_goes_on_with_what_reads_its_checkpoints(trainer: str) -> None:
+    """Also where torch was never named, but what "auto" meant."""
+    resolved = changed(trainer="torch")
+    for named in ("auto", "torch"):
+        one, wanted = model(changed(trainer=named)), changed(trainer=trainer)
+        changes.refuse_other_identity(one, wanted, resolved)
+        assert changes.kept_identity(one, wanted).trainer == (named if trainer == "auto" else trainer)
+    with pytest.raises(UsageError, match="that cannot become fake"):
+        changes.refuse_other_identity(one, changed(trainer="fake"), resolved)
 
 
 @pytest.mark.parametrize("name", ["kim", "a", "Kim-2", "my.model_3", "7b"])
@@ -132,3 +145,20 @@ def test_the_list_of_models_is_as_wide_as_what_it_tells() -> None:
     assert [text.index("starter") for text in lines] == [20, 20]
     assert lines[1].endswith("5 MB  not trained yet")
     assert len({len(text) for text in lines}) == 1
+
+
+def test_a_duplicate_is_not_the_model_that_was_trained_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SAPO_HOME", str(tmp_path))
+    home = Home.find()
+    for name, created in (("adam", 9.0), ("eve", 1.0), ("kim", 3.0)):
+        folder = home.models / name
+        folder.mkdir(parents=True)
+        trained = 5.0 if name != "kim" else 2.0
+        record = store.record_of(name, CONFIG)
+        store.write(folder, msgspec.structs.replace(record, created=created, last_trained=trained))
+    assert [found.name for found in store.all_models(home)] == ["eve", "adam", "kim"]
+
+
+def test_a_model_was_trained_last_when_its_newest_round_ended() -> None:
+    """Not when its session began, which may be days ago."""
+    assert Overview(model(), Story(rounds=(msgspec.structs.replace(finished(3), time=77.0),)), 0).last_trained == 77.0

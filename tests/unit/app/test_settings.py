@@ -14,7 +14,8 @@ from sapo_desktop.errors import UsageError
 from sapo_desktop.manual import manual
 from sapo_desktop.settings import flags
 from sapo_desktop.settings.live_limits import LiveLimits
-from sapo_swarm.config import RENAMED, RunConfig
+from sapo_swarm.config import RunConfig
+from sapo_swarm.config_names import RENAMED
 from sapo_swarm.node.governor.limits import Limits
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -108,3 +108,18 @@ def test_paths_can_be_left_out_on_purpose_without_a_warning() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert (done.stdout.strip(), done.stderr) == ("None False False {}", "")
+
+
+def test_a_missing_package_is_named_with_its_remedy() -> None:
+    """Without its library an engine says what to install, and the others go on working."""
+    script = (
+        "import sys; sys.modules['torch'] = None\n"
+        "from sapo_backends import registry\n"
+        "from sapo_backends.base import BackendUnavailable\n"
+        "assert 'fake' in registry.installed() and 'torch' not in registry.installed()\n"
+        "registry.backend('fake').check()\n"
+        "try: registry.backend('torch')\n"
+        "except BackendUnavailable as error: print(error.fix_command)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert "sapo-desktop[torch]" in done.stdout

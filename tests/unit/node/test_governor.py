@@ -1,26 +1,15 @@
-"""The governor under a simulated clock: steps, two thresholds and a dwell a rule, reasons and ways out, overrides, presets."""
+"""The governor under a simulated clock: steps, two thresholds and a dwell a rule, reasons and ways out."""
 
 from __future__ import annotations
 
-import dataclasses
-import sys
-from pathlib import Path
-
-import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sapo_backends.base import LoadRequest
-from sapo_backends.fake import FakeEngine
-from sapo_swarm.config import RunConfig
-from sapo_swarm.node.governor.awake import Awake, holder
-from sapo_swarm.node.governor.holds import RULES, Hold, Level, State, advance
-from sapo_swarm.node.governor.limits import PRESETS, Limits
-from sapo_swarm.node.governor.requests import Requests, aside, command, effort, obstacle
-from sapo_swarm.node.governor.sensors.machine import Machine
+from sapo_swarm.node.governor.holds import RULES, Level, State, advance
+from sapo_swarm.node.governor.limits import Limits
+from sapo_swarm.node.governor.requests import Requests, command, obstacle
 from sapo_swarm.node.governor.sensors.readings import Readings
-from sapo_swarm.node.setup import NodeSetup
 
 GIB = 2**30
 DWELL = {rule.code: rule.dwell for rule in RULES}
@@ -275,73 +264,3 @@ def test_limits_that_are_off_and_sensors_that_are_not_there_never_hold(walk: lis
     )
     assert after(off, *[(clock, now) for clock, (_, now) in enumerate(walk)]).holds == ()
     assert after(Limits(pause_when_active=True, slow_other_load=1), (0, Readings())).holds == ()
-
-
-BATTERY = Hold("battery", "on battery", "once plugged in", 0.0)
-SLOWER = Hold("battery", "on battery", "once plugged in", 0.0, Level.SLOW)
-MEMORY = Hold("memory", "only 0.1 GiB of memory free", "at 0.6 GiB", 0.0, floor=True)
-
-
-def test_running_anyway_says_until_when_and_can_be_ended() -> None:
-    requests = command(Requests(holds=(BATTERY,)), "run_anyway", 3600, 0.0)
-    assert obstacle(requests, 3599.0, 0.0) is None
-    assert "runs anyway until" in aside(requests, 1.0, 0.0)
-    assert obstacle(requests, 3601.0, 0.0) == ("battery", BATTERY.sentence)
-    assert obstacle(command(requests, "obey", 0, 2.0), 2.0, 0.0) == ("battery", BATTERY.sentence)
-    assert "r runs anyway" in BATTERY.sentence
-    assert "r runs anyway" not in MEMORY.sentence
-
-
-def test_a_working_node_says_which_rule_slows_it_and_what_lifts_it() -> None:
-    requests = Requests(holds=(SLOWER,))
-    assert obstacle(requests, 0.0, 0.0) is None
-    assert aside(requests, 0.0, 0.0) == " · slower: on battery, full speed once plugged in"
-    assert (effort(requests, 0.0).duty, effort(requests, 0.0).share) == (0.5, 0.5)
-    assert effort(command(requests, "run_anyway", 3600, 0.0), 1.0).duty == 1.0
-
-
-@pytest.mark.parametrize("name", PRESETS)
-def test_a_preset_sets_nothing_but_switches_that_exist(name: str) -> None:
-    chosen = Limits(**PRESETS[name])  # type: ignore[arg-type]
-    assert set(PRESETS[name]) == set(PRESETS["balanced"])
-    assert set(Limits.__struct_fields__) - set(PRESETS[name]) == {
-        "schedule",
-        "min_free_disk",
-        "max_memory",
-        "max_network_mb_a_day",
-        "keep_awake",
-    }
-    assert (chosen == Limits()) == (name == "balanced")
-
-
-def test_a_machine_is_read_without_a_surprise(tmp_path: Path) -> None:
-    now = Machine(tmp_path, tmp_path).readings(idle=True)
-    assert (now.on_battery, now.charge) == (None, None)
-    assert now.free_memory
-    assert now.other_load is not None
-    assert 0 <= now.other_load <= 100
-
-
-def test_a_metered_network_concerns_only_a_node_in_a_swarm(tmp_path: Path) -> None:
-    limits = Limits(pause_on_metered=True)
-    alone = NodeSetup(RunConfig(), "id", tmp_path, lambda _: FakeEngine(LoadRequest("fake")), lambda: limits)
-    assert not alone.allowed().pause_on_metered
-    assert dataclasses.replace(alone, swarm="a" * 16).allowed() == limits
-    state = after(limits, (0, Readings(metered=True)))
-    assert [hold.sentence for hold in state.holds] == [
-        "Paused: the network is metered · goes on once it is another network · r runs anyway for 1 h"
-    ]
-
-
-def test_the_machine_is_kept_awake_by_a_process_that_ends_with_the_wish() -> None:
-    awake = Awake((sys.executable, "-c", "import time; time.sleep(100)"))
-    children = psutil.Process().children
-    before = set(children())
-    awake.want(True)
-    awake.want(True)
-    (child,) = set(children()) - before
-    awake.want(False)
-    assert not child.is_running()
-    Awake(("no-such-program-anywhere",)).want(True)
-    assert holder("darwin")[:2] == ("/usr/bin/caffeinate", "-i")
-    assert holder("linux")[0] == "systemd-inhibit"

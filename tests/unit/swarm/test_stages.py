@@ -108,6 +108,7 @@ def test_a_beginning_ends_where_the_answer_first_stands() -> None:
     assert beginning("35 by 8:4r3,0r4.\n<answer>43</answer>", "tags") == "35 by 8:4r3,0r4."
     assert beginning("12/42 by 2:6/21 by 3:2/7.\n<answer>2/7</answer>", "tags") == "12/42 by 2:6/21 by 3:"
     assert beginning("4 it is\n<answer>4</answer>", "tags") == ""
+    assert beginning("SS it is\n<answer>ß</answer>", "tags") == "", "the same letters in another case"
 
 
 # -- relay ----------------------------------------------------------------------------------------------------------------

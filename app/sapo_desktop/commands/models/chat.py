@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 
 from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import Home
@@ -15,7 +16,12 @@ from sapo_desktop.streams import json_line
 
 def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
     """See the module's docstring."""
-    parser.add_argument("name", nargs="?", default="", help="the model (default: the one trained last)")
+    parser.add_argument(
+        "words",
+        nargs="*",
+        metavar="NAME",
+        help="the model (default: the one trained last); a question may stand behind it, or alone where it has a space",
+    )
     parser.add_argument("--ask", default="", metavar="QUESTION", help="ask this and exit; else questions line by line")
     parser.add_argument("--checkpoint", default="latest", help="latest or a round number (default: latest)")
     parser.add_argument(
@@ -34,11 +40,13 @@ def main(args: argparse.Namespace) -> int:
     home.prepare()
     for sentence in adopt(home):
         print(sentence, file=sys.stderr)
-    model = store.find(home, args.name, trained=True)
+    name, question = _meant(args.words)
+    question = args.ask or question
+    model = store.find(home, name, trained=True)
     with Chat(model, args.checkpoint) as chat:
         tell = _pieces if args.json else _whole
-        if args.ask:
-            tell(chat, args.ask, args.temperature)
+        if question:
+            tell(chat, question, args.temperature)
             return 0
         if args.json:
             print(json_line({"ready": chat.labels}), flush=True)
@@ -47,6 +55,14 @@ def main(args: argparse.Namespace) -> int:
         while question := sys.stdin.readline().strip():
             tell(chat, question, args.temperature)
     return 0
+
+
+def _meant(words: Sequence[str]) -> tuple[str, str]:
+    """The model's name and the question; names hold no space. Raises UsageError."""
+    if len(words) > 2:
+        raise UsageError('Put the question in quotes: sapo-desktop chat NAME "What is 17 + 25?"')
+    name, question = (*words, "", "")[:2]
+    return ("", name) if " " in name.strip() and not question else (name, question)
 
 
 def _whole(chat: Chat, question: str, temperature: float) -> None:

@@ -113,7 +113,7 @@ def _cells(one: Overview) -> tuple[str, ...]:
         f"{one.rounds:,} round{'' if one.rounds == 1 else 's'}",
         f"{_short(one.story.tokens)} tokens",
         f"{one.size / 1e6:,.0f} MB",
-        _when(model.record.last_trained),
+        _when(one.last_trained),
     )
 
 
@@ -137,7 +137,7 @@ def _as_json(one: Overview) -> dict[str, object]:
         "rounds": one.rounds,
         "tokens": one.story.tokens,
         "bytes": one.size,
-        "last_trained": model.record.last_trained,
+        "last_trained": one.last_trained,
         "held_out": None if one.held_out is None else msgspec.to_builtins(one.held_out),
     }
 
@@ -154,7 +154,7 @@ def _show(home: Home, args: argparse.Namespace) -> int:
     model, config = one.model, one.model.config
     print(f"{model.name}, from {model.record.base}\n")
     print(f"held-out    {gain(one.held_out, judged=one.judged)}")
-    print(f"trained     {one.rounds:,} rounds, {_short(one.story.tokens)} tokens, {_when(model.record.last_trained)}")
+    print(f"trained     {one.rounds:,} rounds, {_short(one.story.tokens)} tokens, {_when(one.last_trained)}")
     print(f"on          {', '.join(config.tasks)} ({config.preset}), {config.algorithm}, method {config.method}")
     print(f"on disk     {one.size / 1e6:,.0f} MB in {model.folder}")
     print(

@@ -31,8 +31,8 @@ from sapo_desktop.settings.live_limits import LiveLimits
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import RunStarted, Vitals
 from sapo_swarm.node.governor import memory
+from sapo_swarm.node.governor.data_cap import DataCap
 from sapo_swarm.node.governor.priority import step_back
-from sapo_swarm.node.swarm.data_cap import DataCap
 from sapo_swarm.protocol.invite import Invite
 
 if TYPE_CHECKING:
@@ -167,7 +167,7 @@ async def _work(
         who = await asyncio.to_thread(membership.identity, home)
         cap = DataCap(home.network, setup.limits)
         setup.exchange, said = await membership.enter(
-            invite, who, chosen, setup.config, setup.folder, on_trial=bool(setup.trial), data_cap=cap
+            invite, who, chosen, setup.config, setup.folder, on_trial=bool(setup.trial), data_cap=cap.count
         )
         setup.node_key, setup.swarm = who.identity.node, invite.swarm
         reporter.say(said[0])

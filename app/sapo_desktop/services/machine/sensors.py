@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from sapo_desktop.services.machine.finding import Finding
+from sapo_swarm.node.governor import data_cap
 from sapo_swarm.node.governor.limits import Limits
 from sapo_swarm.node.governor.requests import duration
 from sapo_swarm.node.governor.sensors.device_files import PROC, SYSFS
 from sapo_swarm.node.governor.sensors.machine import Machine
 from sapo_swarm.node.governor.sensors.macos import NAMES
-from sapo_swarm.node.swarm import data_cap
 
 
 def findings(folder: Path, sysfs: Path = SYSFS, proc: Path = PROC) -> Iterator[Finding]:

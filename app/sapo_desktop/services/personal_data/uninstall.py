@@ -13,8 +13,22 @@ from sapo_desktop.paths import Home
 from sapo_desktop.services.models.shelf import store
 from sapo_desktop.services.nodes.lock import NodeLock
 
-_SETTINGS = ("config.toml", "config.partial", "invite", "invite.partial", "endpoint-token")
-"""Files of the configuration folder, which may be a folder of the person's own (SAPO_HOME)."""
+_SETTINGS = {
+    "config.toml": "your settings",
+    "config.partial": "your settings, half written",
+    "invite": "the invite of your swarm",
+    "invite.partial": "the invite of your swarm, half written",
+    "endpoint-token": "the key with which other programs reach serve-model",
+}
+"""Files of the configuration folder, which may be a folder of the person's own (SAPO_HOME), and what they are."""
+_DATA = {
+    "tasks": "your own tasks",
+    "ratings": "answers that you rated",
+    "identity": "your node's identity",
+    "judges.json": "how far judges agree with you",
+    "swarm.sqlite": "the swarm that you host",
+}
+"""What lies in the data folder beside the models."""
 
 
 @dataclass(frozen=True)
@@ -29,13 +43,14 @@ class Made:
 def made(home: Home) -> list[Made]:
     """What is there, the largest part first. Nothing outside the app's own folders is looked at."""
     models = store.all_models(home)
-    count = f"{len(models)} model{'' if len(models) == 1 else 's'}"
+    count = f"{len(models)} model{'' if len(models) == 1 else 's'} with weights, history and exports"
+    beside = [what for name, what in _DATA.items() if (home.data / name).exists()]
     found = [
-        (home.data, f"{count} with weights, history and exports; your node's identity; swarms that you host"),
+        (home.data, "; ".join((count, *beside))),
         (home.cache, "measurements, indexes of rollouts and converted base models, which can be made again"),
         (home.logs, "logs"),
         (home.runtime, "sockets"),
-        *((home.config / name, "settings and the saved invite") for name in _SETTINGS),
+        *((home.config / name, what) for name, what in _SETTINGS.items()),
     ]
     there = [Made(path, _size(path), what) for path, what in found if path.exists()]
     return sorted(there, key=lambda one: -one.size)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,8 +17,8 @@ from sapo_desktop.services.swarms.together import together
 from sapo_desktop.settings import Settings
 from sapo_swarm.algorithms.base import TINY
 from sapo_swarm.config import RunConfig
-from sapo_swarm.node.swarm.data_cap import DataCap
 from sapo_swarm.node.swarm.swarm_exchange import SwarmExchange
+from sapo_swarm.node.swarm.swarm_stats import Held
 from sapo_swarm.protocol.client import CoordinatorError, NodeClient, Refused
 from sapo_swarm.protocol.invite import BadInvite, Invite, parse_invite
 from sapo_swarm.protocol.keystore import KeyStoreError, StoredIdentity, load_or_create
@@ -140,11 +141,11 @@ async def enter(
     config: RunConfig,
     memory: Path | None = None,
     on_trial: bool = False,
-    data_cap: DataCap | None = None,
+    data_cap: Callable[[int], Held | None] | None = None,
 ) -> tuple[SwarmExchange, list[str]]:
     """Join the swarm and return the node's exchange with sentences for the person. A coordinator that is away is no obstacle.
     memory: the model's folder, where the exchange keeps what others taught it. on_trial: by the rules of a trial.
-    data_cap: of the person's limits.
+    data_cap: see SwarmExchange.
 
     Raises UsageError when the coordinator refuses this node (a bad invite, a ban), BadTask.
     """

@@ -75,6 +75,11 @@ class Activity:
         return event
 
 
+def sizes_adapt(config: RunConfig) -> bool:
+    """Group sizes follow the success rates: of a node alone, for a swarm's groups are all of one size."""
+    return config.group_sizes == "adaptive" and not config.external_groups
+
+
 class Memory(msgspec.Struct):
     """Mutable. replay: successes that can be trained on again. difficulty: task/preset -> how often it is solved.
     asked: questions of others that a stage attempted, the newest last.
@@ -90,7 +95,7 @@ class Memory(msgspec.Struct):
         """Take in the local groups of a round, once."""
         if remembers(config):
             self.replay = replay.remember(self.replay, round_number, groups, config.replay_half_life)
-        if config.curriculum != "uniform" or config.sizes_adapt:
+        if config.curriculum != "uniform" or sizes_adapt(config):
             difficulty.observe(self.difficulty, groups)
 
 
@@ -104,7 +109,7 @@ def remembers(config: RunConfig) -> bool:
 def recalled(config: RunConfig, journal: Journal, rounds_done: int) -> Memory:
     """The memory after so many rounds, from the groups that are still in the journal (keep_groups). Raises JournalError."""
     memory = Memory()
-    if not remembers(config) and config.curriculum == "uniform" and not config.sizes_adapt:
+    if not remembers(config) and config.curriculum == "uniform" and not sizes_adapt(config):
         return memory
     by_round: dict[int, dict[str, Group]] = {}
     for event in journal.read(kinds=("group",)):
@@ -260,7 +265,7 @@ class RoundContext:
     def group_sizes(self, work: RoundWork) -> list[int]:
         """How many completions of each prompt of the round."""
         usual, known = self.config.group_size, self.memory.difficulty
-        if work.questions is None or not self.config.sizes_adapt:
+        if work.questions is None or not sizes_adapt(self.config):
             return [usual] * len(work.prompts)
         names = [difficulty.key_of(question.ref) for question in work.questions]
         return group_sizes([known.get(name, Posterior()) for name in names], usual)

@@ -6,7 +6,7 @@ import hashlib
 
 import msgspec
 
-from sapo_swarm.node.round.context import RoundContext, RoundWork
+from sapo_swarm.node.round.context import RoundContext, RoundWork, sizes_adapt
 from sapo_swarm.node.round.turns import prompt_ids
 from sapo_swarm.node.storage.unfinished import InFlight, KeptQuestion
 from sapo_swarm.tasks.catalogue import new_tokens
@@ -25,7 +25,7 @@ def fingerprint(context: RoundContext) -> str:
         if context.config.task_tokens
         else {}
     )
-    parts |= {"group_sizes": "adaptive"} if context.config.sizes_adapt else {}
+    parts |= {"group_sizes": "adaptive"} if sizes_adapt(context.config) else {}
     parts |= {"node": context.node_key, "swarm": context.swarm, "model": info.model, "method": info.method}
     return hashlib.sha256(msgspec.json.encode(parts)).hexdigest()
 
@@ -59,7 +59,7 @@ async def restored(context: RoundContext, kept: InFlight) -> RoundWork | None:
     work.questions = []
     for question, was in zip(found, kept.questions, strict=True):
         same = isinstance(question, Question) and question.prompt_sha256 == was.prompt_sha256
-        sized = context.config.sizes_adapt or len(was.completions) == size
+        sized = sizes_adapt(context.config) or len(was.completions) == size
         if not isinstance(question, Question) or not same or not sized:
             return None
         work.questions.append(question)

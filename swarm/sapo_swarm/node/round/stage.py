@@ -70,11 +70,14 @@ def _material(context: RoundContext, work: RoundWork) -> Material:
         known = tuple(group for group in work.external or () if group.question.ref not in asked)
     else:
         known = tuple(past.group for past in memory.replay if past.round < work.round)
-    local, others = ([_safe(g) for g in groups if not library.turns(g.question.ref)] for groups in (work.local, known))
+    local, others = (
+        [made_safe(g) for g in groups if not library.turns(g.question.ref)] for groups in (work.local, known)
+    )
     return Material(tuple(local), tuple(others), config.stage_groups, config.answer_format)
 
 
-def _safe(group: Group) -> Group:
+def made_safe(group: Group) -> Group:
+    """The group with texts that hold nothing a terminal would obey or a reader could be fooled by."""
     rollouts = tuple(msgspec.structs.replace(r, text=safe_text(r.text)) for r in group.rollouts)
     return msgspec.structs.replace(group, rollouts=rollouts)
 

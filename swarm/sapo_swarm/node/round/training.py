@@ -1,7 +1,4 @@
-"""The update of a round, and what the finished round leaves behind: its groups and its figures, as events.
-
-I local and J external groups become one batch and one policy-gradient step.
-"""
+"""The update of a round, and what the finished round leaves behind: its groups and its figures, as events."""
 
 from __future__ import annotations
 
@@ -144,6 +141,7 @@ def record(work: RoundWork, external_wanted: int, solved: set[str], checkpoint: 
         events.append(GroupRecorded(round=work.round, group=kept, trained=any(kept.advantages), first_solved=first))
     events += [GroupRecorded(round=work.round, group=g, trained=any(g.advantages)) for g in work.stage_groups]
     stats, flat = work.stats, [c for group in work.completions for c in group]
+    counts = {"replayed": work.replayed, "judge_tokens": work.judge_tokens}
     staged = [c for step in work.steps for group in step.work.completions or () for c in group]
     external = [g for g in work.trained if g.external]
     events.append(
@@ -173,12 +171,7 @@ def record(work: RoundWork, external_wanted: int, solved: set[str], checkpoint: 
             task_rewards=_by_task(work.local),
             seconds=dict(work.seconds),
             checkpoint=checkpoint,
-            figures={
-                name: float(count)
-                for name, count in (("replayed", work.replayed), ("judge_tokens", work.judge_tokens))
-                if count
-            }
-            | work.figures,
+            figures=work.figures | {name: float(count) for name, count in counts.items() if count},
             taught=dict(Counter(g.question.ref.dataset for g in external if g.teaches)),
         )
     )

@@ -20,13 +20,12 @@ from sapo_swarm.events import SwarmUpdated
 from sapo_swarm.node.engine_thread import EngineHost
 from sapo_swarm.node.storage import phrase_memory
 from sapo_swarm.node.swarm.board import Board
-from sapo_swarm.node.swarm.data_cap import DataCap
 from sapo_swarm.node.swarm.exchange import Received
 from sapo_swarm.node.swarm.likelihood import least_likely
 from sapo_swarm.node.swarm.outbox import selected
 from sapo_swarm.node.swarm.pool import Pool
 from sapo_swarm.node.swarm.snapshots import SnapshotReader
-from sapo_swarm.node.swarm.swarm_stats import SwarmStats
+from sapo_swarm.node.swarm.swarm_stats import Held, SwarmStats
 from sapo_swarm.protocol.client import CoordinatorError, NodeClient
 from sapo_swarm.protocol.receive import AcceptanceRules, Receiver
 from sapo_swarm.protocol.safe_text import safe_text
@@ -71,8 +70,8 @@ class SwarmExchange:
     """Seconds of the engine's thread that judging foreign text took, ever."""
     memory: Path | None = None
     """Folder of the model with which the phrase memory is kept; None: with nothing."""
-    data_cap: DataCap | None = None
-    """How much a day may go over the network; None: any amount."""
+    data_cap: Callable[[int], Held | None] | None = None
+    """Given the bytes that the client exchanged, ever: what holds the next exchange. None: nothing ever does."""
     own_worker: bool = True
     """External groups are regenerated and scored in a worker of their own, so that local ones never wait for them."""
 
@@ -192,7 +191,7 @@ class SwarmExchange:
         """Whether the day's data are used up: what is handed over is dropped then, and the pool serves as long as it lasts."""
         if self.data_cap is None:
             return False
-        hold = await asyncio.to_thread(self.data_cap.count, self.client.bytes_sent + self.client.bytes_received)
+        hold = await asyncio.to_thread(self.data_cap, self.client.bytes_sent + self.client.bytes_received)
         self.stats.hold(hold)
         return hold is not None
 

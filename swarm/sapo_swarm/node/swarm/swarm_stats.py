@@ -5,17 +5,31 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import msgspec
 
 from sapo_swarm.events import SwarmUpdated
-from sapo_swarm.node.governor.holds import Hold
 from sapo_swarm.protocol.client import ExchangeResult
 from sapo_swarm.types import Peer
 
 SHARE_WINDOW = 50
 """Rounds over which the external share is averaged."""
 DEFAULT_WINDOW_S = 3600.0
+
+
+class Held(Protocol):
+    """Why the person's limits hold the exchange; sentence: with what lifts it."""
+
+    @property
+    def reason(self) -> str:
+        """What is so."""
+        ...
+
+    @property
+    def sentence(self) -> str:
+        """The whole, for people."""
+        ...
 
 
 @dataclass(slots=True)
@@ -32,7 +46,7 @@ class SwarmStats:
     accepted: int = 0
     refused: Counter[str] = field(default_factory=Counter)
     peers: tuple[Peer, ...] = ()
-    held: Hold | None = None
+    held: Held | None = None
     _last: ExchangeResult | None = None
     _good: ExchangeResult | None = None
     _batches: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=SHARE_WINDOW))
@@ -50,7 +64,7 @@ class SwarmStats:
         self.refused.update(result.refused)
         self._count_uptake(result.uptake, now)
 
-    def hold(self, hold: Hold | None) -> None:
+    def hold(self, hold: Held | None) -> None:
         """The person's limits hold the exchange, or (None) no more."""
         self.held = hold
 

@@ -27,8 +27,6 @@ class _Form(ModalScreen[str | None]):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "cancel", "cancel", show=False),
         Binding("enter", "accept", "go", show=False),
-        Binding("down", "app.focus_next", "next", show=False, priority=True),
-        Binding("up", "app.focus_previous", "previous", show=False, priority=True),
     ]
     AUTO_FOCUS: ClassVar[str | None] = "#name"
 
@@ -61,6 +59,11 @@ class _Form(ModalScreen[str | None]):
 
 class NewModelDialog(_Form):
     """A name, a base, a difficulty. Everything else comes from the settings for new models."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("down", "app.focus_next", "next", show=False, priority=True),
+        Binding("up", "app.focus_previous", "previous", show=False, priority=True),
+    ]
 
     def __init__(self, info: NewModelInfo, make: Callable[[NewModel], Awaitable[str]]) -> None:
         super().__init__()

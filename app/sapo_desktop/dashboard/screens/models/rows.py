@@ -38,7 +38,7 @@ def row(one: Overview, training: bool, now: float, width: int, glyphs: Glyphs) -
     """One model in the list; the one that the node trains is marked."""
     name, base, held_out = _columns(width)
     model = one.model
-    used = age(now - model.record.last_trained) if model.record.last_trained else "new"
+    used = age(now - one.last_trained) if one.last_trained else "new"
     return Content.assemble(
         (f"{glyphs.now} " if training else "  ", "$success"),
         (fit(plain(model.name, 60), name), "bold"),

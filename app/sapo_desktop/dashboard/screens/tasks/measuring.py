@@ -78,7 +78,7 @@ class MeasuringScreen(ModalScreen[Made | None]):
 
     def _finished(self) -> None:
         self._work = None
-        train: Key = ("Enter", f"train a new model on it, from {plain(self._base, 60)}", "screen.train")
+        train: Key = ("Enter", f"train {plain(self._base, 60)} on it", "screen.train")
         self.query_one(KeyBar).put([train, ("Esc", "not now", "screen.cancel")])
 
     def action_train(self) -> None:

@@ -89,11 +89,12 @@ def _trained_on(model: Model) -> str:
 
 
 def kept_identity(model: Model, config: RunConfig) -> RunConfig:
-    """The config with the model's own identity; a base that was moved is known by its new place from now on."""
+    """The config with the model's own identity; a base that was moved is known by its new place from now on, and so is
+    another trainer that goes on with the same. Call after refuse_other_identity()."""
     own = {field: getattr(model.config, field) for field in IDENTITY}
     for field in ("model", "trainer"):
         wanted = getattr(config, field)
-        if wanted not in (own[field], _OPEN.get(field)) and _same(model, field, wanted, own[field]):
+        if wanted != _OPEN.get(field):
             own[field] = wanted
     return msgspec.structs.replace(config, **own)
 

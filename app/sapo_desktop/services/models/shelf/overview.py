@@ -25,6 +25,12 @@ class Overview:
         return max(self.model.rounds_done, self.story.rounds[-1].round + 1 if self.story.rounds else 0)
 
     @property
+    def last_trained(self) -> float:
+        """Unix time of its newest round, or of the beginning of its newest session; 0 = never."""
+        newest = self.story.rounds[-1].time if self.story.rounds else 0.0
+        return max(self.model.record.last_trained, newest)
+
+    @property
     def held_out(self) -> Evaluated | None:
         """The newest evaluation, None before the first."""
         return self.story.held_out

@@ -19,7 +19,8 @@ import msgspec
 from sapo_desktop.errors import AppError, UsageError
 from sapo_desktop.paths import Home
 from sapo_desktop.services.models.shelf import names
-from sapo_swarm.config import RunConfig, renamed
+from sapo_swarm.config import RunConfig
+from sapo_swarm.config_names import renamed
 from sapo_swarm.protocol.safe_text import safe_text
 from sapo_swarm.registry import nearest
 from sapo_swarm.types import UNREADABLE
@@ -82,8 +83,8 @@ class Model:
 
     @property
     def used(self) -> float:
-        """When it was trained last, or made: Unix time."""
-        return max(self.record.last_trained, self.record.created)
+        """When it was trained last, or made where it was not trained: Unix time."""
+        return self.record.last_trained or self.record.created
 
 
 def rounds_of(checkpoint: Path) -> int:
@@ -93,9 +94,9 @@ def rounds_of(checkpoint: Path) -> int:
 
 
 def all_models(home: Home) -> list[Model]:
-    """Every readable model, the one used last first."""
+    """Every readable model, the one used last first; a duplicate comes behind what it was made from."""
     found = [model for folder, model in _look(home.models) if isinstance(model, Model)]
-    return sorted(found, key=lambda m: (-m.used, m.name))
+    return sorted(found, key=lambda m: (-m.used, m.record.created, m.name))
 
 
 def damaged(home: Home) -> list[str]:
