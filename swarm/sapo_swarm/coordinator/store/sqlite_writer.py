@@ -99,7 +99,7 @@ def load_rows(connection: sqlite3.Connection) -> Rows:
         return [msgspec.msgpack.decode(record, type=kind) for (record,) in found]
 
     def rows(query: str, kind: Any) -> list[Any]:
-        return msgspec.convert(connection.execute(query).fetchall(), list[kind])  # type: ignore[no-any-return]
+        return msgspec.convert(connection.execute(query).fetchall(), list[kind])
 
     try:
         swarm = records("swarm", SwarmRecord)
