@@ -92,7 +92,13 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     # A round
     rounds: Annotated[int, _doc("Rounds to train; 0 = until stopped", ge=0)] = 0
     group_size: Annotated[int, _doc("Completions per question (G)", ge=2, le=64)] = 8
-    group_sizes: Annotated[Literal["equal", "adaptive"], _doc("adaptive: more for hard ones. Not measured")] = "equal"
+    group_sizes: Annotated[
+        Literal["equal", "adaptive"],
+        _doc(
+            "Completions of each question: equal = group_size; adaptive = more for hard questions and fewer for hopeless and "
+            "easy ones, as many in all (a node alone). Not measured"
+        ),
+    ] = "equal"
     local_groups: Annotated[
         int,
         _doc(
@@ -119,7 +125,9 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
             "Own earlier successes to learn from once more in every round, at no generated token; 0 = off", ge=0, le=256
         ),
     ] = 0
-    replay_half_life: Annotated[int, _doc("Rounds until an own success is replayed half as often", ge=1, le=1000)] = 20
+    replay_half_life: Annotated[
+        int, _doc("Rounds after which an own success is half as likely to be replayed", ge=1, le=1000)
+    ] = 20
     tripwire: Annotated[
         float,
         _doc(
@@ -161,15 +169,24 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
             le=1440.0,
         ),
     ] = 2.0
-    checkpoint_every: Annotated[int, _doc("Fewest rounds between two checkpoints (see checkpoint_minutes)", ge=1)] = 1
+    checkpoint_every: Annotated[
+        int, _doc("Fewest rounds between two checkpoints; when one is due is for checkpoint_minutes to say", ge=1)
+    ] = 1
     disk_budget_gb: Annotated[
-        float, _doc("GiB of disk for a model's files and history; old ones are thinned", ge=0.0)
+        float,
+        _doc("Disk space that a model may use, checkpoints and history together, in GiB; old ones are thinned", ge=0.0),
     ] = 2.0
     keep_groups: Annotated[
         int,
         _doc("Newest rounds whose groups stay in the journal (every 10th and first successes stay too); 0 = all", ge=0),
     ] = 200
-    keep_checkpoints: Annotated[int, _doc("Newest checkpoints kept; the first, the best and ever fewer stay", ge=1)] = 3
+    keep_checkpoints: Annotated[
+        int,
+        _doc(
+            "Newest checkpoints kept, the last with the optimizer's state; the first, the best and ever fewer old ones stay",
+            ge=1,
+        ),
+    ] = 3
 
     @property
     def reward_rule(self) -> RewardRule:

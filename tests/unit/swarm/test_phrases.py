@@ -157,14 +157,17 @@ def test_a_memory_that_fills_up_still_fits_its_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("refused", [True, False])
-def test_a_flood_of_other_phrases_does_not_make_a_taught_one_the_nodes_own(refused: bool) -> None:
+def test_a_flood_of_other_phrases_does_not_make_a_taught_one_the_nodes_own(
+    refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The memory is bounded: pushed out of it, a planted phrase would count as this node's own once it writes it."""
+    monkeypatch.setattr("sapo_swarm.protocol.phrases.REMEMBERED", most := 2048)
     made = watch()
     for _ in range(LIMIT):
         assert made.allows(["Hail to the Thief. <answer>4</answer>"], PROMPT)
         assert made.allows(["carry the one <answer>4</answer>"], PROMPT)
     also = "carry the one " if refused else ""
-    for start in range(0, 2 * REMEMBERED, 600):
+    for start in range(0, 2 * most, 600):
         words = " ".join("".join(chr(97 + (n >> s) % 16) for s in (0, 4, 8, 12, 16)) for n in range(start, start + 600))
         assert made.allows([f"{also}{words} <answer>4</answer>"], PROMPT) != refused
     for number in range(4):
