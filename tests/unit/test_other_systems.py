@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 UNIX_ONLY = ("fcntl", "resource", "termios", "pty", "tty", "pwd", "grp")
 BEHIND_A_CHECK = {
@@ -19,8 +21,29 @@ BEHIND_A_CHECK = {
 }
 """The modules that may name one of these, each inside a function or behind a check of the platform, and for what."""
 
-SCRIPT = f"""
-import importlib, os, pkgutil, signal, socket, sys, types
+WINDOWS = f"""
+for name in {UNIX_ONLY!r}:
+    sys.modules[name] = None                         # importing it raises ImportError
+for module, gone in ((os, "getuid geteuid fork nice sched_getaffinity killpg getpgid O_NOFOLLOW O_NONBLOCK O_PATH"),
+                     (signal, "SIGHUP SIGPROF SIGALRM SIGKILL setitimer"), (socket, "AF_UNIX")):
+    for name in gone.split():
+        if hasattr(module, name):
+            delattr(module, name)
+sys.modules["msvcrt"] = types.ModuleType("msvcrt")
+sys.platform = "win32"
+"""
+MACOS = """
+for module, gone in ((os, "sched_getaffinity sched_setaffinity O_PATH pidfd_open memfd_create posix_fadvise"),
+                     (resource, "prlimit"), (time, "CLOCK_BOOTTIME"), (signal, "pidfd_send_signal sigtimedwait")):
+    for name in gone.split():
+        if hasattr(module, name):
+            delattr(module, name)
+sys.platform = "darwin"
+"""
+"""What these systems lack that Linux has."""
+
+SCRIPT = """
+import importlib, os, pkgutil, resource, signal, socket, sys, time, types
 import sapo_assets, sapo_backends, sapo_desktop, sapo_lab, sapo_swarm
 FLOORS = (sapo_assets, sapo_backends, sapo_desktop, sapo_lab, sapo_swarm)
 names = [f.__name__ for f in FLOORS]
@@ -34,26 +57,21 @@ def every():
         except ImportError as error:
             failed.append((name, error.name or "", str(error)))
     return failed
-before = {{name for name, _, _ in every()}}          # an optional engine that is not installed here; libraries are loaded now
-for name in [n for n in sys.modules if n.split(".")[0] in {{f.__name__ for f in FLOORS}}]:
+before = {name for name, _, _ in every()}            # an optional engine that is not installed here; libraries are loaded now
+for name in [n for n in sys.modules if n.split(".")[0] in {f.__name__ for f in FLOORS}]:
     del sys.modules[name]
-for name in {UNIX_ONLY!r}:
-    sys.modules[name] = None                         # importing it raises ImportError
-for module, gone in ((os, "getuid geteuid fork nice sched_getaffinity killpg getpgid O_NOFOLLOW O_NONBLOCK O_PATH"),
-                     (signal, "SIGHUP SIGPROF SIGALRM SIGKILL setitimer"), (socket, "AF_UNIX")):
-    for name in gone.split():
-        if hasattr(module, name):
-            delattr(module, name)
-sys.modules["msvcrt"] = types.ModuleType("msvcrt")
-sys.platform = "win32"
+SYSTEM
 for name, missing, why in every():
     if name not in before:
         print(name, why)
 """
 
 
-def test_every_module_is_imported_on_a_system_without_unix_modules() -> None:
-    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=False)
+@pytest.mark.parametrize("system", [WINDOWS, MACOS], ids=["windows", "macos"])
+def test_every_module_is_imported_on_a_system_that_lacks_what_linux_has(system: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT.replace("SYSTEM", system)], capture_output=True, text=True, check=False
+    )
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
 
 

@@ -49,3 +49,17 @@ def test_a_folder_that_another_account_made_in_advance_is_not_used(
         Home.find()
     assert cli.run([verb]) == 1
     assert "belongs to another account" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["a", "space and é", "空" * 40, "long" * 30, "é" * 43])
+def test_a_sockets_path_fits_however_long_the_home_is_and_is_no_other_homes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """macOS takes 104 bytes with the end of the string, Linux 108; letters outside ASCII take several."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path)[:40])
+    sockets = []
+    for home in (tmp_path / name, tmp_path / f"{name}2"):
+        monkeypatch.setenv("SAPO_HOME", str(home))
+        sockets.append(Home.find().socket)
+    assert all(len(os.fsencode(path)) < 104 for path in sockets)
+    assert sockets[0] != sockets[1]

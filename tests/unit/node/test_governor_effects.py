@@ -12,7 +12,7 @@ import pytest
 from sapo_backends.base import LoadRequest
 from sapo_backends.fake import FakeEngine
 from sapo_swarm.config import RunConfig
-from sapo_swarm.node.governor.awake import Awake, holder
+from sapo_swarm.node.governor.awake import Awake, holder, wanted
 from sapo_swarm.node.governor.holds import Hold, Level, State, advance
 from sapo_swarm.node.governor.limits import PRESETS, Limits
 from sapo_swarm.node.governor.requests import Requests, aside, command, effort, obstacle
@@ -89,3 +89,13 @@ def test_the_machine_is_kept_awake_by_a_process_that_ends_with_the_wish() -> Non
     Awake(("no-such-program-anywhere",)).want(True)
     assert holder("darwin")[:2] == ("/usr/bin/caffeinate", "-i")
     assert holder("linux")[0] == "systemd-inhibit"
+
+
+@pytest.mark.parametrize("asked", [False, True])
+@pytest.mark.parametrize("working", [False, True])
+@pytest.mark.parametrize("on_battery", [None, False, True])
+def test_the_machine_is_kept_awake_only_where_asked_plugged_in_and_working(
+    asked: bool, working: bool, on_battery: bool | None
+) -> None:
+    limits, now = Limits(keep_awake=asked), Readings(on_battery=on_battery)
+    assert wanted(limits, now, working) == (asked and working and on_battery is not True)

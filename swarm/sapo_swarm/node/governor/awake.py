@@ -10,6 +10,9 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
+from sapo_swarm.node.governor.limits import Limits
+from sapo_swarm.node.governor.sensors.readings import Readings
+
 LOG = logging.getLogger(__name__)
 _CONTINUOUS, _SYSTEM_REQUIRED = 0x80000000, 0x00000001
 
@@ -22,6 +25,11 @@ def holder(platform: str = sys.platform) -> Sequence[str]:
         why = ("--what=idle", "--who=sapo-desktop", "--why=trains a model", "--mode=block")
         return "systemd-inhibit", *why, "tail", f"--pid={os.getpid()}", "-f", "/dev/null"
     return ()
+
+
+def wanted(limits: Limits, now: Readings, working: bool) -> bool:
+    """Only where the person asked for it, while the node works, and never on battery."""
+    return limits.keep_awake and working and not now.on_battery
 
 
 class Awake:

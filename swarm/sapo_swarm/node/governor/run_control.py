@@ -16,7 +16,7 @@ from sapo_backends.base import CancelToken, OutOfMemory
 from sapo_swarm.events import LogLine, StateChanged, Vitals
 from sapo_swarm.events import State as NodeState
 from sapo_swarm.node.event_bus import Bus
-from sapo_swarm.node.governor.awake import Awake
+from sapo_swarm.node.governor.awake import Awake, wanted
 from sapo_swarm.node.governor.clock import steady
 from sapo_swarm.node.governor.holds import FULL, Effort, Hold, State, advance
 from sapo_swarm.node.governor.limits import Limits
@@ -253,7 +253,7 @@ async def _beat(
     state = advance(state, limits, now, steady())
     run_control.hold(state.holds)
     run_control.ease()
-    await asyncio.to_thread(awake.want, limits.keep_awake and not now.on_battery and run_control.working)
+    await asyncio.to_thread(awake.want, wanted(limits, now, run_control.working))
     bus.stream(
         Vitals(
             tokens_per_s=pace.tokens_per_s,
