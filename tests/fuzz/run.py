@@ -18,9 +18,9 @@ import msgspec
 
 from sapo_lab.simulated_nodes import sim_group
 from sapo_swarm.events import decode as decode_event
+from sapo_swarm.protocol.drift.phrases import phrases
 from sapo_swarm.protocol.identity import Identity
 from sapo_swarm.protocol.invite import BadInvite, Invite, parse_invite
-from sapo_swarm.protocol.phrases import phrases
 from sapo_swarm.protocol.safe_text import safe_text
 from sapo_swarm.protocol.wire import (
     GroupBody,

@@ -14,8 +14,9 @@ from sapo_swarm.coordinator.domain.records import invite_share
 from sapo_swarm.coordinator.settings import CoordinatorSettings
 from sapo_swarm.node.evaluation import held_out_exclusion
 from sapo_swarm.node.swarm import swarm_exchange
-from sapo_swarm.protocol import phrases, task_offer, transport
+from sapo_swarm.protocol import task_offer, transport
 from sapo_swarm.protocol.directory import signed_list
+from sapo_swarm.protocol.drift import phrases
 from sapo_swarm.scoring import answer_format, worker
 from sapo_swarm.scoring.rubric import judge, verdict
 from sapo_swarm.tasks.own import travel

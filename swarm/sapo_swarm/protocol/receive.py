@@ -16,8 +16,8 @@ from typing import Protocol, runtime_checkable
 
 import msgspec
 
+from sapo_swarm.protocol.drift.phrases import PhraseWatch
 from sapo_swarm.protocol.identity import group_text, node_id, verify
-from sapo_swarm.protocol.phrases import PhraseWatch
 from sapo_swarm.protocol.safe_text import safe_text
 from sapo_swarm.protocol.time_quota import TimeQuota
 from sapo_swarm.protocol.wire import GroupBody, SignedGroup, WireError, content_digest, unpack

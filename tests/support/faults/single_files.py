@@ -16,8 +16,8 @@ from sapo_swarm.config import RunConfig
 from sapo_swarm.coordinator.admin.client import AdminAccess, read_access, write_access
 from sapo_swarm.node.storage import phrase_memory, unfinished
 from sapo_swarm.node.storage.unfinished import InFlight
+from sapo_swarm.protocol.drift.phrases import PhraseWatch
 from sapo_swarm.protocol.keystore import KeyStoreError, load_or_create
-from sapo_swarm.protocol.phrases import PhraseWatch
 from sapo_swarm.tasks.own import library
 from sapo_swarm.tasks.own.folder import make, read_task, write_task
 from sapo_swarm.tasks.own.rows import read_jsonl

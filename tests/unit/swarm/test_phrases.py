@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sapo_swarm.node.storage import phrase_memory
-from sapo_swarm.protocol.phrases import (
+from sapo_swarm.protocol.drift.phrases import (
     BASE_LOCAL,
     DRIFT,
     LIMIT,
@@ -161,7 +161,7 @@ def test_a_flood_of_other_phrases_does_not_make_a_taught_one_the_nodes_own(
     refused: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The memory is bounded: pushed out of it, a planted phrase would count as this node's own once it writes it."""
-    monkeypatch.setattr("sapo_swarm.protocol.phrases.REMEMBERED", most := 2048)
+    monkeypatch.setattr("sapo_swarm.protocol.drift.phrases.REMEMBERED", most := 2048)
     made = watch()
     for _ in range(LIMIT):
         assert made.allows(["Hail to the Thief. <answer>4</answer>"], PROMPT)

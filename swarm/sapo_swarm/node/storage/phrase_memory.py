@@ -1,4 +1,4 @@
-"""The phrase memory of a model (protocol.phrases) on the disk, so that a restart does not whitewash what others taught it.
+"""The phrase memory of a model (protocol.drift.phrases) on the disk, so that a restart does not whitewash what others taught it.
 
 phrases.msgpack in the model's folder: one zstd frame, written beside its name and renamed. A file that cannot be read counts
 as none: then what the model writes first is its own again, which is said.
@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import zstandard
 
-from sapo_swarm.protocol.phrases import KeptPhrases, PhraseWatch
+from sapo_swarm.protocol.drift.phrases import KeptPhrases, PhraseWatch
 from sapo_swarm.types import UNREADABLE
 
 NAME = "phrases.msgpack"

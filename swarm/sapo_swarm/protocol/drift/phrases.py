@@ -14,10 +14,13 @@ import re
 from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Annotated
 
 import msgspec
 from msgspec import Meta
+
+from sapo_swarm.protocol.drift.text_drift import TextDrift
 
 WINDOW = 256
 """Newest groups taken, over all sources;"""
@@ -78,6 +81,7 @@ class KeptPhrases(msgspec.Struct, frozen=True, kw_only=True):
     taken: Annotated[tuple[_Found, ...], Meta(max_length=WINDOW)]
     local: Annotated[tuple[_Found, ...], Meta(max_length=LOCAL_WINDOW)]
     observed: Annotated[int, Meta(ge=0, lt=2**53)]
+    drift: TextDrift = msgspec.field(default_factory=TextDrift)
     format: Annotated[int, Meta(ge=1, le=1)] = 1
 
 
@@ -87,6 +91,7 @@ class PhraseWatch:
     completions that hold them."""
 
     drifted: dict[str, float] = field(default_factory=dict)
+    _drift: TextDrift = field(default_factory=TextDrift)
     _own: OrderedDict[str, None] = field(default_factory=OrderedDict)
     _foreign: OrderedDict[str, None] = field(default_factory=OrderedDict)
     _taken: deque[frozenset[str]] = field(default_factory=deque)
@@ -97,9 +102,9 @@ class PhraseWatch:
 
     def observe_local(self, written: Iterable[tuple[str, str]]) -> None:
         """This node wrote these: (text, prompt)."""
-        for number, (text, prompt) in enumerate(written):
-            if number >= LOCAL_A_ROUND:
-                break
+        read = list(islice(written, LOCAL_A_ROUND))
+        self._drift.observe(text for text, _ in read)
+        for text, prompt in read:
             found = phrases(text, prompt)
             for phrase in found:
                 if self._observed < BASE_LOCAL or not self._is_foreign(phrase):
@@ -136,9 +141,10 @@ class PhraseWatch:
 
     @property
     def alarm(self) -> str:
-        """The foreign phrase that this node writes most, in a sentence; "" while there is none."""
+        """The foreign phrase that this node writes most, else how far its texts have drifted, in a sentence; "" while neither is
+        so."""
         if not self.drifted:
-            return ""
+            return self._drift.alarm
         phrase = max(self.drifted, key=lambda found: (len(found.split()), self.drifted[found], found))
         return (
             f"This model now writes “{phrase}” in {self.drifted[phrase]:.0%} of its attempts, and never did before others sent "
@@ -153,13 +159,14 @@ class PhraseWatch:
             taken=tuple(map(tuple, self._taken)),
             local=tuple(map(tuple, self._local)),
             observed=self._observed,
+            drift=self._drift.copy(),
         )
 
     @staticmethod
     def unpacked(kept: KeptPhrases) -> PhraseWatch:
         """Inverse of packed()."""
         made = PhraseWatch(_own=OrderedDict.fromkeys(kept.own), _foreign=OrderedDict.fromkeys(kept.foreign))
-        made._observed = kept.observed
+        made._observed, made._drift = kept.observed, kept.drift.copy()
         for found in kept.taken:
             made._slide(made._taken, made._taught, frozenset(found), WINDOW)
         for found in kept.local:
