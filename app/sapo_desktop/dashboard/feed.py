@@ -69,7 +69,8 @@ class ControlFeed:
                         yield event
                 sentence = "The node went away"
             except NodeNotAnswering as error:
-                sentence, halted = str(error), True
+                opening = not self._pid and not error.halted
+                sentence, halted = "Waiting for the node, which is busy" if opening else str(error), True
             except NodeNotRunning:
                 silent = bool(self._run)
                 sentence = "The node went away" if failures < 0 else "Waiting for the node"

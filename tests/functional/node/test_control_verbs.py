@@ -117,7 +117,7 @@ async def test_a_verb_names_the_silent_node(tmp_path: Path) -> None:
             process.send_signal(signal.SIGCONT)
         assert said.returncode == 3
         assert "The node is not answering for" in said.stderr
-        assert f"kill -CONT {process.pid} wakes a halted one" in said.stderr
+        assert f"it was halted, kill -CONT {process.pid} wakes it" in said.stderr
         async with ControlClient(client.socket) as again:
             assert (await again.status()).pid == process.pid
 
@@ -136,6 +136,11 @@ async def test_a_node_that_is_too_busy_to_answer_while_it_starts_is_waited_for(
         with pytest.raises(NodeNotAnswering):
             await supervisor.running(home)
         assert await supervisor._answer(home) is None
+        stream = ControlFeed(home.socket).events()
+        link = await anext(stream)
+        assert isinstance(link, Link)
+        assert link.sentence.startswith("Waiting for the node, which is busy"), "no word of a fault"
+        await stream.aclose()  # type: ignore[attr-defined]
 
 
 async def test_a_node_that_takes_too_long_to_start_is_named_with_the_way_out(

@@ -43,12 +43,26 @@ class NodeNotRunning(Exception):
 
 
 class NodeNotAnswering(NodeNotRunning):
-    """A node's process is there and says nothing. pid: 0 unknown. silent_s: seconds since its last sign of life."""
+    """A node's process is there and says nothing. pid: 0 unknown. silent_s: seconds since its last sign of life. halted: by
+    a signal (SIGSTOP, ctrl+z), not merely busy."""
 
     def __init__(self, pid: int, silent_s: float) -> None:
-        wakes = f"kill -CONT {pid} wakes a halted one, kill -9 {pid} ends it (finished rounds are safe)"
-        super().__init__(f"The node is not answering for {silent_s:.0f} s: {wakes if pid else 'try again'}")
-        self.pid, self.silent_s = pid, silent_s
+        self.pid, self.silent_s, self.halted = pid, silent_s, _halted(pid)
+        way_out = "try again"
+        if self.halted:
+            way_out = f"it was halted, kill -CONT {pid} wakes it"
+        elif pid:
+            way_out = f"this machine is busy? kill -9 {pid} ends it, finished rounds are safe"
+        super().__init__(f"The node is not answering for {silent_s:.0f} s: {way_out}")
+
+
+def _halted(pid: int) -> bool:
+    import psutil  # 30 ms that a dashboard's first frame does not wait for
+
+    try:
+        return bool(pid) and psutil.Process(pid).status() == psutil.STATUS_STOPPED
+    except psutil.Error:
+        return False
 
 
 class ControlError(Exception):
