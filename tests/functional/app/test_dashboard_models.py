@@ -194,14 +194,17 @@ async def test_a_thumb_on_an_answer_in_the_chat_is_a_row_of_a_task(home: Home) -
         await until(pilot, lambda: not app.screen.query_one("#question", Input).disabled)
         await pilot.press("f3")
         assert not (home.data / "ratings").exists(), "there is nothing to rate yet"
+        chat = app.screen
+        assert isinstance(chat, ChatScreen)
         for question, key, told in (
             ("What is 2 + 3?", "f3", "1 good and 0 bad"),
             ("And 4 + 5?", "f4", "1 good and 1 bad"),
             ("And 6 + 7?", "f3", "2 good and 1 bad"),
         ):
-            app.screen.query_one("#question", Input).value = question
+            chat.query_one("#question", Input).value = question
             await pilot.press("enter")
-            await until(pilot, lambda: "F4 bad" in said(pilot))
+            await until(pilot, lambda question=question: chat._said[-1:] != [] and chat._said[-1][0] == question)  # type: ignore[misc]
+            await until(pilot, lambda: chat._ratable and "F4 bad" in said(pilot))
             await pilot.press(key)
             await until(pilot, lambda told=told: told in " ".join(said(pilot).split()))  # type: ignore[misc]
     (file,) = rated_files(home)

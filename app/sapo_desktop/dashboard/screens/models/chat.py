@@ -85,13 +85,14 @@ class ChatScreen(BaseScreen):
         """Ask what was typed."""
         event.stop()
         if event.value.strip() and self._line is not None:
+            self._complete = False  # before the worker begins: a thumb now would be for an answer that is not there
             self._said = [*self._said[-KEPT + 1 :], (event.value.strip(), ["", ""])]
             self.run_worker(self._ask(self._line, event.value), name="ask", group="chat", exit_on_error=True)
 
     async def _ask(self, line: ChatLine, question: str) -> None:
         field = self.query_one("#question", Input)
         field.clear()
-        field.disabled, self._complete = True, False
+        field.disabled = True
         self._draw()
         try:
             async for place, text in line.ask(question):
