@@ -10,11 +10,11 @@ from __future__ import annotations
 import hashlib
 import os
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
 from sapo_desktop.dashboard.history.groups.query import GroupFilter, flags_of, indexed_text
 from sapo_desktop.dashboard.history.groups.sources import GroupSource, Numbered
@@ -36,6 +36,7 @@ _SPARE = 2000
 """Groups that may have gone before the index is made again."""
 
 Direction = Literal["older", "newer"]
+Counted = TypeVar("Counted")
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,7 @@ class GroupIndex:
         self.source = source
         self.path = folder / f"{_key(source.name)}.db" if folder is not None and source.name else None
         self._looked: int | None = None
+        self._counted: dict[str, tuple[object, Any]] = {}
         try:
             self._db = self._opened()
         except (sqlite3.DatabaseError, OSError):  # damaged, or of another version: it is made again
@@ -167,8 +169,20 @@ class GroupIndex:
             query = f"{query} ORDER BY {{row}} {order} LIMIT ?".format(row=self._row(tables))
             seqs = [row[0] for row in self._db.execute(query, (*values, upto, start, size))]
             total = self._total(wanted, upto)
-        held = self._number("SELECT count(*) FROM groups")
-        return Page(tuple(seqs if direction == "older" else seqs[::-1]), total, held, self.source.count(0, NEWEST))
+        held = self._still("held", self._version(), lambda: self._number("SELECT count(*) FROM groups"))
+        of = self._still("of", self.source.version(), lambda: self.source.count(0, NEWEST))
+        return Page(tuple(seqs if direction == "older" else seqs[::-1]), total, held, of)
+
+    def _version(self) -> tuple[int, int]:
+        """Of the index: of what was written here, and by other windows."""
+        return self._db.total_changes, self._number("PRAGMA data_version")
+
+    def _still(self, name: str, version: object, count: Callable[[], Counted]) -> Counted:
+        """What was counted of that version; all groups are gone through once a version, not with every key."""
+        if name not in self._counted or self._counted[name][0] != version:
+            self._counted[name] = version, count()
+        found: Counted = self._counted[name][1]
+        return found
 
     def _total(self, wanted: GroupFilter, upto: int) -> int:
         tables, where, values = self._asked(wanted)
@@ -198,6 +212,9 @@ class GroupIndex:
 
     def tasks(self) -> list[str]:
         """Every task that has groups, by name."""
+        return self._still("tasks", self._version(), self._tasks)
+
+    def _tasks(self) -> list[str]:
         with self._reading():
             query = "SELECT name FROM tasks WHERE number IN (SELECT DISTINCT task FROM groups) ORDER BY name"
             return [row[0] for row in self._db.execute(query)]
