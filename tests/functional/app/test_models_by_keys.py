@@ -82,7 +82,7 @@ async def test_a_model_lives_its_life_by_keys_alone(home: Home) -> None:
         await keys.press(ENTER, until="Enter write")
         await keys.press(*["\x7f"] * 4, *"0.8", ENTER, until=r"0\.8 +! model")
         await keys.press("a", until=r"from the same weights|0\.8    model")
-        await keys.press(ESC, until="run.task_tokens")  # the search is cleared first
+        await keys.press(ESC, until="run.disk_budget_gb")  # the search is cleared first
         await keys.press(ESC, until="Last rollouts")
         await keys.press("1", until=r"local \.\d+ +[A-Z]*C")
 
