@@ -174,6 +174,11 @@ async def shown(pilot: Pilot[object]) -> list[str]:
     before: list[str] = []
     for _ in range(200):
         app.redraw()
+        for below in app.screen_stack:
+            if (
+                isinstance(below, ModelsScreen) and below.shelf.models
+            ):  # whether its list had the new width by now is chance
+                below._fill()
         if isinstance(app.screen, FirstRunScreen):  # whether the focus had scrolled it by now is chance
             app.screen.query_one(".welcome").scroll_home(animate=False)
         await pilot.pause()

@@ -60,9 +60,10 @@ class ModelsScreen(ModelKeys):
         self.look()
 
     def on_resize(self) -> None:
-        """Draw for the new size."""
+        """Draw for the new size: once the list has it, too."""
         super().on_resize()
         self._fill()
+        self.call_later(self._fill)
 
     # Reading
 
