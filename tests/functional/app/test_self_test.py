@@ -47,3 +47,15 @@ def test_a_node_that_does_not_start_is_told_of_with_its_last_words(
     assert found.verdict == "fail"
     assert found.text.endswith("no module of that name in ~/x")
     assert self_test._rounds(tmp_path).verdict == "fail"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a program that ends at once, as a script")
+def test_rounds_that_came_as_one_event_count_as_what_they_cover(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "quick"
+    script.write_text("""#!/bin/sh\necho '{"kind": "round", "covers": 2}'\necho '{"kind": "round", "covers": 1}'\n""")
+    script.chmod(0o700)
+    monkeypatch.setattr(self_test, "own_command", lambda: [str(script)])
+    found = self_test._rounds(tmp_path)
+    assert (found.verdict, found.text[:16]) == ("ok", "3 of 3 rounds in")

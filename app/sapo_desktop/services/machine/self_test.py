@@ -42,12 +42,17 @@ def run() -> Iterator[Finding]:
     yield _login()
     try:
         with tempfile.TemporaryDirectory(prefix="sapo ", suffix=f" {ODD}", ignore_cleanup_errors=True) as folder:
-            home = Path(folder)
-            (home / "config.toml").write_text(SETTINGS, "utf-8")
-            yield from _node(home)
-            yield _rounds(home)
+            yield from _node(_home(Path(folder) / "node"))
+            yield _rounds(_home(Path(folder) / "rounds"))
     except (OSError, UnicodeError) as error:
         yield Finding("fail", "folder", f"a folder named like {ODD!r} cannot be used: {without_names(str(error))}")
+
+
+def _home(folder: Path) -> Path:
+    """A home without models, so that what ran in another one is not continued."""
+    folder.mkdir()
+    (folder / "config.toml").write_text(SETTINGS, "utf-8")
+    return folder
 
 
 def _system() -> Finding:
@@ -145,7 +150,8 @@ def _rounds(home: Path) -> Finding:
         done = _verb(home, "node", "--silo", "--rounds", "3", "--eval-every", "0", "--json", limit_s=5 * VERB_S)
     except AppError as error:
         return Finding("fail", "training", str(error))
-    rounds = sum(json.loads(line).get("kind") == "round" for line in done.stdout.splitlines() if line.startswith("{"))
+    told = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    rounds = sum(event["covers"] for event in told if event.get("kind") == "round")
     if done.returncode == 4:
         return Finding("note", "training", without_names(_line(done)))
     said = f"{rounds} of 3 rounds in {time.monotonic() - began:.1f} s"

@@ -201,7 +201,7 @@ class _Hub:
         part = whole.with_name(whole.name + cache.PARTIAL)
         part.parent.mkdir(parents=True, exist_ok=True)
         fruitless = 0
-        with part.open("ab") as out:
+        with part.open("ab", buffering=0) as out:
             if out.tell() > file.size:
                 out.truncate(0)
             while out.tell() < file.size:
