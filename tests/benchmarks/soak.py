@@ -31,6 +31,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
+import aiohttp  # noqa: E402
 import psutil  # noqa: E402
 from tests.support.node_process import CALM, answers, environment, sapo  # noqa: E402
 from tests.support.soak_report import report  # noqa: E402
@@ -125,13 +126,20 @@ class Soak:
             await player.join()
             while True:
                 path, body, headers = player.prepare()
-                with contextlib.suppress(Exception):  # the coordinator is away: that is what the soak is for
+                with contextlib.suppress(
+                    aiohttp.ClientError, TimeoutError
+                ):  # the coordinator is away: that is what this is for
                     async with session.put(path, data=body, headers=headers) as response:
                         content = await response.read()
                     if response.status == 200:
-                        pairs = zip(decode(body, Upload).groups, decode(content, RoundReply).results, strict=True)
+                        pairs = list(zip(decode(body, Upload).groups, decode(content, RoundReply).results, strict=True))
                         now = time.monotonic()
                         self.acknowledged.extend((now, group_id(g.body)) for g, result in pairs if result.accepted)
+                        refused = sorted({result.reason for _, result in pairs if not result.accepted})
+                    else:
+                        refused = [f"status {response.status}: {content[:200]!r}"]
+                    if refused:
+                        self.write("refused", reasons=refused)
                 while self.acknowledged and self.acknowledged[0][0] < time.monotonic() - 120:
                     self.acknowledged.popleft()
                 await asyncio.sleep(3)
