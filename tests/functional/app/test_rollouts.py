@@ -86,6 +86,19 @@ async def test_rollouts_are_filtered_by_task_source_reward_use_and_text() -> Non
         assert screen.query_one("#search", Input).value == ""
 
 
+async def test_a_letter_that_changes_no_row_draws_no_row_again(tmp_path: Path) -> None:
+    path = journal_with(tmp_path / "journal.db", 20)
+    async with over_journal(path).run_test(size=WIDE) as pilot:
+        await pilot.press("3", "slash", *"quest")
+        screen = await listed(pilot)
+        rows = list(screen.query_one("#groups", GroupList).options)
+        assert rows
+        await pilot.press("i")
+        await listed(pilot)
+        assert screen.filter.text == "questi"
+        assert all(a is b for a, b in zip(rows, screen.query_one("#groups", GroupList).options, strict=True))
+
+
 async def test_walking_down_goes_through_every_page_and_back(tmp_path: Path) -> None:
     path = journal_with(tmp_path / "journal.db", COUNT)
     async with over_journal(path, tmp_path / "cache").run_test(size=WIDE) as pilot:

@@ -18,6 +18,7 @@ from sapo_desktop.dashboard.history.groups.index import GroupIndex
 from sapo_desktop.dashboard.history.groups.query import GroupFilter
 from sapo_desktop.dashboard.history.groups.reader import PAGE, Answer, GroupReader, Wish
 from sapo_desktop.dashboard.history.groups.sources import GroupSource
+from sapo_desktop.dashboard.look.glyphs import Glyphs
 from sapo_desktop.dashboard.look.show import plain
 from sapo_desktop.dashboard.screens.base import BaseScreen
 from sapo_desktop.dashboard.screens.rollouts.detail import detail
@@ -62,6 +63,7 @@ class RolloutsScreen(GroupKeys, BaseScreen):
         self._cursor_last = False
         self._width = 0
         self._said = ("", "")
+        self._drawn: tuple[GroupRecorded | None, str, Glyphs] | None = None
 
     def body(self) -> Iterable[Widget]:
         """The search field, the list, the chosen group."""
@@ -167,7 +169,7 @@ class RolloutsScreen(GroupKeys, BaseScreen):
             if answer.wish.start == 0:
                 self.before = max(answer.total - len(answer.groups), 0)
             old, self.shown = self.shown, answer
-            if old.wish != answer.wish or old.groups != answer.groups or not answer.groups:
+            if old.groups != answer.groups or self._cursor_last or not answer.groups:
                 self._fill()
         self._title()
 
@@ -202,13 +204,17 @@ class RolloutsScreen(GroupKeys, BaseScreen):
         self._detail(self.chosen)
 
     def _detail(self, event: GroupRecorded | None) -> None:
+        truth = self.truth_of(event) if event else self._nothing()
+        if (event, truth, self.glyphs) == self._drawn:  # a full list tells its cursor too: the same group is not drawn twice
+            return
+        self._drawn = event, truth, self.glyphs
         box = self.query_one("#detail", VerticalScroll)
         box.scroll_home(animate=False)
         box.border_title = Content.styled("Question and attempts", "bold")
         box.border_subtitle = Content.styled(
             "u trained on · v first solved · c copy · e export" if event else "", "$muted"
         )
-        text = detail(event, self.glyphs, self.truth_of(event)) if event else Content.styled(self._nothing(), "$muted")
+        text = detail(event, self.glyphs, truth) if event else Content.styled(truth, "$muted")
         self.query_one("#detail-text", Static).update(text)
 
     def show_chosen(self) -> None:
@@ -232,7 +238,6 @@ class RolloutsScreen(GroupKeys, BaseScreen):
         last = self.before + len(shown.groups)
         if message.edge == "newest" or (message.edge == "newer" and 0 < self.before <= PAGE):
             self._ask(Wish(self.filter, upto=upto), cursor_last=message.edge == "newer")
-            self.shown = replace(shown, wish=replace(shown.wish, start=-1))  # shown again even where nothing changed
             self.query_one("#groups", GroupList).highlighted = 0
         elif message.edge == "oldest":
             self._ask(Wish(self.filter, 0, "newer", upto), cursor_last=True)
