@@ -94,4 +94,4 @@ def test_the_questions_of_an_end_are_those_that_were_registered() -> None:
     arm = experiment.arm("silo")
     items = registered_items(experiment, arm)
     assert len(items) == len(arm.run.tasks) * experiment.final_items
-    assert {item.index for item in items} == set(range(100_000, 100_000 + experiment.final_items))
+    assert {item.index for item in items} == set(range(300_000, 300_000 + experiment.final_items))
