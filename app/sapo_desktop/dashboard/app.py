@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from textual.app import SystemCommand
 from textual.binding import Binding, BindingType
@@ -29,10 +29,12 @@ from sapo_desktop.dashboard.replay import ReplayFeed
 from sapo_desktop.dashboard.screens.base import BaseScreen
 from sapo_desktop.dashboard.state import DashboardState, apply
 from sapo_desktop.services.first_questions import FirstRunAnswers, FirstRunInfo
-from sapo_desktop.services.models.screen.interface import ModelActions
-from sapo_desktop.services.swarms.interface import SwarmActions
-from sapo_desktop.services.tasks.wizard.interface import TaskActions
 from sapo_desktop.settings.rows import SettingRefused, SettingsActions
+
+if TYPE_CHECKING:  # a first frame waits for none of these
+    from sapo_desktop.services.models.screen.interface import ModelActions
+    from sapo_desktop.services.swarms.interface import SwarmActions
+    from sapo_desktop.services.tasks.wizard.interface import TaskActions
 
 FOCUSED_S, BLURRED_S = 0.5, 2.0
 """Seconds between two looks at the state: 2 Hz while the terminal has the focus, 0.5 Hz while it has not."""

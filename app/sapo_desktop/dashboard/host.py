@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from textual.app import App
 
@@ -12,10 +13,12 @@ from sapo_desktop.dashboard.look.glyphs import Glyphs
 from sapo_desktop.dashboard.messages import Feed, Player, QuitChoice
 from sapo_desktop.dashboard.state import DashboardState
 from sapo_desktop.services.machine.finding import Finding
-from sapo_desktop.services.models.screen.interface import ModelActions
-from sapo_desktop.services.swarms.interface import SwarmActions
-from sapo_desktop.services.tasks.wizard.interface import TaskActions
 from sapo_desktop.settings.rows import SettingsActions
+
+if TYPE_CHECKING:  # a first frame waits for none of these
+    from sapo_desktop.services.models.screen.interface import ModelActions
+    from sapo_desktop.services.swarms.interface import SwarmActions
+    from sapo_desktop.services.tasks.wizard.interface import TaskActions
 
 Examine = Callable[[], AsyncIterator[Finding]]
 """Findings one by one; raises CommandFailed. They are made outside this process: looking at engines is heavy."""

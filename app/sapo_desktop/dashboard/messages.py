@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
-from sapo_desktop.dashboard.history.groups.sources import GroupSource
 from sapo_swarm.events import Event
+
+if TYPE_CHECKING:  # it opens databases: a first frame waits for none
+    from sapo_desktop.dashboard.history.groups.sources import GroupSource
 
 QuitChoice = Literal["stop", "background"]
 """How the dashboard was left: stop everything, or keep working in the background."""

@@ -199,6 +199,8 @@ class Outcome:
     held_out: float = 0.0
     poison: float = 0.0
     counts: Counter[str] = field(default_factory=Counter)
+    used: Counter[str] = field(default_factory=Counter)
+    """By the kind of the member."""
     rejected: Counter[str] = field(default_factory=Counter)
 
 
@@ -215,7 +217,7 @@ async def play(store: str, honest: int, hostile: int, rounds: int, guarded: bool
         )
         members = [Member(hosted.invite, 1 + n, "", guarded) for n in range(honest)]
         members += [Member(hosted.invite, 1000 + n, HOSTILE[n % len(HOSTILE)]) for n in range(hostile)]
-        villains = {member.identity.node for member in members if member.kind}
+        villains = {member.identity.node: member.kind for member in members if member.kind}
         try:
             for member in members:
                 member.receiver.swarm = hosted.invite.swarm
@@ -236,7 +238,9 @@ async def play(store: str, honest: int, hostile: int, rounds: int, guarded: bool
     return outcome
 
 
-async def _turn(member: Member, swarm: str, number: int, unix: float, villains: set[str], outcome: Outcome) -> None:
+async def _turn(
+    member: Member, swarm: str, number: int, unix: float, villains: dict[str, str], outcome: Outcome
+) -> None:
     member.now += 1000.0
     result = await member.client.exchange(member.groups(swarm, number, unix), 3 * EXTERNAL)
     if member.kind:
@@ -248,6 +252,7 @@ async def _turn(member: Member, swarm: str, number: int, unix: float, villains: 
     outcome.counts["honest with signal"] += sum(group.node not in villains for group in received)
     for group in _chosen(received, member.table.rng):
         outcome.counts["hostile used" if group.node in villains else "honest used"] += 1
+        outcome.used[villains.get(group.node, "honest")] += 1
         member.table.learn(group.question.ref, [r.text for r in group.rollouts], group.rewards)
 
 
@@ -276,7 +281,8 @@ def run(quick: bool, store: str) -> Gate:
         seen, used = outcome.counts["hostile"], outcome.counts["hostile used"]
         kept = 1 - used / seen if seen else 1.0
         gate.figures[f"{part:.0%} hostile"] = (
-            f"held-out {outcome.held_out:.3f}, {seen} hostile groups received, {used} used, "
+            f"held-out {outcome.held_out:.3f}, {seen} hostile groups received, {used} used "
+            f"({', '.join(f'{kind} {n}' for kind, n in outcome.used.most_common() if kind != 'honest')}), "
             f"{outcome.counts['honest used']} of {outcome.counts['honest with signal']} useful honest ones used, "
             f"poisoned style {outcome.poison:.4f}; rejected {dict(outcome.rejected.most_common())}"
         )

@@ -203,7 +203,7 @@ async def test_no_attack_of_a_hostile_swarm_reaches_the_machine_the_terminal_or_
         last = (await client.status()).round
         await reaches(client, ("round",), lambda e: isinstance(e, RoundFinished) and e.round > last + 3)
         await client.post("pause")  # or the list runs away under the eye: this engine plays many rounds a second
-        await screen.shows(lambda text: "another question" in text and "signature" in text, "2")
+        await screen.shows(lambda text: "received, not taken:" in text and "more reasons" in text, "2")
         await screen.shows(lambda text: MARK in text, "3\x1b[B")
         await screen.shows(lambda text: "round" in text, "51")
         await client.post("resume")
