@@ -205,7 +205,11 @@ class RolloutsScreen(GroupKeys, BaseScreen):
 
     def _detail(self, event: GroupRecorded | None) -> None:
         truth = self.truth_of(event) if event else self._nothing()
-        if (event, truth, self.glyphs) == self._drawn:  # a full list tells its cursor too: the same group is not drawn twice
+        if (
+            event,
+            truth,
+            self.glyphs,
+        ) == self._drawn:  # a full list tells its cursor too: the same group is not drawn twice
             return
         self._drawn = event, truth, self.glyphs
         box = self.query_one("#detail", VerticalScroll)
