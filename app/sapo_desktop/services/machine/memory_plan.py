@@ -111,7 +111,7 @@ def _needed(config: RunConfig, size: ModelSize, shape: RoundShape, fallback: boo
     wide = precisions.computes_in(config.precision) == "float32" and config.precision not in ("float16", "q8_0", "q4_0")
     sharded = trainer.endswith("torch") and size.parameters < hardware.SHARDED_BELOW
     workers = (config.threads or hardware.default_threads()) if sharded else 1
-    second = 2 * size.parameters if "+" in trainer else 0
+    second = (2 * size.parameters if "+" in trainer else 0) + (hardware.MLX if trainer.endswith("mlx") else 0)
     return second + hardware.bytes_of_round(
         size,
         shape,

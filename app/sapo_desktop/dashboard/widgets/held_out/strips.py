@@ -56,7 +56,7 @@ def strips(state: DashboardState, width: int, height: int, glyphs: Glyphs) -> li
         gap = width - name - strip.cell_length - len(figure)
         rows.append(Content.assemble(label, strip, " " * max(min(gap, 2) if wide else gap, 0), (figure, MUTED)))
     if len(shown) < len(scores) and len(rows) < height:
-        rows.append(Content.styled(f"{len(scores) - len(shown)} more tasks: e e e", MUTED))
+        rows.append(Content.styled(f"{len(scores) - len(shown)} more: e 3 times", MUTED))
     return rows[:height]
 
 
