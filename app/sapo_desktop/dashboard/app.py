@@ -155,7 +155,15 @@ class SapoDashboard(DashboardActions):
         for palette in THEMES:
             self.register_theme(palette)
         self._unknown_theme = theme if theme not in self.available_themes else ""
-        self.theme = THEMES[0].name if self._unknown_theme else theme
+        self._begin_in(THEMES[0].name if self._unknown_theme else theme)
+
+    def _begin_in(self, theme: str) -> None:
+        """The theme of the first frame, set before any style is parsed: set later, all styles are parsed once more."""
+        self.set_reactive(SapoDashboard.theme, theme)
+        dark, old = self.current_theme.dark, [name for name in self.classes if name.startswith("-theme-")]
+        now = {f"-theme-{theme}": True, "-dark-mode": dark, "-light-mode": not dark}
+        self.update_classes(dict.fromkeys(old, False) | now, update=False)
+        self.stylesheet.set_variables(self.get_css_variables())
 
     @property
     def player(self) -> Player | None:

@@ -86,7 +86,7 @@ async def test_every_setting_is_listed_with_its_value_and_where_it_comes_from(pi
     assert [row.key for row in screen.rows] == [field.key for field in settings.fields()]
     lines = said(pilot)
     assert "run.model" in lines
-    assert home.settings.name in lines
+    assert str(home.settings)[-20:] in lines, "of a long path the end is shown"
     assert "starter (the default)" in lines
 
 

@@ -73,6 +73,11 @@ def fit(text: str, width: int) -> str:
     return text[: max(width - 1, 0)] + "…" if len(text) > width else text.ljust(width)
 
 
+def end_of(text: str, width: int) -> str:
+    """Cut with … at the beginning: of a path the end matters."""
+    return "…" + text[-max(width - 1, 1) :] if len(text) > width else text
+
+
 def after(rounds: int) -> str:
     """When, for a measurement between two rounds. rounds: how many were done."""
     return f"after round {rounds}" if rounds else "before training"

@@ -13,7 +13,7 @@ from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
 from sapo_desktop.dashboard.host import DashboardHost
-from sapo_desktop.dashboard.look.show import fit, hang, plain
+from sapo_desktop.dashboard.look.show import end_of, fit, hang, plain
 from sapo_desktop.dashboard.screens.settings.editor import SettingEditor
 from sapo_desktop.dashboard.widgets.keybar import Key, KeyBar
 from sapo_desktop.settings.rows import SIMPLE, SettingRefused, SettingRow, SettingsActions, spaced
@@ -68,12 +68,13 @@ class SettingsScreen(ModalScreen[None]):
             yield KeyBar(_KEYS)
 
     def on_mount(self) -> None:
-        """Titles, then the rows."""
-        self.query_one("#rows").border_subtitle = Content.styled(plain(self.actions.describe(), 200), "$muted")
+        """Read the rows."""
         self._read()
 
     def on_resize(self) -> None:
-        """Fit the rows to the new width."""
+        """Fit the rows and where they come from to the new width."""
+        place = end_of(plain(self.actions.describe(), 400), max(self.size.width - 8, 12))
+        self.query_one("#rows").border_subtitle = Content.styled(place, "$muted")
         self._fill()
 
     # Reading and showing
