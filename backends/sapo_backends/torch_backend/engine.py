@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -43,6 +44,9 @@ from sapo_backends.torch_backend.update import FlatAdamW, Trainer
 SCORING_BUDGET = 8192
 """Tokens scored at once; without a backward pass little is kept."""
 
+RETURN_EVERY_S = 600.0
+"""A small model keeps freed memory for its next round; so often it returns what a larger batch (an evaluation) left."""
+
 
 @contextlib.contextmanager
 def _memory(needed: int, suggestion: str) -> Iterator[None]:
@@ -67,6 +71,7 @@ class TorchEngine(Engine):
         self.tokenizer = tokenizer
         self._model, self._folder, self._workers = model, folder, workers
         self._trainer: Trainer | None = None
+        self._returned = time.monotonic()
         self.optimizer_files = OPTIMIZER_FILES
         if model.flat is not None:
             self._trainer = Trainer(model, model.flat, FlatAdamW(model.flat, workers), workers, budget)
@@ -142,7 +147,9 @@ class TorchEngine(Engine):
 
     def _give_back(self) -> None:
         """What generation needed is not what an update needs: of a large model the peak of a round is the larger one."""
-        if self._model.layout.size >= hardware.SHARDED_BELOW:
+        now = time.monotonic()
+        if self._model.layout.size >= hardware.SHARDED_BELOW or now - self._returned >= RETURN_EVERY_S:
+            self._returned = now
             release_free_memory()
 
     def gradient(self, batch: Sequence[TrainSample], policy: PolicyUpdate) -> dict[str, NDArray[np.float32]]:
