@@ -89,10 +89,13 @@ def main() -> None:
         rows = [json.loads(line) for line in args.log.read_text("utf-8").splitlines()]
         print("\n".join(table([row if "failed" in row else replanned(row, args.folder) for row in rows])))
         return
+    from sapo_backends.common.precisions import FOUR_BIT, computes_in
+
+    slow = {FOUR_BIT: f"{FOUR_BIT}-float32"} if computes_in(FOUR_BIT) == "float32" else {}  # named as it is computed
     done = {_key(json.loads(line)) for line in args.log.read_text("utf-8").splitlines()} if args.log.exists() else set()
     for name in args.shapes:
         for kind in args.kinds:
-            for precision in args.precisions:
+            for precision in (slow.get(precision, precision) for precision in args.precisions):
                 for new in args.tokens:
                     row = {"shape": name, "kind": kind, "precision": precision, "tokens": new}
                     row["trains"] = not args.generate_only

@@ -91,11 +91,11 @@ class Series:
         coarse: tuple[int, ...] = (),
         length: int = 0,
         latest: float | None = None,
+        fine: int = 0,
     ) -> None:
-        """coarse: how many buckets of 2, 4, 8, ... points there are; the other ones, the newest, hold a point each."""
+        """coarse: how many buckets of 2, 4, 8, ... points there are; fine: the other ones, the newest, hold a point each."""
         self._columns = columns or _Columns(*(array("d") for _ in _Columns._fields))
-        self._coarse, self._length, self.latest = coarse, length, latest
-        self._fine = length - sum(coarse) if coarse else length
+        self._coarse, self._length, self._fine, self.latest = coarse, length, fine, latest
 
     def append(
         self, x: float, value: float | None, covers: int = 1, low: float | None = None, high: float | None = None
@@ -104,10 +104,11 @@ class Series:
 
         covers: points that this one stands for (rounds of long ago are told in blocks), low, high: their range.
         """
-        length, coarse, columns = self._length, self._coarse, self._columns
+        length, coarse, fine, columns = self._length, self._coarse, self._fine, self._columns
         if length and x <= columns.x[length - 1]:
             kept = bisect_left(columns.x, x, 0, length)
             coarse, length = _shortened(coarse, length, length - kept), kept
+            fine = length - sum(coarse)
         if length < len(columns.x):
             columns = _Columns(*(column[:length] for column in columns))
         first, xs, sums, counts, lows, highs = columns
@@ -123,13 +124,18 @@ class Series:
             highs.append(value if high is None else high)
         sums.append(total)
         counts.append(number)
-        if covers > 1:
-            coarse = _placed(coarse, length, covers)
+        level = covers.bit_length() - 2
         length += 1
-        if self._fine >= 2 * LEVEL - 1 or (covers > 1 and max(coarse, default=0) >= 2 * LEVEL):
+        if level < 0 or fine or any(coarse[:level]):
+            fine, full = fine + 1, fine + 1 >= 2 * LEVEL
+        else:  # a block that is told as one, with nothing finer before it: on the level of its width
+            coarse = _placed(coarse, level)
+            full = coarse[level] >= 2 * LEVEL
+        if full:
             columns, coarse = _settled(columns, coarse)
             length = len(columns.x)
-        return Series(columns, coarse, length, self.latest if value is None else value)
+            fine = length - sum(coarse)
+        return Series(columns, coarse, length, self.latest if value is None else value, fine)
 
     def __len__(self) -> int:
         return self._length
@@ -239,11 +245,8 @@ def _shortened(coarse: tuple[int, ...], length: int, drop: int) -> tuple[int, ..
     return tuple(sizes)
 
 
-def _placed(coarse: tuple[int, ...], length: int, covers: int) -> tuple[int, ...]:
-    """The sizes after a block that is told as one: on the level of its width, if nothing finer came before it."""
-    level = covers.bit_length() - 2
-    if length != sum(coarse) or any(coarse[:level]):
-        return coarse
+def _placed(coarse: tuple[int, ...], level: int) -> tuple[int, ...]:
+    """The sizes after one more bucket on a level."""
     sizes = [*coarse, *[0] * (level + 1 - len(coarse))]
     sizes[level] += 1
     return tuple(sizes)
