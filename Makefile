@@ -10,7 +10,7 @@ run: venv
 	$(BIN)/sapo-desktop
 
 test: venv system llama check
-	$(BIN)/python -m pytest -n auto --dist worksteal
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal
 
 check: venv
 	$(BIN)/ruff check .
