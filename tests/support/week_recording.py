@@ -9,7 +9,7 @@ import msgspec
 from tests.support.records import evaluation, finished, group_of, opened
 
 from sapo_swarm.events import Event, RoundFinished, StateChanged
-from sapo_swarm.node.storage.thinning import DENSE, merged
+from sapo_swarm.node.storage.thinning import DENSE, mergeable, merged
 
 START = 1_790_000_000.0
 DAY_S = 86_400.0
@@ -21,8 +21,8 @@ def blocks(rounds: int) -> Iterator[tuple[int, int]]:
     first = 1
     while first < rounds:
         age = rounds - first
-        size = 1 << max(0, (age // DENSE).bit_length())
-        while size > 1 and (first % size or first + size > rounds - (DENSE << (size.bit_length() - 2))):
+        size = 2 << (age // DENSE).bit_length()
+        while size > 1 and (first % size or first + size > 1 + mergeable(size.bit_length() - 1, rounds - 1)):
             size //= 2
         yield first, size
         first += size

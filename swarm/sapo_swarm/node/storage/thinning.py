@@ -10,7 +10,7 @@ import msgspec
 from sapo_swarm.events import RoundFinished
 
 DENSE = 2048
-"""Newest rounds whose figures stay one by one; of every doubling of the age beyond, half as many stay."""
+"""Newest rounds whose figures stay one by one; of every doubling of the age beyond, a quarter as many stay."""
 _SUMS = (
     "local_groups",
     "external_groups",
@@ -41,7 +41,7 @@ _RANGED = ("reward_local", "reward_external", "loss", "grad_norm", "entropy")
 
 def mergeable(level: int, newest: int) -> int:
     """Rounds before this one stand in blocks of 2**level when the newest round is `newest`; 0 or less: none yet."""
-    return newest - (DENSE << (level - 1))
+    return newest - (DENSE << max(level - 2, 0))
 
 
 def merged(rounds: Sequence[RoundFinished]) -> RoundFinished:
