@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
-from tests.support.node_process import CALM, node
+from tests.support.node_process import CALM, node, reaches
 from tests.support.swarm_process import TASKS, coordinator, journal
 from textual.pilot import Pilot
 from textual.widgets import Input, Static
@@ -26,6 +26,7 @@ from sapo_desktop.services.swarms import hosting, lan, membership, qr
 from sapo_desktop.services.swarms.actions import HomeActions
 from sapo_desktop.services.swarms.interface import Hosted
 from sapo_swarm.events import RunStarted
+from sapo_swarm.node.control.api import ControlClient
 from sapo_swarm.protocol.client import NodeClient
 from sapo_swarm.protocol.identity import Identity
 from sapo_swarm.protocol.invite import parse_invite
@@ -137,6 +138,8 @@ async def test_the_first_run_in_swarm_mode_ends_in_the_swarm(home: Home, tmp_pat
         assert home.invite.stat().st_mode & 0o077 == 0
         status = await supervisor.start(home, [])
         assert status.mode == "swarm"
+        async with ControlClient(home.socket) as client:
+            await reaches(client, ("run_started",), lambda _: True)
         await supervisor.stop(home)
     started = next(e for e in journal(home.config) if isinstance(e, RunStarted))
     assert (started.local_groups, started.external_groups) == (2, 8)
