@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import secrets
 from collections import Counter
 from pathlib import Path
 
@@ -12,12 +14,13 @@ from tests.support.stores import LIMITS, NOW, SWARM, Build, drawn, entry, invite
 from sapo_swarm.coordinator.admin.transfer import export_swarm, import_swarm
 from sapo_swarm.coordinator.domain.records import (
     Entry,
+    PoolLimits,
     SwarmRecord,
 )
 from sapo_swarm.coordinator.settings import CoordinatorSettings
 from sapo_swarm.coordinator.store import open_store
 from sapo_swarm.coordinator.store.base import Store, StoreFormat, StoreUnavailable
-from sapo_swarm.coordinator.store.redis import RedisStore
+from sapo_swarm.coordinator.store.redis import MAX_READS, RedisStore
 from sapo_swarm.coordinator.store.sqlite import SQLiteStore
 
 
@@ -250,6 +253,22 @@ async def test_one_invite_gets_no_more_than_half_of_a_sample_while_there_are_oth
     seen = [drawn(await store.exchange(round_of("reader", [], want=6))) for _ in range(20)]
     assert sum(number >= 30 for numbers in seen for number in numbers) >= 0.4 * sum(map(len, seen))
     assert all(len(numbers) == 6 for numbers in seen)
+
+
+async def test_where_all_came_by_one_invite_not_every_sample_looks_for_another(redis_url: str) -> None:
+    """A look reads up to eight times as many slots. The first one finds out; a member of another invite is met later."""
+    store = RedisStore(redis_url, PoolLimits(), random.Random(1), secrets.token_hex(4))
+    await store.open()
+    for number in range(200):
+        one = msgspec.structs.replace(entry(f"n{number}", number), invite="b" * 64)
+        await store.exchange(round_of(f"n{number}", [], entries=(one,)))
+    reads: list[int] = []
+    read = store._server.mget
+    store._server.mget = lambda keys: (reads.append(len(keys)), read(keys))[1]  # type: ignore[method-assign]
+    for _ in range(10):
+        assert len(drawn(await store.exchange(round_of("reader", [], want=4)))) == 4
+    await store.close()
+    assert len(reads) < 2 * MAX_READS + 10
 
 
 async def test_a_snapshot_is_a_sample_for_everybody_and_nobodys_uptake(store: Store) -> None:

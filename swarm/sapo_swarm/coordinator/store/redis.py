@@ -9,6 +9,7 @@ With Sentinel (sentinel://) a group is acknowledged when a replica has it too: t
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass, field
 from typing import Any
 
 from sapo_swarm.coordinator.domain.pool import within_budget
@@ -33,6 +34,42 @@ SMALL_POOL = 64
 """A pool so small is read whole."""
 MAX_READS = 8
 """MGETs for one sample at most."""
+ONE_INVITE = 16
+"""Samples that do not look for groups of another invite, after one that looked and met none."""
+
+
+@dataclass(slots=True)
+class _Draw:
+    """A sample in the making. taken, crowded: by source; crowded: more of an invite than its share, used where others lack."""
+
+    exchange: Exchange
+    taken: dict[str, Entry] = field(default_factory=dict)
+    crowded: dict[str, Entry] = field(default_factory=dict)
+    crowd: Counter[str] = field(default_factory=Counter)
+
+    def offer(self, entry: Entry) -> None:
+        """Take it, if the reader may have it and one is missing."""
+        of = self.exchange
+        if entry.node == of.node or entry.id in of.have or not fits(entry, of.accepts):
+            return
+        if len(self.taken) >= of.want or entry.node in self.taken:
+            return
+        if entry.invite and self.crowd[entry.invite] >= invite_share(of.want):
+            self.crowded.setdefault(entry.node, entry)
+        else:
+            self.taken[entry.node] = entry
+            self.crowd[entry.invite] += 1
+
+    @property
+    def enough(self) -> bool:
+        """With those of a crowded invite there are as many as are wanted."""
+        return len(self.found) >= self.exchange.want
+
+    @property
+    def found(self) -> list[Entry]:
+        """As many as are wanted, or there are."""
+        spare = [entry for node, entry in self.crowded.items() if node not in self.taken]
+        return [*self.taken.values(), *spare][: self.exchange.want]
 
 
 class RedisStore(RedisTasks):
@@ -154,14 +191,13 @@ class RedisStore(RedisTasks):
 
     async def _sample(self, exchange: Exchange, head: int) -> list[Entry]:
         """Uniform over live slots: random slots without replacement until enough sources are found."""
-        taken: dict[str, Entry] = {}
-        crowded: dict[str, Entry] = {}
-        most, crowd = invite_share(exchange.want), Counter[str]()
+        draw = _Draw(exchange)
         tried: set[int] = set()
+        self._one_invite -= 1
         for _ in range(MAX_READS):
-            missing = exchange.want - len(taken)
+            missing = exchange.want - len(draw.taken)
             size = min(head - len(tried), head if head <= SMALL_POOL else missing + 3)
-            if missing <= 0 or size <= 0:
+            if missing <= 0 or size <= 0 or (self._one_invite > 0 and draw.enough):
                 break
             slots: list[int] = []
             while len(slots) < size:
@@ -170,20 +206,13 @@ class RedisStore(RedisTasks):
                     tried.add(slot)
                     slots.append(slot)
             for raw in await self._server.mget([self._key("slot:", slot) for slot in slots]):
-                entry = None if raw is None else read(raw, Entry)
-                if entry is None or entry.node == exchange.node or entry.id in exchange.have:
-                    continue
-                if not fits(entry, exchange.accepts):
-                    continue
-                if len(taken) >= exchange.want or entry.node in taken:
-                    continue
-                if entry.invite and crowd[entry.invite] >= most:
-                    crowded.setdefault(entry.node, entry)
-                else:
-                    taken[entry.node] = entry
-                    crowd[entry.invite] += 1
-        spare = [entry for node, entry in crowded.items() if node not in taken]
-        return within_budget([*taken.values(), *spare[: exchange.want - len(taken)]])
+                if raw is not None:
+                    draw.offer(read(raw, Entry))
+        if len(draw.crowd) > 1:
+            self._one_invite = 0
+        elif draw.crowded and self._one_invite <= 0:
+            self._one_invite = ONE_INVITE
+        return within_budget(draw.found)
 
     async def _prune_if_due(self, now: float) -> None:
         """Take minutes that left the window out of its totals; the first coordinator to come does it for all."""

@@ -44,6 +44,7 @@ class RedisRegistry:
         self._sentinel: Sentinel | None = None
         self.fails_over = url.startswith("sentinel:")
         self._pruned = 0
+        self._one_invite = 0
 
     async def open(self) -> None:
         """Raises StoreUnavailable, StoreFormat (too old a server)."""
