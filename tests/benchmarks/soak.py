@@ -126,9 +126,8 @@ class Soak:
             await player.join()
             while True:
                 path, body, headers = player.prepare()
-                with contextlib.suppress(
-                    aiohttp.ClientError, TimeoutError
-                ):  # the coordinator is away: that is what this is for
+                # the coordinator is away now and then: that is what the soak is for
+                with contextlib.suppress(aiohttp.ClientError, TimeoutError):
                     async with session.put(path, data=body, headers=headers) as response:
                         content = await response.read()
                     if response.status == 200:

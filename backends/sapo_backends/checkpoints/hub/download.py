@@ -201,7 +201,7 @@ class _Hub:
         part = whole.with_name(whole.name + cache.PARTIAL)
         part.parent.mkdir(parents=True, exist_ok=True)
         fruitless = 0
-        with part.open("ab", buffering=0) as out:
+        with part.open("ab") as out:
             if out.tell() > file.size:
                 out.truncate(0)
             while out.tell() < file.size:
@@ -244,6 +244,7 @@ class _Hub:
                         out.truncate(0)
                         raise DownloadFailed(f"{file.name} of {found.id} is longer than {access.endpoint()} publishes.")
                     out.write(chunk)
+                    out.flush()  # a kill loses nothing that is counted
                     _count(state, len(chunk))
             except (aiohttp.ClientError, TimeoutError) as error:
                 raise Away(f"the connection broke ({type(error).__name__})") from error

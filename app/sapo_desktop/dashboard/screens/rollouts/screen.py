@@ -205,13 +205,10 @@ class RolloutsScreen(GroupKeys, BaseScreen):
 
     def _detail(self, event: GroupRecorded | None) -> None:
         truth = self.truth_of(event) if event else self._nothing()
-        if (
-            event,
-            truth,
-            self.glyphs,
-        ) == self._drawn:  # a full list tells its cursor too: the same group is not drawn twice
+        drawn = event, truth, self.glyphs
+        if drawn == self._drawn:  # a full list tells its cursor too: the same group is not drawn twice
             return
-        self._drawn = event, truth, self.glyphs
+        self._drawn = drawn
         box = self.query_one("#detail", VerticalScroll)
         box.scroll_home(animate=False)
         box.border_title = Content.styled("Question and attempts", "bold")
