@@ -1,17 +1,20 @@
 """Lock the application's dependencies with their hashes: python packaging/lock.py (writes packaging/requirements.lock)
 
-One command, one index (PyPI), every platform and Python that the app supports. It needs uv (pip install uv). Install with it:
+One command, one index (PyPI), every platform and Python that the app supports. It needs uv (pip install uv). What is locked
+stays as it is where pyproject.toml allows it; --upgrade takes the newest of everything. Install with it:
 
     pip install --require-hashes -r packaging/requirements.lock && pip install --no-deps sapo-desktop
 """
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import json
 import shutil
 import subprocess
 import sys
+import tempfile
 import tomllib
 from pathlib import Path
 
@@ -31,6 +34,9 @@ def fingerprint() -> str:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description="Lock the application's dependencies with their hashes.")
+    parser.add_argument("--upgrade", action="store_true", help="the newest version of everything")
+    upgrade = ["--upgrade"] if parser.parse_args().upgrade else []
     uv = shutil.which("uv")
     if uv is None:
         sys.exit("uv is missing. Fix: pip install uv")
@@ -44,11 +50,17 @@ def main() -> None:
         "--no-annotate",
         "--quiet",
     ]
-    command = [uv, "pip", "compile", "pyproject.toml", *extras, *options, "--index-url", INDEX]
-    done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+    with tempfile.TemporaryDirectory() as folder:
+        made = Path(folder) / LOCK.name  # uv keeps the versions that it finds in its output file
+        if LOCK.exists():
+            shutil.copyfile(LOCK, made)
+        where = ["--index-url", INDEX, "--output-file", str(made)]
+        command = [uv, "pip", "compile", "pyproject.toml", *extras, *options, *upgrade, *where]
+        subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+        locked = made.read_text("utf-8")
     head = f"# Made by `python packaging/lock.py` from pyproject.toml {fingerprint()}\n"
-    LOCK.write_text(head + done.stdout, "utf-8")
-    print(f"{LOCK.relative_to(ROOT)}: {done.stdout.count('==')} packages")
+    LOCK.write_text(head + locked, "utf-8")
+    print(f"{LOCK.relative_to(ROOT)}: {locked.count('==')} packages")
 
 
 if __name__ == "__main__":

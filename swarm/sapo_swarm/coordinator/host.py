@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import datetime
+import gc
 import logging
 import os
 import secrets
@@ -43,6 +44,9 @@ log = logging.getLogger("sapo.coordinator")
 EVERYWHERE = ("0.0.0.0", "::", "")
 FIRST_NAME = "swarm"
 """Of a swarm that was given none."""
+COLLECTED_AFTER = 50_000, 20, 20
+"""Thresholds of Python's cycle collector: with ten thousand connections a full pass stops every answer for 0.2 s, and finds
+next to nothing, since requests leave no cycles behind."""
 STOP_S = 5.0
 """Requests in flight get so long to finish."""
 
@@ -148,6 +152,7 @@ async def serve(
 ) -> None:
     """Host until SIGINT or SIGTERM. Prints the invite and every address. listening: called once, when it is up."""
     log_to_stderr()
+    gc.set_threshold(*COLLECTED_AFTER)
     hosted = await start(settings)
     if announce:
         print(describe(hosted), flush=True)

@@ -11,11 +11,10 @@ import base64
 import hashlib
 import secrets
 from dataclasses import dataclass
-from functools import lru_cache
 
 import msgspec
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from nacl.exceptions import BadSignatureError
+from nacl.signing import SigningKey, VerifyKey
 
 from sapo_swarm.protocol.wire import H_NODE, H_NONCE, H_PROTO, H_SIGNATURE, H_TIME, GroupBody, SignedGroup, digest
 from sapo_swarm.types import PROTOCOL_VERSION
@@ -60,17 +59,11 @@ def group_text(swarm: str, body: bytes) -> bytes:
     return _GROUP + swarm.encode() + b"\0" + body
 
 
-@lru_cache(maxsize=16_384)
-def _parsed(public_key: bytes) -> Ed25519PublicKey:
-    """Parsing a key costs a third of a verification, and a node signs many times."""
-    return Ed25519PublicKey.from_public_bytes(public_key)
-
-
 def verify(public_key: bytes, signature: bytes, text: bytes) -> bool:
-    """True when the key signed the text."""
+    """True when the key signed the text. libsodium's check: half the time of OpenSSL's, and no keys of small order."""
     try:
-        _parsed(public_key).verify(signature, text)
-    except (InvalidSignature, ValueError):
+        VerifyKey(public_key).verify(text, signature)
+    except (BadSignatureError, ValueError):
         return False
     return True
 
@@ -80,9 +73,9 @@ class Identity:
 
     def __init__(self, secret: bytes) -> None:
         """secret: 32 bytes. Raises ValueError for another length."""
-        self._key = Ed25519PrivateKey.from_private_bytes(secret)
+        self._key = SigningKey(secret)
         self.secret = secret
-        self.public_key = self._key.public_key().public_bytes_raw()
+        self.public_key = bytes(self._key.verify_key)
         self.node = node_id(self.public_key)
 
     @classmethod
@@ -92,7 +85,7 @@ class Identity:
 
     def sign(self, text: bytes) -> bytes:
         """The Ed25519 signature of the bytes, 64 bytes."""
-        return self._key.sign(text)
+        return self._key.sign(text).signature
 
     def sign_request(self, method: str, path: str, swarm: str, ts: int, body: bytes) -> Signed:
         """Signature headers with a fresh nonce: sign again for every attempt."""

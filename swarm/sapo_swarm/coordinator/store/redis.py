@@ -1,14 +1,17 @@
 """The shared store: Redis or Valkey >= 7.0, so that several coordinators can serve one swarm.
 
-A pool of keys with lifetimes: an exchange is one Lua call, a sample one MGET of random slots (more while the pool is
-thin), its credit one more call. Nothing scans. The server's own maxmemory bounds bytes; with `appendonly yes` and
+A pool of keys with lifetimes: an exchange is one Lua call, which also reads random slots for the sample (an MGET more while
+the pool is thin). Who drew what is credited with the next call, so a killed coordinator may lose the credit of its last
+samples, never a group. Nothing scans. The server's own maxmemory bounds bytes; with `appendonly yes` and
 `appendfsync always` an acknowledged group survives what SQLite's would, with `everysec` all but the last two seconds'.
 With Sentinel (sentinel://) a group is acknowledged when a replica has it too: the death of the primary loses none.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,14 +29,17 @@ from sapo_swarm.coordinator.domain.records import (
     invite_share,
 )
 from sapo_swarm.coordinator.store import redis_scripts as scripts
+from sapo_swarm.coordinator.store.base import StoreUnavailable
 from sapo_swarm.coordinator.store.redis_link import pack, reaching, read
 from sapo_swarm.coordinator.store.redis_registry import member_of
 from sapo_swarm.coordinator.store.redis_tasks import RedisTasks
 
 SMALL_POOL = 64
 """A pool so small is read whole."""
+SPARE = 3
+"""Slots that are read beyond the groups that are missing: some are the reader's own, of one source, or gone."""
 MAX_READS = 8
-"""MGETs for one sample at most."""
+"""Reads for one sample at most."""
 ONE_INVITE = 16
 """Samples that do not look for groups of another invite, after one that looked and met none."""
 
@@ -47,7 +53,13 @@ class _Draw:
     crowded: dict[str, Entry] = field(default_factory=dict)
     crowd: Counter[str] = field(default_factory=Counter)
 
-    def offer(self, entry: Entry) -> None:
+    def offer(self, slots: Iterable[bytes | str | None]) -> None:
+        """What some slots hold, None where nothing."""
+        for raw in slots:
+            if raw is not None:
+                self._offer(read(raw, Entry))
+
+    def _offer(self, entry: Entry) -> None:
         """Take it, if the reader may have it and one is missing."""
         of = self.exchange
         if entry.node == of.node or entry.id in of.have or not fits(entry, of.accepts):
@@ -87,17 +99,16 @@ class RedisStore(RedisTasks):
         """See Store."""
         async with reaching():
             await self._prune_if_due(exchange.now)
+            self._newest = int(exchange.now) // MINUTE
             reply = await self._run(scripts.EXCHANGE, "age", *self._arguments(exchange))
             if reply[0]:
                 return Exchanged(replayed=True)
             if self.fails_over and any(entry is not None for entry in exchange.entries):
                 await self._replicated()
-            _, bits, uptake, receipts, mine, total, nodes, pool, head = reply
-            sample = await self._sample(exchange, head) if exchange.want else []
-            if sample:
-                sampled = [entry.node for entry in sample]
-                arguments = [exchange.node, int(exchange.now) // MINUTE, *sampled]
-                await self._run(scripts.CREDIT, "uptake", *arguments)
+            _, bits, uptake, receipts, mine, total, nodes, pool, head, drawn = reply
+            first = dict(zip(drawn[::2], drawn[1::2], strict=True))
+            sample = await self._sample(exchange, head, first) if exchange.want else []
+            self._credits.update((exchange.node, entry.node) for entry in sample)
         return Exchanged(
             stored=tuple(bit == 49 for bit in bits),  # b"1"
             sample=tuple(entry.blob for entry in sample),
@@ -116,18 +127,27 @@ class RedisStore(RedisTasks):
         )
         async with reaching():
             head = int(await self._server.get(self._key("head")) or 0)
-            return tuple(entry.blob for entry in await self._sample(everybody, head))
+            return tuple(entry.blob for entry in await self._sample(everybody, head, {}))
 
     async def leave(self, node: str) -> int:
         """See Store."""
         async with reaching():
             return int(await self._run(scripts.DROP_NODE, f"own:{node}", node))
 
+    async def close(self) -> None:
+        """See Store."""
+        if self._redis is not None:
+            with contextlib.suppress(StoreUnavailable):
+                async with reaching():
+                    await self._credit(self._newest)
+        await super().close()
+
     async def stats(self, now: float, limit: int) -> WindowStats:
         """See Store."""
         newest = int(now) // MINUTE
         span = range(newest - WINDOW_MINUTES + 1, newest + 1)
         async with reaching():
+            await self._credit(newest)
             await self._prune_if_due(now)
             async with self._server.pipeline(transaction=False) as pipe:
                 pipe.zrevrange(self._key("groups"), 0, limit - 1, withscores=True)
@@ -181,22 +201,35 @@ class RedisStore(RedisTasks):
             int(self.limits.lifetime_s * 1000),
             int(exchange.now) // MINUTE,
             len(exchange.counts),
+            ACTIVE_S,
+            draws := exchange.want + SPARE if exchange.want else 0,
+            len(credits := self._taken_credits()),
         ]
         for key, value in exchange.counts.items():
             arguments += [key, value]
         arguments.append(len(exchange.entries))
         for entry in exchange.entries:
             arguments += ["", ""] if entry is None else [entry.content, pack(entry)]
-        return [*arguments, ACTIVE_S]
+        return [*arguments, *(self._rng.random() for _ in range(draws)), *credits]
 
-    async def _sample(self, exchange: Exchange, head: int) -> list[Entry]:
-        """Uniform over live slots: random slots without replacement until enough sources are found."""
+    def _taken_credits(self) -> list[Any]:
+        """What is to be credited, which counts as credited from now on."""
+        credits, self._credits = self._credits, Counter()
+        return [part for (drawer, source), times in credits.items() for part in (drawer, source, times)]
+
+    async def _credit(self, minute: int) -> None:
+        if self._credits:
+            await self._run(scripts.CREDIT, "uptake", minute, *self._taken_credits())
+
+    async def _sample(self, exchange: Exchange, head: int, first: dict[int, bytes | None]) -> list[Entry]:
+        """Uniform over live slots: random slots without replacement until enough sources are found. first: some, read already."""
         draw = _Draw(exchange)
-        tried: set[int] = set()
+        tried = set(first)
+        draw.offer(first.values())
         self._one_invite -= 1
-        for _ in range(MAX_READS):
+        for _ in range(MAX_READS - bool(first)):
             missing = exchange.want - len(draw.taken)
-            size = min(head - len(tried), head if head <= SMALL_POOL else missing + 3)
+            size = min(head - len(tried), head if head <= SMALL_POOL else missing + SPARE)
             if missing <= 0 or size <= 0 or (self._one_invite > 0 and draw.enough):
                 break
             slots: list[int] = []
@@ -205,9 +238,7 @@ class RedisStore(RedisTasks):
                 if slot not in tried:
                     tried.add(slot)
                     slots.append(slot)
-            for raw in await self._server.mget([self._key("slot:", slot) for slot in slots]):
-                if raw is not None:
-                    draw.offer(read(raw, Entry))
+            draw.offer(await self._server.mget([self._key("slot:", slot) for slot in slots]))
         if len(draw.crowd) > 1:
             self._one_invite = 0
         elif draw.crowded and self._one_invite <= 0:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, cast
 from urllib.parse import urlsplit
@@ -11,6 +12,7 @@ from urllib.parse import urlsplit
 import msgspec
 from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.sentinel import Sentinel
+from redis.commands.core import AsyncScript
 
 from sapo_swarm.coordinator.domain.records import INVITE_OK, InviteRecord, Member, PoolLimits, SwarmRecord
 from sapo_swarm.coordinator.store import redis_scripts as scripts
@@ -44,7 +46,9 @@ class RedisRegistry:
         self._sentinel: Sentinel | None = None
         self.fails_over = url.startswith("sentinel:")
         self._pruned = 0
-        self._one_invite = 0
+        self._one_invite = self._newest = 0
+        self._credits: Counter[tuple[str, str]] = Counter()
+        self._scripts: dict[str, AsyncScript] = {}
 
     async def open(self) -> None:
         """Raises StoreUnavailable, StoreFormat (too old a server)."""
@@ -79,6 +83,7 @@ class RedisRegistry:
         if self._redis is not None:
             await self._redis.aclose(close_connection_pool=True)
             self._redis = None
+            self._scripts.clear()
         for one in self._sentinel.sentinels if self._sentinel is not None else ():
             await one.aclose()
 
@@ -243,7 +248,10 @@ class RedisRegistry:
 
     async def _run(self, script: str, key: str, *arguments: Any) -> Any:
         """Run one of redis_scripts; `key` tells a cluster where."""
-        return await self._server.register_script(script)(keys=[self._key(key)], args=[self.prefix, *arguments])
+        server = self._server
+        if script not in self._scripts:
+            self._scripts[script] = server.register_script(script)
+        return await self._scripts[script](keys=[self._key(key)], args=[self.prefix, *arguments])
 
     @property
     def _server(self) -> Redis:

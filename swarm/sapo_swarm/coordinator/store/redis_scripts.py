@@ -11,9 +11,35 @@ All keys begin with ARGV[1], which holds the shard's hash tag, so a cluster keep
 
 from __future__ import annotations
 
-EXCHANGE = """
+_CREDIT = """
+local function credit(p, minute, from, last)
+  for i = from, last, 3 do
+    local drawer, source, times = ARGV[i], ARGV[i + 1], ARGV[i + 2]
+    redis.call('HINCRBY', p..'uptake', source, times)
+    redis.call('HINCRBY', p..'receipts:'..source, drawer, times)
+    redis.call('EXPIRE', p..'receipts:'..source, 3600)
+    redis.call('HINCRBY', p..'mind:'..minute, source, times)
+    redis.call('HINCRBY', p..'drawn', source, times)
+  end
+  if last > from then redis.call('EXPIRE', p..'mind:'..minute, 7200) end
+end
+"""
+"""ARGV[from] to ARGV[last]: (who drew, whose group, how many times), one after the other."""
+CREDIT = (
+    _CREDIT
+    + """
+credit(ARGV[1], ARGV[2], 3, #ARGV)
+return 0
+"""
+)
+
+EXCHANGE = (
+    _CREDIT
+    + """
 local p, now, node = ARGV[1], tonumber(ARGV[2]), ARGV[3]
 local per_node, capacity, life = tonumber(ARGV[8]), tonumber(ARGV[9]), tonumber(ARGV[10])
+local active, draws, credits = tonumber(ARGV[13]), tonumber(ARGV[14]), tonumber(ARGV[15])
+credit(p, ARGV[11], #ARGV - credits + 1, #ARGV)
 if not redis.call('SET', p..'nonce:'..ARGV[4], '1', 'NX', 'PX', ARGV[5]) then return {1} end
 
 local function release(slot)
@@ -26,7 +52,7 @@ local function release(slot)
 end
 
 local function allocate()
-  local sources = redis.call('ZCOUNT', p..'seen', now - tonumber(ARGV[#ARGV]), '+inf')
+  local sources = redis.call('ZCOUNT', p..'seen', now - active, '+inf')
   local room = math.max(1, math.min(per_node, math.floor(capacity / math.max(1, sources))))
   if redis.call('LLEN', p..'own:'..node) >= room then
     return redis.call('LINDEX', p..'own:'..node, 0)
@@ -43,7 +69,7 @@ end
 
 local minute = ARGV[11]
 local bits = redis.call('GET', p..'round:'..ARGV[6])
-local at = 13 + 2 * tonumber(ARGV[12])
+local at = 16 + 2 * tonumber(ARGV[12])
 if not bits then
   bits = ''
   local stored = 0
@@ -65,7 +91,7 @@ if not bits then
   end
   redis.call('SET', p..'round:'..ARGV[6], bits, 'PX', ARGV[7])
   for i = 1, tonumber(ARGV[12]) do
-    redis.call('HINCRBYFLOAT', p..'min:'..minute, ARGV[11 + 2 * i], ARGV[12 + 2 * i])
+    redis.call('HINCRBYFLOAT', p..'min:'..minute, ARGV[14 + 2 * i], ARGV[15 + 2 * i])
   end
   redis.call('HINCRBY', p..'min:'..minute, 'rounds', 1)
   redis.call('EXPIRE', p..'min:'..minute, 7200)
@@ -79,24 +105,18 @@ end
 redis.call('ZADD', p..'seen', now, node)
 local receipts = redis.call('HGETALL', p..'receipts:'..node)
 redis.call('DEL', p..'receipts:'..node)
+local head, drawn = tonumber(redis.call('GET', p..'head') or '0'), {}
+for i = #ARGV - credits - draws + 1, head > 0 and #ARGV - credits or 0 do
+  local slot = math.floor(tonumber(ARGV[i]) * head)
+  drawn[#drawn + 1] = slot
+  drawn[#drawn + 1] = redis.call('GET', p..'slot:'..slot)
+end
 return {0, bits, tonumber(redis.call('HGET', p..'uptake', node) or '0'), receipts,
   redis.call('ZSCORE', p..'groups', node) or '0', redis.call('GET', p..'total') or '0',
-  redis.call('ZCOUNT', p..'seen', now - tonumber(ARGV[#ARGV]), '+inf'),
-  redis.call('ZCOUNT', p..'age', now - life / 1000, '+inf'), tonumber(redis.call('GET', p..'head') or '0')}
+  redis.call('ZCOUNT', p..'seen', now - active, '+inf'),
+  redis.call('ZCOUNT', p..'age', now - life / 1000, '+inf'), head, drawn}
 """
-
-CREDIT = """
-local p, drawer, minute = ARGV[1], ARGV[2], ARGV[3]
-for i = 4, #ARGV do
-  redis.call('HINCRBY', p..'uptake', ARGV[i], 1)
-  redis.call('HINCRBY', p..'receipts:'..ARGV[i], drawer, 1)
-  redis.call('EXPIRE', p..'receipts:'..ARGV[i], 3600)
-  redis.call('HINCRBY', p..'mind:'..minute, ARGV[i], 1)
-  redis.call('HINCRBY', p..'drawn', ARGV[i], 1)
-end
-redis.call('EXPIRE', p..'mind:'..minute, 7200)
-return 0
-"""
+)
 
 DROP_NODE = """
 local p, node = ARGV[1], ARGV[2]
