@@ -45,8 +45,7 @@ EVERYWHERE = ("0.0.0.0", "::", "")
 FIRST_NAME = "swarm"
 """Of a swarm that was given none."""
 COLLECTED_AFTER = 50_000, 20, 20
-"""Thresholds of Python's cycle collector: with ten thousand connections a full pass stops every answer for 0.2 s, and finds
-next to nothing, since requests leave no cycles behind."""
+"""Of the cycle collector: a full pass over ten thousand connections takes 0.2 s and finds next to nothing."""
 STOP_S = 5.0
 """Requests in flight get so long to finish."""
 

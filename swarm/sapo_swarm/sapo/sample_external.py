@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +25,8 @@ from sapo_swarm.types import Group
 
 ENDING = 64
 """Characters of a text that stand for its answer where it has no answer tags."""
+SEEN_KEPT = 16_384
+"""Keys whose times are remembered: a week of fresh answers is without bound."""
 Seen = Mapping[str, int]
 """Key of keys(group) -> times trained on."""
 
@@ -36,9 +39,12 @@ def keys(group: Group) -> list[str]:
 
 
 def observe_trained(seen: Counter[str], groups: Iterable[Group]) -> None:
-    """Count groups that went into an update."""
+    """Count groups that went into an update. Of SEEN_KEPT keys at most: what was not trained on for longest is forgotten."""
     for group in groups:
-        seen.update(keys(group))
+        for key in keys(group):
+            seen[key] = seen.pop(key, 0) + 1  # the newest last
+    for key in list(islice(seen, max(0, len(seen) - SEEN_KEPT))):
+        del seen[key]
 
 
 def novelty(groups: Sequence[Group], seen: Seen) -> NDArray[np.float64]:

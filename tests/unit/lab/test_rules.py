@@ -20,6 +20,7 @@ from sapo_lab.running.pool import History, Shared, shared
 from sapo_lab.schema import Conditions, parse
 from sapo_swarm.algorithms.registry import algorithm
 from sapo_swarm.config import RunConfig
+from sapo_swarm.sapo import sample_external as sample_external_module
 from sapo_swarm.sapo.sample_external import novelty, observe_trained, sample_external
 from sapo_swarm.tasks.prompts import extract_answer
 from sapo_swarm.types import Group, Question, Rollout, TaskRef
@@ -152,6 +153,16 @@ def test_proximity_never_raises_a_weight_and_falls_with_distance() -> None:
 
 
 # Novelty and adaptive I/J
+
+
+def test_what_was_trained_on_is_remembered_for_so_many_answers_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every question has a fresh answer: a week of them must not stay in memory. What comes again stays."""
+    monkeypatch.setattr(sample_external_module, "SEEN_KEPT", 8)
+    seen: Counter[str] = Counter()
+    for number in range(50):
+        observe_trained(seen, [group(number, answer=str(number)), group(number, answer="always")])
+    assert len(seen) == 8
+    assert (seen["bf"], seen["bf=always"], seen["bf=49"], seen["bf=1"]) == (100, 50, 1, 0)
 
 
 def test_novelty_prefers_tasks_and_answers_that_were_rarely_trained_on() -> None:
