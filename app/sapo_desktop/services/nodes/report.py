@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from pathlib import Path
 from typing import TextIO
 
@@ -35,8 +36,10 @@ class Reporter:
 
     def __init__(self, out: TextIO, json: bool, quiet: bool) -> None:
         self._out, self._json, self._quiet = out, json, quiet
-        self._rewards: list[float] = []
-        self._evaluations: list[Evaluated] = []
+        self._rounds = 0
+        self._first: list[float] = []
+        self._last: deque[float] = deque(maxlen=_EDGE)
+        self._evaluated: Evaluated | None = None
         self._tokens = 0
         self._seconds = 0.0
         self._planned = 0
@@ -54,9 +57,11 @@ class Reporter:
             self._tokens += event.tokens_generated
             self._seconds += sum(event.seconds.values())
             if event.reward_local is not None:
-                self._rewards.append(event.reward_local)
+                self._rounds += 1
+                self._first = [*self._first, event.reward_local][:_EDGE]
+                self._last.append(event.reward_local)
         elif isinstance(event, Evaluated):
-            self._evaluations.append(event)
+            self._evaluated = event
         elif isinstance(event, RunStarted):
             self._planned = event.rounds_planned
             self._local = "judged" if event.judged else "local"
@@ -78,14 +83,14 @@ class Reporter:
 
     def summary(self, folder: Path) -> None:
         """The end of a run in a few lines; as JSON a last object of kind "summary"."""
-        last = self._evaluations[-1] if self._evaluations else None
-        edge = max(1, min(_EDGE, len(self._rewards) // 2))
-        first, final = self._rewards[:edge], self._rewards[-edge:]
+        last, rounds = self._evaluated, self._rounds
+        edge = max(1, min(_EDGE, rounds // 2))
+        first, final = self._first[:edge], list(self._last)[-edge:]
         if self._json:
             data = {
                 "kind": "summary",
                 "folder": str(folder),
-                "rounds": len(self._rewards),
+                "rounds": rounds,
                 "reward_local_first": _mean(first),
                 "reward_local_last": _mean(final),
                 "tokens_generated": self._tokens,
@@ -94,9 +99,9 @@ class Reporter:
             }
             self._print(json_line(data))
             return
-        if not self._rewards:
+        if not rounds:
             return
-        rounds, seconds = len(self._rewards), self._seconds
+        seconds = self._seconds
         spent = f"{seconds / 60:.1f} min" if seconds >= 120 else f"{seconds:.0f} s"
         lines = ["", f"{rounds} round{'' if rounds == 1 else 's'} in {spent}, {self._tokens:,} tokens generated."]
         if edge > 1:
