@@ -1,6 +1,6 @@
 """Four formats, three models: does the program that a format is for give the answers of the engine that trained it?
 
-    python -m tests.benchmarks.export_matrix [--models starter llama-lora qwen3] [--markdown]
+    python tests/benchmarks/export_matrix.py [--models starter llama-lora qwen3] [--markdown]
 
 Each model is trained for two updates and exported in every format that it has; each export is loaded again in a process of
 its own and answers 20 held-out questions greedily, with at most 64 tokens. starter is the bundled model, all weights
@@ -18,6 +18,8 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tests.support.trained_models import random_model, trained
 

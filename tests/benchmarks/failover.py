@@ -15,8 +15,11 @@ import json
 import secrets
 import sys
 import time
+from pathlib import Path
 from typing import Any
 from unittest import mock
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tests.support.redis_sentinel import RedisWithFailover
 from tests.support.stores import SWARM, round_of
