@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import secrets
 from collections import Counter
@@ -272,7 +273,7 @@ async def test_where_all_came_by_one_invite_not_every_sample_looks_for_another(r
 
 
 async def test_what_one_coordinator_gave_out_is_credited_at_another(redis_url: str) -> None:
-    """A draw is credited with the next call of any kind, and when a coordinator stops."""
+    """A draw is credited with the coordinator's next exchange, with its figures, within a second, and when it stops."""
     space = secrets.token_hex(4)
     here, there = (RedisStore(redis_url, PoolLimits(), random.Random(n), space) for n in (1, 2))
     await here.open()
@@ -285,6 +286,14 @@ async def test_what_one_coordinator_gave_out_is_credited_at_another(redis_url: s
     await here.close()
     mine = await there.exchange(round_of("one", []))
     assert (mine.uptake, mine.receipts) == (2, {"three": 1})
+    await here.open()
+    await here.exchange(round_of("four", [], want=1))
+    receipts: dict[str, int] = {}
+    while not receipts:
+        await asyncio.sleep(0.05)
+        receipts = (await there.exchange(round_of("one", []))).receipts
+    assert receipts == {"four": 1}
+    await here.close()
     await there.close()
 
 

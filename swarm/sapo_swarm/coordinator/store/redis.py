@@ -1,14 +1,15 @@
 """The shared store: Redis or Valkey >= 7.0, so that several coordinators can serve one swarm.
 
 A pool of keys with lifetimes: an exchange is one Lua call, which also reads random slots for the sample (an MGET more while
-the pool is thin). Who drew what is credited with the next call, so a killed coordinator may lose the credit of its last
-samples, never a group. Nothing scans. The server's own maxmemory bounds bytes; with `appendonly yes` and
+the pool is thin). Who drew what is credited with the next call, or within a second, so a killed coordinator may lose the
+credit of its last samples, never a group. Nothing scans. The server's own maxmemory bounds bytes; with `appendonly yes` and
 `appendfsync always` an acknowledged group survives what SQLite's would, with `everysec` all but the last two seconds'.
 With Sentinel (sentinel://) a group is acknowledged when a replica has it too: the death of the primary loses none.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections import Counter
 from collections.abc import Iterable
@@ -38,6 +39,8 @@ SMALL_POOL = 64
 """A pool so small is read whole."""
 SPARE = 3
 """Slots that are read beyond the groups that are missing: some are the reader's own, of one source, or gone."""
+CREDITED_S = 1.0
+"""After which a sample is credited where no other call came."""
 MAX_READS = 8
 """Reads for one sample at most."""
 ONE_INVITE = 16
@@ -109,6 +112,8 @@ class RedisStore(RedisTasks):
             first = dict(zip(drawn[::2], drawn[1::2], strict=True))
             sample = await self._sample(exchange, head, first) if exchange.want else []
             self._credits.update((exchange.node, entry.node) for entry in sample)
+            if self._credits and (self._crediting is None or self._crediting.done()):
+                self._crediting = asyncio.create_task(self._credit_soon())
         return Exchanged(
             stored=tuple(bit == 49 for bit in bits),  # b"1"
             sample=tuple(entry.blob for entry in sample),
@@ -136,10 +141,12 @@ class RedisStore(RedisTasks):
 
     async def close(self) -> None:
         """See Store."""
+        if self._crediting is not None:
+            self._crediting.cancel()
+            await asyncio.gather(self._crediting, return_exceptions=True)
+            self._crediting = None
         if self._redis is not None:
-            with contextlib.suppress(StoreUnavailable):
-                async with reaching():
-                    await self._credit(self._newest)
+            await self._credit_soon(0.0)
         await super().close()
 
     async def stats(self, now: float, limit: int) -> WindowStats:
@@ -216,6 +223,13 @@ class RedisStore(RedisTasks):
         """What is to be credited, which counts as credited from now on."""
         credits, self._credits = self._credits, Counter()
         return [part for (drawer, source), times in credits.items() for part in (drawer, source, times)]
+
+    async def _credit_soon(self, wait_s: float = CREDITED_S) -> None:
+        """What no exchange took along by then. A store that is away loses it."""
+        await asyncio.sleep(wait_s)
+        with contextlib.suppress(StoreUnavailable):
+            async with reaching():
+                await self._credit(self._newest)
 
     async def _credit(self, minute: int) -> None:
         if self._credits:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import random
 from collections import Counter
@@ -48,6 +49,7 @@ class RedisRegistry:
         self._pruned = 0
         self._one_invite = self._newest = 0
         self._credits: Counter[tuple[str, str]] = Counter()
+        self._crediting: asyncio.Task[None] | None = None
         self._scripts: dict[str, AsyncScript] = {}
 
     async def open(self) -> None:
