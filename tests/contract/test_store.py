@@ -13,11 +13,7 @@ import pytest
 from tests.support.stores import LIMITS, NOW, SWARM, Build, drawn, entry, invite, member, round_of
 
 from sapo_swarm.coordinator.admin.transfer import export_swarm, import_swarm
-from sapo_swarm.coordinator.domain.records import (
-    Entry,
-    PoolLimits,
-    SwarmRecord,
-)
+from sapo_swarm.coordinator.domain.records import Entry, PoolLimits, SwarmRecord
 from sapo_swarm.coordinator.settings import CoordinatorSettings
 from sapo_swarm.coordinator.store import open_store
 from sapo_swarm.coordinator.store.base import Store, StoreFormat, StoreUnavailable
@@ -276,8 +272,7 @@ async def test_what_one_coordinator_gave_out_is_credited_at_another(redis_url: s
     """A draw is credited with the coordinator's next exchange, with its figures, within a second, and when it stops."""
     space = secrets.token_hex(4)
     here, there = (RedisStore(redis_url, PoolLimits(), random.Random(n), space) for n in (1, 2))
-    await here.open()
-    await there.open()
+    await asyncio.gather(here.open(), there.open())
     await here.exchange(round_of("one", [1]))
     await here.exchange(round_of("two", [], want=1))
     await here.stats(NOW, 10)
@@ -293,8 +288,7 @@ async def test_what_one_coordinator_gave_out_is_credited_at_another(redis_url: s
         await asyncio.sleep(0.05)
         receipts = (await there.exchange(round_of("one", []))).receipts
     assert receipts == {"four": 1}
-    await here.close()
-    await there.close()
+    await asyncio.gather(here.close(), there.close())
 
 
 async def test_a_snapshot_is_a_sample_for_everybody_and_nobodys_uptake(store: Store) -> None:
