@@ -177,8 +177,11 @@ class Chart(Widget):
         if not rows:
             return self._message(size, styles["empty"])
         back = self.rich_style
+        # Every character is one cell wide. To be measured each row would stay in rich's cache: 3 MB of rows never seen again.
         return [
-            Strip([Segment(text, back + styles[name]) for text, name in runs]).adjust_cell_length(size.width, back)
+            Strip(
+                [Segment(text, back + styles[name]) for text, name in runs], sum(len(text) for text, _ in runs)
+            ).adjust_cell_length(size.width, back)
             for runs in rows
         ]
 
