@@ -84,6 +84,12 @@ def test_a_group_signature_is_good_in_one_swarm_only() -> None:
         Identity.generate().sign_group("a" * 16, unpack(group.body, GroupBody))
 
 
+def test_a_key_of_small_order_signs_nothing() -> None:
+    """The neutral element as key and as half of a signature fulfils the equation for every text: OpenSSL takes it."""
+    neutral = bytes([1]) + bytes(31)
+    assert not verify(neutral, neutral + bytes(32), b"whatever somebody else wrote")
+
+
 @pytest.mark.parametrize("key", [b"", bytes(31), bytes(33), b"\xff" * 32])
 def test_bad_keys_verify_nothing(key: bytes) -> None:
     """Of any length or none."""

@@ -58,7 +58,8 @@ class Reporter:
             self._seconds += sum(event.seconds.values())
             if event.reward_local is not None:
                 self._rounds += 1
-                self._first = [*self._first, event.reward_local][:_EDGE]
+                if self._rounds <= _EDGE:
+                    self._first.append(event.reward_local)
                 self._last.append(event.reward_local)
         elif isinstance(event, Evaluated):
             self._evaluated = event
