@@ -59,6 +59,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 async def _contribute(home: Home, args: argparse.Namespace) -> int:
+    from sapo_swarm.node.evaluation.held_out_exclusion import held_out_exclusion
     from sapo_swarm.scoring.scorer import Scorer
 
     chosen = settings.load(home.settings)
@@ -72,7 +73,8 @@ async def _contribute(home: Home, args: argparse.Namespace) -> int:
         except CoordinatorError as error:
             raise UsageError(f"{safe_text(str(error), 300, lines=False)}") from error
         print(f"In {safe_text(info.name, 40, lines=False)} with {info.nodes} nodes. {who.sentence}\n{_HOW}")
-        desk = Desk(scorer, who.identity, invite.swarm, config.tasks, config.preset)
+        excluded = await held_out_exclusion(scorer, config.tasks, config.preset)
+        desk = Desk(scorer, who.identity, invite.swarm, config.tasks, config.preset, excluded)
         shared = 0
         while not args.questions or shared < args.questions:
             question = await desk.question()

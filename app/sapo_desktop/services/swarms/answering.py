@@ -34,13 +34,15 @@ def attempt(typed: str) -> str:
 
 @dataclass(slots=True)
 class Desk:
-    """Hands out questions and takes attempts. swarm: its id; session: so that no question comes twice."""
+    """Hands out questions and takes attempts. swarm: its id; excluded: hashes of prompts that nodes refuse, being held out;
+    session: so that no question comes twice."""
 
     scorer: Scorer
     identity: Identity
     swarm: str
     tasks: Sequence[str]
     preset: str
+    excluded: frozenset[str] = frozenset()
     session: int = 0
     asked: int = 0
 
@@ -54,7 +56,7 @@ class Desk:
             seed = train_seed(self.identity.node, self.swarm, self.session, self.asked, 0)
             self.asked += 1
             (found,) = await self.scorer.questions([TaskRef(task, preset_of(task, self.preset), seed)])
-            if isinstance(found, Question):
+            if isinstance(found, Question) and found.prompt_sha256 not in self.excluded:
                 return found
         raise LookupError(f"No question could be made from {', '.join(self.tasks)}. Choose other tasks.")
 

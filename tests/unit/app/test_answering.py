@@ -1,0 +1,21 @@
+"""A person as a generator: what the desk asks."""
+
+from __future__ import annotations
+
+from sapo_desktop.services.swarms.answering import Desk
+from sapo_swarm.protocol.identity import Identity
+from sapo_swarm.scoring.scorer import Scorer
+
+ME = Identity(bytes(32))
+
+
+async def test_a_person_is_not_asked_what_every_node_would_refuse() -> None:
+    """Two of a hundred questions of basic_arithmetic are held-out ones: the attempts would be dropped unread."""
+    async with Scorer() as scorer:
+
+        def desk(*excluded: str) -> Desk:
+            return Desk(scorer, ME, "swarm", ["basic_arithmetic"], "starter", frozenset(excluded), session=7)
+
+        first = desk()
+        asked = [await first.question() for _ in range(2)]
+        assert await desk(asked[0].prompt_sha256).question() == asked[1]
