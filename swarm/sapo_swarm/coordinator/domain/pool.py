@@ -10,6 +10,7 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from sapo_swarm.coordinator.domain.recent import Recent
 from sapo_swarm.coordinator.domain.records import SAMPLE_BYTES, Entry, PoolLimits, fits, invite_share
 
 
@@ -26,7 +27,8 @@ class Slot:
 class GroupPool:
     """At most `per_node` groups of one source live: its newest replaces its oldest, never another's.
 
-    When the pool is full (groups or bytes), the oldest of all gives way.
+    When the pool is full (groups or bytes), the oldest of all gives way. The content of what gave way or expired counts as held
+    for at least a lifetime more (as many contents as the pool has room for), so that copies of it are refused.
     """
 
     def __init__(self, limits: PoolLimits) -> None:
@@ -37,13 +39,14 @@ class GroupPool:
         self._by_age: OrderedDict[int, Slot] = OrderedDict()
         self._by_node: dict[str, deque[Slot]] = {}
         self._contents: set[str] = set()
+        self._gone: Recent[bool] = Recent(limits.lifetime_s, limits.capacity)
         self._by_invite: Counter[str] = Counter()
 
     def __len__(self) -> int:
         return len(self._dense)
 
     def __contains__(self, content: str) -> bool:
-        return content in self._contents
+        return content in self._contents or self._gone.get(content.encode()) is not None
 
     def nodes(self) -> int:
         """Sources with at least one live group."""
@@ -60,11 +63,11 @@ class GroupPool:
         gone: list[int] = []
         own: deque[Slot] = self._by_node.get(entry.node, deque())
         while len(own) >= self.room:
-            gone.append(self._remove(own[0]))
+            gone.append(self._give_way(own[0], now))
         while self._dense and (
             len(self._dense) >= self.limits.capacity or self.bytes + len(entry.blob) > self.limits.capacity_bytes
         ):
-            gone.append(self._remove(next(iter(self._by_age.values()))))
+            gone.append(self._give_way(next(iter(self._by_age.values())), now))
         slot = Slot(self.next_key if key is None else key, entry, now, len(self._dense))
         self.next_key = max(self.next_key, slot.key) + 1
         self._dense.append(slot)
@@ -82,7 +85,7 @@ class GroupPool:
             oldest = next(iter(self._by_age.values()))
             if now - oldest.at <= self.limits.lifetime_s:
                 break
-            gone.append(self._remove(oldest))
+            gone.append(self._give_way(oldest, now))
         return gone
 
     def drop_node(self, node: str) -> list[int]:
@@ -138,6 +141,10 @@ class GroupPool:
                 taken[node] = rng.choice(fresh)
             if len(taken) >= want:
                 return
+
+    def _give_way(self, slot: Slot, now: float) -> int:
+        self._gone.put(slot.entry.content.encode(), True, now)
+        return self._remove(slot)
 
     def _remove(self, slot: Slot) -> int:
         last = self._dense[-1]

@@ -8,10 +8,14 @@ V = TypeVar("V")
 
 
 class Recent(Generic[V]):
-    """Keys with a value. A hundred bytes a key, where a dictionary in order of age takes three times that."""
+    """Keys with a value. A hundred bytes a key, where a dictionary in order of age takes three times that.
 
-    def __init__(self, lifetime_s: float) -> None:
+    limit: keys of a generation (0: any number); the older generation goes early when the newer one is full.
+    """
+
+    def __init__(self, lifetime_s: float, limit: int = 0) -> None:
         self.lifetime_s = lifetime_s
+        self.limit = limit
         self._turned = 0.0
         self._new: dict[bytes, V] = {}
         self._old: dict[bytes, V] = {}
@@ -26,7 +30,7 @@ class Recent(Generic[V]):
 
     def put(self, key: bytes, value: V, now: float) -> None:
         """now: any clock that goes forward; a step back is taken as no time."""
-        if now - self._turned > self.lifetime_s:
+        if now - self._turned > self.lifetime_s or 0 < self.limit <= len(self._new):
             gone = now - self._turned > 2 * self.lifetime_s
             self._old = {} if gone else self._new
             self._new, self._turned = {}, now

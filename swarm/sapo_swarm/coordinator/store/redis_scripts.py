@@ -6,6 +6,7 @@ All keys begin with ARGV[1], which holds the shard's hash tag, so a cluster keep
     slot:I              a group of the pool as msgpack Entry, with a lifetime; meta I -> "NODE CONTENT"
     age                 slot numbers by the time they were written; head: slots ever used
     own:NODE            a source's slots, oldest first; text:CONTENT -> slot, finds copies
+    gone:new gone:old   contents of groups that gave way, to find their copies: at most a pool's capacity each
     min:M ming:M mind:M counters of minute M: common, groups by node, draws by node; groups, drawn: the window's
 """
 
@@ -48,7 +49,16 @@ local function release(slot)
     local owner, text = string.match(meta, '^(%S*) (.*)$')
     redis.call('LREM', p..'own:'..owner, 1, slot)
     if redis.call('GET', p..'text:'..text) == slot then redis.call('DEL', p..'text:'..text) end
+    if redis.call('SADD', p..'gone:new', text) == 1 and redis.call('SCARD', p..'gone:new') >= capacity then
+      redis.call('RENAME', p..'gone:new', p..'gone:old')
+    end
+    redis.call('PEXPIRE', p..'gone:new', 2 * life)
   end
+end
+
+local function known(text)
+  return redis.call('EXISTS', p..'text:'..text) + redis.call('SISMEMBER', p..'gone:new', text)
+    + redis.call('SISMEMBER', p..'gone:old', text) > 0
 end
 
 local function allocate()
@@ -75,12 +85,12 @@ if not bits then
   local stored = 0
   for i = 1, tonumber(ARGV[at]) do
     local text, packed = ARGV[at + 2 * i - 1], ARGV[at + 2 * i]
-    if text == '' or redis.call('EXISTS', p..'text:'..text) == 1 then
+    if text == '' or known(text) then
       bits = bits..'0'
     else
       local slot = allocate()
       release(slot)
-      redis.call('SET', p..'text:'..text, slot, 'PX', life)
+      redis.call('SET', p..'text:'..text, slot, 'PX', 2 * life)
       redis.call('SET', p..'slot:'..slot, packed, 'PX', life)
       redis.call('HSET', p..'meta', slot, node..' '..text)
       redis.call('ZADD', p..'age', now, slot)
