@@ -2,8 +2,8 @@
 
     python tests/benchmarks/nodes_and_groups.py [--nodes 1 2 4 8 16] [--seeds 401 402] [--rounds 20] [--jobs 1] [--out FOLDER]
 
-The app's rule where success is rare: 2 local groups and up to 8 external ones, one of a node, each used once; for those that
-the pool lacks the node asks more questions of its own. Nothing is evaluated. The same command goes on where it was.
+The app's rule where success is rare: 2 local groups and up to 8 external ones, one of a node, each used once; for what the
+pool lacks the node asks up to 2 more questions of its own. Nothing is evaluated. The same command goes on where it was.
 """
 
 from __future__ import annotations
@@ -53,13 +53,14 @@ name = "app"
 def predicted(nodes: int, q: float = Q) -> tuple[float, float]:
     """External groups a node and round, and all with a non-zero advantage that it trains on.
 
-    A node takes what arrives, (N - 1) q G groups a round, of G local ones that everybody generates and shares; one of a source,
-    EXTERNAL at most; and G is what is missing: LOCAL + EXTERNAL - external.
+    A node takes what arrives, (N - 1) q G groups a round: one of a source, EXTERNAL at most. G are the local groups that everybody
+    generates and shares: LOCAL, and for what is missing as many again at most.
     """
-    batch = LOCAL + EXTERNAL
-    arriving = (nodes - 1) * q
-    external = min(nodes - 1.0, EXTERNAL, arriving * batch / (1.0 + arriving))
-    return external, external + q * (batch - external)
+    external = 0.0
+    for _ in range(100):
+        local = LOCAL + min(LOCAL, EXTERNAL - external)
+        external = min(nodes - 1.0, EXTERNAL, (nodes - 1) * q * local)
+    return external, external + q * local
 
 
 def counted(folder: Path) -> tuple[float, float, float]:
