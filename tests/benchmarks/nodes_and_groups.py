@@ -54,12 +54,12 @@ def predicted(nodes: int, q: float = Q) -> tuple[float, float]:
     """External groups a node and round, and all with a non-zero advantage that it trains on.
 
     A node takes what arrives, (N - 1) q G groups a round: one of a source, EXTERNAL at most. G are the local groups that everybody
-    generates and shares: LOCAL, and for what is missing as many again at most.
+    generates and shares: LOCAL, and one more for each external one that is missing, up to LOCAL of those.
     """
-    external = 0.0
-    for _ in range(100):
-        local = LOCAL + min(LOCAL, EXTERNAL - external)
-        external = min(nodes - 1.0, EXTERNAL, (nodes - 1) * q * local)
+    external, arriving = 0.0, (nodes - 1) * q
+    for _ in range(1000):
+        local = LOCAL + max(0.0, LOCAL - external)
+        external += 0.1 * (min(nodes - 1.0, EXTERNAL, arriving * local) - external)
     return external, external + q * local
 
 
