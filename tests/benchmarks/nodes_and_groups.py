@@ -53,7 +53,7 @@ name = "app"
 def predicted(nodes: int, q: float = Q) -> tuple[float, float]:
     """External groups a node and round, and all with a non-zero advantage that it trains on.
 
-    A node takes what arrives, (N - 1) q G groups a round: one of a source, EXTERNAL at most. G are the local groups that everybody
+    A node takes what arrives, (N - 1) q G groups a round: one of a source, EXTERNAL at most. G are the local groups that each
     generates and shares: LOCAL, and one more for each external one that is missing, up to LOCAL of those.
     """
     external, arriving = 0.0, (nodes - 1) * q
