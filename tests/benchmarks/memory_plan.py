@@ -41,7 +41,7 @@ CHILD = r"""
 import json, sys, time
 from pathlib import Path
 from sapo_backends.base import LoadRequest, PolicyUpdate, Sampling, TrainSample
-from sapo_backends.common import hardware, precisions
+from sapo_backends.common import precisions, round_memory
 from sapo_backends.measure.probe import peak_memory
 from sapo_backends.measure.sizing import model_size
 from sapo_backends.registry import backend
@@ -65,9 +65,9 @@ began = time.process_time()
 if trains:
     engine.update(batch, PolicyUpdate("grpo", learning_rate=1e-6), seed=0)
 found |= {"update_s": time.process_time() - began, "peak": peak_memory()}
-shape = hardware.RoundShape(groups, group, prompt, new)
+shape = round_memory.RoundShape(groups, group, prompt, new)
 compute = 4 if precision.endswith("float32") else 2
-found["plan"] = hardware.bytes_of_round(
+found["plan"] = round_memory.bytes_of_round(
     size, shape, compute_bytes=compute, fallback=kind == "fallback", four_bit=precision.startswith("4bit"))
 found |= {"longest": max(len(c.tokens) for _, c in made), "computed_by": engine.info.extra.get("computed_by", "")}
 print(json.dumps(found))
@@ -110,14 +110,14 @@ def main() -> None:
 def replanned(row: dict[str, Any], folder: Path) -> dict[str, Any]:
     """A measured row with what is planned today."""
     from sapo_backends.base import LoadRequest
-    from sapo_backends.common import hardware, precisions
+    from sapo_backends.common import precisions, round_memory
     from sapo_backends.measure.sizing import model_size
 
     request = LoadRequest(method="lora" if row["trains"] else "none", precision=row["precision"])
     size, _ = model_size(made(folder / row["shape"], SHAPES[row["shape"]]), request)
-    plan = hardware.bytes_of_round(
+    plan = round_memory.bytes_of_round(
         size,
-        hardware.RoundShape(*ROUNDS[row["tokens"]], PROMPT, row["tokens"]),
+        round_memory.RoundShape(*ROUNDS[row["tokens"]], PROMPT, row["tokens"]),
         compute_bytes=4 if row["precision"].endswith("float32") else 2,
         fallback=row["kind"] == "fallback",
         four_bit=precisions.is_four_bit(row["precision"]),

@@ -14,7 +14,7 @@ from tests.contract.conftest import write_model
 
 from sapo_backends import registry
 from sapo_backends.base import BackendError, BackendUnavailable, Engine, LoadRequest, PolicyUpdate, TrainSample
-from sapo_backends.common import hardware
+from sapo_backends.common import round_memory
 
 torch = pytest.importorskip("torch")
 needed = pytest.mark.skipif(importlib.util.find_spec("bitsandbytes") is None, reason="bitsandbytes is not installed")
@@ -90,7 +90,7 @@ def test_the_weights_take_as_little_memory_as_planned(model_folder: Callable[[st
     assert "4-bit weights" in four.info.extra["computed_by"]
     tables = 300 * 64
     body = dense.memory_bytes() // 4 - tables
-    assert four.memory_bytes() == pytest.approx(4 * tables + hardware.FOUR_BIT_BYTES * body, rel=0.1)
+    assert four.memory_bytes() == pytest.approx(4 * tables + round_memory.FOUR_BIT_BYTES * body, rel=0.1)
 
 
 @needed

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sapo_backends.base import Completion, RowSeed
-from sapo_backends.common.hardware import KV_BUDGET
+from sapo_backends.common.round_memory import KV_BUDGET
 
 
 def row_uniforms(seeds: Sequence[RowSeed], steps: int) -> NDArray[np.float64]:

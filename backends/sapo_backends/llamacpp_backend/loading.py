@@ -9,7 +9,7 @@ from sapo_backends.checkpoints.gguf.forms import context_length
 from sapo_backends.checkpoints.gguf.writer import Kind, cached_gguf, read_spec
 from sapo_backends.checkpoints.locate import resolve, weight_files
 from sapo_backends.checkpoints.tokenizer import HfTokenizer
-from sapo_backends.common import hardware
+from sapo_backends.common import hardware, round_memory
 from sapo_backends.common.cache_folder import cache_folder
 from sapo_backends.llamacpp_backend.engine import LlamaCppEngine
 from sapo_backends.llamacpp_backend.live_adapter import LiveAdapter
@@ -45,7 +45,7 @@ def load_engine(request: LoadRequest, cache: Path, progress: Progress | None = N
     folder = resolve(request.model, progress)
     spec = read_spec(folder)
     kind = pick_kind(request.precision, folder)
-    hardware.require(sum(f.stat().st_size for f in weight_files(folder)), "Choose a smaller model.")
+    round_memory.require(sum(f.stat().st_size for f in weight_files(folder)), "Choose a smaller model.")
     threads = request.threads or hardware.default_threads()
     file = cached_gguf(folder, kind, cache, progress)
     require_working(file, kind, spec.architecture, threads, default_cache())

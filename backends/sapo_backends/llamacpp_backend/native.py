@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sapo_backends.base import BackendError, OutOfMemory
-from sapo_backends.common import hardware
+from sapo_backends.common import hardware, round_memory
 
 LARGEST_SEQUENCES = 256
 """LLAMA_MAX_SEQ of llama.cpp."""
@@ -105,7 +105,7 @@ class Context:
     def __init__(self, model: Model, cells: int, sequences: int, batch: int, threads: int, cache_type: int) -> None:
         """Raises OutOfMemory when the cache cannot be allocated."""
         needed = model.cache_bytes(cells, cache_type)
-        hardware.require(needed, "Lower group_size or max_new_tokens.")
+        round_memory.require(needed, "Lower group_size or max_new_tokens.")
         params = llama.llama_context_default_params()
         params.n_ctx, params.n_seq_max = cells, sequences
         params.n_batch = params.n_ubatch = batch

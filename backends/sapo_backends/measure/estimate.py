@@ -6,7 +6,7 @@ models of 135M to 500M parameters on two cores with AMX; other machines differ b
 
 from __future__ import annotations
 
-from sapo_backends.common.hardware import ModelSize
+from sapo_backends.common.round_memory import ModelSize
 from sapo_backends.measure.choice import Workload
 from sapo_backends.measure.machine_limits import Limits, most_generated, most_trained
 

@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from sapo_backends.common.hardware import FOUR_BIT_BYTES, ModelSize, available_memory
+from sapo_backends.common.hardware import available_memory
 from sapo_backends.common.precisions import computes_in, is_four_bit
+from sapo_backends.common.round_memory import FOUR_BIT_BYTES, ModelSize
 
 LARGEST = 2048
 ENOUGH_S = 0.05

@@ -16,7 +16,7 @@ from sapo_backends.base import BackendError, LoadRequest, PolicyUpdate, Progress
 from sapo_backends.checkpoints.locate import resolve
 from sapo_backends.checkpoints.spec import why_not
 from sapo_backends.checkpoints.tokenizer import read_json
-from sapo_backends.common import hardware
+from sapo_backends.common import round_memory
 from sapo_backends.measure.choice import TIE, TORCH
 from sapo_backends.measure.sizing import model_size
 
@@ -39,7 +39,7 @@ def measure(request: LoadRequest, progress: Progress | None = None) -> dict[str,
     folder = resolve(request.model, progress)
     size, _ = model_size(folder, request)
     config = read_json(folder / "config.json")
-    if not why_not(config) and size.parameters < hardware.SHARDED_BELOW:
+    if not why_not(config) and size.parameters < round_memory.SHARDED_BELOW:
         compiling = threading.Thread(
             target=compile_kernels
         )  # float32 needs them, and a compiler is a process of its own
@@ -100,7 +100,7 @@ def _round(request: LoadRequest, precision: str) -> float:
         engine.close()
 
 
-def _products(size: hardware.ModelSize, precision: str) -> float:
+def _products(size: round_memory.ModelSize, precision: str) -> float:
     """Seconds of products with the widest projection."""
     try:
         import torch

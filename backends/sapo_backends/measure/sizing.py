@@ -10,7 +10,7 @@ from sapo_backends.base import LoadRequest
 from sapo_backends.checkpoints.safetensors_numpy import elements
 from sapo_backends.checkpoints.spec import DecoderSpec, decoder_spec, usual_widths, why_not
 from sapo_backends.checkpoints.tokenizer import read_json
-from sapo_backends.common.hardware import ModelSize
+from sapo_backends.common.round_memory import ModelSize
 from sapo_backends.common.train_method import pick_method
 
 Method = Literal["full", "lora", "none"]

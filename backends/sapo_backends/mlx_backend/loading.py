@@ -13,7 +13,7 @@ from sapo_backends.base import BackendError, EngineInfo, LoadRequest, ModelNotFo
 from sapo_backends.checkpoints.locate import resolve, weight_files
 from sapo_backends.checkpoints.spec import DecoderSpec, decoder_spec, why_not
 from sapo_backends.checkpoints.tokenizer import HfTokenizer, read_json
-from sapo_backends.common import hardware
+from sapo_backends.common import round_memory
 from sapo_backends.common.train_method import pick_method
 from sapo_backends.mlx_backend.device import computing, limit_memory, pick_device
 from sapo_backends.mlx_backend.engine import MlxEngine
@@ -102,7 +102,7 @@ def _check(request: LoadRequest, folder: Path, config: dict[str, Any]) -> Decode
     if reason:
         raise BackendError(f"{request.model} has {reason}. Use the torch engine.")
     size = sum(file.stat().st_size for file in weight_files(folder))
-    hardware.require(size * (5 if request.method == "full" else 2), "Choose a smaller model, or the method lora.")
+    round_memory.require(size * (5 if request.method == "full" else 2), "Choose a smaller model, or the method lora.")
     return spec
 
 

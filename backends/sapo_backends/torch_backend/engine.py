@@ -30,7 +30,7 @@ from sapo_backends.base import (
 from sapo_backends.checkpoints.content import content_id
 from sapo_backends.checkpoints.engine_state import OPTIMIZER_FILES
 from sapo_backends.checkpoints.tokenizer import HfTokenizer
-from sapo_backends.common import hardware
+from sapo_backends.common import round_memory
 from sapo_backends.common.hardware import available_memory
 from sapo_backends.common.update import Tally, plan_micro_batches
 from sapo_backends.torch_backend import generation
@@ -148,7 +148,7 @@ class TorchEngine(Engine):
     def _give_back(self) -> None:
         """What generation needed is not what an update needs: of a large model the peak of a round is the larger one."""
         now = time.monotonic()
-        if self._model.layout.size >= hardware.SHARDED_BELOW or now - self._returned >= RETURN_EVERY_S:
+        if self._model.layout.size >= round_memory.SHARDED_BELOW or now - self._returned >= RETURN_EVERY_S:
             self._returned = now
             release_free_memory()
 

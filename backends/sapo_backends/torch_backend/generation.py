@@ -17,7 +17,7 @@ from torch import Tensor
 
 from sapo_backends.base import Cancelled, CancelToken, Completion, RowSeed, Sampling, TokenIds
 from sapo_backends.common.generation import GeneratedRows, row_uniforms, rows_at_once
-from sapo_backends.common.hardware import KV_BUDGET
+from sapo_backends.common.round_memory import KV_BUDGET
 from sapo_backends.torch_backend.causal_lm import Model
 from sapo_backends.torch_backend.paths import SMALL_VOCABULARY, sampler_kernels
 from sapo_backends.torch_backend.runtime import Workers, shares

@@ -15,7 +15,7 @@ from sapo_backends.checkpoints.locate import resolve, weight_files
 from sapo_backends.checkpoints.safetensors_numpy import elements, raw_pieces
 from sapo_backends.checkpoints.spec import DecoderSpec, decoder_spec
 from sapo_backends.checkpoints.tokenizer import HfTokenizer, read_json
-from sapo_backends.common import hardware, precisions
+from sapo_backends.common import hardware, precisions, round_memory
 from sapo_backends.common.train_method import pick_method
 from sapo_backends.torch_backend import first_meeting
 from sapo_backends.torch_backend.causal_lm import DecoderModel, Model
@@ -145,13 +145,13 @@ def _free(device: torch.device) -> int | None:
 
 
 def _require(spec: DecoderSpec, parameters: int, trainable: int, place: Place) -> None:
-    size = hardware.ModelSize(
+    size = round_memory.ModelSize(
         *(parameters, trainable, spec.layers, spec.hidden, spec.intermediate, spec.kv_width, spec.vocabulary),
         tied=spec.tied,
     )
-    needed = hardware.bytes_to_load(size, compute_bytes=place.compute.itemsize, four_bit=place.four_bit)
+    needed = round_memory.bytes_to_load(size, compute_bytes=place.compute.itemsize, four_bit=place.four_bit)
     suggestion = "Choose a smaller model, or the method lora with --precision 4bit."
-    hardware.require(needed, suggestion, _free(place.device))
+    round_memory.require(needed, suggestion, _free(place.device))
 
 
 def _load_decoder(
@@ -180,9 +180,9 @@ def _load_transformers(folder: Path, request: LoadRequest, place: Place) -> Mode
     parameters = elements(folder, packed=1)
     method = pick_method(request, parameters)
     trainable = {"full": parameters, "none": 0}.get(method, parameters // ADAPTER_SHARE)
-    size = hardware.ModelSize(parameters, trainable, 0, 0, 0, 0, 0)
-    needed = hardware.bytes_to_load(size, compute_bytes=place.compute.itemsize)
-    hardware.require(needed, "Choose a smaller model, or the method lora.", _free(place.device))
+    size = round_memory.ModelSize(parameters, trainable, 0, 0, 0, 0, 0)
+    needed = round_memory.bytes_to_load(size, compute_bytes=place.compute.itemsize)
+    round_memory.require(needed, "Choose a smaller model, or the method lora.", _free(place.device))
     # Imported here: it pulls in transformers, which takes seconds.
     from sapo_backends.torch_backend.fallback.transformers_lm import TransformersModel, read_module
 
@@ -237,9 +237,9 @@ def load_engine(request: LoadRequest, progress: Progress | None = None) -> Torch
         extra={"computed_by": f"{model.computed_by} ({reason})" if reason else model.computed_by},
     )
     # transformers' modules hold state during a forward pass, so they get one worker, as very large models do.
-    size = model.layout.size if ours else hardware.SHARDED_BELOW
+    size = model.layout.size if ours else round_memory.SHARDED_BELOW
     workers = Workers(request.threads or hardware.default_threads(), size, device)
     if progress is not None:
         progress(1.0, "ready")
-    budget = hardware.micro_batch(model.layout.size) if ours else hardware.FALLBACK_MICRO_BATCH
+    budget = round_memory.micro_batch(model.layout.size) if ours else round_memory.FALLBACK_MICRO_BATCH
     return TorchEngine(model, HfTokenizer(folder, request.thinking), info, folder, workers, budget)

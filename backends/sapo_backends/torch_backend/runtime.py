@@ -37,7 +37,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sapo_backends.common import hardware
+from sapo_backends.common import round_memory
 
 LOG = logging.getLogger(__name__)
 PATHS = {
@@ -90,7 +90,7 @@ class Workers:
     """count threads, each with its own shard; count 1 computes in the caller's thread with all the threads inside."""
 
     def __init__(self, threads: int, parameters: int, device: torch.device) -> None:
-        sharded = device.type == "cpu" and parameters < hardware.SHARDED_BELOW
+        sharded = device.type == "cpu" and parameters < round_memory.SHARDED_BELOW
         self.count = threads if sharded else 1
         if device.type == "cpu":
             torch.set_num_threads(1 if sharded else threads)

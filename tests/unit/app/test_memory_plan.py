@@ -15,8 +15,8 @@ from safetensors.numpy import save_file
 
 from sapo_backends.base import LoadRequest, OutOfMemory
 from sapo_backends.checkpoints import locate
-from sapo_backends.common import hardware, precisions
-from sapo_backends.common.hardware import ModelSize, RoundShape
+from sapo_backends.common import precisions, round_memory
+from sapo_backends.common.round_memory import ModelSize, RoundShape
 from sapo_backends.measure.sizing import model_size
 from sapo_desktop.services.machine import memory_plan
 from sapo_desktop.settings import flags
@@ -34,7 +34,7 @@ def replace_config(config: RunConfig, **changes: object) -> RunConfig:
 
 
 def needed(shape: RoundShape) -> int:
-    return hardware.bytes_of_round(HALF_BILLION, shape, compute_bytes=2)
+    return round_memory.bytes_of_round(HALF_BILLION, shape, compute_bytes=2)
 
 
 @given(SHAPES)
@@ -43,13 +43,15 @@ def test_a_larger_round_never_needs_less(shape: RoundShape) -> None:
     assert needed(replace(shape, groups=2 * shape.groups)) >= needed(shape)
     for name in ("groups", "group_size", "prompt", "new_tokens"):
         larger = replace(shape, **{name: 2 * getattr(shape, name)})
-        assert hardware.bytes_to_generate(HALF_BILLION, larger) >= hardware.bytes_to_generate(HALF_BILLION, shape)
+        assert round_memory.bytes_to_generate(HALF_BILLION, larger) >= round_memory.bytes_to_generate(
+            HALF_BILLION, shape
+        )
 
 
 @given(SHAPES, st.integers(0, 64 << 30))
 def test_a_smaller_round_that_is_offered_fits(shape: RoundShape, available: int) -> None:
     """Or there is none because even the smallest does not."""
-    offered = hardware.smaller_round(needed, shape, available)
+    offered = round_memory.smaller_round(needed, shape, available)
     if offered is None:
         assert (
             needed(RoundShape(1, min(4, shape.group_size), shape.prompt, min(32, shape.new_tokens))) > 0.9 * available
@@ -60,21 +62,23 @@ def test_a_smaller_round_that_is_offered_fits(shape: RoundShape, available: int)
 
 def test_long_answers_need_no_more_than_the_rows_that_are_generated_at_once() -> None:
     """64 completions of 4,096 tokens would need 6.1 GiB of keys and values; the plan has room for 2."""
-    short, long = (hardware.bytes_to_generate(HALF_BILLION, RoundShape(8, 8, 64, tokens)) for tokens in (1400, 4096))
+    short, long = (
+        round_memory.bytes_to_generate(HALF_BILLION, RoundShape(8, 8, 64, tokens)) for tokens in (1400, 4096)
+    )
     assert long == pytest.approx(short, rel=0.1)
     assert long < 2.8 * 2**30
 
 
 def test_a_base_in_four_bits_needs_what_its_embeddings_and_codes_need() -> None:
     """Of half a billion weights 136 million are embeddings; the others take 0.5625 bytes instead of 2."""
-    dense, four = (hardware.bytes_to_load(HALF_BILLION, compute_bytes=2, four_bit=flag) for flag in (False, True))
+    dense, four = (round_memory.bytes_to_load(HALF_BILLION, compute_bytes=2, four_bit=flag) for flag in (False, True))
     assert dense - four == pytest.approx(1.4375 * 358e6 - 2 * 2 * 4864 * 896, rel=0.05)
     shape = RoundShape(8, 8, 64, 96)
     planned = replace_config(TORCH, precision="4bit")
     assert (
         memory_plan.plan(planned, 1 << 40, HALF_BILLION).needed < memory_plan.plan(TORCH, 1 << 40, HALF_BILLION).needed
     )  # type: ignore[union-attr]
-    assert hardware.bytes_of_round(HALF_BILLION, shape, compute_bytes=2, four_bit=True) < 2.6 * 2**30
+    assert round_memory.bytes_of_round(HALF_BILLION, shape, compute_bytes=2, four_bit=True) < 2.6 * 2**30
 
 
 @pytest.mark.parametrize(("precision", "kind"), [("4bit-float32", "float32"), ("bfloat16", "bfloat16")])
@@ -148,3 +152,16 @@ def test_what_lies_elsewhere_is_not_planned(config: RunConfig) -> None:
 
 def test_a_model_that_is_not_here_yet_is_not_planned() -> None:
     assert memory_plan.plan(replace_config(TORCH, model="nobody/no-such-model")) is None
+
+
+@pytest.mark.parametrize(
+    ("shape", "budget", "tokens"),
+    [
+        (RoundShape(1, 4, 64, 1024), 1400, 1088),  # one completion, though another half would fit
+        (RoundShape(2, 8, 64, 96), 1400, 832 + 64 + 5 * 96),  # a group, and five of the next
+        (RoundShape(2, 8, 64, 96), 9000, 2 * 832),
+        (RoundShape(2, 8, 64, 96), 100, 160),  # one at least
+    ],
+)
+def test_a_micro_batch_holds_whole_completions(shape: RoundShape, budget: int, tokens: int) -> None:
+    assert shape.whole(budget) == tokens

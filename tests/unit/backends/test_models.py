@@ -11,7 +11,7 @@ import pytest
 from sapo_backends import registry
 from sapo_backends.base import BackendError, BackendUnavailable, LoadRequest, ModelNotFound, OutOfMemory
 from sapo_backends.checkpoints import locate
-from sapo_backends.common import hardware
+from sapo_backends.common import hardware, round_memory
 from sapo_backends.fake import FakeBackend
 
 
@@ -62,9 +62,9 @@ def test_listing_engines_imports_none_of_them() -> None:
 def test_memory_is_refused_before_it_is_needed() -> None:
     """Sizes and a suggestion are part of the error."""
     with pytest.raises(OutOfMemory, match=r"about 8\.0 GiB.*2\.0 GiB is free.*smaller") as caught:
-        hardware.require(8 << 30, "Choose a smaller model.", available=2 << 30)
+        round_memory.require(8 << 30, "Choose a smaller model.", available=2 << 30)
     assert caught.value.needed == 8 << 30
-    hardware.require(1 << 30, "", available=2 << 30)
+    round_memory.require(1 << 30, "", available=2 << 30)
 
 
 def test_this_machine_is_described() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sapo_backends.base import LoadRequest
-from sapo_backends.common.hardware import ModelSize
+from sapo_backends.common.round_memory import ModelSize
 from sapo_backends.measure import machine_limits, probe
 from sapo_backends.measure.choice import WIDTHS, Candidate
 from sapo_backends.measure.machine_limits import Limits, most_generated, most_trained

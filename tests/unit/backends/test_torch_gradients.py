@@ -144,8 +144,8 @@ def test_chunked_logprobs_equal_autograd(temperature: float, monkeypatch: pytest
     chosen = expected.gather(1, targets[:, None])[:, 0]
     wanted = torch.autograd.grad((chosen * weight).sum(), (hidden, head))
     for kept, chunk, block in product((1 << 20, 0), (1 << 20, 22), (1 << 20, 11)):
-        monkeypatch.setattr("sapo_backends.common.hardware.KEPT_PROBABILITIES", kept)
-        monkeypatch.setattr("sapo_backends.common.hardware.CHUNK", chunk)
+        monkeypatch.setattr("sapo_backends.common.round_memory.KEPT_PROBABILITIES", kept)
+        monkeypatch.setattr("sapo_backends.common.round_memory.CHUNK", chunk)
         monkeypatch.setattr("sapo_backends.torch_backend.ops.logprobs.BLOCK_ELEMENTS", block)
         found = chosen_logprobs(hidden, head, targets, temperature)
         torch.testing.assert_close(found.logprobs, chosen)

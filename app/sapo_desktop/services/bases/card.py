@@ -18,7 +18,7 @@ from sapo_backends.checkpoints.hub import cache
 from sapo_backends.checkpoints.spec import why_not
 from sapo_backends.checkpoints.tokenizer import read_json
 from sapo_backends.common import precisions
-from sapo_backends.common.hardware import ModelSize
+from sapo_backends.common.round_memory import ModelSize
 from sapo_backends.measure import estimate
 from sapo_backends.measure.choice import Workload, format_seconds
 from sapo_backends.measure.sizing import model_size

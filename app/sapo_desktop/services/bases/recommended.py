@@ -9,7 +9,7 @@ from importlib.resources import files
 
 import msgspec
 
-from sapo_backends.common.hardware import ModelSize
+from sapo_backends.common.round_memory import ModelSize
 from sapo_backends.measure.sizing import sized
 from sapo_desktop.services.machine import load_request
 from sapo_swarm.config import RunConfig

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from sapo_backends.common.hardware import Hardware, ModelSize
+from sapo_backends.common.hardware import Hardware
+from sapo_backends.common.round_memory import ModelSize
 from sapo_backends.measure.choice import WIDTHS, Choice, Measured, Workload, format_seconds, round_seconds
 from sapo_backends.measure.machine_limits import Limits, most_generated, most_trained
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from sapo_backends.base import ModelNotFound
 from sapo_backends.checkpoints.spec import why_not
 from sapo_backends.checkpoints.tokenizer import read_json
-from sapo_backends.common import hardware, precisions
-from sapo_backends.common.hardware import ModelSize, RoundShape
+from sapo_backends.common import hardware, precisions, round_memory
+from sapo_backends.common.round_memory import ModelSize, RoundShape
 from sapo_backends.measure.sizing import model_size
 from sapo_desktop.services.machine import engines, load_request
 from sapo_swarm.algorithms.base import local_groups
@@ -35,7 +35,7 @@ class Plan:
     @property
     def fits(self) -> bool:
         """Whether there is room, with something to spare for other programs."""
-        return self.needed <= hardware.SPARE * self.available
+        return self.needed <= round_memory.SPARE * self.available
 
     @property
     def sentence(self) -> str:
@@ -85,8 +85,8 @@ def plan(
     def needed(of: RoundShape) -> int:
         return _needed(config, model, of, fallback)
 
-    fits = needed(shape) <= hardware.SPARE * free
-    smaller = None if fits else hardware.smaller_round(needed, shape, free)
+    fits = needed(shape) <= round_memory.SPARE * free
+    smaller = None if fits else round_memory.smaller_round(needed, shape, free)
     return Plan(shape, config.external_groups, needed(shape), free, smaller)
 
 
@@ -102,17 +102,17 @@ def require(
     """Raise OutOfMemory, with settings that would fit, when the run's rounds do not. size, fallback: see plan."""
     found = plan(config, available, size, fallback)
     if found is not None:
-        hardware.require(found.needed, found.suggestion, found.available)
+        round_memory.require(found.needed, found.suggestion, found.available)
 
 
 def _needed(config: RunConfig, size: ModelSize, shape: RoundShape, fallback: bool) -> int:
     """Bytes; of a pair both engines'."""
     trainer = engines.choose_trainer(config)
     wide = precisions.computes_in(config.precision) == "float32" and config.precision not in ("float16", "q8_0", "q4_0")
-    sharded = trainer.endswith("torch") and size.parameters < hardware.SHARDED_BELOW
+    sharded = trainer.endswith("torch") and size.parameters < round_memory.SHARDED_BELOW
     workers = (config.threads or hardware.default_threads()) if sharded else 1
-    second = (2 * size.parameters if "+" in trainer else 0) + (hardware.MLX if trainer.endswith("mlx") else 0)
-    return second + hardware.bytes_of_round(
+    second = (2 * size.parameters if "+" in trainer else 0) + (round_memory.MLX if trainer.endswith("mlx") else 0)
+    return second + round_memory.bytes_of_round(
         size,
         shape,
         compute_bytes=4 if wide else 2,

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sapo_backends.checkpoints.spec import DecoderSpec
-from sapo_backends.common import hardware
+from sapo_backends.common import round_memory
 from sapo_backends.torch_backend.native.compiler import compiled
 from sapo_backends.torch_backend.runtime import fall_back, is_left_out
 
@@ -45,7 +45,7 @@ def suits(spec: DecoderSpec, place: torch.device, kind: torch.dtype, parameters:
     """Whether a model is one for the kernels: they are for one thread, so for models of which a thread computes a share
     of its own, and for whole vectors."""
     whole = all(width % PAD == 0 for width in (spec.head_dim, spec.hidden, spec.intermediate))
-    small = place.type == "cpu" and kind == torch.float32 and parameters < hardware.SHARDED_BELOW
+    small = place.type == "cpu" and kind == torch.float32 and parameters < round_memory.SHARDED_BELOW
     return small and whole and spec.plain and spec.head_dim <= LARGEST_HEAD
 
 

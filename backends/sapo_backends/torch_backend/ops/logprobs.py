@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sapo_backends.common import hardware
+from sapo_backends.common import round_memory
 from sapo_backends.torch_backend.ops.fused_ops import softcapped
 
 BLOCK_ELEMENTS = 1 << 18
@@ -70,12 +70,12 @@ class _ChosenLogprobs(torch.autograd.Function):
     def forward(
         ctx: Any, hidden: Tensor, head: Tensor, targets: Tensor, temperature: float, softcap: float
     ) -> tuple[Tensor, Tensor]:
-        rows = max(1, min(hardware.CHUNK // head.shape[0], len(hidden)))
+        rows = max(1, min(round_memory.CHUNK // head.shape[0], len(hidden)))
         blocks = _Blocks(head, rows, temperature, softcap)
         needs_hidden, needs_head = ctx.needs_input_grad[:2]
         jacobian = torch.empty_like(hidden) if needs_hidden and not needs_head else hidden.new_empty(0, hidden.shape[1])
         chosen, entropy, probabilities_kept = [], [], []
-        few = hidden.shape[0] * head.shape[0] <= hardware.KEPT_PROBABILITIES
+        few = hidden.shape[0] * head.shape[0] <= round_memory.KEPT_PROBABILITIES
         keep = needs_head and few and softcap == 0.0
         scratch = head.new_empty(blocks.rows, head.shape[0], dtype=blocks.wide)
         for number, (part, wanted) in enumerate(

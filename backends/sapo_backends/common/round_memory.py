@@ -1,0 +1,221 @@
+"""The memory of a round, planned before anything is loaded, and whether it fits; without a numerical library.
+
+What was planned and what was used: docs/benchmarks/memory.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from sapo_backends.base import OutOfMemory
+from sapo_backends.common.hardware import available_memory
+
+SPARE = 0.9
+"""Share of the free memory that may be planned with."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSize:
+    """The figures of a decoder that decide its memory and speed. tied: the embedding is the output layer too."""
+
+    parameters: int
+    trainable: int
+    layers: int
+    hidden: int
+    intermediate: int
+    key_value: int
+    vocabulary: int
+    tied: bool = True
+
+    @property
+    def multiplied(self) -> int:
+        """Weights that every token is multiplied with: all but an embedding that is only looked up."""
+        return self.parameters - (0 if self.tied else self.vocabulary * self.hidden)
+
+
+FOUR_BIT_BYTES = 0.5625
+"""Of a weight in 4 bits, with its share of a float32 scale for each 64."""
+
+
+def bytes_to_load(size: ModelSize, *, compute_bytes: int, four_bit: bool = False) -> int:
+    """Weights; for what is trained also float32 gradients and two Adam moments, beside a copy to compute with.
+
+    four_bit: all but the embeddings, of which two are held while one projection is dense, the widest.
+    """
+    trained = size.trainable * (16 + compute_bytes)
+    if not four_bit:
+        return max(0, size.parameters - size.trainable) * compute_bytes + trained
+    tables = size.vocabulary * size.hidden * (1 if size.tied else 2)
+    widest = 2 * size.intermediate * size.hidden
+    return int((size.parameters - tables) * FOUR_BIT_BYTES) + (tables + widest) * compute_bytes + trained
+
+
+@dataclass(frozen=True, slots=True)
+class RoundShape:
+    """What decides a round's memory: rows = groups * group_size completions; prompt, new_tokens: the longest."""
+
+    groups: int
+    group_size: int
+    prompt: int
+    new_tokens: int
+
+    @property
+    def rows(self) -> int:
+        """Completions of a round."""
+        return self.groups * self.group_size
+
+    def whole(self, budget: int) -> int:
+        """Tokens of the whole completions, each group's prompt once, that fit into a micro-batch of `budget`; one at least."""
+        group = self.prompt + self.group_size * self.new_tokens
+        groups, left = divmod(budget, group)
+        rows = max((left - self.prompt) // self.new_tokens, 0 if groups else 1)
+        return min(groups, self.groups) * group + (
+            self.prompt + rows * self.new_tokens if rows and groups < self.groups else 0
+        )
+
+
+PROGRAM, SMALL_PROGRAM = 350 << 20, 220 << 20
+"""Bytes of the interpreter with a numerical library, before any model, and of that alone: a small model's own kernels leave
+alone what a large one's products load besides."""
+MLX = 160 << 20
+"""Bytes that MLX holds beside what is counted (graphs, freed buffers), measured on a CPU with the bundled starter."""
+TRANSFORMERS = 250 << 20
+"""Bytes of transformers and what it imports."""
+FALLBACK_MICRO_BATCH = 1024
+"""The same for models that transformers computes, whose layers keep several times as much a token."""
+MICRO_BATCH, LARGE_MICRO_BATCH = 2048, 1400
+"""Tokens of a training micro-batch, and of one of a large model, whose products are long enough with fewer: a third of
+the activations less, no slower."""
+CHUNK = 1 << 25
+"""Logits held at once in an update, in the compute type: so many rows that the unembedding, which is read once for each
+chunk, is not what takes the time."""
+KEPT_PROBABILITIES = 1 << 22
+"""Probabilities of up to so many tokens times vocabulary are kept from an update's forward pass to its backward
+pass."""
+SHARDED_BELOW = 100_000_000
+"""Parameters under which torch gives each thread a micro-batch of its own; of larger models each shard would stream the
+weights from memory again, and operations are long."""
+
+
+KV_BUDGET = 2 << 30
+"""Bytes of keys and values that the rows which are generated at once may need at full length; further rows wait. A fixed
+number: what fits into the memory that happens to be free would make another batch, and other rounding, each time."""
+
+
+def micro_batch(parameters: int) -> int:
+    """Tokens of a training micro-batch of a model of that size."""
+    return MICRO_BATCH if parameters < SHARDED_BELOW else LARGE_MICRO_BATCH
+
+
+def bytes_to_generate(size: ModelSize, shape: RoundShape) -> int:
+    """Float32 keys and values at full length of the rows that are generated at once (a prompt's once for its group), again
+    those of a layer while rows that ended leave the batch; one step's logits and their probabilities."""
+    token = 2 * size.layers * size.key_value * 4
+    whole = token * (shape.rows * shape.new_tokens + shape.groups * shape.prompt)
+    at_once = min(whole, max(KV_BUDGET, token * (shape.prompt + shape.new_tokens)))
+    return int(1.25 * at_once) + 12 * shape.rows * size.vocabulary
+
+
+COMPILED = 200 << 20
+"""Of products that oneDNN compiled for the shapes of an update, and TorchScript's; fitted like the next."""
+
+
+def bytes_of_unembedding(size: ModelSize, compute_bytes: int) -> int:
+    """What oneDNN's own copies of the unembedding take in an update beyond what the activations leave free: two of them, as
+    far as the unembedding is the model. Fitted (docs/benchmarks/memory.md): for a vocabulary of 262k it is most of the
+    update."""
+    head = size.vocabulary * size.hidden
+    return 2 * compute_bytes * head * head // max(1, size.parameters) if compute_bytes == 2 else 0
+
+
+def bytes_to_update(size: ModelSize, shape: RoundShape, *, compute_bytes: int, workers: int = 1) -> int:
+    """Activations of one micro-batch a worker, its logits, and its own copy of the gradient.
+
+    A layer keeps about ten hidden-sized and four intermediate-sized rows a token for the backward pass, two of these
+    with an adapter. Micro-batches are about equal (update.plan_micro_batches).
+    """
+    everything = shape.groups * shape.prompt + shape.rows * shape.new_tokens
+    budget = micro_batch(size.parameters)
+    batches = -(-everything // budget)
+    tokens, workers = shape.whole(min(budget, 11 * everything // (10 * batches))), min(workers, batches)
+    wide = 2 if size.trainable < size.parameters else 4
+    saved = size.layers * compute_bytes * (10 * size.hidden + wide * size.intermediate) + 16 * size.hidden
+    logits = compute_bytes * min(CHUNK, tokens * size.vocabulary) + 4 * min(
+        KEPT_PROBABILITIES, tokens * size.vocabulary
+    )
+    logits += bytes_of_unembedding(size, compute_bytes)
+    kernels = COMPILED if size.parameters >= SHARDED_BELOW else 0
+    return kernels + workers * (tokens * saved + logits + 4 * size.trainable)
+
+
+def bytes_of_round(
+    size: ModelSize,
+    shape: RoundShape,
+    *,
+    compute_bytes: int,
+    workers: int = 1,
+    fallback: bool = False,
+    four_bit: bool = False,
+) -> int:
+    """Peak of a whole round: the program, the loaded model, and generation or the update, whichever needs more.
+
+    fallback: transformers computes the model, with a cache and logits of its own.
+    """
+    small = size.parameters < SHARDED_BELOW and not fallback
+    program = SMALL_PROGRAM if small else PROGRAM
+    loaded = program + bytes_to_load(size, compute_bytes=compute_bytes, four_bit=four_bit)
+    update = 0
+    if size.trainable:
+        plan = bytes_to_update_by_transformers if fallback else bytes_to_update
+        update = plan(size, shape, compute_bytes=compute_bytes, workers=workers)
+    if fallback:
+        generated = bytes_to_generate_by_transformers(size, shape, compute_bytes)
+        return (
+            loaded + TRANSFORMERS + (generated + update if size.parameters < SHARDED_BELOW else max(generated, update))
+        )
+    is_packed = not four_bit and (compute_bytes == 2 or size.parameters < SHARDED_BELOW)
+    laid_out = compute_bytes * size.multiplied if is_packed else 0
+    generated = laid_out + bytes_to_generate(size, shape)
+    # A small model's engine keeps what it freed, for speed (runtime.keep_memory).
+    return loaded + (generated + update if small else max(generated, update))
+
+
+def bytes_to_generate_by_transformers(size: ModelSize, shape: RoundShape, compute_bytes: int) -> int:
+    """A cache in the compute type of every row at full length, twice while a step appends to it, and a step's logits."""
+    cache = 2 * size.layers * size.key_value * compute_bytes * shape.rows * (shape.prompt + shape.new_tokens)
+    return cache + cache // size.layers + (compute_bytes + 8) * shape.rows * size.vocabulary
+
+
+def bytes_to_update_by_transformers(size: ModelSize, shape: RoundShape, *, compute_bytes: int, workers: int) -> int:
+    """Activations of one micro-batch, as autograd keeps them, and a chunk of its logits; one worker."""
+    length = shape.prompt + shape.new_tokens
+    tokens = min(max(FALLBACK_MICRO_BATCH, length), shape.rows * length)
+    wide = 4 if size.trainable >= size.parameters else 3
+    saved = size.layers * compute_bytes * (20 * size.hidden + wide * size.intermediate)
+    logits = compute_bytes * min(CHUNK, tokens * size.vocabulary) + bytes_of_unembedding(size, compute_bytes)
+    return tokens * saved + logits + 4 * size.trainable * min(workers, 1)
+
+
+def smaller_round(needed: Callable[[RoundShape], int], shape: RoundShape, available: int) -> RoundShape | None:
+    """The largest halved round that fits: fewer groups down to 4, smaller groups down to 4, shorter completions down
+    to 32, and then fewer groups again. None when not even that fits."""
+    while needed(shape) > SPARE * available:
+        if shape.groups > 4:
+            shape = replace(shape, groups=max(4, shape.groups // 2))
+        elif shape.group_size > 4:
+            shape = replace(shape, group_size=max(4, shape.group_size // 2))
+        elif shape.new_tokens > 32:
+            shape = replace(shape, new_tokens=max(32, shape.new_tokens // 2))
+        elif shape.groups > 1:
+            shape = replace(shape, groups=shape.groups // 2)
+        else:
+            return None
+    return shape
+
+
+def require(needed: int, suggestion: str, available: int | None = None) -> None:
+    """Raise OutOfMemory unless that many bytes are free, with a tenth to spare."""
+    free = available_memory() if available is None else available
+    if needed > SPARE * free:
+        raise OutOfMemory(needed, free, suggestion)
