@@ -280,7 +280,7 @@ def decoder_spec(config: Json) -> DecoderSpec:
 
 
 def usual_widths(config: Json) -> dict[str, int]:
-    """Layers, hidden, intermediate, key_value and vocabulary by the usual names in the config of any architecture."""
+    """Layers, hidden, intermediate, key_value, vocabulary and heads by the usual names in the config of any architecture."""
     hidden = int(config.get("hidden_size") or config.get("n_embd") or 1024)
     heads = int(config.get("num_attention_heads") or config.get("n_head") or 1)
     kv_heads = int(config.get("num_key_value_heads") or heads)
@@ -290,4 +290,5 @@ def usual_widths(config: Json) -> dict[str, int]:
         "intermediate": int(config.get("intermediate_size") or config.get("n_inner") or 4 * hidden),
         "key_value": int(config.get("head_dim") or hidden // heads) * kv_heads,
         "vocabulary": int(config.get("vocab_size") or 50_000),
+        "heads": heads,
     }

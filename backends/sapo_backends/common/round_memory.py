@@ -5,7 +5,7 @@ What was planned and what was used: docs/benchmarks/memory.md.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from sapo_backends.base import OutOfMemory
@@ -17,7 +17,8 @@ SPARE = 0.9
 
 @dataclass(frozen=True, slots=True)
 class ModelSize:
-    """The figures of a decoder that decide its memory and speed. tied: the embedding is the output layer too."""
+    """The figures of a decoder that decide its memory and speed. tied: the embedding is the output layer too. heads: of
+    queries."""
 
     parameters: int
     trainable: int
@@ -27,6 +28,7 @@ class ModelSize:
     key_value: int
     vocabulary: int
     tied: bool = True
+    heads: int = 0
 
     @property
     def multiplied(self) -> int:
@@ -65,14 +67,14 @@ class RoundShape:
         """Completions of a round."""
         return self.groups * self.group_size
 
-    def whole(self, budget: int) -> int:
-        """Tokens of the whole completions, each group's prompt once, that fit into a micro-batch of `budget`; one at least."""
-        group = self.prompt + self.group_size * self.new_tokens
-        groups, left = divmod(budget, group)
-        rows = max((left - self.prompt) // self.new_tokens, 0 if groups else 1)
-        return min(groups, self.groups) * group + (
-            self.prompt + rows * self.new_tokens if rows and groups < self.groups else 0
-        )
+    def micro_batch(self, budget: int) -> list[int]:
+        """Completions of each group in a micro-batch of at most `budget` tokens, which holds whole ones and each group's prompt
+        once; one completion at least."""
+        groups, left = divmod(budget, self.prompt + self.group_size * self.new_tokens)
+        if groups >= self.groups:
+            return [self.group_size] * self.groups
+        rest = max((left - self.prompt) // self.new_tokens, 0 if groups else 1)
+        return [self.group_size] * groups + [rest] * (rest > 0)
 
 
 PROGRAM, SMALL_PROGRAM = 350 << 20, 220 << 20
@@ -98,6 +100,10 @@ SHARDED_BELOW = 100_000_000
 weights from memory again, and operations are long."""
 
 
+FULL_SCORES = 1 << 23
+"""On a CPU, a group's attention scores of up to this many elements are made in full, in float32: batched matrix products beat
+the fused kernel several times over, and in float32 they are not compiled for each shape. Longer sequences take the fused
+kernel, which needs less memory."""
 KV_BUDGET = 2 << 30
 """Bytes of keys and values that the rows which are generated at once may need at full length; further rows wait. A fixed
 number: what fits into the memory that happens to be free would make another batch, and other rounding, each time."""
@@ -117,7 +123,7 @@ def bytes_to_generate(size: ModelSize, shape: RoundShape) -> int:
     return int(1.25 * at_once) + 12 * shape.rows * size.vocabulary
 
 
-COMPILED = 200 << 20
+COMPILED = 50 << 20
 """Of products that oneDNN compiled for the shapes of an update, and TorchScript's; fitted like the next."""
 
 
@@ -138,15 +144,26 @@ def bytes_to_update(size: ModelSize, shape: RoundShape, *, compute_bytes: int, w
     everything = shape.groups * shape.prompt + shape.rows * shape.new_tokens
     budget = micro_batch(size.parameters)
     batches = -(-everything // budget)
-    tokens, workers = shape.whole(min(budget, 11 * everything // (10 * batches))), min(workers, batches)
+    parts, workers = shape.micro_batch(min(budget, 11 * everything // (10 * batches))), min(workers, batches)
+    tokens = len(parts) * shape.prompt + sum(parts) * shape.new_tokens
     wide = 2 if size.trainable < size.parameters else 4
     saved = size.layers * compute_bytes * (10 * size.hidden + wide * size.intermediate) + 16 * size.hidden
     logits = compute_bytes * min(CHUNK, tokens * size.vocabulary) + 4 * min(
         KEPT_PROBABILITIES, tokens * size.vocabulary
     )
     logits += bytes_of_unembedding(size, compute_bytes)
-    kernels = COMPILED if size.parameters >= SHARDED_BELOW else 0
-    return kernels + workers * (tokens * saved + logits + 4 * size.trainable)
+    small = size.parameters < SHARDED_BELOW
+    own_kernels = small and compute_bytes == 4
+    kernels, scores = (0, 0) if own_kernels else (COMPILED, bytes_of_scores(size, shape, parts) * (2 if small else 1))
+    return kernels + workers * (tokens * saved + logits + scores + 4 * size.trainable)
+
+
+def bytes_of_scores(size: ModelSize, shape: RoundShape, parts: Sequence[int]) -> int:
+    """Attention of all layers, kept in float32 for the backward pass where a group's is small enough for that; a small model's
+    own kernels in float32 make it anew, and in bfloat16 copies on the way leave as much free between it (its engine keeps what it
+    freed). parts: completions of each group."""
+    of_one = size.heads * shape.new_tokens * (shape.prompt + shape.new_tokens)
+    return 4 * size.layers * sum(rows * of_one for rows in parts if rows * of_one <= FULL_SCORES)
 
 
 def bytes_of_round(

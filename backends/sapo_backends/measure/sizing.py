@@ -31,7 +31,7 @@ def model_size(folder: Path, request: LoadRequest, parameters: int = 0) -> tuple
 def sized(
     parameters: int, widths: Mapping[str, int], request: LoadRequest, *, tied: bool, quantised: bool = False
 ) -> tuple[ModelSize, Method]:
-    """The same of a model that is known by its figures. widths: layers, hidden, intermediate, key_value, vocabulary."""
+    """The same of a model that is known by its figures. widths: layers, hidden, intermediate, key_value, vocabulary, heads."""
     method = pick_method(request, parameters, quantised=quantised)
     trainable = {"full": parameters, "none": 0}.get(method, _adapter(widths, request.lora_rank))
     return ModelSize(parameters, trainable, **widths, tied=tied), method
@@ -56,6 +56,7 @@ def _of_decoder(spec: DecoderSpec) -> dict[str, int]:
         "intermediate": spec.intermediate,
         "key_value": spec.kv_width,
         "vocabulary": spec.vocabulary,
+        "heads": spec.heads,
     }
 
 

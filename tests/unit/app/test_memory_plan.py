@@ -15,7 +15,7 @@ from safetensors.numpy import save_file
 
 from sapo_backends.base import LoadRequest, OutOfMemory
 from sapo_backends.checkpoints import locate
-from sapo_backends.common import precisions, round_memory
+from sapo_backends.common import hardware, precisions, round_memory
 from sapo_backends.common.round_memory import ModelSize, RoundShape
 from sapo_backends.measure.sizing import model_size
 from sapo_desktop.services.machine import memory_plan
@@ -155,13 +155,27 @@ def test_a_model_that_is_not_here_yet_is_not_planned() -> None:
 
 
 @pytest.mark.parametrize(
-    ("shape", "budget", "tokens"),
+    ("shape", "budget", "parts"),
     [
-        (RoundShape(1, 4, 64, 1024), 1400, 1088),  # one completion, though another half would fit
-        (RoundShape(2, 8, 64, 96), 1400, 832 + 64 + 5 * 96),  # a group, and five of the next
-        (RoundShape(2, 8, 64, 96), 9000, 2 * 832),
-        (RoundShape(2, 8, 64, 96), 100, 160),  # one at least
+        (RoundShape(1, 4, 64, 1024), 1400, [1]),  # another half would fit
+        (RoundShape(2, 8, 64, 96), 1400, [8, 5]),
+        (RoundShape(2, 8, 64, 96), 9000, [8, 8]),
+        (RoundShape(2, 8, 64, 96), 832, [8]),
+        (RoundShape(2, 8, 64, 96), 100, [1]),  # one at least
     ],
 )
-def test_a_micro_batch_holds_whole_completions(shape: RoundShape, budget: int, tokens: int) -> None:
-    assert shape.whole(budget) == tokens
+def test_a_micro_batch_holds_whole_completions(shape: RoundShape, budget: int, parts: list[int]) -> None:
+    assert shape.micro_batch(budget) == parts
+
+
+def test_mlx_on_a_processor_is_planned_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever type torch would compute in there: a processor with bfloat16 units changes nothing."""
+    config = RunConfig(model="starter", trainer="mlx", device="cpu")
+
+    def needed(unit: str) -> int:
+        monkeypatch.setattr(hardware, "matrix_unit", lambda: unit)
+        found = memory_plan.plan(config)
+        assert found is not None
+        return found.needed
+
+    assert needed("avx2") == needed("avx512_bf16")

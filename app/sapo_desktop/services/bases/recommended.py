@@ -28,10 +28,12 @@ class Base(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     intermediate: int
     key_value: int
     vocabulary: int
+    heads: int
 
     def size(self, config: RunConfig) -> ModelSize:
         """What its memory and time follow from, trained as the settings say."""
-        widths = {name: getattr(self, name) for name in ("layers", "hidden", "intermediate", "key_value", "vocabulary")}
+        names = ("layers", "hidden", "intermediate", "key_value", "vocabulary", "heads")
+        widths = {name: getattr(self, name) for name in names}
         return sized(self.parameters, widths, load_request.request(config), tied=True)[0]
 
 

@@ -108,7 +108,7 @@ def require(
 def _needed(config: RunConfig, size: ModelSize, shape: RoundShape, fallback: bool) -> int:
     """Bytes; of a pair both engines'."""
     trainer = engines.choose_trainer(config)
-    wide = precisions.computes_in(config.precision) == "float32" and config.precision not in ("float16", "q8_0", "q4_0")
+    wide = _computes_in(config, trainer) == "float32" and config.precision not in ("float16", "q8_0", "q4_0")
     sharded = trainer.endswith("torch") and size.parameters < round_memory.SHARDED_BELOW
     workers = (config.threads or hardware.default_threads()) if sharded else 1
     second = (2 * size.parameters if "+" in trainer else 0) + (round_memory.MLX if trainer.endswith("mlx") else 0)
@@ -120,6 +120,14 @@ def _needed(config: RunConfig, size: ModelSize, shape: RoundShape, fallback: boo
         fallback=fallback,
         four_bit=precisions.is_four_bit(config.precision),
     )
+
+
+def _computes_in(config: RunConfig, trainer: str) -> str:
+    """The type that the trainer computes in: MLX on a processor in float32 unless told, on Apple's GPU in bfloat16."""
+    if trainer.endswith("mlx") and config.precision == "auto":
+        on_gpu = config.device != "cpu" and hardware.detect().matrix_unit == "apple"
+        return "bfloat16" if on_gpu else "float32"
+    return precisions.computes_in(config.precision)
 
 
 def _gib(size: int) -> str:

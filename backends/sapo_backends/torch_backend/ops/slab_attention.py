@@ -10,12 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sapo_backends.common.round_memory import FULL_SCORES
 from sapo_backends.torch_backend.ops.fused_ops import softcapped
-
-FULL_SCORES = 1 << 23
-"""On a CPU, a slab's scores of up to this many elements are made in full, in float32: batched matrix products beat the
-fused kernel several times over, and in float32 they are not compiled for each shape. Longer sequences take the fused
-kernel, which needs less memory."""
 
 
 def materialises_scores(device: torch.device, scores: int) -> bool:
