@@ -6,7 +6,8 @@
 In the first third processes are killed with -9 in turns and started again; later all live, so that growth can be seen, and are
 stopped (SIGSTOP) for a while, alone or all together as in a suspend, paused, and cut off from each other. A probe shares a
 group every 3 s; after each kill of the coordinator what was acknowledged to it in the last 2 minutes is looked for in the store.
-Every line of the log is a sample or a fault, so an interrupted soak can be reported too. Memory in MB, slopes in MB an hour.
+Every line of the log is a sample or a fault, so an interrupted soak can be reported too. Memory in MB, slopes in MB an hour;
+own: without the pages of files (a machine may drop those of torch's libraries and read them again).
 """
 
 from __future__ import annotations
@@ -155,8 +156,10 @@ class Soak:
                     found = psutil.Process(process.pid)
                     if found.status() != psutil.STATUS_ZOMBIE:
                         children = sum(child.memory_info().rss for child in found.children(recursive=True))
+                        memory = found.memory_info()
+                        own = memory.rss - getattr(memory, "shared", 0)
                         self.write(
-                            "sample", name=name, pid=process.pid, rss=found.memory_info().rss, children=children,
+                            "sample", name=name, pid=process.pid, rss=memory.rss, own=own, children=children,
                             files=found.num_fds(),
                         )  # fmt: skip
             await asyncio.sleep(SAMPLE_S)
@@ -181,11 +184,11 @@ class Soak:
 
     async def stop(self, *names: str, seconds: float = 20.0) -> None:
         """SIGSTOP for a while; all at once is a suspend."""
-        for name in names:
-            os.kill(self.processes[name].pid, signal.SIGSTOP)
-        await asyncio.sleep(seconds)
-        for name in names:
-            os.kill(self.processes[name].pid, signal.SIGCONT)
+        for sign in (signal.SIGSTOP, signal.SIGCONT):
+            for name in names:
+                self.processes[name].send_signal(sign)  # one that ended is told of, and ends no soak
+            if sign is signal.SIGSTOP:
+                await asyncio.sleep(seconds)
 
     async def pause(self) -> None:
         """A person pauses the first node and goes on."""
