@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from sapo_backends.base import OutOfMemory
-from sapo_backends.common.hardware import available_memory
+from sapo_backends.common import hardware
 
 SPARE = 0.9
 """Share of the free memory that may be planned with."""
@@ -233,6 +233,6 @@ def smaller_round(needed: Callable[[RoundShape], int], shape: RoundShape, availa
 
 def require(needed: int, suggestion: str, available: int | None = None) -> None:
     """Raise OutOfMemory unless that many bytes are free, with a tenth to spare."""
-    free = available_memory() if available is None else available
+    free = hardware.available_memory() if available is None else available
     if needed > SPARE * free:
         raise OutOfMemory(needed, free, suggestion)
