@@ -19,14 +19,13 @@ import asyncio
 import json
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / floor) for floor in ("app", "backends", "swarm", "assets")]
 
-import msgspec  # noqa: E402
 import numpy as np  # noqa: E402
 
 from sapo_backends.base import Sampling, TrainSample  # noqa: E402
@@ -95,7 +94,7 @@ def noise(shapes: dict[str, tuple[int, ...]], seed: int) -> dict[str, np.ndarray
     return {name: rng.standard_normal(shape, dtype=np.float32) for name, shape in shapes.items()}
 
 
-async def evolve(bench: Bench, args: argparse.Namespace) -> Iterator[int]:
+async def evolve(bench: Bench, args: argparse.Namespace) -> AsyncIterator[int]:
     """One generation of the population each time. Yields completions that it took."""
     rank = bench.config.lora_rank
     start = {name: np.asarray(value) for name, value in bench.engine.adapter().items()}
@@ -127,7 +126,7 @@ async def evolve(bench: Bench, args: argparse.Namespace) -> Iterator[int]:
         yield 2 * args.pairs * len(questions)
 
 
-async def grpo(bench: Bench, args: argparse.Namespace) -> Iterator[int]:
+async def grpo(bench: Bench, args: argparse.Namespace) -> AsyncIterator[int]:
     """One of the app's rounds alone each time. Yields completions that it took."""
     config, info, rule = bench.config, bench.engine.info, algorithm(bench.config.algorithm)
     policy, step = rule.policy(config, learning_rate(config, info.method, info.parameters)), 0
@@ -147,11 +146,10 @@ async def grpo(bench: Bench, args: argparse.Namespace) -> Iterator[int]:
 
 
 async def main(args: argparse.Namespace) -> None:
-    config = RunConfig(
-        model=args.model, method="lora", threads=1, seed=args.seed, precision="float32", preset="starter"
-    )
+    settings = {"trainer": "torch", "method": "lora", "precision": "float32", "preset": "starter"}
+    config = RunConfig(model=args.model, threads=1, seed=args.seed, **settings)
     async with Scorer() as scorer:
-        bench = Bench(msgspec.structs.replace(config, trainer="torch"), scorer)
+        bench = Bench(config, scorer)
         base = await bench.held_out(args.items, args.first_item)
         done, quarter, began = 0, 1, time.process_time()
         spent = 0.0

@@ -7,7 +7,7 @@ In the first third processes are killed with -9 in turns and started again; late
 stopped (SIGSTOP) for a while, alone or all together as in a suspend, paused, and cut off from each other. A probe shares a
 group every 3 s; after each kill of the coordinator what was acknowledged to it in the last 2 minutes is looked for in the store.
 Every line of the log is a sample or a fault, so an interrupted soak can be reported too. Memory in MB, slopes in MB an hour;
-own: without the pages of files (a machine may drop those of torch's libraries and read them again).
+anonymous: without the pages of files (a machine may drop those of torch's libraries and read them again).
 """
 
 from __future__ import annotations
@@ -156,9 +156,9 @@ class Soak:
                     if found.status() != psutil.STATUS_ZOMBIE:
                         children = sum(child.memory_info().rss for child in found.children(recursive=True))
                         memory = found.memory_info()
-                        own = memory.rss - getattr(memory, "shared", 0)
+                        anonymous = memory.rss - getattr(memory, "shared", 0)
                         self.write(
-                            "sample", name=name, pid=process.pid, rss=memory.rss, own=own, children=children,
+                            "sample", name=name, pid=process.pid, rss=memory.rss, anonymous=anonymous, children=children,
                             files=found.num_fds(),
                         )  # fmt: skip
             await asyncio.sleep(SAMPLE_S)

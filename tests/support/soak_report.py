@@ -31,7 +31,7 @@ def report(log: Path) -> dict[str, Any]:
                 "MB at first, at the end": [round(s["rss"] / 1e6, 1) for s in (late[0], late[-1])],
                 "MB an hour": slope(late, "rss"),
                 "all samples, MB an hour": slope(late, "rss", 0.0),
-                "own, MB an hour": slope(late, "own"),
+                "anonymous, MB an hour": slope(late, "anonymous"),
                 "of its workers, MB an hour": slope(late, "children"),
                 "descriptors, first, most, last": [late[0]["files"], max(s["files"] for s in late), late[-1]["files"]],
             }

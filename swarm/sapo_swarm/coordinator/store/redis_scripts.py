@@ -49,10 +49,11 @@ local function release(slot)
     local owner, text = string.match(meta, '^(%S*) (.*)$')
     redis.call('LREM', p..'own:'..owner, 1, slot)
     if redis.call('GET', p..'text:'..text) == slot then redis.call('DEL', p..'text:'..text) end
-    if redis.call('SADD', p..'gone:new', text) == 1 and redis.call('SCARD', p..'gone:new') >= capacity then
+    redis.call('SADD', p..'gone:new', text)
+    redis.call('PEXPIRE', p..'gone:new', 2 * life)
+    if redis.call('SCARD', p..'gone:new') >= capacity then
       redis.call('RENAME', p..'gone:new', p..'gone:old')
     end
-    redis.call('PEXPIRE', p..'gone:new', 2 * life)
   end
 end
 
