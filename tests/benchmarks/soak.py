@@ -43,7 +43,7 @@ from sapo_swarm.node.control.api import ControlClient  # noqa: E402
 from sapo_swarm.protocol.invite import Invite, parse_invite  # noqa: E402
 from sapo_swarm.protocol.wire import RoundReply, Upload, decode, group_id  # noqa: E402
 
-SAMPLE_S = 20.0
+SAMPLE_S = 5.0
 """Between two samples."""
 
 
