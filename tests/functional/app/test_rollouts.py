@@ -132,6 +132,28 @@ async def test_walking_down_goes_through_every_page_and_back(tmp_path: Path) -> 
     assert len(list((tmp_path / "cache" / "rollouts").glob("*.db"))) == 1
 
 
+async def test_a_key_that_repeats_at_the_edge_of_a_page_leads_one_page_on(tmp_path: Path) -> None:
+    """The list said 301-360 of 324 and went no further, with pages still to come."""
+    path = journal_with(tmp_path / "journal.db", COUNT)
+    async with over_journal(path).run_test(size=WIDE) as pilot:
+        await pilot.press("3")
+        screen = await listed(pilot)
+        listing = screen.query_one("#groups", GroupList)
+        for page in range(1, 4):
+            listing.highlighted = len(screen.shown.groups) - 1
+            for _ in range(5):  # all before the page is there
+                listing.action_cursor_down()
+            await listed(pilot)
+            assert screen.before == page * PAGE
+            assert number(screen.shown.groups[0]) == COUNT - 1 - page * PAGE
+        for page in (2, 1, 0):
+            listing.highlighted = 0
+            for _ in range(5):
+                listing.action_cursor_up()
+            await listed(pilot)
+            assert screen.before == page * PAGE
+
+
 async def test_browsing_down_holds_the_list_still_and_home_catches_up(tmp_path: Path) -> None:
     path = journal_with(tmp_path / "journal.db", 40)
     node = Journal(path)

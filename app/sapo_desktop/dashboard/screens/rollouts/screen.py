@@ -234,7 +234,9 @@ class RolloutsScreen(GroupKeys, BaseScreen):
     # Pages and search
 
     def on_group_list_left(self, message: GroupList.Left) -> None:
-        """The cursor walks over the edge of the page."""
+        """The cursor walks over the edge of the page; a key that repeats while the next page is awaited leads no further."""
+        if not self.current and message.edge in ("older", "newer"):
+            return
         shown, upto = self.shown, self.dashboard.feed.upto()
         last = self.before + len(shown.groups)
         if message.edge == "newest" or (message.edge == "newer" and 0 < self.before <= PAGE):
