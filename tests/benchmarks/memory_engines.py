@@ -19,8 +19,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from memory_plan import SHAPES, made
-from shapes import SHAPES as BUNDLED
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from tests.benchmarks.memory_plan import SHAPES, made
+from tests.benchmarks.shapes import SHAPES as BUNDLED
 
 ROWS = {96: (2, 8), 1024: (1, 4)}
 """New tokens -> groups and completions of each."""
