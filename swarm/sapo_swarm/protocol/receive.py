@@ -55,7 +55,7 @@ REASONS = (
     "phrase",
 )
 REMEMBERED = 8192
-"""Digests of groups seen, local ones too, to find copies."""
+"""Digests of groups seen, local ones too, to find copies; struck sources."""
 TAUGHT_BANDS = 4.0
 """A completion that would be taught may be so many times as long as a group's median may."""
 MIN_OBSERVED = 16
@@ -132,7 +132,7 @@ class Receiver:
     excluded: frozenset[str] = frozenset()
     rejected: Counter[str] = field(default_factory=Counter)
     accepted: int = 0
-    struck: set[str] = field(default_factory=set)
+    struck: OrderedDict[str, None] = field(default_factory=OrderedDict)
     quota: TimeQuota = field(default_factory=TimeQuota)
     clock: Callable[[], float] = time.monotonic
     phrases: PhraseWatch = field(default_factory=PhraseWatch)
@@ -141,7 +141,7 @@ class Receiver:
 
     def observe_local(self, body: GroupBody) -> None:
         """Register a local group: its copies are refused, its lengths set the band."""
-        self._remember(content_digest(body))
+        _remember(self._seen, content_digest(body))
         self._local_bytes.extend(len(completion.text.encode()) for completion in body.completions)
 
     async def receive(self, sample: Sequence[msgspec.Raw | bytes], now: float) -> list[Group]:
@@ -192,7 +192,7 @@ class Receiver:
         )
         if reason:
             return None, reason
-        self._remember(content_digest(body))
+        _remember(self._seen, content_digest(body))
         return body, ""
 
     def _origin(self, body: GroupBody, key: bytes, sources: set[str]) -> str:
@@ -230,11 +230,6 @@ class Receiver:
         ordered = sorted(self._local_bytes)
         return max(64.0, self.rules.length_factor * ordered[int(0.95 * (len(ordered) - 1))])
 
-    def _remember(self, content: str) -> None:
-        self._seen[content] = None
-        while len(self._seen) > REMEMBERED:
-            self._seen.popitem(last=False)
-
     async def _regenerated(self, bodies: list[GroupBody]) -> list[tuple[GroupBody, Question]]:
         """Bodies with the questions that their coordinates give here, prompt hashes compared."""
         questions = await self.scorer.questions([body.ref for body in bodies]) if bodies else []
@@ -243,7 +238,7 @@ class Receiver:
             if not isinstance(question, Question):
                 self.rejected["no_question"] += 1
                 if getattr(question, "costly", False):
-                    self.struck.add(body.node)
+                    _remember(self.struck, body.node)
             elif question.prompt_sha256 != body.prompt_sha256:
                 self.rejected["prompt_hash"] += 1
             elif question.prompt_sha256 in self.excluded:
@@ -260,7 +255,7 @@ class Receiver:
             if not isinstance(verdict, Verdict) or len(verdict.rewards) != len(body.completions):
                 self.rejected["unscorable"] += 1
                 if getattr(verdict, "fault", "texts") != "task":
-                    self.struck.add(body.node)  # it cost this node a worker: once is enough for the session
+                    _remember(self.struck, body.node)  # it cost this node a worker: once is enough for the session
             elif reason := await self._unfit(question, _taught(body, verdict.rewards)):
                 self.rejected[reason] += 1
             else:
@@ -278,6 +273,12 @@ class Receiver:
         if self.likelihood is not None and await self.likelihood(question, taught) < self.rules.logprob_floor:
             return "logprob"
         return "" if self.phrases.allows(taught, question.prompt) else "phrase"
+
+
+def _remember(values: OrderedDict[str, None], value: str) -> None:
+    values[value] = None
+    while len(values) > REMEMBERED:
+        values.popitem(last=False)
 
 
 def _taught(body: GroupBody, rewards: Sequence[float]) -> list[str]:

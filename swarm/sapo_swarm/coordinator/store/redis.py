@@ -9,11 +9,10 @@ With Sentinel (sentinel://) a group is acknowledged when a replica has it too: t
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from sapo_swarm.coordinator.domain.pool import within_budget
@@ -30,7 +29,7 @@ from sapo_swarm.coordinator.domain.records import (
     invite_share,
 )
 from sapo_swarm.coordinator.store import redis_scripts as scripts
-from sapo_swarm.coordinator.store.base import StoreUnavailable
+from sapo_swarm.coordinator.store.redis_credits import Credits
 from sapo_swarm.coordinator.store.redis_link import pack, reaching, read
 from sapo_swarm.coordinator.store.redis_registry import member_of
 from sapo_swarm.coordinator.store.redis_tasks import RedisTasks
@@ -39,8 +38,6 @@ SMALL_POOL = 64
 """A pool so small is read whole."""
 SPARE = 3
 """Slots that are read beyond the groups that are missing: some are the reader's own, of one source, or gone."""
-CREDITED_S = 1.0
-"""After which a sample is credited where no other call came."""
 MAX_READS = 8
 """Reads for one sample at most."""
 ONE_INVITE = 16
@@ -90,6 +87,13 @@ class _Draw:
 class RedisStore(RedisTasks):
     """A Store; see the module."""
 
+    _one_invite = 0
+    """Samples that need not look for groups of another invite, see ONE_INVITE."""
+
+    @cached_property
+    def _credits(self) -> Credits:
+        return Credits(lambda minute, drawn: self._run(scripts.CREDIT, "uptake", minute, *drawn))
+
     # The hot path
 
     async def use_nonce(self, nonce: str, _now: float) -> bool:
@@ -102,7 +106,6 @@ class RedisStore(RedisTasks):
         """See Store."""
         async with reaching():
             await self._prune_if_due(exchange.now)
-            self._newest = int(exchange.now) // MINUTE
             reply = await self._run(scripts.EXCHANGE, "age", *self._arguments(exchange))
             if reply[0]:
                 return Exchanged(replayed=True)
@@ -111,9 +114,7 @@ class RedisStore(RedisTasks):
             _, bits, uptake, receipts, mine, total, nodes, pool, head, drawn = reply
             first = dict(zip(drawn[::2], drawn[1::2], strict=True))
             sample = await self._sample(exchange, head, first) if exchange.want else []
-            self._credits.update((exchange.node, entry.node) for entry in sample)
-            if self._credits and (self._crediting is None or self._crediting.done()):
-                self._crediting = asyncio.create_task(self._credit_soon())
+            self._credits.add(exchange.node, (entry.node for entry in sample), int(exchange.now) // MINUTE)
         return Exchanged(
             stored=tuple(bit == 49 for bit in bits),  # b"1"
             sample=tuple(entry.blob for entry in sample),
@@ -141,12 +142,8 @@ class RedisStore(RedisTasks):
 
     async def close(self) -> None:
         """See Store."""
-        if self._crediting is not None:
-            self._crediting.cancel()
-            await asyncio.gather(self._crediting, return_exceptions=True)
-            self._crediting = None
         if self._redis is not None:
-            await self._credit_soon(0.0)
+            await self._credits.close()
         await super().close()
 
     async def stats(self, now: float, limit: int) -> WindowStats:
@@ -154,7 +151,7 @@ class RedisStore(RedisTasks):
         newest = int(now) // MINUTE
         span = range(newest - WINDOW_MINUTES + 1, newest + 1)
         async with reaching():
-            await self._credit(newest)
+            await self._credits.tell()
             await self._prune_if_due(now)
             async with self._server.pipeline(transaction=False) as pipe:
                 pipe.zrevrange(self._key("groups"), 0, limit - 1, withscores=True)
@@ -210,7 +207,7 @@ class RedisStore(RedisTasks):
             len(exchange.counts),
             ACTIVE_S,
             draws := exchange.want + SPARE if exchange.want else 0,
-            len(credits := self._taken_credits()),
+            len(credits := self._credits.taken()),
         ]
         for key, value in exchange.counts.items():
             arguments += [key, value]
@@ -218,22 +215,6 @@ class RedisStore(RedisTasks):
         for entry in exchange.entries:
             arguments += ["", ""] if entry is None else [entry.content, pack(entry)]
         return [*arguments, *(self._rng.random() for _ in range(draws)), *credits]
-
-    def _taken_credits(self) -> list[Any]:
-        """What is to be credited, which counts as credited from now on."""
-        credits, self._credits = self._credits, Counter()
-        return [part for (drawer, source), times in credits.items() for part in (drawer, source, times)]
-
-    async def _credit_soon(self, wait_s: float = CREDITED_S) -> None:
-        """What no exchange took along by then. A store that is away loses it."""
-        await asyncio.sleep(wait_s)
-        with contextlib.suppress(StoreUnavailable):
-            async with reaching():
-                await self._credit(self._newest)
-
-    async def _credit(self, minute: int) -> None:
-        if self._credits:
-            await self._run(scripts.CREDIT, "uptake", minute, *self._taken_credits())
 
     async def _sample(self, exchange: Exchange, head: int, first: dict[int, bytes | None]) -> list[Entry]:
         """Uniform over live slots: random slots without replacement until enough sources are found. first: some, read already."""

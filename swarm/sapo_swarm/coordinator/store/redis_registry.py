@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import random
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any, cast
 from urllib.parse import urlsplit
@@ -47,9 +45,6 @@ class RedisRegistry:
         self._sentinel: Sentinel | None = None
         self.fails_over = url.startswith("sentinel:")
         self._pruned = 0
-        self._one_invite = self._newest = 0
-        self._credits: Counter[tuple[str, str]] = Counter()
-        self._crediting: asyncio.Task[None] | None = None
         self._scripts: dict[str, AsyncScript] = {}
 
     async def open(self) -> None:
