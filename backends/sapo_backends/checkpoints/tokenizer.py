@@ -19,6 +19,9 @@ from sapo_backends.base import BackendError, ModelNotFound, Thinking, TokenIds
 from sapo_backends.checkpoints.chat_template import ChatTemplate
 
 Json = dict[str, Any]
+CACHED_WORDS = 256
+"""Words that a tokenizer remembers in pieces. Its library keeps the first 10,000 it meets, up to 8 KB each: where questions hold
+long words of their own, programs say, a node grew by 9 KB a round, for hours. Encoding is no faster with more."""
 
 
 def read_json(path: Path) -> Json:
@@ -94,6 +97,8 @@ class HfTokenizer:
         for tokenizer in (self._plain, self._splitting):
             tokenizer.no_truncation()
             tokenizer.no_padding()
+            if hasattr(tokenizer.model, "_resize_cache"):
+                tokenizer.model._resize_cache(CACHED_WORDS)
         self._plain.encode_special_tokens = True
         self._template = ChatTemplate.read(folder, settings, bos=special.bos, eos=special.eos, thinking=thinking)
         self._opening = self._beginning(ids.get(special.bos), settings) if self._template.is_plain else []

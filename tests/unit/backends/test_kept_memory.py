@@ -11,6 +11,20 @@ import pytest
 from sapo_backends.base import LoadRequest, Sampling
 from sapo_backends.registry import backend
 
+WORDS = """
+import random
+import psutil
+import sapo_assets
+from sapo_backends.checkpoints.tokenizer import HfTokenizer
+tokenizer, draw = HfTokenizer(sapo_assets.model_path("starter-1m")), random.Random(0)
+def encode(count):
+    for _ in range(count):
+        tokenizer.encode_text("".join(draw.choices("+-<>[].,", k=160)))
+encode(1000)
+before = psutil.Process().memory_info().rss
+encode(5000)
+print(round((psutil.Process().memory_info().rss - before) / 1e6, 1))
+"""
 SCRIPT = """
 import sys, threading
 import numpy as np
@@ -41,6 +55,13 @@ def test_memory_that_one_thread_freed_serves_the_next() -> None:
     done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=110, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert int(done.stdout) < 160
+
+
+def test_words_that_come_once_are_not_kept_by_the_tokenizer() -> None:
+    """A program in a question is one word: 25 MB more for 5,000 of them, of each tokenizer of a node."""
+    done = subprocess.run([sys.executable, "-c", WORDS], capture_output=True, text=True, timeout=110, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert float(done.stdout) < 4.0
 
 
 def test_a_small_model_returns_freed_memory_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
