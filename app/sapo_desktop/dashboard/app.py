@@ -21,7 +21,6 @@ from textual.theme import Theme
 from sapo_desktop.dashboard import terminal_gone
 from sapo_desktop.dashboard.actions import DashboardActions
 from sapo_desktop.dashboard.host import Examine
-from sapo_desktop.dashboard.look import measured
 from sapo_desktop.dashboard.look.ascii import AsciiFilter
 from sapo_desktop.dashboard.look.glyphs import choose
 from sapo_desktop.dashboard.look.themes import DEFAULTS, THEMES
@@ -141,8 +140,10 @@ class SapoDashboard(DashboardActions):
         self.glyphs = choose(glyphs)
         self.feed, self.first_run, self.start = feed, first_run, start
         self.info, self.cache = info, cache
-        self.model_actions, self.swarm_actions = model_actions, swarm_actions
-        self.settings_actions, self.task_actions, self.examine = settings_actions, task_actions, examine
+        self.model_actions = model_actions
+        self.swarm_actions = swarm_actions
+        self.settings_actions, self.examine = settings_actions, examine
+        self.task_actions = task_actions
         self.state = DashboardState()
         self._caption: Caption | None = None
         self.begun = False
@@ -207,7 +208,6 @@ class SapoDashboard(DashboardActions):
         """Start the clock of the screens; the feed begins after the first frame."""
         self.set_class(self.glyphs.ascii, "-ascii")
         self._timer = self.set_interval(FOCUSED_S, self.redraw)
-        self.set_interval(measured.FORGET_S, measured.forget)
         if not self.is_headless:
             terminal_gone.watch(gone=partial(self.exit, None), ended=partial(self.exit, "background"))
         self.theme_changed_signal.subscribe(self, self._keep_theme)

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 
 import pytest
-from rich.cells import cached_cell_len, cell_len
 from tests.support.scripted_feed import NARROW, SILO, SWARM, WIDE, ScriptedFeed, app_over, feed_of, settled
 from textual.widgets import Input
 
 from sapo_desktop.dashboard.app import SapoDashboard
-from sapo_desktop.dashboard.look import measured
 from sapo_desktop.dashboard.messages import Link
 from sapo_desktop.dashboard.replay import ReplayFeed
 from sapo_desktop.dashboard.widgets.keybar import MAX_KEYS, KeyBar
@@ -260,13 +257,3 @@ async def test_the_footer_works_with_the_mouse() -> None:
         await pilot.click(KeyBar, offset=(3, 0))
         await settled(pilot)
         assert feed_of(app).commands == [("pause", {})]
-
-
-async def test_widths_of_lines_that_are_gone_are_let_go_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kept for minutes among what is gone at once, they left holes: the dashboard grew by 3 MB an hour."""
-    monkeypatch.setattr(measured, "FORGET_S", 0.05)
-    for number in range(3000):
-        cell_len(f"line {number}")
-    async with app_over(SWARM).run_test(size=WIDE) as pilot, asyncio.timeout(60):
-        while cached_cell_len.cache_info().currsize >= 3000:
-            await pilot.pause(0.01)
