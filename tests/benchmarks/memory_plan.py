@@ -154,8 +154,7 @@ def made(folder: Path, shape: Shape, *, weights: bool = True) -> Path:
         stream.write(len(text).to_bytes(8, "little") + text)
         if not weights:
             stream.truncate(8 + len(text) + at)
-            tensors = {}
-        for size in tensors.values():
+        for size in tensors.values() if weights else ():
             left = 2 * int(np.prod(size))
             while left:
                 left -= stream.write((one if len(size) == 1 else block)[: min(left, len(block))])

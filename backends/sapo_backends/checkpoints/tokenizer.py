@@ -20,8 +20,8 @@ from sapo_backends.checkpoints.chat_template import ChatTemplate
 
 Json = dict[str, Any]
 CACHED_WORDS = 256
-"""Words that a tokenizer remembers in pieces. Its library keeps the first 10,000 it meets, up to 8 KB each: where questions hold
-long words of their own, programs say, a node grew by 9 KB a round, for hours. Encoding is no faster with more."""
+"""Words that a tokenizer remembers in pieces. Its library keeps the first 10,000 it meets: where questions hold long words of
+their own (4 KB for a program), a node grew by 7 MB an hour, for hours. Encoding is no faster with more."""
 
 
 def read_json(path: Path) -> Json:
