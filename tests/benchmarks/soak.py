@@ -3,7 +3,7 @@
     python tests/benchmarks/soak.py [--minutes 120] [--model starter-1m] [--log soak.jsonl]
     python tests/benchmarks/soak.py --report soak.jsonl
 
-In the first third processes are killed with -9 in turns and started again; later all live, so that growth can be seen, and are
+In the first quarter processes are killed with -9 in turns and started again; later all live, so that growth can be seen, and are
 stopped (SIGSTOP) for a while, alone or all together as in a suspend, paused, and cut off from each other. A probe shares a
 group every 3 s; after each kill of the coordinator what was acknowledged to it in the last 2 minutes is looked for in the store.
 Every line of the log is a sample or a fault, so an interrupted soak can be reported too. Memory in MB, slopes in MB an hour;
@@ -214,7 +214,7 @@ class Soak:
         while (at := time.monotonic() - self.began) < 60 * minutes:
             number += 1
             await asyncio.sleep(max(60 * number - at, 0))
-            early = at < 60 * minutes / 3
+            early = at < 60 * minutes / 4
             fault = next(killing) if early else next(living)
             self.write("fault", number=number, killing=early)
             await fault()

@@ -1,7 +1,8 @@
 """What the log of a soak says: losses, and whether a process grows.
 
 A training node breathes: its memory is larger by the buffers of an update while one runs, and a sample meets that by chance.
-So growth is read off the lowest samples of every ten minutes, which is what the process holds on to.
+So growth is read off the lowest samples of every ten minutes, which is what the process holds on to. It counts from the 45th
+minute of a life: by then the coordinator's memory of what came lately, which is bounded by age, has filled.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from pathlib import Path
 from statistics import linear_regression
 from typing import Any
 
-WARM_S, FLOOR_S = 900.0, 600.0
+WARM_S, FLOOR_S = 2700.0, 600.0
 """Of a process's life before its growth counts; of which the lowest sample counts."""
 
 

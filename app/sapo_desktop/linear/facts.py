@@ -107,7 +107,7 @@ def _marks(state: DashboardState) -> list[str]:
 
 def _machine(state: DashboardState) -> str:
     vitals = state.vitals
-    rate = vitals.tokens_per_s if vitals and vitals.tokens_per_s else state.figures.tokens_per_s.latest
+    rate = vitals.tokens_per_s if vitals and vitals.tokens_per_s else state.figures.tokens_per_s.last
     parts = [f"{count(rate)} tokens a second" if rate else "", f"{count(state.tokens)} tokens generated"]
     if vitals is not None:
         parts.append(f"{memory(vitals.memory)} of memory")

@@ -21,7 +21,7 @@ def trend(name: str, series: Series, clock: Clock, share: bool = False, smooth: 
         return f"{name}: no value yet"
     mean = f", mean of {smooth} rounds" if smooth > 1 and (series.last_x or 0) > smooth else ""
     said = f"{name} {_figure(now, share)}{mean}{_change(series, clock, now, share, smooth)}"
-    last = series.samples(_LAST, _LAST)
+    last = series.newest(_LAST)
     spread = series.range()
     if len(last) > 1:
         told = ["none" if value is None else _figure(value, share) for value in last]

@@ -9,10 +9,16 @@ from msgspec import field
 from msgspec.structs import replace
 
 from sapo_desktop.dashboard.history.clock import Clock
-from sapo_desktop.dashboard.history.series import Series
+from sapo_desktop.dashboard.history.series import Series, Trail
 from sapo_swarm.events import Evaluated, RoundFinished, SwarmUpdated, Vitals
 
 _TEMPERATURES = 8
+_RECENT = 300
+"""Values that a sparkline looks back on; what only it shows is not kept for longer."""
+
+
+def _recent() -> Trail[float | None]:
+    return Trail(_RECENT)
 
 
 class HeldOut(msgspec.Struct, frozen=True):
@@ -52,16 +58,16 @@ class Figures(msgspec.Struct, frozen=True):
     reward_external: Series = field(default_factory=Series)
     nonzero_groups: Series = field(default_factory=Series)
     """Share of local groups with unequal rewards, in [0, 1]."""
-    tokens_per_s: Series = field(default_factory=Series)
+    tokens_per_s: Trail[float | None] = field(default_factory=_recent)
     external_share: Series = field(default_factory=Series)
     """As the node says (SwarmUpdated), like the share below."""
     share: Series = field(default_factory=Series)
     """My accepted groups / all accepted groups."""
-    memory: Series = field(default_factory=Series)
-    """Bytes of the node's process tree, over time in seconds."""
-    cpu: Series = field(default_factory=Series)
-    watts: Series = field(default_factory=Series)
-    celsius: Series = field(default_factory=Series)
+    memory: Trail[float | None] = field(default_factory=_recent)
+    """Bytes of the node's process tree, as the node tells them, like the three below."""
+    cpu: Trail[float | None] = field(default_factory=_recent)
+    watts: Trail[float | None] = field(default_factory=_recent)
+    celsius: Trail[float | None] = field(default_factory=_recent)
     held_out: tuple[HeldOut, ...] = ()
     """One for each temperature that was measured at, the one measured last at the end."""
     clock: Clock = field(default_factory=Clock)
@@ -75,15 +81,13 @@ class Figures(msgspec.Struct, frozen=True):
             series: Series = getattr(self, name)
             return series.append(x, getattr(event, name), covers, event.lowest.get(name), event.highest.get(name))
 
-        def rate(series: Series, part: float, whole: float) -> Series:
-            return series.append(x, part / whole if whole > 0 else None, covers)
-
+        unequal = event.nonzero_groups / event.local_groups if event.local_groups else None
         return replace(
             self,
             reward_local=ranged("reward_local"),
             reward_external=ranged("reward_external"),
-            nonzero_groups=rate(self.nonzero_groups, event.nonzero_groups, event.local_groups),
-            tokens_per_s=rate(self.tokens_per_s, event.tokens_generated, generating),
+            nonzero_groups=self.nonzero_groups.append(x, unequal, covers),
+            tokens_per_s=self.tokens_per_s.append(event.tokens_generated / generating if generating > 0 else None),
             clock=self.clock.finished(x, event.time, sum(event.seconds.values()), covers),
         )
 
@@ -91,10 +95,10 @@ class Figures(msgspec.Struct, frozen=True):
         """With what the machine does now."""
         return replace(
             self,
-            memory=self.memory.append(event.time, event.memory),
-            cpu=self.cpu.append(event.time, event.cpu_percent),
-            watts=self.watts.append(event.time, event.watts),
-            celsius=self.celsius.append(event.time, event.celsius),
+            memory=self.memory.append(event.memory),
+            cpu=self.cpu.append(event.cpu_percent),
+            watts=self.watts.append(event.watts),
+            celsius=self.celsius.append(event.celsius),
         )
 
     def told(self, event: SwarmUpdated, rounds: int) -> Figures:

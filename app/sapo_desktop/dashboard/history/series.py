@@ -11,12 +11,12 @@ import math
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
-from itertools import islice, pairwise
+from itertools import islice
 from typing import Generic, NamedTuple, TypeVar
 
 import msgspec
 
-LEVEL = 512
+LEVEL = 256
 """Buckets that stay on a level when it is full (at twice as many): the others go in pairs to the next, coarser level."""
 
 T = TypeVar("T")
@@ -217,13 +217,9 @@ class Series:
             if (mean := self._between(index, index + 1)) is not None:
                 yield self._columns.first[index], self._columns.x[index], mean
 
-    def samples(self, count: int, span: int = 0) -> list[float | None]:
-        """`count` values spread over the last `span` points (0: all), each the mean of its share; for sparklines."""
-        start = max(0, self._length - span) if span else 0
-        points = self._length - start
-        cells = min(count, points)
-        edges = [start + points * cell // cells for cell in range(cells + 1)] if cells else []
-        return [self._between(low, high) for low, high in pairwise(edges)]
+    def newest(self, count: int) -> list[float | None]:
+        """Means of the last `count` buckets, oldest first."""
+        return [self._between(place, place + 1) for place in range(max(0, self._length - count), self._length)]
 
     def _between(self, low: int, high: int) -> float | None:
         """Mean of the buckets low to high, the last not included."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import locale
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 
 
 @dataclass(frozen=True)
@@ -96,9 +98,15 @@ def choose(name: str = "auto") -> Glyphs:
     return ASCII if name == "ascii" else UNICODE
 
 
-def sparkline(values: list[float | None], width: int, glyphs: Glyphs) -> str:
-    """One row of bars, right-aligned in `width`; gaps are blanks; the scale is the values' own range."""
-    cells = values[-width:]
+def sparkline(values: Iterable[float | None], width: int, glyphs: Glyphs) -> str:
+    """One row of bars, right-aligned in `width`; gaps are blanks; the scale is the bars' own range.
+
+    Of more values than fit, a bar is the mean of its share.
+    """
+    points = list(values)
+    bars = min(width, len(points))
+    edges = [len(points) * bar // bars for bar in range(bars + 1)] if bars else []
+    cells = [_mean(points[first:last]) for first, last in pairwise(edges)]
     known = [value for value in cells if value is not None]
     if not known:
         return " " * width
@@ -110,3 +118,8 @@ def sparkline(values: list[float | None], width: int, glyphs: Glyphs) -> str:
         for value in cells
     )
     return text.rjust(width)
+
+
+def _mean(values: list[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None

@@ -122,22 +122,22 @@ def _note(state: DashboardState) -> str:
 def machine(state: DashboardState, now: float, width: int, height: int, glyphs: Glyphs) -> Content:
     """Tiles: a label, the value now, and its history as a sparkline. Only what can be read is shown."""
     figures, vitals = state.figures, state.vitals
-    rate = vitals.tokens_per_s if vitals and vitals.tokens_per_s else figures.tokens_per_s.latest
+    rate = vitals.tokens_per_s if vitals and vitals.tokens_per_s else figures.tokens_per_s.last
     hourly = vitals.rounds_per_hour if vitals and vitals.rounds_per_hour else _hourly(state)
     rows = [
-        ("tok/s", count(rate), sparkline(figures.tokens_per_s.samples(60, 120), 60, glyphs)),
+        ("tok/s", count(rate), sparkline(figures.tokens_per_s, 60, glyphs)),
         ("rounds/h", count(hourly), ""),
-        ("memory", memory(vitals.memory if vitals else None), sparkline(figures.memory.samples(60, 300), 60, glyphs)),
+        ("memory", memory(vitals.memory if vitals else None), sparkline(figures.memory, 60, glyphs)),
         (
             "cpu",
             percent(vitals.cpu_percent / 100 if vitals and vitals.cpu_percent is not None else None),
-            sparkline(figures.cpu.samples(60, 300), 60, glyphs),
+            sparkline(figures.cpu, 60, glyphs),
         ),
     ]
     if vitals and vitals.watts is not None:
-        rows.append(("power", f"{vitals.watts:.0f} W", sparkline(figures.watts.samples(60, 300), 60, glyphs)))
+        rows.append(("power", f"{vitals.watts:.0f} W", sparkline(figures.watts, 60, glyphs)))
     if vitals and vitals.celsius is not None:
-        rows.append(("heat", f"{vitals.celsius:.0f} °C", sparkline(figures.celsius.samples(60, 300), 60, glyphs)))
+        rows.append(("heat", f"{vitals.celsius:.0f} °C", sparkline(figures.celsius, 60, glyphs)))
     rows.append(("tokens", count(state.tokens or None), ""))
     rows.append(("solved", f"{len(state.solved)} of {len(state.run.tasks)}" if state.run else "—", ""))
     lines = [_tile(label, value, history, width) for label, value, history in rows[:height]]
@@ -159,7 +159,7 @@ def _hourly(state: DashboardState) -> float | None:
 def tiles(state: DashboardState, width: int) -> Content:
     """The machine in one line, for narrow terminals."""
     vitals = state.vitals
-    rate = vitals.tokens_per_s if vitals and vitals.tokens_per_s else state.figures.tokens_per_s.latest
+    rate = vitals.tokens_per_s if vitals and vitals.tokens_per_s else state.figures.tokens_per_s.last
     parts = [
         ("tok/s", count(rate)),
         ("rounds/h", count(_hourly(state))),
