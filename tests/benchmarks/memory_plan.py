@@ -1,10 +1,10 @@
 """The memory plan beside the measured peak of a round, and its processor seconds, with random weights of real shapes.
 
     python tests/benchmarks/memory_plan.py --log FILE [--shapes 135M 0.5B] [--tokens 96 1024] [--kinds own fallback]
-        [--precisions bfloat16 float32 4bit] [--folder PLACE] [--table]
+        [--precisions bfloat16 float32 4bit] [--whole] [--folder PLACE] [--table]
 
 Each row in a fresh process on one thread: load, generation of full length, one update with an adapter; peak is VmHWM. 96
-tokens: 2 x 8 completions; 1,024: 1 x 4. A JSON line a row goes to FILE as soon as it is measured, and rows that are there
+tokens: 2 x 8 completions; 1,024 and 4,096: 1 x 4; --whole: 8 x 8. A JSON line a row goes to FILE as soon as it is measured, and rows that are there
 are not measured again, so that the whole can be done in parts. --table: what is in FILE, as Markdown.
 """
 
@@ -37,6 +37,7 @@ SHAPES = {
 }
 ROUNDS = {96: (2, 8), 1024: (1, 4), 4096: (1, 4)}
 """New tokens -> groups and completions of each."""
+WHOLE = (8, 8)
 PROMPT = 64
 ROW_S = 900
 """Processor seconds of a row: on a busy machine the clock says nothing."""
@@ -86,6 +87,7 @@ def main() -> None:
     parser.add_argument("--kinds", nargs="+", default=["own", "fallback"], choices=["own", "fallback"])
     parser.add_argument("--precisions", nargs="+", default=["bfloat16", "float32", "4bit"])
     parser.add_argument("--generate-only", action="store_true")
+    parser.add_argument("--whole", action="store_true")
     parser.add_argument("--table", action="store_true")
     args = parser.parse_args()
     if args.table:
@@ -102,10 +104,10 @@ def main() -> None:
             for precision in (slow.get(precision, precision) for precision in args.precisions):
                 for new in args.tokens:
                     row = {"shape": name, "kind": kind, "precision": precision, "tokens": new}
-                    row["trains"] = not args.generate_only
+                    row |= {"trains": not args.generate_only, "groups": WHOLE if args.whole else ROUNDS[new]}
                     if _key(row) in done or (kind == "fallback" and precision.startswith("4bit")):
                         continue
-                    row |= measured(made(args.folder / name, SHAPES[name]), new, kind, precision, row["trains"])
+                    row |= measured(made(args.folder / name, SHAPES[name]), row)
                     with args.log.open("a", encoding="utf-8") as log:
                         log.write(json.dumps(row) + "\n")
                     print(json.dumps(row), flush=True)
@@ -121,7 +123,7 @@ def replanned(row: dict[str, Any], folder: Path) -> dict[str, Any]:
     size, _ = model_size(made(folder / row["shape"], SHAPES[row["shape"]], weights=False), request)
     plan = round_memory.bytes_of_round(
         size,
-        round_memory.RoundShape(*ROUNDS[row["tokens"]], PROMPT, row["tokens"]),
+        round_memory.RoundShape(*_groups(row), PROMPT, row["tokens"]),
         compute_bytes=4 if row["precision"].endswith("float32") else 2,
         fallback=row["kind"] == "fallback",
         four_bit=precisions.is_four_bit(row["precision"]),
@@ -131,7 +133,13 @@ def replanned(row: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def _key(row: dict[str, Any]) -> tuple[object, ...]:
-    return row["shape"], row["kind"], row["precision"], row["tokens"], row["trains"]
+    return row["shape"], row["kind"], row["precision"], row["tokens"], row["trains"], _groups(row)
+
+
+def _groups(row: dict[str, Any]) -> tuple[int, int]:
+    """Groups and completions of each; of rows that do not say: as ROUNDS does."""
+    groups, group = row.get("groups", ROUNDS[row["tokens"]])
+    return groups, group
 
 
 def made(folder: Path, shape: Shape, *, weights: bool = True) -> Path:
@@ -162,17 +170,16 @@ def made(folder: Path, shape: Shape, *, weights: bool = True) -> Path:
     return folder
 
 
-def measured(folder: Path, new: int, kind: str, precision: str, trains: bool) -> dict[str, object]:
-    """One row; what failed says so."""
-    groups, group = ROUNDS[new]
+def measured(folder: Path, row: dict[str, Any]) -> dict[str, object]:
+    """What is found for a row; what failed says so."""
     arguments = [
         str(folder),
-        *map(str, (groups, group, new, PROMPT)),
-        kind,
-        precision,
-        "train" if trains else "generate",
+        *map(str, (*_groups(row), row["tokens"], PROMPT)),
+        row["kind"],
+        row["precision"],
+        "train" if row["trains"] else "generate",
     ]
-    environment = os.environ | ({"SAPO_WITHOUT": "own"} if kind == "fallback" else {})
+    environment = os.environ | ({"SAPO_WITHOUT": "own"} if row["kind"] == "fallback" else {})
     child = [sys.executable, "-c", CHILD, *arguments]
     done = subprocess.run(child, capture_output=True, text=True, env=environment, preexec_fn=_limited)
     if done.returncode == -signal.SIGXCPU:
@@ -191,14 +198,19 @@ def _limited() -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (ROW_S, ROW_S + 10))
 
 
+def _place(row: dict[str, Any]) -> tuple[Any, ...]:
+    return list(SHAPES).index(row["shape"]), row["tokens"], _groups(row), row["kind"] != "own"
+
+
 def table(rows: list[dict[str, Any]]) -> list[str]:
     """Markdown."""
     lines = [
-        "| shape | tokens | by | stored as | plan GiB | peak GiB | plan/peak | load s | generate s | update s |",
+        "| shape | answers x tokens | by | stored as | plan GiB | peak GiB | plan/peak | load s | generate s | update s |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
-    for row in sorted(rows, key=lambda r: (list(SHAPES).index(r["shape"]), r["tokens"], r["kind"] != "own")):
-        what = f"| {row['shape']} | {row['tokens']:,} | {row['kind']} | {row['precision']} |"
+    for row in sorted(rows, key=_place):
+        groups, group = _groups(row)
+        what = f"| {row['shape']} | {groups} x {group} x {row['tokens']:,} | {row['kind']} | {row['precision']} |"
         if "failed" in row:
             lines.append(f"{what} {row['failed']} | | | | | |")
             continue
