@@ -4,8 +4,9 @@
         [--precisions bfloat16 float32 4bit] [--whole] [--folder PLACE] [--table]
 
 Each row in a fresh process on one thread: load, generation of full length, one update with an adapter; peak is VmHWM. 96
-tokens: 2 x 8 completions; 1,024 and 4,096: 1 x 4; --whole: 8 x 8. A JSON line a row goes to FILE as soon as it is measured, and rows that are there
-are not measured again, so that the whole can be done in parts. --table: what is in FILE, as Markdown.
+tokens: 2 x 8 completions; 1,024 and 4,096: 1 x 4; --whole: 8 x 8. A JSON line a row goes to FILE as soon as it is measured,
+and rows that are there are not measured again, so that the whole can be done in parts. --table: what is in FILE, as
+Markdown.
 """
 
 from __future__ import annotations
