@@ -14,7 +14,7 @@ from tests.support.week_recording import START, blocks, reward, week
 from sapo_desktop.dashboard.history.clock import PAUSE_S, Clock
 from sapo_desktop.dashboard.history.moments import noted
 from sapo_desktop.dashboard.history.series import LEVEL, Series
-from sapo_desktop.dashboard.look.glyphs import UNICODE
+from sapo_desktop.dashboard.look.glyphs import UNICODE, sparkline
 from sapo_desktop.dashboard.screens.dashboard import letters, reward_lines
 from sapo_desktop.dashboard.state import DashboardState, apply
 from sapo_desktop.dashboard.widgets.axis import View
@@ -23,7 +23,7 @@ from sapo_desktop.dashboard.widgets.curves import heldout_marks
 from sapo_desktop.dashboard.widgets.navigation import moved, zoomed
 from sapo_desktop.dashboard.widgets.plot import axis_for, plot
 from sapo_desktop.dashboard.widgets.readout import at_crosshair, legend
-from sapo_swarm.events import Event, ExternalSwitched, StateChanged
+from sapo_swarm.events import Event, ExternalSwitched, StateChanged, Vitals
 
 ROUNDS = 40_000
 
@@ -90,6 +90,16 @@ def test_going_back_far_past_what_was_put_together_goes_on_from_there() -> None:
         again = again.append(x, 0.7)
     assert again.first_x == 1
     assert made.last_x == 20_000
+
+
+def test_a_sparkline_of_more_values_than_cells_shows_the_mean_of_each_share() -> None:
+    assert sparkline([0.0, 2.0, None, 3.0, None, None], 3, UNICODE) == f"{UNICODE.bars[0]}{UNICODE.bars[-1]} "
+
+
+def test_a_day_of_the_machine_s_figures_keeps_what_a_sparkline_shows() -> None:
+    machine = Vitals(tokens_per_s=None, rounds_per_hour=None, memory=1, cpu_percent=2.0, watts=None, celsius=None)
+    figures = fold([msgspec.structs.replace(machine, time=START + second) for second in range(86_400)]).figures
+    assert [len(kept) for kept in (figures.memory, figures.cpu, figures.watts, figures.celsius)] == [300] * 4
 
 
 def test_a_week_is_drawn_from_round_one_with_its_newest_round_at_the_end(long_run: DashboardState) -> None:
