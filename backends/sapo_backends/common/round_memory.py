@@ -194,7 +194,7 @@ def bytes_of_round(
     is_packed = not four_bit and (compute_bytes == 2 or size.parameters < SHARDED_BELOW)
     laid_out = compute_bytes * size.multiplied if is_packed else 0
     generated = laid_out + bytes_to_generate(size, shape)
-    # A small model's engine keeps what it freed, for speed (runtime.keep_memory).
+    # A small model's engine keeps what it freed, for speed (allocator.keep_freed).
     return loaded + (generated + update if small else max(generated, update))
 
 

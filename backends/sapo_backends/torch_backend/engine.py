@@ -30,14 +30,14 @@ from sapo_backends.base import (
 from sapo_backends.checkpoints.content import content_id
 from sapo_backends.checkpoints.engine_state import OPTIMIZER_FILES
 from sapo_backends.checkpoints.tokenizer import HfTokenizer
-from sapo_backends.common import round_memory
+from sapo_backends.common import allocator, round_memory
 from sapo_backends.common.hardware import available_memory
 from sapo_backends.common.update import Tally, plan_micro_batches
 from sapo_backends.torch_backend import generation
 from sapo_backends.torch_backend.causal_lm import Model, trained_tensors
 from sapo_backends.torch_backend.model.flat_parameters import Layout
 from sapo_backends.torch_backend.ops.packing import pack
-from sapo_backends.torch_backend.runtime import Workers, release_free_memory
+from sapo_backends.torch_backend.runtime import Workers
 from sapo_backends.torch_backend.save import checkpoint, export
 from sapo_backends.torch_backend.update import FlatAdamW, Trainer
 
@@ -150,7 +150,7 @@ class TorchEngine(Engine):
         now = time.monotonic()
         if self._model.layout.size >= round_memory.SHARDED_BELOW or now - self._returned >= RETURN_EVERY_S:
             self._returned = now
-            release_free_memory()
+            allocator.trim()
 
     def gradient(self, batch: Sequence[TrainSample], policy: PolicyUpdate) -> dict[str, NDArray[np.float32]]:
         """d loss / d parameters of one minibatch by Hugging Face (or PEFT) name; for the contract tests."""

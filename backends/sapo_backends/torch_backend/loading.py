@@ -15,7 +15,7 @@ from sapo_backends.checkpoints.locate import resolve, weight_files
 from sapo_backends.checkpoints.safetensors_numpy import elements, raw_pieces
 from sapo_backends.checkpoints.spec import DecoderSpec, decoder_spec
 from sapo_backends.checkpoints.tokenizer import HfTokenizer, read_json
-from sapo_backends.common import hardware, precisions, round_memory
+from sapo_backends.common import allocator, hardware, precisions, round_memory
 from sapo_backends.common.train_method import pick_method
 from sapo_backends.torch_backend import first_meeting
 from sapo_backends.torch_backend.causal_lm import DecoderModel, Model
@@ -27,7 +27,7 @@ from sapo_backends.torch_backend.native.compiler import is_there
 from sapo_backends.torch_backend.native.library import suits
 from sapo_backends.torch_backend.ops import four_bit
 from sapo_backends.torch_backend.paths import why_transformers
-from sapo_backends.torch_backend.runtime import Workers, keep_memory
+from sapo_backends.torch_backend.runtime import Workers
 
 ADAPTER_SHARE = 50
 """An adapter has at most about so small a part of the weights, before the module that it hooks to is there to count it."""
@@ -213,7 +213,7 @@ def load_engine(request: LoadRequest, progress: Progress | None = None) -> Torch
     config = read_json(folder / "config.json")
     place = pick_place(request)
     device = place.device
-    keep_memory()
+    allocator.keep_freed()
     reason = why_transformers(config)
     ours = not reason
     if reason and place.four_bit:

@@ -1,4 +1,4 @@
-"""What the engine needs of torch and of the C library: fast paths that may be missing, threads, TorchScript, oneDNN, malloc.
+"""What the engine needs of torch and of the C library: fast paths that may be missing, threads, TorchScript, oneDNN.
 
 Fast paths: one that is left out on purpose, or fallen back from, is logged and never silent. SAPO_WITHOUT, a
 comma-separated list of names of `PATHS`, leaves some out: for bug reports, and for tests/benchmarks/paths.py, which
@@ -13,18 +13,12 @@ of them is a tenth to a quarter of the time. Where it is not to be had (it needs
 out of torch), the same function runs as plain Python.
 
 oneDNN's packed bfloat16 weights: torch offers them only as private functions (torch.ops.mkldnn), checked before use.
-
-The allocator: glibc gives blocks above a threshold back to the system at once, and every next tensor of that size is
-paid for again with page faults, so it is told to keep them. On other systems this does nothing.
 """
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import logging
 import os
-import platform
 import threading
 import warnings
 from collections.abc import Callable, Sequence
@@ -212,34 +206,3 @@ def pack(weight: Tensor) -> Tensor:
     """weight (out, in) in oneDNN's own layout, for torch.ops.mkldnn._linear_pointwise only."""
     result: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous())
     return result
-
-
-M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -2, -3, -8
-LARGEST_THRESHOLD = 32 << 20
-"""The most that glibc accepts on 64-bit systems."""
-
-
-def keep_memory() -> bool:
-    """True if the allocator took the settings: freed memory stays, in one arena for all threads. With an arena each, what one
-    thread freed serves no other, and a node grows by 63 MB, a heap of an arena, now and then."""
-    if platform.libc_ver()[0] != "glibc":
-        return False
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except (OSError, AttributeError):
-        return False
-    settings = (
-        (M_MMAP_THRESHOLD, LARGEST_THRESHOLD),
-        (M_TRIM_THRESHOLD, 1 << 30),
-        (M_TOP_PAD, 16 << 20),
-        (M_ARENA_MAX, 1),
-    )
-    return all([mallopt(name, value) == 1 for name, value in settings])
-
-
-def release_free_memory() -> None:
-    """Return what is free to the system. For large models, whose packed weights for decoding and whose activations do
-    not fit into each other's holes; paying for the pages again takes a hundredth of a round."""
-    if platform.libc_ver()[0] == "glibc":
-        with contextlib.suppress(OSError, AttributeError):
-            ctypes.CDLL(None).malloc_trim(0)

@@ -112,6 +112,7 @@ async def run_verb(arguments: list[str]) -> int:
 
 
 def _show(home: Home, chosen: settings.Settings) -> str | None:
+    from sapo_backends.common.allocator import return_freed
     from sapo_desktop.dashboard.app import SapoDashboard
     from sapo_desktop.services.machine.doctor import stream
     from sapo_desktop.services.models.screen.actions import HomeModels
@@ -119,6 +120,7 @@ def _show(home: Home, chosen: settings.Settings) -> str | None:
     from sapo_desktop.services.swarms.actions import HomeActions
     from sapo_desktop.services.tasks.wizard.actions import HomeTasks
 
+    return_freed()
     problem: list[AppError | BackendError] = []
 
     async def start(answers: FirstRunAnswers | None) -> None:

@@ -1,0 +1,50 @@
+"""What the C library's allocator does with freed memory. On systems other than glibc's all of this does nothing.
+
+By itself glibc keeps blocks up to a size that grows with what was freed, in an arena for every few threads. That suits
+neither kind of process here. An engine frees tensors and asks for as many again: given back, they are paid for again with
+page faults, and what one thread freed serves no other (a node grew by 63 MB, a heap of an arena, now and then). A process
+that only waits and shows, for weeks, is split up by large passing blocks between small lasting ones.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import platform
+
+M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -2, -3, -8
+LARGEST_THRESHOLD = 32 << 20
+"""The most that glibc accepts on 64-bit systems."""
+PASSING = 32 << 10
+"""Bytes of a block that is likely to be gone soon: a page of history, a frame of the screen."""
+
+
+def keep_freed() -> bool:
+    """For an engine: freed memory stays, in one arena for all threads. True if the allocator took the settings."""
+    return _set(
+        (M_MMAP_THRESHOLD, LARGEST_THRESHOLD), (M_TRIM_THRESHOLD, 1 << 30), (M_TOP_PAD, 16 << 20), (M_ARENA_MAX, 1)
+    )
+
+
+def return_freed() -> bool:
+    """For a process without an engine: blocks from PASSING on go back to the system at once, the others share an arena.
+    True if the allocator took the settings."""
+    return _set((M_MMAP_THRESHOLD, PASSING), (M_ARENA_MAX, 1))
+
+
+def trim() -> None:
+    """Return what is free to the system. For large models, whose packed weights for decoding and whose activations do
+    not fit into each other's holes; paying for the pages again takes a hundredth of a round."""
+    if platform.libc_ver()[0] == "glibc":
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).malloc_trim(0)
+
+
+def _set(*settings: tuple[int, int]) -> bool:
+    if platform.libc_ver()[0] != "glibc":
+        return False
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError):
+        return False
+    return all([mallopt(name, value) == 1 for name, value in settings])
