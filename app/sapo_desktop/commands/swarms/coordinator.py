@@ -41,10 +41,8 @@ def add_arguments(parser: argparse.ArgumentParser, _verb: str) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Run the verb; its exit code. Raises AppError."""
-    from sapo_backends.common.allocator import return_freed
     from sapo_swarm.coordinator.store.base import StoreError
 
-    return_freed()
     home = Home.find()
     home.prepare()
     settings = _settings(args, home)
