@@ -1,8 +1,9 @@
 """What the log of a soak says: losses, and whether a process grows.
 
-A training node breathes: its memory is larger by the buffers of an update while one runs, and a sample meets that by chance.
-So growth is read off the lowest samples of every ten minutes, which is what the process holds on to. It counts from the 45th
-minute of a life: by then the coordinator's memory of what came lately, which is bounded by age, has filled.
+A training node breathes: its memory is larger by the buffers of an update while one runs, smaller for a moment when it has
+given back what was free, and a sample meets either by chance. So growth is read off what nineteen of twenty samples of every
+ten minutes lie above. It counts from the 45th minute of a life: by then the coordinator's memory of what came lately, which
+is bounded by age, has filled.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from statistics import linear_regression
 from typing import Any
 
 WARM_S, FLOOR_S = 2700.0, 600.0
-"""Of a process's life before its growth counts; of which the lowest sample counts."""
+"""Of a process's life before its growth counts; of which one low sample counts."""
 
 
 def report(log: Path) -> dict[str, Any]:
@@ -50,10 +51,9 @@ def report(log: Path) -> dict[str, Any]:
 
 
 def slope(samples: list[dict[str, Any]], what: str, floor_s: float = FLOOR_S) -> float:
-    """MB an hour of a line through the lowest sample of every stretch of so many seconds; floor_s 0: through all samples."""
-    stretches: dict[float, tuple[float, float]] = {}
+    """MB an hour of a line through a low sample of every stretch of so many seconds; floor_s 0: through all samples."""
+    stretches: dict[float, list[tuple[float, float]]] = {}
     for sample in samples:
-        place = sample["t"] // floor_s if floor_s else sample["t"]
-        stretches[place] = min(stretches.get(place, (float("inf"), 0.0)), (sample[what] / 1e6, sample["t"] / 3600))
-    size, hour = zip(*stretches.values(), strict=True)
-    return round(linear_regression(hour, size).slope, 2)
+        stretches.setdefault(sample["t"] // floor_s if floor_s else sample["t"], []).append((sample[what], sample["t"]))
+    low = [sorted(stretch)[len(stretch) // 20] for stretch in stretches.values()]
+    return round(linear_regression([at / 3600 for _, at in low], [size / 1e6 for size, _ in low]).slope, 2)
