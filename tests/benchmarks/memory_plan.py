@@ -39,6 +39,7 @@ SHAPES = {
 ROUNDS = {96: (2, 8), 1024: (1, 4), 4096: (1, 4)}
 """New tokens -> groups and completions of each."""
 WHOLE = (8, 8)
+"""The same of a round as a node makes it."""
 PROMPT = 64
 ROW_S = 900
 """Processor seconds of a row: on a busy machine the clock says nothing."""
@@ -206,7 +207,7 @@ def _place(row: dict[str, Any]) -> tuple[Any, ...]:
 def table(rows: list[dict[str, Any]]) -> list[str]:
     """Markdown."""
     lines = [
-        "| shape | answers x tokens | by | stored as | plan GiB | peak GiB | plan/peak | load s | generate s | update s |",
+        "| shape | groups x completions x tokens | by | stored as | plan GiB | peak GiB | plan/peak | load s | generate s | update s |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for row in sorted(rows, key=_place):

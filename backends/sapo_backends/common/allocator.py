@@ -20,15 +20,16 @@ PASSING = 32 << 10
 
 
 def keep_freed() -> bool:
-    """For an engine: freed memory stays, in one arena for all threads. True if the allocator took the settings."""
+    """For an engine: freed memory stays, and threads that begin later share the arenas that there are. True if the allocator
+    took the settings."""
     return _set(
         (M_MMAP_THRESHOLD, LARGEST_THRESHOLD), (M_TRIM_THRESHOLD, 1 << 30), (M_TOP_PAD, 16 << 20), (M_ARENA_MAX, 1)
     )
 
 
 def return_freed() -> bool:
-    """For a process without an engine: blocks from PASSING on go back to the system at once, the others share an arena.
-    True if the allocator took the settings."""
+    """For a process without an engine: blocks from PASSING on go back to the system at once, and threads that begin
+    later share the arenas that there are. True if the allocator took the settings."""
     return _set((M_MMAP_THRESHOLD, PASSING), (M_ARENA_MAX, 1))
 
 
