@@ -207,7 +207,7 @@ def _place(row: dict[str, Any]) -> tuple[Any, ...]:
 def table(rows: list[dict[str, Any]]) -> list[str]:
     """Markdown."""
     lines = [
-        "| shape | groups x completions x tokens | by | stored as | plan GiB | peak GiB | plan/peak | load s | generate s | update s |",
+        "| shape | groups x size x tokens | by | stored as | plan GiB | peak GiB | plan/peak | load s | generate s | update s |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for row in sorted(rows, key=_place):
