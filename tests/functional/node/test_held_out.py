@@ -88,8 +88,8 @@ async def test_a_closer_look_asks_what_neither_the_evaluation_nor_an_earlier_loo
 ) -> None:
     config = node.context.config
     examiner = Examiner(config, node.host, scorer, tmp_path)
-    first = await examiner.fresh(2, 0, lambda part: None)
-    second = await examiner.fresh(2, len(first), lambda part: None)
+    first = await examiner.fresh(2, 0, 0, lambda part: None)
+    second = await examiner.fresh(2, len(first), 0, lambda part: None)
     regular = set(held_out_items(config.tasks, config.preset, config.eval_items))
     looks = [{result.ref for result in some} for some in (first, second)]
     assert len(looks[0] | looks[1] | regular) == len(looks[0]) + len(looks[1]) + len(regular)
