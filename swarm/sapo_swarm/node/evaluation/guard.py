@@ -17,7 +17,7 @@ import msgspec
 
 from sapo_backends.base import CheckpointCorrupt
 from sapo_swarm.config import RunConfig
-from sapo_swarm.evaluation import ItemResult, held_out_items
+from sapo_swarm.evaluation import ItemResult, regular_items
 from sapo_swarm.events import Evaluated, Event, ExternalSwitched, LogLine
 from sapo_swarm.node.engine_thread import EngineHost
 from sapo_swarm.node.evaluation.evaluate import Ask, Examiner, Unanswered
@@ -80,8 +80,8 @@ class Guard:
 
     @property
     def regular_items(self) -> int:
-        """Held-out items of a regular evaluation."""
-        return len(held_out_items(self.config.tasks, self.config.preset, self.config.eval_items))
+        """See sapo_swarm.evaluation.regular_items."""
+        return regular_items(self.config)
 
     async def open(self, rollbacks: int) -> None:
         """Learn from the journal where things stand; the checkpoint that is needed stays from now on. rollbacks: in the
