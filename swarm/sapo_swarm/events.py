@@ -189,7 +189,10 @@ class TaskScore(msgspec.Struct, frozen=True):
 
 
 class Evaluated(_Event, frozen=True, kw_only=True, tag="evaluation"):
-    """Held-out pass@1 on fixed items. delta: paired difference to the base on them; None for the base, or with base_missing."""
+    """Held-out pass@1 on fixed items. delta: paired difference to the base on them; None for the base, or with base_missing.
+
+    asked: items with those that do not regenerate here; 0 = all did, or the version did not say.
+    """
 
     round: int
     temperature: float
@@ -203,6 +206,7 @@ class Evaluated(_Event, frozen=True, kw_only=True, tag="evaluation"):
     tasks: tuple[TaskScore, ...]
     seconds: float
     base_missing: int = 0
+    asked: int = 0
 
 
 class SwarmUpdated(_Event, frozen=True, kw_only=True, tag="swarm"):

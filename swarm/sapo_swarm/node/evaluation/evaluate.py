@@ -225,7 +225,8 @@ class Examiner:
         What was answered when it is interrupted is kept for the next call. Raises Cancelled, Unanswered, OSError.
         """
         config = self._config
-        begun = await self._answer(held_out_items(config.tasks, config.preset, per_task), rounds_done, on_progress)
+        refs = held_out_items(config.tasks, config.preset, per_task)
+        begun = await self._answer(refs, rounds_done, on_progress)
         results, paired, missing = begun.results, None, 0
         if rounds_done:
             base = await asyncio.to_thread(self._base.known)
@@ -235,7 +236,7 @@ class Examiner:
         else:
             await asyncio.to_thread(self._base.add, results)
         self.forget()
-        return evaluated(results, rounds_done, 1.0, begun.seconds, paired, missing)
+        return evaluated(results, rounds_done, 1.0, begun.seconds, paired, missing, len(refs))
 
     async def fresh(self, factor: int, asked: int, weights: object, on_progress: Ask) -> list[ItemResult]:
         """Verdicts on `factor` times as many held-out items, none of which the regular evaluation asks, nor was among the `asked`

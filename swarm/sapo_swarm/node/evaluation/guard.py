@@ -188,6 +188,7 @@ class Guard:
             place = Progress(on_progress, number, len(tripwire.STEPS))
             after += await self.examiner.fresh(factor, used + asked, rounds_done, place.first_half)
             before += await self._of_another(path, rounds_done, factor, used + asked, place.second_half)
+            before, after = tripwire.in_common(before, after)
             verdict = tripwire.closer_look(before, after, self.tolerance)
             if verdict != "open":
                 break
