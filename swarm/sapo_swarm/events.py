@@ -33,8 +33,7 @@ class RunStarted(_Event, frozen=True, kw_only=True, tag="run_started"):
     weights: SHA-256 of the trainable weights that training starts from, see CheckpointSaved; "" where none are trained.
     solved: tasks that the model solved at least once. judged: its rewards are verdicts of a judge; else they are verified.
     computed_by: which decoder and decode path of the engine, in words; "" from engines and versions that do not say.
-    held_out: names the held-out questions of its tasks, preset and version: others are other questions. "": not said.
-    """
+    held_out: names the held-out questions of its tasks, preset and version: others are other questions. "": not said."""
 
     run_id: str
     mode: Mode
@@ -167,8 +166,7 @@ class TaskScore(msgspec.Struct, frozen=True):
 
     permuted: pass@1 of the answer-permutation check, in which each item gets the answers that the model gave to another item
     of the task; None where it was not measured. What remains of the score then does not come from reading the question.
-    base: the untrained model's pass@1 on the same items; None where they were not compared.
-    """
+    base: the untrained model's pass@1 on the same items; None where they were not compared."""
 
     task: str
     items: int
@@ -189,7 +187,8 @@ class TaskScore(msgspec.Struct, frozen=True):
 
 
 class Evaluated(_Event, frozen=True, kw_only=True, tag="evaluation"):
-    """Held-out pass@1 on fixed items. delta: paired difference to the base on them; None for the base, or with base_missing."""
+    """Held-out pass@1 on fixed items. asked: with those that do not regenerate here; 0: not said.
+    delta: paired difference to the base on them; None for the base, or with base_missing."""
 
     round: int
     temperature: float
@@ -203,6 +202,7 @@ class Evaluated(_Event, frozen=True, kw_only=True, tag="evaluation"):
     tasks: tuple[TaskScore, ...]
     seconds: float
     base_missing: int = 0
+    asked: int = 0
 
 
 class SwarmUpdated(_Event, frozen=True, kw_only=True, tag="swarm"):

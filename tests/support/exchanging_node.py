@@ -22,13 +22,19 @@ class Node:
     def __init__(
         self, hosted: Hosted, scorer: Scorer, engine: EngineHost, sampling: str = "uniform", clock_s: float = 0.0
     ) -> None:
+        """clock_s: by which the wall's clock is wrong."""
         self.identity = Identity.generate()
         self.swarm = hosted.coordinator.swarm.swarm
         self.scorer = scorer
-        wall = lambda: time.time() + clock_s  # noqa: E731
+        self.clock_s = clock_s
+        self.passed_s = 0.0
+        """By the steady clock, since it was made."""
+        wall = lambda: time.time() + self.clock_s  # noqa: E731
         self.client = NodeClient(hosted.invite, self.identity, wall=wall)
         policy = AcceptanceRules(logprob_floor=-100.0)
-        self.exchange = SwarmExchange(self.client, policy, "m", sampling, own_worker=False, wall=wall)
+        self.exchange = SwarmExchange(
+            self.client, policy, "m", sampling, own_worker=False, wall=wall, clock=lambda: self.passed_s
+        )
         self.exchange.attach(engine, scorer)
 
     async def join(self, name: str) -> None:

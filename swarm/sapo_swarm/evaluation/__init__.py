@@ -9,7 +9,14 @@ A result holds the strict 0/1 verdicts of each item's samples. Two results on th
 """
 
 from sapo_swarm.evaluation.comparison import Comparison, compare, gained_and_lost
-from sapo_swarm.evaluation.items import ItemResult, held_out_items, held_out_name, item_result, permutation_partners
+from sapo_swarm.evaluation.items import (
+    ItemResult,
+    held_out_items,
+    held_out_name,
+    item_result,
+    permutation_partners,
+    regular_items,
+)
 from sapo_swarm.evaluation.statistics import (
     Interval,
     bootstrap_mean,
@@ -35,6 +42,7 @@ __all__ = [
     "mean_pass_at_k",
     "pass_at_k",
     "permutation_partners",
+    "regular_items",
     "stratified_bootstrap",
     "task_scores",
     "wilson",

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
+from sapo_swarm.config import RunConfig
 from sapo_swarm.scoring.scorer import Scored
 from sapo_swarm.tasks.catalogue import held_out, held_out_count, preset_of
 from sapo_swarm.tasks.extra import LIBRARY_PRESET, SOFT
@@ -24,6 +25,11 @@ def held_out_items(tasks: Iterable[str], preset: str, per_task: int, start: int 
         for task in tasks
         for index in range(start, held_out_count(task, start + per_task))
     ]
+
+
+def regular_items(config: RunConfig) -> int:
+    """Held-out items that a regular evaluation asks, whether or not they regenerate. Raises UnknownTask, BadTask."""
+    return len(held_out_items(config.tasks, config.preset, config.eval_items))
 
 
 def held_out_name(tasks: Iterable[str], preset: str) -> str:

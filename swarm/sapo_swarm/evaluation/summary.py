@@ -20,9 +20,10 @@ def evaluated(
     seconds: float,
     base: Sequence[ItemResult] | None = None,
     base_missing: int = 0,
+    asked: int = 0,
 ) -> Evaluated:
     """The event of an evaluation; base: the untrained model's results on the same items, None where it has not answered
-    base_missing of them. Raises ValueError."""
+    base_missing of them. asked: see Evaluated. Raises ValueError."""
     rates = np.array([item.rate for item in results], dtype=np.float64)
     low, high = _rate_interval(results)
     change = compare(base, results) if base else None
@@ -39,6 +40,7 @@ def evaluated(
         tasks=task_scores(results, base or ()),
         seconds=seconds,
         base_missing=base_missing,
+        asked=asked,
     )
 
 

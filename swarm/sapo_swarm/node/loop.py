@@ -273,10 +273,12 @@ class Node:
         self.retention.round_done(self.rounds_done, len(events) - 1)
 
     async def _examine(self, examiner: Examiner, items: int) -> None:
-        event = await examiner.examine(self.rounds_done, items, self._evaluating("Held-out evaluation"))
+        work = examiner.examine(self.rounds_done, items, self._evaluating("Held-out evaluation"))
+        event = await self._guarded.attempt("held-out evaluation", work)
         self.bus.stream(self.activity.end("Held-out evaluation"))
         self._evaluate_next = 0
-        await self._guarded.evaluated(event, self.rounds_done)
+        if event is not None:
+            await self._guarded.evaluated(event, self.rounds_done)
         await self.store.tell()
 
     async def _attend(self) -> None:

@@ -11,18 +11,17 @@ from dataclasses import dataclass
 
 import msgspec
 
-from sapo_backends.base import BackendError, Cancelled, Engine, EngineInfo, Progress
+from sapo_backends.base import Cancelled, Engine, EngineInfo, Progress
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import Evaluated, LogLine
 from sapo_swarm.node.engine_thread import EngineHost
-from sapo_swarm.node.evaluation.evaluate import Examiner
+from sapo_swarm.node.evaluation.evaluate import Examiner, Unanswered
 from sapo_swarm.node.event_bus import Bus
 from sapo_swarm.node.governor.run_control import RunControl
 from sapo_swarm.node.model_store import ModelStore
 from sapo_swarm.node.round.context import Activity
 from sapo_swarm.node.setup import Build, Fetch, NodeSetup, announcement
 from sapo_swarm.node.storage.journal import Journal
-from sapo_swarm.scoring.process import ScorerUnavailable
 
 STEP_S = 0.1
 """Between two words about how far the opening is."""
@@ -82,7 +81,7 @@ class Opening:
             self.host.cancel.reset()
             self._go_on()
             await self._left_out(len(refs), "it was interrupted")
-        except (BackendError, ScorerUnavailable, OSError) as error:
+        except (Unanswered, OSError) as error:
             await self._left_out(len(refs), f"{error}")
 
     async def _compared(self, examiner: Examiner) -> bool:

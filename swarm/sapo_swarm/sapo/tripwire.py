@@ -73,7 +73,7 @@ class Watch(msgspec.Struct, frozen=True):
 
 
 def watch_of(events: Iterable[object], items: int, tolerance: float) -> Watch:
-    """The watch after the events of a journal, in order. items: of a regular evaluation."""
+    """The watch after the events of a journal, in order. items: that a regular evaluation asks (evaluation.regular_items)."""
     watch = Watch()
     for event in events:
         watch = observe(watch, event, items, tolerance)
@@ -81,15 +81,15 @@ def watch_of(events: Iterable[object], items: int, tolerance: float) -> Watch:
 
 
 def observe(watch: Watch, event: object, items: int, tolerance: float) -> Watch:
-    """The watch after one more event. Evaluations on another number of items are on other questions: they say nothing.
+    """The watch after one more event. Evaluations that asked another number of items are on other questions: they say nothing.
 
-    tolerance: part of the best that may be lost; 0 = suspect nothing, ever.
+    items: that a regular evaluation asks. tolerance: part of the best that may be lost; 0 = suspect nothing, ever.
     """
     if isinstance(event, RunStarted):
         return _opened(watch, event)
     if isinstance(event, ExternalSwitched):
         return _switched(watch, event)
-    if not isinstance(event, Evaluated) or event.items != items:
+    if not isinstance(event, Evaluated) or (event.asked or event.items) != items:
         return watch
     now = HeldOut(event.round, event.pass_at_1, event.items)
     if watch.best is None or better(watch.best, now):
@@ -165,6 +165,12 @@ def closer_look(before: Sequence[ItemResult], after: Sequence[ItemResult], toler
     if ratio >= math.log((1 - MISSED) / FALSE_ALARM):
         return "harm" if mean(after) < (1 - tolerance) * mean(before) else "open"
     return "chance" if ratio <= math.log(MISSED / (1 - FALSE_ALARM)) else "open"
+
+
+def in_common(before: Sequence[ItemResult], after: Sequence[ItemResult]) -> tuple[list[ItemResult], list[ItemResult]]:
+    """Both sides without the questions that only one of them has: an environment may start at one time and not at another."""
+    refs = {item.ref for item in before} & {item.ref for item in after}
+    return [item for item in before if item.ref in refs], [item for item in after if item.ref in refs]
 
 
 def looked_at(best: HeldOut, rate: float, items: int) -> HeldOut:

@@ -10,6 +10,9 @@ from sapo_swarm.scoring.turns.play import Step
 from sapo_swarm.types import MAX_COMPLETION_BYTES, RewardRule, TaskRef
 
 MAX_FRAME = 64 * 2**20
+START_S = 180.0
+"""Longest start of a worker (it imports reasoning_gym and sympy), and longest reading of one task of the person's own, on a
+machine that is busy: a node steps back for others."""
 Stage = Literal["", "generate", "score", "worker"]
 
 

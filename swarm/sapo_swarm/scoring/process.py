@@ -12,11 +12,9 @@ from collections.abc import Sequence
 
 import msgspec
 
-from sapo_swarm.scoring.messages import ConnectionLost, Hello, Job, Reply, read_frame, write_frame
+from sapo_swarm.scoring.messages import START_S, ConnectionLost, Hello, Job, Reply, read_frame, write_frame
 from sapo_swarm.tasks.own import library
 
-START_S = 180.0
-"""Longest start of a worker (it imports reasoning_gym and sympy) on a machine that is busy: a node steps back for others."""
 JOB_S = 1.0
 """The worker's own deadline a job, in processor time (worker.DEADLINE_S)."""
 MARGIN_S = 9.0
@@ -112,6 +110,8 @@ class WorkerProcess:
         self.restarts = 0
         self._environment = worker_environment(memory_bytes, niceness)
         self._patience_s = JOB_S + margin_s
+        self._read: set[str] = set()
+        self._too_long: set[str] = set()
         self._command = list(command) or worker_command()
         self._process: subprocess.Popen[bytes] | None = None
         self._watchdog = Watchdog()
@@ -152,6 +152,7 @@ class WorkerProcess:
             except OSError as error:
                 raise ScorerUnavailable(f"The scorer worker does not start: {error}.") from error
             self._process = process
+            self._read.clear()
         self._greet(process)
 
     def run(self, jobs: Sequence[Job]) -> list[Reply]:
@@ -165,7 +166,7 @@ class WorkerProcess:
             self.start()
             frame = jobs[len(replies) : len(replies) + (1 if suspects > 0 else JOBS_PER_FRAME)]
             before = len(replies)
-            if self._exchange(frame, replies):
+            if self._has_read(frame) and self._exchange(frame, replies, self._patience_s):
                 suspects -= len(frame)
                 continue
             self.restarts += 1
@@ -183,19 +184,32 @@ class WorkerProcess:
             self._closed = True
             self._discard()
 
-    def _exchange(self, jobs: Sequence[Job], replies: list[Reply]) -> bool:
-        """Send one frame and append the replies; False when the worker died before the last."""
+    def _has_read(self, jobs: Sequence[Job]) -> bool:
+        """Have the worker read the person's tasks that it does not know yet, without texts and with the time of a start: a large
+        one takes long. False when it died; that task gets the time of any other job from then on."""
+        for ref in (job.ref for job in jobs if library.is_own(job.ref)):
+            name = ref.dataset
+            if name in self._read or name in self._too_long or not library.has(name):
+                continue
+            if not self._exchange([Job(ref)], [], START_S):
+                self._too_long.add(name)
+                return False
+            self._read.add(name)
+        return True
+
+    def _exchange(self, jobs: Sequence[Job], replies: list[Reply], patience_s: float) -> bool:
+        """Send one frame and append the replies; False when the worker died before the last. patience_s: for each reply."""
         process = self._process
         if process is None or process.stdin is None or process.stdout is None:
             return False
         frame = self._encoder.encode(tuple(jobs))
-        self._watchdog.guard(process, self._patience_s)
+        self._watchdog.guard(process, patience_s)
         try:
             write_frame(process.stdin, frame)  # type: ignore[arg-type]
             process.stdin.flush()
             for _ in jobs:
                 replies.append(self._decoder.decode(read_frame(process.stdout)))  # type: ignore[arg-type]
-                self._watchdog.extend(self._patience_s)
+                self._watchdog.extend(patience_s)
         except (ConnectionLost, OSError, ValueError):  # ValueError: closed from another thread, or a broken frame
             return False
         finally:

@@ -22,7 +22,7 @@ import msgspec
 from sapo_swarm.scoring import limits, python_runner
 from sapo_swarm.scoring.declared import generated
 from sapo_swarm.scoring.declared.function import load
-from sapo_swarm.scoring.messages import ConnectionLost, Hello, Job, Reply, Stage, read_frame, write_frame
+from sapo_swarm.scoring.messages import START_S, ConnectionLost, Hello, Job, Reply, Stage, read_frame, write_frame
 from sapo_swarm.scoring.turns.environment import blueprint
 from sapo_swarm.scoring.turns.play import Step, opened, play
 from sapo_swarm.scoring.verify import DeadlineExceeded, fresh_context, score_episode, score_text
@@ -220,12 +220,15 @@ def serve(source: BinaryIO, sink: BinaryIO, orphan_log: BinaryIO) -> None:
     """Answer batches until the parent goes away: a frame of jobs in, one frame a job out."""
     decoder = msgspec.msgpack.Decoder(tuple[Job, ...])
     encoder = msgspec.msgpack.Encoder()
+    read: set[str] = set()
     while True:
         try:
             jobs = decoder.decode(read_frame(source))
         except ConnectionLost:
             return
-        limit = len(jobs) * 2 * DEADLINE_S + ORPHAN_GRACE_S
+        own = {job.ref.dataset for job in jobs if library.is_own(job.ref)}
+        limit = len(jobs) * 2 * DEADLINE_S + ORPHAN_GRACE_S + START_S * len(own - read)
+        read |= own
         faulthandler.dump_traceback_later(limit, exit=True, file=orphan_log)
         flushed = time.monotonic()
         for job in jobs:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 from msgspec import json, structs
+from tests.support.watched_node import CONFIG, CountingEngine, make
 
 from sapo_backends.base import Engine
 from sapo_desktop.services.against_base import unpaired
@@ -17,11 +18,13 @@ from sapo_lab.running.nodes import LabNode, open_node
 from sapo_lab.schema import parse
 from sapo_swarm.config import RunConfig
 from sapo_swarm.evaluation import held_out_items
+from sapo_swarm.events import Evaluated
 from sapo_swarm.node.evaluation.base_answers import BaseAnswers
 from sapo_swarm.node.evaluation.evaluate import Examiner
 from sapo_swarm.node.evaluation.held_out_exclusion import EXCLUDED_PER_TASK, IN_ALL, held_out_exclusion
 from sapo_swarm.node.round.context import RoundContext, RoundWork
 from sapo_swarm.node.round.phases import sample_questions
+from sapo_swarm.node.storage.journal import read_only
 from sapo_swarm.scoring.scorer import Scorer
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -88,11 +91,25 @@ async def test_a_closer_look_asks_what_neither_the_evaluation_nor_an_earlier_loo
 ) -> None:
     config = node.context.config
     examiner = Examiner(config, node.host, scorer, tmp_path)
-    first = await examiner.fresh(2, 0, lambda part: None)
-    second = await examiner.fresh(2, len(first), lambda part: None)
+    first = await examiner.fresh(2, 0, 0, lambda part: None)
+    second = await examiner.fresh(2, len(first), 0, lambda part: None)
     regular = set(held_out_items(config.tasks, config.preset, config.eval_items))
     looks = [{result.ref for result in some} for some in (first, second)]
     assert len(looks[0] | looks[1] | regular) == len(looks[0]) + len(looks[1]) + len(regular)
+
+
+async def test_an_evaluation_with_an_item_that_does_not_regenerate_marks_the_best_checkpoint(tmp_path: Path) -> None:
+    """Item 77 of base_conversion under "paper" has no answer that can be written."""
+    config = structs.replace(
+        CONFIG, tasks=("base_conversion",), preset="paper", eval_every=1, eval_items=78, local_groups=1, rounds=1
+    )
+    node = make(tmp_path, CountingEngine(), config)
+    await node.run()
+    found = [e for e in read_only(tmp_path / "journal.db", ("evaluation",)) if isinstance(e, Evaluated)]
+    assert [(e.items, e.asked) for e in found] == [(77, 78)] * 2
+    assert node.guard is not None
+    assert node.guard.watch.best is not None
+    assert node.store.checkpoints.pinned == node.guard.watch.best.round
 
 
 @pytest.mark.parametrize("content", [b"", b'[{"ref"'], ids=["empty", "cut off"])

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from tests.functional.node.test_evaluation_interrupted import evaluations
 from tests.functional.node.test_interruptions import Interrupter, stopped_after
 from tests.support.environments import two_sums
 from tests.support.model_folder import weights
@@ -122,6 +123,17 @@ async def test_a_held_out_evaluation_plays_every_turn(tmp_path: Path) -> None:
     await make(tmp_path / "run", FakeEngine(LoadRequest("fake")), config).run()
     found = [e for e in read_only(tmp_path / "run" / "journal.db", ("evaluation",)) if isinstance(e, Evaluated)]
     assert len(found) == 2
+
+
+async def test_an_evaluation_under_holds_plays_the_episodes_of_an_undisturbed_one(tmp_path: Path) -> None:
+    config = msgspec.structs.replace(CONFIG, eval_every=1, eval_items=1, rounds=1)
+    await make(tmp_path / "calm", CountingEngine(), config).run()
+    interrupter = Interrupter(1, float("inf"))
+    interrupter.node = make(tmp_path / "held", CountingEngine(interrupter.step), config)
+    await follow(interrupter.node, interrupter.seen)
+    calm, held = evaluations(tmp_path / "calm"), evaluations(tmp_path / "held")
+    assert held == calm
+    assert len(held) == 2
 
 
 async def test_the_right_answers_to_both_turns_earn_the_reward() -> None:

@@ -49,7 +49,7 @@ async def share(hosted: Hosted, nodes: int) -> list[Identity]:
 async def test_a_member_samples_from_a_snapshot_each_group_once_and_none_of_its_own(hosted: Hosted) -> None:
     who = await share(hosted, 5)
     async with NodeClient(hosted.invite, who[0]) as client:
-        now = [time.time()]
+        now = [0.0]
         reader = SnapshotReader(client, lambda: now[0], random.Random(1))
         first, rest = await reader.sample(3), await reader.sample(9)
         keys = [unpack(raw, SignedGroup).key for raw in first + rest]
@@ -92,7 +92,7 @@ async def test_a_coordinator_without_snapshots_is_asked_seldom(tmp_path: Path) -
     (one,) = await share(hosted, 1)
     async with NodeClient(hosted.invite, one) as client:
         before = hosted.coordinator.metrics.requests.total()
-        reader = SnapshotReader(client, time.time)
+        reader = SnapshotReader(client, time.monotonic)
         assert [await reader.sample(1) for _ in range(5)] == [[]] * 5
         assert hosted.coordinator.metrics.requests.total() - before == 1
     await hosted.stop()

@@ -13,6 +13,8 @@ from tests.support.exchanging_node import Node
 from sapo_lab.simulated_nodes import sim_group
 from sapo_swarm.coordinator.host import Hosted
 from sapo_swarm.node.engine_thread import EngineHost
+from sapo_swarm.node.storage import phrase_memory
+from sapo_swarm.node.swarm.swarm_exchange import PHRASES_S
 from sapo_swarm.protocol.client import NodeClient
 from sapo_swarm.protocol.identity import Identity
 from sapo_swarm.scoring.scorer import Scorer
@@ -199,6 +201,24 @@ async def test_a_node_whose_clock_is_wrong_takes_part_all_the_same(
     assert len(await right.round(2, await right.groups(2))) == 1
     for node in (right, wrong):
         await node.exchange.close()
+
+
+async def test_a_wall_clock_that_is_set_back_holds_no_news_of_the_swarm_back(
+    hosted: Hosted, scorer: Scorer, engine: EngineHost, tmp_path: Path
+) -> None:
+    ada, bob = Node(hosted, scorer, engine), Node(hosted, scorer, engine)
+    ada.exchange.memory = tmp_path
+    await ada.join("Ada")
+    await ada.round(1, await ada.groups(1))
+    assert [peer.name for peer in ada.news().peers] == ["Ada"]
+    await bob.join("Bob")
+    await bob.round(1, await bob.groups(1))
+    ada.clock_s, ada.passed_s = -3600.0, PHRASES_S + 1.0
+    await ada.round(2, await ada.groups(2))
+    assert {peer.name for peer in ada.news().peers} == {"Ada", "Bob"}
+    assert await asyncio.to_thread((tmp_path / phrase_memory.NAME).exists), "written every minute"
+    await ada.exchange.close()
+    await bob.exchange.close()
 
 
 async def test_the_phrase_memory_of_a_model_outlives_its_session(

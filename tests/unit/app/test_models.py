@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.support.records import finished
+from tests.support.own_tasks import library_in, sums
+from tests.support.records import evaluation, finished
 
 from sapo_backends.base import ModelNotFound
 from sapo_desktop.commands.models.models import _table as table
@@ -21,6 +23,8 @@ from sapo_desktop.services.models.shelf.overview import Overview
 from sapo_desktop.services.models.shelf.store import Model
 from sapo_desktop.services.models.training import plan
 from sapo_swarm.config import RunConfig
+from sapo_swarm.events import Evaluated
+from sapo_swarm.node.storage.journal import Journal
 
 CONFIG = RunConfig(model="starter", trainer="fake", tasks=("bf", "arc_1d"))
 
@@ -133,6 +137,27 @@ def test_what_a_kill_left_of_a_duplicate_goes_after_an_hour_and_work_in_progress
     os.utime(home.models / ".partial-old", (old, old))
     keeping.sweep(home, old + 7300)
     assert sorted(path.name for path in home.models.iterdir()) == [".partial-new", "my-model"]
+
+
+def spared(folder: Path, config: RunConfig, *events: Evaluated) -> list[str]:
+    """Checkpoints of rounds 25 and 50 that are offered for removal after these evaluations."""
+    checkpoints = [folder / "checkpoints" / f"round-{number:06d}" for number in (25, 50)]
+    for path in checkpoints:
+        path.mkdir(parents=True, exist_ok=True)
+    with closing(Journal(folder / "journal.db")) as journal:
+        journal.append(events)
+    return [left.path.name for left in keeping.spare(Model(folder, store.record_of("kim", config), tuple(checkpoints)))]
+
+
+def test_the_best_checkpoint_of_an_own_task_with_few_held_out_rows_is_not_offered_for_removal(tmp_path: Path) -> None:
+    config = changed(tasks=("few",), eval_items=16)
+    best, later = (
+        msgspec.structs.replace(evaluation(number, rate), items=10) for number, rate in ((25, 0.9), (50, 0.2))
+    )
+    with library_in(tmp_path / "tasks") as tasks:
+        sums(tasks / "few", held_out=10)
+        assert spared(tmp_path, config, best, later) == []
+    assert spared(tmp_path, config) == [], "the task is gone: nobody knows which one is the best"
 
 
 def test_the_list_of_models_is_as_wide_as_what_it_tells() -> None:

@@ -20,6 +20,7 @@ from sapo_swarm.sapo.tripwire import (
     Watch,
     closer_look,
     evidence,
+    in_common,
     looked_at,
     mean,
     observe,
@@ -121,6 +122,22 @@ def test_evidence_adds_up_over_evaluations_and_a_good_one_takes_it_back() -> Non
 def test_results_on_other_questions_say_nothing() -> None:
     watch = watch_of([evaluation(25, 0.4), evaluation(50, 0.0, items=ITEMS + 9)], ITEMS, TOLERANCE)
     assert (watch.best, watch.suspect) == (HeldOut(25, 0.4, ITEMS), None)
+
+
+def test_a_regular_evaluation_counts_though_some_items_do_not_regenerate() -> None:
+    asked = [
+        msgspec.structs.replace(evaluation(n, rate, items=ITEMS - 2), asked=ITEMS) for n, rate in ((25, 0.4), (50, 0.1))
+    ]
+    watch = watch_of(asked, ITEMS, TOLERANCE)
+    assert watch.best == HeldOut(25, 0.4, ITEMS - 2)
+    assert watch.suspect is not None
+    other = msgspec.structs.replace(evaluation(75, 0.9), asked=ITEMS + 2)
+    assert observe(watch, other, ITEMS, TOLERANCE) == watch, "other questions, of which as many regenerate"
+
+
+def test_a_closer_look_compares_what_both_sides_were_asked() -> None:
+    results = answers(np.arange(9) < 5)
+    assert in_common(results[1:], results[:-1]) == (results[1:-1], results[1:-1])
 
 
 def test_a_node_that_takes_nothing_suspects_nothing_until_the_person_takes_again() -> None:

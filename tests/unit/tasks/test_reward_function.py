@@ -91,6 +91,20 @@ async def test_a_reward_is_cut_to_the_range_from_nought_to_one(tmp_path: Path, s
     assert await rewards(scorer, tmp_path / "u", "def reward(completions, **_):\n    return [9]", "x") == (1.0,)
 
 
+async def test_reading_a_task_may_take_longer_than_a_job_and_a_hostile_text_may_not(tmp_path: Path) -> None:
+    """Here loading its code takes so long, in every worker: also in the one that follows on a killed one."""
+    code = "import time\ntime.sleep(4)\ndef reward(completions, **_):\n    "
+    code += "time.sleep(30 * (completions[0] == 'hostile'))\n    return [1.0]"
+    with library_in(tmp_path):
+        library.allow(read_task(with_code(tmp_path / "t", code)).code)
+        async with Scorer(margin_s=2.0) as scorer:
+            (hostile,) = await scorer.score_many([(held_out("t", "own", 0), ("hostile",))])
+            honest = await scorer.score(held_out("t", "own", 0), ("honest",))
+    assert isinstance(hostile, ScoringFailed)
+    assert hostile.fault == "worker"
+    assert honest.rewards == (1.0,)
+
+
 async def test_a_function_that_never_ends_is_ended(tmp_path: Path, scorer: Scorer) -> None:
     task = read_task(with_code(tmp_path / "t", "def reward(completions, **_):\n    while True: pass"))
     library.allow(task.code)

@@ -92,6 +92,13 @@ def test_headings_that_repeat_or_are_empty_get_names_of_their_own(tmp_path: Path
     assert len(set(read(tmp_path, "a,a,,A b,1\n1,2,3,4,5\n").columns)) == 5
 
 
+@pytest.mark.timeout(30)
+def test_long_headings_that_end_like_a_name_made_here_get_names_of_their_own(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text(f"{'a' * 40},{'a' * 36}_3,{'a' * 40},{'a' * 41}\n1,2,3,4\n", "utf-8")
+    columns = read_table(tmp_path / "t.csv").columns
+    assert columns == ["a" * 40, f"{'a' * 36}_3", f"{'a' * 36}_4", f"{'a' * 36}_5"]
+
+
 def test_a_link_and_a_pipe_are_no_files_of_rows(tmp_path: Path) -> None:
     import os
 

@@ -17,6 +17,7 @@ from sapo_desktop.services.swarms.together import together
 from sapo_desktop.settings import Settings
 from sapo_swarm.algorithms.base import TINY
 from sapo_swarm.config import RunConfig
+from sapo_swarm.node.governor.clock import steady
 from sapo_swarm.node.swarm.swarm_exchange import SwarmExchange
 from sapo_swarm.node.swarm.swarm_stats import Held
 from sapo_swarm.protocol.client import CoordinatorError, NodeClient, Refused
@@ -153,7 +154,8 @@ async def enter(
     client = await NodeClient(invite, who.identity).__aenter__()
     rules = AcceptanceRules(rule=config.reward_rule, own=own)
     rules = trial.strict(rules) if on_trial else rules
-    exchange = SwarmExchange(client, rules, label(config.model), config.sampling, settings.person.name, memory=memory)
+    name, model = settings.person.name, label(config.model)
+    exchange = SwarmExchange(client, rules, model, config.sampling, name, memory=memory, clock=steady)
     exchange.data_cap = data_cap
     said: list[str] = []
     try:

@@ -5,20 +5,22 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
 import msgspec
 
-from sapo_backends.base import Completion, Sampling
+from sapo_backends.base import Cancelled, Completion, OutOfMemory, RowSeed, Sampling
 from sapo_swarm.config import RunConfig
 from sapo_swarm.evaluation import ItemResult, evaluated, held_out_items, item_result, permutation_partners
 from sapo_swarm.events import Evaluated
 from sapo_swarm.node.engine_thread import EngineHost
 from sapo_swarm.node.evaluation.base_answers import BaseAnswers
+from sapo_swarm.node.round.context import Portion
 from sapo_swarm.node.round.phases import round_seed
-from sapo_swarm.node.round.turns import continue_episodes, finished, prompt_ids
+from sapo_swarm.node.round.rows import NOTHING, Table, next_call, sample
+from sapo_swarm.node.round.turns import Place, answer_turns, finished, prompt_ids, turn_length, turns_before
 from sapo_swarm.node.storage.files import write_whole
 from sapo_swarm.scoring.scorer import Scored, Scorer
 from sapo_swarm.tasks.catalogue import new_tokens
@@ -32,6 +34,30 @@ Limit = Callable[[str], int]
 """Of a task: the most tokens of an answer."""
 
 
+class Unanswered(Exception):
+    """Held-out questions got no answers, and would get none if they were asked again at once."""
+
+
+@dataclass(slots=True)
+class Begun:
+    """Mutable: an evaluation as far as it is; with the same weights it goes on there.
+
+    results: of the batches before item `start`. questions, table: of the batch in work; over: see answer_turns.
+    """
+
+    results: list[ItemResult] = field(default_factory=list)
+    start: int = 0
+    seconds: float = 0.0
+    questions: list[Question] | None = None
+    table: Table = field(default_factory=list)
+    over: set[Place] = field(default_factory=set)
+
+    def add(self, results: Sequence[ItemResult]) -> None:
+        """A batch is done."""
+        self.results += results
+        self.start, self.questions, self.table, self.over = self.start + BATCH, None, [], set()
+
+
 async def answer(
     host: EngineHost,
     scorer: Scorer,
@@ -40,19 +66,24 @@ async def answer(
     samples: int = 1,
     on_progress: Ask | None = None,
     limit: Limit | None = None,
+    begun: Begun | None = None,
+    portion: Portion | None = None,
 ) -> list[ItemResult]:
     """Strict verdicts of `samples` completions of every item that regenerates here, in order; and on each the verdicts of what
     was answered to another item of its task and batch.
 
-    An item that does not fit into the model's context counts as wrong and truncated. The seed depends on the batch
-    only: two models answer with the same random numbers. Raises Cancelled, BackendError.
+    An item that does not fit into the model's context counts as wrong and truncated. The seeds depend on the batch
+    only: two models answer with the same random numbers. begun: what an interrupted call with the same arguments left.
+    Raises Cancelled, BackendError.
     """
-    results: list[ItemResult] = []
-    for start in range(0, len(refs), BATCH):
-        found = await scorer.questions(refs[start : start + BATCH])
-        questions = [q for q in found if isinstance(q, Question)]
-        seed = round_seed("held-out", 0, start, "evaluate")
-        completions = await sampled(host, scorer, questions, sampling, samples, seed, limit)
+    begun, portion = begun or Begun(), portion or Portion()
+    while begun.start < len(refs):
+        start = begun.start
+        if begun.questions is None:
+            found = await scorer.questions(refs[start : start + BATCH])
+            begun.questions = [q for q in found if isinstance(q, Question)]
+        questions, seed = begun.questions, round_seed("held-out", 0, start, "evaluate")
+        completions = await sampled(host, scorer, questions, sampling, samples, seed, limit, begun, portion)
         texts = decoded(host, completions)
         scored = await verdicts(host, scorer, questions, completions, texts)
         refs_asked = [q.ref for q in questions]
@@ -63,11 +94,15 @@ async def answer(
         }
         permuted = await scorer.score_local([(questions[to].ref, texts[place]) for place, to in other.items()])
         on_others = dict(zip(other.values(), permuted, strict=True))
-        for place, (question, group, verdict) in enumerate(zip(questions, completions, scored, strict=True)):
-            results.append(item_result(question.ref, verdict, [c.finish for c in group], on_others.get(place)))
+        begun.add(
+            [
+                item_result(question.ref, verdict, [c.finish for c in group], on_others.get(place))
+                for place, (question, group, verdict) in enumerate(zip(questions, completions, scored, strict=True))
+            ]
+        )
         if on_progress is not None:
-            on_progress(min(1.0, (start + BATCH) / len(refs)))
-    return results
+            on_progress(min(1.0, begun.start / len(refs)))
+    return begun.results
 
 
 async def give_to_all(scorer: Scorer, refs: Sequence[TaskRef], answer_text: str) -> list[bool]:
@@ -88,28 +123,44 @@ async def sampled(
     samples: int,
     seed: int,
     limit: Limit | None = None,
-) -> list[list[Completion]]:
+    begun: Begun | None = None,
+    portion: Portion | None = None,
+) -> Table:
     """Completions of every question, episodes played to their end; empty, cut-off ones where the prompt leaves no room in the
-    model's context. limit: where tasks have limits of their own. Raises Cancelled, BackendError."""
-    engine = host.engine
+    model's context. limit: where tasks have limits of their own. begun: takes what is there of them when it is interrupted.
+    Where memory runs out, fewer rows go at once. Raises Cancelled, BackendError."""
+    begun, portion, engine = begun or Begun(), portion or Portion(), host.engine
     prompts = [prompt_ids(engine.tokenizer, scorer, q) for q in questions]
-    each = [sampling if limit is None else replace(sampling, max_new_tokens=limit(q.ref.dataset)) for q in questions]
+    asked = [sampling.max_new_tokens if limit is None else limit(q.ref.dataset) for q in questions]
     room = engine.info.context_length
-    fits = [i for i, ids in enumerate(prompts) if len(ids) + each[i].max_new_tokens <= room]
+    most = [new if len(ids) + new <= room else 0 for ids, new in zip(prompts, asked, strict=True)]
+    if not begun.table:
+        begun.table = [[NOTHING] * samples for _ in questions]
+        begun.over = {(i, j) for i, new in enumerate(most) for j in range(samples) if not new}
+    table = begun.table
+    alike = [[i for i, new in enumerate(most) if new == one] for one in dict.fromkeys(filter(None, most))]
+    stream = {
+        i: (seed + number * len(questions) * samples, place * samples)
+        for number, chosen in enumerate(alike)
+        for place, i in enumerate(chosen)
+    }
 
-    def rest(_finished: int, _tokens: int) -> None:
-        host.rest()
+    def row_seed(i: int, j: int) -> RowSeed:
+        of_batch, row = stream[i]
+        return RowSeed(of_batch + turns_before(table[i][j]), (row + j) * most[i] + turn_length(table[i][j]))
 
-    result = [[Completion((), (), "length")] * samples for _ in questions]
-    for number, alike in enumerate(dict.fromkeys(each[i] for i in fits)):
-        chosen = [i for i in fits if each[i] == alike]
-        of_batch = seed + number * len(questions) * samples
-        found = await host.call(
-            engine.generate, [prompts[i] for i in chosen], samples, alike, of_batch, host.cancel, rest
-        )
-        for i, group in zip(chosen, found, strict=True):
-            result[i] = group
-    return await continue_episodes(host, scorer, questions, prompts, result, each, seed)
+    while True:
+        while call := next_call(table, most, portion):
+            i, j = call[0]
+            missing = replace(sampling, max_new_tokens=most[i] - turn_length(table[i][j]))
+            seeds = [row_seed(*place) for place in call]
+            try:
+                await sample(host, portion, prompts, table, call, missing, seeds, lambda *_: host.rest())
+            except OutOfMemory:
+                if len(call) <= samples:
+                    raise
+        if not await answer_turns(engine, scorer, questions, prompts, table, begun.over, most):
+            return table
 
 
 def decoded(host: EngineHost, completions: Sequence[Sequence[Completion]]) -> list[list[str]]:
@@ -138,6 +189,8 @@ class Examiner:
     def __init__(self, config: RunConfig, host: EngineHost, scorer: Scorer, folder: Path) -> None:
         self._config, self._host, self._scorer = config, host, scorer
         self._base = BaseAnswers(folder / "base.json", partial(new_tokens, config))
+        self._portion = Portion()
+        self._begun: dict[tuple[object, tuple[TaskRef, ...]], Begun] = {}
 
     @property
     def regular(self) -> bool:
@@ -159,34 +212,69 @@ class Examiner:
     async def ask_base(self, refs: Sequence[TaskRef], on_progress: Ask) -> None:
         """Call while the engine is as it was loaded: what it answers is the base's answer from now on.
 
-        Raises Cancelled, BackendError, ScorerUnavailable, OSError; then nothing of it is kept.
+        Raises Cancelled, Unanswered, OSError; then nothing of it is kept.
         """
-        await asyncio.to_thread(self._base.add, await self._answer(refs, on_progress))
+        try:
+            await asyncio.to_thread(self._base.add, (await self._answer(refs, "base", on_progress)).results)
+        finally:
+            self.forget()
 
     async def examine(self, rounds_done: int, per_task: int, on_progress: Ask) -> Evaluated:
-        """Held-out pass@1 at temperature 1, one sample an item; the difference to the base where it answered them all."""
-        config, began = self._config, time.perf_counter()
-        results = await self._answer(held_out_items(config.tasks, config.preset, per_task), on_progress)
-        if not rounds_done:
-            await asyncio.to_thread(self._base.add, results)
-            return evaluated(results, 0, 1.0, time.perf_counter() - began)
-        base = await asyncio.to_thread(self._base.known)
-        paired = [base[r.ref] for r in results if r.ref in base]
-        missing = len(results) - len(paired)
-        seconds = time.perf_counter() - began
-        return evaluated(results, rounds_done, 1.0, seconds, None if missing else paired, missing)
+        """Held-out pass@1 at temperature 1, one sample an item; the difference to the base where it answered them all.
 
-    async def fresh(self, factor: int, asked: int, on_progress: Ask) -> list[ItemResult]:
+        What was answered when it is interrupted is kept for the next call. Raises Cancelled, Unanswered, OSError.
+        """
+        config = self._config
+        refs = held_out_items(config.tasks, config.preset, per_task)
+        begun = await self._answer(refs, rounds_done, on_progress)
+        results, paired, missing = begun.results, None, 0
+        if rounds_done:
+            base = await asyncio.to_thread(self._base.known)
+            known = [base[r.ref] for r in results if r.ref in base]
+            missing = len(results) - len(known)
+            paired = None if missing else known
+        else:
+            await asyncio.to_thread(self._base.add, results)
+        self.forget()
+        return evaluated(results, rounds_done, 1.0, begun.seconds, paired, missing, len(refs))
+
+    async def fresh(self, factor: int, asked: int, weights: object, on_progress: Ask) -> list[ItemResult]:
         """Verdicts on `factor` times as many held-out items, none of which the regular evaluation asks, nor was among the `asked`
-        ones of earlier calls."""
+        ones of earlier calls. weights: names those that answer; what they answered is kept until forget().
+
+        Raises Cancelled, Unanswered.
+        """
+        return (await self._answer(self._fresh(factor, asked), weights, on_progress)).results
+
+    def answered(self, factor: int, asked: int, weights: object) -> list[ItemResult] | None:
+        """What fresh() would give without asking; None where something is still to be asked."""
+        refs = self._fresh(factor, asked)
+        begun = self._begun.get((weights, tuple(refs)))
+        return begun.results if begun and begun.start >= len(refs) else None
+
+    def forget(self) -> None:
+        """What was begun is over, or not to be gone on with."""
+        self._begun.clear()
+
+    def _fresh(self, factor: int, asked: int) -> list[TaskRef]:
         config = self._config
         start = config.eval_items + asked // len(config.tasks)
-        refs = held_out_items(config.tasks, config.preset, factor * config.eval_items, start)
-        return await self._answer(refs, on_progress)
+        return held_out_items(config.tasks, config.preset, factor * config.eval_items, start)
 
-    async def _answer(self, refs: Sequence[TaskRef], on_progress: Ask) -> list[ItemResult]:
-        sampling = Sampling(1.0, 1.0, self._config.max_new_tokens)
-        return await answer(self._host, self._scorer, refs, sampling, 1, on_progress, partial(new_tokens, self._config))
+    async def _answer(self, refs: Sequence[TaskRef], weights: object, on_progress: Ask) -> Begun:
+        """All answers of these weights; what an interrupted call left is gone on with."""
+        begun, began = self._begun.setdefault((weights, tuple(refs)), Begun()), time.perf_counter()
+        sampling, limit = Sampling(1.0, 1.0, self._config.max_new_tokens), partial(new_tokens, self._config)
+        try:
+            await answer(self._host, self._scorer, refs, sampling, 1, on_progress, limit, begun, self._portion)
+        except Cancelled:
+            raise
+        except Exception as error:
+            self.forget()
+            raise Unanswered(f"{error}" or type(error).__name__) from error
+        finally:
+            begun.seconds += time.perf_counter() - began
+        return begun
 
 
 def write_results(path: Path, results: Sequence[ItemResult]) -> None:

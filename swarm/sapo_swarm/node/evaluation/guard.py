@@ -8,16 +8,19 @@ killed at any point comes back, finds what is left to do, and does it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
+
+import msgspec
 
 from sapo_backends.base import CheckpointCorrupt
 from sapo_swarm.config import RunConfig
-from sapo_swarm.evaluation import ItemResult, held_out_items
-from sapo_swarm.events import Evaluated, Event, ExternalSwitched
+from sapo_swarm.evaluation import ItemResult, regular_items
+from sapo_swarm.events import Evaluated, Event, ExternalSwitched, LogLine
 from sapo_swarm.node.engine_thread import EngineHost
-from sapo_swarm.node.evaluation.evaluate import Ask, Examiner
+from sapo_swarm.node.evaluation.evaluate import Ask, Examiner, Unanswered
 from sapo_swarm.node.event_bus import Bus
 from sapo_swarm.node.storage.checkpoints import Checkpoints, read_state, rounds_of
 from sapo_swarm.node.storage.journal import Journal
@@ -25,6 +28,7 @@ from sapo_swarm.node.swarm.exchange import Exchange
 from sapo_swarm.sapo import tripwire
 from sapo_swarm.sapo.tripwire import Watch
 
+T = TypeVar("T")
 AGAIN = "sapo-desktop external on"
 Save = Callable[[int, int], Path]
 """Write a checkpoint of the engine as it is: rounds done, rollbacks -> its folder. Called in the engine's thread."""
@@ -76,8 +80,8 @@ class Guard:
 
     @property
     def regular_items(self) -> int:
-        """Held-out items of a regular evaluation."""
-        return len(held_out_items(self.config.tasks, self.config.preset, self.config.eval_items))
+        """See sapo_swarm.evaluation.regular_items."""
+        return regular_items(self.config)
 
     async def open(self, rollbacks: int) -> None:
         """Learn from the journal where things stand; the checkpoint that is needed stays from now on. rollbacks: in the
@@ -93,6 +97,15 @@ class Guard:
             self.checkpoints.pinned = rounds_done
             await self.host.call(self._saved, rounds_done)
         await self._publish(event)
+
+    async def attempt(self, what: str, work: Awaitable[T]) -> T | None:
+        """What the work gives; None where its questions got no answers, and a line of the log says why: training goes on."""
+        try:
+            return await work
+        except Unanswered as error:
+            text = f"The {what} was given up and training goes on, because its questions got no answers: {error}"
+            await self.bus.publish(LogLine(level="error", text=text))
+            return None
 
     async def switch(self, taking: bool, rounds_done: int) -> None:
         """The person's word: take external groups, or take none."""
@@ -110,11 +123,17 @@ class Guard:
         return suspects or self.rollbacks < self.watch.trips
 
     async def attend(self, rounds_done: int, on_progress: Ask) -> None:
-        """Look closer, or roll back. Raises Cancelled, BackendError, CheckpointCorrupt."""
+        """Look closer, or roll back. A look that is given up is taken again after another evaluation that speaks for a fall.
+
+        Raises Cancelled, BackendError, CheckpointCorrupt.
+        """
         if self.rollbacks < self.watch.trips:
             await self._roll_back(rounds_done)
         elif self.busy:
-            await self._look_closer(rounds_done, on_progress)
+            suspect = self.watch.suspect
+            await self.attempt("closer look", self._look_closer(rounds_done, on_progress))
+            if self.watch.suspect is suspect:
+                self._become(msgspec.structs.replace(self.watch, suspect=None))
 
     async def _look_closer(self, rounds_done: int, on_progress: Ask) -> None:
         best = self.watch.best
@@ -167,23 +186,27 @@ class Guard:
         asked = 0
         for number, factor in enumerate(tripwire.STEPS):
             place = Progress(on_progress, number, len(tripwire.STEPS))
-            after += await self.examiner.fresh(factor, used + asked, place.first_half)
+            after += await self.examiner.fresh(factor, used + asked, rounds_done, place.first_half)
             before += await self._of_another(path, rounds_done, factor, used + asked, place.second_half)
+            before, after = tripwire.in_common(before, after)
             verdict = tripwire.closer_look(before, after, self.tolerance)
             if verdict != "open":
                 break
             asked += factor * self.regular_items
+        self.examiner.forget()
         return before, after, verdict
 
     async def _of_another(
         self, path: Path, rounds_done: int, factor: int, used: int, on_progress: Ask
     ) -> list[ItemResult]:
         """The answers of a checkpoint's weights; the engine has its own back afterwards, whatever happens."""
+        if (known := self.examiner.answered(factor, used, path)) is not None:
+            return known
         present = await self.host.call(self._saved, rounds_done)
         engine = self.host.engine
         try:
             await self.host.call(engine.restore, path / "engine")
-            return await self.examiner.fresh(factor, used, on_progress)
+            return await self.examiner.fresh(factor, used, path, on_progress)
         finally:
             await self.host.call(engine.restore, present / "engine")
 

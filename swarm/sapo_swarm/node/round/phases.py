@@ -9,17 +9,17 @@ others a token can differ where two computations of the same logits round differ
 
 from __future__ import annotations
 
-import bisect
 import hashlib
 import itertools
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from sapo_backends.base import Cancelled, Completion, OutOfMemory, RowSeed, Sampling
+from sapo_backends.base import RowSeed, Sampling
 from sapo_swarm.config import RunConfig
 from sapo_swarm.node.round.context import RoundContext, RoundWork
-from sapo_swarm.node.round.turns import answered, judged, prompt_ids, turn_length
+from sapo_swarm.node.round.rows import NOTHING, ended, next_call, sample
+from sapo_swarm.node.round.turns import Place, answer_turns, judged, prompt_ids, turn_length
 from sapo_swarm.sapo import difficulty
 from sapo_swarm.sapo.difficulty import Posterior
 from sapo_swarm.tasks.catalogue import CATALOGUE, generator_of, is_own, new_tokens, preset_of, train_seed
@@ -74,11 +74,6 @@ def difficulties(config: RunConfig) -> list[tuple[str, str]]:
     return [(task, preset_of(task, config.preset)) for task in config.tasks]
 
 
-Place = tuple[int, int]
-"""(prompt, completion) of a round."""
-NOTHING = Completion((), (), "length")
-
-
 async def generate(context: RoundContext, work: RoundWork) -> None:
     """Sample the completions of every prompt in the engine's thread, or what of them is missing. Raises Cancelled.
 
@@ -86,43 +81,21 @@ async def generate(context: RoundContext, work: RoundWork) -> None:
     """
     if work.completions is not None:
         return
+    assert work.questions is not None
     context.begin(work, "generate", _detail(context, work))
     with work.timed("generate"):
         if not work.partial:
             work.partial = [[NOTHING] * size for size in context.group_sizes(work)]
+        most = limits(context, work)
         while True:
-            while call := _next_call(context, work):
+            while call := next_call(work.partial, most, context.portion):
                 await _sample(context, work, call)
-            if not await _answer(context, work):
+            if not await answer_turns(
+                context.host.engine, context.scorer, work.questions, work.prompts, work.partial, work.over, most
+            ):
                 break
     work.completions = work.partial
     context.end()
-
-
-async def _answer(context: RoundContext, work: RoundWork) -> bool:
-    """What the environments say to the turns that ended; False when no turn is to follow."""
-    assert work.questions is not None
-    table = work.partial
-    waiting = [
-        (i, j)
-        for i, question in enumerate(work.questions)
-        if library.turns(question.ref)
-        for j in range(len(table[i]))
-        if (i, j) not in work.over
-    ]
-    episodes = [(work.questions[i].ref, work.prompts[i], table[i][j]) for i, j in waiting]
-    limits = [new_tokens(context.config, ref.dataset) for ref, _, _ in episodes]
-    found = await answered(context.host.engine, context.scorer, episodes, limits)
-    for (i, j), (completion, over) in zip(waiting, found, strict=True):
-        table[i][j] = completion
-        if over:
-            work.over.add((i, j))
-    return not all(over for _, over in found)
-
-
-def ended(completion: Completion, most: int) -> bool:
-    """Nothing is to be added to its turn."""
-    return completion.finish == "stop" or turn_length(completion) >= most
 
 
 def limits(context: RoundContext, work: RoundWork) -> list[int]:
@@ -132,65 +105,16 @@ def limits(context: RoundContext, work: RoundWork) -> list[int]:
     return [by_task[q.ref.dataset] for q in work.questions]
 
 
-def _next_call(context: RoundContext, work: RoundWork) -> list[Place]:
-    """The completions to work on next, all of them begun or none, with one limit: those that are furthest first. Empty when all
-    are there."""
-    most = limits(context, work)
-    open_rows = [(i, j) for i, row in enumerate(work.partial) for j, c in enumerate(row) if not ended(c, most[i])]
-    if not open_rows:
-        return []
-
-    def far(place: Place) -> tuple[int, bool, int]:
-        row = work.partial[place[0]][place[1]]
-        return turn_length(row), bool(row.tokens), most[place[0]]
-
-    furthest = max(map(far, open_rows))
-    alike = [place for place in open_rows if far(place) == furthest]
-    if any(furthest[:2]):
-        return alike[: context.portion.of(len(alike))]
-    prompts = list(dict.fromkeys(i for i, _ in alike))
-    rows = list(itertools.accumulate(len(work.partial[i]) for i in prompts))
-    whole = max(1, bisect.bisect_right(rows, context.portion.of(rows[-1])))
-    return [place for place in alike if place[0] in set(prompts[:whole])]
-
-
 async def _sample(context: RoundContext, work: RoundWork, call: Sequence[Place]) -> None:
     """Add to these completions; what is there when it is interrupted is added too."""
-    begun = work.partial[call[0][0]][call[0][1]]
-    used, fresh = turn_length(begun), not begun.tokens
+    i, j = call[0]
     seed = round_seed(context.node_key, context.config.seed, work.round, "generate")
     first = [0, *itertools.accumulate(len(row) for row in work.partial)]
     seeds = [RowSeed(seed + first[i] + j, work.partial[i][j].sampled) for i, j in call]
-    sampling = Sampling(context.config.temperature, 1.0, limits(context, work)[call[0][0]] - used)
-    size = len(work.partial[call[0][0]])
-    alike = all(len(work.partial[i]) == size for i, _ in call)
-    grouped = fresh and alike and all((i, j) in call for i, _ in call for j in range(size))
-    if grouped:
-        prompts = [work.prompts[i] for i in dict.fromkeys(i for i, _ in call)]
-    else:
-        prompts = [[*work.prompts[i], *work.partial[i][j].tokens] for i, j in call]
-    host = context.host
+    left = limits(context, work)[i] - turn_length(work.partial[i][j])
+    sampling = Sampling(context.config.temperature, 1.0, left)
     progress = context.from_thread(_describe(context, work))
-    try:
-        found = await host.call(
-            host.engine.generate, prompts, size if grouped else 1, sampling, seeds, host.cancel, progress
-        )
-    except Cancelled as stopped:
-        _add(work, call, [c for group in stopped.partial for c in group])
-        context.portion.interrupted(len(call))
-        raise
-    except OutOfMemory:
-        context.portion.refused(len(call))
-        raise
-    _add(work, call, [c for group in found for c in group])
-    context.portion.completed(len(call))
-
-
-def _add(work: RoundWork, call: Sequence[Place], more: Sequence[Completion]) -> None:
-    for (i, j), new in zip(call, more, strict=False):
-        old = work.partial[i][j]
-        mask = None if old.loss_mask is None else old.loss_mask + (True,) * len(new.tokens)
-        work.partial[i][j] = Completion(old.tokens + new.tokens, old.logprobs + new.logprobs, new.finish, mask)
+    await sample(context.host, context.portion, work.prompts, work.partial, call, sampling, seeds, progress)
 
 
 def _detail(context: RoundContext, work: RoundWork) -> str:

@@ -6,11 +6,9 @@ Everything about an episode follows from its tokens, so an interrupted one is co
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import groupby
 
-from sapo_backends.base import Completion, Engine, Sampling, TokenIds, Tokenizer
-from sapo_swarm.node.engine_thread import EngineHost
+from sapo_backends.base import Completion, Engine, TokenIds, Tokenizer
 from sapo_swarm.scoring.scorer import Scored, Scorer
 from sapo_swarm.scoring.turns.play import Step
 from sapo_swarm.tasks.own import library
@@ -19,6 +17,8 @@ from sapo_swarm.types import STRICT, Group, Question, RewardRule, Rollout, TaskR
 
 Episode = tuple[TaskRef, Sequence[int], Completion]
 """Where it comes from, its prompt, and its tokens so far."""
+Place = tuple[int, int]
+"""(prompt, completion) of a table of completions."""
 
 
 def prompt_ids(tokenizer: Tokenizer, scorer: Scorer, question: Question) -> list[int]:
@@ -32,6 +32,11 @@ def turn_length(completion: Completion) -> int:
         return len(completion.tokens)
     mask = completion.loss_mask
     return next((i for i, sampled in enumerate(reversed(mask)) if not sampled), len(mask))
+
+
+def turns_before(completion: Completion) -> int:
+    """How many answers of the environment it holds."""
+    return sum(not sampled for sampled, _ in groupby(completion.loss_mask or ()))
 
 
 def model_turns(tokenizer: Tokenizer, completion: Completion) -> tuple[str, ...]:
@@ -164,46 +169,28 @@ async def judged(
     return found
 
 
-async def continue_episodes(
-    host: EngineHost,
+async def answer_turns(
+    engine: Engine,
     scorer: Scorer,
     questions: Sequence[Question],
     prompts: Sequence[Sequence[int]],
-    drawn: Sequence[Sequence[Completion]],
-    sampling: Sequence[Sampling],
-    seed: int,
-) -> list[list[Completion]]:
-    """The completions, those of environments played to their end: for evaluations, which nothing interrupts half-way.
-
-    drawn: the first turns; a completion without tokens (its prompt does not fit) is left as it is. sampling: of each
-    question. Raises Cancelled.
-    """
-    table = [list(group) for group in drawn]
+    table: list[list[Completion]],
+    over: set[Place],
+    limits: Sequence[int],
+) -> bool:
+    """What the environments say to the turns that ended goes into the table; False when no turn is to follow. over: episodes to
+    which nothing is to be said. limits: tokens of a turn of each question."""
     places = [
         (i, j)
         for i, question in enumerate(questions)
         if library.turns(question.ref)
-        for j, completion in enumerate(table[i])
-        if completion.tokens
+        for j in range(len(table[i]))
+        if (i, j) not in over
     ]
-    turn = 1
-    while places:
-        episodes = [(questions[i].ref, prompts[i], table[i][j]) for i, j in places]
-        found = await answered(host.engine, scorer, episodes, [sampling[i].max_new_tokens for i, _ in places])
-        going = []
-        for (i, j), (completion, over) in zip(places, found, strict=True):
-            table[i][j] = completion
-            if not over:
-                going.append((i, j))
-        for alike in dict.fromkeys(sampling[i] for i, _ in going):
-            chosen = [(i, j) for i, j in going if sampling[i] == alike]
-            rows = [[*prompts[i], *table[i][j].tokens] for i, j in chosen]
-            more = await host.call(host.engine.generate, rows, 1, alike, seed + turn, host.cancel)
-            for (i, j), (new,) in zip(chosen, more, strict=True):
-                old = table[i][j]
-                mask = (*(old.loss_mask or ()), *(True for _ in new.tokens))
-                table[i][j] = replace(
-                    new, tokens=old.tokens + new.tokens, logprobs=old.logprobs + new.logprobs, loss_mask=mask
-                )
-        places, turn = going, turn + 1
-    return table
+    episodes = [(questions[i].ref, prompts[i], table[i][j]) for i, j in places]
+    found = await answered(engine, scorer, episodes, [limits[i] for i, _ in places])
+    for (i, j), (completion, last) in zip(places, found, strict=True):
+        table[i][j] = completion
+        if last:
+            over.add((i, j))
+    return not all(last for _, last in found)

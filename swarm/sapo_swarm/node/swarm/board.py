@@ -15,18 +15,18 @@ PEERS = 100
 
 
 class Board:
-    """Puts the peers into the stats. wall: Unix time."""
+    """Puts the peers into the stats. clock: seconds that are never set back."""
 
-    def __init__(self, client: NodeClient, stats: SwarmStats, wall: Callable[[], float]) -> None:
-        self._client, self._stats, self._wall = client, stats, wall
+    def __init__(self, client: NodeClient, stats: SwarmStats, clock: Callable[[], float]) -> None:
+        self._client, self._stats, self._clock = client, stats, clock
         self._at = -LEADERBOARD_S
 
     async def look(self, nodes: int) -> None:
         """nodes: that the coordinator tells of. A coordinator that does not answer changes nothing."""
         pause = LEADERBOARD_S if nodes <= len(self._stats.peers) else NEWCOMER_S
-        if self._wall() - self._at < pause:
+        if self._clock() - self._at < pause:
             return
-        self._at = self._wall()
+        self._at = self._clock()
         try:
             board = await self._client.leaderboard()
         except CoordinatorError:

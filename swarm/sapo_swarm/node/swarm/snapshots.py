@@ -17,10 +17,10 @@ REMEMBERED = 4096
 
 
 class SnapshotReader:
-    """wall: Unix time. rng: which groups."""
+    """clock: seconds that are never set back. rng: which groups."""
 
-    def __init__(self, client: NodeClient, wall: Callable[[], float], rng: random.Random | None = None) -> None:
-        self._client, self._wall, self._rng = client, wall, rng or random.Random()
+    def __init__(self, client: NodeClient, clock: Callable[[], float], rng: random.Random | None = None) -> None:
+        self._client, self._clock, self._rng = client, clock, rng or random.Random()
         self._id = ""
         self._left: list[msgspec.Raw] = []
         self._used: dict[bytes, None] = {}
@@ -28,7 +28,7 @@ class SnapshotReader:
 
     async def sample(self, want: int) -> list[msgspec.Raw]:
         """Up to `want` groups of others, uniform over what was not used yet; fewer where the snapshots hold no more."""
-        if len(self._left) < want and self._wall() >= self._next:
+        if len(self._left) < want and self._clock() >= self._next:
             await self._fetch()
         taken, self._left = self._left[:want], self._left[want:]
         return taken
@@ -37,9 +37,9 @@ class SnapshotReader:
         try:
             news, found = await self._client.snapshot(self._id)
         except CoordinatorError:
-            self._next = self._wall() + AWAY_S
+            self._next = self._clock() + AWAY_S
             return
-        self._id, self._next = news.id, self._wall() + max(1.0, min(news.every_s, AWAY_S))
+        self._id, self._next = news.id, self._clock() + max(1.0, min(news.every_s, AWAY_S))
         if found is not None:
             self._left = [raw for raw in found.groups if self._is_new(raw)]
             self._rng.shuffle(self._left)

@@ -65,6 +65,8 @@ class SwarmExchange:
     name: str = ""
     share_fraction: float = 1.0
     wall: Callable[[], float] = time.time
+    clock: Callable[[], float] = time.monotonic
+    """For what happens every so many seconds: the wall's clock may be set back."""
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     judging_s: float = 0.0
     """Seconds of the engine's thread that judging foreign text took, ever."""
@@ -85,12 +87,12 @@ class SwarmExchange:
         self._idle = asyncio.Event()
         self._taking = True
         self._bytes = (0, 0)
-        self._board = Board(self.client, self.stats, self.wall)
-        self._snapshots = SnapshotReader(self.client, self.wall)
+        self._board = Board(self.client, self.stats, self.clock)
+        self._snapshots = SnapshotReader(self.client, self.clock)
         self._rounds_since = 0
         self._yield = 1.0
         self._worker: Scorer | None = None
-        self._kept_at = self.wall()
+        self._kept_at = self.clock()
 
     def attach(self, host: EngineHost, scorer: Scorer, excluded: frozenset[str] = frozenset()) -> None:
         """Judge what is received under this engine's policy, with a worker like this scorer's or (own_worker) with this one.
@@ -221,14 +223,14 @@ class SwarmExchange:
             return
         await self._take(result.sample)
         await self._board.look(result.nodes)
-        if self.wall() - self._kept_at > PHRASES_S:
+        if self.clock() - self._kept_at > PHRASES_S:
             await self._keep_phrases()
 
     async def _keep_phrases(self) -> None:
         """A full disk ends no exchange: the next time comes."""
         if self.memory is None or self._receiver is None:
             return
-        self._kept_at = self.wall()
+        self._kept_at = self.clock()
         try:
             await asyncio.to_thread(phrase_memory.keep, self.memory, self._receiver.phrases.packed())
         except OSError as error:

@@ -230,9 +230,11 @@ def _headings(heads: list[str]) -> list[str]:
     """Names for the columns, each once."""
     found: list[str] = []
     for place, head in enumerate(heads, 1):
-        name = slug(head) if head.strip() else f"column_{place}"
+        name = plain = slug(head) if head.strip() else f"column_{place}"
+        number = place
         while name in found:
-            name = f"{name[:36]}_{place}"
+            name = f"{plain[:36]}_{number}"
+            number += 1
         found.append(name)
     return found
 

@@ -17,6 +17,8 @@ from sapo_desktop.services.models.shelf import names, store
 from sapo_desktop.services.models.shelf.store import Model
 from sapo_swarm.events import RunStarted, encode
 from sapo_swarm.node.storage.journal import JournalError, read_only, readable
+from sapo_swarm.tasks.catalogue import UnknownTask
+from sapo_swarm.tasks.own.errors import BadTask
 from sapo_swarm.types import UNREADABLE
 
 _PARTIAL = ".partial-"
@@ -112,12 +114,14 @@ def spare(model: Model) -> list[Leftover]:
 
 def _kept(model: Model) -> set[str]:
     """The newest, the one with the best held-out result, and the one that the tripwire put back or is about to."""
-    from sapo_swarm.sapo import tripwire  # numpy: only when something is to be removed
+    from sapo_swarm.evaluation import regular_items  # numpy: only when something is to be removed
+    from sapo_swarm.sapo import tripwire
 
-    regular, journal = len(model.config.tasks) * model.config.eval_items, model.folder / "journal.db"
+    journal = model.folder / "journal.db"
     try:
+        regular = regular_items(model.config)
         events = read_only(journal, kinds=tripwire.KINDS) if journal.exists() else []
-    except JournalError:
+    except (JournalError, UnknownTask, BadTask):  # nobody knows which one is the best
         return {path.name for path in model.checkpoints}
     watch = tripwire.watch_of(events, regular, 0.0)
     wanted = {watch.best.round} if watch.best else set()
