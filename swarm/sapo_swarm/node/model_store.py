@@ -27,9 +27,8 @@ from sapo_swarm.node.storage.checkpoints import (
     has_optimizer,
     read_state,
     rounds_of,
-    weights_digest,
 )
-from sapo_swarm.node.storage.files import folder_bytes
+from sapo_swarm.node.storage.files import folder_bytes, weights_digest
 from sapo_swarm.node.storage.journal import Journal
 from sapo_swarm.node.storage.unfinished import Header, LoggedUpdate, UpdateLog, logged
 
@@ -115,6 +114,9 @@ class ModelStore:
             await self.host.call(self.save, "start")
             return
         redone = await self.host.call(self._restore, engine, *found, tell)
+        for name in await asyncio.to_thread(self.checkpoints.set_aside, found[0]):
+            text = f"The damaged checkpoint is set aside as {self.checkpoints.folder / name}; delete it when you like."
+            await self.bus.publish(LogLine(level="warning", text=text))
         await self._agree(found[0], found[1], redone)
         if redone:
             await self.host.call(self.save, "redone")
