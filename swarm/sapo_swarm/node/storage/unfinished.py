@@ -210,11 +210,13 @@ LARGEST = 256 * 2**20
 
 
 class KeptQuestion(msgspec.Struct, frozen=True, array_like=True):
-    """A question by its coordinates; the hash tells whether they still make the same one. completions: as far as sampled."""
+    """A question by its coordinates; the hash tells whether they still make the same one. completions: as far as sampled.
+    read_sha256: of the tokens that the model read; "" in files of older versions."""
 
     ref: TaskRef
     prompt_sha256: Sha256
     completions: tuple[Completion, ...]
+    read_sha256: str = ""
 
 
 class InFlight(msgspec.Struct, frozen=True):
