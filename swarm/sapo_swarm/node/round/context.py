@@ -14,7 +14,7 @@ import msgspec
 from sapo_backends.base import Completion, PolicyUpdate, Sampling, TrainSample, UpdateStats
 from sapo_swarm.algorithms.base import Algorithm
 from sapo_swarm.config import RunConfig
-from sapo_swarm.events import GroupRecorded, Phase, PhaseName, State
+from sapo_swarm.events import Event, GroupRecorded, Phase, PhaseName, State
 from sapo_swarm.node.engine_thread import EngineHost
 from sapo_swarm.node.storage.journal import Journal
 from sapo_swarm.node.swarm.exchange import Exchange
@@ -184,7 +184,8 @@ class RoundWork:
     while completions is None; over: places (question, completion) of episodes that no further turn follows. seconds:
     wall time of work by phase, without pauses. replayed: groups of earlier rounds that the update used besides
     `trained`. steps, staged: of the run's stage, whether it is over; stage_samples: what it adds to the update;
-    stage_groups: its groups, with advantages; figures: its counts.
+    stage_groups: its groups, with advantages; figures: its counts. untold: events of the finished round that are not in
+    the journal yet.
     """
 
     round: int
@@ -209,6 +210,7 @@ class RoundWork:
     staged: bool = False
     figures: dict[str, float] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
+    untold: tuple[Event, ...] = ()
 
     @contextmanager
     def timed(self, phase: PhaseName) -> Iterator[None]:
