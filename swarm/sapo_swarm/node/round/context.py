@@ -107,15 +107,18 @@ def remembers(config: RunConfig) -> bool:
 
 
 def recalled(config: RunConfig, journal: Journal, rounds_done: int) -> Memory:
-    """The memory after so many rounds, from the groups that are still in the journal (keep_groups). Raises JournalError."""
+    """The memory after so many rounds, from the groups of the run's tasks that are still in the journal (keep_groups); a task
+    that the run has no more may be gone. Raises JournalError."""
     memory = Memory()
     if not remembers(config) and config.curriculum == "uniform" and not sizes_adapt(config):
         return memory
     by_round: dict[int, dict[str, Group]] = {}
     for event in journal.read(kinds=("group",)):
-        own = isinstance(event, GroupRecorded) and not event.group.external and not event.group.stage
-        if isinstance(event, GroupRecorded) and own and event.round < rounds_done:
-            by_round.setdefault(event.round, {})[event.group.question.ref.label] = event.group
+        if not isinstance(event, GroupRecorded) or event.round >= rounds_done:
+            continue
+        group, ref = event.group, event.group.question.ref
+        if not group.external and not group.stage and ref.dataset in config.tasks:
+            by_round.setdefault(event.round, {})[ref.label] = group
     for round_number, groups in sorted(by_round.items()):
         memory.observe(config, round_number, tuple(groups.values()))
     return memory
