@@ -274,7 +274,7 @@ class Node:
             await self.bus.publish(*events)
             work.untold = ()
             self.firsts.published(events)
-            self.pace.count(work)
+            self.pace.count(events)
             self.retention.round_done(self.rounds_done, len(events) - 1)
 
     async def _examine(self, examiner: Examiner, items: int) -> None:

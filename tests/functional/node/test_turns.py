@@ -53,7 +53,8 @@ def rounds(folder: Path) -> list[RoundFinished]:
 async def test_a_round_of_an_environment_is_recorded_turn_by_turn(tmp_path: Path) -> None:
     """The model's first answer is the tool call; the environment's sum is in the context of its second."""
     engine = CountingEngine()
-    await make(tmp_path / "run", engine, CONFIG).run()
+    node = make(tmp_path / "run", engine, CONFIG)
+    await node.run()
     recorded = groups(tmp_path / "run")
     assert len(recorded) == 6
     episodes = [rollout for event in recorded for rollout in event.group.rollouts]
@@ -67,6 +68,7 @@ async def test_a_round_of_an_environment_is_recorded_turn_by_turn(tmp_path: Path
         assert done.tokens_generated == done.tokens_trained, "the environment's tokens are in neither"
     kept = sum(r.tokens_generated for r in rounds(tmp_path / "run"))
     assert kept == sum(r.tokens for r in episodes) <= engine.sampled, "what stands behind a tool call is dropped"
+    assert node.pace.tokens_per_s == pytest.approx(done.tokens_generated / done.seconds["generate"])
 
 
 async def test_an_episode_never_goes_to_a_swarm(tmp_path: Path) -> None:
