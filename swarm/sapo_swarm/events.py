@@ -96,13 +96,13 @@ class Vitals(_Event, frozen=True, kw_only=True, tag="vitals"):
 class RoundFinished(_Event, frozen=True, kw_only=True, tag="round"):
     """The figures of one round. Rewards are means in [0, 1]; None when there were no such groups.
 
-    reward_local: local groups, before the update, unfiltered. reward_external: sampled external groups.
-    reward_batch: the whole training batch. nonzero_groups: local groups with unequal rewards, of local_groups.
+    reward_local: local groups, before the update, unfiltered. reward_external: sampled external groups. reward_batch: the whole
+    training batch. nonzero_groups: those of local_groups (in the lab: of all that were generated) with unequal rewards.
     truncated: local completions cut at the token limit, of completions. seconds: by phase. figures: further ones by name:
     "replayed", earlier local groups trained on again, "judge_tokens" that the judge read and wrote, "stage_…" of run.stage
-    (whose groups are in no reward), and those of experiments (sapo_lab.running.figures_of_round). covers: rounds that this record
-    stands for, `round` the last of them: long-ago rounds are stored in blocks, with sums of counts and seconds, means of figures,
-    lowest and highest: their extremes. taught: task -> external groups that were trained on for a success at it.
+    (whose groups are in no reward), and those of experiments (sapo_lab.running.figures_of_round). covers: rounds that this
+    record stands for, `round` the last of them: long-ago rounds are stored in blocks, with sums of counts and seconds, means of
+    figures, lowest and highest: their extremes. taught: task -> external groups that were trained on for a success at it.
     """
 
     round: int

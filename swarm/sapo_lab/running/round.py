@@ -238,7 +238,9 @@ def _journal(node: LabNode, context: RoundContext, work: RoundWork, figures: dic
         "replayed": float(work.replayed + sum(group.node == node.key for group in external)),
     }
     trained = len(work.trained) - len(external)  # a filter may leave nothing; then this is 0, not all of them
-    finished = msgspec.structs.replace(finished, time=time.time(), local_groups=trained, figures=figures)
+    nonzero = sum(group.nonzero_advantage for group in work.local)
+    counts = {"local_groups": trained, "nonzero_groups": nonzero}
+    finished = msgspec.structs.replace(finished, time=time.time(), figures=figures, **counts)
     node.journal.append([finished])
     return finished
 

@@ -203,7 +203,7 @@ class Node:
                 if await self._may_work(context, work):
                     work = await self._work(context, examiner, work)
                     if self.store.due():
-                        await self._save("time")
+                        await self._save("time", work)
             except Cancelled:
                 self.host.cancel.reset()
             except Exception as error:  # a bad round is a sentence and a pause, never the end of the run
@@ -211,12 +211,9 @@ class Node:
         await self._leave(context, work)
 
     async def _work(self, context: RoundContext, examiner: Examiner, work: RoundWork) -> RoundWork:
-        """An evaluation, a closer look, or a round; the round that is next to work on."""
-        if self._evaluate_next:
-            await self._examine(examiner, self._evaluate_next)
-            return work
-        if self._guarded.busy:
-            await self._attend()
+        """An evaluation, a closer look, or a round; the round that is next to work on. What is untold comes first."""
+        if not work.untold and (self._evaluate_next or self._guarded.busy):
+            await (self._examine(examiner, self._evaluate_next) if self._evaluate_next else self._attend())
             return work
         await self._round(context, work)
         if self.config.eval_every and self.rounds_done % self.config.eval_every == 0:
@@ -233,7 +230,7 @@ class Node:
         if not paused_before and self.activity.state == "paused":
             await asyncio.to_thread(self.store.keep_in_flight, context, work)
             if self.store.unsaved and self.activity.reason == "person":
-                await self._save("pause")
+                await self._save("pause", work)
         return False
 
     async def _leave(self, context: RoundContext, work: RoundWork) -> None:
@@ -241,15 +238,15 @@ class Node:
         try:
             await asyncio.to_thread(self.store.keep_in_flight, context, work)
             if self.store.unsaved:
-                await self._save("stop")
+                await self._save("stop", work)
         except (OSError, JournalError) as error:
+            said = f"No checkpoint at the end; finished rounds are in the log. {error}"
             with contextlib.suppress(JournalError):
-                await self.run_control.log(
-                    "error", f"No checkpoint at the end; finished rounds are in the log. {error}"
-                )
+                await self.run_control.log("error", said)
 
-    async def _save(self, reason: str) -> None:
-        """A checkpoint, told of. Raises NoRoom, OSError."""
+    async def _save(self, reason: str, work: RoundWork) -> None:
+        """A checkpoint, told of; the log of updates ends with it, so what is untold comes first. Raises OSError, JournalError."""
+        await self._tell(work)
         self.bus.stream(self.activity.begin("checkpoint", self.rounds_done, "Saving"))
         await self.host.call(self.store.save, reason)
         await self.store.tell()
@@ -261,16 +258,24 @@ class Node:
         return self.guard
 
     async def _round(self, context: RoundContext, work: RoundWork) -> None:
-        for phase in (phases.sample_questions, phases.generate, phases.score, phases.share, stage, update):
-            await phase(context, work)
-        solved, wanted = set(self.store.solved), self.config.external_groups if self._guarded.taking else 0
-        events = self.firsts.told(stamp(record(work, wanted, solved, ""), time.time()), work.external or ())
-        await asyncio.to_thread(self.store.finished, work, events, solved)
-        news = self.setup.exchange.used([g for g in work.trained if g.external], len(work.trained))
-        await self.bus.publish(*events, *([news] if news else []), *cut_off(work.completions or [], work.round))
-        self.firsts.published(events)
-        self.pace.count(work)
-        self.retention.round_done(self.rounds_done, len(events) - 1)
+        if not work.untold:
+            for phase in (phases.sample_questions, phases.generate, phases.score, phases.share, stage, update):
+                await phase(context, work)
+            solved, wanted = set(self.store.solved), self.config.external_groups if self._guarded.taking else 0
+            events = self.firsts.told(stamp(record(work, wanted, solved, ""), time.time()), work.external or ())
+            await asyncio.to_thread(self.store.finished, work, events, solved)
+            news = self.setup.exchange.used([g for g in work.trained if g.external], len(work.trained))
+            work.untold = (*events, *([news] if news else []), *cut_off(work.completions or [], work.round))
+        await self._tell(work)
+
+    async def _tell(self, work: RoundWork) -> None:
+        """Publish what the finished round left. Raises JournalError: then it is published another time."""
+        if events := work.untold:
+            await self.bus.publish(*events)
+            work.untold = ()
+            self.firsts.published(events)
+            self.pace.count(events)
+            self.retention.round_done(self.rounds_done, len(events) - 1)
 
     async def _examine(self, examiner: Examiner, items: int) -> None:
         work = examiner.examine(self.rounds_done, items, self._evaluating("Held-out evaluation"))

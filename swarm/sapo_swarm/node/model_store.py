@@ -6,6 +6,7 @@ restores the newest intact checkpoint, takes the logged updates again, and makes
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -27,9 +28,8 @@ from sapo_swarm.node.storage.checkpoints import (
     has_optimizer,
     read_state,
     rounds_of,
-    weights_digest,
 )
-from sapo_swarm.node.storage.files import folder_bytes
+from sapo_swarm.node.storage.files import folder_bytes, weights_digest
 from sapo_swarm.node.storage.journal import Journal
 from sapo_swarm.node.storage.unfinished import Header, LoggedUpdate, UpdateLog, logged
 
@@ -115,6 +115,9 @@ class ModelStore:
             await self.host.call(self.save, "start")
             return
         redone = await self.host.call(self._restore, engine, *found, tell)
+        for name in await asyncio.to_thread(self.checkpoints.set_aside, found[0]):
+            text = f"The damaged checkpoint is set aside as {self.checkpoints.folder / name}; delete it when you like."
+            await self.bus.publish(LogLine(level="warning", text=text))
         await self._agree(found[0], found[1], redone)
         if redone:
             await self.host.call(self.save, "redone")
@@ -170,21 +173,19 @@ class ModelStore:
     # -- rounds ----------------------------------------------------------------------------------------------------
 
     def finished(self, work: RoundWork, events: Sequence[Event], solved: set[str]) -> None:
-        """A round is done: it is in the log before anybody is told. Raises OSError.
-
-        Told again (the journal had no room, say), it is not logged twice.
-        """
+        """A round is done: it is in the log, once, before anybody is told. Raises OSError."""
         if self.rounds_done > work.round:
             return
         call, lines = work.call, [encode(event) for event in events]
         batch, policy, seed = ([], None, 0) if call is None else (call.batch, call.policy, call.seed)
         self.log.append(logged(work.round, seed, policy, batch, lines, sorted(solved)))
         self.rounds_done, self.solved = work.round + 1, frozenset(solved)
-        unfinished.forget(self.folder)
+        with contextlib.suppress(OSError):
+            unfinished.forget(self.folder)
 
     def keep_in_flight(self, context: RoundContext, work: RoundWork) -> None:
         """The rollouts that the round has so far. Raises OSError."""
-        kept = in_flight(context, work)
+        kept = in_flight(context, work) if work.round == self.rounds_done else None
         if kept is not None:
             unfinished.keep(self.folder, kept)
 
@@ -252,9 +253,10 @@ class ModelStore:
         return self.rounds_done > self.saved_rounds
 
     async def tell(self) -> None:
-        """Publish the checkpoints that were written."""
-        told, self._untold = self._untold, []
+        """Publish the checkpoints that were written. Raises JournalError: then they are published another time."""
+        told = tuple(self._untold)
         await self.bus.publish(*told)
+        del self._untold[: len(told)]
 
     def close(self) -> None:
         """Let go of the update log."""

@@ -134,15 +134,29 @@ async def test_rollouts_of_the_round_in_flight_survive_a_stop_and_a_start(tmp_pa
     assert on_disk(tmp_path / "stopped").told == [0, 1]
 
 
-async def test_rollouts_of_other_settings_are_left_out_with_a_sentence(tmp_path: Path) -> None:
+@pytest.mark.parametrize("changed", [{"temperature": 0.7}, {"answer_format": "last_line"}], ids=" ".join)
+async def test_rollouts_of_other_settings_are_left_out_with_a_sentence(
+    tmp_path: Path, changed: dict[str, object]
+) -> None:
     await stopped_after(2, tmp_path / "m")
     assert unfinished.kept(tmp_path / "m") is not None
-    hot = msgspec.structs.replace(CONFIG, temperature=0.7)
-    await make(tmp_path / "m", CountingEngine(), hot).run()
-    await undisturbed(tmp_path / "calm", hot)
+    other = msgspec.structs.replace(CONFIG, **changed)
+    await make(tmp_path / "m", CountingEngine(), other).run()
+    await undisturbed(tmp_path / "calm", other)
     assert weights(tmp_path / "m", 2) == weights(tmp_path / "calm", 2)
     told = [e.text for e in read_only(tmp_path / "m" / "journal.db", ("log",)) if isinstance(e, LogLine)]
     assert any("do not fit the settings of now" in text for text in told)
+
+
+async def test_rollouts_kept_without_a_hash_of_what_the_model_read_are_used(tmp_path: Path) -> None:
+    await stopped_after(2, tmp_path / "m")
+    kept = unfinished.kept(tmp_path / "m")
+    assert kept is not None
+    questions = tuple(msgspec.structs.replace(q, read_sha256="") for q in kept.questions)
+    unfinished.keep(tmp_path / "m", msgspec.structs.replace(kept, questions=questions))
+    await make(tmp_path / "m", CountingEngine()).run()
+    told = [e.text for e in read_only(tmp_path / "m" / "journal.db", ("log",)) if isinstance(e, LogLine)]
+    assert any("were kept and are used" in text for text in told)
 
 
 def test_kept_rollouts_that_cannot_be_read_are_none(tmp_path: Path) -> None:

@@ -139,6 +139,8 @@ def test_a_corrupt_checkpoint_is_passed_over_with_a_sentence_and_its_rounds_are_
     assert "round-000003" in done.stdout
     assert "goes on with round 3" in done.stdout
     assert "1 round after round 2" in done.stdout
+    assert "set aside as" in done.stdout
+    assert (run / "checkpoints" / "damaged-round-000003").exists()
     assert on_disk(run).told == [0, 1, 2, 3]
     (opened,) = [e for e in read_only(run / "journal.db", ("run_started",))][2:]
     assert isinstance(opened, RunStarted)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
+import msgspec
+import pytest
 from tests.functional.node.test_node import only_run, weights
 from tests.support import node_process
 from tests.support.node_process import sapo
+from tests.support.own_tasks import library_in, write_folder
+from tests.support.watched_node import CONFIG, CountingEngine, make
 
 from sapo_swarm.events import RoundFinished
 from sapo_swarm.node.storage.journal import read_only
@@ -25,3 +30,37 @@ def test_an_interrupted_run_with_replay_and_a_curriculum_ends_with_the_same_weig
     rounds = [e for e in read_only(straight / "journal.db") if isinstance(e, RoundFinished)]
     assert max(e.figures.get("replayed", 0.0) for e in rounds) > 0
     assert "replayed" not in rounds[0].figures, "there is nothing to replay in the first round"
+
+
+def half_right(folder: Path) -> Path:
+    """A task of the person's own that the fake engine answers right about half of the time."""
+    rows = [{"question": f"Calculate {n} + {n}.", "answer": n + n} for n in range(40)]
+    return write_folder(folder, '[[verifier]]\nkind = "number"\nabs = 60\n', rows[:30], rows[30:])
+
+
+async def test_the_speed_of_a_round_counts_what_its_stage_generates(tmp_path: Path) -> None:
+    config = msgspec.structs.replace(CONFIG, tasks=("mine",), group_size=16, stage="critique")
+    with library_in(tmp_path / "tasks") as folder:
+        half_right(folder / "mine")
+        node = make(tmp_path / "run", engine := CountingEngine(), config)
+        await node.run()
+    rounds = [e for e in read_only(tmp_path / "run" / "journal.db", ("round",)) if isinstance(e, RoundFinished)]
+    assert sum(e.tokens_generated for e in rounds) == engine.sampled
+    assert rounds[-1].figures["stage_attempted"] > 0
+    assert node.pace.tokens_per_s == pytest.approx(rounds[-1].tokens_generated / rounds[-1].seconds["generate"])
+
+
+@pytest.mark.parametrize("setting", [{"replay_groups": 2}, {"stage": "relay"}], ids=str)
+async def test_a_node_goes_on_with_other_tasks_when_one_of_its_own_is_gone(
+    tmp_path: Path, setting: dict[str, object]
+) -> None:
+    config = msgspec.structs.replace(CONFIG, tasks=("mine",), rounds=2, group_size=16, **setting)
+    with library_in(tmp_path / "tasks") as folder:
+        mine = half_right(folder / "mine")
+        await make(tmp_path / "run", CountingEngine(), config).run()
+    shutil.rmtree(mine)
+    with library_in(folder):
+        other = msgspec.structs.replace(config, tasks=CONFIG.tasks, rounds=4)
+        await make(tmp_path / "run", CountingEngine(), other).run()
+    rounds = [e.round for e in read_only(tmp_path / "run" / "journal.db", ("round",)) if isinstance(e, RoundFinished)]
+    assert rounds == [0, 1, 2, 3]

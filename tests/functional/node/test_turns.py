@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -53,7 +54,8 @@ def rounds(folder: Path) -> list[RoundFinished]:
 async def test_a_round_of_an_environment_is_recorded_turn_by_turn(tmp_path: Path) -> None:
     """The model's first answer is the tool call; the environment's sum is in the context of its second."""
     engine = CountingEngine()
-    await make(tmp_path / "run", engine, CONFIG).run()
+    node = make(tmp_path / "run", engine, CONFIG)
+    await node.run()
     recorded = groups(tmp_path / "run")
     assert len(recorded) == 6
     episodes = [rollout for event in recorded for rollout in event.group.rollouts]
@@ -67,6 +69,7 @@ async def test_a_round_of_an_environment_is_recorded_turn_by_turn(tmp_path: Path
         assert done.tokens_generated == done.tokens_trained, "the environment's tokens are in neither"
     kept = sum(r.tokens_generated for r in rounds(tmp_path / "run"))
     assert kept == sum(r.tokens for r in episodes) <= engine.sampled, "what stands behind a tool call is dropped"
+    assert node.pace.tokens_per_s == pytest.approx(done.tokens_generated / done.seconds["generate"])
 
 
 async def test_an_episode_never_goes_to_a_swarm(tmp_path: Path) -> None:
@@ -98,6 +101,22 @@ async def test_an_episode_is_continued_after_a_stop_and_a_start(tmp_path: Path) 
         await stopped_after(7, tmp_path / "held", CONFIG)
     await make(tmp_path / "held", CountingEngine(), CONFIG).run()
     assert weights(tmp_path / "held", 2) == weights(tmp_path / "calm", 2)
+
+
+async def test_a_redone_round_of_an_environment_gives_the_same_weights(tmp_path: Path) -> None:
+    """What a kill before the last checkpoint leaves is copied as that checkpoint begins."""
+
+    class Copying(CountingEngine):
+        def save(self, folder: Path, optimizer: bool = True) -> None:
+            if folder.parent.name == ".partial-000002":
+                ignore = shutil.ignore_patterns(".partial-*")
+                shutil.copytree(tmp_path / "run" / "checkpoints", tmp_path / "killed" / "checkpoints", ignore=ignore)
+            super().save(folder, optimizer)
+
+    await make(tmp_path / "run", Copying(), CONFIG).run()
+    await make(tmp_path / "killed", CountingEngine(), CONFIG).run()
+    assert len(rounds(tmp_path / "killed")) == 2
+    assert weights(tmp_path / "killed", 2) == weights(tmp_path / "run", 2)
 
 
 async def test_replayed_episodes_are_trained_on_with_their_turns(tmp_path: Path) -> None:

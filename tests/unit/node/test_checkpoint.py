@@ -29,6 +29,10 @@ def with_optimizer(checkpoints: Checkpoints) -> list[int]:
     return [rounds_of(p) for p in checkpoints.complete() if has_optimizer(p, read_state(p))]
 
 
+def damage(path: Path) -> None:
+    (path / "engine" / "extra").write_text("?")
+
+
 def test_what_is_written_is_found_again(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path / "c", keep=3)
     saved = checkpoints.write(ENGINE, Moment(7, "pause", ("bf",), parent="a" * 64))
@@ -149,24 +153,49 @@ def test_a_partial_folder_is_no_checkpoint_and_is_cleared_away(tmp_path: Path) -
     assert not list((tmp_path / "c").glob(".partial-*"))
 
 
-@pytest.mark.parametrize("damage", ["shorten", "remove", "add"])
-def test_any_damage_is_found_and_the_older_one_used(tmp_path: Path, damage: str) -> None:
+@pytest.mark.parametrize("kind", ["shorten", "remove", "add"])
+def test_any_damage_is_found_and_the_older_one_used(tmp_path: Path, kind: str) -> None:
     checkpoints = Checkpoints(tmp_path / "c", keep=9)
     write(checkpoints, 1)
     path = write(checkpoints, 2)
     victim = next(p for p in (path / "engine").iterdir())
-    if damage == "shorten":
+    if kind == "shorten":
         victim.write_bytes(victim.read_bytes()[:-1])
-    elif damage == "remove":
+    elif kind == "remove":
         victim.unlink()
     else:
-        (path / "engine" / "extra").write_text("?")
+        damage(path)
     with pytest.raises(CheckpointCorrupt, match="round-000002"):
         read_state(path)
     found, warnings = checkpoints.newest_intact()
     assert found is not None
     assert rounds_of(found[0]) == 1
     assert len(warnings) == 1
+
+
+def test_a_damaged_checkpoint_does_not_count_as_the_newest_and_stays_for_a_person(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path / "c", keep=1)
+    used = write(checkpoints, 90)
+    damage(write(checkpoints, 100))
+    assert checkpoints.set_aside(used) == ["damaged-round-000100"]
+    assert checkpoints.set_aside(used) == []
+    write(checkpoints, 91)
+    write(checkpoints, 92)
+    assert rounds_in(checkpoints)[-1] == 92
+    assert with_optimizer(checkpoints) == [92]
+    assert (tmp_path / "c" / "damaged-round-000100" / "engine" / "extra").exists()
+
+
+def test_damaged_checkpoints_are_bounded_and_go_before_intact_ones_where_room_is_short(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path / "c", keep=2)
+    used = write(checkpoints, 1)
+    for rounds in (2, 3, 4):
+        damage(checkpoints.write(ENGINE, Moment(rounds, "time", ("bf",))).path)
+    assert checkpoints.set_aside(used) == ["damaged-round-000003", "damaged-round-000004"]
+    checkpoints.budget = int(2.5 * folder_bytes(used))
+    write(checkpoints, 5)
+    assert rounds_in(checkpoints) == [1, 5]
+    assert not list((tmp_path / "c").glob("damaged-*"))
 
 
 def test_a_run_whose_checkpoints_are_all_damaged_is_never_started_over(tmp_path: Path) -> None:

@@ -6,17 +6,23 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from sapo_desktop.services.swarms import answering
 from sapo_desktop.services.swarms.membership import label, mixed
 from sapo_desktop.settings.flags import arguments
 from sapo_swarm.config import RunConfig
+from sapo_swarm.events import RoundFinished
+from sapo_swarm.node.round.context import RoundWork
+from sapo_swarm.node.round.training import NO_UPDATE, record
 from sapo_swarm.node.swarm.likelihood import STRETCH, worst_stretch
 from sapo_swarm.node.swarm.pool import Pool
 from sapo_swarm.node.swarm.swarm_stats import SwarmStats
 from sapo_swarm.protocol.client import ExchangeResult
 from sapo_swarm.protocol.receive import AcceptanceRules
 from sapo_swarm.registry import UnknownStrategy
+from sapo_swarm.sapo.advantage import normalised
+from sapo_swarm.sapo.assemble import assemble
 from sapo_swarm.types import Group, Question, Rollout, TaskRef
 
 
@@ -32,6 +38,21 @@ def test_a_batch_counts_on_one_group_a_source() -> None:
     assert len(pool) == 3
     assert pool.available(4) == 2
     assert pool.available(1) == 1
+
+
+@pytest.mark.parametrize(("arrived", "trained"), [(0, 7), (5, 2)])
+def test_groups_with_unequal_rewards_are_counted_among_the_local_ones_that_were_trained_on(
+    arrived: int, trained: int
+) -> None:
+    """Five of seven were generated for what the pool lacked; it may be full by the time of the batch."""
+    made = [structs.replace(group("", n, (1.0, float(n > 3))), source="own") for n in range(7)]
+    pool = [group(str(n), n) for n in range(arrived)]
+    batch = assemble(made, pool, 2, 5, np.random.default_rng(1), normalised)
+    done = RoundWork(0, local=made, completions=[], stats=NO_UPDATE, trained=list(batch.groups))
+    finished = record(done, 5, set(), "")[-1]
+    assert isinstance(finished, RoundFinished)
+    assert finished.local_groups == trained
+    assert finished.nonzero_groups == sum(g.nonzero_advantage for g in batch.local) <= trained
 
 
 def test_a_used_group_is_gone_and_its_source_s_others_stay() -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -19,10 +21,11 @@ POLICY = PolicyUpdate("grpo", learning_rate=1e-3, epochs=2)
 def batch(seed: int) -> list[TrainSample]:
     rng = np.random.default_rng(seed)
     prompts = [tuple(map(int, rng.integers(5, 90, 12))) for _ in range(2)]
-    return [
+    samples = [
         TrainSample(prompts[i % 2], tuple(map(int, rng.integers(5, 90, 6))), float(rng.normal()), i == 3, (-1.0,) * 6)
         for i in range(4)
     ]
+    return [*samples[:3], replace(samples[3], loss_mask=(True, True, False, False, True, True))]
 
 
 def record(round_: int) -> LoggedUpdate:
@@ -44,6 +47,14 @@ def test_records_come_back_as_they_were_with_each_prompt_stored_once(log: Update
     assert log.read(HEADER) == written
     assert written[0].batch() == batch(5)
     assert len(written[0].prompts) == 2
+
+
+def test_a_log_written_without_loss_masks_is_read(log: UpdateLog) -> None:
+    update = record(5)
+    short = [list(msgspec.structs.astuple(sample))[:6] for sample in update.samples]
+    plain = [*msgspec.structs.astuple(update)[:4], short, update.events, update.solved]
+    log._write(msgspec.msgpack.encode(plain))
+    assert log.read(HEADER)[0].batch() == [replace(sample, loss_mask=None) for sample in batch(5)]
 
 
 def test_a_torn_record_is_none_and_what_is_before_it_counts(log: UpdateLog, tmp_path: Path) -> None:

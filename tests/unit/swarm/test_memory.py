@@ -12,7 +12,7 @@ from sapo_swarm.node.storage.journal import Journal
 from sapo_swarm.types import Group, Question, Rollout, Source, TaskRef
 
 HASH = hashlib.sha256(b"q").hexdigest()
-CONFIG = RunConfig(replay_groups=3, replay_half_life=2, curriculum="tasks")
+CONFIG = RunConfig(tasks=("bf",), replay_groups=3, replay_half_life=2, curriculum="tasks")
 
 
 def group(number: int, successes: int, source: Source = "own") -> Group:

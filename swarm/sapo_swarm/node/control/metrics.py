@@ -73,7 +73,7 @@ class Counted:
 _SUMS = {
     "local_groups": ("groups_local", "Groups generated here and trained on."),
     "external_groups": ("groups_external", "Groups of other nodes trained on."),
-    "nonzero_groups": ("groups_nonzero_advantage", "Local groups with unequal rewards."),
+    "nonzero_groups": ("groups_nonzero_advantage", "Groups generated here and trained on, with unequal rewards."),
     "completions": ("completions", "Completions generated."),
     "truncated": ("completions_truncated", "Completions cut at the token limit."),
     "tokens_generated": ("tokens_generated", "Tokens generated."),

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import msgspec
 
 from sapo_backends.base import CancelToken, OutOfMemory
-from sapo_swarm.events import LogLine, StateChanged, Vitals
+from sapo_swarm.events import Event, LogLine, RoundFinished, StateChanged, Vitals
 from sapo_swarm.events import State as NodeState
 from sapo_swarm.node.event_bus import Bus
 from sapo_swarm.node.governor.awake import Awake, wanted
@@ -22,7 +22,7 @@ from sapo_swarm.node.governor.holds import FULL, Effort, Hold, State, advance
 from sapo_swarm.node.governor.limits import Limits
 from sapo_swarm.node.governor.requests import Requests, aside, command, duration, effort, obstacle, pending, round_done
 from sapo_swarm.node.governor.sensors.machine import Machine
-from sapo_swarm.node.round.context import Activity, RoundWork
+from sapo_swarm.node.round.context import Activity
 from sapo_swarm.node.storage.journal import JournalError
 
 PATIENCE_S = 1.0
@@ -199,7 +199,7 @@ _SMOOTH = 0.2
 
 @dataclass
 class Pace:
-    """tokens_per_s: generated, in the last round. round_s: smoothed seconds from one round's end to the next's."""
+    """tokens_per_s: sampled, in the last round and its stage. round_s: smoothed seconds from one round's end to the next's."""
 
     tokens_per_s: float | None = None
     round_s: float | None = None
@@ -209,10 +209,10 @@ class Pace:
         """A pause is no slow round."""
         self._last = 0.0
 
-    def count(self, work: RoundWork) -> None:
-        """A round is done."""
-        tokens = sum(len(c.tokens) for group in work.completions or () for c in group)
-        self.tokens_per_s = tokens / max(work.seconds.get("generate", 0.0), 1e-6)
+    def count(self, events: Sequence[Event]) -> None:
+        """A round is done, with these events."""
+        (done,) = (event for event in events if isinstance(event, RoundFinished))
+        self.tokens_per_s = done.tokens_generated / max(done.seconds.get("generate", 0.0), 1e-6)
         now = time.monotonic()
         if self._last:
             took = now - self._last

@@ -14,7 +14,7 @@ import msgspec
 from sapo_backends.base import Completion, PolicyUpdate, Sampling, TrainSample, UpdateStats
 from sapo_swarm.algorithms.base import Algorithm
 from sapo_swarm.config import RunConfig
-from sapo_swarm.events import GroupRecorded, Phase, PhaseName, State
+from sapo_swarm.events import Event, GroupRecorded, Phase, PhaseName, State
 from sapo_swarm.node.engine_thread import EngineHost
 from sapo_swarm.node.storage.journal import Journal
 from sapo_swarm.node.swarm.exchange import Exchange
@@ -107,15 +107,18 @@ def remembers(config: RunConfig) -> bool:
 
 
 def recalled(config: RunConfig, journal: Journal, rounds_done: int) -> Memory:
-    """The memory after so many rounds, from the groups that are still in the journal (keep_groups). Raises JournalError."""
+    """The memory after so many rounds, from the groups of the run's tasks that are still in the journal (keep_groups); a task
+    that the run has no more may be gone. Raises JournalError."""
     memory = Memory()
     if not remembers(config) and config.curriculum == "uniform" and not sizes_adapt(config):
         return memory
     by_round: dict[int, dict[str, Group]] = {}
     for event in journal.read(kinds=("group",)):
-        own = isinstance(event, GroupRecorded) and not event.group.external and not event.group.stage
-        if isinstance(event, GroupRecorded) and own and event.round < rounds_done:
-            by_round.setdefault(event.round, {})[event.group.question.ref.label] = event.group
+        if not isinstance(event, GroupRecorded) or event.round >= rounds_done:
+            continue
+        group, ref = event.group, event.group.question.ref
+        if not group.external and not group.stage and ref.dataset in config.tasks:
+            by_round.setdefault(event.round, {})[ref.label] = group
     for round_number, groups in sorted(by_round.items()):
         memory.observe(config, round_number, tuple(groups.values()))
     return memory
@@ -184,7 +187,8 @@ class RoundWork:
     while completions is None; over: places (question, completion) of episodes that no further turn follows. seconds:
     wall time of work by phase, without pauses. replayed: groups of earlier rounds that the update used besides
     `trained`. steps, staged: of the run's stage, whether it is over; stage_samples: what it adds to the update;
-    stage_groups: its groups, with advantages; figures: its counts.
+    stage_groups: its groups, with advantages; figures: its counts. untold: events of the finished round that are not in
+    the journal yet.
     """
 
     round: int
@@ -209,6 +213,7 @@ class RoundWork:
     staged: bool = False
     figures: dict[str, float] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
+    untold: tuple[Event, ...] = ()
 
     @contextmanager
     def timed(self, phase: PhaseName) -> Iterator[None]:

@@ -30,6 +30,10 @@ def fingerprint(context: RoundContext) -> str:
     return hashlib.sha256(msgspec.json.encode(parts)).hexdigest()
 
 
+def _sha256(prompt: list[int]) -> str:
+    return hashlib.sha256(msgspec.json.encode(prompt)).hexdigest()
+
+
 def in_flight(context: RoundContext, work: RoundWork) -> InFlight | None:
     """What is worth keeping of the round; None while nothing is sampled."""
     rows = work.completions or work.partial
@@ -39,7 +43,8 @@ def in_flight(context: RoundContext, work: RoundWork) -> InFlight | None:
         round=work.round,
         belongs=fingerprint(context),
         questions=tuple(
-            KeptQuestion(q.ref, q.prompt_sha256, tuple(row)) for q, row in zip(work.questions, rows, strict=True)
+            KeptQuestion(q.ref, q.prompt_sha256, tuple(row), _sha256(prompt))
+            for q, row, prompt in zip(work.questions, rows, work.prompts, strict=True)
         ),
         external=work.external,
         bytes_sent=work.bytes_sent,
@@ -62,7 +67,10 @@ async def restored(context: RoundContext, kept: InFlight) -> RoundWork | None:
         sized = sizes_adapt(context.config) or len(was.completions) == size
         if not isinstance(question, Question) or not same or not sized:
             return None
+        prompt = prompt_ids(context.host.engine.tokenizer, context.scorer, question)
+        if was.read_sha256 not in ("", _sha256(prompt)):
+            return None
         work.questions.append(question)
-        work.prompts.append(prompt_ids(context.host.engine.tokenizer, context.scorer, question))
+        work.prompts.append(prompt)
         work.partial.append(list(was.completions))
     return work

@@ -144,16 +144,17 @@ def record(work: RoundWork, external_wanted: int, solved: set[str], checkpoint: 
     counts = {"replayed": work.replayed, "judge_tokens": work.judge_tokens}
     staged = [c for step in work.steps for group in step.work.completions or () for c in group]
     external = [g for g in work.trained if g.external]
+    local = [g for g in work.trained if not g.external] if work.trained else work.local
     events.append(
         RoundFinished(
             round=work.round,
             reward_local=_mean(work.local),
             reward_external=_mean(external),
             reward_batch=_mean(work.trained),
-            local_groups=len(work.trained) - len(external) if work.trained else len(work.local),
+            local_groups=len(local),
             external_groups=len(external),
             external_wanted=external_wanted,
-            nonzero_groups=sum(g.nonzero_advantage for g in work.local),
+            nonzero_groups=sum(g.nonzero_advantage for g in local),
             truncated=sum(c.finish == "length" for c in flat),
             well_formed=work.well_formed,
             completions=len(flat),

@@ -9,7 +9,6 @@ the update log (update_log).
 
 from __future__ import annotations
 
-import hashlib
 import re
 import shutil
 from collections.abc import Callable
@@ -19,11 +18,12 @@ from pathlib import Path
 import msgspec
 
 from sapo_backends.base import CheckpointCorrupt, Engine
-from sapo_swarm.node.storage.files import digests, folder_bytes, size_text, sync_tree, tensors_as_files
+from sapo_swarm.node.storage.files import digests, folder_bytes, size_text, sync_tree, tensors_as_files, weights_digest
 from sapo_swarm.node.storage.thinning import dispensable
 from sapo_swarm.types import UNREADABLE
 
 _NAME = re.compile(r"^round-(\d{6,})$")
+_DAMAGED = "damaged-"
 FREE_RESERVE = 64 * 2**20
 """Bytes of the disk that a checkpoint leaves free."""
 BYTES_A_PARAMETER = 4
@@ -151,6 +151,20 @@ class Checkpoints:
             )
         return None, []
 
+    def set_aside(self, used: Path) -> list[str]:
+        """Newer ones than the one that is used are damaged: they count no more. `keep` damaged folders at most stay for a person
+        to look at, while there is room; the names of those that stay of the newer ones. Raises OSError."""
+        names = {_DAMAGED + path.name: path for path in self.complete() if rounds_of(path) > rounds_of(used)}
+        for name, path in names.items():
+            shutil.rmtree(self.folder / name, ignore_errors=True)
+            path.rename(self.folder / name)
+        for path in self._damaged()[: -self.keep]:
+            shutil.rmtree(path, ignore_errors=True)
+        return [path.name for path in self._damaged() if path.name in names]
+
+    def _damaged(self) -> list[Path]:
+        return sorted(self.folder.glob(f"{_DAMAGED}*"))
+
     def bytes(self) -> int:
         """Of all checkpoints."""
         return folder_bytes(self.folder)
@@ -197,10 +211,8 @@ class Checkpoints:
         """All but the newest and the best, the one that is missed least first."""
         *older, _ = self.complete() or [self.folder]
         spare = [path for path in older if rounds_of(path) != self.pinned]
-        return [
-            *(p for p in spare if p.name in self._too_many()),
-            *(p for p in spare if p.name not in self._too_many()),
-        ]
+        too_many = self._too_many()
+        return [*self._damaged(), *sorted(spare, key=lambda path: path.name not in too_many)]
 
     def _too_many(self) -> set[str]:
         named = {rounds_of(path): path.name for path in self.complete()}
@@ -269,18 +281,6 @@ def drop_optimizer(path: Path) -> None:
         return
     for name in state.optimizer:
         (path / "engine" / name).unlink(missing_ok=True)
-
-
-def weights_digest(digests: dict[str, str], optimizer_files: tuple[str, ...]) -> str:
-    """SHA-256 of the trainable weights: of their one file, or of the sorted lines "digest  name" where there are several.
-
-    Files that are no tensors do not count. "" when there are none.
-    """
-    tensors = {n: d for n, d in digests.items() if n.endswith(".safetensors") and n not in optimizer_files}
-    if len(tensors) <= 1:
-        return next(iter(tensors.values()), "")
-    lines = "".join(f"{digest}  {name}\n" for name, digest in sorted(tensors.items()))
-    return hashlib.sha256(lines.encode()).hexdigest()
 
 
 def _state_of(engine: Engine, moment: Moment, digests: dict[str, str]) -> CheckpointState:

@@ -32,6 +32,18 @@ def digests(folder: Path) -> dict[str, str]:
     return found
 
 
+def weights_digest(digests: dict[str, str], optimizer_files: tuple[str, ...]) -> str:
+    """SHA-256 of the trainable weights: of their one file, or of the sorted lines "digest  name" where there are several.
+
+    Files that are no tensors do not count. "" when there are none.
+    """
+    tensors = {n: d for n, d in digests.items() if n.endswith(".safetensors") and n not in optimizer_files}
+    if len(tensors) <= 1:
+        return next(iter(tensors.values()), "")
+    lines = "".join(f"{digest}  {name}\n" for name, digest in sorted(tensors.items()))
+    return hashlib.sha256(lines.encode()).hexdigest()
+
+
 def sync_tree(folder: Path) -> None:
     """Return when all of it is on the disk. Raises OSError."""
     for path in [*folder.rglob("*"), folder]:

@@ -48,6 +48,7 @@ class LoggedSample(msgspec.Struct, frozen=True, array_like=True):
     external: bool
     old_logprobs: tuple[float, ...] | None
     behaviour_logprobs: tuple[float, ...] | None
+    loss_mask: tuple[bool, ...] | None = None
 
 
 class LoggedUpdate(msgspec.Struct, frozen=True, array_like=True):
@@ -65,7 +66,13 @@ class LoggedUpdate(msgspec.Struct, frozen=True, array_like=True):
         """The samples as the engine got them."""
         return [
             TrainSample(
-                self.prompts[s.prompt], s.completion, s.advantage, s.external, s.old_logprobs, s.behaviour_logprobs
+                self.prompts[s.prompt],
+                s.completion,
+                s.advantage,
+                s.external,
+                s.old_logprobs,
+                s.behaviour_logprobs,
+                s.loss_mask,
             )
             for s in self.samples
         ]
@@ -89,6 +96,7 @@ def logged(
             s.external,
             s.old_logprobs,
             s.behaviour_logprobs,
+            s.loss_mask,
         )
         for s in batch
     )
@@ -202,11 +210,13 @@ LARGEST = 256 * 2**20
 
 
 class KeptQuestion(msgspec.Struct, frozen=True, array_like=True):
-    """A question by its coordinates; the hash tells whether they still make the same one. completions: as far as sampled."""
+    """A question by its coordinates; the hash tells whether they still make the same one. completions: as far as sampled.
+    read_sha256: of the tokens that the model read; "" in files of older versions."""
 
     ref: TaskRef
     prompt_sha256: Sha256
     completions: tuple[Completion, ...]
+    read_sha256: str = ""
 
 
 class InFlight(msgspec.Struct, frozen=True):
