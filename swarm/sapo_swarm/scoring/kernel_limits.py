@@ -90,8 +90,14 @@ def apply(also: Sequence[Path] = ()) -> tuple[list[str], list[str]]:
 
 
 def readable() -> list[str]:
-    """Folders that the interpreter and its packages lie in."""
-    places = {*sys.path, sys.prefix, sys.base_prefix, sys.exec_prefix, str(getattr(sys, "_MEIPASS", ""))}
+    """Folders that the interpreter and its packages lie in. Of sys.path only what holds nothing but packages: it may name the
+    current folder, or one that the person's own files lie in."""
+    roots = {sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix}
+    places = {str(Path(root, name)) for root in roots for name in ("lib", sys.platlibdir)}
+    places |= {place for place in sys.path if Path(place).name in ("site-packages", "dist-packages")}
+    loaded = [module for name, module in sys.modules.items() if "." not in name]
+    places |= {place for package in loaded for place in getattr(package, "__path__", ())}
+    places.add(str(getattr(sys, "_MEIPASS", "")))
     return sorted(place for place in places if place and Path(place).exists())
 
 
