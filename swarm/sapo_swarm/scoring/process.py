@@ -114,6 +114,7 @@ class WorkerProcess:
         self._patience_s = JOB_S + margin_s
         self._command = list(command) or worker_command()
         self._process: subprocess.Popen[bytes] | None = None
+        self._answered = 0
         self._watchdog = Watchdog()
         self._closed = False
         self._lock = threading.Lock()
@@ -152,11 +153,13 @@ class WorkerProcess:
             except OSError as error:
                 raise ScorerUnavailable(f"The scorer worker does not start: {error}.") from error
             self._process = process
+        self._answered = 0
         self._greet(process)
 
     def run(self, jobs: Sequence[Job]) -> list[Reply]:
         """One reply a job, in order. A job that kills or hangs the worker fails; the others are unaffected.
 
+        Where memory ran out, earlier jobs may have filled it: the job is tried once more in a worker of its own.
         Raises ScorerUnavailable.
         """
         replies: list[Reply] = []
@@ -166,7 +169,12 @@ class WorkerProcess:
             frame = jobs[len(replies) : len(replies) + (1 if suspects > 0 else JOBS_PER_FRAME)]
             before = len(replies)
             if self._exchange(frame, replies):
-                suspects -= len(frame)
+                if replies[-1].last:
+                    self.restarts += 1
+                    self._discard()
+                    if self._answered > 1:
+                        replies.pop()
+                suspects -= len(replies) - before
                 continue
             self.restarts += 1
             self._discard()
@@ -184,7 +192,7 @@ class WorkerProcess:
             self._discard()
 
     def _exchange(self, jobs: Sequence[Job], replies: list[Reply]) -> bool:
-        """Send one frame and append the replies; False when the worker died before the last."""
+        """Send one frame and append the replies, up to one after which the worker ends itself; False when it died before."""
         process = self._process
         if process is None or process.stdin is None or process.stdout is None:
             return False
@@ -195,6 +203,9 @@ class WorkerProcess:
             process.stdin.flush()
             for _ in jobs:
                 replies.append(self._decoder.decode(read_frame(process.stdout)))  # type: ignore[arg-type]
+                self._answered += 1
+                if replies[-1].last:
+                    break
                 self._watchdog.extend(self._patience_s)
         except (ConnectionLost, OSError, ValueError):  # ValueError: closed from another thread, or a broken frame
             return False
