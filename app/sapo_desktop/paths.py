@@ -107,8 +107,9 @@ class Home:
 
 
 def own_command() -> list[str]:
-    """How this app is started once more: a frozen one is its own interpreter and takes no -m."""
-    return [sys.executable] if getattr(sys, "frozen", False) else [sys.executable, "-m", "sapo_desktop"]
+    """How this app is started once more: a frozen one is its own interpreter and takes no -m. With -P, so that no module is
+    imported from the folder in which it is started."""
+    return [sys.executable] if getattr(sys, "frozen", False) else [sys.executable, "-P", "-m", "sapo_desktop"]
 
 
 def _of_home(runtime: Path, data: Path) -> Path:

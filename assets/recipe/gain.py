@@ -29,7 +29,7 @@ def _verb(home: Path, log: Path, *words: str) -> str:
     """One `sapo-desktop` command in a home of its own; its standard output. Raises CalledProcessError."""
     with log.open("a", encoding="utf-8") as errors:
         done = subprocess.run(
-            [sys.executable, "-m", "sapo_desktop", *words],
+            [sys.executable, "-P", "-m", "sapo_desktop", *words],
             env={**os.environ, "SAPO_HOME": str(home)},
             stdout=subprocess.PIPE,
             stderr=errors,

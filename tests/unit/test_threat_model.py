@@ -19,7 +19,7 @@ from sapo_swarm.protocol.directory import signed_list
 from sapo_swarm.protocol.drift import phrases
 from sapo_swarm.scoring import answer_format, worker
 from sapo_swarm.scoring.rubric import judge, verdict
-from sapo_swarm.tasks.own import travel
+from sapo_swarm.tasks.own import patterns, travel
 from sapo_swarm.types import MAX_COMPLETION_BYTES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -28,6 +28,7 @@ WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "
 HOST = msgspec.structs.asdict(CoordinatorSettings())
 FACTS = [
     f"{task_offer.MAX_PACKED // 2**20} MB packed and {travel.MAX_BYTES // 2**20} MB unpacked at most",
+    f"of different ones {patterns.MAX_WORK:,} characters are checked",
     f"{verdict.MAX_ANSWER:,} characters of it; of {judge.LARGEST // 1024} KB of reply at most",
     f"a call takes {WORDS[round(judge.DEADLINE_S / 60)]} minutes at most",
     f"{MAX_COMPLETION_BYTES // 1024} KB a text",

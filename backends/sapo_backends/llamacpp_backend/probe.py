@@ -40,7 +40,7 @@ def _run(path: Path, threads: int) -> int | None:
     call = f"from {__name__} import decode_once; import sys; decode_once(sys.argv[1], int(sys.argv[2]))"
     try:
         done = subprocess.run(
-            [sys.executable, "-c", call, str(path), str(threads)],
+            [sys.executable, "-P", "-c", call, str(path), str(threads)],
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
             stdin=subprocess.DEVNULL,
             capture_output=True,

@@ -222,7 +222,7 @@ def limits_in_child(engine: str, threads: int, device: str = "auto") -> Limits:
 def _command(job: dict[str, Any]) -> tuple[list[str], dict[str, str]]:
     """The arguments and the environment of the child that does a job."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    return [sys.executable, "-m", __name__, json.dumps(job)], env
+    return [sys.executable, "-P", "-m", __name__, json.dumps(job)], env
 
 
 def _child(job: dict[str, Any], seconds: float) -> dict[str, Any]:

@@ -6,6 +6,7 @@ is away, slow or refusing; it then waits with full-jitter back-off, and what cou
 
 from __future__ import annotations
 
+import asyncio
 import random
 import time
 from collections import deque
@@ -167,7 +168,8 @@ class NodeClient:
     async def task(self, offer: TaskOffer) -> OwnTask:
         """Fetch a task, read as strictly as a folder. Nothing of it is stored. Raises Unreachable, Refused, BadTask."""
         path = f"/v1/tasks/{offer.hash}"
-        return unpack_task(offer, await self._transport.signed("GET", path, b"", "application/json", offer.packed))
+        body = await self._transport.signed("GET", path, b"", "application/json", offer.packed)
+        return await asyncio.to_thread(unpack_task, offer, body)
 
     async def leave(self) -> None:
         """Take this node's groups out of the pool. Raises Unreachable, Refused."""

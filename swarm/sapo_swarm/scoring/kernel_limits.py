@@ -38,7 +38,10 @@ _SYSCALLS = {
             "removexattr": 197, "lremovexattr": 198, "fremovexattr": 199, "utime": 132, "utimes": 235, "utimensat": 280,
             "futimesat": 261, "truncate": 76, "ftruncate": 77, "setpriority": 141, "sched_setparam": 142,
             "sched_setscheduler": 144, "sched_setaffinity": 203, "sched_setattr": 314, "ioprio_set": 251,
-            "migrate_pages": 256, "move_pages": 279,
+            "migrate_pages": 256, "move_pages": 279, "setxattrat": 463, "removexattrat": 466, "file_setattr": 469,
+            "shmget": 29, "shmat": 30, "shmctl": 31, "shmdt": 67, "semget": 64, "semop": 65, "semctl": 66, "semtimedop": 220,
+            "msgget": 68, "msgsnd": 69, "msgrcv": 70, "msgctl": 71, "mq_open": 240, "mq_unlink": 241, "fcntl": 72,
+            "ioctl": 16,
         },
     ),
     "aarch64": (
@@ -53,12 +56,18 @@ _SYSCALLS = {
             "fchown": 55, "setxattr": 5, "lsetxattr": 6, "fsetxattr": 7, "removexattr": 14, "lremovexattr": 15,
             "fremovexattr": 16, "utimensat": 88, "truncate": 45, "ftruncate": 46, "setpriority": 140,
             "sched_setparam": 118, "sched_setscheduler": 119, "sched_setaffinity": 122, "sched_setattr": 274,
-            "ioprio_set": 30, "migrate_pages": 238, "move_pages": 239,
+            "ioprio_set": 30, "migrate_pages": 238, "move_pages": 239, "setxattrat": 463, "removexattrat": 466,
+            "file_setattr": 469, "shmget": 194, "shmat": 196, "shmctl": 195, "shmdt": 197, "semget": 190, "semop": 193,
+            "semctl": 191, "semtimedop": 192, "msgget": 186, "msgsnd": 189, "msgrcv": 188, "msgctl": 187, "mq_open": 180,
+            "mq_unlink": 181, "fcntl": 25, "ioctl": 29,
         },
     ),
 }  # fmt: skip
 """Audit architecture, and the numbers of the system calls that are denied: also those by which a file changes hands or a process
-its pace, which Landlock does not know."""
+its pace, which Landlock does not know, and those of IPC by name."""
+_COMMANDS = {"fcntl": (8, 10, 15, 1024), "ioctl": (0x40086602, 0x401C5820)}
+"""What two calls are denied for, as their second argument: F_SETOWN, F_SETSIG and F_SETOWN_EX, which let a pipe send any signal
+to another process, F_SETLEASE; FS_IOC_SETFLAGS and FS_IOC_FSSETXATTR, the attributes of a file."""
 _CLONE_THREAD = 0x10000
 _X32 = 0x40000000
 """From here on, numbers of a second table of the same calls (x86_64)."""
@@ -90,8 +99,14 @@ def apply(also: Sequence[Path] = ()) -> tuple[list[str], list[str]]:
 
 
 def readable() -> list[str]:
-    """Folders that the interpreter and its packages lie in."""
-    places = {*sys.path, sys.prefix, sys.base_prefix, sys.exec_prefix, str(getattr(sys, "_MEIPASS", ""))}
+    """Folders that the interpreter and its packages lie in. Of sys.path only what holds nothing but packages: it may name the
+    current folder, or one that the person's own files lie in."""
+    roots = {sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix}
+    places = {str(Path(root, name)) for root in roots for name in ("lib", sys.platlibdir)}
+    places |= {place for place in sys.path if Path(place).name in ("site-packages", "dist-packages")}
+    loaded = [module for name, module in sys.modules.items() if "." not in name]
+    places |= {place for package in loaded for place in getattr(package, "__path__", ())}
+    places.add(str(getattr(sys, "_MEIPASS", "")))
     return sorted(place for place in places if place and Path(place).exists())
 
 
@@ -126,7 +141,7 @@ def _allow_reading(libc: ctypes.CDLL, ruleset: int, place: str) -> None:
 
 def _restrict_calls(libc: ctypes.CDLL) -> bool:
     """seccomp: the calls of _SYSCALLS fail with EPERM. Let pass: a clone that makes a thread (clone3 sends callers to clone), a
-    signal to this process itself, and its own limits."""
+    signal to this process itself, its own limits, and all but _COMMANDS."""
     known = _SYSCALLS.get(platform.machine())
     if known is None:
         return False
@@ -145,6 +160,12 @@ def _restrict_calls(libc: ctypes.CDLL) -> bool:
             how, value = harmless[name]
             program += [_line(_EQUAL, number, 0, 4), _line(_LOAD, 16), _line(how, value, 1, 0)]
             program += [_line(_RETURN, _ERROR | errno.EPERM), _line(_RETURN, _ALLOW)]
+            continue
+        if commands := _COMMANDS.get(name):
+            program += [_line(_EQUAL, number, 0, 2 * len(commands) + 2), _line(_LOAD, 24)]
+            for command in commands:
+                program += [_line(_EQUAL, command, 0, 1), _line(_RETURN, _ERROR | errno.EPERM)]
+            program.append(_line(_RETURN, _ALLOW))
             continue
         code = errno.ENOSYS if name == "clone3" else errno.EPERM
         program += [_line(_EQUAL, number, 0, 1), _line(_RETURN, _ERROR | code)]

@@ -37,7 +37,8 @@ class Reply(msgspec.Struct, frozen=True, array_like=True):
     stage "generate": there is no such question here; "score": the texts were at fault; "worker": the worker was.
     shortcut: places of the texts that a contrast cost something. costly: it failed for want of time or memory.
     seconds: of processor time that the job took. tools: of the task's environment, as JSON. step: where an episode stands.
-    truth: the task's own answer, cut to MAX_COMPLETION_BYTES; "" where there is none (a judge decides, code decides).
+    truth: the task's own answer, cut to MAX_COMPLETION_BYTES; "" where there is none (a judge decides, code decides). last: the
+    worker ran out of memory, and ends itself after this reply.
     """
 
     prompt: str = ""
@@ -51,6 +52,7 @@ class Reply(msgspec.Struct, frozen=True, array_like=True):
     tools: str = ""
     step: Step | None = None
     truth: str = ""
+    last: bool = False
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True):

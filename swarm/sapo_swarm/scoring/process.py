@@ -114,6 +114,7 @@ class WorkerProcess:
         self._too_long: set[str] = set()
         self._command = list(command) or worker_command()
         self._process: subprocess.Popen[bytes] | None = None
+        self._answered = 0
         self._watchdog = Watchdog()
         self._closed = False
         self._lock = threading.Lock()
@@ -153,11 +154,13 @@ class WorkerProcess:
                 raise ScorerUnavailable(f"The scorer worker does not start: {error}.") from error
             self._process = process
             self._read.clear()
+            self._answered = 0
         self._greet(process)
 
     def run(self, jobs: Sequence[Job]) -> list[Reply]:
         """One reply a job, in order. A job that kills or hangs the worker fails; the others are unaffected.
 
+        Where memory ran out, earlier jobs may have filled it: the job is tried once more in a worker of its own.
         Raises ScorerUnavailable.
         """
         replies: list[Reply] = []
@@ -167,7 +170,13 @@ class WorkerProcess:
             frame = jobs[len(replies) : len(replies) + (1 if suspects > 0 else JOBS_PER_FRAME)]
             before = len(replies)
             if self._has_read(frame) and self._exchange(frame, replies, self._patience_s):
-                suspects -= len(frame)
+                self._answered += len(replies) - before
+                if replies[-1].last:
+                    self.restarts += 1
+                    self._discard()
+                    if self._answered > 1:
+                        replies.pop()
+                suspects -= len(replies) - before
                 continue
             self.restarts += 1
             self._discard()
@@ -198,7 +207,8 @@ class WorkerProcess:
         return True
 
     def _exchange(self, jobs: Sequence[Job], replies: list[Reply], patience_s: float) -> bool:
-        """Send one frame and append the replies; False when the worker died before the last. patience_s: for each reply."""
+        """Send one frame and append the replies, up to one after which the worker ends itself; False when it died before.
+        patience_s: for each reply."""
         process = self._process
         if process is None or process.stdin is None or process.stdout is None:
             return False
@@ -209,6 +219,8 @@ class WorkerProcess:
             process.stdin.flush()
             for _ in jobs:
                 replies.append(self._decoder.decode(read_frame(process.stdout)))  # type: ignore[arg-type]
+                if replies[-1].last:
+                    break
                 self._watchdog.extend(patience_s)
         except (ConnectionLost, OSError, ValueError):  # ValueError: closed from another thread, or a broken frame
             return False

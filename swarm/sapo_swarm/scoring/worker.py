@@ -141,8 +141,9 @@ def answer(job: Job) -> Reply:
                 well_formed.append(formed)
     except BaseException as error:  # a bad job is data, not a crash; the alarm may fire anywhere in the block
         deadline.clear()  # again, in case it fired inside __exit__
-        costly = isinstance(error, DeadlineExceeded | MemoryError)
-        return Reply(failure=_reason(error), stage=stage, costly=costly, seconds=deadline.seconds)
+        full = isinstance(error, MemoryError)
+        costly = full or isinstance(error, DeadlineExceeded)
+        return Reply(failure=_reason(error), stage=stage, costly=costly, seconds=deadline.seconds, last=full)
     if deadline.passed:
         return Reply(failure=_reason(DeadlineExceeded()), stage=stage, costly=True, seconds=deadline.seconds)
     return Reply(
@@ -233,7 +234,11 @@ def serve(source: BinaryIO, sink: BinaryIO, orphan_log: BinaryIO) -> None:
         flushed = time.monotonic()
         for job in jobs:
             _prepare(job.ref)
-            write_frame(sink, encoder.encode(answer(job)))
+            reply = answer(job)
+            write_frame(sink, encoder.encode(reply))
+            if reply.last:  # what filled the memory may stay in it, and would fail the jobs of others
+                sink.flush()
+                return
             if time.monotonic() - flushed > FLUSH_S:
                 sink.flush()
                 flushed = time.monotonic()

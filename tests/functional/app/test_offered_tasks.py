@@ -18,13 +18,14 @@ from sapo_desktop.services.nodes import supervisor
 from sapo_swarm.tasks.own import library
 
 EVIL = 'description = "[/bad] \\u001b]52;c;AAAA\\u0007 \\u202e sums"\n'
+UNITS = [f"{n:064}" for n in range(64)]
 
 
 async def test_joining_asks_about_the_task_and_one_key_accepts_it(home: Home, tmp_path: Path) -> None:  # noqa: F811
     host = tmp_path / "host"
     folder = sums(host / "data" / "tasks" / "my_sums")
     text = (folder / "task.toml").read_text()
-    (folder / "task.toml").write_text(text.replace("[[verifier]]", f"{EVIL}[[verifier]]"))
+    (folder / "task.toml").write_text(text.replace("[[verifier]]", f"{EVIL}[[verifier]]") + f"units = {UNITS}\n")
     library.use(home.tasks)
     async with coordinator(host, "--port", "0") as (invite, _):
         done = await asyncio.to_thread(sapo, host, "tasks", "share", "my_sums")
@@ -42,6 +43,7 @@ async def test_joining_asks_about_the_task_and_one_key_accepts_it(home: Home, tm
             assert "Description: [/bad] ·]52;c;AAAA· · sums" in shown
             assert "1. Calculate 0 + 0." in shown
             assert "none held out" in shown
+            assert all(unit in shown for unit in UNITS)
             assert not library.has("my_sums")
             await pilot.press("escape")
             await until(pilot, lambda: not isinstance(app.screen, TaskDialog))

@@ -17,7 +17,7 @@ from sapo_desktop import cli
 from sapo_desktop.paths import Home
 from sapo_desktop.services.machine.login import definitions, service
 
-COMMAND = ["/home/zoë my/bin/python", "-m", "sapo_desktop", "node", "50% $HOME", "--quiet"]
+COMMAND = ["/home/zoë my/bin/python", "-P", "-m", "sapo_desktop", "node", "50% $HOME", "--quiet"]
 
 
 def test_a_systemd_unit_names_the_command_word_for_word_and_a_clean_stop() -> None:
@@ -61,7 +61,7 @@ def test_a_scheduled_task_runs_at_logon_on_batteries_too_and_without_an_end() ->
 
     assert text("t:Triggers/t:LogonTrigger/t:UserId") == "PC\\zoë"
     assert text("t:Actions/t:Exec/t:Command") == COMMAND[0]
-    assert text("t:Actions/t:Exec/t:Arguments") == '-m sapo_desktop node "50% $HOME" --quiet'
+    assert text("t:Actions/t:Exec/t:Arguments") == '-P -m sapo_desktop node "50% $HOME" --quiet'
     assert text("t:Settings/t:ExecutionTimeLimit") == "PT0S"
     assert text("t:Settings/t:StopIfGoingOnBatteries") == "false"
 

@@ -17,7 +17,7 @@ from sapo_swarm.config import RunConfig
 from sapo_swarm.protocol.task_offer import TaskOffer, pack, unpack_task
 from sapo_swarm.tasks.own import library, shared
 from sapo_swarm.tasks.own.folder import OwnTask, read_task
-from sapo_swarm.tasks.own.verifiers import Exact, Number
+from sapo_swarm.tasks.own.verifiers import Choice, Exact, JsonSchema, Number, Regex, Sql
 
 SWARM = "a" * 16
 CONFIG = RunConfig(tasks=("my_sums", "basic_arithmetic"))
@@ -120,11 +120,32 @@ def test_the_preview_is_plain_text_with_all_that_decides_a_verdict(tmp_path: Pat
     offer = msgspec.structs.replace(pack(task_of(Exact()), False).offer, name="t")
     lines = sharing.preview(offer, task)
     text = "\n".join(lines)
-    assert "exact (case = True) + number (rel = 0.5)" in text
+    assert {"Judged by: exact (case = True)", "Judged by: number (rel = 0.5)"} <= set(lines)
     assert "System prompt: ·escape·]52;c;AAAA·⏎Calculate {question} [/bad]" in text
     assert "x… (" in text
     assert not any(char in text for char in "\x1b\x07\u202e\u200b")
     assert all("\n" not in line for line in lines)
+
+
+def test_nothing_that_decides_a_verdict_is_cut_from_the_preview_and_what_is_not_shown_is_said() -> None:
+    options = tuple(f"{n}" * 60 for n in range(10, 74))
+    choice, last = (Choice(options=options[:32]), Choice(options=options[32:])), Regex(pattern="[x]" * 160)
+    schema = {"description": "x" * 5000, "properties": {"last": {"const": "only this"}}}
+    row = {"question": "q" * 999, "answer": "10", "second": "y" * 1500, "query": "select 1"}
+    judged = task_of(*choice, JsonSchema(), Number(column="second"), last, row=row, schema=schema, max_new_tokens=7)
+    queries = task_of(Sql(column="query"), row=row, fixture=b"SQLite" * 300)
+    offer = msgspec.structs.replace(pack(task_of(Exact()), False).offer, name="t")
+    text = "\n".join(sharing.preview(offer, judged))
+    assert all(repr(option) in text for option in options)
+    assert text.count("\nJudged by: ") == 5
+    assert f"\nJudged by: regex (pattern = {last.pattern!r})\n" in text
+    assert "only this" in text
+    assert "Tokens of an answer, at most: 7" in text
+    assert f"\n   answer: 10\n   second: {row['second']}" in text
+    asked = "\n".join(sharing.preview(offer, queries))
+    assert "\n   query: select 1" in asked
+    assert "A database of 1,800 bytes, which queries are tried on. What is in it is not shown here." in asked
+    assert "sapo-desktop tasks accept t stores it as t/fixture.sqlite" in asked
 
 
 def test_who_shares_a_task_has_nothing_to_accept(home: Home, tmp_path: Path) -> None:

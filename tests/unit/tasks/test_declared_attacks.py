@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -102,6 +104,21 @@ def test_any_text_has_a_verdict_under_every_verifier(text: str) -> None:
 def test_a_query_cannot_change_what_the_next_one_sees(attack: str) -> None:
     assert score(Sql(), attack, ADULTS) == 0.0
     assert score(Sql(), f"{ADULTS} -- {attack}", f"{ADULTS} /* {attack} */") == 1.0, "asked anew"
+
+
+def test_queries_whose_results_are_large_take_little_memory_and_leave_none_taken() -> None:
+    """Results of strangers' answers were kept, 90 MB each: 13 of them filled the scorer worker."""
+    rows = "with recursive c(n) as (select 1 union all select n + 1 from c where n < 900)"
+    assert score(Sql(), ADULTS, ADULTS) == 1.0
+    tracemalloc.start()
+    try:
+        for n in range(4):
+            assert score(Sql(), f"{rows} select {n} || n || hex(hex(hex(hex('{'a' * 2000}')))) from c", ADULTS) == 0.0
+        left, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert left < 2**20
+    assert peak < 2**23
 
 
 def test_a_schema_fetches_nothing() -> None:

@@ -97,6 +97,40 @@ async def test_no_trick_passes_and_the_next_answer_is_judged_as_ever(scorer: Sco
         assert not canary.exists(), name
 
 
+READS = """
+import os
+assert open(os.__file__).read(1)
+def double(x):
+    for place in {places}:
+        try:
+            os.listdir(place) if os.path.isdir(place) else open(place).read()
+        except OSError:
+            continue
+        return None
+    return x + x
+"""
+
+
+async def test_an_answer_reads_neither_keys_nor_rows_where_the_current_folder_is_the_apps_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node runs in the data folder, and what started it may have put that, or the home, on the import path."""
+    data = tmp_path / "home" / "data"
+    write_folder(data / "tasks" / "t", TOML, [ROW], [ROW])
+    (data / "identity").mkdir()
+    (data / "identity" / "node.key").write_text("secret")
+    monkeypatch.chdir(data)
+    monkeypatch.syspath_prepend(str(data))
+    monkeypatch.syspath_prepend(str(data.parent))
+    secrets = ("identity/node.key", "tasks/t/train.jsonl", "tasks/t/heldout.jsonl", "tasks", "identity", "", "..")
+    with library_in(data / "tasks"):
+        library.allow(library.consent(read_task(data / "tasks" / "t")))
+        async with Scorer(margin_s=30.0) as started:
+            for secret in secrets:
+                text = READS.replace("{places}", repr([str(data / secret)]))
+                assert await rewards(started, text) == (1.0,), secret
+
+
 async def test_nothing_of_the_worker_is_left_when_it_ends(tmp_path: Path) -> None:
     write_folder(tmp_path / "t", TOML, [ROW], [ROW])
     previous = library.folder()

@@ -66,6 +66,29 @@ async def test_functions_of_trls_shape_run_unmodified(tmp_path: Path, scorer: Sc
     )
 
 
+HOARD = """
+kept = []
+
+def reward(completions, **_):
+    kept.append(bytearray(int(completions[0]) * 2**20))
+    return [1.0]
+"""
+
+
+async def test_memory_that_others_filled_fails_no_later_answer_and_what_needs_too_much_by_itself_fails_alone(
+    tmp_path: Path, scorer: Scorer
+) -> None:
+    """An honest source was struck for its texts where earlier ones had filled the worker."""
+    task = read_task(with_code(tmp_path / "t", HOARD))
+    library.allow(task.code)
+    ref = held_out("t", "own", 0)
+    found = await scorer.score_many([(ref, (size,)) for size in ("700", "700", "4000", "700")])
+    faults = [result.fault if isinstance(result, ScoringFailed) else result.rewards for result in found]
+    assert faults == [(1.0,), (1.0,), "texts", (1.0,)]
+    assert scorer.worker.restarts == 3
+    assert await scorer.score(ref, ("1",)) == found[0]
+
+
 async def test_strictly_right_is_only_a_reward_of_one(tmp_path: Path, scorer: Scorer) -> None:
     assert await rewards(scorer, tmp_path / "t", LENGTH, "12345", "x" * 50, partial=False) == (0.0, 1.0)
 

@@ -21,8 +21,10 @@ from sapo_swarm.protocol.task_offer import TaskOffer, TaskUpload, pack, unpack_t
 from sapo_swarm.protocol.wire import inflate
 from sapo_swarm.tasks.own import library, travel
 from sapo_swarm.tasks.own.errors import BadTask
-from sapo_swarm.tasks.own.folder import HEADER, read_task, write_task
-from sapo_swarm.tasks.own.verifiers import Environment, Exact, Function, JsonSchema, Number, PythonTests, Sql
+from sapo_swarm.tasks.own.folder import HEADER, make, read_task, write_task
+from sapo_swarm.tasks.own.rows import Table
+from sapo_swarm.tasks.own.spec import TaskSpec
+from sapo_swarm.tasks.own.verifiers import Environment, Exact, Function, JsonSchema, Number, PythonTests, Regex, Sql
 
 READ_S = 10.0
 MEMORY = 600 * 2**20
@@ -147,6 +149,38 @@ def test_bytes_that_are_not_canonical_are_refused_in_a_sentence(data: bytes) -> 
     with pytest.raises(BadTask) as refused:
         travel.unpacked(data, "mine")
     assert 15 < len(str(refused.value)) < 600
+
+
+REGEX = b'{"verifier":[{"kind":"regex"}]}'
+WIDE = "(?i)" + "[a-\uffff]" * 5
+HEAVY: dict[str, bytes] = {
+    "classes of all letters": REGEX,
+    "more classes than a pattern may have": REGEX,
+    "short patterns": REGEX,
+    "a schema": b'{"verifier":[{"kind":"json_schema"}]}',
+}
+
+
+@pytest.mark.parametrize("name", HEAVY)
+def test_a_task_whose_patterns_take_hours_to_compile_is_refused_at_once_in_a_sentence(name: str) -> None:
+    """Looking at a task compiles its patterns: a few kilobytes of them stood the viewer still for over an hour."""
+    pattern = {"more classes than a pattern may have": f"{WIDE}{WIDE[4:] * 9}", "short patterns": "a"}.get(name, WIDE)
+    rows = [{"answer": f"{pattern}{n}", "question": f"q{n}"} for n in range(10_900 if len(pattern) > 1 else 30_000)]
+    train = "\n".join(json.dumps(row, ensure_ascii=False, separators=(",", ":")) for row in rows).encode()
+    schema = json.dumps({"patternProperties": {f"{WIDE}{n}": True for n in range(800)}}).encode()
+    data = _bytes(spec=HEAVY[name], train=train)
+    if name == "a schema":
+        data = _bytes(spec=HEAVY[name]).replace(b"schema 0\n", f"schema {len(schema)}\n".encode() + schema)
+    began = time.process_time()
+    with pytest.raises(BadTask, match="hold too many characters" if len(pattern) > 100 else "all that are checked"):
+        travel.unpacked(data, "mine")
+    assert time.process_time() - began < READ_S
+
+
+def test_equal_patterns_are_checked_once_and_honest_ones_are_many() -> None:
+    rows = [{"question": f"q{n}", "answer": f"(?i)[A-Z]{{3}}-{n}|no\\."} for n in range(4000)]
+    table = Table(rows=rows * 3, numbers=[*range(1, 12_001)])
+    assert not make(TaskSpec(name="t", verifier=(Regex(),)), table, table).problems
 
 
 @given(data=st.data())

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from sapo_desktop import settings
 from sapo_desktop.errors import AppError
-from sapo_desktop.paths import Home
+from sapo_desktop.paths import Home, own_command
 from sapo_desktop.services.models.shelf.adopt import adopt
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def say(line: str) -> None:
 async def run_verb(arguments: list[str]) -> int:
     """A verb as it would be typed, with this terminal: a process of its own, so that it may ask and be ended."""
     lines = ["--linear"] if arguments[:1] in (["replay"], ["tour"]) else []
-    process = await asyncio.create_subprocess_exec(sys.executable, "-m", "sapo_desktop", *arguments, *lines)
+    process = await asyncio.create_subprocess_exec(*own_command(), *arguments, *lines)
     try:
         return await process.wait()
     except asyncio.CancelledError:

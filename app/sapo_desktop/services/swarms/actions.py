@@ -157,7 +157,7 @@ class HomeActions:
                     if standing(offer, client.invite.swarm) in ("accepted", "shared"):
                         continue
                     try:
-                        lines = sharing.preview(offer, await client.task(offer))
+                        lines = await asyncio.to_thread(sharing.preview, offer, await client.task(offer))
                         found.append(OfferedTask(offer.name, offer.hash, tuple(lines)))
                     except BadTask as error:
                         found.append(OfferedTask(offer.name, offer.hash, dropped=str(error)))

@@ -18,11 +18,17 @@ from sapo_swarm.protocol.client import NodeClient, Refused
 from sapo_swarm.protocol.safe_text import safe_text
 from sapo_swarm.protocol.task_offer import TaskOffer, pack
 from sapo_swarm.tasks.own import library, shared
-from sapo_swarm.tasks.own.folder import OwnTask
+from sapo_swarm.tasks.own.folder import FIXTURE, OwnTask
 from sapo_swarm.tasks.own.shared import Shared
+from sapo_swarm.tasks.own.spec import needs_truth, truth_column
 
 SHOWN = 5
 CELL = 200
+"""Characters of a sample row's question that are shown, with their number where there are more."""
+TRUTH = 2000
+"""Of what it is compared with."""
+LINE = 2**20
+"""Longer than any line: verifiers, prompts and schema have bounds of their own and are shown whole."""
 
 
 async def share(home: Home, name: str, held_out: bool) -> str:
@@ -119,7 +125,7 @@ def _note(home: Home, entry: Shared) -> None:
 
 
 def preview(offer: TaskOffer, task: OwnTask) -> list[str]:
-    """Everything that a person accepts, as lines of plain text."""
+    """What a person accepts, as lines of plain text: whole, but for the rows, of which the first are shown, and a database."""
     spec = task.spec
     kept = (
         f"{offer.held_out:,} held out" if offer.held_out else "none held out (they stay with the host; no score here)"
@@ -129,15 +135,20 @@ def preview(offer: TaskOffer, task: OwnTask) -> list[str]:
         f"Description: {spec.description or 'none'}",
         f"Licence: {spec.licence or 'not said'}",
         f"Rows: {len(task.train):,} to train on, {kept}; {offer.size:,} bytes",
-        f"Judged by: {' + '.join(_verifier(part) for part in spec.verifier)}; the answer is taken from: {spec.extract}",
+        *(f"Judged by: {_verifier(part)}" for part in spec.verifier),
+        f"The answer is taken from: {spec.extract}",
+        *([f"Tokens of an answer, at most: {spec.max_new_tokens}"] if spec.max_new_tokens else []),
         *([f"JSON Schema: {msgspec.json.encode(task.schema).decode()}"] if task.schema is not None else []),
-        *([f"A database of {len(task.fixture):,} bytes, which queries are tried on"] if task.fixture else []),
+        *([_database(task)] if task.fixture else []),
         f"Asked: {spec.prompt}",
         *([f"System prompt: {spec.system}"] if spec.system else []),
     ]
+    truths = (truth_column(spec, part) for part in spec.verifier if needs_truth(part))
+    columns = dict.fromkeys([*truths, *([spec.difficulty] if spec.difficulty else [])])
     for number, row in enumerate(task.train[:SHOWN], 1):
-        lines += [f"{number}. {_cut(spec.fill(row))}", f"   answer: {_cut(row.get(spec.answer, ''))}"]
-    return [safe_text(line, 4200, lines=False) for line in lines]
+        lines += [f"{number}. {_cut(spec.fill(row))}"]
+        lines += [f"   {column}: {_cut(row[column], TRUTH)}" for column in columns if column in row]
+    return [safe_text(line, LINE, lines=False) for line in lines]
 
 
 def _verifier(part: msgspec.Struct) -> str:
@@ -148,6 +159,14 @@ def _verifier(part: msgspec.Struct) -> str:
     return f"{fields['kind']}{f' ({said})' if said else ''}"
 
 
-def _cut(text: str) -> str:
+def _database(task: OwnTask) -> str:
+    return (
+        f"A database of {len(task.fixture):,} bytes, which queries are tried on. What is in it is not shown here. To look first: "
+        f"sapo-desktop tasks accept {task.spec.name} stores it as {task.spec.name}/{FIXTURE} among your tasks, and nothing is "
+        "trained on before you name the task to a node"
+    )
+
+
+def _cut(text: str, most: int = CELL) -> str:
     plain = " ".join(text.split())
-    return plain if len(plain) <= CELL else f"{plain[:CELL]}… ({len(text):,} characters)"
+    return plain if len(plain) <= most else f"{plain[:most]}… ({len(text):,} characters)"

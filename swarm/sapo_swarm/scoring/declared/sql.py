@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import sys
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
@@ -11,6 +12,8 @@ from sapo_swarm.scoring.declared.case import Case
 from sapo_swarm.tasks.own.verifiers import Sql
 
 MAX_ROWS = 1000
+MAX_RESULT = 2**21
+"""Bytes of a result's values in memory: a query of 100 letters makes a gigabyte of them."""
 MAX_STEPS = 2_000_000
 """Instructions of SQLite's machine a query: some tens of milliseconds."""
 _STEP = 10_000
@@ -22,7 +25,7 @@ _DENIED = frozenset({"random", "randomblob", "zeroblob", "printf", "format", "lo
 
 def same_result(part: Sql, case: Case) -> float:
     """1.0 where the answer gives the truth's rows. The names of columns do not count; a truth without rows is never met."""
-    wanted = _ask(case.task.fixture, case.truth)
+    wanted = _wanted(case.task.fixture, case.truth)
     if not wanted:
         return 0.0
     found = _ask(case.task.fixture, case.answer)
@@ -31,9 +34,13 @@ def same_result(part: Sql, case: Case) -> float:
     return float(found == wanted if part.ordered else sorted(map(repr, found)) == sorted(map(repr, wanted)))
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=32)
+def _wanted(fixture: bytes, truth: str) -> tuple[Sequence[Any], ...] | None:
+    return _ask(fixture, truth)
+
+
 def _ask(fixture: bytes, query: str) -> tuple[Sequence[Any], ...] | None:
-    """The rows of one query, None where it fails or gives more than MAX_ROWS."""
+    """The rows of one query, None where it fails or gives more than MAX_ROWS or MAX_RESULT."""
     connection = _database(fixture)
     steps = 0
 
@@ -44,12 +51,17 @@ def _ask(fixture: bytes, query: str) -> tuple[Sequence[Any], ...] | None:
 
     connection.set_progress_handler(count, _STEP)
     try:
-        rows = connection.execute(query).fetchmany(MAX_ROWS + 1)
+        rows, size = [], 0
+        for row in connection.execute(query):
+            rows.append(row)
+            size += sum(map(sys.getsizeof, row))
+            if len(rows) > MAX_ROWS or size > MAX_RESULT:
+                return None
     except (sqlite3.Error, sqlite3.Warning, ValueError):
         return None
     finally:
         connection.set_progress_handler(None, 0)
-    return None if len(rows) > MAX_ROWS else tuple(rows)
+    return tuple(rows)
 
 
 @lru_cache(maxsize=4)

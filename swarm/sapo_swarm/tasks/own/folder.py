@@ -16,9 +16,10 @@ import msgspec
 
 from sapo_swarm.tasks.own.errors import BadTask
 from sapo_swarm.tasks.own.levels import levels
+from sapo_swarm.tasks.own.patterns import Patterns
 from sapo_swarm.tasks.own.python_tests import unit_tests
 from sapo_swarm.tasks.own.rows import Row, Table, decode, read_bytes, read_jsonl
-from sapo_swarm.tasks.own.spec import TaskSpec, check_pattern, needs_truth, parse, truth_column
+from sapo_swarm.tasks.own.spec import TaskSpec, needs_truth, parse, truth_column
 from sapo_swarm.tasks.own.verifiers import Environment, Function, JsonSchema, PythonTests, Regex, Sql
 
 SPEC, TRAIN, HELD_OUT, ROWS = "task.toml", "train.jsonl", "heldout.jsonl", "rows.jsonl"
@@ -108,8 +109,9 @@ def make(
     """A task of these rows; those without what it needs are left out. Raises BadTask when a side is empty that is needed."""
     kept: list[tuple[Row, ...]] = []
     problems: list[str] = []
+    patterns = Patterns()
     for name, table in ((TRAIN, train), (HELD_OUT, held_out)):
-        good, bad = _usable(spec, table)
+        good, bad = _usable(spec, table, patterns)
         here = [f"{name}: {sentence}" for sentence in [*table.problems, *bad]]
         problems += here
         if not good and (need_held_out or table is train or here):
@@ -219,11 +221,11 @@ def _rows(path: Path) -> Table:
     return read_jsonl(decode(read_bytes(path)))
 
 
-def _usable(spec: TaskSpec, table: Table) -> tuple[list[Row], list[str]]:
+def _usable(spec: TaskSpec, table: Table, patterns: Patterns) -> tuple[list[Row], list[str]]:
     """Rows with everything that the prompt and the verifiers read, only those columns; and sentences on the others."""
     good: list[Row] = []
     bad: list[str] = []
-    patterns = [truth_column(spec, part) for part in spec.verifier if isinstance(part, Regex) and needs_truth(part)]
+    matched = [truth_column(spec, part) for part in spec.verifier if isinstance(part, Regex) and needs_truth(part)]
     tests = [truth_column(spec, part) for part in spec.verifier if isinstance(part, PythonTests)]
     truths = {truth_column(spec, part) for part in spec.verifier if needs_truth(part)}
     for number, row in zip(table.numbers, table.rows, strict=True):
@@ -232,8 +234,8 @@ def _usable(spec: TaskSpec, table: Table) -> tuple[list[Row], list[str]]:
             bad.append(f"Row {number}: {', '.join(missing)} is empty or missing.")
             continue
         try:
-            for name in patterns:
-                check_pattern(row[name], f"Row {number}")
+            for name in matched:
+                patterns.check(row[name], f"Row {number}")
             for name in tests:
                 unit_tests(row[name])
         except BadTask as error:
@@ -252,8 +254,9 @@ def read_schema(text: str) -> object:
         raise BadTask(f"{SCHEMA} is not valid JSON ({error}).") from error
     if not isinstance(found, dict):
         raise BadTask(f"{SCHEMA} must be a JSON object.")
+    patterns = Patterns()
     for pattern in _patterns(found):
-        check_pattern(pattern, SCHEMA)
+        patterns.check(pattern, SCHEMA)
     return found
 
 

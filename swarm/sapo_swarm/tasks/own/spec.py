@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import re
 import tomllib
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
 
 from sapo_swarm.tasks.own.errors import BadTask
-from sapo_swarm.tasks.own.verifiers import MAX_PATTERN, Column, Environment, Exact, Judged, Part, Regex, Verifier
+from sapo_swarm.tasks.own.patterns import Patterns
+from sapo_swarm.tasks.own.verifiers import Column, Environment, Exact, Judged, Part, Regex, Verifier
 from sapo_swarm.types import Name
 
 Extract = Literal["tags", "last_line", "last_number", "json", "whole"]
 _HOLE = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]{0,39})\}")
-_REPEATS = frozenset({"MAX_REPEAT", "MIN_REPEAT"})
-MANY = 50
-"""Repeats of something that itself repeats: up to here they are quick to match."""
 
 
 class TaskSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -96,9 +94,10 @@ def checked(tables: object, origin: str) -> TaskSpec:
         spec = msgspec.convert(tables, TaskSpec)
     except (msgspec.ValidationError, RecursionError) as error:
         raise BadTask(f"{origin}: {str(error)[:300]}. The fields are in docs/how-to/own-task.md.") from error
+    patterns = Patterns()
     for part in spec.verifier:
         if isinstance(part, Regex) and part.pattern:
-            check_pattern(part.pattern, origin)
+            patterns.check(part.pattern, origin)
     if spec.rubric and len(spec.verifier) > 1:
         raise BadTask(
             f"{origin}: a judged task has no other verifier, so that no figure mixes what was judged with what was verified. "
@@ -109,42 +108,3 @@ def checked(tables: object, origin: str) -> TaskSpec:
             f"{origin}: the prompt names no column, so every question would be the same. Write {{question}} in it."
         )
     return spec
-
-
-def check_pattern(pattern: str, origin: str) -> None:
-    """Raises BadTask for a pattern that is no regular expression, or that some text takes for ever to match."""
-    if len(pattern) > MAX_PATTERN:
-        raise BadTask(f"{origin}: a pattern may have {MAX_PATTERN} characters, not {len(pattern)}.")
-    from re import _parser  # type: ignore[attr-defined]  # the only parse tree that there is
-
-    try:
-        re.compile(pattern)
-        tree = _parser.parse(pattern)
-    except (re.error, RecursionError, OverflowError) as error:
-        raise BadTask(f"{origin}: {pattern[:80]!r} is no regular expression ({error}).") from error
-    if _nested(tree, False):
-        raise BadTask(
-            f"{origin}: {pattern[:80]!r} repeats something that repeats; such a pattern can take for ever. Simplify it."
-        )
-
-
-def _nested(tree: Any, inside: bool) -> bool:
-    """An unbounded repeat inside another one, or a back-reference."""
-    for name, value in tree:
-        if str(name) in _REPEATS:
-            low, high, body = value
-            repeats = int(high) > MANY and low != high
-            if (inside and repeats) or _nested(body, inside or repeats):
-                return True
-        elif str(name) in ("GROUPREF", "GROUPREF_EXISTS") or any(_nested(part, inside) for part in _bodies(value)):
-            return True
-    return False
-
-
-def _bodies(value: Any) -> list[Any]:
-    """The sub-patterns in an argument of a parse tree's node."""
-    from re import _parser  # type: ignore[attr-defined]
-
-    if isinstance(value, _parser.SubPattern):
-        return [value]
-    return [body for item in value for body in _bodies(item)] if isinstance(value, (tuple, list)) else []

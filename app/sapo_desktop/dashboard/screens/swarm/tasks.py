@@ -42,7 +42,9 @@ class TaskDialog(ModalScreen[bool]):
                 markup=False,
             )
             with VerticalScroll(id="content", can_focus=True):
-                yield Static(Content("\n".join(plain(line, 4200) for line in task.lines)), id="lines", markup=False)
+                yield Static(
+                    Content("\n".join(plain(line, len(line)) for line in task.lines)), id="lines", markup=False
+                )
             yield Static(CONSEQUENCE, markup=False)
             keys = Content.assemble(
                 ("y", "bold $accent"), (" accept   ", "$muted"), ("Esc", "bold $accent"), (" not now", "$muted")
