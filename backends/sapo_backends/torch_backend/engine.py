@@ -169,7 +169,7 @@ class TorchEngine(Engine):
             raise BackendUnavailable("This model was loaded without an adapter.", "choose the method lora")
         try:
             self._layout.fill(self._model.flat, {name: torch.as_tensor(t) for name, t in tensors.items()})
-        except (KeyError, RuntimeError) as error:
+        except RuntimeError as error:
             raise BackendError(f"The adapter does not fit this model: {error}.") from error
         self._model.alpha = alpha
 
