@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,8 +12,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer, processors
 
 from sapo_backends.base import BackendError, Engine, LoadRequest, PolicyUpdate, TokenSequence, TrainSample
+from sapo_backends.checkpoints.gguf.writer import write_gguf
 from sapo_backends.checkpoints.hf_folder import write_settings
 from sapo_backends.checkpoints.peft_folder import write_adapter_folder
 from sapo_backends.checkpoints.tokenizer import HfTokenizer
@@ -170,3 +173,59 @@ def test_a_new_process_continues_exactly(model_folder: Callable[[str], Path], tm
     for name in ("trained.safetensors", "optimizer.safetensors", "state.json"):
         assert (straight / name).read_bytes() == (resumed / name).read_bytes()
         assert (straight / name).read_bytes() != (half / name).read_bytes()
+
+
+CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1+1?"}]
+
+
+@pytest.fixture(params=["named", "written"])
+def base(request: pytest.FixtureRequest, model_folder: Callable[[str], Path], tmp_path: Path) -> Path:
+    """A base model without a chat template, whose tokenizer names a first token, or writes it without a name."""
+    folder = tmp_path / "base"
+    shutil.copytree(model_folder("llama"), folder)
+    settings = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+    del settings["chat_template"]
+    if request.param == "named":
+        settings["bos_token"] = "<|endoftext|>"
+    else:
+        raw = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        template = processors.TemplateProcessing("<|endoftext|> $A", None, [("<|endoftext|>", 256)])
+        setattr(raw, "post_processor", template)  # noqa: B010 - a Rust property that vulture does not know
+        raw.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
+    return folder
+
+
+def exported(base: Path, folder: Path) -> tuple[Path, list[int]]:
+    """The folder that an engine writes for a base, and CHAT as the base reads it."""
+    engine = load_folder(base)
+    ids = engine.tokenizer.encode_chat(CHAT)
+    folder.mkdir()
+    engine.export(folder)
+    assert ids.count(256) == 1
+    assert ids[0] == 256
+    return folder, ids
+
+
+def test_a_base_begins_with_its_first_token_in_this_program_and_in_transformers(base: Path, tmp_path: Path) -> None:
+    """Once, as in training, also where a text spells it."""
+    from transformers import AutoTokenizer
+
+    folder, ids = exported(base, tmp_path / "out")
+    assert HfTokenizer(folder).encode_chat(CHAT) == ids
+    hostile = [{"role": "user", "content": "<|endoftext|>"}]
+    assert HfTokenizer(folder).encode_chat(hostile) == HfTokenizer(base).encode_chat(hostile)
+    assert AutoTokenizer.from_pretrained(folder).apply_chat_template(CHAT)["input_ids"] == ids
+
+
+def test_a_base_begins_with_its_first_token_in_llama_cpp(base: Path, tmp_path: Path) -> None:
+    """Once in a chat, and in a plain text, which has no template to write it."""
+    llama_cpp = pytest.importorskip("llama_cpp", reason="the llamacpp engine is not installed")
+    folder, ids = exported(base, tmp_path / "out")
+    write_gguf(folder, tmp_path / "base.gguf", "F32")
+    model = llama_cpp.Llama(str(tmp_path / "base.gguf"), n_ctx=64, n_threads=1, verbose=False)
+    model.create_chat_completion(CHAT, max_tokens=1)
+    assert model.input_ids[: model.n_tokens].tolist() == ids
+    model.create_completion("1+1?", max_tokens=1)
+    assert model.input_ids[: model.n_tokens].tolist() == [256, *HfTokenizer(base).encode_text("1+1?")]
+    model.close()

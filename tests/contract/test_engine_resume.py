@@ -1,12 +1,18 @@
-"""What a node relies on when it is interrupted: completions that can be continued, weights without their optimizer."""
+"""What a node relies on when something is interrupted or refused: completions that can be continued, weights without their
+optimizer, an adapter that stays."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from sapo_backends.base import (
+    BackendError,
     Cancelled,
     CancelToken,
     Engine,
@@ -70,3 +76,23 @@ def test_weights_without_the_optimizer_restore_with_a_fresh_one(trainer: Engine,
     trainer.restore(folder)
     assert trainer.logprobs(asked) == before
     assert trainer.update(batch, POLICY, 2).steps == 1
+
+
+def test_an_adapter_that_does_not_fit_leaves_the_one_that_is_there(lora: Any, load: Callable[..., Engine]) -> None:
+    """Whether a tensor is missing, has another shape or another name, and however many fit; the error names it."""
+    engine = load(lora)
+    there = {name: np.array(tensor) for name, tensor in engine.adapter().items()}
+    other = {name: tensor + 1.0 for name, tensor in there.items()}
+    last = list(other)[-1]
+    kept = {name: tensor for name, tensor in other.items() if name != last}
+    for unfit, named in (
+        (kept, last),
+        ({**kept, last: other[last][:, :-1]}, last),
+        ({**other, "surplus": other[last]}, "surplus"),
+    ):
+        with pytest.raises(BackendError, match=f"does not fit.*{re.escape(named)}"):
+            engine.set_adapter(unfit, 8.0)
+        assert {name: np.array_equal(found, there[name]) for name, found in engine.adapter().items()} == dict.fromkeys(
+            there, True
+        )
+    engine.close()

@@ -248,6 +248,22 @@ def test_a_pair_of_wrong_halves_is_refused_with_the_right_name() -> None:
         registry.backend("torch+llamacpp")
 
 
+def test_long_answers_go_in_waves_that_have_room_after_short_ones_went_wider(
+    model_folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cache that short answers left takes many rows at once, but not so many long ones."""
+    prompts, sampling = [*PROMPTS, [9] * 8], Sampling(max_new_tokens=100)
+    alone = open_engine("llamacpp", model_folder("qwen2"), method="none")
+    expected = [[c.tokens for c in group] for group in alone.generate(prompts, 8, sampling, seed=1)]
+    alone.close()
+    engine = open_engine("llamacpp", model_folder("qwen2"), method="none")
+    engine.generate(prompts * 2, 8, Sampling(max_new_tokens=4), seed=0)
+    monkeypatch.setattr("sapo_backends.llamacpp_backend.engine.rows_at_once", lambda row_bytes: 10)
+    groups = engine.generate(prompts, 8, sampling, seed=1)
+    assert [[c.tokens for c in group] for group in groups] == expected
+    engine.close()
+
+
 def test_a_crash_of_the_library_kills_a_child_and_not_the_node(tmp_path: Path) -> None:
     """What does not survive one decode is refused with a remedy; what does is not tried again."""
     damaged = tmp_path / "damaged.gguf"

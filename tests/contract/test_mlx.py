@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from sapo_backends import registry
 from sapo_backends.base import (
@@ -180,3 +181,15 @@ def test_bfloat16_computes_nearly_the_same(model_folder: Folder) -> None:
     assert stats.steps == 1
     groups = engine.generate(PROMPTS, 2, Sampling(max_new_tokens=4), seed=0)
     assert all(1 <= len(c.tokens) <= 4 for group in groups for c in group)
+
+
+def test_a_small_float32_model_keeps_every_bit_where_the_engine_chooses_to_train_all_of_it(
+    model_folder: Folder, tmp_path: Path
+) -> None:
+    """What is trained is float32 whatever it is computed in: weights that earlier training moved a little stay moved."""
+    source = model_folder("qwen2")
+    engine = open_engine("mlx", source, method="auto", precision="bfloat16")
+    assert engine.info.method == "full"
+    engine.export(tmp_path)
+    kept, exported = (load_file(folder / "model.safetensors") for folder in (source, tmp_path))
+    assert {name: (exported[name] == tensor).all() for name, tensor in kept.items()} == dict.fromkeys(kept, True)

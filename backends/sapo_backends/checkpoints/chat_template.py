@@ -21,7 +21,8 @@ from sapo_backends.base import BackendError, Thinking
 Messages = Sequence[Mapping[str, str]]
 Tools = Sequence[Mapping[str, Any]]
 PLAIN = "{% for m in messages %}{{ m['content'] }}\n\n{% endfor %}"
-"""For base models without a template: the texts, one after another."""
+"""For base models without a template: the texts, one after another. An export writes the first token before it, for other
+programs."""
 TODAY = datetime.date(2025, 1, 1)
 """What a template that asks for the date is told, so that a prompt is the same every day and on every node."""
 _GENERATION_TAGS = re.compile(r"\{%-?\s*(end)?generation\s*-?%\}")
@@ -84,11 +85,13 @@ def _with_tools(messages: Messages, tools: Tools) -> Messages:
 
 class ChatTemplate:
     """Renders conversations. No clock is passed in, so that a prompt is the same every day. is_plain: the model has no
-    template of its own. has_switch: it can think before it answers, or not."""
+    template of its own, and its first token is not part of the text. has_switch: it can think before it answers, or not."""
 
     def __init__(self, source: str, bos: str = "", eos: str = "", thinking: Thinking = "auto") -> None:
         """thinking: "auto" is off where the template has a switch for it: most of it would be cut off."""
-        self.is_plain, self.has_switch = source == PLAIN, "enable_thinking" in source
+        self.is_plain = source.endswith(PLAIN) and "{" not in source.removesuffix(PLAIN)
+        source = PLAIN if self.is_plain else source
+        self.has_switch = "enable_thinking" in source
         self._variables: dict[str, Any] = {
             "bos_token": bos,
             "eos_token": eos,

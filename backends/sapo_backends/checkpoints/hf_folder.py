@@ -56,13 +56,14 @@ def _rope(config: Json) -> Json:
 
 
 def write_tokenizer(source: Path, folder: Path) -> None:
-    """Copy the tokenizer and the chat template; a base model without one gets the plain one that it was trained with."""
+    """Copy the tokenizer and the chat template; a base model without one gets the plain one that it was trained with, behind the
+    token that stood before every text."""
     for pattern in COPIED:
         for file in source.glob(pattern):
             shutil.copyfile(file, folder / file.name)
     settings = read_json(source / "tokenizer_config.json")
     if not settings.get("chat_template") and not (source / "chat_template.jinja").is_file():
-        (folder / "chat_template.jinja").write_text(PLAIN, encoding="utf-8")
+        (folder / "chat_template.jinja").write_text(HfTokenizer(source).opening_text + PLAIN, encoding="utf-8")
 
 
 def _end(source: Path) -> Json:

@@ -114,6 +114,16 @@ class HfTokenizer:
         return whole[:written] or named
 
     @property
+    def opening(self) -> TokenIds:
+        """What stands before every text of a base model."""
+        return self._opening
+
+    @property
+    def opening_text(self) -> str:
+        """The same as its tokens are spelled."""
+        return "".join(str(self._splitting.id_to_token(i)) for i in self._opening)
+
+    @property
     def eos_ids(self) -> tuple[int, ...]:
         """Ids that end a completion."""
         return self._eos_ids

@@ -50,11 +50,20 @@ def _cgroup_bytes(name: str) -> int | None:
         return None
 
 
+def _cached_bytes() -> int:
+    """Pages of files that the container's memory holds and that give way when it is needed."""
+    try:
+        lines = (_CGROUP / "memory.stat").read_text(encoding="ascii").splitlines()
+    except (OSError, ValueError):
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.startswith("inactive_file ")), 0)
+
+
 def available_memory() -> int:
     """Bytes that can be allocated now, within the container's limit if there is one."""
     free = int(psutil.virtual_memory().available)
     limit, used = _cgroup_bytes("memory.max"), _cgroup_bytes("memory.current")
-    return free if limit is None or used is None else max(0, min(free, limit - used))
+    return free if limit is None or used is None else max(0, min(free, limit - used + _cached_bytes()))
 
 
 def matrix_unit() -> str:

@@ -114,6 +114,18 @@ def micro_batch(parameters: int) -> int:
     return MICRO_BATCH if parameters < SHARDED_BELOW else LARGE_MICRO_BATCH
 
 
+def bucket(count: int) -> int:
+    """The next of few sizes, at least count: powers of two to 32, multiples of 32 to 512, then a sixteenth of the next
+    power of two apart.
+
+    Matrix products in bfloat16 on a CPU are compiled for each size (milliseconds and a megabyte each, which oneDNN
+    keeps), so what is multiplied has one of these numbers of rows.
+    """
+    above = 1 << max(count - 1, 0).bit_length()
+    step = min(above, max(32, above // 16))
+    return -(-count // step) * step
+
+
 def bytes_to_generate(size: ModelSize, shape: RoundShape) -> int:
     """Float32 keys and values at full length of the rows that are generated at once (a prompt's once for its group), again
     those of a layer while rows that ended leave the batch; one step's logits and their probabilities."""
@@ -136,7 +148,7 @@ def bytes_of_unembedding(size: ModelSize, compute_bytes: int) -> int:
 
 
 def bytes_to_update(size: ModelSize, shape: RoundShape, *, compute_bytes: int, workers: int = 1) -> int:
-    """Activations of one micro-batch a worker, its logits, and its own copy of the gradient.
+    """Activations of one micro-batch a worker, filled up as it is computed, its logits, and its own copy of the gradient.
 
     A layer keeps about ten hidden-sized and four intermediate-sized rows a token for the backward pass, two of these
     with an adapter. Micro-batches are about equal (update.plan_micro_batches).
@@ -145,7 +157,7 @@ def bytes_to_update(size: ModelSize, shape: RoundShape, *, compute_bytes: int, w
     budget = micro_batch(size.parameters)
     batches = -(-everything // budget)
     parts, workers = shape.micro_batch(min(budget, 11 * everything // (10 * batches))), min(workers, batches)
-    tokens = len(parts) * shape.prompt + sum(parts) * shape.new_tokens
+    tokens = bucket(len(parts) * shape.prompt + sum(parts) * shape.new_tokens)
     wide = 2 if size.trainable < size.parameters else 4
     saved = size.layers * compute_bytes * (10 * size.hidden + wide * size.intermediate) + 16 * size.hidden
     logits = compute_bytes * min(CHUNK, tokens * size.vocabulary) + 4 * min(
@@ -155,6 +167,7 @@ def bytes_to_update(size: ModelSize, shape: RoundShape, *, compute_bytes: int, w
     small = size.parameters < SHARDED_BELOW
     own_kernels = small and compute_bytes == 4
     kernels, scores = (0, 0) if own_kernels else (COMPILED, bytes_of_scores(size, shape, parts) * (2 if small else 1))
+    scores += 0 if own_kernels else compute_bytes * elements_of_masks(size, shape, parts)
     return kernels + workers * (tokens * saved + logits + scores + 4 * size.trainable)
 
 
@@ -162,8 +175,18 @@ def bytes_of_scores(size: ModelSize, shape: RoundShape, parts: Sequence[int]) ->
     """Attention of all layers, kept in float32 for the backward pass where a group's is small enough for that; a small model's
     own kernels in float32 make it anew, and in bfloat16 copies on the way leave as much free between it (its engine keeps what it
     freed). parts: completions of each group."""
-    of_one = size.heads * shape.new_tokens * (shape.prompt + shape.new_tokens)
-    return 4 * size.layers * sum(rows * of_one for rows in parts if rows * of_one <= FULL_SCORES)
+    in_full = [rows for rows in parts if _has_full_scores(size, shape, rows)]
+    return 4 * size.layers * size.heads * sum(in_full) * shape.new_tokens * (shape.prompt + shape.new_tokens)
+
+
+def elements_of_masks(size: ModelSize, shape: RoundShape, parts: Sequence[int]) -> int:
+    """Of what tells the fused kernel, which takes the other groups, which tokens a token sees: one mask for all layers."""
+    fused = [rows for rows in parts if not _has_full_scores(size, shape, rows)]
+    return sum(fused) * shape.new_tokens * (shape.prompt + shape.new_tokens)
+
+
+def _has_full_scores(size: ModelSize, shape: RoundShape, rows: int) -> bool:
+    return rows * size.heads * shape.new_tokens * (shape.prompt + shape.new_tokens) <= FULL_SCORES
 
 
 def bytes_of_round(

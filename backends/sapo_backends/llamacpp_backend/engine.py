@@ -81,7 +81,7 @@ class LlamaCppEngine(Engine):
         shared = -(-rows // group_size) + 1  # prompts that one wave may touch
         context = self._room(shared * longest + rows * sampling.max_new_tokens, rows)
         return generation.generate(
-            context, prompts, group_size, sampling, seed, self.tokenizer.eos_ids, cancel, on_tokens
+            context, rows, prompts, group_size, sampling, seed, self.tokenizer.eos_ids, cancel, on_tokens
         )
 
     def logprobs(self, sequences: Sequence[TokenSequence], temperature: float = 1.0) -> list[list[float]]:

@@ -31,6 +31,7 @@ def prefill(context: Context, sequence: int, prompt: TokenIds) -> Float32:
 
 def generate(
     context: Context,
+    width: int,
     prompts: Sequence[TokenIds],
     group_size: int,
     sampling: Sampling,
@@ -39,12 +40,12 @@ def generate(
     cancel: CancelToken | None = None,
     on_tokens: Callable[[int, int], None] | None = None,
 ) -> list[list[Completion]]:
-    """group_size completions of each prompt, context.sequences rows at a time; see Engine.generate."""
+    """group_size completions of each prompt, `width` rows at a time; see Engine.generate."""
     owners = [tuple(prompt) for prompt in prompts for _ in range(group_size)]
     generated = GeneratedRows(len(owners), eos_ids)
     uniform = uniforms(len(owners), sampling.max_new_tokens, seed)
-    for begin in range(0, len(owners), context.sequences):
-        wave = list(range(begin, min(begin + context.sequences, len(owners))))
+    for begin in range(0, len(owners), width):
+        wave = list(range(begin, min(begin + width, len(owners))))
         context.clear()
         try:
             _wave(context, owners, generated, wave, sampling, uniform, cancel, on_tokens)

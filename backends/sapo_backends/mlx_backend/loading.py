@@ -136,9 +136,9 @@ def load_engine(request: LoadRequest, progress: Progress | None = None) -> MlxEn
     with computing(device, "Choose a smaller model."):
         network = _network(folder, config, spec)
         parameters = _count(network)
-        if not _is_quantised(config):
-            network.set_dtype(compute if request.method != "full" else mx.float32)
         method = pick_method(request, parameters, quantised=_is_quantised(config))
+        if not _is_quantised(config):
+            network.set_dtype(mx.float32 if method == "full" else compute)
         trained = _trained(network, method, request)
         model = MlxModel(network, spec, trained, compute)
     info = EngineInfo(

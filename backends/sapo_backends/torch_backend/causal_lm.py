@@ -14,6 +14,7 @@ from torch import Tensor
 
 from sapo_backends.base import TokenIds
 from sapo_backends.checkpoints.spec import DecoderSpec, linears
+from sapo_backends.common.update import Pair, plan_micro_batches
 from sapo_backends.torch_backend.decode.native_session import NativeDecodeWeights, NativeSession
 from sapo_backends.torch_backend.decode.session import DecoderSession, DecodeWeights
 from sapo_backends.torch_backend.model.decoder import Weights, hidden_states
@@ -24,7 +25,7 @@ from sapo_backends.torch_backend.ops.four_bit import FourBit
 from sapo_backends.torch_backend.ops.fused_ops import RopeTable
 from sapo_backends.torch_backend.ops.logprobs import TokenLogprobs, chosen_logprobs
 from sapo_backends.torch_backend.ops.native_ops import SequenceAttention
-from sapo_backends.torch_backend.ops.packing import Packed, filled
+from sapo_backends.torch_backend.ops.packing import Packed, filled, slab_per_prompt
 from sapo_backends.torch_backend.paths import choose
 
 
@@ -79,6 +80,9 @@ class Model(Protocol):
 
     def session(self, prompts: Sequence[TokenIds], owner: Tensor, steps: int, weights: Any) -> Session:
         """Prefill each prompt once; owner (rows,), ascending, says which prompt each row continues."""
+
+    def micro_batches(self, pairs: Sequence[Pair], budget: int, workers: int) -> list[list[int]]:
+        """update.plan_micro_batches, which counts the padding where token_logprobs pads."""
 
     def token_logprobs(self, packed: Packed, weights: Any, temperature: float) -> TokenLogprobs:
         """Log-probability and entropy of every completion token of a packed micro-batch."""
@@ -159,6 +163,10 @@ class DecoderModel:
         if isinstance(weights, NativeDecodeWeights):
             return NativeSession(self.spec, self.rope, weights, prompts, owner, steps)
         return DecoderSession(self.spec, self.rope, weights, prompts, owner, steps)
+
+    def micro_batches(self, pairs: Sequence[Pair], budget: int, workers: int) -> list[list[int]]:
+        """See Model.micro_batches."""
+        return plan_micro_batches(pairs, budget, workers, flat=slab_per_prompt(self.device))
 
     def token_logprobs(self, packed: Packed, weights: Weights, temperature: float) -> TokenLogprobs:
         """See Model.token_logprobs."""

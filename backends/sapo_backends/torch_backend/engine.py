@@ -32,7 +32,7 @@ from sapo_backends.checkpoints.engine_state import OPTIMIZER_FILES
 from sapo_backends.checkpoints.tokenizer import HfTokenizer
 from sapo_backends.common import allocator, round_memory
 from sapo_backends.common.hardware import available_memory
-from sapo_backends.common.update import Tally, plan_micro_batches
+from sapo_backends.common.update import Tally
 from sapo_backends.torch_backend import generation
 from sapo_backends.torch_backend.causal_lm import Model, trained_tensors
 from sapo_backends.torch_backend.model.flat_parameters import Layout
@@ -116,7 +116,7 @@ class TorchEngine(Engine):
             for index, piece in zip(members, pieces, strict=True):
                 result[index] = piece.tolist()
 
-        self._workers.map(score, plan_micro_batches(pairs, SCORING_BUDGET, self._workers.count, flat=True))
+        self._workers.map(score, self._model.micro_batches(pairs, SCORING_BUDGET, self._workers.count))
         return result
 
     def use_share(self, share: float) -> None:
@@ -169,7 +169,7 @@ class TorchEngine(Engine):
             raise BackendUnavailable("This model was loaded without an adapter.", "choose the method lora")
         try:
             self._layout.fill(self._model.flat, {name: torch.as_tensor(t) for name, t in tensors.items()})
-        except (KeyError, RuntimeError) as error:
+        except RuntimeError as error:
             raise BackendError(f"The adapter does not fit this model: {error}.") from error
         self._model.alpha = alpha
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.optim.adamw import adamw
 
 from sapo_backends.base import CancelToken, PolicyUpdate, TrainSample, UpdateStats
-from sapo_backends.common.update import LogprobFn, Tally, has_gradient, plan_micro_batches, run_update
+from sapo_backends.common.update import LogprobFn, Tally, has_gradient, run_update
 from sapo_backends.reference import token_weight
 from sapo_backends.torch_backend.causal_lm import Model, trained_tensors
 from sapo_backends.torch_backend.model.flat_parameters import Layout
@@ -156,7 +156,7 @@ class Trainer:
         on which worker is faster. Samples without advantage or tokens are left out."""
         active = [sample for sample in part if has_gradient(sample)]
         pairs = [(sample.prompt, sample.completion) for sample in active]
-        batches = plan_micro_batches(pairs, int(self.budget * self.share), self.workers.count, flat=True)
+        batches = self.model.micro_batches(pairs, int(self.budget * self.share), self.workers.count)
         tensors = trained_tensors(self.model) or {}
         finished: list[int] = []
 

@@ -87,3 +87,19 @@ def test_an_unknown_fake_model_is_refused() -> None:
     """fake, fake:slow and fake:<seconds> are all there is."""
     with pytest.raises(BackendError, match="fake:slow"):
         FakeBackend().load(LoadRequest(model="fake:fast"))
+
+
+def test_files_that_a_container_only_caches_leave_their_memory_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel counts them as the container's and gives them up when somebody asks for memory."""
+    for name, text in {
+        "memory.max": "8000000",
+        "memory.current": "7900000",
+        "memory.stat": "anon 1000000\nfile 6500000\nactive_file 500000\ninactive_file 6000000\n",
+    }.items():
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(hardware, "_CGROUP", tmp_path)
+    assert hardware.available_memory() == 6_100_000
+    (tmp_path / "memory.stat").unlink()
+    assert hardware.available_memory() == 100_000

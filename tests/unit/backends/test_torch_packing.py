@@ -14,11 +14,20 @@ torch = pytest.importorskip("torch")
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402 - after the check for torch
 
 from sapo_backends.checkpoints.spec import decoder_spec  # noqa: E402
-from sapo_backends.common.update import flat_tokens, plan_micro_batches  # noqa: E402
+from sapo_backends.common.round_memory import (  # noqa: E402
+    COMPILED,
+    ModelSize,
+    RoundShape,
+    bucket,
+    bytes_to_update,
+    elements_of_masks,
+)
+from sapo_backends.common.update import flat_tokens, padded_tokens, plan_micro_batches  # noqa: E402
 from sapo_backends.torch_backend.causal_lm import DecoderModel  # noqa: E402
+from sapo_backends.torch_backend.fallback.transformers_lm import TransformersModel  # noqa: E402
 from sapo_backends.torch_backend.model.flat_parameters import decoder_layout  # noqa: E402
 from sapo_backends.torch_backend.ops import packing  # noqa: E402
-from sapo_backends.torch_backend.ops.packing import Slab, bucket, pack  # noqa: E402
+from sapo_backends.torch_backend.ops.packing import Slab, pack  # noqa: E402
 
 CPU = torch.device("cpu")
 CONFIG = {
@@ -38,15 +47,16 @@ PAIRS = [
     ((1, 2, 3), (8, 9, 1)),
     ((9,), (5, 5, 5)),
 ]
+UNEVEN = [((1, 2, 3), (4,) * length) for length in [50] * 60 + [4000]]
 LAYOUTS = [("plain", True), ("fused", True), ("fused", False)]
 """By products or by the fused kernel; each prompt a slab of its own as on a CPU, or all together as elsewhere."""
 
 
-def _model(compute: torch.dtype) -> DecoderModel:
+def _model(compute: torch.dtype, device: torch.device = CPU) -> DecoderModel:
     spec = decoder_spec(CONFIG)
     layout = decoder_layout(spec)
     base = torch.randn(layout.size, generator=torch.Generator().manual_seed(0)) * 0.3
-    return DecoderModel(spec, layout, base, compute)
+    return DecoderModel(spec, layout, base.to(device), compute)
 
 
 def _gradient(model: DecoderModel, pairs: list, members: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -109,6 +119,38 @@ def test_a_bucket_is_little_larger_than_what_it_holds(count: int) -> None:
 def test_buckets_are_few() -> None:
     """Up to a full micro-batch of 2,048 tokens there are 37 sizes."""
     assert len({bucket(count) for count in range(1, 2049)}) == 37
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_a_micro_batch_keeps_to_its_budget_with_the_padding_that_it_gets(device: str) -> None:
+    """Many short completions do not go beside a long one where all rows of a micro-batch are as wide as the longest, as
+    they are everywhere but on a CPU."""
+    place = torch.device(device)
+    model = _model(torch.bfloat16, place)
+    batches = model.micro_batches(UNEVEN, 8192, 1)
+    slabs = [slab for members in batches for slab in pack(UNEVEN, members, place).flat.slabs]
+    assert sorted(i for members in batches for i in members) == list(range(61))
+    assert max(slab.rows * slab.width for slab in slabs) <= 8192
+    assert max(slab.bias(torch.bfloat16).nbytes for slab in slabs) <= 4003 * 4000 * 2
+
+
+def test_a_model_that_transformers_computes_pads_on_a_cpu_too() -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(vocab_size=8, n_positions=8, n_embd=4, n_layer=1, n_head=1)
+    model = TransformersModel(transformers.GPT2LMHeadModel(config), CPU, torch.float32)
+    assert max(padded_tokens(UNEVEN, members) for members in model.micro_batches(UNEVEN, 8192, 1)) <= 8192
+
+
+def test_what_a_completion_longer_than_a_micro_batch_is_filled_up_with_and_its_mask_are_planned() -> None:
+    """Of 4,096 tokens in bfloat16 the mask is 32 MiB, a tenth of such an update of a small model."""
+    size = ModelSize(5_000_000, 470_000, 6, 256, 784, 128, 1024, heads=4)
+    shape, meta = RoundShape(1, 4, 64, 4096), torch.device("meta")
+    flat = pack([((1,) * 64, (2,) * 4096)], [0], meta).flat
+    mask = flat.slabs[-1].bias(torch.bfloat16).nbytes
+    of_tokens = len(flat.ids) * (6 * 2 * (10 * 256 + 2 * 784) + 16 * 256)
+    assert bytes_to_update(size, shape, compute_bytes=2) > of_tokens + mask + COMPILED
+    assert mask <= 2 * elements_of_masks(size, shape, [1]) < 1.01 * mask
+    assert elements_of_masks(size, RoundShape(1, 4, 64, 256), [4]) == 0
 
 
 class _Products(TorchDispatchMode):

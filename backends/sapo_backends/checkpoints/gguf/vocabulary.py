@@ -24,7 +24,8 @@ _NAMES = {_QWEN2: "qwen2", _QWEN2.replace(r"\p{N}|", r"\p{N}{1,3}|", 1): "llama-
 
 @dataclass(frozen=True, slots=True)
 class GgufTokenizer:
-    """pre: the name under which llama.cpp knows the pre-tokenizer, "" when it has none for it."""
+    """pre: the name under which llama.cpp knows the pre-tokenizer, "" when it has none for it. adds_bos: every text begins
+    with bos, not only where the chat template writes it."""
 
     tokens: list[str]
     kinds: list[int]
@@ -33,6 +34,7 @@ class GgufTokenizer:
     eos: int
     pad: int
     bos: int | None
+    adds_bos: bool
     chat_template: str
 
 
@@ -96,6 +98,7 @@ def gguf_tokenizer(folder: Path, vocabulary: int) -> GgufTokenizer:
         pre=pre_tokenizer(data.get("pre_tokenizer")),
         eos=ours.eos_ids[0],
         pad=ours.pad_id,
-        bos=tokens.index(bos) if bos in tokens else None,
+        bos=ours.opening[0] if ours.opening else tokens.index(bos) if bos in tokens else None,
+        adds_bos=len(ours.opening) == 1,
         chat_template=_template(folder, settings),
     )

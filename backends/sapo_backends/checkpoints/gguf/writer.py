@@ -116,7 +116,7 @@ def _vocabulary(writer: Any, tokenizer: GgufTokenizer) -> None:
     writer.add_pad_token_id(tokenizer.pad)
     if tokenizer.bos is not None:
         writer.add_bos_token_id(tokenizer.bos)
-    writer.add_add_bos_token(False)
+    writer.add_add_bos_token(tokenizer.adds_bos)
     if tokenizer.chat_template:
         writer.add_chat_template(tokenizer.chat_template)
 

@@ -20,6 +20,7 @@ from torch.func import functional_call
 
 from sapo_backends.base import BackendError, BackendUnavailable, ModelNotFound, TokenIds
 from sapo_backends.checkpoints.spec import usual_widths
+from sapo_backends.common.update import Pair, plan_micro_batches
 from sapo_backends.torch_backend.fallback.unembedding import UnembeddingTap
 from sapo_backends.torch_backend.model.flat_parameters import Entry, Layout, Part
 from sapo_backends.torch_backend.model.lora import PREFIX, LoraWeights
@@ -157,6 +158,10 @@ class TransformersModel:
     def session(self, prompts: Sequence[TokenIds], owner: Tensor, _steps: int, weights: Bound) -> TransformersSession:
         """See Model.session."""
         return TransformersSession(self, prompts, owner, weights)
+
+    def micro_batches(self, pairs: Sequence[Pair], budget: int, workers: int) -> list[list[int]]:
+        """See Model.micro_batches."""
+        return plan_micro_batches(pairs, budget, workers)
 
     def token_logprobs(self, packed: Packed, weights: Bound, temperature: float) -> TokenLogprobs:
         """See Model.token_logprobs."""

@@ -65,11 +65,16 @@ class Layout:
             yield from entry.split(fused).items()
 
     def fill(self, flat: Tensor, tensors: Mapping[str, Tensor]) -> None:
-        """Copy tensors by Hugging Face name into flat. Raises KeyError or RuntimeError on a mismatch."""
+        """Copy tensors by Hugging Face name into flat: all of them, or none. Raises RuntimeError on a mismatch."""
+        views = dict(self.named_parts(flat))
+        odd = sorted(views.keys() ^ tensors.keys())
+        if odd:
+            raise RuntimeError(f"{odd[0]} is {'missing' if odd[0] in views else 'unknown'}")
+        for name, view in views.items():
+            if view.shape != tensors[name].shape:
+                raise RuntimeError(f"{name} has shape {tuple(tensors[name].shape)}, not {tuple(view.shape)}")
         with torch.no_grad():
-            for name, view in self.named_parts(flat):
-                if view.shape != tensors[name].shape:
-                    raise RuntimeError(f"{name} has shape {tuple(tensors[name].shape)}, not {tuple(view.shape)}")
+            for name, view in views.items():
                 view.copy_(tensors[name])
 
 

@@ -10,23 +10,12 @@ import torch
 from torch import Tensor
 
 from sapo_backends.base import TokenIds
+from sapo_backends.common.round_memory import bucket
 from sapo_backends.common.update import Mask, Pair
 
 SLAB_PADDING = 128
 """On a CPU, a slab takes a prompt's completions as long as they need no more padding than this: little attention is
 computed in vain, and the products are still large."""
-
-
-def bucket(count: int) -> int:
-    """The next of few sizes, at least count: powers of two to 32, multiples of 32 to 512, then a sixteenth of the next
-    power of two apart.
-
-    Matrix products in bfloat16 on a CPU are compiled for each size (milliseconds and a megabyte each, which oneDNN
-    keeps), so what is multiplied has one of these numbers of rows.
-    """
-    above = 1 << max(count - 1, 0).bit_length()
-    step = min(above, max(32, above // 16))
-    return -(-count // step) * step
 
 
 def filled(x: Tensor) -> Tensor:

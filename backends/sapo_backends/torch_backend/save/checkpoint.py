@@ -66,7 +66,7 @@ def restore(folder: Path, layout: Layout, flat: Tensor, optimizer: FlatAdamW, id
 
 
 def _moments(folder: Path, layout: Layout) -> list[Tensor] | None:
-    """The two moments as flat as the parameters. Raises KeyError, RuntimeError, OSError, SafetensorError."""
+    """The two moments as flat as the parameters. Raises RuntimeError, OSError, SafetensorError."""
     read = read_moments(folder, load_file)
     if read is None:
         return None
