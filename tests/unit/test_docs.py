@@ -139,6 +139,12 @@ def test_every_command_has_a_verb_and_flags_that_exist(page: str) -> None:
     assert not wrong
 
 
+@pytest.mark.parametrize("page", PAGES)
+def test_no_recipe_gives_the_model_that_is_here_another_base_method_or_task(page: str) -> None:
+    """`node` without a name goes on with the model one has."""
+    assert re.findall(r"sapo-desktop node (?:--silo )?--(?:model|method|tasks)\b.*", read(page)) == []
+
+
 NO_VERBS = {"is", "does", "may", "or", "and", "knows"}
 """Words that follow the name in a sentence."""
 

@@ -102,6 +102,13 @@ def test_what_auto_meant_is_no_other_identity() -> None:
         changes.refuse_other_identity(model(), changed(method="lora"), meant)
 
 
+def test_a_method_is_kept_and_no_word_is_said_about_weights() -> None:
+    meant = changed(method="lora")
+    with pytest.raises(UsageError, match=r"cannot become none, which a model keeps\. .*--method none") as refused:
+        changes.refuse_other_identity(model(), changed(method="none"), meant)
+    assert "weights" not in str(refused.value)
+
+
 def test_a_mistyped_base_is_named_as_one_and_no_command_is_offered_for_it() -> None:
     before = changed(trainer="torch")
     with pytest.raises(ModelNotFound, match=r"There is no model 'startr'. Did you mean 'starter'"):

@@ -15,6 +15,7 @@ from sapo_backends.base import BackendError
 from sapo_desktop import settings
 from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import Home
+from sapo_desktop.services.models.shelf.names import train_on
 from sapo_desktop.services.tasks import examples as shipped
 from sapo_desktop.services.tasks import expectation, judging, looking, proposal, review, shortcuts
 from sapo_desktop.services.tasks.store import installed, keep
@@ -58,7 +59,7 @@ def new(args: argparse.Namespace) -> int:
         return 0
     asyncio.run(_look(task, table, args, home))
     print(f"\nStored in {home.tasks / name}. Change anything in task.toml, then: sapo-desktop tasks check {name}")
-    print(f"Train on it: sapo-desktop node --silo --tasks {name}")
+    print(f"Train on it: {train_on(name)}")
     return 0
 
 

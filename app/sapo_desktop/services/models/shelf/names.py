@@ -40,6 +40,11 @@ def suggested(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-._")[:LONGEST].rstrip(".-_") or FIRST
 
 
+def train_on(task: str) -> str:
+    """The commands that train a new model on a task, whatever models there are."""
+    return f"sapo-desktop new {task} --tasks {task}, then: sapo-desktop node {task}"
+
+
 def free(name: str, taken: Collection[str]) -> str:
     """The name, or the name with the first number that makes it new: my-model-2."""
     used = {other.lower() for other in taken}
