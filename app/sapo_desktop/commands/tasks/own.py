@@ -42,13 +42,15 @@ def new(args: argparse.Namespace) -> int:
     home = Home.find()
     home.prepare()
     table: Table | None = None
+    unsure: list[str] = []
     if args.target in shipped.names() and not Path(args.target).exists():
         task, reason = shipped.one(args.target), "as it ships"
     else:
         found = proposal.draft(_path(args.target), _wishes(args))
         task, table, reason = found.task, found.table, found.reason
+        unsure = [note for note in (found.guessed, found.header) if note]
     keep(task, home, args.replace)
-    _say(looking.described(task, reason))
+    _say([*looking.described(task, reason), *unsure])
     _rows(task)
     name = task.spec.name
     if args.allow_code and task.code:
