@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import importlib
 import sys
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NoReturn
 
 from sapo_backends.checkpoints.hub import access
 from sapo_desktop import __version__
@@ -83,7 +83,10 @@ It is not the Soft Adaptive Policy Optimization that other trainers call by the 
 
 
 class _Parser(argparse.ArgumentParser):
-    """Names the nearest verbs where one is unknown, and not all of them."""
+    """Names the nearest verbs where one is unknown, and not all of them; a flag is typed in full."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**{"allow_abbrev": False, **settings})
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if isinstance(action, argparse._SubParsersAction) and value not in action.choices:
@@ -117,6 +120,28 @@ def parser(verb: str | None = None) -> argparse.ArgumentParser:
     return top
 
 
+def _refuse(top: argparse.ArgumentParser, verb: str, extra: Sequence[str]) -> NoReturn:
+    """End with what is too much on the line: a flag by the nearest ones of its verb."""
+    subs = next(action for action in top._actions if isinstance(action, argparse._SubParsersAction))
+    asked = subs.choices[verb] if verb else top
+    flag = next((word.partition("=")[0] for word in extra if word.startswith("-")), "")
+    if not flag:
+        asked.error(f"unrecognized arguments: {' '.join(extra)}")
+    top.exit(
+        2, f"sapo-desktop: There is no flag {flag!r}. {nearest(flag, set(_flags(asked)))} See {asked.prog} --help\n"
+    )
+
+
+def _flags(asked: argparse.ArgumentParser) -> Iterator[str]:
+    """Every flag that its help names, those of its own verbs too."""
+    for action in asked._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            if asked.prog != "sapo-desktop":
+                yield from (flag for inner in action.choices.values() for flag in _flags(inner))
+        elif action.help != argparse.SUPPRESS:
+            yield from (flag for flag in action.option_strings if flag.startswith("--"))
+
+
 def _printed(kind: str) -> str:
     """A file for shells or man, with every verb and flag."""
     from sapo_desktop.services import terminal_files
@@ -127,7 +152,10 @@ def _printed(kind: str) -> str:
 def run(arguments: Sequence[str]) -> int:
     """Parse and run; returns the exit code: 0 ok, 1 error, 2 usage, 3 node not running, 4 engine missing."""
     typed = next((a for a in arguments if a in VERBS), "")
-    args = parser(typed).parse_args(list(arguments))
+    top = parser(typed)
+    args, extra = top.parse_known_args(list(arguments))
+    if extra:
+        _refuse(top, typed, extra)
     if args.printed:
         print(_printed(args.printed), end="")
         return 0
