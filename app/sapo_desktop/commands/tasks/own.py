@@ -41,6 +41,7 @@ def new(args: argparse.Namespace) -> int:
     """From a file to a stored task that can be trained on."""
     home = Home.find()
     home.prepare()
+    looking.require_base(args.model, home)
     table: Table | None = None
     unsure: list[str] = []
     if args.target in shipped.names() and not Path(args.target).exists():
