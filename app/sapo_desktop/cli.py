@@ -5,17 +5,16 @@ from __future__ import annotations
 import argparse
 import importlib
 import sys
-from collections.abc import Iterator, Sequence
-from typing import Any, NoReturn
+from collections.abc import Sequence
 
 from sapo_backends.checkpoints.hub import access
 from sapo_desktop import __version__
 from sapo_desktop.commands.examples import ExamplesFormatter, epilog
+from sapo_desktop.commands.parsing import Parser, refuse
 from sapo_desktop.errors import AppError
 from sapo_desktop.paths import Home
 from sapo_desktop.services.bases import tokens
 from sapo_desktop.streams import to_nowhere
-from sapo_swarm.registry import nearest
 from sapo_swarm.tasks.own import library
 
 VERBS: dict[str, tuple[str, str]] = {
@@ -82,21 +81,9 @@ SAPO here is Swarm sAmpling Policy Optimization (arXiv 2509.08721): nodes share 
 It is not the Soft Adaptive Policy Optimization that other trainers call by the same letters."""
 
 
-class _Parser(argparse.ArgumentParser):
-    """Names the nearest verbs where one is unknown, and not all of them; a flag is typed in full."""
-
-    def __init__(self, **settings: Any) -> None:
-        super().__init__(**{"allow_abbrev": False, **settings})
-
-    def _check_value(self, action: argparse.Action, value: Any) -> None:
-        if isinstance(action, argparse._SubParsersAction) and value not in action.choices:
-            raise argparse.ArgumentError(None, f"there is no verb {value!r}. {nearest(str(value), action.choices)}")
-        super()._check_value(action, value)
-
-
 def parser(verb: str | None = None) -> argparse.ArgumentParser:
     """The whole parser; with a verb, only that verb's own flags are loaded (the others just have a line of help)."""
-    top = _Parser(prog="sapo-desktop", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter)
+    top = Parser(prog="sapo-desktop", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter)
     top.add_argument("--version", action="version", version=f"sapo-desktop {__version__}")
     top.add_argument(
         "--linear",
@@ -120,28 +107,6 @@ def parser(verb: str | None = None) -> argparse.ArgumentParser:
     return top
 
 
-def _refuse(top: argparse.ArgumentParser, verb: str, extra: Sequence[str]) -> NoReturn:
-    """End with what is too much on the line: a flag by the nearest ones of its verb."""
-    subs = next(action for action in top._actions if isinstance(action, argparse._SubParsersAction))
-    asked = subs.choices[verb] if verb else top
-    flag = next((word.partition("=")[0] for word in extra if word.startswith("-")), "")
-    if not flag:
-        asked.error(f"unrecognized arguments: {' '.join(extra)}")
-    top.exit(
-        2, f"sapo-desktop: There is no flag {flag!r}. {nearest(flag, set(_flags(asked)))} See {asked.prog} --help\n"
-    )
-
-
-def _flags(asked: argparse.ArgumentParser) -> Iterator[str]:
-    """Every flag that its help names, those of its own verbs too."""
-    for action in asked._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            if asked.prog != "sapo-desktop":
-                yield from (flag for inner in action.choices.values() for flag in _flags(inner))
-        elif action.help != argparse.SUPPRESS:
-            yield from (flag for flag in action.option_strings if flag.startswith("--"))
-
-
 def _printed(kind: str) -> str:
     """A file for shells or man, with every verb and flag."""
     from sapo_desktop.services import terminal_files
@@ -155,7 +120,7 @@ def run(arguments: Sequence[str]) -> int:
     top = parser(typed)
     args, extra = top.parse_known_args(list(arguments))
     if extra:
-        _refuse(top, typed, extra)
+        refuse(top, typed, extra)
     if args.printed:
         print(_printed(args.printed), end="")
         return 0
