@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import socket
 from pathlib import Path
 
 import pytest
 from tests.support.node_process import sapo
+from tests.support.swarm_process import coordinator
 from tests.support.trained_models import random_model
 
 from sapo_desktop.paths import Home
@@ -48,3 +51,27 @@ def test_a_folder_without_a_tokenizer_makes_no_model_and_show_says_how_a_folder_
     monkeypatch.chdir(tmp_path)
     shown = sapo(tmp_path / "home", "models", "show", "own")
     assert "A folder? Write ./own" in shown.stderr
+
+
+async def test_a_taken_port_a_port_that_is_none_and_an_invite_with_another_letter_are_one_sentence_each(
+    tmp_path: Path,
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as bound:
+        port = bound.getsockname()[1]
+        taken = await asyncio.to_thread(sapo, tmp_path / "other", "coordinator", "--port", str(port))
+    assert taken.stderr == f"sapo-desktop: Port {port} is taken. Name another: --port {(port + 1) % 65536}\n"
+    none = await asyncio.to_thread(sapo, tmp_path / "other", "coordinator", "--port", "99999")
+    assert (none.returncode, none.stderr) == (2, "sapo-desktop: --port is 0 to 65535.\n")
+    async with coordinator(tmp_path / "host", "--port", "0") as (invite, _):
+        mistyped = invite.strip()[:-1] + ("b" if invite.strip()[-1] == "a" else "a")
+        node = ("node", "--trainer", "fake", "--model", "fake", "--rounds", "1", "--join", f"{mistyped}.")
+        refused = await asyncio.to_thread(sapo, tmp_path / "node", *node, timeout=LONG_S)
+    assert refused.returncode == 2
+    assert "The invite is for another swarm or mistyped; copy the whole line." in refused.stderr
+
+
+def test_a_folder_is_no_file_of_rows(tmp_path: Path) -> None:
+    (tmp_path / "rows").mkdir()
+    done = sapo(tmp_path, "tasks", "new", str(tmp_path / "rows"))
+    assert done.returncode == 2
+    assert "is a folder; name a .csv, .tsv, .jsonl or .parquet file." in done.stderr

@@ -91,6 +91,8 @@ def decode(data: bytes) -> str:
 def read_table(path: Path) -> Table:
     """The rows of a .jsonl, .json (a list of objects), .csv, .tsv or .parquet file. Raises BadTask, OSError."""
     kind = path.suffix.lower()
+    if path.is_dir():
+        raise BadTask(f"{path} is a folder; name a .csv, .tsv, .jsonl or .parquet file.")
     if kind == ".parquet":
         return _parquet(path)
     text = decode(read_bytes(path))

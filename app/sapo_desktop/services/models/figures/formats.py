@@ -70,6 +70,5 @@ def write(format_: str, job: Job) -> None:
         )
     if not job.figures:
         raise AppError(f"{job.name} has no figures yet: it has not been trained.")
-    if not job.target.parent.is_dir():
-        raise AppError(f"There is no folder {job.target.parent} to write into.")
+    job.target.parent.mkdir(parents=True, exist_ok=True)
     importlib.import_module(f"sapo_desktop.services.models.figures.{chosen.module}").write(job)
