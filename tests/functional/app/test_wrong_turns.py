@@ -11,8 +11,10 @@ from tests.support.node_process import sapo
 from tests.support.swarm_process import coordinator
 from tests.support.trained_models import random_model
 
+from sapo_desktop import cli
 from sapo_desktop.paths import Home
 from sapo_desktop.services.models.shelf import store
+from sapo_swarm.node.storage.journal import Journal
 
 LONG_S = 240
 
@@ -75,3 +77,14 @@ def test_a_folder_is_no_file_of_rows(tmp_path: Path) -> None:
     done = sapo(tmp_path, "tasks", "new", str(tmp_path / "rows"))
     assert done.returncode == 2
     assert "is a folder; name a .csv, .tsv, .jsonl or .parquet file." in done.stderr
+
+
+def test_a_recording_and_groups_that_are_not_there_are_one_sentence_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SAPO_HOME", str(tmp_path))
+    assert cli.run(["replay", "nosuch"]) == 2
+    assert "There is no file 'nosuch'. Give one, or a model's name: sapo-desktop models" in capsys.readouterr().err
+    Journal(tmp_path / "journal.db").close()
+    assert cli.run(["rollouts", str(tmp_path / "journal.db"), "--task", "foo"]) == 2
+    assert "There is no group of the task 'foo'. No groups yet." in capsys.readouterr().err

@@ -53,7 +53,7 @@ def test_plain_names_are_taken(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["", "a b", "../x", "-x", ".x", "x/y", "é", "x" * 41, "base", "Latest", "nul", "COM1.x", "x."]
+    "name", ["", "a b", "../x", "-x", ".x", "x/y", "é", "x" * 41, "base", "Latest", "starter", "nul", "COM1.x", "x."]
 )
 def test_names_that_mean_something_else_are_refused(name: str) -> None:
     with pytest.raises(UsageError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 
+from sapo_backends.checkpoints.locate import BUNDLED
 from sapo_desktop.errors import UsageError
 
 LONGEST = 40
@@ -12,7 +13,21 @@ FIRST = "my-model"
 """The name of the first model, where nobody gave one."""
 _PATTERN = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{LONGEST - 1}}}")
 _WORDS = frozenset(
-    {"base", "latest", "best", "new", "all", "none", "show", "rename", "duplicate", "delete", "prune", "check"}
+    {
+        "base",
+        "latest",
+        "best",
+        "new",
+        "all",
+        "none",
+        "show",
+        "rename",
+        "duplicate",
+        "delete",
+        "prune",
+        "check",
+        *BUNDLED,
+    }
 )
 _DEVICES = frozenset({"con", "prn", "aux", "nul", *(f"{port}{n}" for port in ("com", "lpt") for n in range(1, 10))})
 
