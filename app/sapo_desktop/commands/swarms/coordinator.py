@@ -57,8 +57,8 @@ def main(args: argparse.Namespace) -> int:
         raise AppError(f"The coordinator cannot start: {error}") from error
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            other = (settings.port + 1) % (HIGHEST_PORT + 1)
-            raise AppError(f"Port {settings.port} is taken. Name another: --port {other}") from error
+            free = (settings.port + 1) % (HIGHEST_PORT + 1)
+            raise AppError(f"Port {settings.port} is taken. Name another: --port {free}") from error
         raise AppError(
             f"The coordinator cannot listen on {settings.host}:{settings.port} ({error.strerror})."
         ) from error

@@ -13,22 +13,8 @@ FIRST = "my-model"
 """The name of the first model, where nobody gave one."""
 _PATTERN = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{LONGEST - 1}}}")
 _WORDS = frozenset(
-    {
-        "base",
-        "latest",
-        "best",
-        "new",
-        "all",
-        "none",
-        "show",
-        "rename",
-        "duplicate",
-        "delete",
-        "prune",
-        "check",
-        *BUNDLED,
-    }
-)
+    {"base", "latest", "best", "new", "all", "none", "show", "rename", "duplicate", "delete", "prune", "check"}
+).union(BUNDLED)
 _DEVICES = frozenset({"con", "prn", "aux", "nul", *(f"{port}{n}" for port in ("com", "lpt") for n in range(1, 10))})
 
 
