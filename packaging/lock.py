@@ -3,7 +3,7 @@
 One command, one index (PyPI), every platform and Python that the app supports. It needs uv (pip install uv). What is locked
 stays as it is where pyproject.toml allows it; --upgrade takes the newest of everything. Install with it:
 
-    pip install --require-hashes -r packaging/requirements.lock && pip install --no-deps sapo-desktop
+    pip install --require-hashes -r packaging/requirements.lock && pip install --no-deps WHEEL
 """
 
 from __future__ import annotations

@@ -6,16 +6,15 @@ import argparse
 import importlib
 import sys
 from collections.abc import Sequence
-from typing import Any
 
 from sapo_backends.checkpoints.hub import access
 from sapo_desktop import __version__
 from sapo_desktop.commands.examples import ExamplesFormatter, epilog
+from sapo_desktop.commands.parsing import Parser, refuse
 from sapo_desktop.errors import AppError
 from sapo_desktop.paths import Home
 from sapo_desktop.services.bases import tokens
 from sapo_desktop.streams import to_nowhere
-from sapo_swarm.registry import nearest
 from sapo_swarm.tasks.own import library
 
 VERBS: dict[str, tuple[str, str]] = {
@@ -82,18 +81,9 @@ SAPO here is Swarm sAmpling Policy Optimization (arXiv 2509.08721): nodes share 
 It is not the Soft Adaptive Policy Optimization that other trainers call by the same letters."""
 
 
-class _Parser(argparse.ArgumentParser):
-    """Names the nearest verbs where one is unknown, and not all of them."""
-
-    def _check_value(self, action: argparse.Action, value: Any) -> None:
-        if isinstance(action, argparse._SubParsersAction) and value not in action.choices:
-            raise argparse.ArgumentError(None, f"there is no verb {value!r}. {nearest(str(value), action.choices)}")
-        super()._check_value(action, value)
-
-
 def parser(verb: str | None = None) -> argparse.ArgumentParser:
     """The whole parser; with a verb, only that verb's own flags are loaded (the others just have a line of help)."""
-    top = _Parser(prog="sapo-desktop", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter)
+    top = Parser(prog="sapo-desktop", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter)
     top.add_argument("--version", action="version", version=f"sapo-desktop {__version__}")
     top.add_argument(
         "--linear",
@@ -127,7 +117,10 @@ def _printed(kind: str) -> str:
 def run(arguments: Sequence[str]) -> int:
     """Parse and run; returns the exit code: 0 ok, 1 error, 2 usage, 3 node not running, 4 engine missing."""
     typed = next((a for a in arguments if a in VERBS), "")
-    args = parser(typed).parse_args(list(arguments))
+    top = parser(typed)
+    args, extra = top.parse_known_args(list(arguments))
+    if extra:
+        refuse(top, typed, extra)
     if args.printed:
         print(_printed(args.printed), end="")
         return 0

@@ -26,7 +26,8 @@ def lines() -> Iterator[str]:
     yield from key_table.lines()
     yield f"\nA node is in one of these states: {', '.join(STATES)}.\n"
     yield "## Settings\n"
-    yield "In `config.toml` (`sapo-desktop config path`), as flags of `node`, or by `sapo-desktop config set KEY VALUE`.\n"
+    yield "In `config.toml` (`sapo-desktop config path`), as flags of `node`, or by `sapo-desktop config set KEY VALUE`."
+    yield "`run.*` counts for new models; an existing one keeps its own: `node NAME --temperature 0.9`.\n"
     yield "| key | what it is | kind | default |\n|---|---|---|---|"
     for field in settings.fields():
         default = settings.text(field.default).replace(",", ", ")

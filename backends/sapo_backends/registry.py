@@ -12,6 +12,7 @@ from importlib.metadata import entry_points
 from importlib.util import find_spec
 
 from sapo_backends.base import Backend, BackendUnavailable
+from sapo_backends.errors import LLAMA, MLX, TORCH, install
 
 GROUP = "sapo_desktop.backends"
 BUILT_IN = {
@@ -24,9 +25,9 @@ PAIRS = ("llamacpp+torch", "llamacpp+mlx")
 """Generator and trainer that are worth offering together; `backend` makes any other pair too."""
 NEEDS = {"torch": "torch", "mlx": "mlx", "llamacpp": "llama_cpp"}
 FIX = {
-    "torch": "pip install 'sapo-desktop[torch]'",
-    "mlx": "pip install 'sapo-desktop[mlx]'",
-    "llamacpp": "pip install 'sapo-desktop[llama]'",
+    "torch": install(*TORCH),
+    "mlx": install(*MLX),
+    "llamacpp": install(*LLAMA),
 }
 
 

@@ -139,6 +139,18 @@ def test_every_command_has_a_verb_and_flags_that_exist(page: str) -> None:
     assert not wrong
 
 
+@pytest.mark.parametrize("page", PAGES)
+def test_no_recipe_gives_the_model_that_is_here_another_base_method_or_task(page: str) -> None:
+    """`node` without a name goes on with the model one has."""
+    assert re.findall(r"sapo-desktop node (?:--silo )?--(?:model|method|tasks)\b.*", read(page)) == []
+
+
+def test_nothing_is_installed_by_the_name_of_the_app_which_is_on_no_index() -> None:
+    hints = [path for source in SOURCES[:5] for path in (ROOT / source).rglob("*.py")]
+    by_name = re.compile(r"""(pip|pipx|tool) install +['"]?sapo-desktop(\[\w+\])?['"]?(?! @)""")
+    assert [str(path) for path in [*hints, *map(ROOT.joinpath, PAGES)] if by_name.search(path.read_text("utf-8"))] == []
+
+
 NO_VERBS = {"is", "does", "may", "or", "and", "knows"}
 """Words that follow the name in a sentence."""
 

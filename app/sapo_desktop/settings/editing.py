@@ -75,10 +75,25 @@ def change(path: Path, key: str, value: str) -> str:
     def check(changed: Settings) -> None:
         if key.startswith("run."):
             flags.check(changed.run)
+            if key == "run.model":
+                _check_folder(changed.run.model)
         elif key == "swarm.directories":
             _check_directories(changed.swarm.directories)
 
+    value = flags.absolute(value) if key == "run.model" else value
     return settings.value(settings.change(path, known(key), value, check), key)
+
+
+def _check_folder(model: str) -> None:
+    """A path leads to a model that can be trained; a hub is not asked. Raises UsageError."""
+    from sapo_backends.base import ModelNotFound
+    from sapo_backends.checkpoints import locate
+
+    if Path(model).expanduser().exists() or Path(model).expanduser().is_absolute():
+        try:
+            locate.require_tokenizer(locate.local(model))
+        except ModelNotFound as error:
+            raise UsageError(str(error)) from error
 
 
 def _check_directories(lines: tuple[str, ...]) -> None:

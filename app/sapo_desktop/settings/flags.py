@@ -20,7 +20,7 @@ _METAVARS: dict[type, str] = {int: "N", float: "X", tuple: "A,B"}
 
 def add_run_flags(parser: argparse.ArgumentParser, only: Collection[str] = ()) -> None:
     """A flag for every field of RunConfig, or for those named."""
-    group = parser.add_argument_group("the run (defaults come from the settings file)")
+    group = parser.add_argument_group("the run (a new model: from the settings file; one that exists keeps its own)")
     for field in settings.fields():
         section, _, name = field.key.partition(".")
         if section != "run" or (only and name not in only):

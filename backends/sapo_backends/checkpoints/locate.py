@@ -6,6 +6,7 @@ Only safetensors and JSON are ever fetched or read: pickled weights and remote c
 from __future__ import annotations
 
 import difflib
+import json
 import re
 from importlib.resources import files
 from pathlib import Path
@@ -14,6 +15,9 @@ from sapo_backends.base import ModelNotFound, Progress
 from sapo_backends.checkpoints.hub import cache
 
 BUNDLED = ("starter", "starter-1m")
+WANTED = "Give the folder with config.json, model.safetensors and tokenizer.json."
+_OTHER_HEADS = re.compile(r"\w+For(MaskedLM|\w+Classification|QuestionAnswering|MultipleChoice|NextSentencePrediction)")
+"""Architectures that predict no next token."""
 _HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$")
 
 
@@ -49,6 +53,8 @@ def local(model: str) -> Path:
         if (here := cache.snapshot(model)) is None:
             raise ModelNotFound(f"{model} is not on this disk.")
         return checked(here)
+    if folder.is_file():
+        raise ModelNotFound(f"{model} is a file; GGUF cannot be trained. {WANTED}")
     close = difflib.get_close_matches(model, BUNDLED, n=1)
     hint = f" Did you mean {close[0]!r}?" if close else ""
     raise ModelNotFound(f"There is no model {model!r}.{hint} Give starter, a folder, or a hub id such as owner/name.")
@@ -66,14 +72,36 @@ def bundled(name: str) -> Path:
 
 
 def checked(folder: Path) -> Path:
-    """The folder, if it holds a config and safetensors. Raises ModelNotFound that says what is missing."""
+    """The folder, if it holds a config of a causal language model and safetensors. Raises ModelNotFound that says what is
+    missing."""
     if not (folder / "config.json").is_file():
-        raise ModelNotFound(f"{folder} has no config.json, so it is not a Hugging Face model folder.")
+        raise ModelNotFound(
+            f"{folder} has no config.json, so it is not a Hugging Face model folder. {WANTED} "
+            "GGUF files and adapters alone cannot be trained."
+        )
     if not weight_files(folder):
         pickled = any(folder.glob("*.bin")) or any(folder.glob("*.pt"))
-        reason = " Its pickled weights are not read, because they can run code; convert them." if pickled else ""
-        raise ModelNotFound(f"{folder} has no *.safetensors weights.{reason}")
+        reason = " Its pickled weights are not read, because they can run code; convert them: load with "
+        reason += "transformers and save_pretrained(FOLDER)."
+        raise ModelNotFound(f"{folder} has no *.safetensors weights.{reason if pickled else ''}")
+    for name in _architectures(folder):
+        if _OTHER_HEADS.fullmatch(name):
+            raise ModelNotFound(f"{folder}: {name} is no causal language model.")
     return folder
+
+
+def _architectures(folder: Path) -> list[str]:
+    """Classes that the config names; none where it is damaged, which whoever reads all of it says."""
+    try:
+        return [str(name) for name in json.loads((folder / "config.json").read_bytes())["architectures"]]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+
+
+def require_tokenizer(folder: Path) -> None:
+    """The folder holds a fast tokenizer's file. Raises ModelNotFound."""
+    if not (folder / "tokenizer.json").is_file():
+        raise ModelNotFound(f"{folder} has no tokenizer.json. Save the model with a fast tokenizer.")
 
 
 def weight_files(folder: Path) -> list[Path]:

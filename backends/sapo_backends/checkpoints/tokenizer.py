@@ -17,6 +17,7 @@ import tokenizers
 
 from sapo_backends.base import BackendError, ModelNotFound, Thinking, TokenIds
 from sapo_backends.checkpoints.chat_template import ChatTemplate
+from sapo_backends.checkpoints.locate import require_tokenizer
 
 Json = dict[str, Any]
 CACHED_WORDS = 256
@@ -78,9 +79,8 @@ class HfTokenizer:
 
     def __init__(self, folder: Path, thinking: Thinking = "auto") -> None:
         """thinking: see base.LoadRequest. Raises ModelNotFound when the folder holds no usable tokenizer."""
+        require_tokenizer(folder)
         data = read_json(folder / "tokenizer.json")
-        if not data:
-            raise ModelNotFound(f"{folder} has no tokenizer.json. Save the model with a fast tokenizer.")
         settings = read_json(folder / "tokenizer_config.json")
         added = {t["content"]: int(t["id"]) for t in data.get("added_tokens", [])}
         vocabulary = data.get("model", {}).get("vocab", {})

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import ClassVar
 
 from sapo_backends.base import Backend, BackendUnavailable, Engine, LoadRequest, Progress
+from sapo_backends.errors import LLAMA, install
 
-FIX = "pip install 'sapo-desktop[llama]' (compiles for some minutes and needs a C++ compiler)"
+FIX = f"{install(*LLAMA)} (compiles for some minutes and needs a C++ compiler)"
 
 
 class LlamaCppBackend(Backend):

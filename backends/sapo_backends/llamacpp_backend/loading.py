@@ -41,7 +41,9 @@ def load_engine(request: LoadRequest, cache: Path, progress: Progress | None = N
     if request.method == "full":
         raise BackendUnavailable("llama.cpp does not train.", "use --backend llamacpp+torch")
     if request.device not in ("auto", "cpu"):
-        raise BackendUnavailable(f"llama.cpp runs on the processor here, not on {request.device}.", "use --device cpu")
+        raise BackendUnavailable(
+            f"llama.cpp runs on the processor here, not on {request.device}.", "sapo-desktop node NAME --device auto"
+        )
     folder = resolve(request.model, progress)
     spec = read_spec(folder)
     kind = pick_kind(request.precision, folder)

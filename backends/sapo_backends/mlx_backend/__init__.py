@@ -6,6 +6,7 @@ from importlib.util import find_spec
 from typing import ClassVar
 
 from sapo_backends.base import Backend, BackendUnavailable, Engine, LoadRequest, Progress
+from sapo_backends.errors import MLX, install
 
 
 class MlxBackend(Backend):
@@ -21,9 +22,7 @@ class MlxBackend(Backend):
         """See Backend.check."""
         for module in ("mlx", "mlx_lm"):
             if find_spec(module) is None:
-                raise BackendUnavailable(
-                    f"The mlx engine needs the package {module!r}.", "pip install 'sapo-desktop[mlx]'"
-                )
+                raise BackendUnavailable(f"The mlx engine needs the package {module!r}.", install(*MLX))
 
     @classmethod
     def devices_here(cls) -> tuple[str, ...]:

@@ -27,7 +27,7 @@ def pick_device(name: str) -> Any:
     if name not in ("cpu", "mps"):
         raise BackendUnavailable(f"MLX has no device {name!r} here.", "use --device auto, cpu or mps")
     if name == "mps" and not has_metal():
-        raise BackendUnavailable("This computer has no Metal device.", "use --device cpu")
+        raise BackendUnavailable("This computer has no Metal device.", "sapo-desktop node NAME --device auto")
     return mx.gpu if name == "mps" else mx.cpu
 
 

@@ -6,6 +6,7 @@ from importlib.util import find_spec
 from typing import ClassVar
 
 from sapo_backends.base import Backend, BackendUnavailable, Engine, LoadRequest, Progress
+from sapo_backends.errors import TORCH, install
 
 
 class TorchBackend(Backend):
@@ -20,7 +21,7 @@ class TorchBackend(Backend):
     def check(cls) -> None:
         """See Backend.check."""
         if find_spec("torch") is None:
-            raise BackendUnavailable("The torch engine needs PyTorch.", "pip install 'sapo-desktop[torch]'")
+            raise BackendUnavailable("The torch engine needs PyTorch.", install(*TORCH))
 
     @classmethod
     def devices_here(cls) -> tuple[str, ...]:

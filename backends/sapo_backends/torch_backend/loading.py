@@ -67,7 +67,9 @@ def pick_device(name: str) -> torch.device:
     except RuntimeError:
         raise BackendUnavailable(f"There is no device {name!r}. Use auto, cpu, cuda, cuda:1 or mps.") from None
     if not is_present(device.type):
-        raise BackendUnavailable(f"This computer has no usable {device.type} device.", "use --device cpu")
+        raise BackendUnavailable(
+            f"This computer has no usable {device.type} device.", "sapo-desktop node NAME --device auto"
+        )
     return device
 
 

@@ -21,6 +21,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 DEFAULT_PORT = 7361
+_AROUND = " \"'`“”‘’<>.,;"
 
 
 class BadInvite(ValueError):
@@ -67,8 +68,9 @@ def is_loopback(host: str) -> bool:
 
 
 def parse_invite(text: str) -> Invite:
-    """Line breaks in it are forgiven: terminals wrap long lines. Raises BadInvite with a sentence."""
-    text = "".join(line.strip() for line in text.splitlines())
+    """Line breaks in it are forgiven: terminals wrap long lines; and so are quotes and a full stop around it. Raises BadInvite
+    with a sentence."""
+    text = "".join(line.strip() for line in text.splitlines()).strip(_AROUND)
     if len(text) > 600:
         raise BadInvite("An invite is one short line that begins with sapo://.")
     try:

@@ -132,7 +132,7 @@ def test_without_any_trainer_the_exit_code_is_4_and_the_command_is_given(tmp_pat
         [sys.executable, "-c", hide], env=environment(tmp_path), capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 4, done.stderr
-    assert "sapo-desktop[torch]" in done.stderr
+    assert "pip install torch" in done.stderr
 
 
 def test_a_read_only_home_is_named(tmp_path: Path) -> None:

@@ -91,6 +91,9 @@ def test_own_tasks_are_listed_shown_and_checked(tmp_path: Path) -> None:
     assert "Only 20 held-out rows" in checked.stdout
     assert "Calculate" in sapo(tmp_path, "tasks", "my_sums").stdout
     assert "You have: broken, my_sums." in sapo(tmp_path, "tasks", "show", "other").stderr
+    assert sapo(tmp_path, "new", "mine", "--base", "starter-1m").returncode == 0
+    trained = sapo(tmp_path, "tasks", "check", "my_sums", "--model", "mine")
+    assert (trained.returncode, trained.stderr.count("sapo-desktop eval mine")) == (2, 1)
 
 
 def test_code_runs_after_one_explicit_yes_and_never_from_a_folder_elsewhere(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ def test_plain_names_are_taken(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["", "a b", "../x", "-x", ".x", "x/y", "é", "x" * 41, "base", "Latest", "nul", "COM1.x", "x."]
+    "name", ["", "a b", "../x", "-x", ".x", "x/y", "é", "x" * 41, "base", "Latest", "starter", "nul", "COM1.x", "x."]
 )
 def test_names_that_mean_something_else_are_refused(name: str) -> None:
     with pytest.raises(UsageError):
@@ -104,6 +104,13 @@ def test_what_auto_meant_is_no_other_identity() -> None:
         UsageError, match=r"method full; that cannot become lora.*sapo-desktop new starter-2 --base starter"
     ):
         changes.refuse_other_identity(model(), changed(method="lora"), meant)
+
+
+def test_a_method_is_kept_and_no_word_is_said_about_weights() -> None:
+    meant = changed(method="lora")
+    with pytest.raises(UsageError, match=r"cannot become none, which a model keeps\. .*--method none") as refused:
+        changes.refuse_other_identity(model(), changed(method="none"), meant)
+    assert "weights" not in str(refused.value)
 
 
 def test_a_mistyped_base_is_named_as_one_and_no_command_is_offered_for_it() -> None:

@@ -35,3 +35,22 @@ def test_tasks_settings_and_verbs_are_told_so(capsys: pytest.CaptureFixture[str]
     said = capsys.readouterr().err
     assert "there is no verb 'rollout'. Did you mean 'rollouts'?" in said
     assert sum(f"'{verb}'" in said for verb in VERBS) <= 3
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        (["node", "--temprature", "1"], "There is no flag '--temprature'. Did you mean '--temperature'?"),
+        (["node", "--round", "3"], "There is no flag '--round'. Did you mean '--rounds'?"),
+        (["lab", "run", "friends", "--jbs=2"], "There is no flag '--jbs'. Did you mean '--jobs'?"),
+        (["--liner"], "There is no flag '--liner'. Did you mean '--linear'?"),
+        (["paths", "too", "much"], "usage: sapo-desktop paths"),
+    ],
+)
+def test_a_flag_that_does_not_exist_is_told_so_and_none_is_completed(
+    capsys: pytest.CaptureFixture[str], typed: list[str], said: str
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        run(typed)
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err.partition("\n")[0]

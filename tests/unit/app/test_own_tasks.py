@@ -233,3 +233,19 @@ def test_a_rating_that_is_given_again_replaces_the_first_and_only_good_answers_b
     rate(home, "me", "4 + 4?", "eight", False)
     with pytest.raises(UsageError, match="holds one question, and a task needs at least two"):
         draft(rated_file(home, "me"), Wishes())
+
+
+def test_columns_that_no_name_tells_are_said_to_be_guessed_and_a_first_row_of_data_is_named(tmp_path: Path) -> None:
+    header = "The first row was taken for column names; if it is data, add a header."
+    found = of(tmp_path, "foo,bar,baz\n" + "".join(f"{n},what is {n} + 1,{n + 1}\n" for n in range(9)))
+    assert found.guessed == (
+        "Question: column bar (guessed). Answer: column baz (guessed). Other columns: --question, --answer."
+    )
+    assert not found.header
+    assert not of(tmp_path, "foo,bar\na b,c\nd e,f\n", question="foo", answer="bar").guessed
+    plain = of(tmp_path, "question,answer\na,1\nb,1\n")
+    assert (plain.guessed, plain.header) == ("", "")
+    assert (
+        of(tmp_path, "what is 0 + 1,1\n" + "".join(f"what is {n} + 1,{n + 1}\n" for n in range(1, 30))).header == header
+    )
+    assert of(tmp_path, "is it red,yes\nis it blue,no\nis it green,yes\n").header == header

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sapo_desktop import settings
+from sapo_desktop import cli, settings
 from sapo_desktop.cli import VERBS, parser
 from sapo_desktop.dashboard.look.glyphs import choose
 from sapo_desktop.errors import UsageError
@@ -156,3 +156,20 @@ def test_what_cannot_be_meant_is_said_in_plain_words(tmp_path: Path, key: str, s
     with pytest.raises(UsageError) as refused:
         settings.change(tmp_path / "config.toml", key, "warm")
     assert str(refused.value) == said
+
+
+def test_a_base_and_a_theme_that_are_not_there_are_not_set_and_a_base_counts_for_new_models(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SAPO_HOME", str(tmp_path))
+    assert cli.run(["config", "set", "run.model", str(tmp_path)]) == 2
+    assert "has no config.json" in capsys.readouterr().err
+    assert cli.run(["config", "set", "ui.theme", "sapo-drak"]) == 2
+    assert "Did you mean 'sapo-dark'?" in capsys.readouterr().err
+    assert cli.run(["config", "reset"]) == 2
+    assert "sapo-desktop config reset KEY" in capsys.readouterr().err
+    assert not (tmp_path / "config.toml").exists()
+    for theme in ("sapo-light", "nord"):
+        assert cli.run(["config", "set", "ui.theme", theme]) == 0
+    assert cli.run(["config", "set", "run.model", "starter-1m"]) == 0
+    assert "Make one: sapo-desktop new NAME" in capsys.readouterr().err

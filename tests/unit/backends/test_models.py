@@ -31,8 +31,23 @@ def test_pickled_weights_are_refused(tmp_path: Path) -> None:
     """A .bin file is never read, and the message says why."""
     (tmp_path / "config.json").write_text("{}", encoding="utf-8")
     (tmp_path / "pytorch_model.bin").write_bytes(b"cos\nsystem\n")
-    with pytest.raises(ModelNotFound, match="can run code"):
+    with pytest.raises(ModelNotFound, match=r"can run code; convert them: .* save_pretrained\(FOLDER\)"):
         locate.resolve(str(tmp_path))
+
+
+def test_what_is_no_folder_of_a_causal_language_model_is_told_what_to_give(tmp_path: Path) -> None:
+    """A GGUF file, a folder with nothing but one, and a model that fills in masks."""
+    (tmp_path / "x.gguf").write_bytes(b"GGUF")
+    with pytest.raises(ModelNotFound, match=r"is a file; GGUF cannot be trained\. Give the folder with config\.json"):
+        locate.local(str(tmp_path / "x.gguf"))
+    with pytest.raises(ModelNotFound, match="GGUF files and adapters alone cannot be trained"):
+        locate.local(str(tmp_path))
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    (tmp_path / "config.json").write_text('{"architectures": ["BertForMaskedLM"]}', encoding="utf-8")
+    with pytest.raises(ModelNotFound, match="BertForMaskedLM is no causal language model"):
+        locate.local(str(tmp_path))
+    (tmp_path / "config.json").write_text('{"architectures": ["Qwen2ForCausalLM"]}', encoding="utf-8")
+    assert locate.local(str(tmp_path)) == tmp_path
 
 
 def test_a_hub_id_without_network_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

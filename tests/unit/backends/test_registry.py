@@ -5,6 +5,10 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
+from sapo_backends.errors import install
+
 
 def test_a_missing_package_is_named_with_its_remedy() -> None:
     """Without its library an engine says what to install, and the others go on working."""
@@ -18,4 +22,22 @@ def test_a_missing_package_is_named_with_its_remedy() -> None:
         "except BackendUnavailable as error: print(error.fix_command)\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert "sapo-desktop[torch]" in done.stdout
+    assert "pip install torch" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("prefix", "command"),
+    [
+        ("/home/ada/sapo/.venv", "pip install mcp 'redis[hiredis]'"),
+        ("/usr", "pip install mcp 'redis[hiredis]'"),
+        ("/home/ada/.local/share/pipx/venvs/sapo-desktop", "pipx inject sapo-desktop mcp 'redis[hiredis]'"),
+        (
+            "/home/ada/.local/share/uv/tools/sapo-desktop",
+            "uv pip install --python \"$(uv tool dir)/sapo-desktop\" mcp 'redis[hiredis]'",
+        ),
+    ],
+)
+def test_a_hint_installs_into_the_environment_that_runs_and_names_no_home(prefix: str, command: str) -> None:
+    said = install("mcp", "redis[hiredis]", prefix=prefix)
+    assert said.endswith(command)
+    assert "ada" not in said

@@ -26,6 +26,7 @@ def test_an_invite_survives_being_pasted(host: str) -> None:
     """IPv6 too."""
     invite = Invite(host, 7361, new_swarm_id(), "ab" * 32, new_token())
     assert parse_invite(f"  {invite}\n") == invite
+    assert parse_invite(f"“{invite}”.") == parse_invite(f"'{invite}'") == parse_invite(f"{invite}. ") == invite
     assert invite.token not in repr(invite)
 
 

@@ -10,6 +10,10 @@ from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import Home
 from sapo_desktop.settings import editing
 from sapo_swarm.protocol.safe_text import safe_text
+from sapo_swarm.registry import nearest
+
+KEPT = ("run.model", "run.method", "run.precision", "run.lora_rank")
+"""What a model that exists cannot change."""
 
 
 def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
@@ -33,9 +37,13 @@ def main(args: argparse.Namespace) -> int:
     if args.action == "set":
         if not args.key or args.value is None:
             raise UsageError("Write: sapo-desktop config set KEY VALUE")
+        if args.key == "ui.theme":
+            _require_theme(args.value)
         print(f"{args.key} = {editing.change(path, args.key, args.value)}")
         _tell_whose(args.key)
     elif args.action == "reset":
+        if not args.key:
+            raise UsageError("Write: sapo-desktop config reset KEY")
         strange = args.key in editing.strange_keys(path)
         value = editing.reset(path, args.key) or "(empty)"
         print(f"{args.key} was taken out" if strange else f"{args.key} = {value}   (the default)")
@@ -59,8 +67,20 @@ def _get(path: Path, key: str) -> None:
         print(safe_text(f"{row.key} = {row.value or '(empty)'}   ({origin})   # {row.help}", lines=False))
 
 
+def _require_theme(name: str) -> None:
+    from textual.theme import BUILTIN_THEMES
+
+    from sapo_desktop.dashboard.look.themes import THEMES
+
+    known = {*BUILTIN_THEMES, *(theme.name for theme in THEMES)}
+    if name not in known:
+        raise UsageError(f"There is no theme {name!r}. {nearest(name, known)}")
+
+
 def _tell_whose(key: str) -> None:
     """Settings of a run are only the defaults of new models: each model has its own."""
-    if key.startswith("run."):
+    if key in KEPT:
+        print("It counts for new models. Make one: sapo-desktop new NAME", file=sys.stderr)
+    elif key.startswith("run."):
         flag = key.removeprefix("run.").replace("_", "-")
         print(f"It counts for new models. For one that exists: sapo-desktop node NAME --{flag} VALUE", file=sys.stderr)

@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from sapo_backends.base import Engine
+from sapo_backends.errors import install
 from sapo_desktop.errors import AppError, UsageError
 from sapo_desktop.paths import Home
 from sapo_desktop.services import lab_processes
@@ -193,7 +194,7 @@ def _report(experiment: Experiment, file: Path, out: Path, to: Path) -> int:
     except ModuleNotFoundError as error:
         if error.name != "matplotlib":
             raise
-        raise AppError("The report draws with matplotlib. Fix: pip install 'sapo-desktop[lab]'") from error
+        raise AppError(f"The report draws with matplotlib. Fix: {install('matplotlib')}") from error
     for path in paths:
         print(path)
     return 0

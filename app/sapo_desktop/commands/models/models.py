@@ -7,6 +7,7 @@ import asyncio
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 import msgspec
 
@@ -145,6 +146,8 @@ def _as_json(one: Overview) -> dict[str, object]:
 def _show(home: Home, args: argparse.Namespace) -> int:
     if args.names and bases.meant(home, args.names[0]):
         return bases.shown(home, args)
+    if args.names and Path(args.names[0]).is_dir() and not any(m.name == args.names[0] for m in store.all_models(home)):
+        raise UsageError(f"There is no model {args.names[0]!r}. A folder? Write ./{args.names[0]}")
     one = overview(store.find(home, *args.names))
     if args.json:
         whole = {**_as_json(one), "config": msgspec.to_builtins(one.model.config)}

@@ -57,7 +57,8 @@ def main(args: argparse.Namespace) -> int:
         if args.show is not None:
             return _show(source.read([args.show])[0][1] if source.read([args.show]) else None, args.show)
         if args.task and args.task not in index.tasks():
-            raise UsageError(f"There is no group of the task {args.task!r}. There are: {', '.join(index.tasks())}.")
+            here = f"There are: {', '.join(index.tasks())}." if index.tasks() else "No groups yet."
+            raise UsageError(f"There is no group of the task {args.task!r}. {here}")
         for number, event in enumerate(index.every(wanted)):
             if args.limit and number >= args.limit:
                 break

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from sapo_desktop import settings
 from sapo_desktop.commands.nodes.dashboard import in_lines, run_verb, say
+from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import Home
 
 SPEED = 20.0
@@ -45,11 +46,13 @@ def _speed(text: str) -> float:
 
 
 def _journal(path: Path) -> Path:
-    """A file stays what it is; a name that is no file may be a model's. Raises UsageError."""
+    """A file stays what it is; a name that is no file is a model's. Raises UsageError."""
     from sapo_desktop.services.models.shelf import store
 
     known = {model.name: model.folder for model in store.all_models(Home.find())}
-    return path if path.exists() else known.get(str(path), path)
+    if not path.exists() and str(path) not in known:
+        raise UsageError(f"There is no file {str(path)!r}. Give one, or a model's name: sapo-desktop models")
+    return path if path.exists() else known[str(path)]
 
 
 def main(args: argparse.Namespace) -> int:

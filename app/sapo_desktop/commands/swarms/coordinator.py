@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import errno
 import os
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,8 @@ from sapo_swarm.coordinator.settings import CoordinatorSettings
 
 if TYPE_CHECKING:
     from sapo_swarm.coordinator.host import Hosted
+
+HIGHEST_PORT = 65535
 
 
 def add_arguments(parser: argparse.ArgumentParser, _verb: str) -> None:
@@ -53,6 +56,9 @@ def main(args: argparse.Namespace) -> int:
     except StoreError as error:
         raise AppError(f"The coordinator cannot start: {error}") from error
     except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            free = (settings.port + 1) % (HIGHEST_PORT + 1)
+            raise AppError(f"Port {settings.port} is taken. Name another: --port {free}") from error
         raise AppError(
             f"The coordinator cannot listen on {settings.host}:{settings.port} ({error.strerror})."
         ) from error
@@ -97,4 +103,6 @@ def _settings(args: argparse.Namespace, home: Home) -> CoordinatorSettings:
     try:
         return msgspec.convert(typed, CoordinatorSettings, strict=False)
     except msgspec.ValidationError as error:
+        if str(error).endswith("`$.port`"):
+            raise UsageError(f"--port is 0 to {HIGHEST_PORT}.") from error
         raise UsageError(str(error)) from error

@@ -15,6 +15,7 @@ from sapo_backends.base import BackendError
 from sapo_desktop import settings
 from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import Home
+from sapo_desktop.services.models.shelf.names import train_on
 from sapo_desktop.services.tasks import examples as shipped
 from sapo_desktop.services.tasks import expectation, judging, looking, proposal, review, shortcuts
 from sapo_desktop.services.tasks.store import installed, keep
@@ -40,14 +41,17 @@ def new(args: argparse.Namespace) -> int:
     """From a file to a stored task that can be trained on."""
     home = Home.find()
     home.prepare()
+    looking.require_base(args.model, home)
     table: Table | None = None
+    unsure: list[str] = []
     if args.target in shipped.names() and not Path(args.target).exists():
         task, reason = shipped.one(args.target), "as it ships"
     else:
         found = proposal.draft(_path(args.target), _wishes(args))
         task, table, reason = found.task, found.table, found.reason
+        unsure = [note for note in (found.guessed, found.header) if note]
     keep(task, home, args.replace)
-    _say(looking.described(task, reason))
+    _say([*looking.described(task, reason), *unsure])
     _rows(task)
     name = task.spec.name
     if args.allow_code and task.code:
@@ -58,7 +62,7 @@ def new(args: argparse.Namespace) -> int:
         return 0
     asyncio.run(_look(task, table, args, home))
     print(f"\nStored in {home.tasks / name}. Change anything in task.toml, then: sapo-desktop tasks check {name}")
-    print(f"Train on it: sapo-desktop node --silo --tasks {name}")
+    print(f"Train on it: {train_on(name)}")
     return 0
 
 

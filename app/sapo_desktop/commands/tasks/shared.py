@@ -8,6 +8,7 @@ import sys
 
 from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import Home
+from sapo_desktop.services.models.shelf.names import train_on
 from sapo_desktop.services.swarms import sharing
 from sapo_desktop.services.swarms.together import standing
 from sapo_swarm.protocol.safe_text import safe_text
@@ -75,7 +76,7 @@ async def _accept(home: Home, name: str, yes: str) -> int:
                 print("Not accepted; nothing was stored.")
                 return 1
         print(sharing.accept(home, client.invite.swarm, offer, task))
-    print(f"Train on it: sapo-desktop node --join saved --tasks {name}")
+    print(f"Train on it: {train_on(name)} --join saved")
     return 0
 
 

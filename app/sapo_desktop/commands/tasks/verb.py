@@ -83,7 +83,7 @@ def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
         action="store_true",
         help="with check, new: yes, run this task's code (reward.py or environment.py) from now on",
     )
-    new.add_argument("--model", default="", help="which model to try on it (default: run.model of the settings)")
+    new.add_argument("--model", default="", help="which base to try on it (default: run.model of the settings)")
     new.add_argument(
         "--json",
         action="store_true",

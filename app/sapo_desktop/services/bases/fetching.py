@@ -27,7 +27,7 @@ def require(config: RunConfig) -> None:
     if not reads_folder(config):
         return
     if not locate.is_hub_id(config.model) or cache.snapshot(config.model) is not None:
-        locate.local(config.model)
+        locate.require_tokenizer(locate.local(config.model))
         return
     from sapo_backends.checkpoints.hub import download
 

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
 
+from sapo_backends.errors import TORCH, install
 from sapo_desktop import __version__, settings
 from sapo_desktop.errors import AppError, CommandFailed
 from sapo_desktop.paths import Home, own_command
@@ -94,7 +95,9 @@ def _engines() -> Iterator[Finding]:
             yield _compiler()
             yield from _fallbacks()
     if not can_train:
-        yield Finding("fail", "trainer", 'No engine that trains is installed: pip install "sapo-desktop[torch]"')
+        yield Finding(
+            "fail", "trainer", f"No engine that trains is installed (docs/how-to/install.md): {install(*TORCH)}"
+        )
 
 
 def _compiler() -> Finding:

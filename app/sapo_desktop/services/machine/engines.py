@@ -11,6 +11,7 @@ import msgspec
 
 from sapo_backends.base import BackendError, BackendUnavailable, Engine, Progress
 from sapo_backends.common import hardware
+from sapo_backends.errors import TORCH, install
 from sapo_desktop.errors import AppError
 from sapo_desktop.paths import Home
 from sapo_desktop.services.machine.load_request import request
@@ -159,7 +160,7 @@ def choose_trainer(config: RunConfig) -> str:
             reasons.append(error.reason)
         else:
             return name
-    raise BackendUnavailable("No engine that can train is installed.", 'pip install "sapo-desktop[torch]"')
+    raise BackendUnavailable("No engine that can train is installed (docs/how-to/install.md).", install(*TORCH))
 
 
 def apple_silicon() -> bool:

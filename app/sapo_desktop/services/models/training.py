@@ -85,15 +85,17 @@ def meant(model: Model) -> RunConfig:
 def begin(home: Home, session: Session, invite: Invite | None) -> Session:
     """Make the model where it is new, keep its settings, and say what changed. Call while the node's lock is held.
 
-    Raises UsageError, ModelNotFound, AppError.
+    A device is kept when it has proved itself: see opened(). Raises UsageError, ModelNotFound, AppError.
     """
     keeping.sweep(home, time.time())
-    model = session.model or creating.new(home, session.name, session.config)
+    device = session.model.config.device if session.model else RunConfig().device
+    kept = msgspec.structs.replace(session.config, device=device)
+    model = session.model or creating.new(home, session.name, kept)
     where = f"at {invite.host}" if invite else ""
     swarm = invite.swarm if invite else ""
     changed = changes.sentences(model.record, session.config, swarm, where)
-    if model.config != session.config:
-        model = store.write(model.folder, msgspec.structs.replace(model.record, config=session.config))
+    if model.config != kept:
+        model = store.write(model.folder, msgspec.structs.replace(model.record, config=kept))
     return replace(session, model=model, swarm=swarm, changed=changed)
 
 
@@ -108,6 +110,7 @@ def opened(session: Session) -> None:
         session.model.folder,
         msgspec.structs.replace(
             record,
+            config=msgspec.structs.replace(record.config, device=session.config.device),
             trained=session.config,
             swarm=session.swarm,
             last_trained=time.time(),

@@ -10,6 +10,7 @@ import socket
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
+from sapo_backends.errors import install
 from sapo_desktop.errors import UsageError
 from sapo_swarm.protocol.safe_text import safe_text
 
@@ -25,7 +26,7 @@ async def announced(name: str, port: int, addresses: Sequence[str]) -> AsyncIter
     try:
         from zeroconf.asyncio import AsyncServiceInfo, AsyncZeroconf
     except ImportError as error:
-        raise UsageError('Announcing needs zeroconf: pip install "sapo-desktop[lan]"') from error
+        raise UsageError(f"Announcing needs zeroconf: {install('zeroconf')}") from error
     packed = [socket.inet_pton(socket.AF_INET6 if ":" in a else socket.AF_INET, a.split("%")[0]) for a in addresses]
     label = "".join(c if c.isalnum() or c in " -" else "-" for c in name)[:40] or "swarm"
     info = AsyncServiceInfo(SERVICE, f"{label}.{SERVICE}", addresses=packed, port=port)

@@ -166,10 +166,10 @@ async def enter(
         if error.retry_after_s is not None:  # busy: the node joins with its first exchange
             return exchange, [f"{_sentence(error)} {who.sentence}"]
         await client.__aexit__(None, None, None)
-        raise UsageError(
-            f"The coordinator refuses: {safe_text(str(error), 300, lines=False)} "
-            "To train alone: sapo-desktop leave, or sapo-desktop node --silo"
-        ) from error
+        told = f"The coordinator refuses: {safe_text(str(error), 300, lines=False)}"
+        if error.code == "bad_signature":
+            told = "The invite is for another swarm or mistyped; copy the whole line."
+        raise UsageError(f"{told} To train alone: sapo-desktop leave, or sapo-desktop node --silo") from error
     except CoordinatorError as error:
         return exchange, [f"{_sentence(error)} {who.sentence}"]
     exchange.share_fraction = info.share_fraction

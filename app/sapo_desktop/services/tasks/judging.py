@@ -11,6 +11,7 @@ import msgspec
 
 from sapo_desktop.errors import AppError, UsageError
 from sapo_desktop.paths import Home
+from sapo_desktop.services.models.shelf.names import train_on
 from sapo_desktop.services.tasks import ratings
 from sapo_swarm.config import RunConfig
 from sapo_swarm.evaluation import wilson
@@ -186,7 +187,7 @@ def sentences(name: str, made: Calibration, config: RunConfig) -> list[str]:
             f"  cost            {each:,.0f} tokens a verdict; {cost:,.0f} a round of {groups} x {config.group_size}"
         )
     no = refusal(name, found, made.endpoint, config.judge_kappa)
-    return [*said, "", no or f"That is enough to train on: sapo-desktop node --silo --tasks {name}"]
+    return [*said, "", no or f"That is enough to train on: {train_on(name)}"]
 
 
 def _rated(home: Home, file: Path | None) -> list[Row]:

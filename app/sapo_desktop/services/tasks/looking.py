@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import msgspec
 
 from sapo_desktop import settings
+from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import Home
+from sapo_desktop.services.models.shelf import store
 from sapo_desktop.services.tasks import review
 from sapo_desktop.settings import flags
 from sapo_swarm.config import RunConfig
@@ -67,10 +70,22 @@ def told_by_rows(task: OwnTask, table: Table | None, config: RunConfig | None, m
 
 
 def config_for(task: OwnTask, model: str, home: Home) -> RunConfig:
-    """The settings that a run on this task alone would have. model: "" is that of the settings. Raises AppError, BadTask."""
+    """The settings that a run on this task alone would have. model: a base; "" is that of the settings. Raises UsageError,
+    AppError, BadTask."""
+    require_base(model, home)
     config = settings.load(home.settings).run
     changes = {"tasks": (task.spec.name,), "external_groups": 0} | ({"model": model} if model else {})
     return flags.with_room(msgspec.structs.replace(config, **changes))
+
+
+def require_base(model: str, home: Home) -> None:
+    """Raise UsageError where that is a model of the person's own."""
+    mine = [one.record.base for one in store.all_models(home) if one.name == model]
+    if mine and model not in mine and not Path(model).exists():
+        raise UsageError(
+            f"{model} is a model of yours, and a task is tried on a base: starter, a folder, or a hub id. "
+            f"A new model on this task starts from one; what {model} has learned says: sapo-desktop eval {model}"
+        )
 
 
 def described(task: OwnTask, reason: str) -> list[str]:

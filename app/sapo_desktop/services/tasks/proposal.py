@@ -77,12 +77,15 @@ class Proposal:
 @dataclass(frozen=True)
 class Draft:
     """A task that is not stored yet. table: everything that was read, for its row numbers; reason: why this verifier;
-    proposals: every verifier on offer, the proposed one first."""
+    proposals: every verifier on offer, the proposed one first. guessed: which columns, where a name did not say it; header: that
+    the first row may be no header. Both "" where all is plain."""
 
     task: OwnTask
     table: Table
     reason: str
     proposals: tuple[Proposal, ...]
+    guessed: str = ""
+    header: str = ""
 
 
 def draft(path: Path, wishes: Wishes, table: Table | None = None) -> Draft:
@@ -121,7 +124,31 @@ def draft(path: Path, wishes: Wishes, table: Table | None = None) -> Draft:
             f"{path.name} holds one question, and a task needs at least two: one to train on, and one that is held out "
             "to measure with."
         )
-    return Draft(make(spec, *sides, code=code), table, chosen.reason, offered)
+    guessed = _guessed({"question": "" if wishes.prompt else prompt[1:-1], "answer": answer}, wishes)
+    return Draft(make(spec, *sides, code=code), table, chosen.reason, offered, guessed, _header(table))
+
+
+def _guessed(columns: dict[str, str], wishes: Wishes) -> str:
+    """Which column is what, where no name said so; "" where names or the person did."""
+    usual = {"question": QUESTIONS, "answer": ANSWERS}
+    unsaid = [what for what, name in columns.items() if name and name not in usual[what] and not getattr(wishes, what)]
+    told = [
+        f"{what.capitalize()}: column {name}{' (guessed)' * (what in unsaid)}."
+        for what, name in columns.items()
+        if name
+    ]
+    return f"{' '.join(told)} Other columns: --question, --answer." if unsaid else ""
+
+
+def _header(table: Table) -> str:
+    """A sentence where the first row looks like data: no usual name in it, and a number, a question, or a cell that stands
+    again in its own column."""
+    if set(table.columns) & {*QUESTIONS, *ANSWERS, *HARDNESS}:
+        return ""
+    for name, head in zip(table.columns, map(str.strip, table.heads), strict=False):
+        if head and (_PLAIN.match(head) or head.endswith("?") or any(row[name].strip() == head for row in table.rows)):
+            return "The first row was taken for column names; if it is data, add a header."
+    return ""
 
 
 def proposals(truths: Sequence[str]) -> tuple[Proposal, ...]:

@@ -21,6 +21,7 @@ from torch.func import functional_call
 from sapo_backends.base import BackendError, BackendUnavailable, ModelNotFound, TokenIds
 from sapo_backends.checkpoints.spec import usual_widths
 from sapo_backends.common.update import Pair, plan_micro_batches
+from sapo_backends.errors import install
 from sapo_backends.torch_backend.fallback.unembedding import UnembeddingTap
 from sapo_backends.torch_backend.model.flat_parameters import Entry, Layout, Part
 from sapo_backends.torch_backend.model.lora import PREFIX, LoraWeights
@@ -42,9 +43,7 @@ def read_module(folder: Path, dtype: torch.dtype) -> nn.Module:
     try:
         from transformers import AutoModelForCausalLM
     except ImportError as error:
-        raise BackendUnavailable(
-            "This architecture needs transformers.", "pip install 'sapo-desktop[torch]'"
-        ) from error
+        raise BackendUnavailable("This architecture needs transformers.", install("transformers", "peft")) from error
     try:
         module: nn.Module = AutoModelForCausalLM.from_pretrained(
             folder, dtype=dtype, trust_remote_code=False, use_safetensors=True, local_files_only=True

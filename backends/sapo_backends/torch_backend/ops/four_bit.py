@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from sapo_backends.base import BackendUnavailable
+from sapo_backends.errors import install
 
 BLOCK = 64
 """Weights with one scale."""
@@ -35,9 +36,7 @@ def require() -> None:
         codes, scales = quantised(torch.tensor(LEVELS).repeat(4))
         found = dequantised(codes.view(1, -1), scales, torch.empty(0))
     except (ImportError, AttributeError, RuntimeError, OSError) as error:
-        raise BackendUnavailable(
-            f"4-bit weights need bitsandbytes ({error}).", "pip install 'sapo-desktop[4bit]'"
-        ) from error
+        raise BackendUnavailable(f"4-bit weights need bitsandbytes ({error}).", install("bitsandbytes")) from error
     if not torch.allclose(found[0], torch.tensor(LEVELS).repeat(4), atol=1e-5):
         raise BackendUnavailable("This version of bitsandbytes computes something else.", "pip install -U bitsandbytes")
 

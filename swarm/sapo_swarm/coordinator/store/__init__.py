@@ -31,7 +31,7 @@ def open_store(settings: CoordinatorSettings) -> Store:
         try:
             from sapo_swarm.coordinator.store.redis import RedisStore
         except ImportError as error:
-            raise StoreFormat("The redis package is missing. Fix: pip install 'sapo-desktop[redis]'") from error
+            raise StoreFormat("The redis package is missing. Fix: pip install 'redis[hiredis]'") from error
         return RedisStore(settings.store.replace("valkey", "redis", 1), limits)
     raise StoreFormat(
         f"{settings.store!r} is no store. Use sqlite:PATH, redis://host:port/db, valkey://host:port/db or "

@@ -40,10 +40,12 @@ Row = dict[str, str]
 class Table:
     """Rows of one file. numbers: the row (of a table) or line (of a JSONL file) that each one stood in, from 1.
 
-    problems: sentences on rows that were left out. more: problems beyond those kept.
+    problems: sentences on rows that were left out. more: problems beyond those kept. heads: the first row of a CSV or TSV file as
+    it stands there.
     """
 
     columns: list[str] = field(default_factory=list)
+    heads: list[str] = field(default_factory=list)
     rows: list[Row] = field(default_factory=list)
     numbers: list[int] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
@@ -89,6 +91,8 @@ def decode(data: bytes) -> str:
 def read_table(path: Path) -> Table:
     """The rows of a .jsonl, .json (a list of objects), .csv, .tsv or .parquet file. Raises BadTask, OSError."""
     kind = path.suffix.lower()
+    if path.is_dir():
+        raise BadTask(f"{path} is a folder; name a .csv, .tsv, .jsonl or .parquet file.")
     if kind == ".parquet":
         return _parquet(path)
     text = decode(read_bytes(path))
@@ -183,7 +187,7 @@ def _delimited(text: str, delimiter: str) -> Table:
                 raise BadTask("The file's first row must hold the names of the columns.")
             if len(record) > MAX_COLUMNS:
                 raise BadTask(f"{len(record):,} columns; up to {MAX_COLUMNS} are read.")
-            table.columns = _headings(record)
+            table.heads, table.columns = record, _headings(record)
             continue
         if isinstance(record, str):
             table.problem(f"Row {number}: {record}")

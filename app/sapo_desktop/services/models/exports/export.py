@@ -12,6 +12,7 @@ from sapo_desktop.services.models.exports.formats import FORMATS, ExportFailed, 
 from sapo_desktop.services.models.exports.job import Answered, Failed, Missing, Read, Write, Written
 from sapo_desktop.services.models.exports.report import LIBRARIES, Agreement, Exported, compare
 from sapo_desktop.services.models.exports.usage import usage
+from sapo_swarm.tasks.own import library
 
 QUESTIONS = 20
 TOKENS = 64
@@ -86,6 +87,7 @@ class _Making:
             questions=QUESTIONS if verify else 0,
             chats=[list(chat) for chat in self.source.chats] if verify else [],
             tokens=TOKENS,
+            own_tasks=str(own) if (own := library.folder()) is not None else "",
         )
         reply = self._run(job, 0.0, WRITING if verify else 1.0)
         if isinstance(reply, Failed):
@@ -114,6 +116,10 @@ class _Making:
     def read_again(self, written: Written) -> tuple[Agreement | None, str]:
         """How far the library agrees, else why that is not known. Raises ExportFailed when it reads another model."""
         info = FORMATS[self.plan.format]
+        if not written.answers and written.gone:
+            one = len(written.gone) == 1
+            names = f"The task{'' if one else 's'} {', '.join(written.gone)} {'is' if one else 'are'}"
+            return None, f"{names} not here any more, so the export was not checked."
         if not written.answers:
             return None, "It was not loaded again: no held-out question fits into this model's context."
         reply = self._answers(written)

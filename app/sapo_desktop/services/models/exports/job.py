@@ -18,7 +18,8 @@ class Messages(msgspec.Struct, frozen=True):
 class Write(msgspec.Struct, frozen=True, tag="write", kw_only=True):
     """Load a checkpoint and write it. checkpoint: "" is the base model. file: name of a GGUF file.
     chats: conversations to answer for the check afterwards, in place of `questions` held-out ones of the config's tasks;
-    an answer has at most `tokens` tokens."""
+    an answer has at most `tokens` tokens.
+    own_tasks: folder of the person's tasks, "" without one."""
 
     config: RunConfig
     checkpoint: str
@@ -29,6 +30,7 @@ class Write(msgspec.Struct, frozen=True, tag="write", kw_only=True):
     questions: int
     chats: list[list[dict[str, str]]]
     tokens: int
+    own_tasks: str = ""
 
 
 class Read(msgspec.Struct, frozen=True, tag="read", kw_only=True):
@@ -50,12 +52,13 @@ class Progressed(msgspec.Struct, frozen=True, tag="progress"):
 
 class Written(msgspec.Struct, frozen=True, tag="written"):
     """method: how the model was trained. base: folder of its base model. exact: the weights in the file are the trained
-    ones in float32, and the answers were computed with them."""
+    ones in float32, and the answers were computed with them. gone: tasks of the config that are not here any more."""
 
     method: str
     base: str
     exact: bool
     answers: list[Messages]
+    gone: tuple[str, ...] = ()
 
 
 class Answered(msgspec.Struct, frozen=True, tag="answered"):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import sys
+from pathlib import Path
 
 import msgspec
 
@@ -16,6 +17,8 @@ from sapo_desktop.errors import AppError
 from sapo_desktop.services.models.exports.job import Answered, Failed, Job, Missing, Progressed, Reply, Write, Written
 from sapo_swarm.scoring.scorer import ScorerUnavailable
 from sapo_swarm.tasks.catalogue import UnknownTask
+from sapo_swarm.tasks.own import library
+from sapo_swarm.tasks.own.errors import BadTask
 
 
 class Outlet:
@@ -39,6 +42,8 @@ def _work(job: Job, outlet: Outlet) -> Written | Answered | Missing:
     if isinstance(job, Write):
         from sapo_desktop.services.models.exports.writing import write
 
+        if job.own_tasks:
+            library.use(Path(job.own_tasks))
         return write(job, outlet.report)
     from sapo_desktop.services.models.exports.foreign import read
 
@@ -53,7 +58,7 @@ def _failure(error: Exception) -> Failed:
         return Failed(str(error), code=error.exit_code)
     if isinstance(error, BackendUnavailable):
         return Failed(str(error), code=4)
-    foreseen = isinstance(error, (BackendError, ScorerUnavailable, UnknownTask, OSError))
+    foreseen = isinstance(error, (BackendError, ScorerUnavailable, UnknownTask, BadTask, OSError))
     return Failed(str(error) if foreseen else f"{type(error).__name__}: {error}", bug=not foreseen)
 
 

@@ -24,6 +24,8 @@ from sapo_swarm.config import RunConfig
 from sapo_swarm.evaluation import held_out_items
 from sapo_swarm.node.storage.checkpoints import read_state
 from sapo_swarm.scoring.scorer import Scorer
+from sapo_swarm.tasks.catalogue import CATALOGUE
+from sapo_swarm.tasks.own import library
 from sapo_swarm.tasks.prompts import SYSTEM_PROMPTS, messages
 from sapo_swarm.types import Question
 
@@ -39,12 +41,14 @@ def write(job: Write, report: Report) -> Written:
     base = locate.resolve(job.config.model, lambda fraction, phrase: report(0.1 * fraction, phrase))
     if job.format == "gguf":
         require_writable(base)
-    chats = job.chats or asyncio.run(held_out_chats(job.config, job.questions))
+    gone = tuple(name for name in job.config.tasks if name not in CATALOGUE and not library.has(name))
+    here = msgspec.structs.replace(job.config, tasks=tuple(name for name in job.config.tasks if name not in gone))
+    chats = job.chats or asyncio.run(held_out_chats(here, job.questions))
     engine = _load(job, lambda fraction, phrase: report(0.1 + 0.3 * fraction, phrase))
     report(0.4, "answering held-out questions")
     answers = _answers(engine, chats, job.tokens)
     report(0.6, "writing weights")
-    folder, found = Path(job.folder), Written(engine.info.method, str(base), _is_exact(engine), answers)
+    folder, found = Path(job.folder), Written(engine.info.method, str(base), _is_exact(engine), answers, gone)
     if job.format == "adapter":
         name = str(base) if job.config.model in locate.BUNDLED else job.config.model
         write_adapter_folder(engine.adapter(), request(job.config).lora_alpha, name, base, folder)
@@ -83,7 +87,7 @@ def _is_exact(engine: Engine) -> bool:
 
 async def held_out_chats(config: RunConfig, count: int) -> list[list[dict[str, str]]]:
     """Conversations of the first held-out questions of every task of the config, the tasks in turn."""
-    if not count:
+    if not count or not config.tasks:
         return []
     each = -(-count // len(config.tasks)) + 1  # one to spare: a few coordinates regenerate nothing
     refs = sorted(held_out_items(config.tasks, config.preset, each), key=lambda ref: ref.index)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from sapo_backends.errors import install
 from sapo_desktop.errors import AppError, EngineMissing
 from sapo_desktop.services.models.figures.rows import Row
 
@@ -65,10 +66,9 @@ def write(format_: str, job: Job) -> None:
     chosen = FORMATS[format_]
     if chosen.package and importlib.util.find_spec(chosen.package) is None:
         raise EngineMissing(
-            f'The format {format_} needs {chosen.package}: pip install "sapo-desktop[{format_}]". csv and jsonl need nothing.'
+            f"The format {format_} needs {chosen.package}: {install(chosen.package)}. csv and jsonl need nothing."
         )
     if not job.figures:
         raise AppError(f"{job.name} has no figures yet: it has not been trained.")
-    if not job.target.parent.is_dir():
-        raise AppError(f"There is no folder {job.target.parent} to write into.")
+    job.target.parent.mkdir(parents=True, exist_ok=True)
     importlib.import_module(f"sapo_desktop.services.models.figures.{chosen.module}").write(job)

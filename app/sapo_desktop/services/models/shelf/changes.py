@@ -53,8 +53,9 @@ def refuse_other_identity(model: Model, wanted: RunConfig, resolved: RunConfig) 
             fetching.require(wanted)  # a mistyped base is named as one before anything is said about weights
         other = f"sapo-desktop new {names.suggested(Path(wanted.model).name)}-2 --base {wanted.model}"
         flag = "" if field == "model" else f" --{field.replace('_', '-')} {new}"
+        why = "which a model keeps" if field == "method" else "because its weights would not fit"
         raise UsageError(
-            f"{model.name} was made with {word} {meant}; that cannot become {new}, because its weights would not fit. "
+            f"{model.name} was made with {word} {meant}; that cannot become {new}, {why}. "
             f"Make another model: {other}{flag}"
         )
 

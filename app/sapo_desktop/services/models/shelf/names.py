@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 
+from sapo_backends.checkpoints.locate import BUNDLED
 from sapo_desktop.errors import UsageError
 
 LONGEST = 40
@@ -13,7 +14,7 @@ FIRST = "my-model"
 _PATTERN = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{LONGEST - 1}}}")
 _WORDS = frozenset(
     {"base", "latest", "best", "new", "all", "none", "show", "rename", "duplicate", "delete", "prune", "check"}
-)
+).union(BUNDLED)
 _DEVICES = frozenset({"con", "prn", "aux", "nul", *(f"{port}{n}" for port in ("com", "lpt") for n in range(1, 10))})
 
 
@@ -38,6 +39,11 @@ def check(name: str, taken: Collection[str] = ()) -> str:
 def suggested(text: str) -> str:
     """The nearest name to any text."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-._")[:LONGEST].rstrip(".-_") or FIRST
+
+
+def train_on(task: str) -> str:
+    """The commands that train a new model on a task, whatever models there are."""
+    return f"sapo-desktop new {task} --tasks {task}, then: sapo-desktop node {task}"
 
 
 def free(name: str, taken: Collection[str]) -> str:

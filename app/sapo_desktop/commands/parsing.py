@@ -1,0 +1,43 @@
+"""What is said of a verb or a flag that does not exist: the nearest ones."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+from typing import Any, NoReturn
+
+from sapo_swarm.registry import nearest
+
+
+class Parser(argparse.ArgumentParser):
+    """Names the nearest verbs where one is unknown, and not all of them; a flag is typed in full."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**{"allow_abbrev": False, **settings})
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if isinstance(action, argparse._SubParsersAction) and value not in action.choices:
+            raise argparse.ArgumentError(None, f"there is no verb {value!r}. {nearest(str(value), action.choices)}")
+        super()._check_value(action, value)
+
+
+def refuse(top: argparse.ArgumentParser, verb: str, extra: Sequence[str]) -> NoReturn:
+    """End with what is too much on the line: a flag by the nearest ones of its verb."""
+    subs = next(action for action in top._actions if isinstance(action, argparse._SubParsersAction))
+    asked = subs.choices[verb] if verb else top
+    flag = next((word.partition("=")[0] for word in extra if word.startswith("-")), "")
+    if not flag:
+        asked.error(f"unrecognized arguments: {' '.join(extra)}")
+    top.exit(
+        2, f"sapo-desktop: There is no flag {flag!r}. {nearest(flag, set(_flags(asked)))} See {asked.prog} --help\n"
+    )
+
+
+def _flags(asked: argparse.ArgumentParser) -> Iterator[str]:
+    """Every flag that its help names, those of its own verbs too."""
+    for action in asked._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            if asked.prog != "sapo-desktop":
+                yield from (flag for inner in action.choices.values() for flag in _flags(inner))
+        elif action.help != argparse.SUPPRESS:
+            yield from (flag for flag in action.option_strings if flag.startswith("--"))
