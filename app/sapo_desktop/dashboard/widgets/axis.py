@@ -130,8 +130,9 @@ def _time_ticks(axis: Axis, raw: float) -> list[tuple[float, str]]:
     shift = _shift(axis.first)
     count = range(math.ceil((axis.first + shift) / step), math.floor((axis.last + shift) / step) + 2)
     found = []
-    for wall in (number * step for number in count):
-        place = float(wall - shift)
+    for number in count:
+        wall = float(number * step)
+        place = wall - shift
         if step > _HOUR_S:  # a day of 23 or 25 hours moves every midnight after it
             place = wall - _shift(place)
         else:
