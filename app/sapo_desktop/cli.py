@@ -11,7 +11,7 @@ from sapo_backends.checkpoints.hub import access
 from sapo_desktop import __version__
 from sapo_desktop.commands.examples import ExamplesFormatter, epilog
 from sapo_desktop.commands.parsing import Parser, refuse
-from sapo_desktop.errors import AppError
+from sapo_desktop.errors import code_of
 from sapo_desktop.paths import Home
 from sapo_desktop.services.bases import tokens
 from sapo_desktop.streams import to_nowhere
@@ -130,47 +130,16 @@ def run(arguments: Sequence[str]) -> int:
         library.use(home.tasks)
         access.use(lambda: tokens.kept(home))
         return int(importlib.import_module(f"sapo_desktop.commands.{module}").main(args))
-    except AppError as error:
-        return _fail(str(error), error.exit_code)
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:  # `sapo-desktop runs | head`
         to_nowhere(sys.stdout.fileno())
         return 0
     except Exception as error:
-        known = _known(error)
-        if known is None:
+        code = code_of(error)
+        if code is None:
             raise
-        return _fail(str(error), known)
-
-
-def _known(error: Exception) -> int | None:
-    """The exit code of an error of the lower floors, None for a bug."""
-    from sapo_backends.base import BackendError, BackendUnavailable
-    from sapo_lab.schema import BadExperiment
-    from sapo_swarm.coordinator.store.base import StoreError
-    from sapo_swarm.node.control.api import ControlError, NodeNotRunning
-    from sapo_swarm.node.storage.journal import JournalError
-    from sapo_swarm.protocol.client import CoordinatorError
-    from sapo_swarm.scoring.process import ScorerUnavailable
-    from sapo_swarm.tasks.catalogue import UnknownTask
-    from sapo_swarm.tasks.own.errors import BadTask
-
-    codes: tuple[tuple[type[Exception], int], ...] = (
-        (NodeNotRunning, 3),
-        (BackendUnavailable, 4),
-        (UnknownTask, 2),
-        (BadTask, 2),
-        (BadExperiment, 2),
-        (BackendError, 1),
-        (ScorerUnavailable, 1),
-        (ControlError, 1),
-        (CoordinatorError, 1),
-        (StoreError, 1),
-        (JournalError, 1),
-        (OSError, 1),
-    )
-    return next((code for kind, code in codes if isinstance(error, kind)), None)
+        return _fail(str(error), code)
 
 
 def _fail(message: str, code: int) -> int:

@@ -11,7 +11,7 @@ import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
-from sapo_desktop.errors import AppError
+from sapo_desktop.errors import AppError, UsageError
 
 _SOCKET_LIMIT = 103
 
@@ -32,7 +32,7 @@ class Home:
         made the folder of the sockets."""
         root = os.environ.get("SAPO_HOME")
         if root:
-            base = Path(root).expanduser().absolute()
+            base = typed_path(root)
             return cls(base, base / "data", base / "cache", base / "logs", _ours(_short(base / "run")))
         import platformdirs
 
@@ -104,6 +104,22 @@ class Home:
         for folder in (self.data, self.cache, self.logs):  # earlier versions left them open to everybody
             with contextlib.suppress(OSError):
                 folder.chmod(0o700)
+
+
+def typed_path(text: str | Path) -> Path:
+    """The absolute path of what a person typed, ~ being a home folder; nothing has to be there. Raises UsageError where there
+    is no such home folder, and where nothing can be or this account may not look."""
+    shown = str(text)[:200]
+    try:
+        path = Path(text).expanduser().absolute()
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            path.stat()
+    except RuntimeError as error:  # what expanduser raises
+        raise UsageError(f"There is no home folder for {shown}: write ~/ for your own, or the whole path.") from error
+    except (OSError, ValueError) as error:
+        why = (error.strerror if isinstance(error, OSError) else "") or error
+        raise UsageError(f"Cannot use the path {shown} ({why}). Write one in a folder of your own.") from error
+    return path
 
 
 def own_command() -> list[str]:

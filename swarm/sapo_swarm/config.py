@@ -5,11 +5,13 @@ The TOML file, the CLI flags, the settings screen and the docs are all made from
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
+from sapo_swarm.config_names import renamed
 from sapo_swarm.types import AnswerFormat, RewardRule
 
 PAPER_TASKS: tuple[str, ...] = (
@@ -192,3 +194,8 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     def reward_rule(self) -> RewardRule:
         """How local and external completions are rewarded. Held-out questions are scored strictly, whatever it says."""
         return RewardRule(self.partial_credit, self.contrast)
+
+
+def settings_of_today(old: Mapping[str, Any]) -> dict[str, Any]:
+    """A run's settings as an older version wrote them: renamed keys under their new names, those that are gone left out."""
+    return {key: value for key, value in renamed(old).items() if key in RunConfig.__struct_fields__}

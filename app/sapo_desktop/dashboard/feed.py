@@ -12,8 +12,7 @@ from sapo_desktop.dashboard.history.groups.sources import GroupSource, JournalGr
 from sapo_desktop.dashboard.messages import Link, Rewound
 from sapo_desktop.errors import CommandFailed
 from sapo_swarm.events import Event
-from sapo_swarm.node.control.api import ControlClient, ControlError, NodeNotAnswering, NodeNotRunning
-from sapo_swarm.types import UNREADABLE
+from sapo_swarm.node.control.api import ControlClient, ControlError, NodeError, NodeNotAnswering, NodeNotRunning
 
 _HISTORY = ("run_started", "state", "round", "evaluation", "first_success", "swarm", "external", "log")
 _GROUPS = 1600
@@ -76,8 +75,8 @@ class ControlFeed:
                 sentence = "The node went away" if failures < 0 else "Waiting for the node"
             except ControlError as error:
                 sentence = f"The node refuses: {error}"
-            except UNREADABLE:
-                sentence = "The node speaks another version: restart it, or update sapo-desktop"
+            except NodeError as error:
+                sentence = str(error)
             failures = max(failures, 0) + 1
             words = await asyncio.to_thread(self.last_words)
             if words:
@@ -124,5 +123,5 @@ class ControlFeed:
         try:
             async with ControlClient(self.socket) as node:
                 await node.post(verb, **body)
-        except (NodeNotRunning, ControlError) as error:
+        except NodeError as error:
             raise CommandFailed(str(error)) from error

@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 
 from sapo_desktop import settings
+from sapo_desktop.errors import known
 from sapo_desktop.paths import Home
 from sapo_desktop.services.first_questions import OTHER, OWN, FirstRunAnswers, FirstRunInfo
 from sapo_swarm.node.governor.limits import PRESETS
@@ -44,20 +45,24 @@ def _recommended() -> tuple[tuple[str, str], ...]:
     from sapo_desktop.services.bases import card, recommended
     from sapo_swarm.config import RunConfig
 
+    def short(id: str) -> str:
+        try:
+            return card.card(home, RunConfig(model=id), ask=False, measure=False).short
+        except known() as error:  # what is in the cache is damaged
+            return str(error)
+
     home = Home.find()
-    ids = [base.id for base in recommended.recommended().bases]
-    return tuple((id, card.card(home, RunConfig(model=id), ask=False, measure=False).short) for id in ids)
+    return tuple((base.id, short(base.id)) for base in recommended.recommended().bases)
 
 
 async def wrong_with(model: str) -> str:
     """What keeps a typed model from being used: the hub is asked, the disk and the memory are looked at. "" = nothing."""
-    from sapo_backends.base import BackendError
     from sapo_desktop.services.bases import card
     from sapo_swarm.config import RunConfig
 
     try:
         one = await asyncio.to_thread(card.card, Home.find(), RunConfig(model=model), measure=False)
-    except BackendError as error:
+    except known() as error:
         return str(error)
     if one.plan is not None and not one.plan.fits:
         return f"{model} does not fit: {one.plan.sentence}. {one.plan.suggestion}"
@@ -67,7 +72,6 @@ async def wrong_with(model: str) -> str:
 async def measured(hardware: str, model: str) -> str:
     """How fast that engine is here with that model, and what a round needs; "" when it cannot be told. A few seconds, in a
     process that ends with the task; of a model of the hub its card, without asking the hub."""
-    from sapo_backends.base import BackendError
     from sapo_backends.checkpoints import locate
     from sapo_backends.measure import probe
     from sapo_backends.measure.choice import Candidate
@@ -82,7 +86,7 @@ async def measured(hardware: str, model: str) -> str:
             return one.sentence
         candidate = Candidate(engines.choose_trainer(config))
         plan = memory_plan.plan(config)
-    except BackendError:
+    except known():
         return ""
     found = await probe.glance(candidate, load_request.request(config), _GLANCE_S)
     if found.failure or not found.generation:

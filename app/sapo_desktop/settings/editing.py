@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from sapo_desktop import settings
@@ -89,7 +90,8 @@ def _check_folder(model: str) -> None:
     from sapo_backends.base import ModelNotFound
     from sapo_backends.checkpoints import locate
 
-    if Path(model).expanduser().exists() or Path(model).expanduser().is_absolute():
+    path = os.path.expanduser(model)
+    if os.path.exists(path) or os.path.isabs(path):
         try:
             locate.require_tokenizer(locate.local(model))
         except ModelNotFound as error:

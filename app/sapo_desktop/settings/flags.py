@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Collection
-from pathlib import Path
 
 import msgspec
 
@@ -59,10 +58,10 @@ def run_config(base: Settings, args: argparse.Namespace) -> RunConfig:
 
 def absolute(model: str) -> str:
     """A folder that was typed relative to where the person is now, as it is found from everywhere; other names as they are."""
-    from sapo_backends.checkpoints.locate import BUNDLED
+    from sapo_backends.checkpoints import locate
 
-    folder = Path(model).expanduser()
-    return str(folder.absolute()) if model not in BUNDLED and folder.is_dir() else model
+    found = locate.folder(model)
+    return model if found is None else str(found.absolute())
 
 
 def with_room(config: RunConfig) -> RunConfig:

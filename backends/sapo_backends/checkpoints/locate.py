@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import os
 import re
 from importlib.resources import files
 from pathlib import Path
@@ -39,21 +40,26 @@ def resolve(model: str, progress: Progress | None = None) -> Path:
 
 def is_hub_id(model: str) -> bool:
     """Whether this names a repository of the hub: no bundled model, no folder here, written owner/name."""
-    return model not in BUNDLED and not Path(model).expanduser().exists() and bool(_HUB_ID.match(model))
+    return model not in BUNDLED and not os.path.exists(os.path.expanduser(model)) and bool(_HUB_ID.match(model))
+
+
+def folder(model: str) -> Path | None:
+    """The folder that this names, ~ being a home folder; None where there is none, or it may not be looked at."""
+    path = os.path.expanduser(model)
+    return Path(path) if model not in BUNDLED and os.path.isdir(path) else None
 
 
 def local(model: str) -> Path:
     """The folder of a model that is on this disk already; nothing is downloaded. Raises ModelNotFound."""
     if model in BUNDLED:
         return checked(bundled(model))
-    folder = Path(model).expanduser()
-    if folder.is_dir():
-        return checked(folder)
+    if (found := folder(model)) is not None:
+        return checked(found)
     if is_hub_id(model):
         if (here := cache.snapshot(model)) is None:
             raise ModelNotFound(f"{model} is not on this disk.")
         return checked(here)
-    if folder.is_file():
+    if os.path.isfile(os.path.expanduser(model)):
         raise ModelNotFound(f"{model} is a file; GGUF cannot be trained. {WANTED}")
     close = difflib.get_close_matches(model, BUNDLED, n=1)
     hint = f" Did you mean {close[0]!r}?" if close else ""

@@ -22,7 +22,7 @@ from sapo_desktop.services.models.shelf.history import Story
 from sapo_desktop.services.models.shelf.overview import Overview
 from sapo_desktop.services.models.shelf.store import Model
 from sapo_desktop.services.models.training import plan
-from sapo_swarm.config import RunConfig
+from sapo_swarm.config import RunConfig, settings_of_today
 from sapo_swarm.events import Evaluated
 from sapo_swarm.node.storage.journal import Journal
 
@@ -130,7 +130,7 @@ def test_a_typed_goal_is_for_one_session_and_a_plan_that_is_behind_holds_no_long
 
 def test_settings_of_an_older_version_are_read_under_the_names_of_today() -> None:
     old = {"own_groups": 4, "temperature": 0.5, "gone_since": True}
-    assert store.settings_of_today(old) == {"local_groups": 4, "temperature": 0.5}
+    assert settings_of_today(old) == {"local_groups": 4, "temperature": 0.5}
 
 
 def test_what_a_kill_left_of_a_duplicate_goes_after_an_hour_and_work_in_progress_stays(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 import pytest
 from tests.support.records import evaluation, opened
@@ -46,6 +48,17 @@ def test_where_it_is_wide_every_cell_has_its_figure_under_its_round() -> None:
     head, sums, *_ = rows(FOUR, FIGURES, 10)
     assert head.split() == ["after", "round", "0", "25", "50", "75"]
     assert [int(cell.strip("▁▂▃▄▅▆▇█")) for cell in sums.split()[1:-2] if cell.strip("▁▂▃▄▅▆▇█")] == [10, 30, 50, 70]
+
+
+@pytest.mark.parametrize(
+    ("rounds", "last"), [(9_999, "9999"), (10_000, "10k"), (400_000, "400k"), (999_600, "1.0M"), (12_000_000, "12M")]
+)
+def test_a_round_of_any_number_stands_over_its_cell(rounds: int, last: str) -> None:
+    head, sums, *_ = rows(fold(*(measured(rounds * n // 40, sums=n / 40) for n in range(41))), FIGURES, 10)
+    labels = list(re.finditer(r"\S+", head.removeprefix("after round")))
+    figures = list(re.finditer(r"[▁▂▃▄▅▆▇█] *\d+", sums))
+    assert labels[-1][0] == last
+    assert [label.end() + len("after round") for label in labels] == [figure.end() for figure in figures]
 
 
 @pytest.mark.parametrize("width", [20, 28, 48, 76, 80, 116, 196])

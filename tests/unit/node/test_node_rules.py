@@ -34,7 +34,7 @@ def test_a_snooze_says_until_what_time() -> None:
 
 
 def test_every_obstacle_says_how_to_go_on() -> None:
-    for verb in ("pause", "snooze"):
+    for verb in ("pause", "snooze", "hold"):
         reason, sentence = obstacle(command(Requests(), verb, 600, 0.0), 1.0, 0.0) or ("", "")
         assert reason
         assert "space" in sentence
@@ -49,6 +49,21 @@ def test_finishing_pauses_after_the_round_and_not_before() -> None:
     requests = command(Requests(), "finish", 0, 0.0)
     assert obstacle(requests, 1.0, 0.0) is None
     assert obstacle(round_done(requests), 1.0, 0.0) is not None
+
+
+@pytest.mark.parametrize("asked", ["", "pause", "snooze", "finish", "stop"])
+def test_what_was_asked_for_before_or_while_the_node_was_held_is_asked_for_after_it(asked: str) -> None:
+    wanted = command(Requests(), asked, 600, 0.0) if asked else Requests()
+    before = command(command(wanted, "hold", 0, 1.0), "release", 0, 2.0)
+    held = command(Requests(), "hold", 0, 1.0)
+    while_ = command(command(held, asked, 600, 0.0) if asked else held, "release", 0, 2.0)
+    assert before == while_ == wanted
+    assert obstacle(held, 2.0, 0.0) is not None
+
+
+@pytest.mark.parametrize("verb", ["resume", "run_anyway"])
+def test_a_held_node_goes_on_when_the_person_says_so(verb: str) -> None:
+    assert obstacle(command(command(Requests(), "hold", 0, 0.0), verb, 0, 1.0), 2.0, 0.0) is None
 
 
 def test_a_wrong_command_is_named() -> None:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import os
 import sys
 from typing import TYPE_CHECKING
 
 from sapo_desktop import settings
-from sapo_desktop.errors import AppError
+from sapo_desktop.errors import AppError, known
 from sapo_desktop.paths import Home, own_command
 from sapo_desktop.services.models.shelf.adopt import adopt
 
 if TYPE_CHECKING:
-    from sapo_backends.base import BackendError
     from sapo_desktop.dashboard.feed import ControlFeed
     from sapo_desktop.services.first_questions import FirstRunAnswers, FirstRunInfo
 
@@ -59,15 +59,20 @@ def _feed(home: Home) -> ControlFeed:
 
 
 async def _start(home: Home, answers: FirstRunAnswers | None) -> None:
-    """Attach to the running node or start one. Raises AppError, BackendError."""
+    """Attach to the running node or start one; one that is there and does not answer is left to the feed, which says so.
+
+    Raises known().
+    """
     from sapo_desktop.services import first_run as questions
     from sapo_desktop.services.nodes import supervisor
+    from sapo_swarm.node.control.api import NodeNotAnswering
 
     name = []
     if answers is not None:
         name = await asyncio.to_thread(questions.first_model, answers, home)
-    if await supervisor.running(home) is None:
-        await supervisor.start(home, name)
+    with contextlib.suppress(NodeNotAnswering):
+        if await supervisor.running(home) is None:
+            await supervisor.start(home, name)
 
 
 def _tell(home: Home) -> str | None:
@@ -121,15 +126,13 @@ def _show(home: Home, chosen: settings.Settings) -> str | None:
     from sapo_desktop.services.tasks.wizard.actions import HomeTasks
 
     return_freed()
-    problem: list[AppError | BackendError] = []
+    problem: list[Exception] = []
 
     async def start(answers: FirstRunAnswers | None) -> None:
         """An error ends the dashboard with its sentence."""
-        from sapo_backends.base import BackendError
-
         try:
             await _start(home, answers)
-        except (AppError, BackendError) as error:
+        except known() as error:
             problem.append(error)
             app.exit(None)
 

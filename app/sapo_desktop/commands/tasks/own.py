@@ -14,7 +14,7 @@ import msgspec
 from sapo_backends.base import BackendError
 from sapo_desktop import settings
 from sapo_desktop.errors import UsageError
-from sapo_desktop.paths import Home
+from sapo_desktop.paths import Home, typed_path
 from sapo_desktop.services.models.shelf.names import train_on
 from sapo_desktop.services.tasks import examples as shipped
 from sapo_desktop.services.tasks import expectation, judging, looking, proposal, review, shortcuts
@@ -107,7 +107,7 @@ async def _shortcuts(task: OwnTask) -> shortcuts.Shortcuts:
 
 
 def _path(text: str) -> Path:
-    path = Path(text).expanduser()
+    path = typed_path(text)
     if not path.exists():
         raise UsageError(f"There is no file {text!r}, nor an example of that name (sapo-desktop tasks examples).")
     return path

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from sapo_desktop.errors import UsageError
-from sapo_desktop.paths import Home
+from sapo_desktop.paths import Home, typed_path
 from sapo_desktop.services.models.checkpoints import Chosen, choose
 from sapo_desktop.services.tasks.bridge.running import Bridged, BridgeJob, Told, run
 from sapo_swarm.protocol.safe_text import safe_text
@@ -46,7 +46,7 @@ def main(args: argparse.Namespace) -> int:
     home = Home.find()
     home.prepare()
     inside = Path("Scripts/python.exe" if sys.platform == "win32" else "bin/python")
-    python = Path(args.python).expanduser() if args.python else home.data / "verifiers" / inside
+    python = typed_path(args.python) if args.python else home.data / "verifiers" / inside
     found = asyncio.run(_play(choose(home, args.name, args.checkpoint), python, args))
     print(
         f"{args.environment} (verifiers {safe_text(found.version, 20, lines=False)}): mean reward {found.mean:.3f} over "

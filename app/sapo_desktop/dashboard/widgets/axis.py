@@ -13,7 +13,7 @@ from sapo_desktop.dashboard.history.clock import Clock
 _LEAST_ROUNDS, _LEAST_S = 10.0, 60.0
 """Young runs get an axis of at least this length."""
 _STEPS_S = (1, 5, 10, 30, 60, 300, 600, 1800, 3600, 10_800, 21_600, 43_200, 86_400, 172_800, 604_800, 2_592_000)
-_DAY_S = 86_400
+_HOUR_S, _DAY_S = 3600, 86_400
 _DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 
 
@@ -127,13 +127,28 @@ def length(seconds: float) -> str:
 
 def _time_ticks(axis: Axis, raw: float) -> list[tuple[float, str]]:
     step = next((step for step in _STEPS_S if step >= raw), _STEPS_S[-1])
-    shift = time.localtime(axis.first).tm_gmtoff
-    count = range(math.ceil((axis.first + shift) / step), math.floor((axis.last + shift) / step) + 1)
-    return [(place, _time_label(place, step)) for place in (number * step - shift for number in count)]
+    shift = _shift(axis.first)
+    count = range(math.ceil((axis.first + shift) / step), math.floor((axis.last + shift) / step) + 2)
+    found = []
+    for number in count:
+        wall = float(number * step)
+        place = wall - shift
+        if step > _HOUR_S:  # a day of 23 or 25 hours moves every midnight after it
+            place = wall - _shift(place)
+        else:
+            wall = place + _shift(place)
+        found.append((place, _time_label(wall, step)))
+    return [(place, label) for place, label in found if axis.first <= place <= axis.last]
 
 
-def _time_label(place: float, step: int) -> str:
-    local = time.localtime(place)
+def _shift(moment: float) -> int:
+    """Seconds that local time is ahead of UTC then."""
+    return time.localtime(moment).tm_gmtoff
+
+
+def _time_label(wall: float, step: int) -> str:
+    """wall: what a clock here shows then, as seconds."""
+    local = time.gmtime(wall)
     if step >= _DAY_S or (local.tm_hour, local.tm_min, local.tm_sec) == (0, 0, 0):
         return f"{_DAYS[local.tm_wday]} {local.tm_mday}"
     return f"{local.tm_hour:02}:{local.tm_min:02}" + (f":{local.tm_sec:02}" if step < 60 else "")

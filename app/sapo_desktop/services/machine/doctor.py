@@ -183,13 +183,18 @@ async def stream() -> AsyncIterator[Finding]:
 
     Raises CommandFailed when it fails itself.
     """
-    child = await asyncio.create_subprocess_exec(
-        *own_command(),
-        *("doctor", "--json"),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-    )
+    try:
+        child = await asyncio.create_subprocess_exec(
+            *own_command(),
+            *("doctor", "--json"),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
+    except OSError as error:
+        raise CommandFailed(
+            f"The doctor cannot be started ({error.strerror}). In a terminal: sapo-desktop doctor"
+        ) from error
     assert child.stdout is not None
     found = 0
     try:

@@ -11,14 +11,14 @@ from sapo_desktop.paths import Home
 from sapo_desktop.services.models.shelf import keeping, store
 from sapo_desktop.services.models.shelf.store import Model
 from sapo_desktop.services.nodes import supervisor
-from sapo_swarm.node.control.api import ControlClient, ControlError, NodeNotRunning, NodeStatus
+from sapo_swarm.node.control.api import ControlClient, NodeError, NodeStatus
 
 
 async def in_training(home: Home) -> Model | None:
     """The model of the node that runs here; None without a node, or while it does not answer."""
     try:
         status = await supervisor.running(home)
-    except (ControlError, NodeNotRunning):
+    except NodeError:
         return None
     return _of(status) if status is not None else None
 
@@ -50,7 +50,7 @@ async def restart(home: Home, keep_mode: bool = False) -> NodeStatus:
         try:
             async with ControlClient(home.socket) as node:
                 goal = (await node.config()).rounds
-        except (NodeNotRunning, ControlError):
+        except NodeError:
             goal = model.config.rounds
         arguments += [f"--rounds={goal}"] if goal > status.round and goal != model.config.rounds else []
     if keep_mode:

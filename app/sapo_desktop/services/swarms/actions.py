@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from sapo_desktop import settings
-from sapo_desktop.errors import AppError
+from sapo_desktop.errors import known
 from sapo_desktop.paths import Home
 from sapo_desktop.services.swarms.interface import ActionFailed, Directory, Guest, Hosted, OfferedTask
 
@@ -34,14 +34,13 @@ class HomeActions:
             await asyncio.to_thread(membership.save, invite, home.invite, listed)
             await asyncio.to_thread(settings.change, home.settings, "swarm.join", "true")
             await control.restart(home)
-        except (AppError, OSError) as error:
+        except known() as error:
             raise ActionFailed(str(error)) from error
         return "The node goes on in the swarm, with the same model and its weights"
 
     async def host(self, everybody: bool, approve: bool = False) -> Hosted:
         """See SwarmActions."""
         from sapo_desktop.services.swarms import hosting
-        from sapo_swarm.protocol.client import CoordinatorError
         from sapo_swarm.protocol.invite import is_loopback
 
         try:
@@ -49,7 +48,7 @@ class HomeActions:
             state = await hosting.start(self._home, [*wanted, *(["--approve"] if approve else [])])
             async with state.client() as admin:
                 invites = await admin.new_invite("from the dashboard", INVITE_HOURS, INVITE_USES)
-        except (AppError, CoordinatorError, OSError) as error:
+        except known() as error:
             raise ActionFailed(str(error)) from error
         ordered = sorted(invites, key=lambda invite: is_loopback(invite.host))
         return Hosted(state.name, tuple(map(str, ordered)), f"{state.access().url}/")
@@ -72,12 +71,11 @@ class HomeActions:
     async def let_in(self, guest: Guest) -> str:
         """See SwarmActions."""
         from sapo_desktop.services.swarms import hosting
-        from sapo_swarm.protocol.client import CoordinatorError
 
         try:
             async with hosting.need(self._home).client() as admin:
                 await admin.approve(guest.node)
-        except (AppError, CoordinatorError, OSError) as error:
+        except known() as error:
             raise ActionFailed(str(error)) from error
         return f"{guest.name or guest.node[:8]} takes part from its next exchange on"
 
@@ -87,7 +85,7 @@ class HomeActions:
 
         try:
             await hosting.stop(self._home)
-        except (AppError, OSError) as error:
+        except known() as error:
             raise ActionFailed(str(error)) from error
         return "The coordinator has stopped; members train on alone until it is back"
 
@@ -97,7 +95,7 @@ class HomeActions:
 
         try:
             return await leave(self._home)
-        except (AppError, OSError) as error:
+        except known() as error:
             raise ActionFailed(str(error)) from error
 
     async def stay(self) -> str:
@@ -106,7 +104,7 @@ class HomeActions:
 
         try:
             return await stay(self._home)
-        except (AppError, OSError) as error:
+        except known() as error:
             raise ActionFailed(str(error)) from error
 
     async def directories(self, fresh: bool = False) -> tuple[Directory, ...]:
@@ -115,20 +113,20 @@ class HomeActions:
 
         try:
             return await directories.look(self._home, fresh)
-        except (AppError, OSError) as error:
+        except known() as error:
             raise ActionFailed(str(error)) from error
 
     async def wrong_with(self, invite: str) -> str:
         """See SwarmActions."""
         from sapo_desktop.services.swarms import membership
-        from sapo_swarm.protocol.client import CoordinatorError, NodeClient
+        from sapo_swarm.protocol.client import NodeClient
         from sapo_swarm.protocol.identity import Identity
 
         try:
             wanted = membership.parse(invite)
             async with NodeClient(wanted, Identity.generate()) as client:
                 info = await client.info()
-        except (AppError, CoordinatorError) as error:
+        except known() as error:
             return str(error)
         if info.swarm != wanted.swarm:
             return "Another swarm is at that address by now: read the list again."
@@ -140,14 +138,13 @@ class HomeActions:
 
         try:
             await asyncio.to_thread(directories.add, self._home, line)
-        except (AppError, OSError) as error:
+        except known() as error:
             raise ActionFailed(str(error)) from error
 
     async def offered(self) -> tuple[OfferedTask, ...]:
         """See SwarmActions."""
         from sapo_desktop.services.swarms import sharing
         from sapo_desktop.services.swarms.together import standing
-        from sapo_swarm.protocol.client import CoordinatorError
         from sapo_swarm.tasks.own.errors import BadTask
 
         found: list[OfferedTask] = []
@@ -161,7 +158,7 @@ class HomeActions:
                         found.append(OfferedTask(offer.name, offer.hash, tuple(lines)))
                     except BadTask as error:
                         found.append(OfferedTask(offer.name, offer.hash, dropped=str(error)))
-        except (AppError, CoordinatorError, OSError) as error:
+        except known() as error:
             raise ActionFailed(str(error)) from error
         return tuple(found)
 
@@ -170,8 +167,6 @@ class HomeActions:
         from sapo_desktop.services.models import control
         from sapo_desktop.services.models.screen import model_settings
         from sapo_desktop.services.swarms import sharing
-        from sapo_swarm.protocol.client import CoordinatorError
-        from sapo_swarm.tasks.own.errors import BadTask
 
         home = self._home
         try:
@@ -186,7 +181,7 @@ class HomeActions:
                 tasks = dict.fromkeys([*model.config.tasks, task.name])
                 await asyncio.to_thread(model_settings.change, model, "run.tasks", ",".join(tasks))
             await control.restart(home, keep_mode=True)
-        except (AppError, CoordinatorError, BadTask, OSError) as error:
+        except known() as error:
             raise ActionFailed(str(error)) from error
         return f"{said} The node trains on it from now on."
 

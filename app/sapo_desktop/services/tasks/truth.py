@@ -27,9 +27,9 @@ class Truths:
         return self._known[label]
 
     async def _ask(self, question: Question) -> str:
-        if self._scorer is None:
-            self._scorer = await Scorer().__aenter__()
         try:
+            if self._scorer is None:
+                self._scorer = await Scorer().__aenter__()
             return await self._scorer.truth(question) or NONE
         except ScorerUnavailable as error:
             return f"not known: {error}"

@@ -19,9 +19,9 @@ PARTIAL = ".incomplete"
 def folder() -> Path:
     """Where it lies: HF_HUB_CACHE, or hub/ under HF_HOME, or under the person's cache folder."""
     if direct := os.environ.get("HF_HUB_CACHE"):
-        return Path(direct).expanduser()
-    caches = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
-    return Path(os.environ.get("HF_HOME") or caches / "huggingface").expanduser() / "hub"
+        return Path(os.path.expanduser(direct))
+    caches = os.path.expanduser(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
+    return Path(os.path.expanduser(os.environ.get("HF_HOME") or f"{caches}/huggingface"), "hub")
 
 
 def of(repository: str) -> Path:

@@ -12,6 +12,8 @@ POST /v1/pause              {"for_s": 3600} or {} until resumed; takes effect wi
 POST /v1/resume             {}
 POST /v1/finish             finish the round, then pause
 POST /v1/snooze             {"for_s": 900} pause, then go on by itself
+POST /v1/hold               pause for a chat or a measurement: what else was asked for stays asked for
+POST /v1/release            the chat or the measurement is over
 POST /v1/run_anyway         {"for_s": 3600} ignore the automatic rules (battery, heat) for so long
 POST /v1/evaluate           {"items": 32} a held-out evaluation after this round
 POST /v1/external_on        take groups of others into training (after the held-out tripwire stopped them)
@@ -32,13 +34,17 @@ from typing import Any
 
 import msgspec
 
-from sapo_swarm.config import RunConfig
+from sapo_swarm.config import RunConfig, settings_of_today
 from sapo_swarm.events import Event, PhaseName, State, decode
 from sapo_swarm.node.control import transport
 from sapo_swarm.types import UNREADABLE
 
 
-class NodeNotRunning(Exception):
+class NodeError(Exception):
+    """Base of what goes wrong when one talks to a node; the message says what, and what to do."""
+
+
+class NodeNotRunning(NodeError):
     """Nothing answers on the control socket."""
 
 
@@ -65,8 +71,15 @@ def _halted(pid: int) -> bool:
         return False
 
 
-class ControlError(Exception):
+class ControlError(NodeError):
     """The node refused; the message says why."""
+
+
+class NodeUnreadable(NodeError):
+    """The node is of another version, and what it says is not understood."""
+
+    def __init__(self) -> None:
+        super().__init__("The node speaks another version: restart it, or update sapo-desktop")
 
 
 NO_NODE = "No node is running. Start one: sapo-desktop node --silo"
@@ -150,16 +163,23 @@ class ControlClient:
             await session.close()
 
     async def status(self) -> NodeStatus:
-        """Raises NodeNotRunning, ControlError."""
-        return msgspec.json.decode(await self._call("GET", "/v1/status"), type=NodeStatus)
+        """Raises NodeError."""
+        return _understood(await self._call("GET", "/v1/status"))
 
     async def config(self) -> RunConfig:
-        """The settings that the node works with. Raises NodeNotRunning, ControlError."""
-        return msgspec.json.decode(await self._call("GET", "/v1/config"), type=RunConfig)
+        """The settings that the node works with, an older one's under the names of today. Raises NodeError."""
+        content = await self._call("GET", "/v1/config")
+        try:
+            return msgspec.convert(settings_of_today(msgspec.json.decode(content, type=dict[str, Any])), RunConfig)
+        except UNREADABLE as error:
+            raise NodeUnreadable from error
 
     async def post(self, verb: str, **body: float) -> NodeStatus:
-        """verb: pause, resume, finish, snooze, run_anyway, evaluate, external_on, external_off or stop."""
-        return msgspec.json.decode(await self._call("POST", f"/v1/{verb}", body), type=NodeStatus)
+        """verb: pause, resume, finish, snooze, hold, release, run_anyway, obey, evaluate, external_on, external_off or stop.
+
+        Raises NodeError.
+        """
+        return _understood(await self._call("POST", f"/v1/{verb}", body))
 
     async def events(
         self,
@@ -172,7 +192,7 @@ class ControlClient:
         """Stored events after a sequence number, then (follow) live ones until the node goes away.
 
         silence_s: raise NodeNotAnswering after so many seconds without any event; a node that is asked for all kinds tells of
-        its machine once a second. Raises NodeNotRunning, ControlError.
+        its machine once a second. Raises NodeError.
         """
         import aiohttp
 
@@ -193,6 +213,8 @@ class ControlClient:
                     for line in lines:
                         if line:
                             yield decode(line)
+        except UNREADABLE as error:
+            raise NodeUnreadable from error
         except TimeoutError as error:
             raise self._silent() from error
         except aiohttp.ClientError as error:
@@ -237,6 +259,13 @@ class ControlClient:
 def heartbeat(socket: Path) -> Path:
     """The file beside a control socket that its node touches once a second; it holds the process id."""
     return socket.with_suffix(".beat")
+
+
+def _understood(content: bytes) -> NodeStatus:
+    try:
+        return msgspec.json.decode(content, type=NodeStatus)
+    except UNREADABLE as error:
+        raise NodeUnreadable from error
 
 
 def _problem(content: bytes) -> str:

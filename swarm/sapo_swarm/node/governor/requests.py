@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import time
-from typing import Literal
+from typing import Any
 
 import msgspec
 
 from sapo_swarm.node.governor.clock import local
 from sapo_swarm.node.governor.holds import EFFORTS, Effort, Hold, Level
 
-Verb = Literal["pause", "resume", "finish", "snooze", "run_anyway", "obey", "stop"]
-VERBS: tuple[Verb, ...] = ("pause", "resume", "finish", "snooze", "run_anyway", "obey", "stop")
+VERBS = ("pause", "resume", "finish", "snooze", "hold", "release", "run_anyway", "obey", "stop")
 FOREVER = float("inf")
 
 
 class Requests(msgspec.Struct, frozen=True):
-    """paused_until / anyway_until: seconds of the steady clock, 0 = not. finish: pause once the round is done. holds: of the
-    governor, the strongest first."""
+    """paused_until / anyway_until: seconds of the steady clock, 0 = not. finish: pause once the round is done. held: a chat or
+    a measurement needs the machine, whatever else was asked for. holds: of the governor, the strongest first."""
 
     paused_until: float = 0.0
     anyway_until: float = 0.0
     finish: bool = False
+    held: bool = False
     stop: bool = False
     holds: tuple[Hold, ...] = ()
     failure: str = ""
@@ -35,21 +35,22 @@ def command(requests: Requests, verb: str, for_s: float, now: float) -> Requests
     """The requests after a command. for_s: 0 = without end. Raises BadCommand."""
     if for_s < 0 or for_s > 30 * 86400:
         raise BadCommand("for_s must be between 0 (no end) and 2592000 seconds (30 days).")
-    until = now + for_s if for_s else FOREVER
-    replace = msgspec.structs.replace
-    if verb == "pause" or verb == "snooze":
-        return replace(requests, paused_until=until, finish=False)
-    if verb == "resume":
-        return replace(requests, paused_until=0.0, finish=False, failure="")
-    if verb == "finish":
-        return replace(requests, finish=True)
-    if verb == "run_anyway":
-        return replace(requests, anyway_until=now + (for_s or 3600.0), paused_until=0.0, failure="")
-    if verb == "obey":
-        return replace(requests, anyway_until=0.0)
-    if verb == "stop":
-        return replace(requests, stop=True)
-    raise BadCommand(f"There is no command {verb!r}. Known: {', '.join(VERBS)}.")
+    pause = {"paused_until": now + for_s if for_s else FOREVER, "finish": False}
+    go_on = {"paused_until": 0.0, "held": False, "failure": ""}
+    changes: dict[str, dict[str, Any]] = {
+        "pause": pause,
+        "snooze": pause,
+        "resume": {**go_on, "finish": False},
+        "finish": {"finish": True},
+        "hold": {"held": True},
+        "release": {"held": False},
+        "run_anyway": {**go_on, "anyway_until": now + (for_s or 3600.0)},
+        "obey": {"anyway_until": 0.0},
+        "stop": {"stop": True},
+    }
+    if verb not in changes:
+        raise BadCommand(f"There is no command {verb!r}. Known: {', '.join(VERBS)}.")
+    return msgspec.structs.replace(requests, **changes[verb])
 
 
 def obstacle(requests: Requests, now: float, wall: float) -> tuple[str, str] | None:
@@ -62,6 +63,8 @@ def obstacle(requests: Requests, now: float, wall: float) -> tuple[str, str] | N
         left = requests.paused_until - now
         until = moment(wall + left, wall)
         return "snooze", f"Paused until {until} · space goes on now"
+    if requests.held:
+        return "held", "Paused while a chat or a measurement needs the machine · space goes on"
     if (hold := strongest(requests, now)) is not None and hold.level == Level.PAUSE:
         return hold.code, hold.sentence
     return None
@@ -101,7 +104,7 @@ def pending(requests: Requests, state: str) -> str:
     """What was asked for and has not happened yet, as the end of a sentence; "" when nothing is."""
     if requests.stop and state not in ("stopped", "failed"):
         return " · stops as soon as it can"
-    if state == "starting" and requests.paused_until:
+    if state == "starting" and (requests.paused_until or requests.held):
         return " · pauses once the model is open"
     return " · pauses after this round" if requests.finish and state != "paused" else ""
 

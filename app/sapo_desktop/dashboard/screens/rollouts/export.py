@@ -14,6 +14,8 @@ from textual.widgets import Input, Static
 
 from sapo_desktop.dashboard.history.groups.query import GroupFilter
 from sapo_desktop.dashboard.look.show import plain
+from sapo_desktop.errors import UsageError
+from sapo_desktop.paths import typed_path
 
 
 class ExportDialog(ModalScreen[Path | None]):
@@ -43,11 +45,14 @@ class ExportDialog(ModalScreen[Path | None]):
     def on_input_submitted(self, event: Input.Submitted) -> None:
         """Answer with the file, unless there is one already."""
         event.stop()
-        path = Path(event.value.strip()).expanduser().absolute()
-        if not event.value.strip() or path.exists():
-            said = (
-                f"There is something at {path} already: write another name." if event.value.strip() else "Write a name."
-            )
+        typed = event.value.strip()
+        try:
+            path = typed_path(typed)
+            said = f"There is something at {path} already: write another name." if path.exists() else ""
+        except UsageError as error:
+            said = str(error)
+        said = said if typed else "Write a name."
+        if said:
             self.query_one("#complaint", Static).update(Content.styled(plain(said, 300), "$warning"))
         else:
             self.dismiss(path)

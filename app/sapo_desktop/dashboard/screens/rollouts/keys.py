@@ -16,9 +16,8 @@ from sapo_desktop.dashboard.history.groups.query import REWARDS, SOURCES, TRAINE
 from sapo_desktop.dashboard.history.groups.reader import Answer
 from sapo_desktop.dashboard.screens.base import BaseScreen
 from sapo_desktop.dashboard.screens.rollouts.detail import detail
-from sapo_desktop.errors import AppError
+from sapo_desktop.errors import known
 from sapo_swarm.events import GroupRecorded
-from sapo_swarm.node.storage.journal import JournalError
 
 T = TypeVar("T")
 
@@ -159,7 +158,7 @@ class GroupKeys(BaseScreen):
         folder = cache / "rollouts" if cache else None
         try:
             count = await asyncio.to_thread(write, source.again(), folder, self.filter, path, feed.upto())
-        except (AppError, JournalError) as error:
+        except known() as error:
             self.dashboard.say(str(error), error=True)
         else:
             self.dashboard.say(f"Wrote {count:,} groups to {path}")

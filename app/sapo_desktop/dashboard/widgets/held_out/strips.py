@@ -19,6 +19,7 @@ SHORTCUT = "shortcut: "
 """Before a task with an answer-only shortcut: most of its score can be had with the answers to other questions."""
 FIGURES = 80
 """Columns from which every cell holds its figure."""
+_HEAD = "after round"
 _CELL = 5
 """Columns of such a cell."""
 _FIGURE = 10
@@ -82,7 +83,7 @@ def cells(series: Series, columns: Columns) -> list[float | None]:
 
 def _name_room(scores: Iterable[TaskScore], width: int, wide: bool) -> int:
     longest = max(len(score.task) + (len(SHORTCUT) if score.shortcut else 0) for score in scores) + 1
-    return min(longest, 32 if wide else max(width - _FIGURE - 6, 6))
+    return min(max(longest, len(_HEAD) + 1), 32) if wide else min(longest, max(width - _FIGURE - 6, 6))
 
 
 def _cell(value: float | None, top: float, wide: bool, stretch: int, glyphs: Glyphs) -> Content:
@@ -96,7 +97,14 @@ def _cell(value: float | None, top: float, wide: bool, stretch: int, glyphs: Gly
 
 def _rounds(columns: Columns, name: int) -> Content:
     """The last round of every column, where it fits."""
-    return Content.styled(f"{'after round':<{name}}" + "".join(f"{last:>4.0f} " for _, last in columns), MUTED)
+    return Content.styled(_HEAD.ljust(name) + "".join(f"{_short(last):>4} " for _, last in columns), MUTED)
+
+
+def _short(rounds: float) -> str:
+    """At most four characters: 9999, 400k, 1.2M."""
+    if rounds < 9_999.5:
+        return f"{rounds:.0f}"
+    return f"{rounds / 1e3:.0f}k" if rounds < 999_500 else f"{rounds / 1e6:.{int(rounds < 9.95e6)}f}M"
 
 
 def _change(before: float | None, now: float, glyphs: Glyphs) -> str:

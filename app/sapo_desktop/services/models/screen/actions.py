@@ -11,7 +11,7 @@ from typing import ParamSpec, TypeVar
 import msgspec
 
 from sapo_desktop import settings
-from sapo_desktop.errors import AppError
+from sapo_desktop.errors import known
 from sapo_desktop.paths import Home
 from sapo_desktop.services.models import control
 from sapo_desktop.services.models.screen import children
@@ -221,11 +221,7 @@ async def _thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -
 
 
 async def _app(work: Awaitable[T]) -> T:
-    from sapo_backends.base import BackendError
-    from sapo_swarm.node.control.api import ControlError, NodeNotRunning
-    from sapo_swarm.tasks.catalogue import UnknownTask
-
     try:
         return await work
-    except (AppError, BackendError, UnknownTask, ControlError, NodeNotRunning, OSError) as error:
+    except known() as error:
         raise ModelActionFailed(str(error)) from error

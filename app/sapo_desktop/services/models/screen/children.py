@@ -14,16 +14,24 @@ from sapo_desktop.services.models.screen.interface import ModelActionFailed
 
 _LINE = 4 * 1024 * 1024
 """Bytes of the longest line that is read: a result as one JSON object."""
+NOT_STARTED = "A process cannot be started ({}). Was the app updated meanwhile? Leave the dashboard and open it again."
 _GRACE_S = 5.0
 """Seconds in which a process that was interrupted may tidy up."""
 
 
 @asynccontextmanager
 async def child(arguments: Sequence[str]) -> AsyncIterator[asyncio.subprocess.Process]:
-    """`sapo-desktop ARGUMENTS`, interrupted when the block is left before it ended. Its three streams are pipes."""
+    """`sapo-desktop ARGUMENTS`, interrupted when the block is left before it ended. Its three streams are pipes.
+
+    Raises ModelActionFailed where it cannot be started.
+    """
     starting = asyncio.create_task(_start(arguments))
     try:
-        yield await asyncio.shield(starting)
+        try:
+            process = await asyncio.shield(starting)
+        except OSError as error:
+            raise ModelActionFailed(NOT_STARTED.format(error.strerror)) from error
+        yield process
     finally:
         await _to_its_end(asyncio.create_task(_end_started(starting)))
 

@@ -8,31 +8,32 @@ from contextlib import asynccontextmanager
 
 from sapo_desktop.paths import Home
 from sapo_desktop.services.nodes import supervisor
-from sapo_swarm.node.control.api import ControlClient, ControlError, NodeNotRunning
+from sapo_swarm.node.control.api import ControlClient, NodeError
 
 _AT_WORK = ("running", "starting", "finishing")
 
 
 @asynccontextmanager
 async def node_held(home: Home) -> AsyncIterator[None]:
-    """A node that works is paused in the block and goes on after it; one that is paused, or none, stays as it is."""
-    held = await _pause(home)
+    """A node that works waits in the block and goes on after it, unless it was asked to pause meanwhile or before; one that is
+    paused, or none, stays as it is."""
+    held = await _hold(home)
     try:
         yield
     finally:
         if held:
-            with contextlib.suppress(NodeNotRunning, ControlError):
+            with contextlib.suppress(NodeError):
                 async with ControlClient(home.socket) as node:
-                    await node.post("resume")
+                    await node.post("release")
 
 
-async def _pause(home: Home) -> bool:
+async def _hold(home: Home) -> bool:
     try:
         status = await supervisor.running(home)
         if status is None or status.state not in _AT_WORK:
             return False
         async with ControlClient(home.socket) as node:
-            await node.post("pause")
-    except (NodeNotRunning, ControlError):
+            await node.post("hold")
+    except NodeError:
         return False
     return True

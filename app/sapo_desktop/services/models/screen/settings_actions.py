@@ -6,15 +6,14 @@ import asyncio
 from dataclasses import replace
 
 from sapo_desktop import settings
-from sapo_desktop.errors import AppError
+from sapo_desktop.errors import known
 from sapo_desktop.paths import Home
 from sapo_desktop.services.models import control
 from sapo_desktop.services.models.screen import model_settings
 from sapo_desktop.services.models.shelf.store import Model
 from sapo_desktop.settings import editing
 from sapo_desktop.settings.rows import SettingRefused, SettingRow
-from sapo_swarm.node.control.api import ControlClient, ControlError, NodeNotRunning
-from sapo_swarm.tasks.catalogue import UnknownTask
+from sapo_swarm.node.control.api import ControlClient, NodeError
 
 
 class HomeSettings:
@@ -35,7 +34,7 @@ class HomeSettings:
                 found = await asyncio.to_thread(editing.rows, self._home.settings)
             else:
                 found = await asyncio.to_thread(model_settings.rows, self._home, model)
-        except AppError as error:
+        except known() as error:
             raise SettingRefused(str(error)) from error
         running = await self._running()
         return tuple(replace(row, running=_other(row, running)) for row in found)
@@ -48,7 +47,7 @@ class HomeSettings:
             async with ControlClient(self._home.socket) as node:
                 config = await node.config()
                 alone = (await node.status()).mode == "silo"
-        except (NodeNotRunning, ControlError):
+        except NodeError:
             return {}
         chosen = {"run.rounds"} | ({"run.external_groups"} if alone else {"run.local_groups", "run.external_groups"})
         values = {f"run.{name}": settings.text(getattr(config, name)) for name in config.__struct_fields__}
@@ -67,7 +66,7 @@ class HomeSettings:
         model = await control.shown(self._home) if key.startswith("run.") else None
         try:
             await asyncio.to_thread(self._put, model, key, value)
-        except (AppError, UnknownTask) as error:
+        except known() as error:
             raise SettingRefused(str(error)) from error
 
     def _put(self, model: Model | None, key: str, value: str | None) -> None:
@@ -83,7 +82,7 @@ class HomeSettings:
         """See SettingsActions."""
         try:
             await control.restart(self._home, keep_mode=True)
-        except (AppError, OSError) as error:
+        except known() as error:
             raise SettingRefused(str(error)) from error
         return "The node goes on with these settings now, from the same weights"
 

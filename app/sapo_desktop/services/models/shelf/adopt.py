@@ -17,7 +17,7 @@ from sapo_desktop.paths import Home
 from sapo_desktop.services.models.shelf import names, store
 from sapo_desktop.services.models.shelf.store import Record
 from sapo_desktop.services.nodes.lock import NodeLock
-from sapo_swarm.config import RunConfig
+from sapo_swarm.config import RunConfig, settings_of_today
 from sapo_swarm.types import UNREADABLE
 
 
@@ -52,9 +52,7 @@ def _record(home: Home, run: Path, alone: bool) -> Record:
         if record.name.lower() not in {name.lower() for name in taken}:
             return record
         return store.write(run, msgspec.structs.replace(record, name=names.free(record.name, taken))).record
-    config = msgspec.convert(
-        store.settings_of_today(msgspec.json.decode((run / "config.json").read_bytes())), RunConfig
-    )
+    config = msgspec.convert(settings_of_today(msgspec.json.decode((run / "config.json").read_bytes())), RunConfig)
     journal = run / "journal.db"
     last = (journal if journal.exists() else run).stat().st_mtime
     fresh = store.record_of(_name(config, last, alone, taken), config, id=run.name, created=last)

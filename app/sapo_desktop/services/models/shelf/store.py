@@ -9,18 +9,16 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from sapo_desktop.errors import AppError, UsageError
 from sapo_desktop.paths import Home
 from sapo_desktop.services.models.shelf import names
-from sapo_swarm.config import RunConfig
-from sapo_swarm.config_names import renamed
+from sapo_swarm.config import RunConfig, settings_of_today
 from sapo_swarm.protocol.safe_text import safe_text
 from sapo_swarm.registry import nearest
 from sapo_swarm.types import UNREADABLE
@@ -136,11 +134,6 @@ def read(folder: Path) -> Model:
         ) from error
     folders = [p for p in (folder / "checkpoints").glob("round-*") if _ROUND.fullmatch(p.name)]
     return Model(folder, record, tuple(sorted(folders, key=rounds_of)))
-
-
-def settings_of_today(old: Mapping[str, Any]) -> dict[str, Any]:
-    """A run's settings as an older version wrote them: renamed keys under their new names, those that are gone left out."""
-    return {key: value for key, value in renamed(old).items() if key in RunConfig.__struct_fields__}
 
 
 def write(folder: Path, record: Record) -> Model:

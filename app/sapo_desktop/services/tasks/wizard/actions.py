@@ -12,8 +12,8 @@ from typing import ParamSpec, TypeVar, get_args
 
 import msgspec
 
-from sapo_desktop.errors import AppError
-from sapo_desktop.paths import Home
+from sapo_desktop.errors import known
+from sapo_desktop.paths import Home, typed_path
 from sapo_desktop.services.models.screen import children
 from sapo_desktop.services.models.screen.actions import HomeModels
 from sapo_desktop.services.models.screen.holding import node_held
@@ -25,7 +25,6 @@ from sapo_desktop.services.tasks.store import keep
 from sapo_desktop.services.tasks.wizard.interface import Answers, Measured, Place, Seen, Step, TaskActionFailed
 from sapo_desktop.services.tasks.wizard.places import places
 from sapo_swarm.tasks.own import library
-from sapo_swarm.tasks.own.errors import BadTask
 from sapo_swarm.tasks.own.rows import Table, read_table
 from sapo_swarm.tasks.own.spec import Extract
 
@@ -84,7 +83,7 @@ class HomeTasks:
 
     def _draft(self, answers: Answers) -> Draft:
         """The task that the file would be. Raises BadTask, UsageError, OSError."""
-        path = Path(answers.path).expanduser()
+        path = typed_path(answers.path)
         if answers.path in examples.names() and not path.exists():
             task = examples.one(answers.path)
             offer = tuple(Proposal(part, "as it ships") for part in task.spec.verifier[:1])
@@ -116,7 +115,7 @@ class HomeTasks:
     async def taken(self, name: str) -> bool:
         """See TaskActions."""
         library.use(self._home.tasks)
-        return await asyncio.to_thread(library.has, name)
+        return await _thread(library.has, name)
 
     async def models(self) -> tuple[tuple[str, str], ...]:
         """See TaskActions."""
@@ -160,7 +159,7 @@ async def _thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -
     """In a worker thread; what is wrong with a file is a sentence."""
     try:
         return await asyncio.to_thread(function, *args, **kwargs)
-    except (BadTask, AppError) as error:
-        raise TaskActionFailed(str(error)) from error
     except OSError as error:
         raise TaskActionFailed(f"{error.filename} cannot be read ({error.strerror}).") from error
+    except known() as error:
+        raise TaskActionFailed(str(error)) from error

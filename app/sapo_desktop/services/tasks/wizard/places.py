@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from sapo_desktop.paths import typed_path
 from sapo_desktop.services.tasks import examples
 from sapo_desktop.services.tasks.wizard.interface import Place, TaskActionFailed
 
@@ -19,7 +20,7 @@ LOOKED_AT = 20_000
 def places(typed: str, now: float) -> tuple[Place, ...]:
     """The folder of the typed path, narrowed to what begins with its last part: tables, the newest first, then folders.
 
-    now: Unix seconds. Raises TaskActionFailed where there is no such folder.
+    now: Unix seconds. Raises TaskActionFailed where there is no such folder, UsageError.
     """
     folder, begin = _split(typed)
     try:
@@ -37,10 +38,10 @@ def places(typed: str, now: float) -> tuple[Place, ...]:
 
 def _split(typed: str) -> tuple[Path, str]:
     """(folder, how the entry's name begins)."""
-    path = Path(typed).expanduser()
+    path = typed_path(typed) if typed else Path.cwd()
     if not typed or typed.endswith(("/", os.sep)) or typed == "~":
-        return path.absolute() if typed else Path.cwd(), ""
-    return path.absolute().parent, path.name
+        return path, ""
+    return path.parent, path.name
 
 
 def _entries(folder: Path, begin: str) -> Iterator[tuple[Path, os.stat_result, bool]]:

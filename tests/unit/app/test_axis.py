@@ -1,0 +1,67 @@
+"""Ticks of a time axis where days have 23 or 25 hours."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from zoneinfo import ZoneInfo
+
+import pytest
+
+from sapo_desktop.dashboard.history.clock import Clock
+from sapo_desktop.dashboard.widgets.axis import Axis, ticks
+
+pytestmark = pytest.mark.skipif(not hasattr(time, "tzset"), reason="zones are set as on Unix")
+
+
+@pytest.fixture(autouse=True)
+def the_zone_of_before() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TZ", "UTC")
+        yield
+    time.tzset()
+
+
+def at(zone: str, *when: int) -> datetime:
+    return datetime(*when, tzinfo=ZoneInfo(zone))  # type: ignore[arg-type,misc]  # year, month, day, hour
+
+
+def ticks_in(zone: str, first: datetime, last: datetime, columns: int, monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
+    monkeypatch.setenv("TZ", zone)
+    time.tzset()
+    ends = first.timestamp(), last.timestamp()
+    return ticks(Axis(*ends, ends, Clock()), columns)
+
+
+@pytest.mark.parametrize(
+    ("zone", "begin"),
+    [
+        ("Europe/Berlin", (2025, 10, 20)),
+        ("Europe/Berlin", (2025, 3, 24)),
+        ("America/New_York", (2025, 3, 3)),
+        ("Australia/Lord_Howe", (2025, 3, 31)),
+        ("Africa/Cairo", (2025, 4, 20)),  # there the missing hour is the first of its day
+    ],
+)
+def test_every_day_is_named_once_and_at_its_own_midnight_after_the_clocks_were_changed(
+    zone: str, begin: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    days = [at(zone, *begin) + timedelta(days=day) for day in range(12)]
+    found = ticks_in(zone, days[0] - timedelta(hours=1), days[-1] + timedelta(hours=1), 160, monkeypatch)
+    assert [label for _, label in found] == [f"{day:%a} {day.day}" for day in days]
+    assert [place for place, _ in found] == pytest.approx([day.timestamp() for day in days], abs=3600)
+    if zone != "Africa/Cairo":
+        assert [place for place, _ in found] == [day.timestamp() for day in days]
+
+
+def test_hours_stay_round_after_the_clocks_were_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    zone = "Europe/Berlin"
+    found = ticks_in(zone, at(zone, 2025, 10, 25, 17), at(zone, 2025, 10, 26, 13), 60, monkeypatch)
+    assert [label for _, label in found] == ["18:00", "Sun 26", "06:00", "12:00"]
+
+
+def test_an_hour_that_comes_twice_has_its_ticks_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    zone = "Europe/Berlin"
+    found = ticks_in(zone, at(zone, 2025, 10, 26, 1), at(zone, 2025, 10, 26, 4), 60, monkeypatch)
+    assert [label for _, label in found] == ["01:00", "02:00", "02:00", "03:00", "04:00"]
