@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 from redis.asyncio import BlockingConnectionPool, Redis
-from redis.asyncio.sentinel import Sentinel
+from redis.asyncio.sentinel import Sentinel, SentinelConnectionPool
 from redis.commands.core import AsyncScript
 
 from sapo_swarm.coordinator.domain.records import INVITE_OK, InviteRecord, Member, PoolLimits, SwarmRecord
@@ -23,6 +23,10 @@ TIMEOUT_S = 2.0
 CONNECTIONS = 64
 SENTINEL_PORT = 26_379
 REPLICA_MS = 1000
+
+
+class _PrimaryPool(SentinelConnectionPool, BlockingConnectionPool):
+    """Connections to the primary that Sentinel names; whoever finds all of them in use waits for one."""
 
 
 class RedisRegistry:
@@ -63,16 +67,16 @@ class RedisRegistry:
 
     def _connected(self) -> Redis:
         waits: dict[str, Any] = {"socket_timeout": TIMEOUT_S, "socket_connect_timeout": TIMEOUT_S}
+        bounds: dict[str, Any] = {**waits, "max_connections": CONNECTIONS, "timeout": TIMEOUT_S}
         if not self.fails_over:
-            pool = BlockingConnectionPool.from_url(self._url, max_connections=CONNECTIONS, timeout=TIMEOUT_S, **waits)
-            return Redis(connection_pool=pool)
+            return Redis(connection_pool=BlockingConnectionPool.from_url(self._url, **bounds))
         parts = urlsplit(self._url)
         hosts = [
             (host, int(port or SENTINEL_PORT)) for host, _, port in (h.partition(":") for h in parts.netloc.split(","))
         ]
         name, _, db = parts.path.strip("/").partition("/")
         self._sentinel = Sentinel(hosts, sentinel_kwargs=waits)  # type: ignore[no-untyped-call]
-        found = self._sentinel.master_for(name, db=int(db or 0), max_connections=CONNECTIONS, **waits)
+        found = self._sentinel.master_for(name, connection_pool_class=_PrimaryPool, db=int(db or 0), **bounds)
         return cast(Redis, found)
 
     async def close(self) -> None:
