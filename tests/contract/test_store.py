@@ -74,6 +74,20 @@ async def test_the_window_forgets_after_an_hour_and_the_pool_after_its_lifetime(
     await store.close()
 
 
+@pytest.mark.parametrize("ahead", [0.5, 7.0])
+async def test_the_window_is_right_again_when_a_clock_that_was_ahead_is_set_back(store: Store, ahead: float) -> None:
+    """So many hours: what was counted then is no part of this hour, nor taken out of a later one."""
+    await store.exchange(round_of("one", [1, 2], at=ahead * 3600))
+    await store.exchange(round_of("two", [3, 4, 5], at=ahead * 3600))
+    back = await store.exchange(round_of("three", [6, 7, 8]))
+    assert (back.mine, back.total) == (3, 3)
+    later = await store.exchange(round_of("four", [9], at=1800.0))
+    assert (later.mine, later.total) == (1, 4)
+    figures = [await store.exchange(round_of("four", [], at=1800.0 + wait)) for wait in (1500.0, 3000.0, 3700.0)]
+    assert [(found.mine, found.total) for found in figures] == [(1, 4), (1, 1), (0, 0)]
+    assert (await store.stats(NOW + 5500.0, 9)).rows == ()
+
+
 async def test_standing_ranks_members_and_keeps_minutes(store: Store) -> None:
     """Rows by groups, with names; minute counters without nodes."""
     await store.found(SWARM)
