@@ -141,9 +141,12 @@ class RedisRegistry:
                 return []
             await wait(self._server.hset(self._key("invite:", hash), "revoked", "1"))
             nodes = sorted(node.decode() for node in await wait(self._server.smembers(self._key("by:", hash))))
-        for node in nodes:
+            rows = await wait(self._server.hmget(self._key("members"), nodes)) if nodes else []
+        # who was silent for long and came back by another invite stands in the sets of both
+        admitted = [node for node, raw in zip(nodes, rows, strict=True) if raw and read(raw, Member).invite == hash]
+        for node in admitted:
             await self.ban(node, "invite revoked")
-        return nodes
+        return admitted
 
     async def admit(self, member: Member, now: float) -> str:
         """See Store."""
