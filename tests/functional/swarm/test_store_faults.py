@@ -83,6 +83,24 @@ async def test_a_disk_that_fills_at_any_byte_loses_nothing_that_was_acknowledged
     assert {f"{number:032x}" for number in acknowledged} <= found
 
 
+async def test_rounds_that_could_not_be_written_are_not_counted(tmp_path: Path) -> None:
+    """Five tries on a full disk, then one that succeeds: one group, in memory and in the file."""
+    store = SQLiteStore(tmp_path / "s.sqlite", LIMITS)
+    await store.open()
+    with no_file_beyond((tmp_path / "s.sqlite-wal").stat().st_size):
+        for _ in range(5):
+            with pytest.raises(StoreUnavailable):
+                await store.exchange(round_of(1))
+    done = await store.exchange(round_of(1))
+    assert (done.stored, done.mine, done.total) == ((True,), 1, 1)
+    assert (await store.exchange(round_of(1))).total == 1
+    await store.close()
+    await store.open()
+    stats = await store.stats(NOW, 1)
+    assert (stats.total, stats.minutes) == (1, {int(NOW) // 60: {"rounds": 1.0}})
+    await store.close()
+
+
 async def test_a_member_that_could_not_be_written_is_not_admitted_by_half(tmp_path: Path) -> None:
     """The refusal and the file agree."""
     store = SQLiteStore(tmp_path / "s.sqlite", LIMITS)

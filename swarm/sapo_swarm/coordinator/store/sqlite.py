@@ -122,6 +122,8 @@ class SQLiteStore(SQLiteRegistry):
         except StoreUnavailable:
             self._undo(exchange, known is None, added)
             raise
+        if known is None:
+            self._count(exchange.now, {**exchange.counts, "rounds": 1, f"g/{exchange.node}": float(sum(stored))})
         return self._answer(exchange, stored)
 
     async def snapshot(self, now: float, want: int) -> tuple[bytes, ...]:
@@ -175,7 +177,6 @@ class SQLiteStore(SQLiteRegistry):
         statements.append(
             ("INSERT OR REPLACE INTO rounds VALUES (?,?,?)", (exchange.round_id, exchange.now, bytes(result)))
         )
-        self._count(exchange.now, {**exchange.counts, "rounds": 1, f"g/{exchange.node}": float(sum(result))})
         return result
 
     def _undo(self, exchange: Exchange, first: bool, added: list[int]) -> None:
