@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import random
 import secrets
+import time
 from pathlib import Path
 
 import pytest
-from tests.support.stores import NOW, SWARM, Build, drawn, invite, member, round_of
+from tests.support.stores import LIMITS, NOW, SWARM, Build, drawn, invite, member, round_of
 
 from sapo_swarm.coordinator.admin.transfer import export_swarm, import_swarm
 from sapo_swarm.coordinator.domain.records import PoolLimits, SwarmRecord
@@ -59,8 +60,6 @@ async def test_uptake_and_receipts_tell_who_drew(store: Store) -> None:
 
 async def test_the_window_forgets_after_an_hour_and_the_pool_after_its_lifetime(build: Build) -> None:
     """Counters leave by the minute."""
-    import time
-
     store = build()
     await store.open()
     start = time.time() - 4000  # Redis keeps the lifetime of its keys by its own clock
@@ -73,6 +72,20 @@ async def test_the_window_forgets_after_an_hour_and_the_pool_after_its_lifetime(
     stats = await store.stats(start + 3700, 10)
     assert stats.total == 1
     await store.close()
+
+
+@pytest.mark.parametrize("ahead", [0.5, 7.0])
+async def test_the_window_is_right_again_when_a_clock_that_was_ahead_is_set_back(store: Store, ahead: float) -> None:
+    """So many hours: what was counted then is no part of this hour, nor taken out of a later one."""
+    await store.exchange(round_of("one", [1, 2], at=ahead * 3600))
+    await store.exchange(round_of("two", [3, 4, 5], at=ahead * 3600))
+    back = await store.exchange(round_of("three", [6, 7, 8]))
+    assert (back.mine, back.total) == (3, 3)
+    later = await store.exchange(round_of("four", [9], at=1800.0))
+    assert (later.mine, later.total) == (1, 4)
+    figures = [await store.exchange(round_of("four", [], at=1800.0 + wait)) for wait in (1500.0, 3000.0, 3700.0)]
+    assert [(found.mine, found.total) for found in figures] == [(1, 4), (1, 1), (0, 0)]
+    assert (await store.stats(NOW + 5500.0, 9)).rows == ()
 
 
 async def test_standing_ranks_members_and_keeps_minutes(store: Store) -> None:
@@ -148,6 +161,31 @@ async def test_a_closed_store_says_that_it_is_unavailable(build: Build) -> None:
     store = build()
     with pytest.raises(StoreUnavailable):
         await store.exchange(round_of("one", [1]))
+
+
+async def test_after_a_clock_was_two_hours_ahead_nothing_of_it_is_left_but_what_must_not_be_used_twice(
+    tmp_path: Path,
+) -> None:
+    """Without and with a new start between: pool, presence and counters are of now, and every nonce was used."""
+    now = time.time()
+    for again in (False, True):
+        made = lambda folder=tmp_path / str(again): SQLiteStore(folder / "s.sqlite", LIMITS)  # noqa: E731
+        store = made()
+        await store.open()
+        await store.exchange(round_of("early", [1, 2], now=now + 7200.0, nonce="aa"))
+        await store.exchange(round_of("one", [3], now=now, nonce="bb"))
+        if again:
+            await store.close()
+            store = made()
+            await store.open()
+        found = await store.exchange(round_of("two", [4], now=now + 1.0))
+        assert (found.pool, found.total) == (2, 2)
+        assert found.nodes == (1 if again else 2)
+        assert set((await store.stats(now + 1.0, 9)).minutes) == {int(now) // 60, int(now + 1.0) // 60}
+        assert not await store.use_nonce("bb", now + 2.0)
+        assert not await store.use_nonce("aa", now + 2.0)
+        assert not await store.use_nonce("aa", now + 7200.0)
+        await store.close()
 
 
 @pytest.mark.parametrize("address", ["mysql://x", "sqlite:", "nothing", ""])

@@ -118,6 +118,18 @@ async def test_a_member_that_was_silent_for_long_needs_an_invite_again(store: St
     assert banned.banned == "a reason"
 
 
+async def test_a_revoked_invite_bans_nobody_who_came_back_by_another(store: Store) -> None:
+    """Silent for 41 days, then let in anew: the old invite has no say any more."""
+    patient(store, 30.0)
+    for node, joined, by in (("stays", 0, "old"), ("returns", 0, "old"), ("returns", 41, "new")):
+        now = NOW + joined * 86_400.0
+        await store.add_invite(invite(by, created=now))
+        assert await store.admit(member(node, by, joined=now), now) == ""
+    assert await store.revoke_invite("old") == ["stays"]
+    assert {one.node: one.banned for one in await store.members()} == {"stays": "invite revoked", "returns": ""}
+    assert await store.revoke_invite("new") == ["returns"]
+
+
 async def test_an_invite_that_nobody_used_for_long_admits_nobody(store: Store) -> None:
     """One without an end would otherwise lie in a mailbox for years."""
     patient(store, 30.0)

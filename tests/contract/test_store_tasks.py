@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 from tests.support.own_tasks import sums
-from tests.support.stores import Build, entry, round_of
+from tests.support.stores import NOW, Build, entry, round_of
 
 from sapo_swarm.coordinator.admin.transfer import export_swarm, import_swarm
 from sapo_swarm.coordinator.domain.records import SwarmRecord
@@ -54,7 +54,7 @@ async def test_groups_of_a_task_are_sampled_only_for_those_who_accepted_it(store
         assert other.sample == (entry("b", 3).blob,)
         friend = await store.exchange(round_of("d", [], want=4, accepts=frozenset({"task-a"})))
         assert len(friend.sample) == 2
-    assert await store.snapshot(1000.0, 4) == (entry("b", 3).blob,), "a snapshot is for everybody"
+    assert await store.snapshot(NOW, 4) == (entry("b", 3).blob,), "a snapshot is for everybody"
 
 
 async def test_a_swarm_that_moves_takes_its_tasks_along(store: Store, tmp_path: Path) -> None:

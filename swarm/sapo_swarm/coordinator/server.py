@@ -177,7 +177,7 @@ class Coordinator:
         return json_reply(
             SwarmInfo(
                 swarm=self.swarm.swarm,
-                name=safe_text(self.swarm.name, 40, lines=False),
+                name=safe_text(self.swarm.name, 40, lines=False)[:40],
                 protocol=PROTOCOL_VERSION,
                 open=self.swarm.open,
                 tasks=self.settings.tasks,

@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from sapo_swarm.protocol.invite import DEFAULT_PORT
+from sapo_swarm.registry import nearest
 from sapo_swarm.tasks.catalogue import CATALOGUE
 
 PRESETS = tuple(sorted({preset for presets in CATALOGUE.values() for preset in presets}))
@@ -28,7 +29,9 @@ class CoordinatorSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
         str, _doc("sqlite:PATH, redis://host:port/db, valkey://… or sentinel://host:port,host:port/NAME")
     ] = "sqlite:swarm.sqlite"
     folder: Annotated[str, _doc("Where the admin key lies; empty: beside the SQLite file, or the current folder")] = ""
-    name: Annotated[str, _doc("The swarm's name, as members see it; empty: the one it has, swarm for a new one")] = ""
+    name: Annotated[
+        str, _doc("The swarm's name, as members see it; empty: the one it has, swarm for a new one", max_length=40)
+    ] = ""
     open: Annotated[bool, _doc("Anyone may join without an invite: nobody in it is trusted")] = False
     list: Annotated[bool, _doc("Serve a signed list of this one swarm, /directory.json, for people to find it by")] = (
         False
@@ -66,3 +69,10 @@ class CoordinatorSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
     group_life_s: Annotated[float, _doc("Seconds a group stays in the pool", gt=0.0, le=1e9)] = 900.0
     page: Annotated[bool, _doc("Serve the status page to everybody who can reach the port")] = True
     trust_proxy: Annotated[bool, _doc("Take the client's address from X-Forwarded-For of a proxy on loopback")] = False
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for a task or a preset that no node knows: what is sent would be refused, or the swarm not read."""
+        for kind, names, known in (("task", self.tasks, CATALOGUE), ("preset", self.presets, PRESETS)):
+            for name in names:
+                if name not in known:
+                    raise ValueError(f"There is no {kind} {name!r}. {nearest(name, known)}")

@@ -1,11 +1,13 @@
 """Where a node's secret lies: the system's keyring when it works, else a file that only its owner can read.
 
 Keyrings fail in every way there is (raise, swallow writes silently, hang while locked): each call runs in a thread
-with a deadline, a write is read back, and the first failure decides for the whole process.
+with a deadline, a write is read back, and the first failure decides for the whole process. A file beside it says whose
+key a keyring holds: one that is away for once (SSH, systemd, locked) must not give the node another identity.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections.abc import Callable
@@ -76,21 +78,31 @@ def load_or_create(
 ) -> StoredIdentity:
     """The node's identity, made on first use. Call it only when a swarm is joined: silo touches no keyring.
 
-    folder: where the fallback file lies (`<name>.key`, mode 0600). keyring: None uses the system's.
-    Blocks up to timeout_s twice. Raises KeyStoreError.
+    folder: where the fallback file lies (`<name>.key`, mode 0600), or `<name>.id`, the node whose key is in the keyring.
+    keyring: None uses the system's. Blocks up to timeout_s twice. Raises KeyStoreError.
     """
-    path = folder / f"{name}.key"
+    path, marker = folder / f"{name}.key", folder / f"{name}.id"
     if path.exists():
         return StoredIdentity(_read_file(path), "file", f"The node's secret key is in {path} (readable by you only).")
     ring = keyring if keyring is not None else _system_keyring()
     if ring is not None and id(ring) not in _broken:
         try:
-            secret = _with_deadline(lambda: _from_keyring(ring, name), timeout_s)
-            return StoredIdentity(
-                Identity(bytes.fromhex(secret)), "keyring", f"The node's secret key is in the keyring, as {SERVICE}."
-            )
+            known = marker.read_text("utf-8").strip() if marker.exists() else ""
+            identity = Identity(bytes.fromhex(_with_deadline(lambda: _from_keyring(ring, name, not known), timeout_s)))
+            if known not in ("", identity.node):
+                raise KeyStoreError("The keyring holds the key of another node.")
         except Exception:
             _broken.add(id(ring))
+        else:
+            if not known:
+                with contextlib.suppress(KeyStoreError):  # a full disk: the next time comes
+                    _write_secret(marker, identity.node)
+            return StoredIdentity(identity, "keyring", f"The node's secret key is in the keyring, as {SERVICE}.")
+    if marker.exists():
+        raise KeyStoreError(
+            "The node's secret key is in the system's keyring, which does not give it here. Unlock the keyring, or start the "
+            f"node in your desktop session. To be a new node instead, remove {marker}."
+        )
     identity = Identity.generate()
     _write_file(path, identity)
     return StoredIdentity(identity, "file", f"No keyring works here: the node's secret key is in {path} (mode 0600).")
@@ -104,8 +116,10 @@ def _system_keyring() -> Keyring | None:
     return keyring
 
 
-def _from_keyring(ring: Keyring, name: str) -> str:
+def _from_keyring(ring: Keyring, name: str, make: bool) -> str:
     stored = ring.get_password(SERVICE, name)
+    if stored is None and not make:
+        raise KeyStoreError("The keyring does not hold the key.")
     if stored is None:
         stored = Identity.generate().secret.hex()
         ring.set_password(SERVICE, name, stored)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import os
 import secrets
@@ -18,6 +19,7 @@ from sapo_swarm.coordinator.store import open_store
 from sapo_swarm.coordinator.store.base import StoreUnavailable
 from sapo_swarm.coordinator.store.local_redis import MISSING, NoRedis
 from sapo_swarm.coordinator.store.redis import RedisStore
+from sapo_swarm.coordinator.store.redis_registry import CONNECTIONS
 
 ENOUGH = 300
 WRITERS = 8
@@ -58,6 +60,15 @@ async def test_a_group_that_no_replica_has_is_not_acknowledged(servers: RedisWit
         await store.exchange(round_of("one", [1], round_id=round_id))
     servers.hang_replicas(signal.SIGCONT)
     assert (await store.exchange(round_of("one", [1], round_id=round_id))).stored == (True,)
+    await store.close()
+
+
+async def test_more_calls_than_connections_wait_for_one(servers: RedisWithFailover) -> None:
+    """As with redis://; a coordinator serves up to 512 requests at once."""
+    store = RedisStore(servers.url, namespace=secrets.token_hex(4))
+    await store.open()
+    found = await asyncio.gather(*(store.member(f"n{number}") for number in range(4 * CONNECTIONS)))
+    assert found == [None] * len(found)
     await store.close()
 
 

@@ -98,14 +98,36 @@ async def test_the_command_prints_an_invite_serves_and_stops_on_a_signal(tmp_pat
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--port", "high"], ["--nonsense", "1"], ["--share-fraction", "2"]], ids=["type", "flag", "range"]
+    ("arguments", "said"),
+    [
+        (["--port", "high"], "int"),
+        (["--nonsense", "1"], "--nonsense"),
+        (["--share-fraction", "2"], "share_fraction"),
+        (["--name", "n" * 41], "length <= 40"),
+        (["--tasks", "bf,basic_aritmetic"], "There is no task 'basic_aritmetic'. Did you mean 'basic_arithmetic'?"),
+        (["--tasks", "No Name"], "There is no task 'No Name'."),
+        (["--presets", "starter,hrd"], "There is no preset 'hrd'. Did you mean 'hard'?"),
+    ],
+    ids=["type", "flag", "range", "name", "task", "no name", "preset"],
 )
-def test_wrong_flags_are_usage_errors(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """Exit code 2, and a sentence."""
+def test_wrong_flags_are_usage_errors(
+    arguments: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Exit code 2, and a sentence; a swarm that no node could be in is not hosted."""
     with pytest.raises(SystemExit) as stopped:
-        main(arguments)
+        main(["--store", f"sqlite:{tmp_path}/s.sqlite", *arguments])
     assert stopped.value.code == 2
-    assert "error:" in capsys.readouterr().err
+    assert said in capsys.readouterr().err
+
+
+async def test_a_swarm_that_was_given_a_long_name_once_lets_nodes_in(
+    tmp_path: Path, begin: Callable[[CoordinatorSettings], Awaitable[Hosted]]
+) -> None:
+    """A name is cut to what its readers take."""
+    hosted = await begin(settings(tmp_path))
+    hosted.coordinator.swarm = msgspec.structs.replace(hosted.coordinator.swarm, name="\t" + 60 * "n")
+    async with NodeClient(hosted.invite, Identity.generate()) as client:
+        assert (await client.join()).name == "    " + 36 * "n"
 
 
 def test_a_store_that_does_not_open_is_an_error_with_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import random
 import secrets
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from sapo_swarm.coordinator.domain.records import Entry, Exchange, Member, PoolLimits
+from sapo_swarm.coordinator.store import sqlite_writer
 from sapo_swarm.coordinator.store.base import StoreError, StoreUnavailable
 from sapo_swarm.coordinator.store.sqlite import SQLiteStore
 
@@ -81,6 +83,24 @@ async def test_a_disk_that_fills_at_any_byte_loses_nothing_that_was_acknowledged
     assert {f"{number:032x}" for number in acknowledged} <= found
 
 
+async def test_rounds_that_could_not_be_written_are_not_counted(tmp_path: Path) -> None:
+    """Five tries on a full disk, then one that succeeds: one group, in memory and in the file."""
+    store = SQLiteStore(tmp_path / "s.sqlite", LIMITS)
+    await store.open()
+    with no_file_beyond((tmp_path / "s.sqlite-wal").stat().st_size):
+        for _ in range(5):
+            with pytest.raises(StoreUnavailable):
+                await store.exchange(round_of(1))
+    done = await store.exchange(round_of(1))
+    assert (done.stored, done.mine, done.total) == ((True,), 1, 1)
+    assert (await store.exchange(round_of(1))).total == 1
+    await store.close()
+    await store.open()
+    stats = await store.stats(NOW, 1)
+    assert (stats.total, stats.minutes) == (1, {int(NOW) // 60: {"rounds": 1.0}})
+    await store.close()
+
+
 async def test_a_member_that_could_not_be_written_is_not_admitted_by_half(tmp_path: Path) -> None:
     """The refusal and the file agree."""
     store = SQLiteStore(tmp_path / "s.sqlite", LIMITS)
@@ -93,6 +113,47 @@ async def test_a_member_that_could_not_be_written_is_not_admitted_by_half(tmp_pa
     await store.restore([member], [])
     assert await store.member("one") == member
     await store.close()
+
+
+@contextmanager
+def no_new_files() -> Iterator[None]:
+    """Nothing more can be opened, as with too many open files."""
+    import resource
+
+    old = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, old[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, old)
+
+
+async def test_a_log_that_cannot_be_synced_stops_nothing_and_is_told_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The writer goes on: what comes while no file can be opened, and what comes afterwards."""
+    monkeypatch.setattr(sqlite_writer, "SYNC_EVERY_S", 0.0)
+    store = SQLiteStore(tmp_path / "s.sqlite", LIMITS)
+    await store.open()
+    async with asyncio.timeout(20):
+        with no_new_files():
+            stored = [(await store.exchange(round_of(number))).stored for number in range(3)]
+        stored.append((await store.exchange(round_of(3))).stored)
+        await store.ping()
+        await store.close()
+    assert stored == [(True,)] * 4
+    assert caplog.text.count("power cut") == 1
+
+
+async def test_a_write_that_sqlite_does_not_take_fails_alone(tmp_path: Path) -> None:
+    """Text that is no UTF-8, say: it is said, and the next one is written."""
+    store = SQLiteStore(tmp_path / "s.sqlite", LIMITS)
+    await store.open()
+    async with asyncio.timeout(20):
+        with pytest.raises(StoreUnavailable, match="cannot be written"):
+            await store.drop_task("\ud800")
+        assert await store.use_nonce("bb", NOW)
+        await store.close()
 
 
 @pytest.mark.parametrize("seed", range(4))

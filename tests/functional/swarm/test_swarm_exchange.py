@@ -10,6 +10,8 @@ import msgspec
 import pytest
 from tests.support.exchanging_node import Node
 
+from sapo_backends.base import LoadRequest
+from sapo_backends.fake import FakeBackend
 from sapo_lab.simulated_nodes import sim_group
 from sapo_swarm.coordinator.host import Hosted
 from sapo_swarm.node.engine_thread import EngineHost
@@ -20,6 +22,14 @@ from sapo_swarm.protocol.identity import Identity
 from sapo_swarm.scoring.scorer import Scorer
 from sapo_swarm.tasks.questions import generate_entry
 from sapo_swarm.types import Group, Question, Rollout, TaskRef
+
+
+def solved(group: Group) -> Group:
+    """The group with a right answer and a wrong one."""
+    right = generate_entry(group.question.ref)[1]["answer"]
+    return msgspec.structs.replace(
+        group, rollouts=(Rollout(f"<answer>{right}</answer>", "stop", 1.0), group.rollouts[1])
+    )
 
 
 async def test_two_nodes_learn_of_each_other_and_the_shares_add_up(
@@ -93,9 +103,7 @@ async def test_of_many_groups_those_with_signal_are_handed_over_first(
     await author.join("author")
     await reader.join("reader")
     own = await author.groups(1, 12, ("no", "neither"))
-    right = generate_entry(own[-1].question.ref)[1]["answer"]
-    solved = Rollout(f"<answer>{right}</answer>", "stop", 1.0)
-    own[-1] = msgspec.structs.replace(own[-1], rollouts=(solved, own[-1].rollouts[1]))
+    own[-1] = solved(own[-1])
     await author.round(1, own)
     for number in range(1, 20):
         if found := await reader.round(number, []):
@@ -263,3 +271,30 @@ async def test_a_node_whose_next_upload_is_far_takes_groups_from_a_snapshot(
     assert bob.client.failures == 0
     await ada.exchange.close()
     await bob.exchange.close()
+
+
+async def test_a_node_that_cannot_judge_for_once_goes_on_talking_with_its_swarm(
+    hosted: Hosted, scorer: Scorer, engine: EngineHost, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its engine has no memory left, say, while groups of a snapshot are judged: its own groups go out, then others' come in."""
+    late = EngineHost()
+    ada, bob = Node(hosted, scorer, engine), Node(hosted, scorer, late)
+    await ada.join("Ada")
+    await bob.join("Bob")
+    await ada.round(1, [solved(group) for group in await ada.groups(1)])
+
+    async def time_passes(_seconds: float) -> None:
+        bob.client.next_at = 0.0
+
+    bob.exchange.sleep = time_passes
+    bob.client.next_at = time.monotonic() + 60.0
+    async with asyncio.timeout(60):
+        assert await bob.round(1, await bob.groups(1)) == ()
+        assert bob.exchange.stats.accepted == 2
+        assert "groups of a snapshot were not taken" in caplog.text
+        await late.load(lambda: FakeBackend().load(LoadRequest(model="fake")))
+        await ada.round(2, await ada.groups(2))
+        assert len(await bob.round(2, await bob.groups(2))) == 1
+    await ada.exchange.close()
+    await bob.exchange.close()
+    await late.close()

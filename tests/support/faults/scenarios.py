@@ -101,8 +101,8 @@ def store_work(folder: Path, try_: Try, promise: Promise) -> None:
     async def run() -> None:
         store = SQLiteStore(folder / "s.sqlite")
 
-        async def told(call: Callable[[], Any], what: object) -> None:
-            for _ in range(2):
+        async def told(call: Callable[[], Any], what: object, times: int = 2) -> None:
+            for _ in range(times):
                 error: list[BaseException] = []
                 try:
                     await call()
@@ -116,6 +116,7 @@ def store_work(folder: Path, try_: Try, promise: Promise) -> None:
                 if try_(raised):
                     promise(what)
                     return
+            promise(f"no {what}")
 
         opened: list[bool] = []
 
@@ -127,6 +128,7 @@ def store_work(folder: Path, try_: Try, promise: Promise) -> None:
         if not opened:
             return
         await told(lambda: store.found(SWARM), "swarm")
+        await told(lambda: store.add_invite(invite("once")), "once", times=1)
         await told(lambda: store.add_invite(invite("h")), "invite")
 
         async def admit() -> None:
@@ -152,11 +154,13 @@ def store_check(folder: Path, promised: Sequence[object]) -> None:
         await store.open()
         if "swarm" in promised:
             assert await store.swarm() == SWARM
-        if "invite" in promised:
-            assert [one.hash for one in await store.invites()] == ["h"]
+        invites = {one.hash: one.uses for one in await store.invites()}
+        assert "invite" not in promised or "h" in invites
+        assert "once" not in promised or "once" in invites
+        assert "no once" not in promised or "once" not in invites, "it was said that nothing was kept"
         if "member" in promised:
             assert await store.member("one") is not None
-            assert [one.uses for one in await store.invites()] == [1]
+            assert invites["h"] == 1
         for number in [n for n in promised if isinstance(n, int)]:
             assert f"{number:032x}" in store._pool, f"group {number} was acknowledged"
         await store.close()

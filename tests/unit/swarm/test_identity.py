@@ -10,10 +10,17 @@ import msgspec
 import pytest
 
 from sapo_lab.simulated_nodes import sim_group
+from sapo_swarm.protocol import keystore
 from sapo_swarm.protocol.identity import Identity, group_text, node_id, request_text, verify
 from sapo_swarm.protocol.keystore import KeyStoreError, load_or_create
 from sapo_swarm.protocol.wire import GroupBody, unpack
 from sapo_swarm.types import NodeId
+
+
+@pytest.fixture(autouse=True)
+def all_keyrings_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A keyring of this test may lie where a broken one of another test lay."""
+    monkeypatch.setattr(keystore, "_broken", set())
 
 
 class Memory:
@@ -97,12 +104,39 @@ def test_bad_keys_verify_nothing(key: bytes) -> None:
 
 
 def test_a_working_keyring_keeps_the_secret(tmp_path: Path) -> None:
-    """The same identity comes back, and no file is made."""
+    """The same identity comes back; the one file that is made says whose key it is."""
     pool = Memory()
     first = load_or_create(tmp_path, keyring=pool)
     assert first.place == "keyring"
+    for _ in range(2):
+        (only,) = tmp_path.iterdir()
+        assert (only.name, only.read_text()) == ("node.id", first.identity.node + "\n")
+        only.unlink()  # as in a home of an earlier version
+        assert load_or_create(tmp_path, keyring=pool).identity.node == first.identity.node
+
+
+@pytest.mark.parametrize("away", [Null(), Broken(), Locked(), Memory()], ids=["null", "fail", "locked", "another"])
+def test_a_keyring_that_is_away_for_once_does_not_replace_the_node(tmp_path: Path, away: Memory) -> None:
+    """Over SSH, say: it is said what to do, nothing is made, and in the desktop session it is the same node again."""
+    pool = Memory()
+    first = load_or_create(tmp_path, keyring=pool)
+    for _ in range(2):
+        with pytest.raises(KeyStoreError, match=r"Unlock the keyring.* remove .*node\.id"):
+            load_or_create(tmp_path, keyring=away, timeout_s=0.05)
+    assert (away.kept, (tmp_path / "node.key").exists()) == ({}, False)
     assert load_or_create(tmp_path, keyring=pool).identity.node == first.identity.node
-    assert list(tmp_path.iterdir()) == []
+    if isinstance(away, Locked):
+        away.unlocked.set()
+    (tmp_path / "node.id").unlink()
+    assert load_or_create(tmp_path, keyring=away).place == "file"
+
+
+def test_a_keyring_with_another_nodes_key_does_not_replace_the_node(tmp_path: Path) -> None:
+    load_or_create(tmp_path, keyring=Memory())
+    other = Memory()
+    load_or_create(tmp_path / "other", keyring=other)
+    with pytest.raises(KeyStoreError, match="Unlock the keyring"):
+        load_or_create(tmp_path, keyring=other)
 
 
 @pytest.mark.parametrize("pool", [Null(), Broken(), Locked()], ids=["null", "fail", "locked"])

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from sapo_swarm.coordinator.domain.counters import Counters
 from sapo_swarm.coordinator.domain.pool import GroupPool
 from sapo_swarm.coordinator.domain.recent import Recent
-from sapo_swarm.coordinator.domain.records import ACTIVE_S, Entry, PoolLimits
+from sapo_swarm.coordinator.domain.records import ACTIVE_S, AHEAD_S, Entry, PoolLimits
 
 LIMITS = PoolLimits(capacity=6, capacity_bytes=600, per_node=2, lifetime_s=10.0)
 
@@ -108,3 +108,40 @@ def test_what_expired_is_still_known_to_copiers_and_forgotten_later() -> None:
     pool.add(entry(1, 4), 41.0)
     pool.expire(90.0)
     assert ("1" in pool, "4" in pool) == (False, True)
+
+
+def test_a_group_that_came_while_the_clock_was_ahead_is_gone_when_it_is_set_back() -> None:
+    """A step of a few seconds takes nothing away; what came afterwards stays."""
+    pool = GroupPool(LIMITS)
+    pool.add(entry(1, 1), 7200.0)
+    assert pool.expire(7200.0 - AHEAD_S) == []
+    pool.add(entry(1, 2), 100.0)
+    assert len(pool.expire(100.0)) == 1
+    assert ("2" in pool, len(pool)) == (True, 1)
+
+
+def test_minutes_and_presence_of_a_clock_that_was_set_back_are_forgotten() -> None:
+    counters = Counters()
+    for minute, node in ((120, "a"), (1, "b"), (0, "c")):
+        counters.add(minute, f"g/{node}", 1.0)
+        counters.mark_seen(node, 60.0 * minute)
+    counters.prune(0.0)
+    assert (counters.total, counters.groups) == (2, {"b": 1, "c": 1}), "a minute ahead is a slow request's"
+    assert counters.present(0.0) == 2
+
+
+def test_what_was_seen_by_a_clock_that_was_set_back_is_known_until_that_time_is_past_again() -> None:
+    """Two hours ahead, for a while: its keys are not good twice; those that come meanwhile are forgotten as ever."""
+    seen: Recent[int] = Recent(600.0)
+    for number in range(60):
+        seen.put(b"ahead%d" % number, number, 7200.0 + 10.0 * number)
+    for number in range(800):
+        seen.put(b"%d" % number, number, 10.0 * number)
+        assert len(seen) <= 60 + 180
+        assert seen.get(b"ahead59") == 59 or 10.0 * number > 7790.0 + 600.0
+    for number in range(800, 1000):
+        seen.put(b"%d" % number, number, 10.0 * number)
+    assert seen.get(b"ahead59") is None
+    seen.put(b"again", 1, 0.0)
+    seen.drop(b"999")
+    assert seen.get(b"999") is None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from sapo_swarm.coordinator.domain.records import ACTIVE_S, MINUTE, WINDOW_MINUTES
+from sapo_swarm.coordinator.domain.records import ACTIVE_S, AHEAD_S, MINUTE, WINDOW_MINUTES
 
 
 class Counters:
@@ -37,14 +37,14 @@ class Counters:
 
     def present(self, now: float) -> int:
         """Nodes seen in the last ACTIVE_S."""
-        while self._present and now - next(iter(self._present.values())) > ACTIVE_S:
+        while self._present and not -AHEAD_S <= now - next(iter(self._present.values())) <= ACTIVE_S:
             self._present.popitem(last=False)
         return len(self._present)
 
     def prune(self, now: float) -> int:
-        """Forget minutes that left the window: the newest minute that is gone."""
+        """Forget minutes that left the window, and those of a clock that was set back: the newest that left it."""
         edge = int(now) // MINUTE - WINDOW_MINUTES
-        for minute in [m for m in self.minutes if m <= edge]:
+        for minute in [m for m in self.minutes if not edge < m <= edge + WINDOW_MINUTES + 1]:
             for key, value in self.minutes.pop(minute).items():
                 self._window(key, -int(value))
         return edge

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from sapo_swarm.coordinator.domain.recent import Recent
-from sapo_swarm.coordinator.domain.records import SAMPLE_BYTES, Entry, PoolLimits, fits, invite_share
+from sapo_swarm.coordinator.domain.records import AHEAD_S, SAMPLE_BYTES, Entry, PoolLimits, fits, invite_share
 
 
 @dataclass(slots=True)
@@ -79,11 +79,11 @@ class GroupPool:
         return slot.key, gone
 
     def expire(self, now: float) -> list[int]:
-        """Remove what is older than the lifetime: the keys."""
+        """Remove what is older than the lifetime, or of a clock that was set back: the keys."""
         gone: list[int] = []
         while self._by_age:
             oldest = next(iter(self._by_age.values()))
-            if now - oldest.at <= self.limits.lifetime_s:
+            if -AHEAD_S <= now - oldest.at <= self.limits.lifetime_s:
                 break
             gone.append(self._give_way(oldest, now))
         return gone

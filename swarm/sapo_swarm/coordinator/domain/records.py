@@ -15,6 +15,10 @@ ACTIVE_S = 300.0
 """A node counts as present for so long after its last exchange."""
 
 
+AHEAD_S = 60.0
+"""A time further ahead of now is that of a clock that was set back since; it would be past only when the clock has caught up."""
+
+
 SAMPLE_BYTES = 200 * 1024
 """Of raw groups in one reply: fits the protocol's body limit however badly it compresses."""
 

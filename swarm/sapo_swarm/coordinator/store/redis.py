@@ -241,9 +241,10 @@ class RedisStore(RedisTasks):
         return within_budget(draw.found)
 
     async def _prune_if_due(self, now: float) -> None:
-        """Take minutes that left the window out of its totals; the first coordinator to come does it for all."""
+        """Take minutes that left the window out of its totals; the first coordinator to come does it for all. After a clock was
+        set back they are counted anew."""
         edge = int(now) // MINUTE - WINDOW_MINUTES
-        if edge > self._pruned:
+        if edge != self._pruned:
             self._pruned = edge
             oldest = edge - WINDOW_MINUTES // 2  # older minutes may have expired themselves: count anew
             await self._run(scripts.PRUNE, "pruned", edge, oldest)

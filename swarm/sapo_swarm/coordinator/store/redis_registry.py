@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 from redis.asyncio import BlockingConnectionPool, Redis
-from redis.asyncio.sentinel import Sentinel
+from redis.asyncio.sentinel import Sentinel, SentinelConnectionPool
 from redis.commands.core import AsyncScript
 
 from sapo_swarm.coordinator.domain.records import INVITE_OK, InviteRecord, Member, PoolLimits, SwarmRecord
@@ -23,6 +23,10 @@ TIMEOUT_S = 2.0
 CONNECTIONS = 64
 SENTINEL_PORT = 26_379
 REPLICA_MS = 1000
+
+
+class _PrimaryPool(SentinelConnectionPool, BlockingConnectionPool):
+    """Connections to the primary that Sentinel names; whoever finds all of them in use waits for one."""
 
 
 class RedisRegistry:
@@ -63,16 +67,16 @@ class RedisRegistry:
 
     def _connected(self) -> Redis:
         waits: dict[str, Any] = {"socket_timeout": TIMEOUT_S, "socket_connect_timeout": TIMEOUT_S}
+        bounds: dict[str, Any] = {**waits, "max_connections": CONNECTIONS, "timeout": TIMEOUT_S}
         if not self.fails_over:
-            pool = BlockingConnectionPool.from_url(self._url, max_connections=CONNECTIONS, timeout=TIMEOUT_S, **waits)
-            return Redis(connection_pool=pool)
+            return Redis(connection_pool=BlockingConnectionPool.from_url(self._url, **bounds))
         parts = urlsplit(self._url)
         hosts = [
             (host, int(port or SENTINEL_PORT)) for host, _, port in (h.partition(":") for h in parts.netloc.split(","))
         ]
         name, _, db = parts.path.strip("/").partition("/")
         self._sentinel = Sentinel(hosts, sentinel_kwargs=waits)  # type: ignore[no-untyped-call]
-        found = self._sentinel.master_for(name, db=int(db or 0), max_connections=CONNECTIONS, **waits)
+        found = self._sentinel.master_for(name, connection_pool_class=_PrimaryPool, db=int(db or 0), **bounds)
         return cast(Redis, found)
 
     async def close(self) -> None:
@@ -137,9 +141,12 @@ class RedisRegistry:
                 return []
             await wait(self._server.hset(self._key("invite:", hash), "revoked", "1"))
             nodes = sorted(node.decode() for node in await wait(self._server.smembers(self._key("by:", hash))))
-        for node in nodes:
+            rows = await wait(self._server.hmget(self._key("members"), nodes)) if nodes else []
+        # who was silent for long and came back by another invite stands in the sets of both
+        admitted = [node for node, raw in zip(nodes, rows, strict=True) if raw and read(raw, Member).invite == hash]
+        for node in admitted:
             await self.ban(node, "invite revoked")
-        return nodes
+        return admitted
 
     async def admit(self, member: Member, now: float) -> str:
         """See Store."""

@@ -167,9 +167,10 @@ return ''
 PRUNE = """
 local p, edge, oldest = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local pruned = tonumber(redis.call('GET', p..'pruned') or '-1')
-if pruned >= edge then return 0 end
-if pruned < oldest then
+if pruned == edge or pruned == edge + 1 then return 0 end
+if pruned < oldest or pruned > edge then
   redis.call('DEL', p..'groups', p..'drawn', p..'total')
+  for m = edge + 62, edge + 122 do redis.call('DEL', p..'min:'..m, p..'ming:'..m, p..'mind:'..m) end
   for m = edge + 1, edge + 61 do
     local g = redis.call('HGETALL', p..'ming:'..m)
     for i = 1, #g, 2 do

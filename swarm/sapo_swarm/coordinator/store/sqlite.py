@@ -18,7 +18,16 @@ from sapo_swarm.coordinator.domain.apply import task_of
 from sapo_swarm.coordinator.domain.counters import Counters
 from sapo_swarm.coordinator.domain.pool import GroupPool
 from sapo_swarm.coordinator.domain.recent import Recent
-from sapo_swarm.coordinator.domain.records import MINUTE, Entry, Exchange, Exchanged, NodeStats, PoolLimits, WindowStats
+from sapo_swarm.coordinator.domain.records import (
+    MINUTE,
+    WINDOW_MINUTES,
+    Entry,
+    Exchange,
+    Exchanged,
+    NodeStats,
+    PoolLimits,
+    WindowStats,
+)
 from sapo_swarm.coordinator.store.base import StoreError, StoreUnavailable
 from sapo_swarm.coordinator.store.sqlite_registry import SQLiteRegistry
 from sapo_swarm.coordinator.store.sqlite_writer import Statement, Writer, connect, load_rows
@@ -58,9 +67,10 @@ class SQLiteStore(SQLiteRegistry):
             raise
         self._forget()
         self._enter(rows.swarm, rows.members, rows.invites, rows.tasks)
-        for nonce, at in rows.nonces:
+        now = time.time()  # rows ahead of it are of a clock that was set back: they came first
+        for nonce, at in sorted(rows.nonces, key=lambda row: row[1] <= now):
             self._nonces.put(bytes.fromhex(nonce), True, at)
-        for round_id, (at, stored) in rows.rounds:
+        for round_id, (at, stored) in sorted(rows.rounds, key=lambda row: row[1][0] <= now):
             self._rounds.put(bytes.fromhex(round_id), stored, at)
         for minute, key, value in rows.minutes:
             self._counters.add(minute, key, value, dirty=False)
@@ -70,7 +80,7 @@ class SQLiteStore(SQLiteRegistry):
             self._pool.add(msgspec.structs.replace(entry, invite=invite, task=task_of(entry.blob)), at, place)
         self._writer = Writer(connection, self.path, asyncio.get_running_loop())
         self._writer.start()
-        await self._write(self._known_of_old(time.time()))
+        await self._write(self._known_of_old(now))
         self._flusher = asyncio.create_task(self._flush_forever())
 
     async def close(self) -> None:
@@ -112,6 +122,8 @@ class SQLiteStore(SQLiteRegistry):
         except StoreUnavailable:
             self._undo(exchange, known is None, added)
             raise
+        if known is None:
+            self._count(exchange.now, {**exchange.counts, "rounds": 1, f"g/{exchange.node}": float(sum(stored))})
         return self._answer(exchange, stored)
 
     async def snapshot(self, now: float, want: int) -> tuple[bytes, ...]:
@@ -165,7 +177,6 @@ class SQLiteStore(SQLiteRegistry):
         statements.append(
             ("INSERT OR REPLACE INTO rounds VALUES (?,?,?)", (exchange.round_id, exchange.now, bytes(result)))
         )
-        self._count(exchange.now, {**exchange.counts, "rounds": 1, f"g/{exchange.node}": float(sum(result))})
         return result
 
     def _undo(self, exchange: Exchange, first: bool, added: list[int]) -> None:
@@ -208,13 +219,15 @@ class SQLiteStore(SQLiteRegistry):
         """Forget what is past its time."""
         statements: list[Statement] = [("DELETE FROM groups WHERE key=?", (key,)) for key in self._pool.expire(now)]
         minute = int(now) // MINUTE
-        if minute > self._pruned:
-            self._pruned = minute
+        if minute != self._pruned:
+            self._pruned, edge = minute, self._counters.prune(now)
             self._receipts = {
-                node: who for node, who in self._receipts.items() if now - self._counters.seen.get(node, 0.0) < 3600
+                node: who
+                for node, who in self._receipts.items()
+                if abs(now - self._counters.seen.get(node, 0.0)) < 3600
             }
             statements += [
-                ("DELETE FROM minutes WHERE minute<=?", (self._counters.prune(now),)),
+                ("DELETE FROM minutes WHERE minute<=? OR minute>?", (edge, edge + WINDOW_MINUTES + 1)),
                 ("DELETE FROM nonces WHERE at<?", (now - self.limits.nonces_kept_s,)),
                 ("DELETE FROM rounds WHERE at<?", (now - self.limits.rounds_kept_s,)),
             ]

@@ -183,7 +183,7 @@ class SQLiteRegistry:
     def _seen(self, node: str, now: float) -> list[Statement]:
         """The member exchanges now: what keeps that, where it is time to."""
         member = self._members.get(node)
-        if member is None or now - member.seen < SEEN_EVERY_S:
+        if member is None or abs(now - member.seen) < SEEN_EVERY_S:
             return []
         self._members[node] = seen = msgspec.structs.replace(member, seen=now)
         return [_member_row(seen)]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 import os
 import queue
 import sqlite3
@@ -20,6 +22,7 @@ from sapo_swarm.coordinator.store.base import StoreFormat, StoreUnavailable
 from sapo_swarm.protocol.task_offer import TaskUpload
 from sapo_swarm.types import UNREADABLE
 
+log = logging.getLogger("sapo.coordinator")
 Statement = tuple[str, tuple[Any, ...]]
 
 SCHEMA_VERSION = 1
@@ -141,6 +144,7 @@ class Writer:
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="store-writer", daemon=True)
         self._unsynced = False
+        self._told = False
 
     def start(self) -> None:
         """Begin to take jobs."""
@@ -153,6 +157,8 @@ class Writer:
 
     async def write(self, statements: list[Statement], durable: bool = False) -> None:
         """Returns after the commit (durable: after an fsync). Raises StoreUnavailable; then nothing was kept."""
+        if not self._thread.is_alive():
+            raise StoreUnavailable("The store's writer has ended: start the coordinator again.")
         done: asyncio.Future[None] = self._loop.create_future()
         self._jobs.put(_Job(statements, durable, done))
         await done
@@ -183,28 +189,36 @@ class Writer:
         statements = [statement for job in jobs for statement in job.statements]
         if not statements:
             return None
+        durable = any(job.durable for job in jobs)
         try:
+            # FULL: the fsync is part of the commit. One that fails undoes it, so the file never holds what was refused.
+            self._connection.execute(f"PRAGMA synchronous={'FULL' if durable else 'NORMAL'}")
             self._connection.execute("BEGIN")
             for sql, parameters in by_kind(statements):
                 self._connection.executemany(sql, parameters)
             self._connection.execute("COMMIT")
-            self._unsynced = True
-            if any(job.durable for job in jobs):
-                self._sync()
-        except (sqlite3.Error, OSError) as error:
-            if self._connection.in_transaction:
-                self._connection.execute("ROLLBACK")
+            self._unsynced = not durable
+        except Exception as error:  # whatever it is: these jobs failed, and the thread goes on
+            with contextlib.suppress(sqlite3.Error):
+                if self._connection.in_transaction:
+                    self._connection.execute("ROLLBACK")
             return StoreUnavailable(f"The store cannot be written: {error}.")
         return None
 
     def _sync(self) -> None:
-        """fsync the write-ahead log. (Closing this descriptor drops no SQLite lock: those are on the database.)"""
-        handle = os.open(self._wal, os.O_RDWR)
+        """fsync the write-ahead log, or leave it to the next time. (Closing this descriptor drops no SQLite lock: those are on
+        the database.)"""
         try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-        self._unsynced = False
+            handle = os.open(self._wal, os.O_RDWR)
+            try:
+                os.fsync(handle)
+            finally:
+                os.close(handle)
+            self._unsynced = self._told = False
+        except OSError as error:
+            if not self._told:
+                log.warning("What the store wrote may not survive a power cut, it tries again every second: %s", error)
+            self._told = True
 
 
 def by_kind(statements: list[Statement]) -> list[tuple[str, list[tuple[Any, ...]]]]:

@@ -174,20 +174,24 @@ class SwarmExchange:
     async def _talk(self) -> None:
         while True:
             await self._woken.wait()
-            if not await self._held():
-                await self._bridge()
-                await self.sleep(self.client.wait_s)
-            self._woken.clear()
-            outbox, self._outbox = self._outbox, None
-            if outbox is None:
-                continue
             try:
-                if not await self._held():
-                    await self._exchange_once(*outbox)
+                await self._upload()
             except Exception:  # the swarm must never end the talk with the swarm: the next round tries again
                 log.exception("an exchange failed")
             if self._outbox is None:
                 self._idle.set()
+
+    async def _upload(self) -> None:
+        """Send what was handed over, when it is time to."""
+        try:
+            if not await self._held():
+                await self._bridge()
+                await self.sleep(self.client.wait_s)
+        finally:
+            self._woken.clear()
+            outbox, self._outbox = self._outbox, None
+        if outbox is not None and not await self._held():
+            await self._exchange_once(*outbox)
 
     async def _held(self) -> bool:
         """Whether the day's data are used up: what is handed over is dropped then, and the pool serves as long as it lasts."""
@@ -201,8 +205,11 @@ class SwarmExchange:
         """In a swarm so large that the next upload is far: take groups from its snapshots until it is near."""
         while self.client.wait_s > BRIDGE_S and not self.client.failures and self._outbox is not None:
             want = self.want(self._outbox[2]) if self._taking else 0
-            if want and not await self._held():
-                await self._take(await self._snapshots.sample(want))
+            try:
+                if want and not await self._held():
+                    await self._take(await self._snapshots.sample(want))
+            except Exception:  # what cannot be judged keeps no upload back
+                log.exception("groups of a snapshot were not taken")
             await self.sleep(min(BRIDGE_S, self.client.wait_s))
 
     async def settled(self) -> None:
