@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 import re
+from importlib import import_module
 from pathlib import Path
 
 import pytest
+from tests.benchmarks.shapes import SHAPES, write_model
 
+from sapo_backends.checkpoints.gguf.writer import write_gguf
 from sapo_backends.checkpoints.locate import bundled
+from sapo_backends.checkpoints.tokenizer import HfTokenizer
 from sapo_desktop.services.models.exports.card import Record, card, licence_of
 from sapo_desktop.services.models.exports.foreign import PACKAGES, read
 from sapo_desktop.services.models.exports.formats import FORMATS, Plan
 from sapo_desktop.services.models.exports.history import record_of
-from sapo_desktop.services.models.exports.job import Missing, Read
+from sapo_desktop.services.models.exports.job import Answered, Missing, Read
 from sapo_desktop.services.models.exports.modelfile import modelfile
 from sapo_desktop.services.models.exports.report import LIBRARIES, compare
 from sapo_desktop.services.models.exports.usage import usage
@@ -185,3 +189,23 @@ def test_a_record_is_what_the_journal_says_up_to_the_exported_round(tmp_path: Pa
     assert record.base_held_out is not None
     assert record.base_held_out.pass_at_1 == 0.3
     assert record_of("mine", RunConfig(model="gone/away"), tmp_path / "none.db", 0).licence == "unknown"
+
+
+def test_llama_cpp_reads_the_first_token_that_a_chat_template_asks_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under the name that the GGUF file has for it, as its users do."""
+    pytest.importorskip("llama_cpp", reason="the llamacpp engine is not installed")
+    native = import_module("llama_cpp.llama_cpp")
+    monkeypatch.setattr(native, "llama_model_default_params", native.llama_model_default_params)  # put back afterwards
+    (tmp_path / "model").mkdir()
+    folder = write_model(tmp_path / "model", SHAPES["tiny"], architecture="llama")
+    settings = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+    settings |= {"bos_token": "<|im_start|>", "chat_template": "{{ bos_token }}{{ messages[0].content }}"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
+    write_gguf(folder, tmp_path / "model.gguf", "F32")
+    chat = [{"role": "user", "content": "1+1?"}]
+    job = Read(library="llama_cpp", path=str(tmp_path / "model.gguf"), base="", chats=[chat], tokens=1)
+    found = read(job, lambda fraction, phrase: None)
+    assert isinstance(found, Answered)
+    assert [prompt for prompt, _ in found.answers] == [HfTokenizer(folder).encode_chat(chat)]

@@ -119,7 +119,9 @@ def _llama_cpp(job: Read) -> Iterator[Answer]:
     _without_repacking()
     model = llama_cpp.Llama(job.path, n_ctx=0, verbose=False)
     vocabulary = llama_cpp.llama_model_get_vocab(model.model)
-    chat_text = Jinja2ChatFormatter(model.metadata["tokenizer.chat_template"], eos_token="", bos_token="")
+    first = model.token_bos()
+    bos = llama_cpp.llama_vocab_get_text(vocabulary, first).decode() if first >= 0 else ""
+    chat_text = Jinja2ChatFormatter(model.metadata["tokenizer.chat_template"], eos_token="", bos_token=bos)
     for chat in job.chats:
         text = chat_text(messages=chat, enable_thinking=False).prompt
         prompt = model.tokenize(text.encode(), add_bos=False, special=True)
