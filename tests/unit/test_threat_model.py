@@ -13,7 +13,7 @@ from sapo_desktop.services.swarms import trial
 from sapo_swarm.coordinator.domain.records import invite_share
 from sapo_swarm.coordinator.settings import CoordinatorSettings
 from sapo_swarm.node.evaluation import held_out_exclusion
-from sapo_swarm.node.swarm import swarm_exchange
+from sapo_swarm.node.swarm import likelihood, swarm_exchange
 from sapo_swarm.protocol import task_offer, transport
 from sapo_swarm.protocol.directory import signed_list
 from sapo_swarm.protocol.drift import phrases
@@ -37,7 +37,10 @@ FACTS = [
     f"behind it at most {WORDS[answer_format.TAIL]} spaces",
     f"of the newest {phrases.WINDOW} groups {WORDS[phrases.LIMIT]} may teach a phrase",
     f"in over {phrases.DRIFT:.0%} of its attempts".replace("%", " %"),
-    f"the first {phrases.BASE_LOCAL} attempts count as its own",
+    f"in the first {phrases.BASE_LOCAL} attempts that are read here ({phrases.LOCAL_A_ROUND} a round at most) counts as its own",
+    f"during the first {phrases.MIN_LOCAL} of them no phrase is refused",
+    f"own texts of more than {2 * phrases.LONGEST:,} characters",
+    f"of {WORDS[likelihood.PROBED]} of these texts at most, chosen at random",
     f"Each memory of phrases holds {phrases.REMEMBERED:,}",
     f"written once {'a minute' if swarm_exchange.PHRASES_S == 60 else swarm_exchange.PHRASES_S}",
     f"the first {held_out_exclusion.EXCLUDED_PER_TASK} held-out questions of a task, {held_out_exclusion.IN_ALL:,} over all",

@@ -272,7 +272,7 @@ class Receiver:
             return ""
         if self.likelihood is not None and await self.likelihood(question, taught) < self.rules.logprob_floor:
             return "logprob"
-        return "" if self.phrases.allows(taught, question.prompt) else "phrase"
+        return "" if self.phrases.allows(taught, question) else "phrase"
 
 
 def _remember(values: OrderedDict[str, None], value: str) -> None:
