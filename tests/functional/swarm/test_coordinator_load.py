@@ -10,10 +10,11 @@ import pytest
 from tests.support.hosted_swarm import hosted, make
 
 from sapo_swarm.coordinator.host import Hosted
+from sapo_swarm.coordinator.http import admission
 from sapo_swarm.coordinator.http.admission import UNREAD_PER_NETWORK
 from sapo_swarm.protocol.client import NodeClient, Refused
 from sapo_swarm.protocol.identity import Identity
-from sapo_swarm.protocol.wire import MEDIA_TYPE
+from sapo_swarm.protocol.wire import MAX_BODY, MEDIA_TYPE
 
 __all__ = ["hosted", "make"]
 
@@ -64,6 +65,35 @@ async def test_bodies_under_way_take_nobodys_place_and_have_a_budget_for_each_ne
     async with NodeClient(hosted.invite, Identity.generate()) as client:
         await client.join()
     for _, writer in writers:
+        writer.close()
+
+
+async def test_slow_bodies_of_strangers_keep_no_member_from_its_rounds(
+    make: Callable[..., object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that are read before it is known who sends them have a budget apart; leaving reads none."""
+    monkeypatch.setattr(admission, "UNREAD_BYTES_OF_STRANGERS", 20_000)
+    monkeypatch.setattr(admission, "UNREAD_BYTES", MAX_BODY)
+    hosted: Hosted = await make(trust_proxy=True, body_s=60.0)  # type: ignore[misc]
+    head = "POST {} HTTP/1.1\r\nHost: x\r\nSapo-Proto: 1\r\nX-Forwarded-For: {}\r\nContent-Length: 16000\r\n\r\na"
+
+    async def slow(path: str, address: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        reader, writer = await asyncio.open_connection("127.0.0.1", hosted.port)
+        writer.write(head.format(path, address).encode())
+        return reader, writer
+
+    async with NodeClient(hosted.invite, Identity.generate()) as client:
+        await client.join()
+        first, second = await slow("/v1/join", "2001:db8:1::1"), await slow("/v1/join", "2001:db8:2::1")
+        ends = [asyncio.ensure_future(reader.readline()) for reader, _ in (first, second)]
+        done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        assert done.pop().result().split()[1] == b"503", "the budget of strangers is full"
+        leaving = await slow("/v1/leave", "2001:db8:3::1")
+        assert (await asyncio.wait_for(leaving[0].readline(), 10)).split()[1] == b"413"
+        assert (await client.exchange([], 0)).connected
+    for end in ends:
+        end.cancel()
+    for _, writer in (first, second, leaving):
         writer.close()
 
 
