@@ -12,6 +12,7 @@ from sapo_desktop.services.models.endpoint import answering, server
 from sapo_desktop.services.swarms import trial
 from sapo_swarm.coordinator.domain.records import invite_share
 from sapo_swarm.coordinator.settings import CoordinatorSettings
+from sapo_swarm.node.control import few_connections
 from sapo_swarm.node.evaluation import held_out_exclusion
 from sapo_swarm.node.swarm import likelihood, swarm_exchange
 from sapo_swarm.protocol import task_offer, transport
@@ -33,6 +34,8 @@ FACTS = [
     f"{MAX_COMPLETION_BYTES // 1024} KB a text",
     f"longer than {'a second' if worker.DEADLINE_S == 1 else worker.DEADLINE_S} of a processor",
     f"bodies of {server.LARGEST_BODY // 2**20} MB and {WORDS[round(server.BODY_S)]} seconds; {answering.WAITING} requests",
+    f"{few_connections.MOST} connections, each idle for {'a minute' if few_connections.IDLE_S == 60 else few_connections.IDLE_S}",
+    f"{few_connections.MOST} connections, of which those without the token give way first",
     f"{WORDS[transport.INTERIM_ANSWERS]} interim answers at most",
     f"behind it at most {WORDS[answer_format.TAIL]} spaces",
     f"of the newest {phrases.WINDOW} groups {WORDS[phrases.LIMIT]} may teach a phrase",
