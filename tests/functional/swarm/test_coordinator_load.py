@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from pathlib import Path
 
 import aiohttp
 import pytest
-from tests.support.hosted_swarm import hosted, make
+from tests.support.hosted_swarm import groups_of, hosted, make
 
 from sapo_swarm.coordinator.host import Hosted
 from sapo_swarm.coordinator.http import admission
 from sapo_swarm.coordinator.http.admission import UNREAD_PER_NETWORK
+from sapo_swarm.coordinator.server import STATS_ROWS
 from sapo_swarm.protocol.client import NodeClient, Refused
 from sapo_swarm.protocol.identity import Identity
 from sapo_swarm.protocol.wire import MAX_BODY, MEDIA_TYPE
@@ -105,6 +107,28 @@ async def test_a_large_body_is_read_only_once_it_is_known_who_sends_it(hosted: H
     assert (await asyncio.wait_for(reader.readline(), 10)).split()[1] == b"401"
     assert hosted.coordinator.metrics.bytes_in == 0
     writer.close()
+
+
+async def test_whoever_reaches_the_port_sees_who_shares_without_a_page_too(make: Callable[..., object]) -> None:
+    """docs/privacy.md says so; nothing of it needs an invite."""
+    hosted: Hosted = await make(page=False, tasks=("basic_arithmetic",))  # type: ignore[misc]
+    node = Identity.generate()
+    async with NodeClient(hosted.invite, node) as client:
+        await client.join("Ada", "starter")
+        assert (await client.exchange(groups_of(node, hosted.invite.swarm, 1), 0)).accepted
+    async with aiohttp.ClientSession(hosted.url, headers={"Sapo-Proto": "1"}) as anybody:
+        async with anybody.get("/") as page:
+            assert page.status == 404
+        async with anybody.get("/v1/leaderboard") as answer:
+            (row,) = (await answer.json())["nodes"]
+        async with anybody.get("/v1/swarm") as answer:
+            swarm = await answer.json()
+    assert (row["node"], row["name"], row["model"]) == (node.node, "Ada", "starter")
+    assert {"groups", "uptake", "seen_s"} <= set(row)
+    assert swarm["tasks"] == ["basic_arithmetic"]
+    privacy = " ".join((Path(__file__).parents[3] / "docs/privacy.md").read_text("utf-8").split())
+    assert "sees, without an invite, the name, id and model label of the hundred nodes" in privacy
+    assert STATS_ROWS == 100
 
 
 async def test_networks_are_limited_as_a_whole(make: Callable[..., object]) -> None:
