@@ -89,7 +89,7 @@ class Attack:
         texts = [rollout.text for group in local for rollout in group.rollouts]
         self.planted.append(sum(PHRASE in text for text in texts) / len(texts))
         if self.walls:
-            self.receiver.phrases.observe_local((r.text, g.question.prompt) for g in local for r in g.rollouts)
+            self.receiver.phrases.observe_local((r.text, g.question) for g in local for r in g.rollouts)
         sample = self._groups(round_number)
         found = await self.receiver.receive(sample, time.time())
         self.alarm = self.receiver.phrases.alarm or self.alarm

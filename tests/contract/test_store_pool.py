@@ -103,6 +103,18 @@ async def test_one_invite_gets_no_more_than_half_of_a_sample_while_there_are_oth
     assert all(len(numbers) == 6 for numbers in seen)
 
 
+async def test_two_invites_with_enough_groups_share_every_sample(store: Store) -> None:
+    """Five nodes each of four groups, three of which the reader has: three and three of six."""
+    for number in range(10):
+        for group in range(10 * number, 10 * number + 4):
+            one = msgspec.structs.replace(entry(f"n{number}", group), invite=("a" if number < 5 else "b") * 64)
+            await store.exchange(round_of(f"n{number}", [], entries=(one,)))
+    have = frozenset(entry("", 10 * number + known).id for number in range(10) for known in range(3))
+    for _ in range(40):
+        numbers = drawn(await store.exchange(round_of("reader", [], want=6, have=have)))
+        assert sum(number < 50 for number in numbers) == 3, numbers
+
+
 async def test_where_all_came_by_one_invite_not_every_sample_looks_for_another(redis_url: str) -> None:
     """A look reads up to eight times as many slots. The first one finds out; a member of another invite is met later."""
     store = RedisStore(redis_url, PoolLimits(), random.Random(1), secrets.token_hex(4))

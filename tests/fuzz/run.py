@@ -36,7 +36,7 @@ from sapo_swarm.protocol.wire import (
     unpack,
     unpack_json,
 )
-from sapo_swarm.scoring.answer_format import after_reasoning, written_answer
+from sapo_swarm.scoring.answer_format import after_reasoning, before_answer, written_answer
 from sapo_swarm.tasks.prompts import extract_answer
 
 HERE = Path(__file__).resolve().parent
@@ -57,6 +57,7 @@ def _answered(data: bytes) -> None:
     text = _text(data)
     for answer_format in ("tags", "boxed", "last_line", "json"):
         written_answer(answer_format, after_reasoning(text))
+        before_answer(answer_format, text)
     extract_answer(text)
     phrases(text, text[:100])
 

@@ -12,8 +12,9 @@ from sapo_desktop.services.models.endpoint import answering, server
 from sapo_desktop.services.swarms import trial
 from sapo_swarm.coordinator.domain.records import invite_share
 from sapo_swarm.coordinator.settings import CoordinatorSettings
+from sapo_swarm.node.control import few_connections
 from sapo_swarm.node.evaluation import held_out_exclusion
-from sapo_swarm.node.swarm import swarm_exchange
+from sapo_swarm.node.swarm import likelihood, swarm_exchange
 from sapo_swarm.protocol import task_offer, transport
 from sapo_swarm.protocol.directory import signed_list
 from sapo_swarm.protocol.drift import phrases
@@ -34,11 +35,16 @@ FACTS = [
     f"{MAX_COMPLETION_BYTES // 1024} KB a text",
     f"longer than {'a second' if worker.DEADLINE_S == 1 else worker.DEADLINE_S} of a processor",
     f"bodies of {server.LARGEST_BODY // 2**20} MB and {WORDS[round(server.BODY_S)]} seconds; {answering.WAITING} requests",
+    f"{few_connections.MOST} connections, each idle for {'a minute' if few_connections.IDLE_S == 60 else few_connections.IDLE_S}",
+    f"{few_connections.MOST} connections, of which those without the token give way first",
     f"{WORDS[transport.INTERIM_ANSWERS]} interim answers at most",
     f"behind it at most {WORDS[answer_format.TAIL]} spaces",
     f"of the newest {phrases.WINDOW} groups {WORDS[phrases.LIMIT]} may teach a phrase",
     f"in over {phrases.DRIFT:.0%} of its attempts".replace("%", " %"),
-    f"the first {phrases.BASE_LOCAL} attempts count as its own",
+    f"in the first {phrases.BASE_LOCAL} attempts that are read here ({phrases.LOCAL_A_ROUND} a round at most) counts as its own",
+    f"during the first {phrases.MIN_LOCAL} of them no phrase is refused",
+    f"own texts of more than {2 * phrases.LONGEST:,} characters",
+    f"of {WORDS[likelihood.PROBED]} of these texts at most, chosen at random",
     f"Each memory of phrases holds {phrases.REMEMBERED:,}",
     f"written once {'a minute' if swarm_exchange.PHRASES_S == 60 else swarm_exchange.PHRASES_S}",
     f"the first {held_out_exclusion.EXCLUDED_PER_TASK} held-out questions of a task, {held_out_exclusion.IN_ALL:,} over all",

@@ -2,7 +2,8 @@
 
 Order of a signed request: protocol, rate of the address, room (in flight), membership, clock, signature, rate of the node,
 body within time and size, nonce. A round's path names the digest of its body, which is what is signed: it is known who
-sends a large body before it is read. Only what passed all of it counts against a node.
+sends a large body before it is read. Leaving has no body; a join's has a small budget apart. Only what passed all of it counts
+against a node.
 """
 
 from __future__ import annotations
@@ -197,7 +198,7 @@ class Coordinator:
         """POST /v1/join: admit the signing key by its invite. Raises Refusal."""
         check_protocol(request)
         self.admission.join(request)
-        body = await self._body(request)
+        body = await self._body(request, MAX_JSON, member=False)
         signed = read_signature(request)
         join = parsed(unpack_json, body, JoinRequest)
         key, now = bytes.fromhex(join.key), self.clock()
@@ -230,7 +231,7 @@ class Coordinator:
         check_announced(request, MAX_BODY)
         round_id = request.match_info["id"]
         signed, member = await self.authenticated(request, round_id)
-        body = await self._body(request, MAX_BODY)
+        body = await self._body(request, MAX_BODY, member=True)
         self.metrics.bytes_in += len(body)
         if round_id != digest(body):
             raise Refusal("body_mismatch", "The path must name the SHA-256 of the body.")
@@ -244,9 +245,9 @@ class Coordinator:
         reply = self.rounds.reply(reasons, done, rounds_per_s(await self.stats(), self.clock()))
         return web.Response(body=reply, content_type=MEDIA_TYPE)
 
-    async def _body(self, request: web.Request, limit: int = MAX_JSON) -> bytes:
+    async def _body(self, request: web.Request, limit: int, member: bool) -> bytes:
         """The body. A request whose body is under way is not being served: it must not take the place of others."""
-        with self.admission.reading(request, limit):
+        with self.admission.reading(request, limit, member):
             self.metrics.in_flight -= 1
             try:
                 return await read_body(request, self.settings.body_s, limit)
@@ -261,8 +262,8 @@ class Coordinator:
     async def post_leave(self, request: web.Request) -> web.Response:
         """POST /v1/leave: take the node's groups out of the pool. Raises Refusal."""
         check_protocol(request)
-        body = await self._body(request)
-        signed, _ = await self.authenticated(request, body)
+        check_announced(request, 0)
+        signed, _ = await self.authenticated(request, b"")
         if not await self.store.use_nonce(signed.nonce, self.clock()):
             raise Refusal("replayed", "This request was seen before.")
         await self.store.leave(signed.node)

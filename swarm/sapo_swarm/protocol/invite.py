@@ -12,6 +12,7 @@ import hashlib
 import ipaddress
 import re
 import secrets
+import socket
 from dataclasses import dataclass, replace
 from urllib.parse import parse_qsl, urlsplit
 
@@ -65,6 +66,23 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host.split("%")[0]).is_loopback
     except ValueError:
         return False
+
+
+def means_this_machine(host: str) -> bool:
+    """True for every way to write loopback, or no address at all, that a system's resolver takes without asking anybody."""
+    name = host.split("%")[0].rstrip(".").lower()
+    if name == "localhost" or name.endswith((".localhost", "localhost.localdomain", "-localhost", "-loopback")):
+        return True
+    try:
+        address = ipaddress.ip_address(name)
+    except ValueError:
+        try:
+            address = ipaddress.ip_address(socket.inet_aton(name))
+        except OSError:
+            return False
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped:
+        address = address.ipv4_mapped
+    return address.is_loopback or address.is_unspecified
 
 
 def parse_invite(text: str) -> Invite:

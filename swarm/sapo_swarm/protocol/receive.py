@@ -78,25 +78,22 @@ class Verdict(Protocol):
 
 
 class GroupScorer(Protocol):
-    """The part of scoring.Scorer that is used: failures come back as other objects, in their place."""
+    """The part of scoring.Scorer that is used: failures come back as other objects, in their place. spent: gets the seconds."""
 
-    async def questions(self, refs: Sequence[TaskRef]) -> Sequence[object]:
+    async def questions(self, refs: Sequence[TaskRef], spent: list[float] | None = None) -> Sequence[object]:
         """A Question for each reference, or something else where there is none."""
         ...
 
     async def score_many(
-        self, groups: Sequence[tuple[TaskRef, Sequence[str]]], rule: RewardRule = STRICT
+        self, groups: Jobs, rule: RewardRule = STRICT, spent: list[float] | None = None
     ) -> Sequence[object]:
         """A Verdict for each group, or something else where scoring failed."""
-        ...
-
-    def seconds(self, ref: TaskRef) -> float:
-        """Processor seconds that the reference cost."""
         ...
 
 
 Likelihood = Callable[[Question, Sequence[str]], Awaitable[float]]
 """Log-probability a token, under the node's own policy, of the least likely stretch of the texts."""
+Jobs = Sequence[tuple[TaskRef, Sequence[str]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,10 +153,11 @@ class Receiver:
                 sources.add(body.node)
                 bodies.append(body)
         affordable = self._affordable(bodies)
-        groups = await self._scored(await self._regenerated(affordable))
+        cost: dict[str, float] = {}
+        groups = await self._scored(await self._regenerated(affordable, cost), cost)
         useful = {group.node for group in groups}
         for body in affordable:
-            self.quota.spent(body.node, self.scorer.seconds(body.ref), body.node in useful, self.clock())
+            self.quota.spent(body.node, cost[body.node], body.node in useful, self.clock())
         self.accepted += len(groups)
         return groups
 
@@ -230,9 +228,11 @@ class Receiver:
         ordered = sorted(self._local_bytes)
         return max(64.0, self.rules.length_factor * ordered[int(0.95 * (len(ordered) - 1))])
 
-    async def _regenerated(self, bodies: list[GroupBody]) -> list[tuple[GroupBody, Question]]:
-        """Bodies with the questions that their coordinates give here, prompt hashes compared."""
-        questions = await self.scorer.questions([body.ref for body in bodies]) if bodies else []
+    async def _regenerated(self, bodies: list[GroupBody], cost: dict[str, float]) -> list[tuple[GroupBody, Question]]:
+        """Bodies with the questions that their coordinates give here, prompt hashes compared. cost: seconds by source."""
+        spent: list[float] = []
+        questions = await self.scorer.questions([body.ref for body in bodies], spent) if bodies else []
+        cost |= {body.node: seconds for body, seconds in zip(bodies, spent, strict=True)}
         out: list[tuple[GroupBody, Question]] = []
         for body, question in zip(bodies, questions, strict=True):
             if not isinstance(question, Question):
@@ -247,9 +247,12 @@ class Receiver:
                 out.append((body, question))
         return out
 
-    async def _scored(self, found: list[tuple[GroupBody, Question]]) -> list[Group]:
+    async def _scored(self, found: list[tuple[GroupBody, Question]], cost: dict[str, float]) -> list[Group]:
         jobs = [(body.ref, [completion.text for completion in body.completions]) for body, _ in found]
-        verdicts = await self.scorer.score_many(jobs, self.rules.rule) if jobs else []
+        spent: list[float] = []
+        verdicts = await self.scorer.score_many(jobs, self.rules.rule, spent) if jobs else []
+        for (body, _), seconds in zip(found, spent, strict=True):
+            cost[body.node] += seconds
         groups: list[Group] = []
         for (body, question), verdict in zip(found, verdicts, strict=True):
             if not isinstance(verdict, Verdict) or len(verdict.rewards) != len(body.completions):
@@ -263,16 +266,15 @@ class Receiver:
         return groups
 
     async def _unfit(self, question: Question, taught: Sequence[str]) -> str:
-        """Why this policy is not to be taught these texts: far longer than anything it writes (reading that alone takes the
-        engine seconds), nothing that it could have written, or a phrase that it never wrote and that many groups bring.
-        "" for none of these."""
+        """Why this policy is not to be taught these texts: far longer than what it writes (reading that takes the engine
+        seconds), too unlikely, or with a phrase that it never wrote and that many groups bring. "" for none of these."""
         if max((len(text.encode()) for text in taught), default=0) > TAUGHT_BANDS * self.band:
             return "length"
         if not taught:
             return ""
         if self.likelihood is not None and await self.likelihood(question, taught) < self.rules.logprob_floor:
             return "logprob"
-        return "" if self.phrases.allows(taught, question.prompt) else "phrase"
+        return "" if self.phrases.allows(taught, question) else "phrase"
 
 
 def _remember(values: OrderedDict[str, None], value: str) -> None:

@@ -10,7 +10,7 @@ import json
 from sapo_swarm.tasks.prompts import extract_answer
 from sapo_swarm.types import AnswerFormat
 
-CLOSING, BOX, THOUGHT = "</answer>", "\\boxed{", "</think>"
+OPENING, CLOSING, BOX, THOUGHT = "<answer>", "</answer>", "\\boxed{", "</think>"
 TAIL = 8
 """Characters that may follow an answer: spaces and line breaks, which some models end every answer with, and what closes the
 formula or sentence around a box."""
@@ -34,6 +34,17 @@ def written_answer(answer_format: AnswerFormat, text: str) -> str | None:
         return _json(text)
     whole = text.rstrip()
     return whole.splitlines()[-1].strip() if whole and _ends(text[len(whole) :]) else None
+
+
+def before_answer(answer_format: AnswerFormat, text: str) -> str:
+    """What stands before the answer that is judged; the whole text where it does not end with one."""
+    after = after_reasoning(text)
+    if written_answer(answer_format, after) is None:
+        return text
+    if answer_format == "last_line":
+        line = after.rstrip().splitlines()[-1]
+        return text.rstrip().removesuffix(line)
+    return text[: text.rfind({"tags": OPENING, "boxed": BOX, "json": "{"}[answer_format])]
 
 
 def _ends(tail: str, also: str = "") -> bool:

@@ -59,7 +59,7 @@ V = TypeVar("V")
 MAX_TURN = 2**16
 """Characters of a model's turn that an environment gets to see."""
 REMEMBERED = 4096
-"""References whose cost, or whose uselessness, is remembered."""
+"""References whose uselessness is remembered."""
 
 
 class ScoringFailed(Exception):
@@ -97,7 +97,6 @@ class Scorer:
         self._pending: list[tuple[Sequence[Job], asyncio.Future[list[Reply]]]] = []
         self._runner: asyncio.Task[None] | None = None
         self._warm: asyncio.Future[None] | None = None
-        self._seconds: OrderedDict[TaskRef, float] = OrderedDict()
         self._hopeless: OrderedDict[TaskRef, Reply] = OrderedDict()
         self._tools: dict[str, tuple[dict[str, Any], ...]] = {}
 
@@ -120,9 +119,12 @@ class Scorer:
         await asyncio.get_running_loop().run_in_executor(self._thread, self.worker.start)
         return self.worker.hello.limits, self.worker.hello.missing
 
-    async def questions(self, refs: Sequence[TaskRef]) -> list[Question | Unanswerable]:
-        """Regenerate questions, in order. Raises ScorerUnavailable."""
+    async def questions(
+        self, refs: Sequence[TaskRef], spent: list[float] | None = None
+    ) -> list[Question | Unanswerable]:
+        """Regenerate questions, in order. spent: gets the processor seconds of each. Raises ScorerUnavailable."""
         replies = await self._submit([Job(ref) for ref in refs])
+        _tell(spent, replies)
         return [_question(ref, reply) for ref, reply in zip(refs, replies, strict=True)]
 
     async def truth(self, question: Question) -> str:
@@ -141,12 +143,17 @@ class Scorer:
         return result
 
     async def score_many(
-        self, groups: Sequence[tuple[TaskRef, Sequence[str]]], rule: RewardRule = STRICT
+        self,
+        groups: Sequence[tuple[TaskRef, Sequence[str]]],
+        rule: RewardRule = STRICT,
+        spent: list[float] | None = None,
     ) -> list[Scored | ScoringFailed]:
-        """Score many groups in one round-trip; a failed group is its ScoringFailed. Raises ScorerUnavailable."""
+        """Score many groups in one round-trip; a failed group is its ScoringFailed. spent: see questions. Raises
+        ScorerUnavailable."""
         rule = msgspec.structs.replace(rule, answer_format=self.answer_format)
         jobs = [Job(ref, tuple(map(cap, texts)), rule) for ref, texts in groups]
         replies = await self._submit(jobs)
+        _tell(spent, replies)
         return [_scored(job.ref, reply) for job, reply in zip(jobs, replies, strict=True)]
 
     async def score_local(
@@ -204,10 +211,6 @@ class Scorer:
         """The tools of the environment that a question comes from, as JSON Schema; known once it was asked for."""
         return self._tools.get(ref.generator, ())
 
-    def seconds(self, ref: TaskRef) -> float:
-        """Processor seconds that this reference's jobs took lately, 0 where that is forgotten."""
-        return self._seconds.get(ref, 0.0)
-
     async def _submit(self, jobs: Sequence[Job]) -> list[Reply]:
         """One reply a job. A question known to take more than a job may have is not generated again."""
         known = [self._hopeless.get(job.ref) for job in jobs]
@@ -223,7 +226,6 @@ class Scorer:
             self._runner = loop.create_task(self._drain())
         replies = await future
         for job, reply in zip(jobs, replies, strict=True):
-            _remember(self._seconds, job.ref, self.seconds(job.ref) + reply.seconds)
             if reply.tools:
                 self._tools[job.ref.generator] = tuple(msgspec.json.decode(reply.tools))
             if reply.costly and reply.stage == "generate":
@@ -259,6 +261,11 @@ def _remember(values: OrderedDict[TaskRef, V], ref: TaskRef, value: V) -> None:
     values[ref] = value
     while len(values) > REMEMBERED:
         values.popitem(last=False)
+
+
+def _tell(spent: list[float] | None, replies: Sequence[Reply]) -> None:
+    if spent is not None:
+        spent.extend(reply.seconds for reply in replies)
 
 
 def _question(ref: TaskRef, reply: Reply) -> Question | Unanswerable:

@@ -26,6 +26,7 @@ from sapo_backends.fake import FakeEngine
 from sapo_desktop.errors import AppError
 from sapo_desktop.services.models.endpoint import Answering, Endpoint, read_or_make
 from sapo_desktop.services.models.endpoint.answering import FIRST_PIECE, WAITING
+from sapo_swarm.node.control.few_connections import MOST
 from sapo_swarm.node.engine_thread import EngineHost
 
 TOKEN = "a-token-of-the-tests-and-of-nobody-else"
@@ -213,6 +214,17 @@ async def test_a_client_that_leaves_gives_the_engine_back(stream: bool) -> None:
         leaving.cancel()
         engine.began.clear()
         assert (await client.chat(max_tokens=1))[0] == 200
+
+
+async def test_silent_connections_of_anybody_give_way_to_those_with_the_token() -> None:
+    async with served(model="fake:0.25") as client, asyncio.timeout(60):
+        asked = asyncio.ensure_future(client.chat(temperature=2, max_tokens=4))
+        port = int(client.url.split(":")[2].split("/")[0])
+        silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3 * MOST)]
+        assert [await reader.read() for reader, _ in silent[:MOST]] == [b""] * MOST
+        assert (await asked)[0] == 200
+        for _, writer in silent:
+            writer.close()
 
 
 async def test_a_full_queue_is_said_at_once() -> None:

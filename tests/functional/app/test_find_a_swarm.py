@@ -111,7 +111,7 @@ async def test_a_swarm_is_found_tried_and_stayed_in(
             await until(pilot, lambda: app.state.run is not None and not app.state.run.trial)
             assert app.state.run is not None
             assert (app.state.run.mode, app.state.run.external_groups) == ("swarm", 8)
-            assert not (home.config / "trial").exists()
+            assert trial.find(home.invite, parse_invite(invite).swarm) is None
             await until(pilot, lambda: "stay" not in str(app.screen.query_one(KeyBar).render()))
     started = [event for event in journal(home.config) if isinstance(event, RunStarted)]
     assert [bool(event.trial) for event in started] == [False, True, True, False]

@@ -17,6 +17,7 @@ import psutil
 import pytest
 from tests.support.node_process import FAKE, calm, environment, sapo
 
+from sapo_swarm.node.control.few_connections import MOST
 from sapo_swarm.node.storage.journal import read_only
 from sapo_swarm.prometheus import Page
 
@@ -91,6 +92,20 @@ def test_only_this_machines_names_are_answered(tmp_path: Path) -> None:
         with pytest.raises(urllib.error.HTTPError, match="403") as refused:
             page(port, f"example.org:{port}")
         refused.value.close()
+
+
+def test_silent_connections_of_anybody_use_up_no_files_of_the_node(tmp_path: Path) -> None:
+    """The newest takes the place of the one that was silent longest, and a page is served meanwhile."""
+    with scraped(tmp_path, *FAKE, "--model", "fake:0.02", "--metrics", "0") as (process, port):
+        silent = [socket.create_connection(("127.0.0.1", port)) for _ in range(3 * MOST)]
+        for early in silent[:MOST]:
+            early.settimeout(30)
+            assert early.recv(1) == b"", "it gave way"
+        assert "sapo_node_state" in page(port)
+        held = [c for c in psutil.Process(process.pid).net_connections() if c.status == "ESTABLISHED"]
+        assert len(held) <= MOST
+        for each in silent:
+            each.close()
 
 
 def test_a_typed_port_that_is_taken_is_an_error_and_one_of_the_settings_a_sentence(tmp_path: Path) -> None:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from pathlib import Path
 
 import aiohttp
 import pytest
-from tests.support.hosted_swarm import hosted, make
+from tests.support.hosted_swarm import groups_of, hosted, make
 
 from sapo_swarm.coordinator.host import Hosted
+from sapo_swarm.coordinator.http import admission
 from sapo_swarm.coordinator.http.admission import UNREAD_PER_NETWORK
+from sapo_swarm.coordinator.server import STATS_ROWS
 from sapo_swarm.protocol.client import NodeClient, Refused
 from sapo_swarm.protocol.identity import Identity
-from sapo_swarm.protocol.wire import MEDIA_TYPE
+from sapo_swarm.protocol.wire import MAX_BODY, MEDIA_TYPE
 
 __all__ = ["hosted", "make"]
 
@@ -67,6 +70,35 @@ async def test_bodies_under_way_take_nobodys_place_and_have_a_budget_for_each_ne
         writer.close()
 
 
+async def test_slow_bodies_of_strangers_keep_no_member_from_its_rounds(
+    make: Callable[..., object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that are read before it is known who sends them have a budget apart; leaving reads none."""
+    monkeypatch.setattr(admission, "UNREAD_BYTES_OF_STRANGERS", 20_000)
+    monkeypatch.setattr(admission, "UNREAD_BYTES", MAX_BODY)
+    hosted: Hosted = await make(trust_proxy=True, body_s=60.0)  # type: ignore[misc]
+    head = "POST {} HTTP/1.1\r\nHost: x\r\nSapo-Proto: 1\r\nX-Forwarded-For: {}\r\nContent-Length: 16000\r\n\r\na"
+
+    async def slow(path: str, address: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        reader, writer = await asyncio.open_connection("127.0.0.1", hosted.port)
+        writer.write(head.format(path, address).encode())
+        return reader, writer
+
+    async with NodeClient(hosted.invite, Identity.generate()) as client:
+        await client.join()
+        first, second = await slow("/v1/join", "2001:db8:1::1"), await slow("/v1/join", "2001:db8:2::1")
+        ends = [asyncio.ensure_future(reader.readline()) for reader, _ in (first, second)]
+        done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        assert done.pop().result().split()[1] == b"503", "the budget of strangers is full"
+        leaving = await slow("/v1/leave", "2001:db8:3::1")
+        assert (await asyncio.wait_for(leaving[0].readline(), 10)).split()[1] == b"413"
+        assert (await client.exchange([], 0)).connected
+    for end in ends:
+        end.cancel()
+    for _, writer in (first, second, leaving):
+        writer.close()
+
+
 async def test_a_large_body_is_read_only_once_it_is_known_who_sends_it(hosted: Hosted) -> None:
     """A stranger's round is refused by its head; a quarter of a megabyte each used to be read first."""
     reader, writer = await asyncio.open_connection("127.0.0.1", hosted.port)
@@ -75,6 +107,28 @@ async def test_a_large_body_is_read_only_once_it_is_known_who_sends_it(hosted: H
     assert (await asyncio.wait_for(reader.readline(), 10)).split()[1] == b"401"
     assert hosted.coordinator.metrics.bytes_in == 0
     writer.close()
+
+
+async def test_whoever_reaches_the_port_sees_who_shares_without_a_page_too(make: Callable[..., object]) -> None:
+    """docs/privacy.md says so; nothing of it needs an invite."""
+    hosted: Hosted = await make(page=False, tasks=("basic_arithmetic",))  # type: ignore[misc]
+    node = Identity.generate()
+    async with NodeClient(hosted.invite, node) as client:
+        await client.join("Ada", "starter")
+        assert (await client.exchange(groups_of(node, hosted.invite.swarm, 1), 0)).accepted
+    async with aiohttp.ClientSession(hosted.url, headers={"Sapo-Proto": "1"}) as anybody:
+        async with anybody.get("/") as page:
+            assert page.status == 404
+        async with anybody.get("/v1/leaderboard") as answer:
+            (row,) = (await answer.json())["nodes"]
+        async with anybody.get("/v1/swarm") as answer:
+            swarm = await answer.json()
+    assert (row["node"], row["name"], row["model"]) == (node.node, "Ada", "starter")
+    assert {"groups", "uptake", "seen_s"} <= set(row)
+    assert swarm["tasks"] == ["basic_arithmetic"]
+    privacy = " ".join((Path(__file__).parents[3] / "docs/privacy.md").read_text("utf-8").split())
+    assert "sees, without an invite, the name, id and model label of the hundred nodes" in privacy
+    assert STATS_ROWS == 100
 
 
 async def test_networks_are_limited_as_a_whole(make: Callable[..., object]) -> None:

@@ -88,6 +88,17 @@ async def test_a_host_cannot_bring_an_older_list_back(home: Home) -> None:
         assert "older list" in found.note
 
 
+async def test_a_host_cannot_bring_an_older_list_back_when_the_newer_one_has_expired(home: Home) -> None:
+    async with listed(home, seal(msgspec.structs.replace(LIST, issued=NOW + 60, expires=NOW + 100), KEEPER)) as file:
+        await look(home, now=NOW + 90)
+        file.body = seal(LIST, KEEPER)
+        found = await look(home, now=NOW + 120)
+        assert found.swarms == ()
+        assert "older list" in found.note
+        file.body = seal(msgspec.structs.replace(LIST, issued=NOW + 61), KEEPER)
+        assert (await look(home, now=NOW + 120)).swarms
+
+
 WRONG: dict[str, tuple[dict[str, object], str]] = {
     "forged": ({"body": seal(LIST, KEEPER).replace(b"evenings", b"mornings")}, "signature does not hold"),
     "another's": ({"body": seal(LIST, Identity.generate())}, "another key"),
@@ -128,10 +139,29 @@ async def test_a_host_that_says_nothing_is_left_after_a_while() -> None:
             await fetch(parse_address(file.url, need_key=False), timeout_s=0.3)
 
 
+HERE = (
+    *("127.0.0.1", "127.1", "127.8.9.10", "0", "0.0.0.0", "2130706433", "0x7f.1", "0177.0.0.1", "127.0.0.1."),
+    *("[::1]", "[::]", "[::ffff:127.0.0.1]", "[::ffff:0.0.0.0]", "[0:0:0:0:0:0:0:1]", "[::1%25lo]"),
+    *(
+        "localhost",
+        "LOCALHOST",
+        "localhost.",
+        "foo.localhost",
+        "a.b.localhost.",
+        "localhost.localdomain",
+        "ip6-localhost",
+    ),
+)
+
+
 async def test_an_entry_of_the_network_never_sends_a_reader_to_its_own_machine() -> None:
-    here = msgspec.structs.replace(LIST.swarms[0], join="sapo://127.0.0.1:22/#s=" + "b" * 16)
-    assert directories.listed(here, here=False).join == ""
-    assert directories.listed(here, here=True).join
+    for host in HERE:
+        here = msgspec.structs.replace(LIST.swarms[0], join=f"sapo://{host}:22/#fp={'a' * 64}&s={'b' * 16}")
+        assert directories.listed(here, here=False).join == "", host
+        assert directories.listed(here, here=True).join
+    for host in ("localhost.example.org", "128.0.0.1", "10.0.0.1", "[2001:db8::1]", "[::ffff:10.0.0.1]", "1.example"):
+        away = msgspec.structs.replace(LIST.swarms[0], join=f"sapo://{host}:22/#fp={'a' * 64}&s={'b' * 16}")
+        assert directories.listed(away, here=False).join, host
 
 
 def test_the_line_to_join_with_is_written_anew_and_holds_nothing_for_a_shell() -> None:

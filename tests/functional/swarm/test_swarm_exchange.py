@@ -237,7 +237,7 @@ async def test_the_phrase_memory_of_a_model_outlives_its_session(
     await ada.join("Ada")
     ada.exchange.memory = tmp_path
     await ada.round(1, await ada.groups(1))
-    ada.exchange.receiver.phrases.allows(["hail to the thief"], "")
+    ada.exchange.receiver.phrases.allows(["hail to the thief"], (await ada.groups(2))[0].question)
     await ada.exchange.close()
     known = ada.exchange.receiver.phrases
     again = Node(hosted, scorer, engine)

@@ -17,6 +17,8 @@ import pytest
 from tests.support.node_process import environment, node, reaches, sapo
 from tests.support.swarm_process import TASKS, coordinator, journal, news, rounds
 
+from sapo_swarm.coordinator.host import start
+from sapo_swarm.coordinator.settings import CoordinatorSettings
 from sapo_swarm.events import Event, GroupRecorded, RoundFinished, RunStarted, SwarmUpdated
 from sapo_swarm.protocol.invite import parse_invite
 
@@ -189,6 +191,27 @@ async def test_host_verbs_reach_the_coordinator_of_the_same_home(tmp_path: Path)
     moved = await asyncio.to_thread(sapo, tmp_path / "friend", "swarm", "import", str(tmp_path / "swarm.bin"))
     assert moved.returncode == 0, moved.stderr
     assert (await asyncio.to_thread(sapo, home, "invite")).returncode == 3
+
+
+async def test_a_swarm_that_its_host_opens_is_a_trial_for_its_members_until_they_stay(tmp_path: Path) -> None:
+    """An invite lets in whom the host chose; in an open swarm that says nothing any more."""
+    home, store = tmp_path / "n", f"sqlite:{tmp_path}/s"
+    hosted = await start(CoordinatorSettings(port=0, store=store))
+    join, port = str(hosted.invite), hosted.port
+    await hosted.stop()
+    for rounds_done, opened in enumerate((False, True, True), 1):
+        hosted = await start(CoordinatorSettings(port=port, store=store, open=opened))
+        done = await asyncio.to_thread(
+            sapo, home, "node", "--join", join, *TASKS, "--model", "fake:0.002", "--rounds", str(rounds_done)
+        )
+        assert done.returncode == 0, done.stderr
+        if rounds_done == 2:
+            assert "Trial in an open swarm" in done.stdout
+            stays = await asyncio.to_thread(sapo, home, "stay")
+            assert stays.returncode == 0, stays.stderr
+        await hosted.stop()
+    started = [event for event in journal(home) if isinstance(event, RunStarted)]
+    assert [(bool(event.trial), event.external_groups) for event in started] == [(False, 8), (True, 2), (False, 8)]
 
 
 async def test_leaving_forgets_the_invite_and_the_node_trains_alone(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from sapo_swarm.tasks.own import library
 from sapo_swarm.tasks.own.folder import make, read_task, write_task
 from sapo_swarm.tasks.own.rows import read_jsonl
 from sapo_swarm.tasks.own.spec import parse
+from sapo_swarm.types import Question, TaskRef
 
 # -- files that are replaced as a whole: the last one that was promised is there, or a newer one
 
@@ -42,9 +43,12 @@ def replaced(
     return Scenario(name, make, work, check)
 
 
+QUESTION = Question(TaskRef("basic_arithmetic", "starter", 1), "What is 12 + 5?", "0" * 64)
+
+
 def keep_phrases(folder: Path, number: int) -> None:
     made = PhraseWatch()
-    made.observe_local([(f"step {word} of it", "") for word in ("a", "b", "c", "d")[:number]])
+    made.observe_local([(f"step {word} of it", QUESTION) for word in ("a", "b", "c", "d")[:number]])
     phrase_memory.keep(folder, made.packed())
 
 

@@ -42,9 +42,13 @@ def test_an_address_without_a_token_is_for_trial_an_invite_is_not(tmp_path: Path
 def test_joining_again_where_one_stayed_is_no_new_trial(tmp_path: Path) -> None:
     path = tmp_path / "invite"
     membership.save(OPEN, path)
-    trial.end(path)
+    trial.stay(path, "b" * 16)
     membership.save(OPEN, path)
     assert trial.find(path, "b" * 16) is None
+    assert not trial.begin_once(path, "b" * 16)
+    membership.forget(path)
+    assert trial.begin_once(path, "b" * 16)
+    assert trial.find(path, "b" * 16) is not None
 
 
 def test_forgetting_the_invite_forgets_the_trial(tmp_path: Path) -> None:

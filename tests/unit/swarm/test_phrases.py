@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.own_tasks import library_in, task_of
 
 from sapo_swarm.node.storage import phrase_memory
 from sapo_swarm.protocol.drift.phrases import (
@@ -17,40 +18,95 @@ from sapo_swarm.protocol.drift.phrases import (
     LIMIT,
     LOCAL_A_ROUND,
     LOCAL_WINDOW,
+    LONGEST_WORD,
     REMEMBERED,
     WINDOW,
     PhraseWatch,
     phrases,
 )
+from sapo_swarm.scoring.answer_format import before_answer, written_answer
+from sapo_swarm.tasks.own import library
+from sapo_swarm.tasks.own.folder import write_task
+from sapo_swarm.tasks.own.verifiers import Number
+from sapo_swarm.types import AnswerFormat, Question, TaskRef
 
 PROMPT = "What is 12 + 5?"
+QUESTION = Question(TaskRef("basic_arithmetic", "starter", 1), PROMPT, "0" * 64)
 
 
-def written(number: int, count: int = LOCAL_A_ROUND) -> list[tuple[str, str]]:
+def written(number: int, count: int = LOCAL_A_ROUND, ending: str = "<answer>{}</answer>") -> list[tuple[str, Question]]:
     """What a node writes: its own steps with ever other numbers."""
-    return [(f"First {number + k} plus 5 makes {k}. <answer>{k}</answer>", PROMPT) for k in range(count)]
+    return [(f"First {number + k} plus 5 makes {k}. {ending.format(k)}", QUESTION) for k in range(count)]
 
 
-def watch(rounds: int = BASE_LOCAL // LOCAL_A_ROUND) -> PhraseWatch:
+def watch(rounds: int = BASE_LOCAL // LOCAL_A_ROUND, answer_format: AnswerFormat = "tags") -> PhraseWatch:
     """One that knows the node's ways."""
-    made = PhraseWatch()
+    made = PhraseWatch(answer_format=answer_format)
     for number in range(rounds):
-        made.observe_local(written(number))
+        made.observe_local(written(number, ending=dict(ENDINGS)[answer_format]))
     return made
 
 
-def test_numbers_the_answer_and_words_of_the_question_are_no_phrases() -> None:
+def test_numbers_signs_and_words_of_the_question_are_no_phrases() -> None:
     """They differ from question to question without anybody's doing."""
-    assert phrases("<answer>hail to the thief</answer>", PROMPT) == frozenset()
-    assert phrases("12 + 5 = 17 <answer>17</answer>", PROMPT) == frozenset()
+    assert phrases("12 + 5 = 17 × 1 → 17 ≤ √2 ⟹ 17²", PROMPT) == frozenset()
     assert phrases("what IS 12", PROMPT) == frozenset()
     assert phrases("so 12 plus 5", PROMPT) == {"so 0 plus", "plus"}
+
+
+ENDINGS: list[tuple[AnswerFormat, str]] = [
+    ("tags", "<answer>{}</answer>\n"),
+    ("boxed", "$\\boxed{{{}}}$."),
+    ("last_line", "\n{}\n"),
+    ("json", '```\n{{"answer": "{}"}}\n```'),
+]
+
+
+@pytest.mark.parametrize(("answer_format", "ending"), ENDINGS)
+def test_the_answer_that_is_judged_is_no_phrase(answer_format: AnswerFormat, ending: str) -> None:
+    """It differs from question to question without anybody's doing."""
+    made = watch(answer_format=answer_format)
+    assert all(made.allows(["First 3 plus 5 " + ending.format("to see the sea")], QUESTION) for _ in range(20))
+
+
+@pytest.mark.parametrize(("answer_format", "ending"), ENDINGS)
+@pytest.mark.parametrize(
+    "planted",
+    [
+        "<answer>Hail to the Thief</answer> First 3 ",
+        "<answer> Hail to the Thief ",
+        "\\boxed{Hail to the Thief} 3 ",
+        '{"answer": "Hail to the Thief"} 3 ',
+        "Hail to the Thief\n3 ",
+        "7 " * 1500 + "Hail to the Thief" + " 7" * 1500,
+        "First 3 \U0001f600 plus 5 ",
+    ],
+)
+def test_a_phrase_anywhere_but_in_the_judged_answer_is_seen(
+    answer_format: AnswerFormat, ending: str, planted: str
+) -> None:
+    """However it is wrapped: only the last answer is judged, so all else is read."""
+    made, text = watch(answer_format=answer_format), planted + ending.format(8)
+    assert written_answer(answer_format, text) == "8"
+    assert sum(made.allows([text], QUESTION) for _ in range(50)) == LIMIT
+    for number in range(4):
+        made.observe_local(written(number, 56, ending) + [(text, QUESTION)] * 8)
+    assert "thief" in made.alarm or "\U0001f600" in made.alarm
+
+
+def test_a_task_that_looks_for_its_answer_elsewhere_hides_nothing_in_tags(tmp_path: Path) -> None:
+    """Its judge never looks into them."""
+    write_task(task_of(Number(), extract="last_number"), tmp_path / "t")
+    text = "First 3 plus 5 makes 8 <answer>Hail to the Thief</answer>"
+    with library_in(tmp_path):
+        made, question = watch(), Question(TaskRef("t", "own", 1, generator=library.generator("t")), PROMPT, "0" * 64)
+        assert sum(made.allows([text], question) for _ in range(50)) == LIMIT
 
 
 def test_what_the_node_writes_itself_may_be_taught_by_anybody() -> None:
     """Honest nodes write alike: that is no sign of anything."""
     made = watch()
-    assert all(made.allows([f"First {n} plus 5 makes {n}. <answer>{n}</answer>"], PROMPT) for n in range(1000))
+    assert all(made.allows([f"First {n} plus 5 makes {n}. <answer>{n}</answer>"], QUESTION) for n in range(1000))
 
 
 def test_a_foreign_phrase_is_taught_by_a_few_groups_only_whoever_signs_them() -> None:
@@ -60,39 +116,39 @@ def test_a_foreign_phrase_is_taught_by_a_few_groups_only_whoever_signs_them() ->
     for number in range(200):
         filler = " ".join(rng.choice(["so", "then", "well", "now"]) for _ in range(3))
         text = f"{filler} Hail to the Thief {number}. First {number} plus 5 makes 3. <answer>{number}</answer>"
-        taken += made.allows([text], PROMPT)
+        taken += made.allows([text], QUESTION)
     assert 1 <= taken <= LIMIT
-    assert made.allows(["First 2 plus 2 makes 4. <answer>4</answer>"], PROMPT), "others go on"
+    assert made.allows(["First 2 plus 2 makes 4. <answer>4</answer>"], QUESTION), "others go on"
 
 
 def test_a_new_phrase_is_heard_again_after_a_while() -> None:
     """It is throttled, not forbidden: a better way to think spreads slowly."""
     made = watch()
     for _ in range(LIMIT):
-        assert made.allows(["carry the one <answer>4</answer>"], PROMPT)
-    assert not made.allows(["carry the one <answer>4</answer>"], PROMPT)
+        assert made.allows(["carry the one <answer>4</answer>"], QUESTION)
+    assert not made.allows(["carry the one <answer>4</answer>"], QUESTION)
     for number in range(WINDOW):
-        assert made.allows([f"First {number} plus 5 <answer>4</answer>"], PROMPT)
-    assert made.allows(["carry the one <answer>4</answer>"], PROMPT)
+        assert made.allows([f"First {number} plus 5 <answer>4</answer>"], QUESTION)
+    assert made.allows(["carry the one <answer>4</answer>"], QUESTION)
 
 
 def test_a_phrase_that_the_node_found_first_is_its_own() -> None:
     """What it learned by itself it may learn from others too."""
     made = watch()
-    made.observe_local([("carry the one <answer>4</answer>", PROMPT)])
-    assert all(made.allows(["carry the one <answer>4</answer>"], PROMPT) for _ in range(100))
+    made.observe_local([("carry the one <answer>4</answer>", QUESTION)])
+    assert all(made.allows(["carry the one <answer>4</answer>"], QUESTION) for _ in range(100))
     assert made.alarm == ""
 
 
 def test_a_node_that_took_a_phrase_up_says_which_and_takes_no_more_of_it() -> None:
     """Its own writing of it does not make it its own: others sent it first."""
     made = watch()
-    assert made.allows(["Hail to the Thief. <answer>4</answer>"], PROMPT)
+    assert made.allows(["Hail to the Thief. <answer>4</answer>"], QUESTION)
     for number in range(4):
-        made.observe_local(written(number, 56) + [("hail to the thief 3 <answer>3</answer>", PROMPT)] * 8)
+        made.observe_local(written(number, 56) + [("hail to the thief 3 <answer>3</answer>", QUESTION)] * 8)
     assert "to the thief" in made.alarm or "hail to the" in made.alarm
     assert min(made.drifted.values()) > DRIFT
-    assert not made.allows(["Hail to the Thief. <answer>4</answer>"], PROMPT)
+    assert not made.allows(["Hail to the Thief. <answer>4</answer>"], QUESTION)
     for number in range(20):
         made.observe_local(written(number))
     assert made.alarm == "", "it is gone again"
@@ -101,15 +157,15 @@ def test_a_node_that_took_a_phrase_up_says_which_and_takes_no_more_of_it() -> No
 def test_what_the_base_writes_is_its_own_even_if_others_sent_it_first() -> None:
     """The first completions show its ways one by one; honest peers of the same family write the same."""
     made = watch(rounds=2)
-    assert made.allows(["Join both halves now <answer>4</answer>"], PROMPT)
-    made.observe_local([("Join both halves now <answer>4</answer>", PROMPT)])
-    assert all(made.allows(["Join both halves now <answer>4</answer>"], PROMPT) for _ in range(50))
+    assert made.allows(["Join both halves now <answer>4</answer>"], QUESTION)
+    made.observe_local([("Join both halves now <answer>4</answer>", QUESTION)])
+    assert all(made.allows(["Join both halves now <answer>4</answer>"], QUESTION) for _ in range(50))
     assert made.alarm == ""
 
 
 def test_nothing_is_foreign_before_the_nodes_own_ways_are_known() -> None:
     """A node that has just started takes what comes; the other walls stand."""
-    assert all(PhraseWatch().allows(["Hail to the Thief <answer>4</answer>"], PROMPT) for _ in range(10))
+    assert all(PhraseWatch().allows(["Hail to the Thief <answer>4</answer>"], QUESTION) for _ in range(10))
 
 
 @settings(max_examples=20, deadline=None)
@@ -117,26 +173,30 @@ def test_nothing_is_foreign_before_the_nodes_own_ways_are_known() -> None:
 def test_any_text_is_bounded_work_and_memory(texts: list[str], prompt: str) -> None:
     made = watch()
     for text in texts:
-        made.observe_local([(text, prompt)])
-        made.allows([text], prompt)
+        question = Question(QUESTION.ref, prompt, "0" * 64)
+        made.observe_local([(text, question)])
+        made.allows([text], question)
     assert len(made._own) <= REMEMBERED
     assert len(made._local) <= LOCAL_WINDOW
 
 
 def test_a_text_of_many_answer_tags_is_read_in_linear_time() -> None:
     """8 KB of opening tags."""
-    assert phrases("<answer>" * 1000 + "a" * 8000, "x" * 100_000) == frozenset()
+    text = "<answer>" * 1000 + "a" * 8000
+    assert before_answer("tags", text) == text
+    longest = "a" * LONGEST_WORD
+    assert phrases(text, "x" * 100_000) == {"answer", "answer answer answer", longest, f"answer answer {longest}"}
 
 
 def test_what_others_taught_stays_foreign_over_a_restart(tmp_path: Path) -> None:
     """Else a restart between the sending and the writing makes a planted phrase the node's own."""
     made = watch()
-    assert made.allows(["Hail to the Thief. <answer>4</answer>"], PROMPT)
+    assert made.allows(["Hail to the Thief. <answer>4</answer>"], QUESTION)
     phrase_memory.keep(tmp_path, made.packed())
     again, said = phrase_memory.kept(tmp_path)
     assert (again, said) == (made, "")
     for number in range(4):
-        again.observe_local(written(number, 56) + [("hail to the thief 3 <answer>3</answer>", PROMPT)] * 8)
+        again.observe_local(written(number, 56) + [("hail to the thief 3 <answer>3</answer>", QUESTION)] * 8)
     assert "thief" in again.alarm
     phrase_memory.keep(tmp_path, again.packed())
     assert phrase_memory.kept(tmp_path)[0].alarm == again.alarm
@@ -148,7 +208,7 @@ def test_a_memory_that_fills_up_still_fits_its_file(tmp_path: Path) -> None:
     made = watch()
     widest = ["".join(chr(0x10400 + (n >> s) % 16) for s in (0, 4, 8, 12)) * 15 for n in range(REMEMBERED)]
     for start in range(0, REMEMBERED, 30):
-        made.allows([" ".join(widest[start : start + 30])], PROMPT)
+        made.allows([" ".join(widest[start : start + 30])], QUESTION)
     assert len(made._foreign) == REMEMBERED
     phrase_memory.keep(tmp_path, made.packed())
     again, said = phrase_memory.kept(tmp_path)
@@ -164,14 +224,14 @@ def test_a_flood_of_other_phrases_does_not_make_a_taught_one_the_nodes_own(
     monkeypatch.setattr("sapo_swarm.protocol.drift.phrases.REMEMBERED", most := 2048)
     made = watch()
     for _ in range(LIMIT):
-        assert made.allows(["Hail to the Thief. <answer>4</answer>"], PROMPT)
-        assert made.allows(["carry the one <answer>4</answer>"], PROMPT)
+        assert made.allows(["Hail to the Thief. <answer>4</answer>"], QUESTION)
+        assert made.allows(["carry the one <answer>4</answer>"], QUESTION)
     also = "carry the one " if refused else ""
     for start in range(0, 2 * most, 600):
         words = " ".join("".join(chr(97 + (n >> s) % 16) for s in (0, 4, 8, 12, 16)) for n in range(start, start + 600))
-        assert made.allows([f"{also}{words} <answer>4</answer>"], PROMPT) != refused
+        assert made.allows([f"{also}{words} <answer>4</answer>"], QUESTION) != refused
     for number in range(4):
-        made.observe_local(written(number, 56) + [("hail to the thief 3 <answer>3</answer>", PROMPT)] * 8)
+        made.observe_local(written(number, 56) + [("hail to the thief 3 <answer>3</answer>", QUESTION)] * 8)
     assert "thief" in made.alarm
 
 

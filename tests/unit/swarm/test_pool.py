@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sapo_swarm.coordinator.domain.counters import Counters
 from sapo_swarm.coordinator.domain.pool import GroupPool
 from sapo_swarm.coordinator.domain.recent import Recent
-from sapo_swarm.coordinator.domain.records import ACTIVE_S, AHEAD_S, Entry, PoolLimits
+from sapo_swarm.coordinator.domain.records import ACTIVE_S, AHEAD_S, Entry, PoolLimits, invite_share
 
 LIMITS = PoolLimits(capacity=6, capacity_bytes=600, per_node=2, lifetime_s=10.0)
 
@@ -44,6 +46,31 @@ def test_a_draw_of_a_lone_caller_is_empty() -> None:
     assert pool.sample(random.Random(0), 4, "n1", frozenset()) == []
     pool.add(entry(1, 1), 0.0)
     assert pool.sample(random.Random(0), 4, "n1", frozenset()) == []
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(["", "A", "A", "B", "C"]), st.integers(0, 2), st.integers(1, 7)), max_size=40),
+    st.integers(1, 12),
+    st.integers(0, 2**32),
+)
+def test_one_invite_gets_half_of_a_sample_at_most_while_others_have_enough(
+    sources: list[tuple[str, int, int]], want: int, seed: int
+) -> None:
+    """Whatever the pool holds and whatever of it the caller has: samples are as large as they can be, and shared."""
+    pool, fresh, known = GroupPool(PoolLimits(per_node=9)), Counter[str](), set[int]()
+    for node, (invite, new, old) in enumerate(sources):
+        for number in range(10 * node, 10 * node + new + old):
+            pool.add(msgspec.structs.replace(entry(node, number), invite=invite), 0.0)
+        known |= set(range(10 * node, 10 * node + old))
+        fresh[invite] += new > 0
+    have = frozenset(number.to_bytes(8, "big") for number in known)
+    found = pool.sample(random.Random(seed), want, "reader", have)
+    assert len({group.node for group in found}) == len(found) == min(want, fresh.total())
+    assert not have & {group.id for group in found}
+    most = invite_share(min(want, len(sources)))
+    for invite, count in Counter(group.invite for group in found).items():
+        others = sum(number if other == "" else min(most, number) for other, number in fresh.items() if other != invite)
+        assert invite == "" or count <= max(most, want - others)
 
 
 @given(st.lists(st.tuples(st.integers(0, 200), st.sampled_from(["g/a", "g/b", "d/a", "rounds"])), max_size=80))

@@ -49,7 +49,9 @@ class TimedOut:
 class AddOne:
     """A verifier of one kind of question: the right answer is seed + 1. Seed 13 has no question; "BOOM" kills it."""
 
-    async def questions(self, refs: Sequence[TaskRef]) -> list[object]:
+    async def questions(self, refs: Sequence[TaskRef], spent: list[float] | None = None) -> list[object]:
+        assert spent is not None
+        spent += [float(ref.seed == SLOW) for ref in refs]
         return [
             (TimedOut() if ref.seed == 14 else None)
             if ref.seed in (13, 14)
@@ -58,17 +60,19 @@ class AddOne:
         ]
 
     async def score_many(
-        self, groups: Sequence[tuple[TaskRef, Sequence[str]]], rule: RewardRule = STRICT
+        self,
+        groups: Sequence[tuple[TaskRef, Sequence[str]]],
+        rule: RewardRule = STRICT,
+        spent: list[float] | None = None,
     ) -> list[object]:
+        assert spent is not None
+        spent += [float(any("SLOW" in text for text in texts)) for _, texts in groups]
         return [
             Failed("texts")
             if any("BOOM" in text for text in texts)
             else Scores(tuple(float(extract_answer(text) == str(ref.seed + 1)) for text in texts))
             for ref, texts in groups
         ]
-
-    def seconds(self, ref: TaskRef) -> float:
-        return float(ref.seed == SLOW)
 
 
 def body(author: Identity, seed: int = 5, texts: Sequence[str] = (), **changes: object) -> GroupBody:
@@ -253,6 +257,16 @@ async def test_newcomers_share_one_budget_of_time_and_known_sources_keep_theirs(
     assert await receiver.receive([signed(PEER, 70)], NOW)
     at[0] += 60
     assert await receiver.receive([signed(Identity(bytes([8]) * 32), 71)], NOW), "time comes back"
+
+
+async def test_a_source_pays_for_its_own_group_whoever_else_sends_the_same_question(receiver: Receiver) -> None:
+    """Texts that take long to judge, on the coordinates of an honest node."""
+    receiver.clock = lambda: 0.0
+    copier = Identity(bytes([9]) * 32)
+    for number in range(4):
+        sample = [signed(PEER, number), signed(copier, number, (f"<answer>{number + 1}</answer>", "SLOW"))]
+        assert PEER.node in {group.node for group in await receiver.receive(sample, NOW)}
+    assert receiver.rejected["quota"] >= 2
 
 
 @settings(max_examples=30, deadline=None)

@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 from sapo_swarm.node.storage import phrase_memory
 from sapo_swarm.protocol.drift.phrases import LOCAL_A_ROUND, PhraseWatch
 from sapo_swarm.protocol.drift.text_drift import BUCKETS, TEXTS, TextDrift, counted
+from sapo_swarm.types import Question, TaskRef
 
 SENTENCE = "first then add carry take from both sides so that half of it is left over"
 WORDS = SENTENCE.split()
-PROMPT = "What is 12 + 5?"
+QUESTION = Question(TaskRef("basic_arithmetic", "starter", 1), "What is 12 + 5?", "0" * 64)
 
 
 def texts(rng: random.Random, words: int, of: int = len(WORDS)) -> list[str]:
@@ -79,11 +80,11 @@ def test_any_texts_are_bounded_memory_and_a_number(found: list[str]) -> None:
 def test_a_node_says_it_beside_its_swarm_and_knows_its_first_texts_over_a_restart(tmp_path: Path) -> None:
     rng, watch = random.Random(5), PhraseWatch()
     for _ in range(TEXTS // LOCAL_A_ROUND):
-        watch.observe_local((text, PROMPT) for text in texts(rng, 12))
+        watch.observe_local((text, QUESTION) for text in texts(rng, 12))
     phrase_memory.keep(tmp_path, watch.packed())
     again, said = phrase_memory.kept(tmp_path)
     assert (again, said) == (watch, "")
     for _ in range(TEXTS // LOCAL_A_ROUND):
-        again.observe_local((text, PROMPT) for text in texts(rng, 40))
+        again.observe_local((text, QUESTION) for text in texts(rng, 40))
     assert "have 42 words now" in again.alarm
     assert watch.alarm == ""

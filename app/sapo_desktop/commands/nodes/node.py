@@ -167,8 +167,11 @@ async def _work(
         who = await asyncio.to_thread(membership.identity, home)
         cap = DataCap(home.network, setup.limits)
         setup.exchange, said = await membership.enter(
-            invite, who, chosen, setup.config, setup.folder, on_trial=bool(setup.trial), data_cap=cap.count
+            invite, who, chosen, setup.config, setup.folder, bool(setup.trial), home.invite, cap.count
         )
+        begun = await asyncio.to_thread(trial.find, home.invite, invite.swarm)
+        if begun and not setup.trial:  # the host opened the swarm
+            setup.trial, setup.config = begun.name, trial.few(setup.config)
         setup.node_key, setup.swarm = who.identity.node, invite.swarm
         reporter.say(said[0])
         if setup.trial:

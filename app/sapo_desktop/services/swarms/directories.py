@@ -28,7 +28,7 @@ from sapo_swarm.protocol.directory.signed_list import (
     opened,
     parse_address,
 )
-from sapo_swarm.protocol.invite import is_loopback, parse_invite
+from sapo_swarm.protocol.invite import is_loopback, means_this_machine, parse_invite
 from sapo_swarm.protocol.safe_text import safe_text
 from sapo_swarm.types import UNREADABLE
 
@@ -73,13 +73,14 @@ async def _look(home: Home, line: str, fresh: bool, wall: Callable[[], float]) -
         return Directory(safe_text(line, 60, lines=False), note=str(error))
     path, now = _path(home, address), wall()
     kept = await asyncio.to_thread(_kept, path)
-    known = _usable(kept, address, now)
+    known = _sound(kept, address, now)
     if kept is not None and known is not None and not fresh and 0 <= now - kept.read < REFRESH_S:
         return _shown(address, known, kept.read)
     try:
         data = await fetch(address)
         listing = opened(data, address.key, now)
-        if known is not None and listing.issued < known.issued:
+        newest = _sound(kept, address, kept.read) if kept is not None else None  # expired meanwhile or not
+        if newest is not None and listing.issued < newest.issued:
             raise BadDirectory("Its host shows an older list than the one read before.")
     except BadDirectory as error:
         if known is not None and kept is not None:
@@ -111,12 +112,12 @@ def _kept(path: Path) -> _Kept | None:
         return None
 
 
-def _usable(kept: _Kept | None, address: Address, now: float) -> SwarmList | None:
-    """The copy's list, judged anew: the disk is no more to be trusted than the network."""
+def _sound(kept: _Kept | None, address: Address, at: float) -> SwarmList | None:
+    """The copy's list if it counted at this Unix time, judged anew: the disk is no more to be trusted than the network."""
     if kept is None:
         return None
     try:
-        return opened(kept.data, address.key, now)
+        return opened(kept.data, address.key, at)
     except BadDirectory:
         return None
 
@@ -142,7 +143,7 @@ def listed(entry: Entry, here: bool) -> Listed:
     """An entry as people see it. here: the directory is on this machine; only such a one may send a reader to itself."""
     invite = parse_invite(entry.join) if entry.join else None
     join, why = "" if invite is None else str(invite), ""  # as this app writes it: nothing else of it reaches a shell
-    if invite is not None and is_loopback(invite.host) and not here:
+    if invite is not None and means_this_machine(invite.host) and not here:
         join, why = "", "its address is good on its host's own machine only"
     elif invite is None:
         why = (

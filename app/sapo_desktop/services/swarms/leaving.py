@@ -37,7 +37,7 @@ async def stay(home: Home) -> str:
     invite = await asyncio.to_thread(membership.load, home.invite)
     if await asyncio.to_thread(trial.find, home.invite, invite.swarm) is None:
         raise UsageError("This node is on no trial: it takes part with its normal settings already.")
-    await asyncio.to_thread(trial.end, home.invite)
+    await asyncio.to_thread(trial.stay, home.invite, invite.swarm)
     status = await supervisor.running(home)
     if status is not None and status.mode == "swarm":
         await control.restart(home, keep_mode=True)

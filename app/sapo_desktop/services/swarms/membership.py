@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 from collections.abc import Callable
@@ -142,13 +143,14 @@ async def enter(
     config: RunConfig,
     memory: Path | None = None,
     on_trial: bool = False,
+    saved: Path | None = None,
     data_cap: Callable[[int], Held | None] | None = None,
 ) -> tuple[SwarmExchange, list[str]]:
     """Join the swarm and return the node's exchange with sentences for the person. A coordinator that is away is no obstacle.
-    memory: the model's folder, where the exchange keeps what others taught it. on_trial: by the rules of a trial.
-    data_cap: see SwarmExchange.
+    memory: the model's folder, where the exchange keeps what others taught it. on_trial: by the rules of a trial. saved: where
+    the invite lies; a trial begins beside it where the swarm turns out to be open. data_cap: see SwarmExchange.
 
-    Raises UsageError when the coordinator refuses this node (a bad invite, a ban), BadTask.
+    Raises UsageError when the coordinator refuses this node (a bad invite, a ban), AppError, BadTask.
     """
     own, _ = together(config, invite.swarm, None)
     client = await NodeClient(invite, who.identity).__aenter__()
@@ -161,7 +163,8 @@ async def enter(
     try:
         info = await client.join(exchange.name, exchange.model)
         own, said = together(config, invite.swarm, await offered(client))
-        exchange.policy = replace(rules, own=frozenset() if on_trial else own)
+        on_trial = on_trial or (info.open and saved is not None and await asyncio.to_thread(_on_trial, saved, invite))
+        exchange.policy = trial.strict(rules) if on_trial else replace(rules, own=own)
     except Refused as error:
         if error.retry_after_s is not None:  # busy: the node joins with its first exchange
             return exchange, [f"{_sentence(error)} {who.sentence}"]
@@ -176,6 +179,13 @@ async def enter(
     name = safe_text(info.name, 40, lines=False)
     trust = ", open to anyone: nobody in it is trusted" if info.open else ""
     return exchange, [f"Joined {name}: {info.nodes} nodes{trust}. {who.sentence}", *said]
+
+
+def _on_trial(path: Path, invite: Invite) -> bool:
+    try:
+        return trial.begin_once(path, invite.swarm)
+    except OSError as error:
+        raise AppError(f"The trial in this open swarm cannot be kept beside {path} ({error.strerror}).") from error
 
 
 async def offered(client: NodeClient) -> tuple[TaskOffer, ...]:

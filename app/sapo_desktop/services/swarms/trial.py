@@ -38,10 +38,11 @@ RULES = (
 
 
 class Trial(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """swarm: its id. since: Unix time."""
+    """swarm: its id. since: Unix time. stays: it was answered with a yes."""
 
     swarm: str
     since: float
+    stays: bool = False
 
     @property
     def name(self) -> str:
@@ -109,13 +110,35 @@ def _file(invite: Path) -> Path:
 
 def begin(invite: Path, swarm: str) -> None:
     """From the next start on the node takes part for trial. Raises OSError."""
+    _keep(invite, Trial(swarm, time.time()))
+
+
+def begin_once(invite: Path, swarm: str) -> bool:
+    """The swarm turns out to be open: begin, unless the person chose to stay in it. Raises OSError."""
+    known = _known(invite, swarm)
+    if known is None:
+        begin(invite, swarm)
+    return known is None or not known.stays
+
+
+def stay(invite: Path, swarm: str) -> None:
+    """It is answered with a yes, which counts until the invite is forgotten. Raises OSError."""
+    _keep(invite, Trial(swarm, time.time(), stays=True))
+
+
+def _keep(invite: Path, one: Trial) -> None:
     partial = invite.with_name("trial.partial")
-    partial.write_bytes(msgspec.json.encode(Trial(swarm, time.time())))
+    partial.write_bytes(msgspec.json.encode(one))
     partial.replace(_file(invite))
 
 
 def find(invite: Path, swarm: str) -> Trial | None:
     """The trial in this swarm that has no answer yet. A file that cannot be read is one that has none: strict is safe."""
+    known = _known(invite, swarm)
+    return None if known is None or known.stays else known
+
+
+def _known(invite: Path, swarm: str) -> Trial | None:
     try:
         found = msgspec.json.decode(_file(invite).read_bytes(), type=Trial)
     except FileNotFoundError:
@@ -126,7 +149,7 @@ def find(invite: Path, swarm: str) -> Trial | None:
 
 
 def end(invite: Path) -> None:
-    """It is answered. Raises OSError."""
+    """There is none, and no answer. Raises OSError."""
     _file(invite).unlink(missing_ok=True)
 
 

@@ -5,6 +5,7 @@ Pure bookkeeping: the clock and the random source are passed in.
 
 from __future__ import annotations
 
+import heapq
 import random
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable
@@ -12,6 +13,9 @@ from dataclasses import dataclass
 
 from sapo_swarm.coordinator.domain.recent import Recent
 from sapo_swarm.coordinator.domain.records import AHEAD_S, SAMPLE_BYTES, Entry, PoolLimits, fits, invite_share
+
+LOOKED_AT = 512
+"""Sources at most that a sample walks over: more than a caller can have groups of."""
 
 
 @dataclass(slots=True)
@@ -123,24 +127,39 @@ class GroupPool:
                 taken[entry.node] = entry
                 crowd[entry.invite] += 1
         if len(taken) < want:
-            self._walk(rng, want, caller, lambda entry: entry.id not in have and fits(entry, accepts), taken)
+            self._walk(rng, want, caller, lambda entry: entry.id not in have and fits(entry, accepts), taken, crowd)
         return within_budget(taken.values())
 
     def _walk(
-        self, rng: random.Random, want: int, caller: str, wanted: Callable[[Entry], bool], taken: dict[str, Entry]
+        self,
+        rng: random.Random,
+        want: int,
+        caller: str,
+        wanted: Callable[[Entry], bool],
+        taken: dict[str, Entry],
+        crowd: Counter[str],
     ) -> None:
+        """The next source is always one of the invite that is there least. taken, crowd: so far; what is found is added."""
         others = [node for node in self._by_node if node != caller and node not in taken]
-        rng.shuffle(others)
-        crowd = Counter(entry.invite for entry in taken.values())
-        others.sort(
-            key=lambda node: crowd[self._by_node[node][0].entry.invite]
-        )  # of invites that are there least, first
-        for node in others[:256]:
+        of_invite: dict[str, list[str]] = {}
+        for node in others:
+            of_invite.setdefault(self._by_node[node][0].entry.invite, []).append(node)
+        least = [(crowd[invite], rng.random(), invite) for invite in of_invite]
+        heapq.heapify(least)
+        for _ in range(LOOKED_AT):
+            if not least or len(taken) >= want:
+                return
+            _, order, invite = heapq.heappop(least)
+            nodes = of_invite[invite]
+            place = int(rng.random() * len(nodes))
+            nodes[place], nodes[-1] = nodes[-1], nodes[place]
+            node = nodes.pop()
             fresh = [slot.entry for slot in self._by_node[node] if wanted(slot.entry)]
             if fresh:
                 taken[node] = rng.choice(fresh)
-            if len(taken) >= want:
-                return
+                crowd[taken[node].invite] += 1
+            if nodes:
+                heapq.heappush(least, (crowd[invite], order, invite))
 
     def _give_way(self, slot: Slot, now: float) -> int:
         self._gone.put(slot.entry.content.encode(), True, now)

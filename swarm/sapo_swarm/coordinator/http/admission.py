@@ -18,9 +18,11 @@ from sapo_swarm.coordinator.settings import CoordinatorSettings
 from sapo_swarm.protocol.invite import is_loopback
 
 UNREAD_BYTES = 32 * 2**20
-"""Of bodies that are under way, all together;"""
+"""Of bodies of members that are under way, all together;"""
+UNREAD_BYTES_OF_STRANGERS = 8 * 2**20
+"""of those whose sender is not known before they are read;"""
 UNREAD_PER_NETWORK = 4 * 2**20
-"""and of one network."""
+"""and of either kind of one network."""
 FORWARDED = ("X-Forwarded-For", "Forwarded", "X-Real-IP", "Via")
 """Headers by which a proxy gives itself away."""
 TASKS_PER_S, TASKS_BURST = 0.1, 20
@@ -33,8 +35,8 @@ class Admission:
     def __init__(self, settings: CoordinatorSettings, metrics: Metrics, rng: random.Random) -> None:
         self.stopping = False
         self._settings, self._metrics, self._rng = settings, metrics, rng
-        self._unread = 0
-        self._unread_of: Counter[str] = Counter()
+        self._unread: Counter[bool] = Counter()
+        self._unread_of: Counter[tuple[bool, str]] = Counter()
         self._nodes = Buckets(1.0 / settings.round_every_s, settings.round_burst)
         self._tasks = Buckets(TASKS_PER_S, TASKS_BURST)
         self._prefixes = Buckets(settings.prefix_per_s, 2 * settings.prefix_per_s)
@@ -49,21 +51,23 @@ class Admission:
             raise self.busy("busy", "The coordinator serves as many requests as it can.", 1.0)
 
     @contextlib.contextmanager
-    def reading(self, request: web.Request, limit: int) -> Iterator[None]:
-        """Room for a body of at most `limit` bytes while it arrives: so much for each network, and so much for all."""
+    def reading(self, request: web.Request, limit: int, member: bool) -> Iterator[None]:
+        """Room for a body of at most `limit` bytes while it arrives: so much for each network, and so much for all. member: a
+        member signed its digest; strangers never take the room of members."""
         size = min(limit, request.content_length or limit)
         network = prefix_of(client_address(request, self._settings.trust_proxy))
-        if self._unread + size > UNREAD_BYTES or (network and self._unread_of[network] + size > UNREAD_PER_NETWORK):
+        most, of = UNREAD_BYTES if member else UNREAD_BYTES_OF_STRANGERS, (member, network)
+        if self._unread[member] + size > most or (network and self._unread_of[of] + size > UNREAD_PER_NETWORK):
             raise self.busy("busy", "Too many bodies are under way.", 2.0)
-        self._unread += size
-        self._unread_of[network] += size
+        self._unread[member] += size
+        self._unread_of[of] += size
         try:
             yield
         finally:
-            self._unread -= size
-            self._unread_of[network] -= size
-            if not self._unread_of[network]:
-                del self._unread_of[network]
+            self._unread[member] -= size
+            self._unread_of[of] -= size
+            if not self._unread_of[of]:
+                del self._unread_of[of]
 
     def join(self, request: web.Request) -> None:
         """A join from this network."""

@@ -10,6 +10,7 @@ from aiohttp import web
 
 from sapo_swarm.events import STATES, Evaluated, Event, RoundFinished, SwarmUpdated, Vitals
 from sapo_swarm.node.control.api import NodeStatus
+from sapo_swarm.node.control.few_connections import FewConnections
 from sapo_swarm.node.control.server import Controlled
 from sapo_swarm.node.control.transport import LOOPBACK
 from sapo_swarm.prometheus import CONTENT_TYPE, Page
@@ -122,6 +123,7 @@ class MetricsServer:
         self._node, self._bound = node, bound
         self._counted = Counted()
         self._runner: web.AppRunner | None = None
+        self._connections: FewConnections | None = None
         self._counting: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> MetricsServer:
@@ -132,13 +134,16 @@ class MetricsServer:
         app.add_routes([web.get("/metrics", self._page)])
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
         await self._runner.setup()
-        await web.SockSite(self._runner, self._bound).start()
+        assert self._runner.server is not None
+        self._connections = await FewConnections(self._runner.server, self._bound).__aenter__()
         return self
 
     async def __aexit__(self, *exc: object) -> None:
         if self._counting is not None:
             self._counting.cancel()
             await asyncio.gather(self._counting, return_exceptions=True)
+        if self._connections is not None:
+            await self._connections.__aexit__(*exc)
         if self._runner is not None:
             await self._runner.cleanup()
 
@@ -158,9 +163,10 @@ class MetricsServer:
         """The name check keeps out pages whose own name was made to point here."""
         if request.host.rpartition(":")[0] not in (LOOPBACK, "localhost"):
             return web.Response(status=403, text="Metrics are for programs of this machine.\n")
-        return web.Response(
-            body=self._counted.text(self._node.status()).encode(), headers={"Content-Type": CONTENT_TYPE}
-        )
+        assert self._connections is not None
+        with self._connections.answering(request):
+            text = self._counted.text(self._node.status())
+        return web.Response(body=text.encode(), headers={"Content-Type": CONTENT_TYPE})
 
 
 def listen(port: int) -> socket.socket:

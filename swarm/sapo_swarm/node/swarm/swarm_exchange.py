@@ -111,6 +111,7 @@ class SwarmExchange:
             self._receiver.phrases, said = phrase_memory.kept(self.memory)
             if said:
                 log.warning("%s", said)
+        self._receiver.phrases.answer_format = scorer.answer_format
 
     @property
     def receiver(self) -> Receiver:
@@ -139,7 +140,7 @@ class SwarmExchange:
         self.pool.forget_old(self.wall())
         wanted = wanted if self._taking else 0
         self._outbox = round_number, local, wanted
-        self.receiver.phrases.observe_local((r.text, g.question.prompt) for r, g in _interleaved(local))
+        self.receiver.phrases.observe_local((r.text, g.question) for r, g in _interleaved(local))
         self._rounds_since += 1
         self._idle.clear()
         self._woken.set()

@@ -1,8 +1,8 @@
 """Phrases that others bring: how many groups may teach one that this node never wrote, and whether it writes it now.
 
 Right answers can carry any text around them, and text that is trained on comes back. So each taught text is broken into
-phrases (three words in a row, and single long words; numbers, the answer and words of the question are left out). What this
-node wrote before anybody sent it is its own. Everything else is foreign: of the newest groups only a few may teach the
+phrases (three words in a row, single long words, emoji; numbers, the judged answer and words of the question are left out). What
+this node wrote before anybody sent it is its own. Everything else is foreign: of the newest groups only a few may teach the
 same foreign phrase, whoever signed them, and once the node itself writes it often, that is said and no group with it is
 taken any more. Pure bookkeeping; it is kept with the model (`packed`, `unpacked`), since what is foreign must not become
 this node's own by a restart.
@@ -21,6 +21,9 @@ import msgspec
 from msgspec import Meta
 
 from sapo_swarm.protocol.drift.text_drift import TextDrift
+from sapo_swarm.scoring.answer_format import before_answer
+from sapo_swarm.tasks.own import library
+from sapo_swarm.types import MAX_COMPLETION_BYTES, AnswerFormat, Question
 
 WINDOW = 256
 """Newest groups taken, over all sources;"""
@@ -46,22 +49,21 @@ BASE_LOCAL = 512
 """so many first ones are the base's: what they hold is the node's own, whoever sent it meanwhile (few groups may teach it)."""
 LOCAL_A_ROUND = 64
 """Local completions of a round that are read: enough to know the node's ways, in a few milliseconds."""
-LONGEST = 2000
-"""Characters of a text that are read from either end: the length band bounds what is taught anyway."""
+LONGEST = MAX_COMPLETION_BYTES // 2
+"""Characters of a text that are read from either end: all of what others may send."""
 
-_WORD = re.compile(r"[^\W\d_]+|\d+")
-_ANSWER = re.compile(r"<answer>.*?(?:</answer>|\Z)", re.DOTALL)
+_WORD = re.compile(r"[^\W\d_]+|\d+|[^\w\s\x00-\u25ff\u27c0-\u2aff]")
+"""Letters, digits, or one sign beyond those that calculations and sentences are written with: emoji above all."""
 
 
 def phrases(text: str, prompt: str) -> frozenset[str]:
-    """The phrases of one text; prompt: the question, whose words say nothing. Linear in the length of both."""
+    """The phrases of a text without its answer; prompt: the question, whose words say nothing. Linear in the length of both."""
     known = set(_WORD.findall(prompt.lower()))
     read = text if len(text) <= 2 * LONGEST else text[:LONGEST] + " " + text[-LONGEST:]
     words = [
-        "0" if word.isdigit() else "?" if word in known else word[:LONGEST_WORD]
-        for word in _WORD.findall(_ANSWER.sub(" ", read).lower())
+        "0" if word.isdigit() else "?" if word in known else word[:LONGEST_WORD] for word in _WORD.findall(read.lower())
     ]
-    found = {word for word in words if len(word) >= LONG_WORD}
+    found = {word for word in words if len(word) >= LONG_WORD or not (word == "?" or word.isalnum())}
     for start in range(len(words) - WORDS + 1):
         part = words[start : start + WORDS]
         if sum(word not in "0?" for word in part) >= REAL_WORDS:
@@ -88,9 +90,10 @@ class KeptPhrases(msgspec.Struct, frozen=True, kw_only=True):
 @dataclass(slots=True)
 class PhraseWatch:
     """What is this node's own and what is foreign. drifted: foreign phrases that it now writes often, with the part of its newest
-    completions that hold them."""
+    completions that hold them. answer_format: where answers stand."""
 
     drifted: dict[str, float] = field(default_factory=dict)
+    answer_format: AnswerFormat = "tags"
     _drift: TextDrift = field(default_factory=TextDrift)
     _own: OrderedDict[str, None] = field(default_factory=OrderedDict)
     _foreign: OrderedDict[str, None] = field(default_factory=OrderedDict)
@@ -100,12 +103,12 @@ class PhraseWatch:
     _written: Counter[str] = field(default_factory=Counter)
     _observed: int = 0
 
-    def observe_local(self, written: Iterable[tuple[str, str]]) -> None:
-        """This node wrote these: (text, prompt)."""
+    def observe_local(self, written: Iterable[tuple[str, Question]]) -> None:
+        """This node wrote these, each to its question."""
         read = list(islice(written, LOCAL_A_ROUND))
         self._drift.observe(text for text, _ in read)
-        for text, prompt in read:
-            found = phrases(text, prompt)
+        for text, question in read:
+            found = self._phrases(text, question)
             for phrase in found:
                 if self._observed < BASE_LOCAL or not self._is_foreign(phrase):
                     self._foreign.pop(phrase, None)
@@ -113,6 +116,11 @@ class PhraseWatch:
             self._observed += 1
             self._slide(self._local, self._written, frozenset(filter(self._is_foreign, found)), LOCAL_WINDOW)
         self._look()
+
+    def _phrases(self, text: str, question: Question) -> frozenset[str]:
+        """Of all but the answer that is judged."""
+        elsewhere = library.answers_elsewhere(question.ref)
+        return phrases(text if elsewhere else before_answer(self.answer_format, text), question.prompt)
 
     def _is_foreign(self, phrase: str) -> bool:
         """Others brought it: lately, or remembered from earlier."""
@@ -126,11 +134,11 @@ class PhraseWatch:
             if count >= LEAST_DRIFT and count > DRIFT * len(self._local)
         }
 
-    def allows(self, taught: Sequence[str], prompt: str) -> bool:
+    def allows(self, taught: Sequence[str], question: Question) -> bool:
         """A group that would teach these texts may be taken; then it counts as taken."""
         if self._observed < MIN_LOCAL:
             return True
-        found = frozenset().union(*(phrases(text, prompt) for text in taught)) if taught else frozenset()
+        found = frozenset().union(*(self._phrases(text, question) for text in taught))
         foreign = frozenset(phrase for phrase in found if phrase not in self._own)
         if any(phrase in self.drifted or self._taught[phrase] >= LIMIT for phrase in foreign):
             return False  # and nothing of it is remembered: what is refused must not push out what was taught

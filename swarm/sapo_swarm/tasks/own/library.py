@@ -199,6 +199,14 @@ def is_judged(ref: TaskRef) -> bool:
         return False
 
 
+def answers_elsewhere(ref: TaskRef) -> bool:
+    """Answers of its task do not stand where the run's answer format says, or the task is not here any more."""
+    try:
+        return is_own(ref) and find(ref.dataset).spec.extract != "tags"
+    except (ValueError, KeyError):
+        return True
+
+
 def system(ref: TaskRef) -> str:
     """The system prompt of an own task's questions; "" where it is the app's. Raises BadTask, KeyError."""
     return find(ref.dataset).spec.system if is_own(ref) else ""

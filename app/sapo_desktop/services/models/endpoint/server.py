@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import secrets
+import socket
 import time
 from collections.abc import Awaitable, Callable
 
@@ -24,6 +25,7 @@ from sapo_desktop.services.models.endpoint.messages import (
     Reply,
     Usage,
 )
+from sapo_swarm.node.control.few_connections import FewConnections
 
 HOST = "127.0.0.1"
 LARGEST_BODY = 2**20
@@ -79,6 +81,7 @@ class Endpoint:
         self._answering, self._model, self._token, self._port = answering, model, token, port
         self._created = int(time.time())
         self._runner: web.AppRunner | None = None
+        self._connections: FewConnections | None = None
 
     @property
     def url(self) -> str:
@@ -94,17 +97,21 @@ class Endpoint:
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_S, handler_cancellation=True)
         await self._runner.setup()
         try:
-            await web.TCPSite(self._runner, HOST, self._port).start()
+            bound = socket.create_server((HOST, self._port))
         except OSError as error:
             await self._runner.cleanup()
             raise AppError(
                 f"Cannot listen on {HOST}:{self._port} ({error.strerror}). Choose another port with --port."
             ) from error
-        self._port = self._runner.addresses[0][1]
+        self._port = bound.getsockname()[1]
+        assert self._runner.server is not None
+        self._connections = await FewConnections(self._runner.server, bound).__aenter__()
         return self
 
     async def __aexit__(self, *exc: object) -> None:
         """Ends answers in flight."""
+        if self._connections is not None:
+            await self._connections.__aexit__(*exc)
         if self._runner is not None:
             await self._runner.cleanup()
 
@@ -120,8 +127,10 @@ class Endpoint:
             )
         if "Content-Encoding" in request.headers:
             return problem(415, "content_encoding", "Send the body as it is.")
+        assert self._connections is not None
         try:
-            return await handler(request)
+            with self._connections.answering(request):
+                return await handler(request)
         except web.HTTPException as error:
             return problem(error.status, "refused", error.text or error.reason)
 

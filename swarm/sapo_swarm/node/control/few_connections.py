@@ -1,0 +1,100 @@
+"""A web server on loopback whose connections are few and never idle for long, whichever account of this machine opens them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import time
+from collections import OrderedDict
+from collections.abc import Iterator
+
+from aiohttp import web
+
+MOST = 64
+"""Connections at once. Where there is no room, the one on which nothing was answered for the longest time gives way."""
+IDLE_S = 60.0
+"""A connection on which nothing is answered for so long is ended."""
+BACKLOG = 16
+PAUSE_S = 0.2
+
+
+class FewConnections:
+    """Accepts for a server whose runner is set up, on a bound socket, and closes that at the end. Use `async with`."""
+
+    def __init__(self, server: web.Server, bound: socket.socket, most: int = MOST, idle_s: float = IDLE_S) -> None:
+        self._server, self._bound, self._most, self._idle_s = server, bound, most, idle_s
+        self._quiet: OrderedDict[asyncio.BaseTransport, float] = OrderedDict()
+        self._busy: set[asyncio.BaseTransport] = set()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> FewConnections:
+        self._bound.listen(BACKLOG)
+        self._bound.setblocking(False)
+        self._tasks = [asyncio.create_task(self._accept()), asyncio.create_task(self._end_idle())]
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._bound.close()
+
+    @contextlib.contextmanager
+    def answering(self, request: web.Request) -> Iterator[None]:
+        """A request that may be served is being answered: its connection stays."""
+        transport = request.transport
+        if transport is None:
+            yield
+            return
+        self._quiet.pop(transport, None)
+        self._busy.add(transport)
+        try:
+            yield
+        finally:
+            self._busy.discard(transport)
+            self._quiet[transport] = time.monotonic()
+
+    async def _accept(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                connection, _ = await loop.sock_accept(self._bound)
+            except OSError:  # the client is gone already, or the process has no file left: it comes again
+                await asyncio.sleep(PAUSE_S)
+                continue
+            if not self._has_room():
+                connection.close()
+                continue
+            try:
+                transport, _ = await loop.connect_accepted_socket(self._server, connection)
+            except OSError:
+                connection.close()
+                continue
+            self._quiet[transport] = time.monotonic()
+
+    def _has_room(self) -> bool:
+        """For one more, in the place of another where need be."""
+        if len(self._quiet) + len(self._busy) >= self._most:
+            self._forget_closed()
+        if len(self._quiet) + len(self._busy) >= self._most and self._quiet:
+            _abort(self._quiet.popitem(last=False)[0])
+        return len(self._quiet) + len(self._busy) < self._most
+
+    async def _end_idle(self) -> None:
+        while True:
+            await asyncio.sleep(self._idle_s / 4)
+            self._forget_closed()
+            edge = time.monotonic() - self._idle_s
+            for transport in [transport for transport, since in self._quiet.items() if since < edge]:
+                del self._quiet[transport]
+                _abort(transport)
+
+    def _forget_closed(self) -> None:
+        for transport in [transport for transport in self._quiet if transport.is_closing()]:
+            del self._quiet[transport]
+
+
+def _abort(transport: asyncio.BaseTransport) -> None:
+    assert isinstance(transport, asyncio.Transport)
+    transport.abort()
