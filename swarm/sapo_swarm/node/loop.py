@@ -295,8 +295,4 @@ class Node:
     def _evaluating(self, sentence: str) -> Callable[[float], None]:
         """Begin the phase; what is returned tells of its progress."""
         self.bus.stream(self.activity.begin("evaluate", self.rounds_done, sentence))
-
-        def show(fraction: float) -> None:
-            self.bus.stream(self.activity.progress(fraction, sentence))
-
-        return show
+        return lambda fraction: self.bus.stream(self.activity.progress(fraction, sentence))
