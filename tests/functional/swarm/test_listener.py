@@ -151,10 +151,10 @@ async def test_a_body_that_breaks_off_is_no_error_of_the_coordinator(
     _, writer = await asyncio.open_connection("127.0.0.1", hosted.invite.port, ssl=context)
     writer.write(b"POST /v1/join HTTP/1.1\r\nHost: x\r\nSapo-Proto: 1\r\nContent-Length: 900\r\n\r\n{")
     await writer.drain()
-    while not hosted.coordinator.admission._unread:  # noqa: ASYNC110
+    while not hosted.coordinator.admission._unread.total():  # noqa: ASYNC110
         await asyncio.sleep(0.01)
     writer.transport.abort()
-    while hosted.coordinator.admission._unread:  # noqa: ASYNC110
+    while hosted.coordinator.admission._unread.total():  # noqa: ASYNC110
         await asyncio.sleep(0.01)
     assert "unexpected error" not in caplog.text
 
