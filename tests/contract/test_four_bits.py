@@ -116,7 +116,7 @@ def test_without_bitsandbytes_the_command_that_adds_it_is_told(
 
     four_bit.require.cache_clear()
     monkeypatch.setitem(__import__("sys").modules, "bitsandbytes", None)
-    with pytest.raises(BackendUnavailable, match="4bit") as refused:
+    with pytest.raises(BackendUnavailable, match="bitsandbytes") as refused:
         opened(model_folder("qwen2"), "4bit")
     assert "pip install" in (refused.value.fix_command or "")
     four_bit.require.cache_clear()
