@@ -63,6 +63,15 @@ def test_there_are_two_hundred_of_them() -> None:
     assert len(HOSTILE) >= 200
 
 
+def test_a_worker_that_starts_reads_no_more_of_a_task_than_a_task_may_have(tmp_path: Path) -> None:
+    """It looks for tasks that run code before its memory is limited: all of a terabyte was read."""
+    (tmp_path / "large").mkdir()
+    with (tmp_path / "large" / "task.toml").open("wb") as file:
+        file.truncate(2**40)
+    with library_in(tmp_path):
+        assert not library.runs_generated()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(len(HOSTILE)), ids=[str(name)[:60] for name in HOSTILE])
 @pytest.mark.asyncio(loop_scope="module")

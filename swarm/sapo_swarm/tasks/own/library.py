@@ -109,13 +109,13 @@ def consent(task: OwnTask) -> bytes:
 
 def runs_generated() -> bool:
     """A task in force runs what a model writes, by the look of its task.toml."""
+    from sapo_swarm.tasks.own.folder import MAX_SPEC, SPEC
+    from sapo_swarm.tasks.own.rows import decode, read_bytes
+
     for name in names():
-        try:
-            found = (_library.folder or Path()) / name / "task.toml"
-            if "python_tests" in found.read_text("utf-8", "replace")[:65536]:
+        with contextlib.suppress(OSError, BadTask):  # no task is made of that
+            if "python_tests" in decode(read_bytes((_library.folder or Path()) / name / SPEC, MAX_SPEC)):
                 return True
-        except OSError:
-            continue
     return False
 
 
