@@ -10,7 +10,6 @@ import aiohttp
 import pytest
 from tests.support.hosted_swarm import groups_of, hosted, make
 
-from sapo_swarm.config import PAPER_TASKS
 from sapo_swarm.coordinator.host import Hosted
 from sapo_swarm.coordinator.http import admission
 from sapo_swarm.coordinator.http.admission import UNREAD_PER_NETWORK
@@ -18,6 +17,7 @@ from sapo_swarm.coordinator.server import STATS_ROWS
 from sapo_swarm.protocol.client import NodeClient, Refused
 from sapo_swarm.protocol.identity import Identity
 from sapo_swarm.protocol.wire import MAX_BODY, MEDIA_TYPE
+from sapo_swarm.tasks.catalogue import CATALOGUE
 
 __all__ = ["hosted", "make"]
 
@@ -112,7 +112,7 @@ async def test_a_large_body_is_read_only_once_it_is_known_who_sends_it(hosted: H
 
 async def test_whoever_reaches_the_port_sees_who_shares_without_a_page_too(make: Callable[..., object]) -> None:
     """docs/privacy.md says so; nothing of it needs an invite."""
-    hosted: Hosted = await make(page=False, tasks=PAPER_TASKS)  # type: ignore[misc]
+    hosted: Hosted = await make(page=False, tasks=tuple(CATALOGUE))  # type: ignore[misc]
     node = Identity.generate()
     async with NodeClient(hosted.invite, node) as client:
         await client.join("Ada", "starter")
@@ -126,7 +126,7 @@ async def test_whoever_reaches_the_port_sees_who_shares_without_a_page_too(make:
             swarm = await answer.json()
     assert (row["node"], row["name"], row["model"]) == (node.node, "Ada", "starter")
     assert {"groups", "uptake", "seen_s"} <= set(row)
-    assert swarm["tasks"] == list(PAPER_TASKS)
+    assert swarm["tasks"] == list(CATALOGUE)
     privacy = " ".join((Path(__file__).parents[3] / "docs/privacy.md").read_text("utf-8").split())
     assert "sees, without an invite, the name, id and model label of the hundred nodes" in privacy
     assert STATS_ROWS == 100
