@@ -118,6 +118,14 @@ def test_a_key_that_the_keyring_holds_is_saved_and_another_one_there_is_asked_ab
     assert keystore.load_or_create(new.data / "identity").identity.secret.hex() == KEY
 
 
+def test_a_keyring_that_is_away_gives_no_archive_without_the_key_that_was_asked_for(old: Home, tmp_path: Path) -> None:
+    identity = old.data / "identity"
+    (identity / "node.key").rename(identity / "node.id")
+    with pytest.raises(AppError, match="keyring"):
+        backup.backup(old, tmp_path / "with.tar", keys=True)
+    assert backup.backup(old, tmp_path / "without.tar").path.exists()
+
+
 def test_a_model_that_was_trained_on_comes_in_beside_the_one_that_is_here(old: Home, tmp_path: Path) -> None:
     saved = backup.backup(old, tmp_path / "mine.tar")
     here = store.find(old, "kim").folder

@@ -30,7 +30,7 @@ class Saved:
 def backup(home: Home, path: Path, keys: bool = False) -> Saved:
     """Write the archive, readable by its owner only. keys: with the node's identity, its invite and what it shares there.
 
-    Raises UsageError where the file exists; AppError: a node runs, there is nothing, the disk refuses.
+    Raises UsageError where the file exists; AppError: a node runs, there is nothing, the disk or the keyring refuses.
     """
     if path.exists():
         raise UsageError(f"{path} exists already: choose another name.")
@@ -42,6 +42,11 @@ def backup(home: Home, path: Path, keys: bool = False) -> Saved:
             if keys and (secret := contents.keyring_key(home)):
                 sources[contents.IDENTITY] = Path(scratch) / "node.key"
                 sources[contents.IDENTITY].write_text(secret + "\n")
+            elif keys and contents.IDENTITY not in sources and contents.in_keyring(home):
+                raise AppError(
+                    "Your node's key is in the system's keyring, which does not give it here. Unlock the keyring, or save "
+                    "without --keys."
+                )
             if not sources:
                 raise AppError("There is nothing of yours here to save.")
             manifest = _manifest(sources)

@@ -98,6 +98,11 @@ def keyring_key(home: Home) -> str:
     return "" if path.exists() else kept_text(path.parent, path.stem)
 
 
+def in_keyring(home: Home) -> bool:
+    """The node's key was given to a keyring (keystore leaves its node's id behind)."""
+    return places(home)[IDENTITY].with_suffix(".id").exists()
+
+
 def _below(folder: Path) -> Iterator[Path]:
     for root, folders, names in os.walk(folder):
         folders[:] = sorted(name for name in folders if name not in _LEFT_OUT and not name.startswith("."))
