@@ -2,7 +2,7 @@
 
 Order of a signed request: protocol, rate of the address, room (in flight), membership, clock, signature, rate of the node,
 body within time and size, nonce. A round's path names the digest of its body, which is what is signed: it is known who
-sends a large body before it is read. Leaving has no body; a join's has a small budget apart. Only what passed all of it counts
+sends a large body before it is read. Leaving has no body; a join's has its own small budget. Only what passed all of it counts
 against a node.
 """
 

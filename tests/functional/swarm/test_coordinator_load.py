@@ -74,7 +74,7 @@ async def test_bodies_under_way_take_nobodys_place_and_have_a_budget_for_each_ne
 async def test_slow_bodies_of_strangers_keep_no_member_from_its_rounds(
     make: Callable[..., object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those that are read before it is known who sends them have a budget apart; leaving reads none."""
+    """Those that are read before it is known who sends them have their own budget; leaving reads none."""
     monkeypatch.setattr(admission, "UNREAD_BYTES_OF_STRANGERS", 20_000)
     monkeypatch.setattr(admission, "UNREAD_BYTES", MAX_BODY)
     hosted: Hosted = await make(trust_proxy=True, body_s=60.0)  # type: ignore[misc]
