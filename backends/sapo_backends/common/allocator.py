@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import platform
 
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -2, -3, -8
@@ -17,6 +18,14 @@ LARGEST_THRESHOLD = 32 << 20
 """The most that glibc accepts on 64-bit systems."""
 PASSING = 32 << 10
 """Bytes of a block that is likely to be gone soon: a page of history, a frame of the screen."""
+RETURN_EVERY_S = 600.0
+"""Between two trims of a process that lives for weeks."""
+
+
+def one_arena() -> bool:
+    """For a node, before it has threads: all share the one arena that trim() empties. With some of their own, each grows to
+    its 64 MB in hours. True if the allocator took the setting."""
+    return _set((M_ARENA_MAX, 1))
 
 
 def keep_freed() -> bool:
@@ -34,8 +43,10 @@ def return_freed() -> bool:
 
 
 def trim() -> None:
-    """Return what is free to the system. For large models, whose packed weights for decoding and whose activations do
-    not fit into each other's holes; paying for the pages again takes a hundredth of a round."""
+    """Return what is free to the system, and what only cycles of Python's hold: those wait until a quarter as many objects
+    are new as there are old ones. For large models, whose packed weights for decoding and whose activations do not fit into
+    each other's holes; paying for the pages again takes a hundredth of a round."""
+    gc.collect()
     if platform.libc_ver()[0] == "glibc":
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).malloc_trim(0)

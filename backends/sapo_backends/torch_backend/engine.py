@@ -44,9 +44,6 @@ from sapo_backends.torch_backend.update import FlatAdamW, Trainer
 SCORING_BUDGET = 8192
 """Tokens scored at once; without a backward pass little is kept."""
 
-RETURN_EVERY_S = 600.0
-"""A small model keeps freed memory for its next round; so often it returns what a larger batch (an evaluation) left."""
-
 
 @contextlib.contextmanager
 def _memory(needed: int, suggestion: str) -> Iterator[None]:
@@ -146,9 +143,10 @@ class TorchEngine(Engine):
         return stats
 
     def _give_back(self) -> None:
-        """What generation needed is not what an update needs: of a large model the peak of a round is the larger one."""
+        """What generation needed is not what an update needs: of a large model the peak of a round is the larger one. A
+        small model keeps freed memory for its next round, and returns now and then what an evaluation left."""
         now = time.monotonic()
-        if self._model.layout.size >= round_memory.SHARDED_BELOW or now - self._returned >= RETURN_EVERY_S:
+        if self._model.layout.size >= round_memory.SHARDED_BELOW or now - self._returned >= allocator.RETURN_EVERY_S:
             self._returned = now
             allocator.trim()
 

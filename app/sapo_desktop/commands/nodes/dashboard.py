@@ -117,7 +117,7 @@ async def run_verb(arguments: list[str]) -> int:
 
 
 def _show(home: Home, chosen: settings.Settings) -> str | None:
-    from sapo_backends.common.allocator import return_freed
+    from sapo_backends.common import allocator
     from sapo_desktop.dashboard.app import SapoDashboard
     from sapo_desktop.services.machine.doctor import stream
     from sapo_desktop.services.models.screen.actions import HomeModels
@@ -125,11 +125,12 @@ def _show(home: Home, chosen: settings.Settings) -> str | None:
     from sapo_desktop.services.swarms.actions import HomeActions
     from sapo_desktop.services.tasks.wizard.actions import HomeTasks
 
-    return_freed()
+    allocator.return_freed()
     problem: list[Exception] = []
 
     async def start(answers: FirstRunAnswers | None) -> None:
         """An error ends the dashboard with its sentence."""
+        app.set_interval(allocator.RETURN_EVERY_S, allocator.trim)
         try:
             await _start(home, answers)
         except known() as error:
