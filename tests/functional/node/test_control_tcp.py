@@ -9,6 +9,7 @@ import stat
 from pathlib import Path
 
 import aiohttp
+import psutil
 import pytest
 from tests.support import node_process
 from tests.support.node_process import node, reaches, sapo
@@ -18,6 +19,7 @@ from sapo_desktop.services.nodes import background, supervisor
 from sapo_swarm.events import RoundFinished
 from sapo_swarm.node.control import transport
 from sapo_swarm.node.control.api import ControlClient, NodeNotRunning
+from sapo_swarm.node.control.few_connections import MOST
 
 SLOW = (*node_process.FAKE, "--local-groups", "4", "--model", "fake:0.01")
 
@@ -61,6 +63,20 @@ async def test_who_does_not_show_the_token_is_told_nothing(tmp_path: Path) -> No
         async with ControlClient(other) as stranger:
             with pytest.raises(NodeNotRunning):
                 await stranger.status()
+
+
+async def test_silent_connections_of_another_account_use_up_no_files_of_the_node(tmp_path: Path) -> None:
+    async with node(tmp_path, *SLOW) as (client, process):
+        file = tmp_path / "run" / "node.sock"
+        port = json.loads(await asyncio.to_thread(file.read_bytes))["port"]
+        silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2 * MOST)]
+        for reader, _ in silent[: MOST - 2]:
+            assert await reader.read(1) == b"", "it gave way"
+        assert (await client.status()).pid == process.pid
+        held = [c for c in psutil.Process(process.pid).net_connections() if c.status == "ESTABLISHED"]
+        assert len(held) <= MOST
+        for _, writer in silent:
+            writer.close()
 
 
 async def test_a_node_in_the_background_is_started_found_and_stopped(

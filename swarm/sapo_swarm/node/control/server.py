@@ -17,6 +17,7 @@ from sapo_swarm.config import RunConfig
 from sapo_swarm.events import encode
 from sapo_swarm.node.control import transport
 from sapo_swarm.node.control.api import BEAT_S, NodeStatus, Problem, heartbeat
+from sapo_swarm.node.control.loopback import Loopback
 from sapo_swarm.node.event_bus import Bus
 from sapo_swarm.node.governor.requests import BadCommand
 from sapo_swarm.node.storage.journal import JournalError
@@ -63,13 +64,14 @@ class ControlServer:
         self._node = node
         self._socket = socket
         self._runner: web.AppRunner | None = None
+        self._loopback: Loopback | None = None
         self._beating: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> ControlServer:
-        token = transport.new_token() if transport.kind() == "tcp" else ""
-        prepare_folder(self._socket, limited=not token)
+        self._loopback = Loopback(self._socket) if transport.kind() == "tcp" else None
+        prepare_folder(self._socket, limited=self._loopback is None)
         self._socket.unlink(missing_ok=True)  # the caller holds the home's lock: whatever lies here is stale
-        middlewares = [transport.guard(token)] if token else []
+        middlewares = [self._loopback.guard] if self._loopback else []
         app = web.Application(client_max_size=64 * 1024, middlewares=middlewares)
         app.add_routes(
             [
@@ -81,7 +83,11 @@ class ControlServer:
         )
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
         await self._runner.setup()
-        await transport.listen(self._runner, self._socket, token)
+        if self._loopback:
+            await self._loopback.open(self._runner)
+        else:
+            await web.UnixSite(self._runner, str(self._socket)).start()
+            await asyncio.to_thread(self._socket.chmod, 0o600)
         beat = heartbeat(self._socket)
         beat.write_text(str(os.getpid()), "ascii")
         self._beating = asyncio.create_task(_beat(beat))
@@ -93,6 +99,8 @@ class ControlServer:
             self._beating.cancel()
             await asyncio.gather(self._beating, return_exceptions=True)
         heartbeat(self._socket).unlink(missing_ok=True)
+        if self._loopback is not None:
+            await self._loopback.close()
         if self._runner is not None:
             await self._runner.cleanup()
         self._socket.unlink(missing_ok=True)

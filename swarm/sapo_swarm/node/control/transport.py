@@ -7,22 +7,16 @@ of this node's life. SAPO_CONTROL=tcp or unix chooses for the server; clients lo
 from __future__ import annotations
 
 import asyncio
-import hmac
 import os
-import secrets
 import socket
 import stat
 import sys
-from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import msgspec
 
 from sapo_swarm.types import UNREADABLE
-
-if TYPE_CHECKING:
-    from aiohttp import web
 
 Kind = Literal["unix", "tcp"]
 LOOPBACK = "127.0.0.1"
@@ -46,48 +40,6 @@ def kind() -> Kind:
     if wanted == "unix" and not sockets:
         raise OSError("This system has no Unix sockets for Python. Set SAPO_CONTROL to tcp, or not at all.")
     return "tcp" if wanted == "tcp" or not sockets else "unix"
-
-
-def new_token() -> str:
-    """A token for one node's life."""
-    return secrets.token_urlsafe(32)
-
-
-def guard(token: str) -> Any:
-    """The middleware that lets in who shows the token."""
-    from aiohttp import web
-
-    expected = f"Bearer {token}".encode()
-
-    @web.middleware
-    async def check(request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> Any:
-        shown = request.headers.get("Authorization", "").encode("utf-8", "replace")
-        if not hmac.compare_digest(shown, expected):
-            return web.Response(status=401, text="This node's control token is missing or wrong.")
-        return await handler(request)
-
-    return check
-
-
-async def listen(runner: web.AppRunner, path: Path, token: str) -> None:
-    """Serve at that path; with a token over TCP. Nothing lies there yet. Raises OSError."""
-    from aiohttp import web
-
-    if not token:
-        await web.UnixSite(runner, str(path)).start()
-        await asyncio.to_thread(path.chmod, 0o600)
-        return
-    await web.TCPSite(runner, LOOPBACK, 0).start()
-    await asyncio.to_thread(_write, path, Place(int(runner.addresses[0][1]), token))
-
-
-def _write(path: Path, place: Place) -> None:
-    """The token file, whole or not at all, and its owner's only."""
-    partial = path.with_suffix(".partial")
-    partial.unlink(missing_ok=True)
-    with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(msgspec.json.encode(place))
-    partial.replace(path)
 
 
 async def session(path: Path, limits: Any) -> Any:
