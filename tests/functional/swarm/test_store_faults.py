@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from sapo_swarm.coordinator.domain.records import Entry, Exchange, Member, PoolLimits
@@ -110,7 +111,12 @@ async def test_a_member_that_could_not_be_written_is_not_admitted_by_half(tmp_pa
     with no_file_beyond(log), pytest.raises(StoreUnavailable):
         await store.restore([member], [])
     assert await store.member("one") is None
-    await store.restore([member], [])
+    waiting = msgspec.structs.replace(member, waiting=True)
+    await store.restore([waiting], [])
+    with no_file_beyond((tmp_path / "s.sqlite-wal").stat().st_size), pytest.raises(StoreUnavailable):
+        await store.approve("one")
+    assert await store.member("one") == waiting
+    assert await store.approve("one")
     assert await store.member("one") == member
     await store.close()
 

@@ -145,8 +145,8 @@ class SQLiteRegistry:
         member = self._members.get(node)
         if member is None:
             return False
-        self._members[node] = approved = msgspec.structs.replace(member, waiting=False)
-        await self._write([_member_row(approved)], durable=True)
+        await self._write([_member_row(msgspec.structs.replace(member, waiting=False))], durable=True)
+        self._members[node] = msgspec.structs.replace(self._members[node], waiting=False)
         return True
 
     async def restore(self, members: Sequence[Member], invites: Sequence[InviteRecord]) -> None:
