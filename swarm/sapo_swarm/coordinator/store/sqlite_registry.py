@@ -146,7 +146,7 @@ class SQLiteRegistry:
         if member is None:
             return False
         await self._write([_member_row(msgspec.structs.replace(member, waiting=False))], durable=True)
-        self._members[node] = msgspec.structs.replace(self._members[node], waiting=False)
+        self._members[node] = msgspec.structs.replace(self._members.get(node, member), waiting=False)
         return True
 
     async def restore(self, members: Sequence[Member], invites: Sequence[InviteRecord]) -> None:
