@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from sapo_backends.errors import install
 from sapo_swarm.tasks.own.errors import BadTask
 
 MAX_FILE = 32 * 2**20
@@ -248,7 +249,7 @@ def _parquet(path: Path) -> Table:
         import pyarrow
         import pyarrow.parquet
     except ImportError as error:
-        raise BadTask("Parquet files need pyarrow: pip install pyarrow. Or save it as CSV.") from error
+        raise BadTask(f"Parquet files need pyarrow: {install('pyarrow')}. Or save it as CSV.") from error
     size = path.stat().st_size
     if size > MAX_FILE:
         raise BadTask(f"{path.name} has {size:,} bytes; up to {MAX_FILE:,} are read. Use a part of it.")
