@@ -229,7 +229,7 @@ class Node:
         self.pace.paused()
         if not paused_before and self.activity.state == "paused":
             await asyncio.to_thread(self.store.keep_in_flight, context, work)
-            if self.store.unsaved and self.activity.reason == "person":
+            if self.store.unsaved and self.activity.reason in ("person", "held"):
                 await self._save("pause", work)
         return False
 
