@@ -16,6 +16,7 @@ from sapo_lab.simulated_nodes import sim_group
 from sapo_swarm.coordinator.host import Hosted
 from sapo_swarm.node.engine_thread import EngineHost
 from sapo_swarm.node.storage import phrase_memory
+from sapo_swarm.node.swarm.pool import GROUP_LIFE_S
 from sapo_swarm.node.swarm.swarm_exchange import PHRASES_S
 from sapo_swarm.protocol.client import NodeClient
 from sapo_swarm.protocol.identity import Identity
@@ -225,6 +226,20 @@ async def test_a_wall_clock_that_is_set_back_holds_no_news_of_the_swarm_back(
     await ada.round(2, await ada.groups(2))
     assert {peer.name for peer in ada.news().peers} == {"Ada", "Bob"}
     assert await asyncio.to_thread((tmp_path / phrase_memory.NAME).exists), "written every minute"
+    await ada.exchange.close()
+    await bob.exchange.close()
+
+
+async def test_groups_of_others_that_waited_too_long_are_dropped_though_the_wall_clock_is_set_back(
+    hosted: Hosted, scorer: Scorer, engine: EngineHost
+) -> None:
+    ada, bob = Node(hosted, scorer, engine), Node(hosted, scorer, engine)
+    await bob.join("Bob")
+    await bob.round(1, await bob.groups(1))
+    await ada.join("Ada")
+    assert len(await ada.round(1, await ada.groups(1))) == 1
+    ada.clock_s, ada.passed_s = -3600.0, GROUP_LIFE_S + 1.0
+    assert ada.exchange.prompts_to_sample(2, 2) == 4, "all of the batch: nothing is there for it"
     await ada.exchange.close()
     await bob.exchange.close()
 
