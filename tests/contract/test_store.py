@@ -88,6 +88,33 @@ async def test_the_window_is_right_again_when_a_clock_that_was_ahead_is_set_back
     assert (await store.stats(NOW + 5500.0, 9)).rows == ()
 
 
+async def test_what_came_while_the_clock_was_ahead_holds_no_place_when_it_is_set_back(store: Store) -> None:
+    """The pool was full by then: a shared store gave one place to all that came later."""
+    for n in range(10):
+        await store.exchange(round_of(f"ahead {n}", [10 * n + i for i in range(4)], at=86400.0))
+    back = await store.exchange(round_of("new 0", []))
+    assert (back.pool, back.nodes) == (0, 1)
+    for n in range(10):
+        await store.exchange(round_of(f"new {n}", [100 + 10 * n + i for i in range(4)], at=1.0 + n))
+    reader = await store.exchange(round_of("reader", [], want=40, at=20.0))
+    assert {number // 10 for number in drawn(reader)} == set(range(10, 20))
+    assert (reader.pool, reader.nodes) == (40, 11)
+    stats = await store.stats(NOW + 20.0, 9)
+    assert (stats.pool, stats.nodes) == (40, 11)
+
+
+async def test_the_window_counts_what_coordinators_accept_whose_clocks_differ(redis_url: str) -> None:
+    """By minutes: what the one ahead counts was taken out by the other as of a clock that was set back."""
+    namespace = secrets.token_hex(4)
+    one, ahead = (RedisStore(redis_url, LIMITS, random.Random(1), namespace) for _ in range(2))
+    await asyncio.gather(one.open(), ahead.open())
+    for minute in range(3):
+        await one.exchange(round_of("one", [minute], at=60.0 * minute))
+        last = await ahead.exchange(round_of("two", [10 + minute], at=60.0 * minute + 200.0))
+    assert (last.mine, last.total) == (3, 6)
+    await asyncio.gather(one.close(), ahead.close())
+
+
 async def test_standing_ranks_members_and_keeps_minutes(store: Store) -> None:
     """Rows by groups, with names; minute counters without nodes."""
     await store.found(SWARM)

@@ -32,9 +32,7 @@ class Node:
         wall = lambda: time.time() + self.clock_s  # noqa: E731
         self.client = NodeClient(hosted.invite, self.identity, wall=wall)
         policy = AcceptanceRules(logprob_floor=-100.0)
-        self.exchange = SwarmExchange(
-            self.client, policy, "m", sampling, own_worker=False, wall=wall, clock=lambda: self.passed_s
-        )
+        self.exchange = SwarmExchange(self.client, policy, "m", sampling, own_worker=False, clock=lambda: self.passed_s)
         self.exchange.attach(engine, scorer)
 
     async def join(self, name: str) -> None:

@@ -211,8 +211,8 @@ class Node:
         await self._leave(context, work)
 
     async def _work(self, context: RoundContext, examiner: Examiner, work: RoundWork) -> RoundWork:
-        """An evaluation, a closer look, or a round; the round that is next to work on. What is untold comes first."""
-        if not work.untold and (self._evaluate_next or self._guarded.busy):
+        """An evaluation, a closer look, or a round; the round that is next to work on. One that is in the weights comes first."""
+        if work.stats is None and (self._evaluate_next or self._guarded.busy):
             await (self._examine(examiner, self._evaluate_next) if self._evaluate_next else self._attend())
             return work
         await self._round(context, work)
@@ -229,7 +229,7 @@ class Node:
         self.pace.paused()
         if not paused_before and self.activity.state == "paused":
             await asyncio.to_thread(self.store.keep_in_flight, context, work)
-            if self.store.unsaved and self.activity.reason == "person":
+            if self.store.unsaved and self.activity.reason in ("person", "held"):
                 await self._save("pause", work)
         return False
 
@@ -245,8 +245,8 @@ class Node:
                 await self.run_control.log("error", said)
 
     async def _save(self, reason: str, work: RoundWork) -> None:
-        """A checkpoint, told of; the log of updates ends with it, so what is untold comes first. Raises OSError, JournalError."""
-        await self._tell(work)
+        """A checkpoint, told of; a round that is in the weights is finished first. Raises OSError, JournalError."""
+        await self._finish(work)
         self.bus.stream(self.activity.begin("checkpoint", self.rounds_done, "Saving"))
         await self.host.call(self.store.save, reason)
         await self.store.tell()
@@ -258,24 +258,25 @@ class Node:
         return self.guard
 
     async def _round(self, context: RoundContext, work: RoundWork) -> None:
-        if not work.untold:
-            for phase in (phases.sample_questions, phases.generate, phases.score, phases.share, stage, update):
-                await phase(context, work)
+        for phase in (phases.sample_questions, phases.generate, phases.score, phases.share, stage, update):
+            await phase(context, work)
+        await self._finish(work)
+
+    async def _finish(self, work: RoundWork) -> None:
+        """Log and publish what a round leaves that is in the weights. What the disk refuses is done another time, and nothing
+        twice. Raises OSError, JournalError."""
+        if work.stats is not None and work.round == self.rounds_done:
             solved, wanted = set(self.store.solved), self.config.external_groups if self._guarded.taking else 0
             events = self.firsts.told(stamp(record(work, wanted, solved, ""), time.time()), work.external or ())
             await asyncio.to_thread(self.store.finished, work, events, solved)
             news = self.setup.exchange.used([g for g in work.trained if g.external], len(work.trained))
             work.untold = (*events, *([news] if news else []), *cut_off(work.completions or [], work.round))
-        await self._tell(work)
-
-    async def _tell(self, work: RoundWork) -> None:
-        """Publish what the finished round left. Raises JournalError: then it is published another time."""
-        if events := work.untold:
-            await self.bus.publish(*events)
+        if untold := work.untold:
+            await self.bus.publish(*untold)
             work.untold = ()
-            self.firsts.published(events)
-            self.pace.count(events)
-            self.retention.round_done(self.rounds_done, len(events) - 1)
+            self.firsts.published(untold)
+            self.pace.count(untold)
+            self.retention.round_done(self.rounds_done, len(untold) - 1)
 
     async def _examine(self, examiner: Examiner, items: int) -> None:
         work = examiner.examine(self.rounds_done, items, self._evaluating("Held-out evaluation"))

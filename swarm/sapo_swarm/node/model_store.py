@@ -173,9 +173,7 @@ class ModelStore:
     # -- rounds ----------------------------------------------------------------------------------------------------
 
     def finished(self, work: RoundWork, events: Sequence[Event], solved: set[str]) -> None:
-        """A round is done: it is in the log, once, before anybody is told. Raises OSError."""
-        if self.rounds_done > work.round:
-            return
+        """A round is done: it is in the log before anybody is told. Raises OSError."""
         call, lines = work.call, [encode(event) for event in events]
         batch, policy, seed = ([], None, 0) if call is None else (call.batch, call.policy, call.seed)
         self.log.append(logged(work.round, seed, policy, batch, lines, sorted(solved)))

@@ -20,7 +20,8 @@ class Job(msgspec.Struct, frozen=True, array_like=True):
     """Regenerate a question and score texts against it (none: only the question is wanted).
 
     turns: of the model in one episode of the task's environment, to be answered; final: there is no room for another.
-    truth: the answer that the task itself gives is wanted too. It never leaves this machine.
+    truth: the answer that the task itself gives is wanted too. It never leaves this machine. read: nothing is wanted but that
+    the task of the person's own is read.
     """
 
     ref: TaskRef
@@ -29,6 +30,7 @@ class Job(msgspec.Struct, frozen=True, array_like=True):
     turns: tuple[str, ...] = ()
     final: bool = False
     truth: bool = False
+    read: bool = False
 
 
 class Reply(msgspec.Struct, frozen=True, array_like=True):

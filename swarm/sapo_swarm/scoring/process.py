@@ -194,13 +194,13 @@ class WorkerProcess:
             self._discard()
 
     def _has_read(self, jobs: Sequence[Job]) -> bool:
-        """Have the worker read the person's tasks that it does not know yet, without texts and with the time of a start: a large
-        one takes long. False when it died; that task gets the time of any other job from then on."""
+        """Have the worker read the person's tasks that it does not know yet, with the time of a start: a large one takes long.
+        False when it died; that task gets the time of any other job from then on."""
         for ref in (job.ref for job in jobs if library.is_own(job.ref)):
             name = ref.dataset
             if name in self._read or name in self._too_long or not library.has(name):
                 continue
-            if not self._exchange([Job(ref)], [], START_S):
+            if not self._exchange([Job(ref, read=True)], [], START_S):
                 self._too_long.add(name)
                 return False
             self._read.add(name)

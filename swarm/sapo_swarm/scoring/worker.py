@@ -234,7 +234,7 @@ def serve(source: BinaryIO, sink: BinaryIO, orphan_log: BinaryIO) -> None:
         flushed = time.monotonic()
         for job in jobs:
             _prepare(job.ref)
-            reply = answer(job)
+            reply = Reply() if job.read else answer(job)
             write_frame(sink, encoder.encode(reply))
             if reply.last:  # what filled the memory may stay in it, and would fail the jobs of others
                 sink.flush()

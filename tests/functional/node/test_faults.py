@@ -5,6 +5,7 @@ A sample of each, by a fixed seed; everything: `python tests/benchmarks/faults.p
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import sys
@@ -14,11 +15,13 @@ import msgspec
 import pytest
 from tests.benchmarks.faults import faults
 from tests.fuzz import damage
-from tests.support.model_folder import on_disk
+from tests.support.model_folder import on_disk, weights
 from tests.support.watched_node import CONFIG, CountingEngine, follow, make
 
-from sapo_swarm.events import Event, FirstSuccess, GroupRecorded, Phase, StateChanged
+from sapo_swarm.events import Evaluated, Event, FirstSuccess, GroupRecorded, Phase, StateChanged
+from sapo_swarm.node.loop import Node
 from sapo_swarm.node.storage.journal import read_only
+from sapo_swarm.node.storage.unfinished import LoggedUpdate
 
 TRIALS, PLACES = 8, 25
 NO_COMPILER = "The shim that lets writes fail needs a C compiler. Fix: apt-get install gcc"
@@ -87,3 +90,40 @@ async def test_a_round_that_the_journal_had_no_room_for_is_told_whole_afterwards
     assert on_disk(tmp_path / "full").told == [0, 1]
     assert firsts(tmp_path / "calm")
     assert firsts(tmp_path / "full") == firsts(tmp_path / "calm")
+
+
+def log_full_once(node: Node, round_number: int) -> None:
+    """The log of updates has no room for this round's, once."""
+    append, full = node.store.log.append, [OSError(errno.ENOSPC, "No space left on device")]
+
+    def once(update: LoggedUpdate) -> None:
+        if update.round == round_number and full:
+            raise full.pop()
+        append(update)
+
+    node.store.log.append = once  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("then", ["stop", "evaluate"])
+async def test_an_update_that_the_log_had_no_room_for_is_taken_once(tmp_path: Path, then: str) -> None:
+    """A checkpoint and an evaluation, too, are of weights with that round."""
+    config = msgspec.structs.replace(GROUPS, tasks=("basic_arithmetic",), rounds=3)
+    await make(tmp_path / "calm", CountingEngine(), config).run()
+    node = make(tmp_path / "full", CountingEngine(), config)
+    log_full_once(node, 1)
+
+    def seen(event: Event) -> None:
+        if isinstance(event, StateChanged) and event.state == "paused":
+            if then == "evaluate":
+                node.request_evaluation(4)
+            node.command("stop" if then == "stop" else "resume")
+
+    await follow(node, seen)
+    if then == "stop":
+        await make(tmp_path / "full", CountingEngine(), config).run()
+    evaluated = [
+        e.round for e in read_only(tmp_path / "full" / "journal.db", ("evaluation",)) if isinstance(e, Evaluated)
+    ]
+    assert evaluated == ([2] if then == "evaluate" else [])
+    assert on_disk(tmp_path / "full").told == [0, 1, 2]
+    assert weights(tmp_path / "full", 3) == weights(tmp_path / "calm", 3)

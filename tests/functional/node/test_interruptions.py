@@ -12,7 +12,7 @@ from tests.support.model_folder import chain, on_disk, weights
 from tests.support.watched_node import CONFIG, CountingEngine, follow, make
 
 from sapo_swarm.config import RunConfig
-from sapo_swarm.events import Event, LogLine, RoundFinished, StateChanged
+from sapo_swarm.events import CheckpointSaved, Event, LogLine, RoundFinished, StateChanged
 from sapo_swarm.node.event_bus import Bus
 from sapo_swarm.node.governor.holds import Hold
 from sapo_swarm.node.governor.requests import Requests, command
@@ -209,3 +209,23 @@ async def test_an_automatic_hold_lets_an_update_end_and_a_person_s_pause_does_no
     run_control.request(command(Requests(), "pause", 0, 0.0))
     assert stopped.is_set()
     journal.close()
+
+
+@pytest.mark.parametrize("verb", ["pause", "hold"])
+async def test_where_a_person_or_a_chat_has_the_node_wait_the_newest_checkpoint_is_the_model_as_it_is(
+    tmp_path: Path, verb: str
+) -> None:
+    """A chat answers with the newest checkpoint."""
+    node = make(tmp_path, CountingEngine())
+    saved: list[tuple[int, str]] = []
+
+    def seen(event: Event) -> None:
+        if isinstance(event, RoundFinished):
+            node.command(verb)
+        elif isinstance(event, StateChanged) and event.state == "paused":
+            node.command("stop")
+        elif isinstance(event, CheckpointSaved):
+            saved.append((event.round, event.reason))
+
+    await follow(node, seen)
+    assert saved == [(0, "start"), (1, "pause")]

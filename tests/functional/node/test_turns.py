@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from tests.functional.node.test_evaluation_interrupted import evaluations
 from tests.functional.node.test_interruptions import Interrupter, stopped_after
-from tests.support.environments import two_sums
+from tests.support.environments import TWO_SUMS, two_sums
 from tests.support.model_folder import weights
 from tests.support.own_tasks import library_in
 from tests.support.watched_node import CountingEngine, follow, make
@@ -19,7 +19,7 @@ from tests.support.watched_node import CountingEngine, follow, make
 from sapo_backends.base import Completion, LoadRequest, Sampling
 from sapo_backends.fake import FakeEngine
 from sapo_swarm.config import RunConfig
-from sapo_swarm.events import Evaluated, GroupRecorded, RoundFinished
+from sapo_swarm.events import Evaluated, GroupRecorded, LogLine, RoundFinished
 from sapo_swarm.node.engine_thread import EngineHost
 from sapo_swarm.node.evaluation.evaluate import decoded, sampled, verdicts
 from sapo_swarm.node.round.turns import encoded, model_turns, turn_length
@@ -27,6 +27,7 @@ from sapo_swarm.node.storage.journal import read_only
 from sapo_swarm.node.swarm.outbox import selected
 from sapo_swarm.scoring.scorer import Scorer
 from sapo_swarm.tasks.catalogue import held_out
+from sapo_swarm.tasks.own import library
 from sapo_swarm.types import Question, Rollout, Turn
 
 CONFIG = RunConfig(
@@ -169,3 +170,17 @@ async def test_the_right_answers_to_both_turns_earn_the_reward() -> None:
         await host.close()
     assert turns == [("<answer>12</answer>", "<answer>39</answer>")] * 2
     assert scored.rewards == (1.0, 1.0)
+
+
+async def test_an_evaluation_of_which_no_question_can_be_asked_is_given_up_and_training_goes_on(
+    tmp_path: Path, task: Path
+) -> None:
+    """Its environment does not start for the held-out row."""
+    code = TWO_SUMS.replace("        self.first,", "        assert first != '12'\n        self.first,")
+    (task / "two_sums" / "environment.py").write_text(code, "utf-8")
+    library.allow(code.encode())
+    await make(tmp_path / "run", CountingEngine(), msgspec.structs.replace(CONFIG, eval_every=2)).run()
+    assert evaluations(tmp_path / "run") == []
+    said = [e.text for e in read_only(tmp_path / "run" / "journal.db", ("log",)) if isinstance(e, LogLine)]
+    assert sum("none of the 1 can be asked here" in text for text in said) == 1
+    assert len(rounds(tmp_path / "run")) == 2

@@ -15,8 +15,6 @@ from sapo_backends.fake import FakeBackend
 from sapo_lab.simulated_nodes import sim_group
 from sapo_swarm.coordinator.host import Hosted
 from sapo_swarm.node.engine_thread import EngineHost
-from sapo_swarm.node.storage import phrase_memory
-from sapo_swarm.node.swarm.swarm_exchange import PHRASES_S
 from sapo_swarm.protocol.client import NodeClient
 from sapo_swarm.protocol.identity import Identity
 from sapo_swarm.scoring.scorer import Scorer
@@ -194,39 +192,6 @@ async def test_a_node_that_takes_no_groups_of_others_shares_its_own_all_the_same
     assert len(await shy.round(3, await shy.groups(3))) == 1
     await giver.exchange.close()
     await shy.exchange.close()
-
-
-async def test_a_node_whose_clock_is_wrong_takes_part_all_the_same(
-    hosted: Hosted, scorer: Scorer, engine: EngineHost
-) -> None:
-    """Its groups are dated, and others' judged, by the coordinator's clock: half an hour off was silence in both directions."""
-    right, wrong = Node(hosted, scorer, engine), Node(hosted, scorer, engine, clock_s=-5400.0)
-    await right.join("right")
-    await wrong.join("wrong")
-    await right.round(1, await right.groups(1))
-    assert len(await wrong.round(1, await wrong.groups(1))) == 1
-    assert wrong.exchange.stats.accepted == 2
-    assert len(await right.round(2, await right.groups(2))) == 1
-    for node in (right, wrong):
-        await node.exchange.close()
-
-
-async def test_a_wall_clock_that_is_set_back_holds_no_news_of_the_swarm_back(
-    hosted: Hosted, scorer: Scorer, engine: EngineHost, tmp_path: Path
-) -> None:
-    ada, bob = Node(hosted, scorer, engine), Node(hosted, scorer, engine)
-    ada.exchange.memory = tmp_path
-    await ada.join("Ada")
-    await ada.round(1, await ada.groups(1))
-    assert [peer.name for peer in ada.news().peers] == ["Ada"]
-    await bob.join("Bob")
-    await bob.round(1, await bob.groups(1))
-    ada.clock_s, ada.passed_s = -3600.0, PHRASES_S + 1.0
-    await ada.round(2, await ada.groups(2))
-    assert {peer.name for peer in ada.news().peers} == {"Ada", "Bob"}
-    assert await asyncio.to_thread((tmp_path / phrase_memory.NAME).exists), "written every minute"
-    await ada.exchange.close()
-    await bob.exchange.close()
 
 
 async def test_the_phrase_memory_of_a_model_outlives_its_session(

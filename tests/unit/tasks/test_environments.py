@@ -10,7 +10,7 @@ import pytest
 from tests.support.environments import COUNTER, ENVIRONMENT, SHELF, environment_task
 from tests.support.own_tasks import library_in
 
-from sapo_swarm.scoring.scorer import Scorer
+from sapo_swarm.scoring.scorer import Scorer, Unanswerable
 from sapo_swarm.scoring.turns.calls import first_call
 from sapo_swarm.scoring.turns.environment import Blueprint, NoEnvironment, blueprint
 from sapo_swarm.tasks.catalogue import held_out
@@ -210,6 +210,20 @@ async def test_a_hostile_tool_ends_its_own_episode_at_most(tmp_path: Path, score
     assert bad.reward == 0.0
     assert bad.over or bad.replies[0].startswith("error: ")
     assert good.over
+
+
+async def test_a_question_that_takes_all_memory_is_told_of_and_tried_once_and_no_other_task_is_blamed(
+    tmp_path: Path, scorer: Scorer
+) -> None:
+    environment_task(tmp_path / "greedy", COUNTER.replace("return None", "raise MemoryError"), [ROW])
+    environment_task(tmp_path / "t", COUNTER, [ROW])
+    asked = [held_out(task, "own", 0) for task in ("greedy", "t")]
+    for _ in range(2):
+        greedy, good = await scorer.questions(asked)
+        assert isinstance(greedy, Unanswerable)
+        assert "memory" in greedy.reason
+        assert isinstance(good, Question)
+    assert scorer.worker.restarts == 1
 
 
 async def test_other_verifiers_judge_the_last_turn(tmp_path: Path, scorer: Scorer) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 from sapo_swarm.coordinator.domain.pool import within_budget
 from sapo_swarm.coordinator.domain.records import (
     ACTIVE_S,
+    AHEAD_S,
     MINUTE,
     WINDOW_MINUTES,
     Entry,
@@ -156,9 +157,9 @@ class RedisStore(RedisTasks):
             async with self._server.pipeline(transaction=False) as pipe:
                 pipe.zrevrange(self._key("groups"), 0, limit - 1, withscores=True)
                 pipe.get(self._key("total"))
-                pipe.zcount(self._key("seen"), now - ACTIVE_S, "+inf")
+                pipe.zcount(self._key("seen"), now - ACTIVE_S, now + AHEAD_S)
                 pipe.hlen(self._key("members"))
-                pipe.zcount(self._key("age"), now - self.limits.lifetime_s, "+inf")
+                pipe.zcount(self._key("age"), now - self.limits.lifetime_s, now + AHEAD_S)
                 for minute in span:
                     pipe.hgetall(self._key("min:", minute))
                 top, total, nodes, members, pool, *minutes = await pipe.execute()
@@ -242,7 +243,7 @@ class RedisStore(RedisTasks):
 
     async def _prune_if_due(self, now: float) -> None:
         """Take minutes that left the window out of its totals; the first coordinator to come does it for all. After a clock was
-        set back they are counted anew."""
+        set back, by more than those of coordinators may differ, they are counted anew."""
         edge = int(now) // MINUTE - WINDOW_MINUTES
         if edge != self._pruned:
             self._pruned = edge

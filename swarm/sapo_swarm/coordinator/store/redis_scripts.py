@@ -12,6 +12,8 @@ All keys begin with ARGV[1], which holds the shard's hash tag, so a cluster keep
 
 from __future__ import annotations
 
+from sapo_swarm.coordinator.domain.records import AHEAD_S
+
 _CREDIT = """
 local function credit(p, minute, from, last)
   for i = from, last, 3 do
@@ -40,6 +42,7 @@ EXCHANGE = (
 local p, now, node = ARGV[1], tonumber(ARGV[2]), ARGV[3]
 local per_node, capacity, life = tonumber(ARGV[8]), tonumber(ARGV[9]), tonumber(ARGV[10])
 local active, draws, credits = tonumber(ARGV[13]), tonumber(ARGV[14]), tonumber(ARGV[15])
+local latest = now + AHEAD_S
 credit(p, ARGV[11], #ARGV - credits + 1, #ARGV)
 if not redis.call('SET', p..'nonce:'..ARGV[4], '1', 'NX', 'PX', ARGV[5]) then return {1} end
 
@@ -63,12 +66,13 @@ local function known(text)
 end
 
 local function allocate()
-  local sources = redis.call('ZCOUNT', p..'seen', now - active, '+inf')
+  local sources = redis.call('ZCOUNT', p..'seen', now - active, latest)
   local room = math.max(1, math.min(per_node, math.floor(capacity / math.max(1, sources))))
   if redis.call('LLEN', p..'own:'..node) >= room then
     return redis.call('LINDEX', p..'own:'..node, 0)
   end
   local dead = redis.call('ZRANGEBYSCORE', p..'age', '-inf', now - life / 1000, 'LIMIT', 0, 1)
+  if not dead[1] then dead = redis.call('ZRANGEBYSCORE', p..'age', latest, '+inf', 'LIMIT', 0, 1) end
   if dead[1] then return dead[1] end
   local head = tonumber(redis.call('GET', p..'head') or '0')
   if head < capacity then
@@ -124,10 +128,10 @@ for i = #ARGV - credits - draws + 1, head > 0 and #ARGV - credits or 0 do
 end
 return {0, bits, tonumber(redis.call('HGET', p..'uptake', node) or '0'), receipts,
   redis.call('ZSCORE', p..'groups', node) or '0', redis.call('GET', p..'total') or '0',
-  redis.call('ZCOUNT', p..'seen', now - active, '+inf'),
-  redis.call('ZCOUNT', p..'age', now - life / 1000, '+inf'), head, drawn}
+  redis.call('ZCOUNT', p..'seen', now - active, latest),
+  redis.call('ZCOUNT', p..'age', now - life / 1000, latest), head, drawn}
 """
-)
+).replace("AHEAD_S", str(AHEAD_S))
 
 DROP_NODE = """
 local p, node = ARGV[1], ARGV[2]
@@ -167,7 +171,7 @@ return ''
 PRUNE = """
 local p, edge, oldest = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local pruned = tonumber(redis.call('GET', p..'pruned') or '-1')
-if pruned == edge or pruned == edge + 1 then return 0 end
+if pruned >= edge and pruned <= edge + 5 then return 0 end
 if pruned < oldest or pruned > edge then
   redis.call('DEL', p..'groups', p..'drawn', p..'total')
   for m = edge + 62, edge + 122 do redis.call('DEL', p..'min:'..m, p..'ming:'..m, p..'mind:'..m) end

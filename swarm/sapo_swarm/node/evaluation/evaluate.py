@@ -228,6 +228,9 @@ class Examiner:
         refs = held_out_items(config.tasks, config.preset, per_task)
         begun = await self._answer(refs, rounds_done, on_progress)
         results, paired, missing = begun.results, None, 0
+        if not results:
+            self.forget()
+            raise Unanswered(f"none of the {len(refs)} can be asked here (sapo-desktop tasks check NAME)")
         if rounds_done:
             base = await asyncio.to_thread(self._base.known)
             known = [base[r.ref] for r in results if r.ref in base]

@@ -43,7 +43,7 @@ class Pool:
             self._waiting.popleft()
 
     def forget_old(self, now: float) -> None:
-        """Drop what waited longer than life_s. now: Unix time."""
+        """Drop what waited longer than life_s. now: seconds that are never set back."""
         while self._waiting and now - self._waiting[0][0] > self.life_s:
             self._waiting.popleft()
 

@@ -64,9 +64,8 @@ class SwarmExchange:
     sampling: str = "uniform_nonzero"
     name: str = ""
     share_fraction: float = 1.0
-    wall: Callable[[], float] = time.time
     clock: Callable[[], float] = time.monotonic
-    """For what happens every so many seconds: the wall's clock may be set back."""
+    """Seconds that are never set back."""
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     judging_s: float = 0.0
     """Seconds of the engine's thread that judging foreign text took, ever."""
@@ -130,14 +129,14 @@ class SwarmExchange:
         """The whole batch while groups of others are not wanted; else what the pool, one group a source, leaves missing."""
         if not self._taking:
             return local + external
-        self.pool.forget_old(self.wall())
+        self.pool.forget_old(self.clock())
         return questions_to_sample(local, external, self.pool.available(external))
 
     async def exchange(self, round_number: int, local: Sequence[Group], wanted: int) -> Received:
         """Take the pool as it is, queue local groups for the next upload. Returns at once."""
         if self._task is None:
             self._task = asyncio.create_task(self._talk())
-        self.pool.forget_old(self.wall())
+        self.pool.forget_old(self.clock())
         wanted = wanted if self._taking else 0
         self._outbox = round_number, local, wanted
         self.receiver.phrases.observe_local((r.text, g.question) for r, g in _interleaved(local))
@@ -159,7 +158,7 @@ class SwarmExchange:
         rejected = dict(self.receiver.rejected)
         if self.pool.unusable:
             rejected["no_signal"] = self.pool.unusable
-        return self.stats.news(rejected, self.wall(), self.receiver.phrases.alarm)
+        return self.stats.news(rejected, self.clock(), self.receiver.phrases.alarm)
 
     async def close(self) -> None:
         """Stop talking. The node's groups stay in the pool of the swarm until they are stale."""
@@ -224,7 +223,7 @@ class SwarmExchange:
         self._rounds_since = 0
         accepts = sorted(generator for _, generator in self.policy.own)
         result = await self.client.exchange(self._signed(local, round_number), want, mean, accepts)
-        self.stats.exchanged(result, self.wall())
+        self.stats.exchanged(result, self.clock())
         if result.code in FORGOTTEN:
             await self._join_again()
         if not result.connected:
@@ -256,7 +255,7 @@ class SwarmExchange:
         before = len(self.pool)
         for group in await self.receiver.receive(sample, self.client.unix_time()):
             if self._taking:  # it may have been switched off since they were requested
-                self.pool.add(group, self.wall())
+                self.pool.add(group, self.clock())
         if sample:
             fresh = max(0, len(self.pool) - before) / len(sample)
             self._yield += 0.2 * (fresh - self._yield)

@@ -54,7 +54,7 @@ class SwarmStats:
     _uptake: int | None = None
 
     def exchanged(self, result: ExchangeResult, now: float) -> None:
-        """An exchange ended, one way or the other. now: Unix time."""
+        """An exchange ended, one way or the other. now: seconds that are never set back."""
         self._last = result
         if not result.connected:
             return
