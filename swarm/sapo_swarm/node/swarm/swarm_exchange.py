@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ import msgspec
 
 from sapo_swarm.events import SwarmUpdated
 from sapo_swarm.node.engine_thread import EngineHost
+from sapo_swarm.node.governor.clock import steady
 from sapo_swarm.node.storage import phrase_memory
 from sapo_swarm.node.swarm.board import Board
 from sapo_swarm.node.swarm.exchange import Received
@@ -64,8 +64,8 @@ class SwarmExchange:
     sampling: str = "uniform_nonzero"
     name: str = ""
     share_fraction: float = 1.0
-    clock: Callable[[], float] = time.monotonic
-    """Seconds that are never set back."""
+    clock: Callable[[], float] = steady
+    """Seconds that are never set back; those of a suspend count."""
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     judging_s: float = 0.0
     """Seconds of the engine's thread that judging foreign text took, ever."""
