@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sapo_swarm.node.governor.clock import local, steady, week_minute
+from sapo_swarm.node.clock import local, steady, week_minute
 from sapo_swarm.node.governor.holds import Level, State, advance
 from sapo_swarm.node.governor.limits import Limits
 from sapo_swarm.node.governor.requests import Requests, command, obstacle

@@ -70,7 +70,7 @@ def _terminal() -> Finding:
 
 
 def _clock() -> Finding:
-    from sapo_swarm.node.governor.clock import local, steady, week_minute
+    from sapo_swarm.node.clock import local, steady, week_minute
 
     before = steady()
     time.sleep(0.01)

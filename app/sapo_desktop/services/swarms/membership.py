@@ -18,7 +18,7 @@ from sapo_desktop.services.swarms.together import together
 from sapo_desktop.settings import Settings
 from sapo_swarm.algorithms.base import TINY
 from sapo_swarm.config import RunConfig
-from sapo_swarm.node.governor.clock import steady
+from sapo_swarm.node.clock import steady
 from sapo_swarm.node.swarm.swarm_exchange import SwarmExchange
 from sapo_swarm.node.swarm.swarm_stats import Held
 from sapo_swarm.protocol.client import CoordinatorError, NodeClient, Refused

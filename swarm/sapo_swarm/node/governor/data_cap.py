@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from sapo_swarm.node.governor.clock import local
+from sapo_swarm.node.clock import local
 from sapo_swarm.node.governor.holds import Hold
 from sapo_swarm.node.governor.limits import Limits
 from sapo_swarm.types import UNREADABLE

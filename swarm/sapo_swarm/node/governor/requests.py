@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from sapo_swarm.node.governor.clock import local
+from sapo_swarm.node.clock import local
 from sapo_swarm.node.governor.holds import EFFORTS, Effort, Hold, Level
 
 VERBS = ("pause", "resume", "finish", "snooze", "hold", "release", "run_anyway", "obey", "stop")

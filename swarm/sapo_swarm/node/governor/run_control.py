@@ -15,9 +15,9 @@ import msgspec
 from sapo_backends.base import CancelToken, OutOfMemory
 from sapo_swarm.events import Event, LogLine, RoundFinished, StateChanged, Vitals
 from sapo_swarm.events import State as NodeState
+from sapo_swarm.node.clock import steady
 from sapo_swarm.node.event_bus import Bus
 from sapo_swarm.node.governor.awake import Awake, wanted
-from sapo_swarm.node.governor.clock import steady
 from sapo_swarm.node.governor.holds import FULL, Effort, Hold, State, advance
 from sapo_swarm.node.governor.limits import Limits
 from sapo_swarm.node.governor.requests import Requests, aside, command, duration, effort, obstacle, pending, round_done

@@ -16,8 +16,8 @@ from pathlib import Path
 import msgspec
 
 from sapo_swarm.events import SwarmUpdated
+from sapo_swarm.node.clock import steady
 from sapo_swarm.node.engine_thread import EngineHost
-from sapo_swarm.node.governor.clock import steady
 from sapo_swarm.node.storage import phrase_memory
 from sapo_swarm.node.swarm.board import Board
 from sapo_swarm.node.swarm.exchange import Received

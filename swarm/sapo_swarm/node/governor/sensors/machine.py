@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from sapo_swarm.node.governor.clock import week_minute
+from sapo_swarm.node.clock import week_minute
 from sapo_swarm.node.governor.sensors import device_files
 from sapo_swarm.node.governor.sensors.device_files import PROC, SYSFS
 from sapo_swarm.node.governor.sensors.idle import IdleClock
