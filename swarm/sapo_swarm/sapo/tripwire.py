@@ -81,7 +81,8 @@ def watch_of(events: Iterable[object], items: int, tolerance: float) -> Watch:
 
 
 def observe(watch: Watch, event: object, items: int, tolerance: float) -> Watch:
-    """The watch after one more event. Evaluations that asked another number of items are on other questions: they say nothing.
+    """The watch after one more event. Evaluations that asked another number of items are on other questions, and those with
+    an answer to less than half of theirs on a few of them: they say nothing.
 
     items: that a regular evaluation asks. tolerance: part of the best that may be lost; 0 = suspect nothing, ever.
     """
@@ -89,7 +90,7 @@ def observe(watch: Watch, event: object, items: int, tolerance: float) -> Watch:
         return _opened(watch, event)
     if isinstance(event, ExternalSwitched):
         return _switched(watch, event)
-    if not isinstance(event, Evaluated) or (event.asked or event.items) != items:
+    if not isinstance(event, Evaluated) or (event.asked or event.items) != items or event.items < items / 2:
         return watch
     now = HeldOut(event.round, event.pass_at_1, event.items)
     if watch.best is None or better(watch.best, now):

@@ -133,6 +133,8 @@ def test_a_regular_evaluation_counts_though_some_items_do_not_regenerate() -> No
     assert watch.suspect is not None
     other = msgspec.structs.replace(evaluation(75, 0.9), asked=ITEMS + 2)
     assert observe(watch, other, ITEMS, TOLERANCE) == watch, "other questions, of which as many regenerate"
+    few = msgspec.structs.replace(evaluation(75, 1.0, items=ITEMS // 2 - 1), asked=ITEMS)
+    assert observe(watch, few, ITEMS, TOLERANCE) == watch, "too few to be the best"
 
 
 def test_a_closer_look_compares_what_both_sides_were_asked() -> None:
