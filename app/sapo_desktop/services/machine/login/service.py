@@ -73,6 +73,13 @@ def starter(home: Home, name: str = "", platform: str = sys.platform) -> Starter
     )
 
 
+def of(home: Home) -> bool:
+    """Whether a node of this home starts at login, as far as the definition tells: an account has one, and a home of its own
+    (SAPO_HOME) is asked of only where the definition lies in it."""
+    file = starter(home).file
+    return file.exists() and (home.data in file.parents or not os.environ.get("SAPO_HOME"))
+
+
 def install(one: Starter) -> str:
     """Have the node started now and at every login; the sentence to print. Raises AppError, and then nothing is installed."""
     before = one.file.read_bytes() if one.file.exists() else None
