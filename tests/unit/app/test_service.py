@@ -200,3 +200,10 @@ def test_where_the_system_refuses_nothing_is_installed_and_the_sentence_says_wha
     assert "Nothing was installed" in said
     assert not list((tmp_path / "config").rglob("*.service"))
     assert cli.run(["service", "install", "no-such-model"]) != 0
+
+
+def test_the_node_at_login_outlives_an_update_of_homebrew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/opt/homebrew/Cellar/sapo-desktop/0.1.0/libexec/bin/python3.12")
+    one = service.starter(Home(tmp_path, tmp_path, tmp_path, tmp_path, tmp_path), platform="darwin")
+    started = plistlib.loads(one.content)["ProgramArguments"][0]
+    assert started == "/opt/homebrew/opt/sapo-desktop/libexec/bin/python3.12"

@@ -39,8 +39,8 @@ class Starter(NamedTuple):
 
 def starter(home: Home, name: str = "", platform: str = sys.platform) -> Starter:
     """This system's. name: of the model to train; "" is the newest."""
-    words = own_command()
-    command = [words[0], *words[1:], "node", *([name] if name else []), "--quiet"]
+    words = [_lasting(word) for word in own_command()]
+    command = [*words, "node", *([name] if name else []), "--quiet"]
     environment = {key: os.environ[key] for key in PASSED_ON if key in os.environ}
     if platform == "darwin":
         file = Path.home() / "Library" / "LaunchAgents" / f"{definitions.LABEL}.plist"
@@ -78,6 +78,11 @@ def starter(home: Home, name: str = "", platform: str = sys.platform) -> Starter
         ((*systemctl, "disable", "--now", unit),),
         (*systemctl, "is-active", unit),
     )
+
+
+def _lasting(word: str) -> str:
+    """The program where it also is after an update: Homebrew removes the folder of the old version."""
+    return re.sub(r"/Cellar/([^/]+)/[^/]+/", r"/opt/\1/", word)
 
 
 def of(home: Home) -> bool:
