@@ -19,6 +19,7 @@ from sapo_swarm.node.governor import run_control
 from sapo_swarm.node.governor.awake import Awake, holder, wanted
 from sapo_swarm.node.governor.holds import Hold, Level, State, advance
 from sapo_swarm.node.governor.limits import PRESETS, Limits
+from sapo_swarm.node.governor.priority import windows_class
 from sapo_swarm.node.governor.requests import Requests, aside, command, effort, obstacle
 from sapo_swarm.node.governor.run_control import Pace, RunControl
 from sapo_swarm.node.governor.sensors.machine import Machine
@@ -96,6 +97,22 @@ def test_the_machine_is_kept_awake_by_a_process_that_ends_with_the_wish() -> Non
     Awake(("no-such-program-anywhere",)).want(True)
     assert holder("darwin")[:2] == ("/usr/bin/caffeinate", "-i")
     assert holder("linux")[0] == "systemd-inhibit"
+
+
+def test_where_the_program_cannot_hold_the_wish_it_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    """systemd-inhibit is there in a container, and logind is not."""
+    awake = Awake((sys.executable, "-c", ""))
+    awake.want(True)
+    assert awake._child is not None
+    awake._child.wait()
+    for wish in (True, True, False, True):
+        awake.want(wish)
+    assert caplog.text.count("This machine may go to sleep") == 1
+
+
+def test_a_node_steps_back_on_windows_too() -> None:
+    below_normal, idle = 0x4000, 0x40
+    assert [windows_class(int(PRESETS[name]["nice"])) for name in ("balanced", "eco")] == [below_normal, idle]
 
 
 async def test_a_reading_that_fails_ends_no_limit_and_one_thread_has_the_wish_to_stay_awake(
