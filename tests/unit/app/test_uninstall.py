@@ -73,6 +73,7 @@ def test_the_lock_is_let_go_before_its_folder_goes(home: Home, monkeypatch: pyte
     monkeypatch.setattr(NodeLock, "__exit__", checked)
     assert uninstalled() == 0
     assert not home.runtime.exists()
+    assert not home.config.exists()  # nobody had settings of their own
 
 
 def test_what_starts_at_login_or_hosts_a_swarm_is_ended_first(home: Home, capsys: pytest.CaptureFixture[str]) -> None:

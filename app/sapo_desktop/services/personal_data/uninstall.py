@@ -98,7 +98,7 @@ def remove(home: Home, found: Sequence[Made]) -> int:
                     f"{one.path} could not be removed ({error.strerror}). What came before it is gone."
                 ) from error
     shutil.rmtree(home.runtime, ignore_errors=True)
-    for folder in {one.path.parent for one in found}:
+    for folder in {home.config, *(one.path.parent for one in found)}:
         with suppress(OSError):  # it holds something of somebody else
             folder.rmdir()
     return sum(one.size for one in found)
