@@ -28,10 +28,11 @@ LLAMA = ("llama-cpp-python", "gguf")
 def install(*packages: str, prefix: str = sys.prefix) -> str:
     """The command that brings packages into the environment at `prefix`: the one that this runs in. It names no folder of
     the person's."""
-    names, parts = shlex.join(packages), Path(prefix).parts
-    if "pipx" in parts:
+    names, here = shlex.join(packages), Path(prefix)
+    parts = here.parts
+    if "pipx" in parts or (here / "pipx_metadata.json").exists():
         return f"pipx inject sapo-desktop {names}"
-    if parts[-3:-1] == ("uv", "tools"):
+    if parts[-3:-1] == ("uv", "tools") or (here / "uv-receipt.toml").exists():  # UV_TOOL_DIR, Windows
         return f'uv pip install --python "$(uv tool dir)/sapo-desktop" {names}'
     pip = (".venv\\Scripts\\pip" if sys.platform == "win32" else ".venv/bin/pip") if parts[-1] == ".venv" else "pip"
     return f"{pip} install {names}"

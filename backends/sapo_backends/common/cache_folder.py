@@ -11,4 +11,4 @@ import platformdirs
 def cache_folder() -> Path:
     """The app's cache folder; SAPO_HOME moves it like everything else."""
     root = os.environ.get("SAPO_HOME")
-    return Path(root) / "cache" if root else platformdirs.user_cache_path("sapo-desktop", appauthor=False)
+    return Path(root).expanduser() / "cache" if root else platformdirs.user_cache_path("sapo-desktop", appauthor=False)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from sapo_backends.common.cache_folder import cache_folder
 from sapo_desktop import cli
 from sapo_desktop.errors import AppError
 from sapo_desktop.paths import Home
@@ -63,3 +64,12 @@ def test_a_sockets_path_fits_however_long_the_home_is_and_is_no_other_homes(
         sockets.append(Home.find().socket)
     assert all(len(os.fsencode(path)) < 104 for path in sockets)
     assert sockets[0] != sockets[1]
+
+
+def test_engines_keep_what_they_can_make_again_where_the_app_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A ~ that no shell has replaced (a unit, a .env file) is the home folder, not a folder of that name."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("SAPO_HOME", "~/portable")
+    assert cache_folder() == Home.find().cache == tmp_path / "portable" / "cache"

@@ -14,6 +14,7 @@ from xml.etree import ElementTree
 import pytest
 
 from sapo_desktop import cli
+from sapo_desktop.errors import AppError
 from sapo_desktop.paths import Home
 from sapo_desktop.services.machine.login import definitions, service
 
@@ -79,12 +80,20 @@ def test_every_platform_has_a_starter_that_runs_this_installation(tmp_path: Path
 
 @pytest.fixture
 def systemctl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A systemctl that writes down what it was told and says "active"; `fail` beside it makes it fail."""
+    """A systemctl that writes down what it was told, and knows what is enabled; `fail` beside it makes it fail."""
     folder, told = tmp_path / "bin", tmp_path / "told"
     folder.mkdir()
     script = folder / "systemctl"
     script.write_text(
-        f'#!/bin/sh\necho "$@" >> "{told}"\n[ -e "{folder}/fail" ] && echo "no bus" >&2 && exit 1\necho active\n'
+        f"""#!/bin/sh
+        [ "$2" = is-active ] || echo "$@" >> "{told}"
+        [ -e "{folder}/fail" ] && printf 'no b\\374s\\n' >&2 && exit 1
+        case "$2" in
+            enable) touch "{folder}/on" ;;
+            disable) rm "{folder}/on" ;;
+            is-active) [ -e "{folder}/on" ] && echo active ;;
+        esac
+        """
     )
     script.chmod(script.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
@@ -108,12 +117,76 @@ def test_install_status_and_uninstall_leave_nothing_behind(
     assert "active" in capsys.readouterr().out
     assert cli.run(["service", "uninstall"]) == 0
     assert not unit.exists()
-    assert [line.split()[1] for line in systemctl.read_text().splitlines()] == [
-        "daemon-reload",
-        "enable",
-        "is-active",
-        "disable",
-    ]
+    assert verbs(systemctl) == ["daemon-reload", "enable", "disable"]
+
+
+def verbs(told: Path) -> list[str]:
+    """What systemctl was told, in order."""
+    return [line.split()[1] for line in told.read_text().splitlines()]
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="systemd")
+def test_a_second_install_ends_the_node_of_the_first(systemctl: Path) -> None:
+    """Else it would train the first one's model until the next login, and launchd refuses a second one."""
+    assert cli.run(["service", "install"]) == 0
+    assert cli.run(["service", "install", "--preset", "eco"]) == 0
+    assert verbs(systemctl) == ["daemon-reload", "enable", "disable", "daemon-reload", "enable"]
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="systemd")
+def test_what_the_system_has_forgotten_can_be_uninstalled(
+    systemctl: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.run(["service", "install"]) == 0
+    (tmp_path / "bin" / "fail").touch()
+    assert cli.run(["service", "uninstall"]) == 0
+    assert "failed: no b" in capsys.readouterr().out
+    assert not list((tmp_path / "config").rglob("*.service"))
+
+
+@pytest.mark.skipif(os.name != "posix", reason="the scripts are shell")
+def test_what_still_saves_is_waited_for_but_not_for_ever(tmp_path: Path) -> None:
+    """launchctl bootout ends with 36, "in progress", or with 0, before the node is gone."""
+    left = tmp_path / "left"
+    left.write_text("xxx")
+    busy = ("sh", "-c", "echo 'Boot-out failed: 36: Operation now in progress' >&2; exit 36")
+    one = service.Starter(tmp_path / "agent.plist", b"", (), (busy,), ("sh", "-c", f'[ -s "{left}" ]'))
+    pauses: list[float] = []
+
+    def shrinks(seconds: float) -> None:
+        pauses.append(seconds)
+        left.write_text(left.read_text()[1:])
+
+    assert "36: Operation now in progress" in service._end(one, shrinks)
+    assert len(pauses) == 3
+    left.write_text("x")
+    with pytest.raises(AppError, match="in progress"):
+        service._end(one, pauses.append)
+    assert sum(pauses[3:]) == definitions.STOP_S
+
+
+@pytest.mark.parametrize(
+    ("said", "state"),
+    [
+        ("gui/501/io.github.sapo-desktop.node = {\n\tactive count = 1\n\tstate = running\n\n\tpid = 7\n}\n", "running"),
+        ('"\\sapo-desktop","N/A","Wird ausgeführt"\r\n', "Wird ausgeführt"),
+        ("active\n", "active"),
+    ],
+)
+def test_the_state_is_picked_from_what_each_system_says(tmp_path: Path, said: str, state: str) -> None:
+    file = tmp_path / "definition"
+    file.touch()
+    one = service.Starter(file, b"", (), (), (sys.executable, "-c", f"print({said!r})"))
+    assert service.status(one) == f"The node starts at login ({file}): {state}"
+
+
+def test_the_node_at_login_finds_the_folders_of_this_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", "/mnt/data")
+    home = Home(tmp_path, tmp_path, tmp_path, tmp_path, tmp_path)
+    for platform in ("linux", "darwin"):
+        assert "/mnt/data" in service.starter(home, platform=platform).content.decode()
+    monkeypatch.setenv("USERDOMAIN", "PC")
+    assert "<UserId>PC\\" in service.starter(home, platform="win32").content.decode("utf-16")
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="systemd")
@@ -123,7 +196,14 @@ def test_where_the_system_refuses_nothing_is_installed_and_the_sentence_says_wha
     (tmp_path / "bin" / "fail").touch()
     assert cli.run(["service", "install"]) == 1
     said = capsys.readouterr().err
-    assert "no bus" in said
+    assert "no b\N{REPLACEMENT CHARACTER}s" in said
     assert "Nothing was installed" in said
     assert not list((tmp_path / "config").rglob("*.service"))
     assert cli.run(["service", "install", "no-such-model"]) != 0
+
+
+def test_the_node_at_login_outlives_an_update_of_homebrew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/opt/homebrew/Cellar/sapo-desktop/0.1.0/libexec/bin/python3.12")
+    one = service.starter(Home(tmp_path, tmp_path, tmp_path, tmp_path, tmp_path), platform="darwin")
+    started = plistlib.loads(one.content)["ProgramArguments"][0]
+    assert started == "/opt/homebrew/opt/sapo-desktop/libexec/bin/python3.12"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -41,3 +42,10 @@ def test_a_hint_installs_into_the_environment_that_runs_and_names_no_home(prefix
     said = install("mcp", "redis[hiredis]", prefix=prefix)
     assert said.endswith(command)
     assert "ada" not in said
+
+
+@pytest.mark.parametrize(("receipt", "begins"), [("uv-receipt.toml", "uv pip install"), ("pipx_metadata.json", "pipx")])
+def test_uv_and_pipx_are_known_wherever_they_keep_their_tools(tmp_path: Path, receipt: str, begins: str) -> None:
+    """On Windows that is %APPDATA%\\uv\\data\\tools; UV_TOOL_DIR and PIPX_HOME name any folder."""
+    (tmp_path / receipt).touch()
+    assert install("torch", prefix=str(tmp_path)).startswith(begins)

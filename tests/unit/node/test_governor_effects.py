@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import sys
+import threading
 from pathlib import Path
 
 import psutil
 import pytest
 
-from sapo_backends.base import LoadRequest
+from sapo_backends.base import CancelToken, LoadRequest
 from sapo_backends.fake import FakeEngine
 from sapo_swarm.config import RunConfig
+from sapo_swarm.node.event_bus import Bus
+from sapo_swarm.node.governor import run_control
 from sapo_swarm.node.governor.awake import Awake, holder, wanted
 from sapo_swarm.node.governor.holds import Hold, Level, State, advance
 from sapo_swarm.node.governor.limits import PRESETS, Limits
+from sapo_swarm.node.governor.priority import windows_class
 from sapo_swarm.node.governor.requests import Requests, aside, command, effort, obstacle
+from sapo_swarm.node.governor.run_control import Pace, RunControl
 from sapo_swarm.node.governor.sensors.machine import Machine
 from sapo_swarm.node.governor.sensors.readings import Readings
+from sapo_swarm.node.round.context import Activity
 from sapo_swarm.node.setup import NodeSetup
+from sapo_swarm.node.storage.journal import Journal
 
 GIB = 2**30
 BATTERY = Hold("battery", "on battery", "once plugged in", 0.0)
@@ -89,6 +97,52 @@ def test_the_machine_is_kept_awake_by_a_process_that_ends_with_the_wish() -> Non
     Awake(("no-such-program-anywhere",)).want(True)
     assert holder("darwin")[:2] == ("/usr/bin/caffeinate", "-i")
     assert holder("linux")[0] == "systemd-inhibit"
+
+
+def test_where_the_program_cannot_hold_the_wish_it_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    """systemd-inhibit is there in a container, and logind is not."""
+    awake = Awake((sys.executable, "-c", ""))
+    awake.want(True)
+    assert awake._child is not None
+    awake._child.wait()
+    for wish in (True, True, False, True):
+        awake.want(wish)
+    assert caplog.text.count("This machine may go to sleep") == 1
+
+
+def test_a_node_steps_back_on_windows_too() -> None:
+    below_normal, idle = 0x4000, 0x40
+    assert [windows_class(int(PRESETS[name]["nice"])) for name in ("balanced", "eco")] == [below_normal, idle]
+
+
+async def test_a_reading_that_fails_ends_no_limit_and_one_thread_has_the_wish_to_stay_awake(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """On Windows no other thread takes the wish back: a laptop on battery would stay awake."""
+    threads, beats = list[threading.Thread](), iter(range(100))
+
+    class Flaky(Machine):
+        def readings(self, idle: bool = False, metered: bool = False) -> Readings:
+            if next(beats) < 2:
+                raise OSError(24, "Too many open files")
+            return Readings(on_battery=True)
+
+    class Recorded(Awake):
+        def want(self, wanted: bool) -> None:
+            threads.append(threading.current_thread())
+
+    monkeypatch.setattr(run_control, "TICK_S", 0.0)
+    monkeypatch.setattr(run_control, "Awake", Recorded)
+    held, journal = asyncio.Event(), Journal(tmp_path / "journal.db")
+    control = RunControl(Bus(journal), Activity(), CancelToken(), lambda _share, _duty: bool(held.set()))
+    ticker = asyncio.create_task(run_control.tick(Flaky(tmp_path), Limits, control, Pace(), Bus(journal)))
+    await asyncio.wait({ticker, asyncio.create_task(held.wait())}, return_when=asyncio.FIRST_COMPLETED)
+    ticker.cancel()
+    await asyncio.gather(ticker, return_exceptions=True)
+    journal.close()
+    assert [hold.code for hold in control.requests.holds] == ["battery"]
+    assert caplog.text.count("The machine cannot be read now") == 1
+    assert len(set(threads)) == 1
 
 
 @pytest.mark.parametrize("asked", [False, True])

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from sapo_swarm.node.governor.sensors import idle
-from sapo_swarm.node.governor.sensors.idle import LOOK_EVERY_S, IdleClock
+from sapo_swarm.node.governor.sensors.idle import AGAIN_S, LOOK_EVERY_S, IdleClock
 
 
 def test_the_answers_of_the_platforms_are_read_as_seconds() -> None:
@@ -26,7 +26,8 @@ def test_the_latest_touch_of_any_terminal_counts(tmp_path: Path) -> None:
     assert idle._since([], 200.0) is None
 
 
-def test_the_way_that_saw_the_latest_touch_decides_and_silent_ways_are_not_asked_again() -> None:
+def test_the_way_that_saw_the_latest_touch_decides_and_silent_ways_are_asked_seldom() -> None:
+    """A node that starts at login starts before the desktop, which would never be asked again."""
     asked: list[str] = []
 
     def way(name: str, answer: float | None) -> idle.Ask:
@@ -44,6 +45,10 @@ def test_the_way_that_saw_the_latest_touch_decides_and_silent_ways_are_not_asked
     now = LOOK_EVERY_S
     assert clock.seconds() == 4.0
     assert asked == ["terminal", "desktop", "none", "terminal", "desktop"]
+    asked.clear()
+    now = AGAIN_S
+    clock.seconds()
+    assert asked == ["terminal", "desktop", "none"]
 
 
 def test_this_machine_answers_or_says_that_it_cannot() -> None:

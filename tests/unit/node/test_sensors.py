@@ -33,6 +33,8 @@ def test_power_supplies_are_read_and_those_of_a_mouse_are_not(tmp_path: Path) ->
     write(supplies / "AC", online="0")
     write(supplies / "BAT0", status="Discharging", capacity="junk")
     assert Power(tmp_path).read() == (True, None)
+    write(supplies / "tcpm-source-psy", type="USB", online="2")  # USB-C, a voltage that was agreed on
+    assert Power(tmp_path).read() == (False, None)
 
 
 def test_the_processor_is_hotter_than_the_board_says_and_broken_sensors_say_nothing(tmp_path: Path) -> None:

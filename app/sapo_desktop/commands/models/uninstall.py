@@ -8,8 +8,10 @@ import sys
 
 from sapo_desktop.errors import AppError, UsageError
 from sapo_desktop.paths import Home
+from sapo_desktop.services.machine.login import service
 from sapo_desktop.services.nodes import supervisor
 from sapo_desktop.services.personal_data import uninstall
+from sapo_desktop.services.swarms import hosting
 
 
 def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
@@ -26,7 +28,7 @@ def main(args: argparse.Namespace) -> int:
     found = uninstall.made(home)
     for one in found:
         print(f"{one.size / 1e6:>10,.1f} MB  {one.path}\n{'':>15}{one.what}")
-    if not found:
+    if not found and not service.of(home):
         print("There is nothing of sapo-desktop on this machine but the program.")
         return 0
     if not args.data:
@@ -34,8 +36,7 @@ def main(args: argparse.Namespace) -> int:
             "To remove this: sapo-desktop uninstall --data. "
             "To remove the program itself, use what installed it, for example: pip uninstall sapo-desktop"
         )
-    if asyncio.run(supervisor.running(home)) is not None:
-        raise AppError("A node is running here. Stop it first: sapo-desktop stop")
+    _require_rest(home)
     total = sum(one.size for one in found) / 1e6
     if not args.yes:
         if not sys.stdin.isatty():
@@ -46,3 +47,13 @@ def main(args: argparse.Namespace) -> int:
     print(f"Removed: {freed / 1e6:,.0f} MB are free again. A key in the system's keyring, where there is one, is named")
     print("sapo-desktop. The program itself: use what installed it, for example pip uninstall sapo-desktop")
     return 0
+
+
+def _require_rest(home: Home) -> None:
+    """Raises AppError where something still works with what is to go, or would make it anew."""
+    if service.of(home):
+        raise AppError("A node starts here at login. End that first: sapo-desktop service uninstall")
+    if asyncio.run(supervisor.running(home)) is not None:
+        raise AppError("A node is running here. Stop it first: sapo-desktop stop")
+    if hosting.find(home) is not None:
+        raise AppError("A swarm is hosted here. Stop it first: sapo-desktop swarm stop")

@@ -9,7 +9,7 @@ import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
 from sapo_backends.errors import TORCH, install
 from sapo_desktop import __version__, settings
@@ -17,6 +17,7 @@ from sapo_desktop.errors import AppError, CommandFailed
 from sapo_desktop.paths import Home, own_command
 from sapo_desktop.services.machine.finding import Finding
 from sapo_swarm.config import RunConfig
+from sapo_swarm.node.governor.sensors.message_bus import said
 
 _DISK_NEEDED = 2**30
 
@@ -44,11 +45,22 @@ def _machine() -> Finding:
         f"{platform.system()} {platform.machine()}, {cores} cores, "
         f"{memory.available / 2**30:.1f} of {memory.total / 2**30:.1f} GiB memory free"
     )
-    if sys.platform == "darwin" and platform.machine() == "x86_64" and "Apple" in (platform.processor() or ""):
+    if translated():
         return Finding(
             "fail", "machine", f"{text}. This Python runs under Rosetta: install an arm64 Python to use MLX."
         )
     return Finding("ok", "machine", text)
+
+
+def translated(
+    system: str = sys.platform, machine: str = platform.machine(), ask: Callable[[Sequence[str]], str] = said
+) -> bool:
+    """Whether this Python was built for Intel and runs on Apple Silicon, where platform.processor() says "i386" then.
+
+    system, machine: as sys.platform and platform.machine() have them. ask: what a program prints.
+    """
+    intel = system == "darwin" and machine == "x86_64"
+    return intel and ask(["/usr/sbin/sysctl", "-n", "hw.optional.arm64"]).strip() == "1"
 
 
 def _disk(home: Home) -> Finding:

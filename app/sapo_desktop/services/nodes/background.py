@@ -5,8 +5,10 @@ from __future__ import annotations
 import atexit
 import os
 import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from sapo_desktop.paths import Home, own_command
 
@@ -28,10 +30,16 @@ def spawn(home: Home, arguments: Sequence[str], errors: Path) -> subprocess.Pope
             stderr=stderr,
             cwd=home.data,
             env=dict(os.environ),
-            start_new_session=True,
+            **detached(),
         )
     _children.append(process)
     return process
+
+
+def detached(platform: str = sys.platform) -> dict[str, Any]:
+    """What Popen needs so that neither a terminal that closes nor its Ctrl+C reaches the process. Windows ends all programs of a
+    console with it: this one gets a console of its own, without a window (CREATE_NO_WINDOW, CREATE_NEW_PROCESS_GROUP)."""
+    return {"creationflags": 0x08000000 | 0x00000200} if platform == "win32" else {"start_new_session": True}
 
 
 @atexit.register

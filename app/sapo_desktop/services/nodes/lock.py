@@ -29,8 +29,7 @@ class NodeLock:
         try:
             _lock(file)
         except OSError:
-            file.seek(0)
-            holder = file.read().strip() or "?"
+            holder = _holder(file)
             file.close()
             raise AppError(self._busy.format(holder=holder)) from None
         file.seek(0)
@@ -47,11 +46,23 @@ class NodeLock:
             self._file.close()
 
 
+def _holder(file: IO[str]) -> str:
+    """The process id in it; "?" where it cannot be read."""
+    try:
+        file.seek(0)
+        return file.read().strip() or "?"
+    except (OSError, ValueError):
+        return "?"
+
+
 if sys.platform == "win32":
     import msvcrt
 
+    _BEHIND = 2**20
+    """Of the file's text: what is locked there cannot be read by others."""
+
     def _lock(file: IO[str]) -> None:
-        file.seek(0)
+        os.lseek(file.fileno(), _BEHIND, os.SEEK_SET)
         msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
 
 else:

@@ -5,22 +5,26 @@ from __future__ import annotations
 import shutil
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sapo_desktop.errors import AppError
 from sapo_desktop.paths import Home
+from sapo_desktop.services.bases import tokens
 from sapo_desktop.services.models.shelf import store
 from sapo_desktop.services.nodes.lock import NodeLock
+from sapo_desktop.services.tasks import judging
 
 _SETTINGS = {
     "config.toml": "your settings",
-    "config.partial": "your settings, half written",
     "invite": "the invite of your swarm",
-    "invite.partial": "the invite of your swarm, half written",
+    "trial": "your trial of a swarm",
     "endpoint-token": "the key with which other programs reach serve-model",
+    f"{tokens.NAME}.secret": "your token of the model hub",
+    f"{judging.KEY}.secret": "the key of your judge",
 }
-"""Files of the configuration folder, which may be a folder of the person's own (SAPO_HOME), and what they are."""
+"""Files of the configuration folder, which may be a folder of the person's own (SAPO_HOME), and what they are. Each may lie
+there half written, too."""
 _DATA = {
     "tasks": "your own tasks",
     "ratings": "answers that you rated",
@@ -51,9 +55,27 @@ def made(home: Home) -> list[Made]:
         (home.logs, "logs"),
         (home.runtime, "sockets"),
         *((home.config / name, what) for name, what in _SETTINGS.items()),
+        *(
+            (path, f"{what}, half written")
+            for name, what in _SETTINGS.items()
+            for path in _partials(home.config / name)
+        ),
     ]
     there = [Made(path, _size(path), what) for path, what in found if path.exists()]
-    return sorted(there, key=lambda one: -one.size)
+    return sorted(filter(None, (_with_inner(one, there) for one in there)), key=lambda one: -one.size)
+
+
+def _partials(path: Path) -> set[Path]:
+    """Under what names the file is while it is written."""
+    return {path.with_suffix(".partial"), path.with_name(f"{path.name}.partial")}
+
+
+def _with_inner(one: Made, there: Sequence[Made]) -> Made | None:
+    """What lies in another part goes with it and is counted once: on Windows and macOS the folders lie in one another."""
+    if any(other.path in one.path.parents for other in there):
+        return None
+    inner = [other.what for other in there if one.path in other.path.parents]
+    return replace(one, what="; ".join((one.what, *inner)))
 
 
 def _size(path: Path) -> int:
@@ -65,6 +87,8 @@ def remove(home: Home, found: Sequence[Made]) -> int:
     home.runtime.mkdir(parents=True, exist_ok=True)
     with NodeLock(home.lock):
         for one in found:
+            if one.path == home.runtime:  # the lock lies in it, and Windows removes no open file
+                continue
             try:
                 shutil.rmtree(one.path) if one.path.is_dir() else one.path.unlink()
             except FileNotFoundError:  # inside a folder that went before it
@@ -74,7 +98,7 @@ def remove(home: Home, found: Sequence[Made]) -> int:
                     f"{one.path} could not be removed ({error.strerror}). What came before it is gone."
                 ) from error
     shutil.rmtree(home.runtime, ignore_errors=True)
-    for folder in {one.path.parent for one in found}:
+    for folder in {home.config, *(one.path.parent for one in found)}:
         with suppress(OSError):  # it holds something of somebody else
             folder.rmdir()
     return sum(one.size for one in found)

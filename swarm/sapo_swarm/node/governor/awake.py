@@ -43,6 +43,8 @@ class Awake:
     def want(self, wanted: bool) -> None:
         """Keep it awake from now on, or no more. Where that cannot be had, it is logged once and nothing else happens."""
         if wanted == self._wanted:
+            if self._child is not None and self._child.poll() is not None:
+                self._give_up(f"{self._command[0]} ended by itself")
             return
         self._wanted = wanted
         if sys.platform == "win32":
@@ -62,8 +64,11 @@ class Awake:
                 self._command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
             )
         except OSError as error:
-            LOG.warning("This machine may go to sleep while the node works: %s", error)
-            self._command = ()
+            self._give_up(str(error))
+
+    def _give_up(self, why: str) -> None:
+        LOG.warning("This machine may go to sleep while the node works: %s", why)
+        self._child, self._command = None, ()
 
     def _let_go(self) -> None:
         child, self._child = self._child, None

@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import msgspec
@@ -25,6 +27,7 @@ from sapo_swarm.node.governor.sensors.machine import Machine
 from sapo_swarm.node.round.context import Activity
 from sapo_swarm.node.storage.journal import JournalError
 
+LOG = logging.getLogger(__name__)
 PATIENCE_S = 1.0
 """A waiting node looks again at least so often."""
 FAILURES_TO_PAUSE = 5
@@ -227,19 +230,33 @@ async def tick(
     pace: Pace,
     bus: Bus,
 ) -> None:
-    """Until cancelled, once a second: read the machine, apply the limits, stream the vitals."""
-    state, awake = State(), Awake()
+    """Until cancelled, once a second: read the machine, apply the limits, stream the vitals. What cannot be read now is logged,
+    once, and the limits hold as they did."""
+    state, awake, failed = State(), Awake(), ""
+    thread = ThreadPoolExecutor(1, "awake")  # Windows ties the wish to the thread that has it
+
+    def want(wish: bool) -> asyncio.Future[None]:
+        return asyncio.get_running_loop().run_in_executor(thread, awake.want, wish)
+
     try:
         while True:
-            state = await _beat(state, awake, machine, allowed, run_control, pace, bus)
+            try:
+                state = await _beat(state, want, machine, allowed, run_control, pace, bus)
+                failed = ""
+            except (
+                Exception
+            ) as error:  # out of file descriptors, a sensor's driver: no reason to heed no limit any more
+                if failed != (failed := f"{type(error).__name__}: {error}"):
+                    LOG.exception("The machine cannot be read now")
             await asyncio.sleep(TICK_S)
     finally:
-        awake.want(False)
+        await want(False)
+        thread.shutdown(wait=False)
 
 
 async def _beat(
     state: State,
-    awake: Awake,
+    want: Callable[[bool], Awaitable[None]],
     machine: Machine,
     allowed: Callable[[], Limits],
     run_control: RunControl,
@@ -253,7 +270,7 @@ async def _beat(
     state = advance(state, limits, now, steady())
     run_control.hold(state.holds)
     run_control.ease()
-    await asyncio.to_thread(awake.want, wanted(limits, now, run_control.working))
+    await want(wanted(limits, now, run_control.working))
     bus.stream(
         Vitals(
             tokens_per_s=pace.tokens_per_s,

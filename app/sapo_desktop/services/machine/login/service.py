@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import getpass
 import os
+import re
 import subprocess
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,12 +17,18 @@ from sapo_desktop.paths import Home, own_command
 from sapo_desktop.services.machine.login import definitions
 
 _LIMIT_S = definitions.STOP_S + 30.0
-PASSED_ON = ("SAPO_HOME", "SAPO_WITHOUT", "HF_HOME")
-"""Variables that decide where things lie: the started node has them as this terminal does."""
+_POLL_S = 0.5
+PASSED_ON = (
+    *("SAPO_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME", "SAPO_WITHOUT"),
+    *("HF_HOME", "HF_HUB_CACHE", "HF_ENDPOINT", "HF_HUB_OFFLINE"),
+)
+"""Variables that decide where things lie or come from: the started node has them as this terminal does."""
+_STATE = re.compile(r'^\s*state = (?P<launchd>.+)$|^"[^"]*","[^"]*","(?P<windows>[^"]*)"\s*$', re.MULTILINE)
+"""In what launchctl and schtasks say."""
 
 
 class Starter(NamedTuple):
-    """How one system starts programs at login. file: the definition; "" of it: what to ask for state."""
+    """How one system starts programs at login. file: the definition. ask: fails where the system has nothing of it."""
 
     file: Path
     content: bytes
@@ -31,8 +39,8 @@ class Starter(NamedTuple):
 
 def starter(home: Home, name: str = "", platform: str = sys.platform) -> Starter:
     """This system's. name: of the model to train; "" is the newest."""
-    words = own_command()
-    command = [words[0], *words[1:], "node", *([name] if name else []), "--quiet"]
+    words = [_lasting(word) for word in own_command()]
+    command = [*words, "node", *([name] if name else []), "--quiet"]
     environment = {key: os.environ[key] for key in PASSED_ON if key in os.environ}
     if platform == "darwin":
         file = Path.home() / "Library" / "LaunchAgents" / f"{definitions.LABEL}.plist"
@@ -49,17 +57,16 @@ def starter(home: Home, name: str = "", platform: str = sys.platform) -> Starter
     if platform == "win32":
         file = home.data / "service.xml"
         quiet = Path(words[0]).with_name("pythonw.exe")  # python.exe opens a window
-        content = definitions.scheduled_task(
-            [str(quiet if quiet.exists() else words[0]), *command[1:]], getpass.getuser()
-        )
+        user = "\\".join(filter(None, (os.environ.get("USERDOMAIN"), getpass.getuser())))
+        content = definitions.scheduled_task([str(quiet if quiet.exists() else words[0]), *command[1:]], user)
         task = definitions.NAME
         create = ("schtasks", "/create", "/f", "/tn", task, "/xml", str(file))
         return Starter(
             file,
             content,
             (create, ("schtasks", "/run", "/tn", task)),
-            (("schtasks", "/delete", "/f", "/tn", task),),
-            ("schtasks", "/query", "/tn", task),
+            (("schtasks", "/delete", "/f", "/tn", task), (*words, "stop")),  # the scheduler ends nothing in order
+            ("schtasks", "/query", "/tn", task, "/fo", "csv", "/nh"),
         )
     base = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
     unit = f"{definitions.NAME}.service"
@@ -73,10 +80,24 @@ def starter(home: Home, name: str = "", platform: str = sys.platform) -> Starter
     )
 
 
+def _lasting(word: str) -> str:
+    """The program where it also is after an update: Homebrew removes the folder of the old version."""
+    return re.sub(r"/Cellar/([^/]+)/[^/]+/", r"/opt/\1/", word)
+
+
+def of(home: Home) -> bool:
+    """Whether a node of this home starts at login, as far as the definition tells: an account has one, and a home of its own
+    (SAPO_HOME) is asked of only where the definition lies in it."""
+    file = starter(home).file
+    return file.exists() and (home.data in file.parents or not os.environ.get("SAPO_HOME"))
+
+
 def install(one: Starter) -> str:
     """Have the node started now and at every login; the sentence to print. Raises AppError, and then nothing is installed."""
     before = one.file.read_bytes() if one.file.exists() else None
     try:
+        if _known(one):  # launchd takes no second one, systemd leaves the first one running
+            _end(one)
         one.file.parent.mkdir(parents=True, exist_ok=True)
         one.file.write_bytes(one.content)
         for command in one.install:
@@ -91,10 +112,9 @@ def uninstall(one: Starter) -> str:
     """The node is stopped, within STOP_S seconds, and starts no more by itself; what it learned stays. Raises AppError."""
     if not one.file.exists():
         return "The node does not start at login: there is nothing to remove."
-    for command in one.remove:
-        _run(command)
+    said = _end(one)
     one.file.unlink(missing_ok=True)
-    return "The node starts no more by itself. Models and settings are as they were."
+    return f"The node starts no more by itself. Models and settings are as they were.{said and f' ({said})'}"
 
 
 def status(one: Starter) -> str:
@@ -102,17 +122,52 @@ def status(one: Starter) -> str:
     if not one.file.exists():
         return "The node does not start at login. To change that: sapo-desktop service install"
     try:
-        said = _run(one.ask).strip().splitlines() or ["installed"]
+        said = _run(one.ask).strip() or "installed"
     except AppError as error:
         return f"Installed ({one.file}), but not active. {error}"
-    return f"The node starts at login ({one.file}): {said[0]}"
+    state = found[found.lastgroup or 0] if (found := _STATE.search(said)) else said.splitlines()[0]
+    return f"The node starts at login ({one.file}): {state}"
+
+
+def _end(one: Starter, pause: Callable[[float], None] = time.sleep) -> str:
+    """Have the system stop the node and forget it; launchd answers before it has. What was refused, where that is of no
+    consequence: the system has nothing of it (any more). Raises AppError."""
+    refused = []
+    for command in one.remove:
+        try:
+            _run(command)
+        except AppError as error:
+            refused.append(str(error))
+    waited = 0.0
+    while _known(one):
+        if waited >= definitions.STOP_S:
+            raise AppError(refused[0] if refused else f"The node did not end within {definitions.STOP_S} s.")
+        pause(_POLL_S)
+        waited += _POLL_S
+    return " ".join(refused)
+
+
+def _known(one: Starter) -> bool:
+    try:
+        _run(one.ask)
+    except AppError:
+        return False
+    return True
 
 
 def _run(command: Sequence[str]) -> str:
     """What it printed. Raises AppError with what it said when it fails."""
+    encoding = "oem" if sys.platform == "win32" else None  # of Windows' console programs
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=_LIMIT_S, stdin=subprocess.DEVNULL, check=False
+            command,
+            capture_output=True,
+            text=True,
+            encoding=encoding,
+            errors="replace",
+            timeout=_LIMIT_S,
+            stdin=subprocess.DEVNULL,
+            check=False,
         )
     except FileNotFoundError as error:
         raise AppError(f"There is no {command[0]} here, which starts programs at login.") from error

@@ -15,6 +15,8 @@ _PROCESSOR = re.compile(
 )
 _BOARD = "acpitz"
 """A sensor near the processor, where there is no better one."""
+_ONLINE = frozenset("12")
+"""Of a supply: at a fixed voltage, at one that was agreed on."""
 HOTTEST, FASTEST = 150.0, 30_000.0
 """Degrees and revolutions a minute above which a sensor is broken."""
 
@@ -48,7 +50,7 @@ def supplies(sysfs: Path) -> tuple[bool | None, float | None]:
     if not states:
         return None, None
     charge = sum(charges) / len(charges) if charges else None
-    return "1" not in online and "Discharging" in states, charge
+    return not _ONLINE & set(online) and "Discharging" in states, charge
 
 
 def celsius(sysfs: Path) -> float | None:

@@ -16,20 +16,22 @@ from pathlib import Path
 from sapo_swarm.node.governor.sensors.message_bus import SessionIdle, call, said
 
 LOOK_EVERY_S = 5.0
+AGAIN_S = 60.0
+"""A way that did not answer is asked again after so long: a desktop starts after the node at login, a busy machine is slow."""
 _DESKTOPS = (
     ("org.gnome.Mutter.IdleMonitor", "/org/gnome/Mutter/IdleMonitor/Core", "org.gnome.Mutter.IdleMonitor.GetIdletime"),
     ("org.freedesktop.ScreenSaver", "/ScreenSaver", "org.freedesktop.ScreenSaver.GetSessionIdleTime"),
 )
 """Name on the session bus, object, method; each answers in milliseconds."""
 Ask = Callable[[], float | None]
-"""Seconds; inf: not known now; None: never, do not ask again."""
+"""Seconds; inf: not known now; None: no answer."""
 
 
 class IdleClock:
-    """Asks at most every LOOK_EVERY_S seconds; a way that does not answer is not tried again."""
+    """Asks at most every LOOK_EVERY_S seconds; a way that does not answer only every AGAIN_S."""
 
     def __init__(self, ways: Sequence[Ask] | None = None, clock: Callable[[], float] = time.monotonic) -> None:
-        self._ways = list(platform_ways() if ways is None else ways)
+        self._ways = dict.fromkeys(platform_ways() if ways is None else ways, -math.inf)
         self._clock = clock
         self._looked = -LOOK_EVERY_S
         self._seconds: float | None = None
@@ -39,8 +41,8 @@ class IdleClock:
         now = self._clock()
         if now - self._looked >= LOOK_EVERY_S:
             self._looked = now
-            answers = {way: way() for way in self._ways}
-            self._ways = [way for way, answer in answers.items() if answer is not None]
+            answers = {way: way() for way, due in self._ways.items() if now >= due}
+            self._ways |= {way: now + AGAIN_S for way, answer in answers.items() if answer is None}
             self._seconds = min((a for a in answers.values() if a is not None and math.isfinite(a)), default=None)
             return self._seconds
         return None if self._seconds is None else self._seconds + now - self._looked

@@ -19,7 +19,13 @@ def said(command: Sequence[str]) -> str:
     """What a program printed; "" when it is missing, fails or hangs."""
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=LIMIT_S, stdin=subprocess.DEVNULL, check=False
+            command,
+            capture_output=True,
+            text=True,
+            errors="replace",  # the registry of a Mac holds names in any encoding
+            timeout=LIMIT_S,
+            stdin=subprocess.DEVNULL,
+            check=False,
         )
     except (OSError, subprocess.SubprocessError):
         return ""

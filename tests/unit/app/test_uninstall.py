@@ -1,0 +1,92 @@
+"""Uninstalling: everything that the app made goes, secrets first of all, and nothing that would make it anew stays."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import psutil
+import pytest
+
+from sapo_desktop import cli
+from sapo_desktop.paths import Home
+from sapo_desktop.services.bases import tokens
+from sapo_desktop.services.machine.login import service
+from sapo_desktop.services.models.endpoint import token
+from sapo_desktop.services.nodes.lock import NodeLock
+from sapo_desktop.services.personal_data import uninstall
+from sapo_desktop.services.swarms import hosting, trial
+from sapo_desktop.services.tasks import judging
+from sapo_desktop.settings import editing
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
+    """With the folders as Linux has them: settings apart from data, and nothing told by the environment."""
+    for name in (*(name for name in os.environ if name.startswith("XDG_")), "SAPO_HOME"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
+    found = Home.find()
+    found.prepare()
+    return found
+
+
+def uninstalled() -> int:
+    return cli.run(["uninstall", "--data", "--yes"])
+
+
+def test_no_secret_of_the_person_stays_behind(home: Home) -> None:
+    editing.preset(home.settings, "eco")
+    tokens.keep(home, "hf_token")
+    judging.keep_key(home, "sk-key")
+    token.read_or_make(home.config / "endpoint-token")
+    trial.begin(home.invite, "swarm")
+    (home.config / f"{tokens.NAME}.secret.partial").touch()
+    assert uninstalled() == 0
+    assert not home.config.exists()
+
+
+def test_folders_that_lie_in_one_another_are_counted_once_and_gone(tmp_path: Path) -> None:
+    """As on Windows."""
+    data = tmp_path / "sapo-desktop"
+    home = Home(data, data, data / "Cache", data / "Logs", tmp_path / "Temp")
+    home.prepare()
+    home.settings.write_text("# mine")
+    home.node_log.write_text("12345")
+    found = uninstall.made(home)
+    assert [one.path for one in found] == [data, home.runtime]
+    assert "your settings" in found[0].what
+    assert uninstall.remove(home, found) == len("# mine") + len("12345")
+    assert not data.exists()
+    assert not home.runtime.exists()
+
+
+def test_the_lock_is_let_go_before_its_folder_goes(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Windows removes no file that is open."""
+    let_go = NodeLock.__exit__
+
+    def checked(lock: NodeLock, *error: object) -> None:
+        assert home.lock.exists()
+        let_go(lock, None, None, None)
+
+    monkeypatch.setattr(NodeLock, "__exit__", checked)
+    assert uninstalled() == 0
+    assert not home.runtime.exists()
+    assert not home.config.exists()  # nobody had settings of their own
+
+
+def test_what_starts_at_login_or_hosts_a_swarm_is_ended_first(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
+    host = hosting.Hosting(pid=os.getpid(), name="mine", open=False, admin="", started=psutil.Process().create_time())
+    with hosting.announced(home, host):
+        assert uninstalled() == 1
+    assert "sapo-desktop swarm stop" in capsys.readouterr().err
+    unit = service.starter(home).file
+    unit.parent.mkdir(parents=True)
+    unit.touch()
+    assert uninstalled() == 1
+    assert "sapo-desktop service uninstall" in capsys.readouterr().err
+    assert home.data.exists()
+    unit.unlink()
+    assert uninstalled() == 0
+    assert not home.data.exists()
