@@ -98,7 +98,7 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
         Literal["equal", "adaptive"],
         _doc(
             "Completions of each question: equal = group_size; adaptive = more for hard questions and fewer for hopeless and "
-            "easy ones, as many in all (a node alone). Not measured"
+            "easy ones, as many in all (a node alone). No measurable gain"
         ),
     ] = "equal"
     local_groups: Annotated[
@@ -124,7 +124,9 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     replay_groups: Annotated[
         int,
         _doc(
-            "Own earlier successes to learn from once more in every round, at no generated token; 0 = off", ge=0, le=256
+            "Own earlier successes to learn from once more in every round, without generating; no measurable gain alone. 0 = off",
+            ge=0,
+            le=256,
         ),
     ] = 0
     replay_half_life: Annotated[

@@ -61,7 +61,7 @@ HEADS = (
     "compared with",
     "seeds",
     "held-out pass@1",
-    "gain, same rounds or as many tokens",
+    "gain at the end",
     "95 % over seeds and questions",
     "corrected for {count} comparisons",
     "tokens, thousands a node",
@@ -77,7 +77,7 @@ def heads(experiment: Experiment) -> tuple[str, ...]:
 
 
 def comparisons(experiment: Experiment) -> int:
-    """How many the experiment registered: each arm with the first one that it is compared with."""
+    """Each arm with the first one that it is compared with; what an experiment registered stands at the top of its file."""
     return max(1, sum(bool(arm.against) for arm in experiment.arms))
 
 

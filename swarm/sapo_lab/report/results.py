@@ -21,6 +21,8 @@ from sapo_swarm.node.storage.journal import read_only
 Floats = NDArray[np.float64]
 CLOSE = 0.95
 """A run that ended this close before a number of tokens is measured at its own end: completions differ a little in length."""
+NEAR_END = 0.85
+"""Before this part of its tokens a run that was evaluated at its ends alone says nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,9 +131,12 @@ class RunResult(msgspec.Struct, frozen=True, eq=False):
 
     def at_tokens(self, tokens: float, on_curve: bool = False) -> float:
         """Held-out pass@1 when so many tokens had been generated, between two evaluations on the straight line; NaN
-        outside the measured range. on_curve: at the end, too, on the questions of the curve."""
+        outside the measured range, and before the end where nothing was measured on the way: a curve is no straight line.
+        on_curve: at the end, too, on the questions of the curve."""
         points = [(h.tokens, h.rate(on_curve)) for h in self.held_out]
         if len(points) < 2 or not points[0][0] <= tokens <= points[-1][0] * (1 + 1e-9):
+            return float("nan")
+        if len(points) == 2 and tokens < NEAR_END * points[-1][0]:
             return float("nan")
         xs, ys = zip(*points, strict=True)
         return float(np.interp(tokens, xs, ys))

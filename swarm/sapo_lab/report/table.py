@@ -177,7 +177,7 @@ HEADS = (
     "gain",
     "local reward, total",
     "gain",
-    "held-out pass@1, same rounds",
+    "held-out pass@1, at the end",
     "gain",
     "same tokens",
     "gain",
@@ -251,7 +251,7 @@ def sentence(row: Row, names: Mapping[str, str]) -> str:
     parts = [
         f"batch reward (the paper's metric) {_change(row.batch.gain)}",
         f"local reward {_change(row.local.gain)}",
-        f"held-out pass@1 after the same rounds {_change(row.held_out.gain)}",
+        f"held-out pass@1 at the end {_change(row.held_out.gain)}",
         f"after the same number of generated tokens {_change(row.equal_tokens.gain)}",
     ]
     if row.judged:

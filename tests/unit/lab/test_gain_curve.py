@@ -11,6 +11,7 @@ import pytest
 
 from sapo_lab.report.gain_curve import gain_at, heads, lines
 from sapo_lab.report.results import HeldOut, RunResult
+from sapo_lab.report.table import rows, sentence
 from sapo_lab.schema import parse
 
 EXPERIMENT = parse(
@@ -29,7 +30,7 @@ def run(arm: str, seed: int, points: list[tuple[float, float]], finished: bool =
         HeldOut(number, tokens, passed, {"t": passed}, 1, finished and number == len(points) - 1)
         for number, (tokens, passed) in enumerate(points)
     ]
-    return RunResult(arm, seed, 1, *[nothing] * 13, 0.0, 0.0, tuple(held_out), finished, {})
+    return RunResult(arm, seed, 1, nothing + 1.0, *[nothing] * 12, 0.0, 0.0, tuple(held_out), finished, {})
 
 
 SILO = [run("silo", seed, [(0, 0.01), (100, 0.02), (200, 0.04)]) for seed in (1, 2)]
@@ -71,8 +72,23 @@ def test_runs_that_go_on_are_not_compared() -> None:
 
 
 def test_a_line_names_both_arms_and_leaves_open_what_was_not_measured() -> None:
-    found = {"silo": SILO, "swarm": [run("swarm", 1, [(0, 0.01), (60, 0.03)])]}
+    found = {"silo": SILO, "swarm": [run("swarm", 1, [(0, 0.01), (30, 0.02), (60, 0.03)])]}
     ((arm, other, *cells),) = lines(EXPERIMENT, found)
     assert (arm, other, len(cells)) == ("S", "silo", len(heads()) - 2)
     assert cells[0] == "1.83 : 1.25 %, +47 %"
     assert cells[-1] == "–"
+
+
+def test_between_the_untrained_model_and_the_end_nothing_is_read_where_nothing_was_measured() -> None:
+    """Of a longer run without an evaluation on the way nobody knows what it had at the other's tokens, a straight line least."""
+    longer = [run("silo", seed, [(0, 0.01), (300, 0.04)]) for seed in (1, 2)]
+    swarm = [run("swarm", seed, [(0, 0.01), (200, 0.05)]) for seed in (1, 2)]
+    row = rows(EXPERIMENT, {"silo": longer, "swarm": swarm})[1]
+    assert math.isnan(row.equal_tokens.gain.value)
+    assert row.held_out.gain.value == pytest.approx(0.25)
+    said = sentence(row, {"silo": "8/0"})
+    assert "held-out pass@1 at the end +25 %" in said, "the arms may have different numbers of rounds"
+    assert "after the same number of generated tokens not measured" in said
+    assert math.isnan(gain_at(swarm, longer, 0.5)[2].value)
+    nearly = [run("silo", seed, [(0, 0.01), (204, 0.04)]) for seed in (1, 2)]
+    assert gain_at(swarm, nearly, 1.0)[2].value > 0.2, "both have ended, nearly"

@@ -21,8 +21,8 @@ from sapo_swarm.types import Question
 
 _HOW = (
     "Answer as often as you like; every line is one attempt and is scored here. An empty line shares them (at least "
-    f"{MIN_ATTEMPTS}), 's' skips the question, 'q' ends. Wrong attempts are worth as much as right ones: models learn "
-    "from the difference."
+    f"{MIN_ATTEMPTS}), 's' skips the question, 'q' ends. Share wrong attempts as well: a model learns from a right one only "
+    "beside a wrong one."
 )
 
 

@@ -29,8 +29,8 @@ SILO = (
     (
         "In a swarm, nodes share the text of their attempts and learn from each other's. Each node scores what it "
         "receives with its own verifier; no model, weight or file leaves this machine, and nobody can change your limits. "
-        "It helps most where success is rare: what one node finds, the others learn from. Of external attempts a node trains "
-        "only on those that did better than the rest of their group.",
+        "In the lab eight nodes learned more from the same tokens; two with the bundled model gained nothing measurable. Of "
+        "external attempts a node trains only on those that did better than the rest of their group.",
         "",
     ),
     ("Find one:   f, or in a terminal: sapo-desktop directory", "$accent"),
