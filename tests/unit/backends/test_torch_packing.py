@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.families import TINY
 
 torch = pytest.importorskip("torch")
 
@@ -139,6 +140,22 @@ def test_a_model_that_transformers_computes_pads_on_a_cpu_too() -> None:
     config = transformers.GPT2Config(vocab_size=8, n_positions=8, n_embd=4, n_layer=1, n_head=1)
     model = TransformersModel(transformers.GPT2LMHeadModel(config), CPU, torch.float32)
     assert max(padded_tokens(UNEVEN, members) for members in model.micro_batches(UNEVEN, 8192, 1)) <= 8192
+
+
+def test_where_rows_cannot_share_a_prompt_each_counts_with_its_own() -> None:
+    """Layers that keep the state of a convolution: transformers computes the prompt of every row anew."""
+    transformers = pytest.importorskip("transformers")
+    widths = {"vocab_size": 32, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = transformers.AutoConfig.for_model("lfm2", **widths, num_key_value_heads=2, **TINY["lfm2"])
+    model = TransformersModel(transformers.AutoModelForCausalLM.from_config(config), CPU, torch.float32)
+    pairs, computed = [((3,) * 200, (row,) * 20) for row in range(16)], list[int]()
+    model.module.register_forward_pre_hook(
+        lambda _, __, given: computed.append(given["input_ids"].numel()), with_kwargs=True
+    )
+    for members in model.micro_batches(pairs, 1024, 1):
+        model.token_logprobs(pack(pairs, members, CPU), model.weights(None), 1.0)
+    assert sum(computed) >= 16 * 219
+    assert max(computed) <= 1024
 
 
 def test_what_a_completion_longer_than_a_micro_batch_is_filled_up_with_and_its_mask_are_planned() -> None:

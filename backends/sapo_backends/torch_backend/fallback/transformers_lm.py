@@ -57,6 +57,8 @@ class TransformersModel:
     """See model.Model. One thread at a time."""
 
     def __init__(self, module: nn.Module, device: torch.device, compute: torch.dtype) -> None:
+        from transformers import DynamicCache
+
         self.module, self.compute = module.eval(), compute
         named = dict(module.named_parameters())
         self.layout = Layout([Entry(n, tuple(p.shape), (Part(n, len(p)),)) for n, p in named.items()])
@@ -70,7 +72,7 @@ class TransformersModel:
         self.flat: Tensor | None = None
         self.rank, self.alpha = 0, 0.0
         self._adapter: LoraWeights | None = None
-        self._shares = True
+        self._shares = only_keys_and_values(DynamicCache(config=module.config))
         known = inspect.signature(module.forward).parameters
         self._takes_positions = "position_ids" in known
         self._cache_name = "cache" if "cache" in known else "past_key_values"  # from transformers 5.24 on, and before
@@ -160,6 +162,8 @@ class TransformersModel:
 
     def micro_batches(self, pairs: Sequence[Pair], budget: int, workers: int) -> list[list[int]]:
         """See Model.micro_batches."""
+        if not self._shares:  # each row has its prompt to itself
+            pairs = [((), (*prompt, *completion) if completion else ()) for prompt, completion in pairs]
         return plan_micro_batches(pairs, budget, workers)
 
     def token_logprobs(self, packed: Packed, weights: Bound, temperature: float) -> TokenLogprobs:
