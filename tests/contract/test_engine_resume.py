@@ -79,16 +79,16 @@ def test_weights_without_the_optimizer_restore_with_a_fresh_one(trainer: Engine,
 
 
 def test_an_adapter_that_does_not_fit_leaves_the_one_that_is_there(lora: Any, load: Callable[..., Engine]) -> None:
-    """Whether a tensor is missing, has another shape or another name, and however many fit; the error names it."""
+    """Whether a tensor is missing, has another shape or another name, and however many fit; the error says which."""
     engine = load(lora)
     there = {name: np.array(tensor) for name, tensor in engine.adapter().items()}
     other = {name: tensor + 1.0 for name, tensor in there.items()}
     last = list(other)[-1]
     kept = {name: tensor for name, tensor in other.items() if name != last}
     for unfit, named in (
-        (kept, last),
-        ({**kept, last: other[last][:, :-1]}, last),
-        ({**other, "surplus": other[last]}, "surplus"),
+        (kept, f"{last} is missing"),
+        ({**kept, last: other[last][:, :-1]}, f"{last} has "),
+        ({**other, "surplus": other[last]}, "surplus is unknown"),
     ):
         with pytest.raises(BackendError, match=f"does not fit.*{re.escape(named)}"):
             engine.set_adapter(unfit, 8.0)

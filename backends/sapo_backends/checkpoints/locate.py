@@ -86,13 +86,16 @@ def checked(folder: Path) -> Path:
             "GGUF files and adapters alone cannot be trained."
         )
     if not weight_files(folder):
-        pickled = any(folder.glob("*.bin")) or any(folder.glob("*.pt"))
-        reason = " Its pickled weights are not read, because they can run code; convert them: load with "
-        reason += "transformers and save_pretrained(FOLDER)."
-        raise ModelNotFound(f"{folder} has no *.safetensors weights.{reason if pickled else ''}")
+        said = f"{folder} has no *.safetensors weights."
+        if any(folder.glob("*.bin")) or any(folder.glob("*.pt")):
+            said += " Its pickled weights are not read, because they can run code; convert them: load with transformers and "
+            said += "save_pretrained(FOLDER)."
+        raise ModelNotFound(said)
     for name in _architectures(folder):
         if _OTHER_HEADS.fullmatch(name):
-            raise ModelNotFound(f"{folder}: {name} is no causal language model.")
+            raise ModelNotFound(
+                f"{folder}: {name} is no causal language model. Choose one that writes text (…ForCausalLM)."
+            )
     return folder
 
 

@@ -118,7 +118,7 @@ class MlxEngine(Engine):
             with computing(self._device, LESS):
                 self._model.trained = parameter_names.from_arrays(self._model.trained, tensors)
                 self._model.settle()
-        except (KeyError, ValueError) as error:
+        except ValueError as error:
             raise BackendError(f"The adapter does not fit this model: {error}.") from error
         parameter_names.set_scale(self._model.network, alpha / self._rank)
 

@@ -41,9 +41,10 @@ def to_arrays(tensors: Mapping[str, Any]) -> Arrays:
 
 
 def from_arrays(like: Mapping[str, Any], arrays: Mapping[str, object]) -> Tensors:
-    """The inverse of to_arrays for tensors named and shaped like those. Raises KeyError or ValueError on a mismatch."""
-    if arrays.keys() - {outside(name) for name in like}:
-        raise ValueError(f"{sorted(arrays.keys() - {outside(name) for name in like})[0]} is unknown")
+    """The inverse of to_arrays for tensors named and shaped like those. Raises ValueError on a mismatch."""
+    odd = sorted(arrays.keys() ^ {outside(name) for name in like})
+    if odd:
+        raise ValueError(f"{odd[0]} is {'unknown' if odd[0] in arrays else 'missing'}")
     fresh: Tensors = {}
     for name, tensor in like.items():
         array = np.asarray(arrays[outside(name)], dtype=np.float32)

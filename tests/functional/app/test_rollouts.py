@@ -19,8 +19,10 @@ from sapo_desktop.dashboard.history.groups.reader import PAGE
 from sapo_desktop.dashboard.history.groups.sources import GroupSource, JournalGroups
 from sapo_desktop.dashboard.screens.rollouts.listing import GroupList
 from sapo_desktop.dashboard.screens.rollouts.screen import RolloutsScreen
+from sapo_desktop.services.tasks.truth import Truths
 from sapo_swarm.events import GroupRecorded, decode
 from sapo_swarm.node.storage.journal import Journal
+from sapo_swarm.scoring.scorer import Scorer, ScorerUnavailable
 from sapo_swarm.types import Group, Question, Rollout, TaskRef
 
 COUNT = 3 * PAGE + 30
@@ -195,8 +197,6 @@ async def test_two_attempts_are_compared_in_signs_as_well_as_colours() -> None:
 
 
 async def test_a_right_answer_is_shown_when_asked_for(tmp_path: Path) -> None:
-    from sapo_swarm.scoring.scorer import Scorer
-
     ref = TaskRef("basic_arithmetic", "starter", 5)
     async with Scorer() as scorer:
         question = (await scorer.questions([ref]))[0]
@@ -219,6 +219,22 @@ async def test_a_right_answer_is_shown_when_asked_for(tmp_path: Path) -> None:
         await pilot.press("a")
         assert not any("a right answer" in line for line in await settled(pilot))
         await screen.close_truths()
+
+
+async def test_a_worker_that_did_not_start_is_asked_again_for_a_right_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    question = Question(TaskRef("basic_arithmetic", "starter", 5), "1 + 1", "0" * 64)
+    said: list[str | Exception] = [ScorerUnavailable("no more processes"), "2"]
+
+    async def truth(_scorer: Scorer, _question: Question) -> str:
+        found = said.pop(0)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    monkeypatch.setattr(Scorer, "truth", truth)
+    truths = Truths()
+    assert [await truths.of(question) for _ in range(3)] == ["not known: no more processes", "2", "2"]
+    await truths.close()
 
 
 async def test_the_chosen_group_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:

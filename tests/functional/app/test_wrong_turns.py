@@ -49,10 +49,12 @@ def test_a_folder_without_a_tokenizer_makes_no_model_and_show_says_how_a_folder_
     refused = sapo(tmp_path / "home", "new", "mine", "--base", str(own))
     assert (refused.returncode, "has no tokenizer.json" in refused.stderr) == (1, True)
     (tmp_path / "tokenizer.json").rename(own / "tokenizer.json")
-    assert sapo(tmp_path / "home", "new", "mine", "--base", str(own)).returncode == 0
+    assert sapo(tmp_path / "home", "new", "Mine", "--base", str(own)).returncode == 0
     monkeypatch.chdir(tmp_path)
     shown = sapo(tmp_path / "home", "models", "show", "own")
     assert "A folder? Write ./own" in shown.stderr
+    monkeypatch.chdir(tmp_path / "home" / "data" / "models")
+    assert sapo(tmp_path / "home", "models", "show", "mine").stdout.startswith("Mine"), "not its folder, mine/"
 
 
 async def test_a_taken_port_a_port_that_is_none_and_an_invite_with_another_letter_are_one_sentence_each(

@@ -16,7 +16,7 @@ from sapo_desktop.dashboard.feed import ControlFeed
 from sapo_desktop.dashboard.messages import Link
 from sapo_desktop.errors import AppError
 from sapo_desktop.paths import Home
-from sapo_desktop.services.nodes import background, supervisor
+from sapo_desktop.services.nodes import background, control, supervisor
 from sapo_swarm.events import Phase, RoundFinished
 from sapo_swarm.node.control import api
 from sapo_swarm.node.control.api import ControlClient, NodeNotAnswering
@@ -37,6 +37,17 @@ async def test_pause_resume_and_finish_print_what_is_so_afterwards(tmp_path: Pat
         back = await asyncio.to_thread(sapo, tmp_path, "resume")
         assert back.stdout.startswith("Running"), back
         assert "pauses after" not in back.stdout
+
+
+async def test_a_node_that_waits_for_a_chat_is_told_to_resume_and_runs_when_that_is_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SAPO_HOME", str(tmp_path))
+    async with node(tmp_path, *SLOW) as (client, _):
+        await reaches(client, ("state",), lambda e: e.state == "running")
+        await client.post("hold")
+        await reaches(client, ("state",), lambda e: e.reason == "held")
+        assert (await control.tell(Home.find(), "resume")).state == "running"
 
 
 async def test_stop_comes_back_when_the_process_is_gone_and_says_what_is_saved(tmp_path: Path) -> None:

@@ -17,10 +17,18 @@ import pytest
 from tests.support.node_process import environment, node, reaches, sapo
 from tests.support.swarm_process import TASKS, coordinator, journal, news, rounds
 
+from sapo_desktop.services.swarms import membership, trial
+from sapo_desktop.settings import Settings
+from sapo_swarm.config import RunConfig
 from sapo_swarm.coordinator.host import start
 from sapo_swarm.coordinator.settings import CoordinatorSettings
 from sapo_swarm.events import Event, GroupRecorded, RoundFinished, RunStarted, SwarmUpdated
+from sapo_swarm.protocol.client import NodeClient
+from sapo_swarm.protocol.identity import Identity
 from sapo_swarm.protocol.invite import parse_invite
+from sapo_swarm.protocol.keystore import StoredIdentity
+from sapo_swarm.protocol.task_offer import TaskOffer
+from sapo_swarm.protocol.transport import Unreachable
 
 
 def drew(event: Event) -> bool:
@@ -212,6 +220,22 @@ async def test_a_swarm_that_its_host_opens_is_a_trial_for_its_members_until_they
         await hosted.stop()
     started = [event for event in journal(home) if isinstance(event, RunStarted)]
     assert [(bool(event.trial), event.external_groups) for event in started] == [(False, 8), (True, 2), (False, 8)]
+
+
+async def test_an_open_swarm_is_a_trial_also_where_its_own_tasks_cannot_be_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def away(_client: NodeClient) -> tuple[TaskOffer, ...]:
+        raise Unreachable("gone meanwhile")
+
+    monkeypatch.setattr(NodeClient, "tasks", away)
+    hosted = await start(CoordinatorSettings(port=0, store=f"sqlite:{tmp_path}/s", open=True))
+    who, saved = StoredIdentity(Identity.generate(), "file", ""), tmp_path / "invite"
+    exchange, _ = await membership.enter(hosted.invite, who, Settings(), RunConfig(), saved=saved)
+    assert trial.find(saved, hosted.invite.swarm)
+    assert exchange.policy == trial.strict(exchange.policy), "the rules of a trial"
+    await exchange.client.__aexit__(None, None, None)
+    await hosted.stop()
 
 
 async def test_leaving_forgets_the_invite_and_the_node_trains_alone(tmp_path: Path) -> None:

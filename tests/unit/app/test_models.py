@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.support.own_tasks import library_in, sums
 from tests.support.records import evaluation, finished
@@ -65,9 +65,12 @@ def test_names_that_mean_something_else_are_refused(name: str) -> None:
 
 
 @given(st.text(max_size=60))
-def test_what_is_suggested_is_a_name_or_becomes_one(text: str) -> None:
-    """Whatever was typed, the suggestion has the shape of a name."""
-    assert names._PATTERN.fullmatch(names.suggested(text))
+@example("latest")
+@example("Starter")
+@example("con." + "x" * names.LONGEST)
+def test_what_is_suggested_is_taken_as_a_name(text: str) -> None:
+    """Whatever was typed, or a task is called."""
+    assert names.check(names.suggested(text))
 
 
 @given(st.lists(st.sampled_from(["kim", "Kim-2", "kim-3", "ada"]), unique=True))

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.families import TINY
 
 torch = pytest.importorskip("torch")
 
@@ -24,7 +25,7 @@ from sapo_backends.common.round_memory import (  # noqa: E402
 )
 from sapo_backends.common.update import flat_tokens, padded_tokens, plan_micro_batches  # noqa: E402
 from sapo_backends.torch_backend.causal_lm import DecoderModel  # noqa: E402
-from sapo_backends.torch_backend.fallback.transformers_lm import TransformersModel  # noqa: E402
+from sapo_backends.torch_backend.fallback.transformers_lm import TransformersModel, may_share_prompts  # noqa: E402
 from sapo_backends.torch_backend.model.flat_parameters import decoder_layout  # noqa: E402
 from sapo_backends.torch_backend.ops import packing  # noqa: E402
 from sapo_backends.torch_backend.ops.packing import Slab, pack  # noqa: E402
@@ -139,6 +140,29 @@ def test_a_model_that_transformers_computes_pads_on_a_cpu_too() -> None:
     config = transformers.GPT2Config(vocab_size=8, n_positions=8, n_embd=4, n_layer=1, n_head=1)
     model = TransformersModel(transformers.GPT2LMHeadModel(config), CPU, torch.float32)
     assert max(padded_tokens(UNEVEN, members) for members in model.micro_batches(UNEVEN, 8192, 1)) <= 8192
+
+
+def test_where_rows_cannot_share_a_prompt_each_counts_with_its_own() -> None:
+    """Layers that keep the state of a convolution: transformers computes the prompt of every row anew."""
+    transformers = pytest.importorskip("transformers")
+    widths = {"vocab_size": 32, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = transformers.AutoConfig.for_model("lfm2", **widths, num_key_value_heads=2, **TINY["lfm2"])
+    model = TransformersModel(transformers.AutoModelForCausalLM.from_config(config), CPU, torch.float32)
+    pairs, computed = [((3,) * 200, (row,) * 20) for row in range(16)], list[int]()
+    model.module.register_forward_pre_hook(
+        lambda _, __, given: computed.append(given["input_ids"].numel()), with_kwargs=True
+    )
+    for members in model.micro_batches(pairs, 1024, 1):
+        model.token_logprobs(pack(pairs, members, CPU), model.weights(None), 1.0)
+    assert sum(computed) >= 16 * 219
+    assert max(computed) <= 1024
+
+
+def test_a_config_that_makes_no_cache_keeps_no_model_from_being_loaded() -> None:
+    transformers = pytest.importorskip("transformers")
+    assert may_share_prompts(transformers.GPT2Config())
+    assert not may_share_prompts(transformers.AutoConfig.for_model("lfm2", num_hidden_layers=2, **TINY["lfm2"]))
+    assert may_share_prompts(transformers.AutoConfig.for_model("blt"))
 
 
 def test_what_a_completion_longer_than_a_micro_batch_is_filled_up_with_and_its_mask_are_planned() -> None:

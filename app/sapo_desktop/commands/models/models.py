@@ -146,9 +146,12 @@ def _as_json(one: Overview) -> dict[str, object]:
 def _show(home: Home, args: argparse.Namespace) -> int:
     if args.names and bases.meant(home, args.names[0]):
         return bases.shown(home, args)
-    if args.names and Path(args.names[0]).is_dir() and not any(m.name == args.names[0] for m in store.all_models(home)):
-        raise UsageError(f"There is no model {args.names[0]!r}. A folder? Write ./{args.names[0]}")
-    one = overview(store.find(home, *args.names))
+    try:
+        one = overview(store.find(home, *args.names))
+    except UsageError as error:
+        if not args.names or not Path(args.names[0]).is_dir():
+            raise
+        raise UsageError(f"There is no model {args.names[0]!r}. A folder? Write ./{args.names[0]}") from error
     if args.json:
         whole = {**_as_json(one), "config": msgspec.to_builtins(one.model.config)}
         whole["sessions"] = [msgspec.to_builtins(session) for session in one.story.sessions]

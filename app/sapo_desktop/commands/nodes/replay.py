@@ -49,10 +49,12 @@ def _journal(path: Path) -> Path:
     """A file stays what it is; a name that is no file is a model's. Raises UsageError."""
     from sapo_desktop.services.models.shelf import store
 
-    known = {model.name: model.folder for model in store.all_models(Home.find())}
-    if not path.exists() and str(path) not in known:
+    if path.exists():
+        return path
+    folders = {model.name: model.folder for model in store.all_models(Home.find())}
+    if str(path) not in folders:
         raise UsageError(f"There is no file {str(path)!r}. Give one, or a model's name: sapo-desktop models")
-    return path if path.exists() else known[str(path)]
+    return folders[str(path)]
 
 
 def main(args: argparse.Namespace) -> int:

@@ -13,7 +13,7 @@ SETTLE_S = 20.0
 _POLL_S = 0.05
 _FLOORS = ("memory", "disk")
 """What running anyway does not override."""
-_HELD_BY_PERSON = ("person", "snooze", "failure")
+_UNTIL_RESUMED = ("person", "snooze", "held", "failure")
 
 
 async def tell(home: Home, verb: str, for_s: float = 0.0, limit_s: float = SETTLE_S) -> NodeStatus:
@@ -39,7 +39,7 @@ def settled(verb: str, status: NodeStatus) -> bool:
     if verb in ("pause", "snooze"):
         return status.state == "paused" and status.reason in ("person", "snooze")
     if verb == "resume":
-        held = status.state == "paused" and status.reason not in _HELD_BY_PERSON
+        held = status.state == "paused" and status.reason not in _UNTIL_RESUMED
         return held or status.state in ("running", "finishing")
     if verb == "run_anyway":
         return status.state in ("running", "finishing") or status.reason in _FLOORS

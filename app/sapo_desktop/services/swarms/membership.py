@@ -155,16 +155,20 @@ async def enter(
     own, _ = together(config, invite.swarm, None)
     client = await NodeClient(invite, who.identity).__aenter__()
     rules = AcceptanceRules(rule=config.reward_rule, own=own)
-    rules = trial.strict(rules) if on_trial else rules
+    strict = trial.strict(rules)
     name, model = settings.person.name, label(config.model)
-    exchange = SwarmExchange(client, rules, model, config.sampling, name, memory=memory, clock=steady)
+    exchange = SwarmExchange(
+        client, strict if on_trial else rules, model, config.sampling, name, memory=memory, clock=steady
+    )
     exchange.data_cap = data_cap
     said: list[str] = []
     try:
         info = await client.join(exchange.name, exchange.model)
+        if info.open and saved is not None and not on_trial and await asyncio.to_thread(_on_trial, saved, invite):
+            on_trial, exchange.policy = True, strict
         own, said = together(config, invite.swarm, await offered(client))
-        on_trial = on_trial or (info.open and saved is not None and await asyncio.to_thread(_on_trial, saved, invite))
-        exchange.policy = trial.strict(rules) if on_trial else replace(rules, own=own)
+        if not on_trial:
+            exchange.policy = replace(rules, own=own)
     except Refused as error:
         if error.retry_after_s is not None:  # busy: the node joins with its first exchange
             return exchange, [f"{_sentence(error)} {who.sentence}"]

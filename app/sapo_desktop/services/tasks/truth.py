@@ -23,16 +23,16 @@ class Truths:
         label = f"{question.ref.generator} {question.ref.label}"
         async with self._one:
             if label not in self._known:
-                self._known[label] = await self._ask(question)
+                try:
+                    self._known[label] = await self._ask(question)
+                except ScorerUnavailable as error:
+                    return f"not known: {error}"
         return self._known[label]
 
     async def _ask(self, question: Question) -> str:
-        try:
-            if self._scorer is None:
-                self._scorer = await Scorer().__aenter__()
-            return await self._scorer.truth(question) or NONE
-        except ScorerUnavailable as error:
-            return f"not known: {error}"
+        if self._scorer is None:
+            self._scorer = await Scorer().__aenter__()
+        return await self._scorer.truth(question) or NONE
 
     async def close(self) -> None:
         """End the worker."""

@@ -70,7 +70,7 @@ class TransformersModel:
         self.flat: Tensor | None = None
         self.rank, self.alpha = 0, 0.0
         self._adapter: LoraWeights | None = None
-        self._shares = True
+        self._shares = may_share_prompts(module.config)
         known = inspect.signature(module.forward).parameters
         self._takes_positions = "position_ids" in known
         self._cache_name = "cache" if "cache" in known else "past_key_values"  # from transformers 5.24 on, and before
@@ -160,6 +160,8 @@ class TransformersModel:
 
     def micro_batches(self, pairs: Sequence[Pair], budget: int, workers: int) -> list[list[int]]:
         """See Model.micro_batches."""
+        if not self._shares:  # each row has its prompt to itself
+            pairs = [((), (*prompt, *completion) if completion else ()) for prompt, completion in pairs]
         return plan_micro_batches(pairs, budget, workers)
 
     def token_logprobs(self, packed: Packed, weights: Bound, temperature: float) -> TokenLogprobs:
@@ -267,6 +269,16 @@ def padded_left(prompts: Sequence[TokenIds], device: torch.device) -> tuple[Tens
 def padded_right(texts: Sequence[TokenIds], width: int, device: torch.device) -> Tensor:
     """(texts, width), filled up with 0."""
     return torch.tensor([[*text, *[0] * (width - len(text))] for text in texts], device=device)
+
+
+def may_share_prompts(config: Any) -> bool:
+    """Whether rows may continue one prompt's cache; True also where a config does not tell: then the first pass does."""
+    from transformers import DynamicCache
+
+    try:
+        return only_keys_and_values(DynamicCache(config=config))
+    except (AttributeError, KeyError, ValueError):  # a cache of the architecture's own
+        return True
 
 
 def only_keys_and_values(cache: Any) -> bool:

@@ -48,14 +48,13 @@ class ExportDialog(ModalScreen[Path | None]):
         typed = event.value.strip()
         try:
             path = typed_path(typed)
-            said = f"There is something at {path} already: write another name." if path.exists() else ""
+            if typed and not path.exists():
+                self.dismiss(path)
+                return
+            said = f"There is something at {path} already: write another name." if typed else "Write a name."
         except UsageError as error:
             said = str(error)
-        said = said if typed else "Write a name."
-        if said:
-            self.query_one("#complaint", Static).update(Content.styled(plain(said, 300), "$warning"))
-        else:
-            self.dismiss(path)
+        self.query_one("#complaint", Static).update(Content.styled(plain(said, 300), "$warning"))
 
     def action_cancel(self) -> None:
         """Close without an answer."""

@@ -121,7 +121,7 @@ class _Making:
             names = f"The task{'' if one else 's'} {', '.join(written.gone)} {'is' if one else 'are'}"
             return None, f"{names} not here any more, so the export was not checked."
         if not written.answers:
-            return None, "It was not loaded again: no held-out question fits into this model's context."
+            return None, "It was not loaded again: no held-out question is here that fits into this model's context."
         reply = self._answers(written)
         if isinstance(reply, Missing):
             return None, f"It was not loaded again: {LIBRARIES[info.library]} is not installed here."

@@ -64,4 +64,4 @@ def _name(config: RunConfig, last: float, alone: bool, taken: Collection[str]) -
     if alone and not taken:
         return names.FIRST
     when = time.strftime("%Y-%m-%d", time.localtime(last))
-    return names.free(f"{names.suggested(Path(config.model).name)[: names.LONGEST - 14]}-{when}", taken)
+    return names.free(names.suggested(f"{Path(config.model).name[: names.LONGEST - 14]}-{when}"), taken)

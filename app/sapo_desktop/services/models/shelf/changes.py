@@ -51,7 +51,7 @@ def refuse_other_identity(model: Model, wanted: RunConfig, resolved: RunConfig) 
             continue
         if field == "model":
             fetching.require(wanted)  # a mistyped base is named as one before anything is said about weights
-        other = f"sapo-desktop new {names.suggested(Path(wanted.model).name)}-2 --base {wanted.model}"
+        other = f"sapo-desktop new {names.suggested(f'{Path(wanted.model).name}-2')} --base {wanted.model}"
         flag = "" if field == "model" else f" --{field.replace('_', '-')} {new}"
         why = "which a model keeps" if field == "method" else "because its weights would not fit"
         raise UsageError(

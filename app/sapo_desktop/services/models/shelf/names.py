@@ -28,22 +28,29 @@ def check(name: str, taken: Collection[str] = ()) -> str:
             f"{name[:60]!r} is no name for a model. Use 1 to {LONGEST} letters, digits, dots, dashes or underscores, "
             f"a letter or digit first: {free(suggested(name), taken)}"
         )
-    if name.lower() in _WORDS or name.lower().partition(".")[0] in _DEVICES:
-        raise UsageError(f"A model cannot be called {name!r}: that word has a meaning already. Try {name}-model.")
+    if _has_meaning(name):
+        other = free(suggested(name), taken)
+        raise UsageError(f"A model cannot be called {name!r}: that word has a meaning already. Try {other}.")
     for other in taken:
         if other.lower() == name.lower():
             raise UsageError(f"There is a model {other!r} already. Choose another name, such as {free(name, taken)}.")
     return name
 
 
+def _has_meaning(name: str) -> bool:
+    return name.lower() in _WORDS or name.lower().partition(".")[0] in _DEVICES
+
+
 def suggested(text: str) -> str:
     """The nearest name to any text."""
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-._")[:LONGEST].rstrip(".-_") or FIRST
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-._")[:LONGEST].rstrip(".-_") or FIRST
+    return f"my-{name}"[:LONGEST].rstrip(".-_") if _has_meaning(name) else name
 
 
 def train_on(task: str) -> str:
-    """The commands that train a new model on a task, whatever models there are."""
-    return f"sapo-desktop new {task} --tasks {task}, then: sapo-desktop node {task}"
+    """The commands that train a new model on a task."""
+    name = suggested(task)
+    return f"sapo-desktop new {name} --tasks {task}, then: sapo-desktop node {name}"
 
 
 def free(name: str, taken: Collection[str]) -> str:
