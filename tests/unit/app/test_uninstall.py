@@ -24,7 +24,7 @@ from sapo_desktop.settings import editing
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
     """With the folders as Linux has them: settings apart from data, and nothing told by the environment."""
     for name in (*(name for name in os.environ if name.startswith("XDG_")), "SAPO_HOME"):
-        monkeypatch.delenv(name)
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
     found = Home.find()
