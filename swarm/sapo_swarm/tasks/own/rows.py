@@ -10,6 +10,7 @@ import json
 import os
 import re
 import stat
+import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -170,8 +171,9 @@ def _unfit(row: Row) -> str:
 
 
 def slug(name: str) -> str:
-    """A column's name as it stands in a prompt: letters, digits and underscores."""
-    plain = re.sub(r"\W+", "_", name.strip(), flags=re.ASCII).strip("_").lower()[:40]
+    """A column's name as it stands in a prompt: letters without accents, digits and underscores."""
+    bare = unicodedata.normalize("NFKD", name.strip().replace("ß", "ss"))
+    plain = re.sub(r"\W+", "_", re.sub(r"[\u0300-\u036f]", "", bare), flags=re.ASCII).strip("_").lower()[:40]
     return f"column_{plain}"[:40] if not plain or plain[0].isdigit() else plain
 
 
