@@ -117,6 +117,11 @@ class DashboardState(msgspec.Struct, frozen=True):
         return self.state in ("stopped", "failed") or self.link.ended
 
     @property
+    def absent(self) -> bool:
+        """No node works: it is gone, or being started again. What it told last of its work is over."""
+        return self.gone or (self.link is not None and self.link.starting and not self.link.connected)
+
+    @property
     def paused(self) -> bool:
         """The node does not work now, for whatever reason."""
         return self.state in ("paused", "pausing", "stopped", "failed")

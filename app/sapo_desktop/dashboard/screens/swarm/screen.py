@@ -139,7 +139,8 @@ def _row(*pairs: tuple[str, str]) -> Content:
 def peer_rows(swarm: SwarmUpdated, width: int, glyphs: Glyphs) -> Content:
     """The leaderboard, the largest share first, this node's own row marked. Names and models are peer text."""
     if not swarm.peers:
-        return Content.styled("Nobody else is here yet.", "$muted")
+        none = "Nobody else is here yet." if swarm.nodes < 2 else "The list of them comes in a moment."
+        return Content.styled(none if swarm.connected else "Not known while the coordinator is away.", "$muted")
     name, model = (22, 18) if width >= 90 else (16, 14)
     head = f"{'name':<{name}} {'model':<{model}} {'groups':>7} {'share':>7} {'uptake':>7} {'seen':>7}"
     rows = [Content.styled(head, "$muted")]
