@@ -24,6 +24,7 @@ LOOK_S = 3.0
 class SwarmControls(BaseScreen):
     """Mixed into the swarm screen. Without actions (a recording) there are no such keys."""
 
+    HELP: ClassVar[str] = "swarm"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("j", "join", "join", show=False),
         Binding("f", "find", "find", show=False),

@@ -24,6 +24,7 @@ _KEYS: list[Key] = [
     ("type", "a path", ""),
     ("arrows", "choose", ""),
     ("Enter", "open", "screen.open"),
+    ("F1", "help", "app.help"),
     ("Esc", "cancel", "screen.cancel"),
 ]
 
