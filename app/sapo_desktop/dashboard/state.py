@@ -131,6 +131,9 @@ def apply(state: DashboardState, event: Event | Link) -> DashboardState:  # noqa
     """The state after the event. Never raises on an event that decodes."""
     match event:
         case Link():
+            if event.ended and not (state.link is not None and state.link.ended):
+                text = f"{event.sentence.rstrip('.')}. Finished rounds are kept; space starts it again."
+                state = replace(state, log=state.log.append(LogLine(time=event.time, level="warning", text=text)))
             return replace(state, link=event)
         case RunStarted():
             state = _run_started(state, event)

@@ -10,6 +10,7 @@ from tests.support.scripted_feed import NARROW, SWARM, app_over, settled
 from textual.screen import Screen
 from textual.widgets import Input
 
+from sapo_desktop.dashboard.look.ascii import to_ascii
 from sapo_desktop.dashboard.screens.dashboard import DashboardScreen
 from sapo_desktop.dashboard.screens.help import _KEY, EVERYWHERE, PLACES, HelpScreen
 from sapo_desktop.dashboard.screens.log import LogScreen
@@ -86,6 +87,11 @@ def test_help_names_every_key_of_a_place(place: str) -> None:
     arrows = {"left", "right", "shift+left", "shift+right"}
     assert bound - told - arrows - {"Esc", "F2"} == set()
     assert {key for key in told if len(key) == 1 and key.isalpha()} - bound == set()
+
+
+def test_in_ascii_no_key_becomes_a_blank() -> None:
+    keys = [key for keys in (EVERYWHERE, *PLACES.values()) for key, _ in keys]
+    assert [key for key in keys if len(to_ascii(key).split()) != len(key.split())] == []
 
 
 def test_no_key_touches_what_it_does() -> None:

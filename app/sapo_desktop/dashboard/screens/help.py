@@ -100,7 +100,11 @@ WORDS = (
         "strict 0/1 score on fixed questions that training never sees: the figure that tells whether it learns. pass@1: the "
         "share that is right at one attempt. T=1: sampled at temperature 1, as in training; 0: always the likeliest token",
     ),
-    ("95 %", "the range in brackets: where the true value lies, at so few questions. A change within it may be chance"),
+    (
+        "95 %",
+        "the range in brackets: where the true value lies, at so few questions. A change whose range holds 0 may be chance. "
+        "McNemar p: how likely chance alone gains and loses as many",
+    ),
     (
         "local",
         "what this node generated itself. Local reward: the mean of all local groups, before the update, nothing left out",
@@ -155,7 +159,7 @@ class HelpScreen(TextDialog):
         """See TextDialog.text."""
         here = tuple(key for place in self.here for key in PLACES.get(place, ()))
         rows = _keys("Keys here", here, width) if here else []
-        rows += [*_keys("Keys everywhere", EVERYWHERE, width), Content.styled("Words", "bold")]
+        rows += [*_keys("Keys of every screen", EVERYWHERE, width), Content.styled("Words", "bold")]
         rows += [
             Content.assemble((word.ljust(_WORD), "$chart-local"), hang(meaning, width, _WORD))
             for word, meaning in WORDS

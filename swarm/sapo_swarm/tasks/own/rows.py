@@ -164,7 +164,9 @@ def _unfit(row: Row) -> str:
         if len(value) > MAX_CELL:
             return f"column {name} has {len(value):,} characters; up to {MAX_CELL:,} are read."
         if "\ufffd" in value or (not value.isprintable() and any("\ud800" <= char <= "\udfff" for char in value)):
-            return f"column {name} holds bytes that are no UTF-8 text. Save the file as UTF-8."
+            return (
+                f"column {name} holds bytes that are no UTF-8 text. Save the file as UTF-8; Excel calls it CSV UTF-8."
+            )
         if found := _CONTROL.search(value):
             return f"column {name} holds the control character U+{ord(found[0]):04X}."
     return ""
