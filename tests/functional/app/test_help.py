@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from tests.support.scenes import everything, shown
+from tests.support.scripted_actions import ScriptedSwarms
 from tests.support.scripted_feed import NARROW, SWARM, app_over, settled
 from textual.screen import Screen
 from textual.widgets import Input
@@ -18,6 +19,7 @@ from sapo_desktop.dashboard.screens.models.screen import ModelsScreen
 from sapo_desktop.dashboard.screens.rollouts.screen import RolloutsScreen
 from sapo_desktop.dashboard.screens.settings.screen import SettingsScreen
 from sapo_desktop.dashboard.screens.swarm.screen import SwarmScreen
+from sapo_desktop.dashboard.widgets.keybar import KeyBar
 from sapo_desktop.key_table import rows
 
 
@@ -68,6 +70,24 @@ async def test_while_a_text_is_typed_the_last_line_names_keys_that_are_no_letter
         assert last.rstrip().split("  ") == [" Enter keep", "Esc clear", "F1 help", "ctrl+q quit"]
         await pilot.press("escape")
         assert "? help  q quit" in (await settled(pilot))[-1]
+
+
+async def test_the_last_line_keeps_help_and_quit_however_many_keys_there_are() -> None:
+    async with app_over(SWARM).run_test(size=NARROW) as pilot:
+        bar = pilot.app.screen.query_one(KeyBar)
+        many = [(str(n), "key", "") for n in range(9)]
+        bar.put([*many, ("?", "help", ""), ("q", "quit", "")])
+        assert [key for key, _, _ in bar.keys] == ["0", "1", "2", "3", "4", "5", "?", "q"]
+
+
+async def test_a_host_sees_that_it_hosts() -> None:
+    app = everything()
+    assert isinstance(app.swarm_actions, ScriptedSwarms)
+    app.swarm_actions.runs = True
+    async with app.run_test(size=NARROW) as pilot:
+        await pilot.press("2")
+        while not any("hosted on this machine: h" in line for line in await settled(pilot)):
+            await pilot.pause(0.02)
 
 
 OWNERS: dict[str, type[Screen[None]]] = {

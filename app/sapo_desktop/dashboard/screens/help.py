@@ -92,7 +92,7 @@ WORDS = (
     ),
     (
         "advantage",
-        "by how much an attempt did better than the others of its group: plus is made more likely, minus less so",
+        "by how much an attempt did better than the mean of its group: plus is made more likely, minus less so",
     ),
     ("unequal", "groups with unequal rewards, so with non-zero advantages: only these change the model"),
     (
@@ -102,8 +102,8 @@ WORDS = (
     ),
     (
         "95 %",
-        "the range in brackets: where the true value lies, at so few questions. A change whose range holds 0 may be chance. "
-        "McNemar p: how likely chance alone gains and loses as many",
+        "the range in brackets holds the true value in 19 of 20 cases; with few questions it is wide. A change whose range holds "
+        "0 may be chance. McNemar p: how likely chance alone would split gained and lost so unevenly",
     ),
     (
         "local",

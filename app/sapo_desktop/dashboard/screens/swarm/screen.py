@@ -90,9 +90,11 @@ class SwarmScreen(SwarmControls):
             self.query_one("#peer-rows", Static).update(rows)
 
     def _waiting(self) -> Content:
-        """Who waits to be let in, under the overview."""
+        """Under the overview: who waits to be let in, else that a swarm is hosted here."""
         if not self.guests:
-            return Content("")
+            return Content.styled(
+                "hosted on this machine: h shows the invite, or ends it" if self.hosts else "", "$muted"
+            )
         first, more = self.guests[0], len(self.guests) - 1
         who = f"{name_of(first)} ({plain(first.model, 20)}){f' and {more} more' if more else ''}"
         return Content.styled(f"{who} {'wait' if more else 'waits'} to be let in: a", "bold $warning")
