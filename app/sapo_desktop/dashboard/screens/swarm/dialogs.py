@@ -17,7 +17,7 @@ from sapo_desktop.dashboard.screens.dialogs import ChoiceDialog
 from sapo_desktop.services.swarms.interface import Hosted
 
 HostChoice = Literal["here", "everybody", "approve", "stop"]
-_QR_MARGIN = 12
+_QR_MARGIN = 11
 """Rows that the hosted dialog needs beside the code."""
 
 
@@ -128,9 +128,7 @@ class HostedDialog(ModalScreen[bool]):
             yield Static("Send this line to those you want in it; it admits for a week:", markup=False)
             yield Static(Content.styled(self.hosted.invites[0], "$accent"), id="line", markup=False)
             yield Static("", id="qr", classes="more", markup=False)
-            more = (
-                f"Status page: {self.hosted.page}\nTo put a node out, with its id from that page: sapo-desktop ban ID"
-            )
+            more = f"Status page: {self.hosted.page} · put a node out: sapo-desktop ban ID"
             yield Static(Content.styled(more, "$muted"), classes="more", markup=False)
             keys = [("j", "let this node take part too")] if self._offer else []
             yield Static(_hint(*keys, ("c", "copy"), ("Esc", "close; the swarm stays open")), markup=False)
