@@ -105,11 +105,14 @@ class DashboardActions(DashboardHost):
             self.push_screen(FirstRunScreen(self.info()), answered)
 
     def action_help(self) -> None:
-        """Show keys and words."""
+        """Show keys and words, those of this place first; F1 also while a text is typed, and closes them again."""
         from sapo_desktop.dashboard.screens.help import HelpScreen
 
-        if not isinstance(self.screen, HelpScreen):
-            self.push_screen(HelpScreen(self.feed.describe()))
+        if isinstance(self.screen, HelpScreen):
+            self.screen.dismiss()
+            return
+        recording = ["recording"] if self.player is not None and self.player.steers else []
+        self.push_screen(HelpScreen(self.feed.describe(), (getattr(self.screen, "HELP", ""), *recording)))
 
     def action_settings(self) -> None:
         """Show and change the settings."""

@@ -106,7 +106,7 @@ class SapoDashboard(DashboardActions):
         Binding("d", "doctor", "doctor", show=False),
         Binding("m", "make_task", "make a task", show=False),
         Binding("f2", "settings", "settings", show=False),
-        Binding("question_mark,f1", "help", "help", show=False),
+        Binding("question_mark,f1", "help", "help", show=False, priority=True),  # over dialogs; a field takes ?
         Binding("left_square_bracket", "seek(-1)", "replay: back", show=False),
         Binding("right_square_bracket", "seek(1)", "replay: forth", show=False),
         Binding("circumflex_accent", "seek(0)", "replay: from the beginning", show=False),

@@ -162,7 +162,8 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def place_in(recording: Sequence[Event], text: str) -> float:
-    """Where a recording is to begin, in Unix seconds: "120" a round, "50%" of its time, "2h", "90m", "30s". Raises UsageError."""
+    """Where a recording is to begin, in Unix seconds: "120" a round, "0" the beginning, "50%" of its time, "2h", "90m", "30s".
+    Raises UsageError."""
     found = re.fullmatch(r"([0-9]{1,12}(?:\.[0-9]{1,6})?)([%smhd]?)", text.strip().lower())
     if found is None:
         raise UsageError(
@@ -172,7 +173,7 @@ def place_in(recording: Sequence[Event], text: str) -> float:
     first, last = recording[0].time, max(event.time for event in recording)
     if unit == "%":
         return first + (last - first) * min(number, 100.0) / 100
-    if unit:
-        return first + number * _SECONDS[unit]
+    if unit or not number:  # round 0 is the beginning
+        return first + number * _SECONDS.get(unit, 0)
     rounds = (event.time for event in recording if isinstance(event, RoundFinished) and event.round + 1 >= number)
     return next(rounds, last)

@@ -117,6 +117,11 @@ class DashboardState(msgspec.Struct, frozen=True):
         return self.state in ("stopped", "failed") or self.link.ended
 
     @property
+    def absent(self) -> bool:
+        """No node works: it is gone, or being started again. What it told last of its work is over."""
+        return self.gone or (self.link is not None and self.link.starting and not self.link.connected)
+
+    @property
     def paused(self) -> bool:
         """The node does not work now, for whatever reason."""
         return self.state in ("paused", "pausing", "stopped", "failed")
@@ -126,6 +131,9 @@ def apply(state: DashboardState, event: Event | Link) -> DashboardState:  # noqa
     """The state after the event. Never raises on an event that decodes."""
     match event:
         case Link():
+            if event.ended and not (state.link is not None and state.link.ended):
+                text = f"{event.sentence.rstrip('.')}. Finished rounds are kept; space starts it again."
+                state = replace(state, log=state.log.append(LogLine(time=event.time, level="warning", text=text)))
             return replace(state, link=event)
         case RunStarted():
             state = _run_started(state, event)

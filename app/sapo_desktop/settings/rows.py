@@ -28,6 +28,8 @@ SIMPLE = frozenset(
 )
 """Settings that a person may want to change without knowing how training works."""
 
+NEVER = "never: it is part of what this model is. For another: screen 4, then n"
+
 
 @dataclass(frozen=True)
 class SettingRow:
@@ -48,6 +50,11 @@ class SettingRow:
     counts: str
     running: str = ""
     owner: str = ""
+
+    @property
+    def fixed(self) -> bool:
+        """It cannot be changed."""
+        return self.counts == NEVER
 
 
 def spaced(row: SettingRow, value: str) -> str:

@@ -90,7 +90,7 @@ async def test_the_first_questions_stay_whatever_keys_are_pressed() -> None:
     app = SapoDashboard(ScriptedFeed(list(SILO)), first_run=True, start=lambda given: None)
     async with app.run_test(size=NARROW) as pilot:
         await questions(pilot)
-        await pilot.press(*"12345dzrF", "space", "question_mark")
+        await pilot.press(*"12345dzrF", "space")
         assert isinstance(app.screen, FirstRunScreen)
         assert len(app.screen_stack) == 2
 

@@ -170,6 +170,7 @@ async def test_every_caption_of_the_tour_fits_and_names_a_screen_that_there_is()
     assert [caption.round for caption in said] == sorted(caption.round for caption in said)
     places = [Caption(place_in(events, str(one.round)), one.text, one.screen) for one in said]
     assert len({place.time for place in places}) == len(places)
+    assert places[0].time == events[0].time, "it speaks from its first second"
     assert max(len(one.text) for one in said) <= 3 * 74, "three lines of 80 columns"
     feed = ReplayFeed(events, 1.0, None, places, Clock())
     async with playing(feed) as (app, pilot):

@@ -105,9 +105,12 @@ async def test_a_messy_file_becomes_a_model_with_a_held_out_figure_by_ten_keys(h
         keys = Keys(shown)
         await keys.press(until=r"Last rollouts")
         await keys.press("m", until=r"my sums\.csv")
-        await keys.press(ENTER, until="236 rows to train on, 59 held out.*number +the answers are whole numbers")
-        await keys.press("\x1b[6~", until=r"Row 10: answer is empty.*has several rows")
+        await keys.press(
+            ENTER, until="236 rows to train on, 59 held out.*number +the answers are whole numbers.*Row 10: "
+        )
         told = shown.text()
+        await keys.press("\x1b[6~", until=r"has several rows")
+        told += shown.text()
         for sentence in ("Row 30: column question has 20,000", "Row 50: ", "Row 60: a quote", "Row 70: 2 cells"):
             assert f"Left out. {sentence}" in told
         await keys.press(ENTER, until=r"What to expect.*questions right before training.*judged wrong.*40\)")
@@ -129,14 +132,38 @@ async def test_every_step_can_be_read_and_worked_by_keys_at_every_size(home: Hom
             assert screen.focused.id == field
             await pilot.pause()
             assert screen.focused.region.y < size[1] - 1, "the field is in sight, above the keys"
+        read = said(pilot)
         for _ in range(12):
             await pilot.press("pagedown")
-        await pilot.pause()
-        assert "stay together" in " ".join(said(pilot).replace("│", " ").split())
+            await pilot.pause()
+            read += said(pilot)
+        assert "stay together" in " ".join(read.replace("│", " ").split())
         assert "Esc back" in said(pilot)
         await pilot.press("escape", "escape")
         assert not isinstance(pilot.app.screen, (DraftScreen, PlacesScreen))
     assert not home.tasks.exists()
+
+
+async def test_what_is_wrong_with_a_file_stands_before_its_rows_and_in_sight(home: Home) -> None:
+    async with dashboard(home).run_test(size=(80, 24)) as pilot:
+        await drafted(pilot)
+        text = said(pilot)
+        assert "things to look at" in text
+        assert "Row 10: answer is empty" in text
+
+
+async def test_a_file_that_cannot_be_read_leaves_only_the_way_back(home: Home, tmp_path: Path) -> None:
+    (tmp_path / "docs" / "one.csv").write_text("question\nwhat?\n")
+    async with dashboard(home).run_test(size=(80, 24)) as pilot:
+        await pilot.press("m")
+        await until(pilot, lambda: "one.csv" in said(pilot))
+        await pilot.press("enter")
+        await until(pilot, lambda: "The file has one column" in said(pilot))
+        await pilot.pause()
+        assert "one moment" not in said(pilot)
+        assert "store" not in said(pilot)
+        await pilot.press("escape")
+        assert isinstance(pilot.app.screen, PlacesScreen)
 
 
 async def test_columns_wording_and_verifier_are_the_persons_to_change(home: Home) -> None:
@@ -172,7 +199,7 @@ async def test_the_mouse_does_the_same(home: Home) -> None:
         await until(pilot, lambda: "the last line" in said(pilot))
         bar = pilot.app.screen.query_one(KeyBar).region
         line = said(pilot).splitlines()[bar.y]
-        await pilot.click(offset=(line.index("store it"), bar.y))
+        await pilot.click(offset=(line.index("store and"), bar.y))
         await stopped(pilot)
     assert read_task(home.tasks / "my_sums").spec.extract == "last_line"
 
@@ -200,7 +227,8 @@ async def test_a_path_is_typed_with_its_folders_on_offer(home: Home, tmp_path: P
         await until(pilot, lambda: "cannot be read" in said(pilot))
         screen.query_one("#path", Input).value = "/nowhere/file.csv"
         await pilot.press("enter")
-        await until(pilot, lambda: "No such file" in said(pilot))
+        await until(pilot, lambda: isinstance(pilot.app.screen, DraftScreen) and "No such file" in said(pilot))
+        await pilot.press("escape")
         screen.query_one("#path", Input).value = ""
         for key in (*"deep/codes.tsv", "enter"):
             app.post_message(events.Key(key, key if len(key) == 1 else None))

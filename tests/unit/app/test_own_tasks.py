@@ -14,7 +14,7 @@ from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import Home
 from sapo_desktop.services.models.shelf.changes import stale_tasks, task_versions
 from sapo_desktop.services.models.shelf.store import Record
-from sapo_desktop.services.tasks import examples
+from sapo_desktop.services.tasks import examples, looking
 from sapo_desktop.services.tasks.expectation import Expectation, chance_of_mixed, sentences
 from sapo_desktop.services.tasks.proposal import Draft, Wishes, draft, propose
 from sapo_desktop.services.tasks.ratings import rate, rated_file
@@ -238,9 +238,7 @@ def test_a_rating_that_is_given_again_replaces_the_first_and_only_good_answers_b
 def test_columns_that_no_name_tells_are_said_to_be_guessed_and_a_first_row_of_data_is_named(tmp_path: Path) -> None:
     header = "The first row was taken for column names; if it is data, add a header."
     found = of(tmp_path, "foo,bar,baz\n" + "".join(f"{n},what is {n} + 1,{n + 1}\n" for n in range(9)))
-    assert found.guessed == (
-        "Question: column bar (guessed). Answer: column baz (guessed). Other columns: --question, --answer."
-    )
+    assert found.guessed == "Question: column bar (guessed). Answer: column baz (guessed)."
     assert not found.header
     assert not of(tmp_path, "foo,bar\na b,c\nd e,f\n", question="foo", answer="bar").guessed
     plain = of(tmp_path, "question,answer\na,1\nb,1\n")
@@ -249,3 +247,20 @@ def test_columns_that_no_name_tells_are_said_to_be_guessed_and_a_first_row_of_da
         of(tmp_path, "what is 0 + 1,1\n" + "".join(f"what is {n} + 1,{n + 1}\n" for n in range(1, 30))).header == header
     )
     assert of(tmp_path, "is it red,yes\nis it blue,no\nis it green,yes\n").header == header
+
+
+def test_columns_in_other_languages_are_known_and_who_checked_a_row_is_no_answer(tmp_path: Path) -> None:
+    rows = "".join(f"Für {n} Äpfel und 2 Birnen: wie viele?;{n + 2};Jürgen Müßig\n" for n in range(30))
+    found = of(tmp_path, "Frage;Lösung;Prüfer\n" + rows)
+    assert (found.task.spec.prompt, found.task.spec.answer, found.guessed) == ("{frage}", "losung", "")
+    assert found.task.train[0]["frage"].startswith("Für ")
+    unnamed = of(tmp_path, "Wortlaut;Zahl;Prüfer\n" + rows)
+    assert (unnamed.task.spec.prompt, unnamed.task.spec.answer) == ("{wortlaut}", "zahl")
+    assert unnamed.guessed
+
+
+def test_rows_that_were_left_out_for_one_reason_are_one_sentence(tmp_path: Path) -> None:
+    found = of(tmp_path, "question,answer\n" + "".join(f"{n} + 1?,{n + 1 if n % 3 else ''}\n" for n in range(30)))
+    assert looking.problems(found.task, found.table) == [
+        "Left out. Rows 2, 5, 8, 11, 14 and 5 more: answer is empty or missing."
+    ]

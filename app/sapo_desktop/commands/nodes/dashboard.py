@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from sapo_desktop.dashboard.feed import ControlFeed
     from sapo_desktop.services.first_questions import FirstRunAnswers, FirstRunInfo
 
+PATIENCE_S = 1.0
+"""A node that takes longer to stop is told of: an empty terminal looks like one that hangs."""
+
 
 def main(args: argparse.Namespace) -> int:
     """Open the dashboard, start or find the node; the exit code. Raises UsageError, AppError, BackendError."""
@@ -166,7 +169,10 @@ async def stop_node(home: Home) -> int:
     """Stop the node and say that it is gone. Raises AppError when it is not."""
     from sapo_desktop.services.nodes import supervisor
 
-    if await supervisor.stop(home) is None:
+    stopping = asyncio.ensure_future(supervisor.stop(home))
+    if not (await asyncio.wait({stopping}, timeout=PATIENCE_S))[0]:
+        print("The node saves and exits …", flush=True)
+    if await stopping is None:
         print("Nothing is running.")
     else:
         print("Stopped. Everything is saved, and the memory is free.")

@@ -10,7 +10,7 @@ from textual.containers import Container
 from textual.content import Content
 from textual.screen import Screen
 from textual.widget import Widget
-from textual.widgets import Static
+from textual.widgets import Input, Static
 
 from sapo_desktop.dashboard.host import DashboardHost
 from sapo_desktop.dashboard.look.glyphs import Glyphs
@@ -38,6 +38,8 @@ class BaseScreen(Screen[None]):
         (32, "-tall"),
     ]
     AUTO_FOCUS: ClassVar[str | None] = ""
+    HELP: ClassVar[str] = ""
+    """Which keys the help shows first."""
     _caption = ""
 
     @property
@@ -77,8 +79,14 @@ class BaseScreen(Screen[None]):
         return ()
 
     def keys(self, state: DashboardState) -> list[Key]:
-        """What the footer shows: at most eight, help and quit last."""
+        """What the footer shows: at most eight, help and quit last. In a field letters are text, so other keys count."""
+        if isinstance(self.focused, Input):
+            return [*self.typing_keys(state), ("F1", "help", "app.help"), ("ctrl+q", "quit", "app.leave")]
         return [*self.own_keys(state), ("?", "help", "app.help"), ("q", "quit", "app.leave")]
+
+    def typing_keys(self, state: DashboardState) -> list[Key]:  # noqa: ARG002 - for those that override it
+        """The keys that count while a text is typed."""
+        return [("Enter", "keep", ""), ("Esc", "clear", "screen.clear")]
 
     def pause_keys(self, state: DashboardState, snooze: bool = False) -> list[Key]:
         """What space (and z) do now; over a recording how it is steered."""
@@ -93,7 +101,7 @@ class BaseScreen(Screen[None]):
             return []
         word = "start" if state.gone else "resume" if state.paused else "pause"
         space: Key = ("space", word, "app.toggle_pause")
-        return [space, ("z", "snooze", "app.snooze")] if snooze else [space]
+        return [space, ("z", "snooze", "app.snooze")] if snooze and not state.gone else [space]
 
     def own_keys(self, state: DashboardState) -> list[Key]:  # noqa: ARG002 - for those that override it
         """The keys of this screen, the most wanted first, six at most."""

@@ -18,6 +18,7 @@ _STEP, _FINE = 0.25, 0.02
 class ChartKeys(Screen[None]):
     """The keys of a screen with charts: they, and the mouse, look at the same part of all of them."""
 
+    HELP: ClassVar[str] = "charts"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("f", "freeze", "freeze", show=False),
         Binding("s", "smooth", "smooth", show=False),

@@ -22,7 +22,7 @@ from sapo_desktop.services.tasks.wizard.interface import Made
 
 MODES = (
     ("silo", "train alone, nothing leaves this machine"),
-    ("swarm", "share the text of attempts, learn from other nodes'"),
+    ("swarm", "share attempts as text, learn from other nodes'"),
 )
 FIND = ("find", "look for a swarm that anyone may join; for trial at first")
 _DETAIL = 11
@@ -34,6 +34,7 @@ _SETTLED_S = 0.3
 class FirstRunScreen(ModalScreen[FirstRunAnswers]):
     """Modal, so that what is typed here never reaches the dashboard's keys."""
 
+    HELP: ClassVar[str] = "forms"
     AUTO_FOCUS: ClassVar[str | None] = "#mode"
     VERTICAL_BREAKPOINTS = [(0, "-low"), (30, "-tall")]  # noqa: RUF012 - Textual declares it as an instance variable
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -58,12 +59,15 @@ class FirstRunScreen(ModalScreen[FirstRunAnswers]):
             box.border_subtitle = self._keys()
             yield Static(self._welcome(), markup=False)
             yield Choice("Mode", self._modes(), id="mode")
-            yield Input(placeholder="paste the invite: one line of text", id="invite", compact=True)
+            yield Input(placeholder="Invite     paste the line that the host gave you", id="invite", compact=True)
             yield Choice("Hardware", self.info.hardware, id="hardware")
             yield Static("", id="speed", markup=False)
             yield Choice("Model", self.info.models, id="model")
             yield Input(
-                placeholder="a hub id, such as owner/name, or a folder", id="typed", compact=True, max_length=400
+                placeholder="Base       a hub id such as owner/name, or a folder",
+                id="typed",
+                compact=True,
+                max_length=400,
             )
             yield Choice("Tasks", self.info.tasks, id="tasks")
             yield Choice("Limits", self.info.limits, id="limits")
@@ -84,7 +88,7 @@ class FirstRunScreen(ModalScreen[FirstRunAnswers]):
         )
 
     def _keys(self) -> Content:
-        keys = (("Enter", "start"), ("arrows", "change"), ("q Esc", "leave: nothing is started"))
+        keys = (("Enter", "start"), ("arrows", "change"), ("F1", "help"), ("q Esc", "leave: nothing is started"))
         return Content("   ").join(
             Content.assemble((key, "bold $accent"), (f" {label}", "$muted")) for key, label in keys
         )

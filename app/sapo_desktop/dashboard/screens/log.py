@@ -24,6 +24,7 @@ _SHOWN = 400
 class LogScreen(BaseScreen):
     """Screen 5: dated lines, searchable."""
 
+    HELP: ClassVar[str] = "log"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("slash", "search", "search", show=False),
         Binding("escape", "clear", "clear", show=False),

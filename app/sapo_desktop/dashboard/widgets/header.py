@@ -97,6 +97,8 @@ def header(state: DashboardState, now: float, width: int, height: int, glyphs: G
     right = f"{mark} {plain(sentence, 200)}"
     since = f" · {age(seconds)}" if seconds >= 1 else ""
     most = max(width - max(len(badge), 12) - 3 - len(since), 10)
+    if state.gone and len(right) > most:  # the log has all of it; the way out must not be what is cut
+        right = f"{mark} Not working: 5 says why · space starts the node again"
     right = shorten(right, most)
     name = "sapo-desktop"
     if badge:

@@ -20,9 +20,10 @@ class KeyBar(Widget):
         self.put(keys)
 
     def put(self, keys: list[Key]) -> None:
-        """Show these keys, the first MAX_KEYS of them."""
+        """Show these keys, MAX_KEYS of them: where there are more, those before the last two go."""
+        keys = [*keys[: MAX_KEYS - 2], *keys[-2:]] if len(keys) > MAX_KEYS else keys
         if keys != self.keys:
-            self.keys = keys[:MAX_KEYS]
+            self.keys = keys
             self.refresh()
 
     def render(self) -> Content:

@@ -36,9 +36,10 @@ def _phase_line(state: DashboardState, width: int, glyphs: Glyphs) -> Content:
     named = width >= full + len(phases) - 1
     parts = []
     for name in phases:
-        if state.phase is not None and state.phase.phase == name:
+        current = state.phase is not None and state.phase.phase == name
+        if current and not state.absent:
             mark, style, label = glyphs.now, "bold $accent", f" {words[name]}"
-        elif name in state.phases:
+        elif name in state.phases and not current:
             mark, style, label = glyphs.done, "$success", f" {words[name]}" if named else ""
         else:
             mark, style, label = glyphs.todo, MUTED, f" {words[name]}" if named else ""
@@ -53,7 +54,7 @@ def _room(words: dict[PhaseName, str]) -> int:
 
 def _progress(state: DashboardState, now: float, width: int, glyphs: Glyphs) -> Content:
     phase = state.phase
-    if phase is None or state.paused:
+    if phase is None or state.paused or state.absent:
         return Content.styled(_idle(state, now), MUTED)
     eta = f"eta {age(max(phase.eta_s, 1.0))}" if phase.eta_s >= 0 else "eta unknown"
     text = f"{100 * phase.fraction:4.0f} %  {eta}"
@@ -62,6 +63,8 @@ def _progress(state: DashboardState, now: float, width: int, glyphs: Glyphs) -> 
 
 
 def _idle(state: DashboardState, now: float) -> str:
+    if state.absent and state.state not in ("stopped", "failed"):
+        return "Not working: the header says why"
     if state.state == "starting":
         return "The node is starting"
     if state.state == "paused":
@@ -121,8 +124,8 @@ def _note(state: DashboardState) -> str:
 
 def machine(state: DashboardState, now: float, width: int, height: int, glyphs: Glyphs) -> Content:
     """Tiles: a label, the value now, and its history as a sparkline. Only what can be read is shown."""
-    figures, vitals = state.figures, state.vitals
-    rate = vitals.tokens_per_s if vitals and vitals.tokens_per_s else figures.tokens_per_s.last
+    figures, vitals = state.figures, None if state.absent else state.vitals
+    rate = vitals.tokens_per_s if vitals and vitals.tokens_per_s else _rate(state)
     hourly = vitals.rounds_per_hour if vitals and vitals.rounds_per_hour else _hourly(state)
     rows = [
         ("tok/s", count(rate), sparkline(figures.tokens_per_s, 60, glyphs)),
@@ -152,14 +155,18 @@ def _tile(label: str, value: str, history: str, width: int) -> Content:
     )
 
 
+def _rate(state: DashboardState) -> float | None:
+    return None if state.absent else state.figures.tokens_per_s.last
+
+
 def _hourly(state: DashboardState) -> float | None:
-    return 3600 / state.round_seconds if state.round_seconds else None
+    return 3600 / state.round_seconds if state.round_seconds and not state.absent else None
 
 
 def tiles(state: DashboardState, width: int) -> Content:
     """The machine in one line, for narrow terminals."""
-    vitals = state.vitals
-    rate = vitals.tokens_per_s if vitals and vitals.tokens_per_s else state.figures.tokens_per_s.last
+    vitals = None if state.absent else state.vitals
+    rate = vitals.tokens_per_s if vitals and vitals.tokens_per_s else _rate(state)
     parts = [
         ("tok/s", count(rate)),
         ("rounds/h", count(_hourly(state))),

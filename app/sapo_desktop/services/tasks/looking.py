@@ -22,7 +22,7 @@ SHOWN = 5
 CELL = 200
 """Characters of a cell that are shown."""
 PROBLEMS = 20
-"""Rows that were left out and are named."""
+"""Reasons for which rows were left out, with their rows."""
 
 NEVER_SHARED = "Rollouts of several turns stay on this machine: they are never shared with a swarm."
 
@@ -50,9 +50,21 @@ def problems(task: OwnTask, table: Table | None, most: int = PROBLEMS) -> list[s
         bad = [*table.problems, *(line for line in task.problems if line.partition(": ")[2] not in set(table.problems))]
         bad = [line.removeprefix("train.jsonl: ").removeprefix("heldout.jsonl: ") for line in bad]
     bad.sort(key=_row_number)
-    more = len(bad) - most + (table.more if table is not None else 0)
-    named = [f"Left out. {line}" for line in bad[:most]]
-    return [*named, f"{more:,} more rows were left out."] if more > 0 else named
+    alike: dict[str, list[str]] = {}
+    for line in bad:
+        row, _, reason = line.partition(": ")
+        alike.setdefault(reason, []).append(row.removeprefix("Row "))
+    named = [f"Left out. {_those_rows(rows)}: {reason}" for reason, rows in alike.items()]
+    more = sum(map(len, list(alike.values())[most:])) + (table.more if table is not None else 0)
+    return [*named[:most], f"{more:,} more rows were left out."] if more > 0 else named[:most]
+
+
+def _those_rows(rows: Sequence[str]) -> str:
+    """Row 2; rows 2, 5 and 8; rows 2, 5, 8, 11, 14 and 12 more."""
+    if len(rows) == 1:
+        return f"Row {rows[0]}" if rows[0].isdigit() else rows[0]
+    named, rest = rows[: review.NAMED], len(rows) - review.NAMED
+    return f"Rows {', '.join(named)} and {rest:,} more" if rest > 0 else f"Rows {', '.join(named)}"
 
 
 def _row_number(sentence: str) -> tuple[str, int]:
@@ -93,7 +105,8 @@ def described(task: OwnTask, reason: str) -> list[str]:
     spec = task.spec
     kinds: Sequence[str] = [msgspec.to_builtins(part)["kind"] for part in spec.verifier]
     return [
-        f"Task {spec.name}: {len(task.train):,} rows to train on, {len(task.held_out):,} held out. "
+        f"Task {spec.name}: {len(task.train):,} row{'' if len(task.train) == 1 else 's'} to train on, "
+        f"{len(task.held_out):,} held out to measure with.",
         f"Version {task.digest[:12]}.",
         *([spec.description] if spec.description else []),
         f"Asked: {spec.prompt}",

@@ -32,8 +32,27 @@ from sapo_swarm.tasks.own.verifiers import (
 )
 from sapo_swarm.types import UNREADABLE
 
-QUESTIONS = ("question", "prompt", "input", "instruction", "text", "problem", "query", "source", "from")
-ANSWERS = ("answer", "output", "target", "label", "completion", "expected", "response", "solution", "result", "to")
+QUESTIONS = (
+    *("question", "prompt", "input", "instruction", "text", "problem", "query", "source", "from"),
+    *("frage", "aufgabe", "pregunta", "domanda"),
+)
+ANSWERS = (
+    *(
+        "answer",
+        "output",
+        "target",
+        "label",
+        "category",
+        "completion",
+        "expected",
+        "response",
+        "solution",
+        "result",
+        "to",
+    ),
+    *("antwort", "losung", "ergebnis", "reponse", "respuesta", "risposta"),
+)
+"""Columns as people call them, in a few languages; accents are gone by then."""
 HARDNESS = ("difficulty", "level")
 """Columns that say how hard a row is."""
 MOST = 0.95
@@ -95,7 +114,7 @@ def draft(path: Path, wishes: Wishes, table: Table | None = None) -> Draft:
         first = f" {table.problems[0]}" if table.problems else ""
         raise UsageError(f"{path.name} holds no usable row.{first}")
     answer = _column(
-        table, wishes.answer, ANSWERS, "answer", "" if wishes.rubric or wishes.reward else table.columns[-1]
+        table, wishes.answer, ANSWERS, "answer", "" if wishes.rubric or wishes.reward else _last_that_varies(table)
     )
     prompt = wishes.prompt or "{" + _question(table, wishes.question, answer) + "}"
     truths = [row[answer].strip() for row in table.rows if row.get(answer, "").strip()]
@@ -137,7 +156,13 @@ def _guessed(columns: dict[str, str], wishes: Wishes) -> str:
         for what, name in columns.items()
         if name
     ]
-    return f"{' '.join(told)} Other columns: --question, --answer." if unsaid else ""
+    return " ".join(told) if unsaid else ""
+
+
+def _last_that_varies(table: Table) -> str:
+    """The last column with more than one value: who entered the rows, or when, is no answer."""
+    varied = (name for name in reversed(table.columns) if len({row.get(name) for row in table.rows[:1000]}) > 1)
+    return next(varied, table.columns[-1])
 
 
 def _header(table: Table) -> str:
@@ -155,7 +180,7 @@ def proposals(truths: Sequence[str]) -> tuple[Proposal, ...]:
     """The verifier that fits these answers best, and the others that compare with a row's answer."""
     best = Proposal(*propose(truths))
     others = (
-        Proposal(Exact(), "the text itself, without regard to case and white space"),
+        Proposal(Exact(), "the text itself, whatever its case and spacing"),
         Proposal(Number(units=_units(truths)), "an equal number; units may stand beside it"),
         Proposal(Choice(), "the right option alone, in any case"),
         Proposal(Items(separator=separator(truths)), "the same items in the same places"),
@@ -194,7 +219,7 @@ def propose(truths: Sequence[str]) -> tuple[Verifier, str]:  # noqa: PLR0911 - o
         places = max(len(found[2] or "") for found in numbers)
         if places == 0:
             return Number(), "the answers are whole numbers"
-        return Number(abs=float(f"5e-{places + 1}")), f"the answers are numbers with up to {places} decimal places"
+        return Number(abs=float(f"5e-{places + 1}")), f"numbers with up to {places} decimal places"
     measured = [found for text in truths if (found := _MEASURED.match(text))]
     units = Counter(found[2] for found in measured)
     if len(measured) >= MOST * len(truths) and len(units) <= 32:
@@ -205,8 +230,12 @@ def propose(truths: Sequence[str]) -> tuple[Verifier, str]:  # noqa: PLR0911 - o
     if len(options) <= FEW and len(truths) >= 4 * len(options):
         shown = {text.casefold(): text for text in reversed(truths)}
         if all(len(text) <= 64 for text in shown.values()):
-            return Choice(options=tuple(sorted(shown.values()))), f"there are only {len(options)} different answers"
-    return Exact(), "the answers are text; it is compared without regard to case and white space"
+            return Choice(options=tuple(sorted(shown.values()))), _options_in_words(len(options))
+    return Exact(), "text, whatever its case and spacing"
+
+
+def _options_in_words(count: int) -> str:
+    return f"there are only {count} different answers" if count > 1 else "there is only one answer"
 
 
 def _is_json(text: str) -> bool:

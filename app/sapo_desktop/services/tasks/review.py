@@ -207,7 +207,7 @@ def _few(task: OwnTask) -> list[str]:
     sentences = []
     if len(task.train) < FEW_TRAIN:
         sentences.append(
-            f"Only {len(task.train)} rows to train on: a model learns them by heart. Some hundreds are better."
+            f"Only {_rows(len(task.train), 'row')} to train on: a model learns them by heart. Some hundreds are better."
         )
     if not task.held_out:
         sentences.append(
@@ -216,9 +216,13 @@ def _few(task: OwnTask) -> list[str]:
     elif len(task.held_out) < FEW_HELD_OUT:
         width = 100 * 0.98 / max(1, len(task.held_out)) ** 0.5
         sentences.append(
-            f"Only {len(task.held_out)} held-out rows: a score is known to about ±{width:.0f} points. 200 give ±7."
+            f"Only {_rows(len(task.held_out), 'held-out row')}: a score is known to about ±{width:.0f} points. 200 give ±7."
         )
     return sentences
+
+
+def _rows(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def _those(rows: Sequence[Numbered]) -> str:

@@ -10,6 +10,7 @@ import json
 import os
 import re
 import stat
+import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -164,15 +165,18 @@ def _unfit(row: Row) -> str:
         if len(value) > MAX_CELL:
             return f"column {name} has {len(value):,} characters; up to {MAX_CELL:,} are read."
         if "\ufffd" in value or (not value.isprintable() and any("\ud800" <= char <= "\udfff" for char in value)):
-            return f"column {name} holds bytes that are no UTF-8 text. Save the file as UTF-8."
+            return (
+                f"column {name} holds bytes that are no UTF-8 text. Save the file as UTF-8; Excel calls it CSV UTF-8."
+            )
         if found := _CONTROL.search(value):
             return f"column {name} holds the control character U+{ord(found[0]):04X}."
     return ""
 
 
 def slug(name: str) -> str:
-    """A column's name as it stands in a prompt: letters, digits and underscores."""
-    plain = re.sub(r"\W+", "_", name.strip(), flags=re.ASCII).strip("_").lower()[:40]
+    """A column's name as it stands in a prompt: letters without accents, digits and underscores."""
+    bare = unicodedata.normalize("NFKD", name.strip().replace("ß", "ss"))
+    plain = re.sub(r"\W+", "_", re.sub(r"[\u0300-\u036f]", "", bare), flags=re.ASCII).strip("_").lower()[:40]
     return f"column_{plain}"[:40] if not plain or plain[0].isdigit() else plain
 
 

@@ -57,10 +57,10 @@ class GroupFilter:
         return " ".join([*words, *(f'"{_FLAG}{bit}"' for bit in _set(self.flags))])
 
     def describe(self) -> str:
-        """The filter in words."""
-        parts = [self.task or "all tasks", self.source or "local and external", self.reward or "any reward"]
-        parts += [part for part in (self.trained, "first solved" if self.first_solved else "") if part]
-        return " · ".join([*parts, *([f"“{self.text}”"] if self.text else [])])
+        """The filter in words: only what is left out, where anything is."""
+        parts = [self.task, self.source, self.reward, self.trained, "first solved" if self.first_solved else ""]
+        set_ones = [part for part in (*parts, f"“{self.text}”" if self.text else "") if part]
+        return " · ".join(set_ones or ["all tasks", "local and external", "any reward"])
 
 
 def flags_of(event: GroupRecorded) -> int:

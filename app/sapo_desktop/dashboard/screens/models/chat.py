@@ -36,6 +36,7 @@ class ChatScreen(BaseScreen):
         Binding("f4", "rate(False)", "bad", show=False, priority=True),
     ]
     AUTO_FOCUS: ClassVar[str | None] = "#question"
+    HELP: ClassVar[str] = "chat"
 
     def __init__(self, id: str, name: str) -> None:
         super().__init__()
@@ -57,6 +58,10 @@ class ChatScreen(BaseScreen):
         """The keys that count on this screen."""
         thumbs: list[Key] = [("F3", "good answer", "screen.rate(True)"), ("F4", "bad answer", "screen.rate(False)")]
         return [("Enter", "ask", ""), *(thumbs if self._ratable else []), ("Esc", "close", "screen.close")]
+
+    def typing_keys(self, state: DashboardState) -> list[Key]:
+        """The same: there is nothing but the field."""
+        return self.own_keys(state)
 
     @property
     def _ratable(self) -> bool:

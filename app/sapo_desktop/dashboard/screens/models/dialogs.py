@@ -60,6 +60,7 @@ class _Form(ModalScreen[str | None]):
 class NewModelDialog(_Form):
     """A name, a base, a difficulty. Everything else comes from the settings for new models."""
 
+    HELP: ClassVar[str] = "forms"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("down", "app.focus_next", "next", show=False, priority=True),
         Binding("up", "app.focus_previous", "previous", show=False, priority=True),

@@ -27,6 +27,7 @@ MORE = (("m", "make a task"), ("r", "rename"), ("d", "duplicate"), ("f", "free s
 class ModelKeys(BaseScreen):
     """The keys. Subclasses say which model is meant and look again after a change."""
 
+    HELP: ClassVar[str] = "models"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("c", "proceed", "continue", show=False),
         Binding("n", "new", "new", show=False),

@@ -48,6 +48,10 @@ def row(one: Overview, training: bool, now: float, width: int, glyphs: Glyphs) -
     )
 
 
+def _many(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
 def _short(number: int) -> str:
     return f"{number:,}" if number < 100_000 else f"{number / 1000:,.0f} k"
 
@@ -59,7 +63,11 @@ def summary(one: Overview, training: bool, width: int, glyphs: Glyphs) -> Conten
     rows = [
         pair("made from", f"{model.record.base} · {_how(model.config)}", width),
         pair("tasks", f"{', '.join(config.tasks)} ({config.preset})", width),
-        pair("trained", f"{one.rounds:,} rounds · {count(one.story.tokens)} tokens generated · {_where(one)}", width),
+        pair(
+            "trained",
+            f"{_many(one.rounds, 'round')} · {count(one.story.tokens)} tokens generated · {_where(one)}",
+            width,
+        ),
     ]
     if training:
         rows.append(Content.styled(f"{glyphs.now} The node trains this model now.", "$success"))
@@ -75,7 +83,7 @@ def whole(one: Overview, now: float, width: int, glyphs: Glyphs) -> Content:
     """All of it, for the opened model: below its chart."""
     checkpoints = one.model.checkpoints
     rows = [
-        Content.styled(f"History ({len(one.story.sessions)} sessions)", "bold"),
+        Content.styled(f"History ({_many(len(one.story.sessions), 'session')})", "bold"),
         *(history(one.story.sessions, width) or [Content.styled("not trained yet", "$muted")]),
         Content(""),
         Content.styled("Held-out pass@1", "bold"),
@@ -156,7 +164,7 @@ def _checkpoint(path: Path, now: float) -> Content:
         when = age(now - path.stat().st_mtime)
     except OSError:  # taken away meanwhile
         return Content(path.name)
-    return Content.assemble(f"after {rounds_of(path):>7,} rounds", (f"  {when} ago", "$muted"))
+    return Content.assemble(f"after round {rounds_of(path):>7,}", (f"  {when} ago", "$muted"))
 
 
 def _settings(one: Overview, width: int) -> list[Content]:

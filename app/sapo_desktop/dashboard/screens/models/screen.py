@@ -97,6 +97,8 @@ class ModelsScreen(ModelKeys):
         listing.set_options([Option(prompt) for prompt in prompts])
         if not models:
             text = "There is no model yet. Press n to make the first one: it starts from a base and is trained here."
+            if (state := self.dashboard.state).state == "starting" and state.since and not state.gone:
+                text = "The node is making the first model; it is listed here in a moment."
             self._tell(Content("\n").join([Content.styled(text, "$muted"), *self._problems()]))
             return
         places = [place for place, m in enumerate(models) if m.model.record.id == self._kept]

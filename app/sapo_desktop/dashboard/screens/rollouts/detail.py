@@ -22,9 +22,10 @@ def detail(event: GroupRecorded, glyphs: Glyphs, truth: str = "") -> Content:
         (f"  round {event.round + 1} · {source} · {used}", "$muted"),
         (f"  {glyphs.star} first success at this task" if event.first_solved else "", "bold $accent"),
     )
-    rows = [head, Content(""), Content(plain(group.question.prompt.strip(), lines=True)), Content("")]
-    if truth:
+    rows = [head, Content("")]
+    if truth:  # before the question, which may fill the screen
         rows += [Content.assemble(("a right answer  ", "bold $accent"), plain(truth, lines=True)), Content("")]
+    rows += [Content(plain(group.question.prompt.strip(), lines=True)), Content("")]
     for place, rollout in enumerate(group.rollouts):
         rows += [verdict(group, place, glyphs), *_written(rollout), Content("")]
     return Content("\n").join(rows)

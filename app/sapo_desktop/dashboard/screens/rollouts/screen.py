@@ -189,7 +189,8 @@ class RolloutsScreen(GroupKeys, BaseScreen):
     def _title(self) -> None:
         listing, known, shown = self.query_one("#groups", GroupList), self.newest, self.shown
         first = self.before + 1 if shown.groups else 0
-        counted = f"{first:,}-{self.before + len(shown.groups):,} of {known.total:,}" if known.total else "none yet"
+        none = "none yet" if self.filter == GroupFilter() else "none fits · Esc"
+        counted = f"{first:,}-{self.before + len(shown.groups):,} of {known.total:,}" if known.total else none
         growing = f" · {known.indexed:,} of {known.of:,} read so far" if known.indexed < known.of else ""
         behind = " · newer ones: Home" if known.groups[:1] != shown.groups[:1] and shown.wish == known.wish else ""
         said = (plain(self.filter.describe(), 120), f"{counted}{growing}{behind}")
@@ -213,7 +214,7 @@ class RolloutsScreen(GroupKeys, BaseScreen):
         box.scroll_home(animate=False)
         box.border_title = Content.styled("Question and attempts", "bold")
         box.border_subtitle = Content.styled(
-            "u trained on · v first solved · c copy · e export" if event else "", "$muted"
+            "Tab reads on · u trained on · v first solved · c copy · e export" if event else "", "$muted"
         )
         text = detail(event, self.glyphs, truth) if event else Content.styled(truth, "$muted")
         self.query_one("#detail-text", Static).update(text)

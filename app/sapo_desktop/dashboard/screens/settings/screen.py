@@ -27,8 +27,11 @@ _KEYS: list[Key] = [
     ("/", "search", "screen.search"),
     ("v", "simple", "screen.advanced"),
     ("w", "questions", "screen.questions"),
+    ("?", "help", "app.help"),
     ("Esc", "close", "screen.back"),
 ]
+_TYPING: list[Key] = [("Enter", "keep", ""), ("F1", "help", "app.help"), ("Esc", "clear", "screen.back")]
+"""While a search is typed: letters are text."""
 
 
 def _distance(key: str, wanted: str) -> int:
@@ -40,6 +43,7 @@ def _distance(key: str, wanted: str) -> int:
 class SettingsScreen(ModalScreen[None]):
     """Covers everything, so that no key of the screens below is meant by accident."""
 
+    HELP: ClassVar[str] = "settings"
     AUTO_FOCUS: ClassVar[str | None] = "#rows"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,f2", "back", "close", show=False),
@@ -76,6 +80,10 @@ class SettingsScreen(ModalScreen[None]):
         place = end_of(plain(self.actions.describe(), 400), max(self.size.width - 8, 12))
         self.query_one("#rows").border_subtitle = Content.styled(place, "$muted")
         self._fill()
+
+    def on_descendant_focus(self) -> None:
+        """The keys that count where the cursor is now."""
+        self.query_one(KeyBar).put(_TYPING if isinstance(self.focused, Input) else _KEYS)
 
     # Reading and showing
 
@@ -139,11 +147,13 @@ class SettingsScreen(ModalScreen[None]):
         self.action_edit()
 
     def action_edit(self) -> None:
-        """Flip a switch, or open the editor."""
+        """Flip a switch, open the editor, or say why it stays."""
         row = self.chosen
         if row is None:
             return
-        if row.choices == ("true", "false"):
+        if row.fixed:
+            self._say(f"{row.key} counts {row.counts}")
+        elif row.choices == ("true", "false"):
             self.run_worker(self._flip(row), name="flip", exclusive=True, exit_on_error=True)
         else:
             self.app.push_screen(SettingEditor(row, self.actions), lambda changed: self._changed(row, changed))
@@ -259,7 +269,7 @@ def about(row: SettingRow, width: int) -> Content:
         ("default", spaced(row, row.default)),
         ("allowed", row.kind),
         ("counts", row.counts),
-        ("terminal", _in_a_terminal(row)),
+        *([] if row.fixed else [("terminal", _in_a_terminal(row))]),
     ]
     lines = [Content(hang(plain(row.help, 400), width, 0))]
     if row.running:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable
 from typing import ClassVar
 
@@ -24,6 +25,7 @@ LOOK_S = 3.0
 class SwarmControls(BaseScreen):
     """Mixed into the swarm screen. Without actions (a recording) there are no such keys."""
 
+    HELP: ClassVar[str] = "swarm"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("j", "join", "join", show=False),
         Binding("f", "find", "find", show=False),
@@ -37,6 +39,8 @@ class SwarmControls(BaseScreen):
     ]
     guests: tuple[Guest, ...] = ()
     """Who waits for this host, the longest first."""
+    hosts = False
+    """A swarm is hosted on this machine."""
 
     def on_mount(self) -> None:
         """Look who waits to be let in, now and from time to time."""
@@ -50,6 +54,7 @@ class SwarmControls(BaseScreen):
     async def _see_guests(self) -> None:
         assert self.actions is not None
         known, self.guests = {guest.node for guest in self.guests}, await self.actions.waiting()
+        self.hosts = await asyncio.to_thread(self.actions.hosting)
         new = [guest for guest in self.guests if guest.node not in known]
         if new:
             self.dashboard.say(f"{name_of(new[0])} waits to be let into your swarm: a on the swarm screen")

@@ -128,7 +128,7 @@ class HostedDialog(ModalScreen[bool]):
             yield Static("Send this line to those you want in it; it admits for a week:", markup=False)
             yield Static(Content.styled(self.hosted.invites[0], "$accent"), id="line", markup=False)
             yield Static("", id="qr", classes="more", markup=False)
-            more = f"Status page: {self.hosted.page}"
+            more = f"Status page: {self.hosted.page} · put a node out: sapo-desktop ban ID"
             yield Static(Content.styled(more, "$muted"), classes="more", markup=False)
             keys = [("j", "let this node take part too")] if self._offer else []
             yield Static(_hint(*keys, ("c", "copy"), ("Esc", "close; the swarm stays open")), markup=False)

@@ -90,9 +90,11 @@ class SwarmScreen(SwarmControls):
             self.query_one("#peer-rows", Static).update(rows)
 
     def _waiting(self) -> Content:
-        """Who waits to be let in, under the overview."""
+        """Under the overview: who waits to be let in, else that a swarm is hosted here."""
         if not self.guests:
-            return Content("")
+            return Content.styled(
+                "hosted on this machine: h shows the invite, or ends it" if self.hosts else "", "$muted"
+            )
         first, more = self.guests[0], len(self.guests) - 1
         who = f"{name_of(first)} ({plain(first.model, 20)}){f' and {more} more' if more else ''}"
         return Content.styled(f"{who} {'wait' if more else 'waits'} to be let in: a", "bold $warning")
@@ -139,7 +141,8 @@ def _row(*pairs: tuple[str, str]) -> Content:
 def peer_rows(swarm: SwarmUpdated, width: int, glyphs: Glyphs) -> Content:
     """The leaderboard, the largest share first, this node's own row marked. Names and models are peer text."""
     if not swarm.peers:
-        return Content.styled("Nobody else is here yet.", "$muted")
+        none = "Nobody else is here yet." if swarm.nodes < 2 else "The list of them comes in a moment."
+        return Content.styled(none if swarm.connected else "Not known while the coordinator is away.", "$muted")
     name, model = (22, 18) if width >= 90 else (16, 14)
     head = f"{'name':<{name}} {'model':<{model}} {'groups':>7} {'share':>7} {'uptake':>7} {'seen':>7}"
     rows = [Content.styled(head, "$muted")]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import PurePath
 from typing import ClassVar, get_args
 
 from textual import work
@@ -26,13 +27,14 @@ from sapo_swarm.tasks.own.spec import Extract
 _SETTLED_S = 0.15
 """An answer that stays so long is looked at."""
 _KEYS: list[Key] = [
-    ("PgDn", "read on", "screen.page(1)"),
+    ("Enter", "store and try", "screen.accept"),
     ("arrows", "change", ""),
-    ("Enter", "store it and try it", "screen.accept"),
+    ("PgDn", "read on", "screen.page(1)"),
+    ("F1", "help", "app.help"),
     ("Esc", "back", "screen.cancel"),
 ]
 _WHERE = {
-    "tags": "between the last <answer> and </answer>: what the app asks models for",
+    "tags": "between <answer> and </answer>, as it is asked",
     "last_line": "the last line",
     "last_number": "the last number",
     "json": "the last JSON object or list",
@@ -44,6 +46,7 @@ EXTRACTS = tuple((name, _WHERE[name]) for name in get_args(Extract))
 class DraftScreen(ModalScreen[Made | None]):
     """Every answer is proposed; each change looks at the file again."""
 
+    HELP: ClassVar[str] = "forms"
     AUTO_FOCUS: ClassVar[str | None] = "#name"
     VERTICAL_BREAKPOINTS = SMALL
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -71,7 +74,9 @@ class DraftScreen(ModalScreen[Made | None]):
     def _fields(self) -> ComposeResult:
         none = (("", "one moment …"),)
         with VerticalScroll(can_focus=False):
-            yield Static(Content.styled(f"A task of my own: {plain(self._asked.path, 200)}", "bold"), markup=False)
+            yield Static(
+                Content.styled(f"A task of my own: {plain(PurePath(self._asked.path).name, 60)}", "bold"), markup=False
+            )
             yield Static("Reading the file …", id="complaint", markup=False)
             with Horizontal(classes="field"):
                 yield Static("Name", markup=False)
@@ -89,8 +94,8 @@ class DraftScreen(ModalScreen[Made | None]):
             yield Choice("Read from", EXTRACTS, id="extract")
             yield Choice("Judged by", none, id="verifier")
             yield Choice("Model", none, id="base")
-            yield Static("", id="rows", markup=False)
             yield Static("", id="said", markup=False)
+            yield Static("", id="rows", markup=False)
 
     def on_mount(self) -> None:
         """Read the file."""
@@ -141,6 +146,8 @@ class DraftScreen(ModalScreen[Made | None]):
             seen = await self._actions.look(asked)
         except TaskActionFailed as error:
             self._complain(str(error))
+            if first:
+                self._unreadable()
             return
         self._asked, self._seen = seen.answers, seen
         self._show(seen, first)
@@ -172,6 +179,12 @@ class DraftScreen(ModalScreen[Made | None]):
         choice.answers = tuple(answers)
         choice.place = next((place for place, (one, _) in enumerate(answers) if one == value), 0)
         choice.refresh()
+
+    def _unreadable(self) -> None:
+        """Nothing to answer, nothing to store: only the way back is left."""
+        for field in self.query("Choice, .field"):
+            field.display = False
+        self.query_one(KeyBar).put([("F1", "help", "app.help"), ("Esc", "another file", "screen.cancel")])
 
     def _complain(self, text: str) -> None:
         self.query_one("#complaint", Static).update(Content.styled(plain(text, 600), "$warning"))

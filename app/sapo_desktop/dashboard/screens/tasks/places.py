@@ -24,6 +24,7 @@ _KEYS: list[Key] = [
     ("type", "a path", ""),
     ("arrows", "choose", ""),
     ("Enter", "open", "screen.open"),
+    ("F1", "help", "app.help"),
     ("Esc", "cancel", "screen.cancel"),
 ]
 
@@ -91,8 +92,11 @@ class PlacesScreen(ModalScreen[Made | None]):
             none = "No table begins so here." if not any(not place.folder for place in self._places) else ""
             complaint.update(Content.styled(none, "$muted"))
         listing = self.query_one("#places", OptionList)
+        names = [plain(place.name, 200) for place in self._places]
+        column = max((len(name) for name in names if len(name) <= 36), default=0)
         listing.set_options(
-            Option(Content.assemble(plain(place.name, 200), (f"  {place.detail}", "$muted"))) for place in self._places
+            Option(Content.assemble(name.ljust(column), (f"  {place.detail}", "$muted")))
+            for name, place in zip(names, self._places, strict=True)
         )
         listing.highlighted = 0 if self._places else None
         self._listed = typed

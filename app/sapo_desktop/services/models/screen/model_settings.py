@@ -12,11 +12,10 @@ from sapo_desktop.services.models import training
 from sapo_desktop.services.models.shelf import changes, store
 from sapo_desktop.services.models.shelf.store import Model
 from sapo_desktop.settings import editing, flags
-from sapo_desktop.settings.rows import SettingRow
+from sapo_desktop.settings.rows import NEVER, SettingRow
 from sapo_swarm.config import RunConfig
 
 COUNTS = "when the node starts again; the model goes on from its weights"
-FIXED = "never: it is part of what the model is"
 
 
 def rows(home: Home, model: Model) -> tuple[SettingRow, ...]:
@@ -37,7 +36,7 @@ def _row(row: SettingRow, model: Model, defaults: RunConfig) -> SettingRow:
         value=value,
         default=default,
         saved=value != default,
-        counts=FIXED if name in changes.IDENTITY else COUNTS,
+        counts=NEVER if name in changes.IDENTITY else COUNTS,
         owner=model.name,
     )
 

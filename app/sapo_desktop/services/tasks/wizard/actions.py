@@ -78,7 +78,7 @@ class HomeTasks:
             rows=tuple(looking.rows(found.task)),
             verifiers=tuple((one.kind, one.reason) for one in found.proposals),
             summary=tuple(looking.described(found.task, found.reason)),
-            said=(*filter(None, [found.header]), *said),
+            said=(*filter(None, [found.guessed, found.header]), *said),
         )
 
     def _draft(self, answers: Answers) -> Draft:

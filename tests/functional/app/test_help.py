@@ -1,0 +1,118 @@
+"""Help: the keys of the place come first, it opens over everything, and it leaves no key of a place out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.support.scenes import everything, shown
+from tests.support.scripted_actions import ScriptedSwarms
+from tests.support.scripted_feed import NARROW, SWARM, app_over, settled
+from textual.screen import Screen
+from textual.widgets import Input
+
+from sapo_desktop.dashboard.look.ascii import to_ascii
+from sapo_desktop.dashboard.screens.dashboard import DashboardScreen
+from sapo_desktop.dashboard.screens.help import _KEY, EVERYWHERE, PLACES, HelpScreen
+from sapo_desktop.dashboard.screens.log import LogScreen
+from sapo_desktop.dashboard.screens.models.screen import ModelsScreen
+from sapo_desktop.dashboard.screens.rollouts.screen import RolloutsScreen
+from sapo_desktop.dashboard.screens.settings.screen import SettingsScreen
+from sapo_desktop.dashboard.screens.swarm.screen import SwarmScreen
+from sapo_desktop.dashboard.widgets.keybar import KeyBar
+from sapo_desktop.key_table import rows
+
+
+@pytest.fixture(autouse=True)
+def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SAPO_HOME", str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("keys", "first"),
+    [(("1",), "e "), (("2",), "j  h  l"), (("3",), "↑ ↓"), (("4",), "c  n  v"), (("5",), "/ "), (("f2",), "Enter  d")],
+)
+async def test_the_keys_of_the_place_come_first(keys: tuple[str, ...], first: str) -> None:
+    async with everything().run_test(size=NARROW) as pilot:
+        await pilot.press(*keys)
+        await settled(pilot)
+        await pilot.press("f1")
+        lines = await settled(pilot)
+        at = next(n for n, line in enumerate(lines) if "Keys here" in line)
+        assert f"│  {first}" in lines[at + 1], "\n".join(lines)
+
+
+@pytest.mark.parametrize("keys", [("4", "n"), ("m",), ("f2",), ("3", "slash"), ("q",)])
+async def test_f1_opens_help_over_dialogs_and_fields_and_closes_it_again(keys: tuple[str, ...]) -> None:
+    async with everything().run_test(size=NARROW) as pilot:
+        await pilot.press(*keys)
+        await settled(pilot)
+        below = pilot.app.screen
+        await pilot.press("f1")
+        assert isinstance(pilot.app.screen, HelpScreen)
+        await pilot.press("f1")
+        assert pilot.app.screen is below
+
+
+async def test_the_first_questions_have_help() -> None:
+    async with app_over([], first_run=True).run_test(size=NARROW) as pilot:
+        assert any("F1 help" in line for line in await shown(pilot))
+        await pilot.press("f1")
+        assert isinstance(pilot.app.screen, HelpScreen)
+
+
+@pytest.mark.parametrize("key", ["3", "5"])
+async def test_while_a_text_is_typed_the_last_line_names_keys_that_are_no_letters(key: str) -> None:
+    async with app_over(SWARM).run_test(size=NARROW) as pilot:
+        await pilot.press(key, "slash")
+        last = (await settled(pilot))[-1]
+        assert isinstance(pilot.app.screen.focused, Input)
+        assert last.rstrip().split("  ") == [" Enter keep", "Esc clear", "F1 help", "ctrl+q quit"]
+        await pilot.press("escape")
+        assert "? help  q quit" in (await settled(pilot))[-1]
+
+
+async def test_the_last_line_keeps_help_and_quit_however_many_keys_there_are() -> None:
+    async with app_over(SWARM).run_test(size=NARROW) as pilot:
+        bar = pilot.app.screen.query_one(KeyBar)
+        many = [(str(n), "key", "") for n in range(9)]
+        bar.put([*many, ("?", "help", ""), ("q", "quit", "")])
+        assert [key for key, _, _ in bar.keys] == ["0", "1", "2", "3", "4", "5", "?", "q"]
+
+
+async def test_a_host_sees_that_it_hosts() -> None:
+    app = everything()
+    assert isinstance(app.swarm_actions, ScriptedSwarms)
+    app.swarm_actions.runs = True
+    async with app.run_test(size=NARROW) as pilot:
+        await pilot.press("2")
+        while not any("hosted on this machine: h" in line for line in await settled(pilot)):
+            await pilot.pause(0.02)
+
+
+OWNERS: dict[str, type[Screen[None]]] = {
+    "charts": DashboardScreen,
+    "swarm": SwarmScreen,
+    "rollouts": RolloutsScreen,
+    "models": ModelsScreen,
+    "log": LogScreen,
+    "settings": SettingsScreen,
+}
+
+
+@pytest.mark.parametrize("place", OWNERS)
+def test_help_names_every_key_of_a_place(place: str) -> None:
+    told = {key for keys, _ in PLACES[place] for key in keys.split()}
+    bound = {key for keys, _ in rows(OWNERS[place]) for key in keys.split()}
+    arrows = {"left", "right", "shift+left", "shift+right"}
+    assert bound - told - arrows - {"Esc", "F2"} == set()
+    assert {key for key in told if len(key) == 1 and key.isalpha()} - bound == set()
+
+
+def test_in_ascii_no_key_becomes_a_blank() -> None:
+    keys = [key for keys in (EVERYWHERE, *PLACES.values()) for key, _ in keys]
+    assert [key for key in keys if len(to_ascii(key).split()) != len(key.split())] == []
+
+
+def test_no_key_touches_what_it_does() -> None:
+    assert all(len(key) < _KEY for keys in (EVERYWHERE, *PLACES.values()) for key, _ in keys)

@@ -1,0 +1,76 @@
+"""What is said of a node or a coordinator that is not there: nothing goes on, and the way out is in sight."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from pathlib import Path
+
+import msgspec
+import pytest
+from tests.fixtures.make_recordings import recording
+from tests.unit.app.test_dashboard_text import fold, run
+
+from sapo_desktop.commands.nodes import dashboard
+from sapo_desktop.dashboard.look.glyphs import UNICODE
+from sapo_desktop.dashboard.messages import Link
+from sapo_desktop.dashboard.screens.swarm import screen as swarm_screen
+from sapo_desktop.dashboard.state import apply
+from sapo_desktop.dashboard.widgets import panels
+from sapo_desktop.dashboard.widgets.header import header
+from sapo_desktop.paths import Home
+from sapo_desktop.services.nodes import supervisor
+from sapo_swarm.events import Phase, StateChanged, SwarmUpdated
+
+
+@pytest.mark.parametrize("starting", [False, True], ids=["gone", "being started again"])
+def test_of_a_node_that_is_not_there_nothing_is_shown_as_going_on(starting: bool) -> None:
+    at_work = fold([run(), Phase(time=1.0, round=0, phase="generate", fraction=0.5, eta_s=59.0)])
+    assert "eta 59 s" in panels.now_panel(at_work, 2.0, 70, 8, UNICODE).plain
+    away = apply(at_work, Link(False, "The node is away", 2.0, ended=not starting, starting=starting))
+    text = panels.now_panel(away, 2.0, 70, 8, UNICODE).plain
+    assert "Not working: the header says why" in text
+    assert "eta" not in text
+    assert UNICODE.now not in text
+    assert not re.search(r"\d", panels.tiles(away, 60).plain)
+
+
+def test_the_log_says_once_when_a_node_was_gone_and_that_nothing_finished_is_lost() -> None:
+    gone = Link(False, "The node is gone", 2.0, ended=True)
+    log = apply(apply(fold([run()]), gone), gone).log
+    assert [line.text for line in log][-1:] == ["The node is gone. Finished rounds are kept; space starts it again."]
+    assert sum("is gone" in line.text for line in log) == 1
+
+
+def test_a_reason_too_long_for_the_header_leaves_the_way_out_in_it() -> None:
+    failed = StateChanged(time=1.0, state="failed", sentence="The scorer worker ended while it started. " * 3)
+    away = apply(fold([run(), failed]), Link(False, "The node is gone", 2.0, ended=True))
+    assert "5 says why · space starts the node again" in header(away, 9.0, 80, 1, UNICODE).plain
+
+
+@pytest.mark.parametrize(("nodes", "said"), [(1, "Nobody else"), (2, "comes in a moment")])
+def test_where_there_are_others_an_empty_list_is_not_said_to_be_nobody(nodes: int, said: str) -> None:
+    news = next(event for event in recording("swarm", 2, 1) if isinstance(event, SwarmUpdated))
+    alone = msgspec.structs.replace(news, peers=(), nodes=nodes)
+    assert said in swarm_screen.peer_rows(alone, 76, UNICODE).plain
+    away = msgspec.structs.replace(alone, connected=False)
+    assert "coordinator is away" in swarm_screen.peer_rows(away, 76, UNICODE).plain
+
+
+async def test_a_node_that_takes_its_time_to_stop_leaves_no_empty_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told, lines = asyncio.Event(), list[str]()
+
+    async def until_told(_home: Home) -> None:
+        await told.wait()
+
+    def heard(line: str, **_how: bool) -> None:
+        lines.append(line)
+        told.set()
+
+    monkeypatch.setattr(supervisor, "stop", until_told)
+    monkeypatch.setattr(dashboard, "PATIENCE_S", 0.01)
+    monkeypatch.setattr(dashboard, "print", heard, raising=False)
+    assert await dashboard.stop_node(Home(tmp_path, tmp_path, tmp_path, tmp_path, tmp_path)) == 0
+    assert lines[0] == "The node saves and exits …"
