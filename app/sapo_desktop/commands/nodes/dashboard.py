@@ -119,6 +119,17 @@ async def run_verb(arguments: list[str]) -> int:
         raise
 
 
+def tidy() -> None:
+    """Return memory that is of no use. Lines that were on the screen once lie in the table of measured widths until 4,096 others
+    came, half an hour later, and keep whole arenas of Python from being returned."""
+    from rich.cells import cached_cell_len
+
+    from sapo_backends.common import allocator
+
+    cached_cell_len.cache_clear()
+    allocator.trim()
+
+
 def _show(home: Home, chosen: settings.Settings) -> str | None:
     from sapo_backends.common import allocator
     from sapo_desktop.dashboard.app import SapoDashboard
@@ -133,7 +144,7 @@ def _show(home: Home, chosen: settings.Settings) -> str | None:
 
     async def start(answers: FirstRunAnswers | None) -> None:
         """An error ends the dashboard with its sentence."""
-        app.set_interval(allocator.RETURN_EVERY_S, allocator.trim)
+        app.set_interval(allocator.RETURN_EVERY_S, tidy)
         try:
             await _start(home, answers)
         except known() as error:
