@@ -122,11 +122,12 @@ async def run_verb(arguments: list[str]) -> int:
 def tidy() -> None:
     """Return memory that is of no use. Lines that were on the screen once lie in the table of measured widths until 4,096 others
     came, half an hour later, and keep whole arenas of Python from being returned."""
-    from rich.cells import cached_cell_len
+    from rich import cells
 
     from sapo_backends.common import allocator
 
-    cached_cell_len.cache_clear()
+    if hasattr(cells, "cached_cell_len"):  # another version may keep none
+        cells.cached_cell_len.cache_clear()
     allocator.trim()
 
 
