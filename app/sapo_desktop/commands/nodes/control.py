@@ -148,4 +148,5 @@ def _run(status: NodeStatus) -> str:
     who = f"Model {status.name}" if status.name else f"Run {status.run_id}"
     budget = f" of {status.disk_budget / 2**30:.3g} GiB" if status.disk_budget else ""
     disk = f" · {status.disk / 2**20:,.0f} MiB{budget} on disk" if status.disk else ""
-    return f"{who} · {status.round}{planned} rounds done · {status.model} on {status.backend}/{status.device}{disk}"
+    rounds = "round" if status.round == 1 and not planned else "rounds"
+    return f"{who} · {status.round}{planned} {rounds} done · {status.model} on {status.backend}/{status.device}{disk}"

@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sapo_backends.errors import install
 from sapo_swarm.tasks.own.errors import BadTask
 
 MAX_FILE = 32 * 2**20
@@ -253,6 +252,8 @@ def _parquet(path: Path) -> Table:
         import pyarrow
         import pyarrow.parquet
     except ImportError as error:
+        from sapo_backends.errors import install  # the dashboard imports nothing of the engines
+
         raise BadTask(f"Parquet files need pyarrow: {install('pyarrow')}. Or save it as CSV.") from error
     size = path.stat().st_size
     if size > MAX_FILE:
