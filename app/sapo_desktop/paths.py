@@ -92,7 +92,10 @@ class Home:
         """Make the folders, this person's only: rollouts, tasks and logs lie in them. Raises AppError where one cannot be."""
         for folder in (self.config, self.data, self.models, self.cache, self.logs, self.runtime):
             try:
-                folder.mkdir(0o700, parents=True, exist_ok=True)
+                for missing in reversed([one for one in (folder, *folder.parents) if not one.exists()]):
+                    missing.mkdir(
+                        0o700, exist_ok=True
+                    )  # also XDG_RUNTIME_DIR itself, which else counts no more when it is there
                 if not os.access(folder, os.W_OK):
                     raise PermissionError(f"{folder} is read-only")
             except OSError as error:

@@ -73,3 +73,15 @@ def test_engines_keep_what_they_can_make_again_where_the_app_does(
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("SAPO_HOME", "~/portable")
     assert cache_folder() == Home.find().cache == tmp_path / "portable" / "cache"
+
+
+def test_a_runtime_folder_that_is_not_there_yet_is_made_as_one_that_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of mode 0755 it is ignored from the second command on, and no command finds the node of the first."""
+    monkeypatch.delenv("SAPO_HOME", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
+    first = Home.find()
+    first.prepare()
+    assert Home.find() == first

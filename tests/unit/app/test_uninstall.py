@@ -22,7 +22,7 @@ from sapo_desktop.settings import editing
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
-    """With the folders as Linux has them: settings apart from data, and nothing told by the environment."""
+    """With the folders as Linux has them: settings and data in different ones, nothing told by the environment."""
     for name in (*(name for name in os.environ if name.startswith("XDG_")), "SAPO_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))

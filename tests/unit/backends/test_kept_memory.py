@@ -25,36 +25,13 @@ before = psutil.Process().memory_info().rss
 encode(5000)
 print(round((psutil.Process().memory_info().rss - before) / 1e6, 1))
 """
-SCRIPT = """
-import sys, threading
-import numpy as np
-import psutil
-from sapo_backends.common.allocator import keep_freed
-if not keep_freed():
-    sys.exit(77)
-turns = [threading.Event() for _ in range(5)]
-def work(turn):
-    turns[turn].wait()
-    held = [np.ones(2**17) for _ in range(100)]  # 100 MB in megabytes
-    del held
-    turns[turn + 1].set()
-    turns[-1].wait()  # alive, as an engine's threads are
-threads = [threading.Thread(target=work, args=(turn,)) for turn in range(4)]
-before = psutil.Process().memory_info().rss
-for thread in threads:
-    thread.start()
-turns[0].set()
-turns[-1].wait()
-print(round((psutil.Process().memory_info().rss - before) / 1e6))
-"""
-
-
-ARENAS = """
+THREADS = """
 import sys, threading
 import numpy as np
 import psutil
 from sapo_backends.common.allocator import keep_freed, one_arena
-if not one_arena():
+first = one_arena if sys.argv[1] == "node" else keep_freed
+if not first():
     sys.exit(77)
 ready, turns = threading.Barrier(5), [threading.Event() for _ in range(5)]
 def work(turn):
@@ -117,17 +94,12 @@ print(round((psutil.Process().memory_info().rss - before) / 1e6, 1))
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the settings are those of glibc's allocator")
-def test_memory_that_one_thread_freed_serves_the_next() -> None:
-    """With an arena a thread a node of a million parameters grew from 510 to 670 MB in an hour, in steps of 63 MB."""
-    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=110, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert int(done.stdout) < 160
-
-
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the settings are those of glibc's allocator")
-def test_threads_of_a_node_share_one_arena_also_those_older_than_its_model() -> None:
-    """One thread's arena filled to its 64 MB in an hour and a half: 3.2 MB an hour."""
-    done = subprocess.run([sys.executable, "-c", ARENAS], capture_output=True, text=True, timeout=110, check=False)
+@pytest.mark.parametrize("process", ["engine", "node"])
+def test_memory_that_one_thread_freed_serves_the_next(process: str) -> None:
+    """With an arena a thread a node of a million parameters grew from 510 to 670 MB in an hour, in steps of 63 MB; where the
+    threads older than its model kept theirs, one filled to its 64 MB in an hour and a half."""
+    command = [sys.executable, "-c", THREADS, process]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert int(done.stdout) < 160
 

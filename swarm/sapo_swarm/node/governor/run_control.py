@@ -243,9 +243,7 @@ async def tick(
             try:
                 state = await _beat(state, want, machine, allowed, run_control, pace, bus)
                 failed = ""
-            except (
-                Exception
-            ) as error:  # out of file descriptors, a sensor's driver: no reason to heed no limit any more
+            except Exception as error:  # out of files, a sensor's driver: the limits are heeded all the same
                 if failed != (failed := f"{type(error).__name__}: {error}"):
                     LOG.exception("The machine cannot be read now")
             await asyncio.sleep(TICK_S)
