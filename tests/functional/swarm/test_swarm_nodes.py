@@ -23,12 +23,14 @@ from sapo_swarm.config import RunConfig
 from sapo_swarm.coordinator.host import start
 from sapo_swarm.coordinator.settings import CoordinatorSettings
 from sapo_swarm.events import Event, GroupRecorded, RoundFinished, RunStarted, SwarmUpdated
+from sapo_swarm.node.engine_thread import EngineHost
 from sapo_swarm.protocol.client import NodeClient
 from sapo_swarm.protocol.identity import Identity
 from sapo_swarm.protocol.invite import parse_invite
 from sapo_swarm.protocol.keystore import StoredIdentity
 from sapo_swarm.protocol.task_offer import TaskOffer
 from sapo_swarm.protocol.transport import Unreachable
+from sapo_swarm.scoring.scorer import Scorer
 
 
 def drew(event: Event) -> bool:
@@ -235,6 +237,29 @@ async def test_an_open_swarm_is_a_trial_also_where_its_own_tasks_cannot_be_asked
     assert trial.find(saved, hosted.invite.swarm)
     assert exchange.policy == trial.strict(exchange.policy), "the rules of a trial"
     await exchange.client.__aexit__(None, None, None)
+    await hosted.stop()
+
+
+async def test_a_swarm_that_turns_out_to_be_open_during_the_run_gets_and_gives_nothing_before_its_trial(
+    tmp_path: Path, scorer: Scorer, engine: EngineHost
+) -> None:
+    """The coordinator was away when the node started, so nothing said that the swarm is open."""
+    store, saved = f"sqlite:{tmp_path}/s", tmp_path / "invite"
+    hosted = await start(CoordinatorSettings(port=0, store=store))
+    await hosted.stop()
+    who = StoredIdentity(Identity.generate(), "file", "")
+    exchange, _ = await membership.enter(hosted.invite, who, Settings(), RunConfig(), saved=saved)
+    exchange.attach(engine, scorer)
+    hosted = await start(CoordinatorSettings(port=hosted.port, store=store, open=True))
+    for number in (1, 2, 3):
+        exchange.client.next_at = 0.0
+        await exchange.exchange(number, (), 2)
+        await exchange.settled()
+    news = exchange.news()
+    assert (news.connected, news.held) == (False, "trial at the next start")
+    assert "when the node starts again · training goes on alone" in news.sentence
+    assert trial.find(saved, hosted.invite.swarm)
+    await exchange.close()
     await hosted.stop()
 
 

@@ -161,6 +161,8 @@ async def enter(
         client, strict if on_trial else rules, model, config.sampling, name, memory=memory, clock=steady
     )
     exchange.data_cap = data_cap
+    if saved is not None and not on_trial:
+        exchange.joined = lambda info: trial.Opened() if info.open and _unsettled(saved, invite) else None
     said: list[str] = []
     try:
         info = await client.join(exchange.name, exchange.model)
@@ -190,6 +192,14 @@ def _on_trial(path: Path, invite: Invite) -> bool:
         return trial.begin_once(path, invite.swarm)
     except OSError as error:
         raise AppError(f"The trial in this open swarm cannot be kept beside {path} ({error.strerror}).") from error
+
+
+def _unsettled(path: Path, invite: Invite) -> bool:
+    """Whether the open swarm is for trial; a disk that refuses to keep that makes it no safer."""
+    try:
+        return _on_trial(path, invite)
+    except AppError:
+        return True
 
 
 async def offered(client: NodeClient) -> tuple[TaskOffer, ...]:

@@ -50,6 +50,13 @@ class Trial(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return f"{self.swarm}-{int(self.since)}"
 
 
+class Opened(msgspec.Struct, frozen=True):
+    """Holds the exchange of a node that learns during its run that the swarm is open: a trial has settings of its own."""
+
+    reason: str = "trial at the next start"
+    sentence: str = "This swarm is open to anyone now. Its trial begins when the node starts again"
+
+
 class Progress(msgspec.Struct, frozen=True):
     """How far a model's trial is: rounds, groups in its batches, external ones among them. name: "" = there is none."""
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from sapo_swarm.protocol.wire import MAX_GROUPS
 from sapo_swarm.sapo.sample_external import has_advantage
 from sapo_swarm.tasks.own.library import is_own
-from sapo_swarm.types import MAX_COMPLETION_BYTES, Group
+from sapo_swarm.types import MAX_COMPLETION_BYTES, Group, Rollout
 
 Together = frozenset[tuple[str, str]]
 """(name, generator) of the tasks of people's own that the members of the swarm train on together."""
@@ -36,3 +36,9 @@ def selected(local: Sequence[Group], share_fraction: float, together: Together) 
 def _fits(group: Group) -> bool:
     longest = max((len(r.text.encode()) for r in group.rollouts), default=0)
     return len(group.rollouts) >= 2 and longest <= MAX_COMPLETION_BYTES
+
+
+def interleaved(groups: Sequence[Group]) -> Iterator[tuple[Rollout, Group]]:
+    """Rollouts with their groups: the first of every group, then the second, and so on."""
+    for place in range(max((len(group.rollouts) for group in groups), default=0)):
+        yield from ((group.rollouts[place], group) for group in groups if place < len(group.rollouts))

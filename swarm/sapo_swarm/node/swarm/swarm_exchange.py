@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,18 +22,18 @@ from sapo_swarm.node.storage import phrase_memory
 from sapo_swarm.node.swarm.board import Board
 from sapo_swarm.node.swarm.exchange import Received
 from sapo_swarm.node.swarm.likelihood import least_likely
-from sapo_swarm.node.swarm.outbox import selected
+from sapo_swarm.node.swarm.outbox import interleaved, selected
 from sapo_swarm.node.swarm.pool import Pool
 from sapo_swarm.node.swarm.snapshots import SnapshotReader
 from sapo_swarm.node.swarm.swarm_stats import Held, SwarmStats
 from sapo_swarm.protocol.client import CoordinatorError, NodeClient
 from sapo_swarm.protocol.receive import AcceptanceRules, Receiver
 from sapo_swarm.protocol.safe_text import safe_text
-from sapo_swarm.protocol.wire import MAX_WANT, GroupBody, SharedCompletion, SignedGroup, label
+from sapo_swarm.protocol.wire import MAX_WANT, GroupBody, SharedCompletion, SignedGroup, SwarmInfo, label
 from sapo_swarm.sapo.assemble import questions_to_sample
 from sapo_swarm.scoring.scorer import Scorer
 from sapo_swarm.tasks.own.library import is_own
-from sapo_swarm.types import Group, Question, Rollout
+from sapo_swarm.types import Group, Question
 
 log = logging.getLogger("sapo.exchange")
 BRIDGE_S = 10.0
@@ -73,6 +73,8 @@ class SwarmExchange:
     """Folder of the model with which the phrase memory is kept; None: with nothing."""
     data_cap: Callable[[int], Held | None] | None = None
     """Given the bytes that the client exchanged, ever: what holds the next exchange. None: nothing ever does."""
+    joined: Callable[[SwarmInfo], Held | None] | None = None
+    """Given the swarm that takes this node up during the run: what holds the exchange until the node's next start."""
     own_worker: bool = True
     """External groups are regenerated and scored in a worker of their own, so that local ones never wait for them."""
 
@@ -92,6 +94,7 @@ class SwarmExchange:
         self._yield = 1.0
         self._worker: Scorer | None = None
         self._kept_at = self.clock()
+        self._until_restart: Held | None = None
 
     def attach(self, host: EngineHost, scorer: Scorer, excluded: frozenset[str] = frozenset()) -> None:
         """Judge what is received under this engine's policy, with a worker like this scorer's or (own_worker) with this one.
@@ -139,7 +142,7 @@ class SwarmExchange:
         self.pool.forget_old(self.clock())
         wanted = wanted if self._taking else 0
         self._outbox = round_number, local, wanted
-        self.receiver.phrases.observe_local((r.text, g.question) for r, g in _interleaved(local))
+        self.receiver.phrases.observe_local((r.text, g.question) for r, g in interleaved(local))
         self._rounds_since += 1
         self._idle.clear()
         self._woken.set()
@@ -194,10 +197,11 @@ class SwarmExchange:
             await self._exchange_once(*outbox)
 
     async def _held(self) -> bool:
-        """Whether the day's data are used up: what is handed over is dropped then, and the pool serves as long as it lasts."""
-        if self.data_cap is None:
-            return False
-        hold = await asyncio.to_thread(self.data_cap, self.client.bytes_sent + self.client.bytes_received)
+        """Whether something holds the exchange: what is handed over is dropped then, and the pool serves as long as it lasts."""
+        hold = None
+        if self.data_cap is not None:
+            hold = await asyncio.to_thread(self.data_cap, self.client.bytes_sent + self.client.bytes_received)
+        hold = self._until_restart or hold
         self.stats.hold(hold)
         return hold is not None
 
@@ -262,7 +266,10 @@ class SwarmExchange:
 
     async def _join_again(self) -> None:
         try:
-            await self.client.join(self.name, self.model)
+            info = await self.client.join(self.name, self.model)
+            self.share_fraction = info.share_fraction
+            if self.joined is not None:
+                self._until_restart = await asyncio.to_thread(self.joined, info)
         except CoordinatorError as error:
             self.stats.said(f"{safe_text(str(error), 300, lines=False)} Training goes on alone.")
 
@@ -291,9 +298,3 @@ class SwarmExchange:
             policy_step=round_number,
             ts=int(self.client.unix_time() * 1000),
         )
-
-
-def _interleaved(groups: Sequence[Group]) -> Iterator[tuple[Rollout, Group]]:
-    """Rollouts with their groups: the first of every group, then the second, and so on."""
-    for place in range(max((len(group.rollouts) for group in groups), default=0)):
-        yield from ((group.rollouts[place], group) for group in groups if place < len(group.rollouts))

@@ -19,7 +19,7 @@ DEFAULT_WINDOW_S = 3600.0
 
 
 class Held(Protocol):
-    """Why the person's limits hold the exchange; sentence: with what lifts it."""
+    """Why the exchange is held (by the person's limits, until the next start); sentence: with what lifts it."""
 
     @property
     def reason(self) -> str:
@@ -36,7 +36,7 @@ class Held(Protocol):
 class SwarmStats:
     """coordinator: its URL, for people. node: this one. made / accepted / refused: groups sent since the node started.
 
-    held: by the person's own limits.
+    held: by the person's own limits, or until the next start.
     The figures of the last exchange that worked stay while the coordinator is away; `sentence` says that it is.
     """
 
@@ -65,7 +65,7 @@ class SwarmStats:
         self._count_uptake(result.uptake, now)
 
     def hold(self, hold: Held | None) -> None:
-        """The person's limits hold the exchange, or (None) no more."""
+        """The exchange is held, or (None) no more."""
         self.held = hold
 
     def said(self, sentence: str) -> None:
