@@ -40,6 +40,7 @@ class NodeSetup:
     limits: what the person allows, asked for every second (in a thread), so that a change counts at once.
     machine: reads the sensors of this machine and the disk of the folder that it is given.
     judge: of the tasks that are judged by a rubric. deaths: see RunControl.
+    as_left: a pause of the person's that had no end holds on, as it does where the system starts the node.
     """
 
     config: RunConfig
@@ -60,6 +61,7 @@ class NodeSetup:
     fetch: Fetch = lambda _progress: None
     judge: Judge | None = None
     deaths: int = 0
+    as_left: bool = False
 
     @property
     def mode(self) -> Mode:

@@ -71,6 +71,28 @@ async def test_finish_pauses_only_after_the_round(tmp_path: Path) -> None:
         assert status.round >= 1
 
 
+async def test_a_pause_of_the_person_s_holds_where_the_system_starts_the_node_again(tmp_path: Path) -> None:
+    """After a crash and at login; who starts it by hand wants it to work."""
+    flags = (*FAKE, "--model", "fake:0.01")
+
+    def paused(event: object) -> bool:
+        return isinstance(event, StateChanged) and (event.state, event.reason) == ("paused", "person")
+
+    async with node(tmp_path, *flags) as (client, process):
+        await reaches(client, ("round",), lambda e: isinstance(e, RoundFinished))
+        await client.post("pause")
+        await reaches(client, ("state",), paused)
+        before = await client.status()
+        process.send_signal(signal.SIGKILL)
+        await asyncio.to_thread(process.wait)
+    async with node(tmp_path, *flags, "--as-left") as (client, _):
+        await reaches(client, ("state",), paused, after=before.seq)
+        after = await client.status()
+        assert after.round == before.round
+    async with node(tmp_path, *flags) as (client, _):
+        await reaches(client, ("round",), lambda e: isinstance(e, RoundFinished), after=after.seq)
+
+
 async def test_a_second_node_in_the_same_home_is_refused_with_the_way_out(tmp_path: Path) -> None:
     async with node(tmp_path, *FAKE, "--model", "fake:0.02") as (_, process):
         second = await asyncio.to_thread(sapo, tmp_path, "node", *FAKE, "--model", "fake:0.02")

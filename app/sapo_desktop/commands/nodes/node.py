@@ -52,6 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser, _verb: str) -> None:
         help="contribute to the swarm of this invite; -: typed or piped in; saved: of the last one",
     )
     parser.add_argument("--json", action="store_true", help="print every stored event as one JSON line")
+    parser.add_argument("--as-left", action="store_true", help="stay paused if you paused it: how the system starts it")
     parser.add_argument("--quiet", action="store_true", help="print the summary only")
     parser.add_argument(
         "--metrics",
@@ -94,6 +95,7 @@ def main(args: argparse.Namespace) -> int:
         setup.deaths = until_the_end.enter_context(memory.session(setup.folder, rounds))
         if chosen.limits.max_memory and not memory.wall(chosen.limits.max_memory):
             reporter.say("limits.max_memory bounds what is planned here, but this system has no wall for the rest.")
+        setup.as_left = args.as_left
         setup.judge, setup.trial = judge, on_trial.name if on_trial else ""
         step_back(chosen.limits.nice)
         node_logging(home.node_log)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
 
+from sapo_swarm.events import Event, StateChanged
 from sapo_swarm.node.clock import local
 from sapo_swarm.node.governor.holds import EFFORTS, Effort, Hold, Level
 
 VERBS = ("pause", "resume", "finish", "snooze", "hold", "release", "run_anyway", "obey", "stop")
 FOREVER = float("inf")
+STATES = 1000
+"""Of the newest that are looked at for how the last session ended."""
 
 
 class Requests(msgspec.Struct, frozen=True):
@@ -51,6 +55,12 @@ def command(requests: Requests, verb: str, for_s: float, now: float) -> Requests
     if verb not in changes:
         raise BadCommand(f"There is no command {verb!r}. Known: {', '.join(VERBS)}.")
     return msgspec.structs.replace(requests, **changes[verb])
+
+
+def left_paused(events: Iterable[Event]) -> bool:
+    """Whether the last session ended in a pause of the person's that had no end. events: of sessions before, in order."""
+    states = [e for e in events if isinstance(e, StateChanged) and e.state in ("running", "finishing", "paused")]
+    return bool(states) and (states[-1].state, states[-1].reason) == ("paused", "person")
 
 
 def obstacle(requests: Requests, now: float, wall: float) -> tuple[str, str] | None:

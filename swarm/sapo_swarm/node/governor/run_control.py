@@ -22,7 +22,17 @@ from sapo_swarm.node.event_bus import Bus
 from sapo_swarm.node.governor.awake import Awake, wanted
 from sapo_swarm.node.governor.holds import FULL, Effort, Hold, State, advance
 from sapo_swarm.node.governor.limits import Limits
-from sapo_swarm.node.governor.requests import Requests, aside, command, duration, effort, obstacle, pending, round_done
+from sapo_swarm.node.governor.requests import (
+    FOREVER,
+    Requests,
+    aside,
+    command,
+    duration,
+    effort,
+    obstacle,
+    pending,
+    round_done,
+)
 from sapo_swarm.node.governor.sensors.machine import Machine
 from sapo_swarm.node.round.context import Activity
 from sapo_swarm.node.storage.journal import JournalError
@@ -39,10 +49,13 @@ Take = Callable[[float, float], bool]
 
 class RunControl:
     """cancel: interrupts the engine when a wish asks for it. take: has the engine take a share and a duty (Effort), True when
-    threads or micro-batches changed. deaths: sessions in a row that the system ended for want of memory."""
+    threads or micro-batches changed. deaths: sessions in a row that the system ended for want of memory. paused: from the start, until the person
+    goes on."""
 
-    def __init__(self, bus: Bus, activity: Activity, cancel: CancelToken, take: Take, deaths: int = 0) -> None:
-        self.requests = Requests(failure=ENDED.format(deaths) if deaths > 1 else "")
+    def __init__(
+        self, bus: Bus, activity: Activity, cancel: CancelToken, take: Take, deaths: int = 0, paused: bool = False
+    ) -> None:
+        self.requests = Requests(FOREVER if paused else 0.0, failure=ENDED.format(deaths) if deaths > 1 else "")
         self._take, self._share, self._refused = take, HALF if deaths else 1.0, bool(deaths)
         self._bus, self._activity, self._cancel = bus, activity, cancel
         self._changed = asyncio.Event()

@@ -40,7 +40,7 @@ class Starter(NamedTuple):
 def starter(home: Home, name: str = "", platform: str = sys.platform) -> Starter:
     """This system's. name: of the model to train; "" is the newest."""
     words = [_lasting(word) for word in own_command()]
-    command = [*words, "node", *([name] if name else []), "--quiet"]
+    command = [*words, "node", *([name] if name else []), "--quiet", "--as-left"]
     environment = {key: os.environ[key] for key in PASSED_ON if key in os.environ}
     if platform == "darwin":
         file = Path.home() / "Library" / "LaunchAgents" / f"{definitions.LABEL}.plist"
