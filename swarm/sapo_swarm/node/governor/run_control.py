@@ -49,8 +49,8 @@ Take = Callable[[float, float], bool]
 
 class RunControl:
     """cancel: interrupts the engine when a wish asks for it. take: has the engine take a share and a duty (Effort), True when
-    threads or micro-batches changed. deaths: sessions in a row that the system ended for want of memory. paused: from the start, until the person
-    goes on."""
+    threads or micro-batches changed. deaths: sessions in a row that the system ended for want of memory.
+    paused: from the start, until the person goes on."""
 
     def __init__(
         self, bus: Bus, activity: Activity, cancel: CancelToken, take: Take, deaths: int = 0, paused: bool = False
