@@ -13,29 +13,8 @@ Error tree::
 
 from __future__ import annotations
 
-import shlex
-import sys
 import threading
-from pathlib import Path
 from typing import Any
-
-TORCH = ("torch", "transformers", "peft")
-MLX = ("mlx" if sys.platform == "darwin" else "mlx[cpu]", "mlx-lm")
-LLAMA = ("llama-cpp-python", "gguf")
-"""What the engines of these names need."""
-
-
-def install(*packages: str, prefix: str = sys.prefix) -> str:
-    """The command that brings packages into the environment at `prefix`: the one that this runs in. It names no folder of
-    the person's."""
-    names, here = shlex.join(packages), Path(prefix)
-    parts = here.parts
-    if "pipx" in parts or (here / "pipx_metadata.json").exists():
-        return f"pipx inject sapo-desktop {names}"
-    if parts[-3:-1] == ("uv", "tools") or (here / "uv-receipt.toml").exists():  # UV_TOOL_DIR, Windows
-        return f'uv pip install --python "$(uv tool dir)/sapo-desktop" {names}'
-    pip = (".venv\\Scripts\\pip" if sys.platform == "win32" else ".venv/bin/pip") if parts[-1] == ".venv" else "pip"
-    return f"{pip} install {names}"
 
 
 class BackendError(Exception):

@@ -12,7 +12,7 @@ from importlib.metadata import entry_points
 from importlib.util import find_spec
 
 from sapo_backends.base import Backend, BackendUnavailable
-from sapo_backends.errors import LLAMA, MLX, TORCH, install
+from sapo_backends.packages import LLAMA, MLX, TORCH, install
 
 GROUP = "sapo_desktop.backends"
 BUILT_IN = {

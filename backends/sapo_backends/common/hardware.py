@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -85,11 +84,6 @@ def processor() -> str:
         lines = []
     named = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
     return named or platform.processor() or platform.machine()
-
-
-def has_nvidia() -> bool:
-    """Whether there is an NVIDIA driver, whose GPUs have memory of their own."""
-    return Path("/proc/driver/nvidia/version").exists() or shutil.which("nvidia-smi") is not None
 
 
 def detect() -> Hardware:

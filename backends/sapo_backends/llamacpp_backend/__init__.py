@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from sapo_backends.base import Backend, BackendUnavailable, Engine, LoadRequest, Progress
-from sapo_backends.errors import LLAMA, install
+from sapo_backends.packages import LLAMA, install
 
 FIX = f"{install(*LLAMA)} (compiles for some minutes and needs a C++ compiler)"
 

@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from typing import ClassVar
 
 from sapo_backends.base import Backend, BackendUnavailable, Engine, LoadRequest, Progress
-from sapo_backends.errors import MLX, install
+from sapo_backends.packages import MLX, install
 
 
 class MlxBackend(Backend):

@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from typing import ClassVar
 
 from sapo_backends.base import Backend, BackendUnavailable, Engine, LoadRequest, Progress
-from sapo_backends.errors import TORCH, install
+from sapo_backends.packages import TORCH, install
 
 
 class TorchBackend(Backend):

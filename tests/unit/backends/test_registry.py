@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sapo_backends.errors import install
+from sapo_backends.packages import install
 
 
 def test_a_missing_package_is_named_with_its_remedy() -> None:
@@ -42,6 +42,13 @@ def test_a_hint_installs_into_the_environment_that_runs_and_names_no_home(prefix
     said = install("mcp", "redis[hiredis]", prefix=prefix)
     assert said.endswith(command)
     assert "ada" not in said
+
+
+def test_without_an_nvidia_driver_a_hint_brings_no_gigabytes_for_one() -> None:
+    index = "--index-url https://download.pytorch.org/whl/cpu"
+    assert install("torch", "peft", prefix="/usr", cpu=True) == f"pip install torch {index} && pip install peft"
+    assert install("torch", "peft", prefix="/usr", cpu=False) == "pip install torch peft"
+    assert install("mcp", prefix="/usr", cpu=True) == "pip install mcp"
 
 
 @pytest.mark.parametrize(("receipt", "begins"), [("uv-receipt.toml", "uv pip install"), ("pipx_metadata.json", "pipx")])

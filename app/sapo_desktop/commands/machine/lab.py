@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from sapo_backends.base import Engine
-from sapo_backends.errors import install
+from sapo_backends.packages import install
 from sapo_desktop.errors import AppError, UsageError
 from sapo_desktop.paths import Home
 from sapo_desktop.services import lab_processes

@@ -6,7 +6,7 @@ import argparse
 import importlib.util
 import sys
 
-from sapo_backends.errors import install
+from sapo_backends.packages import install
 from sapo_desktop.errors import EngineMissing
 
 

@@ -7,7 +7,7 @@ import asyncio
 import importlib.util
 from functools import partial
 
-from sapo_backends.errors import install
+from sapo_backends.packages import install
 from sapo_desktop.errors import EngineMissing, UsageError
 
 

@@ -11,7 +11,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
-from sapo_backends.errors import TORCH, install
+from sapo_backends.packages import TORCH, install
 from sapo_desktop import __version__, settings
 from sapo_desktop.errors import AppError, CommandFailed
 from sapo_desktop.paths import Home, own_command

@@ -10,8 +10,7 @@ from pathlib import Path
 import msgspec
 
 from sapo_backends.base import BackendError, BackendUnavailable, Engine, Progress
-from sapo_backends.common import hardware
-from sapo_backends.errors import TORCH, install
+from sapo_backends.packages import TORCH, has_nvidia, install
 from sapo_desktop.errors import AppError
 from sapo_desktop.paths import Home
 from sapo_desktop.services.machine.load_request import request
@@ -122,7 +121,7 @@ def _precision_is_open(config: RunConfig, folder: Path) -> bool:
     begun = any((folder / "checkpoints").glob("round-*"))
     if begun or config.precision != "auto" or config.trainer != "torch":
         return False
-    return config.device == "cpu" or (config.device == "auto" and not hardware.has_nvidia())
+    return config.device == "cpu" or (config.device == "auto" and not has_nvidia())
 
 
 def _faster_precision(config: RunConfig, home: Home, progress: Progress) -> str:

@@ -10,6 +10,7 @@ from sapo_backends.checkpoints.tokenizer import read_json
 from sapo_backends.common import hardware, precisions, round_memory
 from sapo_backends.common.round_memory import ModelSize, RoundShape
 from sapo_backends.measure.sizing import model_size
+from sapo_backends.packages import has_nvidia
 from sapo_desktop.services.machine import engines, load_request
 from sapo_swarm.algorithms.base import local_groups
 from sapo_swarm.config import RunConfig
@@ -67,7 +68,7 @@ def plan(
 
     fallback: transformers computes it."""
     trainer = engines.choose_trainer(config).rpartition("+")[2]
-    on_gpu = config.device.startswith("cuda") or (config.device == "auto" and hardware.has_nvidia())
+    on_gpu = config.device.startswith("cuda") or (config.device == "auto" and has_nvidia())
     if trainer not in ("torch", "mlx") or on_gpu:
         return None
     if size is None:

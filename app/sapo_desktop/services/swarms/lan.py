@@ -10,7 +10,7 @@ import socket
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
-from sapo_backends.errors import install
+from sapo_backends.packages import install
 from sapo_desktop.errors import UsageError
 from sapo_swarm.protocol.safe_text import safe_text
 

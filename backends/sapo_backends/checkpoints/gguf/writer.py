@@ -25,7 +25,7 @@ from sapo_backends.checkpoints.hf_folder import QUANTISED
 from sapo_backends.checkpoints.locate import checked, weight_files
 from sapo_backends.checkpoints.spec import DecoderSpec, decoder_spec, why_not
 from sapo_backends.checkpoints.tokenizer import read_json
-from sapo_backends.errors import install
+from sapo_backends.packages import install
 
 Kind = Literal["F32", "F16", "BF16", "Q8_0", "Q4_0"]
 FORMAT = 2

@@ -21,7 +21,7 @@ from torch.func import functional_call
 from sapo_backends.base import BackendError, BackendUnavailable, ModelNotFound, TokenIds
 from sapo_backends.checkpoints.spec import usual_widths
 from sapo_backends.common.update import Pair, plan_micro_batches
-from sapo_backends.errors import install
+from sapo_backends.packages import install
 from sapo_backends.torch_backend.fallback.unembedding import UnembeddingTap
 from sapo_backends.torch_backend.model.flat_parameters import Entry, Layout, Part
 from sapo_backends.torch_backend.model.lora import PREFIX, LoraWeights

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from sapo_backends.base import BackendUnavailable
-from sapo_backends.errors import install
+from sapo_backends.packages import install
 
 BLOCK = 64
 """Weights with one scale."""

@@ -252,7 +252,7 @@ def _parquet(path: Path) -> Table:
         import pyarrow
         import pyarrow.parquet
     except ImportError as error:
-        from sapo_backends.errors import install  # the dashboard imports nothing of the engines
+        from sapo_backends.packages import install  # the dashboard imports nothing of the engines
 
         raise BadTask(f"Parquet files need pyarrow: {install('pyarrow')}. Or save it as CSV.") from error
     size = path.stat().st_size

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sapo_backends.errors import install
+from sapo_backends.packages import install
 from sapo_desktop.errors import AppError, EngineMissing
 from sapo_desktop.services.models.figures.rows import Row
 
