@@ -28,8 +28,8 @@ def rows(path: Path) -> tuple[SettingRow, ...]:
     """Every setting of the schema; what else is in the file is left out. Raises UsageError, AppError."""
     tables = settings.read(path)
     known = settings.known_part(tables)
-    current = settings.convert(known, str(path))
-    return tuple(_row(field, current, known.get(field.key.partition(".")[0], {})) for field in settings.fields())
+    current, names = settings.convert(known, str(path)), _names()
+    return tuple(_row(field, current, known.get(field.key.partition(".")[0], {}), names) for field in settings.fields())
 
 
 def strange_keys(path: Path) -> list[str]:
@@ -45,13 +45,27 @@ def strangers(path: Path) -> tuple[str, ...]:
     )
 
 
-def _row(field: settings.Field, current: Settings, table: dict[str, object]) -> SettingRow:
+def _names() -> dict[str, tuple[str, ...]]:
+    """Key -> the names that it may be, where a registry has them instead of the schema."""
+    from sapo_swarm.algorithms.registry import ALGORITHMS
+    from sapo_swarm.sapo.sample_external import STRATEGIES
+
+    return {
+        "run.algorithm": tuple(ALGORITHMS),
+        "run.preset": ("starter", "paper", "hard", "library"),
+        "run.sampling": tuple(STRATEGIES),
+    }
+
+
+def _row(
+    field: settings.Field, current: Settings, table: dict[str, object], names: dict[str, tuple[str, ...]]
+) -> SettingRow:
     section, _, name = field.key.partition(".")
     return SettingRow(
         key=field.key,
         help=field.help,
         kind=field.kind.replace("|", " or "),
-        choices=field.choices,
+        choices=field.choices or names.get(field.key, ()),
         value=settings.value(current, field.key),
         default=settings.text(field.default),
         saved=name in table,
