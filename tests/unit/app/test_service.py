@@ -187,6 +187,9 @@ def test_the_node_at_login_finds_the_folders_of_this_terminal(tmp_path: Path, mo
         assert "/mnt/data" in service.starter(home, platform=platform).content.decode()
     monkeypatch.setenv("USERDOMAIN", "PC")
     assert "<UserId>PC\\" in service.starter(home, platform="win32").content.decode("utf-16")
+    assert 'setx XDG_DATA_HOME "/mnt/data"' in service.starter(home, platform="win32").note, (
+        "a task has no variables of its own"
+    )
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="systemd")

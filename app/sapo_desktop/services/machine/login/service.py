@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,13 +28,15 @@ _STATE = re.compile(r'^\s*state = (?P<launchd>.+)$|^"[^"]*","[^"]*","(?P<windows
 
 
 class Starter(NamedTuple):
-    """How one system starts programs at login. file: the definition. ask: fails where the system has nothing of it."""
+    """How one system starts programs at login. file: the definition. ask: fails where the system has nothing of it. note: what
+    the person should know."""
 
     file: Path
     content: bytes
     install: tuple[tuple[str, ...], ...]
     remove: tuple[tuple[str, ...], ...]
     ask: tuple[str, ...]
+    note: str = ""
 
 
 def starter(home: Home, name: str = "", platform: str = sys.platform) -> Starter:
@@ -67,6 +69,7 @@ def starter(home: Home, name: str = "", platform: str = sys.platform) -> Starter
             (create, ("schtasks", "/run", "/tn", task)),
             (("schtasks", "/delete", "/f", "/tn", task), (*words, "stop")),  # the scheduler ends nothing in order
             ("schtasks", "/query", "/tn", task, "/fo", "csv", "/nh"),
+            _of_the_account(environment),
         )
     base = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
     unit = f"{definitions.NAME}.service"
@@ -78,6 +81,12 @@ def starter(home: Home, name: str = "", platform: str = sys.platform) -> Starter
         ((*systemctl, "disable", "--now", unit),),
         (*systemctl, "is-active", unit),
     )
+
+
+def _of_the_account(environment: Mapping[str, str]) -> str:
+    """A scheduled task has the account's variables, not this terminal's."""
+    commands = [f'setx {name} "{value}"' for name, value in environment.items()]
+    return f" Write this too, once, or it looks elsewhere: {'; '.join(commands)}" if commands else ""
 
 
 def _lasting(word: str) -> str:
@@ -105,7 +114,7 @@ def install(one: Starter) -> str:
     except (AppError, OSError) as error:
         _put_back(one.file, before)
         raise AppError(f"{error} Nothing was installed. Without it: sapo-desktop node") from error
-    return f"The node starts now and whenever you log in ({one.file}). To end that: sapo-desktop service uninstall"
+    return f"The node starts now and whenever you log in ({one.file}). To end that: sapo-desktop service uninstall{one.note}"
 
 
 def uninstall(one: Starter) -> str:
