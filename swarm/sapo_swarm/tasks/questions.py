@@ -6,9 +6,8 @@ import contextlib
 import io
 from typing import Any
 
-from reasoning_gym.factory import DATASETS
-
 from sapo_swarm.tasks.catalogue import HELD_OUT_SEED, is_train, settings
+from sapo_swarm.tasks.datasets import DATASETS
 from sapo_swarm.tasks.own import library
 from sapo_swarm.tasks.own.errors import BadTask
 from sapo_swarm.tasks.own.folder import OwnTask, generator
