@@ -8,6 +8,7 @@ difference is reported as UpdateStats.train_inference_mismatch.
 
 from __future__ import annotations
 
+import logging
 import tempfile
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -35,6 +36,7 @@ from sapo_backends.base import (
 )
 from sapo_backends.llamacpp_backend import LlamaCppBackend
 
+LOG = logging.getLogger(__name__)
 TRAINER_PRECISIONS = ("auto", "float32", "bfloat16")
 """Any other precision is meant for the generator alone."""
 REMEMBERED_COMPLETIONS = 8192
@@ -54,6 +56,8 @@ class CompositeEngine(Engine):
         self._generator, self._trainer, self._reload, self._alpha = generator, trainer, reload, alpha
         self._generator_logprobs: OrderedDict[tuple[float, TokenSequence], tuple[float, ...]] = OrderedDict()
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
+        self._stale = False
+        """The generator has not got the trainer's newest policy yet."""
         self.info = replace(
             trainer.info,
             backend=f"{generator.info.backend}+{trainer.info.backend}",
@@ -71,6 +75,7 @@ class CompositeEngine(Engine):
         on_tokens: Callable[[int, int], None] | None = None,
     ) -> list[list[Completion]]:
         """See Engine.generate; the generator's log-probabilities are remembered for the update."""
+        self._hand_over()
         groups = self._generator.generate(prompts, group_size, sampling, seed, cancel, on_tokens)
         for prompt, group in zip(prompts, groups, strict=True):
             for completion in group:
@@ -117,14 +122,24 @@ class CompositeEngine(Engine):
         cancel: CancelToken | None = None,
         on_progress: Callable[[float], None] | None = None,
     ) -> UpdateStats:
-        """See Engine.update; corrects for the train-inference mismatch, then syncs the generator."""
+        """See Engine.update; corrects for the train-inference mismatch, then syncs the generator. An update that was applied is
+        no failure where the generator cannot take it: the next generate tries again, and raises what is in the way."""
         filled = self._with_behaviour(batch, policy.temperature)
         mismatch = self._mismatch(filled, policy.temperature)
         stats = self._trainer.update(filled, policy, seed, cancel, on_progress)
         self._generator_logprobs.clear()
         if stats.steps:
-            self._sync_generator()
+            self._stale = True
+            try:
+                self._hand_over()
+            except Exception:
+                LOG.warning("the generator did not take the new weights; it is tried again", exc_info=True)
         return replace(stats, train_inference_mismatch=mismatch)
+
+    def _hand_over(self) -> None:
+        if self._stale:
+            self._sync_generator()
+            self._stale = False
 
     def _sync_generator(self) -> None:
         """Give the generator the trainer's policy."""
@@ -133,8 +148,12 @@ class CompositeEngine(Engine):
             self._generator.set_adapter(adapter, self._alpha)
             return
         scratch = tempfile.TemporaryDirectory(prefix="sapo-merged-")
-        self._trainer.export(Path(scratch.name))
-        fresh = self._reload(Path(scratch.name))
+        try:
+            self._trainer.export(Path(scratch.name))
+            fresh = self._reload(Path(scratch.name))
+        except BaseException:
+            scratch.cleanup()
+            raise
         self._generator.close()  # only now: a failed reload leaves the old policy usable
         self._generator = fresh
         if self._scratch is not None:
@@ -148,8 +167,8 @@ class CompositeEngine(Engine):
     def set_adapter(self, tensors: Mapping[str, object], alpha: float) -> None:
         """See Engine.set_adapter."""
         self._trainer.set_adapter(tensors, alpha)
-        self._alpha = alpha
-        self._sync_generator()
+        self._alpha, self._stale = alpha, True
+        self._hand_over()
 
     def save(self, folder: Path, optimizer: bool = True) -> None:
         """See Engine.save."""
@@ -159,7 +178,8 @@ class CompositeEngine(Engine):
         """See Engine.restore."""
         self._trainer.restore(folder)
         self._generator_logprobs.clear()
-        self._sync_generator()
+        self._stale = True
+        self._hand_over()
 
     def export(self, folder: Path) -> None:
         """See Engine.export."""

@@ -26,6 +26,7 @@ TINY: dict[str, dict[str, Any]] = {
     "mistral-windowed": {"sliding_window": WINDOW_TOKENS},
     "phi3": {"num_key_value_heads": 2},
     "qwen3-windowed": {"use_sliding_window": True, "sliding_window": WINDOW_TOKENS, "max_window_layers": 1},
+    "qwen3-wide": {"head_dim": 32},
     "smollm3": {"num_hidden_layers": 4},
     "olmo2": {"tie_word_embeddings": False},
     "olmo3": {"sliding_window": WINDOW_TOKENS, "num_hidden_layers": 4, "tie_word_embeddings": False},

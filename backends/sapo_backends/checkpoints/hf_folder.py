@@ -49,7 +49,9 @@ def _rope(config: Json) -> Json:
         return {}
     kind = rope.pop("rope_type", None) or rope.pop("type", None) or "default"
     parameters = {"rope_type": kind, **rope, "rope_theta": theta}
-    written: dict[str, Any] = {"rope_parameters": parameters, "rope_theta": theta}
+    written: dict[str, Any] = {"rope_theta": theta}
+    if "rope_parameters" in config:  # transformers 5 makes them of the others, where a family has one a layer type, too
+        written["rope_parameters"] = parameters
     if kind != "default":
         written["rope_scaling"] = {"rope_type": kind, **rope}
     return written

@@ -168,14 +168,15 @@ def run_update(
     policy: PolicyUpdate,
     seed: int,
     logprob_fn: LogprobFn,
-    gradient: Callable[[Sequence[TrainSample], Tally, Report | None], Gradient],
+    gradient: Callable[[Sequence[TrainSample], Tally, Report], Gradient],
     step: Callable[[Gradient], float],
     cancel: CancelToken | None = None,
     on_progress: Report | None = None,
 ) -> UpdateStats:
     """One gradient and one optimizer step a minibatch; see Engine.update.
 
-    gradient: of a minibatch, counted in the tally. step: applies it, gives its norm before clipping.
+    gradient: of a minibatch, counted in the tally; it reports after every micro-batch, which raises Cancelled until the first
+    step is done. step: applies it, gives its norm before clipping.
     """
     if cancel is not None:
         cancel.raise_if_cancelled()
@@ -185,15 +186,19 @@ def run_update(
     for done, part in enumerate(parts):
         if not any(map(has_gradient, part)):
             continue
-        grad = gradient(part, tally, None if on_progress is None else _scaled(on_progress, done, len(parts)))
-        if cancel is not None and not norms:
-            cancel.raise_if_cancelled()
+        grad = gradient(part, tally, _between(on_progress, None if norms else cancel, done, len(parts)))
         norms.append(step(grad))
     return _stats(batch, tally, norms, max(len(parts), 1), time.perf_counter() - began)
 
 
-def _scaled(report: Report, done: int, parts: int) -> Report:
-    return lambda fraction: report((done + fraction) / parts)
+def _between(report: Report | None, cancel: CancelToken | None, done: int, parts: int) -> Report:
+    def told(fraction: float) -> None:
+        if cancel is not None:
+            cancel.raise_if_cancelled()
+        if report is not None:
+            report((done + fraction) / parts)
+
+    return told
 
 
 def _ratio(total: float, count: int) -> float:

@@ -69,8 +69,24 @@ class Model:
         self.vocabulary = int(llama.llama_vocab_n_tokens(vocabulary))
         self.bytes = int(llama.llama_model_size(self.pointer))
         self.parameters = int(llama.llama_model_n_params(self.pointer))
-        width = llama.llama_model_n_embd(self.pointer) // llama.llama_model_n_head(self.pointer)
-        self._cell = 2 * llama.llama_model_n_layer(self.pointer) * llama.llama_model_n_head_kv(self.pointer) * width
+        self._cell = (
+            2 * llama.llama_model_n_layer(self.pointer) * llama.llama_model_n_head_kv(self.pointer) * self._head()
+        )
+
+    def _head(self) -> int:
+        """Values in a key of one head: what the file says, else hidden / heads."""
+        said = self._told(f"{self._told('general.architecture')}.attention.key_length")
+        return (
+            int(said)
+            if said.isdigit()
+            else llama.llama_model_n_embd(self.pointer) // llama.llama_model_n_head(self.pointer)
+        )
+
+    def _told(self, key: str) -> str:
+        """A value of the file's metadata; "" where there is none."""
+        text = ctypes.create_string_buffer(256)
+        length = llama.llama_model_meta_val_str(self.pointer, key.encode(), text, len(text))
+        return text.value.decode(errors="replace") if length >= 0 else ""
 
     def cache_bytes(self, cells: int, cache_type: int) -> int:
         """Keys and values of that many tokens."""

@@ -25,7 +25,8 @@ def model_size(folder: Path, request: LoadRequest, parameters: int = 0) -> tuple
     config = read_json(folder / "config.json")
     quantised = "quantization" in config or "quantization_config" in config
     count = parameters or elements(folder, packed=_packed(config))
-    return sized(count, _widths(config), request, tied=bool(config.get("tie_word_embeddings")), quantised=quantised)
+    tied = bool(config.get("tie_word_embeddings")) if why_not(config) else decoder_spec(config).tied
+    return sized(count, _widths(config), request, tied=tied, quantised=quantised)
 
 
 def sized(

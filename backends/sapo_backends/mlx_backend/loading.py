@@ -21,17 +21,21 @@ from sapo_backends.mlx_backend.model import MlxModel, Tensors
 from sapo_backends.mlx_backend.parameter_names import add_adapter
 
 TYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16}
-ROPE_KEYS = ("rope_type", "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 
 
-def _explicit(config: dict[str, Any], spec: DecoderSpec) -> dict[str, Any]:
+def _explicit(spec: DecoderSpec) -> dict[str, Any]:
     """What mlx_lm would otherwise look for in another place, or silently assume.
 
     transformers 5 writes rope_parameters; mlx_lm 0.32's Qwen2 and Llama read only a top-level rope_theta and
     rope_scaling, and give wrong tokens without them.
     """
-    rope = dict(config.get("rope_parameters") or {}) | dict(config.get("rope_scaling") or {})
-    scaling = {key: rope[key] for key in ROPE_KEYS if key in rope} | {"rope_type": spec.rope.kind}
+    scaling = {
+        "rope_type": spec.rope.kind,
+        "factor": spec.rope.factor,
+        "low_freq_factor": spec.rope.low_frequency,
+        "high_freq_factor": spec.rope.high_frequency,
+        "original_max_position_embeddings": spec.rope.original_context,
+    }
     known: dict[str, Any] = {
         "rope_theta": spec.rope.theta,
         "rope_scaling": None if spec.rope.kind == "default" else scaling,
@@ -106,10 +110,10 @@ def _check(request: LoadRequest, folder: Path, config: dict[str, Any]) -> Decode
     return spec
 
 
-def _network(folder: Path, config: dict[str, Any], spec: DecoderSpec) -> Any:
+def _network(folder: Path, spec: DecoderSpec) -> Any:
     try:
-        network, _ = load_model(folder, lazy=False, strict=True, model_config=_explicit(config, spec))
-    except (ValueError, RuntimeError, FileNotFoundError) as error:
+        network, _ = load_model(folder, lazy=False, strict=True, model_config=_explicit(spec))
+    except (ValueError, KeyError, RuntimeError, FileNotFoundError) as error:
         raise ModelNotFound(f"MLX cannot read {folder}: {error}. Download the model again.") from error
     return network
 
@@ -134,7 +138,7 @@ def load_engine(request: LoadRequest, progress: Progress | None = None) -> MlxEn
     if progress is not None:
         progress(0.1, "reading weights")
     with computing(device, "Choose a smaller model."):
-        network = _network(folder, config, spec)
+        network = _network(folder, spec)
         parameters = _count(network)
         method = pick_method(request, parameters, quantised=_is_quantised(config))
         if not _is_quantised(config):

@@ -246,6 +246,8 @@ def write_gguf(
             _vocabulary(writer, tokenizer)
         _write_tensors(writer, folder, spec, kind, progress)
         writer.close()
+        with partial.open("rb+") as written:
+            os.fsync(written.fileno())
         partial.replace(target)
     finally:
         writer.close()  # harmless to repeat; an open file cannot be removed on every system

@@ -50,6 +50,8 @@ def read_module(folder: Path, dtype: torch.dtype) -> nn.Module:
         )
     except (ValueError, KeyError, OSError, ImportError) as error:
         raise ModelNotFound(f"transformers cannot load {folder}: {error}") from error
+    if any(not tensor.is_floating_point() or tensor.element_size() < 2 for tensor in module.parameters()):
+        raise BackendError(f"{folder.name} has quantised weights. Choose the same model before it was quantised.")
     return module
 
 

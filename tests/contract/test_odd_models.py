@@ -1,0 +1,111 @@
+"""Models that are real and seldom: another width of heads than usual, a scaled rope beside an unscaled one, few bits."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sapo_backends import registry
+from sapo_backends.base import BackendError, Engine, LoadRequest, TokenSequence
+
+torch = pytest.importorskip("torch", reason="the torch engine is not installed")
+transformers = pytest.importorskip("transformers")
+
+from sapo_backends.measure.sizing import model_size  # noqa: E402 - after the check for torch
+from sapo_backends.torch_backend.fallback.transformers_lm import read_module  # noqa: E402
+
+Folder = Callable[[str], Path]
+LINEAR = {"rope_type": "linear", "factor": 8.0}
+SEQUENCES = [TokenSequence(tuple(range(5, 35)), tuple(range(60, 70)))]
+
+
+def opened(backend: str, folder: Path, **options: Any) -> Engine:
+    chosen = {"method": "none", "precision": "float32", "device": "cpu", "threads": 1} | options
+    return registry.backend(backend)().load(LoadRequest(str(folder), **chosen))
+
+
+@pytest.fixture(params=["transformers 4", "transformers 5"])
+def stretched(request: pytest.FixtureRequest, model_folder: Folder, tmp_path: Path) -> Path:
+    """Gemma 3 whose layers without a window have a linearly scaled rope, as its sizes from 4B on do; either way to write it."""
+    folder = tmp_path / "stretched"
+    shutil.copytree(model_folder("gemma3_text"), folder)
+    file = folder / "config.json"
+    config = json.loads(file.read_text())
+    config.pop("rope_parameters", None)
+    if request.param == "transformers 4":
+        config |= {
+            "rope_theta": 1e6,
+            "rope_local_base_freq": 1e4,
+            "rope_scaling": LINEAR,
+            "transformers_version": "4.57.0",
+        }
+    else:
+        config["rope_parameters"] = {
+            "full_attention": {**LINEAR, "rope_theta": 1e6},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        }
+    file.write_text(json.dumps(config))
+    return folder
+
+
+def test_what_is_exported_of_a_stretched_model_is_that_model_to_transformers(stretched: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    engine = opened("torch", stretched)
+    engine.export(out)
+    expected = engine.logprobs(SEQUENCES)[0]
+    engine.close()
+    again = transformers.AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32)
+    tokens = torch.tensor([[*SEQUENCES[0].prompt, *SEQUENCES[0].completion]])
+    with torch.no_grad():
+        scores = again(tokens).logits.log_softmax(-1)[0, len(SEQUENCES[0].prompt) - 1 : -1]
+    found = scores.gather(1, torch.tensor(SEQUENCES[0].completion)[:, None])[:, 0]
+    np.testing.assert_allclose(found.numpy(), expected, atol=2e-5)
+
+
+def test_mlx_reads_a_stretched_model_as_torch_does(stretched: Path) -> None:
+    pytest.importorskip("mlx_lm")
+    ours, theirs = opened("torch", stretched), opened("mlx", stretched)
+    np.testing.assert_allclose(theirs.logprobs(SEQUENCES)[0], ours.logprobs(SEQUENCES)[0], atol=2e-5)
+    ours.close()
+    theirs.close()
+
+
+def test_llama_cpp_s_cache_counts_the_heads_as_wide_as_they_are(model_folder: Folder, tmp_path: Path) -> None:
+    """Qwen3-0.6B and Gemma 3 have wider heads than hidden / heads says."""
+    native = pytest.importorskip("sapo_backends.llamacpp_backend.native")
+    from sapo_backends.checkpoints.gguf.writer import write_gguf
+
+    folder = model_folder("qwen3-wide")
+    config = json.loads((folder / "config.json").read_text())
+    assert config["head_dim"] != config["hidden_size"] // config["num_attention_heads"]
+    file = tmp_path / "model.gguf"
+    write_gguf(folder, file, "F32", strict=False)
+    model = native.Model(file)
+    numbers = 2 * config["num_hidden_layers"] * config["num_key_value_heads"] * config["head_dim"]
+    assert model.cache_bytes(1, native.F32) == 4 * numbers
+    model.close()
+
+
+def test_a_config_that_does_not_say_so_is_tied_as_its_family_is(model_folder: Folder, tmp_path: Path) -> None:
+    folder = tmp_path / "silent"
+    shutil.copytree(model_folder("gemma3_text"), folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({k: v for k, v in config.items() if k != "tie_word_embeddings"}))
+    assert model_size(folder, LoadRequest(str(folder)))[0].tied
+
+
+@pytest.mark.parametrize("kind", [torch.float8_e4m3fn, torch.uint8])
+def test_weights_of_few_bits_are_refused_by_name(kind: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What transformers keeps so on some GPUs is wrong without its scales; on others it dies at the first call."""
+    module = torch.nn.Linear(4, 4)
+    module.weight = torch.nn.Parameter(torch.zeros(4, 4).to(kind), requires_grad=False)
+    monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", lambda *_, **__: module)
+    with pytest.raises(BackendError, match="quantised weights"):
+        read_module(tmp_path, torch.float32)

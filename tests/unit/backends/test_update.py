@@ -1,0 +1,66 @@
+"""One update of any engine: where it ends early, and what a pair does whose generator cannot follow."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sapo_backends.base import Cancelled, CancelToken, Engine, LoadRequest, PolicyUpdate, Sampling, TrainSample
+from sapo_backends.common.update import Report, Tally, run_update
+from sapo_backends.composite import CompositeEngine
+from sapo_backends.fake import FakeBackend, FakeEngine
+
+BATCH = [TrainSample((1, 2), (3, 4), 1.0), TrainSample((1, 2), (5, 4), -1.0)]
+POLICY = PolicyUpdate("grpo", 1e-3)
+
+
+@pytest.mark.parametrize(("minibatch", "computed", "steps"), [(0, 3, 0), (1, 12, 2)])
+def test_a_cancel_ends_an_update_between_micro_batches_and_not_once_weights_moved(
+    minibatch: int, computed: int, steps: int
+) -> None:
+    cancel, done, taken = CancelToken(), list[int](), list[float]()
+
+    def gradient(part: object, tally: Tally, report: Report) -> float:
+        for number in range(6):
+            done.append(number)
+            if number == 2 and len(taken) == minibatch:
+                cancel.cancel()
+            report((number + 1) / 6)
+        return 1.0
+
+    def step(grad: float) -> float:
+        taken.append(grad)
+        return grad
+
+    policy = PolicyUpdate("grpo", 1e-3, minibatches=2)
+    if minibatch:
+        run_update(BATCH, policy, 0, lambda them, _: [[0.0, 0.0]] * len(them), gradient, step, cancel)
+    else:
+        with pytest.raises(Cancelled):
+            run_update(BATCH, policy, 0, lambda them, _: [[0.0, 0.0]] * len(them), gradient, step, cancel)
+    assert (len(done), len(taken)) == (computed, steps)
+
+
+def test_a_generator_that_cannot_follow_does_not_repeat_the_update(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The update is applied and reported; what is in the way is raised by the next generation, until it is gone."""
+    full = True
+
+    def reload(folder: Path) -> Engine:
+        if full:
+            raise OSError(28, "No space left on device")
+        return FakeBackend().load(LoadRequest("fake"))
+
+    monkeypatch.setattr(FakeEngine, "export", lambda *_: None)
+    trainer = FakeBackend().load(LoadRequest("fake"))
+    pair = CompositeEngine(FakeBackend().load(LoadRequest("fake")), trainer, reload, 8.0)
+    assert pair.update(BATCH, POLICY, 0).steps == 1
+    with pytest.raises(OSError, match="No space"):
+        pair.generate([[1, 2]], 2, Sampling(max_new_tokens=2), 0)
+    full = False
+    pair.generate([[1, 2]], 2, Sampling(max_new_tokens=2), 0)
+    monkeypatch.setattr(CompositeEngine, "_sync_generator", lambda _: pytest.fail("it has the newest weights"))
+    pair.generate([[1, 2]], 2, Sampling(max_new_tokens=2), 0)
+    pair.close()
