@@ -133,11 +133,6 @@ async def test_yes_and_no_are_turned_and_choices_are_chosen(pilot: Pilot[object]
     assert (found.limits.pause_when_active, found.ui.theme) == (True, "sapo-light")
 
 
-async def test_names_of_a_registry_are_chosen(pilot: Pilot[object]) -> None:
-    choices = {row.key: row.choices for row in (await choose(pilot, "run.algorithm")).rows}
-    assert [choices[f"run.{name}"][-1] for name in ("algorithm", "preset", "sampling")] == ["maxrl", "library", "none"]
-
-
 async def test_settings_are_found_by_words_of_their_explanation(pilot: Pilot[object]) -> None:
     screen = pilot.app.screen
     assert isinstance(screen, SettingsScreen)

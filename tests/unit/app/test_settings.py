@@ -12,7 +12,7 @@ from sapo_desktop.cli import VERBS, parser
 from sapo_desktop.dashboard.look.glyphs import choose
 from sapo_desktop.errors import UsageError
 from sapo_desktop.manual import manual
-from sapo_desktop.settings import flags
+from sapo_desktop.settings import editing, flags
 from sapo_desktop.settings.live_limits import LiveLimits
 from sapo_swarm.config import RunConfig
 from sapo_swarm.config_names import RENAMED
@@ -173,3 +173,10 @@ def test_a_base_and_a_theme_that_are_not_there_are_not_set_and_a_base_counts_for
         assert cli.run(["config", "set", "ui.theme", theme]) == 0
     assert cli.run(["config", "set", "run.model", "starter-1m"]) == 0
     assert "Make one: sapo-desktop new NAME" in capsys.readouterr().err
+
+
+def test_names_that_a_registry_has_are_chosen_and_not_typed(tmp_path: Path) -> None:
+    choices = {row.key: row.choices for row in editing.rows(tmp_path / "config.toml")}
+    assert "maxrl" in choices["run.algorithm"]
+    assert "library" in choices["run.preset"]
+    assert "novelty" in choices["run.sampling"]

@@ -38,8 +38,7 @@ class Bound:
 
 
 def read_module(folder: Path, dtype: torch.dtype) -> nn.Module:
-    """The model by transformers: safetensors only, no code from the folder. Raises BackendUnavailable,
-    ModelNotFound."""
+    """The model by transformers: safetensors only, no code from the folder. Raises BackendUnavailable, ModelNotFound."""
     try:
         from transformers import AutoModelForCausalLM
     except ImportError as error:
