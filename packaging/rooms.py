@@ -53,8 +53,9 @@ def _line(name: str, module: Path, depth: int) -> str:
     if len(text) <= _WIDTH:
         return text.rstrip()
     cut = text[:_WIDTH]
-    clause = max(cut.rfind(mark) for mark in (": ", "; ", ", ", " ("))
-    return cut[: clause if clause > _COLUMN else cut.rfind(" ")].rstrip(" ,:;")
+    marks = (" (",) if cut.count("(") > cut.count(")") else (": ", "; ", ", ", " (")
+    clause = max(cut.rfind(mark) for mark in marks)
+    return cut[: clause if clause > _COLUMN else cut.rfind(" ")].rstrip(" ,:;") + " …"
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""docs/manual.md, made from the verbs and the settings schema: python -m sapo_desktop.manual > docs/manual.md"""
+"""docs/manual.md, made from the verbs, keys, words and the settings schema: python -m sapo_desktop.manual > docs/manual.md"""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from sapo_desktop import key_table, settings
 from sapo_desktop.cli import VERBS
+from sapo_desktop.dashboard.screens.help import WORDS
 from sapo_lab.schema import conditions
 from sapo_swarm.events import STATES
 
@@ -25,7 +26,11 @@ def lines() -> Iterator[str]:
     yield "Made from the bindings. In lists the arrows move and Enter opens; a click on a key in the last line presses it.\n"
     yield from key_table.lines()
     yield f"\nA node is in one of these states: {', '.join(STATES)}.\n"
-    yield "## Settings\n"
+    yield "## Words\n"
+    yield "As the dashboard's help (`?`) has them.\n"
+    yield "| word | meaning |\n|---|---|"
+    yield from (f"| {word} | {meaning} |" for word, meaning in WORDS)
+    yield "\n## Settings\n"
     yield "In `config.toml` (`sapo-desktop config path`), as flags of `node`, or by `sapo-desktop config set KEY VALUE`."
     yield "`run.*` counts for new models; an existing one keeps its own: `node NAME --temperature 0.9`.\n"
     yield "| key | what it is | kind | default |\n|---|---|---|---|"

@@ -1,4 +1,4 @@
-"""The standard streams where something is amiss with them: closed, of an old encoding, or with nobody who reads."""
+"""The standard streams where they are closed, of an old encoding, or read by nobody."""
 
 from __future__ import annotations
 

@@ -145,6 +145,12 @@ def test_no_recipe_gives_the_model_that_is_here_another_base_method_or_task(page
     assert re.findall(r"sapo-desktop node (?:--silo )?--(?:model|method|tasks)\b.*", read(page)) == []
 
 
+def test_no_hint_in_the_code_does_either() -> None:
+    sources = [path for source in SOURCES[:4] for path in (ROOT / source).rglob("*.py")]
+    refused = re.compile(r"sapo-desktop node --[^\"\n]*--(?:model|method)\b")
+    assert [str(path) for path in sources if refused.search(path.read_text("utf-8"))] == []
+
+
 def test_nothing_is_installed_by_the_name_of_the_app_which_is_on_no_index() -> None:
     hints = [path for source in SOURCES[:5] for path in (ROOT / source).rglob("*.py")]
     by_name = re.compile(r"""(pip|pipx|tool) install +['"]?sapo-desktop(\[\w+\])?['"]?(?! @)""")
@@ -157,6 +163,13 @@ NO_VERBS = {"is", "does", "may", "or", "and", "knows"}
 
 def test_the_manual_has_every_verb() -> None:
     assert set(re.findall(r"^\| `([a-z-]+)` \|", read("docs/manual.md"), flags=re.MULTILINE)) >= set(VERBS)
+
+
+def test_the_index_of_decisions_has_every_page_by_its_heading() -> None:
+    pages = sorted((ROOT / "docs" / "decisions").glob("0*.md"))
+    heads = {page.name: page.read_text("utf-8").partition("\n")[0] for page in pages}
+    rows = re.findall(r"^\| (\d+) \| \[(.+)\]\((\S+)\) \| .+ \|$", read("docs/decisions/README.md"), flags=re.MULTILINE)
+    assert {name: f"# {number}. {title}" for number, title, name in rows} == heads
 
 
 def test_the_drawn_rooms_are_the_rooms() -> None:

@@ -14,7 +14,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "contribute": ("contribute --answer --questions 5",),
     "leave": ("leave",),
     "stay": ("stay",),
-    "directory": ("directory add https://example.org/swarms#key=…", "directory", "directory new swarms.toml"),
+    "directory": ("directory add https://example.org/swarms#key=…", "directory", "directory new swarms.json"),
     "status": ("status", "status --watch", "status --json"),
     "pause": ("pause",),
     "resume": ("resume",),

@@ -48,7 +48,7 @@ def main(args: argparse.Namespace) -> int:
     if not args.answer:
         raise UsageError(
             "Answer questions yourself with: sapo-desktop contribute --answer. Let a model generate for the swarm "
-            "without training: sapo-desktop node --join INVITE --method none"
+            "without training: sapo-desktop new helper --method none, then sapo-desktop node helper --join INVITE"
         )
     home = Home.find()
     home.prepare()

@@ -26,7 +26,7 @@ ROUNDS = 50
 EXTERNAL = 2
 """External groups in a batch, at most."""
 MAX_AGE_S, LENGTH_FACTOR, LOGPROB_FLOOR, CONTRAST = 900.0, 2.0, -5.0, 2
-"""Of the groups of others, instead of AcceptanceRules' defaults. Nothing honest was under the floor that works (0009)."""
+"""Of the groups of others, instead of AcceptanceRules' defaults. No text of an honest model was under this floor (0009)."""
 KINDS = ("run_started", "round")
 """Events that Progress is made of."""
 LOOKED_AT = 1000

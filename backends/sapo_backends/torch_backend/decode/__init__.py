@@ -1,1 +1,1 @@
-"""Decoding: prefill, KV cache, one step of all rows, with plain, scripted, captured or compiled kernels."""
+"""Decoding: prefill, KV cache, a step of all rows (plain, scripted, captured, compiled)."""

@@ -39,7 +39,7 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         float,
         Meta(
             description="Slower while programs wait for memory more than this percent of the time (Linux), pause above four "
-            "times that; 0 = never",
+            "times that, at most 50; 0 = never",
             ge=0,
             le=100,
         ),

@@ -1,1 +1,1 @@
-"""A node that starts when the person logs in: systemd, launchd, Windows' task scheduler."""
+"""A node that starts at login: systemd, launchd, Windows' task scheduler."""
