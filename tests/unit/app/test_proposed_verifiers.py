@@ -67,6 +67,8 @@ def test_each_answer_of_a_file_earns_its_reward_and_what_is_near_it_nothing(
         (["1,234,567", "12"], Number()),
         (["1,250.5", "12"], Number(abs=0.05)),
         (["0", "-0", "00:30"], Exact()),
+        (["5²", "3²"], Exact()),
+        (["5 m²", "30 cm²"], Number(units=("cm²", "m²"))),
     ],
 )
 def test_a_verifier_takes_numbers_as_they_are_written(truths: list[str], verifier: Verifier) -> None:
@@ -75,7 +77,7 @@ def test_a_verifier_takes_numbers_as_they_are_written(truths: list[str], verifie
 
 def test_one_sentence_says_how_a_number_is_read_that_can_be_read_in_two_ways(tmp_path: Path) -> None:
     found = of(tmp_path, [f"{n},250" for n in range(1, 30)])
-    taken = 'takes the comma in 1,250 for one between thousands, else write decimal = "," in task.toml'
+    taken = 'takes the comma in 1,250 for one between thousands (if not: decimal = "," in task.toml)'
     assert found.reason == f"the answers are whole numbers; {taken}"
     assert "takes" not in of(tmp_path, [f"{n},25" for n in range(1, 30)]).reason
 

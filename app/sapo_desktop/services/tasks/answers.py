@@ -124,13 +124,14 @@ def _written(truths: Sequence[str]) -> list[_Written]:
 
 
 def _codes(written: Sequence[_Written]) -> bool:
-    """Some look like codes: a leading zero, a letter behind the digits, words that tell one answer from another; or not all
-    have the same decimal mark. Another text that is an equal number would then be no right answer."""
+    """Some look like codes or formulas: a leading zero, a letter or a power behind the digits, words that tell one answer from
+    another; or not all have the same decimal mark. Another text that is an equal number would then be no right answer."""
     unknown = {one.unit for one in written if one.unit and not _SYMBOL.fullmatch(one.unit)}
     marks = Counter(one.mark for one in written if one.mark)
     return (
         any(re.match(r"0\d", one.text) for one in written)
         or any(one.glued and one.unit in unknown and one.unit[:1].isalpha() for one in written)
+        or any(char.isdigit() for unit in unknown for char in unit)
         or (bool(unknown) and len({one.unit for one in written}) > 1)
         or bool(marks and max(marks.values()) < MOST * marks.total())
     )
@@ -147,5 +148,5 @@ def _number(written: Sequence[_Written]) -> tuple[Number, str]:
     unsure = next((one.text for one in written if not marks and not one.mark and not one.text.isdigit()), "")
     if unsure:
         reads = "the comma in {} for one between thousands" if "," in unsure else "the point in {} for the decimal mark"
-        reason += f'; takes {reads.format(unsure)}, else write decimal = "," in task.toml'
+        reason += f'; takes {reads.format(unsure)} (if not: decimal = "," in task.toml)'
     return Number(abs=float(f"5e-{places + 1}") if places else 0.0, units=units, decimal=decimal), reason
