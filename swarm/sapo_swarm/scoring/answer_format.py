@@ -47,6 +47,12 @@ def before_answer(answer_format: AnswerFormat, text: str) -> str:
     return text[: text.rfind({"tags": OPENING, "boxed": BOX, "json": "{"}[answer_format])]
 
 
+def written_once(answer_format: AnswerFormat, text: str) -> bool:
+    """The text ends with an answer and holds no other."""
+    mark = {"tags": OPENING, "boxed": BOX, "json": '"answer"', "last_line": ""}[answer_format]
+    return written_answer(answer_format, text) is not None and (not mark or text.count(mark) == 1)
+
+
 def _ends(tail: str, also: str = "") -> bool:
     return len(tail) <= TAIL and not tail.strip(" \t\r\n" + also)
 

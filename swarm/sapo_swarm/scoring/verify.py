@@ -59,7 +59,10 @@ def score_text(
     if not answer:
         return 0.0, False
     try:
-        raw = declared(dataset, entry["row"], answer, text) if own else raw_score(answer, name, dataset, entry, preset)
+        if own:
+            raw = declared(dataset, entry["row"], answer, text, answer_format=rule.answer_format)
+        else:
+            raw = raw_score(answer, name, dataset, entry, preset)
     except (DeadlineExceeded, *FATAL):
         raise
     except BaseException:  # a scorer may raise anything, SystemExit included: junk in the answer, not a crash here
@@ -86,7 +89,7 @@ def score_episode(
     if not alone and not answer:
         return 0.0, False
     try:
-        raw = declared(task, row, answer or "", text, environment)
+        raw = declared(task, row, answer or "", text, environment, rule.answer_format)
     except (DeadlineExceeded, *FATAL):
         raise
     except BaseException:  # as in score_text

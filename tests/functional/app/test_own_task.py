@@ -200,3 +200,18 @@ async def test_a_node_with_nothing_but_own_tasks_joins_no_swarm(tmp_path: Path) 
         done = await asyncio.to_thread(sapo, tmp_path / "n", *arguments)
     assert done.returncode == 2
     assert "private" in done.stderr
+
+
+def test_a_spreadsheet_of_codes_is_judged_to_the_letter_and_one_of_prices_says_how_it_is_read(tmp_path: Path) -> None:
+    codes = "".join(f"Which code has part {n}?;47{n}{'AB'[n % 2]}\r\n" for n in range(11, 60))
+    (tmp_path / "my-codes.csv").write_bytes(f"\ufeffsep=;\r\nquestion;answer\r\n{codes}".encode())
+    done = sapo(tmp_path / "home", "tasks", "new", str(tmp_path / "my-codes.csv"), "--no-model", timeout=200)
+    assert "Judged by: exact (text, whatever its case and spacing)" in done.stdout, done.stderr
+    prices = "".join(f"{n} 个苹果多少钱?;{n},250 €;Klasse {n}\r\n" for n in range(1, 40))
+    (tmp_path / "价格.csv").write_bytes(f"问题;答案;level\r\n{prices}".encode())
+    where = ("--question", "问题", "--answer", "答案", "--no-model")
+    done = sapo(tmp_path / "home", "tasks", "new", str(tmp_path / "价格.csv"), *where, timeout=200)
+    assert "Task my_task: " in done.stdout, done.stderr
+    assert "Judged by: number, units € (the answers are numbers with a unit; takes the comma in 1,250" in done.stdout
+    assert "No levels of difficulty: Column level has 39 different words" in done.stdout
+    assert "judged wrong" not in done.stdout

@@ -15,8 +15,9 @@ from sapo_desktop.paths import Home
 from sapo_desktop.services.models.shelf.changes import stale_tasks, task_versions
 from sapo_desktop.services.models.shelf.store import Record
 from sapo_desktop.services.tasks import examples, looking
+from sapo_desktop.services.tasks.answers import propose
 from sapo_desktop.services.tasks.expectation import Expectation, chance_of_mixed, sentences
-from sapo_desktop.services.tasks.proposal import Draft, Wishes, draft, propose
+from sapo_desktop.services.tasks.proposal import Draft, Wishes, draft
 from sapo_desktop.services.tasks.ratings import rate, rated_file
 from sapo_desktop.services.tasks.review import numbered, review, too_long
 from sapo_desktop.services.tasks.shortcuts import measure, warnings
@@ -44,7 +45,7 @@ def said(found: Draft) -> str:
     [
         (["1", "-20", "1,300"], Number()),
         (["1.5", "2.25", "3"], Number(abs=0.005)),
-        (["5 km", "1.5 m", "2km"], Number(rel=0.001, units=("km", "m"))),
+        (["5 km", "1.5 m", "2km"], Number(abs=0.05, units=("km", "m"))),
         (["yes", "no", "Yes", "no"] * 4, Choice(options=("no", "yes"))),
         (['{"a": 1}', "[1]"], JsonEqual()),
         (["one thing", "another", "a third", "a fourth"], Exact()),
@@ -239,14 +240,14 @@ def test_columns_that_no_name_tells_are_said_to_be_guessed_and_a_first_row_of_da
     header = "The first row was taken for column names; if it is data, add a header."
     found = of(tmp_path, "foo,bar,baz\n" + "".join(f"{n},what is {n} + 1,{n + 1}\n" for n in range(9)))
     assert found.guessed == "Question: column bar (guessed). Answer: column baz (guessed)."
-    assert not found.header
+    assert not found.notes
     assert not of(tmp_path, "foo,bar\na b,c\nd e,f\n", question="foo", answer="bar").guessed
     plain = of(tmp_path, "question,answer\na,1\nb,1\n")
-    assert (plain.guessed, plain.header) == ("", "")
-    assert (
-        of(tmp_path, "what is 0 + 1,1\n" + "".join(f"what is {n} + 1,{n + 1}\n" for n in range(1, 30))).header == header
+    assert (plain.guessed, plain.notes) == ("", ())
+    assert of(tmp_path, "what is 0 + 1,1\n" + "".join(f"what is {n} + 1,{n + 1}\n" for n in range(1, 30))).notes == (
+        header,
     )
-    assert of(tmp_path, "is it red,yes\nis it blue,no\nis it green,yes\n").header == header
+    assert of(tmp_path, "is it red,yes\nis it blue,no\nis it green,yes\n").notes == (header,)
 
 
 def test_columns_in_other_languages_are_known_and_who_checked_a_row_is_no_answer(tmp_path: Path) -> None:

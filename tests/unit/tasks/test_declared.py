@@ -14,6 +14,7 @@ from tests.support.own_tasks import task_of
 
 from sapo_swarm.scoring.declared.extract import enclose, extract
 from sapo_swarm.scoring.declared.judge import JUDGES
+from sapo_swarm.scoring.verify import score_text
 from sapo_swarm.tasks.own.verifiers import (
     Choice,
     Exact,
@@ -29,6 +30,7 @@ from sapo_swarm.tasks.own.verifiers import (
     Sql,
     Verifier,
 )
+from sapo_swarm.types import AnswerFormat, RewardRule
 
 WORD = st.text(string.ascii_letters + string.digits, min_size=1, max_size=8)
 JSON = st.recursive(
@@ -171,6 +173,23 @@ def test_format_wants_one_answer_and_nothing_behind_it(answer: str) -> None:
     assert judge(task, f"<answer>1</answer><answer>{answer}</answer>") == 0.0
 
 
+@pytest.mark.parametrize(
+    ("answer_format", "one", "two"),
+    [
+        ("tags", "so <answer>#1</answer>", "<answer>#2</answer><answer>#1</answer>"),
+        ("boxed", "so $\\boxed{#1}$", "\\boxed{#2} or \\boxed{#1}"),
+        ("json", 'so {"answer": "#1"}', '{"answer": "#2"} {"answer": "#1"}'),
+    ],
+)
+def test_format_counts_answers_as_the_run_asks_for_them(answer_format: AnswerFormat, one: str, two: str) -> None:
+    task, rule = task_of(Format(starts="#")), RewardRule(answer_format=answer_format)
+    loose = task_of(Format(starts="#", only=False))
+    assert score_text(one, "t", task, {"row": {"answer": ""}}, rule)[0] == 1.0
+    assert score_text(two, "t", task, {"row": {"answer": ""}}, rule)[0] == 0.0
+    assert score_text(two, "t", loose, {"row": {"answer": ""}}, rule)[0] == 1.0
+    assert score_text(f"{one} and more text", "t", loose, {"row": {"answer": ""}}, rule)[0] == 0.0
+
+
 @given(st.text("ab", min_size=1, max_size=12))
 def test_a_pattern_must_match_from_end_to_end(answer: str) -> None:
     assert score(Regex(pattern="a+b?"), answer) == float(
@@ -206,6 +225,10 @@ def test_parts_are_weighed_and_all_must_hold() -> None:
         ("tags", "<answer>1</answer> <answer> 2 </answer>", "2"),
         ("last_line", "so\nthe answer\n\n", "the answer"),
         ("last_number", "3 and then -1,200.5.", "-1,200.5"),
+        ("last_number", "The answer is −5.", "-5"),
+        ("last_number", "So x = .5", ".5"),
+        ("last_number", "So x = −.5e3.", "-.5e3"),
+        ("last_number", "It is...5, No.7", "7"),
         ("json", 'well: [0] {"a": {"b": [1]}} done', '{"a": {"b": [1]}}'),
         ("whole", " all of it ", "all of it"),
         ("tags", "no tags", None),

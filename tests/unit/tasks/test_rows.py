@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sapo_swarm.tasks.own.errors import BadTask
-from sapo_swarm.tasks.own.rows import MAX_CELL, MAX_COLUMNS, MAX_UNCLOSED, Table, read_jsonl, read_table
+from sapo_swarm.tasks.own.records import MAX_UNCLOSED
+from sapo_swarm.tasks.own.rows import MAX_CELL, MAX_COLUMNS, Table, read_jsonl, read_table
 
 
 def read(folder: Path, content: str | bytes, name: str = "rows.csv") -> Table:

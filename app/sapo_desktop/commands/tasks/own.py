@@ -49,8 +49,8 @@ def new(args: argparse.Namespace) -> int:
     else:
         found = proposal.draft(_path(args.target), _wishes(args))
         task, table, reason = found.task, found.table, found.reason
-        guessed = f"{found.guessed} Other columns: --question, --answer." if found.guessed else ""
-        unsure = [note for note in (guessed, found.header) if note]
+        guessed = [f"{found.guessed} Other columns: --question, --answer."] if found.guessed else []
+        unsure = [*guessed, *found.notes]
     keep(task, home, args.replace)
     _say([*looking.described(task, reason), *unsure])
     _rows(task)

@@ -16,6 +16,7 @@ from sapo_desktop.settings import flags
 from sapo_swarm.config import RunConfig
 from sapo_swarm.tasks.own.folder import OwnTask
 from sapo_swarm.tasks.own.rows import Table
+from sapo_swarm.tasks.own.verifiers import Number, Verifier
 
 SHOWN = 5
 """Rows that are shown."""
@@ -103,14 +104,14 @@ def require_base(model: str, home: Home) -> None:
 def described(task: OwnTask, reason: str) -> list[str]:
     """What the task is."""
     spec = task.spec
-    kinds: Sequence[str] = [msgspec.to_builtins(part)["kind"] for part in spec.verifier]
+    judged = " + ".join(map(_terms, spec.verifier)) + (f" ({reason})" if reason else "")
     return [
         f"Task {spec.name}: {len(task.train):,} row{'' if len(task.train) == 1 else 's'} to train on, "
         f"{len(task.held_out):,} held out to measure with.",
         f"Version {task.digest[:12]}.",
         *([spec.description] if spec.description else []),
         f"Asked: {spec.prompt}",
-        f"Judged by: {' + '.join(kinds)}{f' ({reason})' if reason else ''}; the answer is taken from: {spec.extract}.",
+        f"Judged by: {judged}; the answer is taken from: {spec.extract}.",
         *(
             [f"Difficulty: {_levels(task)}. Sampled where success is neither rare nor certain."]
             if spec.difficulty
@@ -118,6 +119,16 @@ def described(task: OwnTask, reason: str) -> list[str]:
         ),
         *([f"{spec.turns} turns at most, with tools. {NEVER_SHARED}"] if spec.turns else []),
     ]
+
+
+def _terms(part: Verifier) -> str:
+    """The verifier's kind, and what a number may differ by and look like."""
+    found = [str(part.__struct_config__.tag)]
+    if isinstance(part, Number):
+        found += [f"{name} {value:g}" for name, value in (("abs", part.abs), ("rel", part.rel)) if value]
+        found += [f"units {' '.join(part.units)}"] if part.units else []
+        found += ['decimal mark ","'] if part.decimal == "," else []
+    return ", ".join(found)
 
 
 def _levels(task: OwnTask) -> str:

@@ -59,7 +59,7 @@ def without_bad(table: Table) -> Table:
     """A table of ratings without the answers that were rated bad, which are told of; any other table as it is."""
     if COLUMN not in table.columns or {row.get(COLUMN) for row in table.rows} - {GOOD, BAD}:
         return table
-    kept = Table(table.columns, problems=list(table.problems), more=table.more)
+    kept = Table(table.columns, table.heads, table.names, problems=list(table.problems), more=table.more)
     for number, row in zip(table.numbers, table.rows, strict=True):
         if row[COLUMN] == GOOD:
             kept.add(number, row)

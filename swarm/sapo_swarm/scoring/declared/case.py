@@ -7,12 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from sapo_swarm.tasks.own.folder import OwnTask
+from sapo_swarm.types import AnswerFormat
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
     """One completion against one row. answer: what was extracted from text; truth: the cell that counts; row: all cells.
-    environment: what the task's environment says in the end."""
+    environment: what the task's environment says in the end. answer_format: where a text's answer stands, if it is extracted
+    by tags."""
 
     task: OwnTask
     answer: str
@@ -20,6 +22,7 @@ class Case:
     text: str
     row: Mapping[str, str]
     environment: float = 0.0
+    answer_format: AnswerFormat = "tags"
 
 
 def plain(text: str) -> str:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 
+from sapo_swarm.scoring.declared.numbers import MINUS
 from sapo_swarm.tasks.own.spec import Extract
 from sapo_swarm.tasks.prompts import extract_answer
 
-_NUMBER = re.compile(r"[-+]?\d[\d.,]*(?:[eE][-+]?\d{1,3})?")
+_NUMBER = re.compile(r"[-+]?(?:\d[\d.,]*|(?<![\w.])\.\d+)(?:[eE][-+]?\d{1,3})?")
 
 
 def extract(how: Extract, text: str) -> str | None:
@@ -19,7 +20,7 @@ def extract(how: Extract, text: str) -> str | None:
     if how == "last_line":
         return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), None)
     if how == "last_number":
-        found = _NUMBER.findall(text)
+        found = _NUMBER.findall(text.translate(MINUS))
         return found[-1].rstrip(".,") if found else None
     return _last_json(text)
 

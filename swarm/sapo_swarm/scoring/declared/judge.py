@@ -10,6 +10,7 @@ from sapo_swarm.scoring.declared.case import Case
 from sapo_swarm.tasks.own import verifiers as kinds
 from sapo_swarm.tasks.own.folder import OwnTask
 from sapo_swarm.tasks.own.spec import truth_column
+from sapo_swarm.types import AnswerFormat
 
 JUDGES: dict[type[kinds.Part], Callable[[Any, Case], float]] = {
     kinds.Exact: words.exact,
@@ -31,11 +32,19 @@ JUDGES: dict[type[kinds.Part], Callable[[Any, Case], float]] = {
 }
 
 
-def declared(task: OwnTask, row: Mapping[str, str], answer: str, text: str, environment: float = 0.0) -> float:
+def declared(
+    task: OwnTask,
+    row: Mapping[str, str],
+    answer: str,
+    text: str,
+    environment: float = 0.0,
+    answer_format: AnswerFormat = "tags",
+) -> float:
     """The weighted mean of all parts, in [0, 1]; exactly 1.0 where every part says so. May raise what a part raises."""
     total = weights = 0.0
     for part in task.spec.verifier:
         truth = row.get(truth_column(task.spec, part), "")
-        total += part.weight * JUDGES[type(part)](part, Case(task, answer, truth, text, row, environment))
+        case = Case(task, answer, truth, text, row, environment, answer_format)
+        total += part.weight * JUDGES[type(part)](part, case)
         weights += part.weight
     return total / weights

@@ -10,7 +10,8 @@ from sapo_swarm.tasks.own.verifiers import Number
 
 MAX_DIGITS = 60
 MAX_EXPONENT = 300
-_MINUS = str.maketrans({"−": "-", "–": "-", "﹣": "-", "\u202f": " ", "\u00a0": " "})
+MINUS = str.maketrans({"−": "-", "–": "-", "﹣": "-", "\u202f": " ", "\u00a0": " "})
+"""What typesetting makes of a minus and of a blank between thousands."""
 _GROUPED = re.compile(r"[-+]?\d{1,3}(?:[, ]\d{3})+(?:\.\d+)?\Z")
 _PLAIN = re.compile(r"([-+]?(?:\d+\.?\d*|\.\d+))(?:[eE]([-+]?\d{1,4}))?\Z")
 _FRACTION = re.compile(r"([-+]?\d+) ?/ ?(\d+)\Z")
@@ -28,7 +29,7 @@ def number(part: Number, case: Case) -> float:
 
 def measure(text: str, part: Number) -> tuple[Fraction | None, str]:
     """A number (None where the text is none) and the unit behind or before it, "" for none."""
-    left = plain(text.translate(_MINUS)).rstrip(".") if not part.units else plain(text.translate(_MINUS))
+    left = plain(text.translate(MINUS)).rstrip(".") if not part.units else plain(text.translate(MINUS))
     unit = ""
     for name in sorted(map(plain, part.units), key=len, reverse=True):
         if name and left.endswith(name) and len(left) > len(name):

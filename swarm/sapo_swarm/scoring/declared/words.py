@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from sapo_swarm.scoring.answer_format import written_once
 from sapo_swarm.scoring.declared.case import Case, plain
 from sapo_swarm.tasks.own.verifiers import Choice, Exact, Format, Length, Regex
 
@@ -54,5 +55,5 @@ def form(part: Format, case: Case) -> float:
     if not part.only:
         return 1.0
     if case.task.spec.extract == "tags":
-        return float(case.text.count("<answer>") == 1 and case.text.rstrip().endswith("</answer>"))
+        return float(written_once(case.answer_format, case.text))
     return float(case.text.rstrip().endswith(case.answer))

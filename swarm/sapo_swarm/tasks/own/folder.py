@@ -18,7 +18,7 @@ from sapo_swarm.tasks.own.errors import BadTask
 from sapo_swarm.tasks.own.levels import levels
 from sapo_swarm.tasks.own.patterns import Patterns
 from sapo_swarm.tasks.own.python_tests import unit_tests
-from sapo_swarm.tasks.own.rows import Row, Table, decode, read_bytes, read_jsonl
+from sapo_swarm.tasks.own.rows import EMPTY, Names, Row, Table, decode, read_bytes, read_jsonl
 from sapo_swarm.tasks.own.spec import TaskSpec, needs_truth, parse, truth_column
 from sapo_swarm.tasks.own.verifiers import Environment, Function, JsonSchema, PythonTests, Regex, Sql
 
@@ -213,12 +213,13 @@ def split(table: Table, spec: TaskSpec) -> tuple[Table, Table]:
 
 def _sides(folder: Path, spec: TaskSpec) -> tuple[Table, Table]:
     if (folder / TRAIN).exists() or not (folder / ROWS).exists():
-        return _rows(folder / TRAIN), _rows(folder / HELD_OUT)
+        train = _rows(folder / TRAIN)
+        return train, _rows(folder / HELD_OUT, train.names)
     return split(_rows(folder / ROWS), spec)
 
 
-def _rows(path: Path) -> Table:
-    return read_jsonl(decode(read_bytes(path)))
+def _rows(path: Path, names: Names = EMPTY) -> Table:
+    return read_jsonl(decode(read_bytes(path)), names)
 
 
 def _usable(spec: TaskSpec, table: Table, patterns: Patterns) -> tuple[list[Row], list[str]]:

@@ -31,11 +31,12 @@ def levels(digest: str, column: str, rows: Sequence[Row]) -> dict[str, tuple[int
     if digest not in _found:
         if len(_found) >= CACHED:
             _found.clear()
-        _found[digest] = _levels(column, rows)
+        _found[digest] = sorted_out(column, rows)
     return _found[digest]
 
 
-def _levels(column: str, rows: Sequence[Row]) -> dict[str, tuple[int, ...]]:
+def sorted_out(column: str, rows: Sequence[Row]) -> dict[str, tuple[int, ...]]:
+    """What `levels` gives, of rows that are no version of a task yet. Raises BadTask as it does."""
     values = [row[column].strip() for row in rows]
     distinct = sorted(set(values))
     numbers = {value: number for value in distinct if (number := _number(value)) is not None}

@@ -5,18 +5,20 @@ Nothing is guessed silently and nothing is run; every size is bounded.
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 import re
 import stat
-import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from decimal import Decimal
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from sapo_swarm.tasks.own.errors import BadTask
+from sapo_swarm.tasks.own.headings import by_place, columns
+from sapo_swarm.tasks.own.records import delimited
 
 MAX_FILE = 32 * 2**20
 MAX_ROWS = 100_000
@@ -29,12 +31,11 @@ AT_ONCE = 64
 """Rows of a Parquet file in memory at a time."""
 MAX_PROBLEMS = 1000
 """Sentences that are kept; the rest is counted."""
-MAX_HEIGHT = 40
-"""Lines that one row of a table may have."""
-MAX_UNCLOSED = 100
-"""Quotes without an end that are looked for in so many lines; after them a row is one line."""
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 Row = dict[str, str]
+Names = Mapping[str, str]
+"""What stands above a column in the file -> the column."""
+EMPTY: Names = MappingProxyType({})
 
 
 @dataclass(slots=True)
@@ -42,11 +43,12 @@ class Table:
     """Rows of one file. numbers: the row (of a table) or line (of a JSONL file) that each one stood in, from 1.
 
     problems: sentences on rows that were left out. more: problems beyond those kept. heads: the first row of a CSV or TSV file as
-    it stands there.
+    it stands there. names: what each column is called in the file -> the column.
     """
 
     columns: list[str] = field(default_factory=list)
     heads: list[str] = field(default_factory=list)
+    names: dict[str, str] = field(default_factory=dict)
     rows: list[Row] = field(default_factory=list)
     numbers: list[int] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
@@ -89,40 +91,45 @@ def decode(data: bytes) -> str:
     return data.decode("utf-8-sig", "replace")
 
 
-def read_table(path: Path) -> Table:
-    """The rows of a .jsonl, .json (a list of objects), .csv, .tsv or .parquet file. Raises BadTask, OSError."""
+def read_table(path: Path, names: Names = EMPTY) -> Table:
+    """The rows of a .jsonl, .json (a list of objects), .csv, .tsv or .parquet file. names: of another file of the same task.
+    Raises BadTask, OSError."""
     kind = path.suffix.lower()
     if path.is_dir():
         raise BadTask(f"{path} is a folder; name a .csv, .tsv, .jsonl or .parquet file.")
     if kind == ".parquet":
-        return _parquet(path)
+        return _parquet(path, names)
     text = decode(read_bytes(path))
     if kind in (".jsonl", ".ndjson", ".json"):
-        return read_jsonl(text)
+        return read_jsonl(text, names)
     if kind in (".csv", ".tsv", ".txt"):
-        return _delimited(text, "\t" if kind == ".tsv" else "")
+        return _delimited(text, "\t" if kind == ".tsv" else "", names)
     raise BadTask(f"{path.name}: only .csv, .tsv, .jsonl and .parquet files are read. Save it as one of them.")
 
 
-def read_jsonl(text: str) -> Table:
-    """One JSON object a line; also a file that is one list of objects. Raises BadTask."""
-    table, columns = Table(), dict[str, None]()
+def read_jsonl(text: str, names: Names = EMPTY) -> Table:
+    """One JSON object a line; also a file that is one list of objects. names: as for read_table. Raises BadTask."""
+    table, used = Table(names=by_place(names)), dict[str, None]()
+    known: dict[tuple[str, ...], list[str]] = {}
     for number, value in _objects(text, table):
         if not isinstance(value, dict):
             table.problem(f"Row {number}: it is not a JSON object.")
             continue
-        row = {slug(key): cell(item) for key, item in value.items()}
-        if len(row) > MAX_COLUMNS:
-            table.problem(f"Row {number}: {len(row):,} columns; up to {MAX_COLUMNS} are read.")
+        if len(value) > MAX_COLUMNS:
+            table.problem(f"Row {number}: {len(value):,} columns; up to {MAX_COLUMNS} are read.")
             continue
+        keys = tuple(value)
+        if keys not in known:
+            known[keys] = columns(keys, table.names)
+            if len(table.names) > MAX_COLUMNS:
+                raise BadTask(f"The rows name more than {MAX_COLUMNS} different columns. Use fewer.")
+        row = dict(zip(known[keys], map(cell, value.values()), strict=True))
         if reason := _unfit(row):
             table.problem(f"Row {number}: {reason}")
             continue
-        columns.update(dict.fromkeys(row))
+        used.update(dict.fromkeys(row))
         table.add(number, row)
-    table.columns = list(columns)
-    if len(table.columns) > MAX_COLUMNS:
-        raise BadTask(f"The rows name {len(table.columns):,} different columns; up to {MAX_COLUMNS} are read.")
+    table.columns = list(used)
     return table
 
 
@@ -152,10 +159,14 @@ def _short(error: BaseException) -> str:
 
 
 def cell(value: object) -> str:
-    """A JSON value as a cell: text as it is, nothing for null, everything else as compact JSON."""
-    if isinstance(value, str):
-        return value
-    return "" if value is None else json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=str)
+    """A value as a cell: text as it is, nothing for null, compact JSON for what JSON has, everything else as text."""
+    if value is None or isinstance(value, str):
+        return value or ""
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
+    if isinstance(value, dict | list | tuple | bool | int | float):
+        return json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=str)
+    return f"{value:f}" if isinstance(value, Decimal) else str(value)
 
 
 def _unfit(row: Row) -> str:
@@ -172,26 +183,16 @@ def _unfit(row: Row) -> str:
     return ""
 
 
-def slug(name: str) -> str:
-    """A column's name as it stands in a prompt: letters without accents, digits and underscores."""
-    bare = unicodedata.normalize("NFKD", name.strip().replace("ß", "ss"))
-    plain = re.sub(r"\W+", "_", re.sub(r"[\u0300-\u036f]", "", bare), flags=re.ASCII).strip("_").lower()[:40]
-    return f"column_{plain}"[:40] if not plain or plain[0].isdigit() else plain
-
-
-def _delimited(text: str, delimiter: str) -> Table:
-    table = Table()
-    lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
-    delimiter = delimiter or max(",;\t|", key=lines[0].count)
-    number = 0
-    for record in _records(lines, delimiter):
+def _delimited(text: str, delimiter: str, names: Names) -> Table:
+    table, number = Table(names=by_place(names)), 0
+    for record in delimited(text, delimiter):
         number += 1
         if number == 1:
             if isinstance(record, str) or not any(head.strip() for head in record):
                 raise BadTask("The file's first row must hold the names of the columns.")
             if len(record) > MAX_COLUMNS:
                 raise BadTask(f"{len(record):,} columns; up to {MAX_COLUMNS} are read.")
-            table.heads, table.columns = record, _headings(record)
+            table.heads, table.columns = record, columns(record, table.names)
             continue
         if isinstance(record, str):
             table.problem(f"Row {number}: {record}")
@@ -209,45 +210,7 @@ def _delimited(text: str, delimiter: str) -> Table:
     return table
 
 
-def _records(lines: list[str], delimiter: str) -> Iterator[list[str] | str]:
-    """The cells of each row, or why there are none. A quote that is never closed costs its own line, not the rest of the file."""
-    at, unclosed = 0, 0
-    while at < len(lines):
-        tallest = MAX_HEIGHT if unclosed < MAX_UNCLOSED else 1
-        for height in range(1, min(tallest, len(lines) - at) + 1):
-            found = _cells(lines[at : at + height], delimiter)
-            if found is not None:
-                yield found
-                at += height
-                break
-        else:
-            yield "a quote is opened and not closed."
-            at, unclosed = at + 1, unclosed + 1
-
-
-def _cells(lines: list[str], delimiter: str) -> list[str] | str | None:
-    """The cells of a row that runs over these lines; None where it is not at its end, a sentence where it is broken."""
-    try:
-        found = list(csv.reader([f"{line}\n" for line in lines], delimiter=delimiter, strict=True))
-    except csv.Error as error:
-        return None if len(lines) > 1 or "unexpected end" in str(error) else f"{error}."
-    return found[0] if found else []
-
-
-def _headings(heads: list[str]) -> list[str]:
-    """Names for the columns, each once."""
-    found: list[str] = []
-    for place, head in enumerate(heads, 1):
-        name = plain = slug(head) if head.strip() else f"column_{place}"
-        number = place
-        while name in found:
-            name = f"{plain[:36]}_{number}"
-            number += 1
-        found.append(name)
-    return found
-
-
-def _parquet(path: Path) -> Table:
+def _parquet(path: Path, names: Names) -> Table:
     try:
         import pyarrow
         import pyarrow.parquet
@@ -267,13 +230,14 @@ def _parquet(path: Path) -> Table:
                 f"{path.name} has {found.num_rows:,} rows in {found.num_columns:,} columns, {unpacked:,} bytes unpacked. Up to "
                 f"{MAX_ROWS:,} rows, {MAX_COLUMNS} columns and {UNPACKED * MAX_FILE:,} bytes are read. Use a part of it."
             )
-        return _batches(file)
+        return _batches(file, names)
     except pyarrow.ArrowException as error:
         raise BadTask(f"{path.name} is no Parquet file that can be read ({str(error)[:120]}).") from error
 
 
-def _batches(file: Any) -> Table:
-    table, number = Table(columns=_headings(list(file.schema_arrow.names))), 0
+def _batches(file: Any, names: Names) -> Table:
+    table, number = Table(names=by_place(names)), 0
+    table.columns = columns(file.schema_arrow.names, table.names)
     for batch in file.iter_batches(batch_size=AT_ONCE):  # few: what a dictionary holds once may stand in every row
         for values in zip(*(column.to_pylist() for column in batch.columns), strict=True):
             number += 1

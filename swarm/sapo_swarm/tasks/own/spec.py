@@ -22,7 +22,7 @@ class TaskSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """A task without its rows.
 
     prompt: the question, {column} stands for a cell. system: "" is the app's own. answer: the column with the truth.
-    extract: where a completion's answer stands (tags: the last <answer>...</answer>). max_new_tokens: what an answer needs,
+    extract: where a completion's answer stands (tags: the <answer>...</answer> at its end). max_new_tokens: what an answer needs,
     0 is the run's setting. heldout_share: of rows.jsonl, where train and held-out are not two files. difficulty: the column that
     says how hard a row is, "" for none.
     """

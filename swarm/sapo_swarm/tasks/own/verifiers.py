@@ -107,7 +107,7 @@ class Length(Part, frozen=True, tag="length"):
 
 
 class Format(Part, frozen=True, tag="format"):
-    """One answer and nothing behind it. starts, ends: what the answer must begin and end with."""
+    """The answer begins with `starts` and ends with `ends`. only: no other answer before it, and nothing behind it."""
 
     starts: Short = ""
     ends: Short = ""

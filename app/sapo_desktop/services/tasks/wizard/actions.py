@@ -20,7 +20,8 @@ from sapo_desktop.services.models.screen.holding import node_held
 from sapo_desktop.services.models.screen.interface import ModelActionFailed, NewModel
 from sapo_desktop.services.models.shelf import names, store
 from sapo_desktop.services.tasks import examples, looking, proposal, ratings
-from sapo_desktop.services.tasks.proposal import Draft, Proposal, Wishes
+from sapo_desktop.services.tasks.answers import Proposal
+from sapo_desktop.services.tasks.proposal import Draft, Wishes
 from sapo_desktop.services.tasks.store import keep
 from sapo_desktop.services.tasks.wizard.interface import Answers, Measured, Place, Seen, Step, TaskActionFailed
 from sapo_desktop.services.tasks.wizard.places import places
@@ -78,7 +79,7 @@ class HomeTasks:
             rows=tuple(looking.rows(found.task)),
             verifiers=tuple((one.kind, one.reason) for one in found.proposals),
             summary=tuple(looking.described(found.task, found.reason)),
-            said=(*filter(None, [found.guessed, found.header]), *said),
+            said=(*filter(None, [found.guessed]), *found.notes, *said),
         )
 
     def _draft(self, answers: Answers) -> Draft:

@@ -1,0 +1,152 @@
+"""Which verifiers fit a file's answers. One that pays for something else than the answer is worse than one that is too strict."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from sapo_swarm.scoring.declared.judge import declared
+from sapo_swarm.scoring.declared.numbers import MINUS
+from sapo_swarm.tasks.own.folder import OwnTask
+from sapo_swarm.tasks.own.spec import TaskSpec
+from sapo_swarm.tasks.own.verifiers import Choice, Exact, Items, ItemSet, JsonEqual, Number, Order, Verifier
+
+MOST = 0.95
+"""Share of the answers that a proposed verifier must call right."""
+FEW = 12
+"""Different answers of a choice at most."""
+TRIED = 200
+"""Answers that a verifier is tried on."""
+KINDS = ("exact", "number", "choice", "list", "set", "order", "json_equal")
+"""Verifiers that need nothing but the answers."""
+DIGITS = re.compile(r"[-+]?\d+(?:\.\d+)?\Z")
+_WRITTEN = re.compile(r"[-+]?(\d[\d.,]*\d|\d|[.,]\d+)(\s*)([^\d\s.,]{0,12})\Z", re.ASCII)
+_SYMBOL = re.compile(
+    r"[nµmcdk]?m[²³]?|ha|[mk]?g|t|[mch]?l|m?s|min|h|[%‰°€$£¥]|°[CF]|EUR|USD|GBP|CHF|JPY|km/h|m/s|mph|"
+    r"[kMG]?Hz|[kMGT]B|[mk][VW]|MW|[kM]Wh|mAh?|[kM]J|kcal|[hk]?Pa|bar|in|ft|yd|mi|oz|lb"
+)
+"""Units that are no part of a code. Single capitals are none: 12A may be a house number."""
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A verifier, and why it is on offer."""
+
+    verifier: Verifier
+    reason: str
+
+    @property
+    def kind(self) -> str:
+        """Its name in task.toml."""
+        return str(self.verifier.__struct_config__.tag)
+
+
+@dataclass(frozen=True)
+class _Written:
+    """An answer that is a number. text: without its sign and unit; glued: no blank stands before the unit."""
+
+    text: str
+    unit: str
+    glued: bool
+
+    @property
+    def mark(self) -> str:
+        """The decimal mark that it must have, "" where it has none or may be read in two ways: 1,250."""
+        marks = [char for char in self.text if char in ".,"]
+        if not marks:
+            return ""
+        if marks.count(marks[-1]) > 1:
+            return "," if marks[-1] == "." else "."
+        whole, _, places = self.text.rpartition(marks[-1])
+        plain = len(marks) > 1 or len(places) != 3 or len(whole) > 3 or whole in ("", "0")
+        return marks[-1] if plain else ""
+
+
+def proposals(truths: Sequence[str]) -> tuple[Proposal, ...]:
+    """The verifier that fits these answers best, and the others by which most of them are right."""
+    best = Proposal(*propose(truths))
+    mark = separator(truths)
+    others = (
+        Proposal(Exact(), "the text itself, whatever its case and spacing"),
+        Proposal(_number(_written(truths))[0], "an equal number; units may stand beside it"),
+        Proposal(Choice(), "the right option alone, in any case"),
+        Proposal(Items(separator=mark), "the same items in the same places"),
+        Proposal(ItemSet(separator=mark), "the same items in any order"),
+        Proposal(Order(separator=mark), "the same items in the right order"),
+        Proposal(JsonEqual(), "equal JSON; the order of keys does not count"),
+    )
+    return (best, *(one for one in others if one.kind != best.kind and _right(one.verifier, truths) > 0.5))
+
+
+def propose(truths: Sequence[str]) -> tuple[Verifier, str]:
+    """A verifier for these answers, and why."""
+    if not truths:
+        return Exact(), "there is no answer to look at"
+    fits = (found for found in _candidates(truths) if _right(found[0], truths) >= MOST)
+    return next(fits, (Exact(), "text, whatever its case and spacing"))
+
+
+def separator(truths: Sequence[str]) -> str:
+    """What most likely stands between items."""
+    return max((",", ";", "|", " "), key=lambda mark: sum(mark in text for text in truths[:1000]))
+
+
+def _candidates(truths: Sequence[str]) -> Iterator[tuple[Verifier, str]]:
+    written = _written(truths)
+    if len(written) >= MOST * len(truths) and not _codes(written):
+        yield _number(written)
+    if any(text[:1] in "{[" for text in truths):
+        yield JsonEqual(), "the answers are JSON"
+    options = Counter(text.casefold() for text in truths)
+    if len(options) <= FEW and len(truths) >= 4 * len(options):
+        shown = {text.casefold(): text for text in reversed(truths)}
+        if all(len(text) <= 64 for text in shown.values()):
+            yield Choice(options=tuple(sorted(shown.values()))), _options_in_words(len(options))
+
+
+def _options_in_words(count: int) -> str:
+    return f"there are only {count} different answers" if count > 1 else "there is only one answer"
+
+
+def _right(verifier: Verifier, truths: Sequence[str]) -> float:
+    """The share of the answers that the verifier itself calls right."""
+    task, tried = OwnTask(TaskSpec(name="t", verifier=(verifier,)), (), (), "", ""), truths[:TRIED]
+    found = [declared(task, {"answer": text}, text, text) == 1.0 for text in tried]
+    return sum(found) / len(found) if found else 1.0
+
+
+def _written(truths: Sequence[str]) -> list[_Written]:
+    """The answers that are numbers."""
+    found = (_WRITTEN.match(text.translate(MINUS)) for text in truths)
+    return [_Written(match[1], match[3], not match[2]) for match in found if match]
+
+
+def _codes(written: Sequence[_Written]) -> bool:
+    """Some look like codes or formulas: a leading zero, a letter or a power behind the digits, words that tell one answer from
+    another; or not all have the same decimal mark. Another text that is an equal number would then be no right answer."""
+    unknown = {one.unit for one in written if one.unit and not _SYMBOL.fullmatch(one.unit)}
+    marks = Counter(one.mark for one in written if one.mark)
+    return (
+        any(re.match(r"0\d", one.text) for one in written)
+        or any(one.glued and one.unit in unknown and one.unit[:1].isalpha() for one in written)
+        or any(char.isdigit() for unit in unknown for char in unit)
+        or (bool(unknown) and len({one.unit for one in written}) > 1)
+        or bool(marks and max(marks.values()) < MOST * marks.total())
+    )
+
+
+def _number(written: Sequence[_Written]) -> tuple[Number, str]:
+    """The verifier of numbers that are written so, to half a step of their last place; and what was taken for granted."""
+    marks = Counter(one.mark for one in written if one.mark)
+    decimal = marks.most_common(1)[0][0] if marks else "."
+    places = max((len(one.text.partition(decimal)[2]) for one in written if one.text.count(decimal) == 1), default=0)
+    units = tuple(sorted(unit for unit, _ in Counter(one.unit for one in written if one.unit).most_common(32)))
+    reason = f"numbers with up to {places} decimal place{'s' if places > 1 else ''}" if places else "whole numbers"
+    reason = "the answers are numbers with a unit" if units else f"the answers are {reason}"
+    unsure = next((one.text for one in written if not marks and not one.mark and not one.text.isdigit()), "")
+    if unsure:
+        reads = "the comma in {} for one between thousands" if "," in unsure else "the point in {} for the decimal mark"
+        reason += f'; takes {reads.format(unsure)} (if not: decimal = "," in task.toml)'
+    return Number(abs=float(f"5e-{places + 1}") if places else 0.0, units=units, decimal=decimal), reason
