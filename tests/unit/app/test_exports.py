@@ -130,6 +130,18 @@ def test_a_modelfile_says_the_chat_template_in_ollamas_words(tmp_path: Path) -> 
     assert text.endswith('SYSTEM """Think."""\n')
 
 
+def test_the_card_says_the_system_prompt_as_text_whatever_is_in_it() -> None:
+    assert "system prompt" not in written()
+    text = written(system="Reply so:\n```\n# {}\n\x1b[2J")
+    assert "begin every conversation with it:\n\n    Reply so:\n    ```\n    # {}\n    ·[2J\n" in text
+
+
+def test_a_system_prompt_that_a_modelfile_cannot_hold_is_named_and_where_there_is_none_none_is(tmp_path: Path) -> None:
+    folder = template_folder(tmp_path, CHATML)
+    assert modelfile(folder, "m.gguf", 1024, 'Say """.').endswith("\n# README.md holds its system prompt.\n")
+    assert "SYSTEM" not in modelfile(folder, "m.gguf", 1024, "")
+
+
 def test_a_template_without_a_system_prompt_gets_none() -> None:
     """The starter's leaves it out: it was trained on nothing else."""
     text = modelfile(bundled("starter"), "m.gguf", 1024, "Think.")

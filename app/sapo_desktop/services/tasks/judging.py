@@ -78,8 +78,9 @@ def endpoint(home: Home, config: RunConfig) -> Endpoint:
     """Who judges, by the settings. Raises UsageError."""
     if not config.judge_url or not config.judge_model:
         raise UsageError(
-            "No judge is set. Serve a model of yours (sapo-desktop serve-model NAME), or take any endpoint with OpenAI's chat "
-            f"completions, then: --judge-url URL --judge-model NAME, or set run.judge_url and run.judge_model. {HOW}"
+            "No judge is set. Serve the base of a model (sapo-desktop serve-model NAME --checkpoint base), or take any endpoint "
+            "with OpenAI's chat completions, then: --judge-url URL --judge-model NAME, or set run.judge_url and "
+            f"run.judge_model. {HOW}"
         )
     try:
         url = checked(config.judge_url)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,7 +28,7 @@ class Record:
 
     base: starter, a folder, or a hub id. licence: of the base, as an SPDX identifier in lower case, or "unknown".
     tokens: generated for training. swarm: groups of others were trained on. held_out: the newest evaluation at or before
-    the exported round, with base_held_out from before the training if there is one.
+    the exported round, with base_held_out from before the training if there is one. system: the prompt of its training.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Record:
     preset: str = ""
     algorithm: str = ""
     method: str = ""
+    system: str = ""
     rounds: int = 0
     tokens: int = 0
     swarm: bool = False
@@ -77,6 +79,7 @@ def card(record: Record, format_name: str, use: str, checked: str) -> str:
         f"on {_count(record.tasks)} with sapo-desktop.\n",
         "## Use\n",
         use,
+        _system(record),
         f"{checked}\n" if checked else "",
         "## Training\n",
         *(f"- {line}" for line in _training(record)),
@@ -89,6 +92,13 @@ def card(record: Record, format_name: str, use: str, checked: str) -> str:
         f"Licence of the base: {_licence_line(record)}",
     ]
     return "\n".join(part for part in parts if part) + "\n"
+
+
+def _system(record: Record) -> str:
+    if not record.system:
+        return ""
+    text = textwrap.indent(safe_text(record.system), "    ")
+    return f"It was trained under this system prompt; begin every conversation with it:\n\n{text}\n"
 
 
 def _count(tasks: tuple[str, ...]) -> str:

@@ -34,7 +34,7 @@ def export(source: Source, plan: Plan, progress: Progress | None = None, cancel:
         making = _Making(source, plan, folder, progress, cancel or CancelToken())
         written = making.write()
         agreement, unchecked = making.read_again(written) if plan.verify else (None, UNVERIFIED)
-        record = replace(source.record, method=written.method)
+        record = replace(source.record, method=written.method, system=written.system)
         checked = agreement.sentence() if agreement is not None else unchecked
         (folder / "README.md").write_text(card(record, plan.format, usage(record, plan), checked), encoding="utf-8")
         size = _settle(folder)
