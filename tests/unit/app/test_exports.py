@@ -7,8 +7,10 @@ import re
 from importlib import import_module
 from pathlib import Path
 
+import msgspec
 import pytest
 from tests.benchmarks.shapes import SHAPES, write_model
+from tests.support.records import opened
 
 from sapo_backends.checkpoints.gguf.writer import write_gguf
 from sapo_backends.checkpoints.locate import bundled
@@ -130,6 +132,18 @@ def test_a_modelfile_says_the_chat_template_in_ollamas_words(tmp_path: Path) -> 
     assert text.endswith('SYSTEM """Think."""\n')
 
 
+def test_the_card_of_a_judged_model_says_that_nothing_was_verified() -> None:
+    verified, judged = (written(held_out=evaluated(8, 0.5), judged=yes) for yes in (False, True))
+    assert "judge" not in verified
+    assert "rlvr" in verified
+    for word in ("verifiable", "Strict pass@1", "right final answers", "rlvr"):
+        assert word in verified
+        assert word not in judged
+    assert "post-trained by reinforcement learning with the verdicts of a judge model on" in judged
+    assert "Judged good at temperature 1 on held-out questions" in judged
+    assert "A judge can be fooled" in judged
+
+
 def test_the_card_says_the_system_prompt_as_text_whatever_is_in_it() -> None:
     assert "system prompt" not in written()
     text = written(system="Reply so:\n```\n# {}\n\x1b[2J")
@@ -200,7 +214,17 @@ def test_a_record_is_what_the_journal_says_up_to_the_exported_round(tmp_path: Pa
     assert record.held_out.pass_at_1 == 0.4
     assert record.base_held_out is not None
     assert record.base_held_out.pass_at_1 == 0.3
+    assert not record.judged
     assert record_of("mine", RunConfig(model="gone/away"), tmp_path / "none.db", 0).licence == "unknown"
+
+
+def test_a_record_says_that_the_rewards_were_a_judges_and_whose(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "journal.db")
+    journal.append([msgspec.structs.replace(opened(0), judged=True)])
+    journal.close()
+    record = record_of("mine", RunConfig(judge_model="a-judge"), tmp_path / "journal.db", 5)
+    assert record.judged
+    assert record.settings["judge"] == "a-judge"
 
 
 def test_llama_cpp_reads_the_first_token_that_a_chat_template_asks_for(
