@@ -41,7 +41,7 @@ def write(job: Write, report: Report) -> Written:
     base = locate.resolve(job.config.model, lambda fraction, phrase: report(0.1 * fraction, phrase))
     if job.format == "gguf":
         require_writable(base)
-    gone = tuple(name for name in job.config.tasks if name not in CATALOGUE and not library.has(name))
+    gone = tuple(name for name in job.config.tasks if name not in CATALOGUE and not library.loads(name))
     here = msgspec.structs.replace(job.config, tasks=tuple(name for name in job.config.tasks if name not in gone))
     chats = job.chats or asyncio.run(held_out_chats(here, job.questions))
     engine = _load(job, lambda fraction, phrase: report(0.1 + 0.3 * fraction, phrase))
@@ -106,8 +106,9 @@ def _system(engine: Engine, config: RunConfig) -> str:
 
 
 def _answers(engine: Engine, chats: list[list[dict[str, str]]], tokens: int) -> list[Messages]:
-    """Greedy answers to the conversations that fit into the model's context."""
-    asked = [(chat, engine.tokenizer.encode_chat(chat)) for chat in chats]
+    """Greedy answers to the conversations that fit into the model's context and are the same tokens to other programs."""
+    alike = [chat for chat in chats if not any(engine.tokenizer.spells_control(said["content"]) for said in chat)]
+    asked = [(chat, engine.tokenizer.encode_chat(chat)) for chat in alike]
     asked = [(chat, ids) for chat, ids in asked if len(ids) + tokens <= engine.info.context_length]
     groups = engine.generate([ids for _, ids in asked], 1, Sampling(0.0, 1.0, tokens), seed=0) if asked else []
     pairs = zip(asked, groups, strict=True)
