@@ -100,6 +100,14 @@ def test_every_format_says_how_it_is_loaded(kind: str) -> None:
     assert set(PACKAGES) == set(LIBRARIES)
 
 
+def test_an_adapter_on_a_base_that_has_no_name_on_the_hub_leaves_the_folder_to_be_filled_in(tmp_path: Path) -> None:
+    plan = Plan("adapter", Path("x"))
+    assert 'from_pretrained("owner/name")\n' in usage(Record("mine", "owner/name"), plan)
+    for base in ("starter", str(tmp_path)):
+        text = usage(Record("mine", base), plan)
+        assert f'from_pretrained("path/to/{Path(base).name}")  # adapter_config.json says where it lay\n' in text
+
+
 def test_the_licence_is_what_the_base_states_for_itself(tmp_path: Path) -> None:
     """The front matter of its card, else a licence file, else unknown; text further down is no statement."""
     assert licence_of("starter", tmp_path) == "apache-2.0"

@@ -70,7 +70,7 @@ def same_kind(before: Sequence[str], now: Sequence[str]) -> None:
     if bool(rubrics(before)) != bool(rubrics(now)):
         raise UsageError(
             "This model was trained on one kind of reward so far, verified or judged, and these tasks are of the other: one "
-            "curve would show both. Train a new model on them: node --new"
+            "curve would show both. Train a new model on them: sapo-desktop new NAME"
         )
 
 
