@@ -127,6 +127,9 @@ class Tokenizer(Protocol):
     def encode_text(self, text: str) -> list[int]:
         """Ids of plain text, with special-token splitting off: `<|im_end|>` in it stays text."""
 
+    def spells_control(self, text: str) -> bool:
+        """The text holds what a control token is spelled as: other programs take that for the token."""
+
     def decode(self, ids: TokenIds) -> str:
         """Text of the ids without control tokens."""
 

@@ -143,6 +143,10 @@ class HfTokenizer:
         ids: list[int] = self._plain.encode(text, add_special_tokens=False).ids
         return [i for i in ids if i not in self._control]
 
+    def spells_control(self, text: str) -> bool:
+        """See Tokenizer.spells_control."""
+        return self._split is not None and self._split.search(text) is not None
+
     def encode_chat(
         self, messages: Sequence[Mapping[str, str]], tools: Sequence[Mapping[str, object]] = ()
     ) -> list[int]:
@@ -152,7 +156,7 @@ class HfTokenizer:
         template's literal parts are encoded with control tokens and everything between them as plain text.
         """
         rendered = self._template.render(messages, tools)
-        if not any(text in m["content"] for text in self._control.values() for m in messages):
+        if not any(self.spells_control(m["content"]) for m in messages):
             return [*self._opening, *self._splitting.encode(rendered.text, add_special_tokens=False).ids]
         return [*self._opening, *self._encode_parts(rendered.parts)]
 

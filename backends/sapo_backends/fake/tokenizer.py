@@ -53,6 +53,11 @@ class FakeTokenizer:
                 at += 1
         return ids
 
+    def spells_control(self, text: str) -> bool:
+        """Never: a control token has no spelling."""
+        del text
+        return False
+
     def encode_chat(
         self, messages: Sequence[Mapping[str, str]], tools: Sequence[Mapping[str, object]] = ()
     ) -> list[int]:

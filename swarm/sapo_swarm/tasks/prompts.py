@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+from sapo_swarm.tasks.catalogue import CATALOGUE
 from sapo_swarm.tasks.own import library
 from sapo_swarm.types import AnswerFormat, Question
 
@@ -32,6 +33,17 @@ def messages(question: str, system: str = "", answer_format: AnswerFormat = "tag
 def conversation(question: Question, answer_format: AnswerFormat = "tags") -> list[dict[str, str]]:
     """The conversation of a task's question, under the task's system prompt where it has one. Raises BadTask."""
     return messages(question.prompt, library.system(question.ref), answer_format)
+
+
+def system_prompt(tasks: Sequence[str], answer_format: AnswerFormat = "tags") -> str:
+    """The system prompt of a model trained on these tasks: the one that all of them have, else the app's where one of them has
+    that; "" where neither is, or a task is not here any more or does not load."""
+    usual = SYSTEM_PROMPTS[answer_format]
+    try:
+        found = {("" if name in CATALOGUE else library.find(name).spec.system) or usual for name in tasks}
+    except (ValueError, KeyError):
+        return ""
+    return found.pop() if len(found) == 1 else usual if usual in found else ""
 
 
 def extract_answer(text: str) -> str | None:

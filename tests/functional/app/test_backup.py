@@ -17,12 +17,16 @@ from sapo_desktop.paths import Home
 from sapo_desktop.services.models.shelf import store
 from sapo_desktop.services.nodes.lock import NodeLock
 from sapo_desktop.services.personal_data import archive, backup, contents, restore
+from sapo_desktop.services.swarms import sharing
 from sapo_swarm.config import RunConfig
 from sapo_swarm.protocol import keystore
+from sapo_swarm.protocol.task_offer import pack, unpack_task
 from sapo_swarm.tasks.own import library
+from sapo_swarm.tasks.own.folder import read_task
 
 SETTINGS = b"[limits]\nnice = 7\n"
 KEY = "ab" * 32
+SWARM = "a" * 16
 
 
 @pytest.fixture(autouse=True)
@@ -68,6 +72,21 @@ def test_everything_that_is_a_persons_comes_back_but_not_what_is_made_again_or_s
         if not name.endswith(("node.key", "invite", library.ALLOWED, "large.gguf"))
     }
     assert store.find(new, "kim").rounds_done == 2
+
+
+def test_a_task_accepted_without_held_out_rows_works_after_a_restore_and_can_be_accepted_again(
+    old: Home, new: Home, tmp_path: Path
+) -> None:
+    upload = pack(read_task(own_tasks.sums(tmp_path / "theirs")), False)
+    task = unpack_task(upload.offer, upload.packed)
+    with own_tasks.library_in(old.tasks):
+        sharing.accept(old, SWARM, upload.offer, task)
+    brought(new, backup.backup(old, tmp_path / "mine.tar").path)
+    with own_tasks.library_in(new.tasks):
+        assert library.find("theirs").train == task.train
+        assert not library.travels("theirs", SWARM)
+        sharing.accept(new, SWARM, upload.offer, task)
+        assert library.travels("theirs", SWARM)
 
 
 def test_a_second_restore_finds_everything_here_already(old: Home, new: Home, tmp_path: Path) -> None:

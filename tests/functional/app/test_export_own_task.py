@@ -4,16 +4,44 @@ from __future__ import annotations
 
 import re
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from tests.support.node_process import sapo
-from tests.support.own_tasks import sums
+from tests.support.own_tasks import library_in, sums, write_folder
 
 pytest.importorskip("torch", reason="the torch engine is not installed")
 pytest.importorskip("transformers", reason="the torch engine is not installed")
 
+from dataclasses import replace
+
+from tests.support.trained_models import random_model, trained
+
+from sapo_desktop.services.models.exports import Plan, Source, export
+
 LONG_S = 240
+SYSTEM = "Reply with JSON only."
+CONTROL = "<|endoftext|>"
+"""A control token of the tests' models."""
+
+
+@pytest.fixture(scope="module")
+def chatty(tmp_path_factory: pytest.TempPathFactory) -> Source:
+    """A random Qwen whose chat template has a place for the system prompt."""
+    folder = tmp_path_factory.mktemp("qwen")
+    return trained(folder, str(random_model(folder / "base", "qwen2")), updates=1, method="full", max_new_tokens=8)
+
+
+@pytest.fixture
+def tasks(tmp_path: Path) -> Iterator[Path]:
+    with library_in(tmp_path / "tasks"):
+        yield tmp_path / "tasks"
+
+
+def on(source: Source, *tasks: str) -> Source:
+    return replace(source, config=msgspec.structs.replace(source.config, tasks=tasks))
 
 
 def test_a_model_on_an_own_task_is_exported_and_checked_and_without_its_task_exported_all_the_same(
@@ -29,5 +57,33 @@ def test_a_model_on_an_own_task_is_exported_and_checked_and_without_its_task_exp
     shutil.rmtree(tmp_path / "data" / "tasks" / "my_sums")
     gone = sapo(tmp_path, "export", "--format", "hf", "--to", str(tmp_path / "later"), timeout=LONG_S)
     assert gone.returncode == 0, gone.stderr
-    assert "The task my_sums is not here any more, so the export was not checked." in gone.stdout
-    assert "The task my_sums is not here" in (tmp_path / "later" / "README.md").read_text(encoding="utf-8")
+    told = "The task my_sums is not here any more or does not load, so the export was not checked."
+    assert told in gone.stdout
+    assert told in (tmp_path / "later" / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_tasks_own_system_prompt_goes_with_the_model(chatty: Source, tasks: Path) -> None:
+    rows = [{"question": f"{n}?", "answer": n} for n in range(9)]
+    write_folder(tasks / "my_json", f'system = "{SYSTEM}"\n[[verifier]]\nkind = "exact"\n', rows[:8], rows[8:])
+    export(on(chatty, "my_json"), Plan("gguf", tasks.parent / "out", verify=False))
+    assert f'SYSTEM """{SYSTEM}"""\n' in (tasks.parent / "out" / "Modelfile").read_text(encoding="utf-8")
+    assert f"\n\n    {SYSTEM}\n\n" in (tasks.parent / "out" / "README.md").read_text(encoding="utf-8")
+
+
+def test_a_question_that_spells_a_control_token_is_no_reason_to_refuse_an_export(chatty: Source, tasks: Path) -> None:
+    rows = [{"question": f"What is {n}{CONTROL * (n % 2)}?", "answer": n} for n in range(12)]
+    write_folder(tasks / "about_tokens", '[[verifier]]\nkind = "exact"\n', rows[:8], rows[8:])
+    done = export(on(chatty, "about_tokens"), Plan("hf", tasks.parent / "out"))
+    assert done.agreement is not None
+    assert done.agreement.prompts == done.agreement.answers == 2
+
+
+def test_a_task_that_does_not_load_is_no_reason_to_refuse_an_export(chatty: Source, tasks: Path) -> None:
+    folder = write_folder(tasks / "mine", '[[verifier]]\nkind = "function"\n', [{"question": "q"}], [{"question": "p"}])
+    (folder / "reward.py").write_text("def reward(completions, **_):\n    return [1.0]\n")
+    sums(tasks / "edited")
+    (tasks / "edited" / "train.jsonl").write_text("nothing")
+    done = export(on(chatty, "mine", "edited"), Plan("hf", tasks.parent / "out"))
+    assert done.unchecked == (
+        "The tasks mine, edited are not here any more or do not load, so the export was not checked."
+    )

@@ -15,9 +15,13 @@ from tests.support.records import evaluation, finished, opened
 from tests.support.week_recording import week
 
 from sapo_desktop import cli
+from sapo_desktop.paths import Home
 from sapo_desktop.services.models.figures import FORMATS, rows
 from sapo_desktop.services.models.recording import load_recording
+from sapo_desktop.services.models.shelf import store
+from sapo_swarm.config import RunConfig
 from sapo_swarm.events import Event, RoundFinished, encode
+from sapo_swarm.node.storage.journal import Journal
 
 RECORDING = Path(__file__).parents[3] / "assets" / "sapo_assets" / "tour" / "swarm.jsonl"
 
@@ -65,6 +69,21 @@ def test_a_held_out_result_has_its_interval_and_its_temperature(tmp_path: Path) 
     assert (base["round"], base["held_out_t1/pass_at_1"], base["held_out_t1/low"]) == (0, 0.5, 0.4)
     assert (now["round"], now["held_out_t0.6/pass_at_1"], now["held_out_t0.6/high"]) == (3, 0.25, 0.6)
     assert "held_out_t1/pass_at_1" not in now
+
+
+def test_a_folder_of_the_models_name_that_holds_no_journal_is_not_taken_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = store.create(Home.find(), "kim", RunConfig(model="fake", trainer="fake"))
+    journal = Journal(model.folder / "journal.db")
+    journal.append([opened(0), finished(0)])
+    journal.close()
+    (tmp_path / "kim").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert written(Path("kim"), tmp_path / "run.csv", "csv") == 0
+    assert len((tmp_path / "run.csv").read_text().splitlines()) == 2
+    monkeypatch.chdir(model.folder.parent)
+    assert written(Path(model.folder.name), tmp_path / "again.csv", "csv") == 0
 
 
 def test_a_week_is_told_from_its_first_round_and_blocks_say_how_many_rounds_they_cover() -> None:

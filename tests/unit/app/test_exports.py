@@ -7,8 +7,10 @@ import re
 from importlib import import_module
 from pathlib import Path
 
+import msgspec
 import pytest
 from tests.benchmarks.shapes import SHAPES, write_model
+from tests.support.records import opened
 
 from sapo_backends.checkpoints.gguf.writer import write_gguf
 from sapo_backends.checkpoints.locate import bundled
@@ -98,6 +100,14 @@ def test_every_format_says_how_it_is_loaded(kind: str) -> None:
     assert set(PACKAGES) == set(LIBRARIES)
 
 
+def test_an_adapter_on_a_base_that_has_no_name_on_the_hub_leaves_the_folder_to_be_filled_in(tmp_path: Path) -> None:
+    plan = Plan("adapter", Path("x"))
+    assert 'from_pretrained("owner/name")\n' in usage(Record("mine", "owner/name"), plan)
+    for base in ("starter", str(tmp_path)):
+        text = usage(Record("mine", base), plan)
+        assert f'from_pretrained("path/to/{Path(base).name}")  # adapter_config.json says where it lay\n' in text
+
+
 def test_the_licence_is_what_the_base_states_for_itself(tmp_path: Path) -> None:
     """The front matter of its card, else a licence file, else unknown; text further down is no statement."""
     assert licence_of("starter", tmp_path) == "apache-2.0"
@@ -128,6 +138,30 @@ def test_a_modelfile_says_the_chat_template_in_ollamas_words(tmp_path: Path) -> 
     assert '{{ .Prompt }}<|im_end|>\n<|im_start|>assistant\n{{ .Response }}<|im_end|>\n"""' in text
     assert text.startswith('FROM ./m.gguf\nPARAMETER num_ctx 1024\nPARAMETER stop "<|im_end|>"\n')
     assert text.endswith('SYSTEM """Think."""\n')
+
+
+def test_the_card_of_a_judged_model_says_that_nothing_was_verified() -> None:
+    verified, judged = (written(held_out=evaluated(8, 0.5), judged=yes) for yes in (False, True))
+    assert "judge" not in verified
+    assert "rlvr" in verified
+    for word in ("verifiable", "Strict pass@1", "right final answers", "rlvr"):
+        assert word in verified
+        assert word not in judged
+    assert "post-trained by reinforcement learning with the verdicts of a judge model on" in judged
+    assert "Judged good at temperature 1 on held-out questions" in judged
+    assert "A judge can be fooled" in judged
+
+
+def test_the_card_says_the_system_prompt_as_text_whatever_is_in_it() -> None:
+    assert "system prompt" not in written()
+    text = written(system="Reply so:\n```\n# {}\n\x1b[2J")
+    assert "begin every conversation with it:\n\n    Reply so:\n    ```\n    # {}\n    ·[2J\n" in text
+
+
+def test_a_system_prompt_that_a_modelfile_cannot_hold_is_named_and_where_there_is_none_none_is(tmp_path: Path) -> None:
+    folder = template_folder(tmp_path, CHATML)
+    assert modelfile(folder, "m.gguf", 1024, 'Say """.').endswith("\n# README.md holds its system prompt.\n")
+    assert "SYSTEM" not in modelfile(folder, "m.gguf", 1024, "")
 
 
 def test_a_template_without_a_system_prompt_gets_none() -> None:
@@ -188,7 +222,17 @@ def test_a_record_is_what_the_journal_says_up_to_the_exported_round(tmp_path: Pa
     assert record.held_out.pass_at_1 == 0.4
     assert record.base_held_out is not None
     assert record.base_held_out.pass_at_1 == 0.3
+    assert not record.judged
     assert record_of("mine", RunConfig(model="gone/away"), tmp_path / "none.db", 0).licence == "unknown"
+
+
+def test_a_record_says_that_the_rewards_were_a_judges_and_whose(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "journal.db")
+    journal.append([msgspec.structs.replace(opened(0), judged=True)])
+    journal.close()
+    record = record_of("mine", RunConfig(judge_model="a-judge"), tmp_path / "journal.db", 5)
+    assert record.judged
+    assert record.settings["judge"] == "a-judge"
 
 
 def test_llama_cpp_reads_the_first_token_that_a_chat_template_asks_for(

@@ -51,7 +51,7 @@ def test_judged_and_verified_tasks_are_not_trained_on_together_nor_one_after_the
         for others in ("my_sums", "basic_arithmetic"):
             with pytest.raises(UsageError, match="never mixed"):
                 judging.never_mixed(["taste", others])
-            with pytest.raises(UsageError, match="one curve would show both"):
+            with pytest.raises(UsageError, match=r"one curve would show both.*: sapo-desktop new NAME"):
                 judging.same_kind([others], ["taste"])
 
 

@@ -98,6 +98,17 @@ def test_a_task_of_the_same_name_is_never_overwritten(home: Home, tmp_path: Path
     assert library.shared_in(SWARM) == {}
 
 
+def test_a_task_of_the_same_name_that_does_not_load_is_another_task(home: Home, tmp_path: Path) -> None:
+    offer = accepted(home, sums(tmp_path / "my_sums"))
+    (home.tasks / "my_sums" / "train.jsonl").write_text("nothing")
+    for known in (True, False):
+        if not known:
+            shared.remove(home.tasks, SWARM, "my_sums")
+        library.use(home.tasks)
+        with pytest.raises(UsageError, match="Rename that folder"):
+            sharing.accept(home, SWARM, offer, read_task(tmp_path / "my_sums"))
+
+
 def test_the_same_task_that_is_here_already_keeps_its_held_out_rows(home: Home, tmp_path: Path) -> None:
     sums(home.tasks / "my_sums")
     offer = accepted(home, sums(tmp_path / "my_sums"))

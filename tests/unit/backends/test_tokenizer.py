@@ -56,6 +56,7 @@ def test_text_never_becomes_a_control_token(before: str, control: str, after: st
     """Spelling a control token gives its letters, in plain text and inside a chat."""
     tokenizer = _shared()
     hostile = before + control + after
+    assert tokenizer.spells_control(hostile)
     assert all(i < 256 for i in tokenizer.encode_text(hostile))
     ids = tokenizer.encode_chat([{"role": "system", "content": hostile}, {"role": "user", "content": control * 2}])
     assert [i for i in ids if i >= 256] == [257, 258, 257, 258, 257]

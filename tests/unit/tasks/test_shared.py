@@ -91,6 +91,18 @@ def test_only_a_task_that_was_accepted_may_have_no_held_out_rows(home: Path) -> 
     assert held_out_items(["my_sums"], "starter", 50) == []
 
 
+def test_an_empty_held_out_file_says_the_same_where_no_note_tells_of_the_task_as_after_a_restore(home: Path) -> None:
+    digest = library.find("my_sums").train_digest
+    (home / "my_sums" / "heldout.jsonl").write_text("")
+    library.use(home)
+    assert library.find("my_sums").digest == digest
+    assert not library.travels("my_sums", SWARM)
+    (home / "my_sums" / "heldout.jsonl").write_text("nothing")
+    library.use(home)
+    with pytest.raises(BadTask, match="no usable row"):
+        library.find("my_sums")
+
+
 @pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"\xff", b"[" * 100_000, b'[{"swarm": "../x"}]', b" " * 2**21])
 def test_where_the_note_is_damaged_nothing_is_shared(home: Path, content: bytes) -> None:
     note(home, library.find("my_sums").train_digest)

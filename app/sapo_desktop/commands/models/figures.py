@@ -31,7 +31,8 @@ def written(home: Home, args: argparse.Namespace) -> int:
     path = Path(*args.names)
     told = ProgressLine()
     told(0.0, "reading")
-    if args.names and (path.suffix in (".db", ".jsonl") or path.is_dir()) and path.exists():
+    is_file = path.suffix in (".db", ".jsonl") and path.is_file()
+    if args.names and (is_file or (path / "journal.db").is_file()):
         name, events = path.stem if path.is_file() else path.name, load_recording(path)
     else:
         model = store.find(home, *args.names)

@@ -38,6 +38,7 @@ async def _serve(chosen: Chosen, port: int, token_file: Path) -> None:
     """Load, serve until told to stop, give the memory back."""
     from sapo_desktop.services.models.endpoint import Answering, Endpoint, read_or_make
     from sapo_swarm.node.engine_thread import EngineHost
+    from sapo_swarm.tasks.prompts import system_prompt
 
     stop, host = asyncio.Event(), EngineHost()
     loop = asyncio.get_running_loop()
@@ -47,8 +48,10 @@ async def _serve(chosen: Chosen, port: int, token_file: Path) -> None:
     token = read_or_make(token_file)
     try:
         await host.load(lambda: chosen.load(lambda *_: None))
-        answering = Answering(host, chosen.config.temperature)
-        name = chosen.model if chosen.checkpoint is not None else chosen.config.model
+        config, trained = chosen.config, chosen.checkpoint is not None
+        system = system_prompt(config.tasks, config.answer_format) if trained else ""
+        answering = Answering(host, config.temperature, system)
+        name = chosen.model if trained else config.model
         async with Endpoint(answering, name, token, port) as endpoint:
             print(
                 f"Serving {chosen.label} as {name!r}\nBase URL:  {endpoint.url}\nAPI key:   in {token_file}\n"

@@ -9,11 +9,8 @@ from types import TracebackType
 from sapo_backends.base import BackendError, Engine, Sampling
 from sapo_desktop.services.models.checkpoints import Chosen, of
 from sapo_desktop.services.models.shelf.store import Model
-from sapo_swarm.config import RunConfig
 from sapo_swarm.protocol.safe_text import safe_text
-from sapo_swarm.tasks import catalogue
-from sapo_swarm.tasks.own import library
-from sapo_swarm.tasks.prompts import SYSTEM_PROMPTS, messages
+from sapo_swarm.tasks.prompts import SYSTEM_PROMPTS, messages, system_prompt
 
 PIECE = 8
 """Tokens between two looks at an answer that is being written."""
@@ -28,7 +25,8 @@ class Chat:
         self.labels = ("base", model.name)
         self._chosen: tuple[Chosen, Chosen] = (of(model, "base"), of(model, checkpoint))
         self._engines: list[Engine] = []
-        self._system = _system(self._chosen[1].config)
+        config = self._chosen[1].config
+        self._system = system_prompt(config.tasks, config.answer_format) or SYSTEM_PROMPTS[config.answer_format]
 
     def __enter__(self) -> Chat:
         try:
@@ -66,12 +64,6 @@ class Chat:
                     del writing[place]
                 else:
                     yield place, text
-
-
-def _system(config: RunConfig) -> str:
-    """The system prompt that the model was trained under: its own task's where it has one task only, else the app's."""
-    own = len(config.tasks) == 1 and catalogue.is_own(config.tasks[0])
-    return (library.find(config.tasks[0]).spec.system if own else "") or SYSTEM_PROMPTS[config.answer_format]
 
 
 def _write(engine: Engine, conversation: list[dict[str, str]], temperature: float) -> Iterator[str]:

@@ -100,16 +100,14 @@ def accept(home: Home, swarm: str, offer: TaskOffer, task: OwnTask) -> str:
     known = library.shared_in(swarm).get(name)
     if known is not None and known.mine:
         raise UsageError(f"You share {name} yourself: there is nothing to accept.")
-    if library.has(name):
-        here = library.find(name)
-        same = offer.hash == (here.digest if offer.held_out else here.train_digest)
-        if not same and (known is None or not library.travels(name, swarm)):
-            raise UsageError(
-                f"You have another task named {name!r} in {home.tasks / name}, which would be lost. Rename that folder and the "
-                f"name in its task.toml, then accept again."
-            )
-    else:
-        same = False
+    here = library.find(name) if library.loads(name) else None
+    same = here is not None and offer.hash == (here.digest if offer.held_out else here.train_digest)
+    mine = here is None or known is None or not library.travels(name, swarm)
+    if library.has(name) and not same and mine:
+        raise UsageError(
+            f"You have another task named {name!r} in {home.tasks / name}, which would be lost. Rename that folder and the "
+            f"name in its task.toml, then accept again."
+        )
     if not same:
         store.keep(task, home, replace=True)
     _note(home, Shared(swarm=swarm, name=name, digest=offer.hash, held_out=bool(offer.held_out), mine=False))

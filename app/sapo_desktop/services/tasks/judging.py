@@ -70,7 +70,7 @@ def same_kind(before: Sequence[str], now: Sequence[str]) -> None:
     if bool(rubrics(before)) != bool(rubrics(now)):
         raise UsageError(
             "This model was trained on one kind of reward so far, verified or judged, and these tasks are of the other: one "
-            "curve would show both. Train a new model on them: node --new"
+            "curve would show both. Train a new model on them: sapo-desktop new NAME"
         )
 
 
@@ -78,8 +78,9 @@ def endpoint(home: Home, config: RunConfig) -> Endpoint:
     """Who judges, by the settings. Raises UsageError."""
     if not config.judge_url or not config.judge_model:
         raise UsageError(
-            "No judge is set. Serve a model of yours (sapo-desktop serve-model NAME), or take any endpoint with OpenAI's chat "
-            f"completions, then: --judge-url URL --judge-model NAME, or set run.judge_url and run.judge_model. {HOW}"
+            "No judge is set. Serve the base of a model (sapo-desktop serve-model NAME --checkpoint base), or take any endpoint "
+            "with OpenAI's chat completions, then: --judge-url URL --judge-model NAME, or set run.judge_url and "
+            f"run.judge_model. {HOW}"
         )
     try:
         url = checked(config.judge_url)

@@ -92,6 +92,14 @@ def find(name: str) -> OwnTask:
     return _library.tasks[name]
 
 
+def loads(name: str) -> bool:
+    """There is a task of that name that can be asked."""
+    try:
+        return bool(find(name))
+    except (BadTask, KeyError):
+        return False
+
+
 def presets(name: str) -> tuple[str, ...]:
     """What questions of a task are sampled from: its levels of difficulty, else PRESET alone. Raises BadTask, KeyError."""
     return tuple(find(name).levels) or (PRESET,)
@@ -176,8 +184,15 @@ def generator(name: str, swarm: str = "") -> str:
 
 
 def _comes_without_held_out(name: str) -> bool:
-    """The task was accepted from a swarm whose host keeps its held-out rows."""
-    return any(entry.name == name and not entry.mine and not entry.held_out for entry in _entries())
+    """The task was accepted from a swarm whose host keeps its held-out rows. Where no note tells of it, as after a restore, the
+    empty file does that stands in for them."""
+    from sapo_swarm.tasks.own.folder import HELD_OUT
+
+    told = [entry for entry in _entries() if entry.name == name]
+    path = (_library.folder or Path()) / name / HELD_OUT
+    if not told:
+        return path.is_file() and not path.stat().st_size
+    return any(not entry.mine and not entry.held_out for entry in told)
 
 
 def turns(ref: TaskRef) -> int:

@@ -12,7 +12,7 @@ from sapo_desktop.services.models.endpoint.messages import ChatRequest
 from sapo_swarm.node.engine_thread import EngineHost
 
 WAITING = 16
-"""Requests that may wait for their turn; more are sent away at once."""
+"""Requests in the line, with the one that is answered; more are sent away at once."""
 LONGEST = 1024
 """Tokens of an answer whose client named no limit."""
 FIRST_PIECE, LARGEST_PIECE = 8, 64
@@ -42,16 +42,19 @@ class Answer:
 class Answering:
     """Turns conversations into answers with a loaded EngineHost. host.cancel belongs to whoever has the turn."""
 
-    def __init__(self, host: EngineHost, temperature: float = 1.0) -> None:
-        """temperature: where the client names none."""
-        self._host, self._temperature = host, temperature
+    def __init__(self, host: EngineHost, temperature: float = 1.0, system: str = "") -> None:
+        """temperature, system: where the client names none. system: "" is no system prompt."""
+        self._host, self._temperature, self._system = host, temperature, system
         self._turn = asyncio.Lock()
         self._waiting = 0
 
     def prompt(self, request: ChatRequest) -> list[int]:
         """Ids of the conversation. Raises BadRequest, BackendError (the chat template refused)."""
         engine = self._host.engine
-        ids = engine.tokenizer.encode_chat([message.plain() for message in request.messages])
+        chat = [message.plain() for message in request.messages]
+        if self._system and chat[0]["role"] != "system":
+            chat = [{"role": "system", "content": self._system}, *chat]
+        ids = engine.tokenizer.encode_chat(chat)
         if not ids or len(ids) >= engine.info.context_length:
             raise BadRequest(
                 f"The conversation has {len(ids)} tokens; this model takes 1 to {engine.info.context_length - 1}."

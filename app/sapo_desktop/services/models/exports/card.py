@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +19,14 @@ _HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$")
 _LICENCE = re.compile(r"^license:\s*[\"']?([\w.+-]{1,40})", re.MULTILINE)
 FRONT_MATTER = 8192
 """Characters of a README in which its licence is looked for."""
+_VERIFIED = (
+    "It was rewarded for right final answers to the tasks above and for nothing else: not for being helpful, harmless or "
+    "truthful, and not for right reasoning on the way."
+)
+_JUDGED = (
+    "It was rewarded for what a judge model called good on the tasks above and for nothing else: not for being right, "
+    "harmless or truthful. A judge can be fooled, and nothing was verified."
+)
 LICENCE_FILES = ("LICENSE", "LICENSE.txt", "LICENSE.md", "LICENCE", "NOTICE")
 
 
@@ -27,7 +36,8 @@ class Record:
 
     base: starter, a folder, or a hub id. licence: of the base, as an SPDX identifier in lower case, or "unknown".
     tokens: generated for training. swarm: groups of others were trained on. held_out: the newest evaluation at or before
-    the exported round, with base_held_out from before the training if there is one.
+    the exported round, with base_held_out from before the training if there is one. system: the prompt of its training.
+    judged: its rewards were verdicts of a judge; else they were verified.
     """
 
     name: str
@@ -37,12 +47,14 @@ class Record:
     preset: str = ""
     algorithm: str = ""
     method: str = ""
+    system: str = ""
     rounds: int = 0
     tokens: int = 0
     swarm: bool = False
     held_out: Evaluated | None = None
     base_held_out: Evaluated | None = None
     settings: dict[str, str] = field(default_factory=dict)
+    judged: bool = False
 
     @property
     def slug(self) -> str:
@@ -73,22 +85,30 @@ def card(record: Record, format_name: str, use: str, checked: str) -> str:
     parts = [
         _front(record, format_name),
         f"# {_plain(record.name)}\n",
-        f"{_plain(record.base_name)}, post-trained by reinforcement learning with verifiable rewards "
+        f"{_plain(record.base_name)}, post-trained by reinforcement learning with "
+        f"{'the verdicts of a judge model' if record.judged else 'verifiable rewards'} "
         f"on {_count(record.tasks)} with sapo-desktop.\n",
         "## Use\n",
         use,
+        _system(record),
         f"{checked}\n" if checked else "",
         "## Training\n",
         *(f"- {line}" for line in _training(record)),
         "\n## Held-out results\n",
         *_held_out(record),
         "\n## What it is not\n",
-        "It was rewarded for right final answers to the tasks above and for nothing else: not for being helpful, harmless "
-        "or truthful, and not for right reasoning on the way. Other abilities of the base model may have suffered and were "
-        "not measured. The base model's licence and limits hold for this model too.\n",
+        f"{_JUDGED if record.judged else _VERIFIED} Other abilities of the base model may have suffered and were not "
+        "measured. The base model's licence and limits hold for this model too.\n",
         f"Licence of the base: {_licence_line(record)}",
     ]
     return "\n".join(part for part in parts if part) + "\n"
+
+
+def _system(record: Record) -> str:
+    if not record.system:
+        return ""
+    text = textwrap.indent(safe_text(record.system), "    ")
+    return f"It was trained under this system prompt; begin every conversation with it:\n\n{text}\n"
 
 
 def _count(tasks: tuple[str, ...]) -> str:
@@ -101,7 +121,8 @@ def _plain(text: str) -> str:
 
 
 def _front(record: Record, format_name: str) -> str:
-    lines = ["---", "tags: [reinforcement-learning, rlvr, sapo-desktop]"]
+    rewards = "" if record.judged else "rlvr, "
+    lines = ["---", f"tags: [reinforcement-learning, {rewards}sapo-desktop]"]
     if record.licence != UNKNOWN:
         lines.append(f"license: {record.licence}")
     if _HUB_ID.match(record.base_name):
@@ -130,8 +151,8 @@ def _held_out(record: Record) -> Iterator[str]:
         yield "This model was not evaluated on held-out questions. Do so with `sapo-desktop eval`.\n"
         return
     yield (
-        f"Strict pass@1 at temperature {now.temperature:g} on held-out questions that no training seed can reach, measured "
-        f"after round {now.round:,}, with 95 % intervals.\n"
+        f"{'Judged good' if record.judged else 'Strict pass@1'} at temperature {now.temperature:g} on held-out questions that "
+        f"no training seed can reach, measured after round {now.round:,}, with 95 % intervals.\n"
     )
     olds = base_scores(now, before)
     yield "| task | questions | base | this model |\n|---|---|---|---|"

@@ -34,7 +34,7 @@ def export(source: Source, plan: Plan, progress: Progress | None = None, cancel:
         making = _Making(source, plan, folder, progress, cancel or CancelToken())
         written = making.write()
         agreement, unchecked = making.read_again(written) if plan.verify else (None, UNVERIFIED)
-        record = replace(source.record, method=written.method)
+        record = replace(source.record, method=written.method, system=written.system)
         checked = agreement.sentence() if agreement is not None else unchecked
         (folder / "README.md").write_text(card(record, plan.format, usage(record, plan), checked), encoding="utf-8")
         size = _settle(folder)
@@ -119,9 +119,11 @@ class _Making:
         if not written.answers and written.gone:
             one = len(written.gone) == 1
             names = f"The task{'' if one else 's'} {', '.join(written.gone)} {'is' if one else 'are'}"
-            return None, f"{names} not here any more, so the export was not checked."
+            loads = f"{'does' if one else 'do'} not load"
+            return None, f"{names} not here any more or {loads}, so the export was not checked."
         if not written.answers:
-            return None, "It was not loaded again: no held-out question is here that fits into this model's context."
+            fit = "fits into this model's context and spells none of its control tokens"
+            return None, f"It was not loaded again: no held-out question is here that {fit}."
         reply = self._answers(written)
         if isinstance(reply, Missing):
             return None, f"It was not loaded again: {LIBRARIES[info.library]} is not installed here."

@@ -8,7 +8,7 @@ from sapo_backends.base import ModelNotFound
 from sapo_desktop.services.machine.load_request import local_folder
 from sapo_desktop.services.models.exports.card import UNKNOWN, Record, licence_of
 from sapo_swarm.config import RunConfig
-from sapo_swarm.events import Evaluated, RoundFinished
+from sapo_swarm.events import Evaluated, RoundFinished, RunStarted
 from sapo_swarm.node.storage.journal import read_only
 
 
@@ -17,11 +17,13 @@ def record_of(name: str, config: RunConfig, journal: Path, rounds: int) -> Recor
 
     Raises JournalError when it is damaged.
     """
-    events = read_only(journal, kinds=("round", "evaluation")) if journal.exists() else []
+    events = read_only(journal, kinds=("run_started", "round", "evaluation")) if journal.exists() else []
     done = [event for event in events if isinstance(event, RoundFinished) and event.round < rounds]
     seen = [event for event in events if isinstance(event, Evaluated) and event.round <= rounds]
     trained = [event for event in seen if event.round > 0]
     last = {event.round: event for event in done}.values()  # a round that was redone after a kill counts once
+    judged = next((event.judged for event in reversed(events) if isinstance(event, RunStarted)), False)
+    judge = {"judge": config.judge_model} if judged else {}
     return Record(
         name=name,
         base=config.model,
@@ -34,7 +36,8 @@ def record_of(name: str, config: RunConfig, journal: Path, rounds: int) -> Recor
         swarm=any(event.external_groups for event in last),
         held_out=trained[-1] if trained else None,
         base_held_out=next((event for event in seen if event.round == 0), None),
-        settings={"seed": str(config.seed), "group size": str(config.group_size)},
+        settings={"seed": str(config.seed), "group size": str(config.group_size), **judge},
+        judged=judged,
     )
 
 

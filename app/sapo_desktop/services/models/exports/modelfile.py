@@ -13,7 +13,7 @@ _UNSAFE = ("{{", "}}", '"""')
 
 
 def modelfile(folder: Path, gguf: str, context: int, system: str) -> str:
-    """folder: the Hugging Face folder behind the file named `gguf`. system: the system prompt that it was trained with."""
+    """folder: the Hugging Face folder behind the file named `gguf`. system: the prompt of its training, "" without one."""
     texts = _end_texts(folder)
     template, uses_system = _template(folder, texts[0] if texts else "")
     lines = [f"FROM ./{gguf}", f"PARAMETER num_ctx {context}"]
@@ -22,8 +22,9 @@ def modelfile(folder: Path, gguf: str, context: int, system: str) -> str:
         lines.append(f'TEMPLATE """{template}"""')
     else:
         lines.append("# Ollama recognises the chat template in the GGUF file.")
-    if uses_system and not any(mark in system for mark in _UNSAFE):
-        lines.append(f'SYSTEM """{system}"""')
+    if system and uses_system:
+        safe = not any(mark in system for mark in _UNSAFE)
+        lines.append(f'SYSTEM """{system}"""' if safe else "# README.md holds its system prompt.")
     return "\n".join(lines) + "\n"
 
 

@@ -17,7 +17,7 @@ _PEFT = """\
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-base = AutoModelForCausalLM.from_pretrained("{base}")
+base = AutoModelForCausalLM.from_pretrained("{base}"){where}
 model, tokenizer = PeftModel.from_pretrained(base, "."), AutoTokenizer.from_pretrained(".")
 ```
 """
@@ -36,5 +36,8 @@ mlx_lm.chat --model .
 
 def usage(record: Record, plan: Plan) -> str:
     """The commands or lines of code that load it from within its folder."""
+    on_hub = "/" in record.base_name
+    base = record.base_name if on_hub else f"path/to/{record.base_name}"
+    where = "" if on_hub else "  # adapter_config.json says where it lay"
     texts = {"hf": _TRANSFORMERS, "adapter": _PEFT, "gguf": _GGUF, "mlx": _MLX}
-    return texts[plan.format].format(base=record.base_name, slug=record.slug, quant=plan.quant)
+    return texts[plan.format].format(base=base, where=where, slug=record.slug, quant=plan.quant)

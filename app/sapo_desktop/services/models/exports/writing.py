@@ -26,7 +26,7 @@ from sapo_swarm.node.storage.checkpoints import read_state
 from sapo_swarm.scoring.scorer import Scorer
 from sapo_swarm.tasks.catalogue import CATALOGUE
 from sapo_swarm.tasks.own import library
-from sapo_swarm.tasks.prompts import SYSTEM_PROMPTS, messages
+from sapo_swarm.tasks.prompts import conversation, messages, system_prompt
 from sapo_swarm.types import Question
 
 Report = Callable[[float, str], None]
@@ -41,19 +41,20 @@ def write(job: Write, report: Report) -> Written:
     base = locate.resolve(job.config.model, lambda fraction, phrase: report(0.1 * fraction, phrase))
     if job.format == "gguf":
         require_writable(base)
-    gone = tuple(name for name in job.config.tasks if name not in CATALOGUE and not library.has(name))
+    gone = tuple(name for name in job.config.tasks if name not in CATALOGUE and not library.loads(name))
     here = msgspec.structs.replace(job.config, tasks=tuple(name for name in job.config.tasks if name not in gone))
     chats = job.chats or asyncio.run(held_out_chats(here, job.questions))
     engine = _load(job, lambda fraction, phrase: report(0.1 + 0.3 * fraction, phrase))
     report(0.4, "answering held-out questions")
     answers = _answers(engine, chats, job.tokens)
     report(0.6, "writing weights")
-    folder, found = Path(job.folder), Written(engine.info.method, str(base), _is_exact(engine), answers, gone)
+    folder, system = Path(job.folder), _system(engine, job.config)
+    found = Written(engine.info.method, str(base), _is_exact(engine), answers, gone, system)
     if job.format == "adapter":
         name = str(base) if job.config.model in locate.BUNDLED else job.config.model
         write_adapter_folder(engine.adapter(), request(job.config).lora_alpha, name, base, folder)
     elif job.format == "gguf":
-        _write_gguf(job, engine, lambda fraction, phrase: report(0.7 + 0.3 * fraction, phrase))
+        _write_gguf(job, engine, system, lambda fraction, phrase: report(0.7 + 0.3 * fraction, phrase))
     else:
         engine.export(folder)
     engine.close()
@@ -93,23 +94,28 @@ async def held_out_chats(config: RunConfig, count: int) -> list[list[dict[str, s
     refs = sorted(held_out_items(config.tasks, config.preset, each), key=lambda ref: ref.index)
     async with Scorer() as scorer:
         found = await scorer.questions(refs)
-    return [
-        messages(question.prompt, answer_format=config.answer_format)
-        for question in found
-        if isinstance(question, Question)
-    ][:count]
+    questions = [question for question in found if isinstance(question, Question)][:count]
+    return [conversation(question, config.answer_format) for question in questions]
+
+
+def _system(engine: Engine, config: RunConfig) -> str:
+    """The system prompt that the model was trained under; "" where its chat template leaves it out, as the starter's does."""
+    system = system_prompt(config.tasks, config.answer_format)
+    told, other = (engine.tokenizer.encode_chat(messages("?", text)) for text in (system, f"{system}."))
+    return system if told != other else ""
 
 
 def _answers(engine: Engine, chats: list[list[dict[str, str]]], tokens: int) -> list[Messages]:
-    """Greedy answers to the conversations that fit into the model's context."""
-    asked = [(chat, engine.tokenizer.encode_chat(chat)) for chat in chats]
+    """Greedy answers to the conversations that fit into the model's context and are the same tokens to other programs."""
+    alike = [chat for chat in chats if not any(engine.tokenizer.spells_control(said["content"]) for said in chat)]
+    asked = [(chat, engine.tokenizer.encode_chat(chat)) for chat in alike]
     asked = [(chat, ids) for chat, ids in asked if len(ids) + tokens <= engine.info.context_length]
     groups = engine.generate([ids for _, ids in asked], 1, Sampling(0.0, 1.0, tokens), seed=0) if asked else []
     pairs = zip(asked, groups, strict=True)
     return [Messages(chat, list(ids), list(group[0].tokens)) for (chat, ids), group in pairs]
 
 
-def _write_gguf(job: Write, engine: Engine, report: Report) -> None:
+def _write_gguf(job: Write, engine: Engine, system: str, report: Report) -> None:
     folder = Path(job.folder)
     merged = folder / MERGED
     merged.mkdir()
@@ -118,6 +124,6 @@ def _write_gguf(job: Write, engine: Engine, report: Report) -> None:
     kinds: dict[str, Kind] = {"f16": "F16", "q8_0": "Q8_0", "q4_0": "Q4_0"}
     write_gguf(merged, folder / job.file, kinds[job.quant], progress=report)
     context = int(read_json(merged / "config.json").get("max_position_embeddings") or LARGEST_CONTEXT)
-    text = modelfile(merged, job.file, min(context, LARGEST_CONTEXT), SYSTEM_PROMPTS[job.config.answer_format])
+    text = modelfile(merged, job.file, min(context, LARGEST_CONTEXT), system)
     (folder / "Modelfile").write_text(text, encoding="utf-8")
     shutil.rmtree(merged)
