@@ -7,6 +7,7 @@ import secrets
 from collections import Counter
 
 import msgspec
+import pytest
 from tests.support.stores import LIMITS, NOW, drawn, entry, round_of
 
 from sapo_swarm.coordinator.domain.records import Entry, PoolLimits
@@ -88,6 +89,25 @@ async def test_a_large_sample_stays_within_a_reply(store: Store) -> None:
         big = Entry(node.to_bytes(8, "big"), f"{node:032x}", f"n{node}", b"%20d" % node + bytes(90_000))
         await store.exchange(round_of(f"n{node}", [], entries=(big,)))
     assert len((await store.exchange(round_of("reader", [], want=5))).sample) == 2
+
+
+@pytest.mark.parametrize("size", [132_000, 66_000])
+async def test_a_few_large_groups_push_nobody_out_of_a_sample(store: Store, size: int) -> None:
+    """Twenty sources of 4 KB and ten of as much as is legal, or a third of a reply: the twenty get their part of the draws."""
+    for node in range(30):
+        one = entry(f"n{node}", node, 4000 if node < 20 else size)
+        await store.exchange(round_of(f"n{node}", [], entries=(one,)))
+    samples = [drawn(await store.exchange(round_of("reader", [], want=16))) for _ in range(60)]
+    small = sum(number < 20 for numbers in samples for number in numbers) / len(samples)
+    assert small > 0.95 * 16 * 20 / 30, small
+
+
+async def test_a_large_group_is_drawn_now_and_then_among_many_small_ones(store: Store) -> None:
+    """Thirty of 8 KB fill a reply by themselves: one of 40 KB is sampled less often, not never."""
+    for node in range(31):
+        await store.exchange(round_of(f"n{node}", [], entries=(entry(f"n{node}", node, 8000 if node else 40_000),)))
+    samples = [drawn(await store.exchange(round_of("reader", [], want=32))) for _ in range(60)]
+    assert 5 < sum(0 in numbers for numbers in samples) < 50
 
 
 async def test_one_invite_gets_no_more_than_half_of_a_sample_while_there_are_others(store: Store) -> None:

@@ -239,7 +239,7 @@ class RedisStore(RedisTasks):
             self._one_invite = 0
         elif draw.crowded and self._one_invite <= 0:
             self._one_invite = ONE_INVITE
-        return within_budget(draw.found)
+        return within_budget(draw.found, self._rng)
 
     async def _prune_if_due(self, now: float) -> None:
         """Take minutes that left the window out of its totals; the first coordinator to come does it for all. After a clock was
