@@ -13,6 +13,7 @@ from tests.support.stores import LIMITS, NOW, drawn, entry, round_of
 from sapo_swarm.coordinator.domain.records import Entry, PoolLimits
 from sapo_swarm.coordinator.store.base import Store
 from sapo_swarm.coordinator.store.redis import MAX_READS, RedisStore
+from sapo_swarm.coordinator.store.redis_scripts import READ
 
 
 async def test_a_source_displaces_only_itself(store: Store) -> None:
@@ -142,13 +143,30 @@ async def test_where_all_came_by_one_invite_not_every_sample_looks_for_another(r
     for number in range(200):
         one = msgspec.structs.replace(entry(f"n{number}", number), invite="b" * 64)
         await store.exchange(round_of(f"n{number}", [], entries=(one,)))
-    reads: list[int] = []
-    read = store._server.mget
-    store._server.mget = lambda keys: (reads.append(len(keys)), read(keys))[1]  # type: ignore[method-assign]
+    reads: list[str] = []
+    run = store._run
+    store._run = lambda script, *rest: (reads.append(script), run(script, *rest))[1]  # type: ignore[method-assign]
     for _ in range(10):
         assert len(drawn(await store.exchange(round_of("reader", [], want=4)))) == 4
     await store.close()
-    assert len(reads) < 2 * MAX_READS
+    assert reads.count(READ) < 2 * MAX_READS
+
+
+async def test_a_pool_that_was_once_large_samples_as_well_as_a_new_one(redis_url: str) -> None:
+    """A thousand groups expired, one is of a clock that was set back: what is drawn are the twenty sources of today."""
+    store = RedisStore(redis_url, PoolLimits(), random.Random(1), secrets.token_hex(4))
+    await store.open()
+    await store.exchange(round_of("ahead", [9999], at=7200.0))
+    for node in range(125):
+        await store.exchange(round_of(f"old{node}", list(range(1000 + 8 * node, 1008 + 8 * node))))
+    for number in range(20):
+        await store.exchange(round_of(f"n{number}", [10 * number + group for group in range(8)], at=1000.0))
+    for _ in range(20):
+        numbers = drawn(await store.exchange(round_of("reader", [], want=16, at=1001.0)))
+        assert len(numbers) == 16
+        assert max(numbers) < 200
+    assert len(await store.snapshot(NOW + 1001.0, 20)) == 20
+    await store.close()
 
 
 async def test_a_snapshot_is_a_sample_for_everybody_and_nobodys_uptake(store: Store) -> None:

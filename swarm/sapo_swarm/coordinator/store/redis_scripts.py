@@ -4,7 +4,7 @@ All keys begin with ARGV[1], which holds the shard's hash tag, so a cluster keep
 
     nonce:N, round:ID   seen requests and rounds, with a lifetime
     slot:I              a group of the pool as msgpack Entry, with a lifetime; meta I -> "NODE CONTENT"
-    age                 slot numbers by the time they were written; head: slots ever used
+    age                 slot numbers by the time they were written, which is how live ones are found; head: slots ever used
     own:NODE            a source's slots, oldest first; text:CONTENT -> slot, finds copies
     gone:new gone:old   contents of groups that gave way, to find their copies: at most a pool's capacity each
     min:M ming:M mind:M counters of minute M: common, groups by node, draws by node; groups, drawn: the window's
@@ -36,8 +36,27 @@ return 0
 """
 )
 
+_PLACED = """
+local function ahead_of(p, latest) return redis.call('ZCOUNT', p..'age', '('..latest, '+inf') end
+local function placed(p, ahead, place)
+  local slot = redis.call('ZREVRANGE', p..'age', ahead + place, ahead + place)[1]
+  return slot and redis.call('GET', p..'slot:'..slot)
+end
+"""
+"""Live groups by their place, 0 the newest. Slots dated ahead come before it, dead ones behind the last."""
+READ = (
+    _PLACED
+    + """
+local found, ahead = {}, ahead_of(ARGV[1], tonumber(ARGV[2]) + AHEAD_S)
+for i = 3, #ARGV do found[i - 2] = placed(ARGV[1], ahead, ARGV[i]) or false end
+return found
+"""
+).replace("AHEAD_S", str(AHEAD_S))
+"""ARGV[2]: now; then places."""
+
 EXCHANGE = (
     _CREDIT
+    + _PLACED
     + """
 local p, now, node = ARGV[1], tonumber(ARGV[2]), ARGV[3]
 local per_node, capacity, life = tonumber(ARGV[8]), tonumber(ARGV[9]), tonumber(ARGV[10])
@@ -120,16 +139,15 @@ end
 redis.call('ZADD', p..'seen', now, node)
 local receipts = redis.call('HGETALL', p..'receipts:'..node)
 redis.call('DEL', p..'receipts:'..node)
-local head, drawn = tonumber(redis.call('GET', p..'head') or '0'), {}
-for i = #ARGV - credits - draws + 1, head > 0 and #ARGV - credits or 0 do
-  local slot = math.floor(tonumber(ARGV[i]) * head)
-  drawn[#drawn + 1] = slot
-  drawn[#drawn + 1] = redis.call('GET', p..'slot:'..slot)
+local live, ahead, drawn = redis.call('ZCOUNT', p..'age', now - life / 1000, latest), ahead_of(p, latest), {}
+for i = #ARGV - credits - draws + 1, live > 0 and #ARGV - credits or 0 do
+  local place = math.floor(tonumber(ARGV[i]) * live)
+  drawn[#drawn + 1] = place
+  drawn[#drawn + 1] = placed(p, ahead, place) or false
 end
 return {0, bits, tonumber(redis.call('HGET', p..'uptake', node) or '0'), receipts,
   redis.call('ZSCORE', p..'groups', node) or '0', redis.call('GET', p..'total') or '0',
-  redis.call('ZCOUNT', p..'seen', now - active, latest),
-  redis.call('ZCOUNT', p..'age', now - life / 1000, latest), head, drawn}
+  redis.call('ZCOUNT', p..'seen', now - active, latest), live, drawn}
 """
 ).replace("AHEAD_S", str(AHEAD_S))
 
