@@ -169,7 +169,7 @@ return live
 ADMIT = """
 local p, now, node, invite, open = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4], ARGV[5]
 if ARGV[8] == '0' and redis.call('HEXISTS', p..'members', node) == 1 then return 'known' end
-if ARGV[8] == '0' and redis.call('HLEN', p..'members') >= tonumber(ARGV[7]) then return 'full' end
+local full = ARGV[8] == '0' and redis.call('HLEN', p..'members') >= tonumber(ARGV[7])
 if invite ~= '' or open ~= '1' then
   local found = redis.call('HMGET', p..'invite:'..invite, 'expires', 'max_uses', 'uses', 'revoked', 'created', 'used')
   if not found[1] then return 'unknown' end
@@ -178,13 +178,33 @@ if invite ~= '' or open ~= '1' then
   local idle, last = tonumber(ARGV[9]), math.max(tonumber(found[5]), tonumber(found[6] or '0'))
   if idle > 0 and now - last > idle then return 'expired' end
   if tonumber(found[2]) > 0 and tonumber(found[3]) >= tonumber(found[2]) then return 'used_up' end
+  if full then return 'full' end
   redis.call('HINCRBY', p..'invite:'..invite, 'uses', 1)
   redis.call('HSET', p..'invite:'..invite, 'used', ARGV[2])
   redis.call('SADD', p..'by:'..invite, node)
 end
+if full then return 'full' end
 redis.call('HSET', p..'members', node, ARGV[6])
 return ''
 """
+
+DROP_MEMBERS = """
+local p, dropped = ARGV[1], 0
+for i = 2, #ARGV, 4 do
+  local node, same = ARGV[i], redis.call('HGET', p..'members', ARGV[i]) == ARGV[i + 1]
+  local seen = tonumber(redis.call('ZSCORE', p..'seen', node) or '0')
+  if same and seen <= tonumber(ARGV[i + 2]) and redis.call('HEXISTS', p..'banned', node) == 0 then
+    redis.call('HDEL', p..'members', node)
+    redis.call('HDEL', p..'uptake', node)
+    redis.call('ZREM', p..'seen', node)
+    redis.call('DEL', p..'receipts:'..node)
+    redis.call('SREM', p..'by:'..ARGV[i + 3], node)
+    dropped = dropped + 1
+  end
+end
+return dropped
+"""
+"""ARGV[2] on: (node, its record, when it was seen, its invite); of those, which are as they were read."""
 
 PRUNE = """
 local p, edge, oldest = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
