@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-import msgspec
-from tests.support.stores import LIMITS, NOW, SWARM, invite, member, round_of
+import asyncio
+import random
+import secrets
+from pathlib import Path
 
-from sapo_swarm.coordinator.domain.records import (
-    SwarmRecord,
-)
-from sapo_swarm.coordinator.store.base import Store
+import msgspec
+import pytest
+from tests.support.stores import LIMITS, NOW, SWARM, Build, invite, member, round_of
+
+from sapo_swarm.coordinator.domain.records import PoolLimits, SwarmRecord
+from sapo_swarm.coordinator.store.base import Store, StoreUnavailable
+from sapo_swarm.coordinator.store.redis import RedisStore
+from sapo_swarm.coordinator.store.redis_scripts import DROP_MEMBERS
+from sapo_swarm.coordinator.store.sqlite import SQLiteStore
 
 
 async def test_invites_end_in_every_way(store: Store) -> None:
@@ -138,3 +145,96 @@ async def test_an_invite_that_nobody_used_for_long_admits_nobody(store: Store) -
     assert await store.admit(member("a", "h"), NOW + 20 * day) == ""
     assert await store.admit(member("b", "h"), NOW + 45 * day) == "", "it was used meanwhile"
     assert await store.admit(member("c", "h"), NOW + 80 * day) == "expired"
+
+
+async def test_in_a_full_swarm_members_that_were_silent_for_long_give_way(store: Store, build: Build) -> None:
+    """Those that talk, or are banned, stay. A bad invite puts nobody out, and who was put out needs a good one."""
+    patient(store, 30.0)
+    await store.found(SWARM)
+    await store.add_invite(invite("h", expires=0.0))
+    for number in range(LIMITS.members):
+        assert await store.admit(member(f"n{number}", "h"), NOW) == ""
+    await store.ban("n0", "spam")
+    now = NOW + 31 * 86_400.0
+    await store.add_invite(invite("new", created=now))
+    for node in ("n1", "n2"):
+        await store.exchange(round_of(node, [], at=20 * 86_400.0))
+    assert await store.admit(member("bad", "no such", joined=now), now) == "unknown"
+    assert len(await store.members()) == LIMITS.members
+    assert await store.admit(member("guest", "new", joined=now), now) == ""
+    assert await store.admit(member("n3", "h", joined=now), now) == "expired"
+    await store.close()
+    await (again := build()).open()
+    assert sorted(one.node for one in await again.members()) == ["guest", "n0", "n1", "n2"]
+    await again.close()
+
+
+async def test_in_a_full_open_swarm_who_joined_and_never_exchanged_gives_way_after_an_hour(store: Store) -> None:
+    """Joining again does not keep the place, one exchange does, and so does an invite."""
+    await store.rename(msgspec.structs.replace(SWARM, open=True))
+    await store.add_invite(invite("h"))
+    await store.admit(member("invited", "h"), NOW)
+    for number in range(LIMITS.members - 1):
+        await store.admit(member(f"n{number}"), NOW)
+    for node in ("n1", "n2"):
+        await store.exchange(round_of(node, [], at=1.0))
+    await store.admit(member("n3"), NOW + 3000.0)
+    for at, verdict in ((3500.0, "full"), (3590.0, "full"), (3650.0, "")):
+        assert await store.admit(member("guest", joined=NOW + at), NOW + at) == verdict
+    assert sorted(one.node for one in await store.members()) == ["guest", "invited", "n1", "n2"]
+
+
+async def test_a_member_that_gave_way_may_come_back_at_once(tmp_path: Path) -> None:
+    """Put out and let in within one transaction of SQLite: what it was told holds when the file is read again."""
+    store = SQLiteStore(tmp_path / "s.sqlite", LIMITS)
+    await store.open()
+    await store.rename(msgspec.structs.replace(SWARM, open=True))
+    for number in range(LIMITS.members):
+        await store.admit(member(f"n{number}"), NOW)
+    now = NOW + 4000.0
+    joins = [store.admit(member(node, joined=now), now) for node in ("guest", "n7", "n8")]
+    assert await asyncio.gather(*joins) == ["", "", ""]
+    await store.close()
+    await store.open()
+    assert {one.node: one.joined for one in await store.members()} == dict.fromkeys(("guest", "n7", "n8"), now)
+    await store.close()
+
+
+async def test_nobody_gives_way_where_the_newcomer_cannot_be_written(tmp_path: Path) -> None:
+    """What the file still holds, memory does too."""
+    store = SQLiteStore(tmp_path / "s.sqlite", LIMITS)
+    await store.open()
+    await store.rename(msgspec.structs.replace(SWARM, open=True))
+    for number in range(LIMITS.members):
+        await store.admit(member(f"n{number}"), NOW)
+    assert store._writer is not None
+    store._writer._connection.execute("PRAGMA query_only=1")
+    with pytest.raises(StoreUnavailable):
+        await store.admit(member("guest", joined=NOW + 4000.0), NOW + 4000.0)
+    store._writer._connection.execute("PRAGMA query_only=0")
+    assert {one.node for one in await store.members()} == {f"n{number}" for number in range(LIMITS.members)}
+    await store.close()
+
+
+async def test_members_give_way_in_pieces_and_keep_their_place_where_they_exchange_meanwhile(redis_url: str) -> None:
+    """Three thousand in Redis: a thousand or some more go at once, and one that exchanges while they are read stays."""
+    limits = PoolLimits(members=3000)
+    store = RedisStore(redis_url, limits, random.Random(1), secrets.token_hex(4))
+    await store.open()
+    await store.rename(msgspec.structs.replace(SWARM, open=True))
+    await store.restore([member(f"n{number}") for number in range(3000)], [])
+    run, late = store._run, 0
+
+    async def meanwhile(script: str, *rest: object) -> object:
+        nonlocal late
+        if script == DROP_MEMBERS:
+            late += 1
+            await store.exchange(round_of(rest[1], [], at=3700.0))  # type: ignore[arg-type]
+        return await run(script, *rest)
+
+    store._run = meanwhile  # type: ignore[method-assign, assignment]
+    assert await store.admit(member("guest", joined=NOW + 3700.0), NOW + 3700.0) == ""
+    left = await store.members()
+    assert 1000 < len(left) < 2001 + late
+    assert sum(one.seen > 0 for one in left) == late > 0
+    await store.close()

@@ -7,11 +7,13 @@ import secrets
 from collections import Counter
 
 import msgspec
+import pytest
 from tests.support.stores import LIMITS, NOW, drawn, entry, round_of
 
 from sapo_swarm.coordinator.domain.records import Entry, PoolLimits
 from sapo_swarm.coordinator.store.base import Store
 from sapo_swarm.coordinator.store.redis import MAX_READS, RedisStore
+from sapo_swarm.coordinator.store.redis_scripts import READ
 
 
 async def test_a_source_displaces_only_itself(store: Store) -> None:
@@ -90,6 +92,25 @@ async def test_a_large_sample_stays_within_a_reply(store: Store) -> None:
     assert len((await store.exchange(round_of("reader", [], want=5))).sample) == 2
 
 
+@pytest.mark.parametrize("size", [132_000, 66_000])
+async def test_a_few_large_groups_push_nobody_out_of_a_sample(store: Store, size: int) -> None:
+    """Twenty sources of 4 KB and ten of as much as is legal, or a third of a reply: the twenty get their part of the draws."""
+    for node in range(30):
+        one = entry(f"n{node}", node, 4000 if node < 20 else size)
+        await store.exchange(round_of(f"n{node}", [], entries=(one,)))
+    samples = [drawn(await store.exchange(round_of("reader", [], want=16))) for _ in range(60)]
+    small = sum(number < 20 for numbers in samples for number in numbers) / len(samples)
+    assert small > 0.95 * 16 * 20 / 30, small
+
+
+async def test_a_large_group_is_drawn_now_and_then_among_many_small_ones(store: Store) -> None:
+    """Thirty of 8 KB fill a reply by themselves: one of 40 KB is sampled less often, not never."""
+    for node in range(31):
+        await store.exchange(round_of(f"n{node}", [], entries=(entry(f"n{node}", node, 8000 if node else 40_000),)))
+    samples = [drawn(await store.exchange(round_of("reader", [], want=32))) for _ in range(60)]
+    assert 5 < sum(0 in numbers for numbers in samples) < 50
+
+
 async def test_one_invite_gets_no_more_than_half_of_a_sample_while_there_are_others(store: Store) -> None:
     """Thirty identities of one invite against three honest nodes of another: the honest ones are heard."""
     for number in range(30):
@@ -122,13 +143,30 @@ async def test_where_all_came_by_one_invite_not_every_sample_looks_for_another(r
     for number in range(200):
         one = msgspec.structs.replace(entry(f"n{number}", number), invite="b" * 64)
         await store.exchange(round_of(f"n{number}", [], entries=(one,)))
-    reads: list[int] = []
-    read = store._server.mget
-    store._server.mget = lambda keys: (reads.append(len(keys)), read(keys))[1]  # type: ignore[method-assign]
+    reads: list[str] = []
+    run = store._run
+    store._run = lambda script, *rest: (reads.append(script), run(script, *rest))[1]  # type: ignore[method-assign]
     for _ in range(10):
         assert len(drawn(await store.exchange(round_of("reader", [], want=4)))) == 4
     await store.close()
-    assert len(reads) < 2 * MAX_READS
+    assert reads.count(READ) < 2 * MAX_READS
+
+
+async def test_a_pool_that_was_once_large_samples_as_well_as_a_new_one(redis_url: str) -> None:
+    """A thousand groups expired, one is of a clock that was set back: what is drawn are the twenty sources of today."""
+    store = RedisStore(redis_url, PoolLimits(), random.Random(1), secrets.token_hex(4))
+    await store.open()
+    await store.exchange(round_of("ahead", [9999], at=7200.0))
+    for node in range(125):
+        await store.exchange(round_of(f"old{node}", list(range(1000 + 8 * node, 1008 + 8 * node))))
+    for number in range(20):
+        await store.exchange(round_of(f"n{number}", [10 * number + group for group in range(8)], at=1000.0))
+    for _ in range(20):
+        numbers = drawn(await store.exchange(round_of("reader", [], want=16, at=1001.0)))
+        assert len(numbers) == 16
+        assert max(numbers) < 200
+    assert len(await store.snapshot(NOW + 1001.0, 20)) == 20
+    await store.close()
 
 
 async def test_a_snapshot_is_a_sample_for_everybody_and_nobodys_uptake(store: Store) -> None:

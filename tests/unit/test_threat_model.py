@@ -10,7 +10,7 @@ import pytest
 
 from sapo_desktop.services.models.endpoint import answering, server
 from sapo_desktop.services.swarms import trial
-from sapo_swarm.coordinator.domain.records import invite_share
+from sapo_swarm.coordinator.domain.records import FIRST_EXCHANGE_S, invite_share
 from sapo_swarm.coordinator.settings import CoordinatorSettings
 from sapo_swarm.node.control import few_connections
 from sapo_swarm.node.evaluation import held_out_exclusion
@@ -51,6 +51,8 @@ FACTS = [
     f"not of {WORDS[len({task.split('/')[0] for task in held_out_exclusion.SLOW})]} tasks whose questions take too long",
     f"{WORDS[HOST['invite_uses']]} uses unless you say otherwise",
     f"nothing was heard for {HOST['idle_days']:.0f} days",
+    f"that were silent for those {HOST['idle_days']:.0f} days go to newcomers",
+    f"joined {'an hour' if FIRST_EXCHANGE_S == 3600 else FIRST_EXCHANGE_S} ago and never exchanged",
     f"{signed_list.MAX_BYTES // 1024} KiB at most",
     f"a trial: {WORDS[trial.EXTERNAL]} external groups a batch",
 ]

@@ -16,7 +16,8 @@ import msgspec
 import psutil
 import pytest
 
-from sapo_swarm.coordinator.host import Hosted, start
+from sapo_swarm.coordinator.admin.client import AdminClient, read_access
+from sapo_swarm.coordinator.host import Hosted, admin_path, start
 from sapo_swarm.coordinator.http import listener
 from sapo_swarm.coordinator.http.listener import HANDSHAKES, SPARE_FILES, Listener, raise_file_limit
 from sapo_swarm.coordinator.settings import CoordinatorSettings
@@ -175,3 +176,26 @@ async def test_nobody_chooses_the_network_that_he_counts_for(tmp_path: Path) -> 
             assert 429 in statuses, own
         assert await status(1) == 200
     await hosted.stop()
+
+
+@pytest.mark.parametrize("everywhere", ["", "::"])
+async def test_whoever_listens_on_all_addresses_is_reached_at_those_of_both_families(
+    tmp_path: Path, everywhere: str
+) -> None:
+    """Every invite of this machine works, and so do the host's own commands."""
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("this machine has no IPv6")
+    chosen = {"port": 0, "store": f"sqlite:{tmp_path}/s.sqlite", "host": everywhere, "invite_uses": 0}
+    settings = msgspec.convert(chosen, CoordinatorSettings)
+    hosted = await start(settings)
+    try:
+        assert {"127.0.0.1", "::1"} <= {invite.host for invite in hosted.invites}
+        for invite in hosted.invites:
+            async with NodeClient(invite, Identity.generate()) as client:
+                assert (await client.join()).swarm == hosted.coordinator.swarm.swarm
+        async with AdminClient(read_access(admin_path(settings))) as admin:
+            assert [found.uses for found in await admin.invites()] == [len(hosted.invites)]
+    finally:
+        await hosted.stop()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import heapq
 import random
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from sapo_swarm.coordinator.domain.recent import Recent
@@ -128,7 +128,7 @@ class GroupPool:
                 crowd[entry.invite] += 1
         if len(taken) < want:
             self._walk(rng, want, caller, lambda entry: entry.id not in have and fits(entry, accepts), taken, crowd)
-        return within_budget(taken.values())
+        return within_budget(list(taken.values()), rng)
 
     def _walk(
         self,
@@ -183,12 +183,13 @@ class GroupPool:
         return slot.key
 
 
-def within_budget(entries: Iterable[Entry]) -> list[Entry]:
-    """The first entries that fit a reply together."""
-    out, size = [], 0
-    for entry in entries:
-        size += len(entry.blob)
-        if size > SAMPLE_BYTES:
-            break
-        out.append(entry)
-    return out
+def within_budget(entries: Sequence[Entry], rng: random.Random) -> list[Entry]:
+    """Of entries, those that fit a reply together, in their order. They claim it in the order of a weighted random sample
+    (Efraimidis and Spirakis, 2006), the weight one over the size: large groups leave room for small ones, and still come in
+    among many of those."""
+    left, kept = SAMPLE_BYTES, list[int]()
+    for place in sorted(range(len(entries)), key=lambda place: rng.expovariate(1.0) * len(entries[place].blob)):
+        if len(entries[place].blob) <= left:
+            left -= len(entries[place].blob)
+            kept.append(place)
+    return [entries[place] for place in sorted(kept)]

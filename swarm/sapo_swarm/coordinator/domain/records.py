@@ -65,9 +65,21 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
         """It was silent for longer than idle_s (0: that never ends a membership), so it needs an invite again. A ban stays."""
         return bool(idle_s) and not self.banned and now - max(self.joined, self.seen) > idle_s
 
+    def gives_way(self, now: float, idle_s: float, is_open: bool) -> bool:
+        """In a full swarm a newcomer may have its place: it is idle or, in an open swarm, came without an invite FIRST_EXCHANGE_S
+        ago and never exchanged. (Should it still be there, it joins again by itself.)"""
+        silent = now - self.joined > FIRST_EXCHANGE_S and self.seen <= self.joined
+        return self.idle(now, idle_s) or (is_open and silent and not self.invite and not self.banned)
+
+
+FIRST_EXCHANGE_S = 3600.0
 
 SEEN_EVERY_S = 6 * 3600.0
-"""How exactly it is kept on the disk when a member was last seen."""
+"""How exactly it is kept on the disk when a member was last seen, after its first exchange."""
+
+
+GIVE_WAY, LOOK_EVERY_S = 1000, 60.0
+"""In a full swarm so many members, or some more, give way at once; after a look that found fewer the next one waits so long."""
 
 
 class Entry(msgspec.Struct, frozen=True):

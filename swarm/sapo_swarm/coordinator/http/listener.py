@@ -56,8 +56,10 @@ class Listener:
             sslproto.SSLProtocol.max_size = TLS_BUFFER
 
     def start(self, host: str, port: int) -> int:
-        """Listen on every address of the host; the port. Raises OSError."""
-        found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        """Listen on every address of the host; the port. Raises OSError. :: means all, like "": a socket for each family, so that
+        IPv4 peers keep their IPv4 addresses."""
+        name = None if host in ("", "::") else host
+        found = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         for family, _, _, _, address in dict.fromkeys(found):
             if family not in (socket.AF_INET, socket.AF_INET6):
                 continue

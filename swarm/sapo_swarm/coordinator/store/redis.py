@@ -1,6 +1,6 @@
 """The shared store: Redis or Valkey >= 7.0, so that several coordinators can serve one swarm.
 
-A pool of keys with lifetimes: an exchange is one Lua call, which also reads random slots for the sample (an MGET more while
+A pool of keys with lifetimes: an exchange is one Lua call, which also reads random groups for the sample (a call more while
 the pool is thin). Who drew what is credited with the next call, or within a second, so a killed coordinator may lose the
 credit of its last samples, never a group. Nothing scans. The server's own maxmemory bounds bytes; with `appendonly yes` and
 `appendfsync always` an acknowledged group survives what SQLite's would, with `everysec` all but the last two seconds'.
@@ -112,9 +112,9 @@ class RedisStore(RedisTasks):
                 return Exchanged(replayed=True)
             if self.fails_over and any(entry is not None for entry in exchange.entries):
                 await self._replicated()
-            _, bits, uptake, receipts, mine, total, nodes, pool, head, drawn = reply
+            _, bits, uptake, receipts, mine, total, nodes, pool, drawn = reply
             first = dict(zip(drawn[::2], drawn[1::2], strict=True))
-            sample = await self._sample(exchange, head, first) if exchange.want else []
+            sample = await self._sample(exchange, pool, first) if exchange.want else []
             self._credits.add(exchange.node, (entry.node for entry in sample), int(exchange.now) // MINUTE)
         return Exchanged(
             stored=tuple(bit == 49 for bit in bits),  # b"1"
@@ -133,8 +133,8 @@ class RedisStore(RedisTasks):
             node="", nonce="", round_id="", entries=(), want=want, have=frozenset(), now=now, counts={}
         )
         async with reaching():
-            head = int(await self._server.get(self._key("head")) or 0)
-            return tuple(entry.blob for entry in await self._sample(everybody, head, {}))
+            live = await self._server.zcount(self._key("age"), now - self.limits.lifetime_s, now + AHEAD_S)
+            return tuple(entry.blob for entry in await self._sample(everybody, live, {}))
 
     async def leave(self, node: str) -> int:
         """See Store."""
@@ -217,29 +217,30 @@ class RedisStore(RedisTasks):
             arguments += ["", ""] if entry is None else [entry.content, pack(entry)]
         return [*arguments, *(self._rng.random() for _ in range(draws)), *credits]
 
-    async def _sample(self, exchange: Exchange, head: int, first: dict[int, bytes | None]) -> list[Entry]:
-        """Uniform over live slots: random slots without replacement until enough sources are found. first: some, read already."""
+    async def _sample(self, exchange: Exchange, live: int, first: dict[int, bytes | None]) -> list[Entry]:
+        """Uniform over so many live groups: random places in the order of age, none twice, until enough sources are found. first:
+        some, read already. (While others upload, a place moves on to the next group.)"""
         draw = _Draw(exchange)
         tried = set(first)
         draw.offer(first.values())
         self._one_invite -= 1
         for _ in range(MAX_READS - bool(first)):
             missing = exchange.want - len(draw.taken)
-            size = min(head - len(tried), head if head <= SMALL_POOL else missing + SPARE)
+            size = min(live - len(tried), live if live <= SMALL_POOL else missing + SPARE)
             if missing <= 0 or size <= 0 or (self._one_invite > 0 and draw.enough):
                 break
-            slots: list[int] = []
-            while len(slots) < size:
-                slot = int(self._rng.random() * head)
-                if slot not in tried:
-                    tried.add(slot)
-                    slots.append(slot)
-            draw.offer(await self._server.mget([self._key("slot:", slot) for slot in slots]))
+            places: list[int] = []
+            while len(places) < size:
+                place = int(self._rng.random() * live)
+                if place not in tried:
+                    tried.add(place)
+                    places.append(place)
+            draw.offer(await self._run(scripts.READ, "age", exchange.now, *places))
         if len(draw.crowd) > 1:
             self._one_invite = 0
         elif draw.crowded and self._one_invite <= 0:
             self._one_invite = ONE_INVITE
-        return within_budget(draw.found)
+        return within_budget(draw.found, self._rng)
 
     async def _prune_if_due(self, now: float) -> None:
         """Take minutes that left the window out of its totals; the first coordinator to come does it for all. After a clock was

@@ -13,7 +13,7 @@ from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.sentinel import Sentinel, SentinelConnectionPool
 from redis.commands.core import AsyncScript
 
-from sapo_swarm.coordinator.domain.records import INVITE_OK, InviteRecord, Member, PoolLimits, SwarmRecord
+from sapo_swarm.coordinator.domain.records import InviteRecord, Member, PoolLimits, SwarmRecord
 from sapo_swarm.coordinator.store import redis_scripts as scripts
 from sapo_swarm.coordinator.store.base import StoreFormat, StoreUnavailable
 from sapo_swarm.coordinator.store.redis_link import pack, reaching, read, wait
@@ -148,25 +148,6 @@ class RedisRegistry:
             await self.ban(node, "invite revoked")
         return admitted
 
-    async def admit(self, member: Member, now: float) -> str:
-        """See Store."""
-        async with reaching():
-            swarm = await self.swarm()
-            is_open = "1" if swarm is not None and swarm.open else "0"
-            before = await self.member(member.node)
-            idle = before is not None and before.idle(now, self.limits.idle_s)
-            arguments = [now, member.node, member.invite, is_open, pack(member), self.limits.members, int(idle)]
-            arguments.append(self.limits.idle_s)
-            verdict = (await self._run(scripts.ADMIT, "members", *arguments)).decode()
-            if verdict == "known":
-                known = await self.member(member.node)
-                assert known is not None
-                updated = msgspec.structs.replace(known, name=member.name, model=member.model, banned="")
-                await wait(self._server.hset(self._key("members"), member.node, pack(updated)))
-                verdict = INVITE_OK
-            await self._replicated()
-        return str(verdict)
-
     async def member(self, node: str) -> Member | None:
         """See Store."""
         async with reaching(), self._server.pipeline(transaction=False) as pipe:
@@ -174,7 +155,7 @@ class RedisRegistry:
             pipe.hget(self._key("banned"), node)
             pipe.zscore(self._key("seen"), node)
             raw, banned, seen = await pipe.execute()
-        return None if raw is None else _seen(member_of(raw, banned), seen)
+        return None if raw is None else seen_member(member_of(raw, banned), seen)
 
     async def members(self) -> list[Member]:
         """See Store."""
@@ -183,7 +164,7 @@ class RedisRegistry:
             banned = await wait(self._server.hgetall(self._key("banned")))
             rows_seen: Any = await self._server.zrange(self._key("seen"), 0, -1, withscores=True)
         seen: dict[bytes, float] = dict(rows_seen)
-        return [_seen(member_of(raw, banned.get(node)), seen.get(node)) for node, raw in rows.items()]
+        return [seen_member(member_of(raw, banned.get(node)), seen.get(node)) for node, raw in rows.items()]
 
     async def ban(self, node: str, reason: str) -> bool:
         """See Store."""
@@ -270,7 +251,7 @@ def member_of(raw: bytes, banned: bytes | None) -> Member:
     return msgspec.structs.replace(member, banned=(banned or b"").decode())
 
 
-def _seen(member: Member, at: float | None) -> Member:
+def seen_member(member: Member, at: float | None) -> Member:
     """The member with the time of its last exchange, which lies beside it too."""
     return member if at is None else msgspec.structs.replace(member, seen=at)
 

@@ -4,7 +4,7 @@ All keys begin with ARGV[1], which holds the shard's hash tag, so a cluster keep
 
     nonce:N, round:ID   seen requests and rounds, with a lifetime
     slot:I              a group of the pool as msgpack Entry, with a lifetime; meta I -> "NODE CONTENT"
-    age                 slot numbers by the time they were written; head: slots ever used
+    age                 slot numbers by the time they were written, which is how live ones are found; head: slots ever used
     own:NODE            a source's slots, oldest first; text:CONTENT -> slot, finds copies
     gone:new gone:old   contents of groups that gave way, to find their copies: at most a pool's capacity each
     min:M ming:M mind:M counters of minute M: common, groups by node, draws by node; groups, drawn: the window's
@@ -36,8 +36,27 @@ return 0
 """
 )
 
+_PLACED = """
+local function ahead_of(p, latest) return redis.call('ZCOUNT', p..'age', '('..latest, '+inf') end
+local function placed(p, ahead, place)
+  local slot = redis.call('ZREVRANGE', p..'age', ahead + place, ahead + place)[1]
+  return slot and redis.call('GET', p..'slot:'..slot)
+end
+"""
+"""Live groups by their place, 0 the newest. Slots dated ahead come before it, dead ones behind the last."""
+READ = (
+    _PLACED
+    + """
+local found, ahead = {}, ahead_of(ARGV[1], tonumber(ARGV[2]) + AHEAD_S)
+for i = 3, #ARGV do found[i - 2] = placed(ARGV[1], ahead, ARGV[i]) or false end
+return found
+"""
+).replace("AHEAD_S", str(AHEAD_S))
+"""ARGV[2]: now; then places."""
+
 EXCHANGE = (
     _CREDIT
+    + _PLACED
     + """
 local p, now, node = ARGV[1], tonumber(ARGV[2]), ARGV[3]
 local per_node, capacity, life = tonumber(ARGV[8]), tonumber(ARGV[9]), tonumber(ARGV[10])
@@ -120,16 +139,15 @@ end
 redis.call('ZADD', p..'seen', now, node)
 local receipts = redis.call('HGETALL', p..'receipts:'..node)
 redis.call('DEL', p..'receipts:'..node)
-local head, drawn = tonumber(redis.call('GET', p..'head') or '0'), {}
-for i = #ARGV - credits - draws + 1, head > 0 and #ARGV - credits or 0 do
-  local slot = math.floor(tonumber(ARGV[i]) * head)
-  drawn[#drawn + 1] = slot
-  drawn[#drawn + 1] = redis.call('GET', p..'slot:'..slot)
+local live, ahead, drawn = redis.call('ZCOUNT', p..'age', now - life / 1000, latest), ahead_of(p, latest), {}
+for i = #ARGV - credits - draws + 1, live > 0 and #ARGV - credits or 0 do
+  local place = math.floor(tonumber(ARGV[i]) * live)
+  drawn[#drawn + 1] = place
+  drawn[#drawn + 1] = placed(p, ahead, place) or false
 end
 return {0, bits, tonumber(redis.call('HGET', p..'uptake', node) or '0'), receipts,
   redis.call('ZSCORE', p..'groups', node) or '0', redis.call('GET', p..'total') or '0',
-  redis.call('ZCOUNT', p..'seen', now - active, latest),
-  redis.call('ZCOUNT', p..'age', now - life / 1000, latest), head, drawn}
+  redis.call('ZCOUNT', p..'seen', now - active, latest), live, drawn}
 """
 ).replace("AHEAD_S", str(AHEAD_S))
 
@@ -151,7 +169,7 @@ return live
 ADMIT = """
 local p, now, node, invite, open = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4], ARGV[5]
 if ARGV[8] == '0' and redis.call('HEXISTS', p..'members', node) == 1 then return 'known' end
-if ARGV[8] == '0' and redis.call('HLEN', p..'members') >= tonumber(ARGV[7]) then return 'full' end
+local full = ARGV[8] == '0' and redis.call('HLEN', p..'members') >= tonumber(ARGV[7])
 if invite ~= '' or open ~= '1' then
   local found = redis.call('HMGET', p..'invite:'..invite, 'expires', 'max_uses', 'uses', 'revoked', 'created', 'used')
   if not found[1] then return 'unknown' end
@@ -160,13 +178,33 @@ if invite ~= '' or open ~= '1' then
   local idle, last = tonumber(ARGV[9]), math.max(tonumber(found[5]), tonumber(found[6] or '0'))
   if idle > 0 and now - last > idle then return 'expired' end
   if tonumber(found[2]) > 0 and tonumber(found[3]) >= tonumber(found[2]) then return 'used_up' end
+  if full then return 'full' end
   redis.call('HINCRBY', p..'invite:'..invite, 'uses', 1)
   redis.call('HSET', p..'invite:'..invite, 'used', ARGV[2])
   redis.call('SADD', p..'by:'..invite, node)
 end
+if full then return 'full' end
 redis.call('HSET', p..'members', node, ARGV[6])
 return ''
 """
+
+DROP_MEMBERS = """
+local p, dropped = ARGV[1], 0
+for i = 2, #ARGV, 4 do
+  local node, same = ARGV[i], redis.call('HGET', p..'members', ARGV[i]) == ARGV[i + 1]
+  local seen = tonumber(redis.call('ZSCORE', p..'seen', node) or '0')
+  if same and seen <= tonumber(ARGV[i + 2]) and redis.call('HEXISTS', p..'banned', node) == 0 then
+    redis.call('HDEL', p..'members', node)
+    redis.call('HDEL', p..'uptake', node)
+    redis.call('ZREM', p..'seen', node)
+    redis.call('DEL', p..'receipts:'..node)
+    redis.call('SREM', p..'by:'..ARGV[i + 3], node)
+    dropped = dropped + 1
+  end
+end
+return dropped
+"""
+"""ARGV[2] on: (node, its record, when it was seen, its invite); of those, which are as they were read."""
 
 PRUNE = """
 local p, edge, oldest = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])

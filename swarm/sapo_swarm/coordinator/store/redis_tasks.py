@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from sapo_swarm.coordinator.store.redis_link import pack, reaching, read, wait
-from sapo_swarm.coordinator.store.redis_registry import RedisRegistry
+from sapo_swarm.coordinator.store.redis_members import RedisMembers
 from sapo_swarm.protocol.task_offer import TaskOffer, TaskUpload
 
 
-class RedisTasks(RedisRegistry):
+class RedisTasks(RedisMembers):
     """The part of RedisStore that is about tasks. Offers lie apart from contents: they are read often."""
 
     async def put_task(self, task: TaskUpload) -> None:

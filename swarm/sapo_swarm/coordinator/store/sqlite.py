@@ -10,6 +10,7 @@ import asyncio
 import heapq
 import random
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
@@ -240,6 +241,10 @@ class SQLiteStore(SQLiteRegistry):
 
     def _forget_groups(self, node: str) -> list[Statement]:
         return [("DELETE FROM groups WHERE key=?", (key,)) for key in self._pool.drop_node(node)]
+
+    def _forget_uptake(self, nodes: Iterable[str]) -> None:
+        for node in nodes:
+            self._uptake.pop(node, None)
 
     # Housekeeping
 

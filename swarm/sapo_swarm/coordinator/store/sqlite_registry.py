@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
+from itertools import islice
 
 import msgspec
 
 from sapo_swarm.coordinator.domain.records import (
+    GIVE_WAY,
     INVITE_OK,
+    LOOK_EVERY_S,
     SEEN_EVERY_S,
     SWARM_FULL,
     InviteRecord,
@@ -16,7 +20,7 @@ from sapo_swarm.coordinator.domain.records import (
     SwarmRecord,
 )
 from sapo_swarm.coordinator.store.base import StoreUnavailable, invite_verdict
-from sapo_swarm.coordinator.store.sqlite_writer import Statement, Writer
+from sapo_swarm.coordinator.store.sqlite_writer import DROP_MEMBER, Statement, Writer
 from sapo_swarm.protocol.task_offer import TaskOffer, TaskUpload
 
 
@@ -26,6 +30,7 @@ class SQLiteRegistry:
     def __init__(self, limits: PoolLimits) -> None:
         self.limits = limits
         self._writer: Writer | None = None
+        self._looked = -math.inf
         self._enter(None, (), (), ())
 
     def _enter(
@@ -84,7 +89,7 @@ class SQLiteRegistry:
     async def admit(self, member: Member, now: float) -> str:
         """See Store."""
         statements: list[Statement] = []
-        known = self._members.get(member.node)
+        known, gone = self._members.get(member.node), list[Member]()
         if known is not None and not known.idle(now, self.limits.idle_s):
             member = msgspec.structs.replace(
                 member,
@@ -95,23 +100,43 @@ class SQLiteRegistry:
                 waiting=known.waiting,
                 seen=known.seen,
             )
-        elif known is None and len(self._members) >= self.limits.members:
-            return SWARM_FULL
-        elif member.invite or self._swarm is None or not self._swarm.open:
+        else:
             invite = self._invites.get(member.invite)
-            verdict = invite_verdict(invite, now, self.limits.idle_s)
-            if invite is None or verdict != INVITE_OK:
+            needs_invite = bool(member.invite) or self._swarm is None or not self._swarm.open
+            verdict = invite_verdict(invite, now, self.limits.idle_s) if needs_invite else INVITE_OK
+            if verdict != INVITE_OK:
                 return verdict
-            used = msgspec.structs.replace(invite, uses=invite.uses + 1, used=now)
-            self._invites[invite.hash] = used
-            statements.append(_invite_row(used))
-        self._members[member.node] = member = msgspec.structs.replace(member, seen=max(member.seen, now))
+            if known is None and len(self._members) >= self.limits.members and not (gone := self._giving_way(now)):
+                return SWARM_FULL
+            if needs_invite and invite is not None:
+                used = msgspec.structs.replace(invite, uses=invite.uses + 1, used=now)
+                self._invites[invite.hash] = used
+                statements.append(_invite_row(used))
+            member = msgspec.structs.replace(member, seen=member.joined)
+        used_up = bool(statements)
+        for old in gone:
+            del self._members[old.node]
+            statements += [(DROP_MEMBER, (old.node,)), ("DELETE FROM uptake WHERE node=?", (old.node,))]
+        self._members[member.node] = member
         try:
             await self._write([*statements, _member_row(member)], durable=True)
         except StoreUnavailable:
-            self._never_admitted(member, known, bool(statements))
+            self._never_admitted(member, known, used_up)
+            self._members = {old.node: old for old in gone} | self._members
             raise
+        self._forget_uptake(old.node for old in gone if old.node not in self._members)
         return INVITE_OK
+
+    def _giving_way(self, now: float) -> list[Member]:
+        """Of a full swarm, members whose places are a newcomer's."""
+        if abs(now - self._looked) < LOOK_EVERY_S:
+            return []
+        is_open = self._swarm is not None and self._swarm.open
+        found = (member for member in self._members.values() if member.gives_way(now, self.limits.idle_s, is_open))
+        gone = list(islice(found, GIVE_WAY))
+        if len(gone) < GIVE_WAY:
+            self._looked = now
+        return gone
 
     def _never_admitted(self, member: Member, before: Member | None, used: bool) -> None:
         """The file does not hold it: memory must not know it either, and its invite was not used."""
@@ -181,15 +206,19 @@ class SQLiteRegistry:
         return [_member_row(member) for member in old]
 
     def _seen(self, node: str, now: float) -> list[Statement]:
-        """The member exchanges now: what keeps that, where it is time to."""
+        """The member exchanges now: what keeps that, the first time or where it is time to."""
         member = self._members.get(node)
-        if member is None or abs(now - member.seen) < SEEN_EVERY_S:
+        if member is None or (member.seen > member.joined and abs(now - member.seen) < SEEN_EVERY_S):
             return []
         self._members[node] = seen = msgspec.structs.replace(member, seen=now)
         return [_member_row(seen)]
 
     def _forget_groups(self, node: str) -> list[Statement]:
         """Take a node's groups out of the pool in memory: what takes them out of the file."""
+        raise NotImplementedError
+
+    def _forget_uptake(self, nodes: Iterable[str]) -> None:
+        """In memory: how often groups of these were drawn."""
         raise NotImplementedError
 
     async def _write(self, statements: list[Statement], durable: bool = False) -> None:

@@ -26,6 +26,7 @@ log = logging.getLogger("sapo.coordinator")
 Statement = tuple[str, tuple[Any, ...]]
 
 SCHEMA_VERSION = 1
+DROP_MEMBER = "DELETE FROM members WHERE node=?"
 BATCH = 256
 """Jobs in a transaction at most: bounds the wait of the first."""
 SYNC_EVERY_S = 1.0
@@ -222,15 +223,15 @@ class Writer:
 
 
 def by_kind(statements: list[Statement]) -> list[tuple[str, list[tuple[Any, ...]]]]:
-    """Statements of one text together, so that SQLite runs each kind in one call; what deletes comes last.
+    """Statements of one text together, so that SQLite runs each kind in one call; what deletes comes last, but of members first.
 
     The order within a kind stays. Keys of groups are never used twice, so a group that came and went within one batch
-    is inserted, then deleted.
+    is inserted, then deleted. A member that gave way may join again within the batch.
     """
     kinds: dict[str, list[tuple[Any, ...]]] = {}
     for sql, parameters in statements:
         kinds.setdefault(sql, []).append(parameters)
-    return sorted(kinds.items(), key=lambda kind: kind[0].startswith("DELETE"))
+    return sorted(kinds.items(), key=lambda kind: kind[0].startswith("DELETE") - 2 * kind[0].startswith(DROP_MEMBER))
 
 
 def _acknowledge(waiting: list[asyncio.Future[None]], error: StoreUnavailable | None) -> None:
