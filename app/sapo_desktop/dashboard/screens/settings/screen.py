@@ -161,7 +161,7 @@ class SettingsScreen(ModalScreen[None]):
     async def _flip(self, row: SettingRow) -> None:
         value = "false" if row.value == "true" else "true"
         try:
-            await self.actions.change(row.key, value)
+            await self.actions.change(row.key, value, row.owner)
         except SettingRefused as error:
             self._refused(error)
             return
@@ -174,7 +174,7 @@ class SettingsScreen(ModalScreen[None]):
 
     async def _reset(self, row: SettingRow) -> None:
         try:
-            await self.actions.reset(row.key)
+            await self.actions.reset(row.key, row.owner)
         except SettingRefused as error:
             self._refused(error)
             return
