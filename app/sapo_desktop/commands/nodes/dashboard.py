@@ -58,7 +58,7 @@ def _feed(home: Home) -> ControlFeed:
     from sapo_desktop.dashboard.feed import ControlFeed
     from sapo_desktop.services.nodes.supervisor import last_words, starting
 
-    return ControlFeed(home.socket, last_words=lambda: last_words(home), starting=lambda: starting(home))
+    return ControlFeed(home.socket, lambda pid, since: last_words(home, pid, since), lambda: starting(home))
 
 
 async def _start(home: Home, answers: FirstRunAnswers | None) -> None:

@@ -146,9 +146,10 @@ async def _finish_round(node: ControlClient) -> None:
         raise
 
 
-def last_words(home: Home) -> str:
-    """The last line that a node started from here wrote to its error stream; "" when it had nothing to say."""
-    return background.last_words(_errors(home))
+def last_words(home: Home, pid: int = 0, since: float = 0.0) -> str:
+    """The last line that a node started from here wrote to its error stream since that time; "" when it had nothing to say, or
+    while its process runs: then it is some library's remark."""
+    return "" if pid and background.alive(pid) else background.last_words(_errors(home), since)
 
 
 def _errors(home: Home) -> Path:
