@@ -6,6 +6,7 @@ import builtins
 import getpass
 import subprocess
 import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -13,11 +14,13 @@ from tests.support.many_groups import journal_with
 from tests.support.node_process import environment
 
 from sapo_desktop import cli
-from sapo_desktop.commands.nodes import dashboard, replay
+from sapo_desktop.commands.nodes import control, dashboard, replay
 from sapo_desktop.dashboard.app import SapoDashboard
 from sapo_desktop.paths import Home
 from sapo_desktop.services.models.shelf import store
 from sapo_swarm.config import RunConfig
+from sapo_swarm.events import Event
+from sapo_swarm.node.control.api import ControlClient, NodeStatus
 
 
 @pytest.fixture
@@ -94,3 +97,27 @@ def test_a_task_that_there_is_not_leaves_no_empty_export(tmp_path: Path, capsys:
     assert not out.exists()
     assert cli.run(["rollouts", str(journal), "-o", str(out)]) == 0
     assert "Wrote 1 group to" in capsys.readouterr().out
+
+
+def test_a_snooze_without_an_end_is_refused(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["snooze", "--for", "0"]) == 2
+    assert "sapo-desktop pause" in capsys.readouterr().err
+
+
+def test_the_first_line_of_a_watched_status_is_there_at_once(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    silo = ("silo", "fake", "fake", "cpu", 3, 0, None, 0.0, -1.0, 0, 0.0, "0.0.9")
+    status = NodeStatus("paused", "Paused", "person", 0.0, 7, "r", str(home.data), *silo)  # type: ignore[arg-type]
+    told: list[bool] = []
+
+    class OneStatus(ControlClient):
+        async def status(self) -> NodeStatus:
+            return status
+
+        async def events(self, *_wanted: object, **_more: object) -> AsyncIterator[Event]:
+            for event in ():
+                yield event
+
+    monkeypatch.setattr(control, "ControlClient", OneStatus)
+    monkeypatch.setattr(control, "print", lambda _line, flush=False: told.append(flush), raising=False)
+    assert cli.run(["status", "--watch"]) == 0
+    assert told == [True]

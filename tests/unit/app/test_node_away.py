@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from rich.cells import cell_len
 from tests.fixtures.make_recordings import recording
 from tests.unit.app.test_dashboard_text import fold, run
 
@@ -92,6 +93,16 @@ def test_where_there_are_others_an_empty_list_is_not_said_to_be_nobody(nodes: in
     assert said in swarm_screen.peer_rows(alone, 76, UNICODE).plain
     away = msgspec.structs.replace(alone, connected=False)
     assert "coordinator is away" in swarm_screen.peer_rows(away, 76, UNICODE).plain
+
+
+def test_a_name_in_signs_of_two_columns_moves_no_column() -> None:
+    news = next(event for event in recording("swarm", 2, 1) if isinstance(event, SwarmUpdated))
+    peers = tuple(
+        msgspec.structs.replace(peer, name="量子コンピュータ研究会のノード", model="模型") for peer in news.peers
+    )
+    lines = swarm_screen.peer_rows(msgspec.structs.replace(news, peers=peers), 76, UNICODE).plain.splitlines()
+    assert {cell_len(line) for line in lines[1:]} == {cell_len(lines[1])}
+    assert cell_len(lines[1]) <= 76
 
 
 async def test_a_node_that_takes_its_time_to_stop_leaves_no_empty_terminal(

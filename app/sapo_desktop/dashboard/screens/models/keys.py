@@ -110,7 +110,7 @@ class ModelKeys(BaseScreen):
 
     def action_new(self) -> None:
         """Ask for a name and a base, then make it."""
-        self.run_worker(self._new(), name="new", exit_on_error=True)
+        self.run_worker(self._new(), group="dialog", exclusive=True, exit_on_error=True)
 
     async def _new(self) -> None:
         try:
@@ -155,7 +155,7 @@ class ModelKeys(BaseScreen):
     def action_free(self) -> None:
         """Say what may go, ask, then remove it."""
         if (one := self.chosen) is not None:
-            self.run_worker(self._free(one), name="free", exit_on_error=True)
+            self.run_worker(self._free(one), group="dialog", exclusive=True, exit_on_error=True)
 
     async def _free(self, one: Overview) -> None:
         id = one.model.record.id

@@ -188,8 +188,9 @@ class SettingsScreen(ModalScreen[None]):
         self._read()
 
     def action_restart(self) -> None:
-        """Let the node finish its round and start with these settings; that goes on when this screen is closed."""
+        """Let the node finish its round and start with these settings."""
         self._say("Finishing the round, then starting the node with these settings")
+        # of the application: it goes on when this screen is closed
         self.app.run_worker(self._restart(), group="restart", exclusive=True, exit_on_error=True)
 
     async def _restart(self) -> None:
