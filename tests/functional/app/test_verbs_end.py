@@ -50,9 +50,9 @@ def test_a_dashboard_that_crashed_is_no_success(verb: list[str], home: Home, mon
 
     def crash(app: SapoDashboard) -> None:
         shown.append((app.theme, app.glyphs.ascii))
-        app._return_code = 1
 
     monkeypatch.setattr(SapoDashboard, "run", crash)
+    monkeypatch.setattr(SapoDashboard, "return_code", 1)
     for module in (dashboard, replay):
         monkeypatch.setattr(module, "require_terminal", lambda _instead: None)
     assert cli.run(verb) == 1
