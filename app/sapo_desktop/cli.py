@@ -121,11 +121,11 @@ def run(arguments: Sequence[str]) -> int:
     args, extra = top.parse_known_args(list(arguments))
     if extra:
         refuse(top, typed, extra)
-    if args.printed:
-        print(_printed(args.printed), end="")
-        return 0
     module = VERBS[args.verb][0] if args.verb else "nodes.dashboard"
     try:
+        if args.printed:
+            print(_printed(args.printed), end="", flush=True)
+            return 0
         home = Home.find()
         library.use(home.tasks)
         access.use(lambda: tokens.kept(home))

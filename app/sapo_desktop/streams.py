@@ -28,6 +28,15 @@ def json_line(value: object) -> str:
     return json.dumps(msgspec.json.decode(msgspec.json.encode(value)))
 
 
+def agreed(question: str) -> bool:
+    """A y or a yes was typed. Ctrl+D is no answer, and so it is none."""
+    try:
+        return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
+    except EOFError:
+        print()
+        return False
+
+
 def to_nowhere(*descriptors: int) -> None:
     """What is still written to them (there is always a last word, if only the flush at exit) must not fail."""
     nowhere = os.open(os.devnull, os.O_WRONLY)

@@ -32,16 +32,17 @@ class ControlFeed:
     def __init__(
         self,
         socket: Path,
-        now: Callable[[], float] = time.time,
-        last_words: Callable[[], str] = lambda: "",
+        last_words: Callable[[int, float], str] = lambda *_: "",
         starting: Callable[[], int | None] = lambda: None,
+        now: Callable[[], float] = time.time,
     ) -> None:
-        """last_words: why the node that this dashboard started is gone, "" when that is not known. starting: the process
-        of a node that does not answer yet; after a change of settings, of swarm or of model that is another one."""
+        """last_words: why the node of that process is gone, as far as it was written since a time; "" while it is not gone, or
+        not known. starting: the process of a node that does not answer yet; after a change of settings, of swarm or of model
+        that is another one."""
         self.socket, self.last_words, self.starting = socket, last_words, starting
         self.now: Callable[[], float] = now
         self._seq = 0
-        self._run, self._pid = "", 0
+        self._run, self._pid, self._since = "", 0, 0.0
         self._groups: JournalGroups | None = None
 
     def groups(self) -> GroupSource | None:
@@ -78,7 +79,7 @@ class ControlFeed:
             except NodeError as error:
                 sentence = str(error)
             failures = max(failures, 0) + 1
-            words = await asyncio.to_thread(self.last_words)
+            words = await asyncio.to_thread(self.last_words, self._pid, self._since) if self._pid else ""
             if words:
                 sentence = f"The node ended: {words}"
             wait = _BACKOFF_S[min(failures, len(_BACKOFF_S)) - 1]
@@ -96,14 +97,14 @@ class ControlFeed:
     async def _follow(self, node: ControlClient) -> AsyncIterator[Event | Link | Rewound]:
         """That it answers, the history without groups, the newest groups, then everything live."""
         status = await node.status()
-        self._pid = status.pid
+        self._pid, self._since = status.pid, time.time()
         run, journal = status.run_id, Path(status.folder) / "journal.db"
         if self._groups is None or self._groups.path != journal.absolute():
             self._groups = JournalGroups(journal)
         if run != self._run:
-            if self._run:
-                yield Rewound()
             self._run, self._seq = run, 0
+        if self._seq == 0:  # of another run, or of this one before its history broke off, something may have been told
+            yield Rewound()
         yield Link(True, "Connected", self.now())
         if self._seq == 0:
             last = 0

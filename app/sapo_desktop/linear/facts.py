@@ -9,11 +9,11 @@ from sapo_desktop.dashboard.history.moments import MEANINGS
 from sapo_desktop.dashboard.look.show import age, clock, count, memory, percent, plain
 from sapo_desktop.dashboard.screens.dashboard import reward_lines, share_lines
 from sapo_desktop.dashboard.screens.rollouts.detail import verdict_words
-from sapo_desktop.dashboard.screens.swarm.reasons import from_others, on_trial, risen
+from sapo_desktop.dashboard.screens.swarm.reasons import as_it_was, from_others, on_trial, risen
 from sapo_desktop.dashboard.screens.swarm.trail import CAUSE, in_order, steps
 from sapo_desktop.dashboard.state import DashboardState, evaluation_sentence
 from sapo_desktop.dashboard.widgets.header import identity, status
-from sapo_desktop.dashboard.widgets.panels import best_answer
+from sapo_desktop.dashboard.widgets.panels import best_answer, token_rate
 from sapo_desktop.linear.trend import SMOOTH, trend
 from sapo_desktop.services.against_base import base_scores
 from sapo_desktop.services.swarms.shares import MEANINGS as SHARES
@@ -42,7 +42,9 @@ def now_sentence(state: DashboardState, now: float) -> str:
     since = f", {age(seconds)}" if seconds >= 1 else ""
     phase = state.phase
     done = (
-        f", {100 * phase.fraction:.0f} % done" if phase is not None and not state.paused and phase.fraction > 0 else ""
+        f", {100 * phase.fraction:.0f} % done"
+        if phase is not None and not (state.paused or state.absent) and phase.fraction > 0
+        else ""
     )
     left = f", {age(max(phase.eta_s, 1.0))} left" if done and phase is not None and phase.eta_s >= 0 else ""
     return spoken(f"{said}{since}{done}{left}")
@@ -106,8 +108,7 @@ def _marks(state: DashboardState) -> list[str]:
 
 
 def _machine(state: DashboardState) -> str:
-    vitals = state.vitals
-    rate = vitals.tokens_per_s if vitals and vitals.tokens_per_s else state.figures.tokens_per_s.last
+    vitals, rate = None if state.absent else state.vitals, token_rate(state)
     parts = [f"{count(rate)} tokens a second" if rate else "", f"{count(state.tokens)} tokens generated"]
     if vitals is not None:
         parts.append(f"{memory(vitals.memory)} of memory")
@@ -164,19 +165,20 @@ def written(text: str) -> list[str]:
     return [line.strip() for line in plain(text, lines=True).splitlines() if line.strip()]
 
 
-def swarm(state: DashboardState) -> list[str]:
+def swarm(state: DashboardState, now: float) -> list[str]:
     """Screen 2: the swarm, what it brought, who takes part."""
-    now = state.swarm
-    if now is None:
+    told = state.swarm
+    if told is None:
         alone = "This node trains alone. Find a swarm: directory. Join one: node --join INVITE. Host one: coordinator"
         return [alone if state.silo else "Waiting for the first exchange with the coordinator"]
-    rows = [plain(now.sentence, 400), f"{count(now.nodes)} nodes, {now.rounds_per_s:.2f} rounds a second of all"]
-    rows += [f"{name.capitalize()} {value}, {SHARES[name]}" for name, value in shares(now)]
+    rows = [as_it_was(state, now) + plain(told.sentence, 400)]
+    rows += [f"{count(told.nodes)} nodes, {told.rounds_per_s:.2f} rounds a second of all"]
+    rows += [f"{name.capitalize()} {value}, {SHARES[name]}" for name, value in shares(told)]
     rows += [from_others(state), risen(state), *on_trial(state), plain(state.external_off, 400)]
-    rows += [f"{count(now.made)} groups made, {count(now.accepted)} accepted"]
-    rows.append(f"Received, not taken: {'; '.join(in_words(now.rejected)) or 'none'}")
-    rows.append(f"Sent, not taken: {'; '.join(in_words(now.refused, now.made)) or 'none'}")
-    rows += _peers(now)
+    rows += [f"{count(told.made)} groups made, {count(told.accepted)} accepted"]
+    rows.append(f"Received, not taken: {'; '.join(in_words(told.rejected)) or 'none'}")
+    rows.append(f"Sent, not taken: {'; '.join(in_words(told.refused, told.made)) or 'none'}")
+    rows += _peers(told)
     trails = [f"{plain(trail.task, 60)}: {', '.join(steps(trail))}" for trail in in_order(state)]
     rows += [f"Aha trail. {CAUSE}", *trails] if trails else []
     return [spoken(row) for row in rows if row]

@@ -161,7 +161,7 @@ class Session:
         head, _, rest = word.partition(" ")
         shown = {
             "1": lambda: facts.dashboard(state, now),
-            "2": lambda: facts.swarm(state),
+            "2": lambda: facts.swarm(state, now),
             "5": lambda: facts.log(state, rest),
         }
         if not line:

@@ -94,8 +94,9 @@ def fields() -> Iterator[Field]:
 
 def _bounds(node: Any) -> str:
     """Of a number: ", 1 to 64"; "" without limits."""
-    low = getattr(node, "ge", None) if getattr(node, "ge", None) is not None else getattr(node, "gt", None)
-    high = getattr(node, "le", None)
+    low, above, high = (getattr(node, name, None) for name in ("ge", "gt", "le"))
+    if above is not None:
+        return f", more than {above:g}" + ("" if high is None else f", at most {high:g}")
     if low is None:
         return ""
     return f", {low:g} or more" if high is None else f", {low:g} to {high:g}"

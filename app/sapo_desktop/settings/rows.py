@@ -73,12 +73,12 @@ class SettingsActions(Protocol):
         """Every setting."""
         ...
 
-    async def change(self, key: str, value: str) -> None:
-        """Write one setting."""
+    async def change(self, key: str, value: str, owner: str = "") -> None:
+        """Write one setting of the model that the row names, whichever is shown by now."""
         ...
 
-    async def reset(self, key: str) -> None:
-        """Back to the default."""
+    async def reset(self, key: str, owner: str = "") -> None:
+        """Back to the default, as `change`."""
         ...
 
     async def restart(self) -> str:

@@ -233,14 +233,14 @@ async def test_a_new_model_starts_from_a_base_and_is_trained(home: Home) -> None
 async def test_the_settings_are_those_of_the_model_that_is_shown(home: Home) -> None:
     before = home.settings.read_text()
     actions = HomeSettings(home)
-    await actions.change("run.temperature", "0.5")
+    await actions.change("run.temperature", "0.5", "my-model")
     assert store.find(home, "my-model").config.temperature == 0.5
     assert home.settings.read_text() == before, "the settings for new models stay"
     row = next(row for row in await actions.rows() if row.key == "run.temperature")
     assert (row.value, row.default, row.owner) == ("0.5", "1.0", "my-model")
     with pytest.raises(Exception, match="was made with method"):
-        await actions.change("run.method", "lora")
-    await actions.reset("run.temperature")
+        await actions.change("run.method", "lora", "my-model")
+    await actions.reset("run.temperature", "my-model")
     assert store.find(home, "my-model").config.temperature == 1.0
 
 

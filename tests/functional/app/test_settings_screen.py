@@ -1,4 +1,4 @@
-"""F2 and the doctor under a pilot, over real files and a real node; limits that count while a node runs."""
+"""F2 under a pilot, over real files and a real node; limits that count while a node runs."""
 
 from __future__ import annotations
 
@@ -17,16 +17,13 @@ from sapo_desktop import cli, settings
 from sapo_desktop.dashboard.app import SapoDashboard
 from sapo_desktop.dashboard.feed import ControlFeed
 from sapo_desktop.dashboard.replay import ReplayFeed
-from sapo_desktop.dashboard.screens.doctor import DoctorScreen
 from sapo_desktop.dashboard.screens.first_run import FirstRunScreen
 from sapo_desktop.dashboard.screens.settings.editor import SettingEditor
 from sapo_desktop.dashboard.screens.settings.screen import SettingsScreen
-from sapo_desktop.errors import CommandFailed
 from sapo_desktop.paths import Home
 from sapo_desktop.services.first_questions import FirstRunAnswers
-from sapo_desktop.services.machine.doctor import stream
-from sapo_desktop.services.machine.finding import Finding
 from sapo_desktop.services.models.screen.settings_actions import HomeSettings
+from sapo_desktop.services.models.shelf import store
 from sapo_desktop.settings import editing
 from sapo_desktop.settings.rows import SIMPLE
 from sapo_swarm.events import StateChanged
@@ -170,7 +167,7 @@ async def test_what_was_changed_reaches_the_node_when_it_is_asked_to_start_again
             await pilot.press("f2")
             await until(pilot, lambda: isinstance(app.screen, SettingsScreen) and bool(app.screen.listed))
             screen = await choose(pilot, "run.max_new_tokens")
-            await actions.change("run.max_new_tokens", "32")
+            await actions.change("run.max_new_tokens", "32", store.find(home).name)
             screen._read()
             await until(pilot, lambda: "96. Press a" in said(pilot))
             await pilot.press("a")
@@ -216,44 +213,6 @@ def test_the_terminal_changes_and_resets_settings_as_f2_does(home: Home, capsys:
     assert "run.rounds = 12   (from config.toml; default 0)" in capsys.readouterr().out
     assert cli.run(["config", "reset", "run.rounds"]) == 0
     assert [row.key for row in editing.rows(home.settings) if row.saved] == []
-
-
-async def test_the_doctor_tells_its_findings_as_they_come_and_what_mends_them() -> None:
-    goes_on = asyncio.Event()
-
-    async def examine() -> AsyncIterator[Finding]:
-        yield Finding("ok", "disk", "plenty")
-        await goes_on.wait()
-        yield Finding("fail", "trainer", "No engine: pip install [x]")
-
-    app = SapoDashboard(ReplayFeed([], 0), examine=examine)
-    async with app.run_test(size=(80, 24)) as pilot:
-        await pilot.press("d")
-        await until(pilot, lambda: "✓ disk" in said(pilot))
-        assert "Looking" in said(pilot)
-        goes_on.set()
-        await until(pilot, lambda: "One thing does not work" in said(pilot))
-        assert "✗ trainer        No engine: pip install [x]" in said(pilot)
-        await pilot.press("escape")
-        assert not isinstance(app.screen, DoctorScreen)
-
-
-async def test_a_doctor_that_fails_itself_says_so() -> None:
-    async def examine() -> AsyncIterator[Finding]:
-        yield Finding("ok", "disk", "There is room")
-        raise CommandFailed("The doctor itself failed.")
-
-    app = SapoDashboard(ReplayFeed([], 0), examine=examine)
-    async with app.run_test(size=(80, 24)) as pilot:
-        await pilot.press("d")
-        await until(pilot, lambda: "The doctor itself failed." in said(pilot))
-
-
-async def test_the_dialog_and_the_terminal_ask_the_same_doctor(home: Home) -> None:
-    """One real examination, in the process of its own that the dialog uses."""
-    found = [finding.what async for finding in stream()]
-    assert {"version", "machine", "disk", "settings", "torch", "activity", "scorer", "node"} <= set(found)
-    assert "fake" not in found  # no engine for a person who trains
 
 
 async def test_simple_settings_come_first_and_can_be_seen_alone(pilot: Pilot[object]) -> None:

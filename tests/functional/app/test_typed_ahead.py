@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from tests.support.scripted_feed import NARROW, SILO, ScriptedFeed, questions
+import asyncio
+
+from tests.support.scripted_actions import ScriptedModels
+from tests.support.scripted_feed import NARROW, SILO, ScriptedFeed, app_over, questions
 from textual import events
 
 from sapo_desktop.dashboard.app import SapoDashboard
+from sapo_desktop.dashboard.screens.models.dialogs import NewModelDialog
+from sapo_desktop.dashboard.screens.models.screen import ModelsScreen
 from sapo_desktop.services.first_questions import FirstRunAnswers, FirstRunInfo
+from sapo_desktop.services.models.screen.interface import NewModelInfo
 
 
 async def test_keys_faster_than_the_screen_are_taken_in_their_order() -> None:
@@ -29,3 +35,29 @@ async def test_keys_faster_than_the_screen_are_taken_in_their_order() -> None:
             while not answers:
                 await pilot.pause()
         assert answers == [wanted]
+
+
+async def test_a_key_that_is_pressed_twice_opens_one_dialog() -> None:
+    asked, offered = 0, asyncio.Event()
+
+    class Slow(ScriptedModels):
+        async def offer(self) -> NewModelInfo:
+            nonlocal asked
+            asked += 1
+            await offered.wait()
+            return await super().offer()
+
+    app = app_over(SILO, model_actions=Slow(SILO))
+    async with app.run_test(size=NARROW) as pilot:
+        await pilot.press("4")
+        while not (isinstance(app.screen, ModelsScreen) and app.screen.shelf.models):
+            await pilot.pause()
+        await pilot.press("n", "n")
+        while asked < 2:
+            await pilot.pause()
+        offered.set()
+        while not isinstance(app.screen, NewModelDialog):
+            await pilot.pause()
+        for _ in range(5):
+            await pilot.pause()
+        assert sum(isinstance(screen, NewModelDialog) for screen in app.screen_stack) == 1

@@ -113,7 +113,7 @@ async def test_the_export_of_rollouts_complains_of_a_file_name(home: Home, typed
 )
 async def test_f2_refuses_a_wrong_value_and_says_why(home: Home, key: str, value: str, said: str) -> None:
     with pytest.raises(SettingRefused, match=said):
-        await HomeSettings(home).change(key, value)
+        await HomeSettings(home).change(key, value, "mine")
 
 
 async def test_f2_refuses_a_damaged_task_for_new_models_too(home: Home) -> None:

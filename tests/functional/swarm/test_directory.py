@@ -227,7 +227,9 @@ def test_a_list_is_written_signed_edited_and_signed_anew_by_the_verb(
     path = str(tmp_path / "swarms.json")
     assert run(["directory", "new", path]) == 0
     assert run(["directory", "sign", path, "--days", "7"]) == 0
-    key = capsys.readouterr().out.rpartition("#key=")[2].strip()
+    signed = capsys.readouterr().out
+    assert "Signed 1 swarm for 7 days" in signed
+    key = signed.rpartition("#key=")[2].strip()
     text = Path(path).read_text()
     Path(path).write_text(text.replace('"example"', '"evenings"'))
     assert run(["directory", "show", path]) == 2

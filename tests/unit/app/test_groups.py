@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from tests.support.many_groups import group_number, journal_with
 
+from sapo_desktop.dashboard.history.groups import reader as reading
 from sapo_desktop.dashboard.history.groups.export import whole, write
 from sapo_desktop.dashboard.history.groups.index import STEP, GroupIndex
 from sapo_desktop.dashboard.history.groups.query import GroupFilter
@@ -17,7 +18,7 @@ from sapo_desktop.dashboard.history.groups.reader import Answer, GroupReader, Wi
 from sapo_desktop.dashboard.history.groups.sources import JournalGroups, RecordedGroups
 from sapo_desktop.errors import AppError
 from sapo_swarm.events import GroupRecorded, decode
-from sapo_swarm.node.storage.journal import Journal
+from sapo_swarm.node.storage.journal import Journal, JournalError
 
 COUNT = 2 * STEP + 20
 ALL = [group_number(number) for number in range(COUNT)]
@@ -232,5 +233,40 @@ def test_the_reader_answers_the_newest_wish_and_says_what_is_wrong(journal: Path
     reader.join()
     assert answers[-1].total == sum(has_word(event, "multiply") for event in ALL)
     whole_one.clear()
-    GroupReader(lambda: GroupIndex(JournalGroups(tmp_path / "no.db")), told).join()
+    reader = GroupReader(lambda: GroupIndex(JournalGroups(tmp_path / "no.db")), told)
+    assert whole_one.wait(20)
+    reader.close()
+    reader.join()
     assert "no journal" in answers[-1].problem
+
+
+def test_an_index_that_did_not_open_once_is_tried_again(journal: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "IDLE_S", 0.0)
+    problems, told, whole_one = ["The disk is full"] * 2, list[str](), threading.Event()
+
+    def opened() -> GroupIndex:
+        if problems:
+            raise JournalError(problems.pop())
+        return GroupIndex(JournalGroups(journal))
+
+    def tell(answer: Answer) -> None:
+        told.append(answer.problem)
+        if answer.total == COUNT:
+            whole_one.set()
+
+    reader = GroupReader(opened, tell)
+    assert whole_one.wait(20)
+    reader.close()
+    reader.join()
+    assert [problem for problem in told if problem] == ["The disk is full"] * 2
+
+
+def test_a_cache_that_does_not_let_its_index_be_removed_is_one_sentence(journal: Path, tmp_path: Path) -> None:
+    source = JournalGroups(journal)
+    made = GroupIndex(source, tmp_path)
+    made.close()
+    assert made.path is not None
+    made.remove()
+    made.path.mkdir()
+    with pytest.raises(JournalError, match="Cannot keep an index"):
+        GroupIndex(source, tmp_path)

@@ -29,7 +29,7 @@ def pages(events: list[Event]) -> list[str]:
     state, now = state_of(events), max(event.time for event in events)
     return [
         *facts.dashboard(state, now),
-        *facts.swarm(state),
+        *facts.swarm(state, now),
         *facts.rollouts(state),
         *facts.rollouts(state, 1),
         *facts.log(state),
@@ -38,7 +38,7 @@ def pages(events: list[Event]) -> list[str]:
 
 @pytest.mark.parametrize("events", [SILO, SWARM, []], ids=["alone", "in a swarm", "nothing yet"])
 def test_no_line_draws_anything(events: list[Event]) -> None:
-    lines = pages(events) if events else facts.dashboard(DashboardState(), 0.0) + facts.swarm(DashboardState())
+    lines = pages(events) if events else facts.dashboard(DashboardState(), 0.0) + facts.swarm(DashboardState(), 0.0)
     assert lines
     assert all(line and not DRAWN.search(line) and line == line.strip() for line in lines), lines
 
@@ -51,7 +51,9 @@ def test_the_facts_of_the_screens_are_told() -> None:
         assert fact in together, fact
     state = state_of(SWARM)
     assert state.swarm is not None
-    assert sum(bool(re.match(r"\d+\. .* groups, share", line)) for line in facts.swarm(state)) == len(state.swarm.peers)
+    assert sum(bool(re.match(r"\d+\. .* groups, share", line)) for line in facts.swarm(state, 0.0)) == len(
+        state.swarm.peers
+    )
 
 
 def test_a_group_in_full_has_every_attempt_with_its_verdict() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from rich.cells import cell_len
 from tests.fixtures.make_recordings import recording
 from tests.unit.app.test_dashboard_text import fold, run
 
@@ -18,9 +19,14 @@ from sapo_desktop.dashboard.screens.swarm import screen as swarm_screen
 from sapo_desktop.dashboard.state import apply
 from sapo_desktop.dashboard.widgets import panels
 from sapo_desktop.dashboard.widgets.header import header
+from sapo_desktop.linear import facts
 from sapo_desktop.paths import Home
 from sapo_desktop.services.nodes import supervisor
-from sapo_swarm.events import Phase, StateChanged, SwarmUpdated
+from sapo_swarm.events import Phase, RunStarted, State, StateChanged, SwarmUpdated, Vitals
+
+BUSY = Vitals(
+    time=9.0, memory=10**9, cpu_percent=380.0, watts=None, celsius=71.0, tokens_per_s=1870.0, rounds_per_hour=140.0
+)
 
 
 @pytest.mark.parametrize("starting", [False, True], ids=["gone", "being started again"])
@@ -33,6 +39,38 @@ def test_of_a_node_that_is_not_there_nothing_is_shown_as_going_on(starting: bool
     assert "eta" not in text
     assert UNICODE.now not in text
     assert not re.search(r"\d", panels.tiles(away, 60).plain)
+
+
+def test_of_a_swarm_that_nobody_tells_of_any_more_the_age_is_told_in_every_place() -> None:
+    events = list(recording("swarm", 2, 1))
+    at_work = [
+        *events,
+        msgspec.structs.replace(BUSY, time=events[-1].time),
+    ]
+    at_work += [Phase(time=events[-1].time, round=2, phase="generate", fraction=0.62, eta_s=3.0)]
+    state, now = fold(at_work), events[-1].time
+    assert "62 % done" in facts.now_sentence(state, now)
+    away = apply(state, Link(False, "The node is gone", now, ended=True))
+    told = "\n".join([*facts.dashboard(away, now + 4020), *facts.swarm(away, now + 4020)])
+    for stale in ("% done", "left", "tokens a second", "processor", "degrees"):
+        assert stale not in told, stale
+    assert "As it was 67 min ago: " in told
+    drawn = swarm_screen.overview(away, now + 4020, 76, 6, UNICODE)
+    assert drawn.plain.startswith("As it was 67 min ago: ")
+    assert "$success" not in str(drawn.spans)
+
+
+@pytest.mark.parametrize("state", ["paused", "running"])
+def test_a_node_that_pauses_has_no_speed_and_no_end_in_sight(state: State) -> None:
+    events = list(recording("silo", 3, 1))
+    started = next(event for event in events if isinstance(event, RunStarted))
+    events[events.index(started)] = msgspec.structs.replace(started, rounds_planned=100)
+    events += [BUSY]
+    shown = fold([*events, StateChanged(time=9.0, state=state, sentence="")])
+    drawn = [panels.machine(shown, 9.0, 60, 8, UNICODE), panels.tiles(shown, 60)]
+    drawn += [panels.now_panel(shown, 9.0, 70, 8, UNICODE)]
+    for text, speed in zip(drawn, ("140", "1,870", "done in"), strict=True):
+        assert (speed in text.plain) == (state == "running")
 
 
 def test_the_log_says_once_when_a_node_was_gone_and_that_nothing_finished_is_lost() -> None:
@@ -55,6 +93,16 @@ def test_where_there_are_others_an_empty_list_is_not_said_to_be_nobody(nodes: in
     assert said in swarm_screen.peer_rows(alone, 76, UNICODE).plain
     away = msgspec.structs.replace(alone, connected=False)
     assert "coordinator is away" in swarm_screen.peer_rows(away, 76, UNICODE).plain
+
+
+def test_a_name_in_signs_of_two_columns_moves_no_column() -> None:
+    news = next(event for event in recording("swarm", 2, 1) if isinstance(event, SwarmUpdated))
+    peers = tuple(
+        msgspec.structs.replace(peer, name="量子コンピュータ研究会のノード", model="模型") for peer in news.peers
+    )
+    lines = swarm_screen.peer_rows(msgspec.structs.replace(news, peers=peers), 76, UNICODE).plain.splitlines()
+    assert {cell_len(line) for line in lines[1:]} == {cell_len(lines[1])}
+    assert cell_len(lines[1]) <= 76
 
 
 async def test_a_node_that_takes_its_time_to_stop_leaves_no_empty_terminal(

@@ -147,7 +147,7 @@ def test_the_flag_of_before_still_sets_the_renamed_setting() -> None:
 @pytest.mark.parametrize(
     ("key", "said"),
     [
-        ("run.temperature", "run.temperature: that is no number. Allowed: number, 0 to 4."),
+        ("run.temperature", "run.temperature: that is no number. Allowed: number, more than 0, at most 4."),
         ("run.group_size", "run.group_size: that is no whole number. Allowed: whole number, 2 to 64."),
         ("limits.pause_on_battery", "limits.pause_on_battery: that is neither true nor false. Allowed: true, false."),
     ],

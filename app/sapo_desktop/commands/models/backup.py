@@ -11,6 +11,7 @@ from sapo_desktop.paths import Home
 from sapo_desktop.services.personal_data import archive, contents
 from sapo_desktop.services.personal_data import backup as saving
 from sapo_desktop.services.personal_data import restore as restoring
+from sapo_desktop.streams import agreed
 from sapo_swarm.protocol.safe_text import safe_text
 
 
@@ -65,7 +66,7 @@ def _restore(home: Home, args: argparse.Namespace) -> int:
         if args.replace or not sys.stdin.isatty():
             return bool(args.replace)
         shown = safe_text(item, 120, lines=False)
-        return input(f"{shown} is here with other content. Take the archive's? [y/N] ").strip().lower() in ("y", "yes")
+        return agreed(f"{shown} is here with other content. Take the archive's?")
 
     complete = True
     for outcome in restoring.restore(home, args.file, args.keys, replace):

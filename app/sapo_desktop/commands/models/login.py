@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import getpass
 import sys
 
@@ -28,7 +29,9 @@ def main(args: argparse.Namespace) -> int:
         print(keep(home, ""))
         return 0
     what = "Key of the judge" if args.judge else "Token of the hub"
-    typed = getpass.getpass(f"{what} (not shown): ") if sys.stdin.isatty() else sys.stdin.readline()
+    typed = ""
+    with contextlib.suppress(EOFError):  # ctrl+D
+        typed = getpass.getpass(f"{what} (not shown): ") if sys.stdin.isatty() else sys.stdin.readline()
     if not typed.strip():
         print("No token was typed: nothing was changed.", file=sys.stderr)
         return 2

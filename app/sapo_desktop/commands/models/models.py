@@ -18,7 +18,7 @@ from sapo_desktop.services.models import control
 from sapo_desktop.services.models.shelf import history, keeping, store
 from sapo_desktop.services.models.shelf.adopt import adopt
 from sapo_desktop.services.models.shelf.overview import Overview, gain, overview
-from sapo_desktop.streams import json_line
+from sapo_desktop.streams import agreed, json_line
 
 ACTIONS = ("list", "show", "rename", "duplicate", "delete", "prune", "bases", "fetch", "figures")
 _NAMES = {
@@ -191,7 +191,8 @@ def _prune(home: Home, args: argparse.Namespace) -> int:
     found = [(model, keeping.spare(model)) for model in models]
     found = [(model, spare) for model, spare in found if spare]
     for model, spare in found:
-        print(f"{model.name}: {len(spare)} older checkpoints, {sum(one.size for one in spare) / 1e6:,.1f} MB")
+        what = f"{len(spare)} older checkpoint{'' if len(spare) == 1 else 's'}"
+        print(f"{model.name}: {what}, {sum(one.size for one in spare) / 1e6:,.1f} MB")
     if not found:
         print("There is nothing to free: each model has its newest and its best checkpoint only.")
         return 0
@@ -207,4 +208,4 @@ def _agreed(yes: bool, question: str) -> bool:
         return True
     if not sys.stdin.isatty():
         raise AppError(f"{question} Nobody can answer here: add --yes.")
-    return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
+    return agreed(question)

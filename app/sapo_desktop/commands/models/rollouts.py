@@ -40,7 +40,8 @@ def main(args: argparse.Namespace) -> int:
     from sapo_desktop.dashboard.history.groups.sources import JournalGroups
 
     home = Home.find()
-    source, folder = JournalGroups(_journal(home, args.model)), home.cache / "rollouts"
+    journal, folder = _journal(home, args.model), home.cache / "rollouts"
+    source = JournalGroups(journal)
     wanted = GroupFilter(
         args.task,
         args.source,
@@ -49,16 +50,17 @@ def main(args: argparse.Namespace) -> int:
         args.first_solved,
         args.text,
     )
-    if args.output is not None:
-        print(f"Wrote {export.write(source, folder, wanted, args.output):,} groups to {args.output}")
-        return 0
     index = export.whole(source, folder, _told)
     try:
-        if args.show is not None:
-            return _show(source.read([args.show])[0][1] if source.read([args.show]) else None, args.show)
         if args.task and args.task not in index.tasks():
             here = f"There are: {', '.join(index.tasks())}." if index.tasks() else "No groups yet."
             raise UsageError(f"There is no group of the task {args.task!r}. {here}")
+        if args.output is not None:
+            count = export.write(JournalGroups(journal), folder, wanted, args.output)
+            print(f"Wrote {count:,} group{'' if count == 1 else 's'} to {args.output}")
+            return 0
+        if args.show is not None:
+            return _show(source.read([args.show])[0][1] if source.read([args.show]) else None, args.show)
         for number, event in enumerate(index.every(wanted)):
             if args.limit and number >= args.limit:
                 break

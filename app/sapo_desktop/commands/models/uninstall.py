@@ -12,6 +12,7 @@ from sapo_desktop.services.machine.login import service
 from sapo_desktop.services.nodes import supervisor
 from sapo_desktop.services.personal_data import uninstall
 from sapo_desktop.services.swarms import hosting
+from sapo_desktop.streams import agreed
 
 
 def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
@@ -41,7 +42,7 @@ def main(args: argparse.Namespace) -> int:
     if not args.yes:
         if not sys.stdin.isatty():
             raise AppError("Nobody can answer here whether all of this may go: add --yes.")
-        if input(f"Remove all of it, {total:,.0f} MB, for ever? [y/N] ").strip().lower() not in ("y", "yes"):
+        if not agreed(f"Remove all of it, {total:,.0f} MB, for ever?"):
             return 1
     freed = uninstall.remove(home, found)
     print(f"Removed: {freed / 1e6:,.0f} MB are free again. A key in the system's keyring, where there is one, is named")

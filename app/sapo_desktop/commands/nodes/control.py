@@ -69,12 +69,15 @@ async def _talk(args: argparse.Namespace) -> int:
         return await _stop(home, args.json)
     if args.verb in _TOLD:
         verb = "obey" if getattr(args, "off", False) else args.verb.replace("-", "_")
-        status = await control.tell(home, verb, 0.0 if verb == "obey" else seconds(getattr(args, "for_s", "")))
+        for_s = 0.0 if verb == "obey" else seconds(getattr(args, "for_s", ""))
+        if verb == "snooze" and not for_s:
+            raise UsageError("A snooze has an end: write 30s, 15m or 1h. Without an end: sapo-desktop pause")
+        status = await control.tell(home, verb, for_s)
         print(json_line(status) if args.json else describe(status))
         return 0
     async with ControlClient(home.socket) as node:
         status = await (node.post(f"external_{args.switch}") if args.verb == "external" else node.status())
-        print(json_line(status) if args.json else describe(status, await _news(node, status)))
+        print(json_line(status) if args.json else describe(status, await _news(node, status)), flush=True)
         if getattr(args, "watch", False):
             await _watch(node, args.json, status)
     return 0

@@ -30,18 +30,21 @@ def main(args: argparse.Namespace) -> int:
     chosen = settings.load(home.settings)
     in_browser = "TEXTUAL_DRIVER" in os.environ  # set by textual-serve, which speaks through pipes
     if not in_browser and in_lines(args, chosen):
-        choice = _tell(home)
-    elif not in_browser and (not sys.stdout.isatty() or not sys.stdin.isatty()):
-        raise AppError(
-            "The dashboard needs a terminal. Without one: sapo-desktop --linear, or sapo-desktop node --silo"
-        )
+        choice, code = _tell(home), 0
     else:
-        choice = _show(home, chosen)
+        require_terminal("sapo-desktop --linear, or sapo-desktop node --silo")
+        choice, code = _show(home, chosen)
     if choice == "stop":
         return asyncio.run(stop_node(home))
     if choice == "background":
         print("The node keeps working. Look again with sapo-desktop, end it with sapo-desktop stop.")
-    return 0
+    return code
+
+
+def require_terminal(instead: str) -> None:
+    """Raises AppError where there is none, nor a browser (textual-serve speaks through pipes)."""
+    if "TEXTUAL_DRIVER" not in os.environ and not (sys.stdout.isatty() and sys.stdin.isatty()):
+        raise AppError(f"The dashboard needs a terminal. Without one: {instead}")
 
 
 def in_lines(args: argparse.Namespace, chosen: settings.Settings) -> bool:
@@ -58,7 +61,7 @@ def _feed(home: Home) -> ControlFeed:
     from sapo_desktop.dashboard.feed import ControlFeed
     from sapo_desktop.services.nodes.supervisor import last_words, starting
 
-    return ControlFeed(home.socket, last_words=lambda: last_words(home), starting=lambda: starting(home))
+    return ControlFeed(home.socket, lambda pid, since: last_words(home, pid, since), lambda: starting(home))
 
 
 async def _start(home: Home, answers: FirstRunAnswers | None) -> None:
@@ -131,7 +134,8 @@ def tidy() -> None:
     allocator.trim()
 
 
-def _show(home: Home, chosen: settings.Settings) -> str | None:
+def _show(home: Home, chosen: settings.Settings) -> tuple[str | None, int]:
+    """How it was left, and the exit code: of a dashboard that crashed Textual tells the reason."""
     from sapo_backends.common import allocator
     from sapo_desktop.dashboard.app import SapoDashboard
     from sapo_desktop.services.machine.doctor import stream
@@ -174,7 +178,7 @@ def _show(home: Home, chosen: settings.Settings) -> str | None:
     choice = app.run()
     if problem:
         raise problem[0]
-    return choice
+    return choice, app.return_code or 0
 
 
 async def stop_node(home: Home) -> int:

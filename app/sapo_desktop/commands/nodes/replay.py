@@ -7,7 +7,7 @@ import asyncio
 from pathlib import Path
 
 from sapo_desktop import settings
-from sapo_desktop.commands.nodes.dashboard import in_lines, run_verb, say
+from sapo_desktop.commands.nodes.dashboard import in_lines, require_terminal, run_verb, say
 from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import Home
 
@@ -75,7 +75,8 @@ def main(args: argparse.Namespace) -> int:
         speed = args.speed or SPEED
     start = place_in(events, args.start) if args.start else None
     feed = ReplayFeed(events, speed, start, captions)
-    if in_lines(args, settings.load(Home.find().settings)):
+    chosen = settings.load(Home.find().settings)
+    if in_lines(args, chosen):
         from sapo_desktop.linear.session import Session
         from sapo_desktop.linear.typed import TypedLines
 
@@ -84,7 +85,9 @@ def main(args: argparse.Namespace) -> int:
 
         asyncio.run(session())
         return 0
+    require_terminal(f"sapo-desktop {args.told} --linear")
     from sapo_desktop.dashboard.app import SapoDashboard
 
-    SapoDashboard(feed).run()
-    return 0
+    app = SapoDashboard(feed, glyphs=chosen.ui.glyphs, theme=chosen.ui.theme)
+    app.run()
+    return app.return_code or 0

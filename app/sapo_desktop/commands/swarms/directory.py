@@ -110,7 +110,8 @@ def _sign(home: Home, path: Path, days: float) -> int:
     partial = path.with_suffix(".partial")
     partial.write_bytes(signed)
     partial.replace(path)
-    print(f"Signed {len(listing.swarms)} swarms for {days:g} days, {len(signed):,} bytes. {who.sentence}")
+    count = f"{len(listing.swarms)} swarm{'' if len(listing.swarms) == 1 else 's'}"
+    print(f"Signed {count} for {days:g} days, {len(signed):,} bytes. {who.sentence}")
     print(
         f"Put the file where people can fetch it, and tell them its address with this behind it: #key={who.identity.node}"
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
+from rich.cells import cell_len, set_cell_size
 from textual.content import Content
 
 from sapo_desktop.dashboard.look.glyphs import Glyphs
@@ -69,8 +70,8 @@ def date(time: float) -> str:
 
 
 def fit(text: str, width: int) -> str:
-    """Cut with … or padded to `width` characters."""
-    return text[: max(width - 1, 0)] + "…" if len(text) > width else text.ljust(width)
+    """Cut with … or padded to `width` columns: a Chinese or Japanese sign takes two."""
+    return set_cell_size(text, max(width - 1, 0)) + "…" if cell_len(text) > width else set_cell_size(text, width)
 
 
 def end_of(text: str, width: int) -> str:

@@ -84,7 +84,7 @@ def _round_lines(state: DashboardState, width: int) -> list[Content]:
     seconds = f" · {state.round_seconds:.1f} s a round" if state.round_seconds else ""
     left = run.rounds_planned - state.rounds
     seconds_left = left * (state.round_seconds or 0.0) if run.rounds_planned else 0.0
-    eta = f" · done in {age(seconds_left)}" if seconds_left > 0 else ""
+    eta = f" · done in {age(seconds_left)}" if seconds_left > 0 and not (state.paused or state.absent) else ""
     groups = f"{last.local_groups} local + {last.external_groups} external groups"
     rows = [
         Content.assemble("round ", (f"{last.round + 1}", "bold"), (f" done{goal}{seconds}{eta}", MUTED)),
@@ -125,11 +125,9 @@ def _note(state: DashboardState) -> str:
 def machine(state: DashboardState, now: float, width: int, height: int, glyphs: Glyphs) -> Content:
     """Tiles: a label, the value now, and its history as a sparkline. Only what can be read is shown."""
     figures, vitals = state.figures, None if state.absent else state.vitals
-    rate = vitals.tokens_per_s if vitals and vitals.tokens_per_s else _rate(state)
-    hourly = vitals.rounds_per_hour if vitals and vitals.rounds_per_hour else _hourly(state)
     rows = [
-        ("tok/s", count(rate), sparkline(figures.tokens_per_s, 60, glyphs)),
-        ("rounds/h", count(hourly), ""),
+        ("tok/s", count(token_rate(state)), sparkline(figures.tokens_per_s, 60, glyphs)),
+        ("rounds/h", count(_hourly(state)), ""),
         ("memory", memory(vitals.memory if vitals else None), sparkline(figures.memory, 60, glyphs)),
         (
             "cpu",
@@ -155,20 +153,27 @@ def _tile(label: str, value: str, history: str, width: int) -> Content:
     )
 
 
-def _rate(state: DashboardState) -> float | None:
-    return None if state.absent else state.figures.tokens_per_s.last
+def token_rate(state: DashboardState) -> float | None:
+    """Tokens a second now; None while nothing is worked on."""
+    if state.paused or state.absent:
+        return None
+    return (state.vitals and state.vitals.tokens_per_s) or state.figures.tokens_per_s.last
 
 
 def _hourly(state: DashboardState) -> float | None:
-    return 3600 / state.round_seconds if state.round_seconds and not state.absent else None
+    """Rounds an hour, as token_rate."""
+    if state.paused or state.absent:
+        return None
+    return (state.vitals and state.vitals.rounds_per_hour) or (
+        3600 / state.round_seconds if state.round_seconds else None
+    )
 
 
 def tiles(state: DashboardState, width: int) -> Content:
     """The machine in one line, for narrow terminals."""
     vitals = None if state.absent else state.vitals
-    rate = vitals.tokens_per_s if vitals and vitals.tokens_per_s else _rate(state)
     parts = [
-        ("tok/s", count(rate)),
+        ("tok/s", count(token_rate(state))),
         ("rounds/h", count(_hourly(state))),
         ("memory", memory(vitals.memory if vitals else None)),
     ]

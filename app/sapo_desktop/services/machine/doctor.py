@@ -213,7 +213,7 @@ async def stream() -> AsyncIterator[Finding]:
         async for line in child.stdout:
             found += 1
             yield Finding(**json.loads(line))
-        if not found:
+        if await child.wait() not in (0, 1) or not found:
             raise CommandFailed("The doctor itself failed. Run it in a terminal: sapo-desktop doctor")
     finally:
         if child.returncode is None:
@@ -224,8 +224,12 @@ async def stream() -> AsyncIterator[Finding]:
 
 async def _node(home: Home) -> Finding:
     from sapo_desktop.services.nodes.supervisor import running
+    from sapo_swarm.node.control.api import NodeError
 
-    status = await running(home)
+    try:
+        status = await running(home)
+    except NodeError as error:
+        return Finding("fail", "node", str(error))
     if status is None:
         return Finding("note", "node", "none is running")
     return Finding("ok", "node", f"process {status.pid}: {status.sentence}")

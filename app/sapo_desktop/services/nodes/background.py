@@ -68,10 +68,10 @@ def is_node(pid: int) -> bool:
         return False
 
 
-def last_words(errors: Path) -> str:
-    """The last line of an error stream; "" when there was nothing to say."""
+def last_words(errors: Path, since: float = 0.0) -> str:
+    """The last line of an error stream; "" when there was nothing to say, or nothing since that time."""
     try:
-        lines = errors.read_text("utf-8", "replace").strip().splitlines()
+        lines = errors.read_text("utf-8", "replace").strip().splitlines() if errors.stat().st_mtime >= since else []
     except OSError:
         return ""
     return lines[-1].removeprefix("sapo-desktop: ") if lines else ""

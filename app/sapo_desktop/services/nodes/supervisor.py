@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 from sapo_desktop.errors import AppError
 from sapo_desktop.paths import Home
 from sapo_desktop.services.nodes import background
-from sapo_swarm.node.control.api import ControlClient, NodeNotAnswering, NodeNotRunning, NodeStatus
+from sapo_swarm.node.control.api import ControlClient, NodeError, NodeNotAnswering, NodeNotRunning, NodeStatus
 
 START_LIMIT_S = 180.0
 """A busy machine takes its time to start a process; one that ends instead is told of at once."""
@@ -116,27 +117,39 @@ def _starting_file(home: Home) -> Path:
 async def restart(home: Home, arguments: Sequence[str] = ()) -> NodeStatus:
     """Let the node finish its round, stop it, start `sapo-desktop node ARGUMENTS`. Without a node one is started.
 
-    Raises AppError.
+    Cancelled before the round is done the node goes on as it was; later it is started all the same. Raises AppError.
     """
     if await running(home) is not None:
         async with ControlClient(home.socket) as node:
             await _finish_round(node)
-        await stop(home)
+    return await asyncio.shield(_start_anew(home, arguments))
+
+
+async def _start_anew(home: Home, arguments: Sequence[str]) -> NodeStatus:
+    await stop(home)
     return await start(home, arguments)
 
 
 async def _finish_round(node: ControlClient) -> None:
     status = await node.status()
-    if status.state not in _AT_REST:
-        await node.post("finish")
-    while status.state not in _AT_REST:
-        await asyncio.sleep(_POLL_S)
-        status = await node.status()
+    asked = status.state == "finishing"
+    try:
+        if status.state not in _AT_REST:
+            await node.post("finish")
+        while status.state not in _AT_REST:
+            await asyncio.sleep(_POLL_S)
+            status = await node.status()
+    except asyncio.CancelledError:
+        if not asked:
+            with contextlib.suppress(NodeError):  # a node that has ended meanwhile has nothing to go on with
+                await node.post("resume")
+        raise
 
 
-def last_words(home: Home) -> str:
-    """The last line that a node started from here wrote to its error stream; "" when it had nothing to say."""
-    return background.last_words(_errors(home))
+def last_words(home: Home, pid: int = 0, since: float = 0.0) -> str:
+    """The last line that a node started from here wrote to its error stream since that time; "" when it had nothing to say, or
+    while its process runs: then it is some library's remark."""
+    return "" if pid and background.alive(pid) else background.last_words(_errors(home), since)
 
 
 def _errors(home: Home) -> Path:

@@ -184,7 +184,7 @@ async def enter(
     exchange.share_fraction = info.share_fraction
     name = safe_text(info.name, 40, lines=False)
     trust = ", open to anyone: nobody in it is trusted" if info.open else ""
-    return exchange, [f"Joined {name}: {info.nodes} nodes{trust}. {who.sentence}", *said]
+    return exchange, [f"Joined {name}: {info.nodes} node{'' if info.nodes == 1 else 's'}{trust}. {who.sentence}", *said]
 
 
 def _on_trial(path: Path, invite: Invite) -> bool:

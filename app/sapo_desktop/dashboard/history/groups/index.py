@@ -61,8 +61,8 @@ class GroupIndex:
         try:
             self._db = self._opened()
         except (sqlite3.DatabaseError, OSError):  # damaged, or of another version: it is made again
-            self.remove()
             try:
+                self.remove()
                 self._db = self._opened()
             except (sqlite3.DatabaseError, OSError) as error:
                 raise JournalError(f"Cannot keep an index of the rollouts at {self.path} ({error}).") from error

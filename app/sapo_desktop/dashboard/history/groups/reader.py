@@ -77,16 +77,20 @@ class GroupReader:
         self._thread.join()
 
     def _run(self) -> None:
-        wish = Wish()
-        try:
-            index = self._open()
-        except JournalError as error:
-            self._told(Answer(wish, problem=str(error)))
-            return
-        try:
-            self._serve(index, wish)
-        finally:
-            index.close()
+        """An index that does not open (a full disk, say) is tried again from time to time."""
+        wish: Wish | None = Wish()
+        while wish is not None:
+            try:
+                index = self._open()
+            except JournalError as error:
+                self._told(Answer(wish, problem=str(error)))
+                newer = self._next(IDLE_S)
+                wish = wish if isinstance(newer, _Nothing) else newer
+                continue
+            try:
+                return self._serve(index, wish)
+            finally:
+                index.close()
 
     def _serve(self, index: GroupIndex, wish: Wish) -> None:
         growing, told_at, pause = True, 0.0, 0.0

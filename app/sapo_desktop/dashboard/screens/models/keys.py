@@ -70,17 +70,18 @@ class ModelKeys(BaseScreen):
     # Doing and saying
 
     def do(self, work: Awaitable[str], meanwhile: str = "") -> None:
-        """Let it be done, and say what came of it."""
+        """Let it be done, also when this screen is closed meanwhile, and say what came of it."""
         if meanwhile:
             self.dashboard.say(meanwhile)
-        self.run_worker(self._finish(work), name="model", exit_on_error=True)
+        self.app.run_worker(self._finish(work), name="model", exit_on_error=True)
 
     async def _finish(self, work: Awaitable[str]) -> None:
         try:
             self.dashboard.say(await work)
         except ModelActionFailed as error:
             self.dashboard.say(str(error), error=True)
-        self.look()
+        if self.is_running:
+            self.look()
 
     def made(self) -> None:
         """A model was made: the newest is the one that is meant now."""
@@ -109,7 +110,7 @@ class ModelKeys(BaseScreen):
 
     def action_new(self) -> None:
         """Ask for a name and a base, then make it."""
-        self.run_worker(self._new(), name="new", exit_on_error=True)
+        self.run_worker(self._new(), group="dialog", exclusive=True, exit_on_error=True)
 
     async def _new(self) -> None:
         try:
@@ -148,17 +149,13 @@ class ModelKeys(BaseScreen):
         def chosen(yes: bool | None) -> None:
             if yes:
                 self.do(self.actions.delete(id), f"Deleting {name}")
-                self.deleted()
 
         self.app.push_screen(PickDialog(f"Delete {name}?", [("Delete it", detail, True)], careful=True), chosen)
-
-    def deleted(self) -> None:
-        """The chosen model is about to be gone."""
 
     def action_free(self) -> None:
         """Say what may go, ask, then remove it."""
         if (one := self.chosen) is not None:
-            self.run_worker(self._free(one), name="free", exit_on_error=True)
+            self.run_worker(self._free(one), group="dialog", exclusive=True, exit_on_error=True)
 
     async def _free(self, one: Overview) -> None:
         id = one.model.record.id

@@ -98,10 +98,6 @@ class ModelScreen(ModelKeys, ChartKeys):
         waiting = "Waiting for the first round." if training else "No round yet. Press c: the node trains this model."
         self.query_one(Chart).show(lines, marks, waiting, f"{plain(one.model.name, 40)}: reward", clock)
 
-    def deleted(self) -> None:
-        """The model is about to be gone."""
-        self.action_close()
-
     def action_close(self) -> None:
         """Back to where it was opened from."""
         if self.is_current:

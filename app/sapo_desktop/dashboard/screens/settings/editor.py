@@ -70,7 +70,7 @@ class SettingEditor(ModalScreen[str | None]):
 
     async def _try(self, value: str) -> None:
         try:
-            await self.actions.change(self.row.key, value)
+            await self.actions.change(self.row.key, value, self.row.owner)
         except SettingRefused as error:
             self.query_one("#complaint", Static).update(Content.styled(plain(str(error), 400), "$warning"))
         else:

@@ -88,7 +88,7 @@ class SettingsScreen(ModalScreen[None]):
     # Reading and showing
 
     def _read(self) -> None:
-        self.run_worker(self._look(), name="settings", exclusive=True, exit_on_error=True)
+        self.run_worker(self._look(), group="read", exclusive=True, exit_on_error=True)
 
     async def _look(self) -> None:
         try:
@@ -154,14 +154,14 @@ class SettingsScreen(ModalScreen[None]):
         if row.fixed:
             self._say(f"{row.key} counts {row.counts}")
         elif row.choices == ("true", "false"):
-            self.run_worker(self._flip(row), name="flip", exclusive=True, exit_on_error=True)
+            self.run_worker(self._flip(row), group="write", exclusive=True, exit_on_error=True)
         else:
             self.app.push_screen(SettingEditor(row, self.actions), lambda changed: self._changed(row, changed))
 
     async def _flip(self, row: SettingRow) -> None:
         value = "false" if row.value == "true" else "true"
         try:
-            await self.actions.change(row.key, value)
+            await self.actions.change(row.key, value, row.owner)
         except SettingRefused as error:
             self._refused(error)
             return
@@ -170,11 +170,11 @@ class SettingsScreen(ModalScreen[None]):
     def action_default(self) -> None:
         """Back to the default."""
         if (row := self.chosen) is not None and row.saved:
-            self.run_worker(self._reset(row), name="reset", exclusive=True, exit_on_error=True)
+            self.run_worker(self._reset(row), group="write", exclusive=True, exit_on_error=True)
 
     async def _reset(self, row: SettingRow) -> None:
         try:
-            await self.actions.reset(row.key)
+            await self.actions.reset(row.key, row.owner)
         except SettingRefused as error:
             self._refused(error)
             return
@@ -190,14 +190,16 @@ class SettingsScreen(ModalScreen[None]):
     def action_restart(self) -> None:
         """Let the node finish its round and start with these settings."""
         self._say("Finishing the round, then starting the node with these settings")
-        self.run_worker(self._restart(), name="restart", exclusive=True, exit_on_error=True)
+        # of the application: it goes on when this screen is closed
+        self.app.run_worker(self._restart(), group="restart", exclusive=True, exit_on_error=True)
 
     async def _restart(self) -> None:
         try:
             self._say(await self.actions.restart())
         except SettingRefused as error:
             self._refused(error)
-        self._read()
+        if self.is_running:
+            self._read()
 
     def _refused(self, error: SettingRefused) -> None:
         self.app.notify(plain(str(error), 400), severity="error", timeout=6, markup=False)

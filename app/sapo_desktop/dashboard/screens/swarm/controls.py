@@ -131,7 +131,8 @@ class SwarmControls(BaseScreen):
     def action_tasks(self) -> None:
         """Look at the tasks of its host's own that this swarm trains on."""
         if self.actions is not None:
-            self.run_worker(self._look_at_tasks("This swarm has no task that waits for your yes"), exit_on_error=True)
+            nothing = "This swarm has no task that waits for your yes"
+            self.run_worker(self._look_at_tasks(nothing), group="tasks", exclusive=True, exit_on_error=True)
 
     async def _look_at_tasks(self, nothing: str = "") -> None:
         """Ask about each task that the person did not accept yet. nothing: said where there is none."""

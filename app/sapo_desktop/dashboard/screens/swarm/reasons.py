@@ -1,10 +1,15 @@
-"""What the others' groups were worth here."""
+"""What the others' groups were worth here, and of when what is shown is."""
 
 from __future__ import annotations
 
-from sapo_desktop.dashboard.look.show import plain
+from sapo_desktop.dashboard.look.show import age, plain
 from sapo_desktop.dashboard.state import DashboardState
 from sapo_desktop.services.swarms.trial import EXTERNAL, ROUNDS
+
+
+def as_it_was(state: DashboardState, now: float) -> str:
+    """What goes before the news of the swarm where no node tells any more; "" while one does."""
+    return f"As it was {age(now - state.swarm.time)} ago: " if state.absent and state.swarm is not None else ""
 
 
 def from_others(state: DashboardState) -> str:

@@ -14,7 +14,7 @@ from sapo_desktop.dashboard.look.show import age, bar, count, fit, percent, plai
 from sapo_desktop.dashboard.look.stage_words import stage_words
 from sapo_desktop.dashboard.screens.dashboard import letters, share_lines, share_title, waiting
 from sapo_desktop.dashboard.screens.swarm.controls import SwarmControls, name_of
-from sapo_desktop.dashboard.screens.swarm.reasons import from_others, on_trial, risen
+from sapo_desktop.dashboard.screens.swarm.reasons import as_it_was, from_others, on_trial, risen
 from sapo_desktop.dashboard.screens.swarm.trail import in_a_line, table
 from sapo_desktop.dashboard.state import DashboardState
 from sapo_desktop.dashboard.widgets.chart import Chart
@@ -85,7 +85,8 @@ class SwarmScreen(SwarmControls):
             self.query_one(f"#{name}", Panel).show(state, now)
         if state.swarm is not None:
             box = self.query_one("#peers", VerticalScroll)
-            box.border_title = Content.styled(f"Peers ({len(state.swarm.peers)})", "bold")
+            title = f"Peers ({len(state.swarm.peers)})"
+            box.border_title = Content.assemble((title, "bold"), (f"  {as_it_was(state, now)}".rstrip(": "), "$muted"))
             rows = peer_rows(state.swarm, max(box.size.width - 4, 40), self.glyphs)
             self.query_one("#peer-rows", Static).update(rows)
 
@@ -113,8 +114,8 @@ def overview(state: DashboardState, now: float, width: int, height: int, glyphs:
             )
         )
         return Content("\n\n").join(Content.styled(line, style) for line, style in text)
-    style = "bold $success" if swarm.connected else "bold $warning"
-    said = wrap(plain(swarm.sentence, 400), width)[: max(height - 2, 1)]
+    style = "bold $success" if swarm.connected and not state.absent else "bold $warning"
+    said = wrap(as_it_was(state, now) + plain(swarm.sentence, 400), width)[: max(height - 2, 1)]
     where = f"  {plain(swarm.coordinator, 100)}" if swarm.connected and len(said) == 1 else ""
     rows = [
         Content.assemble(("\n".join(said), style), (where, "$muted")),

@@ -10,7 +10,7 @@ from sapo_desktop.errors import known
 from sapo_desktop.paths import Home
 from sapo_desktop.services.models import control
 from sapo_desktop.services.models.screen import model_settings
-from sapo_desktop.services.models.shelf.store import Model
+from sapo_desktop.services.models.shelf import store
 from sapo_desktop.settings import editing
 from sapo_desktop.settings.rows import SettingRefused, SettingRow
 from sapo_swarm.node.control.api import ControlClient, NodeError
@@ -53,30 +53,29 @@ class HomeSettings:
         values = {f"run.{name}": settings.text(getattr(config, name)) for name in config.__struct_fields__}
         return {key: value for key, value in values.items() if key not in chosen}
 
-    async def change(self, key: str, value: str) -> None:
+    async def change(self, key: str, value: str, owner: str = "") -> None:
         """See SettingsActions."""
-        await self._write(key, value)
+        await self._write(key, value, owner)
 
-    async def reset(self, key: str) -> None:
+    async def reset(self, key: str, owner: str = "") -> None:
         """See SettingsActions."""
-        await self._write(key, None)
+        await self._write(key, None, owner)
 
-    async def _write(self, key: str, value: str | None) -> None:
+    async def _write(self, key: str, value: str | None, owner: str) -> None:
         """value: None = back to the default."""
-        model = await control.shown(self._home) if key.startswith("run.") else None
         try:
-            await asyncio.to_thread(self._put, model, key, value)
+            await asyncio.to_thread(self._put, key, value, owner)
         except known() as error:
             raise SettingRefused(str(error)) from error
 
-    def _put(self, model: Model | None, key: str, value: str | None) -> None:
+    def _put(self, key: str, value: str | None, owner: str) -> None:
         home = self._home
-        if model is None:
+        if not owner:
             editing.reset(home.settings, key) if value is None else editing.change(home.settings, key, value)
         elif value is None:
-            model_settings.reset(home, model, key)
+            model_settings.reset(home, store.find(home, owner), key)
         else:
-            model_settings.change(model, key, value)
+            model_settings.change(store.find(home, owner), key, value)
 
     async def restart(self) -> str:
         """See SettingsActions."""

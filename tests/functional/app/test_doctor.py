@@ -1,0 +1,87 @@
+"""The doctor's dialog under a pilot; the examination itself where a node or the doctor does not answer."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from tests.functional.app.test_settings_screen import said, until
+
+from sapo_desktop.dashboard.app import SapoDashboard
+from sapo_desktop.dashboard.replay import ReplayFeed
+from sapo_desktop.dashboard.screens.doctor import DoctorScreen
+from sapo_desktop.errors import CommandFailed
+from sapo_desktop.paths import Home
+from sapo_desktop.services.machine import doctor
+from sapo_desktop.services.machine.doctor import stream
+from sapo_desktop.services.machine.finding import Finding
+from sapo_desktop.services.nodes import supervisor
+from sapo_swarm.node.control.api import NodeNotAnswering
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
+    monkeypatch.setenv("SAPO_HOME", str(tmp_path))
+    return Home.find()
+
+
+async def test_the_doctor_tells_its_findings_as_they_come_and_what_mends_them() -> None:
+    goes_on = asyncio.Event()
+
+    async def examine() -> AsyncIterator[Finding]:
+        yield Finding("ok", "disk", "plenty")
+        await goes_on.wait()
+        yield Finding("fail", "trainer", "No engine: pip install [x]")
+
+    app = SapoDashboard(ReplayFeed([], 0), examine=examine)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.press("d")
+        await until(pilot, lambda: "✓ disk" in said(pilot))
+        assert "Looking" in said(pilot)
+        goes_on.set()
+        await until(pilot, lambda: "One thing does not work" in said(pilot))
+        assert "✗ trainer        No engine: pip install [x]" in said(pilot)
+        await pilot.press("escape")
+        assert not isinstance(app.screen, DoctorScreen)
+
+
+async def test_a_doctor_that_fails_itself_says_so() -> None:
+    async def examine() -> AsyncIterator[Finding]:
+        yield Finding("ok", "disk", "There is room")
+        raise CommandFailed("The doctor itself failed.")
+
+    app = SapoDashboard(ReplayFeed([], 0), examine=examine)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.press("d")
+        await until(pilot, lambda: "The doctor itself failed." in said(pilot))
+
+
+async def test_the_dialog_and_the_terminal_ask_the_same_doctor(home: Home) -> None:
+    """One real examination, in the process of its own that the dialog uses."""
+    found = [finding.what async for finding in stream()]
+    assert {"version", "machine", "disk", "settings", "torch", "activity", "scorer", "node"} <= set(found)
+    assert "fake" not in found  # no engine for a person who trains
+
+
+async def test_a_doctor_that_dies_on_its_way_is_not_taken_for_one_with_nothing_to_mend(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    one = 'print(\'{"verdict": "ok", "what": "disk", "text": "plenty"}\'); raise SystemExit(3)'
+    monkeypatch.setattr(doctor, "own_command", lambda: [sys.executable, "-c", one])
+    with pytest.raises(CommandFailed, match="sapo-desktop doctor"):
+        assert [finding.what async for finding in stream()] == ["disk"]
+
+
+async def test_a_node_that_does_not_answer_is_a_finding_with_the_way_out(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def silent(_home: Home) -> None:
+        raise NodeNotAnswering(0, 9.0)
+
+    monkeypatch.setattr(supervisor, "running", silent)
+    found = await doctor._node(home)
+    assert (found.verdict, found.what) == ("fail", "node")
+    assert "not answering for 9 s: try again" in found.text

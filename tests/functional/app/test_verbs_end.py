@@ -1,0 +1,123 @@
+"""How verbs end: a crash is no success, Ctrl+D is a no, a full disk is a sentence, and a recording is shown as set."""
+
+from __future__ import annotations
+
+import builtins
+import getpass
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from tests.support.many_groups import journal_with
+from tests.support.node_process import environment
+
+from sapo_desktop import cli
+from sapo_desktop.commands.nodes import control, dashboard, replay
+from sapo_desktop.dashboard.app import SapoDashboard
+from sapo_desktop.paths import Home
+from sapo_desktop.services.models.shelf import store
+from sapo_swarm.config import RunConfig
+from sapo_swarm.events import Event
+from sapo_swarm.node.control.api import ControlClient, NodeStatus
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
+    monkeypatch.setenv("SAPO_HOME", str(tmp_path))
+    found = Home.find()
+    found.prepare()
+    return found
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody sits at the terminal and presses Ctrl+D at every question."""
+
+    def nothing(*_prompt: str) -> str:
+        raise EOFError
+
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(builtins, "input", nothing)
+    monkeypatch.setattr(getpass, "getpass", nothing)
+
+
+@pytest.mark.parametrize("verb", [["tour"], []], ids=["a recording", "a node"])
+def test_a_dashboard_that_crashed_is_no_success(verb: list[str], home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    home.settings.write_text('[ui]\ntheme = "sapo-light"\nglyphs = "ascii"\n')
+    shown: list[tuple[str, bool]] = []
+
+    def crash(app: SapoDashboard) -> None:
+        shown.append((app.theme, app.glyphs.ascii))
+
+    monkeypatch.setattr(SapoDashboard, "run", crash)
+    monkeypatch.setattr(SapoDashboard, "return_code", 1)
+    for module in (dashboard, replay):
+        monkeypatch.setattr(module, "require_terminal", lambda _instead: None)
+    assert cli.run(verb) == 1
+    assert shown == [("sapo-light", True)], "as it is set"
+
+
+@pytest.mark.usefixtures("home")
+def test_a_recording_without_a_terminal_says_how_else(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["tour"]) == 1
+    assert "sapo-desktop tour --linear" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("asked")
+def test_ctrl_d_at_a_question_is_a_no(home: Home) -> None:
+    store.create(home, "ada", RunConfig(model="fake", trainer="fake"))
+    assert cli.run(["models", "delete", "ada"]) == 1
+    assert cli.run(["uninstall", "--data"]) == 1
+    assert cli.run(["login"]) == 2
+    assert [model.name for model in store.all_models(home)] == ["ada"]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device that is always full")
+def test_a_manual_page_that_cannot_be_written_is_one_sentence(home: Home) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "sapo_desktop", "--print", "man"],
+            env=environment(home.config),
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert done.stderr.startswith("sapo-desktop: ")
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.usefixtures("home")
+def test_a_task_that_there_is_not_leaves_no_empty_export(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    journal, out = journal_with(tmp_path / "journal.db", 1), tmp_path / "out.jsonl"
+    assert cli.run(["rollouts", str(journal), "--task", "typo", "-o", str(out)]) == 2
+    assert "There is no group of the task 'typo'" in capsys.readouterr().err
+    assert not out.exists()
+    assert cli.run(["rollouts", str(journal), "-o", str(out)]) == 0
+    assert "Wrote 1 group to" in capsys.readouterr().out
+
+
+def test_a_snooze_without_an_end_is_refused(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["snooze", "--for", "0"]) == 2
+    assert "sapo-desktop pause" in capsys.readouterr().err
+
+
+def test_the_first_line_of_a_watched_status_is_there_at_once(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    silo = ("silo", "fake", "fake", "cpu", 3, 0, None, 0.0, -1.0, 0, 0.0, "0.0.9")
+    status = NodeStatus("paused", "Paused", "person", 0.0, 7, "r", str(home.data), *silo)  # type: ignore[arg-type]
+    told: list[bool] = []
+
+    class OneStatus(ControlClient):
+        async def status(self) -> NodeStatus:
+            return status
+
+        async def events(self, *_wanted: object, **_more: object) -> AsyncIterator[Event]:
+            for event in ():
+                yield event
+
+    monkeypatch.setattr(control, "ControlClient", OneStatus)
+    monkeypatch.setattr(control, "print", lambda _line, flush=False: told.append(flush), raising=False)
+    assert cli.run(["status", "--watch"]) == 0
+    assert told == [True]
