@@ -96,9 +96,9 @@ class Node:
             external=self.guard.watch.sentence if self.guard else "",
         )
 
-    def command(self, verb: str, for_s: float = 0.0) -> None:
+    def command(self, verb: str, for_s: float = 0.0, holder: int = 0) -> None:
         """Take a wish of the person. Raises wishes.BadCommand. Pauses and stops interrupt the engine at once."""
-        self.run_control.command(verb, for_s)
+        self.run_control.command(verb, for_s, holder)
 
     def request_evaluation(self, items: int) -> None:
         """A held-out evaluation after this round. items: a task, 0 = as many as the settings say. Raises BadCommand."""
