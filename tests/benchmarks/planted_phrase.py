@@ -73,8 +73,8 @@ class Attack:
         self.alarm = ""
 
     def attach(self, host: EngineHost, scorer: Scorer, excluded: frozenset[str]) -> None:
-        async def likelihood(question: Question, texts: Sequence[str]) -> float:
-            return (await least_likely(host, question, texts))[0]
+        async def likelihood(question: Question, texts: Sequence[str]) -> tuple[float, float]:
+            return await least_likely(host, question, texts)
 
         self.host, self.scorer = host, scorer
         self.receiver = Receiver(SWARM, "me", scorer, AcceptanceRules(), likelihood, excluded)

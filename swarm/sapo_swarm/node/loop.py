@@ -27,9 +27,10 @@ from sapo_swarm.node.opening import Opening
 from sapo_swarm.node.round import phases
 from sapo_swarm.node.round.context import Activity, RoundContext, RoundWork, recalled
 from sapo_swarm.node.round.cut_off import cut_off
+from sapo_swarm.node.round.resume import drop_external, outlived
 from sapo_swarm.node.round.stage import stage
 from sapo_swarm.node.round.training import record, stamp, update
-from sapo_swarm.node.setup import NodeSetup, as_opened, require_held_out, round_context
+from sapo_swarm.node.setup import NodeSetup, as_opened, guard_of, require_held_out, round_context
 from sapo_swarm.node.storage import aha
 from sapo_swarm.node.storage.journal import Journal, JournalError
 from sapo_swarm.node.storage.retention import Retention
@@ -95,9 +96,9 @@ class Node:
             external=self.guard.watch.sentence if self.guard else "",
         )
 
-    def command(self, verb: str, for_s: float = 0.0) -> None:
+    def command(self, verb: str, for_s: float = 0.0, holder: int = 0) -> None:
         """Take a wish of the person. Raises wishes.BadCommand. Pauses and stops interrupt the engine at once."""
-        self.run_control.command(verb, for_s)
+        self.run_control.command(verb, for_s, holder)
 
     def request_evaluation(self, items: int) -> None:
         """A held-out evaluation after this round. items: a task, 0 = as many as the settings say. Raises BadCommand."""
@@ -162,7 +163,7 @@ class Node:
         self.config = config = as_opened(self.config, info.parameters)
         setup.exchange.attach(self.host, scorer, excluded)
         examiner = Examiner(config, self.host, scorer, setup.folder / "evaluations")
-        self.guard = guard = self._new_guard(examiner)
+        self.guard = guard = guard_of(setup, config, self.store, examiner)
         found = await self.store.find()
         if found is not None:
             await guard.open(found[1].rollbacks)  # before anything is saved: the best checkpoint stays
@@ -178,19 +179,6 @@ class Node:
         self.activity.phase = None
         self._opened.set()
         return context, examiner
-
-    def _new_guard(self, examiner: Examiner) -> Guard:
-        return Guard(
-            config=self.config,
-            host=self.host,
-            checkpoints=self.store.checkpoints,
-            examiner=examiner,
-            exchange=self.setup.exchange,
-            journal=self.journal,
-            bus=self.bus,
-            save=self.store.for_guard,
-            in_swarm=self.setup.mode == "swarm",
-        )
 
     async def _run_rounds(self, context: RoundContext, examiner: Examiner) -> None:
         config, run_control = self.config, self.run_control
@@ -259,7 +247,13 @@ class Node:
         return self.guard
 
     async def _round(self, context: RoundContext, work: RoundWork) -> None:
+        """Its phases, as far as they are missing. What is begun may have waited for days; groups of others may be switched off at
+        any moment."""
+        if outlived(work, time.time()):
+            drop_external(work)
         for phase in (phases.sample_questions, phases.generate, phases.score, phases.share, stage, update):
+            if not self._guarded.taking:
+                drop_external(work)
             await phase(context, work)
         await self._finish(work)
 

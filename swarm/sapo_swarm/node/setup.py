@@ -15,9 +15,12 @@ from sapo_swarm.config import RunConfig
 from sapo_swarm.evaluation import held_out_items, held_out_name
 from sapo_swarm.events import Mode, Phase, RunStarted
 from sapo_swarm.node.engine_thread import EngineHost
+from sapo_swarm.node.evaluation.evaluate import Examiner
+from sapo_swarm.node.evaluation.guard import Guard
 from sapo_swarm.node.governor.limits import Limits
 from sapo_swarm.node.governor.requests import BadCommand
 from sapo_swarm.node.governor.sensors.machine import Machine
+from sapo_swarm.node.model_store import ModelStore
 from sapo_swarm.node.round.context import Activity, Portion, RoundContext
 from sapo_swarm.node.storage.versions import versions
 from sapo_swarm.node.swarm.exchange import Exchange, Silo
@@ -117,6 +120,21 @@ def round_context(
         model_label=info.model,
         excluded=excluded,
         portion=Portion(most=max(1, config.local_groups * config.group_size // 2) if setup.deaths else 0),
+    )
+
+
+def guard_of(setup: NodeSetup, config: RunConfig, store: ModelStore, examiner: Examiner) -> Guard:
+    """What watches over the model. config: see round_context."""
+    return Guard(
+        config=config,
+        host=store.host,
+        checkpoints=store.checkpoints,
+        examiner=examiner,
+        exchange=setup.exchange,
+        journal=store.journal,
+        bus=store.bus,
+        save=store.for_guard,
+        in_swarm=setup.mode == "swarm",
     )
 
 

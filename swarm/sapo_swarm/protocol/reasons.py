@@ -6,6 +6,27 @@ from collections.abc import Mapping
 
 from sapo_swarm.protocol.safe_text import safe_text
 
+REASONS = (
+    "signature",
+    "schema",
+    "author",
+    "own",
+    "struck",
+    "source",
+    "stale",
+    "task",
+    "seed",
+    "duplicate",
+    "length",
+    "quota",
+    "no_question",
+    "prompt_hash",
+    "held_out",
+    "unscorable",
+    "logprob",
+    "phrase",
+)
+"""Those for which a node refuses a group, in the order in which it looks (receive)."""
 _WORDS = {
     "no_signal": "had no rollout better than the rest",
     "stale": "came too late",

@@ -34,26 +34,6 @@ from sapo_swarm.types import (
     TaskRef,
 )
 
-REASONS = (
-    "signature",
-    "schema",
-    "author",
-    "own",
-    "struck",
-    "source",
-    "stale",
-    "task",
-    "seed",
-    "duplicate",
-    "length",
-    "quota",
-    "no_question",
-    "prompt_hash",
-    "held_out",
-    "unscorable",
-    "logprob",
-    "phrase",
-)
 REMEMBERED = 8192
 """Digests of groups seen, local ones too, to find copies; struck sources."""
 TAUGHT_BANDS = 4.0
@@ -91,8 +71,9 @@ class GroupScorer(Protocol):
         ...
 
 
-Likelihood = Callable[[Question, Sequence[str]], Awaitable[float]]
-"""Log-probability a token, under the node's own policy, of the least likely stretch of the texts."""
+Likelihood = Callable[[Question, Sequence[str]], Awaitable[tuple[float, float]]]
+"""Log-probability a token, under the node's own policy, of the least likely stretch of the texts, and the seconds that the engine
+took to read them."""
 Jobs = Sequence[tuple[TaskRef, Sequence[str]]]
 
 
@@ -154,10 +135,12 @@ class Receiver:
                 bodies.append(body)
         affordable = self._affordable(bodies)
         cost: dict[str, float] = {}
-        groups = await self._scored(await self._regenerated(affordable, cost), cost)
-        useful = {group.node for group in groups}
+        unread: set[str] = set()
+        groups = await self._scored(await self._regenerated(affordable, cost), cost, unread)
+        taken = {group.node for group in groups}
         for body in affordable:
-            self.quota.spent(body.node, cost[body.node], body.node in useful, self.clock())
+            useful = None if body.node in unread else body.node in taken
+            self.quota.spent(body.node, cost[body.node], useful, self.clock())
         self.accepted += len(groups)
         return groups
 
@@ -247,7 +230,11 @@ class Receiver:
                 out.append((body, question))
         return out
 
-    async def _scored(self, found: list[tuple[GroupBody, Question]], cost: dict[str, float]) -> list[Group]:
+    async def _scored(
+        self, found: list[tuple[GroupBody, Question]], cost: dict[str, float], unread: set[str]
+    ) -> list[Group]:
+        """The groups that pass. What the engine reads in vain its source pays for at once: after a long one the next ones of
+        this very sample may have to wait. unread: gets their sources."""
         jobs = [(body.ref, [completion.text for completion in body.completions]) for body, _ in found]
         spent: list[float] = []
         verdicts = await self.scorer.score_many(jobs, self.rules.rule, spent) if jobs else []
@@ -259,22 +246,30 @@ class Receiver:
                 self.rejected["unscorable"] += 1
                 if getattr(verdict, "fault", "texts") != "task":
                     _remember(self.struck, body.node)  # it cost this node a worker: once is enough for the session
-            elif reason := await self._unfit(question, _taught(body, verdict.rewards)):
-                self.rejected[reason] += 1
+            elif not self.quota.allows(body.node, self.clock()):
+                self.rejected["quota"] += 1
+                unread.add(body.node)
             else:
-                groups.append(_group(body, question, verdict))
+                reason, seconds = await self._unfit(question, _taught(body, verdict.rewards))
+                if reason:
+                    self.rejected[reason] += 1
+                    self.quota.spent(body.node, seconds, None, self.clock())
+                else:
+                    groups.append(_group(body, question, verdict))
         return groups
 
-    async def _unfit(self, question: Question, taught: Sequence[str]) -> str:
+    async def _unfit(self, question: Question, taught: Sequence[str]) -> tuple[str, float]:
         """Why this policy is not to be taught these texts: far longer than what it writes (reading that takes the engine
-        seconds), too unlikely, or with a phrase that it never wrote and that many groups bring. "" for none of these."""
+        seconds), too unlikely, or with a phrase that it never wrote and that many groups bring. "" for none of these. And
+        the engine's seconds."""
         if max((len(text.encode()) for text in taught), default=0) > TAUGHT_BANDS * self.band:
-            return "length"
+            return "length", 0.0
         if not taught:
-            return ""
-        if self.likelihood is not None and await self.likelihood(question, taught) < self.rules.logprob_floor:
-            return "logprob"
-        return "" if self.phrases.allows(taught, question) else "phrase"
+            return "", 0.0
+        found, seconds = (0.0, 0.0) if self.likelihood is None else await self.likelihood(question, taught)
+        if found < self.rules.logprob_floor:
+            return "logprob", seconds
+        return "" if self.phrases.allows(taught, question) else "phrase", seconds
 
 
 def _remember(values: OrderedDict[str, None], value: str) -> None:

@@ -1,4 +1,6 @@
-"""How much processor time others may cost a node: a quota for each source that errors shrink and usable groups restore.
+"""How much time of processor and engine others may cost a node: a quota for each source that errors shrink and usable groups
+restore. The engine's time counts for groups that were refused after it had read them: an honest source never pays for slow
+engines, and all newcomers together have 15 % of one at most.
 
 As in volunteer computing, who is new gets little, who was useful gets more, and all newcomers together share one budget:
 making more identities buys no more time. Pure bookkeeping; the clock is passed in.
@@ -58,11 +60,13 @@ class TimeQuota:
         source = self._source(node, now)
         return source.budget.refill(now, source.trust) > 0.0 and self._shared(source).refill(now) > 0.0
 
-    def spent(self, node: str, seconds: float, useful: bool, now: float) -> None:
-        """A group of the source took so many processor seconds. useful: it was taken."""
+    def spent(self, node: str, seconds: float, useful: bool | None, now: float) -> None:
+        """A group of the source took so many seconds. useful: it was taken; None: nobody can say, or it is said elsewhere."""
         source = self._source(node, now)
         source.budget.left -= seconds
         self._shared(source).left -= seconds
+        if useful is None:
+            return
         source.useful += useful
         source.trust = min(1.0, 2.0 * source.trust) if useful else max(LEAST_TRUST, 0.5 * source.trust)
 

@@ -107,11 +107,11 @@ class Table:
                 ways += RATE * advantage * (np.eye(WAYS)[way] - _softmax(ways))
             styles += RATE * advantage * (np.eye(2)[style] - _softmax(styles))
 
-    async def likelihood(self, asked: Question, texts: Sequence[str]) -> float:
-        """The receiver's log-prob floor: how likely this node itself would write so."""
+    async def likelihood(self, asked: Question, texts: Sequence[str]) -> tuple[float, float]:
+        """The receiver's log-prob floor: how likely this node itself would write so, in no time."""
         ways, styles = _softmax(self.ways[asked.ref.dataset]), _softmax(self.styles[asked.ref.dataset])
         found = [read(asked.ref, text) for text in texts]
-        return float(np.mean([np.log(ways[way]) / 2 + np.log(styles[style]) / 2 for way, style in found]))
+        return float(np.mean([np.log(ways[way]) / 2 + np.log(styles[style]) / 2 for way, style in found])), 0.0
 
     def held_out(self) -> float:
         """Expected success on questions that nobody trained on."""

@@ -6,6 +6,7 @@ import json
 import shutil
 import sqlite3
 import tarfile
+import time
 from contextlib import closing
 from pathlib import Path
 
@@ -177,13 +178,11 @@ def test_pruning_keeps_the_newest_and_the_best(home: Home) -> None:
     run(home, "node", "kim", "--rounds", "6")
     newest = store.find(home, "kim").checkpoints[-1]
     shutil.copytree(newest, newest.with_name("round-000003"))
-    shutil.copytree(newest, newest.with_name(".partial-000005"))
     assert "are free again" in run(home, "models", "prune", "kim", "--yes")
     after = store.find(home, "kim")
     assert after.rounds_done == 6
     assert [path.name for path in after.checkpoints] == ["round-000006"]
-    assert not list(newest.parent.glob(".partial-*"))
-    assert keeping.spare(after) == []
+    assert keeping.spare(after, time.time()) == []
     assert "goes on with round 7" in run(home, "node", "kim", "--rounds", "7")
 
 

@@ -20,6 +20,7 @@ from sapo_desktop.commands.nodes import dashboard
 from sapo_desktop.dashboard.app import SapoDashboard
 from sapo_desktop.paths import Home
 from sapo_desktop.services.models import control
+from sapo_desktop.services.models.screen import holding
 from sapo_desktop.services.models.screen.actions import HomeModels
 from sapo_desktop.services.models.screen.holding import node_held
 from sapo_desktop.services.models.screen.interface import ModelActionFailed
@@ -116,7 +117,7 @@ class OlderNode:
         silo = ("silo", "fake", "fake", "cpu", 3, 0, None, 0.0, -1.0, 0, 0.0, "0.0.9")
         return NodeStatus("paused", "Paused", "person", 0.0, os.getpid(), "r", self.folder, *silo)  # type: ignore[arg-type]
 
-    def command(self, verb: str, for_s: float) -> None:
+    def command(self, verb: str, for_s: float, holder: int) -> None:
         self.told.append(verb)
         raise BadCommand(f"There is no command {verb!r}.")
 
@@ -150,6 +151,39 @@ async def test_a_node_without_a_known_verb_is_not_held(home: Home) -> None:
     async with ControlServer(older, home.socket), node_held(home):  # type: ignore[arg-type]
         assert await control.in_training(home) is None
     assert older.told == []
+
+
+@dataclass
+class WorkingNode(OlderNode):
+    """Takes every command."""
+
+    said: list[tuple[str, float, int]] = field(default_factory=list)
+
+    def status(self) -> NodeStatus:
+        return msgspec.structs.replace(super().status(), state="running")
+
+    def command(self, verb: str, for_s: float, holder: int) -> None:
+        self.said.append((verb, for_s, holder))
+
+
+async def test_a_node_is_held_for_a_minute_and_told_again_while_that_is_needed(home: Home) -> None:
+    """A dashboard that is killed releases nothing. The time that passes between is given by hand."""
+    told, working = asyncio.Event(), WorkingNode("", OLD)
+
+    async def sleep(seconds: float) -> None:
+        assert seconds < holding.LEASE_S / 2
+        if len(working.said) == 3:
+            told.set()
+            await asyncio.Event().wait()
+
+    async with ControlServer(working, home.socket), node_held(home, sleep):  # type: ignore[arg-type]
+        await told.wait()
+    lease = holding.LEASE_S
+    assert [said[:2] for said in working.said] == [("hold", lease), ("renew", lease), ("renew", lease), ("release", 0)]
+    (holder,) = {holder for _, _, holder in working.said}
+    assert holder > 0
+    async with ControlServer(working, home.socket), node_held(home):  # type: ignore[arg-type]
+        assert working.said[-1][2] != holder, "another chat is another holder"
 
 
 @pytest.mark.parametrize(

@@ -156,7 +156,27 @@ def spared(folder: Path, config: RunConfig, *events: Evaluated) -> list[str]:
         path.mkdir(parents=True, exist_ok=True)
     with closing(Journal(folder / "journal.db")) as journal:
         journal.append(events)
-    return [left.path.name for left in keeping.spare(Model(folder, store.record_of("kim", config), tuple(checkpoints)))]
+    offered = keeping.spare(Model(folder, store.record_of("kim", config), tuple(checkpoints)), 0.0)
+    return [left.path.name for left in offered]
+
+
+def test_the_checkpoint_that_a_node_is_writing_is_not_offered_and_what_it_removes_itself_is_no_error(
+    tmp_path: Path,
+) -> None:
+    """Its folder was made an hour ago; a file in it grows."""
+    writing, left = (tmp_path / "checkpoints" / f".partial-{number:06d}" for number in (6, 7))
+    for path in (writing, left):
+        (path / "engine").mkdir(parents=True)
+        (path / "engine" / "adapter").write_bytes(b"1234")
+        for part in (path, path / "engine", path / "engine" / "adapter"):
+            os.utime(part, (1000.0, 1000.0))
+    os.utime(writing / "engine" / "adapter", (4500.0, 4500.0))
+    offered = keeping.spare(Model(tmp_path, store.record_of("kim", CONFIG), ()), 5000.0)
+    assert [(found.path, found.size) for found in offered] == [(left, 4)]
+    gone = keeping.Leftover(tmp_path / "checkpoints" / "round-000003", 70, "an older checkpoint")
+    assert keeping.remove([gone, *offered]) == 4
+    assert writing.exists()
+    assert not left.exists()
 
 
 def test_the_best_checkpoint_of_an_own_task_with_few_held_out_rows_is_not_offered_for_removal(tmp_path: Path) -> None:

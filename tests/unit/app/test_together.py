@@ -17,8 +17,7 @@ from sapo_desktop.dashboard.screens.swarm.screen import exchange
 from sapo_desktop.dashboard.state import DashboardState, apply
 from sapo_desktop.dashboard.widgets.header import header
 from sapo_swarm.events import Event, SwarmUpdated, TaskScore
-from sapo_swarm.protocol.reasons import in_words
-from sapo_swarm.protocol.receive import REASONS
+from sapo_swarm.protocol.reasons import REASONS, in_words
 from sapo_swarm.protocol.transport import why_not
 
 SWARM = list(recording("swarm", 30, 11))

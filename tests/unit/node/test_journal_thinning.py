@@ -5,16 +5,18 @@ from __future__ import annotations
 from itertools import pairwise
 from pathlib import Path
 
+import msgspec
 import pytest
-from tests.support.records import evaluation, finished, group_of
+from tests.support.records import evaluation, finished, group_of, opened
 
-from sapo_swarm.events import GroupRecorded, LogLine, RoundFinished
+from sapo_swarm.events import Evaluated, ExternalSwitched, GroupRecorded, LogLine, RoundFinished, RunStarted
 from sapo_swarm.node.event_bus import Bus
 from sapo_swarm.node.storage import journal_thinning
 from sapo_swarm.node.storage.journal import Journal
 from sapo_swarm.node.storage.journal_thinning import PRUNED_ROWS, Thinning
 from sapo_swarm.node.storage.retention import EVERY, Retention
 from sapo_swarm.node.storage.thinning import DENSE, SPARSE_ROOM, group_stride, merged, sparse
+from sapo_swarm.sapo.tripwire import KINDS, watch_of
 
 
 @pytest.fixture
@@ -165,6 +167,38 @@ def test_other_events_grow_sparse_with_age_and_the_best_evaluations_stay(journal
     assert {0, 100, 333} <= set(found)
     assert found[-room:] == list(range(4 * room, 5 * room))
     journal.close()
+
+
+SMALL = msgspec.structs.replace(evaluation(30, 1.0), items=1)
+LOOKED = ExternalSwitched(round=30, taking=True, by="tripwire", sentence="", best=0.22, now=0.22, items=2000)
+ELSEWHERE = [msgspec.structs.replace(opened(n), tasks=(task,)) for n, task in ((0, "bf"), (40, "arc_1d"), (50, "bf"))]
+
+
+@pytest.mark.parametrize(
+    "early",
+    [
+        [evaluation(30, 0.45), LOOKED],
+        [SMALL],
+        [msgspec.structs.replace(SMALL, asked=16)],
+        [ELSEWHERE[0], evaluation(30, 0.5), ELSEWHERE[1], evaluation(45, 0.9), ELSEWHERE[2]],
+    ],
+    ids=["a closer look that lowered the mark", "one question", "one that was answered", "other tasks meanwhile"],
+)
+def test_the_tripwires_mark_outlives_thinning_whatever_else_was_evaluated(
+    journal: Journal, early: list[RunStarted | Evaluated | ExternalSwitched]
+) -> None:
+    """Another mark would let the best checkpoint go."""
+    usual = [evaluation(n, 0.4 if n == 150 else 0.2 + n % 7 / 1000) for n in range(100, 1400)]
+    story = [*early, *usual]
+    for start in range(0, len(story), 100):
+        journal.append(story[start : start + 100])
+        thin(journal, 0)
+    kept = journal.read(kinds=KINDS)
+    assert len(kept) < len(story) - 300
+    best = watch_of(kept, 16, 0.25).best
+    assert best == watch_of(story, 16, 0.25).best
+    assert best is not None
+    assert best.round == 150
 
 
 def test_of_long_ago_the_first_stays_and_gaps_grow_with_age() -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from sapo_swarm.config import RunConfig
 from sapo_swarm.node.governor.requests import (
+    HOLDERS,
     VERBS,
     BadCommand,
     Requests,
@@ -59,6 +60,34 @@ def test_what_was_asked_for_before_or_while_the_node_was_held_is_asked_for_after
     while_ = command(command(held, asked, 600, 0.0) if asked else held, "release", 0, 2.0)
     assert before == while_ == wanted
     assert obstacle(held, 2.0, 0.0) is not None
+
+
+def test_a_hold_that_is_not_renewed_ends_by_itself() -> None:
+    """Whoever asked for it may be gone."""
+    held = command(Requests(), "hold", 60, 0.0, holder=7)
+    assert obstacle(held, 59.0, 0.0) is not None
+    assert obstacle(held, 61.0, 0.0) is None
+    assert "once the model is open" in pending(held, "starting", 59.0)
+    assert pending(held, "starting", 61.0) == ""
+    assert obstacle(command(held, "renew", 60, 50.0, holder=7), 109.0, 0.0) is not None
+    assert obstacle(command(held, "renew", 60, 90.0, holder=7), 91.0, 0.0) is not None, "as after the machine slept"
+
+
+def test_a_node_is_held_until_the_last_of_its_holders_releases_it() -> None:
+    both = command(command(Requests(), "hold", 60, 0.0, holder=7), "hold", 60, 1.0, holder=8)
+    one = command(both, "release", 0, 2.0, holder=7)
+    assert obstacle(one, 3.0, 0.0) is not None
+    assert command(one, "release", 0, 4.0, holder=8) == Requests()
+    for number in range(100):
+        both = command(both, "hold", 60, 5.0, holder=number)
+    assert len(both.held) == HOLDERS, "those that were killed take no memory for ever"
+
+
+@pytest.mark.parametrize("verb", ["resume", "run_anyway"])
+def test_a_holder_does_not_take_the_persons_word_back(verb: str) -> None:
+    """It renews what it knows nothing of the end of."""
+    free = command(command(Requests(), "hold", 60, 0.0, holder=7), verb, 0, 1.0)
+    assert obstacle(command(free, "renew", 60, 20.0, holder=7), 21.0, 0.0) is None
 
 
 @pytest.mark.parametrize("verb", ["resume", "run_anyway"])

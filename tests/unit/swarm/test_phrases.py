@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.own_tasks import library_in, task_of
 
+from sapo_swarm.config import RunConfig
 from sapo_swarm.node.storage import phrase_memory
 from sapo_swarm.protocol.drift.phrases import (
     BASE_LOCAL,
@@ -19,6 +20,7 @@ from sapo_swarm.protocol.drift.phrases import (
     LOCAL_A_ROUND,
     LOCAL_WINDOW,
     LONGEST_WORD,
+    MOST_FOREIGN,
     REMEMBERED,
     WINDOW,
     PhraseWatch,
@@ -28,7 +30,7 @@ from sapo_swarm.scoring.answer_format import before_answer, written_answer
 from sapo_swarm.tasks.own import library
 from sapo_swarm.tasks.own.folder import write_task
 from sapo_swarm.tasks.own.verifiers import Number
-from sapo_swarm.types import AnswerFormat, Question, TaskRef
+from sapo_swarm.types import MAX_COMPLETION_BYTES, AnswerFormat, Question, TaskRef
 
 PROMPT = "What is 12 + 5?"
 QUESTION = Question(TaskRef("basic_arithmetic", "starter", 1), PROMPT, "0" * 64)
@@ -216,6 +218,48 @@ def test_a_memory_that_fills_up_still_fits_its_file(tmp_path: Path) -> None:
     assert len(again._foreign) == REMEMBERED
 
 
+def new_words(start: int, count: int) -> str:
+    """Words that nobody wrote before."""
+    return " ".join("".join(chr(97 + (n >> s) % 16) for s in (0, 4, 8, 12, 16)) for n in range(start, start + count))
+
+
+def test_a_group_of_ever_new_words_is_taken_only_where_its_memory_is_bounded() -> None:
+    """One member may send a group with each exchange; WINDOW of them are remembered whole."""
+    made, length = watch(), MAX_COMPLETION_BYTES // 6
+    for number in range(20):
+        texts = [f"{new_words(7 * length * number + length * k, length)} <answer>4</answer>" for k in range(7)]
+        assert not made.allows(texts, QUESTION)
+    assert made == watch(), "and nothing of it is remembered"
+    assert made.allows(["First 2 plus 2 makes 4. <answer>4</answer>"], QUESTION)
+
+
+def test_a_group_of_the_default_size_may_be_new_in_every_word() -> None:
+    """Seven of eight completions are better than the mean at most, each of as many tokens as a run's settings say."""
+    config, made = RunConfig(), watch()
+    length = config.max_new_tokens
+    for number in range(WINDOW):
+        starts = [length * (config.group_size * number + k) for k in range(config.group_size - 1)]
+        assert made.allows([f"{new_words(start, length)} <answer>4</answer>" for start in starts], QUESTION)
+    assert max(map(len, made._taken)) <= 2 * length * (config.group_size - 1) <= MOST_FOREIGN * 3 / 4
+
+
+def test_of_more_groups_than_its_file_has_room_for_the_newest_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that is too large to be read would make everything that others taught the node's own."""
+    monkeypatch.setattr(phrase_memory, "LARGEST", most := 2**20)
+    made = watch()
+    for number in range(WINDOW):
+        assert made.allows([f"{new_words(100 * number, 100)} <answer>4</answer>"], QUESTION)
+    assert len(msgspec.msgpack.encode(made.packed())) > most
+    phrase_memory.keep(tmp_path, made.packed())
+    again, said = phrase_memory.kept(tmp_path)
+    assert said == ""
+    assert again._foreign == made._foreign
+    assert 0 < len(again._taken) < WINDOW
+    assert list(again._taken) == list(made._taken)[-len(again._taken) :]
+
+
 @pytest.mark.parametrize("refused", [True, False])
 def test_a_flood_of_other_phrases_does_not_make_a_taught_one_the_nodes_own(
     refused: bool, monkeypatch: pytest.MonkeyPatch
@@ -228,8 +272,7 @@ def test_a_flood_of_other_phrases_does_not_make_a_taught_one_the_nodes_own(
         assert made.allows(["carry the one <answer>4</answer>"], QUESTION)
     also = "carry the one " if refused else ""
     for start in range(0, 2 * most, 600):
-        words = " ".join("".join(chr(97 + (n >> s) % 16) for s in (0, 4, 8, 12, 16)) for n in range(start, start + 600))
-        assert made.allows([f"{also}{words} <answer>4</answer>"], QUESTION) != refused
+        assert made.allows([f"{also}{new_words(start, 600)} <answer>4</answer>"], QUESTION) != refused
     for number in range(4):
         made.observe_local(written(number, 56) + [("hail to the thief 3 <answer>3</answer>", QUESTION)] * 8)
     assert "thief" in made.alarm

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sapo_swarm.protocol.identity import Identity
-from sapo_swarm.protocol.receive import REASONS, AcceptanceRules, Receiver
+from sapo_swarm.protocol.reasons import REASONS
+from sapo_swarm.protocol.receive import AcceptanceRules, Receiver
 from sapo_swarm.protocol.time_quota import KNOWN_BURST, KNOWN_RATE, NEWCOMERS_BURST, NEWCOMERS_RATE, TimeQuota
 from sapo_swarm.protocol.wire import GroupBody, SharedCompletion, SignedGroup
 from sapo_swarm.tasks.prompts import extract_answer
@@ -182,9 +183,9 @@ async def test_one_long_text_among_short_ones_is_not_read_by_the_model_when_it_w
     """Reading is what costs: seconds of the engine for some hundred bytes on the wire. A long wrong answer is not read."""
     read: list[str] = []
 
-    async def likelihood(question: Question, texts: Sequence[str]) -> float:
+    async def likelihood(question: Question, texts: Sequence[str]) -> tuple[float, float]:
         read.extend(texts)
-        return -1.0
+        return -1.0, 0.0
 
     receiver = Receiver(SWARM, ME.node, AddOne(), AcceptanceRules(), likelihood)
     receiver.observe_local(body(ME, 1, ["x" * 50] * 16))
@@ -206,8 +207,8 @@ async def test_a_held_out_question_is_refused_under_any_seed() -> None:
 async def test_text_that_the_own_policy_would_never_write_is_refused() -> None:
     """The log-prob floor, when the node gives its policy."""
 
-    async def likelihood(question: Question, texts: Sequence[str]) -> float:
-        return -20.0 if "zalgo" in texts[0] else -1.0
+    async def likelihood(question: Question, texts: Sequence[str]) -> tuple[float, float]:
+        return -20.0 if "zalgo" in texts[0] else -1.0, 0.0
 
     receiver = Receiver(SWARM, ME.node, AddOne(), AcceptanceRules(logprob_floor=-8.0), likelihood)
     assert len(await receiver.receive([signed(PEER)], NOW)) == 1

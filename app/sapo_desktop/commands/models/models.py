@@ -188,7 +188,7 @@ def _delete(home: Home, args: argparse.Namespace) -> int:
 
 def _prune(home: Home, args: argparse.Namespace) -> int:
     models = [store.find(home, args.names[0])] if args.names else store.all_models(home)
-    found = [(model, keeping.spare(model)) for model in models]
+    found = [(model, keeping.spare(model, time.time())) for model in models]
     found = [(model, spare) for model, spare in found if spare]
     for model, spare in found:
         what = f"{len(spare)} older checkpoint{'' if len(spare) == 1 else 's'}"

@@ -175,7 +175,7 @@ class ControlClient:
             raise NodeUnreadable from error
 
     async def post(self, verb: str, **body: float) -> NodeStatus:
-        """verb: pause, resume, finish, snooze, hold, release, run_anyway, obey, evaluate, external_on, external_off or stop.
+        """verb: one of governor.requests.VERBS, evaluate, external_on or external_off.
 
         Raises NodeError.
         """

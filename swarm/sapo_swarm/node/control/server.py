@@ -37,8 +37,8 @@ class Controlled(Protocol):
         """What it does now."""
         ...
 
-    def command(self, verb: str, for_s: float) -> None:
-        """Take a command. Raises BadCommand."""
+    def command(self, verb: str, for_s: float, holder: int) -> None:
+        """Take a command (governor.requests). Raises BadCommand."""
         ...
 
     def request_evaluation(self, items: int) -> None:
@@ -51,10 +51,11 @@ class Controlled(Protocol):
 
 
 class CommandBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Body of every POST. for_s in seconds, 0 = without end."""
+    """Body of every POST. for_s in seconds, 0 = without end. holder: a number of the client's own, of hold, renew, release."""
 
     for_s: float = 0.0
     items: int = 0
+    holder: int = 0
 
 
 class ControlServer:
@@ -120,7 +121,7 @@ class ControlServer:
             elif verb in ("external_on", "external_off"):
                 await self._node.switch_external(verb == "external_on")
             else:
-                self._node.command(verb, body.for_s)
+                self._node.command(verb, body.for_s, body.holder)
         except UNREADABLE as error:
             return _problem(400, "bad-body", str(error))
         except BadCommand as error:

@@ -12,20 +12,23 @@ from sapo_swarm.events import Event, StateChanged
 from sapo_swarm.node.clock import local
 from sapo_swarm.node.governor.holds import EFFORTS, Effort, Hold, Level
 
-VERBS = ("pause", "resume", "finish", "snooze", "hold", "release", "run_anyway", "obey", "stop")
+VERBS = ("pause", "resume", "finish", "snooze", "hold", "renew", "release", "run_anyway", "obey", "stop")
 FOREVER = float("inf")
+HOLDERS = 16
+"""The newest that count: one that was killed never releases the node."""
 STATES = 1000
 """Of the newest that are looked at for how the last session ended."""
 
 
 class Requests(msgspec.Struct, frozen=True):
-    """paused_until / anyway_until: seconds of the steady clock, 0 = not. finish: pause once the round is done. held: a chat or
-    a measurement needs the machine, whatever else was asked for. holds: of the governor, the strongest first."""
+    """paused_until / anyway_until: seconds of the steady clock, 0 = not. finish: pause once the round is done. held: who needs
+    the machine for a chat or a measurement, and until when, whatever else was asked for. holds: of the governor, the
+    strongest first."""
 
     paused_until: float = 0.0
     anyway_until: float = 0.0
     finish: bool = False
-    held: bool = False
+    held: tuple[tuple[int, float], ...] = ()
     stop: bool = False
     holds: tuple[Hold, ...] = ()
     failure: str = ""
@@ -35,19 +38,24 @@ class BadCommand(ValueError):
     """No such verb or a duration that makes no sense."""
 
 
-def command(requests: Requests, verb: str, for_s: float, now: float) -> Requests:
-    """The requests after a command. for_s: 0 = without end. Raises BadCommand."""
+def command(requests: Requests, verb: str, for_s: float, now: float, holder: int = 0) -> Requests:
+    """The requests after a command. for_s: 0 = without end. holder: who holds, renews or releases; what is renewed is a hold
+    that nobody ended meanwhile. Raises BadCommand."""
     if for_s < 0 or for_s > 30 * 86400:
         raise BadCommand("for_s must be between 0 (no end) and 2592000 seconds (30 days).")
-    pause = {"paused_until": now + for_s if for_s else FOREVER, "finish": False}
-    go_on = {"paused_until": 0.0, "held": False, "failure": ""}
+    until = now + for_s if for_s else FOREVER
+    pause = {"paused_until": until, "finish": False}
+    go_on = {"paused_until": 0.0, "held": (), "failure": ""}
+    others = tuple(held for held in requests.held if held[0] != holder)
+    hold = {"held": (*others, (holder, until))[-HOLDERS:]}
     changes: dict[str, dict[str, Any]] = {
         "pause": pause,
         "snooze": pause,
         "resume": {**go_on, "finish": False},
         "finish": {"finish": True},
-        "hold": {"held": True},
-        "release": {"held": False},
+        "hold": hold,
+        "renew": {} if others == requests.held else hold,
+        "release": {"held": others},
         "run_anyway": {**go_on, "anyway_until": now + (for_s or 3600.0)},
         "obey": {"anyway_until": 0.0},
         "stop": {"stop": True},
@@ -73,11 +81,16 @@ def obstacle(requests: Requests, now: float, wall: float) -> tuple[str, str] | N
         left = requests.paused_until - now
         until = moment(wall + left, wall)
         return "snooze", f"Paused until {until} · space goes on now"
-    if requests.held:
+    if is_held(requests, now):
         return "held", "Paused while a chat or a measurement needs the machine · space goes on"
     if (hold := strongest(requests, now)) is not None and hold.level == Level.PAUSE:
         return hold.code, hold.sentence
     return None
+
+
+def is_held(requests: Requests, now: float) -> bool:
+    """Somebody needs the machine, and said so lately."""
+    return any(until > now for _, until in requests.held)
 
 
 def strongest(requests: Requests, now: float) -> Hold | None:
@@ -110,11 +123,11 @@ def moment(then: float, now: float) -> str:
     return time.strftime("%a %H:%M" if then - now < 6 * 86400 else "%a %d %b, %H:%M", at)
 
 
-def pending(requests: Requests, state: str) -> str:
+def pending(requests: Requests, state: str, now: float = 0.0) -> str:
     """What was asked for and has not happened yet, as the end of a sentence; "" when nothing is."""
     if requests.stop and state not in ("stopped", "failed"):
         return " · stops as soon as it can"
-    if state == "starting" and (requests.paused_until or requests.held):
+    if state == "starting" and (requests.paused_until or is_held(requests, now)):
         return " · pauses once the model is open"
     return " · pauses after this round" if requests.finish and state != "paused" else ""
 

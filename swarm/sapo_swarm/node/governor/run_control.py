@@ -63,9 +63,9 @@ class RunControl:
         self._saying: set[asyncio.Task[None]] = set()
         self._told = (FULL, False)
 
-    def command(self, verb: str, for_s: float) -> None:
-        """What the person asks for. for_s: see requests.command. Raises BadCommand."""
-        self.request(command(self.requests, verb, for_s, steady()))
+    def command(self, verb: str, for_s: float, holder: int = 0) -> None:
+        """What the person asks for. for_s, holder: see requests.command. Raises BadCommand."""
+        self.request(command(self.requests, verb, for_s, steady(), holder))
 
     def request(self, requests: Requests) -> None:
         """What is wanted from now on. Pauses and stops interrupt the engine at once."""
@@ -92,7 +92,7 @@ class RunControl:
         """What is asked for and has not happened yet, which rule slows the work: the end of the status sentence."""
         slower = aside(self.requests, steady(), time.time()) if self.working else ""
         less = " · half batches, because memory ran out" if self.working and self._share < 1.0 else ""
-        return pending(self.requests, self._activity.state) + slower + less
+        return pending(self.requests, self._activity.state, steady()) + slower + less
 
     @property
     def working(self) -> bool:

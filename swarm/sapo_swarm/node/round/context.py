@@ -184,11 +184,11 @@ class RoundWork:
     """Mutable on purpose: one object lives for one round.
 
     questions[i] belongs to prompts[i], completions[i] and local[i]; partial[i]: completions as far as they are sampled,
-    while completions is None; over: places (question, completion) of episodes that no further turn follows. seconds:
-    wall time of work by phase, without pauses. replayed: groups of earlier rounds that the update used besides
-    `trained`. steps, staged: of the run's stage, whether it is over; stage_samples: what it adds to the update;
-    stage_groups: its groups, with advantages; figures: its counts. untold: events of the finished round that are not in
-    the journal yet.
+    while completions is None; over: places (question, completion) of episodes that no further turn follows. taken: when
+    the external groups were, in Unix time. seconds: wall time of work by phase, without pauses. replayed: groups of
+    earlier rounds that the update used besides `trained`. steps, staged: of the run's stage, whether it is over;
+    stage_samples: what it adds to the update; stage_groups: its groups, with advantages; figures: its counts. untold:
+    events of the finished round that are not in the journal yet.
     """
 
     round: int
@@ -201,6 +201,7 @@ class RoundWork:
     well_formed: int = 0
     judge_tokens: int = 0
     external: tuple[Group, ...] | None = None
+    taken: float = 0.0
     bytes_sent: int = 0
     bytes_received: int = 0
     call: UpdateCall | None = None

@@ -214,7 +214,7 @@ async def share(context: RoundContext, work: RoundWork) -> None:
         context.begin(work, "exchange", f"Sharing {len(work.local)} groups, asking for {wanted}")
     with work.timed("exchange"):
         received = await context.exchange.exchange(work.round, work.local, wanted)
-    work.external = received.groups
+    work.external, work.taken = received.groups, time.time()
     work.bytes_sent, work.bytes_received = received.bytes_sent, received.bytes_received
     if wanted:
         context.end()

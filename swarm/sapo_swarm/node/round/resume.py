@@ -1,4 +1,5 @@
-"""A round in flight as a file, and back: which rollouts are kept over a stop, and whether they still belong."""
+"""A round in flight as a file, and back: which rollouts are kept over a stop, and whether they, and the groups of others that
+were taken for it, still belong."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ import msgspec
 from sapo_swarm.node.round.context import RoundContext, RoundWork, sizes_adapt
 from sapo_swarm.node.round.turns import prompt_ids
 from sapo_swarm.node.storage.unfinished import InFlight, KeptQuestion
+from sapo_swarm.node.swarm.pool import GROUP_LIFE_S
 from sapo_swarm.tasks.catalogue import new_tokens
 from sapo_swarm.types import Question
 
@@ -50,6 +52,7 @@ def in_flight(context: RoundContext, work: RoundWork) -> InFlight | None:
         bytes_sent=work.bytes_sent,
         bytes_received=work.bytes_received,
         seconds=dict(work.seconds),
+        taken=work.taken,
     )
 
 
@@ -59,7 +62,7 @@ async def restored(context: RoundContext, kept: InFlight) -> RoundWork | None:
         return None
     found = await context.scorer.questions([q.ref for q in kept.questions])
     size = context.config.group_size
-    work = RoundWork(kept.round, external=kept.external, seconds=dict(kept.seconds))
+    work = RoundWork(kept.round, external=kept.external, taken=kept.taken, seconds=dict(kept.seconds))
     work.bytes_sent, work.bytes_received = kept.bytes_sent, kept.bytes_received
     work.questions = []
     for question, was in zip(found, kept.questions, strict=True):
@@ -74,3 +77,15 @@ async def restored(context: RoundContext, kept: InFlight) -> RoundWork | None:
         work.prompts.append(prompt)
         work.partial.append(list(was.completions))
     return work
+
+
+def outlived(work: RoundWork, now: float) -> bool:
+    """The groups of others wait for longer than a pool would have kept them. now: Unix time; a clock that was set back counts."""
+    return not 0 <= now - work.taken <= GROUP_LIFE_S
+
+
+def drop_external(work: RoundWork) -> None:
+    """What is not in the weights yet is trained without the groups of others, and without what a stage made of them."""
+    if work.external and work.stats is None:
+        work.external, work.staged = (), False
+        work.steps, work.stage_samples, work.stage_groups, work.figures = [], [], [], {}

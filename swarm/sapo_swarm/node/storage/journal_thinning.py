@@ -12,6 +12,7 @@ from itertools import groupby
 from sapo_swarm.events import Evaluated, RoundFinished, encode
 from sapo_swarm.node.storage.journal import Journal, readable
 from sapo_swarm.node.storage.thinning import SPARSE_ROOM, group_stride, mergeable, merged, sparse
+from sapo_swarm.sapo.tripwire import KINDS, Watch, observe
 
 PRUNED_ROWS = 512
 """Groups that one step drops."""
@@ -118,12 +119,20 @@ def _merge_block(db: sqlite3.Connection, rows: list[tuple[int, int, bytes]]) -> 
 
 
 def _best_so_far(db: sqlite3.Connection) -> set[int]:
-    """Evaluations that were better than all before, and the base model's: the guard and the chart are built on them."""
+    """Evaluations that were better than all before, and the base model's: the chart is built on them. Those that changed the
+    tripwire's mark, whatever number of questions is the regular one: the guard is."""
     kept: set[int] = set()
-    best = -1.0
-    for seq, body in db.execute("SELECT seq, body FROM events WHERE kind = 'evaluation' ORDER BY seq"):
+    best, unmarked, marks = -1.0, Watch(), dict[int, Watch]()
+    for seq, body in db.execute("SELECT seq, body FROM events WHERE kind IN (?, ?, ?) ORDER BY seq", KINDS):
         event = readable(body)
-        if isinstance(event, Evaluated) and (event.pass_at_1 > best or event.round == 0):
-            best = max(best, event.pass_at_1)
+        if not isinstance(event, Evaluated):
+            unmarked = observe(unmarked, event, 0, 0.0)
+            marks = {items: observe(watch, event, items, 0.0) for items, watch in marks.items()}
+            continue
+        items = event.asked or event.items
+        before = marks.get(items, unmarked)
+        marks[items] = after = observe(before, event, items, 0.0)
+        if after.best != before.best or event.pass_at_1 > best or event.round == 0:
             kept.add(seq)
+        best = max(best, event.pass_at_1)
     return kept

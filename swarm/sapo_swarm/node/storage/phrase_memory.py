@@ -1,7 +1,7 @@
 """The phrase memory of a model (protocol.drift.phrases) on the disk, so that a restart does not whitewash what others taught it.
 
 phrases.msgpack in the model's folder: one zstd frame, written beside its name and renamed. A file that cannot be read counts
-as none: then what the model writes first is its own again, which is said.
+as none: then what the model writes first is its own again, which is said. So none is written that is too large to be read.
 """
 
 from __future__ import annotations
@@ -21,10 +21,12 @@ LARGEST = 96 * 2**20
 
 
 def keep(folder: Path, watch: KeptPhrases) -> None:
-    """Write it; whole or not at all. Raises OSError."""
+    """Write it, whole or not at all; of more groups taken than the file has room for, the newest. Raises OSError."""
+    while len(plain := msgspec.msgpack.encode(watch)) > LARGEST and watch.taken:
+        watch = msgspec.structs.replace(watch, taken=watch.taken[(len(watch.taken) + 3) // 4 :])
     partial = folder / f"{NAME}.partial"
     with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-        file.write(zstandard.compress(msgspec.msgpack.encode(watch), 1))
+        file.write(zstandard.compress(plain, 1))
         file.flush()
         os.fsync(file.fileno())
     partial.replace(folder / NAME)

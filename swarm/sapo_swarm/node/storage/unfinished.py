@@ -221,7 +221,8 @@ class KeptQuestion(msgspec.Struct, frozen=True, array_like=True):
 
 class InFlight(msgspec.Struct, frozen=True):
     """round: rounds done before it. belongs: fingerprint of all that decides what its rollouts are. external: groups of others
-    that were taken for it, None while none were asked for. seconds: worked on it, by phase."""
+    that were taken for it, None while none were asked for; taken: when, in Unix time, 0 in files of older versions. seconds:
+    worked on it, by phase."""
 
     round: int
     belongs: str
@@ -231,6 +232,7 @@ class InFlight(msgspec.Struct, frozen=True):
     bytes_received: int
     seconds: dict[str, float]
     format: int = 1
+    taken: float = 0.0
 
 
 def keep(folder: Path, work: InFlight) -> None:

@@ -100,9 +100,9 @@ class SwarmExchange:
         """Judge what is received under this engine's policy, with a worker like this scorer's or (own_worker) with this one.
         excluded: see Receiver."""
 
-        async def likelihood(question: Question, texts: Sequence[str]) -> float:
-            found, seconds = await least_likely(host, question, texts, scorer.answer_format)
-            self.judging_s += seconds
+        async def likelihood(question: Question, texts: Sequence[str]) -> tuple[float, float]:
+            found = await least_likely(host, question, texts, scorer.answer_format)
+            self.judging_s += found[1]
             return found
 
         if self.own_worker:

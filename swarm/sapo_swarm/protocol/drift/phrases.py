@@ -39,6 +39,9 @@ LONG_WORD = 4
 """Letters from which on a single word counts as a phrase."""
 REMEMBERED = 65_536
 """Phrases remembered of either kind."""
+MOST_FOREIGN = 2048
+"""Foreign phrases of a group that is taken: WINDOW groups are remembered whole. A token makes two phrases at most, so a group of
+the default size (7 of 8 completions taught, of 96 tokens) cannot have more than 1,344, were every word of it new."""
 LOCAL_WINDOW = 512
 """Newest local completions that the drift alarm looks at."""
 DRIFT, LEAST_DRIFT = 0.05, 16
@@ -140,7 +143,8 @@ class PhraseWatch:
             return True
         found = frozenset().union(*(self._phrases(text, question) for text in taught))
         foreign = frozenset(phrase for phrase in found if phrase not in self._own)
-        if any(phrase in self.drifted or self._taught[phrase] >= LIMIT for phrase in foreign):
+        spread = any(phrase in self.drifted or self._taught[phrase] >= LIMIT for phrase in foreign)
+        if spread or len(foreign) > MOST_FOREIGN:
             return False  # and nothing of it is remembered: what is refused must not push out what was taught
         for phrase in foreign:
             _remember(self._foreign, phrase)

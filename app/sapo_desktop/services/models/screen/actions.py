@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import ParamSpec, TypeVar
 
@@ -145,7 +146,7 @@ class HomeModels:
         """See ModelActions."""
         from sapo_desktop.services.models.shelf import keeping
 
-        found = await _thread(keeping.spare, await self._find(id))
+        found = await _thread(keeping.spare, await self._find(id), time.time())
         return len(found), sum(one.size for one in found)
 
     async def free(self, id: str) -> str:
@@ -153,7 +154,7 @@ class HomeModels:
         from sapo_desktop.services.models.shelf import keeping
 
         model = await self._find(id)
-        freed = await _thread(lambda: keeping.remove(keeping.spare(model)))
+        freed = await _thread(lambda: keeping.remove(keeping.spare(model, time.time())))
         return f"{freed / 1e6:,.1f} MB are free again"
 
     # Long work

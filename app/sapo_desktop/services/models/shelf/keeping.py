@@ -105,11 +105,21 @@ def delete(model: Model) -> int:
     return freed
 
 
-def spare(model: Model) -> list[Leftover]:
-    """Checkpoints that are neither the newest nor the best, and what a kill left half written."""
+def spare(model: Model, now: float) -> list[Leftover]:
+    """Checkpoints that are neither the newest nor the best, and what a kill left half written: a node may be writing another at
+    this moment. now: Unix time."""
     folder, keep = model.folder / "checkpoints", _kept(model)
     found = [Leftover(p, store.size(p), "an older checkpoint") for p in model.checkpoints if p.name not in keep]
-    return found + [Leftover(p, store.size(p), "half a checkpoint") for p in sorted(folder.glob(f"{_PARTIAL}*"))]
+    halves = [path for path in sorted(folder.glob(f"{_PARTIAL}*")) if now - _touched(path) > _ABANDONED_S]
+    return found + [Leftover(path, store.size(path), "half a checkpoint") for path in halves]
+
+
+def _touched(folder: Path) -> float:
+    """When a folder or something in it last changed; infinity where some of it vanishes meanwhile."""
+    try:
+        return max(path.lstat().st_mtime for path in (folder, *folder.rglob("*")))
+    except OSError:
+        return float("inf")
 
 
 def _kept(model: Model) -> set[str]:
@@ -131,13 +141,17 @@ def _kept(model: Model) -> set[str]:
 
 
 def remove(leftovers: list[Leftover]) -> int:
-    """Bytes freed. Raises AppError."""
+    """Bytes freed; what the node removed itself meanwhile is no error. Raises AppError."""
+    freed = 0
     for one in leftovers:
         try:
             shutil.rmtree(one.path)
+            freed += one.size
+        except FileNotFoundError:
+            continue
         except OSError as error:
             raise AppError(f"{one.path} could not be removed ({error}).") from error
-    return sum(one.size for one in leftovers)
+    return freed
 
 
 def sweep(home: Home, now: float) -> None:
