@@ -40,7 +40,7 @@ FACTS = [
     f"{WORDS[transport.INTERIM_ANSWERS]} interim answers at most",
     f"behind it at most {WORDS[answer_format.TAIL]} spaces",
     f"of the newest {phrases.WINDOW} groups {WORDS[phrases.LIMIT]} may teach a phrase",
-    f"a group with over {phrases.MOST_FOREIGN:,} such phrases is refused",
+    f"a group with over {phrases.MOST_FOREIGN:,} such phrases, or twice as many as this node's own texts would have, is refused",
     f"in over {phrases.DRIFT:.0%} of its attempts".replace("%", " %"),
     f"in the first {phrases.BASE_LOCAL} attempts that are read here ({phrases.LOCAL_A_ROUND} a round at most) counts as its own",
     f"during the first {phrases.MIN_LOCAL} of them no phrase is refused",

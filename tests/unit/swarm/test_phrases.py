@@ -21,6 +21,7 @@ from sapo_swarm.protocol.drift.phrases import (
     LOCAL_WINDOW,
     LONGEST_WORD,
     MOST_FOREIGN,
+    MOST_TAKEN,
     REMEMBERED,
     WINDOW,
     PhraseWatch,
@@ -241,6 +242,17 @@ def test_a_group_of_the_default_size_may_be_new_in_every_word() -> None:
         starts = [length * (config.group_size * number + k) for k in range(config.group_size - 1)]
         assert made.allows([f"{new_words(start, length)} <answer>4</answer>" for start in starts], QUESTION)
     assert max(map(len, made._taken)) <= 2 * length * (config.group_size - 1) <= MOST_FOREIGN * 3 / 4
+
+
+def test_a_node_that_writes_long_texts_takes_long_groups_of_others_and_remembers_fewer() -> None:
+    """A model that reasons for a thousand words has honest peers that do."""
+    made, length = PhraseWatch(), 1500
+    made.observe_local((f"{new_words(10**6 - length * k, length)} <answer>4</answer>", QUESTION) for k in range(64))
+    for number in range(40):
+        starts = [length * (7 * number + k) for k in range(7)]
+        assert made.allows([f"{new_words(start, length)} <answer>4</answer>" for start in starts], QUESTION)
+    assert sum(map(len, made._taken)) <= MOST_TAKEN
+    assert 20 < len(made._taken) < 40
 
 
 def test_of_more_groups_than_its_file_has_room_for_the_newest_are_kept(

@@ -40,8 +40,12 @@ LONG_WORD = 4
 REMEMBERED = 65_536
 """Phrases remembered of either kind."""
 MOST_FOREIGN = 2048
-"""Foreign phrases of a group that is taken: WINDOW groups are remembered whole. A token makes two phrases at most, so a group of
-the default size (7 of 8 completions taught, of 96 tokens) cannot have more than 1,344, were every word of it new."""
+"""Foreign phrases of a group that is taken. A token makes two phrases at most, so a group of the default size (7 of 8 completions
+taught, of 96 tokens) cannot have more than 1,344, were every word of it new;"""
+LONGER = 2.0
+"""where this node's own texts are longer, so many times as many phrases as they have."""
+MOST_TAKEN = WINDOW * MOST_FOREIGN
+"""Phrases remembered of the newest groups taken, which are fewer then: about 100 MB."""
 LOCAL_WINDOW = 512
 """Newest local completions that the drift alarm looks at."""
 DRIFT, LEAST_DRIFT = 0.05, 16
@@ -87,6 +91,7 @@ class KeptPhrases(msgspec.Struct, frozen=True, kw_only=True):
     local: Annotated[tuple[_Found, ...], Meta(max_length=LOCAL_WINDOW)]
     observed: Annotated[int, Meta(ge=0, lt=2**53)]
     drift: TextDrift = msgspec.field(default_factory=TextDrift)
+    usual: Annotated[float, Meta(ge=0, lt=2**20)] = 0.0
     format: Annotated[int, Meta(ge=1, le=1)] = 1
 
 
@@ -105,6 +110,8 @@ class PhraseWatch:
     _local: deque[frozenset[str]] = field(default_factory=deque)
     _written: Counter[str] = field(default_factory=Counter)
     _observed: int = 0
+    _usual: float = 0.0
+    """Phrases of one of this node's completions, a running mean."""
 
     def observe_local(self, written: Iterable[tuple[str, Question]]) -> None:
         """This node wrote these, each to its question."""
@@ -117,6 +124,7 @@ class PhraseWatch:
                     self._foreign.pop(phrase, None)
                     _remember(self._own, phrase)
             self._observed += 1
+            self._usual += (len(found) - self._usual) / min(self._observed, LOCAL_WINDOW)
             self._slide(self._local, self._written, frozenset(filter(self._is_foreign, found)), LOCAL_WINDOW)
         self._look()
 
@@ -144,7 +152,7 @@ class PhraseWatch:
         found = frozenset().union(*(self._phrases(text, question) for text in taught))
         foreign = frozenset(phrase for phrase in found if phrase not in self._own)
         spread = any(phrase in self.drifted or self._taught[phrase] >= LIMIT for phrase in foreign)
-        if spread or len(foreign) > MOST_FOREIGN:
+        if spread or len(foreign) > max(MOST_FOREIGN, LONGER * self._usual * len(taught)):
             return False  # and nothing of it is remembered: what is refused must not push out what was taught
         for phrase in foreign:
             _remember(self._foreign, phrase)
@@ -172,13 +180,14 @@ class PhraseWatch:
             local=tuple(map(tuple, self._local)),
             observed=self._observed,
             drift=self._drift.copy(),
+            usual=self._usual,
         )
 
     @staticmethod
     def unpacked(kept: KeptPhrases) -> PhraseWatch:
         """Inverse of packed()."""
         made = PhraseWatch(_own=OrderedDict.fromkeys(kept.own), _foreign=OrderedDict.fromkeys(kept.foreign))
-        made._observed, made._drift = kept.observed, kept.drift.copy()
+        made._observed, made._drift, made._usual = kept.observed, kept.drift.copy(), kept.usual
         for found in kept.taken:
             made._slide(made._taken, made._taught, frozenset(found), WINDOW)
         for found in kept.local:
@@ -190,7 +199,7 @@ class PhraseWatch:
     def _slide(window: deque[frozenset[str]], counts: Counter[str], found: frozenset[str], size: int) -> None:
         window.append(found)
         counts.update(found)
-        while len(window) > size:
+        while len(window) > size or (len(window) > 1 and sum(map(len, window)) > MOST_TAKEN):
             for phrase in window.popleft():
                 counts[phrase] -= 1
                 if not counts[phrase]:
