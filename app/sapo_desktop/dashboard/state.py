@@ -40,7 +40,6 @@ _MAX_GROUPS = 256
 """What screen 1 looks back on; screen 3 reads the journal, which has them all."""
 _MAX_LOG = 1000
 _MAX_SESSIONS = 400
-_MAX_EVALUATIONS = 400
 
 
 def _groups() -> Trail[GroupRecorded]:
@@ -53,10 +52,6 @@ def _sessions() -> Trail[RunStarted]:
 
 def _log() -> Trail[LogLine]:
     return Trail(_MAX_LOG)
-
-
-def _evaluations() -> Trail[Evaluated]:
-    return Trail(_MAX_EVALUATIONS)
 
 
 class DashboardState(msgspec.Struct, frozen=True):
@@ -82,7 +77,8 @@ class DashboardState(msgspec.Struct, frozen=True):
     """Time worked on the last round; pauses do not count."""
     tokens: int = 0
     figures: Figures = field(default_factory=Figures)
-    evaluations: Trail[Evaluated] = field(default_factory=_evaluations)
+    latest: Evaluated | None = None
+    """The newest evaluation."""
     base: Evaluated | None = None
     """The first evaluation of the untrained model."""
     sessions: Trail[RunStarted] = field(default_factory=_sessions)
@@ -154,7 +150,7 @@ def apply(state: DashboardState, event: Event | Link) -> DashboardState:  # noqa
             base = state.base or (None if event.round else event)
             state = replace(
                 state,
-                evaluations=state.evaluations.append(event),
+                latest=event,
                 base=base,
                 figures=state.figures.evaluated(event),
                 gained=state.gained.after(event),

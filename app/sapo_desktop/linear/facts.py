@@ -68,7 +68,7 @@ def dashboard(state: DashboardState, now: float) -> list[str]:
 
 
 def _held_out(state: DashboardState) -> list[str]:
-    latest = state.evaluations.last
+    latest = state.latest
     if latest is None:
         return ["Held-out: no measurement yet. The first one is the base to compare with"]
     before = base_scores(latest, state.base)

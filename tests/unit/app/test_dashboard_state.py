@@ -57,7 +57,7 @@ def test_a_silo_run_ends_with_its_rounds_its_evaluation_and_no_external_reward()
     assert not state.figures.reward_local.empty
     assert state.base is not None
     assert state.base.round == 0
-    assert state.evaluations.last is not state.base
+    assert state.latest is not state.base
     assert state.phase is not None
     assert state.phases == ("questions", "generate")
 

@@ -22,7 +22,7 @@ def from_others(state: DashboardState) -> str:
 
 def risen(state: DashboardState) -> str:
     """Tasks whose held-out score is above what it was before the first group of others was trained on."""
-    before, now = state.gained.before, state.evaluations.last
+    before, now = state.gained.before, state.latest
     if before is None or now is None or not state.gained.external or now.temperature != before.temperature:
         return ""
     old = {score.task: score.pass_at_1 for score in before.tasks}

@@ -18,7 +18,7 @@ NONE = "No measurement yet. Held-out questions are never trained on; the first m
 
 def heldout(state: DashboardState, now: float, width: int, height: int, glyphs: Glyphs) -> Content:
     """Base and now as bars, the paired difference with its interval in words, the tasks over time."""
-    latest = state.evaluations.last
+    latest = state.latest
     if latest is None:
         return Content.styled("\n".join(wrap(NONE, width)), MUTED)
     base = latest.pass_at_1 - latest.delta if latest.delta is not None else None

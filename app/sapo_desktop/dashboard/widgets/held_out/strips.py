@@ -36,7 +36,7 @@ def strips(state: DashboardState, width: int, height: int, glyphs: Glyphs) -> li
 
     All cells are on one scale, from 0 to the largest of them.
     """
-    latest = state.evaluations.last
+    latest = state.latest
     held = state.figures.held_out[-1] if state.figures.held_out else None
     if latest is None or held is None or not latest.tasks or height <= 0:
         return []
