@@ -5,6 +5,7 @@ The end of a run alone says little about an arm that learns fast and then forget
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from sapo_lab.report.results import CLOSE, RunResult, at_same_tokens
@@ -54,6 +55,6 @@ def gain_at(
 
 def _cell(runs: Sequence[RunResult], against: Sequence[RunResult], share: float) -> str:
     mine, theirs, gain = gain_at(runs, against, share)
-    if mine.value != mine.value:  # NaN
+    if math.isnan(mine.value) or math.isnan(theirs.value):
         return "–"
     return f"{100 * mine.value:.2f} : {100 * theirs.value:.2f} %, {percent(gain, 0, signed=True)}"

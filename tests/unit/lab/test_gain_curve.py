@@ -92,3 +92,11 @@ def test_between_the_untrained_model_and_the_end_nothing_is_read_where_nothing_w
     assert math.isnan(gain_at(swarm, longer, 0.5)[2].value)
     nearly = [run("silo", seed, [(0, 0.01), (204, 0.04)]) for seed in (1, 2)]
     assert gain_at(swarm, nearly, 1.0)[2].value > 0.2, "both have ended, nearly"
+
+
+def test_where_one_of_two_arms_was_not_measured_stands_a_dash() -> None:
+    silo = [run("silo", 1, [(100, 0.02), (200, 0.04)])]
+    swarm = [run("swarm", 1, [(0, 0.01), (50, 0.02), (250, 0.05)])]
+    mine, theirs, _ = gain_at(swarm, silo, 0.25)
+    assert (math.isnan(mine.value), math.isnan(theirs.value)) == (False, True)
+    assert "nan" not in " ".join(map(str, lines(EXPERIMENT, {"silo": silo, "swarm": swarm})))
