@@ -15,6 +15,8 @@ PolicyRule = Callable[[RunConfig, float], PolicyUpdate]
 
 TINY = 50_000_000
 """Parameters under which a model is trained whole with a large step."""
+LARGE_BATCH = 32
+"""Groups with which that step was measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,19 +39,20 @@ def local_groups(config: RunConfig, parameters: int) -> int:
     """
     if config.local_groups or config.external_groups:
         return config.local_groups
-    return 32 if parameters < TINY else 8
+    return LARGE_BATCH if parameters < TINY else 8
 
 
-def learning_rate(config: RunConfig, method: str, parameters: int) -> float:
-    """The setting, or where it is 0 the default of "full" or "lora" training for a model of so many parameters.
+def learning_rate(config: RunConfig, method: str, parameters: int, groups: int = LARGE_BATCH) -> float:
+    """The setting, or where it is 0 the default of "full" or "lora" training for a model of so many parameters. groups: I + J.
 
     Tiny models: 2e-4 at a million parameters, smaller as the root of the size (measured with 32 groups on starter-1m;
-    1e-3 destroyed it). 1e-6 for whole larger ones (the SAPO code's later value); LoRA takes about ten times that.
+    1e-3 destroyed it), and in proportion to the batch. 1e-6 for whole larger ones (the SAPO code's later value); LoRA takes
+    about ten times that.
     """
     if config.learning_rate > 0:
         return config.learning_rate
     if parameters < TINY:
-        return min(3e-4, 2e-4 * math.sqrt(1e6 / parameters))
+        return min(3e-4, 2e-4 * math.sqrt(1e6 / parameters) * groups / LARGE_BATCH)
     return 1e-5 if method == "lora" else 1e-6
 
 

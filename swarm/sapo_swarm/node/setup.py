@@ -106,6 +106,7 @@ def round_context(
     excluded: see RoundContext. Raises UnknownAlgorithm.
     """
     info, rule = host.engine.info, algorithm(config.algorithm)
+    groups = config.local_groups + config.external_groups
     return RoundContext(
         config=config,
         node_key=setup.node_key or f"silo-{config.seed}",
@@ -114,7 +115,7 @@ def round_context(
         scorer=scorer,
         exchange=setup.exchange,
         algorithm=rule,
-        policy=rule.policy(config, learning_rate(config, info.method, info.parameters)),
+        policy=rule.policy(config, learning_rate(config, info.method, info.parameters, groups)),
         activity=activity,
         stream=stream,
         model_label=info.model,

@@ -131,8 +131,8 @@ def test_the_external_share_is_of_the_last_batches_and_within_bounds(batches: li
 
 
 def test_a_node_in_a_swarm_takes_four_groups_of_others_for_one_of_its_own_unless_told_otherwise() -> None:
-    """A tiny model takes a quarter of a batch four times as large."""
-    for parameters, groups in ((None, (2, 8)), (494_000_000, (2, 8)), (5_000_000, (24, 8))):
+    """A tiny model takes one of others for one of its own."""
+    for parameters, groups in ((None, (2, 8)), (494_000_000, (2, 8)), (5_000_000, (8, 8))):
         config = mixed(RunConfig(), set(), parameters)
         assert (config.local_groups, config.external_groups) == groups
     assert mixed(RunConfig(local_groups=6), {"local_groups"}).external_groups == 0

@@ -95,5 +95,7 @@ def test_the_step_is_the_setting_or_the_methods_default() -> None:
     assert learning_rate(RunConfig(learning_rate=5e-5), "full", 10) == 5e-5
     assert learning_rate(RunConfig(), "full", 4_000_000) == pytest.approx(1e-4)
     assert learning_rate(RunConfig(), "full", 1) == 3e-4
+    assert learning_rate(RunConfig(), "full", 4_000_000, 16) == pytest.approx(5e-5), "half a batch, half a step"
+    assert learning_rate(RunConfig(), "full", 1_000_000, 256) == 3e-4
     large = 500_000_000
     assert learning_rate(RunConfig(), "lora", large) == pytest.approx(10 * learning_rate(RunConfig(), "full", large))

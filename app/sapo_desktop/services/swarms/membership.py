@@ -33,8 +33,8 @@ from sapo_swarm.tasks.own import library
 OWN, EXTERNAL = 2, 8
 """I / J of a node in a swarm unless the person says otherwise (docs/decisions/0013-default-strategy.md). J is an upper bound: own
 groups fill what others cannot give."""
-TINY_OWN, TINY_EXTERNAL = 24, 8
-"""The same for a tiny model, whose default step needs the large batch that it has on its own (algorithms.base)."""
+TINY_OWN, TINY_EXTERNAL = 8, 8
+"""The same for a tiny model: small rounds at a rate that follows the batch (docs/decisions/0012-tiny-in-a-swarm.md)."""
 
 
 def parse(text: str) -> Invite:
@@ -91,7 +91,7 @@ def forget(path: Path) -> None:
 
 
 def mixed(config: RunConfig, typed: set[str], parameters: int | None = None) -> RunConfig:
-    """The settings of a node in a swarm, whose model has so many parameters: I / J of 2 / 8, or of 24 / 8 for a tiny model,
+    """The settings of a node in a swarm, whose model has so many parameters: I / J of 2 / 8, or of 8 / 8 for a tiny model,
     unless one of them was set.
 
     A node that only generates (method none) samples nothing and has nothing to evaluate.
