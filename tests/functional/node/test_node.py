@@ -18,7 +18,7 @@ from sapo_desktop.services.models.recording import load_recording
 from sapo_swarm.events import GroupRecorded, Phase, RoundFinished, RunStarted, StateChanged
 from sapo_swarm.node.storage.journal import read_only
 
-FAKE = (*node_process.FAKE, "--local-groups", "8")
+FAKE = (*node_process.FAKE, "--local-groups", "8", "--final-rate", "1")
 
 
 def only_run(home: Path) -> Path:
