@@ -45,6 +45,7 @@ async def test_the_keys_of_the_place_come_first(keys: tuple[str, ...], first: st
 @pytest.mark.parametrize("keys", [("4", "n"), ("m",), ("f2",), ("3", "slash"), ("q",)])
 async def test_f1_opens_help_over_dialogs_and_fields_and_closes_it_again(keys: tuple[str, ...]) -> None:
     async with everything().run_test(size=NARROW) as pilot:
+        await settled(pilot)
         await pilot.press(*keys)
         await settled(pilot)
         below = pilot.app.screen
