@@ -135,11 +135,11 @@ class Receiver:
                 bodies.append(body)
         affordable = self._affordable(bodies)
         cost: dict[str, float] = {}
-        unread: set[str] = set()
-        groups = await self._scored(await self._regenerated(affordable, cost), cost, unread)
+        put_off: set[str] = set()
+        groups = await self._scored(await self._regenerated(affordable, cost), cost, put_off)
         taken = {group.node for group in groups}
         for body in affordable:
-            useful = None if body.node in unread else body.node in taken
+            useful = None if body.node in put_off else body.node in taken
             self.quota.spent(body.node, cost[body.node], useful, self.clock())
         self.accepted += len(groups)
         return groups
@@ -231,10 +231,10 @@ class Receiver:
         return out
 
     async def _scored(
-        self, found: list[tuple[GroupBody, Question]], cost: dict[str, float], unread: set[str]
+        self, found: list[tuple[GroupBody, Question]], cost: dict[str, float], put_off: set[str]
     ) -> list[Group]:
         """The groups that pass. What the engine reads in vain its source pays for at once: after a long one the next ones of
-        this very sample may have to wait. unread: gets their sources."""
+        this very sample may have to wait. put_off: gets their sources."""
         jobs = [(body.ref, [completion.text for completion in body.completions]) for body, _ in found]
         spent: list[float] = []
         verdicts = await self.scorer.score_many(jobs, self.rules.rule, spent) if jobs else []
@@ -248,7 +248,7 @@ class Receiver:
                     _remember(self.struck, body.node)  # it cost this node a worker: once is enough for the session
             elif not self.quota.allows(body.node, self.clock()):
                 self.rejected["quota"] += 1
-                unread.add(body.node)
+                put_off.add(body.node)
             else:
                 reason, seconds = await self._unfit(question, _taught(body, verdict.rewards))
                 if reason:

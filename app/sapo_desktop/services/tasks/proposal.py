@@ -197,7 +197,7 @@ def _column(table: Table, wished: str, usual: Sequence[str], what: str, fallback
 
 
 def _called(table: Table, wished: str) -> str:
-    """The column that is called so in the file, or so apart from case and accents; "" for none."""
+    """The column that is called so in the file, or so but for case and accents; "" for none."""
     folded = {head.casefold(): name for head, name in table.names.items()}
     wished, plain = wished.strip(), slug(wished)
     return table.names.get(wished) or folded.get(wished.casefold()) or (plain if plain in table.columns else "")
