@@ -16,7 +16,17 @@ from tests.support.watched_node import CONFIG, CountingEngine, make
 from sapo_swarm.events import RoundFinished
 from sapo_swarm.node.storage.journal import read_only
 
-ALONE = (*node_process.FAKE, "--final-rate", "1", "--local-groups", "8", "--algorithm", "maxrl", "--curriculum", "tasks")
+ALONE = (
+    *node_process.FAKE,
+    "--final-rate",
+    "1",
+    "--local-groups",
+    "8",
+    "--algorithm",
+    "maxrl",
+    "--curriculum",
+    "tasks",
+)
 REPLAY = ("--replay-groups", "3", "--replay-half-life", "2")
 
 
