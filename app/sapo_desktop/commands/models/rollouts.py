@@ -40,8 +40,7 @@ def main(args: argparse.Namespace) -> int:
     from sapo_desktop.dashboard.history.groups.sources import JournalGroups
 
     home = Home.find()
-    journal, folder = _journal(home, args.model), home.cache / "rollouts"
-    source = JournalGroups(journal)
+    source, folder = JournalGroups(_journal(home, args.model)), home.cache / "rollouts"
     wanted = GroupFilter(
         args.task,
         args.source,
@@ -56,7 +55,7 @@ def main(args: argparse.Namespace) -> int:
             here = f"There are: {', '.join(index.tasks())}." if index.tasks() else "No groups yet."
             raise UsageError(f"There is no group of the task {args.task!r}. {here}")
         if args.output is not None:
-            count = export.write(JournalGroups(journal), folder, wanted, args.output)
+            count = export.written(index, wanted, args.output)
             print(f"Wrote {count:,} group{'' if count == 1 else 's'} to {args.output}")
             return 0
         if args.show is not None:

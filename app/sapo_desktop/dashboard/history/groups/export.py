@@ -29,8 +29,16 @@ def whole(source: GroupSource, folder: Path | None, told: Callable[[int], None] 
 
 
 def write(source: GroupSource, folder: Path | None, wanted: GroupFilter, path: Path, upto: int = NEWEST) -> int:
-    """Write a new file, this person's only; how many groups are in it. Raises AppError, JournalError; then there is no file."""
+    """The same as written(), of an index that is made for it."""
     index = whole(source, folder)
+    try:
+        return written(index, wanted, path, upto)
+    finally:
+        index.close()
+
+
+def written(index: GroupIndex, wanted: GroupFilter, path: Path, upto: int = NEWEST) -> int:
+    """Write a new file, this person's only; how many groups are in it. Raises AppError, JournalError; then there is no file."""
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         try:
@@ -43,5 +51,3 @@ def write(source: GroupSource, folder: Path | None, wanted: GroupFilter, path: P
         raise AppError(f"{path} exists already. Name another file.") from error
     except OSError as error:
         raise AppError(f"Cannot write {path} ({error.strerror}). Name a file in a folder of your own.") from error
-    finally:
-        index.close()
