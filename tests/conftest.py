@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, settings
+
+from sapo_desktop.paths import Home
 
 # A test must not fail because the machine was busy, and CI must not fail by chance: there every run draws the same.
 CI = os.environ.get("CI") == "true"
@@ -20,3 +24,12 @@ settings.load_profile("sapo")
 # What the dashboard draws depends on the terminal and the language; the tests' own are the same everywhere.
 os.environ["TERM"] = "xterm-256color"
 os.environ["LANG"] = os.environ["LC_ALL"] = "C.UTF-8"
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
+    """A prepared home of the test's own, where this process looks for one."""
+    monkeypatch.setenv("SAPO_HOME", str(tmp_path))
+    found = Home.find()
+    found.prepare()
+    return found

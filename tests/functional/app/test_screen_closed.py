@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 
 import pytest
 from tests.functional.app.test_settings_screen import choose, said, until
@@ -20,14 +19,6 @@ from sapo_desktop.dashboard.screens.settings.screen import SettingsScreen
 from sapo_desktop.paths import Home
 from sapo_desktop.services.models.screen.settings_actions import HomeSettings
 from sapo_desktop.services.nodes import supervisor
-
-
-@pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
-    monkeypatch.setenv("SAPO_HOME", str(tmp_path))
-    found = Home.find()
-    found.prepare()
-    return found
 
 
 @pytest.mark.parametrize(("before", "after"), [("", "running"), ("finish", "finishing")])

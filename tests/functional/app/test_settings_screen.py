@@ -6,7 +6,6 @@ import asyncio
 import time
 import tomllib
 from collections.abc import AsyncIterator, Callable
-from pathlib import Path
 
 import pytest
 from tests.support.node_process import FAKE, node
@@ -28,14 +27,6 @@ from sapo_desktop.settings import editing
 from sapo_desktop.settings.rows import SIMPLE
 from sapo_swarm.events import StateChanged
 from sapo_swarm.node.governor.schedule import DAYS
-
-
-@pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
-    monkeypatch.setenv("SAPO_HOME", str(tmp_path))
-    found = Home.find()
-    found.prepare()
-    return found
 
 
 @pytest.fixture

@@ -24,14 +24,6 @@ from sapo_swarm.node.control.api import ControlClient, NodeStatus
 
 
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
-    monkeypatch.setenv("SAPO_HOME", str(tmp_path))
-    found = Home.find()
-    found.prepare()
-    return found
-
-
-@pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Somebody sits at the terminal and presses Ctrl+D at every question."""
 

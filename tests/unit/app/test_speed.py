@@ -30,14 +30,6 @@ def figures(*fastest_last: Candidate) -> list[Measured]:
     ]
 
 
-@pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
-    monkeypatch.setenv("SAPO_HOME", str(tmp_path))
-    found = Home.find()
-    found.prepare()
-    return found
-
-
 def run_folder(home: Home, name: str) -> Path:
     folder = home.models / name
     folder.mkdir()
