@@ -62,15 +62,28 @@ async def test_a_full_pool_gives_up_its_oldest(store: Store) -> None:
 
 
 async def test_a_sample_holds_one_group_a_source_and_none_that_the_caller_has(store: Store) -> None:
-    """Five sources of four groups each: never two of one."""
+    """Five sources of four groups each, five wanted: never two of one."""
     for node in range(5):
         await store.exchange(round_of(f"n{node}", [10 * node + i for i in range(4)]))
     for _ in range(20):
-        numbers = drawn(await store.exchange(round_of("reader", [], want=32)))
+        numbers = drawn(await store.exchange(round_of("reader", [], want=5)))
         assert sorted(n // 10 for n in numbers) == [0, 1, 2, 3, 4]
     have = frozenset(entry("", 10 * node + i).id for node in range(5) for i in range(3))
     numbers = drawn(await store.exchange(round_of("reader", [], want=32, have=have)))
-    assert numbers == [3, 13, 23, 33, 43]
+    assert sorted(numbers) == [3, 13, 23, 33, 43]
+
+
+async def test_where_sources_are_few_each_gives_more_in_turn(store: Store) -> None:
+    """Three sources, one of them with little: what is missing comes from the others evenly, and nothing twice."""
+    for node, groups in enumerate((1, 4, 4)):
+        await store.exchange(round_of(f"n{node}", [10 * node + i for i in range(groups)]))
+    for _ in range(20):
+        numbers = drawn(await store.exchange(round_of("reader", [], want=6)))
+        assert len(set(numbers)) == len(numbers) == 6
+        assert Counter(n // 10 for n in numbers)[0] == 1
+        assert {Counter(n // 10 for n in numbers)[node] for node in (1, 2)} == {2, 3}
+    assert len(drawn(await store.exchange(round_of("reader", [], want=11)))) == 9
+    assert len(await store.snapshot(NOW, 11)) == 3, "a snapshot has one of each"
 
 
 async def test_draws_are_uniform_over_sources_of_equal_size(store: Store) -> None:

@@ -19,7 +19,8 @@ LARGEST_THRESHOLD = 32 << 20
 PASSING = 32 << 10
 """Bytes of a block that is likely to be gone soon: a page of history, a frame of the screen."""
 RETURN_EVERY_S = 60.0
-"""Between two trims of an engine of a small model: 0.16 s, and 0.13 GB of starter-1m's 0.61 go back (rounds of 16 x 8 take as long)."""
+"""Between two trims of an engine of a small model, 0.16 s each: 0.13 of starter-1m's 0.61 GB go back, and rounds of 16 x 8 take
+as long as before."""
 
 
 def one_arena() -> bool:

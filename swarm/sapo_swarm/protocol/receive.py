@@ -1,6 +1,6 @@
 """What a node does with groups of others before any of their text may reach a model or a screen.
 
-In this order: signature, schema, author, one per source, age, coordinates on the allow-list, seeds that train,
+In this order: signature, schema, author, a few per source, age, coordinates on the allow-list, seeds that train,
 duplicates, length band, time quota of the source, regenerate, prompt hash, held-out question, own score, length of what
 would be taught, log-prob floor, phrases that too many groups teach. Nothing of the sender is believed but its text: the
 question is regenerated and the reward computed here. Every rejection is counted under a stable reason.
@@ -20,7 +20,7 @@ from sapo_swarm.protocol.drift.phrases import PhraseWatch
 from sapo_swarm.protocol.identity import group_text, node_id, verify
 from sapo_swarm.protocol.safe_text import safe_text
 from sapo_swarm.protocol.time_quota import TimeQuota
-from sapo_swarm.protocol.wire import GroupBody, SignedGroup, WireError, content_digest, unpack
+from sapo_swarm.protocol.wire import PER_SOURCE, GroupBody, SignedGroup, WireError, content_digest, unpack
 from sapo_swarm.tasks.catalogue import CATALOGUE, is_train
 from sapo_swarm.tasks.own.library import PRESET
 from sapo_swarm.types import (
@@ -97,6 +97,15 @@ class AcceptanceRules:
 
 
 @dataclass(slots=True)
+class _Case:
+    """A group that is being judged. seconds, useful: see TimeQuota.spent."""
+
+    body: GroupBody
+    seconds: float = 0.0
+    useful: bool | None = False
+
+
+@dataclass(slots=True)
 class Receiver:
     """Judges samples of one swarm. rejected: reason -> groups, since the start. struck: sources heard no more.
     excluded: hashes of prompts that are not to be trained on. clock: of the time quotas, this machine's own, since a coordinator
@@ -125,35 +134,31 @@ class Receiver:
     async def receive(self, sample: Sequence[msgspec.Raw | bytes], now: float) -> list[Group]:
         """The groups that passed everything, scored here. now: Unix time. Raises ScorerUnavailable only."""
         bodies: list[GroupBody] = []
-        sources: set[str] = set()
+        sources: Counter[str] = Counter()
         for raw in sample:
             body, reason = self._form(raw, sources, now)
             if body is None:
                 self.rejected[reason] += 1
             else:
-                sources.add(body.node)
+                sources[body.node] += 1
                 bodies.append(body)
-        affordable = self._affordable(bodies)
-        cost: dict[str, float] = {}
-        put_off: set[str] = set()
-        groups = await self._scored(await self._regenerated(affordable, cost), cost, put_off)
-        taken = {group.node for group in groups}
-        for body in affordable:
-            useful = None if body.node in put_off else body.node in taken
-            self.quota.spent(body.node, cost[body.node], useful, self.clock())
+        cases = self._affordable(bodies)
+        groups = await self._scored(await self._regenerated(cases))
+        for case in cases:
+            self.quota.spent(case.body.node, case.seconds, case.useful, self.clock())
         self.accepted += len(groups)
         return groups
 
-    def _affordable(self, bodies: list[GroupBody]) -> list[GroupBody]:
+    def _affordable(self, bodies: list[GroupBody]) -> list[_Case]:
         """The groups whose sources have time left, sources that were useful before first."""
         now = self.clock()
         bodies = sorted(bodies, key=lambda body: not self.quota.is_known(body.node))
-        allowed = [body for body in bodies if self.quota.allows(body.node, now)]
+        allowed = [_Case(body) for body in bodies if self.quota.allows(body.node, now)]
         if len(allowed) < len(bodies):
             self.rejected["quota"] += len(bodies) - len(allowed)
         return allowed
 
-    def _form(self, raw: msgspec.Raw | bytes, sources: set[str], now: float) -> tuple[GroupBody | None, str]:
+    def _form(self, raw: msgspec.Raw | bytes, sources: Counter[str], now: float) -> tuple[GroupBody | None, str]:
         """Everything that can be told without the scorer: the body, or why not."""
         try:
             signed = unpack(raw, SignedGroup)
@@ -176,14 +181,14 @@ class Receiver:
         _remember(self._seen, content_digest(body))
         return body, ""
 
-    def _origin(self, body: GroupBody, key: bytes, sources: set[str]) -> str:
+    def _origin(self, body: GroupBody, key: bytes, sources: Counter[str]) -> str:
         if node_id(key) != body.node:
             return "author"
         if body.node == self.node:
             return "own"
         if body.node in self.struck:
             return "struck"
-        return "source" if body.node in sources else ""
+        return "source" if sources[body.node] >= PER_SOURCE else ""
 
     def _coordinates(self, body: GroupBody, now: float) -> str:
         ref = body.ref
@@ -211,13 +216,13 @@ class Receiver:
         ordered = sorted(self._local_bytes)
         return max(64.0, self.rules.length_factor * ordered[int(0.95 * (len(ordered) - 1))])
 
-    async def _regenerated(self, bodies: list[GroupBody], cost: dict[str, float]) -> list[tuple[GroupBody, Question]]:
-        """Bodies with the questions that their coordinates give here, prompt hashes compared. cost: seconds by source."""
+    async def _regenerated(self, cases: list[_Case]) -> list[tuple[_Case, Question]]:
+        """Cases with the questions that their coordinates give here, prompt hashes compared."""
         spent: list[float] = []
-        questions = await self.scorer.questions([body.ref for body in bodies], spent) if bodies else []
-        cost |= {body.node: seconds for body, seconds in zip(bodies, spent, strict=True)}
-        out: list[tuple[GroupBody, Question]] = []
-        for body, question in zip(bodies, questions, strict=True):
+        questions = await self.scorer.questions([case.body.ref for case in cases], spent) if cases else []
+        out: list[tuple[_Case, Question]] = []
+        for case, question, seconds in zip(cases, questions, spent, strict=True):
+            case.seconds, body = seconds, case.body
             if not isinstance(question, Question):
                 self.rejected["no_question"] += 1
                 if getattr(question, "costly", False):
@@ -227,34 +232,34 @@ class Receiver:
             elif question.prompt_sha256 in self.excluded:
                 self.rejected["held_out"] += 1
             else:
-                out.append((body, question))
+                out.append((case, question))
         return out
 
-    async def _scored(
-        self, found: list[tuple[GroupBody, Question]], cost: dict[str, float], put_off: set[str]
-    ) -> list[Group]:
+    async def _scored(self, found: list[tuple[_Case, Question]]) -> list[Group]:
         """The groups that pass. What the engine reads in vain its source pays for at once: after a long one the next ones of
-        this very sample may have to wait. put_off: gets their sources."""
-        jobs = [(body.ref, [completion.text for completion in body.completions]) for body, _ in found]
+        this very sample may have to wait."""
+        jobs = [(case.body.ref, [completion.text for completion in case.body.completions]) for case, _ in found]
         spent: list[float] = []
         verdicts = await self.scorer.score_many(jobs, self.rules.rule, spent) if jobs else []
-        for (body, _), seconds in zip(found, spent, strict=True):
-            cost[body.node] += seconds
+        for (case, _), seconds in zip(found, spent, strict=True):
+            case.seconds += seconds
         groups: list[Group] = []
-        for (body, question), verdict in zip(found, verdicts, strict=True):
+        for (case, question), verdict in zip(found, verdicts, strict=True):
+            body = case.body
             if not isinstance(verdict, Verdict) or len(verdict.rewards) != len(body.completions):
                 self.rejected["unscorable"] += 1
                 if getattr(verdict, "fault", "texts") != "task":
                     _remember(self.struck, body.node)  # it cost this node a worker: once is enough for the session
             elif not self.quota.allows(body.node, self.clock()):
                 self.rejected["quota"] += 1
-                put_off.add(body.node)
+                case.useful = None
             else:
                 reason, seconds = await self._unfit(question, _taught(body, verdict.rewards))
                 if reason:
                     self.rejected[reason] += 1
                     self.quota.spent(body.node, seconds, None, self.clock())
                 else:
+                    case.useful = True
                     groups.append(_group(body, question, verdict))
         return groups
 

@@ -32,6 +32,8 @@ MAX_RAW = 1024 * 1024
 MAX_WINDOW = 1024 * 1024
 MAX_GROUPS = 9
 MAX_WANT = 32
+PER_SOURCE = 8
+"""Groups of one source in a sample at most, as many as a pool keeps; more than one where sources are fewer than groups wanted."""
 MAX_CLOCK_SKEW_S = 120.0
 
 Label = Annotated[str, Meta(max_length=80, pattern=r"^[\x20-\x7e]*\Z", description="Printable ASCII")]
@@ -125,7 +127,7 @@ class Receipt(_Wire, frozen=True):
 class RoundReply(_Wire, frozen=True):
     """Answer to a round.
 
-    sample: SignedGroups of others, at most one per source, as raw msgpack so that each is judged on its own.
+    sample: SignedGroups of others, at most PER_SOURCE of one, as raw msgpack so that each is judged on its own.
     uptake: times others drew this node's groups, ever (a lost reply loses no count). mine / total: accepted groups
     in the last window_s seconds, of this node and of all. pool: live groups. nodes: seen in the window.
     """

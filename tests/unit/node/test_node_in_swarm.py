@@ -20,6 +20,7 @@ from sapo_swarm.node.swarm.pool import Pool
 from sapo_swarm.node.swarm.swarm_stats import SwarmStats
 from sapo_swarm.protocol.client import ExchangeResult
 from sapo_swarm.protocol.receive import AcceptanceRules
+from sapo_swarm.protocol.wire import MAX_WANT
 from sapo_swarm.registry import UnknownStrategy
 from sapo_swarm.sapo.advantage import normalised
 from sapo_swarm.sapo.assemble import assemble
@@ -53,6 +54,21 @@ def test_groups_with_unequal_rewards_are_counted_among_the_local_ones_that_were_
     assert isinstance(finished, RoundFinished)
     assert finished.local_groups == trained
     assert finished.nonzero_groups == sum(g.nonzero_advantage for g in batch.local) <= trained
+
+
+def test_as_much_is_requested_as_the_rounds_until_the_next_exchange_can_use() -> None:
+    """Of a source one a round, however much of it waits; and more where part of what came was of no use."""
+    pool = Pool()
+    assert pool.want(8, 1, 3) == 6
+    assert pool.want(8, 5, 3) == 18
+    assert pool.want(8, 5, 200) == MAX_WANT
+    assert pool.want(0, 5, 3) == 0
+    for seed, node in enumerate("aaaaab"):
+        pool.add(group(node, seed), 0.0)
+    assert pool.want(8, 1, 3) == 3, "of a there is more than two rounds can use"
+    for number in range(20):
+        pool.received([group("c", number)] if number % 2 else [], 1, 0.0)
+    assert 4 <= Pool(usable=pool.usable).want(8, 1, 1) <= 5
 
 
 def test_a_used_group_is_gone_and_its_source_s_others_stay() -> None:

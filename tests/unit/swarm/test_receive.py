@@ -14,8 +14,15 @@ from hypothesis import strategies as st
 from sapo_swarm.protocol.identity import Identity
 from sapo_swarm.protocol.reasons import REASONS
 from sapo_swarm.protocol.receive import AcceptanceRules, Receiver
-from sapo_swarm.protocol.time_quota import KNOWN_BURST, KNOWN_RATE, NEWCOMERS_BURST, NEWCOMERS_RATE, TimeQuota
-from sapo_swarm.protocol.wire import GroupBody, SharedCompletion, SignedGroup
+from sapo_swarm.protocol.time_quota import (
+    FIRST_TRUST,
+    KNOWN_BURST,
+    KNOWN_RATE,
+    NEWCOMERS_BURST,
+    NEWCOMERS_RATE,
+    TimeQuota,
+)
+from sapo_swarm.protocol.wire import PER_SOURCE, GroupBody, SharedCompletion, SignedGroup
 from sapo_swarm.tasks.prompts import extract_answer
 from sapo_swarm.types import STRICT, Question, RewardRule, TaskRef
 
@@ -149,12 +156,20 @@ async def test_every_reason_is_counted_under_its_name(receiver: Receiver) -> Non
     assert set(cases) < set(REASONS)
 
 
-async def test_one_group_per_source_and_no_copies(receiver: Receiver) -> None:
-    """The second of a source in one sample is capped; the same texts later, by anybody, are a duplicate."""
-    assert len(await receiver.receive([signed(PEER, 5), signed(PEER, 6)], NOW)) == 1
+async def test_a_source_gives_a_few_groups_a_sample_and_no_copies(receiver: Receiver) -> None:
+    """One more than that is refused; the same texts later, by anybody, are a duplicate."""
+    many = [signed(PEER, seed) for seed in range(5, 6 + PER_SOURCE)]
+    assert len(await receiver.receive(many, NOW)) == PER_SOURCE
     thief = Identity(bytes([3]) * 32)
     assert await receiver.receive([signed(thief, 5)], NOW) == []
     assert receiver.rejected == {"source": 1, "duplicate": 1}
+
+
+async def test_each_group_of_a_source_pays_for_itself(receiver: Receiver) -> None:
+    """A usable one does not make the others of its sample usable: the source's trust goes up once and down twice."""
+    unknown = [signed(PEER, 13, (text, "no")) for text in "ab"]
+    assert len(await receiver.receive([signed(PEER, 5), *unknown], NOW)) == 1
+    assert receiver.quota._sources[PEER.node].trust == FIRST_TRUST / 2
 
 
 async def test_copies_of_own_groups_are_refused(receiver: Receiver) -> None:

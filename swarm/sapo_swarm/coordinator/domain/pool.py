@@ -5,17 +5,13 @@ Pure bookkeeping: the clock and the random source are passed in.
 
 from __future__ import annotations
 
-import heapq
 import random
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from sapo_swarm.coordinator.domain.draw import Draw
 from sapo_swarm.coordinator.domain.recent import Recent
-from sapo_swarm.coordinator.domain.records import AHEAD_S, SAMPLE_BYTES, Entry, PoolLimits, fits, invite_share
-
-LOOKED_AT = 512
-"""Sources at most that a sample walks over: more than a caller can have groups of."""
+from sapo_swarm.coordinator.domain.records import AHEAD_S, Entry, PoolLimits, invite_share
 
 
 @dataclass(slots=True)
@@ -103,63 +99,33 @@ class GroupPool:
             self._remove(slot)
 
     def sample(
-        self, rng: random.Random, want: int, caller: str, have: frozenset[bytes], accepts: frozenset[str] = frozenset()
-    ) -> list[Entry]:
-        """Up to `want` groups, uniform over the live slots of others, at most one per source, none of `have`, and no more than
-        invite_share(want) of one invite while others have groups; of members' own tasks only those in `accepts`.
-
-        Random slots with rejection; where few sources are left, the rest is found by walking over the sources.
-        """
-        sources = len(self._by_node) - (caller in self._by_node)
-        want = min(want, sources)
-        taken: dict[str, Entry] = {}
-        crowd: Counter[str] = Counter()
-        most = invite_share(want)
-        for _ in range(4 * want + 8):
-            if len(taken) >= want:
-                break
-            entry = self._dense[int(rng.random() * len(self._dense))].entry if self._dense else None
-            if entry is None or entry.node == caller or entry.node in taken or entry.id in have:
-                continue
-            if not fits(entry, accepts):
-                continue
-            if not entry.invite or crowd[entry.invite] < most or len(self._by_invite) < 2:
-                taken[entry.node] = entry
-                crowd[entry.invite] += 1
-        if len(taken) < want:
-            self._walk(rng, want, caller, lambda entry: entry.id not in have and fits(entry, accepts), taken, crowd)
-        return within_budget(list(taken.values()), rng)
-
-    def _walk(
         self,
         rng: random.Random,
         want: int,
         caller: str,
-        wanted: Callable[[Entry], bool],
-        taken: dict[str, Entry],
-        crowd: Counter[str],
-    ) -> None:
-        """The next source is always one of the invite that is there least. taken, crowd: so far; what is found is added."""
-        others = [node for node in self._by_node if node != caller and node not in taken]
-        of_invite: dict[str, list[str]] = {}
-        for node in others:
-            of_invite.setdefault(self._by_node[node][0].entry.invite, []).append(node)
-        least = [(crowd[invite], rng.random(), invite) for invite in of_invite]
-        heapq.heapify(least)
-        for _ in range(LOOKED_AT):
-            if not least or len(taken) >= want:
-                return
-            _, order, invite = heapq.heappop(least)
-            nodes = of_invite[invite]
-            place = int(rng.random() * len(nodes))
-            nodes[place], nodes[-1] = nodes[-1], nodes[place]
-            node = nodes.pop()
-            fresh = [slot.entry for slot in self._by_node[node] if wanted(slot.entry)]
-            if fresh:
-                taken[node] = rng.choice(fresh)
-                crowd[taken[node].invite] += 1
-            if nodes:
-                heapq.heappush(least, (crowd[invite], order, invite))
+        have: frozenset[bytes],
+        accepts: frozenset[str] = frozenset(),
+        per_source: int = 1,
+    ) -> list[Entry]:
+        """Up to `want` groups, uniform over the live slots of others, none of `have`, and no more than invite_share(want) of one
+        invite while others have groups; of members' own tasks only those in `accepts`. One of each source; where there are
+        fewer sources than groups wanted, in turn up to per_source.
+
+        Random slots with rejection; where few sources are left, the rest is found by walking over the sources.
+        """
+        draw = Draw(want, caller, have, accepts)
+        sources = len(self._by_node) - (caller in self._by_node)
+        first, most = min(want, sources), invite_share(min(want, sources))
+        for _ in range(4 * first + 8):
+            if len(draw.taken) >= first:
+                break
+            entry = self._dense[int(rng.random() * len(self._dense))].entry if self._dense else None
+            if entry is None or draw.of_node[entry.node] or not draw.fits(entry):
+                continue
+            if len(self._by_invite) < 2 or not draw.crowded(entry, most):
+                draw.take(entry)
+        invites = ((node, own[0].entry.invite) for node, own in self._by_node.items())
+        return draw.fill(rng, per_source, invites, lambda node: (slot.entry for slot in self._by_node[node]))
 
     def _give_way(self, slot: Slot, now: float) -> int:
         self._gone.put(slot.entry.content.encode(), True, now)
@@ -181,15 +147,3 @@ class GroupPool:
             del self._by_invite[slot.entry.invite]
         self.bytes -= len(slot.entry.blob)
         return slot.key
-
-
-def within_budget(entries: Sequence[Entry], rng: random.Random) -> list[Entry]:
-    """Of entries, those that fit a reply together, in their order. They claim it in the order of a weighted random sample
-    (Efraimidis and Spirakis, 2006), the weight one over the size: large groups leave room for small ones, and still come in
-    among many of those."""
-    left, kept = SAMPLE_BYTES, list[int]()
-    for place in sorted(range(len(entries)), key=lambda place: rng.expovariate(1.0) * len(entries[place].blob)):
-        if len(entries[place].blob) <= left:
-            left -= len(entries[place].blob)
-            kept.append(place)
-    return [entries[place] for place in sorted(kept)]

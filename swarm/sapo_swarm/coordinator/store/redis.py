@@ -9,13 +9,11 @@ With Sentinel (sentinel://) a group is acknowledged when a replica has it too: t
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from sapo_swarm.coordinator.domain.pool import within_budget
+from sapo_swarm.coordinator.domain.draw import Draw
 from sapo_swarm.coordinator.domain.records import (
     ACTIVE_S,
     AHEAD_S,
@@ -26,14 +24,13 @@ from sapo_swarm.coordinator.domain.records import (
     Exchanged,
     NodeStats,
     WindowStats,
-    fits,
-    invite_share,
 )
 from sapo_swarm.coordinator.store import redis_scripts as scripts
 from sapo_swarm.coordinator.store.redis_credits import Credits
 from sapo_swarm.coordinator.store.redis_link import pack, reaching, read
 from sapo_swarm.coordinator.store.redis_registry import member_of
 from sapo_swarm.coordinator.store.redis_tasks import RedisTasks
+from sapo_swarm.protocol.wire import PER_SOURCE
 
 SMALL_POOL = 64
 """A pool so small is read whole."""
@@ -45,44 +42,32 @@ ONE_INVITE = 16
 """Samples that do not look for groups of another invite, after one that looked and met none."""
 
 
-@dataclass(slots=True)
-class _Draw:
-    """A sample in the making. taken, crowded: by source; crowded: more of an invite than its share, used where others lack."""
+class _Draw(Draw):
+    """A sample of what was read. read: by source, all that the reader may have."""
 
-    exchange: Exchange
-    taken: dict[str, Entry] = field(default_factory=dict)
-    crowded: dict[str, Entry] = field(default_factory=dict)
-    crowd: Counter[str] = field(default_factory=Counter)
+    def __init__(self, exchange: Exchange) -> None:
+        super().__init__(exchange.want, exchange.node, exchange.have, exchange.accepts)
+        self.read: dict[str, dict[bytes, Entry]] = {}
 
     def offer(self, slots: Iterable[bytes | str | None]) -> None:
-        """What some slots hold, None where nothing."""
+        """What some slots hold, None where nothing: one of each source is taken unless its invite has its share."""
         for raw in slots:
-            if raw is not None:
-                self._offer(read(raw, Entry))
-
-    def _offer(self, entry: Entry) -> None:
-        """Take it, if the reader may have it and one is missing."""
-        of = self.exchange
-        if entry.node == of.node or entry.id in of.have or not fits(entry, of.accepts):
-            return
-        if len(self.taken) >= of.want or entry.node in self.taken:
-            return
-        if entry.invite and self.crowd[entry.invite] >= invite_share(of.want):
-            self.crowded.setdefault(entry.node, entry)
-        else:
-            self.taken[entry.node] = entry
-            self.crowd[entry.invite] += 1
+            entry = None if raw is None else read(raw, Entry)
+            if entry is None or not self.fits(entry):
+                continue
+            self.read.setdefault(entry.node, {})[entry.id] = entry
+            if len(self.taken) < self.want and not self.of_node[entry.node] and not self.crowded(entry):
+                self.take(entry)
 
     @property
     def enough(self) -> bool:
-        """With those of a crowded invite there are as many as are wanted."""
-        return len(self.found) >= self.exchange.want
+        """With those of a crowded invite there are as many sources as groups are wanted."""
+        return len(self.read) >= self.want
 
     @property
-    def found(self) -> list[Entry]:
-        """As many as are wanted, or there are."""
-        spare = [entry for node, entry in self.crowded.items() if node not in self.taken]
-        return [*self.taken.values(), *spare][: self.exchange.want]
+    def left_out(self) -> bool:
+        """Of a source nothing was taken."""
+        return len(self.read) > len(self.of_node)
 
 
 class RedisStore(RedisTasks):
@@ -114,7 +99,7 @@ class RedisStore(RedisTasks):
                 await self._replicated()
             _, bits, uptake, receipts, mine, total, nodes, pool, drawn = reply
             first = dict(zip(drawn[::2], drawn[1::2], strict=True))
-            sample = await self._sample(exchange, pool, first) if exchange.want else []
+            sample = await self._sample(exchange, pool, first, PER_SOURCE) if exchange.want else []
             self._credits.add(exchange.node, (entry.node for entry in sample), int(exchange.now) // MINUTE)
         return Exchanged(
             stored=tuple(bit == 49 for bit in bits),  # b"1"
@@ -217,9 +202,11 @@ class RedisStore(RedisTasks):
             arguments += ["", ""] if entry is None else [entry.content, pack(entry)]
         return [*arguments, *(self._rng.random() for _ in range(draws)), *credits]
 
-    async def _sample(self, exchange: Exchange, live: int, first: dict[int, bytes | None]) -> list[Entry]:
-        """Uniform over so many live groups: random places in the order of age, none twice, until enough sources are found. first:
-        some, read already. (While others upload, a place moves on to the next group.)"""
+    async def _sample(
+        self, exchange: Exchange, live: int, first: dict[int, bytes | None], per_source: int = 1
+    ) -> list[Entry]:
+        """Uniform over so many live groups: random places in the order of age, none twice, until enough sources are found; see
+        GroupPool.sample. first: some, read already. (While others upload, a place moves on to the next group.)"""
         draw = _Draw(exchange)
         tried = set(first)
         draw.offer(first.values())
@@ -236,11 +223,12 @@ class RedisStore(RedisTasks):
                     tried.add(place)
                     places.append(place)
             draw.offer(await self._run(scripts.READ, "age", exchange.now, *places))
-        if len(draw.crowd) > 1:
+        if len(draw.of_invite) > 1:
             self._one_invite = 0
-        elif draw.crowded and self._one_invite <= 0:
+        elif draw.left_out and self._one_invite <= 0:
             self._one_invite = ONE_INVITE
-        return within_budget(draw.found, self._rng)
+        invites = ((node, next(iter(groups.values())).invite) for node, groups in draw.read.items())
+        return draw.fill(self._rng, per_source, invites, lambda node: draw.read[node].values())
 
     async def _prune_if_due(self, now: float) -> None:
         """Take minutes that left the window out of its totals; the first coordinator to come does it for all. After a clock was

@@ -32,6 +32,7 @@ from sapo_swarm.coordinator.domain.records import (
 from sapo_swarm.coordinator.store.base import StoreError, StoreUnavailable
 from sapo_swarm.coordinator.store.sqlite_registry import SQLiteRegistry
 from sapo_swarm.coordinator.store.sqlite_writer import Statement, Writer, connect, load_rows
+from sapo_swarm.protocol.wire import PER_SOURCE
 
 PROBE = "0" * 32
 """A nonce that nobody uses: what is written to see whether writing works."""
@@ -191,7 +192,9 @@ class SQLiteStore(SQLiteRegistry):
     def _answer(self, exchange: Exchange, stored: tuple[bool, ...]) -> Exchanged:
         sampled: list[Entry] = []
         if exchange.want:
-            sampled = self._pool.sample(self._rng, exchange.want, exchange.node, exchange.have, exchange.accepts)
+            sampled = self._pool.sample(
+                self._rng, exchange.want, exchange.node, exchange.have, exchange.accepts, PER_SOURCE
+            )
         for entry in sampled:
             self._uptake[entry.node] = self._uptake.get(entry.node, 0) + 1
             who = self._receipts.setdefault(entry.node, {})

@@ -2,29 +2,35 @@
 
 from __future__ import annotations
 
-from collections import deque
+import math
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from sapo_swarm.protocol.wire import MAX_WANT
 from sapo_swarm.sapo.sample_external import NOTHING, strategy
 from sapo_swarm.types import Group
 
 POOL_GROUPS = 256
 GROUP_LIFE_S = 900.0
 """A group that waited longer is dropped: its author's policy has moved on."""
+LEAST_YIELD = 1 / 8
+"""However few of the received groups were usable, at most 1/LEAST_YIELD times as many are requested."""
 
 
 @dataclass(slots=True)
 class Pool:
     """What the strategy `sampling` could sample. Raises UnknownStrategy.
 
-    unusable: groups that the strategy would never sample (without an advantage, mostly), and which are dropped.
+    unusable: groups that the strategy would never sample (without an advantage, mostly), and which are dropped. usable: part of
+    what was received that came in here, lately.
     """
 
     sampling: str = "uniform_nonzero"
     limit: int = POOL_GROUPS
     life_s: float = GROUP_LIFE_S
     unusable: int = 0
+    usable: float = 1.0
     _waiting: deque[tuple[float, Group]] = field(default_factory=deque)
 
     def __post_init__(self) -> None:
@@ -41,6 +47,22 @@ class Pool:
         self._waiting.append((now, group))
         while len(self._waiting) > self.limit:
             self._waiting.popleft()
+
+    def want(self, wanted: int, rounds: int, sources: int) -> int:
+        """Groups to request where a batch may hold `wanted`, one a source: for two batches, or one more than there were rounds
+        since the last exchange, less what waits for these, and some for what will be rejected."""
+        batches = max(2, rounds + 1)
+        waiting = sum(min(batches, count) for count in Counter(group.node for _, group in self._waiting).values())
+        missing = max(0, batches * min(wanted, sources) - waiting)
+        return min(MAX_WANT, math.ceil(missing / max(self.usable, LEAST_YIELD)))
+
+    def received(self, groups: Sequence[Group], of: int, now: float) -> None:
+        """What passed of so many received groups comes in."""
+        before = len(self)
+        for group in groups:
+            self.add(group, now)
+        if of:
+            self.usable += 0.2 * (max(0, len(self) - before) / of - self.usable)
 
     def forget_old(self, now: float) -> None:
         """Drop what waited longer than life_s. now: seconds that are never set back."""

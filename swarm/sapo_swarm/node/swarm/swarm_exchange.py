@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +28,7 @@ from sapo_swarm.node.swarm.swarm_stats import Held, SwarmStats
 from sapo_swarm.protocol.client import CoordinatorError, NodeClient
 from sapo_swarm.protocol.receive import AcceptanceRules, Receiver
 from sapo_swarm.protocol.safe_text import safe_text
-from sapo_swarm.protocol.wire import MAX_WANT, GroupBody, SharedCompletion, SignedGroup, SwarmInfo, label
+from sapo_swarm.protocol.wire import GroupBody, SharedCompletion, SignedGroup, SwarmInfo, label
 from sapo_swarm.sapo.assemble import questions_to_sample
 from sapo_swarm.scoring.scorer import Scorer
 from sapo_swarm.tasks.own.library import is_own
@@ -41,8 +40,6 @@ BRIDGE_S = 10.0
 UPLOAD_BYTES = 200 * 1024
 """Of group bodies in one upload: fits the protocol's limit however badly they compress."""
 MAX_COMPLETIONS = 16
-LEAST_YIELD = 1 / 8
-"""However few of the received groups were usable, at most 1/LEAST_YIELD times as many are requested."""
 PHRASES_S = 60.0
 """The phrase memory is written so often, and at the end."""
 NICENESS = 5
@@ -91,7 +88,6 @@ class SwarmExchange:
         self._board = Board(self.client, self.stats, self.clock)
         self._snapshots = SnapshotReader(self.client, self.clock)
         self._rounds_since = 0
-        self._yield = 1.0
         self._worker: Scorer | None = None
         self._kept_at = self.clock()
         self._until_restart: Held | None = None
@@ -248,21 +244,13 @@ class SwarmExchange:
             log.warning("the phrase memory is not kept: %s", error)
 
     def want(self, wanted: int) -> int:
-        """Groups to request: what the rounds until the next exchange can use, and some for what will be rejected."""
-        if not wanted:
-            return 0
-        stock = wanted * max(2, self._rounds_since + 1)
-        missing = max(0, stock - len(self.pool))
-        return min(MAX_WANT, math.ceil(missing / max(self._yield, LEAST_YIELD)))
+        """Groups to request."""
+        return self.pool.want(wanted, self._rounds_since, self.stats.others)
 
     async def _take(self, sample: Sequence[msgspec.Raw]) -> None:
-        before = len(self.pool)
-        for group in await self.receiver.receive(sample, self.client.unix_time()):
-            if self._taking:  # it may have been switched off since they were requested
-                self.pool.add(group, self.clock())
-        if sample:
-            fresh = max(0, len(self.pool) - before) / len(sample)
-            self._yield += 0.2 * (fresh - self._yield)
+        groups = await self.receiver.receive(sample, self.client.unix_time())
+        if self._taking:  # it may have been switched off since they were requested
+            self.pool.received(groups, len(sample), self.clock())
 
     async def _join_again(self) -> None:
         try:

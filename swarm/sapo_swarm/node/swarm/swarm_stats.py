@@ -11,6 +11,7 @@ import msgspec
 
 from sapo_swarm.events import SwarmUpdated
 from sapo_swarm.protocol.client import ExchangeResult
+from sapo_swarm.protocol.wire import MAX_WANT
 from sapo_swarm.types import Peer
 
 SHARE_WINDOW = 50
@@ -63,6 +64,11 @@ class SwarmStats:
         self.accepted += result.accepted
         self.refused.update(result.refused)
         self._count_uptake(result.uptake, now)
+
+    @property
+    def others(self) -> int:
+        """Nodes beside this one that the coordinator saw lately; as many as a sample may have before it said so."""
+        return MAX_WANT if self._good is None else max(1, self._good.nodes - 1)
 
     def hold(self, hold: Held | None) -> None:
         """The exchange is held, or (None) no more."""
