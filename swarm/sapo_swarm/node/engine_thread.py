@@ -7,9 +7,11 @@ import contextlib
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from typing import ParamSpec, TypeVar
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import ContextVar
+from queue import SimpleQueue
+from typing import Any, ParamSpec, TypeVar
 
 from sapo_backends.base import BackendError, CancelToken, Engine, EngineInfo, OutOfMemory
 from sapo_backends.common import hardware
@@ -20,6 +22,10 @@ T = TypeVar("T")
 
 LONGEST_REST_S = 2.0
 """A thread that did something else between two steps has no more than this to rest."""
+
+
+HOLD_S = 2.0
+"""A task that holds the thread lets others go first after so long, or after as long as it waited."""
 
 
 _REFUSED = re.compile(r"out of memory|(can't|cannot|unable to) allocate|not enough memory", re.IGNORECASE)
@@ -35,6 +41,50 @@ def _one_word_for_it() -> Iterator[None]:
         if isinstance(error, MemoryError) or _REFUSED.search(str(error)):
             raise OutOfMemory(0, hardware.available_memory(), "") from error
         raise
+
+
+class _Hold:
+    """A stay of the thread with one task: it does that task's calls, and waits for the next one, until it is let go."""
+
+    def __init__(self, pool: ThreadPoolExecutor) -> None:
+        self._pool = pool
+        self._calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] | None = None
+        self._until = 0.0
+
+    async def submit(self, work: Callable[[], T]) -> Future[T]:
+        """Queue a call, once the thread is here."""
+        if self._calls is not None and time.monotonic() > self._until:
+            self.let_go()
+        if self._calls is None:
+            asked, here = time.monotonic(), Future[None]()
+            self._calls = SimpleQueue()
+            self._pool.submit(_stay, self._calls, here)
+            await asyncio.wrap_future(here)
+            now = time.monotonic()
+            self._until = now + max(HOLD_S, now - asked)
+        future = Future[T]()
+        self._calls.put((future, work))
+        return future
+
+    def let_go(self) -> None:
+        """The thread goes on with what others wait for."""
+        if self._calls is not None:
+            self._calls.put(None)
+            self._calls = None
+
+
+def _stay(calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None], here: Future[None]) -> None:
+    if here.set_running_or_notify_cancel():
+        here.set_result(None)
+    while (call := calls.get()) is not None:
+        future, work = call
+        try:
+            future.set_result(work())
+        except BaseException as error:  # the caller's
+            future.set_exception(error)
+
+
+_held: ContextVar[_Hold | None] = ContextVar("held", default=None)
 
 
 class EngineHost:
@@ -75,14 +125,25 @@ class EngineHost:
             with _one_word_for_it():
                 return function(*args, **kwargs)
 
-        loop = asyncio.get_running_loop()
-        future = loop.run_in_executor(self._pool, work)
+        held = _held.get()
+        future = asyncio.wrap_future(self._pool.submit(work) if held is None else await held.submit(work))
         try:
             return await asyncio.shield(future)
         except asyncio.CancelledError:
             self.cancel.cancel()
             await asyncio.wait([future])
             raise
+
+    @contextlib.asynccontextmanager
+    async def hold(self) -> AsyncIterator[None]:
+        """Many short calls of this task wait for the thread together, not each behind a long call of another task."""
+        held = _Hold(self._pool)
+        token = _held.set(held)
+        try:
+            yield
+        finally:
+            _held.reset(token)
+            held.let_go()
 
     def ease(self, share: float, duty: float) -> bool:
         """Take that share of threads and micro-batches from the next engine call on, and work that share of the time from the

@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
@@ -109,7 +110,7 @@ class _Case:
 class Receiver:
     """Judges samples of one swarm. rejected: reason -> groups, since the start. struck: sources heard no more.
     excluded: hashes of prompts that are not to be trained on. clock: of the time quotas, this machine's own, since a coordinator
-    may say what it likes about the date."""
+    may say what it likes about the date. hold: of the engine, for many likelihoods in a row."""
 
     swarm: str
     node: str
@@ -122,6 +123,7 @@ class Receiver:
     struck: OrderedDict[str, None] = field(default_factory=OrderedDict)
     quota: TimeQuota = field(default_factory=TimeQuota)
     clock: Callable[[], float] = time.monotonic
+    hold: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
     phrases: PhraseWatch = field(default_factory=PhraseWatch)
     _seen: OrderedDict[str, None] = field(default_factory=OrderedDict)
     _local_bytes: deque[int] = field(default_factory=lambda: deque(maxlen=512))
@@ -198,15 +200,11 @@ class Receiver:
             known = ref.dataset in self.rules.tasks and ref.preset in CATALOGUE.get(ref.dataset, {})
         else:
             known = (ref.dataset, ref.generator) in self.rules.own and ref.preset == PRESET
-        if not known:
-            return "task"
-        return "" if is_train(ref) else "seed"
+        return ("" if is_train(ref) else "seed") if known else "task"
 
     def _length(self, body: GroupBody) -> str:
         sizes = sorted(len(completion.text.encode()) for completion in body.completions)
-        if sizes[-1] > self.rules.max_bytes:
-            return "length"
-        return "length" if sizes[len(sizes) // 2] > self.band else ""
+        return "length" if sizes[-1] > self.rules.max_bytes or sizes[len(sizes) // 2] > self.band else ""
 
     @property
     def band(self) -> float:
@@ -243,25 +241,26 @@ class Receiver:
         verdicts = await self.scorer.score_many(jobs, self.rules.rule, spent) if jobs else []
         for (case, _), seconds in zip(found, spent, strict=True):
             case.seconds += seconds
-        groups: list[Group] = []
-        for (case, question), verdict in zip(found, verdicts, strict=True):
-            body = case.body
-            if not isinstance(verdict, Verdict) or len(verdict.rewards) != len(body.completions):
-                self.rejected["unscorable"] += 1
-                if getattr(verdict, "fault", "texts") != "task":
-                    _remember(self.struck, body.node)  # it cost this node a worker: once is enough for the session
-            elif not self.quota.allows(body.node, self.clock()):
-                self.rejected["quota"] += 1
-                case.useful = None
-            else:
-                reason, seconds = await self._unfit(question, _taught(body, verdict.rewards))
-                if reason:
-                    self.rejected[reason] += 1
-                    self.quota.spent(body.node, seconds, None, self.clock())
-                else:
-                    case.useful = True
-                    groups.append(_group(body, question, verdict))
-        return groups
+        async with self.hold():
+            judged = [await self._judged(*one, verdict) for one, verdict in zip(found, verdicts, strict=True)]
+        return [group for group in judged if group is not None]
+
+    async def _judged(self, case: _Case, question: Question, verdict: object) -> Group | None:
+        body = case.body
+        if not isinstance(verdict, Verdict) or len(verdict.rewards) != len(body.completions):
+            if getattr(verdict, "fault", "texts") != "task":
+                _remember(self.struck, body.node)  # it cost this node a worker: once is enough for the session
+            reason = "unscorable"
+        elif not self.quota.allows(body.node, self.clock()):
+            reason, case.useful = "quota", None
+        else:
+            reason, seconds = await self._unfit(question, _taught(body, verdict.rewards))
+            if not reason:
+                case.useful = True
+                return _group(body, question, verdict)
+            self.quota.spent(body.node, seconds, None, self.clock())
+        self.rejected[reason] += 1
+        return None
 
     async def _unfit(self, question: Question, taught: Sequence[str]) -> tuple[str, float]:
         """Why this policy is not to be taught these texts: far longer than what it writes (reading that takes the engine

@@ -104,7 +104,7 @@ class SwarmExchange:
         if self.own_worker:
             scorer = self._worker = Scorer(niceness=NICENESS, answer_format=scorer.answer_format)
         swarm, node = self.client.invite.swarm, self.client.identity.node
-        self._receiver = Receiver(swarm, node, scorer, self.policy, likelihood, excluded)
+        self._receiver = Receiver(swarm, node, scorer, self.policy, likelihood, excluded, hold=host.hold)
         if self.memory is not None:
             self._receiver.phrases, said = phrase_memory.kept(self.memory)
             if said:
