@@ -39,13 +39,15 @@ async def test_two_nodes_learn_of_each_other_and_the_shares_add_up(
     await bob.join("Bob")
     own = await ada.groups(1)
     await ada.round(1, own)
-    (group,) = await bob.round(1, await bob.groups(1))
+    group, other = await bob.round(1, await bob.groups(1))
+    assert other.node == group.node, "all groups of the only source"
     assert (group.source, group.node, group.model) == ("external", ada.identity.node, "m")
     assert group.question in [own_group.question for own_group in own]
     assert group.rewards in [own_group.rewards for own_group in own]
     assert bob.exchange.prompts_to_sample(4, 4) == 7
     news = bob.exchange.used([group], 8)
     assert news.external_share == pytest.approx(1 / 8)
+    bob.exchange.used([other], 8)
     assert bob.exchange.prompts_to_sample(4, 4) == 8, "an external group is used once"
     await ada.round(2, await ada.groups(2))
     await bob.round(2, await bob.groups(2))
@@ -181,15 +183,17 @@ async def test_a_node_that_takes_no_groups_of_others_shares_its_own_all_the_same
     await giver.join("giver")
     await shy.join("shy")
     await giver.round(1, await giver.groups(1))
-    assert len(await shy.round(1, await shy.groups(1))) == 1
+    assert len(await shy.round(1, await shy.groups(1))) == 2
     shy.exchange.take(False)
     assert shy.exchange.prompts_to_sample(4, 4) == 8
     assert await shy.round(2, await shy.groups(2)) == ()
     assert (shy.news().connected, shy.news().accepted) == (True, 4)
     drawn = {row.member.node: row.sampled for row in (await hosted.store.stats(time.time(), 10)).rows}
-    assert drawn[giver.identity.node] == 1, "nothing was drawn the second time"
+    assert drawn[giver.identity.node] == 2, "nothing was drawn the second time"
     shy.exchange.take(True)
-    assert len(await shy.round(3, await shy.groups(3))) == 1
+    assert await shy.round(3, await shy.groups(3)) == (), "it has what the giver has sent"
+    await giver.round(2, await giver.groups(2))
+    assert len(await shy.round(4, await shy.groups(4))) == 2
     await giver.exchange.close()
     await shy.exchange.close()
 
@@ -231,7 +235,7 @@ async def test_a_node_whose_next_upload_is_far_takes_groups_from_a_snapshot(
     bob.exchange.sleep = time_passes
     bob.client.next_at = time.monotonic() + 60.0
     await bob.round(1, await bob.groups(1))
-    ((group,),) = taken
+    ((group, *_),) = taken
     assert (group.source, group.node) == ("external", ada.identity.node)
     assert bob.client.failures == 0
     await ada.exchange.close()

@@ -10,7 +10,8 @@ import asyncio
 import heapq
 import random
 import time
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import msgspec
@@ -199,7 +200,7 @@ class SQLiteStore(SQLiteRegistry):
             self._uptake[entry.node] = self._uptake.get(entry.node, 0) + 1
             who = self._receipts.setdefault(entry.node, {})
             who[exchange.node] = who.get(exchange.node, 0) + 1
-        self._count(exchange.now, {f"d/{entry.node}": 1.0 for entry in sampled})
+        self._count(exchange.now, Counter(f"d/{entry.node}" for entry in sampled))
         self._counters.mark_seen(exchange.node, exchange.now)
         return Exchanged(
             stored=stored,
@@ -237,7 +238,7 @@ class SQLiteStore(SQLiteRegistry):
             ]
         return statements
 
-    def _count(self, now: float, counts: dict[str, float]) -> None:
+    def _count(self, now: float, counts: Mapping[str, float]) -> None:
         minute = int(now) // MINUTE
         for key, value in counts.items():
             self._counters.add(minute, key, value)
