@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -196,9 +197,9 @@ def _ahead(node: LabNode, context: RoundContext, history: History, round_number:
 def _usable(context: RoundContext, available: Sequence[Shared]) -> int:
     """How many of these groups a batch can take, at most J."""
     uniform = context.config.sampling == "uniform"
-    sources = [item.group.node for item in available if uniform or has_advantage(item.group)]
-    found = len(sources) if context.per_source is None else len(set(sources))
-    return min(found, context.config.external_groups)
+    sources = Counter(item.group.node for item in available if uniform or has_advantage(item.group))
+    most = context.per_source or sources.total()
+    return min(sum(min(most, count) for count in sources.values()), context.config.external_groups)
 
 
 async def _fill(context: RoundContext, work: RoundWork, available: Sequence[Shared]) -> None:

@@ -84,6 +84,15 @@ async def test_a_node_asks_ahead_for_what_the_pool_lacks_and_shares_it(play: Pla
     assert events[1].external_groups == 2
 
 
+async def test_asking_ahead_counts_as_many_groups_of_a_node_as_a_batch_may_hold(play: Play, tmp_path: Path) -> None:
+    """Two of each of three nodes are more than the four wanted, so nothing more is generated than the local two."""
+    arm = {"name": "a", "starved": "ahead", "staleness": 1, "sampling": "uniform", "per_source": 2}
+    await play(experiment([arm], {"external_groups": 4}), tmp_path)
+    events = rounds_of(tmp_path, 0)
+    assert events[0].figures["generated_groups"] == 4
+    assert (events[1].figures["generated_groups"], events[1].external_groups) == (2, 4)
+
+
 async def test_a_starved_pool_is_filled_with_own_questions_where_the_arm_says_so(play: Play, tmp_path: Path) -> None:
     await play(experiment([{"name": "a", "starved": "fill"}]), tmp_path)
     events = [e for node in range(4) for e in rounds_of(tmp_path, node).values()]
