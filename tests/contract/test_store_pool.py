@@ -86,6 +86,16 @@ async def test_where_sources_are_few_each_gives_more_in_turn(store: Store) -> No
     assert len(await store.snapshot(NOW, 11)) == 3, "a snapshot has one of each"
 
 
+async def test_a_source_with_the_most_groups_does_not_fill_what_the_others_leave(store: Store) -> None:
+    """Nine sources have two groups that the reader lacks, a flooder as many as it may: all give two."""
+    for node in range(9):
+        await store.exchange(round_of(f"n{node}", [10 * node, 10 * node + 1]))
+    await store.exchange(round_of("flood", [100 + i for i in range(LIMITS.per_node)]))
+    for _ in range(20):
+        numbers = drawn(await store.exchange(round_of("reader", [], want=32)))
+        assert set(Counter(n // 10 for n in numbers).values()) == {2}
+
+
 async def test_draws_are_uniform_over_sources_of_equal_size(store: Store) -> None:
     """Chi-square over 40 live groups, p > 1e-7 (gate 6 does a million draws)."""
     for node in range(10):

@@ -15,6 +15,9 @@ from sapo_swarm.coordinator.domain.records import SAMPLE_BYTES, Entry, fits, inv
 LOOKED_AT = 512
 """Sources at most that one turn looks at: more than a caller can have groups of."""
 
+EVEN = 0.5
+"""Part of a sample's sources that must be able to give one more: who has the most is not to fill what others leave."""
+
 
 class Draw:
     """What is taken so far, how much of each source and of each invite. want: groups; have: ids that the caller has."""
@@ -50,13 +53,16 @@ class Draw:
         groups: Callable[[str], Iterable[Entry]],
     ) -> list[Entry]:
         """What is taken, and while groups are missing one of each source that has given none; then one more of each in turn, up
-        to per_source. In the order and within the bytes of a reply. invites: each source and the invite that admitted it.
-        groups: those of a source."""
+        to per_source, as long as EVEN of them can. In the order and within the bytes of a reply. invites: each source and the
+        invite that admitted it. groups: those of a source."""
         invite_of = dict(invites) if len(self.taken) < self.want else {}
         self._turn(rng, {node: invite for node, invite in invite_of.items() if not self.of_node[node]}, groups)
         for turn in range(1, per_source):
-            giving = [node for node, given in self.of_node.items() if given == turn]
-            self._turn(rng, {node: invite_of[node] for node in giving if node in invite_of}, groups)
+            giving = [node for node, given in self.of_node.items() if given == turn and node in invite_of]
+            giving = [node for node in giving if any(self.fits(entry) for entry in groups(node))]
+            if len(giving) < EVEN * len(self.of_node):
+                break
+            self._turn(rng, {node: invite_of[node] for node in giving}, groups)
         return within_budget(self.taken, rng)
 
     def _turn(self, rng: random.Random, invites: Mapping[str, str], groups: Callable[[str], Iterable[Entry]]) -> None:
