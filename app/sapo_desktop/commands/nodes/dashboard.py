@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
 PATIENCE_S = 1.0
 """A node that takes longer to stop is told of: an empty terminal looks like one that hangs."""
-TIDY_EVERY_S = 600.0
-"""Between two calls of tidy(), which stops the screen for a tenth of a second."""
 
 
 def main(args: argparse.Namespace) -> int:
@@ -151,7 +149,7 @@ def _show(home: Home, chosen: settings.Settings) -> tuple[str | None, int]:
 
     async def start(answers: FirstRunAnswers | None) -> None:
         """An error ends the dashboard with its sentence."""
-        app.set_interval(TIDY_EVERY_S, tidy)
+        app.set_interval(allocator.RETURN_EVERY_S, tidy)
         try:
             await _start(home, answers)
         except known() as error:
