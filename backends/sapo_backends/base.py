@@ -109,6 +109,10 @@ class Tokenizer(Protocol):
         """Ids that end a completion."""
 
     @property
+    def eot_id(self) -> int:
+        """The one of eos_ids with which the chat template ends a turn of the model, the first where it writes none of them."""
+
+    @property
     def pad_id(self) -> int:
         """The id that fills up shorter rows."""
 

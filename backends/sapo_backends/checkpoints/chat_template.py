@@ -151,11 +151,11 @@ class ChatTemplate:
                 return Rendered(text, parts)
         return Rendered(text, candidates[0])
 
-    def reply(self, text: str) -> list[tuple[str, bool]]:
-        """What stands between two turns of the model when a tool said `text`, in parts as of Rendered. Where the template knows
-        no tools' messages, it is a user's. Raises TemplateRefused."""
+    def reply(self, text: str, roles: Sequence[str] = ("tool", "user")) -> list[tuple[str, bool]]:
+        """What stands between two turns of the model when `text` was said, by the first of the roles that the template
+        knows, in parts as of Rendered. Raises TemplateRefused."""
         before, said = secrets.token_hex(8), secrets.token_hex(8)
-        for role in ("tool", "user"):
+        for role in roles:
             chat = [{"role": "user", "content": "?"}, {"role": "assistant", "content": before}]
             with contextlib.suppress(TemplateRefused):
                 rendered = self._text([*chat, {"role": role, "content": said}]).rpartition(before)[2]

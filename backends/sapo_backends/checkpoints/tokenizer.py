@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +128,15 @@ class HfTokenizer:
     def eos_ids(self) -> tuple[int, ...]:
         """Ids that end a completion."""
         return self._eos_ids
+
+    @cached_property
+    def eot_id(self) -> int:
+        """See Tokenizer.eot_id."""
+        try:
+            behind = self._encode_parts(self._template.reply("", roles=("user",)))
+        except BackendError:  # a template of one turn
+            behind = []
+        return next((i for i in behind if i in self._eos_ids), self._eos_ids[0])
 
     @property
     def pad_id(self) -> int:

@@ -34,6 +34,11 @@ class FakeTokenizer:
         return (EOS_ID,)
 
     @property
+    def eot_id(self) -> int:
+        """See Tokenizer.eot_id."""
+        return EOS_ID
+
+    @property
     def pad_id(self) -> int:
         """The id that fills up shorter rows."""
         return PAD_ID

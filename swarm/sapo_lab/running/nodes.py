@@ -130,7 +130,7 @@ async def open_node(
     (held_out_exclusion). Raises BackendError, JournalError."""
     config, host, mailbox = node_config(arm, index, seed), EngineHost(), Mailbox()
     info = (await host.load(lambda: build(config))).info
-    chosen = algorithm(config.algorithm)
+    chosen, groups = algorithm(config.algorithm), config.local_groups + config.external_groups
     context = RoundContext(
         config=config,
         node_key=node_key(index),
@@ -139,7 +139,7 @@ async def open_node(
         scorer=scorer,
         exchange=mailbox,
         algorithm=chosen,
-        policy=chosen.policy(config, learning_rate(config, info.method, info.parameters)),
+        policy=chosen.policy(config, learning_rate(config, info.method, info.parameters, groups)),
         activity=Activity(),
         stream=lambda _phase: None,
         model_label=config.model,

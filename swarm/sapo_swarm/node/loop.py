@@ -183,7 +183,7 @@ class Node:
     async def _run_rounds(self, context: RoundContext, examiner: Examiner) -> None:
         config, run_control = self.config, self.run_control
         work = await self.store.in_flight(context)
-        if config.eval_every and not self.rounds_done and await examiner.base_missing():
+        if await self._guarded.due(self.rounds_done):
             self._evaluate_next = self._evaluate_next or config.eval_items
         while not run_control.requests.stop:
             if 0 < config.rounds <= self.rounds_done and not self._evaluate_next:

@@ -11,14 +11,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.support.lab_runs import RUN, Play, Stopped, experiment, learning, play, rounds_of, scorer
+from tests.support.lab_runs import RUN, Play, Stopped, build, experiment, learning, play, rounds_of, scorer
+from tests.support.watched_node import CALM
 
 from sapo_desktop.cli import run as cli
 from sapo_lab.report.results import load_run
+from sapo_lab.running.nodes import open_node
 from sapo_lab.running.run import run_folder
 from sapo_lab.schema import BadExperiment, parse
 from sapo_swarm.events import Evaluated
+from sapo_swarm.node.round.context import Activity
+from sapo_swarm.node.setup import NodeSetup, round_context
 from sapo_swarm.node.storage.journal import read_only
+from sapo_swarm.scoring.scorer import Scorer
 
 __all__ = ["play", "scorer"]
 
@@ -45,6 +50,17 @@ async def test_a_finished_run_is_not_run_again_and_other_settings_are_refused(pl
     assert await play(experiment([{"name": "a"}]), tmp_path) == first
     with pytest.raises(BadExperiment, match="--fresh"):
         await play(experiment([{"name": "a", "local_groups": 3}]), tmp_path)
+
+
+async def test_a_node_of_the_lab_takes_steps_as_large_as_a_node_of_the_app(scorer: Scorer, tmp_path: Path) -> None:
+    """Without a learning rate in the experiment, the default goes by the groups of a batch."""
+    found = experiment([{"name": "a", "learning_rate": 0.0}])
+    lab = await open_node(found, found.arm("a"), 0, 1, scorer, tmp_path, build, frozenset())
+    config, host = lab.context.config, lab.host
+    setup = NodeSetup(config, "app", tmp_path, lambda _: host.engine, lambda: CALM)
+    app = round_context(setup, config, host, scorer, Activity(), lambda _: None, frozenset())
+    assert lab.context.policy.learning_rate == app.policy.learning_rate > 0.0
+    await lab.close()
 
 
 async def test_rewards_of_local_and_external_groups_are_never_mixed(play: Play, tmp_path: Path) -> None:

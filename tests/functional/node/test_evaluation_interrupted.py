@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
@@ -56,6 +57,26 @@ async def test_an_evaluation_under_a_hold_every_third_step_ends_as_if_it_was_und
     assert len(finished(tmp_path / "held")) == EXAMINED.rounds
     assert evaluations(tmp_path / "held") == evaluations(tmp_path / "calm")
     assert [e.round for e in evaluations(tmp_path / "held")] == [0, 2]
+
+
+async def test_an_evaluation_that_a_stop_prevented_is_made_at_the_next_start_and_only_then(tmp_path: Path) -> None:
+    """Of a run whose rounds are all done, the last weights are measured too."""
+    await make(tmp_path / "calm", CountingEngine(), EXAMINED).run()
+    loop = asyncio.get_running_loop()
+
+    def stop() -> None:
+        if node.activity.phase == "evaluate" and node.rounds_done == EXAMINED.rounds:
+            node.host.cancel.cancel()
+            loop.call_soon_threadsafe(node.command, "stop")
+
+    node = make(tmp_path / "run", CountingEngine(stop), EXAMINED)
+    await node.run()
+    assert [e.round for e in evaluations(tmp_path / "run")] == [0]
+    await make(tmp_path / "run", CountingEngine(), EXAMINED).run()
+    assert evaluations(tmp_path / "run") == evaluations(tmp_path / "calm")
+    engine = CountingEngine()
+    await make(tmp_path / "run", engine, EXAMINED).run()
+    assert engine.sampled == 0
 
 
 async def test_an_evaluation_without_memory_asks_half_at_a_time_and_gets_the_same_answers(tmp_path: Path) -> None:

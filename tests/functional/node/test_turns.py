@@ -17,6 +17,8 @@ from tests.support.own_tasks import library_in
 from tests.support.watched_node import CountingEngine, follow, make
 
 from sapo_backends.base import Completion, LoadRequest, Sampling
+from sapo_backends.checkpoints.locate import bundled
+from sapo_backends.checkpoints.tokenizer import HfTokenizer
 from sapo_backends.fake import FakeEngine
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import Evaluated, GroupRecorded, LogLine, RoundFinished
@@ -136,6 +138,20 @@ def test_a_known_episode_is_encoded_as_it_was_sampled() -> None:
     completion = Completion(ids, (0.0,) * len(ids), "stop", mask)
     assert model_turns(tokenizer, completion) == ("<answer>5</answer>", "<answer>10</answer>")
     assert turn_length(completion) == completion.sampled - 3 == 4
+
+
+@pytest.mark.parametrize("turns", [(), (Turn("4"),)], ids=["text", "an episode"])
+def test_foreign_text_ends_with_the_token_that_ends_a_turn_of_the_model(
+    tmp_path: Path, turns: tuple[Turn, ...]
+) -> None:
+    """Of several end-of-sequence tokens the policy samples that of its chat template, whichever is listed first."""
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(bundled("starter-1m") / name, tmp_path)
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [0, 2]}')
+    tokenizer = HfTokenizer(tmp_path)
+    whole, cut = (encoded(tokenizer, Rollout("4", finish, 1.0, turns=turns))[0] for finish in ("stop", "length"))
+    assert whole == (*cut, 2)
+    assert cut == tuple(tokenizer.encode_text("4"))
 
 
 async def test_a_held_out_evaluation_plays_every_turn(tmp_path: Path) -> None:

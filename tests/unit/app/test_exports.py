@@ -12,6 +12,7 @@ import pytest
 from tests.benchmarks.shapes import SHAPES, write_model
 from tests.support.records import opened
 
+from sapo_backends.checkpoints.gguf.vocabulary import gguf_tokenizer
 from sapo_backends.checkpoints.gguf.writer import write_gguf
 from sapo_backends.checkpoints.locate import bundled
 from sapo_backends.checkpoints.tokenizer import HfTokenizer
@@ -138,6 +139,18 @@ def test_a_modelfile_says_the_chat_template_in_ollamas_words(tmp_path: Path) -> 
     assert '{{ .Prompt }}<|im_end|>\n<|im_start|>assistant\n{{ .Response }}<|im_end|>\n"""' in text
     assert text.startswith('FROM ./m.gguf\nPARAMETER num_ctx 1024\nPARAMETER stop "<|im_end|>"\n')
     assert text.endswith('SYSTEM """Think."""\n')
+
+
+def test_exports_end_a_turn_as_the_chat_template_does(tmp_path: Path) -> None:
+    """Llama 3 names another end token first, and its template begins with a token that stands there once."""
+    folder = template_folder(
+        tmp_path, "{{ bos_token }}" + CHATML.replace("%}<|im_start|>{{", "if m.role != 'system' %}<|im_start|>{{", 1)
+    )
+    settings = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({**settings, "bos_token": "<|endoftext|>"}))
+    (folder / "generation_config.json").write_text('{"eos_token_id": [0, 2]}')
+    assert '{{ .Response }}<|im_end|>"""' in modelfile(folder, "m.gguf", 1024, "")
+    assert gguf_tokenizer(folder, HfTokenizer(folder).size).eos == 2
 
 
 def test_the_card_of_a_judged_model_says_that_nothing_was_verified() -> None:

@@ -110,6 +110,37 @@ def test_end_of_sequence_ids_come_from_all_three_files(tmp_path: Path) -> None:
     assert tokenizer.pad_id == 256
 
 
+@pytest.mark.parametrize(
+    ("template", "end"),
+    [
+        (CHAT, 258),
+        (CHAT.replace("<|im_end|>", "{{ '<|im_end|>' if m.role == 'assistant' else '<|im_start|>' }}"), 258),
+        ("{% for m in messages %}<|im_start|>{{ m.content }}\n{% endfor %}", 256),
+        ("{{ messages[0].content }}", 256),
+        (None, 256),
+    ],
+    ids=["every turn", "the model's turns", "another token", "one turn", "a base model"],
+)
+def test_a_turn_ends_with_the_end_token_of_the_template_wherever_it_is_listed(
+    tmp_path: Path, template: str | None, end: int
+) -> None:
+    """Llama 3 lists <|end_of_text|> first and ends turns with <|eot_id|>. Where the template writes none, it is the first."""
+    write(tmp_path, chat_template=template)
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [256, 258]}', encoding="utf-8")
+    assert HfTokenizer(tmp_path).eot_id == end
+
+
+def test_the_results_of_tools_do_not_decide_how_a_turn_ends(tmp_path: Path) -> None:
+    """GLM ends a turn with the token of whoever speaks next, which is a user after an answer."""
+    write(
+        tmp_path,
+        "{% for m in messages %}{{ {'tool': '<|im_end|>'}.get(m.role, '<|im_start|>') }}{{ m.content }}{% endfor %}",
+    )
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [256, 258, 257]}', encoding="utf-8")
+    tokenizer = HfTokenizer(tmp_path)
+    assert (tokenizer.encode_reply("")[0], tokenizer.eot_id) == (258, 257)
+
+
 def test_an_unmarked_end_token_is_a_control_token_too(tmp_path: Path) -> None:
     """An end-of-sequence token that the file does not mark as special cannot be spelled either."""
     data = json.loads((write(tmp_path) / "tokenizer.json").read_text(encoding="utf-8"))

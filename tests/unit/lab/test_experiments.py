@@ -19,6 +19,7 @@ def test_every_experiment_that_ships_is_valid_and_asks_a_question(name: str) -> 
     experiment = load(sapo_assets.experiments()[name])
     assert experiment.name == name
     assert experiment.question.endswith("?")
+    assert all(arm.run.learning_rate for arm in experiment.arms), "it stays what it was when the app's default changes"
     alone = ("smoke", "real-model")  # to be tried at all; a run of ten hours on somebody's laptop
     assert name in alone or len(experiment.seeds) >= 3
 

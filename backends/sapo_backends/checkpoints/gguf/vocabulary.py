@@ -94,9 +94,9 @@ def gguf_tokenizer(folder: Path, vocabulary: int) -> GgufTokenizer:
         tokens=tokens,
         kinds=kinds,
         # llama.cpp wants at least one merge; control tokens never take part in one.
-        merges=_merges(model["merges"]) or [f"{tokens[ours.eos_ids[0]]} {tokens[ours.eos_ids[0]]}"],
+        merges=_merges(model["merges"]) or [f"{tokens[ours.eot_id]} {tokens[ours.eot_id]}"],
         pre=pre_tokenizer(data.get("pre_tokenizer")),
-        eos=ours.eos_ids[0],
+        eos=ours.eot_id,
         pad=ours.pad_id,
         bos=ours.opening[0] if ours.opening else tokens.index(bos) if bos in tokens else None,
         adds_bos=len(ours.opening) == 1,

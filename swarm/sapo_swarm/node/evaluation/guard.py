@@ -90,6 +90,15 @@ class Guard:
         events = await asyncio.to_thread(self.journal.read, 0, tripwire.KINDS)
         self._become(tripwire.watch_of(events, self.regular_items, self.tolerance))
 
+    async def due(self, rounds_done: int) -> bool:
+        """These weights lack their regular evaluation, because a stop or a kill came first. Raises JournalError."""
+        if not self.examiner.regular or rounds_done % self.config.eval_every:
+            return False
+        if not rounds_done:
+            return bool(await self.examiner.base_missing())
+        told = await asyncio.to_thread(self.journal.read, 0, ("evaluation",))
+        return not any(isinstance(event, Evaluated) and event.round == rounds_done for event in told)
+
     async def evaluated(self, event: Evaluated, rounds_done: int) -> None:
         """Tell of an evaluation; the weights of a new best one are kept."""
         after = self._after(event)

@@ -126,7 +126,7 @@ def _woven(written: Sequence[str], replies: Sequence[str]) -> tuple[Turn, ...]:
 
 def encoded(tokenizer: Tokenizer, rollout: Rollout) -> tuple[tuple[int, ...], tuple[bool, ...] | None]:
     """Tokens and loss mask of a rollout that is known by its text: of a replayed one, or another node's."""
-    end = tokenizer.eos_ids[:1] if rollout.finish == "stop" else ()
+    end = (tokenizer.eot_id,) if rollout.finish == "stop" else ()
     if not rollout.turns:
         return (*tokenizer.encode_text(rollout.text), *end), None
     ids: list[int] = []

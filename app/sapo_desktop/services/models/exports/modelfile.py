@@ -29,9 +29,10 @@ def modelfile(folder: Path, gguf: str, context: int, system: str) -> str:
 
 
 def _end_texts(folder: Path) -> list[str]:
-    """The texts of the tokens at which the model stops."""
+    """The texts of the tokens at which the model stops, first of that which ends a turn."""
     added = {int(t["id"]): str(t["content"]) for t in read_json(folder / "tokenizer.json").get("added_tokens", [])}
-    return [added[i] for i in HfTokenizer(folder).eos_ids if i in added]
+    tokenizer = HfTokenizer(folder)
+    return [added[i] for i in dict.fromkeys((tokenizer.eot_id, *tokenizer.eos_ids)) if i in added]
 
 
 def _template(folder: Path, end: str) -> tuple[str, bool]:
