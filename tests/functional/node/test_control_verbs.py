@@ -6,6 +6,8 @@ import asyncio
 import os
 import signal
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,7 @@ from sapo_desktop.dashboard.messages import Link
 from sapo_desktop.errors import AppError
 from sapo_desktop.paths import Home
 from sapo_desktop.services.nodes import background, control, supervisor
+from sapo_desktop.services.nodes.lock import NodeLock
 from sapo_swarm.events import Phase, RoundFinished
 from sapo_swarm.node.control import api
 from sapo_swarm.node.control.api import ControlClient, NodeNotAnswering
@@ -165,3 +168,20 @@ async def test_a_node_that_takes_too_long_to_start_is_named_with_the_way_out(
     pid = supervisor.starting(home)
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("left", ["node.starting", "node.lock"])
+def test_a_process_that_has_the_number_of_a_node_which_ended_is_no_node(home: Home, left: str) -> None:
+    """A server that runs under a program called node, say."""
+    stranger = subprocess.Popen([sys.executable, "-c", "input()", "node"], stdin=subprocess.PIPE)
+    for began, found in (("", stranger.pid), (background.born(stranger.pid), stranger.pid), ("earlier", None)):
+        (home.runtime / left).write_text(f"{stranger.pid} {began}", "utf-8")
+        assert supervisor.starting(home) == found
+    stranger.communicate(b"\n")
+
+
+def test_a_lock_tells_which_process_holds_it(home: Home) -> None:
+    with NodeLock(home.lock):
+        assert home.lock.read_text("ascii") == f"{os.getpid()} {background.born(os.getpid())}"
+        with pytest.raises(AppError, match=rf"\(process {os.getpid()}\)"), NodeLock(home.lock):
+            pass

@@ -19,6 +19,7 @@ from tests.support.node_process import calm, environment
 from tests.support.swarm_process import TASKS
 
 from sapo_desktop.paths import Home
+from sapo_desktop.services.nodes import background
 from sapo_desktop.services.swarms import hosting
 from sapo_swarm.coordinator.admin.client import AdminClient, read_access
 from sapo_swarm.coordinator.host import Hosted, admin_path, describe, log_to_stderr, start
@@ -165,12 +166,30 @@ def test_a_pid_file_of_another_process_is_no_coordinator(tmp_path: Path) -> None
     home = Home(*(tmp_path / name for name in ("config", "data", "cache", "logs", "run")))
     home.prepare()
     stranger = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    began = psutil.Process(stranger.pid).create_time()
-    for started, found in ((began, True), (began - 3600.0, False), (0.0, False)):  # 0: an older version's file
-        state = hosting.Hosting(pid=stranger.pid, name="s", open=False, admin="", started=started)
+    began, born = psutil.Process(stranger.pid).create_time(), background.born(stranger.pid)
+    for word, started, found in (
+        (born, 0.0, True),
+        (background.born(os.getpid()), 0.0, False),
+        ("", began, True),  # an older version's file
+        ("", began - 3600.0, False),
+        ("", 0.0, False),  # one of a version before that
+    ):
+        state = hosting.Hosting(pid=stranger.pid, name="s", open=False, admin="", born=word, started=started)
         with hosting.announced(home, state):
             assert (hosting.find(home) is not None) is found
     stranger.communicate(b"\n")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the system keeps the time at which a process began")
+def test_a_coordinator_is_found_after_the_clock_was_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The boot time that psutil adds moves with the clock."""
+    home = Home(*(tmp_path / name for name in ("config", "data", "cache", "logs", "run")))
+    home.prepare()
+    with hosting.announced(home, hosting.this_process("s", False, "")):
+        assert hosting.find(home) is not None
+        booted = psutil.boot_time()
+        monkeypatch.setattr("psutil._pslinux.boot_time", lambda: booted + 3600.0)
+        assert hosting.find(home) is not None
 
 
 @pytest.mark.skipif(os.name != "posix", reason="Windows shows arguments to their owner alone")

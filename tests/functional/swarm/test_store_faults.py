@@ -8,12 +8,15 @@ import random
 import secrets
 import signal
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from sapo_swarm.coordinator.domain.records import Entry, Exchange, Member, PoolLimits
 from sapo_swarm.coordinator.store import sqlite_writer
@@ -188,3 +191,64 @@ async def test_a_damaged_file_is_one_sentence(tmp_path: Path, seed: int) -> None
 def _written(path: Path, content: bytes) -> Path:
     path.write_bytes(content)
     return path
+
+
+STEPS = st.one_of(
+    st.tuples(st.sampled_from(["round", "leave", "replay"]), st.integers(0, 4), st.booleans()),
+    st.tuples(st.sampled_from(["look", "wait"]), st.just(0), st.booleans()),
+    st.tuples(st.just("restart"), st.integers(3, 6), st.just(False)),
+)
+"""What happens, to which node (or with how many places from then on), and whether the disk is full meanwhile."""
+
+
+@settings(max_examples=30)
+@given(st.lists(STEPS, max_size=25))
+@example([("round", 0, False), ("wait", 0, False), ("replay", 0, False), ("round", 1, False)])
+@example([("round", 0, False), ("wait", 0, False), ("look", 0, True), ("look", 0, False)])
+@example([("round", 0, False), ("leave", 0, True), ("look", 0, False)])
+@example([*(("round", node, False) for node in range(5)), ("restart", 3, False)])
+def test_the_file_holds_the_live_groups_and_no_others(history: list[tuple[str, int, bool]]) -> None:
+    """After every write that succeeds, whatever expired, was replaced or withdrawn while none did; and after a start."""
+    with tempfile.TemporaryDirectory() as folder:
+        asyncio.run(_lives_through(history, Path(folder) / "s.sqlite"))
+
+
+async def _lives_through(history: list[tuple[str, int, bool]], path: Path) -> None:
+    def built(capacity: int) -> SQLiteStore:
+        return SQLiteStore(path, PoolLimits(capacity=capacity, per_node=2, lifetime_s=10.0))
+
+    store, now, last = built(6), NOW, round_of(0)
+    await store.open()
+    for number, (what, which, full) in enumerate(history):
+        log = path.with_name(path.name + "-wal").stat().st_size
+        with no_file_beyond(log) if full else contextlib.nullcontext(), contextlib.suppress(StoreUnavailable):
+            if what == "restart":
+                await store.close()
+                store = built(which)
+                await store.open()
+            elif what == "round":
+                last = msgspec.structs.replace(_of(which, number), now=now)
+                await store.exchange(last)
+            elif what == "replay":
+                await store.exchange(msgspec.structs.replace(last, now=now))
+                continue  # it writes nothing where it is one
+            elif what == "leave":
+                await store.leave(f"n{which}")
+            elif what == "look":
+                await store.snapshot(now, 4)
+            else:
+                now += 11.0
+                continue
+            assert _rows(store) == set(store._pool._by_age)
+    await store.close()
+
+
+def _of(node: int, number: int) -> Exchange:
+    """A round of two groups."""
+    groups = tuple(Entry(bytes([number, of]), f"{number}.{of}", f"n{node}", bytes(600)) for of in range(2))
+    return msgspec.structs.replace(round_of(number), node=f"n{node}", entries=groups)
+
+
+def _rows(store: SQLiteStore) -> set[int]:
+    assert store._writer is not None
+    return {key for (key,) in store._writer._connection.execute("SELECT key FROM groups")}

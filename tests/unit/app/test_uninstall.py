@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import psutil
 import pytest
 
 from sapo_desktop import cli
@@ -77,8 +76,7 @@ def test_the_lock_is_let_go_before_its_folder_goes(home: Home, monkeypatch: pyte
 
 
 def test_what_starts_at_login_or_hosts_a_swarm_is_ended_first(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
-    host = hosting.Hosting(pid=os.getpid(), name="mine", open=False, admin="", started=psutil.Process().create_time())
-    with hosting.announced(home, host):
+    with hosting.announced(home, hosting.this_process("mine", False, "")):
         assert uninstalled() == 1
     assert "sapo-desktop swarm stop" in capsys.readouterr().err
     unit = service.starter(home).file

@@ -40,6 +40,23 @@ def test_the_ring_keeps_its_bounds_and_says_what_it_gave_up(history: list[tuple[
     assert (len(pool), pool.bytes, pool.nodes()) == (0, 0, 0)
 
 
+@given(st.lists(st.tuples(st.integers(0, 5), st.sampled_from([10, 60, 100])), max_size=80))
+def test_who_holds_less_than_an_equal_part_of_the_bytes_loses_nothing_to_others(history: list[tuple[int, int]]) -> None:
+    """However large the groups of the others are."""
+    limits = PoolLimits(capacity=1000, capacity_bytes=600, per_node=8)
+    pool, held, weight = GroupPool(limits), dict[int, tuple[int, int]](), Counter[int]()
+    for number, (node, size) in enumerate(history):
+        key, gone = pool.add(entry(node, number, size), 0.0)
+        part = limits.capacity_bytes // len({node} | {owner for owner, _ in held.values()})
+        for owner, freed in [held[old] for old in gone]:
+            assert owner == node or weight[owner] > part
+            weight[owner] -= freed
+        held = {old: of for old, of in held.items() if old not in gone}
+        held[key] = (node, size)
+        weight[node] += size
+        assert pool.bytes == sum(size for _, size in held.values()) <= limits.capacity_bytes
+
+
 def test_a_draw_of_a_lone_caller_is_empty() -> None:
     """Nobody draws from itself, and an empty pool gives nothing."""
     pool = GroupPool(LIMITS)

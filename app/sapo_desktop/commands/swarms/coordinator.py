@@ -6,11 +6,9 @@ import argparse
 import asyncio
 import contextlib
 import errno
-import os
 from typing import TYPE_CHECKING
 
 import msgspec
-import psutil
 
 from sapo_desktop.errors import AppError, UsageError
 from sapo_desktop.paths import Home
@@ -75,13 +73,7 @@ async def _serve(home: Home, settings: CoordinatorSettings, announce: bool) -> N
 
         async def listening(hosted: Hosted) -> None:
             swarm = hosted.coordinator.swarm
-            state = hosting.Hosting(
-                pid=os.getpid(),
-                name=swarm.name,
-                open=swarm.open,
-                admin=admin,
-                started=psutil.Process().create_time(),
-            )
+            state = hosting.this_process(swarm.name, swarm.open, admin)
             word.enter_context(hosting.announced(home, state))
             if announce:
                 outside = [invite.host for invite in hosted.invites if not is_loopback(invite.host)]

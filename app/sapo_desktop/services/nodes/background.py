@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sapo_desktop.paths import Home, own_command
+from sapo_swarm.node.governor.sensors.device_files import PROC, word
 
 _children: list[subprocess.Popen[bytes]] = []
 """Started from here: asked for their exit codes when they are gone, never waited for."""
@@ -57,15 +58,38 @@ def alive(pid: int) -> bool:
         return False
 
 
-def is_node(pid: int) -> bool:
-    """A `sapo-desktop node` runs under this process id (ids are given again)."""
+def born(pid: int) -> str:
+    """When the process began, as no step of the clock changes it and no later process of this number has it; "" without one.
+
+    Linux counts from its boot (psutil makes a time of it that moves with the clock); elsewhere the system keeps the time.
+    """
+    if sys.platform == "linux":
+        fields = word(PROC / str(pid) / "stat").rpartition(")")[2].split()
+        return f"{word(PROC / 'sys' / 'kernel' / 'random' / 'boot_id')} {fields[19]}" if fields else ""
     import psutil
 
     try:
-        process = psutil.Process(pid)
-        return process.status() != psutil.STATUS_ZOMBIE and "node" in process.cmdline()
+        return repr(psutil.Process(pid).create_time())
     except psutil.Error:
-        return False
+        return ""
+
+
+def note(pid: int) -> str:
+    """What a file says of a process: its number and when it began."""
+    return f"{pid} {born(pid)}"
+
+
+def noted(path: Path) -> int | None:
+    """The process id of the node of which the file has a note, while it runs (older versions noted the number alone)."""
+    import psutil
+
+    try:
+        number, _, began = path.read_text("ascii").strip().partition(" ")
+        process = psutil.Process(int(number))
+        is_node = process.status() != psutil.STATUS_ZOMBIE and "node" in process.cmdline()
+    except (OSError, ValueError, psutil.Error):
+        return None
+    return process.pid if is_node and began in ("", born(process.pid)) else None
 
 
 def last_words(errors: Path, since: float = 0.0) -> str:

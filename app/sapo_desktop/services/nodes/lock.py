@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import IO
 
 from sapo_desktop.errors import AppError
+from sapo_desktop.services.nodes import background
 
 NODE_RUNS = (
     "A node is already running here (process {holder}). Watch it with sapo-desktop, "
@@ -34,7 +35,7 @@ class NodeLock:
             raise AppError(self._busy.format(holder=holder)) from None
         file.seek(0)
         file.truncate()
-        file.write(str(os.getpid()))
+        file.write(background.note(os.getpid()))
         file.flush()
         self._file = file
         return self
@@ -50,7 +51,7 @@ def _holder(file: IO[str]) -> str:
     """The process id in it; "?" where it cannot be read."""
     try:
         file.seek(0)
-        return file.read().strip() or "?"
+        return file.read().strip().partition(" ")[0] or "?"
     except (OSError, ValueError):
         return "?"
 

@@ -40,7 +40,7 @@ async def start(home: Home, arguments: Sequence[str]) -> NodeStatus:
     """
     home.prepare()
     process = await asyncio.to_thread(background.spawn, home, ["node", "--quiet", *arguments], _errors(home))
-    await asyncio.to_thread(_starting_file(home).write_text, str(process.pid), "ascii")
+    await asyncio.to_thread(_starting_file(home).write_text, background.note(process.pid), "ascii")
     deadline = time.monotonic() + START_LIMIT_S
     while time.monotonic() < deadline:
         if (status := await _answer(home)) is not None:
@@ -99,18 +99,12 @@ async def _answering(home: Home, pid: int) -> NodeStatus | None:
 
 def starting(home: Home) -> int | None:
     """The process id of a node that was started and does not answer yet, whoever started it."""
-    for path in (_starting_file(home), home.lock):
-        try:
-            pid = int(path.read_text("ascii"))
-        except (OSError, ValueError):
-            continue
-        if background.is_node(pid):
-            return pid
-    return None
+    notes = map(background.noted, (_starting_file(home), home.lock))
+    return next((pid for pid in notes if pid is not None), None)
 
 
 def _starting_file(home: Home) -> Path:
-    """Holds the process id of the node that was last started in the background; it takes its lock only a second later."""
+    """Holds a note of the node that was last started in the background; it takes its lock only a second later."""
     return home.runtime / "node.starting"
 
 

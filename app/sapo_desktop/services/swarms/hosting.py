@@ -25,13 +25,14 @@ SAME_START_S = 2.0
 
 
 class Hosting(msgspec.Struct, frozen=True, kw_only=True):
-    """A running coordinator, as other processes of this home find it. admin: the file with its address and admin key. started:
-    Unix time at which the process began: its number may be another's by now."""
+    """A running coordinator, as other processes of this home find it. admin: the file with its address and admin key. born: when
+    the process began, as its number may be another's by now; started: the same in the files of older versions, Unix time."""
 
     pid: int
     name: str
     open: bool
     admin: str
+    born: str = ""
     started: float = 0.0
 
     def access(self) -> AdminAccess:
@@ -41,6 +42,11 @@ class Hosting(msgspec.Struct, frozen=True, kw_only=True):
     def client(self) -> AdminClient:
         """Use with `async with`. Raises CoordinatorError."""
         return AdminClient(self.access())
+
+
+def this_process(name: str, open: bool, admin: str) -> Hosting:
+    """What a coordinator says of itself."""
+    return Hosting(pid=os.getpid(), name=name, open=open, admin=admin, born=background.born(os.getpid()))
 
 
 def _file(home: Home) -> Path:
@@ -73,7 +79,9 @@ def find(home: Home) -> Hosting | None:
 
 
 def _same(state: Hosting) -> bool:
-    """The process of this number is the one that wrote the file. One of an older version does not say when it began."""
+    """The process of this number is the one that wrote the file. Older ones left a time that moves with the clock, or none."""
+    if state.born:
+        return background.born(state.pid) == state.born
     import psutil
 
     try:

@@ -27,8 +27,9 @@ class Slot:
 class GroupPool:
     """At most `per_node` groups of one source live: its newest replaces its oldest, never another's.
 
-    When the pool is full (groups or bytes), the oldest of all gives way. The content of what gave way or expired counts as held
-    for at least a lifetime more (as many contents as the pool has room for), so that copies of it are refused.
+    When the pool is full of groups, the oldest of all gives way; when it is full of bytes, the oldest of a source that holds more
+    than an equal part: who holds less loses nothing to larger groups of others. The content of what gave way or expired counts as
+    held for at least a lifetime more (as many contents as the pool has room for), so that copies of it are refused.
     """
 
     def __init__(self, limits: PoolLimits) -> None:
@@ -41,6 +42,7 @@ class GroupPool:
         self._contents: set[str] = set()
         self._gone: Recent[bool] = Recent(limits.lifetime_s, limits.capacity)
         self._by_invite: Counter[str] = Counter()
+        self._bytes_of: OrderedDict[str, int] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._dense)
@@ -64,10 +66,10 @@ class GroupPool:
         own: deque[Slot] = self._by_node.get(entry.node, deque())
         while len(own) >= self.room:
             gone.append(self._give_way(own[0], now))
-        while self._dense and (
-            len(self._dense) >= self.limits.capacity or self.bytes + len(entry.blob) > self.limits.capacity_bytes
-        ):
+        while len(self._dense) >= self.limits.capacity:
             gone.append(self._give_way(next(iter(self._by_age.values())), now))
+        while self._dense and self.bytes + len(entry.blob) > self.limits.capacity_bytes:
+            gone.append(self._give_way(self._by_node[self._heavy(entry)][0], now))
         slot = Slot(self.next_key if key is None else key, entry, now, len(self._dense))
         self.next_key = max(self.next_key, slot.key) + 1
         self._dense.append(slot)
@@ -76,6 +78,7 @@ class GroupPool:
         self._contents.add(entry.content)
         self._by_invite[entry.invite] += 1
         self.bytes += len(entry.blob)
+        self._bytes_of[entry.node] = self._bytes_of.get(entry.node, 0) + len(entry.blob)
         return slot.key, gone
 
     def expire(self, now: float) -> list[int]:
@@ -127,6 +130,22 @@ class GroupPool:
         invites = ((node, own[0].entry.invite) for node, own in self._by_node.items())
         return draw.fill(rng, per_source, invites, lambda node: (slot.entry for slot in self._by_node[node]))
 
+    def _heavy(self, entry: Entry) -> str:
+        """Whose group gives way to this one: a source that holds more than an equal part of the bytes, the entry's own first.
+
+        Each look goes on where the last one ended. Without such a source (a group larger than a part came) it is the next one.
+        """
+        part = self.limits.capacity_bytes // len(self._bytes_of)
+        own = self._bytes_of.get(entry.node, 0)
+        if own and own + len(entry.blob) > part:
+            return entry.node
+        for _ in range(len(self._bytes_of)):
+            node = next(iter(self._bytes_of))
+            if self._bytes_of[node] > part:
+                break
+            self._bytes_of.move_to_end(node)
+        return next(iter(self._bytes_of))
+
     def _give_way(self, slot: Slot, now: float) -> int:
         self._gone.put(slot.entry.content.encode(), True, now)
         return self._remove(slot)
@@ -139,8 +158,9 @@ class GroupPool:
         del self._by_age[slot.key]
         own = self._by_node[slot.entry.node]
         own.remove(slot)
+        self._bytes_of[slot.entry.node] -= len(slot.entry.blob)
         if not own:
-            del self._by_node[slot.entry.node]
+            del self._by_node[slot.entry.node], self._bytes_of[slot.entry.node]
         self._contents.discard(slot.entry.content)
         self._by_invite[slot.entry.invite] -= 1
         if not self._by_invite[slot.entry.invite]:

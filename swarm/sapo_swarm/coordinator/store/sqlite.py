@@ -7,6 +7,7 @@ is fsynced every second, so a power cut may lose that much. Invites, bans and id
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import heapq
 import random
 import time
@@ -53,6 +54,7 @@ class SQLiteStore(SQLiteRegistry):
     def _forget(self) -> None:
         """Nothing in memory: as before the file is read."""
         self._pool = GroupPool(self.limits)
+        self._gone: list[int] = []  # keys that are no longer in the pool, until the file is known to have dropped them
         self._nonces: Recent[bool] = Recent(self.limits.nonces_kept_s)
         self._rounds: Recent[tuple[bool, ...]] = Recent(self.limits.rounds_kept_s)
         self._counters = Counters()
@@ -80,7 +82,8 @@ class SQLiteStore(SQLiteRegistry):
         self._uptake.update(rows.uptake)
         for place, at, entry in rows.groups:
             invite = self._members[entry.node].invite if entry.node in self._members else ""
-            self._pool.add(msgspec.structs.replace(entry, invite=invite, task=task_of(entry.blob)), at, place)
+            entry = msgspec.structs.replace(entry, invite=invite, task=task_of(entry.blob))
+            self._gone += self._pool.add(entry, at, place)[1]
         self._writer = Writer(connection, self.path, asyncio.get_running_loop())
         self._writer.start()
         await self._write(self._known_of_old(now))
@@ -94,6 +97,8 @@ class SQLiteStore(SQLiteRegistry):
             self._flusher = None
         if self._writer is not None:
             self._flush()
+            with contextlib.suppress(StoreUnavailable):
+                await self._write([])
             await self._writer.stop()
             self._writer = None
 
@@ -112,9 +117,9 @@ class SQLiteStore(SQLiteRegistry):
 
     async def exchange(self, exchange: Exchange) -> Exchanged:
         """See Store."""
-        statements = self._expire(exchange.now)
         if not self._take_nonce(exchange.nonce, exchange.now):
             return Exchanged(replayed=True)
+        statements = self._expire(exchange.now)
         statements.append(("INSERT OR IGNORE INTO nonces VALUES (?,?)", (exchange.nonce, exchange.now)))
         statements += self._seen(exchange.node, exchange.now)
         known = self._rounds.get(bytes.fromhex(exchange.round_id))
@@ -136,9 +141,9 @@ class SQLiteStore(SQLiteRegistry):
 
     async def leave(self, node: str) -> int:
         """See Store."""
-        statements = self._forget_groups(node)
-        await self._write(statements)
-        return len(statements)
+        left = self._forget_groups(node)
+        await self._write([])
+        return left
 
     async def stats(self, now: float, limit: int) -> WindowStats:
         """See Store."""
@@ -172,7 +177,7 @@ class SQLiteStore(SQLiteRegistry):
             if entry is not None and fresh:
                 key, gone = self._pool.add(entry, exchange.now)
                 added.append(key)
-                statements += [("DELETE FROM groups WHERE key=?", (old,)) for old in gone]
+                self._gone += gone
                 row = (key, exchange.now, entry.id, entry.content, entry.node, entry.blob)
                 statements.append(("INSERT OR REPLACE INTO groups VALUES (?,?,?,?,?,?)", row))
         result = tuple(stored)
@@ -222,8 +227,9 @@ class SQLiteStore(SQLiteRegistry):
 
     def _expire(self, now: float) -> list[Statement]:
         """Forget what is past its time."""
-        statements: list[Statement] = [("DELETE FROM groups WHERE key=?", (key,)) for key in self._pool.expire(now)]
+        self._gone += self._pool.expire(now)
         minute = int(now) // MINUTE
+        statements: list[Statement] = []
         if minute != self._pruned:
             self._pruned, edge = minute, self._counters.prune(now)
             self._receipts = {
@@ -231,7 +237,7 @@ class SQLiteStore(SQLiteRegistry):
                 for node, who in self._receipts.items()
                 if abs(now - self._counters.seen.get(node, 0.0)) < 3600
             }
-            statements += [
+            statements = [
                 ("DELETE FROM minutes WHERE minute<=? OR minute>?", (edge, edge + WINDOW_MINUTES + 1)),
                 ("DELETE FROM nonces WHERE at<?", (now - self.limits.nonces_kept_s,)),
                 ("DELETE FROM rounds WHERE at<?", (now - self.limits.rounds_kept_s,)),
@@ -243,8 +249,18 @@ class SQLiteStore(SQLiteRegistry):
         for key, value in counts.items():
             self._counters.add(minute, key, value)
 
-    def _forget_groups(self, node: str) -> list[Statement]:
-        return [("DELETE FROM groups WHERE key=?", (key,)) for key in self._pool.drop_node(node)]
+    def _forget_groups(self, node: str) -> int:
+        gone = self._pool.drop_node(node)
+        self._gone += gone
+        return len(gone)
+
+    async def _write(self, statements: list[Statement], durable: bool = False) -> None:
+        gone, self._gone = self._gone, []
+        try:
+            await super()._write([*(("DELETE FROM groups WHERE key=?", (key,)) for key in gone), *statements], durable)
+        except BaseException:  # cancelled, say: whether it was written is not known, and it may be written twice
+            self._gone += gone
+            raise
 
     def _forget_uptake(self, nodes: Iterable[str]) -> None:
         for node in nodes:

@@ -82,7 +82,8 @@ class SQLiteRegistry:
         for member in admitted:
             banned = msgspec.structs.replace(member, banned=member.banned or "invite revoked")
             self._members[member.node] = banned
-            statements += [_member_row(banned), *self._forget_groups(member.node)]
+            statements.append(_member_row(banned))
+            self._forget_groups(member.node)
         await self._write(statements, durable=True)
         return [member.node for member in admitted]
 
@@ -162,7 +163,8 @@ class SQLiteRegistry:
         if member is None:
             return False
         self._members[node] = banned = msgspec.structs.replace(member, banned=reason)
-        await self._write([_member_row(banned), *self._forget_groups(node)], durable=True)
+        self._forget_groups(node)
+        await self._write([_member_row(banned)], durable=True)
         return True
 
     async def approve(self, node: str) -> bool:
@@ -213,8 +215,8 @@ class SQLiteRegistry:
         self._members[node] = seen = msgspec.structs.replace(member, seen=now)
         return [_member_row(seen)]
 
-    def _forget_groups(self, node: str) -> list[Statement]:
-        """Take a node's groups out of the pool in memory: what takes them out of the file."""
+    def _forget_groups(self, node: str) -> int:
+        """Take a node's groups out of the pool, with the next write out of the file too: how many."""
         raise NotImplementedError
 
     def _forget_uptake(self, nodes: Iterable[str]) -> None:
