@@ -187,7 +187,7 @@ class Week:
         if full or number % TOGETHER == 0:
             journal.append(self.waiting)
             self.waiting = []
-        retention.round_done(number + 1, GROUPS)
+        retention.round_done(number + 1)
         if number % TOGETHER == 0:
             await retention.settled()
 

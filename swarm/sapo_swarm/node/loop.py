@@ -271,7 +271,7 @@ class Node:
             work.untold = ()
             self.firsts.published(untold)
             self.pace.count(untold)
-            self.retention.round_done(self.rounds_done, len(untold) - 1)
+            self.retention.round_done(self.rounds_done)
 
     async def _examine(self, examiner: Examiner, items: int) -> None:
         work = examiner.examine(self.rounds_done, items, self._evaluating("Held-out evaluation"))

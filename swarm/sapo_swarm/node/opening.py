@@ -22,6 +22,7 @@ from sapo_swarm.node.model_store import ModelStore
 from sapo_swarm.node.round.context import Activity
 from sapo_swarm.node.setup import Build, Fetch, NodeSetup, announcement
 from sapo_swarm.node.storage.journal import Journal
+from sapo_swarm.types import TaskRef
 
 STEP_S = 0.1
 """Between two words about how far the opening is."""
@@ -53,10 +54,7 @@ class Opening:
             try:
                 return await self.host.call(fetch, interrupted)
             except Cancelled:
-                while not self.run_control.requests.stop and not await self.run_control.may_work(0):
-                    continue
-                if self.run_control.requests.stop:
-                    raise
+                await self._wait(0)
 
     async def load(self, model: str, build: Build) -> Engine:
         """The engine with the base in it; call after fetch(). Raises Cancelled after a stop, and what building raises."""
@@ -67,22 +65,40 @@ class Opening:
         """Ask the base the held-out questions that it has not answered, where later answers are compared with it. Call after
         load(), before weights are restored. rounds: behind the model; one without is the base itself.
 
-        Where that fails or is interrupted, a line says so, and the model is opened all the same. Raises Cancelled after a stop.
+        A hold only delays it. Where it fails, or the person pauses, a line says so, and the model is opened all the same.
+        Raises Cancelled after a stop.
         """
         if not rounds or not await self._compared(examiner):
             return
         refs = await examiner.base_missing()
         if not refs:
             return
-        told = self.progress("Asking the base the held-out questions that are new to it: ")
+        doing = "Asking the base the held-out questions that are new to it"
+        try:
+            while not await self._asked(examiner, refs, doing):
+                if self.run_control.requests.paused_until:
+                    return await self._left_out(len(refs), "it was interrupted")
+                await self._wait(rounds)
+                await self.run_control.say("starting", doing)
+        except (Unanswered, OSError) as error:
+            await self._left_out(len(refs), f"{error}")
+
+    async def _asked(self, examiner: Examiner, refs: list[TaskRef], doing: str) -> bool:
+        """Whether the base was asked to the end. Raises Unanswered, OSError; Cancelled after a stop."""
+        told = self.progress(f"{doing}: ")
         try:
             await examiner.ask_base(refs, lambda part: told(part, f"{round(part * len(refs))} of {len(refs)}"))
         except Cancelled:
             self.host.cancel.reset()
             self._go_on()
-            await self._left_out(len(refs), "it was interrupted")
-        except (Unanswered, OSError) as error:
-            await self._left_out(len(refs), f"{error}")
+            return False
+        return True
+
+    async def _wait(self, rounds: int) -> None:
+        """Until work may go on. Raises Cancelled after a stop."""
+        while not self.run_control.requests.stop and not await self.run_control.may_work(rounds):
+            continue
+        self._go_on()
 
     async def _compared(self, examiner: Examiner) -> bool:
         """Evaluations are made regularly, or the newest one lacked answers of the base."""

@@ -47,6 +47,8 @@ from sapo_swarm.tasks.own.folder import OwnTask
 __all__ = ["CoordinatorError", "ExchangeResult", "NodeClient", "Refused", "Unreachable"]
 
 MAX_BACKOFF_S = 300.0
+LARGEST_EXPONENT = 9
+"""2^9 s are more than MAX_BACKOFF_S, and after days of failures 2^n is too large for a float."""
 REMEMBERED = 128
 """Ids of groups received lately, so that they are not sent again."""
 OTHER = "other"
@@ -261,7 +263,7 @@ class NodeClient:
     def _failed(self, error: Exception, sent: int) -> ExchangeResult:
         """Full jitter: random(0, min(300, 2^n)), or what the coordinator asked for."""
         self.failures += 1
-        wait = self._rng.uniform(0.0, min(MAX_BACKOFF_S, 2.0**self.failures))
+        wait = self._rng.uniform(0.0, min(MAX_BACKOFF_S, 2.0 ** min(self.failures, LARGEST_EXPONENT)))
         code = "unreachable"
         if isinstance(error, Refused):
             code = error.code

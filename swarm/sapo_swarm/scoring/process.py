@@ -224,6 +224,9 @@ class WorkerProcess:
                 self._watchdog.extend(patience_s)
         except (ConnectionLost, OSError, ValueError):  # ValueError: closed from another thread, or a broken frame
             return False
+        except BaseException:  # replies left in the pipe would be taken for those of other jobs
+            self._discard()
+            raise
         finally:
             self._watchdog.release()
         return True
@@ -237,6 +240,9 @@ class WorkerProcess:
             self._discard()
             reason = f"The scorer worker ended while it started ({error})."
             raise EndedAtStart(f"{reason} Is there memory left? See: sapo-desktop doctor") from error
+        except BaseException:
+            self._discard()
+            raise
         finally:
             self._watchdog.release()
         if self.hello.failure:

@@ -17,7 +17,7 @@ import signal
 import struct
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from sapo_swarm.scoring import kernel_limits, limits
 
@@ -44,9 +44,10 @@ class PythonRunner:
         too long, needed too much, or ended the process. Raises RunnerUnavailable."""
         request = json.dumps([code, list(expressions)]).encode()
         try:
-            _write(self._requests, _LENGTH.pack(len(request)) + request)
-            (length,) = _LENGTH.unpack(_read(self._replies, _LENGTH.size))
-            reply = _read(self._replies, length)
+            with _alarm_later():
+                _write(self._requests, _LENGTH.pack(len(request)) + request)
+                (length,) = _LENGTH.unpack(_read(self._replies, _LENGTH.size))
+                reply = _read(self._replies, length)
         except OSError as error:
             raise RunnerUnavailable(f"The process for generated Python ended ({error}).") from error
         if reply == b"unlimited":
@@ -59,6 +60,16 @@ class PythonRunner:
             return []
         whole = isinstance(found, list) and len(found) == len(expressions) and all(isinstance(v, str) for v in found)
         return found if whole else []
+
+
+@contextlib.contextmanager
+def _alarm_later() -> Iterator[None]:
+    """The worker's alarm rings once the block is done: what it left of a reply in the pipe would be the next answer's."""
+    try:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGPROF})
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGPROF})
 
 
 current: PythonRunner | None = None

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from msgspec import structs
 from tests.support.model_folder import chain, weights
-from tests.support.watched_node import CONFIG, CountingEngine, follow, make
+from tests.support.watched_node import CALM, CONFIG, CountingEngine, follow, make
 
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import Evaluated, Event, LogLine, Phase, RunStarted, StateChanged
 from sapo_swarm.node.evaluation.base_answers import BaseAnswers
+from sapo_swarm.node.governor.schedule import DAYS
+from sapo_swarm.node.loop import Node
+from sapo_swarm.node.setup import NodeSetup
 from sapo_swarm.node.storage.journal import read_only
 
 pytestmark = pytest.mark.timeout(120)
@@ -82,6 +86,28 @@ async def test_a_pause_while_the_base_is_asked_leaves_it_for_the_next_time_and_s
     assert (newest.round, newest.delta, newest.base_missing) == (4, None, 8)
     await trained(tmp_path, structs.replace(OTHER, rounds=6))
     assert evaluations(tmp_path)[-1].delta is not None, "the next start asked it"
+
+
+async def test_a_node_that_starts_under_a_hold_asks_the_base_once_it_may_work(tmp_path: Path) -> None:
+    """Its hours are at night, and it is started by day."""
+    await trained(tmp_path, REGULAR)
+    limits = [structs.replace(CALM, schedule=f"{DAYS[(time.localtime().tm_wday + 3) % 7]} 01:00-02:00")]
+    node = Node(NodeSetup(OTHER, "watched", tmp_path, lambda _progress: CountingEngine(), lambda: limits[0]))
+    told: list[Event] = []
+
+    def hours_begin(event: Event) -> None:
+        told.append(event)
+        if isinstance(event, StateChanged) and event.state == "paused":
+            limits[0] = CALM
+
+    await follow(node, hours_begin)
+    assert [event.reason for event in told if isinstance(event, StateChanged) and event.state == "paused"] == [
+        "schedule"
+    ]
+    assert not [event for event in told if isinstance(event, LogLine) and event.level == "warning"]
+    newest = evaluations(tmp_path)[-1]
+    assert (newest.round, newest.base_missing) == (4, 0)
+    assert newest.delta is not None
 
 
 async def killed_with_updates_in_the_log(folder: Path, rounds: int = 6) -> RunConfig:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import secrets
 from collections.abc import Callable
 from pathlib import Path
@@ -172,6 +173,18 @@ async def test_a_node_whose_coordinator_is_away_waits_with_full_jitter_and_flush
                 assert waiting.code == "waiting"
             now[0] = client.next_at
         assert client.failures == 11
+
+
+@pytest.mark.parametrize("failures", [11, 1022, 1023, 1024, 10**6])
+async def test_a_node_whose_coordinator_stays_away_for_days_still_waits_five_minutes_at_most(failures: int) -> None:
+    invite = parse_invite("sapo://127.0.0.1:1/#s=" + "a" * 16)
+    waits = []
+    async with NodeClient(invite, Identity.generate(), clock=lambda: 0.0, rng=random.Random(1)) as client:
+        for _ in range(20):
+            client.failures, client.next_at = failures, 0.0
+            assert (await client.exchange([], want=4)).code == "unreachable"
+            waits.append(client.wait_s)
+    assert 150 < max(waits) <= 300
 
 
 async def test_a_wrong_clock_is_corrected_from_the_reply(hosted: Hosted) -> None:

@@ -15,7 +15,7 @@ from sapo_swarm.node.storage import journal_thinning
 from sapo_swarm.node.storage.journal import Journal
 from sapo_swarm.node.storage.journal_thinning import PRUNED_ROWS, Thinning
 from sapo_swarm.node.storage.retention import EVERY, Retention
-from sapo_swarm.node.storage.thinning import DENSE, SPARSE_ROOM, group_stride, merged, sparse
+from sapo_swarm.node.storage.thinning import DENSE, SPARSE_ROOM, merged, sparse
 from sapo_swarm.sapo.tripwire import KINDS, watch_of
 
 
@@ -77,7 +77,27 @@ def test_a_long_run_keeps_the_groups_of_fewer_of_its_old_rounds(
     while thinning.groups(150):
         continue
     assert [round_ for round_, _ in groups_in(journal)] == [0, 20, 40, 60, 80, 100, 120, 140, *range(150, 200)]
-    assert group_stride(400_000, 32, 6400, 10) * 200 >= 400_000
+
+
+async def test_one_large_round_thins_nothing_of_the_past(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What counts is what is stored, neither the last round nor what else it tells of."""
+    monkeypatch.setattr(journal_thinning, "OLD_GROUPS", 20)
+    journal.append([group_of(round_, 0) for round_ in range(200)])
+    journal.append([*[group_of(199, n) for n in range(1, 90)], *[line(str(n)) for n in range(90)]])
+    retention = Retention(journal, 20)
+    retention.round_done(200)
+    await retention.close()
+    assert [round_ for round_, _ in groups_in(journal) if round_ < 180] == list(range(0, 180, 10))
+
+
+def test_a_first_round_larger_than_all_room_is_no_endless_search(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal_thinning, "OLD_GROUPS", 8)
+    journal.append([group_of(0, n) for n in range(20)])
+    journal.append([group_of(round_, 0) for round_ in range(1, 60)])
+    assert Thinning(journal).groups(50) == 49
+    assert len(groups_in(journal)) == 30
 
 
 def test_a_step_of_pruning_is_bounded(journal: Journal) -> None:

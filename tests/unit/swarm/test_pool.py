@@ -114,6 +114,22 @@ def test_presence_ends_after_a_while() -> None:
     assert [counters.present(at) for at in (200.0, ACTIVE_S + 1, 200.0 + ACTIVE_S + 1)] == [2, 1, 0]
 
 
+def test_when_a_node_was_last_seen_is_known_as_long_as_its_groups_count_and_then_forgotten() -> None:
+    """However many come and go, no more is kept than of an hour."""
+    counters = Counters()
+    for minute in range(300):
+        now = 60.0 * minute
+        counters.add(minute, f"g/{minute}", 1.0)
+        counters.mark_seen("always", now)
+        counters.mark_seen(f"{minute}", now)
+        counters.prune(now)
+        assert {*counters.groups, "always"} <= set(counters.seen)
+        assert len(counters.seen) <= 64
+    counters.mark_seen("set back", 0.0)
+    counters.prune(0.0)
+    assert set(counters.seen) == {"set back"}
+
+
 @given(st.lists(st.floats(0, 30), max_size=60))
 def test_what_was_seen_is_known_for_its_lifetime_and_forgotten_after_three(waits: list[float]) -> None:
     """And the memory does not grow for ever."""

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+import struct
 import sys
+import threading
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -14,7 +18,9 @@ from hypothesis import strategies as st
 from tests.support.own_tasks import library_in, write_folder
 
 from sapo_swarm.scoring.declared.generated import literal, same
+from sapo_swarm.scoring.python_runner import PythonRunner
 from sapo_swarm.scoring.scorer import Scored, Scorer, ScoringFailed
+from sapo_swarm.scoring.verify import DeadlineExceeded
 from sapo_swarm.tasks.catalogue import held_out
 from sapo_swarm.tasks.own import library
 from sapo_swarm.tasks.own.errors import BadTask
@@ -54,6 +60,35 @@ async def test_code_that_passes_all_tests_is_right_fenced_or_not(scorer: Scorer)
     wrong = "def double(x):\n    return 2 * x if isinstance(x, int) else x"
     assert await rewards(scorer, RIGHT, fenced, wrong, "no code at all (") == (1.0, 1.0, 0.0, 0.0)
     assert await rewards(scorer, wrong, partial=True) == (pytest.approx(1 / 3),)
+
+
+def test_a_deadline_amid_an_answer_leaves_nothing_of_it_to_the_next() -> None:
+    """The worker's alarm may ring at any instruction; the reply on its way is read first."""
+    (asked, requests), (replies, answers) = os.pipe(), os.pipe()
+    length, worker = struct.Struct("<I"), threading.get_ident()
+
+    def late(*_: object) -> None:
+        raise DeadlineExceeded
+
+    def starter() -> None:
+        for said in (b'["first"]', b'["second"]'):
+            os.read(asked, *length.unpack(os.read(asked, length.size)))
+            if said == b'["first"]':
+                signal.pthread_kill(worker, signal.SIGPROF)
+            os.write(answers, length.pack(len(said)) + said)
+
+    thread, runner = threading.Thread(target=starter), PythonRunner(requests, replies)
+    before = signal.signal(signal.SIGPROF, late)
+    thread.start()
+    try:
+        with pytest.raises(DeadlineExceeded):
+            runner.values("", ["1"])
+        assert runner.values("", ["1"]) == ["second"]
+    finally:
+        thread.join()
+        signal.signal(signal.SIGPROF, before)
+        for descriptor in (asked, requests, replies, answers):
+            os.close(descriptor)
 
 
 ATTACKS = {

@@ -8,7 +8,8 @@ from sapo_swarm.coordinator.domain.records import ACTIVE_S, AHEAD_S, MINUTE, WIN
 
 
 class Counters:
-    """groups, sampled: node -> count in the window. dirty: (minute, key) -> what was added since it was last cleared."""
+    """groups, sampled: node -> count in the window. seen: node -> its last exchange in that window. dirty: (minute, key) ->
+    what was added since it was last cleared."""
 
     def __init__(self) -> None:
         self.minutes: dict[int, dict[str, float]] = {}
@@ -32,6 +33,7 @@ class Counters:
     def mark_seen(self, node: str, now: float) -> None:
         """The node exchanged at this time (Unix time)."""
         self.seen[node] = now
+        self.seen.move_to_end(node)
         self._present[node] = now
         self._present.move_to_end(node)
 
@@ -47,6 +49,8 @@ class Counters:
         for minute in [m for m in self.minutes if not edge < m <= edge + WINDOW_MINUTES + 1]:
             for key, value in self.minutes.pop(minute).items():
                 self._window(key, -int(value))
+        while self.seen and not edge < next(iter(self.seen.values())) // MINUTE <= edge + WINDOW_MINUTES + 1:
+            self.seen.popitem(last=False)
         return edge
 
     def recent(self) -> dict[int, dict[str, float]]:

@@ -28,6 +28,7 @@ CREATE TABLE IF NOT EXISTS events (
 );
 CREATE INDEX IF NOT EXISTS events_by_kind ON events (kind, seq);
 CREATE INDEX IF NOT EXISTS rounds_by_number ON events (round) WHERE kind = 'round';
+CREATE INDEX IF NOT EXISTS groups_by_round ON events (round) WHERE kind = 'group';
 CREATE TABLE IF NOT EXISTS thinned (what TEXT PRIMARY KEY, upto INTEGER NOT NULL);
 """
 _ZSTD = b"\x28\xb5\x2f\xfd"

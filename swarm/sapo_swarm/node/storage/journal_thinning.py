@@ -11,7 +11,7 @@ from itertools import groupby
 
 from sapo_swarm.events import Evaluated, RoundFinished, encode
 from sapo_swarm.node.storage.journal import Journal, readable
-from sapo_swarm.node.storage.thinning import SPARSE_ROOM, group_stride, mergeable, merged, sparse
+from sapo_swarm.node.storage.thinning import SPARSE_ROOM, mergeable, merged, sparse
 from sapo_swarm.sapo.tripwire import KINDS, Watch, observe
 
 PRUNED_ROWS = 512
@@ -24,6 +24,7 @@ OLD_GROUPS = 6400
 """so many groups of old rounds stay."""
 LEVELS = 32
 _FIRST = '%"first_solved":true%'
+_STAYING = "SELECT count(*) FROM events INDEXED BY groups_by_round WHERE kind = 'group' AND round < ? AND round % ? = 0"
 _OLD = "kind = 'group' AND seq > ? AND round < ? AND round % ? != 0 AND CAST(body AS TEXT) NOT LIKE ?"
 
 
@@ -33,20 +34,19 @@ class Thinning:
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
         self._checked: dict[str, int] = {}
-        self._stride = 0
+        self._stride = GROUP_STRIDE
         self._pruned = 0
 
-    def groups(self, before: int, groups_a_round: int = 1) -> int:
+    def groups(self, before: int) -> int:
         """Drop the oldest PRUNED_ROWS groups of rounds before `before`; how many there were.
 
         First successes stay, and the groups of every GROUP_STRIDE-th round, or of as many as OLD_GROUPS allows.
         Raises JournalError.
         """
-        stride = group_stride(before, groups_a_round, OLD_GROUPS, GROUP_STRIDE)
-        if stride != self._stride:
-            self._stride, self._pruned = stride, 0
         with self._journal.writing() as db:
-            values = (self._pruned, before, stride, _FIRST, PRUNED_ROWS)
+            while self._stride < before and db.execute(_STAYING, (before, self._stride)).fetchone()[0] > OLD_GROUPS:
+                self._stride, self._pruned = 2 * self._stride, 0
+            values = (self._pruned, before, self._stride, _FIRST, PRUNED_ROWS)
             rows = db.execute(f"SELECT seq FROM events WHERE {_OLD} ORDER BY seq LIMIT ?", values).fetchall()
             if rows:
                 db.executemany("DELETE FROM events WHERE seq = ?", rows)

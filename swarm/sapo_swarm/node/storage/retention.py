@@ -18,14 +18,14 @@ class Retention:
 
     def __init__(self, journal: Journal, keep: int) -> None:
         self._thinning, self._keep = Thinning(journal), keep
-        self._rounds, self._groups = 0, 1
+        self._rounds = 0
         self._due = 0
         self._task: asyncio.Task[None] | None = None
         self._closed = False
 
-    def round_done(self, rounds_done: int, groups: int = 1) -> None:
-        """So many rounds are behind the model, with so many groups in the last. Returns at once."""
-        self._rounds, self._groups = rounds_done, max(groups, 1)
+    def round_done(self, rounds_done: int) -> None:
+        """So many rounds are behind the model. Returns at once."""
+        self._rounds = rounds_done
         self._due -= 1
         if self._due <= 0 and (self._task is None or self._task.done()):
             self._task = asyncio.create_task(self._work())
@@ -59,7 +59,7 @@ class Retention:
         return 0
 
     def _drop(self) -> int:
-        gone = self._thinning.groups(self._before, self._groups) if self._before > 0 else 0
+        gone = self._thinning.groups(self._before) if self._before > 0 else 0
         gone += self._thinning.rounds(self._rounds - 1)
         if not gone:
             self._due = EVERY

@@ -78,14 +78,6 @@ def _extremes(rounds: Sequence[RoundFinished], field: str, pick: Callable[[list[
     return found
 
 
-def group_stride(rounds: int, groups_a_round: int, room: int, first: int) -> int:
-    """Of old rounds every so-many-th keeps its groups: `first`, doubled until about `room` groups are left."""
-    stride = first
-    while rounds // stride * max(groups_a_round, 1) > room:
-        stride *= 2
-    return stride
-
-
 SPARSE_ROOM = {"log": 2000, "state": 2000, "run_started": 1000, "swarm": 800, "evaluation": 400, "checkpoint": 100_000}
 """Kinds of which the newest so many stay, and of older ones the fewer the longer ago. Other kinds all stay."""
 
