@@ -19,7 +19,6 @@ from sapo_lab.schema import parse
 from sapo_swarm.config import RunConfig
 from sapo_swarm.evaluation import held_out_items
 from sapo_swarm.events import Evaluated
-from sapo_swarm.node.evaluation.base_answers import BaseAnswers
 from sapo_swarm.node.evaluation.evaluate import Examiner
 from sapo_swarm.node.evaluation.held_out_exclusion import EXCLUDED_PER_TASK, IN_ALL, held_out_exclusion
 from sapo_swarm.node.round.context import RoundContext, RoundWork
@@ -142,15 +141,45 @@ async def test_other_tasks_leave_what_the_base_answered_and_ask_it_the_rest(
     assert all(score.base is not None for score in scores)
 
 
-async def test_what_the_base_answered_under_another_token_limit_is_asked_again(
-    node: LabNode, scorer: Scorer, tmp_path: Path
+OTHERWISE = {
+    "another token limit": ({"max_new_tokens": 192}, {}),
+    "reasoning first": ({"thinking": "on"}, {}),
+    "another answer format": ({"answer_format": "boxed"}, {}),
+    "another judge": ({"judge_model": "stricter"}, {}),
+    "another generator": ({}, {"backend": "llamacpp+fake"}),
+    "another precision": ({}, {"precision": "4bit"}),
+}
+
+
+@pytest.mark.parametrize(("settings", "engine"), OTHERWISE.values(), ids=OTHERWISE)
+async def test_what_the_base_answered_under_other_conditions_is_asked_again(
+    settings: dict[str, object],
+    engine: dict[str, str],
+    node: LabNode,
+    scorer: Scorer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else the effect of a changed setting would be shown as learnt."""
+    config = node.context.config
+    await Examiner(config, node.host, scorer, tmp_path).examine(0, config.eval_items, lambda part: None)
+    assert await Examiner(structs.replace(config, thinking="off"), node.host, scorer, tmp_path).base_missing() == []
+    monkeypatch.setattr(node.host.engine, "info", replace(node.host.engine.info, **engine))
+    other = Examiner(structs.replace(config, **settings), node.host, scorer, tmp_path)
+    assert len(await other.base_missing()) == config.eval_items
+    assert (await other.examine(25, config.eval_items, lambda part: None)).delta is None
+    await other.examine(0, config.eval_items, lambda part: None)
+    assert (await other.examine(25, config.eval_items, lambda part: None)).delta is not None
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["without conditions", "a list alone"])
+async def test_an_account_that_does_not_say_its_conditions_is_read_and_the_base_asked_again(
+    whole: bool, node: LabNode, scorer: Scorer, tmp_path: Path
 ) -> None:
     config = node.context.config
     examiner = Examiner(config, node.host, scorer, tmp_path)
     await examiner.examine(0, config.eval_items, lambda part: None)
-    longer = structs.replace(config, max_new_tokens=config.max_new_tokens * 2)
-    assert len(await Examiner(longer, node.host, scorer, tmp_path).base_missing()) == config.eval_items
-    (tmp_path / "base.json").write_bytes(
-        json.encode([*BaseAnswers(tmp_path / "base.json", lambda _task: config.max_new_tokens).known().values()])
-    )
-    assert await examiner.base_missing() == [], "an account of before the limit was noted"
+    account = json.decode((tmp_path / "base.json").read_bytes())
+    del account["conditions"]
+    (tmp_path / "base.json").write_bytes(json.encode(account if whole else account["results"]))
+    assert len(await examiner.base_missing()) == config.eval_items

@@ -13,7 +13,7 @@ from tests.support.watched_node import CONFIG, CountingEngine, follow, make
 
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import Evaluated, Event, LogLine, Phase, RunStarted, StateChanged
-from sapo_swarm.node.evaluation.base_answers import BaseAnswers
+from sapo_swarm.node.evaluation.base_answers import BaseAnswers, conditions
 from sapo_swarm.node.storage.journal import read_only
 
 pytestmark = pytest.mark.timeout(120)
@@ -33,7 +33,8 @@ def evaluations(folder: Path) -> list[Evaluated]:
 
 
 def answers(folder: Path, config: RunConfig) -> dict[Any, Any]:
-    return BaseAnswers(folder / "evaluations" / "base.json", lambda _task: config.max_new_tokens).known()
+    now = conditions(config, CountingEngine().info)
+    return BaseAnswers(folder / "evaluations" / "base.json", lambda _task: config.max_new_tokens, now).known()
 
 
 async def test_after_a_change_of_tasks_the_difference_to_the_true_base_is_there_again(tmp_path: Path) -> None:

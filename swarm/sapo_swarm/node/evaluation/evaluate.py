@@ -16,7 +16,7 @@ from sapo_swarm.config import RunConfig
 from sapo_swarm.evaluation import ItemResult, evaluated, held_out_items, item_result, permutation_partners
 from sapo_swarm.events import Evaluated
 from sapo_swarm.node.engine_thread import EngineHost
-from sapo_swarm.node.evaluation.base_answers import BaseAnswers
+from sapo_swarm.node.evaluation.base_answers import BaseAnswers, conditions
 from sapo_swarm.node.round.context import Portion
 from sapo_swarm.node.round.phases import round_seed
 from sapo_swarm.node.round.rows import NOTHING, Table, next_call, sample
@@ -184,11 +184,13 @@ async def verdicts(
 
 
 class Examiner:
-    """The small evaluations of a model. folder: where the base model's answers lie, to be paired with later ones."""
+    """The small evaluations of a model. host: its engine is loaded. folder: where the base model's answers lie, to be paired with
+    later ones."""
 
     def __init__(self, config: RunConfig, host: EngineHost, scorer: Scorer, folder: Path) -> None:
         self._config, self._host, self._scorer = config, host, scorer
-        self._base = BaseAnswers(folder / "base.json", partial(new_tokens, config))
+        now = conditions(config, host.engine.info)
+        self._base = BaseAnswers(folder / "base.json", partial(new_tokens, config), now)
         self._portion = Portion()
         self._begun: dict[tuple[object, tuple[TaskRef, ...]], Begun] = {}
 
