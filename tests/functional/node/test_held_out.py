@@ -20,7 +20,7 @@ from sapo_swarm.config import RunConfig
 from sapo_swarm.evaluation import held_out_items
 from sapo_swarm.events import Evaluated
 from sapo_swarm.node.evaluation.evaluate import Examiner
-from sapo_swarm.node.evaluation.held_out_exclusion import EXCLUDED_PER_TASK, IN_ALL, held_out_exclusion
+from sapo_swarm.node.evaluation.held_out_exclusion import EXCLUDED_PER_TASK, IN_ALL, beyond_exclusion, held_out_exclusion
 from sapo_swarm.node.round.context import RoundContext, RoundWork
 from sapo_swarm.node.round.phases import sample_questions
 from sapo_swarm.node.storage.journal import read_only
@@ -83,6 +83,18 @@ async def test_many_tasks_keep_fewer_questions_each_apart(scorer: Scorer) -> Non
     assert await held_out_exclusion(scorer, ("zebra_puzzles",), "starter") == frozenset(), (
         "a minute to draw, and never drawn again"
     )
+
+
+async def test_questions_that_training_may_have_asked_are_counted() -> None:
+    def beyond(trained: tuple[str, ...], asked: int, preset: str = "starter", task: str = TASK) -> int:
+        return beyond_exclusion(held_out_items((task,), preset, asked), trained, "starter")
+
+    assert beyond((TASK,), EXCLUDED_PER_TASK) == 0
+    assert beyond((TASK,), EXCLUDED_PER_TASK + 7) == 7
+    assert beyond((TASK,) * 80, EXCLUDED_PER_TASK) == EXCLUDED_PER_TASK - IN_ALL // 80, "each of many tasks keeps fewer"
+    assert beyond((TASK,), 5, "paper") == 5, "those of another preset are not left out"
+    assert beyond(("basic_arithmetic",), 500) == 0, "never trained on"
+    assert beyond(("zebra_puzzles",), 500, task="zebra_puzzles") == 0, "never drawn again"
 
 
 async def test_a_closer_look_asks_what_neither_the_evaluation_nor_an_earlier_look_asked(
