@@ -20,7 +20,12 @@ from sapo_swarm.config import RunConfig
 from sapo_swarm.evaluation import held_out_items
 from sapo_swarm.events import Evaluated
 from sapo_swarm.node.evaluation.evaluate import Examiner
-from sapo_swarm.node.evaluation.held_out_exclusion import EXCLUDED_PER_TASK, IN_ALL, beyond_exclusion, held_out_exclusion
+from sapo_swarm.node.evaluation.held_out_exclusion import (
+    EXCLUDED_PER_TASK,
+    IN_ALL,
+    beyond_exclusion,
+    held_out_exclusion,
+)
 from sapo_swarm.node.round.context import RoundContext, RoundWork
 from sapo_swarm.node.round.phases import sample_questions
 from sapo_swarm.node.storage.journal import read_only
