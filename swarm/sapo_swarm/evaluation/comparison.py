@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from sapo_swarm.evaluation.items import ItemResult, by_task
 from sapo_swarm.evaluation.statistics import Interval, bootstrap_mean, mcnemar_exact, stratified_bootstrap
 
-
 LEAST_CHANGED = 6
 """Items that must have changed before a change is measurable: of five that all went one way, chance does 2 / 2^5 = 6 % (sign
 test), while a bootstrap of one item, or of a few changed ones, has too narrow an interval or none."""

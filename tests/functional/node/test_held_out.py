@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
 from msgspec import json, structs
+from tests.support.own_tasks import library_in, sums
 from tests.support.watched_node import CONFIG, CountingEngine, make
 
 from sapo_backends.base import Engine
@@ -17,9 +19,10 @@ from sapo_desktop.services.machine.engines import builder
 from sapo_lab.running.nodes import LabNode, open_node
 from sapo_lab.schema import parse
 from sapo_swarm.config import RunConfig
-from sapo_swarm.evaluation import held_out_items
+from sapo_swarm.evaluation import ItemResult, held_out_items
 from sapo_swarm.events import Evaluated
 from sapo_swarm.node.evaluation.evaluate import Examiner
+from sapo_swarm.node.evaluation.guard import Guard
 from sapo_swarm.node.evaluation.held_out_exclusion import (
     EXCLUDED_PER_TASK,
     IN_ALL,
@@ -29,6 +32,7 @@ from sapo_swarm.node.evaluation.held_out_exclusion import (
 from sapo_swarm.node.round.context import RoundContext, RoundWork
 from sapo_swarm.node.round.phases import sample_questions
 from sapo_swarm.node.storage.journal import read_only
+from sapo_swarm.sapo.tripwire import STEPS
 from sapo_swarm.scoring.scorer import Scorer
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -42,6 +46,8 @@ RUN = {
     "rounds": 1,
     "eval_items": 8,
 }
+
+NOT_USED: dict[str, Any] = dict.fromkeys(("checkpoints", "exchange", "journal", "bus", "save"))
 
 
 def build(config: RunConfig) -> Engine:
@@ -112,6 +118,54 @@ async def test_a_closer_look_asks_what_neither_the_evaluation_nor_an_earlier_loo
     regular = set(held_out_items(config.tasks, config.preset, config.eval_items))
     looks = [{result.ref for result in some} for some in (first, second)]
     assert len(looks[0] | looks[1] | regular) == len(looks[0]) + len(looks[1]) + len(regular)
+
+
+async def test_a_closer_look_asks_no_question_twice_where_a_task_of_ones_own_runs_out_of_rows(
+    node: LabNode, scorer: Scorer, tmp_path: Path
+) -> None:
+    """And of the other task it goes on asking as many as ever."""
+    sums(tmp_path / "sums", held_out=20)
+    with library_in(tmp_path):
+        config = structs.replace(node.context.config, tasks=("sums", TASK))
+        examiner = Examiner(config, node.host, scorer, tmp_path)
+        seen, counts = held_out_items(config.tasks, config.preset, config.eval_items), []
+        for factor in STEPS:
+            seen += (fresh := examiner.fresh_questions(factor, len(seen) - 2 * config.eval_items))
+            counts.append((sum(ref.dataset == "sums" for ref in fresh), sum(ref.dataset == TASK for ref in fresh)))
+    assert len({*seen}) == len(seen)
+    assert counts == [(12, 16), (0, 32), (0, 64), (0, 128)]
+
+
+@pytest.mark.parametrize(
+    ("lost", "rows", "verdict", "questions"),
+    [(14, 20, "harm", 12), (5, 20, "open", 12), (5, 8, "open", 0)],
+    ids=["all lost", "few lost", "no fresh rows"],
+)
+async def test_a_closer_look_ends_with_the_rows_and_does_not_say_that_nothing_fell(
+    lost: int, rows: int, verdict: str, questions: int, node: LabNode, scorer: Scorer, tmp_path: Path
+) -> None:
+    sums(tmp_path / "sums", held_out=rows)
+    config = structs.replace(node.context.config, tasks=("sums",), external_groups=1)
+
+    class Answers(Examiner):
+        """The best checkpoint is right everywhere, the present weights are not at the first `lost` questions."""
+
+        async def fresh(self, factor: int, asked: int, weights: object, on_progress: object) -> list[ItemResult]:
+            return [
+                ItemResult(ref, (place >= lost,), (True,), (False,))
+                for place, ref in enumerate(self.fresh_questions(factor, asked))
+            ]
+
+        def answered(self, factor: int, asked: int, weights: object) -> list[ItemResult]:
+            return [ItemResult(ref, (True,), (True,), (False,)) for ref in self.fresh_questions(factor, asked)]
+
+    with library_in(tmp_path):
+        examiner: Any = Answers(config, node.host, scorer, tmp_path)
+        guard = Guard(config, node.host, examiner=examiner, in_swarm=True, **NOT_USED)
+        before, after, found = await guard._compared(tmp_path, 9, 0, lambda part: None)
+    assert (found, len(before), len(after)) == (verdict, questions, questions)
+    assert "neither be seen nor ruled out" in Guard._cleared(9, "open", "figures").sentence
+    assert "no fall of a third or more was found" in Guard._cleared(9, "chance", "figures").sentence
 
 
 async def test_an_evaluation_with_an_item_that_does_not_regenerate_marks_the_best_checkpoint(tmp_path: Path) -> None:

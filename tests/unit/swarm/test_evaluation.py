@@ -116,7 +116,9 @@ def test_a_comparison_pairs_items_and_finds_the_gain() -> None:
     assert change.accuracy_share == pytest.approx(1.0)
 
 
-@pytest.mark.parametrize(("items", "changed", "measurable"), [(1, 1, False), (5, 5, False), (6, 6, True), (100, 5, False)])
+@pytest.mark.parametrize(
+    ("items", "changed", "measurable"), [(1, 1, False), (5, 5, False), (6, 6, True), (100, 5, False)]
+)
 def test_a_change_of_fewer_than_six_items_is_not_measurable(items: int, changed: int, measurable: bool) -> None:
     right, wrong = [result(i, i < changed) for i in range(items)], [result(i, 0) for i in range(items)]
     for change, sign in ((compare(wrong, right), 1), (compare(right, wrong), -1)):
