@@ -153,15 +153,6 @@ def test_names_are_told_apart_without_capitals_and_the_nearest_is_named(home: Ho
     assert "has not been trained yet" in refused(home, "eval", "kim")
 
 
-def test_questions_that_may_have_been_trained_on_are_a_warning_and_a_figure(home: Home) -> None:
-    run(home, "new", "kim", *NEW, "--max-new-tokens", "4")
-    run(home, "node", "kim", "--rounds", "1")
-    for items, beyond in ((5, 0), (402, 2)):
-        done = sapo(home.config, "eval", "kim", "--items", str(items), "--json")
-        assert json.loads(done.stdout)["maybe_trained_on"] == beyond
-        assert ("Careful: 2 of the 402 questions may have been trained on" in done.stderr) is (beyond > 0), done.stderr
-
-
 def test_models_are_listed_renamed_duplicated_and_deleted(home: Home) -> None:
     run(home, "new", "kim", *NEW)
     run(home, "node", "kim", "--rounds", "2")
