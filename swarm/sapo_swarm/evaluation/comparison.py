@@ -6,16 +6,22 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sapo_swarm.evaluation.items import ItemResult, by_task
 from sapo_swarm.evaluation.statistics import Interval, bootstrap_mean, mcnemar_exact, stratified_bootstrap
+
+LEAST_CHANGED = 6
+"""Items that must have changed before a change is measurable: of five that all went one way, chance does 2 / 2^5 = 6 % (sign
+test), while a bootstrap of one item, or of a few changed ones, has too narrow an interval or none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
     """After against before on the same items.
 
-    delta, tasks: paired difference of pass@1, overall and per task. gained, lost: items that gained_and_lost right or wrong
+    delta, tasks: paired difference of pass@1, overall and per task; their intervals hold 0 where fewer than LEAST_CHANGED items
+    changed. gained, lost: items that gained_and_lost right or wrong
     (majority of samples); p_value: McNemar's exact test on them. well_formed_gain: difference of the share correct
     among samples that hold an answer, None where there are none. accuracy_share: the part of the gain that comes from
     it and not from more samples holding an answer (None without a gain): near 1 the model learnt to solve, near 0 it
@@ -41,17 +47,24 @@ def compare(before: Sequence[ItemResult], after: Sequence[ItemResult], seed: int
         task: np.array([new.rate - old.rate for old, new in group], dtype=np.float64) for task, group in pairs.items()
     }
     gained, lost = gained_and_lost([pair for group in pairs.values() for pair in group])
-    delta = stratified_bootstrap(list(differences.values()), seed)
+    delta = _with_zero(stratified_bootstrap(list(differences.values()), seed), *differences.values())
     conditional, accuracy = _well_formed_gain(before, after)
     return Comparison(
         delta=delta,
-        tasks={task: bootstrap_mean(values, seed) for task, values in differences.items()},
+        tasks={task: _with_zero(bootstrap_mean(values, seed), values) for task, values in differences.items()},
         gained=gained,
         lost=lost,
         p_value=mcnemar_exact(gained, lost),
         well_formed_gain=conditional,
         accuracy_share=accuracy,
     )
+
+
+def _with_zero(interval: Interval, *differences: NDArray[np.float64]) -> Interval:
+    """The interval; it reaches to 0 where too few of the (N,) differences are others than 0."""
+    if sum(np.count_nonzero(values) for values in differences) >= LEAST_CHANGED:
+        return interval
+    return Interval(interval.value, min(interval.low, 0.0), max(interval.high, 0.0))
 
 
 def gained_and_lost(pairs: Iterable[tuple[ItemResult, ItemResult]]) -> tuple[int, int]:

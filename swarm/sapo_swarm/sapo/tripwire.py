@@ -15,7 +15,7 @@ from typing import Literal
 
 import msgspec
 
-from sapo_swarm.evaluation import ItemResult, gained_and_lost
+from sapo_swarm.evaluation import ItemResult, gained_and_lost, mcnemar_exact
 from sapo_swarm.events import Evaluated, ExternalSwitched, RunStarted
 
 KINDS = ("run_started", "evaluation", "external")
@@ -149,12 +149,15 @@ def evidence(best: HeldOut, now: HeldOut, tolerance: float) -> float:
     return right * math.log(after / before) + (now.items - right) * math.log((1 - after) / (1 - before))
 
 
-def closer_look(before: Sequence[ItemResult], after: Sequence[ItemResult], tolerance: float) -> Verdict:
+def closer_look(
+    before: Sequence[ItemResult], after: Sequence[ItemResult], tolerance: float, last: bool = False
+) -> Verdict:
     """What the answers of the best checkpoint and the present ones to the same fresh questions say so far.
 
     Wald's test on the questions that changed hands: half of them lost where nothing fell, at least 1 / (2 - FALL) of them
-    where FALL of the skill is gone. "harm" also needs more than `tolerance` to be lost. Raises ValueError where the questions
-    differ.
+    where FALL of the skill is gone. last: no more can be asked, so McNemar's exact test at FALSE_ALARM says what Wald's leaves
+    open (11 lost and none gained are enough for it, 38 for Wald's). "harm" also needs more than `tolerance` to be lost. Raises
+    ValueError where the questions differ.
     """
     if [item.ref for item in before] != [item.ref for item in after]:
         raise ValueError("Both sides must answer the same questions, in the same order.")
@@ -163,7 +166,8 @@ def closer_look(before: Sequence[ItemResult], after: Sequence[ItemResult], toler
     gained, lost = gained_and_lost(zip(before, after, strict=True))
     share = 1 / (2 - fall(tolerance))
     ratio = lost * math.log(2 * share) + gained * math.log(2 * (1 - share))
-    if ratio >= math.log((1 - MISSED) / FALSE_ALARM):
+    exact = last and lost > gained and mcnemar_exact(gained, lost) <= FALSE_ALARM
+    if exact or ratio >= math.log((1 - MISSED) / FALSE_ALARM):
         return "harm" if mean(after) < (1 - tolerance) * mean(before) else "open"
     return "chance" if ratio <= math.log(MISSED / (1 - FALSE_ALARM)) else "open"
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
 from msgspec import json, structs
+from tests.support.own_tasks import library_in, sums
 from tests.support.watched_node import CONFIG, CountingEngine, make
 
 from sapo_backends.base import Engine
@@ -17,14 +19,20 @@ from sapo_desktop.services.machine.engines import builder
 from sapo_lab.running.nodes import LabNode, open_node
 from sapo_lab.schema import parse
 from sapo_swarm.config import RunConfig
-from sapo_swarm.evaluation import held_out_items
+from sapo_swarm.evaluation import ItemResult, held_out_items
 from sapo_swarm.events import Evaluated
-from sapo_swarm.node.evaluation.base_answers import BaseAnswers
 from sapo_swarm.node.evaluation.evaluate import Examiner
-from sapo_swarm.node.evaluation.held_out_exclusion import EXCLUDED_PER_TASK, IN_ALL, held_out_exclusion
+from sapo_swarm.node.evaluation.guard import Guard
+from sapo_swarm.node.evaluation.held_out_exclusion import (
+    EXCLUDED_PER_TASK,
+    IN_ALL,
+    beyond_exclusion,
+    held_out_exclusion,
+)
 from sapo_swarm.node.round.context import RoundContext, RoundWork
 from sapo_swarm.node.round.phases import sample_questions
 from sapo_swarm.node.storage.journal import read_only
+from sapo_swarm.sapo.tripwire import STEPS
 from sapo_swarm.scoring.scorer import Scorer
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -38,6 +46,8 @@ RUN = {
     "rounds": 1,
     "eval_items": 8,
 }
+
+NOT_USED: dict[str, Any] = dict.fromkeys(("checkpoints", "exchange", "journal", "bus", "save"))
 
 
 def build(config: RunConfig) -> Engine:
@@ -86,6 +96,18 @@ async def test_many_tasks_keep_fewer_questions_each_apart(scorer: Scorer) -> Non
     )
 
 
+async def test_questions_that_training_may_have_asked_are_counted() -> None:
+    def beyond(trained: tuple[str, ...], asked: int, preset: str = "starter", task: str = TASK) -> int:
+        return beyond_exclusion(held_out_items((task,), preset, asked), trained, "starter")
+
+    assert beyond((TASK,), EXCLUDED_PER_TASK) == 0
+    assert beyond((TASK,), EXCLUDED_PER_TASK + 7) == 7
+    assert beyond((TASK,) * 80, EXCLUDED_PER_TASK) == EXCLUDED_PER_TASK - IN_ALL // 80, "each of many tasks keeps fewer"
+    assert beyond((TASK,), 5, "paper") == 5, "those of another preset are not left out"
+    assert beyond(("basic_arithmetic",), 500) == 0, "never trained on"
+    assert beyond(("zebra_puzzles",), 500, task="zebra_puzzles") == 0, "never drawn again"
+
+
 async def test_a_closer_look_asks_what_neither_the_evaluation_nor_an_earlier_look_asked(
     node: LabNode, scorer: Scorer, tmp_path: Path
 ) -> None:
@@ -96,6 +118,54 @@ async def test_a_closer_look_asks_what_neither_the_evaluation_nor_an_earlier_loo
     regular = set(held_out_items(config.tasks, config.preset, config.eval_items))
     looks = [{result.ref for result in some} for some in (first, second)]
     assert len(looks[0] | looks[1] | regular) == len(looks[0]) + len(looks[1]) + len(regular)
+
+
+async def test_a_closer_look_asks_no_question_twice_where_a_task_of_ones_own_runs_out_of_rows(
+    node: LabNode, scorer: Scorer, tmp_path: Path
+) -> None:
+    """And of the other task it goes on asking as many as ever."""
+    sums(tmp_path / "sums", held_out=20)
+    with library_in(tmp_path):
+        config = structs.replace(node.context.config, tasks=("sums", TASK))
+        examiner = Examiner(config, node.host, scorer, tmp_path)
+        seen, counts = held_out_items(config.tasks, config.preset, config.eval_items), []
+        for factor in STEPS:
+            seen += (fresh := examiner.fresh_questions(factor, len(seen) - 2 * config.eval_items))
+            counts.append((sum(ref.dataset == "sums" for ref in fresh), sum(ref.dataset == TASK for ref in fresh)))
+    assert len({*seen}) == len(seen)
+    assert counts == [(12, 16), (0, 32), (0, 64), (0, 128)]
+
+
+@pytest.mark.parametrize(
+    ("lost", "rows", "verdict", "questions"),
+    [(14, 20, "harm", 12), (5, 20, "open", 12), (5, 8, "open", 0)],
+    ids=["all lost", "few lost", "no fresh rows"],
+)
+async def test_a_closer_look_ends_with_the_rows_and_does_not_say_that_nothing_fell(
+    lost: int, rows: int, verdict: str, questions: int, node: LabNode, scorer: Scorer, tmp_path: Path
+) -> None:
+    sums(tmp_path / "sums", held_out=rows)
+    config = structs.replace(node.context.config, tasks=("sums",), external_groups=1)
+
+    class Answers(Examiner):
+        """The best checkpoint is right everywhere, the present weights are not at the first `lost` questions."""
+
+        async def fresh(self, factor: int, asked: int, weights: object, on_progress: object) -> list[ItemResult]:
+            return [
+                ItemResult(ref, (place >= lost,), (True,), (False,))
+                for place, ref in enumerate(self.fresh_questions(factor, asked))
+            ]
+
+        def answered(self, factor: int, asked: int, weights: object) -> list[ItemResult]:
+            return [ItemResult(ref, (True,), (True,), (False,)) for ref in self.fresh_questions(factor, asked)]
+
+    with library_in(tmp_path):
+        examiner: Any = Answers(config, node.host, scorer, tmp_path)
+        guard = Guard(config, node.host, examiner=examiner, in_swarm=True, **NOT_USED)
+        before, after, found = await guard._compared(tmp_path, 9, 0, lambda part: None)
+    assert (found, len(before), len(after)) == (verdict, questions, questions)
+    assert "neither be seen nor ruled out" in Guard._cleared(9, "open", "figures").sentence
+    assert "no fall of a third or more was found" in Guard._cleared(9, "chance", "figures").sentence
 
 
 async def test_an_evaluation_with_an_item_that_does_not_regenerate_marks_the_best_checkpoint(tmp_path: Path) -> None:
@@ -142,15 +212,45 @@ async def test_other_tasks_leave_what_the_base_answered_and_ask_it_the_rest(
     assert all(score.base is not None for score in scores)
 
 
-async def test_what_the_base_answered_under_another_token_limit_is_asked_again(
-    node: LabNode, scorer: Scorer, tmp_path: Path
+OTHERWISE = {
+    "another token limit": ({"max_new_tokens": 192}, {}),
+    "reasoning first": ({"thinking": "on"}, {}),
+    "another answer format": ({"answer_format": "boxed"}, {}),
+    "another judge": ({"judge_model": "stricter"}, {}),
+    "another generator": ({}, {"backend": "llamacpp+fake"}),
+    "another precision": ({}, {"precision": "4bit"}),
+}
+
+
+@pytest.mark.parametrize(("settings", "engine"), OTHERWISE.values(), ids=OTHERWISE)
+async def test_what_the_base_answered_under_other_conditions_is_asked_again(
+    settings: dict[str, object],
+    engine: dict[str, str],
+    node: LabNode,
+    scorer: Scorer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else the effect of a changed setting would be shown as learnt."""
+    config = node.context.config
+    await Examiner(config, node.host, scorer, tmp_path).examine(0, config.eval_items, lambda part: None)
+    assert await Examiner(structs.replace(config, thinking="off"), node.host, scorer, tmp_path).base_missing() == []
+    monkeypatch.setattr(node.host.engine, "info", replace(node.host.engine.info, **engine))
+    other = Examiner(structs.replace(config, **settings), node.host, scorer, tmp_path)
+    assert len(await other.base_missing()) == config.eval_items
+    assert (await other.examine(25, config.eval_items, lambda part: None)).delta is None
+    await other.examine(0, config.eval_items, lambda part: None)
+    assert (await other.examine(25, config.eval_items, lambda part: None)).delta is not None
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["without conditions", "a list alone"])
+async def test_an_account_that_does_not_say_its_conditions_is_read_and_the_base_asked_again(
+    whole: bool, node: LabNode, scorer: Scorer, tmp_path: Path
 ) -> None:
     config = node.context.config
     examiner = Examiner(config, node.host, scorer, tmp_path)
     await examiner.examine(0, config.eval_items, lambda part: None)
-    longer = structs.replace(config, max_new_tokens=config.max_new_tokens * 2)
-    assert len(await Examiner(longer, node.host, scorer, tmp_path).base_missing()) == config.eval_items
-    (tmp_path / "base.json").write_bytes(
-        json.encode([*BaseAnswers(tmp_path / "base.json", lambda _task: config.max_new_tokens).known().values()])
-    )
-    assert await examiner.base_missing() == [], "an account of before the limit was noted"
+    account = json.decode((tmp_path / "base.json").read_bytes())
+    del account["conditions"]
+    (tmp_path / "base.json").write_bytes(json.encode(account if whole else account["results"]))
+    assert len(await examiner.base_missing()) == config.eval_items

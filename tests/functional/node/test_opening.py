@@ -14,7 +14,7 @@ from tests.support.watched_node import CALM, CONFIG, CountingEngine, follow, mak
 
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import Evaluated, Event, LogLine, Phase, RunStarted, StateChanged
-from sapo_swarm.node.evaluation.base_answers import BaseAnswers
+from sapo_swarm.node.evaluation.base_answers import BaseAnswers, conditions
 from sapo_swarm.node.governor.schedule import DAYS
 from sapo_swarm.node.loop import Node
 from sapo_swarm.node.setup import NodeSetup
@@ -37,7 +37,8 @@ def evaluations(folder: Path) -> list[Evaluated]:
 
 
 def answers(folder: Path, config: RunConfig) -> dict[Any, Any]:
-    return BaseAnswers(folder / "evaluations" / "base.json", lambda _task: config.max_new_tokens).known()
+    now = conditions(config, CountingEngine().info)
+    return BaseAnswers(folder / "evaluations" / "base.json", lambda _task: config.max_new_tokens, now).known()
 
 
 async def test_after_a_change_of_tasks_the_difference_to_the_true_base_is_there_again(tmp_path: Path) -> None:

@@ -65,9 +65,9 @@ async def test_the_bases_answers_are_compared_under_the_same_limit_alone(tmp_pat
         results = await answer(host, scorer, REFS, Sampling(1.0, 1.0, 6), limit=limit)
     await host.close()
     path = tmp_path / "base.json"
-    BaseAnswers(path, limit).add(results)
-    assert len(BaseAnswers(path, limit).known()) == len(results)
-    assert {ref.dataset for ref in BaseAnswers(path, lambda _task: 6).known()} == {"basic_arithmetic"}
+    BaseAnswers(path, limit, {}).add(results)
+    assert len(BaseAnswers(path, limit, {}).known()) == len(results)
+    assert {ref.dataset for ref in BaseAnswers(path, lambda _task: 6, {}).known()} == {"basic_arithmetic"}
 
 
 def typed(*arguments: str) -> RunConfig:

@@ -116,6 +116,16 @@ def test_a_comparison_pairs_items_and_finds_the_gain() -> None:
     assert change.accuracy_share == pytest.approx(1.0)
 
 
+@pytest.mark.parametrize(
+    ("items", "changed", "measurable"), [(1, 1, False), (5, 5, False), (6, 6, True), (100, 5, False)]
+)
+def test_a_change_of_fewer_than_six_items_is_not_measurable(items: int, changed: int, measurable: bool) -> None:
+    right, wrong = [result(i, i < changed) for i in range(items)], [result(i, 0) for i in range(items)]
+    for change, sign in ((compare(wrong, right), 1), (compare(right, wrong), -1)):
+        assert change.delta.excludes_zero is change.tasks["bf"].excludes_zero is measurable
+        assert change.delta.value == pytest.approx(sign * changed / items)
+
+
 def test_a_gain_from_writing_the_tags_is_told_from_a_gain_from_solving() -> None:
     """Half of the well-formed answers are right before and after; only more of them are well formed."""
     before = [result(i, i % 2, formed=True) for i in range(4)] + [result(i, 0, formed=False) for i in range(4, 16)]

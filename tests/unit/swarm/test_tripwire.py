@@ -168,6 +168,17 @@ def test_the_closer_look_needs_a_large_and_certain_loss() -> None:
         closer_look(answers(right), answers(right)[1:], TOLERANCE)
 
 
+def test_where_no_more_can_be_asked_an_exact_test_decides_and_needs_a_large_and_certain_loss_all_the_same() -> None:
+    """The held-out rows of a small task of one's own: Wald's test needs 38 lost ones."""
+    right = np.arange(20) < 14
+    none, most, fewer = right & False, right & (np.arange(20) >= 10), right & (np.arange(20) >= 2)
+    assert closer_look(answers(right), answers(none), TOLERANCE) == "open"
+    assert closer_look(answers(right), answers(none), TOLERANCE, last=True) == "harm"
+    assert closer_look(answers(right), answers(most), TOLERANCE, last=True) == "open", "ten lost may be chance"
+    assert closer_look(answers(right), answers(fewer), TOLERANCE, last=True) == "open"
+    assert closer_look(answers(none), answers(right), TOLERANCE, last=True) != "harm", "better"
+
+
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=5))
 def test_a_lucky_mark_is_replaced_by_the_mean_of_closer_looks(rates: list[float]) -> None:
     mark = HeldOut(25, 0.9, ITEMS)

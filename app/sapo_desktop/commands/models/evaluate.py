@@ -17,6 +17,9 @@ from sapo_desktop.services.tasks import judging
 from sapo_desktop.streams import json_line
 from sapo_swarm.scoring.rubric.judge import JudgeAway
 
+LEFT_OUT = "400 of a task, 4,000 over all tasks"
+"""Held-out questions that no training asks (held_out_exclusion)."""
+
 
 def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
     """See the module's docstring."""
@@ -27,7 +30,8 @@ def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
         parser.add_argument("name", nargs="?", default="", help="the model (default: the one trained last)")
         parser.add_argument("--before", default="base", help="base, latest or a round number (default: base)")
         parser.add_argument("--after", default="latest", help="latest, base or a round number (default: latest)")
-    parser.add_argument("--items", type=int, default=100, help="held-out questions a task (default: 100)")
+    items = f"held-out questions a task (default: 100); training leaves out the first {LEFT_OUT}"
+    parser.add_argument("--items", type=int, default=100, help=items)
     parser.add_argument("--temperature", type=float, default=1.0, help="0 is greedy (default: 1)")
     parser.add_argument("--samples", type=int, default=1, help="completions a question, for pass@k (default: 1)")
     parser.add_argument("--preset", default="", help="difficulty (default: the model's)")
@@ -54,6 +58,12 @@ def main(args: argparse.Namespace) -> int:
     for sentence in _stale(home, both):
         print(f"Careful: {sentence}", file=sys.stderr)
     refs = comparing.questions(both, args.items, args.preset)
+    if beyond := comparing.maybe_trained_on(both, refs):
+        print(
+            f"Careful: {beyond:,} of the {len(refs):,} questions may have been trained on: training leaves out the first "
+            f"{LEFT_OUT}, in the model's difficulty.",
+            file=sys.stderr,
+        )
     began = time.perf_counter()
     told = _lines if args.progress else _percent
     judge = judging.judge_of(home, [chosen.config for chosen in both])
@@ -67,7 +77,8 @@ def main(args: argparse.Namespace) -> int:
         print("\n".join(comparing.table(found, _heads(args, both))))
     if args.json or args.table:
         folder = str(both[1].checkpoint.parent.parent) if both[1].checkpoint else ""
-        print(json_line({**comparing.as_json(found), "folder": folder, "seconds": time.perf_counter() - began}))
+        more = {"maybe_trained_on": beyond, "folder": folder, "seconds": time.perf_counter() - began}
+        print(json_line({**comparing.as_json(found), **more}))
     return 0
 
 

@@ -97,7 +97,7 @@ WORDS = (
     ("unequal", "groups with unequal rewards, so with non-zero advantages: only these change the model"),
     (
         "held-out",
-        "strict 0/1 score on fixed questions that training never sees: the figure that tells whether it learns. pass@1: the "
+        "strict 0/1 score on fixed questions that training leaves out: the figure that tells whether it learns. pass@1: the "
         "share that is right at one attempt. T=1: sampled at temperature 1, as in training; 0: always the likeliest token",
     ),
     (

@@ -44,6 +44,14 @@ def questions(both: Sequence[Chosen], per_task: int, preset: str = "") -> list[T
     return refs
 
 
+def maybe_trained_on(both: Sequence[Chosen], refs: Sequence[TaskRef]) -> int:
+    """How many of the questions training of either may have asked, the larger number: see beyond_exclusion()."""
+    from sapo_swarm.node.evaluation.held_out_exclusion import beyond_exclusion
+
+    trained = [chosen.config for chosen in both if chosen.checkpoint]
+    return max((beyond_exclusion(refs, config.tasks, config.preset) for config in trained), default=0)
+
+
 async def measure(
     both: tuple[Chosen, Chosen],
     refs: Sequence[TaskRef],

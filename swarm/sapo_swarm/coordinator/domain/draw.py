@@ -71,7 +71,7 @@ class Draw:
         of_invite: dict[str, list[str]] = {}
         for node, invite in invites.items():
             of_invite.setdefault(invite, []).append(node)
-        least = [(self.of_invite[invite], rng.random(), invite) for invite in of_invite]
+        least = [(self._crowd(invite), rng.random(), invite) for invite in of_invite]
         heapq.heapify(least)
         for _ in range(LOOKED_AT):
             if not least or len(self.taken) >= self.want:
@@ -84,7 +84,11 @@ class Draw:
             if fresh:
                 self.take(rng.choice(fresh))
             if nodes:
-                heapq.heappush(least, (self.of_invite[invite], order, invite))
+                heapq.heappush(least, (self._crowd(invite), order, invite))
+
+    def _crowd(self, invite: str) -> int:
+        """Groups of an invite so far; sources that no invite admitted are no crowd."""
+        return self.of_invite[invite] if invite else 0
 
 
 def within_budget(entries: Sequence[Entry], rng: random.Random) -> list[Entry]:

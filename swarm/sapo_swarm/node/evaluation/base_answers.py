@@ -1,16 +1,19 @@
 """What the untrained model answered to the held-out questions: base.json in the model's folder, to be paired with later answers.
 
-Other tasks, another preset or more items bring questions that it was never asked. They are asked of the base when the model is
-opened, between the loading of the base and the restoring of the trained weights: no other moment has the base in memory.
+Other tasks, another preset or more items bring questions that it was never asked; and answers that were given under other
+conditions count as none. What is missing is asked of the base when the model is opened, between the loading of the base and the
+restoring of the trained weights: no other moment has the base in memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import msgspec
 
+from sapo_backends.base import EngineInfo
+from sapo_swarm.config import RunConfig
 from sapo_swarm.evaluation import ItemResult
 from sapo_swarm.node.storage.files import write_whole
 from sapo_swarm.types import UNREADABLE, TaskRef
@@ -18,28 +21,41 @@ from sapo_swarm.types import UNREADABLE, TaskRef
 
 class _Account(msgspec.Struct, frozen=True):
     """base.json. max_new_tokens: that an answer could have, by_task: to the questions of a task; answers under another limit
-    are not comparable."""
+    are not comparable. conditions: see conditions(); none in files of versions that did not note them."""
 
     max_new_tokens: int
     results: list[ItemResult]
     by_task: dict[str, int] = {}
+    conditions: dict[str, str] = {}
+
+
+def conditions(config: RunConfig, engine: EngineInfo) -> dict[str, str]:
+    """What decides an answer and its verdict beside the weights, the question and the token limit. A difference between answers
+    under different conditions is not what was learned."""
+    return {
+        "thinking": "on" if config.thinking == "on" else "off",
+        "answer_format": config.answer_format,
+        "judge": config.judge_model,
+        "engine": engine.backend,
+        "precision": engine.precision,
+    }
 
 
 class BaseAnswers:
-    """path: of base.json; limit: task -> the most tokens that an answer may have now."""
+    """path: of base.json; limit: task -> the most tokens that an answer may have now; conditions: of now."""
 
-    def __init__(self, path: Path, limit: Callable[[str], int]) -> None:
-        self._path, self._limit = path, limit
+    def __init__(self, path: Path, limit: Callable[[str], int], conditions: Mapping[str, str]) -> None:
+        self._path, self._limit, self._conditions = path, limit, dict(conditions)
 
     def known(self) -> dict[TaskRef, ItemResult]:
-        """By question; without those that were asked under another token limit. None where the file is missing or was cut off
-        by a full disk."""
+        """By question; without those that were asked under another token limit. None under other or unknown conditions, and
+        where the file is missing or was cut off by a full disk."""
         try:
-            found = msgspec.json.decode(self._path.read_bytes(), type=_Account | list[ItemResult])
-        except (OSError, *UNREADABLE):
+            found = msgspec.json.decode(self._path.read_bytes(), type=_Account)
+        except (OSError, *UNREADABLE):  # a list: by versions that did not even note the limit
             return {}
-        if isinstance(found, list):  # by versions that did not note the limit
-            return {r.ref: r for r in found}
+        if found.conditions != self._conditions:
+            return {}
         was = {task: found.by_task.get(task, found.max_new_tokens) for task in {r.ref.dataset for r in found.results}}
         return {r.ref: r for r in found.results if was[r.ref.dataset] == self._limit(r.ref.dataset)}
 
@@ -47,5 +63,5 @@ class BaseAnswers:
         """Keep more of them; what is known of other questions stays. Raises OSError."""
         whole = self.known() | {result.ref: result for result in results}
         by_task = {task: self._limit(task) for task in {ref.dataset for ref in whole}}
-        account = _Account(max(by_task.values(), default=0), list(whole.values()), by_task)
+        account = _Account(max(by_task.values(), default=0), list(whole.values()), by_task, self._conditions)
         write_whole(self._path, msgspec.json.encode(account))

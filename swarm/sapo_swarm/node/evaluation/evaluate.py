@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -16,14 +17,14 @@ from sapo_swarm.config import RunConfig
 from sapo_swarm.evaluation import ItemResult, evaluated, held_out_items, item_result, permutation_partners
 from sapo_swarm.events import Evaluated
 from sapo_swarm.node.engine_thread import EngineHost
-from sapo_swarm.node.evaluation.base_answers import BaseAnswers
+from sapo_swarm.node.evaluation.base_answers import BaseAnswers, conditions
 from sapo_swarm.node.round.context import Portion
 from sapo_swarm.node.round.phases import round_seed
 from sapo_swarm.node.round.rows import NOTHING, Table, next_call, sample
 from sapo_swarm.node.round.turns import Place, answer_turns, finished, prompt_ids, turn_length, turns_before
 from sapo_swarm.node.storage.files import write_whole
 from sapo_swarm.scoring.scorer import Scored, Scorer
-from sapo_swarm.tasks.catalogue import new_tokens
+from sapo_swarm.tasks.catalogue import held_out_count, new_tokens
 from sapo_swarm.tasks.own import library
 from sapo_swarm.types import Question, TaskRef
 
@@ -184,11 +185,13 @@ async def verdicts(
 
 
 class Examiner:
-    """The small evaluations of a model. folder: where the base model's answers lie, to be paired with later ones."""
+    """The small evaluations of a model. host: its engine is loaded. folder: where the base model's answers lie, to be paired with
+    later ones."""
 
     def __init__(self, config: RunConfig, host: EngineHost, scorer: Scorer, folder: Path) -> None:
         self._config, self._host, self._scorer = config, host, scorer
-        self._base = BaseAnswers(folder / "base.json", partial(new_tokens, config))
+        now = conditions(config, host.engine.info)
+        self._base = BaseAnswers(folder / "base.json", partial(new_tokens, config), now)
         self._portion = Portion()
         self._begun: dict[tuple[object, tuple[TaskRef, ...]], Begun] = {}
 
@@ -242,16 +245,15 @@ class Examiner:
         return evaluated(results, rounds_done, 1.0, begun.seconds, paired, missing, len(refs))
 
     async def fresh(self, factor: int, asked: int, weights: object, on_progress: Ask) -> list[ItemResult]:
-        """Verdicts on `factor` times as many held-out items, none of which the regular evaluation asks, nor was among the `asked`
-        ones of earlier calls. weights: names those that answer; what they answered is kept until forget().
+        """Verdicts on fresh_questions(). weights: names those that answer; what they answered is kept until forget().
 
         Raises Cancelled, Unanswered.
         """
-        return (await self._answer(self._fresh(factor, asked), weights, on_progress)).results
+        return (await self._answer(self.fresh_questions(factor, asked), weights, on_progress)).results
 
     def answered(self, factor: int, asked: int, weights: object) -> list[ItemResult] | None:
         """What fresh() would give without asking; None where something is still to be asked."""
-        refs = self._fresh(factor, asked)
+        refs = self.fresh_questions(factor, asked)
         begun = self._begun.get((weights, tuple(refs)))
         return begun.results if begun and begun.start >= len(refs) else None
 
@@ -259,10 +261,13 @@ class Examiner:
         """What was begun is over, or not to be gone on with."""
         self._begun.clear()
 
-    def _fresh(self, factor: int, asked: int) -> list[TaskRef]:
-        config = self._config
-        start = config.eval_items + asked // len(config.tasks)
-        return held_out_items(config.tasks, config.preset, factor * config.eval_items, start)
+    def fresh_questions(self, factor: int, asked: int) -> list[TaskRef]:
+        """`factor` times as many held-out items of every task as a regular evaluation asks, none of which it asks, nor was among
+        the `asked` ones of earlier calls; fewer where a task of the person's own has no more. Raises UnknownTask, BadTask."""
+        tasks, preset, each = self._config.tasks, self._config.preset, self._config.eval_items
+        fresh = [held_out_count(task, each + asked) - each for task in tasks]
+        of_each = bisect_left(range(asked), asked, key=lambda n: sum(min(n, max(0, count)) for count in fresh))
+        return held_out_items(tasks, preset, factor * each, each + of_each)
 
     async def _answer(self, refs: Sequence[TaskRef], weights: object, on_progress: Ask) -> Begun:
         """All answers of these weights; what an interrupted call left is gone on with."""

@@ -149,13 +149,13 @@ class Guard:
         assert best is not None
         path = await self.host.call(self._kept, best.round)
         if path is None or rounds_of(path) == rounds_done:
-            await self._publish(self._cleared(rounds_done, "there is no older checkpoint to compare with"))
+            await self._publish(self._cleared(rounds_done, "open", "there is no older checkpoint to compare with"))
             return
         before, after, verdict = await self._compared(path, rounds_done, best.items if best.looked else 0, on_progress)
         was, now, count = tripwire.mean(before), tripwire.mean(after), len(after)
         figures = f"{_percent(was)} with the weights of round {rounds_of(path)}, {_percent(now)} now, {count} questions"
         if verdict != "harm":
-            await self._publish(self._cleared(rounds_done, figures, was, now, count))
+            await self._publish(self._cleared(rounds_done, verdict, figures, was, now, count))
             return
         said = (
             f"Groups of others are not taken any more and the weights of round {rounds_of(path)} are back, because "
@@ -177,9 +177,14 @@ class Guard:
 
     @staticmethod
     def _cleared(
-        rounds_done: int, figures: str, was: float = 0.0, now: float = 0.0, items: int = 0
+        rounds_done: int, verdict: tripwire.Verdict, figures: str, was: float = 0.0, now: float = 0.0, items: int = 0
     ) -> ExternalSwitched:
-        said = f"Low held-out results were looked at closer: no fall of a third or more was found ({figures})."
+        found = (
+            "no fall of a third or more was found"
+            if verdict == "chance"
+            else "a fall can neither be seen nor ruled out"
+        )
+        said = f"Low held-out results were looked at closer: {found} ({figures})."
         return ExternalSwitched(
             round=rounds_done, taking=True, by="tripwire", sentence=said, best=was, now=now, items=items
         )
@@ -188,20 +193,23 @@ class Guard:
         self, path: Path, rounds_done: int, used: int, on_progress: Ask
     ) -> tuple[list[ItemResult], list[ItemResult], tripwire.Verdict]:
         """The answers of the checkpoint's weights and of the present ones to fresh questions, and what they say: more are asked
-        until that is clear. used: fresh questions of earlier looks."""
+        until that is clear, or there are no more. used: fresh questions of earlier looks."""
         before: list[ItemResult] = []
         after: list[ItemResult] = []
         verdict: tripwire.Verdict = "open"
-        asked = 0
         for number, factor in enumerate(tripwire.STEPS):
+            asked = used + len(self.examiner.fresh_questions(factor, used))
+            if asked == used:
+                break
             place = Progress(on_progress, number, len(tripwire.STEPS))
-            after += await self.examiner.fresh(factor, used + asked, rounds_done, place.first_half)
-            before += await self._of_another(path, rounds_done, factor, used + asked, place.second_half)
+            after += await self.examiner.fresh(factor, used, rounds_done, place.first_half)
+            before += await self._of_another(path, rounds_done, factor, used, place.second_half)
             before, after = tripwire.in_common(before, after)
-            verdict = tripwire.closer_look(before, after, self.tolerance)
+            last = not self.examiner.fresh_questions(1, asked)
+            verdict = tripwire.closer_look(before, after, self.tolerance, last)
             if verdict != "open":
                 break
-            asked += factor * self.regular_items
+            used = asked
         self.examiner.forget()
         return before, after, verdict
 

@@ -4,12 +4,12 @@ n_queens)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from sapo_swarm.evaluation import held_out_items
 from sapo_swarm.scoring.scorer import Scorer
-from sapo_swarm.tasks.catalogue import preset_of
-from sapo_swarm.types import Question
+from sapo_swarm.tasks.catalogue import is_own, preset_of
+from sapo_swarm.types import Question, TaskRef
 
 EXCLUDED_PER_TASK = 400
 """Held-out questions a task, from the first on, that are never trained on;"""
@@ -34,7 +34,21 @@ async def held_out_exclusion(scorer: Scorer, tasks: Sequence[str], preset: str, 
 
     Raises ScorerUnavailable, UnknownTask.
     """
-    quick = [task for task in tasks if f"{task}/{preset_of(task, preset)}" not in SLOW]
-    count = min(EXCLUDED_PER_TASK, IN_ALL // max(len(quick), 1))
-    found = await scorer.questions(held_out_items(quick, preset, count, start)) if quick else []
+    found = await scorer.questions(refs) if (refs := _excluded(tasks, preset, start)) else []
     return frozenset(question.prompt_sha256 for question in found if isinstance(question, Question))
+
+
+def beyond_exclusion(refs: Iterable[TaskRef], tasks: Sequence[str], preset: str) -> int:
+    """How many of these held-out questions training on `tasks` may have asked, because it does not leave them out. None of tasks
+    that draw too many questions for that (SLOW), and none of the person's own: their held-out rows are in no training file.
+
+    Raises UnknownTask.
+    """
+    left_out = {*_excluded(tasks, preset)}
+    drawn = [ref for ref in refs if ref.dataset in tasks and not is_own(ref.dataset)]
+    return sum(ref not in left_out and f"{ref.dataset}/{ref.preset}" not in SLOW for ref in drawn)
+
+
+def _excluded(tasks: Sequence[str], preset: str, start: int = 0) -> list[TaskRef]:
+    quick = [task for task in tasks if f"{task}/{preset_of(task, preset)}" not in SLOW]
+    return held_out_items(quick, preset, min(EXCLUDED_PER_TASK, IN_ALL // max(len(quick), 1)), start)
