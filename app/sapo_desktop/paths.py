@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import shlex
+import subprocess
 import sys
 import tempfile
 import warnings
@@ -129,6 +131,11 @@ def own_command() -> list[str]:
     """How this app is started once more: a frozen one is its own interpreter and takes no -m. With -P, so that no module is
     imported from the folder in which it is started."""
     return [sys.executable] if getattr(sys, "frozen", False) else [sys.executable, "-P", "-m", "sapo_desktop"]
+
+
+def typed(*words: str) -> str:
+    """A command line as a person may copy it: names with spaces stay one word."""
+    return subprocess.list2cmdline(words) if sys.platform == "win32" else shlex.join(words)
 
 
 def _of_home(runtime: Path, data: Path) -> Path:

@@ -11,12 +11,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-import shlex
 import signal
 import socket
 import string
-import subprocess
-import sys
 from collections.abc import Awaitable, Callable
 from importlib import resources
 
@@ -25,7 +22,7 @@ from textual_serve.app_service import AppService
 from textual_serve.server import Server, to_int
 
 from sapo_desktop.errors import AppError
-from sapo_desktop.paths import own_command
+from sapo_desktop.paths import own_command, typed
 
 HOST = "127.0.0.1"
 _SHUTDOWN_S = 2.0
@@ -52,9 +49,7 @@ class DashboardServer(Server):  # type: ignore[misc]  # textual-serve ships no t
 
     def __init__(self, port: int, key: str = "") -> None:
         """key: made at random unless given."""
-        command = own_command()
-        typed = subprocess.list2cmdline(command) if sys.platform == "win32" else shlex.join(command)
-        super().__init__(typed, host=HOST, port=port, title="sapo-desktop")
+        super().__init__(typed(*own_command()), host=HOST, port=port, title="sapo-desktop")
         self.key = key or secrets.token_urlsafe(18)
         self._cookie = f"sapo_key_{port}"
         self._hosts = {f"{name}:{port}" for name in (HOST, "localhost")}

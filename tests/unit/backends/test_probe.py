@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable
+from types import SimpleNamespace
+
 import pytest
 
 from sapo_backends.base import LoadRequest
@@ -61,3 +65,19 @@ def test_the_machine_multiplies_and_reads(monkeypatch: pytest.MonkeyPatch) -> No
     found = machine_limits.measure("numpy", 1)
     assert found.multiply["float32"] > 0
     assert found.read > 0
+
+
+def test_a_machine_that_is_busy_while_it_is_measured_is_not_taken_for_a_slow_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Every second product is interrupted for a second; the others run at 1e11 FLOP/s."""
+    now, runs = [0.0], itertools.count()
+    monkeypatch.setattr(machine_limits, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+
+    def product(edge: int) -> Callable[[], None]:
+        def work() -> None:
+            now[0] += 2 * edge**3 / 1e11 + next(runs) % 2
+
+        return work
+
+    assert machine_limits._multiply(product) == pytest.approx(1e11)

@@ -11,7 +11,7 @@ from sapo_backends.checkpoints import locate
 from sapo_backends.checkpoints.hub import cache
 from sapo_desktop import settings
 from sapo_desktop.errors import UsageError
-from sapo_desktop.paths import Home
+from sapo_desktop.paths import Home, typed
 from sapo_desktop.services.bases import card, fetching, recommended
 from sapo_desktop.services.models.shelf import creating, store
 from sapo_desktop.streams import json_line
@@ -53,7 +53,7 @@ def shown(home: Home, args: argparse.Namespace) -> int:
         print(json_line(card.as_json(one)))
         return 0
     print("\n".join(card.lines(one)))
-    print(f"\nTrain it: sapo-desktop new my-model --base {one.model}")
+    print(f"\nTrain it: {typed('sapo-desktop', 'new', 'my-model', '--base', one.model)}")
     return 0
 
 

@@ -13,7 +13,7 @@ import msgspec
 
 from sapo_desktop.commands.models import bases, figures
 from sapo_desktop.errors import AppError, UsageError
-from sapo_desktop.paths import Home
+from sapo_desktop.paths import Home, typed
 from sapo_desktop.services.models import control
 from sapo_desktop.services.models.shelf import history, keeping, store
 from sapo_desktop.services.models.shelf.adopt import adopt
@@ -151,7 +151,9 @@ def _show(home: Home, args: argparse.Namespace) -> int:
     except UsageError as error:
         if not args.names or not Path(args.names[0]).is_dir():
             raise
-        raise UsageError(f"There is no model {args.names[0]!r}. A folder? Write ./{args.names[0]}") from error
+        raise UsageError(
+            f"There is no model {args.names[0]!r}. A folder? Write {typed(f'./{args.names[0]}')}"
+        ) from error
     if args.json:
         whole = {**_as_json(one), "config": msgspec.to_builtins(one.model.config)}
         whole["sessions"] = [msgspec.to_builtins(session) for session in one.story.sessions]

@@ -129,6 +129,7 @@ def _facts(config: RunConfig, ask: bool) -> _Facts:
             if base is None:
                 raise
             return _of_list(config, base, empty)
+    locate.require_tokenizer(folder)
     size, _ = model_size(folder, request)
     source: Source = (
         "bundled" if model in locate.BUNDLED else "downloaded" if cache.folder() in folder.parents else "folder"

@@ -148,7 +148,7 @@ def _held_out(record: Record) -> Iterator[str]:
     """pass@1 by task with intervals, beside the base where it was measured."""
     now, before = record.held_out, record.base_held_out
     if now is None:
-        yield "This model was not evaluated on held-out questions. Do so with `sapo-desktop eval`.\n"
+        yield "No held-out evaluation was made while it trained. `sapo-desktop eval` makes one.\n"
         return
     yield (
         f"{'Judged good' if record.judged else 'Strict pass@1'} at temperature {now.temperature:g} on held-out questions that "

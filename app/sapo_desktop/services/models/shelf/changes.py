@@ -9,6 +9,7 @@ import msgspec
 
 from sapo_desktop import settings
 from sapo_desktop.errors import UsageError
+from sapo_desktop.paths import typed
 from sapo_desktop.services.bases import fetching
 from sapo_desktop.services.models.shelf import names
 from sapo_desktop.services.models.shelf.store import Model, Record
@@ -51,7 +52,7 @@ def refuse_other_identity(model: Model, wanted: RunConfig, resolved: RunConfig) 
             continue
         if field == "model":
             fetching.require(wanted)  # a mistyped base is named as one before anything is said about weights
-        other = f"sapo-desktop new {names.suggested(f'{Path(wanted.model).name}-2')} --base {wanted.model}"
+        other = typed("sapo-desktop", "new", names.suggested(f"{Path(wanted.model).name}-2"), "--base", wanted.model)
         flag = "" if field == "model" else f" --{field.replace('_', '-')} {new}"
         why = "which a model keeps" if field == "method" else "because its weights would not fit"
         raise UsageError(
