@@ -68,12 +68,13 @@ def _started(job: Job, errors: IO[bytes]) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def _pass_on(process: subprocess.Popen[bytes], replies: queue.SimpleQueue[Reply | None]) -> None:
-    """Every line of the child as a reply, None at its end."""
+    """Every reply of the child, None at its end. What a library prints between them, or a kill cuts off, is none."""
     assert process.stdout is not None
     decoder: msgspec.json.Decoder[Reply] = msgspec.json.Decoder(Reply)
     with process.stdout:
         for line in process.stdout:
-            replies.put(decoder.decode(line))
+            with contextlib.suppress(msgspec.DecodeError):
+                replies.put(decoder.decode(line))
     replies.put(None)
 
 
