@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import shutil
-import tarfile
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.support.archives import unpack
 from tests.support.node_process import calm, sapo
 from tests.support.swarm_process import coordinator, journal, rounds
 
@@ -25,8 +25,7 @@ RUN = "20261123-191204-starter"
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
     """A home with the run of before."""
-    with tarfile.open(FIXTURES / "run.tar.xz") as packed:
-        packed.extractall(tmp_path / "data" / "runs", filter="data")
+    unpack(FIXTURES / "run.tar.xz", tmp_path / "data" / "runs")
     return tmp_path
 
 

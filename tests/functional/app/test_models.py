@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import shutil
 import sqlite3
-import tarfile
 import time
 from contextlib import closing
 from pathlib import Path
 
 import pytest
+from tests.support.archives import unpack
 from tests.support.node_process import calm, sapo
 from tests.support.swarm_process import coordinator
 
@@ -213,8 +213,7 @@ def test_both_answer_in_a_chat_and_pieces_add_up(home: Home) -> None:
 
 def test_an_old_run_becomes_a_model_that_goes_on(home: Home) -> None:
     """data/runs of a version without models: moved whole, journal and checkpoint with it, and trained on."""
-    with tarfile.open(BEFORE) as packed:
-        packed.extractall(home.runs, filter="data")
+    unpack(BEFORE, home.runs)
     said = run(home, "node", "--rounds", "7", "--eval-every", "0")
     assert f"The run {OLD_RUN} is a model now: my-model." in said
     assert "goes on with round 6" in said
@@ -227,8 +226,7 @@ def test_an_old_run_becomes_a_model_that_goes_on(home: Home) -> None:
 
 
 def test_adopting_goes_on_where_it_was_killed_and_tells_several_apart(home: Home) -> None:
-    with tarfile.open(BEFORE) as packed:
-        packed.extractall(home.runs, filter="data")
+    unpack(BEFORE, home.runs)
     shutil.copytree(home.runs / OLD_RUN, home.runs / "second")
     first = adopt.adopt(home)
     assert len(first) == 2
