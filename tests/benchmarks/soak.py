@@ -3,11 +3,12 @@
     python tests/benchmarks/soak.py [--minutes 120] [--model starter-1m] [--log soak.jsonl]
     python tests/benchmarks/soak.py --report soak.jsonl
 
-In the first quarter processes are killed with -9 in turns and started again; later all live, so that growth can be seen, and are
-stopped (SIGSTOP) for a while, alone or all together as in a suspend, paused, and cut off from each other. A probe shares a
-group every 3 s; after each kill of the coordinator what was acknowledged to it in the last 2 minutes is looked for in the store.
-Every line of the log is a sample or a fault, so an interrupted soak can be reported too. Memory in MB, slopes in MB an hour;
-anonymous: without the pages of files (a machine may drop those of torch's libraries and read them again).
+In the first quarter processes are killed with -9 in turns and started again; later all live, so that growth can be seen,
+and are stopped (SIGSTOP) for a while, alone or all together as in a suspend, paused, and cut off from each other. A paused
+node returns what is free, so what it holds at the end of a pause is what it keeps (kind "rest"). A probe shares a group
+every 3 s; after each kill of the coordinator what was acknowledged to it in the last 2 minutes is looked for in the store.
+Every line of the log is a sample or a fault, so an interrupted soak can be reported too. Memory in MB, slopes in MB an
+hour; anonymous: without the pages of files (a machine may drop those of torch's libraries and read them again).
 """
 
 from __future__ import annotations
@@ -150,18 +151,22 @@ class Soak:
 
     async def sample(self) -> None:
         while True:
-            for name, process in self.processes.items():
-                with contextlib.suppress(psutil.Error):
-                    found = psutil.Process(process.pid)
-                    if found.status() != psutil.STATUS_ZOMBIE:
-                        children = sum(child.memory_info().rss for child in found.children(recursive=True))
-                        memory = found.memory_info()
-                        anonymous = memory.rss - getattr(memory, "shared", 0)
-                        self.write(
-                            "sample", name=name, pid=process.pid, rss=memory.rss, anonymous=anonymous, children=children,
-                            files=found.num_fds(),
-                        )  # fmt: skip
+            self.measure("sample", *self.processes)
             await asyncio.sleep(SAMPLE_S)
+
+    def measure(self, kind: str, *names: str) -> None:
+        """What these processes hold now, as lines of the log."""
+        for name in names:
+            with contextlib.suppress(psutil.Error):
+                found = psutil.Process(self.processes[name].pid)
+                if found.status() != psutil.STATUS_ZOMBIE:
+                    children = sum(child.memory_info().rss for child in found.children(recursive=True))
+                    memory = found.memory_info()
+                    anonymous = memory.rss - getattr(memory, "shared", 0)
+                    self.write(
+                        kind, name=name, pid=found.pid, rss=memory.rss, anonymous=anonymous, children=children,
+                        files=found.num_fds(),
+                    )  # fmt: skip
 
     async def kill_coordinator(self) -> None:
         """kill -9, and again after 5 s; nothing acknowledged may be missing."""
@@ -190,12 +195,16 @@ class Soak:
                 await asyncio.sleep(seconds)
 
     async def pause(self) -> None:
-        """A person pauses the first node and goes on."""
+        """A person pauses the nodes and goes on."""
+        nodes = ("first", "second")
         for verb in ("pause", "resume"):
-            done = await asyncio.to_thread(sapo, self.home("first"), verb)
-            if done.returncode:
-                self.write("trouble", verb=verb, said=(done.stdout + done.stderr)[-300:])
-            await asyncio.sleep(5)
+            for name in nodes:
+                done = await asyncio.to_thread(sapo, self.home(name), verb)
+                if done.returncode:
+                    self.write("trouble", verb=verb, said=(done.stdout + done.stderr)[-300:])
+            await asyncio.sleep(10)
+            if verb == "pause":
+                self.measure("rest", *nodes)
 
     async def faults(self, minutes: float) -> None:
         killing = cycle((self.kill_coordinator, self.kill_node))

@@ -1,9 +1,9 @@
 """What the log of a soak says: losses, and whether a process grows.
 
 A training node breathes: its memory is larger by the buffers of an update while one runs, smaller for a moment when it has
-given back what was free, and a sample meets either by chance. So growth is read off what nineteen of twenty samples of every
-ten minutes lie above. It counts from the 45th minute of a life: by then the coordinator's memory of what came lately, which
-is bounded by age, has filled.
+given back what was free, and a sample meets either by chance. So growth is read off what nineteen of twenty samples of
+every ten minutes lie above, and of a node off what it holds when it is paused and has given back what is free. It counts
+from the 45th minute of a life: by then the coordinator's memory of what came lately, which is bounded by age, has filled.
 """
 
 from __future__ import annotations
@@ -25,13 +25,15 @@ def report(log: Path) -> dict[str, Any]:
         if line["kind"] == "sample":
             lives.setdefault((line["name"], line["pid"]), []).append(line)
     growth = {}
-    for (name, _), samples in lives.items():
+    rests = [line for line in lines if line["kind"] == "rest"]
+    for (name, pid), samples in lives.items():
         late = [s for s in samples if s["t"] - samples[0]["t"] >= WARM_S]
         if late and late[-1]["t"] - late[0]["t"] >= 1200:
             growth[name] = {
                 "hours": round((late[-1]["t"] - late[0]["t"]) / 3600, 2),
                 "MB at first, at the end": [round(s["rss"] / 1e6, 1) for s in (late[0], late[-1])],
                 "MB an hour": slope(late, "rss"),
+                **at_rest([s for s in rests if (s["name"], s["pid"]) == (name, pid) and s["t"] >= late[0]["t"]]),
                 "all samples, MB an hour": slope(late, "rss", 0.0),
                 "anonymous, MB an hour": slope(late, "anonymous"),
                 "of its workers, MB an hour": slope(late, "children"),
@@ -47,6 +49,16 @@ def report(log: Path) -> dict[str, Any]:
         "trouble": [line for line in lines if line["kind"] == "trouble"],
         "growth": growth,
         "nodes": [line for line in lines if line["kind"] == "node"],
+    }
+
+
+def at_rest(rests: list[dict[str, Any]]) -> dict[str, Any]:
+    """Of a node that was paused now and then."""
+    if len(rests) < 3:
+        return {}
+    return {
+        "at rest, MB": [round(s["rss"] / 1e6, 1) for s in rests],
+        "at rest, MB an hour": slope(rests, "rss", 0.0),
     }
 
 

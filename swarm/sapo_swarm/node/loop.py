@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from sapo_backends.base import Cancelled
+from sapo_backends.common import allocator
 from sapo_swarm.node.control.api import NodeStatus
 from sapo_swarm.node.engine_thread import EngineHost
 from sapo_swarm.node.evaluation.evaluate import Examiner
@@ -211,7 +212,8 @@ class Node:
         return RoundWork(self.rounds_done)
 
     async def _may_work(self, context: RoundContext, work: RoundWork) -> bool:
-        """True when nothing is in the way; at the beginning of a pause, what was done is put on the disk."""
+        """True when nothing is in the way; at the beginning of a pause, what was done is put on the disk, and memory that is free
+        goes back to the system."""
         paused_before = self.activity.state == "paused"
         if await self.run_control.may_work(self.rounds_done):
             return True
@@ -220,6 +222,7 @@ class Node:
             await asyncio.to_thread(self.store.keep_in_flight, context, work)
             if self.store.unsaved and self.activity.reason in ("person", "held"):
                 await self._save("pause", work)
+            await self.host.call(allocator.trim)
         return False
 
     async def _leave(self, context: RoundContext, work: RoundWork) -> None:

@@ -11,6 +11,7 @@ import pytest
 from tests.support.model_folder import chain, on_disk, weights
 from tests.support.watched_node import CONFIG, CountingEngine, follow, make
 
+from sapo_backends.common import allocator
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import CheckpointSaved, Event, LogLine, RoundFinished, StateChanged
 from sapo_swarm.node.event_bus import Bus
@@ -95,6 +96,17 @@ async def test_a_round_of_ten_minutes_under_a_hold_every_minute_finishes_and_so_
     assert interrupter.holds >= 10
     assert engine.sampled == calm.sampled
     assert weights(tmp_path / "held", 2) == weights(tmp_path / "calm", 2)
+
+
+async def test_a_pause_gives_free_memory_back_to_the_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once a pause; what a node holds meanwhile is what it needs."""
+    trims: list[str] = []
+    monkeypatch.setattr(allocator, "trim", lambda: trims.append(threading.current_thread().name))
+    interrupter = Interrupter(3, most=2)
+    interrupter.node = make(tmp_path, CountingEngine(interrupter.step))
+    await follow(interrupter.node, interrupter.seen)
+    assert len(trims) == interrupter.holds == 2
+    assert threading.current_thread().name not in trims
 
 
 async def stopped_after(steps: int, folder: Path, config: RunConfig = CONFIG) -> int:
