@@ -14,6 +14,7 @@ import msgspec
 from sapo_backends.base import Cancelled, Engine, EngineInfo, Progress
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import Evaluated, LogLine
+from sapo_swarm.node.clock import steady
 from sapo_swarm.node.engine_thread import EngineHost
 from sapo_swarm.node.evaluation.evaluate import Examiner, Unanswered
 from sapo_swarm.node.event_bus import Bus
@@ -76,7 +77,7 @@ class Opening:
         doing = "Asking the base the held-out questions that are new to it"
         try:
             while not await self._asked(examiner, refs, doing):
-                if self.run_control.requests.paused_until:
+                if self.run_control.requests.paused_until > steady():
                     return await self._left_out(len(refs), "it was interrupted")
                 await self._wait(rounds)
                 await self.run_control.say("starting", doing)

@@ -69,6 +69,9 @@ def test_a_hold_that_is_not_renewed_ends_by_itself() -> None:
     assert obstacle(held, 61.0, 0.0) is None
     assert "once the model is open" in pending(held, "starting", 59.0)
     assert pending(held, "starting", 61.0) == ""
+    snoozed = command(Requests(), "snooze", 60, 0.0)
+    assert "once the model is open" in pending(snoozed, "starting", 59.0)
+    assert pending(snoozed, "starting", 61.0) == "", "the pause is over before the model is open"
     assert obstacle(command(held, "renew", 60, 50.0, holder=7), 109.0, 0.0) is not None
     assert obstacle(command(held, "renew", 60, 90.0, holder=7), 91.0, 0.0) is not None, "as after the machine slept"
 

@@ -127,7 +127,7 @@ def pending(requests: Requests, state: str, now: float = 0.0) -> str:
     """What was asked for and has not happened yet, as the end of a sentence; "" when nothing is."""
     if requests.stop and state not in ("stopped", "failed"):
         return " · stops as soon as it can"
-    if state == "starting" and (requests.paused_until or is_held(requests, now)):
+    if state == "starting" and (requests.paused_until > now or is_held(requests, now)):
         return " · pauses once the model is open"
     return " · pauses after this round" if requests.finish and state != "paused" else ""
 
