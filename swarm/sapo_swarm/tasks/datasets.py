@@ -1,14 +1,16 @@
-"""reasoning_gym's datasets, imported without matplotlib.
+"""reasoning_gym's datasets, imported without matplotlib, and without pycosat where that is not installed.
 
 cellpylib, which game_of_life steps with, imports matplotlib for plots that nobody asks for here: 30 of the 112 MB of a scorer
-worker, and a third of its start (`python -X importtime -c 'import reasoning_gym'`).
+worker, and a third of its start (`python -X importtime -c 'import reasoning_gym'`). pycosat, which zebra_puzzles alone needs,
+has to be compiled where it is installed, and not every machine has a compiler (packaging/no_compiler.py).
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from importlib.util import find_spec
 from types import ModuleType
 
 _UNUSED = (
@@ -20,6 +22,17 @@ _UNUSED = (
     "mpl_toolkits.mplot3d",
 )
 """What cellpylib imports, parents first."""
+
+
+class _NotInstalled(ModuleType):
+    """pycosat where there is none: says so when it is used."""
+
+    def __getattr__(self, name: str) -> object:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise ModuleNotFoundError(
+            "pycosat is not installed here. With a C compiler: pip install --force-reinstall pycosat==0.6.6"
+        )
 
 
 @contextmanager
@@ -41,10 +54,9 @@ def _empty(names: tuple[str, ...]) -> Iterator[None]:
             del sys.modules[name]
 
 
-if "matplotlib" in sys.modules:
+if find_spec("pycosat") is None:
+    sys.modules["pycosat"] = _NotInstalled("pycosat")
+with nullcontext() if "matplotlib" in sys.modules else _empty(_UNUSED):
     from reasoning_gym.factory import DATASETS
-else:
-    with _empty(_UNUSED):
-        from reasoning_gym.factory import DATASETS
 
 __all__ = ["DATASETS"]
