@@ -46,14 +46,14 @@ def learning_rate(config: RunConfig, method: str, parameters: int, groups: int =
     """The setting, or where it is 0 the default of "full" or "lora" training for a model of so many parameters. groups: I + J.
 
     Tiny models: 2e-4 at a million parameters, smaller as the root of the size (measured with 32 groups on starter-1m;
-    1e-3 destroyed it), and in proportion to the batch. 1e-6 for whole larger ones (the SAPO code's later value); LoRA takes
-    about ten times that.
+    1e-3 destroyed it), and in proportion to the batch. 1e-6 for whole larger ones (the SAPO code's later value). An
+    adapter's: docs/decisions/0048-adapter-rate.md.
     """
     if config.learning_rate > 0:
         return config.learning_rate
     if parameters < TINY:
         return min(3e-4, 2e-4 * math.sqrt(1e6 / parameters) * groups / LARGE_BATCH)
-    return 1e-5 if method == "lora" else 1e-6
+    return 1e-4 if method == "lora" else 1e-6
 
 
 def rate_share(config: RunConfig, round_number: int) -> float:
