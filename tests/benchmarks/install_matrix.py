@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -55,7 +56,7 @@ def commands(
         ]
     else:
         pip = ["pipx", "runpip", "sapo-desktop", "install", "-q"]
-        links = [f"--pip-args=--find-links={stub.parent}"] if stub else []
+        links = [f"--pip-args=--find-links={shlex.quote(str(stub.parent))}"] if stub else []
         first = [["pipx", "install", "-q", "--python", python, str(wheel), *links]]
     engine = [torch] if torch.endswith(".whl") else ["torch", "--index-url", torch]
     return [*first, *([[*pip, *engine], [*pip, "transformers", "peft"]] if torch else [])], binary
