@@ -4,7 +4,8 @@ Right answers can carry any text around them, and text that is trained on comes 
 phrases (three words in a row, single long words, emoji; numbers, the judged answer and words of the question are left out). What
 this node wrote before anybody sent it is its own. Everything else is foreign: of the newest groups only a few may teach the
 same foreign phrase, whoever signed them, and once the node itself writes it often, that is said and no group with it is
-taken any more. Pure bookkeeping; it is kept with the model (`packed`, `unpacked`), since what is foreign must not become
+taken any more. A phrase that was the node's own, but rare, may be taught without bound: that it has become common is said.
+Pure bookkeeping; it is kept with the model (`packed`, `unpacked`), since what is foreign must not become
 this node's own by a restart.
 """
 
@@ -54,6 +55,11 @@ MIN_LOCAL = 64
 """Local completions before anything is called foreign;"""
 BASE_LOCAL = 512
 """so many first ones are the base's: what they hold is the node's own, whoever sent it meanwhile (few groups may teach it)."""
+RARE = 2
+"""Of the base's completions that may hold a phrase which is rare;"""
+COMMON, CARRIED = 0.5, 0.1
+"""it has become common at the others' hands where so large a part of the newest local completions and of the newest groups
+taken hold it."""
 LOCAL_A_ROUND = 64
 """Local completions of a round that are read: enough to know the node's ways, in a few milliseconds."""
 LONGEST = MAX_COMPLETION_BYTES // 2
@@ -83,7 +89,8 @@ _Found = tuple[_Phrase, ...]
 
 
 class KeptPhrases(msgspec.Struct, frozen=True, kw_only=True):
-    """A PhraseWatch at rest. own, foreign: the longest known first. taken, local: windows, oldest first."""
+    """A PhraseWatch at rest. own, foreign: the longest known first. taken, local: windows, oldest first. base: completions of
+    the base that held a phrase, of those that are not rare."""
 
     own: Annotated[_Found, Meta(max_length=REMEMBERED)]
     foreign: Annotated[_Found, Meta(max_length=REMEMBERED)]
@@ -91,22 +98,28 @@ class KeptPhrases(msgspec.Struct, frozen=True, kw_only=True):
     local: Annotated[tuple[_Found, ...], Meta(max_length=LOCAL_WINDOW)]
     observed: Annotated[int, Meta(ge=0, lt=2**53)]
     drift: TextDrift = msgspec.field(default_factory=TextDrift)
+    base: Annotated[dict[_Phrase, int], Meta(max_length=REMEMBERED)] = {}
     usual: Annotated[float, Meta(ge=0, lt=2**20)] = 0.0
     format: Annotated[int, Meta(ge=1, le=1)] = 1
 
 
 @dataclass(slots=True)
 class PhraseWatch:
-    """What is this node's own and what is foreign. drifted: foreign phrases that it now writes often, with the part of its newest
-    completions that hold them. answer_format: where answers stand."""
+    """What is this node's own and what is foreign. drifted, amplified: foreign phrases that it now writes often, and rare ones of
+    its own, with the part of its newest completions that hold them. answer_format: where answers stand."""
 
     drifted: dict[str, float] = field(default_factory=dict)
+    amplified: dict[str, float] = field(default_factory=dict)
     answer_format: AnswerFormat = "tags"
     _drift: TextDrift = field(default_factory=TextDrift)
+    _base: Counter[str] = field(default_factory=Counter)
     _own: OrderedDict[str, None] = field(default_factory=OrderedDict)
     _foreign: OrderedDict[str, None] = field(default_factory=OrderedDict)
     _taken: deque[frozenset[str]] = field(default_factory=deque)
     _taught: Counter[str] = field(default_factory=Counter)
+    _carriers: deque[frozenset[str]] = field(default_factory=deque, compare=False)
+    _carried: Counter[str] = field(default_factory=Counter, compare=False)
+    """Rare phrases of its own that this node already writes often, in the newest groups taken since its start."""
     _local: deque[frozenset[str]] = field(default_factory=deque)
     _written: Counter[str] = field(default_factory=Counter)
     _observed: int = 0
@@ -119,14 +132,22 @@ class PhraseWatch:
         self._drift.observe(text for text, _ in read)
         for text, question in read:
             found = self._phrases(text, question)
+            if self._observed < BASE_LOCAL:
+                self._count_base(found)
             for phrase in found:
                 if self._observed < BASE_LOCAL or not self._is_foreign(phrase):
                     self._foreign.pop(phrase, None)
                     _remember(self._own, phrase)
             self._observed += 1
             self._usual += (len(found) - self._usual) / min(self._observed, LOCAL_WINDOW)
-            self._slide(self._local, self._written, frozenset(filter(self._is_foreign, found)), LOCAL_WINDOW)
+            self._slide(self._local, self._written, frozenset(filter(self._is_watched, found)), LOCAL_WINDOW)
         self._look()
+
+    def _count_base(self, found: frozenset[str]) -> None:
+        """One more of the base's completions. After the last one, or where there are too many, only what is not rare stays."""
+        self._base.update(found)
+        if self._observed == BASE_LOCAL - 1 or len(self._base) > REMEMBERED:
+            self._base = Counter({phrase: count for phrase, count in self._base.items() if count > RARE})
 
     def _phrases(self, text: str, question: Question) -> frozenset[str]:
         """Of all but the answer that is judged."""
@@ -137,12 +158,23 @@ class PhraseWatch:
         """Others brought it: lately, or remembered from earlier."""
         return phrase in self._foreign or (phrase in self._taught and phrase not in self._own)
 
+    def _is_watched(self, phrase: str) -> bool:
+        """Foreign, or the node's own and rare in what the base wrote."""
+        return phrase not in self._base or self._is_foreign(phrase)
+
     def _look(self) -> None:
-        """Which foreign phrases this node writes often now."""
-        self.drifted = {
+        """Which foreign phrases this node writes often now, and which rare ones of its own."""
+        often = {
             phrase: count / len(self._local)
             for phrase, count in self._written.items()
             if count >= LEAST_DRIFT and count > DRIFT * len(self._local)
+        }
+        self.drifted = {phrase: part for phrase, part in often.items() if self._is_foreign(phrase)}
+        self.amplified = {
+            phrase: part
+            for phrase, part in often.items()
+            if self._base and self._observed >= BASE_LOCAL and phrase not in self._base and phrase not in self.drifted
+            if part > COMMON and self._carried[phrase] > CARRIED * WINDOW
         }
 
     def allows(self, taught: Sequence[str], question: Question) -> bool:
@@ -157,19 +189,25 @@ class PhraseWatch:
         for phrase in foreign:
             _remember(self._foreign, phrase)
         self._slide(self._taken, self._taught, foreign, WINDOW)
+        rare = (phrase for phrase in found if self._written[phrase] >= LEAST_DRIFT and phrase not in foreign)
+        self._slide(self._carriers, self._carried, frozenset(rare), WINDOW)
         return True
 
     @property
     def alarm(self) -> str:
         """The foreign phrase that this node writes most, else how far its texts have drifted, in a sentence; "" while neither is
         so."""
-        if not self.drifted:
-            return self._drift.alarm
-        phrase = max(self.drifted, key=lambda found: (len(found.split()), self.drifted[found], found))
-        return (
-            f"This model now writes “{phrase}” in {self.drifted[phrase]:.0%} of its attempts, and never did before others sent "
-            "it. Groups with it are refused. To go back to older weights: sapo-desktop runs"
-        )
+        if self.drifted:
+            return (
+                f"This model now writes {_longest(self.drifted)} of its attempts, and never did before others sent it. Groups "
+                "with it are refused. To go back to older weights: sapo-desktop runs"
+            )
+        if self.amplified:
+            return (
+                f"This model now writes {_longest(self.amplified)} of its attempts, and hardly ever did before it was trained. "
+                "Groups of others carry it. If that is not what you want, older weights: sapo-desktop runs"
+            )
+        return self._drift.alarm
 
     def packed(self) -> KeptPhrases:
         """All of it as a record."""
@@ -180,6 +218,7 @@ class PhraseWatch:
             local=tuple(map(tuple, self._local)),
             observed=self._observed,
             drift=self._drift.copy(),
+            base=dict(self._base),
             usual=self._usual,
         )
 
@@ -188,6 +227,7 @@ class PhraseWatch:
         """Inverse of packed()."""
         made = PhraseWatch(_own=OrderedDict.fromkeys(kept.own), _foreign=OrderedDict.fromkeys(kept.foreign))
         made._observed, made._drift, made._usual = kept.observed, kept.drift.copy(), kept.usual
+        made._base = Counter(kept.base)
         for found in kept.taken:
             made._slide(made._taken, made._taught, frozenset(found), WINDOW)
         for found in kept.local:
@@ -204,6 +244,12 @@ class PhraseWatch:
                 counts[phrase] -= 1
                 if not counts[phrase]:
                     del counts[phrase]
+
+
+def _longest(parts: dict[str, float]) -> str:
+    """The phrase of most words, and in what part of the completions it stands."""
+    phrase = max(parts, key=lambda found: (len(found.split()), parts[found], found))
+    return f"“{phrase}” in {parts[phrase]:.0%}"
 
 
 def _remember(values: OrderedDict[str, None], phrase: str) -> None:
