@@ -7,10 +7,11 @@ models--OWNER--NAME/blobs/DIGEST         the bytes; DIGEST.incomplete is a downl
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
+
+from sapo_backends.checkpoints.shards import in_index
 
 REVISION = "main"
 PARTIAL = ".incomplete"
@@ -46,16 +47,15 @@ def snapshot(repository: str) -> Path | None:
 
 def complete(found: Path) -> bool:
     """Whether a folder has its config and every file of weights that its index names."""
-    index = found / "model.safetensors.index.json"
     if not (found / "config.json").is_file():
         return False
-    if not index.is_file():
-        return any(file.is_file() for file in found.glob("*.safetensors") if not file.name.startswith("adapter_"))
     try:
-        shards = set(json.loads(index.read_text("utf-8"))["weight_map"].values())
-    except (OSError, ValueError, KeyError, AttributeError, TypeError):
+        names = in_index(found)
+    except ValueError:
         return False
-    return bool(shards) and all((found / str(name)).is_file() for name in shards)
+    if not names:
+        return any(file.is_file() for file in found.glob("*.safetensors") if not file.name.startswith("adapter_"))
+    return all((found / name).is_file() for name in names)
 
 
 def publish(repository: str, commit: str, name: str, digest: str) -> Path:
