@@ -23,6 +23,7 @@ from sapo_backends.measure import estimate
 from sapo_backends.measure.choice import Workload, format_seconds
 from sapo_backends.measure.sizing import model_size
 from sapo_desktop.paths import Home
+from sapo_desktop.services.bases import licence
 from sapo_desktop.services.bases.recommended import Base, named
 from sapo_desktop.services.machine import engines, load_request, memory_plan, speed
 from sapo_desktop.services.machine.memory_plan import Plan
@@ -88,7 +89,7 @@ class Card:
         from sapo_backends.checkpoints.hub.sentences import megabytes
 
         where = "here" if not self.download else megabytes(self.download)
-        return f"{self.license or 'licence not told'}, {where}, {'fits' if self.fits else 'does not fit'}"
+        return f"{licence.in_words(self.license)}, {where}, {'fits' if self.fits else 'does not fit'}"
 
 
 def card(home: Home, config: RunConfig, *, ask: bool = True, measure: bool = True) -> Card:
@@ -135,8 +136,18 @@ def _facts(config: RunConfig, ask: bool) -> _Facts:
         "bundled" if model in locate.BUNDLED else "downloaded" if cache.folder() in folder.parents else "folder"
     )
     weight = sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
-    known = replace(empty, source=source, parameters=size.parameters, bytes=weight, slow=_slow(folder))
-    return _Facts(replace(known, license="apache-2.0") if source == "bundled" else known, size)
+    stated = licence.licence_of(model, folder)
+    return _Facts(
+        replace(
+            empty,
+            source=source,
+            license=empty.license if stated == licence.UNKNOWN else stated,
+            parameters=size.parameters,
+            bytes=weight,
+            slow=_slow(folder),
+        ),
+        size,
+    )
 
 
 def _of_list(config: RunConfig, base: Base, empty: Card) -> _Facts:
@@ -201,7 +212,7 @@ def lines(card: Card) -> list[str]:
     """The card for a terminal."""
     from sapo_backends.checkpoints.hub.sentences import megabytes
 
-    title = f"{card.model}: {card.parameters / 1e6:,.0f}M parameters, {card.license or 'licence not told'}"
+    title = f"{card.model}: {card.parameters / 1e6:,.0f}M parameters, {licence.in_words(card.license)}"
     here = (
         "nothing, it is on this disk" if not card.download else f"{megabytes(card.download)} of {megabytes(card.bytes)}"
     )
