@@ -161,7 +161,7 @@ def _show(home: Home, args: argparse.Namespace) -> int:
         return 0
     model, config = one.model, one.model.config
     print(f"{model.name}, from {model.record.base}\n")
-    print(f"held-out    {gain(one.held_out, judged=one.judged)}")
+    print(f"held-out    {gain(one.held_out, judged=one.judged)}{_since(one)}")
     print(f"trained     {one.rounds:,} rounds, {_short(one.story.tokens)} tokens, {_when(one.last_trained)}")
     print(f"on          {', '.join(config.tasks)} ({config.preset}), {config.algorithm}, method {config.method}")
     print(f"on disk     {one.size / 1e6:,.0f} MB in {model.folder}")
@@ -174,6 +174,13 @@ def _show(home: Home, args: argparse.Namespace) -> int:
     if one.story.problem:
         print(one.story.problem, file=sys.stderr)
     return 0
+
+
+def _since(one: Overview) -> str:
+    """How far the training went on after its held-out score."""
+    if one.held_out is None or one.held_out.round == one.rounds:
+        return ""
+    return f", after round {one.held_out.round:,} of {one.rounds:,}"
 
 
 def _delete(home: Home, args: argparse.Namespace) -> int:
