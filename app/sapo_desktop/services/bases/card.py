@@ -8,6 +8,7 @@ from __future__ import annotations
 import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
 from typing import Literal
 
 import msgspec
@@ -42,7 +43,7 @@ class Card:
     """source: where the figures are from; "list": the hub was not asked or is away. download: bytes still to fetch, disk: free.
 
     plan: None where memory is not known (a GPU's own, another engine). seconds: of a round, None unknown; measured: by bench
-    or an earlier run here, else estimated. slow: why the engine's own decoder does not compute it, "" when it does.
+    or in so many rounds here, else estimated. slow: why the engine's own decoder does not compute it, "" when it does.
     """
 
     model: str
@@ -57,6 +58,7 @@ class Card:
     seconds: float | None
     measured: bool
     slow: str = ""
+    rounds: int = 0
     size: ModelSize | None = None
 
     @property
@@ -98,6 +100,8 @@ def card(home: Home, config: RunConfig, *, ask: bool = True, measure: bool = Tru
     found = _facts(config, ask)
     size = found.size
     plan = memory_plan.plan(config, size=size, fallback=bool(found.card.slow)) if size else None
+    if took := speed.rounds(home, config):
+        return replace(found.card, plan=plan, seconds=median(took), measured=True, rounds=len(took), size=size)
     seconds, measured = _seconds(home, config, size, measure)
     return replace(found.card, plan=plan, seconds=seconds, measured=measured, size=size)
 
@@ -236,7 +240,12 @@ def lines(card: Card) -> list[str]:
 def _time(card: Card) -> str:
     if card.seconds is None or card.hours is None:
         return "not known; measure it: sapo-desktop bench"
-    how = "measured here" if card.measured else "estimated from this machine's limits; sapo-desktop bench measures it"
+    over = f"over {card.rounds} round{'' if card.rounds == 1 else 's'} " if card.rounds else ""
+    how = (
+        f"measured {over}here"
+        if card.measured
+        else "estimated from this machine's limits; sapo-desktop bench measures it"
+    )
     return f"about {format_seconds(card.seconds)} a round, {_span(card.hours)} to {ROUNDS} rounds ({how})"
 
 
