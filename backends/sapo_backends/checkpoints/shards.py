@@ -7,21 +7,7 @@ import re
 from collections.abc import Collection
 from pathlib import Path
 
-_SHARD = re.compile(r"(.*-)(\d+)-of-(\d+)(\.safetensors)")
-
-
-def in_index(folder: Path) -> set[str]:
-    """Names of the files of weights that the folder's index lists; none without an index. Raises ValueError: it is damaged."""
-    index = folder / "model.safetensors.index.json"
-    if not index.is_file():
-        return set()
-    try:
-        found = {str(name) for name in json.loads(index.read_text("utf-8"))["weight_map"].values()}
-    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-        raise ValueError(f"{index} is damaged: {error}") from error
-    if not found:
-        raise ValueError(f"{index} lists no file")
-    return found
+_SHARD = re.compile(r"(.*-)(\d{1,6})-of-(0*[1-9]\d{0,3})(\.safetensors)")
 
 
 def missing(folder: Path, here: Collection[str]) -> list[str]:
@@ -29,14 +15,20 @@ def missing(folder: Path, here: Collection[str]) -> list[str]:
 
     here: names of the files of weights in the folder.
     """
-    if "model.safetensors" in here:
+    if not here or "model.safetensors" in here:
         return []
-    try:
-        promised = in_index(folder)
-    except ValueError:
-        promised = set()
+    promised = _in_index(folder)
     if not promised and (of := _SHARD.fullmatch(min(here))):
         name, number, count, end = of.groups()
         first = min(int(number), 1)  # a few count from 0
         promised = {f"{name}{first + i:0{len(number)}}-of-{count}{end}" for i in range(int(count))}
     return sorted(promised - set(here))
+
+
+def _in_index(folder: Path) -> set[str]:
+    """Names of files; none without an index that can be read."""
+    try:
+        content = json.loads((folder / "model.safetensors.index.json").read_text("utf-8"))
+        return {str(name) for name in content["weight_map"].values()}
+    except (OSError, ValueError, KeyError, AttributeError, TypeError):
+        return set()

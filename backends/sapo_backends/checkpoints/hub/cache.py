@@ -11,7 +11,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from sapo_backends.checkpoints.shards import in_index
+from sapo_backends.checkpoints.shards import missing
 
 REVISION = "main"
 PARTIAL = ".incomplete"
@@ -46,16 +46,11 @@ def snapshot(repository: str) -> Path | None:
 
 
 def complete(found: Path) -> bool:
-    """Whether a folder has its config and every file of weights that its index names."""
-    if not (found / "config.json").is_file():
-        return False
-    try:
-        names = in_index(found)
-    except ValueError:
-        return False
-    if not names:
-        return any(file.is_file() for file in found.glob("*.safetensors") if not file.name.startswith("adapter_"))
-    return all((found / name).is_file() for name in names)
+    """Whether a folder has its config and every file of weights."""
+    weights = {
+        file.name for file in found.glob("*.safetensors") if file.is_file() and not file.name.startswith("adapter_")
+    }
+    return (found / "config.json").is_file() and bool(weights) and not missing(found, weights)
 
 
 def publish(repository: str, commit: str, name: str, digest: str) -> Path:
