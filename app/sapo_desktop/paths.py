@@ -127,6 +127,14 @@ def typed_path(text: str | Path) -> Path:
     return path
 
 
+def typed_target(text: str | Path) -> Path:
+    """The same of what is to be written. Raises UsageError also where the path leads through a file."""
+    path = typed_path(text)
+    if file := next((parent for parent in path.parents if parent.is_file()), None):
+        raise UsageError(f"{file} is a file, so nothing can be written below it. Name another place.")
+    return path
+
+
 def own_command() -> list[str]:
     """How this app is started once more: a frozen one is its own interpreter and takes no -m. With -P, so that no module is
     imported from the folder in which it is started."""

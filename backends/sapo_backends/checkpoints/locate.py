@@ -13,6 +13,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from sapo_backends.base import ModelNotFound, Progress
+from sapo_backends.checkpoints import shards
 from sapo_backends.checkpoints.hub import cache
 
 BUNDLED = ("starter", "starter-1m")
@@ -78,19 +79,23 @@ def bundled(name: str) -> Path:
 
 
 def checked(folder: Path) -> Path:
-    """The folder, if it holds a config of a causal language model and safetensors. Raises ModelNotFound that says what is
-    missing."""
+    """The folder, if it holds a config of a causal language model and all files of its safetensors. Raises ModelNotFound that
+    says what is missing."""
     if not (folder / "config.json").is_file():
         raise ModelNotFound(
             f"{folder} has no config.json, so it is not a Hugging Face model folder. {WANTED} "
             "GGUF files and adapters alone cannot be trained."
         )
-    if not weight_files(folder):
+    weights = [file.name for file in weight_files(folder)]
+    if not weights:
         said = f"{folder} has no *.safetensors weights."
         if any(folder.glob("*.bin")) or any(folder.glob("*.pt")):
             said += " Its pickled weights are not read, because they can run code; convert them: load with transformers and "
             said += "save_pretrained(FOLDER)."
         raise ModelNotFound(said)
+    if lacking := shards.missing(folder, weights):
+        more = f" and {len(lacking) - 1} more of its files" if len(lacking) > 1 else ""
+        raise ModelNotFound(f"{folder} lacks {lacking[0]}{more}. Copy or download the model again.")
     for name in _architectures(folder):
         if _OTHER_HEADS.fullmatch(name):
             raise ModelNotFound(

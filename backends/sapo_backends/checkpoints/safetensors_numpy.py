@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -26,20 +27,16 @@ _LARGEST_HEADER = 100_000_000
 def tensors(folder: Path) -> Iterator[tuple[str, Float32]]:
     """(name, float32 array) of every floating-point tensor. Raises ModelNotFound when a file is damaged."""
     for file in weight_files(folder):
-        try:
+        with _damage_in_words(file):
             yield from _read(file)
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise ModelNotFound(f"{file} is damaged: {error}. Download the model again.") from error
 
 
 def shapes(folder: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
     """(name, shape) of every tensor that `tensors` gives, in its order, from the headers alone. Raises ModelNotFound."""
     for file in weight_files(folder):
-        try:
+        with _damage_in_words(file):
             entries = _header(file)[0].items()
             yield from ((name, tuple(e["shape"])) for name, e in entries if e["dtype"] in _TYPES)
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise ModelNotFound(f"{file} is damaged: {error}. Download the model again.") from error
 
 
 def elements(folder: Path, *, packed: int = 8) -> int:
@@ -49,12 +46,18 @@ def elements(folder: Path, *, packed: int = 8) -> int:
     """
     total = 0
     for file in weight_files(folder):
-        try:
+        with _damage_in_words(file):
             entries = _header(file)[0].values()
             total += sum(prod(e["shape"]) * (packed if e["dtype"] == "U32" else 1) for e in entries)
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise ModelNotFound(f"{file} is damaged: {error}. Download the model again.") from error
     return total
+
+
+@contextmanager
+def _damage_in_words(file: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ModelNotFound(f"{file} is damaged: {error}. Copy or download the model again.") from error
 
 
 PIECE = 1 << 24
@@ -81,13 +84,19 @@ def raw_pieces(file: Path) -> Iterator[tuple[str, str, tuple[int, ...], int, byt
 
 
 def _header(file: Path) -> tuple[dict[str, Any], int]:
-    """What the file says of each tensor, and where their bytes begin."""
+    """What the file says of each tensor, and where their bytes begin. Raises ValueError also where it is shorter than it says."""
+    size = file.stat().st_size
     with file.open("rb") as stream:
         length = int.from_bytes(stream.read(8), "little")
+        if size < 8 + length:
+            raise ValueError("it ends within its header")
         if not 2 <= length <= _LARGEST_HEADER:
             raise ValueError("its header has no sensible length")
         header = json.loads(stream.read(length))
     header.pop("__metadata__", None)
+    end = 8 + length + max((end for _, end in (entry["data_offsets"] for entry in header.values())), default=0)
+    if size < end:
+        raise ValueError(f"it ends after {size:,} of {end:,} bytes")
     return header, 8 + length
 
 

@@ -33,9 +33,9 @@ def read_json(path: Path) -> Json:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ModelNotFound(f"{path} cannot be read: {error}. Download the model again.") from error
+        raise ModelNotFound(f"{path} cannot be read: {error}. Copy or download the model again.") from error
     if not isinstance(value, dict):
-        raise ModelNotFound(f"{path} does not hold a JSON object. Download the model again.")
+        raise ModelNotFound(f"{path} does not hold a JSON object. Copy or download the model again.")
     return value
 
 

@@ -114,7 +114,7 @@ def _network(folder: Path, spec: DecoderSpec) -> Any:
     try:
         network, _ = load_model(folder, lazy=False, strict=True, model_config=_explicit(spec))
     except (ValueError, KeyError, RuntimeError, FileNotFoundError) as error:
-        raise ModelNotFound(f"MLX cannot read {folder}: {error}. Download the model again.") from error
+        raise ModelNotFound(f"MLX cannot read {folder}: {error}. Copy or download the model again.") from error
     return network
 
 

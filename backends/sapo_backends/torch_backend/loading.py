@@ -136,7 +136,7 @@ def _read(
                     wanted[name].view(-1)[at : at + len(values)].copy_(values)
                 missing.discard(name)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
-        raise ModelNotFound(f"{folder} has damaged weights: {error}. Download the model again.") from error
+        raise ModelNotFound(f"{folder} has damaged weights: {error}. Copy or download the model again.") from error
     if missing:
         raise ModelNotFound(f"{folder} lacks {len(missing)} tensors, for one {min(missing)}.")
 

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from tests.support.node_process import sapo
+from tests.support.node_process import CALM, sapo
 
 from sapo_backends import registry
 from sapo_backends.base import LoadRequest
@@ -61,6 +61,25 @@ def test_what_was_measured_is_used_by_the_next_run(tmp_path: Path) -> None:
     assert json.loads(note.read_text()) == {"trainer": "torch", "precision": "float32", "threads": 1}
     (config,) = (tmp_path / "data" / "models").glob("*/model.json")
     assert json.loads(config.read_text())["precision"] == "auto"  # what was asked for stays what was asked for
+
+
+@needs_torch
+def test_rounds_that_ran_here_tell_what_the_next_run_like_them_takes(tmp_path: Path) -> None:
+    """The card of the base says so, until another setting or a bench makes the next run another one."""
+    run = 'model = "starter-1m"\ntasks = ["basic_arithmetic"]\nlocal_groups = 1\ngroup_size = 2\nmax_new_tokens = 4\n'
+    (tmp_path / "config.toml").write_text(f"{CALM}[run]\n{run}")
+    assert "(estimated from this machine's limits;" in sapo(tmp_path, "models", "show", "starter-1m").stdout
+    done = sapo(tmp_path, "node", "--silo", "--rounds", "3", "--eval-every", "0", "--seed", "7")
+    assert done.returncode == 0, done.stderr
+    assert re.search(
+        r"a round, .* \(measured over 3 rounds here\)", sapo(tmp_path, "models", "show", "starter-1m").stdout
+    )
+    again = sapo(tmp_path, "node", "--silo", "--rounds", "4", "--eval-every", "0", "--seed", "7")
+    assert again.returncode == 0, again.stderr
+    told = json.loads(sapo(tmp_path, "models", "show", "starter-1m", "--json").stdout)
+    assert (told["measured"], told["rounds"]) == (True, 4)
+    sapo(tmp_path, "config", "set", "run.max_new_tokens", "8")
+    assert "(estimated" in sapo(tmp_path, "models", "show", "starter-1m").stdout
 
 
 @needs_torch

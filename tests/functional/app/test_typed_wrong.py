@@ -73,6 +73,24 @@ def test_a_path_need_not_be_there_and_a_tilde_is_the_home_folder(
     assert typed_path("file/below") == tmp_path / "file" / "below"
 
 
+def test_what_is_written_below_a_file_is_refused_with_the_name_of_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = tmp_path / "home"
+    file = tmp_path / "file"
+    file.touch()
+    monkeypatch.setenv("SAPO_HOME", str(home))
+    assert cli.run(["new", "kim", "--base", "starter-1m"]) == 0
+    below = str(file / "a" / "b")
+    for verb in (
+        ("export", "kim", "--checkpoint", "base", "--to", below),
+        ("models", "figures", "kim", "--format", "csv", "-o", below),
+        ("backup", below),
+    ):
+        assert cli.run(verb) == 2
+        assert f"{file} is a file" in capsys.readouterr().err
+
+
 def test_every_error_that_is_told_as_a_sentence_exists() -> None:
     for place in errors._CODES:
         module, _, name = place.partition(":")

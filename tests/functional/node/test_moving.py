@@ -35,7 +35,7 @@ def test_a_moved_base_and_another_generator_go_on_with_the_same_model(tmp_path: 
     first.rename(second)
     lost = sapo(home, "node", "--rounds", "2")
     assert lost.returncode == 1
-    assert f"There is no model '{first}'" in lost.stderr
+    assert f"was made from {first}, which is not there any more" in lost.stderr
     moved = sapo(home, "node", "--model", str(second), "--rounds", "2")
     assert moved.returncode == 0, moved.stderr
     assert "round    2/2" in moved.stdout

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 
 from sapo_backends.base import DownloadFailed, ModelNotFound
+from sapo_backends.checkpoints import locate
+from sapo_backends.checkpoints.hub import cache
 from sapo_backends.measure import estimate
 from sapo_backends.measure.choice import Workload
 from sapo_backends.measure.machine_limits import Limits
@@ -58,6 +61,26 @@ def test_what_is_too_large_says_what_would_fit(home: Home, monkeypatch: pytest.M
     assert "too large   " in card.lines(one)[-1]
     assert "--" in card.lines(one)[-1]
     assert one.short.endswith("does not fit")
+
+
+def test_a_folder_and_a_downloaded_model_have_the_licence_that_they_state(home: Home, tmp_path: Path) -> None:
+    """In the front matter of their README, or in a file of its own."""
+    folder = Path(shutil.copytree(locate.bundled("starter-1m"), tmp_path / "base"))
+
+    def told(model: str = str(folder)) -> tuple[str, str]:
+        one = card.card(home, RunConfig(model=model, trainer="torch", device="cpu"))
+        return card.lines(one)[0].partition("parameters, ")[2], one.license
+
+    assert told() == ("licence not told", "")
+    (folder / "LICENSE").write_text("Do what you like.")
+    assert told() == ("a licence of its own", "other")
+    (folder / "README.md").write_text("---\nlicense: CC-BY-4.0\n---\n# A model\n")
+    assert told() == ("cc-by-4.0", "cc-by-4.0")
+    assert told("starter-1m") == ("apache-2.0", "apache-2.0")
+    snapshots = cache.of("owner/name") / "snapshots"
+    shutil.copytree(folder, snapshots / "c0")
+    cache.refer("owner/name", "c0")
+    assert told("owner/name") == ("cc-by-4.0", "cc-by-4.0")
 
 
 def test_a_base_that_is_nowhere_is_a_sentence(home: Home) -> None:

@@ -16,7 +16,8 @@ from sapo_backends.checkpoints.gguf.vocabulary import gguf_tokenizer
 from sapo_backends.checkpoints.gguf.writer import write_gguf
 from sapo_backends.checkpoints.locate import bundled
 from sapo_backends.checkpoints.tokenizer import HfTokenizer
-from sapo_desktop.services.models.exports.card import Record, card, licence_of
+from sapo_desktop.services.bases.licence import licence_of
+from sapo_desktop.services.models.exports.card import Record, card
 from sapo_desktop.services.models.exports.foreign import PACKAGES, read
 from sapo_desktop.services.models.exports.formats import FORMATS, Plan
 from sapo_desktop.services.models.exports.history import record_of

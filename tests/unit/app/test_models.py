@@ -14,16 +14,17 @@ from tests.support.own_tasks import library_in, sums
 from tests.support.records import evaluation, finished
 
 from sapo_backends.base import ModelNotFound
+from sapo_desktop import cli
 from sapo_desktop.commands.models.models import _table as table
 from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import Home
 from sapo_desktop.services.models.shelf import changes, keeping, names, store
 from sapo_desktop.services.models.shelf.history import Story
-from sapo_desktop.services.models.shelf.overview import Overview
+from sapo_desktop.services.models.shelf.overview import Overview, overview
 from sapo_desktop.services.models.shelf.store import Model
 from sapo_desktop.services.models.training import plan
 from sapo_swarm.config import RunConfig, settings_of_today
-from sapo_swarm.events import Evaluated
+from sapo_swarm.events import Evaluated, Event
 from sapo_swarm.node.storage.journal import Journal
 
 CONFIG = RunConfig(model="starter", trainer="fake", tasks=("bf", "arc_1d"))
@@ -217,3 +218,23 @@ def test_a_duplicate_is_not_the_model_that_was_trained_last(tmp_path: Path, monk
 def test_a_model_was_trained_last_when_its_newest_round_ended() -> None:
     """Not when its session began, which may be days ago."""
     assert Overview(model(), Story(rounds=(msgspec.structs.replace(finished(3), time=77.0),)), 0).last_trained == 77.0
+
+
+def test_a_held_out_score_is_told_with_whose_weights_had_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SAPO_HOME", str(tmp_path))
+    kim = store.create(Home.find(), "kim", CONFIG)
+
+    def told(*events: Event) -> str:
+        with closing(Journal(kim.folder / "journal.db")) as journal:
+            journal.append(events)
+        assert cli.run(["models", "show", "kim"]) == 0
+        return next(line for line in capsys.readouterr().out.splitlines() if line.startswith("held-out"))
+
+    assert told(evaluation(0)) == "held-out    base 50.0 % (40.0 to 60.0)"
+    assert told(finished(0)) == "held-out    base 50.0 % (40.0 to 60.0), after round 0 of 1"
+    (line,) = table([overview(kim)])
+    assert "base 50.0 % (40.0 to 60.0)" in line
+    assert told(evaluation(1, 0.55)) == "held-out    55.0 % (40.0 to 60.0)"
+    assert told(finished(1)) == "held-out    55.0 % (40.0 to 60.0), after round 1 of 2"

@@ -50,6 +50,21 @@ def test_what_was_measured_is_remembered(home: Home) -> None:
     assert best.candidate == FAST
 
 
+def test_the_newest_rounds_count_until_another_setting_or_a_bench_makes_the_next_run_another_one(home: Home) -> None:
+    assert speed.rounds(home, CONFIG) == []
+    speed.remember_rounds(home, CONFIG, [9.0] * 30)
+    speed.remember_rounds(home, CONFIG, [1.0, 2.0])
+    assert speed.rounds(home, msgspec.structs.replace(CONFIG, seed=3, rounds=5)) == [*[9.0] * 18, 1.0, 2.0]
+    other = msgspec.structs.replace(CONFIG, group_size=4)
+    assert speed.rounds(home, other) == []
+    speed.remember_rounds(home, other, [])
+    assert speed.rounds(home, CONFIG), "a session without a round changes nothing"
+    speed.remember_rounds(home, other, [4.0])
+    assert (speed.rounds(home, other), speed.rounds(home, CONFIG)) == ([4.0], [])
+    speed.remember(home, other, figures(SLOW))
+    assert speed.rounds(home, other) == []
+
+
 def test_measuring_one_candidate_leaves_the_others(home: Home) -> None:
     """A person who tried one setting has not unmeasured the rest."""
     speed.remember(home, CONFIG, figures(SLOW, FAST))

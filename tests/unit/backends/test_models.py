@@ -11,6 +11,7 @@ import pytest
 from sapo_backends import registry
 from sapo_backends.base import BackendError, BackendUnavailable, LoadRequest, ModelNotFound, OutOfMemory
 from sapo_backends.checkpoints import locate
+from sapo_backends.checkpoints.shards import missing
 from sapo_backends.common import hardware, round_memory
 from sapo_backends.fake import FakeBackend
 
@@ -118,3 +119,13 @@ def test_files_that_a_container_only_caches_leave_their_memory_free(
     assert hardware.available_memory() == 6_100_000
     (tmp_path / "memory.stat").unlink()
     assert hardware.available_memory() == 100_000
+
+
+def test_a_shard_that_is_not_there_is_counted_by_the_names_of_the_others(tmp_path: Path) -> None:
+    """Whatever they count from; an index beside whole weights, or a count that nobody could have, promises nothing."""
+    assert missing(tmp_path, ["m-00002-of-000003.safetensors"]) == [f"m-0000{i}-of-000003.safetensors" for i in (1, 3)]
+    assert missing(tmp_path, ["m-00000-of-00002.safetensors"]) == ["m-00001-of-00002.safetensors"]
+    assert missing(tmp_path, ["m-00001-of-999999.safetensors"]) == []
+    (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"a": "m-00001-of-00001.safetensors"}}')
+    assert missing(tmp_path, ["model.safetensors"]) == []
+    assert missing(tmp_path, ["other.safetensors"]) == ["m-00001-of-00001.safetensors"]

@@ -7,7 +7,7 @@ import sys
 from collections import defaultdict
 from pathlib import Path
 
-from sapo_desktop.paths import Home, typed
+from sapo_desktop.paths import Home, typed, typed_target
 from sapo_desktop.services.personal_data import archive, contents
 from sapo_desktop.services.personal_data import backup as saving
 from sapo_desktop.services.personal_data import restore as restoring
@@ -39,7 +39,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _backup(home: Home, args: argparse.Namespace) -> int:
-    saved = saving.backup(home, args.file, args.keys)
+    saved = saving.backup(home, typed_target(args.file), args.keys)
     _print(saved.manifest)
     print(
         f"{saved.path}: {saved.size / 1e6:,.1f} MB. To bring it back: {typed('sapo-desktop', 'restore', str(saved.path))}"

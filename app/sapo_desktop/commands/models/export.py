@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from sapo_desktop.paths import Home, typed_path
+from sapo_desktop.paths import Home, typed_target
 
 
 def add_arguments(parser: argparse.ArgumentParser, _verb: str) -> None:
@@ -45,7 +45,7 @@ def main(args: argparse.Namespace) -> int:
         chosen.config, chosen.checkpoint, record_of(model.name, chosen.config, model.folder / "journal.db", rounds)
     )
     label = Plan(args.format, Path(), args.quant).label
-    target = typed_path(args.to or default_target(model.folder, source, label))
+    target = typed_target(args.to or default_target(model.folder, source, label))
     told = lines if args.progress else ProgressLine()
     done = export(source, Plan(args.format, target, args.quant, not args.no_verify), told)
     print(f"Wrote {chosen.label} as {args.format} to {done.folder} ({readable(done.size)}).\n{done.sentence()}")

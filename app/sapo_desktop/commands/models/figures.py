@@ -8,7 +8,7 @@ from pathlib import Path
 
 from sapo_desktop.commands.models.export import ProgressLine
 from sapo_desktop.errors import UsageError
-from sapo_desktop.paths import Home, typed_path
+from sapo_desktop.paths import Home, typed_target
 from sapo_desktop.services.models.figures import FORMATS, Job, rows, write
 from sapo_desktop.services.models.figures.rows import KINDS
 from sapo_desktop.services.models.recording import load_recording
@@ -40,7 +40,7 @@ def written(home: Home, args: argparse.Namespace) -> int:
         name, events = model.name, read_only(journal, KINDS) if journal.exists() else []
     found = list(rows(events))
     try:
-        write(args.format, Job(name, found, typed_path(args.output), args.force, told))
+        write(args.format, Job(name, found, typed_target(args.output), args.force, told))
     finally:
         told(1.0, "")
     rounds = sum(row.covers for row in found)

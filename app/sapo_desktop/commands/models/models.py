@@ -15,7 +15,7 @@ from sapo_desktop.commands.models import bases, figures
 from sapo_desktop.errors import AppError, UsageError
 from sapo_desktop.paths import Home, typed
 from sapo_desktop.services.models import control
-from sapo_desktop.services.models.shelf import history, keeping, store
+from sapo_desktop.services.models.shelf import base_folder, history, keeping, store
 from sapo_desktop.services.models.shelf.adopt import adopt
 from sapo_desktop.services.models.shelf.overview import Overview, gain, overview
 from sapo_desktop.streams import agreed, json_line
@@ -161,7 +161,9 @@ def _show(home: Home, args: argparse.Namespace) -> int:
         return 0
     model, config = one.model, one.model.config
     print(f"{model.name}, from {model.record.base}\n")
-    print(f"held-out    {gain(one.held_out, judged=one.judged)}")
+    if lost := base_folder.missing(model):
+        print(f"{lost}\n")
+    print(f"held-out    {gain(one.held_out, judged=one.judged)}{_since(one)}")
     print(f"trained     {one.rounds:,} rounds, {_short(one.story.tokens)} tokens, {_when(one.last_trained)}")
     print(f"on          {', '.join(config.tasks)} ({config.preset}), {config.algorithm}, method {config.method}")
     print(f"on disk     {one.size / 1e6:,.0f} MB in {model.folder}")
@@ -174,6 +176,13 @@ def _show(home: Home, args: argparse.Namespace) -> int:
     if one.story.problem:
         print(one.story.problem, file=sys.stderr)
     return 0
+
+
+def _since(one: Overview) -> str:
+    """How far the training went on after its held-out score."""
+    if one.held_out is None or one.held_out.round == one.rounds:
+        return ""
+    return f", after round {one.held_out.round:,} of {one.rounds:,}"
 
 
 def _delete(home: Home, args: argparse.Namespace) -> int:

@@ -15,8 +15,7 @@ import msgspec
 
 from sapo_desktop.errors import AppError, UsageError
 from sapo_desktop.paths import Home
-from sapo_desktop.services.models import training
-from sapo_desktop.services.models.shelf import store
+from sapo_desktop.services.models.shelf import history, store
 from sapo_desktop.services.nodes import control, supervisor
 from sapo_desktop.services.swarms.shares import shares
 from sapo_desktop.streams import json_line
@@ -97,7 +96,7 @@ async def _stop(home: Home, json: bool) -> int:
 def _rounds(status: NodeStatus) -> int:
     """Rounds behind the model, now that its node is gone: it may have finished one after it was asked."""
     try:
-        return max(status.round, training.rounds_behind(store.read(Path(status.folder))))
+        return max(status.round, history.rounds_behind(store.read(Path(status.folder))))
     except AppError:
         return status.round
 

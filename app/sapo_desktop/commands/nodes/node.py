@@ -8,6 +8,7 @@ import contextlib
 import functools
 import signal
 import sys
+from collections import deque
 from socket import socket
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,7 @@ from sapo_desktop import __version__, settings
 from sapo_desktop.errors import AppError, UsageError
 from sapo_desktop.paths import Home
 from sapo_desktop.services.bases import card, fetching
-from sapo_desktop.services.machine import engines, load_request, memory_plan
+from sapo_desktop.services.machine import engines, load_request, memory_plan, speed
 from sapo_desktop.services.models import training
 from sapo_desktop.services.models.shelf.adopt import adopt
 from sapo_desktop.services.nodes import metrics
@@ -30,7 +31,7 @@ from sapo_desktop.services.tasks import judging
 from sapo_desktop.settings import flags
 from sapo_desktop.settings.live_limits import LiveLimits
 from sapo_swarm.config import RunConfig
-from sapo_swarm.events import RunStarted, Vitals
+from sapo_swarm.events import RoundFinished, RunStarted, Vitals
 from sapo_swarm.node.governor import memory
 from sapo_swarm.node.governor.data_cap import DataCap
 from sapo_swarm.node.governor.priority import step_back
@@ -197,6 +198,7 @@ async def _serve(
             loop.add_signal_handler(number, node.command, "stop")
     kinds = trial.KINDS if setup.trial else ()
     progress = trial.progress(await asyncio.to_thread(node.journal.read, 0, kinds, trial.LOOKED_AT) if kinds else ())
+    took: deque[float] = deque(maxlen=speed.MAX_ROUNDS)
     async with (
         ControlServer(node, home.socket),
         metrics.serving(node, bound),
@@ -209,6 +211,8 @@ async def _serve(
                 if isinstance(event, RunStarted):
                     with contextlib.suppress(AppError):  # a full disk: the node says so itself when it saves
                         await asyncio.to_thread(training.opened, session)
+                if isinstance(event, RoundFinished):
+                    took.append(sum(event.seconds.values()))
                 if not isinstance(event, Vitals):
                     reporter.show(event)
                     if sentence := asked.after(event):
@@ -220,4 +224,6 @@ async def _serve(
         finally:
             await printer
             reporter.summary(setup.folder)
+            with contextlib.suppress(OSError):
+                await asyncio.to_thread(speed.remember_rounds, home, setup.config, took)
     return 0

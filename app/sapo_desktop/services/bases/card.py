@@ -8,6 +8,7 @@ from __future__ import annotations
 import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
 from typing import Literal
 
 import msgspec
@@ -23,6 +24,7 @@ from sapo_backends.measure import estimate
 from sapo_backends.measure.choice import Workload, format_seconds
 from sapo_backends.measure.sizing import model_size
 from sapo_desktop.paths import Home
+from sapo_desktop.services.bases import licence
 from sapo_desktop.services.bases.recommended import Base, named
 from sapo_desktop.services.machine import engines, load_request, memory_plan, speed
 from sapo_desktop.services.machine.memory_plan import Plan
@@ -41,7 +43,7 @@ class Card:
     """source: where the figures are from; "list": the hub was not asked or is away. download: bytes still to fetch, disk: free.
 
     plan: None where memory is not known (a GPU's own, another engine). seconds: of a round, None unknown; measured: by bench
-    or an earlier run here, else estimated. slow: why the engine's own decoder does not compute it, "" when it does.
+    or in so many rounds here, else estimated. slow: why the engine's own decoder does not compute it, "" when it does.
     """
 
     model: str
@@ -56,6 +58,7 @@ class Card:
     seconds: float | None
     measured: bool
     slow: str = ""
+    rounds: int = 0
     size: ModelSize | None = None
 
     @property
@@ -88,7 +91,7 @@ class Card:
         from sapo_backends.checkpoints.hub.sentences import megabytes
 
         where = "here" if not self.download else megabytes(self.download)
-        return f"{self.license or 'licence not told'}, {where}, {'fits' if self.fits else 'does not fit'}"
+        return f"{licence.in_words(self.license)}, {where}, {'fits' if self.fits else 'does not fit'}"
 
 
 def card(home: Home, config: RunConfig, *, ask: bool = True, measure: bool = True) -> Card:
@@ -97,6 +100,8 @@ def card(home: Home, config: RunConfig, *, ask: bool = True, measure: bool = Tru
     found = _facts(config, ask)
     size = found.size
     plan = memory_plan.plan(config, size=size, fallback=bool(found.card.slow)) if size else None
+    if took := speed.rounds(home, config):
+        return replace(found.card, plan=plan, seconds=median(took), measured=True, rounds=len(took), size=size)
     seconds, measured = _seconds(home, config, size, measure)
     return replace(found.card, plan=plan, seconds=seconds, measured=measured, size=size)
 
@@ -135,8 +140,18 @@ def _facts(config: RunConfig, ask: bool) -> _Facts:
         "bundled" if model in locate.BUNDLED else "downloaded" if cache.folder() in folder.parents else "folder"
     )
     weight = sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
-    known = replace(empty, source=source, parameters=size.parameters, bytes=weight, slow=_slow(folder))
-    return _Facts(replace(known, license="apache-2.0") if source == "bundled" else known, size)
+    stated = licence.licence_of(model, folder)
+    return _Facts(
+        replace(
+            empty,
+            source=source,
+            license=empty.license if stated == licence.UNKNOWN else stated,
+            parameters=size.parameters,
+            bytes=weight,
+            slow=_slow(folder),
+        ),
+        size,
+    )
 
 
 def _of_list(config: RunConfig, base: Base, empty: Card) -> _Facts:
@@ -201,7 +216,7 @@ def lines(card: Card) -> list[str]:
     """The card for a terminal."""
     from sapo_backends.checkpoints.hub.sentences import megabytes
 
-    title = f"{card.model}: {card.parameters / 1e6:,.0f}M parameters, {card.license or 'licence not told'}"
+    title = f"{card.model}: {card.parameters / 1e6:,.0f}M parameters, {licence.in_words(card.license)}"
     here = (
         "nothing, it is on this disk" if not card.download else f"{megabytes(card.download)} of {megabytes(card.bytes)}"
     )
@@ -225,7 +240,12 @@ def lines(card: Card) -> list[str]:
 def _time(card: Card) -> str:
     if card.seconds is None or card.hours is None:
         return "not known; measure it: sapo-desktop bench"
-    how = "measured here" if card.measured else "estimated from this machine's limits; sapo-desktop bench measures it"
+    over = f"over {card.rounds} round{'' if card.rounds == 1 else 's'} " if card.rounds else ""
+    how = (
+        f"measured {over}here"
+        if card.measured
+        else "estimated from this machine's limits; sapo-desktop bench measures it"
+    )
     return f"about {format_seconds(card.seconds)} a round, {_span(card.hours)} to {ROUNDS} rounds ({how})"
 
 

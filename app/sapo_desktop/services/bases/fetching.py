@@ -17,17 +17,20 @@ def reads_folder(config: RunConfig) -> bool:
 
 
 def require(config: RunConfig) -> None:
-    """The base is here, or it is on the hub, open to this person, and has room on the disk. Its weights are not fetched.
+    """The base is here, whole, or it is on the hub, open to this person, and has room on the disk. Its weights are not fetched.
 
     Raises BackendUnavailable, ModelNotFound, DownloadFailed.
     """
     from sapo_backends.checkpoints import locate
     from sapo_backends.checkpoints.hub import cache
+    from sapo_backends.checkpoints.safetensors_numpy import elements
 
     if not reads_folder(config):
         return
     if not locate.is_hub_id(config.model) or cache.snapshot(config.model) is not None:
-        locate.require_tokenizer(locate.local(config.model))
+        folder = locate.local(config.model)
+        locate.require_tokenizer(folder)
+        elements(folder)  # a file of weights that was cut off is told of
         return
     from sapo_backends.checkpoints.hub import download
 

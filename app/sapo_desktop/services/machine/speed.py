@@ -18,6 +18,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from sapo_backends.base import ModelNotFound
 from sapo_backends.common import hardware
 from sapo_backends.measure import choice
@@ -32,6 +34,16 @@ from sapo_swarm.config import RunConfig
 FORMAT = 1
 MAX_MODELS = 32
 """Models whose measurements are kept."""
+MAX_ROUNDS = 20
+"""Of a model, the newest."""
+_NO_TIME = frozenset(
+    {
+        *("model", "method", "device", "lora_rank", "seed", "rounds", "learning_rate", "final_rate", "tripwire"),
+        *("eval_every", "eval_items", "checkpoint_minutes", "checkpoint_every"),
+        *("disk_budget_gb", "keep_groups", "keep_checkpoints"),
+    }
+)
+"""Settings on which a round's time does not depend, or that are in the key."""
 _PACKAGES = ("sapo-desktop", "torch", "mlx", "mlx-lm", "llama-cpp-python")
 
 
@@ -47,7 +59,30 @@ def recall(home: Home, config: RunConfig) -> list[Measured]:
 def remember(home: Home, config: RunConfig, measured: Sequence[Measured]) -> None:
     """Keep measurements; older ones of other candidates stay. Raises OSError."""
     candidates = {m.candidate: m for m in (*recall(home, config), *measured)}
-    _update(home, config, {"measured": choice.encode(list(candidates.values()))})
+    _update(home, config, {"measured": choice.encode(list(candidates.values())), "rounds": None})
+
+
+def rounds(home: Home, config: RunConfig) -> list[float]:
+    """Seconds of the newest rounds that ran here with the settings that they follow from; empty where none did."""
+    entry = _read(home).get(_key(config))
+    try:
+        kept = entry["rounds"] if isinstance(entry, dict) else {}
+        return [float(value) for value in kept["seconds"]] if kept["of"] == _of_round(config) else []
+    except (KeyError, TypeError, ValueError):
+        return []
+
+
+def remember_rounds(home: Home, config: RunConfig, seconds: Sequence[float]) -> None:
+    """Keep what the rounds of a session took. Raises OSError."""
+    if seconds:
+        newest = [*rounds(home, config), *seconds][-MAX_ROUNDS:]
+        _update(home, config, {"rounds": {"of": _of_round(config), "seconds": newest}})
+
+
+def _of_round(config: RunConfig) -> dict[str, Any]:
+    """Beside what the key says; as JSON gives it back."""
+    whole: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(config))
+    return {name: value for name, value in whole.items() if name not in _NO_TIME}
 
 
 def precision_seconds(home: Home, config: RunConfig) -> dict[str, float]:

@@ -11,7 +11,7 @@ import msgspec
 from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import Home
 from sapo_desktop.services.machine import engines
-from sapo_desktop.services.models.shelf import changes, creating, history, keeping, names, store
+from sapo_desktop.services.models.shelf import base_folder, changes, creating, history, keeping, names, store
 from sapo_desktop.services.models.shelf.store import Model
 from sapo_swarm.config import RunConfig
 from sapo_swarm.protocol.invite import Invite
@@ -37,7 +37,7 @@ class Session:
         """
         if self.rounds is not None:
             return self.rounds
-        done = rounds_behind(self.model) if self.model else 0
+        done = history.rounds_behind(self.model) if self.model else 0
         return self.config.rounds if self.config.rounds > done else 0
 
 
@@ -49,28 +49,26 @@ def chosen(home: Home, name: str) -> Model | None:
 def plan(model: Model | None, config: RunConfig, typed: Collection[str]) -> Session:
     """A session with the settings of the model (or of new models, without one) and what was typed over them.
 
-    Raises UsageError when the settings would make another model of this one, or its rounds are done already.
+    Raises UsageError when the settings would make another model of this one, or its rounds are done already, and ModelNotFound
+    when its base is not there.
     """
     rounds = config.rounds if "rounds" in typed else None
     if model is None:
         kept = msgspec.structs.replace(config, rounds=0) if rounds is not None else config
         return Session(names.FIRST, kept, rounds, None)
+    if config.model == model.config.model:
+        base_folder.require(model)
     changes.refuse_other_identity(model, config, meant(model))
     kept = changes.kept_identity(model, config)
     if rounds is not None:
         kept = msgspec.structs.replace(kept, rounds=model.config.rounds)
-        done = rounds_behind(model)
+        done = history.rounds_behind(model)
         if 0 < rounds < done:
             raise UsageError(
                 f"{model.name} has {done} rounds already, more than --rounds {rounds} asks for. It counts all rounds of "
                 f"the model: --rounds {done + rounds} trains {rounds} more."
             )
     return Session(model.name, kept, rounds, model)
-
-
-def rounds_behind(model: Model) -> int:
-    """Rounds that the model was trained for; after a kill some of them are in its log, not yet in a checkpoint."""
-    return max(model.rounds_done, history.rounds_told(model.folder))
 
 
 def meant(model: Model) -> RunConfig:
@@ -95,7 +93,7 @@ def begin(home: Home, session: Session, invite: Invite | None) -> Session:
     swarm = invite.swarm if invite else ""
     changed = changes.sentences(model.record, session.config, swarm, where)
     if model.config != kept:
-        model = store.write(model.folder, msgspec.structs.replace(model.record, config=kept))
+        model = store.write(model.folder, store.with_config(model.record, kept))
     return replace(session, model=model, swarm=swarm, changed=changed)
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from sapo_desktop import __version__
 from sapo_desktop.errors import AppError, UsageError
 from sapo_desktop.paths import Home
+from sapo_desktop.services.models.shelf import base_folder
 from sapo_desktop.services.nodes.lock import NodeLock
 from sapo_desktop.services.personal_data import archive, contents
 from sapo_desktop.services.personal_data.archive import FORMAT, Entry, Manifest
@@ -81,6 +82,8 @@ def _require_room(folder: Path, needed: int) -> None:
 
 def _besides(home: Home, keys: bool) -> list[str]:
     said = ["Left out: exports and downloaded bases, which can be made again, and experiments of the lab."]
+    for folder, names in base_folder.folders(home).items():
+        said.append(f"Left out: {folder}, the base of {', '.join(sorted(names))}. Save that folder, too.")
     if not keys:
         said.append("Left out: your node's key and its invite. With them (the archive is a password then): --keys")
     if (home.data / "swarm.sqlite").exists():

@@ -21,7 +21,7 @@ import msgspec
 from sapo_desktop import settings
 from sapo_desktop.errors import AppError
 from sapo_desktop.paths import Home
-from sapo_desktop.services.models.shelf import keeping, names, store
+from sapo_desktop.services.models.shelf import base_folder, keeping, names, store
 from sapo_desktop.services.nodes.lock import NodeLock
 from sapo_desktop.services.personal_data import archive, contents
 from sapo_desktop.services.personal_data.archive import Manifest
@@ -158,7 +158,9 @@ class _Restoring:
             store.write(source, msgspec.structs.replace(record, id=fresh, name=name))
         target = self._home.models / store.free_folder(self._home.models, name)
         source.rename(target)
-        return Outcome(item, f"restored as {name}, beside the one that is here" if beside else "restored")
+        said = f"restored as {name}, beside the one that is here" if beside else "restored"
+        lost = base_folder.missing(store.read(target))
+        return Outcome(item, f"{said}. {lost}" if lost else said)
 
     def _put_aside(self, item: str, target: Path) -> None:
         if target.exists():

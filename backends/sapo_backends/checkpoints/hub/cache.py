@@ -7,10 +7,11 @@ models--OWNER--NAME/blobs/DIGEST         the bytes; DIGEST.incomplete is a downl
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
+
+from sapo_backends.checkpoints.shards import missing
 
 REVISION = "main"
 PARTIAL = ".incomplete"
@@ -45,17 +46,11 @@ def snapshot(repository: str) -> Path | None:
 
 
 def complete(found: Path) -> bool:
-    """Whether a folder has its config and every file of weights that its index names."""
-    index = found / "model.safetensors.index.json"
-    if not (found / "config.json").is_file():
-        return False
-    if not index.is_file():
-        return any(file.is_file() for file in found.glob("*.safetensors") if not file.name.startswith("adapter_"))
-    try:
-        shards = set(json.loads(index.read_text("utf-8"))["weight_map"].values())
-    except (OSError, ValueError, KeyError, AttributeError, TypeError):
-        return False
-    return bool(shards) and all((found / str(name)).is_file() for name in shards)
+    """Whether a folder has its config and every file of weights."""
+    weights = {
+        file.name for file in found.glob("*.safetensors") if file.is_file() and not file.name.startswith("adapter_")
+    }
+    return (found / "config.json").is_file() and bool(weights) and not missing(found, weights)
 
 
 def publish(repository: str, commit: str, name: str, digest: str) -> Path:

@@ -15,7 +15,7 @@ from textual.widgets import Input, Static
 from sapo_desktop.dashboard.history.groups.query import GroupFilter
 from sapo_desktop.dashboard.look.show import plain
 from sapo_desktop.errors import UsageError
-from sapo_desktop.paths import typed_path
+from sapo_desktop.paths import typed_target
 
 
 class ExportDialog(ModalScreen[Path | None]):
@@ -47,7 +47,7 @@ class ExportDialog(ModalScreen[Path | None]):
         event.stop()
         typed = event.value.strip()
         try:
-            path = typed_path(typed)
+            path = typed_target(typed)
             if typed and not path.exists():
                 self.dismiss(path)
                 return

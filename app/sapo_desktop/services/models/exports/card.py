@@ -9,16 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sapo_desktop.services.against_base import base_scores
+from sapo_desktop.services.bases.licence import OTHER, UNKNOWN
 from sapo_swarm.evaluation import wilson
 from sapo_swarm.events import Evaluated, TaskScore
 from sapo_swarm.protocol.safe_text import safe_text
 
-BUNDLED_LICENCE = "apache-2.0"
-UNKNOWN = "unknown"
 _HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$")
-_LICENCE = re.compile(r"^license:\s*[\"']?([\w.+-]{1,40})", re.MULTILINE)
-FRONT_MATTER = 8192
-"""Characters of a README in which its licence is looked for."""
 _VERIFIED = (
     "It was rewarded for right final answers to the tasks above and for nothing else: not for being helpful, harmless or "
     "truthful, and not for right reasoning on the way."
@@ -27,7 +23,6 @@ _JUDGED = (
     "It was rewarded for what a judge model called good on the tasks above and for nothing else: not for being right, "
     "harmless or truthful. A judge can be fooled, and nothing was verified."
 )
-LICENCE_FILES = ("LICENSE", "LICENSE.txt", "LICENSE.md", "LICENCE", "NOTICE")
 
 
 @dataclass(frozen=True)
@@ -65,19 +60,6 @@ class Record:
     def base_name(self) -> str:
         """The base without anybody's folders in it."""
         return self.base if _HUB_ID.match(self.base) and not Path(self.base).is_dir() else Path(self.base).name
-
-
-def licence_of(base: str, folder: Path) -> str:
-    """The licence that a base model's folder states for itself, else "unknown"."""
-    if base in ("starter", "starter-1m"):
-        return BUNDLED_LICENCE
-    with_card = folder / "README.md"
-    if with_card.is_file():
-        text = with_card.read_text(encoding="utf-8", errors="replace")[:FRONT_MATTER]
-        found = _LICENCE.search(text.split("\n---", 1)[0]) if text.startswith("---") else None
-        if found:
-            return found[1].lower()
-    return "other" if any((folder / name).is_file() for name in LICENCE_FILES) else UNKNOWN
 
 
 def card(record: Record, format_name: str, use: str, checked: str) -> str:
@@ -191,4 +173,4 @@ def _licence_line(record: Record) -> str:
     if record.licence == UNKNOWN:
         where = f"https://huggingface.co/{record.base_name}" if _HUB_ID.match(record.base_name) else "where you got it"
         return f"not stated in its files; look it up ({where}) before you pass this model on.\n"
-    return f"{record.licence}.\n" if record.licence != "other" else "see the licence file beside this card.\n"
+    return f"{record.licence}.\n" if record.licence != OTHER else "see the licence file beside this card.\n"

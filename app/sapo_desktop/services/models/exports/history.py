@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from sapo_backends.base import ModelNotFound
+from sapo_desktop.services.bases.licence import UNKNOWN, licence_of
 from sapo_desktop.services.machine.load_request import local_folder
-from sapo_desktop.services.models.exports.card import UNKNOWN, Record, licence_of
+from sapo_desktop.services.models.exports.card import Record
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import Evaluated, RoundFinished, RunStarted
 from sapo_swarm.node.storage.journal import read_only

@@ -15,9 +15,9 @@ from sapo_backends.checkpoints.gguf.writer import Kind, require_writable, write_
 from sapo_backends.checkpoints.peft_folder import write_adapter_folder
 from sapo_backends.checkpoints.tokenizer import read_json
 from sapo_backends.common import precisions
+from sapo_desktop.services.bases import licence
 from sapo_desktop.services.machine import engines
 from sapo_desktop.services.machine.load_request import request
-from sapo_desktop.services.models.exports.card import LICENCE_FILES
 from sapo_desktop.services.models.exports.job import Messages, Write, Written
 from sapo_desktop.services.models.exports.modelfile import modelfile
 from sapo_swarm.config import RunConfig
@@ -58,7 +58,7 @@ def write(job: Write, report: Report) -> Written:
     else:
         engine.export(folder)
     engine.close()
-    for name in LICENCE_FILES:
+    for name in licence.FILES:
         if (base / name).is_file():
             shutil.copyfile(base / name, folder / name)
     return found

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import msgspec
-
 from sapo_desktop import settings
 from sapo_desktop.paths import Home
 from sapo_desktop.services.models import training
@@ -51,7 +49,7 @@ def change(model: Model, key: str, typed: str) -> str:
     flags.check(config)
     model = store.read(model.folder)  # a node may have written it meanwhile
     changes.refuse_other_identity(model, config, training.meant(model))
-    store.write(model.folder, msgspec.structs.replace(model.record, config=changes.kept_identity(model, config)))
+    store.write(model.folder, store.with_config(model.record, changes.kept_identity(model, config)))
     return settings.text(getattr(config, name))
 
 

@@ -11,7 +11,7 @@ from sapo_desktop import settings
 from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import typed
 from sapo_desktop.services.bases import fetching
-from sapo_desktop.services.models.shelf import names
+from sapo_desktop.services.models.shelf import base_folder, names
 from sapo_desktop.services.models.shelf.store import Model, Record
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import RunStarted
@@ -62,12 +62,16 @@ def refuse_other_identity(model: Model, wanted: RunConfig, resolved: RunConfig) 
 
 
 def _same(model: Model, field: str, new: str, now: str) -> bool:
-    """Another word for the same: the base was moved or copied, another engine generates beside the same trainer, or the
-    trainer goes on with what the other wrote."""
+    """Another word for the same: the base was moved or copied (or is gone, and nothing was trained on it yet), another engine
+    generates beside the same trainer, or the trainer goes on with what the other wrote."""
     if field == "trainer":
         trainers = {name.rpartition("+")[2] for name in (new, now)}
         return len(trainers) == 1 or trainers <= _ONE_FORM
-    return field == "model" and bool(found := _content(new)) and found == _trained_on(model)
+    if field != "model" or not (found := _content(new)):
+        return False
+    if not model.trained and base_folder.missing(model):
+        return True
+    return found == (_trained_on(model) or _content(now))
 
 
 def _content(base: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from sapo_desktop.services.models.shelf.store import Model
 from sapo_swarm.events import Evaluated, Event, RoundFinished, RunStarted
 from sapo_swarm.node.storage.journal import JournalError, read_only
 from sapo_swarm.protocol.safe_text import safe_text
@@ -69,6 +70,11 @@ def rounds_told(folder: Path) -> int:
     except JournalError:
         return 0
     return max((e.round + 1 for e in events if isinstance(e, RoundFinished)), default=0)
+
+
+def rounds_behind(model: Model) -> int:
+    """Rounds that the model was trained for; after a kill some of them are in its log, not yet in a checkpoint."""
+    return max(model.rounds_done, rounds_told(model.folder))
 
 
 def _events(folder: Path, kinds: tuple[str, ...], tail: int = 0) -> list[Event]:

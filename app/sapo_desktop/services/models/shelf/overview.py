@@ -47,13 +47,15 @@ def overview(model: Model) -> Overview:
 
 
 def gain(event: Evaluated | None, width: int = 0, judged: bool = False) -> str:
-    """Held-out pass@1 and its change against the base, in a few words. width: 0 = all of it, else as much as fits. judged: its
-    tasks are, and it says so."""
-    if judged and event is not None:
-        mark = "judged "
-        return mark + gain(event, width and max(1, width - len(mark)))
+    """Held-out pass@1 and its change against the base, or that it is the base's own, in a few words. width: 0 = all of it, else
+    as much as fits. judged: its tasks are, and it says so."""
     if event is None:
         return "not measured"
+    mark = ("judged " if judged else "") + ("" if event.round else "base ")
+    return mark + _figures(event, width and max(1, width - len(mark)))
+
+
+def _figures(event: Evaluated, width: int) -> str:
     share = f"{100 * event.pass_at_1:.1f} %"
     if event.delta is None or event.delta_low is None or event.delta_high is None:
         whole = f"{share} ({100 * event.low:.1f} to {100 * event.high:.1f})"

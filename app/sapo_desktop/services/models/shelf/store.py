@@ -211,6 +211,11 @@ def record_of(name: str, config: RunConfig, id: str = "", created: float = 0.0) 
     )
 
 
+def with_config(record: Record, config: RunConfig) -> Record:
+    """The record with other settings; a base that was moved is called by its new place."""
+    return msgspec.structs.replace(record, config=config, base=config.model)
+
+
 def free_folder(models: Path, name: str) -> str:
     """The name of a folder for a model of that name: a renamed model keeps its own, so another may have it."""
     return names.free(name.lower(), [path.name for path in models.glob("*")])
