@@ -15,9 +15,9 @@ from sapo_desktop.paths import Home
 from sapo_desktop.services.models.shelf.changes import stale_tasks, task_versions
 from sapo_desktop.services.models.shelf.store import Record
 from sapo_desktop.services.tasks import examples, looking
-from sapo_desktop.services.tasks.answers import propose
 from sapo_desktop.services.tasks.expectation import Expectation, chance_of_mixed, sentences
-from sapo_desktop.services.tasks.proposal import Draft, Wishes, draft
+from sapo_desktop.services.tasks.proposal.answers import propose
+from sapo_desktop.services.tasks.proposal.draft import Draft, Wishes, draft
 from sapo_desktop.services.tasks.ratings import rate, rated_file
 from sapo_desktop.services.tasks.review import numbered, review, too_long
 from sapo_desktop.services.tasks.shortcuts import measure, warnings
@@ -240,7 +240,7 @@ def test_columns_that_no_name_tells_are_said_to_be_guessed_and_a_first_row_of_da
     header = "The first row was taken for column names; if it is data, add a header."
     found = of(tmp_path, "foo,bar,baz\n" + "".join(f"{n},what is {n} + 1,{n + 1}\n" for n in range(9)))
     assert found.guessed == "Question: column bar (guessed). Answer: column baz (guessed)."
-    assert not found.notes
+    assert found.notes == ("Not used: column foo.",)
     assert not of(tmp_path, "foo,bar\na b,c\nd e,f\n", question="foo", answer="bar").guessed
     plain = of(tmp_path, "question,answer\na,1\nb,1\n")
     assert (plain.guessed, plain.notes) == ("", ())

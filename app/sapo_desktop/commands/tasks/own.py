@@ -17,7 +17,8 @@ from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import Home, typed_path
 from sapo_desktop.services.models.shelf.names import train_on
 from sapo_desktop.services.tasks import examples as shipped
-from sapo_desktop.services.tasks import expectation, judging, looking, proposal, review, shortcuts
+from sapo_desktop.services.tasks import expectation, judging, looking, review, shortcuts
+from sapo_desktop.services.tasks.proposal.draft import Wishes, draft, rows_of
 from sapo_desktop.services.tasks.store import installed, keep
 from sapo_desktop.services.tasks.wizard.interface import Measured
 from sapo_desktop.streams import json_line
@@ -26,7 +27,7 @@ from sapo_swarm.protocol.safe_text import safe_text
 from sapo_swarm.scoring.scorer import Scorer
 from sapo_swarm.tasks.own import library
 from sapo_swarm.tasks.own.folder import OwnTask, read_task
-from sapo_swarm.tasks.own.rows import Table, read_table
+from sapo_swarm.tasks.own.rows import Table
 
 
 def examples() -> int:
@@ -47,7 +48,7 @@ def new(args: argparse.Namespace) -> int:
     if args.target in shipped.names() and not Path(args.target).exists():
         task, reason = shipped.one(args.target), "as it ships"
     else:
-        found = proposal.draft(_path(args.target), _wishes(args))
+        found = draft(_path(args.target), _wishes(args))
         task, table, reason = found.task, found.table, found.reason
         guessed = [f"{found.guessed} Other columns: --question, --answer."] if found.guessed else []
         unsure = [*guessed, *found.notes]
@@ -147,12 +148,12 @@ def _named(target: str) -> OwnTask:
     raise UsageError(f"There is no task of your own named {target!r}. {installed()}")
 
 
-def _wishes(args: argparse.Namespace) -> proposal.Wishes:
+def _wishes(args: argparse.Namespace) -> Wishes:
     if len(args.answer) > 1:
         raise UsageError("With new, --answer names one column.")
     if sum(map(bool, (args.environment, args.reward, args.rubric, args.verifier))) > 1:
         raise UsageError("Say one of --verifier, --reward, --environment and --rubric: a task is judged in one way.")
-    return proposal.Wishes(
+    return Wishes(
         name=args.name,
         question=args.question,
         answer=args.answer[0] if args.answer else "",
@@ -203,7 +204,7 @@ async def _measured(task: OwnTask, args: argparse.Namespace, home: Home) -> Meas
     def show(label: str, fraction: float) -> None:
         print(f"{100 * fraction:.0f} % {label}", file=sys.stderr, flush=True)
 
-    table = read_table(_path(args.source)) if args.source else None
+    table = rows_of(task, _path(args.source)) if args.source else None
     if task.spec.rubric:
         return Measured((), (), (looking.JUDGED,))
     show("looking for shortcuts", 0.0)
