@@ -164,6 +164,7 @@ def _wishes(args: argparse.Namespace) -> Wishes:
         reward=_path(args.reward) if args.reward else None,
         verifier=args.verifier,
         rubric=args.rubric,
+        encoding=args.encoding,
     )
 
 
@@ -204,7 +205,7 @@ async def _measured(task: OwnTask, args: argparse.Namespace, home: Home) -> Meas
     def show(label: str, fraction: float) -> None:
         print(f"{100 * fraction:.0f} % {label}", file=sys.stderr, flush=True)
 
-    table = rows_of(task, _path(args.source)) if args.source else None
+    table = rows_of(task, _path(args.source), args.encoding) if args.source else None
     if task.spec.rubric:
         return Measured((), (), (looking.JUDGED,))
     show("looking for shortcuts", 0.0)

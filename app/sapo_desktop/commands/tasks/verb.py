@@ -65,6 +65,12 @@ def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
     new.add_argument(
         "--heldout", default="", metavar="FILE", help="held-out rows (default: a fifth of the rows, by content)"
     )
+    new.add_argument(
+        "--encoding",
+        default="",
+        metavar="NAME",
+        help="of the file, such as cp1252 or mac_roman (default: found out, and said)",
+    )
     new.add_argument("--replace", action="store_true", help="overwrite a task of that name")
     new.add_argument(
         "--environment",

@@ -80,7 +80,10 @@ def generator(digest: str) -> str:
 def read_task(folder: Path, need_held_out: bool = True) -> OwnTask:
     """The task in a folder. need_held_out: a task of a swarm may come without. Raises BadTask, also for what the disk refuses."""
     try:
-        spec = parse(decode(read_bytes(folder / SPEC, MAX_SPEC)), SPEC)
+        text = decode(read_bytes(folder / SPEC, MAX_SPEC))
+        if "\ufffd" in text:
+            raise BadTask(f"{SPEC} holds bytes that are no UTF-8 text. Save it as UTF-8.")
+        spec = parse(text, SPEC)
         if spec.name != folder.name:
             raise BadTask(f"{SPEC} says name = {spec.name!r}, but the folder is {folder.name!r}. Rename one of them.")
         train, held_out = _sides(folder, spec)

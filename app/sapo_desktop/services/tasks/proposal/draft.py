@@ -15,6 +15,7 @@ from sapo_desktop.services.tasks.proposal import columns, options
 from sapo_desktop.services.tasks.proposal.answers import KINDS, Proposal, proposals
 from sapo_desktop.services.tasks.ratings import COLUMN as RATING
 from sapo_desktop.services.tasks.ratings import without_bad
+from sapo_swarm.protocol.safe_text import safe_text
 from sapo_swarm.tasks.catalogue import CATALOGUE
 from sapo_swarm.tasks.own.folder import MAX_CODE, OwnTask, make, split
 from sapo_swarm.tasks.own.headings import slug
@@ -39,6 +40,7 @@ class Wishes:
     reward: Path | None = None
     verifier: str = ""
     rubric: str = ""
+    encoding: str = ""
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,7 @@ class Draft:
 
 def draft(path: Path, wishes: Wishes, table: Table | None = None) -> Draft:
     """A proposed task from a file. table: what it holds, where it was read already. Raises BadTask, UsageError, OSError."""
-    file = table or read_table(path)
+    file = table or read_table(path, encoding=wishes.encoding)
     table = without_bad(file)
     if not table.rows:
         first = f" {table.problems[0]}" if table.problems else ""
@@ -68,7 +70,10 @@ def draft(path: Path, wishes: Wishes, table: Table | None = None) -> Draft:
     choice = _options(table, wishes)
     merged = choice if choice is not None and choice.sure else None
     question, answer = _question_and_answer(table, wishes, merged)
-    sides = [table, *([read_table(wishes.heldout, table.names)] if wishes.heldout is not None else [])]
+    sides = [table]
+    if wishes.heldout is not None:
+        sides.append(read_table(wishes.heldout, table.names, wishes.encoding))
+    taken = [_taken(file.name, side) for file, side in zip((path, wishes.heldout), sides, strict=False) if file]
     if merged:
         sides = [options.put_in(side, merged) for side in sides]
     truths = [row[answer].strip() for row in sides[0].rows if row.get(answer, "").strip()]
@@ -98,6 +103,7 @@ def draft(path: Path, wishes: Wishes, table: Table | None = None) -> Draft:
     }
     used = {*spec.columns, *columns.HARDNESS, *(merged.columns if merged else ()), *([] if table is file else [RATING])}
     notes = (
+        *taken,
         options.told(table, choice) if choice else "",
         columns.no_header(table),
         why_not,
@@ -130,9 +136,19 @@ def _holes(table: Table, prompt: str) -> str:
     return re.sub(r"\{([^{}]+)\}", lambda hole: f"{{{table.names.get(hole[1].strip(), hole[1])}}}", prompt)
 
 
-def rows_of(task: OwnTask, path: Path) -> Table:
+def _taken(name: str, table: Table) -> str:
+    """A sentence on the encoding that a file was read in where it does not say it itself."""
+    if not table.encoding:
+        return ""
+    return (
+        f"{safe_text(name, 60, lines=False)} is not UTF-8 and was read as Windows-1252 ({table.encoding}). If letters are wrong, "
+        "name its encoding (tasks new FILE --encoding mac_roman) or save it as UTF-8."
+    )
+
+
+def rows_of(task: OwnTask, path: Path, encoding: str = "") -> Table:
     """A file's rows as the task that was made of it has them, for their numbers. Raises BadTask, OSError."""
-    table = read_table(path)
+    table = read_table(path, encoding=encoding)
     found = options.find(table, "", task.spec.answer) if options.COLUMN in task.spec.columns else None
     return table if found is None or not found.sure else options.put_in(table, found)
 
