@@ -52,8 +52,10 @@ def new(args: argparse.Namespace) -> int:
         task, table, reason = found.task, found.table, found.reason
         guessed = [f"{found.guessed} Other columns: --question, --answer."] if found.guessed else []
         unsure = [*guessed, *found.notes]
-    keep(task, home, args.replace)
+    kept = keep(task, home, args.replace)
     _say([*looking.described(task, reason), *unsure])
+    if kept is not None:
+        print(f"The task of that name that was here is kept in {kept} until the next one is replaced.")
     _rows(task)
     name = task.spec.name
     if args.allow_code and task.code:

@@ -71,7 +71,9 @@ def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
         metavar="NAME",
         help="of the file, such as cp1252 or mac_roman (default: found out, and said)",
     )
-    new.add_argument("--replace", action="store_true", help="overwrite a task of that name")
+    new.add_argument(
+        "--replace", action="store_true", help="take the place of a task of that name, which is kept aside"
+    )
     new.add_argument(
         "--environment",
         default="",

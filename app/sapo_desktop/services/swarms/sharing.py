@@ -108,10 +108,9 @@ def accept(home: Home, swarm: str, offer: TaskOffer, task: OwnTask) -> str:
             f"You have another task named {name!r} in {home.tasks / name}, which would be lost. Rename that folder and the "
             f"name in its task.toml, then accept again."
         )
-    if not same:
-        store.keep(task, home, replace=True)
+    kept = None if same else store.keep(task, home, replace=True)
     _note(home, Shared(swarm=swarm, name=name, digest=offer.hash, held_out=bool(offer.held_out), mine=False))
-    return f"Accepted {name}, version {offer.hash[:12]}."
+    return f"Accepted {name}, version {offer.hash[:12]}." + (f" The one of before is kept in {kept}." if kept else "")
 
 
 def _note(home: Home, entry: Shared) -> None:
