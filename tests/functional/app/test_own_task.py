@@ -168,6 +168,19 @@ def test_an_example_is_taken_by_its_name_and_again_over_an_edited_one_which_is_k
     assert 'prompt = "Please: ' in (kept / "task.toml").read_text()
 
 
+def test_a_task_is_deleted_after_a_yes_unless_a_model_is_trained_on_it(tmp_path: Path) -> None:
+    sums(tmp_path / "data" / "tasks" / "my_sums")
+    assert sapo(tmp_path, "new", "mine", "--base", "starter-1m", "--tasks", "my_sums").returncode == 0
+    used = sapo(tmp_path, "tasks", "delete", "my_sums", "--yes")
+    assert (used.returncode, "in use by the model mine" in used.stderr) == (2, True)
+    asked = sapo(tmp_path, "tasks", "delete", "my_sums", "--even-in-use")
+    assert (asked.returncode, "Nobody can answer here: add --yes." in asked.stderr) == (1, True)
+    assert (tmp_path / "data" / "tasks" / "my_sums").exists()
+    done = sapo(tmp_path, "tasks", "delete", "my_sums", "--even-in-use", "--yes")
+    assert (done.returncode, "Deleted the task my_sums." in done.stdout) == (0, True), done.stderr
+    assert not list((tmp_path / "data" / "tasks").glob("*/"))
+
+
 def test_what_is_wrong_with_a_task_is_said_before_a_run_begins(tmp_path: Path) -> None:
     folder = sums(tmp_path / "data" / "tasks" / "my_sums")
     (folder / "task.toml").write_text('name = "my_sums"\n[[verifier]]\nkind = "numbr"\n')

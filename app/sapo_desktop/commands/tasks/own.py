@@ -1,4 +1,4 @@
-"""`tasks new`, `tasks check`, `tasks show`: tasks of the person's own, in plain words."""
+"""`tasks new`, `check`, `show`, `delete`, `judge`: tasks of the person's own, in plain words."""
 
 from __future__ import annotations
 
@@ -15,13 +15,16 @@ from sapo_backends.base import BackendError
 from sapo_desktop import settings
 from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import Home, typed_path
+from sapo_desktop.services.models import control
 from sapo_desktop.services.models.shelf.names import train_on
+from sapo_desktop.services.swarms import sharing
 from sapo_desktop.services.tasks import examples as shipped
 from sapo_desktop.services.tasks import expectation, judging, looking, review, shortcuts
 from sapo_desktop.services.tasks.proposal.draft import Wishes, draft, rows_of
-from sapo_desktop.services.tasks.store import installed, keep
+from sapo_desktop.services.tasks.store import delete as remove
+from sapo_desktop.services.tasks.store import installed, keep, require_own, require_unused
 from sapo_desktop.services.tasks.wizard.interface import Measured
-from sapo_desktop.streams import json_line
+from sapo_desktop.streams import confirmed, json_line
 from sapo_swarm.config import RunConfig
 from sapo_swarm.protocol.safe_text import safe_text
 from sapo_swarm.scoring.scorer import Scorer
@@ -89,6 +92,28 @@ def show(args: argparse.Namespace) -> int:
     _say(looking.described(task, ""))
     _rows(task)
     _say(["", looking.JUDGED] if task.spec.rubric else ["", *shortcuts.sentences(asyncio.run(_shortcuts(task)))])
+    return 0
+
+
+def delete(args: argparse.Namespace) -> int:
+    """Remove a task of the person's own from this machine, after a yes."""
+    home, name = Home.find(), args.target
+    home.prepare()
+    require_own(name)
+    if not args.even_in_use:
+        require_unused(home, name)
+    sharing.require_unshared(home, name)
+    training = asyncio.run(control.in_training(home))
+    if training is not None and name in training.config.tasks:
+        raise UsageError(f"{training.name} is being trained on {name}. Stop it first: sapo-desktop stop")
+    if not confirmed(
+        bool(args.yes), f"Delete the task {name} with its rows, its settings and the copy of an earlier one?"
+    ):
+        return 1
+    remove(home, name)
+    print(
+        f"Deleted the task {name}. The file that it was made from stays where it is, and so does what models learned."
+    )
     return 0
 
 

@@ -73,6 +73,16 @@ async def unshare(home: Home, name: str) -> str:
     return f"{name} is yours alone again. Members who fetched it still have it; what they do with it stays with them."
 
 
+def require_unshared(home: Home, name: str) -> None:
+    """Raises UsageError while the swarm hosted here trains on the task, CoordinatorError."""
+    host = hosting.find(home)
+    known = library.shared_in(host.access().swarm).get(name) if host is not None else None
+    if known is not None and known.mine:
+        raise UsageError(
+            f"The swarm that you host trains on {name}. Take it out first: sapo-desktop tasks unshare {name}"
+        )
+
+
 @asynccontextmanager
 async def member(home: Home) -> AsyncIterator[NodeClient]:
     """A line to the coordinator of the saved invite. Raises UsageError without one."""

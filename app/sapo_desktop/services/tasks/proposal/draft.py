@@ -23,7 +23,8 @@ from sapo_swarm.tasks.own.rows import Table, read_bytes, read_table
 from sapo_swarm.tasks.own.spec import Extract, TaskSpec
 from sapo_swarm.tasks.own.verifiers import Choice, Environment, Function, Judged
 
-RESERVED = ("new", "check", "show", "judge", "remove")
+RESERVED = ("new", "check", "show", "judge", "examples", "delete", "remove", "share", "unshare", "offered", "accept")
+"""Verbs of `tasks`: a task of such a name could not be asked for."""
 
 
 @dataclass(frozen=True)
