@@ -24,7 +24,7 @@ sapo-desktop tasks examples            tasks of your own to start from; tasks ne
 sapo-desktop tasks judge NAME          compare the judge of a judged task with your own ratings
 sapo-desktop tasks share NAME          let the members of the swarm that you host train on a task of yours
 sapo-desktop tasks unshare NAME        take it out of the swarm again
-sapo-desktop tasks offered [NAME]      what the swarm that you joined offers: look before you accept
+sapo-desktop tasks offered [NAME]      what a swarm offers (--join INVITE, or yours): look before you accept
 sapo-desktop tasks accept NAME         accept a task of the swarm, as it is now"""
 OWN = ("new", "check", "show", "delete", "judge", "examples")
 SHARED = ("share", "unshare", "offered", "accept")
@@ -123,7 +123,13 @@ def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
     judge.add_argument("--judge-url", default="", metavar="URL", help="the judge (default: run.judge_url)")
     judge.add_argument("--judge-model", default="", metavar="NAME", help="its name there (default: run.judge_model)")
     new.add_argument("--no-model", action="store_true", help="do not try a model on it")
-    swarm = parser.add_argument_group("a task in a swarm (share, accept)")
+    swarm = parser.add_argument_group("a task in a swarm (share, offered, accept)")
+    swarm.add_argument(
+        "--join",
+        default="",
+        metavar="INVITE",
+        help="with offered, accept: the swarm of this invite, which is not kept; -: typed or piped in (default: the saved one)",
+    )
     swarm.add_argument(
         "--share-heldout",
         action="store_true",

@@ -15,6 +15,7 @@ from sapo_desktop.paths import Home
 from sapo_desktop.services.swarms import hosting, membership
 from sapo_desktop.services.tasks import store
 from sapo_swarm.protocol.client import NodeClient, Refused
+from sapo_swarm.protocol.invite import Invite
 from sapo_swarm.protocol.safe_text import safe_text
 from sapo_swarm.protocol.task_offer import TaskOffer, pack
 from sapo_swarm.tasks.own import library, shared
@@ -84,9 +85,9 @@ def require_unshared(home: Home, name: str) -> None:
 
 
 @asynccontextmanager
-async def member(home: Home) -> AsyncIterator[NodeClient]:
-    """A line to the coordinator of the saved invite. Raises UsageError without one."""
-    invite = membership.load(home.invite)
+async def member(home: Home, invite: Invite | None = None) -> AsyncIterator[NodeClient]:
+    """A line to the coordinator of the invite, or of the saved one. Raises UsageError without one."""
+    invite = invite or membership.load(home.invite)
     who = await asyncio.to_thread(membership.identity, home)
     async with NodeClient(invite, who.identity) as client:
         yield client
