@@ -6,15 +6,22 @@ import json
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.support.declared import judge
-from tests.support.own_tasks import task_of
+from tests.support.own_tasks import library_in, task_of
 
 from sapo_desktop.paths import Home
 from sapo_desktop.services.tasks.proposal.draft import Draft, Wishes, draft, rows_of
+from sapo_desktop.services.tasks.proposal.options import find, put_in
 from sapo_desktop.services.tasks.review import numbered, review
+from sapo_desktop.services.tasks.shortcuts import measure, sentences
 from sapo_desktop.services.tasks.wizard.actions import HomeTasks
 from sapo_desktop.services.tasks.wizard.interface import Answers
-from sapo_swarm.tasks.own.rows import read_table
+from sapo_swarm.scoring.scorer import Scorer
+from sapo_swarm.tasks.own import library
+from sapo_swarm.tasks.own.folder import write_task
+from sapo_swarm.tasks.own.rows import Table, read_table
 from sapo_swarm.tasks.own.verifiers import Choice, Number
 
 TOWNS = ("Paris", "Rome", "Vienna", "Oslo")
@@ -177,3 +184,45 @@ async def test_the_wizard_proposes_the_same_however_often_it_looks(tmp_path: Pat
     assert first.rows[0][0].endswith("? A) Paris B) Rome C) Vienna D) Oslo Answer with the letter of the right option.")
     assert "Not used: column nr." in first.said
     assert await actions.look(first.answers) == first
+
+
+async def test_the_chance_of_a_guess_is_told_beside_the_best_constant_answer(tmp_path: Path) -> None:
+    lines = [f"Capital {n}?,{','.join(TOWNS[:3])},{'ABC'[n % 3]}" for n in range(30)]
+    write_task(sheet(tmp_path, "question,A,B,C,answer", lines).task, tmp_path / "quiz")
+    with library_in(tmp_path):
+        async with Scorer() as scorer:
+            found = await measure(library.find("quiz"), scorer, [f"row {n}" for n in range(30)])
+    assert found.chance == 1 / 3
+    assert "held-out rows (a guess: 33.3 %)." in sentences(found)[0]
+    assert found.wrong == ()
+
+
+CELLS = st.one_of(
+    st.text(max_size=30),
+    st.sampled_from(
+        ["A", "(b)", "0", "4", "2.0", "[]", "[1, [2]]", '{"text": ["x", null], "label": [1]}', "A) x B) y", "a|a"]
+    ),
+    st.lists(st.text(max_size=5), max_size=30).map(json.dumps),
+    st.lists(st.text(max_size=5), max_size=5).map(str),
+)
+
+
+@given(st.lists(st.tuples(CELLS, CELLS, CELLS), min_size=1, max_size=12), st.booleans())
+def test_any_cells_become_rows_whose_letter_is_among_their_options_or_a_sentence(
+    rows: list[tuple[str, str, str]], listed: bool
+) -> None:
+    names = ("choices", "topic", "answer") if listed else ("a", "b", "answer")
+    table = Table(
+        columns=["question", *names],
+        rows=[{"question": "q", **dict(zip(names, row, strict=True))} for row in rows],
+        numbers=[*range(len(rows))],
+    )
+    found = find(table, "", "")
+    if found is None:
+        return
+    made = put_in(table, found)
+    assert len(made.rows) + len(made.problems) == len(rows)
+    for row in made.rows:
+        letters = [line[:3] for line in row["options"].split("\n")]
+        assert not row["answer"] or f"{row['answer']}) " in letters
+        assert letters == sorted(set(letters))

@@ -19,7 +19,8 @@ QUESTIONS = (
 )
 ANSWERS = (
     *("answer", "output", "target", "label", "category", "completion", "expected", "response", "solution"),
-    *("result", "to", "antwort", "losung", "ergebnis", "reponse", "respuesta", "risposta"),
+    *("result", "to", "correct_answer", "right_answer", "antwort", "richtige_antwort", "losung", "ergebnis"),
+    *("reponse", "respuesta", "risposta"),
 )
 """Columns as people call them, in a few languages; accents are gone by then."""
 HARDNESS = ("difficulty", "level")

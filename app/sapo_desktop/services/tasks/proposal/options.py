@@ -24,18 +24,8 @@ LISTS = (
 )
 """Columns that list the options, as people and data sets call them."""
 KEYS = (
-    *(
-        "answerkey",
-        "answer_key",
-        "correct_answer",
-        "right_answer",
-        "correct_option",
-        "correct",
-        "answer_idx",
-        "gold",
-        "key",
-    ),
-    *("richtige_antwort", "richtig", "korrekt", "losungsbuchstabe", "correcta", "bonne_reponse", "corretta"),
+    *("answerkey", "answer_key", "correct_option", "correct", "answer_idx", "gold", "key"),
+    *("richtig", "korrekt", "losungsbuchstabe", "correcta", "bonne_reponse", "corretta"),
 )
 """The answer's column beside options."""
 LOOKED_AT = 200
@@ -218,6 +208,8 @@ def _read(rows: Sequence[Row], options: Options, answer: str) -> Options:
         one = replace(best, reading=reading)
         right = sum(_place(said, entries, one) is not None for said, entries in known)
         best = replace(one, right=right) if right > best.right else best
+        if best.right == best.of:
+            break
     return best
 
 
