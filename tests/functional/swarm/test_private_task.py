@@ -77,6 +77,8 @@ async def test_two_friends_train_on_one_private_task_and_a_third_member_sees_not
         ):
             for client in (first, second):
                 await reaches(client, ("group",), lambda event: _is_taken(event.group, TASK))
+            kept = await asyncio.to_thread(sapo, guest, "tasks", "delete", TASK, "--even-in-use", "--yes")
+            assert (kept.returncode, f"is being trained on {TASK}. Stop it first" in kept.stderr) == (2, True)
             for client in (first, second, other):
                 await reaches(client, ("round",), lambda event: event.round >= 9)
     for home in (host, guest):
@@ -98,6 +100,8 @@ async def test_a_friend_looks_at_a_task_and_accepts_it_before_any_round(tmp_path
     sums(host / "data" / "tasks" / TASK)
     async with coordinator(host, "--port", "0") as (invite, _):
         await run(host, "tasks", "share", TASK)
+        kept = await asyncio.to_thread(sapo, host, "tasks", "delete", TASK, "--yes")
+        assert (kept.returncode, f"Take it out first: sapo-desktop tasks unshare {TASK}" in kept.stderr) == (2, True)
         early = await asyncio.to_thread(sapo, guest, "node", *NODE, "--join", invite, "--tasks", TASK)
         assert early.returncode == 2
         assert "A task of the swarm's host is accepted first: sapo-desktop tasks offered --join INVITE" in early.stderr
