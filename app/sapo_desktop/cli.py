@@ -60,7 +60,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "models": ("models.models", "list your models; show, rename, duplicate, delete one; free space"),
     "tasks": (
         "tasks.verb",
-        "list tasks, show sample questions, or make a task of your own from a file (new, check, show)",
+        "list tasks, show sample questions, or make a task of your own from a file (new, check, show, delete)",
     ),
     "config": ("machine.config", "show or change settings"),
     "paths": ("machine.paths", "where settings, runs, logs and the socket lie"),

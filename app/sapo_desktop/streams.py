@@ -37,6 +37,15 @@ def agreed(question: str) -> bool:
         return False
 
 
+def confirmed(yes: bool, question: str) -> bool:
+    """Said before (yes), or typed now. Raises AppError where nobody can answer."""
+    if not yes and not sys.stdin.isatty():
+        from sapo_desktop.errors import AppError
+
+        raise AppError(f"{question} Nobody can answer here: add --yes.")
+    return yes or agreed(question)
+
+
 def to_nowhere(*descriptors: int) -> None:
     """What is still written to them (there is always a last word, if only the flush at exit) must not fail."""
     nowhere = os.open(os.devnull, os.O_WRONLY)

@@ -39,7 +39,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "restore": ("restore mine.tar --list", "restore mine.tar"),
     "uninstall": ("uninstall --data",),
     "models": ("models", "models show maths", "models figures maths --format tensorboard -o logs"),
-    "tasks": ("tasks", "tasks new codes.csv", "tasks check codes"),
+    "tasks": ("tasks", "tasks new codes.csv", "tasks check codes", "tasks delete codes"),
     "config": ("config get", "config set limits.nice 15", "config preset eco"),
     "paths": ("paths",),
     "bench": ("bench", "bench --verify"),

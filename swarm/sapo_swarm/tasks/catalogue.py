@@ -29,6 +29,10 @@ class UnknownTask(ValueError):
     """No such task or preset; the message names the nearest match."""
 
 
+class NoSuchTask(UnknownTask):
+    """Nothing of that name is here: neither the app's, nor the person's own."""
+
+
 _CATALOGUE: dict[str, dict[str, Settings]] = {
     "base_conversion": {
         "starter": {"min_base": 2, "max_base": 10, "min_value": 4, "max_value": 63},
@@ -122,7 +126,7 @@ def settings(dataset: str, preset: str) -> Settings:
     """The generator settings of a task. Raises UnknownTask."""
     presets = CATALOGUE.get(dataset)
     if presets is None:
-        raise UnknownTask(
+        raise NoSuchTask(
             f"There is no task {dataset!r}. {nearest(dataset, {**CATALOGUE, **dict.fromkeys(library.names())})}"
         )
     chosen = presets.get(preset)

@@ -26,7 +26,7 @@ from sapo_desktop.services.models.screen.actions import HomeModels
 from sapo_desktop.services.models.screen.settings_actions import HomeSettings
 from sapo_desktop.services.models.shelf import store
 from sapo_desktop.services.nodes import supervisor
-from sapo_desktop.services.tasks.proposal import Wishes, draft
+from sapo_desktop.services.tasks.proposal.draft import Wishes, draft
 from sapo_desktop.services.tasks.ratings import rated_files
 from sapo_desktop.services.tasks.wizard.actions import HomeTasks
 

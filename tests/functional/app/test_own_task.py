@@ -156,11 +156,29 @@ def test_rows_and_a_reward_function_of_trl_s_shape_become_a_task(tmp_path: Path)
     assert any(isinstance(event, GroupRecorded) for event in journal(home))
 
 
-def test_an_example_is_taken_by_its_name(tmp_path: Path) -> None:
+def test_an_example_is_taken_by_its_name_and_again_over_an_edited_one_which_is_kept(tmp_path: Path) -> None:
     assert "unit_conversion" in sapo(tmp_path, "tasks", "examples").stdout
     done = sapo(tmp_path, "tasks", "new", "unit_conversion", "--no-model")
     assert done.returncode == 0, done.stderr
-    assert (tmp_path / "data" / "tasks" / "unit_conversion" / "task.toml").exists()
+    spec = tmp_path / "data" / "tasks" / "unit_conversion" / "task.toml"
+    spec.write_text(spec.read_text().replace('prompt = "', 'prompt = "Please: '))
+    again = sapo(tmp_path, "tasks", "new", "unit_conversion", "--no-model", "--replace")
+    kept = tmp_path / "data" / "replaced" / "tasks" / "unit_conversion"
+    assert f"The task of that name that was here is kept in {kept} until" in again.stdout, again.stderr
+    assert 'prompt = "Please: ' in (kept / "task.toml").read_text()
+
+
+def test_a_task_is_deleted_after_a_yes_unless_a_model_is_trained_on_it(tmp_path: Path) -> None:
+    sums(tmp_path / "data" / "tasks" / "my_sums")
+    assert sapo(tmp_path, "new", "mine", "--base", "starter-1m", "--tasks", "my_sums").returncode == 0
+    used = sapo(tmp_path, "tasks", "delete", "my_sums", "--yes")
+    assert (used.returncode, "in use by the model mine" in used.stderr) == (2, True)
+    asked = sapo(tmp_path, "tasks", "delete", "my_sums", "--even-in-use")
+    assert (asked.returncode, "Nobody can answer here: add --yes." in asked.stderr) == (1, True)
+    assert (tmp_path / "data" / "tasks" / "my_sums").exists()
+    done = sapo(tmp_path, "tasks", "delete", "my_sums", "--even-in-use", "--yes")
+    assert (done.returncode, "Deleted the task my_sums." in done.stdout) == (0, True), done.stderr
+    assert not list((tmp_path / "data" / "tasks").glob("*/"))
 
 
 def test_what_is_wrong_with_a_task_is_said_before_a_run_begins(tmp_path: Path) -> None:

@@ -77,6 +77,8 @@ async def test_two_friends_train_on_one_private_task_and_a_third_member_sees_not
         ):
             for client in (first, second):
                 await reaches(client, ("group",), lambda event: _is_taken(event.group, TASK))
+            kept = await asyncio.to_thread(sapo, guest, "tasks", "delete", TASK, "--even-in-use", "--yes")
+            assert (kept.returncode, f"is being trained on {TASK}. Stop it first" in kept.stderr) == (2, True)
             for client in (first, second, other):
                 await reaches(client, ("round",), lambda event: event.round >= 9)
     for home in (host, guest):
@@ -90,3 +92,29 @@ async def test_two_friends_train_on_one_private_task_and_a_third_member_sees_not
     }
     assert any(isinstance(e, LogLine) and "You did not accept it" in e.text for e in journal(third))
     assert traces(third, ("Calculate 7 + 49", "task-")) == []
+
+
+async def test_a_friend_looks_at_a_task_and_accepts_it_before_any_round(tmp_path: Path) -> None:
+    """By the invite alone, which is kept nowhere; a node that is told the task's name too early says where to look."""
+    host, guest = tmp_path / "host", tmp_path / "guest"
+    sums(host / "data" / "tasks" / TASK)
+    async with coordinator(host, "--port", "0") as (invite, _):
+        await run(host, "tasks", "share", TASK)
+        kept = await asyncio.to_thread(sapo, host, "tasks", "delete", TASK, "--yes")
+        assert (kept.returncode, f"Take it out first: sapo-desktop tasks unshare {TASK}" in kept.stderr) == (2, True)
+        early = await asyncio.to_thread(sapo, guest, "node", *NODE, "--join", invite, "--tasks", TASK)
+        assert early.returncode == 2
+        assert "A task of the swarm's host is accepted first: sapo-desktop tasks offered --join INVITE" in early.stderr
+        bare = await asyncio.to_thread(sapo, guest, "tasks", "offered")
+        assert "No invite is saved. Name one: sapo-desktop tasks offered --join INVITE" in bare.stderr
+        listed = await run(guest, "tasks", "offered", "--join", invite)
+        assert f"{TASK}                      not accepted yet: 80 rows." in listed
+        assert "Look at one: sapo-desktop tasks offered NAME --join INVITE" in listed
+        shown = await run(guest, "tasks", "offered", TASK, "--join", invite)
+        assert f"Accept it: sapo-desktop tasks accept {TASK} --join INVITE --yes {version(shown)}" in shown
+        done = await run(guest, "tasks", "accept", TASK, "--join", invite, "--yes", version(shown))
+        assert f"then: sapo-desktop node {TASK} --join INVITE" in done
+        assert not (guest / "invite").exists()
+        assert (guest / "data" / "tasks" / TASK / "task.toml").exists()
+        broken = await asyncio.to_thread(sapo, guest, "tasks", "offered", "--join", "sapo://nowhere")
+        assert broken.returncode == 2

@@ -15,12 +15,12 @@ from sapo_desktop.paths import Home
 from sapo_desktop.services.models.shelf.changes import stale_tasks, task_versions
 from sapo_desktop.services.models.shelf.store import Record
 from sapo_desktop.services.tasks import examples, looking
-from sapo_desktop.services.tasks.answers import propose
 from sapo_desktop.services.tasks.expectation import Expectation, chance_of_mixed, sentences
-from sapo_desktop.services.tasks.proposal import Draft, Wishes, draft
+from sapo_desktop.services.tasks.proposal.answers import propose
+from sapo_desktop.services.tasks.proposal.draft import Draft, Wishes, draft
 from sapo_desktop.services.tasks.ratings import rate, rated_file
 from sapo_desktop.services.tasks.review import numbered, review, too_long
-from sapo_desktop.services.tasks.shortcuts import measure, warnings
+from sapo_desktop.services.tasks.shortcuts import Shortcuts, measure, warnings
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import RunStarted
 from sapo_swarm.scoring.scorer import Scorer
@@ -240,7 +240,7 @@ def test_columns_that_no_name_tells_are_said_to_be_guessed_and_a_first_row_of_da
     header = "The first row was taken for column names; if it is data, add a header."
     found = of(tmp_path, "foo,bar,baz\n" + "".join(f"{n},what is {n} + 1,{n + 1}\n" for n in range(9)))
     assert found.guessed == "Question: column bar (guessed). Answer: column baz (guessed)."
-    assert not found.notes
+    assert found.notes == ("Not used: column foo.",)
     assert not of(tmp_path, "foo,bar\na b,c\nd e,f\n", question="foo", answer="bar").guessed
     plain = of(tmp_path, "question,answer\na,1\nb,1\n")
     assert (plain.guessed, plain.notes) == ("", ())
@@ -255,6 +255,8 @@ def test_columns_in_other_languages_are_known_and_who_checked_a_row_is_no_answer
     found = of(tmp_path, "Frage;Lösung;Prüfer\n" + rows)
     assert (found.task.spec.prompt, found.task.spec.answer, found.guessed) == ("{frage}", "losung", "")
     assert found.task.train[0]["frage"].startswith("Für ")
+    science = "question,distractor,correct_answer,support\n" + "".join(f"{n}?,a{n},b{n},c{n}\n" for n in range(9))
+    assert of(tmp_path, science).task.spec.answer == "correct_answer"
     unnamed = of(tmp_path, "Wortlaut;Zahl;Prüfer\n" + rows)
     assert (unnamed.task.spec.prompt, unnamed.task.spec.answer) == ("{wortlaut}", "zahl")
     assert unnamed.guessed
@@ -265,3 +267,13 @@ def test_rows_that_were_left_out_for_one_reason_are_one_sentence(tmp_path: Path)
     assert looking.problems(found.task, found.table) == [
         "Left out. Rows 2, 5, 8, 11, 14 and 5 more: answer is empty or missing."
     ]
+
+
+def test_what_chance_earns_among_options_is_no_shortcut() -> None:
+    def found(options: int, constant: float, permuted: float) -> list[str]:
+        chance = 1 / options if options else 0.0
+        return warnings(Shortcuts(100, 1.0, (), (), ("A", constant), permuted, 0.0, chance))
+
+    assert found(3, 0.4, 0.4) == []
+    assert found(2, 0.6, 0.5) == []
+    assert len(found(2, 0.8, 0.8)) == len(found(3, 0.6, 0.6)) == len(found(0, 0.4, 0.4)) == 2

@@ -11,8 +11,8 @@ from tests.support.own_tasks import task_of
 
 from sapo_desktop.errors import UsageError
 from sapo_desktop.services.tasks import looking
-from sapo_desktop.services.tasks.answers import proposals, propose
-from sapo_desktop.services.tasks.proposal import Draft, Wishes, draft
+from sapo_desktop.services.tasks.proposal.answers import proposals, propose
+from sapo_desktop.services.tasks.proposal.draft import Draft, Wishes, draft
 from sapo_swarm.tasks.own.verifiers import Exact, Number, Verifier
 
 

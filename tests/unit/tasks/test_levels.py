@@ -14,7 +14,7 @@ from tests.support.own_tasks import library_in, write_folder
 from sapo_desktop.dashboard.state import DashboardState, apply
 from sapo_desktop.dashboard.widgets.held_out.levels import levels as shown
 from sapo_desktop.services.models.screen.own_tasks import fitted
-from sapo_desktop.services.tasks.proposal import Wishes, draft
+from sapo_desktop.services.tasks.proposal.draft import Wishes, draft
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import GroupRecorded
 from sapo_swarm.node.round.phases import candidate_refs

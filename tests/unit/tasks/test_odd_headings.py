@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from sapo_desktop.errors import UsageError
-from sapo_desktop.services.tasks.proposal import Draft, Wishes, draft
+from sapo_desktop.services.tasks.proposal.draft import Draft, Wishes, draft
 from sapo_swarm.tasks.own.folder import read_task, write_task
 from sapo_swarm.tasks.own.rows import cell, read_jsonl, read_table
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sapo_desktop.services.tasks.proposal import Wishes, draft
+from sapo_desktop.services.tasks.proposal.draft import Wishes, draft
 from sapo_swarm.tasks.own.errors import BadTask
 from sapo_swarm.tasks.own.rows import MAX_CELL, MAX_ROWS, read_table
 from sapo_swarm.tasks.own.verifiers import Number

@@ -69,13 +69,6 @@ def test_a_row_that_cannot_be_used_is_a_sentence_with_its_number(tmp_path: Path,
     assert table.numbers == [3]
 
 
-def test_bytes_that_are_no_utf_8_are_told_of_and_not_guessed(tmp_path: Path) -> None:
-    table = read(tmp_path, b"question,answer\ncaf\xe9,1\n")
-    assert table.problems == [
-        "Row 2: column question holds bytes that are no UTF-8 text. Save the file as UTF-8; Excel calls it CSV UTF-8."
-    ]
-
-
 def test_a_line_of_jsonl_that_is_none_is_a_sentence_with_its_number() -> None:
     table = read_jsonl('{"a": 1}\n{"a": \n\n[1]\n{"a": NaN}\n{"a": 2}\n')
     assert [sentence.partition(":")[0] for sentence in table.problems] == ["Row 2", "Row 4", "Row 5"]

@@ -12,13 +12,13 @@ from pathlib import Path
 import msgspec
 
 from sapo_desktop.commands.models import bases, figures
-from sapo_desktop.errors import AppError, UsageError
+from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import Home, typed
 from sapo_desktop.services.models import control
 from sapo_desktop.services.models.shelf import base_folder, history, keeping, store
 from sapo_desktop.services.models.shelf.adopt import adopt
 from sapo_desktop.services.models.shelf.overview import Overview, gain, overview
-from sapo_desktop.streams import agreed, json_line
+from sapo_desktop.streams import confirmed, json_line
 
 ACTIONS = ("list", "show", "rename", "duplicate", "delete", "prune", "bases", "fetch", "figures")
 _NAMES = {
@@ -190,7 +190,9 @@ def _delete(home: Home, args: argparse.Namespace) -> int:
     training = asyncio.run(control.in_training(home))
     busy = training is not None and training.folder == model.folder
     size, stop = store.size(model.folder) / 1e6, " It is being trained: the node is stopped first." if busy else ""
-    if not _agreed(args.yes, f"Delete {model.name} with all its weights, history and exports ({size:,.0f} MB)?{stop}"):
+    if not confirmed(
+        args.yes, f"Delete {model.name} with all its weights, history and exports ({size:,.0f} MB)?{stop}"
+    ):
         return 1
     freed = asyncio.run(control.delete(home, model))
     print(f"Deleted {model.name}: {freed / 1e6:,.0f} MB are free again.")
@@ -207,16 +209,7 @@ def _prune(home: Home, args: argparse.Namespace) -> int:
     if not found:
         print("There is nothing to free: each model has its newest and its best checkpoint only.")
         return 0
-    if not _agreed(args.yes, "Remove them? The newest and the best checkpoint of each model stay."):
+    if not confirmed(args.yes, "Remove them? The newest and the best checkpoint of each model stay."):
         return 1
     print(f"{sum(keeping.remove(spare) for _, spare in found) / 1e6:,.1f} MB are free again.")
     return 0
-
-
-def _agreed(yes: bool, question: str) -> bool:
-    """Typed y, or --yes. Raises AppError where nobody can answer."""
-    if yes:
-        return True
-    if not sys.stdin.isatty():
-        raise AppError(f"{question} Nobody can answer here: add --yes.")
-    return agreed(question)

@@ -36,6 +36,7 @@ from sapo_swarm.node.governor import memory
 from sapo_swarm.node.governor.data_cap import DataCap
 from sapo_swarm.node.governor.priority import step_back
 from sapo_swarm.protocol.invite import Invite
+from sapo_swarm.tasks.catalogue import NoSuchTask
 
 if TYPE_CHECKING:
     from sapo_swarm.node.setup import NodeSetup
@@ -76,7 +77,7 @@ def main(args: argparse.Namespace) -> int:
     model = training.chosen(home, args.name)
     base = msgspec.structs.replace(chosen, run=model.config) if model else chosen
     typed = set(vars(args)) & set(RunConfig.__struct_fields__)
-    session = training.plan(model, flags.run_config(base, args), typed)
+    session = training.plan(model, _typed_over(base, args), typed)
     invite = _invite(args, home, chosen)
     on_trial = trial.find(home.invite, invite.swarm) if invite else None
     config = _with_swarm(session, invite, typed, on_trial is not None)
@@ -101,6 +102,19 @@ def main(args: argparse.Namespace) -> int:
         step_back(chosen.limits.nice)
         node_logging(home.node_log)
         return asyncio.run(_work(home, setup, session, reporter, invite, chosen, bound))
+
+
+def _typed_over(base: settings.Settings, args: argparse.Namespace) -> RunConfig:
+    """The run's settings with the typed flags. Raises UsageError, BadTask, UnknownTask that says where tasks of a swarm are."""
+    try:
+        return flags.run_config(base, args)
+    except NoSuchTask as error:
+        if not args.join:
+            raise
+        where = "" if args.join == "saved" else " --join INVITE"
+        raise NoSuchTask(
+            f"{error} A task of the swarm's host is accepted first: sapo-desktop tasks offered{where}"
+        ) from error
 
 
 def _tell_what_it_needs(home: Home, config: RunConfig, reporter: Reporter, room: int, trained: bool) -> None:

@@ -1,4 +1,4 @@
-"""`tasks new`, `tasks check`, `tasks show`: tasks of the person's own, in plain words."""
+"""`tasks new`, `check`, `show`, `delete`, `judge`: tasks of the person's own, in plain words."""
 
 from __future__ import annotations
 
@@ -15,18 +15,22 @@ from sapo_backends.base import BackendError
 from sapo_desktop import settings
 from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import Home, typed_path
+from sapo_desktop.services.models import control
 from sapo_desktop.services.models.shelf.names import train_on
+from sapo_desktop.services.swarms import sharing
 from sapo_desktop.services.tasks import examples as shipped
-from sapo_desktop.services.tasks import expectation, judging, looking, proposal, review, shortcuts
-from sapo_desktop.services.tasks.store import installed, keep
+from sapo_desktop.services.tasks import expectation, judging, looking, review, shortcuts
+from sapo_desktop.services.tasks.proposal.draft import Wishes, draft, rows_of
+from sapo_desktop.services.tasks.store import delete as remove
+from sapo_desktop.services.tasks.store import installed, keep, require_own, require_unused
 from sapo_desktop.services.tasks.wizard.interface import Measured
-from sapo_desktop.streams import json_line
+from sapo_desktop.streams import confirmed, json_line
 from sapo_swarm.config import RunConfig
 from sapo_swarm.protocol.safe_text import safe_text
 from sapo_swarm.scoring.scorer import Scorer
 from sapo_swarm.tasks.own import library
 from sapo_swarm.tasks.own.folder import OwnTask, read_task
-from sapo_swarm.tasks.own.rows import Table, read_table
+from sapo_swarm.tasks.own.rows import Table
 
 
 def examples() -> int:
@@ -47,12 +51,14 @@ def new(args: argparse.Namespace) -> int:
     if args.target in shipped.names() and not Path(args.target).exists():
         task, reason = shipped.one(args.target), "as it ships"
     else:
-        found = proposal.draft(_path(args.target), _wishes(args))
+        found = draft(_path(args.target), _wishes(args))
         task, table, reason = found.task, found.table, found.reason
         guessed = [f"{found.guessed} Other columns: --question, --answer."] if found.guessed else []
         unsure = [*guessed, *found.notes]
-    keep(task, home, args.replace)
+    kept = keep(task, home, args.replace)
     _say([*looking.described(task, reason), *unsure])
+    if kept is not None:
+        print(f"The task of that name that was here is kept in {kept} until the next one is replaced.")
     _rows(task)
     name = task.spec.name
     if args.allow_code and task.code:
@@ -86,6 +92,28 @@ def show(args: argparse.Namespace) -> int:
     _say(looking.described(task, ""))
     _rows(task)
     _say(["", looking.JUDGED] if task.spec.rubric else ["", *shortcuts.sentences(asyncio.run(_shortcuts(task)))])
+    return 0
+
+
+def delete(args: argparse.Namespace) -> int:
+    """Remove a task of the person's own from this machine, after a yes."""
+    home, name = Home.find(), args.target
+    home.prepare()
+    require_own(name)
+    if not args.even_in_use:
+        require_unused(home, name)
+    sharing.require_unshared(home, name)
+    training = asyncio.run(control.in_training(home))
+    if training is not None and name in training.config.tasks:
+        raise UsageError(f"{training.name} is being trained on {name}. Stop it first: sapo-desktop stop")
+    if not confirmed(
+        bool(args.yes), f"Delete the task {name} with its rows, its settings and the copy of an earlier one?"
+    ):
+        return 1
+    remove(home, name)
+    print(
+        f"Deleted the task {name}. The file that it was made from stays where it is, and so does what models learned."
+    )
     return 0
 
 
@@ -147,12 +175,12 @@ def _named(target: str) -> OwnTask:
     raise UsageError(f"There is no task of your own named {target!r}. {installed()}")
 
 
-def _wishes(args: argparse.Namespace) -> proposal.Wishes:
+def _wishes(args: argparse.Namespace) -> Wishes:
     if len(args.answer) > 1:
         raise UsageError("With new, --answer names one column.")
     if sum(map(bool, (args.environment, args.reward, args.rubric, args.verifier))) > 1:
         raise UsageError("Say one of --verifier, --reward, --environment and --rubric: a task is judged in one way.")
-    return proposal.Wishes(
+    return Wishes(
         name=args.name,
         question=args.question,
         answer=args.answer[0] if args.answer else "",
@@ -163,6 +191,7 @@ def _wishes(args: argparse.Namespace) -> proposal.Wishes:
         reward=_path(args.reward) if args.reward else None,
         verifier=args.verifier,
         rubric=args.rubric,
+        encoding=args.encoding,
     )
 
 
@@ -203,7 +232,7 @@ async def _measured(task: OwnTask, args: argparse.Namespace, home: Home) -> Meas
     def show(label: str, fraction: float) -> None:
         print(f"{100 * fraction:.0f} % {label}", file=sys.stderr, flush=True)
 
-    table = read_table(_path(args.source)) if args.source else None
+    table = rows_of(task, _path(args.source), args.encoding) if args.source else None
     if task.spec.rubric:
         return Measured((), (), (looking.JUDGED,))
     show("looking for shortcuts", 0.0)

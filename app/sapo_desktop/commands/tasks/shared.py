@@ -9,8 +9,9 @@ import sys
 from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import Home
 from sapo_desktop.services.models.shelf.names import train_on
-from sapo_desktop.services.swarms import sharing
+from sapo_desktop.services.swarms import invite_text, membership, sharing
 from sapo_desktop.services.swarms.together import standing
+from sapo_swarm.protocol.invite import Invite
 from sapo_swarm.protocol.safe_text import safe_text
 from sapo_swarm.protocol.task_offer import TaskOffer
 
@@ -35,35 +36,47 @@ def main(args: argparse.Namespace) -> int:
     if args.task == "unshare":
         print(asyncio.run(sharing.unshare(home, args.target)))
         return 0
+    invite, join = _invite(home, args.join), " --join INVITE" if args.join not in ("", "saved") else ""
     if args.task == "offered":
-        return asyncio.run(_offered(home, args.target))
-    return asyncio.run(_accept(home, args.target, args.yes))
+        return asyncio.run(_offered(home, args.target, invite, join))
+    return asyncio.run(_accept(home, args.target, args.yes, invite, join))
 
 
-async def _offered(home: Home, name: str) -> int:
-    """What the swarm offers; with a name what exactly one accepts."""
-    async with sharing.member(home) as client:
+def _invite(home: Home, given: str) -> Invite:
+    """The one that was typed, which is kept nowhere, or the saved one. Raises UsageError."""
+    if given not in ("", "saved"):
+        return membership.parse(invite_text.read(given))
+    if not home.invite.exists():
+        raise UsageError("No invite is saved. Name one: sapo-desktop tasks offered --join INVITE")
+    return membership.load(home.invite)
+
+
+async def _offered(home: Home, name: str, invite: Invite, join: str) -> int:
+    """What the swarm offers; with a name what exactly one accepts. join: the flag that the next command needs."""
+    async with sharing.member(home, invite) as client:
         found = await sharing.offers(client, home)
         if name:
             offer = _named(found, name)
             print("\n".join(sharing.preview(offer, await client.task(offer))))
-            print(f"\nAccept it: sapo-desktop tasks accept {name} --yes {offer.hash}")
+            print(f"\nAccept it: sapo-desktop tasks accept {name}{join} --yes {offer.hash}")
             return 0
         for offer in found:
             said = _STANDING[standing(offer, client.invite.swarm)]
             print(safe_text(f"{offer.name:<28} {said}: {offer.train:,} rows. {offer.description}", 200, lines=False))
-    print("Look at one: sapo-desktop tasks offered NAME" if found else "This swarm has no tasks of its host's own.")
+    print(
+        f"Look at one: sapo-desktop tasks offered NAME{join}" if found else "This swarm has no tasks of its host's own."
+    )
     return 0
 
 
-async def _accept(home: Home, name: str, yes: str) -> int:
+async def _accept(home: Home, name: str, yes: str, invite: Invite, join: str) -> int:
     """Show it, ask, store it. yes: the version, in place of the question."""
-    async with sharing.member(home) as client:
+    async with sharing.member(home, invite) as client:
         offer = _named(await sharing.offers(client, home), name)
         if yes and yes != offer.hash:
             raise UsageError(
                 f"The swarm's {name} has version {offer.hash}, not the one after --yes. Look at it again: "
-                f"sapo-desktop tasks offered {name}"
+                f"sapo-desktop tasks offered {name}{join}"
             )
         task = await client.task(offer)
         if not yes:
@@ -76,7 +89,7 @@ async def _accept(home: Home, name: str, yes: str) -> int:
                 print("Not accepted; nothing was stored.")
                 return 1
         print(sharing.accept(home, client.invite.swarm, offer, task))
-    print(f"Train on it: {train_on(name)} --join saved")
+    print(f"Train on it: {train_on(name)}{join or ' --join saved'}")
     return 0
 
 

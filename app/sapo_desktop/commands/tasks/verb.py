@@ -11,18 +11,22 @@ from sapo_swarm.tasks import catalogue
 from sapo_swarm.tasks.own import library
 from sapo_swarm.tasks.own.spec import Extract
 
+ANY = "yes"
+"""--yes without a version."""
 USAGE = """\
 sapo-desktop tasks                     every task with its presets, your own first
 sapo-desktop tasks NAME                sample questions
 sapo-desktop tasks new FILE            make a task of your own from a CSV, TSV or JSONL file
 sapo-desktop tasks check NAME|FOLDER   look a task over: rows, shortcuts, what your model does with it
 sapo-desktop tasks show NAME           what a task of your own is, with five rows
+sapo-desktop tasks delete NAME         remove a task of your own from this machine
 sapo-desktop tasks examples            tasks of your own to start from; tasks new EXAMPLE takes one
 sapo-desktop tasks judge NAME          compare the judge of a judged task with your own ratings
 sapo-desktop tasks share NAME          let the members of the swarm that you host train on a task of yours
 sapo-desktop tasks unshare NAME        take it out of the swarm again
-sapo-desktop tasks offered [NAME]      what the swarm that you joined offers: look before you accept
+sapo-desktop tasks offered [NAME]      what a swarm offers (--join INVITE, or yours): look before you accept
 sapo-desktop tasks accept NAME         accept a task of the swarm, as it is now"""
+OWN = ("new", "check", "show", "delete", "judge", "examples")
 SHARED = ("share", "unshare", "offered", "accept")
 
 
@@ -33,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
         "task",
         nargs="?",
         default="",
-        help="a task, or: new, check, show, judge, examples, share, unshare, offered, accept",
+        help=f"a task, or: {', '.join((*OWN, *SHARED))}",
     )
     parser.add_argument("target", nargs="?", default="", help="of these: a file, a task or a folder")
     parser.add_argument("--preset", default="", help="difficulty (default: the task's first)")
@@ -65,7 +69,15 @@ def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
     new.add_argument(
         "--heldout", default="", metavar="FILE", help="held-out rows (default: a fifth of the rows, by content)"
     )
-    new.add_argument("--replace", action="store_true", help="overwrite a task of that name")
+    new.add_argument(
+        "--encoding",
+        default="",
+        metavar="NAME",
+        help="of the file, such as cp1252 or mac_roman (default: found out, and said)",
+    )
+    new.add_argument(
+        "--replace", action="store_true", help="take the place of a task of that name, which is kept aside"
+    )
     new.add_argument(
         "--environment",
         default="",
@@ -111,20 +123,34 @@ def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
     judge.add_argument("--judge-url", default="", metavar="URL", help="the judge (default: run.judge_url)")
     judge.add_argument("--judge-model", default="", metavar="NAME", help="its name there (default: run.judge_model)")
     new.add_argument("--no-model", action="store_true", help="do not try a model on it")
-    swarm = parser.add_argument_group("a task in a swarm (share, accept)")
+    swarm = parser.add_argument_group("a task in a swarm (share, offered, accept)")
+    swarm.add_argument(
+        "--join",
+        default="",
+        metavar="INVITE",
+        help="with offered, accept: the swarm of this invite, which is not kept; -: typed or piped in (default: the saved one)",
+    )
     swarm.add_argument(
         "--share-heldout",
         action="store_true",
         help="with share: members get the held-out rows too and measure on the same ones (default: they stay here)",
     )
-    swarm.add_argument(
-        "--yes", default="", metavar="VERSION", help="with accept: yes to this version, without a question"
+    parser.add_argument(
+        "--yes",
+        nargs="?",
+        default="",
+        const=ANY,
+        metavar="VERSION",
+        help="with delete: without asking; with accept: yes to this version, without a question",
+    )
+    new.add_argument(
+        "--even-in-use", action="store_true", help="with delete: although settings of models name the task"
     )
 
 
 def main(args: argparse.Namespace) -> int:
     """Run the verb; gives the exit code."""
-    if args.task in ("new", "check", "show", "judge", "examples"):
+    if args.task in OWN:
         return _own(args)
     if args.task in SHARED:
         return _shared(args)
@@ -140,16 +166,15 @@ def _own(args: argparse.Namespace) -> int:
         return own.examples()
     if not args.target:
         raise UsageError(f"tasks {args.task} needs a {'file' if args.task == 'new' else 'task'}. Usage:\n{USAGE}")
-    if args.task == "new":
-        return own.new(args)
-    if args.task == "judge":
-        return own.judge(args)
-    return own.check(args) if args.task == "check" else own.show(args)
+    verbs = {"new": own.new, "check": own.check, "show": own.show, "delete": own.delete, "judge": own.judge}
+    return verbs[args.task](args)
 
 
 def _shared(args: argparse.Namespace) -> int:
     from sapo_desktop.commands.tasks import shared
 
+    if args.yes is ANY:
+        raise UsageError("With accept, --yes names the version: sapo-desktop tasks offered NAME prints it.")
     if not args.target and args.task != "offered":
         raise UsageError(f"tasks {args.task} needs a task. Usage:\n{USAGE}")
     return shared.main(args)

@@ -15,6 +15,7 @@ from sapo_desktop.paths import Home
 from sapo_desktop.services.swarms import hosting, membership
 from sapo_desktop.services.tasks import store
 from sapo_swarm.protocol.client import NodeClient, Refused
+from sapo_swarm.protocol.invite import Invite
 from sapo_swarm.protocol.safe_text import safe_text
 from sapo_swarm.protocol.task_offer import TaskOffer, pack
 from sapo_swarm.tasks.own import library, shared
@@ -73,10 +74,20 @@ async def unshare(home: Home, name: str) -> str:
     return f"{name} is yours alone again. Members who fetched it still have it; what they do with it stays with them."
 
 
+def require_unshared(home: Home, name: str) -> None:
+    """Raises UsageError while the swarm hosted here trains on the task, CoordinatorError."""
+    host = hosting.find(home)
+    known = library.shared_in(host.access().swarm).get(name) if host is not None else None
+    if known is not None and known.mine:
+        raise UsageError(
+            f"The swarm that you host trains on {name}. Take it out first: sapo-desktop tasks unshare {name}"
+        )
+
+
 @asynccontextmanager
-async def member(home: Home) -> AsyncIterator[NodeClient]:
-    """A line to the coordinator of the saved invite. Raises UsageError without one."""
-    invite = membership.load(home.invite)
+async def member(home: Home, invite: Invite | None = None) -> AsyncIterator[NodeClient]:
+    """A line to the coordinator of the invite, or of the saved one. Raises UsageError without one."""
+    invite = invite or membership.load(home.invite)
     who = await asyncio.to_thread(membership.identity, home)
     async with NodeClient(invite, who.identity) as client:
         yield client
@@ -108,10 +119,9 @@ def accept(home: Home, swarm: str, offer: TaskOffer, task: OwnTask) -> str:
             f"You have another task named {name!r} in {home.tasks / name}, which would be lost. Rename that folder and the "
             f"name in its task.toml, then accept again."
         )
-    if not same:
-        store.keep(task, home, replace=True)
+    kept = None if same else store.keep(task, home, replace=True)
     _note(home, Shared(swarm=swarm, name=name, digest=offer.hash, held_out=bool(offer.held_out), mine=False))
-    return f"Accepted {name}, version {offer.hash[:12]}."
+    return f"Accepted {name}, version {offer.hash[:12]}." + (f" The one of before is kept in {kept}." if kept else "")
 
 
 def _note(home: Home, entry: Shared) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 from sapo_desktop.errors import AppError
@@ -59,7 +60,7 @@ def without_bad(table: Table) -> Table:
     """A table of ratings without the answers that were rated bad, which are told of; any other table as it is."""
     if COLUMN not in table.columns or {row.get(COLUMN) for row in table.rows} - {GOOD, BAD}:
         return table
-    kept = Table(table.columns, table.heads, table.names, problems=list(table.problems), more=table.more)
+    kept = replace(table, rows=[], numbers=[], problems=list(table.problems))
     for number, row in zip(table.numbers, table.rows, strict=True):
         if row[COLUMN] == GOOD:
             kept.add(number, row)

@@ -117,7 +117,7 @@ def _has_answers(task: OwnTask) -> bool:
 
 
 def _leaks(task: OwnTask) -> list[str]:
-    prompts = [task.spec.fill(row) for row in (*task.train, *task.held_out)]
+    prompts = [task.spec.cells(row) for row in (*task.train, *task.held_out)]
     groups = clusters(prompts)
     trained = set(groups[: len(task.train)])
     met = [number for number, group in enumerate(groups[len(task.train) :], 1) if group in trained]

@@ -14,11 +14,13 @@ from sapo_swarm.scoring.scorer import Scored, Scorer, ScoringFailed, Unanswerabl
 from sapo_swarm.tasks.catalogue import held_out
 from sapo_swarm.tasks.own.folder import OwnTask
 from sapo_swarm.tasks.own.spec import truth_column
-from sapo_swarm.tasks.own.verifiers import TRUTHFUL
+from sapo_swarm.tasks.own.verifiers import TRUTHFUL, Choice
 from sapo_swarm.types import RewardRule, TaskRef
 
 LOOKED_AT = 400
 """Held-out rows, and training rows for the truth itself, at most."""
+MUCH = 0.3
+"""What may not be earned without reading the question, unless a guess earns nearly as much."""
 COMMON = 6
 JUNK = ("0", "1", "yes", "no", "true", "null", "[]", "{}", "a", ",", ".*")
 
@@ -29,7 +31,8 @@ class Shortcuts:
 
     truth: of the rows' own answers (None where the verifiers have none to compare with). wrong: where the training rows stand
     whose own answer is judged wrong; hanging: those that could not be judged at all, with the reason. constant: the best of
-    the answers tried on every row, and its score. permuted: of another row's answer. echo: of the question given back.
+    the answers tried on every row, and its score. permuted: of another row's answer. echo: of the question given back. chance: of
+    a guess among the options, 0 where there are none.
     """
 
     rows: int
@@ -39,6 +42,7 @@ class Shortcuts:
     constant: tuple[str, float]
     permuted: float | None
     echo: float
+    chance: float = 0.0
 
 
 async def measure(task: OwnTask, scorer: Scorer, places: Sequence[str]) -> Shortcuts:
@@ -68,6 +72,7 @@ async def measure(task: OwnTask, scorer: Scorer, places: Sequence[str]) -> Short
         constant=(best, max(score, 0.0)),
         permuted=_mean(turned) if turned else None,
         echo=_mean(echo),
+        chance=_chance(task),
     )
 
 
@@ -85,7 +90,8 @@ def sentences(found: Shortcuts) -> list[str]:
         return ["Shortcuts were not looked for: there are no held-out rows here."]
     text, score = found.constant
     shown = text if len(text) <= 40 else f"{text[:40]}…"
-    lines = [f"Best constant answer: {shown!r} is right on {100 * score:.1f} % of {found.rows} held-out rows."]
+    guess = f" (a guess: {100 * found.chance:.1f} %)" if found.chance else ""
+    lines = [f"Best constant answer: {shown!r} is right on {100 * score:.1f} % of {found.rows} held-out rows{guess}."]
     if found.permuted is not None:
         lines.append(f"Answer-permutation check: another row's answer is right on {100 * found.permuted:.1f} %.")
     lines += warnings(found)
@@ -95,9 +101,10 @@ def sentences(found: Shortcuts) -> list[str]:
 def warnings(found: Shortcuts) -> list[str]:
     """Only what a person should do something about."""
     lines = []
-    if found.constant[1] >= 0.3:
+    much = max(MUCH, 1.5 * found.chance)
+    if found.constant[1] >= much:
         lines.append("Shortcut: so much can be earned without reading the question. Take fewer rows with that answer.")
-    if found.permuted is not None and found.permuted >= 0.3:
+    if found.permuted is not None and found.permuted >= much:
         lines.append("Shortcut: the verifier hardly tells one row's answer from another's. Make it stricter.")
     if found.echo >= 0.1:
         lines.append(f"Shortcut: giving the question back is right on {100 * found.echo:.1f} %.")
@@ -117,6 +124,12 @@ def _has_truth(task: OwnTask) -> bool:
     return not spec.turns and any(
         isinstance(part, TRUTHFUL) and truth_column(spec, part) == spec.answer for part in spec.verifier
     )
+
+
+def _chance(task: OwnTask) -> float:
+    """Of a guess among the options of the task's verifiers, 0 where they have none."""
+    numbers = [len(part.options) for part in task.spec.verifier if isinstance(part, Choice) and part.options]
+    return 1 / min(numbers) if numbers else 0.0
 
 
 async def _own_answers(task: OwnTask, scorer: Scorer, places: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -2,22 +2,99 @@
 
 from __future__ import annotations
 
+import contextlib
+import shutil
+from pathlib import Path
+
+from sapo_desktop import settings
 from sapo_desktop.errors import AppError, UsageError
 from sapo_desktop.paths import Home
-from sapo_swarm.tasks.own import library
-from sapo_swarm.tasks.own.folder import OwnTask, write_task
+from sapo_desktop.services.models.shelf.store import all_models
+from sapo_swarm.tasks.catalogue import CATALOGUE
+from sapo_swarm.tasks.own import library, shared
+from sapo_swarm.tasks.own.errors import BadTask
+from sapo_swarm.tasks.own.folder import OwnTask, read_task, write_task
 
 
-def keep(task: OwnTask, home: Home, replace: bool) -> None:
-    """Store a task under its name and make it the one in force. Raises UsageError where one is there, AppError."""
-    name = task.spec.name
+def keep(task: OwnTask, home: Home, replace: bool) -> Path | None:
+    """Store a task under its name and make it the one in force; where the one lies now that it replaced, the last one of that
+    name: None where nothing was lost. Raises UsageError where one is there and shall not be replaced, AppError."""
+    name, kept = task.spec.name, replaced(home, task.spec.name)
     if library.has(name) and not replace:
         raise UsageError(f"There is a task {name!r} already. Give this one another --name, or say --replace.")
+    aside = kept.with_name(f".{name}.partial")
     try:
         home.tasks.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(aside, ignore_errors=True)
+        if (home.tasks / name).is_dir():
+            shutil.copytree(home.tasks / name, aside)
         write_task(task, home.tasks / name)
+        lost = aside.is_dir() and _files(aside) != _files(home.tasks / name)
+        if lost:
+            shutil.rmtree(kept, ignore_errors=True)
+            aside.rename(kept)
+    except (OSError, shutil.Error) as error:
+        why = getattr(error, "strerror", "") or error
+        raise AppError(f"Cannot write {home.tasks / name} ({why}). Free some space.") from error
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    library.use(home.tasks)
+    return kept if lost else None
+
+
+def _files(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+
+
+def replaced(home: Home, name: str) -> Path:
+    """Where a task is kept that another one took the place of."""
+    return home.data / "replaced" / "tasks" / name
+
+
+def require_own(name: str) -> None:
+    """Raises UsageError for what is no task of the person's own."""
+    if name in CATALOGUE:
+        raise UsageError(f"{name} ships with the app: only tasks of your own can be deleted. {installed()}")
+    if not library.has(name):
+        raise UsageError(f"There is no task of your own named {name[:60]!r}. {installed()}")
+
+
+def require_unused(home: Home, name: str) -> None:
+    """Raises UsageError where settings name the task: a model would neither train nor be measured without it. AppError."""
+    mine = sorted(model.name for model in all_models(home) if name in model.config.tasks)
+    default = name in settings.load(home.settings).run.tasks
+    if not mine and not default:
+        return
+    of = f"the model{'s' * (len(mine) > 1)} {', '.join(mine)}" if mine else ""
+    by = ", ".join(filter(None, ("the settings for new models (run.tasks)" if default else "", of)))
+    ways = ["in the settings (sapo-desktop config set run.tasks A,B)"] if default else []
+    ways += (
+        [f"Give {'each' if mine[1:] else 'it'} other tasks (sapo-desktop node {mine[0]} --tasks A,B)"] if mine else []
+    )
+    raise UsageError(
+        f"Task {name} is in use by {by}. {'; '.join(ways[::-1])}; or delete the task all the same: --even-in-use"
+    )
+
+
+def delete(home: Home, name: str) -> None:
+    """Remove a task with its rows, the copy that is kept of an earlier one, the person's yes to its code, and its place in
+    swarms. Raises AppError."""
+    folder = home.tasks / name
+    doomed = folder.with_name(f".{name}.partial")  # a kill in the middle leaves no half task behind
+    with contextlib.suppress(BadTask):
+        library.disallow(library.consent(read_task(folder, need_held_out=False)))
+    try:
+        if folder.is_symlink():
+            folder.unlink()
+        else:
+            shutil.rmtree(doomed, ignore_errors=True)
+            folder.rename(doomed)
+            shutil.rmtree(doomed)
+        shutil.rmtree(replaced(home, name), ignore_errors=True)
+        for swarm in {entry.swarm for entry in shared.read(home.tasks) if entry.name == name}:
+            shared.remove(home.tasks, swarm, name)
     except OSError as error:
-        raise AppError(f"Cannot write {home.tasks / name} ({error.strerror}). Free some space.") from error
+        raise AppError(f"{folder} could not be removed ({error.strerror or error}).") from error
     library.use(home.tasks)
 
 

@@ -7,7 +7,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -80,7 +80,10 @@ def generator(digest: str) -> str:
 def read_task(folder: Path, need_held_out: bool = True) -> OwnTask:
     """The task in a folder. need_held_out: a task of a swarm may come without. Raises BadTask, also for what the disk refuses."""
     try:
-        spec = parse(decode(read_bytes(folder / SPEC, MAX_SPEC)), SPEC)
+        text = decode(read_bytes(folder / SPEC, MAX_SPEC))
+        if "\ufffd" in text:
+            raise BadTask(f"{SPEC} holds bytes that are no UTF-8 text. Save it as UTF-8.")
+        spec = parse(text, SPEC)
         if spec.name != folder.name:
             raise BadTask(f"{SPEC} says name = {spec.name!r}, but the folder is {folder.name!r}. Rename one of them.")
         train, held_out = _sides(folder, spec)
@@ -198,10 +201,11 @@ def _chosen(spec: TaskSpec) -> dict[str, Any]:
     return chosen
 
 
-def split(table: Table, spec: TaskSpec) -> tuple[Table, Table]:
-    """(train, held-out) of one table, by content. Rows without what the prompt needs go to the first, to be told of there."""
+def split(table: Table, spec: TaskSpec, by: Callable[[Row], str] | None = None) -> tuple[Table, Table]:
+    """(train, held-out) of one table by what a row asks: the filled prompt, unless `by` gives something else to compare. Rows
+    without what the prompt needs go to the first, to be told of there."""
     asked = [place for place, row in enumerate(table.rows) if all(name in row for name in spec.columns)]
-    prompts = [spec.fill(table.rows[place]) for place in asked]
+    prompts = [(by or spec.fill)(table.rows[place]) for place in asked]
     from sapo_swarm.tasks.own.split import held_out_places  # brings NumPy, which a coordinator does without
 
     chosen = {asked[i] for i in held_out_places(prompts, spec.heldout_share)} if prompts else set()

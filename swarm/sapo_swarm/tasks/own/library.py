@@ -135,10 +135,18 @@ def allowed(code: bytes) -> bool:
 def allow(code: bytes) -> None:
     """The person says yes to a file of exactly this content. Raises OSError."""
     assert _library.folder is not None
-    path = _library.folder / ALLOWED
-    lines = sorted(_yes(path) | {hashlib.sha256(code).hexdigest()})
+    _keep_yes(_library.folder / ALLOWED, _yes(_library.folder / ALLOWED) | {hashlib.sha256(code).hexdigest()})
+
+
+def disallow(code: bytes) -> None:
+    """The person's yes to it counts no more. Raises OSError."""
+    if allowed(code) and _library.folder is not None:
+        _keep_yes(_library.folder / ALLOWED, _yes(_library.folder / ALLOWED) - {hashlib.sha256(code).hexdigest()})
+
+
+def _keep_yes(path: Path, digests: set[str]) -> None:
     partial = path.with_suffix(".partial")
-    partial.write_text("".join(f"{line}\n" for line in lines), "utf-8")
+    partial.write_text("".join(f"{line}\n" for line in sorted(digests)), "utf-8")
     partial.replace(path)
 
 

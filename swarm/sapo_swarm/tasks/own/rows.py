@@ -5,6 +5,7 @@ Nothing is guessed silently and nothing is run; every size is bounded.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -31,6 +32,9 @@ AT_ONCE = 64
 """Rows of a Parquet file in memory at a time."""
 MAX_PROBLEMS = 1000
 """Sentences that are kept; the rest is counted."""
+WINDOWS = "cp1252"
+_UTF_16 = (b"\xff\xfe", b"\xfe\xff")
+_JSON = (".jsonl", ".ndjson", ".json")
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 Row = dict[str, str]
 Names = Mapping[str, str]
@@ -43,7 +47,8 @@ class Table:
     """Rows of one file. numbers: the row (of a table) or line (of a JSONL file) that each one stood in, from 1.
 
     problems: sentences on rows that were left out. more: problems beyond those kept. heads: the first row of a CSV or TSV file as
-    it stands there. names: what each column is called in the file -> the column.
+    it stands there. names: what each column is called in the file -> the column. encoding: what a file that does not say was
+    taken for, "" where it is UTF-8 or UTF-16.
     """
 
     columns: list[str] = field(default_factory=list)
@@ -53,6 +58,7 @@ class Table:
     numbers: list[int] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     more: int = 0
+    encoding: str = ""
 
     def add(self, number: int, row: Row) -> None:
         """Take in a row of the file. Raises BadTask beyond MAX_ROWS."""
@@ -86,25 +92,44 @@ def read_bytes(path: Path, limit: int = MAX_FILE) -> bytes:
 def decode(data: bytes) -> str:
     """Text of a file as programs write them: UTF-8 with or without a byte-order mark, or UTF-16 with one. Bytes that are
     no text become U+FFFD."""
-    if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
+    if data[:2] in _UTF_16:
         return data.decode("utf-16", "replace")
     return data.decode("utf-8-sig", "replace")
 
 
-def read_table(path: Path, names: Names = EMPTY) -> Table:
-    """The rows of a .jsonl, .json (a list of objects), .csv, .tsv or .parquet file. names: of another file of the same task.
-    Raises BadTask, OSError."""
+def read_text(data: bytes, encoding: str = "") -> tuple[str, str]:
+    """The text of a file that comes from anywhere, and what it was taken for where nothing says it: most likely Windows wrote
+    it. A UTF-8 file with a few broken lines stays one. encoding: what the person says. Raises BadTask."""
+    if encoding:
+        try:
+            return data.decode(encoding, "replace").removeprefix("\ufeff"), ""
+        except (LookupError, ValueError) as error:
+            raise BadTask(
+                f"There is no encoding {encoding[:40]!r}. Such as: cp1252, cp1250, mac_roman, utf-16-le."
+            ) from error
+    if data[:2] in _UTF_16:
+        return decode(data), ""
+    with contextlib.suppress(UnicodeDecodeError):
+        return data.decode("utf-8-sig"), ""
+    text = decode(data)
+    broken = ["\ufffd" in line for line in text.split("\n") if not line.isascii()]
+    return (text, "") if 2 * sum(broken) <= len(broken) else (data.decode(WINDOWS, "replace"), WINDOWS)
+
+
+def read_table(path: Path, names: Names = EMPTY, encoding: str = "") -> Table:
+    """The rows of a .jsonl, .json (a list of objects), .csv, .tsv or .parquet file. names: of another file of the same task;
+    encoding: what the person says. Raises BadTask, OSError."""
     kind = path.suffix.lower()
     if path.is_dir():
         raise BadTask(f"{path} is a folder; name a .csv, .tsv, .jsonl or .parquet file.")
     if kind == ".parquet":
         return _parquet(path, names)
-    text = decode(read_bytes(path))
-    if kind in (".jsonl", ".ndjson", ".json"):
-        return read_jsonl(text, names)
-    if kind in (".csv", ".tsv", ".txt"):
-        return _delimited(text, "\t" if kind == ".tsv" else "", names)
-    raise BadTask(f"{path.name}: only .csv, .tsv, .jsonl and .parquet files are read. Save it as one of them.")
+    if kind not in (*_JSON, ".csv", ".tsv", ".txt"):
+        raise BadTask(f"{path.name}: only .csv, .tsv, .jsonl and .parquet files are read. Save it as one of them.")
+    text, taken = read_text(read_bytes(path), encoding)
+    table = read_jsonl(text, names) if kind in _JSON else _delimited(text, "\t" if kind == ".tsv" else "", names)
+    table.encoding = taken
+    return table
 
 
 def read_jsonl(text: str, names: Names = EMPTY) -> Table:

@@ -64,6 +64,10 @@ class TaskSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         """The prompt of a row. A cell is text: what looks like a {column} in it stays as it is."""
         return _HOLE.sub(lambda hole: row[hole[1]], self.prompt)
 
+    def cells(self, row: dict[str, str]) -> str:
+        """What tells a row's question from others: its cells without the wording around them."""
+        return "\n".join(row[name] for name in dict.fromkeys(_HOLE.findall(self.prompt)))
+
 
 def truth_column(spec: TaskSpec, part: Part) -> str:
     """The column that holds the right answer for this verifier."""

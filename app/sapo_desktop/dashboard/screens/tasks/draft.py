@@ -228,7 +228,7 @@ class DraftScreen(ModalScreen[Made | None]):
                 self._store(True)
 
         answers: list[tuple[str, str, bool | None]] = [
-            ("Replace it", "its rows and its verifier are lost; models trained on it stay", True)
+            ("Replace it", "it is kept in replaced/tasks of the data folder; models trained on it stay", True)
         ]
         self.app.push_screen(PickDialog(f"There is a task {name} already", answers, careful=True), chosen)
 

@@ -19,9 +19,9 @@ from sapo_desktop.services.models.screen.actions import HomeModels
 from sapo_desktop.services.models.screen.holding import node_held
 from sapo_desktop.services.models.screen.interface import ModelActionFailed, NewModel
 from sapo_desktop.services.models.shelf import names, store
-from sapo_desktop.services.tasks import examples, looking, proposal, ratings
-from sapo_desktop.services.tasks.answers import Proposal
-from sapo_desktop.services.tasks.proposal import Draft, Wishes
+from sapo_desktop.services.tasks import examples, looking, ratings
+from sapo_desktop.services.tasks.proposal.answers import Proposal
+from sapo_desktop.services.tasks.proposal.draft import Draft, Wishes, draft
 from sapo_desktop.services.tasks.store import keep
 from sapo_desktop.services.tasks.wizard.interface import Answers, Measured, Place, Seen, Step, TaskActionFailed
 from sapo_desktop.services.tasks.wizard.places import places
@@ -63,13 +63,12 @@ class HomeTasks:
         table = found.table if found.table.rows else None
         config = looking.config_for(found.task, answers.base, self._home) if answers.base else None
         said = looking.told_by_rows(found.task, table, config, NAMED)
-        question = next((name for name in spec.columns if spec.prompt == "{" + name + "}"), "")
         return Seen(
-            columns=tuple(found.table.columns),
+            columns=found.columns,
             answers=Answers(
                 path=answers.path,
                 name=spec.name,
-                question=question,
+                question=found.question,
                 answer=spec.answer,
                 prompt=answers.prompt,
                 extract=spec.extract,
@@ -93,7 +92,7 @@ class HomeTasks:
         wishes = Wishes(
             answers.name, answers.question, answers.answer, answers.prompt, extract, verifier=answers.verifier
         )
-        return proposal.draft(path, wishes, self._table(path))
+        return draft(path, wishes, self._table(path))
 
     def _table(self, path: Path) -> Table:
         """The file's rows; read again only where it was written since."""

@@ -1,0 +1,198 @@
+"""From a file of rows to a proposed task: which columns, where the answer stands, how it is judged. Nothing is run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from sapo_desktop.errors import UsageError
+from sapo_desktop.services.tasks.proposal import columns, options
+from sapo_desktop.services.tasks.proposal.answers import KINDS, Proposal, proposals
+from sapo_desktop.services.tasks.ratings import COLUMN as RATING
+from sapo_desktop.services.tasks.ratings import without_bad
+from sapo_swarm.protocol.safe_text import safe_text
+from sapo_swarm.tasks.catalogue import CATALOGUE
+from sapo_swarm.tasks.own.folder import MAX_CODE, OwnTask, make, split
+from sapo_swarm.tasks.own.headings import slug
+from sapo_swarm.tasks.own.rows import Table, read_bytes, read_table
+from sapo_swarm.tasks.own.spec import Extract, TaskSpec
+from sapo_swarm.tasks.own.verifiers import Choice, Environment, Function, Judged
+
+RESERVED = ("new", "check", "show", "judge", "examples", "delete", "remove", "share", "unshare", "offered", "accept")
+"""Verbs of `tasks`: a task of such a name could not be asked for."""
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What the person said about the file; "" is for the app to propose."""
+
+    name: str = ""
+    question: str = ""
+    answer: str = ""
+    prompt: str = ""
+    extract: Extract | Literal[""] = ""
+    heldout: Path | None = None
+    environment: Path | None = None
+    reward: Path | None = None
+    verifier: str = ""
+    rubric: str = ""
+    encoding: str = ""
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A task that is not stored yet. table: everything that was read, as the task has it, for its row numbers; reason: why this
+    verifier; proposals: every verifier on offer, the proposed one first. columns: those of the file; question: the one that is
+    asked, "" where the person wrote the wording. guessed: which columns, where a name did not say it, "" where it did; notes:
+    what was made of the file, and which columns are not used."""
+
+    task: OwnTask
+    table: Table
+    reason: str
+    proposals: tuple[Proposal, ...]
+    columns: tuple[str, ...] = ()
+    question: str = ""
+    guessed: str = ""
+    notes: tuple[str, ...] = ()
+
+
+def draft(path: Path, wishes: Wishes, table: Table | None = None) -> Draft:
+    """A proposed task from a file. table: what it holds, where it was read already. Raises BadTask, UsageError, OSError."""
+    file = table or read_table(path, encoding=wishes.encoding)
+    table = without_bad(file)
+    if not table.rows:
+        first = f" {table.problems[0]}" if table.problems else ""
+        raise UsageError(f"{path.name} holds no usable row.{first}")
+    choice = _options(table, wishes)
+    merged = choice if choice is not None and choice.sure else None
+    question, answer = _question_and_answer(table, wishes, merged)
+    sides = [table]
+    if wishes.heldout is not None:
+        sides.append(read_table(wishes.heldout, table.names, wishes.encoding))
+    taken = [_taken(file.name, side) for file, side in zip((path, wishes.heldout), sides, strict=False) if file]
+    if merged:
+        sides = [options.put_in(side, merged) for side in sides]
+    truths = [row[answer].strip() for row in sides[0].rows if row.get(answer, "").strip()]
+    offered = _of_letters(sides[0], truths) if merged else proposals(truths)
+    chosen, code = _judged(offered, wishes)
+    spec = TaskSpec(
+        name=free_name(wishes.name or path.stem),
+        prompt=_holes(table, wishes.prompt) or f"{{{question}}}" + (f"\n{options.ASKS}" if merged else ""),
+        answer=answer,
+        extract=wishes.extract or ("tags" if wishes.reward is None else "whole"),
+        verifier=(chosen.verifier,),
+    )
+    missing = [name for name in spec.columns if name not in sides[0].columns]
+    if missing:
+        raise UsageError(f"{path.name} has no column {missing[0]!r}. It has: {', '.join(table.columns)}.")
+    hard, why_not = columns.difficulty(spec, [row for side in sides for row in side.rows])
+    spec = msgspec.structs.replace(spec, difficulty=hard)
+    train, held_out = sides if len(sides) > 1 else split(sides[0], spec, spec.cells)
+    if wishes.heldout is None and not held_out.rows:
+        raise UsageError(
+            f"{path.name} holds one question, and a task needs at least two: one to train on, and one that is held out "
+            "to measure with."
+        )
+    said = {
+        "question": wishes.question != "",
+        "answer": wishes.answer != "" or (bool(merged) and answer in options.KEYS),
+    }
+    used = {*spec.columns, *columns.HARDNESS, *(merged.columns if merged else ()), *([] if table is file else [RATING])}
+    notes = (
+        *taken,
+        options.told(table, choice) if choice else "",
+        columns.no_header(table),
+        why_not,
+        "" if code else columns.unused(table, used),
+    )
+    return Draft(
+        make(spec, train, held_out, code=code),
+        sides[0],
+        chosen.reason,
+        offered,
+        tuple(table.columns),
+        question,
+        columns.guessed(table, {"question": question, "answer": answer}, said),
+        tuple(filter(None, notes)),
+    )
+
+
+def _question_and_answer(table: Table, wishes: Wishes, merged: options.Options | None) -> tuple[str, str]:
+    """The columns of both; no question where the person wrote the wording. Raises UsageError."""
+    left = [name for name in table.columns if merged is None or name not in merged.columns]
+    guess = not (wishes.rubric or wishes.reward)
+    answer = merged.answer if merged else columns.answer(table, wishes.answer, left, guess)
+    if wishes.prompt:
+        return "", answer
+    return columns.question(table, wishes.question, [name for name in left if name != answer]), answer
+
+
+def _holes(table: Table, prompt: str) -> str:
+    """The wording, its columns called as the task calls them."""
+    return re.sub(r"\{([^{}]+)\}", lambda hole: f"{{{table.names.get(hole[1].strip(), hole[1])}}}", prompt)
+
+
+def _taken(name: str, table: Table) -> str:
+    """A sentence on the encoding that a file was read in where it does not say it itself."""
+    if not table.encoding:
+        return ""
+    return (
+        f"{safe_text(name, 60, lines=False)} is not UTF-8 and was read as Windows-1252 ({table.encoding}). If letters are wrong, "
+        "name its encoding (tasks new FILE --encoding mac_roman) or save it as UTF-8."
+    )
+
+
+def rows_of(task: OwnTask, path: Path, encoding: str = "") -> Table:
+    """A file's rows as the task that was made of it has them, for their numbers. Raises BadTask, OSError."""
+    table = read_table(path, encoding=encoding)
+    found = options.find(table, "", task.spec.answer) if options.COLUMN in task.spec.columns else None
+    return table if found is None or not found.sure else options.put_in(table, found)
+
+
+def _options(table: Table, wishes: Wishes) -> options.Options | None:
+    """Those of a multiple-choice file. A wording without {options} says what is asked, code and rubrics what is right."""
+    elsewhere = wishes.rubric or wishes.reward or wishes.environment
+    if elsewhere or (wishes.prompt and f"{{{options.COLUMN}}}" not in wishes.prompt):
+        return None
+    return options.find(table, columns.called(table, wishes.question), columns.called(table, wishes.answer))
+
+
+def _of_letters(table: Table, truths: Sequence[str]) -> tuple[Proposal, ...]:
+    """The letter of the right option, and what else fits letters."""
+    best = Proposal(Choice(options=options.letters(table.rows)), "the letter of the right option")
+    return (best, *(one for one in proposals(truths) if one.kind != best.kind))
+
+
+def _judged(offered: Sequence[Proposal], wishes: Wishes) -> tuple[Proposal, bytes]:
+    """How the task is judged, and its code. Raises UsageError, BadTask, OSError."""
+    if wishes.reward is not None:
+        return Proposal(Function(), "it gives the reward"), read_bytes(wishes.reward, MAX_CODE)
+    if wishes.environment is not None:
+        return Proposal(Environment(), "it says the reward"), read_bytes(wishes.environment, MAX_CODE)
+    if wishes.rubric:
+        return Proposal(Judged(rubric=wishes.rubric[:4000]), "a model says whether it fulfils your rubric"), b""
+    return _wished(offered, wishes.verifier), b""
+
+
+def _wished(offered: Sequence[Proposal], kind: str) -> Proposal:
+    """The first one, or the one of that kind. Raises UsageError."""
+    found = next((one for one in offered if kind in ("", one.kind)), None)
+    if found is None:
+        known = ", ".join(one.kind for one in offered)
+        if kind in KINDS:
+            raise UsageError(f"The file's own answers are wrong by {kind!r}. Mend them, or choose another: {known}.")
+        raise UsageError(f"{kind!r} cannot be made from a file alone: write it into task.toml. From a file: {known}.")
+    return found
+
+
+def free_name(text: str) -> str:
+    """A task's name from a file's. Raises UsageError."""
+    name = slug(text) or "my_task"
+    if name in CATALOGUE or name in RESERVED:
+        raise UsageError(f"The name {name!r} is taken. Give the task another with --name.")
+    return name

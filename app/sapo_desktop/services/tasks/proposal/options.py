@@ -1,0 +1,234 @@
+"""Multiple choice: the options of a row, in columns of their own or in one that lists them, become lines of its question."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import takewhile
+from string import ascii_uppercase as LETTERS
+from typing import Literal
+
+from sapo_desktop.services.tasks.proposal.columns import ANSWERS, HARDNESS, QUESTIONS, heading, headings
+from sapo_swarm.tasks.own.headings import slug
+from sapo_swarm.tasks.own.rows import MAX_CELL, Row, Table, cell
+
+COLUMN = "options"
+"""Holds a row's options as its question shows them."""
+ASKS = f"{{{COLUMN}}}\nAnswer with the letter of the right option."
+LISTS = (
+    *("choices", "options", "endings", "possible_answers", "answer_choices", "answer_options"),
+    *("optionen", "antworten", "antwortmoglichkeiten", "auswahl", "opciones", "choix", "opzioni"),
+)
+"""Columns that list the options, as people and data sets call them."""
+KEYS = (
+    *("answerkey", "answer_key", "correct_option", "correct", "answer_idx", "gold", "key"),
+    *("richtig", "korrekt", "losungsbuchstabe", "correcta", "bonne_reponse", "corretta"),
+)
+"""The answer's column beside options."""
+LOOKED_AT = 200
+"""Rows, all over the file, that tell which column holds what."""
+_OF_ITS_OWN = re.compile(
+    r"(|column|option|choice|answer|answer_option|op|opt|sol|ending|alternative|alt|"
+    r"antwort|antwortmoglichkeit|moglichkeit|auswahl|opcion|respuesta|opzione|risposta|choix|reponse)_?([a-z]|\d{1,2})"
+)
+_RUNS = (LETTERS.lower(), [str(n) for n in range(27)], [str(n) for n in range(1, 27)])
+_LABEL = re.compile(r"\(?([A-Z])[).:]\s+", re.IGNORECASE)
+_LABELS = re.compile(r"(?:^|(?<=\s))\(?[A-Z][).:]\s+")
+Reading = Literal["letter", "text", "from 0", "from 1"]
+Entry = tuple[str, str]
+"""What the file calls an option, "" where it has no name, and its text, "" where the row has none in that place."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """Where a file has its options. columns: one for each, or the one that lists them. labels: what the file calls each, () where
+    one column lists them. reading: how column `answer` names the right one; right: in how many of the rows with an answer."""
+
+    columns: tuple[str, ...]
+    labels: tuple[str, ...] = ()
+    answer: str = ""
+    reading: Reading = "letter"
+    right: int = 0
+    of: int = 0
+
+    @property
+    def sure(self) -> bool:
+        """Most answers name an option."""
+        return 2 * self.right > self.of
+
+
+def find(table: Table, asked: str, answer: str) -> Options | None:
+    """The file's options, and how its answers name them; None where it has none. asked, answer: columns that the person named,
+    "" for none."""
+    sample = table.rows[:: 1 + len(table.rows) // LOOKED_AT]
+    found = _listing(table, sample, {asked, answer}) or _of_their_own(table, {asked, answer})
+    if found is None:
+        return None
+    left = [name for name in table.columns if name not in {*found.columns, *HARDNESS, asked}]
+    usual = [name for name in (*ANSWERS, *KEYS) if name in left]
+    others = [name for name in reversed(left) if name not in usual and name not in QUESTIONS]
+    tried = [_read(sample, found, name) for name in ([answer] if answer else [*usual, *others])]
+    sure = sorted(
+        (one for one in tried if one.sure), key=lambda one: (one.answer in others) * one.reading[:4].count("from")
+    )
+    chosen = next(iter([*sure, *tried]), None)
+    return None if chosen is None else _read(table.rows, found, chosen.answer)
+
+
+def put_in(table: Table, options: Options) -> Table:
+    """The table with one column of options, and letters for answers; rows whose answer is no option are left out."""
+    columns = [name for name in table.columns if name not in {*options.columns, COLUMN}]
+    made = replace(table, columns=[*columns, COLUMN], rows=[], numbers=[], problems=list(table.problems))
+    for number, row in zip(table.numbers, table.rows, strict=True):
+        new = _row(row, options, {name: row[name] for name in columns if name in row})
+        if isinstance(new, str):
+            made.problem(f"Row {number}: {new}")
+        else:
+            made.add(number, new)
+    return made
+
+
+def told(table: Table, options: Options) -> str:
+    """What was made of them, or that nothing was."""
+    where, column = headings(table, options.columns), f"column {heading(table, options.answer)}"
+    if not options.sure:
+        looks = f"{where.capitalize()} look{'s' * (len(options.columns) == 1)} like options"
+        return f"{looks}, but in {options.of - options.right:,} of {options.of:,} rows {column} names none of them."
+    how = {
+        "letter": f"{column} names the right one",
+        "text": f"{column} holds the text of the right one, which became its letter",
+        "from 0": f"{column} counts them from 0, so that 0 became A",
+        "from 1": f"{column} counts them from 1, so that 1 became A",
+    }[options.reading]
+    return f"Multiple choice: the options ({where}) stand below the question, each with its letter; {how}."
+
+
+def letters(rows: Iterable[Row]) -> tuple[str, ...]:
+    """Those that options of rows of put_in have."""
+    return tuple(sorted({line[0] for row in rows for line in row[COLUMN].split("\n")}))
+
+
+def _row(row: Row, options: Options, kept: Row) -> Row | str:
+    """The row as the task has it, or why it has none."""
+    entries, said = _entries(row, options), row.get(options.answer, "").strip()
+    if len(entries) > len(LETTERS):
+        return f"it has {len(entries):,} options; up to {len(LETTERS)} have letters."
+    lines = [f"{letter}) {text}" for letter, (_, text) in zip(LETTERS, entries, strict=False) if text]
+    if len(lines) < 2:
+        return "it has fewer than two options."
+    place = _place(said, entries, options)
+    if said and place is None:
+        return f"the answer {said[:40]!r} is none of its options."
+    shown = "\n".join(lines)
+    if len(shown) > MAX_CELL:
+        return f"its options have {len(shown):,} characters; up to {MAX_CELL:,} are read."
+    return {**kept, options.answer: "" if place is None else LETTERS[place], COLUMN: shown}
+
+
+def _listing(table: Table, sample: Sequence[Row], named: set[str]) -> Options | None:
+    """The column that lists the options."""
+    for name in LISTS:
+        if name in table.columns and name not in named:
+            several = sum(len(list(_listed(row.get(name, "")))) > 1 for row in sample)
+            if 2 * several > len(sample):
+                return Options((name,))
+    return None
+
+
+def _of_their_own(table: Table, named: set[str]) -> Options | None:
+    """Columns of one beginning, numbered with letters from a or numbers from 0 or 1: the most that there are."""
+    groups: dict[str, dict[str, str]] = {}
+    for name in table.columns:
+        found = _OF_ITS_OWN.fullmatch(name)
+        if found is None or name in named:
+            continue
+        if (
+            found[1] != "column" or slug(heading(table, name)) == name
+        ):  # else it has a number for want of a Latin heading
+            groups.setdefault(found[1], {})[found[2]] = name
+    runs = ((group, tuple(takewhile(group.__contains__, run))) for group in groups.values() for run in _RUNS)
+    group, labels = max(runs, key=lambda one: len(one[1]), default=({}, ()))
+    return Options(tuple(group[label] for label in labels), labels) if len(labels) > 1 else None
+
+
+def _entries(row: Row, options: Options) -> list[Entry]:
+    """The options of a row, without letters of their own where all have one."""
+    if options.labels:
+        texts = (" ".join(row.get(name, "").split()) for name in options.columns)
+        found = list(zip(options.labels, texts, strict=True))
+    else:
+        found = [(label, " ".join(text.split())) for label, text in _listed(row.get(options.columns[0], ""))]
+    bare = [(label, _bare(text, letter)) for (label, text), letter in zip(found, LETTERS, strict=False)]
+    return bare if all(new != old for new, old in zip(bare, found, strict=False) if old[1]) else found
+
+
+def _bare(text: str, letter: str) -> str:
+    """The text without this letter before it, as in A) or (A)."""
+    found = _LABEL.match(text)
+    return text[found.end() :] if found and found[1].casefold() == letter.casefold() else text
+
+
+def _listed(text: str) -> Iterator[Entry]:
+    """The options of a cell that lists them."""
+    value = _value(text)
+    if isinstance(value, dict) and isinstance(texts := value.get("text"), list):
+        labels = value.get("label")
+        value = dict(zip(labels, texts, strict=False)) if isinstance(labels, list) else texts
+    if isinstance(value, dict):
+        value = [{"label": label, "text": one} for label, one in value.items()]
+    for one in value if isinstance(value, list) else []:
+        label, said = (one.get("label"), one.get("text")) if isinstance(one, dict) else ("", one)
+        yield cell(label), cell(said)
+
+
+def _value(text: str) -> object:
+    """JSON or what Python prints of a list, else the pieces between letters, lines, bars or semicolons."""
+    plain = text.strip()
+    if plain[:1] in ("[", "{"):
+        for read in (json.loads, ast.literal_eval):
+            try:
+                return read(plain)
+            except (ValueError, SyntaxError, MemoryError, RecursionError):
+                continue
+        return None
+    if len(_LABELS.findall(plain)) > 1:
+        return _LABELS.split(plain)[1:]
+    return next((plain.split(mark) for mark in ("\n", "|", ";") if mark in plain), None)
+
+
+def _read(rows: Sequence[Row], options: Options, answer: str) -> Options:
+    """The same with the reading by which most answers of this column name an option."""
+    numbers: tuple[Reading, Reading] = ("from 1", "from 0") if options.labels else ("from 0", "from 1")
+    known = [(row[answer], _entries(row, options)) for row in rows if row.get(answer, "").strip()]
+    best = replace(options, answer=answer, right=0, of=len(known))
+    for reading in ("letter", "text", *numbers):
+        one = replace(best, reading=reading)
+        right = sum(_place(said, entries, one) is not None for said, entries in known)
+        best = replace(one, right=right) if right > best.right else best
+        if best.right == best.of:
+            break
+    return best
+
+
+def _place(answer: str, entries: Sequence[Entry], options: Options) -> int | None:
+    """Which option the answer names. Where letters or texts do, an answer of the other kind is understood too."""
+    said = " ".join(answer.split()).casefold()
+    if options.reading.startswith("from"):
+        number = re.fullmatch(r"(\d{1,2})(?:\.0*)?", said)
+        place = int(number[1]) - int(options.reading[-1]) if number else -1
+        return place if 0 <= place < len(entries) and entries[place][1] else None
+    bare, column = said.strip("()[]{}.:\"' "), slug(answer)
+    letters, texts = [], []
+    for place, ((label, text), letter) in enumerate(zip(entries, LETTERS, strict=False)):
+        if not text:
+            continue
+        named = bool(bare) and bare in (letter.casefold(), label.casefold())
+        if named or (options.labels and options.columns[place] == column):
+            letters.append(place)
+        if text.casefold() in (said, _bare(said, letter)):
+            texts.append(place)
+    found = [one[0] for one in ((letters, texts) if options.reading == "letter" else (texts, letters)) if len(one) == 1]
+    return next(iter(found), None)

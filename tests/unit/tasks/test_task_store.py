@@ -1,0 +1,124 @@
+"""Own tasks on the disk: what is replaced is kept, once; what is deleted is gone, and nothing that is in use goes unasked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.support.own_tasks import library_in, sums
+
+from sapo_desktop.commands.tasks.verb import OWN, SHARED, USAGE
+from sapo_desktop.errors import UsageError
+from sapo_desktop.paths import Home
+from sapo_desktop.services.models.shelf import store as models
+from sapo_desktop.services.tasks import store
+from sapo_desktop.services.tasks.proposal.draft import RESERVED
+from sapo_swarm.config import RunConfig
+from sapo_swarm.tasks.own import library, shared
+from sapo_swarm.tasks.own.folder import OwnTask, read_task
+from sapo_swarm.tasks.own.shared import Shared
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Home]:
+    monkeypatch.setenv("SAPO_HOME", str(tmp_path / "me"))
+    found = Home.find()
+    found.prepare()
+    with library_in(found.tasks):
+        yield found
+
+
+def task(folder: Path, train: int = 80) -> OwnTask:
+    return read_task(sums(folder / str(train) / "my_sums", train=train))
+
+
+def edited(home: Home, text: str) -> None:
+    path = home.tasks / "my_sums" / "task.toml"
+    path.write_text(path.read_text("utf-8").replace('"{question}"', f'"{text} {{question}}"'), "utf-8")
+
+
+def test_a_task_that_is_replaced_is_kept_with_what_the_person_changed(home: Home, tmp_path: Path) -> None:
+    assert store.keep(task(tmp_path), home, replace=False) is None
+    with pytest.raises(UsageError, match="say --replace"):
+        store.keep(task(tmp_path, 60), home, replace=False)
+    edited(home, "My wording:")
+    kept = store.keep(task(tmp_path, 70), home, replace=True)
+    assert kept == home.data / "replaced" / "tasks" / "my_sums"
+    assert read_task(kept).spec.prompt == "My wording: {question}"
+    assert len(library.find("my_sums").train) == 70
+    assert library.names() == ["my_sums"]
+    assert not list(home.tasks.glob(".*"))
+
+
+def test_one_copy_is_kept_and_the_same_task_again_does_not_push_it_out(home: Home, tmp_path: Path) -> None:
+    store.keep(task(tmp_path), home, replace=False)
+    edited(home, "Mine:")
+    kept = store.keep(task(tmp_path, 70), home, replace=True)
+    assert kept is not None
+    assert store.keep(read_task(home.tasks / "my_sums"), home, replace=True) is None
+    assert read_task(kept).spec.prompt == "Mine: {question}"
+    assert store.keep(task(tmp_path, 60), home, replace=True) == kept
+    assert len(read_task(kept).train) == 70
+    assert [path.name for path in kept.parent.iterdir()] == ["my_sums"]
+
+
+def model(home: Home, name: str, *tasks: str) -> None:
+    models.create(home, name, RunConfig(model="starter-1m", tasks=tasks))
+
+
+def test_a_task_that_is_deleted_is_gone_with_its_copy_its_yes_and_its_place_in_swarms(
+    home: Home, tmp_path: Path
+) -> None:
+    store.keep(task(tmp_path), home, replace=False)
+    store.keep(task(tmp_path, 60), home, replace=True)
+    library.allow(library.consent(library.find("my_sums")))
+    for swarm, mine in (("a" * 16, True), ("b" * 16, False)):
+        entry = Shared(swarm=swarm, name="my_sums", digest="0" * 64, held_out=False, mine=mine)
+        shared.add(home.tasks, entry)
+    shared.add(home.tasks, Shared(swarm="a" * 16, name="other", digest="0" * 64, held_out=False, mine=True))
+    code = library.consent(library.find("my_sums"))
+    store.delete(home, "my_sums")
+    assert library.names() == []
+    assert not store.replaced(home, "my_sums").exists()
+    assert not library.allowed(code)
+    assert [entry.name for entry in shared.read(home.tasks)] == ["other"]
+    assert not [path for path in home.tasks.iterdir() if path.is_dir()]
+
+
+def test_a_task_that_cannot_be_read_and_one_that_is_a_link_can_be_deleted(home: Home, tmp_path: Path) -> None:
+    (home.tasks / "broken").mkdir(parents=True)
+    (home.tasks / "broken" / "task.toml").write_text("name = ")
+    (home.tasks / "linked").symlink_to(sums(tmp_path / "linked"))
+    store.delete(home, "broken")
+    store.delete(home, "linked")
+    assert library.names() == []
+    assert (tmp_path / "linked" / "task.toml").exists()
+
+
+def test_a_task_that_settings_name_is_in_use_and_says_by_whom(home: Home, tmp_path: Path) -> None:
+    store.keep(task(tmp_path), home, replace=False)
+    store.require_unused(home, "my_sums")
+    model(home, "maths", "my_sums", "bf")
+    model(home, "other", "bf")
+    with pytest.raises(
+        UsageError, match=r"the model maths\. Give it other tasks \(sapo-desktop node maths --tasks A,B\)"
+    ):
+        store.require_unused(home, "my_sums")
+    model(home, "third", "my_sums")
+    with pytest.raises(UsageError, match=r"the models maths, third\."):
+        store.require_unused(home, "my_sums")
+    home.settings.write_text('[run]\ntasks = ["my_sums"]\n')
+    with pytest.raises(UsageError, match=r"for new models \(run\.tasks\), the models maths, third.*--even-in-use"):
+        store.require_unused(home, "my_sums")
+
+
+def test_only_tasks_of_ones_own_are_deleted(home: Home) -> None:
+    for name, why in (("bf", "ships with the app"), ("nothing", "You have none yet"), ("../models", "no task")):
+        with pytest.raises(UsageError, match=why):
+            store.require_own(name)
+
+
+def test_no_task_is_called_like_a_verb_of_tasks() -> None:
+    assert {*OWN, *SHARED} <= set(RESERVED)
+    assert all(f"sapo-desktop tasks {verb} " in USAGE for verb in (*OWN, *SHARED))
