@@ -10,10 +10,22 @@ from sapo_swarm.registry import nearest
 
 
 class Parser(argparse.ArgumentParser):
-    """Names the nearest verbs where one is unknown, and not all of them; a flag is typed in full."""
+    """Names the nearest verbs where one is unknown, and not all of them; a flag is typed in full, and may stand between the
+    words of its verb (`tasks new --no-model FILE`)."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**{"allow_abbrev": False, **settings})
+        self._mixing = False
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """argparse's own takes a word that may be left out as left out once a flag follows the one before it."""
+        if self._mixing or any(action.nargs == argparse.PARSER for action in self._actions):
+            return super().parse_known_args(args, namespace)
+        self._mixing = True
+        try:
+            return self.parse_known_intermixed_args(args, namespace)
+        finally:
+            self._mixing = False
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if isinstance(action, argparse._SubParsersAction) and value not in action.choices:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sapo_desktop.cli import VERBS, run
+from sapo_desktop.cli import VERBS, parser, run
 from sapo_desktop.errors import UsageError
 from sapo_desktop.settings.editing import known
 from sapo_swarm.registry import nearest
@@ -54,3 +54,18 @@ def test_a_flag_that_does_not_exist_is_told_so_and_none_is_completed(
         run(typed)
     assert ended.value.code == 2
     assert said in capsys.readouterr().err.partition("\n")[0]
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        (["tasks", "new", "--no-model", "codes.csv"], {"task": "new", "target": "codes.csv", "no_model": True}),
+        (["tasks", "--json", "show", "codes"], {"task": "show", "target": "codes", "json": True}),
+        (["node", "--rounds", "3", "mine", "--silo"], {"name": "mine", "rounds": "3", "silo": True}),
+        (["compare", "a", "--items", "5", "b"], {"first": "a", "second": "b", "items": 5}),
+    ],
+)
+def test_a_flag_may_stand_between_the_words_of_its_verb(typed: list[str], meant: dict[str, object]) -> None:
+    args, extra = parser(typed[0]).parse_known_args(typed)
+    assert extra == []
+    assert {name: getattr(args, name) for name in meant} == meant
