@@ -115,6 +115,7 @@ def garbage(rng: random.Random) -> dict[str, Callable[[str, str], str]]:
         "words (3) amid honest work": lambda text, answer: _amid(text, words(3)),
         "words (2) before honest work": lambda text, answer: f"{words(2)} {text}",
         "words (8) after the answer": lambda text, answer: f"{text} {words(8)}",
+        "its own words shuffled": lambda text, answer: _shuffled(text, rng),
         "honest work of another question": lambda text, answer: text,  # its work is swapped in below
         "bare answer": lambda text, answer: tag(answer),
     }
@@ -124,6 +125,14 @@ def _amid(text: str, inserted: str) -> str:
     """The text with something inserted halfway to its answer."""
     middle = len(text.rsplit("<answer>", 1)[0]) // 2
     return f"{text[:middle]} {inserted} {text[middle:]}"
+
+
+def _shuffled(text: str, rng: random.Random) -> str:
+    """The words before the answer in another order."""
+    work, tag, rest = text.rpartition("<answer>")
+    words = work.split()
+    rng.shuffle(words)
+    return " ".join(words) + tag + rest
 
 
 def train(model: str, algorithm: str, rounds: int, folder: Path) -> Path:
@@ -136,7 +145,7 @@ def train(model: str, algorithm: str, rounds: int, folder: Path) -> Path:
     command = [sys.executable, "-m", "sapo_desktop", "node", "--silo", "--quiet", "--model", model]
     flags = ["--algorithm", algorithm, "--rounds", str(rounds), "--eval-every", "0", "--local-groups", "16"]
     subprocess.run([*command, *flags], env={**os.environ, "SAPO_HOME": str(home)}, check=True)
-    return next(home.glob(f"data/runs/*/checkpoints/round-{rounds:06d}")) / "engine"
+    return next(home.rglob(f"checkpoints/round-{rounds:06d}")) / "engine"
 
 
 async def load(model: str, checkpoint: Path | None) -> EngineHost:
