@@ -46,8 +46,8 @@ class Made:
 
 def made(home: Home) -> list[Made]:
     """What is there, the largest part first. Nothing outside the app's own folders is looked at."""
-    models = store.all_models(home)
-    count = f"{len(models)} model{'' if len(models) == 1 else 's'} with weights, history and exports"
+    models = len(store.taken(home))
+    count = f"{models} model{'' if models == 1 else 's'} with weights, history and exports"
     beside = [what for name, what in _DATA.items() if (home.data / name).exists()]
     found = [
         (home.data, "; ".join((count, *beside))),
