@@ -23,7 +23,7 @@ _PRECISIONS = ("float32", "bfloat16", "4bit")
 def mend(home: Home, one: Unreadable) -> Model:
     """The model with a record again; what was damaged stays beside it as model.json.damaged. No node may work here.
 
-    Base, method, precision, LoRA rank, tasks, preset, algorithm, group size and seed are those of the last session, the rest is
+    Base, engine, method, precision, LoRA rank, tasks, preset, algorithm, group size and seed are those of the last session, the rest is
     as in the settings of new models. Raises AppError where no session is told of, or a newer version wrote the record.
     """
     sessions = history.story(one.folder).sessions
@@ -46,11 +46,10 @@ def mend(home: Home, one: Unreadable) -> Model:
 
 
 def _config(config: RunConfig, last: RunStarted, rank: int) -> RunConfig:
-    """engine.json, or the engine's own choice, still says what trainer "auto" means."""
     precision = next((p for p in _PRECISIONS if last.precision.startswith(p)), "auto")
     told = msgspec.structs.replace(
         config,
-        **{"model": last.base or config.model, "trainer": "auto", "method": last.method, "precision": precision},
+        **{"model": last.base or config.model, "trainer": last.backend, "method": last.method, "precision": precision},
         **{"tasks": last.tasks, "algorithm": last.algorithm, "group_size": last.group_size, "seed": last.seed},
         **{"rounds": 0, "lora_rank": rank or config.lora_rank},
     )
