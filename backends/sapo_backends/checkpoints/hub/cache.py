@@ -14,6 +14,8 @@ from pathlib import Path
 
 REVISION = "main"
 PARTIAL = ".incomplete"
+LOCK = ".download.lock"
+"""Held while this app downloads a model; it stays, which tells whose download it was."""
 
 
 def folder() -> Path:
@@ -80,11 +82,12 @@ def refer(repository: str, commit: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Cached:
-    """repository: its id. bytes: on the disk. complete: it can be used without a network."""
+    """repository: its id. bytes: on the disk. complete: it can be used without a network. ours: this app downloaded it."""
 
     repository: str
     bytes: int
     complete: bool
+    ours: bool
 
 
 def all_cached() -> list[Cached]:
@@ -95,5 +98,5 @@ def all_cached() -> list[Cached]:
         size = sum(f.stat().st_size for f in place.rglob("*") if f.is_file() and not f.is_symlink())
         whole = snapshot(repository) is not None
         if whole or any((place / "blobs").glob(f"*{PARTIAL}")):
-            found.append(Cached(repository, size, whole))
+            found.append(Cached(repository, size, whole, (place / LOCK).exists()))
     return found

@@ -23,8 +23,8 @@ _PRECISIONS = ("float32", "bfloat16", "4bit")
 def mend(home: Home, one: Unreadable) -> Model:
     """The model with a record again; what was damaged stays beside it as model.json.damaged. No node may work here.
 
-    Base, engine, method, precision, LoRA rank, tasks, preset, algorithm, group size and seed are those of the last session, the rest is
-    as in the settings of new models. Raises AppError where no session is told of, or a newer version wrote the record.
+    Base, engine, method, precision, LoRA rank, tasks, preset, algorithm, group size and seed are those of the last session, the
+    rest is as in the settings of new models. Raises AppError where no session is told of, or a newer version wrote the record.
     """
     sessions = history.story(one.folder).sessions
     if not one.damaged:
