@@ -7,6 +7,7 @@ models--OWNER--NAME/blobs/DIGEST         the bytes; DIGEST.incomplete is a downl
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from dataclasses import dataclass
@@ -74,10 +75,16 @@ def publish(repository: str, commit: str, name: str, digest: str) -> Path:
 
 
 def refer(repository: str, commit: str) -> None:
-    """The commit that counts from now on. Raises OSError."""
+    """The commit that counts from now on, readable for whoever may read the cache. Raises OSError."""
     ref = of(repository) / "refs" / REVISION
     ref.parent.mkdir(parents=True, exist_ok=True)
     ref.write_text(commit, "ascii")
+    mode = folder().stat().st_mode
+    for path in (of(repository), *of(repository).rglob("*")):
+        if path.is_symlink():
+            continue
+        with contextlib.suppress(OSError):  # another account's
+            path.chmod(mode & (0o7777 if path.is_dir() else 0o666))
 
 
 @dataclass(frozen=True, slots=True)
