@@ -224,4 +224,5 @@ def _asked(call: Callable[[], T], timeout_s: float) -> T:
     try:
         return _with_deadline(call, timeout_s)
     except Exception as error:
-        raise KeyStoreError(f"The system's keyring does not answer ({error or type(error).__name__}).") from error
+        why = str(error).partition(".")[0] or type(error).__name__
+        raise KeyStoreError(f"The system's keyring does not answer ({why}).") from error
