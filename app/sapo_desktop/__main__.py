@@ -14,9 +14,11 @@ def main() -> int:
     from sapo_desktop.services.swarms.invite_text import hide
 
     hide()
+    from sapo_desktop import umask
     from sapo_desktop.cli import run
     from sapo_desktop.streams import prepare
 
+    umask.private()
     prepare()
     return run(sys.argv[1:])
 

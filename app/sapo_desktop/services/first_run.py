@@ -123,6 +123,5 @@ def first_model(answers: FirstRunAnswers, home: Home) -> list[str]:
     from sapo_desktop.services.models.shelf import creating, names, store
 
     kept = persist(answers, home.settings, home.invite)
-    taken = [model.name for model in store.all_models(home)]
     run = own_tasks.fitted(kept.run) if answers.task else kept.run
-    return [creating.new(home, names.free(names.suggested(answers.task), taken), run).name]
+    return [creating.new(home, names.free(names.suggested(answers.task), store.taken(home)), run).name]

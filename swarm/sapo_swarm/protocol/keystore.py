@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol, TypeVar
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 class Keyring(Protocol):
-    """The two calls of the keyring package that are used."""
+    """The calls of the keyring package that are used."""
 
     def get_password(self, service: str, username: str) -> str | None:
         """The secret, None where there is none."""
@@ -32,6 +32,10 @@ class Keyring(Protocol):
 
     def set_password(self, service: str, username: str, password: str) -> None:
         """Store the secret."""
+        ...
+
+    def delete_password(self, service: str, username: str) -> None:
+        """Remove the entry."""
         ...
 
 
@@ -195,3 +199,30 @@ def kept_text(folder: Path, name: str, keyring: Keyring | None = None, timeout_s
     except Exception:
         _broken.add(id(ring))
         return ""
+
+
+def in_keyring(names: Sequence[str], keyring: Keyring | None = None, timeout_s: float = TIMEOUT_S) -> list[str]:
+    """Those of the names under which the keyring holds something. Raises KeyStoreError where it does not say."""
+    ring = keyring if keyring is not None else _system_keyring()
+    return _asked(lambda: [n for n in names if ring and ring.get_password(SERVICE, n) is not None], timeout_s)
+
+
+def forget(names: Sequence[str], keyring: Keyring | None = None, timeout_s: float = TIMEOUT_S) -> None:
+    """Remove these entries from the keyring. Raises KeyStoreError where one of them stays."""
+    ring = keyring if keyring is not None else _system_keyring()
+
+    def delete(held: Keyring) -> int:
+        for name in names:
+            held.delete_password(SERVICE, name)
+        return len(names)
+
+    if ring is not None:
+        _asked(lambda: delete(ring), timeout_s)
+
+
+def _asked(call: Callable[[], T], timeout_s: float) -> T:
+    try:
+        return _with_deadline(call, timeout_s)
+    except Exception as error:
+        why = str(error).partition(".")[0] or type(error).__name__
+        raise KeyStoreError(f"The system's keyring does not answer ({why}).") from error

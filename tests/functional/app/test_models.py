@@ -253,11 +253,11 @@ def test_a_damaged_record_is_named_and_a_newer_one_is_left_alone(home: Home) -> 
     run(home, "new", "eve", *NEW)
     path = store.find(home, "kim").folder / "model.json"
     path.write_text('{"format": 99}')
-    (said,) = store.damaged(home)
-    assert "newer version" in said
+    (found,) = store.unreadable(home)
+    assert "newer version" in found.sentence
     path.write_text("{")
-    (said,) = store.damaged(home)
-    assert "damaged" in said
+    (found,) = store.unreadable(home)
+    assert "damaged" in found.sentence
     assert [m.name for m in store.all_models(home)] == ["eve"]
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from sapo_backends.checkpoints.hub import cache
 from sapo_desktop import cli
 from sapo_desktop.paths import Home
 from sapo_desktop.services.bases import tokens
@@ -17,12 +18,13 @@ from sapo_desktop.services.personal_data import uninstall
 from sapo_desktop.services.swarms import hosting, trial
 from sapo_desktop.services.tasks import judging
 from sapo_desktop.settings import editing
+from sapo_swarm.protocol import keystore
 
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
     """With the folders as Linux has them: settings and data in different ones, nothing told by the environment."""
-    for name in (*(name for name in os.environ if name.startswith("XDG_")), "SAPO_HOME"):
+    for name in (*(name for name in os.environ if name.startswith(("XDG_", "HF_"))), "SAPO_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
@@ -31,11 +33,41 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
     return found
 
 
+class Ring:
+    """A keyring in memory."""
+
+    def __init__(self) -> None:
+        self.held = {(keystore.SERVICE, "node"): "11" * 32, ("mail", "me"): "password"}
+
+    def get_password(self, service: str, username: str) -> str | None:
+        return self.held.get((service, username))
+
+    def set_password(self, service: str, username: str, password: str) -> None:
+        self.held[service, username] = password
+
+    def delete_password(self, service: str, username: str) -> None:
+        del self.held[service, username]
+
+
+class Locked(Ring):
+    def delete_password(self, service: str, username: str) -> None:
+        raise RuntimeError("locked")
+
+
+@pytest.fixture(autouse=True)
+def ring(monkeypatch: pytest.MonkeyPatch) -> Ring:
+    """Never the keyring of whoever runs the tests."""
+    made = Ring()
+    monkeypatch.setattr(keystore, "_system_keyring", lambda: made)
+    return made
+
+
 def uninstalled() -> int:
     return cli.run(["uninstall", "--data", "--yes"])
 
 
-def test_no_secret_of_the_person_stays_behind(home: Home) -> None:
+def test_no_secret_of_the_person_stays_behind(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keystore, "_system_keyring", lambda: None)
     editing.preset(home.settings, "eco")
     tokens.keep(home, "hf_token")
     judging.keep_key(home, "sk-key")
@@ -44,6 +76,45 @@ def test_no_secret_of_the_person_stays_behind(home: Home) -> None:
     (home.config / f"{tokens.NAME}.secret.partial").touch()
     assert uninstalled() == 0
     assert not home.config.exists()
+
+
+def test_no_secret_stays_in_the_keyring(home: Home, ring: Ring, capsys: pytest.CaptureFixture[str]) -> None:
+    """Listed before anybody says yes, and nothing of another program is touched."""
+    tokens.keep(home, "hf_token")
+    judging.keep_key(home, "sk-key")
+    assert cli.run(["uninstall"]) == 2
+    said = capsys.readouterr().out
+    assert all(f"sapo-desktop, {name}" in said for name in ("node", "hub-token", "judge-key"))
+    assert len(ring.held) == 4
+    assert uninstalled() == 0
+    assert ring.held == {("mail", "me"): "password"}
+
+
+def test_secrets_that_cannot_be_removed_are_named(
+    home: Home, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keystore, "_system_keyring", Locked)
+    assert uninstalled() == 1
+    assert "keyring does not answer (locked)" in capsys.readouterr().err
+    assert home.data.exists()
+    monkeypatch.setattr(Locked, "get_password", Locked.delete_password)
+    assert uninstalled() == 0
+    assert "Look there yourself for entries of sapo-desktop" in capsys.readouterr().err
+
+
+def test_bases_that_the_app_downloaded_are_listed_and_stay(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, ours in (("me/mine", True), ("you/yours", False)):
+        blobs = cache.of(name) / "blobs"
+        blobs.mkdir(parents=True)
+        (blobs / f"part{cache.PARTIAL}").write_bytes(bytes(2_000_000))
+        if ours:
+            (cache.of(name) / cache.LOCK).touch()
+    assert uninstalled() == 0
+    said = capsys.readouterr().out
+    assert "2.0 MB  me/mine" in said
+    assert str(cache.of("me/mine")) in said
+    assert "you/yours" not in said
+    assert cache.of("me/mine").exists()
 
 
 def test_folders_that_lie_in_one_another_are_counted_once_and_gone(tmp_path: Path) -> None:

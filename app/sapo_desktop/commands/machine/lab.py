@@ -13,6 +13,7 @@ import msgspec
 
 from sapo_backends.base import Engine
 from sapo_backends.packages import install
+from sapo_desktop import umask
 from sapo_desktop.errors import AppError, UsageError
 from sapo_desktop.paths import Home
 from sapo_desktop.services import lab_processes
@@ -65,6 +66,8 @@ def main(args: argparse.Namespace) -> int:
     """The exit code. Raises UsageError, AppError, BadExperiment."""
     if args.action == "list":
         return _list(args.out)
+    if args.out or vars(args).get("to"):
+        umask.as_in_the_shell()
     file = find(args.experiment)
     experiment = load(file)
     out = (args.out or Home.find().data / "lab") / experiment.name

@@ -6,6 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from sapo_desktop import umask
 from sapo_desktop.paths import Home, typed_target
 
 
@@ -46,6 +47,8 @@ def main(args: argparse.Namespace) -> int:
     )
     label = Plan(args.format, Path(), args.quant).label
     target = typed_target(args.to or default_target(model.folder, source, label))
+    if args.to:
+        umask.as_in_the_shell()
     told = lines if args.progress else ProgressLine()
     done = export(source, Plan(args.format, target, args.quant, not args.no_verify), told)
     print(f"Wrote {chosen.label} as {args.format} to {done.folder} ({readable(done.size)}).\n{done.sentence()}")

@@ -6,6 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from sapo_desktop import umask
 from sapo_desktop.commands.models.export import ProgressLine
 from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import Home, typed_target
@@ -28,6 +29,7 @@ def written(home: Home, args: argparse.Namespace) -> int:
     """The exit code. Raises UsageError, EngineMissing, AppError, JournalError."""
     if args.output is None:
         raise UsageError("Say where to: sapo-desktop models figures NAME --format csv -o figures.csv")
+    umask.as_in_the_shell()
     path = Path(*args.names)
     told = ProgressLine()
     told(0.0, "reading")

@@ -86,8 +86,8 @@ def _list(home: Home, args: argparse.Namespace) -> int:
         print(line)
     if not found and not args.json:
         print("There is no model yet. Make one: sapo-desktop new my-model --base starter")
-    for problem in store.damaged(home):
-        print(problem, file=sys.stderr)
+    for one in store.unreadable(home):
+        print(one.sentence, file=sys.stderr)
     return 0
 
 

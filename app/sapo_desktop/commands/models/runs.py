@@ -1,4 +1,5 @@
-"""`sapo-desktop runs`: when a model was trained, and what was different each time; `runs check`: is its journal sound."""
+"""`sapo-desktop runs`: when a model was trained, and what was different each time; `runs check`: are its record and its journal
+sound."""
 
 from __future__ import annotations
 
@@ -9,8 +10,8 @@ import time
 import msgspec
 
 from sapo_desktop.errors import UsageError
-from sapo_desktop.paths import Home
-from sapo_desktop.services.models.shelf import history, store
+from sapo_desktop.paths import Home, typed
+from sapo_desktop.services.models.shelf import history, mending, store
 from sapo_desktop.services.models.shelf.adopt import adopt
 from sapo_desktop.services.models.shelf.store import Model
 from sapo_desktop.services.nodes.lock import NodeLock
@@ -21,7 +22,9 @@ def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
     """See the module's docstring."""
     parser.add_argument("words", nargs="*", metavar="[check] [NAME]", help="the model (default: the one used last)")
     parser.add_argument(
-        "--repair", action="store_true", help="with check: mend the journal; the old one stays beside it"
+        "--repair",
+        action="store_true",
+        help="with check: mend the record and the journal; the old ones stay beside them",
     )
     parser.add_argument("--json", action="store_true", help="the sessions as JSON lines")
 
@@ -36,7 +39,13 @@ def main(args: argparse.Namespace) -> int:
     home.prepare()
     for sentence in adopt(home):
         print(sentence, file=sys.stderr)
-    model = store.find(home, names[0] if names else "")
+    name = names[0] if names else ""
+    if checking and (unread := store.meant(home, name)) is not None and unread.damaged:
+        if not args.repair:
+            print(unread.sentence)
+            return 1
+        name = _mend(home, unread)
+    model = store.find(home, name)
     return _check(home, model, args.repair) if checking else _list(model, args.json)
 
 
@@ -55,6 +64,18 @@ def _list(model: Model, as_json: bool) -> int:
     if found.problem:
         print(found.problem, file=sys.stderr)
     return 0
+
+
+def _mend(home: Home, unread: store.Unreadable) -> str:
+    """The name that it has now."""
+    with NodeLock(home.lock):
+        made = mending.mend(home, unread)
+    print(
+        f"{made.name}: {made.folder / store.RECORD} is made anew of its journal, which does not tell everything: learning"
+    )
+    print("rate, lengths and more are as in your settings for new models. Look them over before you train on:")
+    print(typed("sapo-desktop", "models", "show", made.name, "--json"))
+    return made.name
 
 
 def _check(home: Home, model: Model, repair: bool) -> int:

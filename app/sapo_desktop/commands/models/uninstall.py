@@ -13,6 +13,7 @@ from sapo_desktop.services.nodes import supervisor
 from sapo_desktop.services.personal_data import uninstall
 from sapo_desktop.services.swarms import hosting
 from sapo_desktop.streams import agreed
+from sapo_swarm.protocol import keystore
 
 
 def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
@@ -29,7 +30,13 @@ def main(args: argparse.Namespace) -> int:
     found = uninstall.made(home)
     for one in found:
         print(f"{one.size / 1e6:>10,.1f} MB  {one.path}\n{'':>15}{one.what}")
-    if not found and not service.of(home):
+    held, doubt = uninstall.secrets()
+    for name, what in held.items():
+        print(f"{'':>15}{what}, in the system's keyring: {keystore.SERVICE}, {name}")
+    if doubt:
+        print(doubt, file=sys.stderr)
+    _tell_of_bases(home)
+    if not found and not held and not service.of(home):
         print("There is nothing of sapo-desktop on this machine but the program.")
         return 0
     if not args.data:
@@ -44,10 +51,21 @@ def main(args: argparse.Namespace) -> int:
             raise AppError("Nobody can answer here whether all of this may go: add --yes.")
         if not agreed(f"Remove all of it, {total:,.0f} MB, for ever?"):
             return 1
+    uninstall.forget(held)
     freed = uninstall.remove(home, found)
-    print(f"Removed: {freed / 1e6:,.0f} MB are free again. A key in the system's keyring, where there is one, is named")
-    print("sapo-desktop. The program itself: use what installed it, for example pip uninstall sapo-desktop")
+    print(
+        f"Removed: {freed / 1e6:,.0f} MB are free again{f', and {len(held)} secrets are out of the keyring' if held else ''}."
+    )
+    print("The program itself: use what installed it, for example pip uninstall sapo-desktop")
     return 0
+
+
+def _tell_of_bases(home: Home) -> None:
+    found = uninstall.bases(home)
+    if found:
+        print("These base models were downloaded for the app. They stay, for other programs read that cache, too:")
+    for one, folder in found:
+        print(f"{one.bytes / 1e6:>10,.1f} MB  {one.repository}, to remove it delete {folder}")
 
 
 def _require_rest(home: Home) -> None:

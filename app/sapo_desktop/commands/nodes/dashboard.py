@@ -9,7 +9,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from sapo_desktop import settings
+from sapo_desktop import settings, umask
 from sapo_desktop.errors import AppError, known
 from sapo_desktop.paths import Home, own_command
 from sapo_desktop.services.models.shelf.adopt import adopt
@@ -113,7 +113,7 @@ def say(line: str) -> None:
 async def run_verb(arguments: list[str]) -> int:
     """A verb as it would be typed, with this terminal: a process of its own, so that it may ask and be ended."""
     lines = ["--linear"] if arguments[:1] in (["replay"], ["tour"]) else []
-    process = await asyncio.create_subprocess_exec(*own_command(), *arguments, *lines)
+    process = await asyncio.create_subprocess_exec(*own_command(), *arguments, *lines, umask=umask.of_the_shell())
     try:
         return await process.wait()
     except asyncio.CancelledError:

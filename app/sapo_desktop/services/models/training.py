@@ -42,8 +42,8 @@ class Session:
 
 
 def chosen(home: Home, name: str) -> Model | None:
-    """The model of that name; without a name the one used last, None where there is no model yet. Raises UsageError."""
-    return store.find(home, name) if name or store.all_models(home) else None
+    """The model of that name; without a name the one used last, None where there is no model yet. Raises UsageError, AppError."""
+    return store.find(home, name) if name or store.taken(home) else None
 
 
 def plan(model: Model | None, config: RunConfig, typed: Collection[str]) -> Session:

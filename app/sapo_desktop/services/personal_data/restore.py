@@ -145,7 +145,7 @@ class _Restoring:
     def _model(self, item: str, source: Path) -> Outcome:
         """Under its own name if that is free, else under a new one, as a model of its own."""
         record, models = store.read(source).record, store.all_models(self._home)
-        name = names.free(names.suggested(record.name), [model.name for model in models])
+        name = names.free(names.suggested(record.name), store.taken(self._home))
         beside = name != record.name or record.id in {model.record.id for model in models}
         if beside:
             journal = source / "journal.db"

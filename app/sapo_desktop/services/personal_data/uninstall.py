@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from sapo_backends.checkpoints.hub import cache
 from sapo_desktop.errors import AppError
 from sapo_desktop.paths import Home
 from sapo_desktop.services.bases import tokens
 from sapo_desktop.services.models.shelf import store
 from sapo_desktop.services.nodes.lock import NodeLock
 from sapo_desktop.services.tasks import judging
+from sapo_swarm.protocol import keystore
 
 _SETTINGS = {
     "config.toml": "your settings",
@@ -34,6 +36,13 @@ _DATA = {
 }
 """What lies in the data folder beside the models."""
 
+_KEYRING = {
+    "node": "your node's key",
+    tokens.NAME: _SETTINGS[f"{tokens.NAME}.secret"],
+    judging.KEY: _SETTINGS[f"{judging.KEY}.secret"],
+}
+"""Entries of the system's keyring: name -> what it is."""
+
 
 @dataclass(frozen=True)
 class Made:
@@ -46,8 +55,8 @@ class Made:
 
 def made(home: Home) -> list[Made]:
     """What is there, the largest part first. Nothing outside the app's own folders is looked at."""
-    models = store.all_models(home)
-    count = f"{len(models)} model{'' if len(models) == 1 else 's'} with weights, history and exports"
+    models = len(store.taken(home))
+    count = f"{models} model{'' if models == 1 else 's'} with weights, history and exports"
     beside = [what for name, what in _DATA.items() if (home.data / name).exists()]
     found = [
         (home.data, "; ".join((count, *beside))),
@@ -63,6 +72,28 @@ def made(home: Home) -> list[Made]:
     ]
     there = [Made(path, _size(path), what) for path, what in found if path.exists()]
     return sorted(filter(None, (_with_inner(one, there) for one in there)), key=lambda one: -one.size)
+
+
+def secrets() -> tuple[dict[str, str], str]:
+    """What the system's keyring holds of the app, name -> in words; and why that is not known, "" where it is."""
+    try:
+        return {name: _KEYRING[name] for name in keystore.in_keyring(list(_KEYRING))}, ""
+    except keystore.KeyStoreError as error:
+        return {}, f"{error} Look there yourself for entries of {keystore.SERVICE}: {', '.join(_KEYRING)}."
+
+
+def forget(names: Iterable[str]) -> None:
+    """Remove these entries from the keyring. Raises AppError."""
+    try:
+        keystore.forget(list(names))
+    except keystore.KeyStoreError as error:
+        raise AppError(f"{error} Its entries of {keystore.SERVICE} stay, and so does everything else.") from error
+
+
+def bases(home: Home) -> list[tuple[cache.Cached, Path]]:
+    """Base models that the app downloaded into the cache that other programs read, too, and where: they stay."""
+    used = {model.record.base for model in store.all_models(home)}
+    return [(one, cache.of(one.repository)) for one in cache.all_cached() if one.ours or one.repository in used]
 
 
 def _partials(path: Path) -> set[Path]:

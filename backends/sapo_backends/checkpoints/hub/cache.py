@@ -7,6 +7,11 @@ models--OWNER--NAME/blobs/DIGEST         the bytes; DIGEST.incomplete is a downl
 
 from __future__ import annotations
 
+<<<<<<< HEAD
+=======
+import contextlib
+import json
+>>>>>>> trust1
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +20,8 @@ from sapo_backends.checkpoints.shards import missing
 
 REVISION = "main"
 PARTIAL = ".incomplete"
+LOCK = ".download.lock"
+"""Held while this app downloads a model; it stays, which tells whose download it was."""
 
 
 def folder() -> Path:
@@ -67,19 +74,26 @@ def publish(repository: str, commit: str, name: str, digest: str) -> Path:
 
 
 def refer(repository: str, commit: str) -> None:
-    """The commit that counts from now on. Raises OSError."""
+    """The commit that counts from now on, readable for whoever may read the cache. Raises OSError."""
     ref = of(repository) / "refs" / REVISION
     ref.parent.mkdir(parents=True, exist_ok=True)
     ref.write_text(commit, "ascii")
+    mode = folder().stat().st_mode
+    for path in (of(repository), *of(repository).rglob("*")):
+        if path.is_symlink():
+            continue
+        with contextlib.suppress(OSError):  # another account's
+            path.chmod(mode & (0o7777 if path.is_dir() else 0o666))
 
 
 @dataclass(frozen=True, slots=True)
 class Cached:
-    """repository: its id. bytes: on the disk. complete: it can be used without a network."""
+    """repository: its id. bytes: on the disk. complete: it can be used without a network. ours: this app downloaded it."""
 
     repository: str
     bytes: int
     complete: bool
+    ours: bool
 
 
 def all_cached() -> list[Cached]:
@@ -90,5 +104,5 @@ def all_cached() -> list[Cached]:
         size = sum(f.stat().st_size for f in place.rglob("*") if f.is_file() and not f.is_symlink())
         whole = snapshot(repository) is not None
         if whole or any((place / "blobs").glob(f"*{PARTIAL}")):
-            found.append(Cached(repository, size, whole))
+            found.append(Cached(repository, size, whole, (place / LOCK).exists()))
     return found

@@ -258,7 +258,7 @@ def _alone(repository: str) -> Iterator[None]:
     place = cache.of(repository)
     place.mkdir(parents=True, exist_ok=True)
     try:
-        with FileLock(place / ".download.lock", timeout=0):
+        with FileLock(place / cache.LOCK, timeout=0):
             yield
     except Timeout:
         raise DownloadFailed(

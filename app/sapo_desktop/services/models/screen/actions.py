@@ -57,7 +57,7 @@ class HomeModels:
 
     def _look(self) -> tuple[tuple[Overview, ...], tuple[str, ...]]:
         found = tuple(self._overview(model) for model in store.all_models(self._home))
-        return found, tuple(store.damaged(self._home))
+        return found, tuple(one.sentence for one in store.unreadable(self._home))
 
     def _overview(self, model: Model) -> Overview:
         """Read again only where something was written since."""
@@ -90,9 +90,7 @@ class HomeModels:
         levels = (("starter", "easy"), ("paper", "as hard as in the paper"), ("hard", "harder"))
         presets = tuple((name, f"{count}, {how}") for name, how in levels)
         ordered = sorted(presets, key=lambda pair: pair[0] != chosen.preset)
-        return NewModelInfo(
-            names.free(names.FIRST, [m.name for m in models]), (*first, *bundled, *mine), tuple(ordered)
-        )
+        return NewModelInfo(names.free(names.FIRST, store.taken(self._home)), (*first, *bundled, *mine), tuple(ordered))
 
     async def new(self, answers: NewModel) -> str:
         """See ModelActions."""

@@ -46,7 +46,7 @@ def _adopt(home: Home, run: Path, alone: bool) -> str:
 
 def _record(home: Home, run: Path, alone: bool) -> Record:
     """The one that an earlier attempt wrote, else a new one, written. Raises AppError, OSError, MsgspecError."""
-    taken = [model.name for model in store.all_models(home)]
+    taken = store.taken(home)
     if (run / store.RECORD).exists():
         record = store.read(run).record
         if record.name.lower() not in {name.lower() for name in taken}:

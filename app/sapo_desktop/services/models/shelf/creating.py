@@ -17,7 +17,7 @@ def new(home: Home, name: str, config: RunConfig) -> Model:
 
     Raises UsageError, UnknownTask, BackendUnavailable, ModelNotFound, AppError; then nothing is left behind.
     """
-    names.check(name, [model.name for model in store.all_models(home)])
+    names.check(name, store.taken(home))
     flags.check(config)
     fetching.require(config)
     return store.create(home, name, config)

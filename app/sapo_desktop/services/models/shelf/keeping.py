@@ -40,13 +40,13 @@ def rename(home: Home, model: Model, name: str) -> Model:
 
     Raises UsageError, AppError.
     """
-    names.check(name, [m.name for m in store.all_models(home) if m.folder != model.folder])
+    names.check(name, store.taken(home, model.folder))
     return store.write(model.folder, msgspec.structs.replace(store.read(model.folder).record, name=name))
 
 
 def duplicate(home: Home, model: Model, name: str) -> Model:
     """Another model with the same weights and history, its exports left out. Raises UsageError, AppError."""
-    names.check(name, [m.name for m in store.all_models(home)])
+    names.check(name, store.taken(home))
     identity = store.record_of(name, model.config)
     partial = home.models / f"{_PARTIAL}{identity.id}"
     record = msgspec.structs.replace(model.record, id=identity.id, name=name, created=time.time())

@@ -5,6 +5,7 @@ Light: the dashboard reads it, so nothing here imports an engine.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import secrets
@@ -16,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from sapo_desktop.errors import AppError, UsageError
-from sapo_desktop.paths import Home
+from sapo_desktop.paths import Home, typed
 from sapo_desktop.services.models.shelf import names
 from sapo_swarm.config import RunConfig, settings_of_today
 from sapo_swarm.protocol.safe_text import safe_text
@@ -26,6 +27,7 @@ from sapo_swarm.types import UNREADABLE
 RECORD = "model.json"
 FORMAT = 1
 _ROUND = re.compile(r"round-(\d{6,})")
+_NAME = re.compile(rb'"name": ?"([A-Za-z0-9._-]+)"')
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,47 +93,77 @@ def rounds_of(checkpoint: Path) -> int:
     return int(found[1]) if found else 0
 
 
+class RecordDamaged(AppError):
+    """A model.json that says nothing any more; what is trained lies beside it."""
+
+
+@dataclass(frozen=True)
+class Unreadable:
+    """A model whose model.json cannot be read. name: as the file, or else its folder, tells. damaged: the app never wrote it
+    so; else a newer version did, or it may not be read. sentence: what is wrong, and what to do."""
+
+    folder: Path
+    name: str
+    damaged: bool
+    sentence: str
+
+
 def all_models(home: Home) -> list[Model]:
     """Every readable model, the one used last first; a duplicate comes behind what it was made from."""
-    found = [model for folder, model in _look(home.models) if isinstance(model, Model)]
+    found = [model for model in _look(home.models) if isinstance(model, Model)]
     return sorted(found, key=lambda m: (-m.used, m.record.created, m.name))
 
 
-def damaged(home: Home) -> list[str]:
-    """A sentence for every model whose model.json cannot be read."""
-    return [problem for _, problem in _look(home.models) if isinstance(problem, str)]
+def unreadable(home: Home) -> list[Unreadable]:
+    """The others: they are there, too, and their names are taken."""
+    return [one for one in _look(home.models) if isinstance(one, Unreadable)]
 
 
-def _look(folder: Path) -> Iterator[tuple[Path, Model | str]]:
-    for path in sorted(folder.glob(f"*/{RECORD}")):
-        if not path.parent.name.startswith("."):
-            try:
-                yield path.parent, read(path.parent)
-            except AppError as error:
-                yield path.parent, str(error)
+def taken(home: Home, but: Path | None = None) -> list[str]:
+    """The names of all models, but of the one in that folder."""
+    return [one.name for one in _look(home.models) if one.folder != but]
+
+
+def _look(folder: Path) -> Iterator[Model | Unreadable]:
+    for path in sorted(folder.glob("*")):
+        if path.name.startswith(".") or not any((path / name).exists() for name in (RECORD, "journal.db")):
+            continue
+        try:
+            yield read(path)
+        except AppError as error:
+            name, damaged = _told_name(path), isinstance(error, RecordDamaged)
+            mend = f" Its weights are untouched. Mend it: {typed('sapo-desktop', 'runs', 'check', name, '--repair')}"
+            yield Unreadable(path, name, damaged, f"{error}{mend if damaged else ''}")
+
+
+def _told_name(folder: Path) -> str:
+    with contextlib.suppress(OSError):
+        if found := _NAME.search((folder / RECORD).read_bytes()):
+            return found[1].decode("ascii")
+    return folder.name
 
 
 def read(folder: Path) -> Model:
-    """The model of a folder. Raises AppError that says what is wrong with its model.json."""
+    """The model of a folder. Raises AppError that says what is wrong with its model.json, RecordDamaged where it is of no use."""
     path = folder / RECORD
     try:
         data = msgspec.json.decode(path.read_bytes())
         if not isinstance(data, dict):
             raise msgspec.ValidationError("it holds no object")
-        if data.get("format", 0) not in range(1, FORMAT + 1):
-            raise AppError(f"{path} was written by a newer version of sapo-desktop. Update it to use this model.")
+        if isinstance(data.get("format"), int) and data["format"] > FORMAT:
+            raise AppError(f"{path} was written by a newer version of sapo-desktop. Update the app to use this model.")
         for key in ("config", "trained"):
             if isinstance(data.get(key), dict):
                 data[key] = settings_of_today(data[key])
         record = msgspec.convert(data, Record)
         shown = {name: safe_text(getattr(record, name), 4096, lines=False) for name in ("name", "base")}
         record = msgspec.structs.replace(record, **shown)  # a folder may come from anywhere
+    except FileNotFoundError as error:
+        raise RecordDamaged(f"{path} is missing.") from error
     except OSError as error:
-        raise AppError(f"Cannot read {path} ({error.strerror}).") from error
+        raise AppError(f"Cannot read {path} ({error.strerror}). Check who owns it.") from error
     except UNREADABLE as error:
-        raise AppError(
-            f"{path} is damaged ({error}). Its weights are untouched; ask for help with this line."
-        ) from error
+        raise RecordDamaged(f"{path} is damaged ({error}).") from error
     folders = [p for p in (folder / "checkpoints").glob("round-*") if _ROUND.fullmatch(p.name)]
     return Model(folder, record, tuple(sorted(folders, key=rounds_of)))
 
@@ -153,9 +185,13 @@ def write(folder: Path, record: Record) -> Model:
 def find(home: Home, name: str = "", trained: bool = False) -> Model:
     """The model of that name; "" is the one used last. trained: only one that has weights of its own.
 
-    Raises UsageError that names the nearest, or says how to make one.
+    Raises UsageError that names the nearest, or says how to make one; AppError where that model cannot be read.
     """
     models = all_models(home)
+    if (unread := meant(home, name)) is not None:
+        raise AppError(
+            f"{unread.sentence} {f'Or name another one: {models[0].name}.' if models and not name else ''}".rstrip()
+        )
     if not models:
         raise UsageError("There is no model yet. Make one: sapo-desktop new my-model --base starter")
     if not name:
@@ -163,8 +199,7 @@ def find(home: Home, name: str = "", trained: bool = False) -> Model:
         if not ready:
             raise UsageError(f"{models[0].name} has not been trained yet. Train it: sapo-desktop node {models[0].name}")
         return ready[0]
-    found = [m for m in models if m.name == name] or [m for m in models if m.name.lower() == name.lower()]
-    found = found or [m for m in models if m.record.id == name]
+    found = _named(models, name)
     if not found:
         known = nearest(name, {m.name for m in models})
         raise UsageError(
@@ -175,12 +210,27 @@ def find(home: Home, name: str = "", trained: bool = False) -> Model:
     return found[0]
 
 
+def meant(home: Home, name: str = "") -> Unreadable | None:
+    """The model that cannot be read where it is the one of that name, or may be the one used last; else None."""
+    models, others = all_models(home), unreadable(home)
+    if not name:
+        last = models[0].used if models else 0.0
+        return next((one for one in others if stamp(one.folder) > last), None)
+    fitting = (one for one in others if name.lower() in (one.name.lower(), one.folder.name))
+    return None if _named(models, name) else next(fitting, None)
+
+
+def _named(models: list[Model], name: str) -> list[Model]:
+    found = [m for m in models if m.name == name] or [m for m in models if m.name.lower() == name.lower()]
+    return found or [m for m in models if m.record.id == name]
+
+
 def create(home: Home, name: str, config: RunConfig) -> Model:
     """A new model that starts from config.model. Everything about the config has been checked by then.
 
     Raises UsageError for the name, AppError when the disk refuses; then nothing is left behind.
     """
-    names.check(name, [m.name for m in all_models(home)])
+    names.check(name, taken(home))
     record = record_of(name, config)
     folder = home.models / free_folder(home.models, name)
     try:

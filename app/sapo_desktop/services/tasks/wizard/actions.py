@@ -142,7 +142,7 @@ class HomeTasks:
     async def train(self, name: str, base: str) -> str:
         """See TaskActions."""
         library.use(self._home.tasks)
-        taken = [model.name for model in await asyncio.to_thread(store.all_models, self._home)]
+        taken = await asyncio.to_thread(store.taken, self._home)
         called = names.free(names.suggested(name), taken)
         try:
             return await self._models.new(NewModel(called, base, tasks=(name,)))
