@@ -7,12 +7,12 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Sequence
 
 import msgspec
 
 from sapo_swarm.scoring.messages import START_S, ConnectionLost, Hello, Job, Reply, read_frame, write_frame
+from sapo_swarm.scoring.watchdog import Watchdog
 from sapo_swarm.tasks.own import library
 
 JOB_S = 1.0
@@ -55,49 +55,6 @@ def worker_environment(memory_bytes: int, niceness: int = 0) -> dict[str, str]:
     if (own := library.folder()) is not None:
         environment[library.ENVIRONMENT] = str(own)
     return environment
-
-
-class Watchdog:
-    """A thread that calls `bark` once the due time passes; setting a later due time costs no wake-up."""
-
-    def __init__(self) -> None:
-        self._condition = threading.Condition()
-        self._due: float | None = None
-        self._victim: subprocess.Popen[bytes] | None = None
-        self._thread: threading.Thread | None = None
-
-    def guard(self, victim: subprocess.Popen[bytes], seconds: float) -> None:
-        """Kill the process if neither `extend` nor `release` is called within so many seconds."""
-        with self._condition:
-            self._victim, self._due = victim, time.monotonic() + seconds
-            if self._thread is None or not self._thread.is_alive():
-                self._thread = threading.Thread(target=self._watch, name="scorer-watchdog", daemon=True)
-                self._thread.start()
-            self._condition.notify()
-
-    def extend(self, seconds: float) -> None:
-        """The process has so many seconds more."""
-        self._due = time.monotonic() + seconds
-
-    def release(self) -> None:
-        """Guard nothing."""
-        with self._condition:
-            self._due, self._victim = None, None
-
-    def _watch(self) -> None:
-        with self._condition:
-            while True:
-                if self._due is None:
-                    if not self._condition.wait(timeout=30) and self._due is None:
-                        self._thread = None
-                        return
-                    continue
-                left = self._due - time.monotonic()
-                if left > 0:
-                    self._condition.wait(left)
-                elif self._victim is not None:
-                    self._victim.kill()
-                    self._due, self._victim = None, None
 
 
 class WorkerProcess:
@@ -166,6 +123,9 @@ class WorkerProcess:
         replies: list[Reply] = []
         suspects = 0  # jobs to send one by one: replies of a dead worker may be lost in its buffer
         while len(replies) < len(jobs):
+            if self._watchdog.works_on():
+                self.restarts += 1
+                self._discard()
             self.start()
             frame = jobs[len(replies) : len(replies) + (1 if suspects > 0 else JOBS_PER_FRAME)]
             before = len(replies)
@@ -223,12 +183,12 @@ class WorkerProcess:
                     break
                 self._watchdog.extend(patience_s)
         except (ConnectionLost, OSError, ValueError):  # ValueError: closed from another thread, or a broken frame
+            self._watchdog.release()
             return False
         except BaseException:  # replies left in the pipe would be taken for those of other jobs
             self._discard()
             raise
-        finally:
-            self._watchdog.release()
+        self._watchdog.rest(process)
         return True
 
     def _greet(self, process: subprocess.Popen[bytes]) -> None:
@@ -254,6 +214,7 @@ class WorkerProcess:
 
     def _discard(self) -> None:
         process, self._process = self._process, None
+        self._watchdog.release()
         if process is None:
             return
         process.kill()
