@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Sequence
 
 import msgspec
+import psutil
 
 from sapo_swarm.scoring.messages import START_S, ConnectionLost, Hello, Job, Reply, read_frame, write_frame
-from sapo_swarm.scoring.watchdog import Watchdog
 from sapo_swarm.tasks.own import library
 
 JOB_S = 1.0
@@ -21,6 +23,9 @@ MARGIN_S = 9.0
 """So long past that deadline, on the wall's clock, the process is killed: a worker that steps back for other programs may
 get a small part of a core for a while."""
 JOBS_PER_FRAME = 64
+REST_S = 10.0
+WORK_AT_REST_S = 1.0
+"""A worker of which nothing is asked, and which uses so much processor time within REST_S, runs something of a verifier's on."""
 
 
 class ScorerUnavailable(Exception):
@@ -55,6 +60,73 @@ def worker_environment(memory_bytes: int, niceness: int = 0) -> dict[str, str]:
     if (own := library.folder()) is not None:
         environment[library.ENVIRONMENT] = str(own)
     return environment
+
+
+class Watchdog:
+    """A thread that ends a process once the due time passes; setting a later due time costs no wake-up."""
+
+    def __init__(self) -> None:
+        self._condition = threading.Condition()
+        self._due: float | None = None
+        self._victim: subprocess.Popen[bytes] | None = None
+        self._spent: float | None = None
+        self._thread: threading.Thread | None = None
+
+    def guard(self, victim: subprocess.Popen[bytes], seconds: float, spent: float | None = None) -> None:
+        """Kill the process if neither `extend` nor `release` is called within so many seconds. spent: its processor time, where
+        it is killed only if it works on, now or later."""
+        with self._condition:
+            self._victim, self._due, self._spent = victim, time.monotonic() + seconds, spent
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(target=self._watch, name="scorer-watchdog", daemon=True)
+                self._thread.start()
+            self._condition.notify()
+
+    def rest(self, victim: subprocess.Popen[bytes]) -> None:
+        """Nothing is asked of the process any more: kill it if it works on."""
+        self.guard(victim, REST_S, _processor_seconds(victim))
+
+    def works_on(self) -> bool:
+        """Whether the process at rest worked on, or is gone."""
+        with self._condition:
+            if self._victim is None or self._spent is None:
+                return False
+            return not _processor_seconds(self._victim) - self._spent <= WORK_AT_REST_S
+
+    def extend(self, seconds: float) -> None:
+        """The process has so many seconds more."""
+        self._due = time.monotonic() + seconds
+
+    def release(self) -> None:
+        """Guard nothing."""
+        with self._condition:
+            self._due, self._victim, self._spent = None, None, None
+
+    def _watch(self) -> None:
+        with self._condition:
+            while True:
+                if self._due is None:
+                    if not self._condition.wait(timeout=30) and self._due is None:
+                        self._thread = None
+                        return
+                    continue
+                left = self._due - time.monotonic()
+                if left > 0:
+                    self._condition.wait(left)
+                elif self._victim is not None and self._spent is not None and not self.works_on():
+                    self._due, self._spent = time.monotonic() + REST_S, _processor_seconds(self._victim)
+                elif self._victim is not None:
+                    self._victim.kill()
+                    self._due = None
+
+
+def _processor_seconds(process: subprocess.Popen[bytes]) -> float:
+    """Infinite where it is gone."""
+    try:
+        spent = psutil.Process(process.pid).cpu_times()
+    except psutil.Error:
+        return math.inf
+    return float(spent.user + spent.system)
 
 
 class WorkerProcess:

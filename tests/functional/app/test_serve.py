@@ -22,6 +22,7 @@ from tests.support.node_process import FAKE, environment, node
 
 from sapo_desktop import cli
 from sapo_swarm.node.control.few_connections import MOST
+
 pytest.importorskip("textual_serve", reason="pip install 'sapo-desktop[serve]'")
 
 WS = "/ws?width=100&height=30"
