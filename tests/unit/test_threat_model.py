@@ -18,7 +18,7 @@ from sapo_swarm.node.swarm import likelihood, swarm_exchange
 from sapo_swarm.protocol import task_offer, transport
 from sapo_swarm.protocol.directory import signed_list
 from sapo_swarm.protocol.drift import phrases
-from sapo_swarm.scoring import answer_format, worker
+from sapo_swarm.scoring import answer_format, process, worker
 from sapo_swarm.scoring.rubric import judge, verdict
 from sapo_swarm.tasks.own import patterns, travel
 from sapo_swarm.types import MAX_COMPLETION_BYTES
@@ -37,10 +37,14 @@ FACTS = [
     f"bodies of {server.LARGEST_BODY // 2**20} MB and {WORDS[round(server.BODY_S)]} seconds; {answering.WAITING} requests",
     f"{few_connections.MOST} connections, each idle for {'a minute' if few_connections.IDLE_S == 60 else few_connections.IDLE_S}",
     f"{few_connections.MOST} connections, of which those without the token give way first",
+    f"{few_connections.MOST} connections, of which those on which nobody showed the key give way first",
+    f"until its parent ends it, {WORDS[round(process.JOB_S + process.MARGIN_S)]} seconds after a job began, or within "
+    f"{'twenty' if process.REST_S == 10 else 2 * process.REST_S} where it works on",
     f"{WORDS[transport.INTERIM_ANSWERS]} interim answers at most",
     f"behind it at most {WORDS[answer_format.TAIL]} spaces",
     f"of the newest {phrases.WINDOW} groups {WORDS[phrases.LIMIT]} may teach a phrase",
-    f"a group with over {phrases.MOST_FOREIGN:,} such phrases, or twice as many as this node's own texts would have, is refused",
+    f"with more such phrases than {phrases.MOST_FOREIGN:,} and than "
+    f"{'twice' if phrases.LONGER == 2 else phrases.LONGER} as many as this node's own texts would have is refused",
     f"in over {phrases.DRIFT:.0%} of its attempts".replace("%", " %"),
     f"in the first {phrases.BASE_LOCAL} attempts that are read here ({phrases.LOCAL_A_ROUND} a round at most) counts as its own",
     f"during the first {phrases.MIN_LOCAL} of them no phrase is refused",

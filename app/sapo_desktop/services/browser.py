@@ -23,6 +23,7 @@ from textual_serve.server import Server, to_int
 
 from sapo_desktop.errors import AppError
 from sapo_desktop.paths import own_command, typed
+from sapo_swarm.node.control.few_connections import FewConnections
 
 HOST = "127.0.0.1"
 _SHUTDOWN_S = 2.0
@@ -54,6 +55,7 @@ class DashboardServer(Server):  # type: ignore[misc]  # textual-serve ships no t
         self._cookie = f"sapo_key_{port}"
         self._hosts = {f"{name}:{port}" for name in (HOST, "localhost")}
         self._tabs: set[web.WebSocketResponse] = set()
+        self._connections: FewConnections | None = None
 
     @property
     def address(self) -> str:
@@ -66,6 +68,12 @@ class DashboardServer(Server):  # type: ignore[misc]  # textual-serve ships no t
         app.router.add_get("/page.js", self._script)
         app.middlewares.append(self._guard)
         return app
+
+    def accepting(self, runner: web.AppRunner, bound: socket.socket) -> FewConnections:
+        """Few connections at once; those on which nobody showed the key give way first."""
+        assert runner.server is not None
+        self._connections = FewConnections(runner.server, bound)
+        return self._connections
 
     async def on_startup(self, app: web.Application) -> None:
         """Says nothing: the address is printed by whoever started the server."""
@@ -109,7 +117,9 @@ class DashboardServer(Server):  # type: ignore[misc]  # textual-serve ships no t
             raise home
         if not secrets.compare_digest(request.cookies.get(self._cookie, "").encode(), self.key.encode()):
             raise web.HTTPForbidden(text=_LOCKED)
-        return await handler(request)
+        assert self._connections is not None
+        with self._connections.answering(request):
+            return await handler(request)
 
     async def handle_index(self, request: web.Request) -> web.Response:
         """The page with the dashboard in it."""
@@ -148,10 +158,10 @@ async def serve(bound: socket.socket, say: Callable[[str], None]) -> None:
     runner = web.AppRunner(await server.application(), access_log=None, shutdown_timeout=_SHUTDOWN_S)
     await runner.setup()
     try:
-        await web.SockSite(runner, bound).start()
-        say(f"The dashboard, for you on this machine only: {server.address}")
-        say("Ctrl+C ends this; the node goes on.")
-        await _until_told()
+        async with server.accepting(runner, bound):
+            say(f"The dashboard, for you on this machine only: {server.address}")
+            say("Ctrl+C ends this; the node goes on.")
+            await _until_told()
     finally:
         await runner.cleanup()
 

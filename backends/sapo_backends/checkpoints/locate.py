@@ -96,7 +96,10 @@ def checked(folder: Path) -> Path:
     if lacking := shards.missing(folder, weights):
         more = f" and {len(lacking) - 1} more of its files" if len(lacking) > 1 else ""
         raise ModelNotFound(f"{folder} lacks {lacking[0]}{more}. Copy or download the model again.")
-    for name in _architectures(folder):
+    config = _config(folder)
+    if key := _code_named(config):
+        raise ModelNotFound(f"{folder}: config.json has code run by its entry {key}. This app runs none of a model.")
+    for name in _architectures(config):
         if _OTHER_HEADS.fullmatch(name):
             raise ModelNotFound(
                 f"{folder}: {name} is no causal language model. Choose one that writes text (…ForCausalLM)."
@@ -104,12 +107,33 @@ def checked(folder: Path) -> Path:
     return folder
 
 
-def _architectures(folder: Path) -> list[str]:
-    """Classes that the config names; none where it is damaged, which whoever reads all of it says."""
+def _config(folder: Path) -> object:
+    """None where it is damaged, which whoever reads all of it says."""
     try:
-        return [str(name) for name in json.loads((folder / "config.json").read_bytes())["architectures"]]
-    except (OSError, ValueError, KeyError, TypeError):
-        return []
+        return json.loads((folder / "config.json").read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None
+
+
+def _code_named(config: object) -> str:
+    """The entry by which a library would run code that comes with the model: a file of the folder (mlx_lm's model_file), or a
+    kernel of the hub, written owner/name (transformers' attn_implementation and the like, for parts of a model too)."""
+    left: list[tuple[str, object]] = [("", config)]
+    while left:
+        key, value = left.pop()
+        if isinstance(value, dict):
+            left += [(key if key.endswith("_implementation") else str(name), part) for name, part in value.items()]
+        elif isinstance(value, list):
+            left += [(key, part) for part in value]
+        elif isinstance(value, str) and (key == "model_file" or (key.endswith("_implementation") and "/" in value)):
+            return key
+    return ""
+
+
+def _architectures(config: object) -> list[str]:
+    """Classes that the config names."""
+    named = config.get("architectures") if isinstance(config, dict) else None
+    return [str(name) for name in named] if isinstance(named, list) else []
 
 
 def require_tokenizer(folder: Path) -> None:

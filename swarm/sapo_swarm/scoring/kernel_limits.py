@@ -41,7 +41,7 @@ _SYSCALLS = {
             "migrate_pages": 256, "move_pages": 279, "setxattrat": 463, "removexattrat": 466, "file_setattr": 469,
             "shmget": 29, "shmat": 30, "shmctl": 31, "shmdt": 67, "semget": 64, "semop": 65, "semctl": 66, "semtimedop": 220,
             "msgget": 68, "msgsnd": 69, "msgrcv": 70, "msgctl": 71, "mq_open": 240, "mq_unlink": 241, "fcntl": 72,
-            "ioctl": 16,
+            "ioctl": 16, "inotify_init": 253, "inotify_init1": 294, "fanotify_init": 300,
         },
     ),
     "aarch64": (
@@ -60,11 +60,12 @@ _SYSCALLS = {
             "file_setattr": 469, "shmget": 194, "shmat": 196, "shmctl": 195, "shmdt": 197, "semget": 190, "semop": 193,
             "semctl": 191, "semtimedop": 192, "msgget": 186, "msgsnd": 189, "msgrcv": 188, "msgctl": 187, "mq_open": 180,
             "mq_unlink": 181, "fcntl": 25, "ioctl": 29,
+            "inotify_init1": 26, "fanotify_init": 262,
         },
     ),
 }  # fmt: skip
 """Audit architecture, and the numbers of the system calls that are denied: also those by which a file changes hands or a process
-its pace, which Landlock does not know, and those of IPC by name."""
+its pace, or who uses which file is watched, which Landlock does not know, and those of IPC by name."""
 _COMMANDS = {"fcntl": (8, 10, 15, 1024), "ioctl": (0x40086602, 0x401C5820)}
 """What two calls are denied for, as their second argument: F_SETOWN, F_SETSIG and F_SETOWN_EX, which let a pipe send any signal
 to another process, F_SETLEASE; FS_IOC_SETFLAGS and FS_IOC_FSSETXATTR, the attributes of a file."""

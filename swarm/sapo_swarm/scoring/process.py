@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import time
 from collections.abc import Sequence
 
 import msgspec
+import psutil
 
 from sapo_swarm.scoring.messages import START_S, ConnectionLost, Hello, Job, Reply, read_frame, write_frame
 from sapo_swarm.tasks.own import library
@@ -21,6 +23,9 @@ MARGIN_S = 9.0
 """So long past that deadline, on the wall's clock, the process is killed: a worker that steps back for other programs may
 get a small part of a core for a while."""
 JOBS_PER_FRAME = 64
+REST_S = 10.0
+WORK_AT_REST_S = 1.0
+"""A worker of which nothing is asked, and which uses so much processor time within REST_S, runs something of a verifier's on."""
 
 
 class ScorerUnavailable(Exception):
@@ -58,22 +63,35 @@ def worker_environment(memory_bytes: int, niceness: int = 0) -> dict[str, str]:
 
 
 class Watchdog:
-    """A thread that calls `bark` once the due time passes; setting a later due time costs no wake-up."""
+    """A thread that ends a process once the due time passes; setting a later due time costs no wake-up."""
 
     def __init__(self) -> None:
         self._condition = threading.Condition()
         self._due: float | None = None
         self._victim: subprocess.Popen[bytes] | None = None
+        self._spent: float | None = None
         self._thread: threading.Thread | None = None
 
-    def guard(self, victim: subprocess.Popen[bytes], seconds: float) -> None:
-        """Kill the process if neither `extend` nor `release` is called within so many seconds."""
+    def guard(self, victim: subprocess.Popen[bytes], seconds: float, spent: float | None = None) -> None:
+        """Kill the process if neither `extend` nor `release` is called within so many seconds. spent: its processor time, where
+        it is killed only if it works on, now or later."""
         with self._condition:
-            self._victim, self._due = victim, time.monotonic() + seconds
+            self._victim, self._due, self._spent = victim, time.monotonic() + seconds, spent
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(target=self._watch, name="scorer-watchdog", daemon=True)
                 self._thread.start()
             self._condition.notify()
+
+    def rest(self, victim: subprocess.Popen[bytes]) -> None:
+        """Nothing is asked of the process any more: kill it if it works on."""
+        self.guard(victim, REST_S, _processor_seconds(victim))
+
+    def works_on(self) -> bool:
+        """Whether the process at rest worked on, or is gone."""
+        with self._condition:
+            if self._victim is None or self._spent is None:
+                return False
+            return not _processor_seconds(self._victim) - self._spent <= WORK_AT_REST_S
 
     def extend(self, seconds: float) -> None:
         """The process has so many seconds more."""
@@ -82,7 +100,7 @@ class Watchdog:
     def release(self) -> None:
         """Guard nothing."""
         with self._condition:
-            self._due, self._victim = None, None
+            self._due, self._victim, self._spent = None, None, None
 
     def _watch(self) -> None:
         with self._condition:
@@ -95,9 +113,20 @@ class Watchdog:
                 left = self._due - time.monotonic()
                 if left > 0:
                     self._condition.wait(left)
+                elif self._victim is not None and self._spent is not None and not self.works_on():
+                    self._due, self._spent = time.monotonic() + REST_S, _processor_seconds(self._victim)
                 elif self._victim is not None:
                     self._victim.kill()
-                    self._due, self._victim = None, None
+                    self._due = None
+
+
+def _processor_seconds(process: subprocess.Popen[bytes]) -> float:
+    """Infinite where it is gone."""
+    try:
+        spent = psutil.Process(process.pid).cpu_times()
+    except psutil.Error:
+        return math.inf
+    return float(spent.user + spent.system)
 
 
 class WorkerProcess:
@@ -166,6 +195,9 @@ class WorkerProcess:
         replies: list[Reply] = []
         suspects = 0  # jobs to send one by one: replies of a dead worker may be lost in its buffer
         while len(replies) < len(jobs):
+            if self._watchdog.works_on():
+                self.restarts += 1
+                self._discard()
             self.start()
             frame = jobs[len(replies) : len(replies) + (1 if suspects > 0 else JOBS_PER_FRAME)]
             before = len(replies)
@@ -223,12 +255,12 @@ class WorkerProcess:
                     break
                 self._watchdog.extend(patience_s)
         except (ConnectionLost, OSError, ValueError):  # ValueError: closed from another thread, or a broken frame
+            self._watchdog.release()
             return False
         except BaseException:  # replies left in the pipe would be taken for those of other jobs
             self._discard()
             raise
-        finally:
-            self._watchdog.release()
+        self._watchdog.rest(process)
         return True
 
     def _greet(self, process: subprocess.Popen[bytes]) -> None:
@@ -254,6 +286,7 @@ class WorkerProcess:
 
     def _discard(self) -> None:
         process, self._process = self._process, None
+        self._watchdog.release()
         if process is None:
             return
         process.kill()

@@ -21,6 +21,7 @@ from tests.support.browser import Browser, browser  # noqa: F401 - a fixture
 from tests.support.node_process import FAKE, environment, node
 
 from sapo_desktop import cli
+from sapo_swarm.node.control.few_connections import MOST
 
 pytest.importorskip("textual_serve", reason="pip install 'sapo-desktop[serve]'")
 
@@ -120,6 +121,22 @@ async def test_without_the_key_or_from_another_page_there_is_no_dashboard(tmp_pa
 async def refused(session: aiohttp.ClientSession, path: str, **headers: str) -> int:
     async with session.get(path, headers=headers) as answer:
         return answer.status
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits the files of another process")
+async def test_silent_connections_of_another_account_leave_room_for_who_has_the_key(tmp_path: Path) -> None:
+    """More than the process may have files."""
+    async with serving(tmp_path) as served:
+        server = psutil.Process(served.process.pid)
+        server.rlimit(psutil.RLIMIT_NOFILE, (128, 128))
+        place = ("127.0.0.1", int(served.url.rpartition(":")[2]))
+        with contextlib.ExitStack() as silent:
+            for _ in range(200):
+                silent.enter_context(await asyncio.to_thread(socket.create_connection, place))
+            async with visitor(served) as session:
+                assert await refused(session, "/") == 200
+                held = [one for one in server.net_connections() if one.status == "ESTABLISHED"]
+                assert len(held) <= MOST
 
 
 async def test_a_browser_shows_it_and_asks_nobody_else(tmp_path: Path, browser: Browser) -> None:  # noqa: F811

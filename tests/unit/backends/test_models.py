@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -49,6 +50,30 @@ def test_what_is_no_folder_of_a_causal_language_model_is_told_what_to_give(tmp_p
         locate.local(str(tmp_path))
     (tmp_path / "config.json").write_text('{"architectures": ["Qwen2ForCausalLM"]}', encoding="utf-8")
     assert locate.local(str(tmp_path)) == tmp_path
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"model_file": "m.py"},
+        {"attn_implementation": "somebody/kernel"},
+        {"_attn_implementation": {"": "paged|somebody/kernel@1:f"}},
+        {"text_config": [{"experts_implementation": {"text_config": "somebody/kernel"}}]},
+    ],
+)
+def test_a_config_that_has_a_library_run_code_of_the_model_is_refused(entry: dict[str, object], tmp_path: Path) -> None:
+    """mlx-lm before 0.32 ran the file, transformers fetches the kernel where `kernels` is installed."""
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    harmless = {
+        "architectures": ["Qwen2ForCausalLM"],
+        "attn_implementation": "sdpa",
+        "auto_map": {"AutoModel": "a/b--c.D"},
+    }
+    (tmp_path / "config.json").write_text(json.dumps(harmless), encoding="utf-8")
+    assert locate.local(str(tmp_path)) == tmp_path
+    (tmp_path / "config.json").write_text(json.dumps(harmless | entry), encoding="utf-8")
+    with pytest.raises(ModelNotFound, match=r"(model_file|_implementation)\. This app runs none"):
+        locate.local(str(tmp_path))
 
 
 def test_a_hub_id_without_network_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

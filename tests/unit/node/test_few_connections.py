@@ -63,6 +63,21 @@ async def test_the_connection_that_was_silent_longest_gives_way_and_an_answer_ne
             writer.close()
 
 
+async def test_a_connection_on_which_something_was_answered_outlives_any_number_of_silent_ones() -> None:
+    """Strangers without a token cannot end the connections of who has it."""
+    go_on = asyncio.Event()
+    go_on.set()
+    async with served(most=4, idle_s=3600.0, go_on=go_on) as (port, _):
+        known, silent = await asyncio.open_connection("127.0.0.1", port), []
+        for more in (20, 0):
+            known[1].write(ASK)
+            assert await asyncio.wait_for(known[0].readuntil(b"answered"), 30)
+            silent += [await asyncio.open_connection("127.0.0.1", port) for _ in range(more)]
+            await ended(silent[:17])
+        for _, writer in [known, *silent[17:]]:
+            writer.close()
+
+
 async def test_where_every_connection_is_being_answered_there_is_no_room_for_another() -> None:
     go_on = asyncio.Event()
     async with served(most=2, idle_s=3600.0, go_on=go_on) as (port, begun):

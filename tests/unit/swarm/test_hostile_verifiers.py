@@ -8,9 +8,11 @@ import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import psutil
 import pytest
 import pytest_asyncio
 
+from sapo_swarm.scoring import process
 from sapo_swarm.scoring.scorer import Scored, Scorer, ScoringFailed
 from sapo_swarm.scoring.worker import DEADLINE_S
 from sapo_swarm.types import RewardRule, TaskRef
@@ -18,7 +20,7 @@ from sapo_swarm.types import RewardRule, TaskRef
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 WORKER = """
-import decimal, os, socket, subprocess, sys, time
+import decimal, hashlib, os, socket, subprocess, sys, threading, time
 from sapo_swarm.scoring import verifiers, worker
 
 def loop(answer, entry):
@@ -91,6 +93,13 @@ def too_much(answer, entry):
 def chatter(answer, entry):
     print("x" * 100_000)
     os.write(1, b"y" * 100_000)
+    return 1.0
+
+def burn_on(answer, entry):
+    def burn():
+        while True:
+            hashlib.sha256(bytes(2**22))
+    threading.Thread(target=burn, daemon=True).start()
     return 1.0
 
 def precision(answer, entry):
@@ -166,6 +175,30 @@ async def test_a_verifier_that_hangs_below_python_costs_the_worker_and_nothing_e
         assert ticks > 3
         assert hostile.fault == "worker"
         assert scorer.worker.pid != before
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no zombies there")
+@pytest.mark.parametrize("asked", [False, True], ids=["nothing more is asked", "something is asked"])
+async def test_a_worker_that_works_on_between_jobs_is_ended_and_the_next_job_is_not_blamed(
+    asked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread that a verifier left behind has no deadline of its own."""
+    monkeypatch.setattr(process, "REST_S", 3600.0 if asked else 1.0)
+    monkeypatch.setattr(process, "WORK_AT_REST_S", 0.05)
+    async with Scorer(command=COMMAND) as scorer:
+        await scorer.ready()
+        assert (await scorer.score(OTHER, ["<answer>no</answer>"])).rewards == (0.0,)
+        first = psutil.Process(scorer.worker.pid)
+        await scorer.score(REF, ["<answer>burn_on x</answer>"], PARTIAL)
+        before = sum(first.cpu_times()[:2])
+        while True:
+            await asyncio.sleep(0.01)
+            if sum(first.cpu_times()[:2]) > before + 0.1 if asked else first.status() == psutil.STATUS_ZOMBIE:
+                break
+        result = await scorer.score(REF, ["<answer>precision x</answer>"], PARTIAL)
+        assert (result.rewards, scorer.worker.restarts) == ((0.28,), 1)
+        assert scorer.worker.pid != first.pid
+        assert not first.is_running()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_AS")

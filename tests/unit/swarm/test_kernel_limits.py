@@ -59,7 +59,8 @@ tried = {
     "sched_setaffinity": libc.sched_setaffinity(parent, ctypes.c_size_t(8), ctypes.byref(ctypes.c_ulong(1))),
     "setxattrat": libc.syscall(463, -100, file, 0, b"system.posix_acl_access", ctypes.byref(acl), ctypes.c_size_t(16)),
     "shmget": libc.shmget(0, ctypes.c_size_t(4096), 0o1600), "semget": libc.semget(0, 1, 0o1600),
-    "msgget": libc.msgget(0, 0o1600),
+    "msgget": libc.msgget(0, 0o1600), "inotify_init": libc.inotify_init(), "inotify_init1": libc.inotify_init1(0),
+    "fanotify_init": libc.fanotify_init(0x200, 0),
     "sched_setscheduler": libc.sched_setscheduler(parent, 3, ctypes.byref(ctypes.c_int(0))),
 }
 print(*(name for name, result in tried.items() if result != -1 or ctypes.get_errno() not in (1, 38)))
@@ -68,7 +69,8 @@ print(*(name for name, result in tried.items() if result != -1 or ctypes.get_err
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's limits are Linux's")
 def test_files_keep_their_modes_and_dates_and_other_processes_their_priority(tmp_path: Path) -> None:
-    """Landlock denies writing, not chmod: a key that everybody may read needs no reading by the worker."""
+    """Landlock denies writing, not chmod: a key that everybody may read needs no reading by the worker. Nor does it deny to watch
+    when somebody opens it."""
     file = tmp_path / "node.key"
     file.write_text("secret")
     file.chmod(0o600)

@@ -7,11 +7,7 @@ models--OWNER--NAME/blobs/DIGEST         the bytes; DIGEST.incomplete is a downl
 
 from __future__ import annotations
 
-<<<<<<< HEAD
-=======
 import contextlib
-import json
->>>>>>> trust1
 import os
 from dataclasses import dataclass
 from pathlib import Path

@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from aiohttp import web
 
 MOST = 64
-"""Connections at once. Where there is no room, the one on which nothing was answered for the longest time gives way."""
+"""Connections at once. Where there is no room, the one that was silent for the longest time gives way: of those on which nothing
+was ever answered, or else of the others."""
 IDLE_S = 60.0
 """A connection on which nothing is answered for so long is ended."""
 BACKLOG = 16
@@ -24,7 +25,8 @@ class FewConnections:
 
     def __init__(self, server: web.Server, bound: socket.socket, most: int = MOST, idle_s: float = IDLE_S) -> None:
         self._server, self._bound, self._most, self._idle_s = server, bound, most, idle_s
-        self._quiet: OrderedDict[asyncio.BaseTransport, float] = OrderedDict()
+        self._strange: OrderedDict[asyncio.BaseTransport, float] = OrderedDict()
+        self._known: OrderedDict[asyncio.BaseTransport, float] = OrderedDict()
         self._busy: set[asyncio.BaseTransport] = set()
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -47,13 +49,14 @@ class FewConnections:
         if transport is None:
             yield
             return
-        self._quiet.pop(transport, None)
+        self._strange.pop(transport, None)
+        self._known.pop(transport, None)
         self._busy.add(transport)
         try:
             yield
         finally:
             self._busy.discard(transport)
-            self._quiet[transport] = time.monotonic()
+            self._known[transport] = time.monotonic()
 
     async def _accept(self) -> None:
         loop = asyncio.get_running_loop()
@@ -71,28 +74,33 @@ class FewConnections:
             except OSError:
                 connection.close()
                 continue
-            self._quiet[transport] = time.monotonic()
+            self._strange[transport] = time.monotonic()
 
     def _has_room(self) -> bool:
         """For one more, in the place of another where need be."""
-        if len(self._quiet) + len(self._busy) >= self._most:
+        if self._held() >= self._most:
             self._forget_closed()
-        if len(self._quiet) + len(self._busy) >= self._most and self._quiet:
-            _abort(self._quiet.popitem(last=False)[0])
-        return len(self._quiet) + len(self._busy) < self._most
+        if self._held() >= self._most and (quiet := self._strange or self._known):
+            _abort(quiet.popitem(last=False)[0])
+        return self._held() < self._most
+
+    def _held(self) -> int:
+        return len(self._strange) + len(self._known) + len(self._busy)
 
     async def _end_idle(self) -> None:
         while True:
             await asyncio.sleep(self._idle_s / 4)
             self._forget_closed()
             edge = time.monotonic() - self._idle_s
-            for transport in [transport for transport, since in self._quiet.items() if since < edge]:
-                del self._quiet[transport]
-                _abort(transport)
+            for quiet in (self._strange, self._known):
+                for transport in [transport for transport, since in quiet.items() if since < edge]:
+                    del quiet[transport]
+                    _abort(transport)
 
     def _forget_closed(self) -> None:
-        for transport in [transport for transport in self._quiet if transport.is_closing()]:
-            del self._quiet[transport]
+        for quiet in (self._strange, self._known):
+            for transport in [transport for transport in quiet if transport.is_closing()]:
+                del quiet[transport]
 
 
 def _abort(transport: asyncio.BaseTransport) -> None:

@@ -62,7 +62,7 @@ def _by_torch(model: Any, job: Read) -> Iterator[Answer]:
     import torch
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(job.path)
+    tokenizer = AutoTokenizer.from_pretrained(job.path, local_files_only=True, trust_remote_code=False)
     end = model.generation_config.eos_token_id
     ends = {end} if isinstance(end, int) else set(end or ())
     model.eval()
@@ -82,7 +82,7 @@ def _mlx_lm(job: Read) -> Iterator[Answer]:
     from mlx_lm import load
     from mlx_lm.models.cache import make_prompt_cache
 
-    model, tokenizer = load(job.path)[:2]
+    model, tokenizer = load(job.path, tokenizer_config={"trust_remote_code": False})[:2]
 
     def step(ids: list[int], cache: Any) -> tuple[int, Any]:
         return int(model(mx.array([ids]), cache=cache)[0, -1].argmax().item()), cache
