@@ -222,9 +222,14 @@ def bytes_of_round(
 
 
 def bytes_to_generate_by_transformers(size: ModelSize, shape: RoundShape, compute_bytes: int) -> int:
-    """A cache in the compute type of every row at full length, twice while a step appends to it, and a step's logits."""
-    cache = 2 * size.layers * size.key_value * compute_bytes * shape.rows * (shape.prompt + shape.new_tokens)
-    return cache + cache // size.layers + (compute_bytes + 8) * shape.rows * size.vocabulary
+    """A cache in the compute type of the rows that are generated at once, each with its own copy of its prompt, a layer's twice
+    while a step appends to it, and a step's logits. So many go at once as KV_BUDGET holds with a prompt counted once a group
+    (generation._shard)."""
+    token = 2 * size.layers * size.key_value * compute_bytes
+    row = token * shape.new_tokens + token * shape.prompt // shape.group_size
+    rows = min(shape.rows, max(1, KV_BUDGET // row))
+    cache = token * rows * (shape.prompt + shape.new_tokens)
+    return cache + cache // size.layers + (compute_bytes + 8) * rows * size.vocabulary
 
 
 def bytes_to_update_by_transformers(size: ModelSize, shape: RoundShape, *, compute_bytes: int, workers: int) -> int:
