@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from sapo_backends.base import DownloadFailed, ModelNotFound
+from sapo_backends.common import hardware
+from sapo_backends.common.round_memory import ModelSize
 from sapo_backends.measure import estimate
 from sapo_backends.measure.choice import Workload
 from sapo_backends.measure.machine_limits import Limits
@@ -17,6 +19,8 @@ from sapo_swarm.config import RunConfig
 from sapo_swarm.protocol import keystore
 
 LIMITS = Limits({"float32": 1e11, "bfloat16": 4e11}, 2e10)
+HALF_BILLION = ModelSize(494_000_000, 8_800_000, 24, 896, 4864, 128, 151_936)
+STARTER = ModelSize(5_000_000, 5_000_000, 6, 256, 784, 128, 1024)
 SMOL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 
 
@@ -77,6 +81,23 @@ def test_an_estimate_grows_with_the_model_and_the_round() -> None:
         assert slower is not None
         assert slower > first
     assert estimate.round_seconds(small, round_, Limits(), "bfloat16", 8) is None
+
+
+@pytest.mark.parametrize(
+    ("size", "unit", "rate", "new_tokens", "seconds"),
+    [
+        (HALF_BILLION, "avx512_bf16", 411e9, 96, 74.0),
+        (HALF_BILLION, "amx_bf16", 2.35e12, 64, 18.9),
+        (STARTER, "avx512_bf16", 183e9, 33, 1.72),
+    ],
+)
+def test_an_estimate_is_near_the_rounds_that_were_measured(
+    monkeypatch: pytest.MonkeyPatch, size: ModelSize, unit: str, rate: float, new_tokens: int, seconds: float
+) -> None:
+    """8 x 8 completions at that rate in bfloat16: two of docs/benchmarks/engines.md, and the bundled starter on one thread."""
+    monkeypatch.setattr(hardware, "matrix_unit", lambda: unit)
+    found = estimate.round_seconds(size, Workload(64, new_tokens), Limits({"bfloat16": rate}, 4e10), "bfloat16", 8)
+    assert found == pytest.approx(seconds, rel=0.2)
 
 
 def test_a_token_is_kept_for_its_owner_only_and_forgotten(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
