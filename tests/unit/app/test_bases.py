@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
+import asyncio
+import json
 from pathlib import Path
 
 import pytest
@@ -12,7 +15,10 @@ from sapo_backends.common.round_memory import ModelSize
 from sapo_backends.measure import estimate
 from sapo_backends.measure.choice import Workload
 from sapo_backends.measure.machine_limits import Limits
+from sapo_desktop import settings
+from sapo_desktop.commands.models import bases
 from sapo_desktop.paths import Home
+from sapo_desktop.services import first_run
 from sapo_desktop.services.bases import card, recommended, tokens
 from sapo_desktop.services.machine import speed
 from sapo_swarm.config import RunConfig
@@ -62,6 +68,32 @@ def test_what_is_too_large_says_what_would_fit(home: Home, monkeypatch: pytest.M
     assert "too large   " in card.lines(one)[-1]
     assert "--" in card.lines(one)[-1]
     assert one.short.endswith("does not fit")
+
+
+def test_the_room_that_reasoning_needs_is_planned_wherever_a_base_is_shown(
+    home: Home, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """1,024 tokens instead of 96: too much for 2.5 GiB."""
+    monkeypatch.setattr("sapo_backends.common.hardware.available_memory", lambda: 2560 << 20)
+    monkeypatch.setattr(Home, "find", classmethod(lambda _cls: home))
+    home.settings.parent.mkdir()
+    settings.change(home.settings, "run.trainer", "torch")
+    settings.change(home.settings, "run.device", "cpu")
+
+    def shown() -> tuple[bool, int, bool, str]:
+        bases.shown(home, argparse.Namespace(names=[SMOL], json=True))
+        one = json.loads(capsys.readouterr().out)
+        bases.listed(home, argparse.Namespace(json=True))
+        listed = next(row for row in map(json.loads, capsys.readouterr().out.splitlines()) if row["base"] == SMOL)
+        return one["fits"], one["memory"]["needed"], listed["fits"], asyncio.run(first_run.wrong_with(SMOL))
+
+    fits, short, listed, wrong = shown()
+    assert (fits, listed, wrong) == (True, True, "")
+    settings.change(home.settings, "run.thinking", "on")
+    fits, long, listed, wrong = shown()
+    assert (fits, listed) == (False, False)
+    assert "does not fit" in wrong
+    assert long > short
 
 
 def test_a_base_that_is_nowhere_is_a_sentence(home: Home) -> None:
