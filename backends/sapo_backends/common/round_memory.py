@@ -242,14 +242,18 @@ def bytes_to_update_by_transformers(size: ModelSize, shape: RoundShape, *, compu
     return tokens * saved + logits + 4 * size.trainable * min(workers, 1)
 
 
-def smaller_round(needed: Callable[[RoundShape], int], shape: RoundShape, available: int) -> RoundShape | None:
-    """The largest halved round that fits: fewer groups down to 4, smaller groups down to 4, shorter completions down
+def smaller_round(
+    needed: Callable[[RoundShape], int], shape: RoundShape, available: int, *, shorten: bool = True
+) -> RoundShape | None:
+    """The largest halved round that fits: fewer groups down to 4, smaller groups down to 4, and, to shorten, completions down
     to 32, and then fewer groups again. None when not even that fits."""
     while needed(shape) > SPARE * available:
         if shape.groups > 4:
             shape = replace(shape, groups=max(4, shape.groups // 2))
         elif shape.group_size > 4:
             shape = replace(shape, group_size=max(4, shape.group_size // 2))
+        elif not shorten:
+            return None
         elif shape.new_tokens > 32:
             shape = replace(shape, new_tokens=max(32, shape.new_tokens // 2))
         elif shape.groups > 1:

@@ -144,6 +144,27 @@ def test_others_share_of_a_batch_shrinks_with_it() -> None:
     assert "--external-groups" in found.suggestion
 
 
+def test_four_bits_are_tried_before_answers_are_shortened_and_only_where_they_are_not_set() -> None:
+    """24 layers of half a billion weights, an adapter trained, answers of 1,024 tokens."""
+    config = replace_config(TORCH, precision="auto", max_new_tokens=1024)
+
+    def suggested(available: float, fallback: bool = False, **changes: object) -> str:
+        found = memory_plan.plan(
+            replace_config(config, **changes), int(available * 2**30), HALF_BILLION, fallback=fallback
+        )
+        assert found is not None
+        return found.suggestion
+
+    kept = suggested(3.0)
+    assert kept.endswith("--precision 4bit")
+    assert "max-new-tokens" not in kept
+    assert suggested(4.1, precision="float32").endswith("--precision 4bit-float32")
+    assert "max-new-tokens" in suggested(1.9)
+    assert "precision" not in suggested(1.9, precision="4bit")
+    assert "precision" not in suggested(4.0, fallback=True)
+    assert suggested(0.5, precision="4bit") == suggested(0.5) == "Choose a smaller model."
+
+
 def test_where_nothing_helps_a_smaller_model_is_suggested() -> None:
     with pytest.raises(OutOfMemory, match="Choose a smaller model"):
         memory_plan.require(TORCH, 100 << 20)
