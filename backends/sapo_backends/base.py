@@ -113,6 +113,10 @@ class Tokenizer(Protocol):
         """The one of eos_ids with which the chat template ends a turn of the model, the first where it writes none of them."""
 
     @property
+    def opens_reasoning(self) -> bool:
+        """A prompt ends with an open <think>: every completion begins within the model's reasoning."""
+
+    @property
     def pad_id(self) -> int:
         """The id that fills up shorter rows."""
 

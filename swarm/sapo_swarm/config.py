@@ -14,6 +14,8 @@ from msgspec import Meta
 from sapo_swarm.config_names import renamed
 from sapo_swarm.types import AnswerFormat, RewardRule
 
+REASONING_TOKENS = 1024
+"""The least that a model which thinks before it answers may write, unless a limit is typed."""
 PAPER_TASKS: tuple[str, ...] = (
     *("base_conversion", "basic_arithmetic", "arc_1d", "bf", "propositional_logic", "fraction_simplification"),
     *("decimal_arithmetic", "calendar_arithmetic", "binary_matrix"),

@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import msgspec
+
 from sapo_desktop import settings
 from sapo_desktop.errors import known
 from sapo_desktop.paths import Home
 from sapo_desktop.services.first_questions import OTHER, OWN, FirstRunAnswers, FirstRunInfo
+from sapo_swarm.config import RunConfig
 from sapo_swarm.node.governor.limits import PRESETS
 
 _GLANCE_S = 0.7
@@ -43,11 +46,10 @@ def info() -> FirstRunInfo:
 def _recommended() -> tuple[tuple[str, str], ...]:
     """Licence, size and whether it fits, of the list that ships; the hub is not asked."""
     from sapo_desktop.services.bases import card, recommended
-    from sapo_swarm.config import RunConfig
 
     def short(id: str) -> str:
         try:
-            return card.card(home, RunConfig(model=id), ask=False, measure=False).short
+            return card.card(home, _config(home, id), ask=False, measure=False).short
         except known() as error:  # what is in the cache is damaged
             return str(error)
 
@@ -58,10 +60,10 @@ def _recommended() -> tuple[tuple[str, str], ...]:
 async def wrong_with(model: str) -> str:
     """What keeps a typed model from being used: the hub is asked, the disk and the memory are looked at. "" = nothing."""
     from sapo_desktop.services.bases import card
-    from sapo_swarm.config import RunConfig
 
+    home = Home.find()
     try:
-        one = await asyncio.to_thread(card.card, Home.find(), RunConfig(model=model), measure=False)
+        one = await asyncio.to_thread(card.card, home, _config(home, model), measure=False)
     except known() as error:
         return str(error)
     if one.plan is not None and not one.plan.fits:
@@ -77,12 +79,12 @@ async def measured(hardware: str, model: str) -> str:
     from sapo_backends.measure.choice import Candidate
     from sapo_desktop.services.bases import card
     from sapo_desktop.services.machine import engines, load_request, memory_plan
-    from sapo_swarm.config import RunConfig
 
-    config = RunConfig(model=model, trainer=hardware)
+    home = Home.find()
     try:
+        config = msgspec.structs.replace(_config(home, model), trainer=hardware)
         if locate.is_hub_id(model):
-            one = await asyncio.to_thread(card.card, Home.find(), config, ask=False)
+            one = await asyncio.to_thread(card.card, home, config, ask=False)
             return one.sentence
         candidate = Candidate(engines.choose_trainer(config))
         plan = memory_plan.plan(config)
@@ -93,6 +95,13 @@ async def measured(hardware: str, model: str) -> str:
         return ""
     rate = f"{max(found.generation.values()):,.0f} tok/s written, {found.update:,.0f} trained"
     return f"{rate}; a round needs {plan.needed / 2**30:.1f} GiB" if plan else rate
+
+
+def _config(home: Home, model: str) -> RunConfig:
+    """That model's run, as the settings say so far. Raises AppError, BadTask."""
+    from sapo_desktop.settings import flags
+
+    return flags.with_room(msgspec.structs.replace(settings.load(home.settings).run, model=model))
 
 
 def persist(answers: FirstRunAnswers, path: Path, invite: Path) -> settings.Settings:

@@ -10,7 +10,7 @@ import msgspec
 from sapo_desktop import settings
 from sapo_desktop.errors import UsageError
 from sapo_desktop.settings import Settings
-from sapo_swarm.config import RunConfig
+from sapo_swarm.config import REASONING_TOKENS, RunConfig
 from sapo_swarm.config_names import RENAMED
 from sapo_swarm.registry import nearest
 
@@ -38,10 +38,6 @@ def add_run_flags(parser: argparse.ArgumentParser, only: Collection[str] = ()) -
             )
 
 
-REASONING_TOKENS = 1024
-"""The least that a model which thinks before it answers may write, unless a limit is typed."""
-
-
 def run_config(base: Settings, args: argparse.Namespace) -> RunConfig:
     """The run's settings with the typed flags over them. Raises UsageError, UnknownTask, BadTask."""
     typed = {k: v for k, v in vars(args).items() if k in RunConfig.__struct_fields__}
@@ -66,14 +62,29 @@ def absolute(model: str) -> str:
 
 def with_room(config: RunConfig) -> RunConfig:
     """The config with as many new tokens as the longest answers of the person's own tasks need, as task_tokens says, and as
-    reasoning needs where it is on. Raises BadTask."""
+    reasoning needs where it is on or the model never leaves it out. Raises BadTask."""
     from sapo_swarm.tasks import catalogue
     from sapo_swarm.tasks.own import library
 
     needs = [library.find(task).spec.max_new_tokens for task in config.tasks if catalogue.is_own(task)]
     needs += catalogue.task_tokens(config).values()
-    needs += [REASONING_TOKENS] if config.thinking == "on" else []
+    needs += [REASONING_TOKENS] if config.thinking == "on" or _reasons(config) else []
     return msgspec.structs.replace(config, max_new_tokens=max([config.max_new_tokens, *needs]))
+
+
+def _reasons(config: RunConfig) -> bool:
+    """Whether the model's chat template opens its reasoning; False while the model is not on this disk."""
+    from sapo_backends.base import BackendError
+    from sapo_backends.checkpoints import chat_template, locate, tokenizer
+
+    if config.model in locate.BUNDLED:
+        return False
+    try:
+        folder = locate.local(config.model)
+        settings = tokenizer.read_json(folder / "tokenizer_config.json")
+        return chat_template.opens_reasoning(folder, settings, config.thinking)
+    except (BackendError, OSError, ValueError):  # whoever loads the model says what is wrong with it
+        return False
 
 
 def check(config: RunConfig) -> None:

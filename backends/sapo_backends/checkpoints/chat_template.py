@@ -9,6 +9,7 @@ import re
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -83,15 +84,20 @@ def _with_tools(messages: Messages, tools: Tools) -> Messages:
     return [{"role": "system", "content": text}, *messages]
 
 
+def opens_reasoning(folder: Path, settings: Mapping[str, Any], thinking: Thinking) -> bool:
+    """Tokenizer.opens_reasoning of a Hugging Face folder, without its tokenizer. Raises TemplateRefused."""
+    source = _source(folder, settings)
+    return "<think>" in source and ChatTemplate(source, thinking=thinking).opens_reasoning
+
+
 class ChatTemplate:
     """Renders conversations. No clock is passed in, so that a prompt is the same every day. is_plain: the model has no
-    template of its own, and its first token is not part of the text. has_switch: it can think before it answers, or not."""
+    template of its own, and its first token is not part of the text."""
 
     def __init__(self, source: str, bos: str = "", eos: str = "", thinking: Thinking = "auto") -> None:
         """thinking: "auto" is off where the template has a switch for it: most of it would be cut off."""
         self.is_plain = source.endswith(PLAIN) and "{" not in source.removesuffix(PLAIN)
         source = PLAIN if self.is_plain else source
-        self.has_switch = "enable_thinking" in source
         self._variables: dict[str, Any] = {
             "bos_token": bos,
             "eos_token": eos,
@@ -112,6 +118,14 @@ class ChatTemplate:
     ) -> ChatTemplate:
         """The template of a Hugging Face folder. Raises TemplateRefused."""
         return cls(_source(folder, settings), bos, eos, thinking)
+
+    @cached_property
+    def opens_reasoning(self) -> bool:
+        """See Tokenizer.opens_reasoning."""
+        try:
+            return self._text([{"role": "user", "content": "?"}]).rstrip().endswith("<think>")
+        except TemplateRefused:  # it wants another conversation, and says so there
+            return False
 
     def _text(self, messages: Messages, tools: Tools = ()) -> str:
         given = {"tools": [dict(tool) for tool in tools]} if tools else {}

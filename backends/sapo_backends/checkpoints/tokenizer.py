@@ -139,6 +139,11 @@ class HfTokenizer:
         return next((i for i in behind if i in self._eos_ids), self._eos_ids[0])
 
     @property
+    def opens_reasoning(self) -> bool:
+        """See Tokenizer.opens_reasoning."""
+        return self._template.opens_reasoning
+
+    @property
     def pad_id(self) -> int:
         """The id that fills up shorter rows."""
         return self._pad_id

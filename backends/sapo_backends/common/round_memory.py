@@ -222,9 +222,14 @@ def bytes_of_round(
 
 
 def bytes_to_generate_by_transformers(size: ModelSize, shape: RoundShape, compute_bytes: int) -> int:
-    """A cache in the compute type of every row at full length, twice while a step appends to it, and a step's logits."""
-    cache = 2 * size.layers * size.key_value * compute_bytes * shape.rows * (shape.prompt + shape.new_tokens)
-    return cache + cache // size.layers + (compute_bytes + 8) * shape.rows * size.vocabulary
+    """A cache in the compute type of the rows that are generated at once, each with its own copy of its prompt, a layer's twice
+    while a step appends to it, and a step's logits. So many go at once as KV_BUDGET holds with a prompt counted once a group
+    (generation._shard)."""
+    token = 2 * size.layers * size.key_value * compute_bytes
+    row = token * shape.new_tokens + token * shape.prompt // shape.group_size
+    rows = min(shape.rows, max(1, KV_BUDGET // row))
+    cache = token * rows * (shape.prompt + shape.new_tokens)
+    return cache + cache // size.layers + (compute_bytes + 8) * rows * size.vocabulary
 
 
 def bytes_to_update_by_transformers(size: ModelSize, shape: RoundShape, *, compute_bytes: int, workers: int) -> int:
@@ -237,14 +242,18 @@ def bytes_to_update_by_transformers(size: ModelSize, shape: RoundShape, *, compu
     return tokens * saved + logits + 4 * size.trainable * min(workers, 1)
 
 
-def smaller_round(needed: Callable[[RoundShape], int], shape: RoundShape, available: int) -> RoundShape | None:
-    """The largest halved round that fits: fewer groups down to 4, smaller groups down to 4, shorter completions down
+def smaller_round(
+    needed: Callable[[RoundShape], int], shape: RoundShape, available: int, *, shorten: bool = True
+) -> RoundShape | None:
+    """The largest halved round that fits: fewer groups down to 4, smaller groups down to 4, and, to shorten, completions down
     to 32, and then fewer groups again. None when not even that fits."""
     while needed(shape) > SPARE * available:
         if shape.groups > 4:
             shape = replace(shape, groups=max(4, shape.groups // 2))
         elif shape.group_size > 4:
             shape = replace(shape, group_size=max(4, shape.group_size // 2))
+        elif not shorten:
+            return None
         elif shape.new_tokens > 32:
             shape = replace(shape, new_tokens=max(32, shape.new_tokens // 2))
         elif shape.groups > 1:

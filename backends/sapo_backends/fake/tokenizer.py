@@ -39,6 +39,11 @@ class FakeTokenizer:
         return EOS_ID
 
     @property
+    def opens_reasoning(self) -> bool:
+        """See Tokenizer.opens_reasoning."""
+        return False
+
+    @property
     def pad_id(self) -> int:
         """The id that fills up shorter rows."""
         return PAD_ID

@@ -1,17 +1,19 @@
 """Seconds of a round that was never measured, from the machine's limits: a stated rule, not a measurement.
 
-An engine reaches a share of what the roofline allows (machine_limits). The shares are those of the torch engine with
-models of 135M to 500M parameters on two cores with AMX; other machines differ by up to a factor of two.
+An engine reaches a share of what the roofline allows (machine_limits). The shares are those of the torch engine on two
+cores (docs/benchmarks/engines.md); other machines differ by up to a factor of two.
 """
 
 from __future__ import annotations
 
-from sapo_backends.common.round_memory import ModelSize
+from sapo_backends.common import hardware
+from sapo_backends.common.round_memory import SHARDED_BELOW, ModelSize
 from sapo_backends.measure.choice import Workload
 from sapo_backends.measure.machine_limits import Limits, most_generated, most_trained
 
-GENERATED, TRAINED = 0.35, 0.35
-"""Shares of the limit that generation of a full batch and the update reach."""
+PRODUCTS, MATRIX_UNIT, SMALL = (0.58, 0.61), (0.35, 0.35), (0.14, 0.4)
+"""Shares of the limit that generation of a full batch and the update reach. Where a matrix unit multiplies (AMX, a GPU), it
+waits for the rest more of the time; of a model below 100M parameters in bfloat16 most of the work is no product."""
 PROMPT = 64
 """Tokens of a question, read once for its group in generation and once in the update."""
 
@@ -22,7 +24,16 @@ def round_seconds(size: ModelSize, workload: Workload, limits: Limits, precision
     trained = most_trained(size, limits, precision)
     if generated <= 0 or trained <= 0:
         return None
+    generating, training = _shares(size, limits, precision)
     tokens, prompts = workload.rows * workload.new_tokens, workload.rows / group_size * PROMPT
     read = prompts / (3 * trained)  # a forward pass alone
-    seconds = tokens / (GENERATED * generated) + read / TRAINED
-    return seconds + (tokens + prompts) / (TRAINED * trained) if workload.trains else seconds
+    seconds = tokens / (generating * generated) + read / training
+    return seconds + (tokens + prompts) / (training * trained) if workload.trains else seconds
+
+
+def _shares(size: ModelSize, limits: Limits, precision: str) -> tuple[float, float]:
+    on_gpu, wide = limits.device != "cpu", precision.endswith("float32")
+    if size.parameters < SHARDED_BELOW and (on_gpu or not wide):
+        return SMALL
+    by_unit = on_gpu or (not wide and hardware.matrix_unit() in ("amx_bf16", "apple"))
+    return MATRIX_UNIT if by_unit else PRODUCTS

@@ -6,14 +6,17 @@ The limit of a computation of F floating-point operations that reads B bytes is 
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from sapo_backends.common.hardware import available_memory
+from sapo_backends.common.hardware import available_memory, cores
 from sapo_backends.common.precisions import computes_in, is_four_bit
 from sapo_backends.common.round_memory import FOUR_BIT_BYTES, ModelSize
 
@@ -25,6 +28,11 @@ TRIES = 4
 READ_BYTES = 1 << 29
 REPEAT_S = 0.4
 """The quickest run within this time counts: other programs only make it slower."""
+Work = Callable[[], object]
+Clock = Callable[[], float]
+PROCESSOR_SECONDS = sys.platform == "linux"
+"""Each thread computes alone and is timed by the processor's seconds that it got, so that a busy machine measures as a quiet
+one. Elsewhere by the clock: Apple's library computes in threads of its own, Windows counts in steps of 16 ms."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,27 +84,27 @@ def measure(engine: str, threads: int, device: str = "auto") -> Limits:
     return _torch(threads, device) if engine == "torch" else _numpy()
 
 
-def _fastest(work: Callable[[], object]) -> float:
+def _fastest(work: Work, clock: Clock) -> float:
     """Seconds of the quickest of TRIES runs, and of as many more as there is time for."""
-    until, best = time.perf_counter() + REPEAT_S, min(_seconds(work) for _ in range(TRIES))
+    until, best = time.perf_counter() + REPEAT_S, min(_seconds(work, clock) for _ in range(TRIES))
     while time.perf_counter() < until:
-        best = min(best, _seconds(work))
+        best = min(best, _seconds(work, clock))
     return best
 
 
-def _seconds(work: Callable[[], object]) -> float:
-    began = time.perf_counter()
+def _seconds(work: Work, clock: Clock) -> float:
+    began = clock()
     work()
-    return time.perf_counter() - began
+    return clock() - began
 
 
-def _multiply(product: Callable[[int], Callable[[], object]]) -> float:
+def _multiply(product: Callable[[int], Work], clock: Clock) -> float:
     """FLOP/s of the largest cube that does not take long, however busy the machine is meanwhile. product: edge -> one
     multiplication."""
     edge = 256
-    while edge < LARGEST and min(_seconds(work) for work in [product(edge)] * TRIES) <= ENOUGH_S:
+    while edge < LARGEST and min(_seconds(work, clock) for work in [product(edge)] * TRIES) <= ENOUGH_S:
         edge *= 2
-    return 2.0 * edge**3 / _fastest(product(edge))
+    return 2.0 * edge**3 / _fastest(product(edge), clock)
 
 
 def _read_bytes() -> int:
@@ -106,13 +114,14 @@ def _read_bytes() -> int:
 def _torch(threads: int, name: str) -> Limits:
     import torch
 
-    torch.set_num_threads(max(1, threads))
     best = "cuda" if torch.cuda.is_available() else "cpu"
     device = torch.device(best if name == "auto" else name)
-    wait: Callable[[], object] = {"cuda": torch.cuda.synchronize, "mps": torch.mps.synchronize}.get(device.type, int)
+    wait: Work = {"cuda": torch.cuda.synchronize, "mps": torch.mps.synchronize}.get(device.type, int)
+    alone = device.type == "cpu" and PROCESSOR_SECONDS
+    apart, clock = (max(1, min(threads, cores())), time.thread_time) if alone else (1, time.perf_counter)
 
-    def product(kind: Any) -> Callable[[int], Callable[[], object]]:
-        def of(edge: int) -> Callable[[], object]:
+    def product(kind: Any) -> Callable[[int], Work]:
+        def of(edge: int) -> Work:
             a, b = (torch.randn(edge, edge, device=device).to(kind) for _ in range(2))
 
             def once() -> None:
@@ -123,9 +132,18 @@ def _torch(threads: int, name: str) -> Limits:
 
         return of
 
-    many = torch.ones(_read_bytes() // 4, device=device)
-    rates = {str(k).removeprefix("torch."): _multiply(product(k)) for k in (torch.float32, torch.bfloat16)}
-    return Limits(rates, many.numel() * 4 / _fastest(lambda: float(many.sum())), device.type)
+    def read() -> float:
+        many = torch.ones(_read_bytes() // (4 * apart), device=device)
+        return many.numel() * 4 / _fastest(lambda: float(many.sum()), clock)
+
+    with ThreadPoolExecutor(apart, initializer=lambda: torch.set_num_threads(1 if alone else max(1, threads))) as pool:
+
+        def together(rate: Callable[[], float]) -> float:
+            return sum(one.result() for one in [pool.submit(rate) for _ in range(apart)])
+
+        kinds = (torch.float32, torch.bfloat16)
+        rates = {str(kind).removeprefix("torch."): together(partial(_multiply, product(kind), clock)) for kind in kinds}
+        return Limits(rates, together(read), device.type)
 
 
 def _mlx(name: str) -> Limits:
@@ -146,8 +164,8 @@ def _mlx(name: str) -> Limits:
     many = mx.ones((_read_bytes() // 4,))
     mx.eval(many)
     kinds = (mx.float32, mx.float16, mx.bfloat16)
-    rates = {str(kind).removeprefix("mlx.core."): _multiply(product(kind)) for kind in kinds}
-    return Limits(rates, many.size * 4 / _fastest(lambda: mx.eval(many.sum())), device)
+    rates = {str(kind).removeprefix("mlx.core."): _multiply(product(kind), time.perf_counter) for kind in kinds}
+    return Limits(rates, many.size * 4 / _fastest(lambda: mx.eval(many.sum()), time.perf_counter), device)
 
 
 def _numpy() -> Limits:
@@ -158,5 +176,5 @@ def _numpy() -> Limits:
         return lambda: a @ b
 
     many = np.ones(_read_bytes() // 4, np.float32)
-    rate = _multiply(product)
-    return Limits({"float32": rate}, many.nbytes / _fastest(lambda: many.sum()))
+    rate = _multiply(product, time.perf_counter)
+    return Limits({"float32": rate}, many.nbytes / _fastest(many.sum, time.perf_counter))

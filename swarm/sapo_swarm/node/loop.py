@@ -31,7 +31,7 @@ from sapo_swarm.node.round.cut_off import cut_off
 from sapo_swarm.node.round.resume import drop_external, outlived
 from sapo_swarm.node.round.stage import stage
 from sapo_swarm.node.round.training import record, stamp, update
-from sapo_swarm.node.setup import NodeSetup, as_opened, guard_of, require_held_out, round_context
+from sapo_swarm.node.setup import NodeSetup, as_opened, guard_of, reasoning_notes, require_held_out, round_context
 from sapo_swarm.node.storage import aha
 from sapo_swarm.node.storage.journal import Journal, JournalError
 from sapo_swarm.node.storage.retention import Retention
@@ -161,7 +161,9 @@ class Node:
         excluding = held_out_exclusion(scorer, self.config.tasks, self.config.preset)
         engine, excluded = await asyncio.gather(loading, excluding)
         setup, info = self.setup, engine.info
-        self.config = config = as_opened(self.config, info.parameters)
+        reasons = scorer.in_reasoning = engine.tokenizer.opens_reasoning
+        setup.notes += reasoning_notes(self.config) if reasons else ()
+        self.config = config = as_opened(self.config, info.parameters, reasons=reasons)
         setup.exchange.attach(self.host, scorer, excluded)
         examiner = Examiner(config, self.host, scorer, setup.folder / "evaluations")
         self.guard = guard = guard_of(setup, config, self.store, examiner)

@@ -11,7 +11,7 @@ import msgspec
 from sapo_backends.base import Engine, EngineInfo, Progress
 from sapo_swarm.algorithms.base import learning_rate, local_groups
 from sapo_swarm.algorithms.registry import algorithm
-from sapo_swarm.config import RunConfig
+from sapo_swarm.config import REASONING_TOKENS, RunConfig
 from sapo_swarm.evaluation import held_out_items, held_out_name
 from sapo_swarm.events import Mode, Phase, RunStarted
 from sapo_swarm.node.engine_thread import EngineHost
@@ -77,13 +77,27 @@ class NodeSetup:
         return limits if self.mode == "swarm" else msgspec.structs.replace(limits, pause_on_metered=False)
 
 
-def as_opened(config: RunConfig, parameters: int) -> RunConfig:
+def as_opened(config: RunConfig, parameters: int, *, reasons: bool = False) -> RunConfig:
     """The settings with what a model of so many parameters decides, and without evaluations where no task has held-out rows here.
 
-    Raises BadTask.
+    reasons: it thinks before it answers whatever the settings say. Raises BadTask.
     """
+    thinking = "on" if reasons else config.thinking
     every = config.eval_every if held_out_items(config.tasks, config.preset, 1) else 0
-    return msgspec.structs.replace(config, local_groups=local_groups(config, parameters), eval_every=every)
+    return msgspec.structs.replace(
+        config, local_groups=local_groups(config, parameters), eval_every=every, thinking=thinking
+    )
+
+
+def reasoning_notes(config: RunConfig) -> tuple[str, ...]:
+    """For the person, of a model whose chat template opens its reasoning."""
+    said = {
+        "This model always reasons before it answers: thinking = off has no effect on it.": config.thinking == "off",
+        f"This model always reasons before it answers, and most answers will be cut off at {config.max_new_tokens} tokens. Stop "
+        f"the node and start it with --max-new-tokens {REASONING_TOKENS}.": config.max_new_tokens
+        < REASONING_TOKENS // 2,
+    }
+    return tuple(sentence for sentence, holds in said.items() if holds)
 
 
 def require_held_out(config: RunConfig) -> None:

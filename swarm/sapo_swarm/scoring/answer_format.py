@@ -16,12 +16,12 @@ TAIL = 8
 formula or sentence around a box."""
 
 
-def after_reasoning(text: str) -> str:
+def after_reasoning(text: str, in_reasoning: bool = False) -> str:
     """What follows the reasoning of a model that thinks before it answers; nothing where that never ended. Text without
-    reasoning stays whole."""
+    reasoning stays whole. in_reasoning: the text begins within it."""
     if THOUGHT in text:
         return text[text.rfind(THOUGHT) + len(THOUGHT) :]
-    return "" if text.lstrip().startswith("<think>") else text
+    return "" if in_reasoning or text.lstrip().startswith("<think>") else text
 
 
 def written_answer(answer_format: AnswerFormat, text: str) -> str | None:

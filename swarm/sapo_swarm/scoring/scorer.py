@@ -79,6 +79,7 @@ class Scorer:
     command: another way to start a worker than this interpreter (tests start one with hostile verifiers). niceness: of the
     worker's process, so that judging external groups steps back for everything else. answer_format: where every answer that
     this scorer judges stands, whatever the other settings of a rule. judge: of the tasks that are judged by a rubric.
+    in_reasoning: see RewardRule; set once the model is known.
     """
 
     def __init__(
@@ -92,6 +93,7 @@ class Scorer:
     ) -> None:
         self.judge = judge
         self.answer_format: AnswerFormat = answer_format
+        self.in_reasoning = False
         self.worker = WorkerProcess(memory_bytes, margin_s, command, niceness)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="scorer")
         self._pending: list[tuple[Sequence[Job], asyncio.Future[list[Reply]]]] = []
@@ -150,7 +152,7 @@ class Scorer:
     ) -> list[Scored | ScoringFailed]:
         """Score many groups in one round-trip; a failed group is its ScoringFailed. spent: see questions. Raises
         ScorerUnavailable."""
-        rule = msgspec.structs.replace(rule, answer_format=self.answer_format)
+        rule = self._rule(rule)
         jobs = [Job(ref, tuple(map(cap, texts)), rule) for ref, texts in groups]
         replies = await self._submit(jobs)
         _tell(spent, replies)
@@ -184,7 +186,10 @@ class Scorer:
         found = await self.questions([ref for ref, _ in groups])
         prompts = [question.prompt if isinstance(question, Question) else "" for question in found]
         asked = [(ref, prompt, texts) for (ref, texts), prompt in zip(groups, prompts, strict=True)]
-        return [Scored(*verdicts) for verdicts in await judged_groups(self.judge, asked, self.answer_format)]
+        return [Scored(*verdicts) for verdicts in await judged_groups(self.judge, asked, self._rule(STRICT))]
+
+    def _rule(self, rule: RewardRule) -> RewardRule:
+        return msgspec.structs.replace(rule, answer_format=self.answer_format, in_reasoning=self.in_reasoning)
 
     async def play(
         self, episodes: Sequence[tuple[TaskRef, Sequence[str]]], final: bool = False, rule: RewardRule = STRICT
@@ -194,7 +199,7 @@ class Scorer:
         An episode that cannot be played (an environment that raises, hangs or takes all memory) is over, without a reward.
         Raises ScorerUnavailable.
         """
-        rule = msgspec.structs.replace(rule, answer_format=self.answer_format)
+        rule = self._rule(rule)
         jobs = [
             Job(ref, rule=rule, turns=tuple(turn[:MAX_TURN] for turn in turns), final=final) for ref, turns in episodes
         ]

@@ -53,7 +53,7 @@ def score_text(
     anything; or it holds an answer where the person's own task looks for one elsewhere. An exception in a verifier is a
     verdict of 0; raises MemoryError and DeadlineExceeded only.
     """
-    text, own, partial = after_reasoning(cap(text)), isinstance(dataset, OwnTask), rule.partial
+    text, own, partial = after_reasoning(cap(text), rule.in_reasoning), isinstance(dataset, OwnTask), rule.partial
     elsewhere = own and dataset.spec.extract != "tags"
     answer = extract(dataset.spec.extract, text) if elsewhere else written_answer(rule.answer_format, text)
     if not answer:
@@ -81,7 +81,7 @@ def score_episode(
 
     Where the environment is the only one, the last turn may have any form. Raises MemoryError, DeadlineExceeded.
     """
-    text, partial = after_reasoning(cap(text)), rule.partial
+    text, partial = after_reasoning(cap(text), rule.in_reasoning), rule.partial
     alone = all(isinstance(part, Environment) for part in task.spec.verifier)
     tagged = task.spec.extract == "tags"
     found = written_answer(rule.answer_format, text) if tagged else extract(task.spec.extract, text)

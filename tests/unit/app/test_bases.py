@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
+import asyncio
+import json
 import shutil
 from pathlib import Path
 
@@ -10,16 +13,23 @@ import pytest
 from sapo_backends.base import DownloadFailed, ModelNotFound
 from sapo_backends.checkpoints import locate
 from sapo_backends.checkpoints.hub import cache
+from sapo_backends.common import hardware
+from sapo_backends.common.round_memory import ModelSize
 from sapo_backends.measure import estimate
 from sapo_backends.measure.choice import Workload
 from sapo_backends.measure.machine_limits import Limits
+from sapo_desktop import settings
+from sapo_desktop.commands.models import bases
 from sapo_desktop.paths import Home
+from sapo_desktop.services import first_run
 from sapo_desktop.services.bases import card, recommended, tokens
 from sapo_desktop.services.machine import speed
 from sapo_swarm.config import RunConfig
 from sapo_swarm.protocol import keystore
 
 LIMITS = Limits({"float32": 1e11, "bfloat16": 4e11}, 2e10)
+HALF_BILLION = ModelSize(494_000_000, 8_800_000, 24, 896, 4864, 128, 151_936)
+STARTER = ModelSize(5_000_000, 5_000_000, 6, 256, 784, 128, 1024)
 SMOL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 
 
@@ -83,6 +93,32 @@ def test_a_folder_and_a_downloaded_model_have_the_licence_that_they_state(home: 
     assert told("owner/name") == ("cc-by-4.0", "cc-by-4.0")
 
 
+def test_the_room_that_reasoning_needs_is_planned_wherever_a_base_is_shown(
+    home: Home, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """1,024 tokens instead of 96: too much for 2.5 GiB."""
+    monkeypatch.setattr("sapo_backends.common.hardware.available_memory", lambda: 2560 << 20)
+    monkeypatch.setattr(Home, "find", classmethod(lambda _cls: home))
+    home.settings.parent.mkdir()
+    settings.change(home.settings, "run.trainer", "torch")
+    settings.change(home.settings, "run.device", "cpu")
+
+    def shown() -> tuple[bool, int, bool, str]:
+        bases.shown(home, argparse.Namespace(names=[SMOL], json=True))
+        one = json.loads(capsys.readouterr().out)
+        bases.listed(home, argparse.Namespace(json=True))
+        listed = next(row for row in map(json.loads, capsys.readouterr().out.splitlines()) if row["base"] == SMOL)
+        return one["fits"], one["memory"]["needed"], listed["fits"], asyncio.run(first_run.wrong_with(SMOL))
+
+    fits, short, listed, wrong = shown()
+    assert (fits, listed, wrong) == (True, True, "")
+    settings.change(home.settings, "run.thinking", "on")
+    fits, long, listed, wrong = shown()
+    assert (fits, listed) == (False, False)
+    assert "does not fit" in wrong
+    assert long > short
+
+
 def test_a_base_that_is_nowhere_is_a_sentence(home: Home) -> None:
     with pytest.raises(DownloadFailed, match="HF_HUB_OFFLINE forbids"):
         card.card(home, RunConfig(model="owner/unknown"))
@@ -100,6 +136,23 @@ def test_an_estimate_grows_with_the_model_and_the_round() -> None:
         assert slower is not None
         assert slower > first
     assert estimate.round_seconds(small, round_, Limits(), "bfloat16", 8) is None
+
+
+@pytest.mark.parametrize(
+    ("size", "unit", "rate", "new_tokens", "seconds"),
+    [
+        (HALF_BILLION, "avx512_bf16", 411e9, 96, 74.0),
+        (HALF_BILLION, "amx_bf16", 2.35e12, 64, 18.9),
+        (STARTER, "avx512_bf16", 183e9, 33, 1.72),
+    ],
+)
+def test_an_estimate_is_near_the_rounds_that_were_measured(
+    monkeypatch: pytest.MonkeyPatch, size: ModelSize, unit: str, rate: float, new_tokens: int, seconds: float
+) -> None:
+    """8 x 8 completions at that rate in bfloat16: two of docs/benchmarks/engines.md, and the bundled starter on one thread."""
+    monkeypatch.setattr(hardware, "matrix_unit", lambda: unit)
+    found = estimate.round_seconds(size, Workload(64, new_tokens), Limits({"bfloat16": rate}, 4e10), "bfloat16", 8)
+    assert found == pytest.approx(seconds, rel=0.2)
 
 
 def test_a_token_is_kept_for_its_owner_only_and_forgotten(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:

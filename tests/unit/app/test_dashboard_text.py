@@ -138,6 +138,13 @@ def test_a_round_without_unequal_rewards_says_that_there_was_nothing_to_learn_fr
     assert "nothing to learn from" in panels.now_panel(state, 0.0, 70, 8, UNICODE).plain
 
 
+@pytest.mark.parametrize(("truncated", "told"), [(12, False), (13, True)])
+def test_more_than_a_fifth_of_the_answers_cut_off_is_told_on_the_screen(truncated: int, told: bool) -> None:
+    done = next(e for e in recording("silo", 3, 1) if isinstance(e, RoundFinished))
+    state = fold([run(), msgspec.structs.replace(done, truncated=truncated, completions=64)])
+    assert ("% cut off · loss" in panels.now_panel(state, 0.0, 60, 8, UNICODE).plain) == told
+
+
 @pytest.mark.parametrize("drawn", [0, 1])
 def test_a_pool_is_called_empty_only_when_nothing_came_from_it(drawn: int) -> None:
     finished = next(event for event in recording("swarm", 2, 1) if isinstance(event, RoundFinished))

@@ -69,6 +69,15 @@ def test_long_answers_need_no_more_than_the_rows_that_are_generated_at_once() ->
     assert long < 2.8 * 2**30
 
 
+def test_what_transformers_generates_at_once_is_bounded_too() -> None:
+    """64 completions of 1,024 tokens of a Pythia-1.4B: 15 GiB of keys and values, of which 13 rows' are held at a time."""
+    pythia = ModelSize(1_414_647_808, 8_000_000, 24, 2048, 8192, 2048, 50_304, tied=False)
+    planned = round_memory.bytes_to_generate_by_transformers(pythia, RoundShape(8, 8, 256, 1024), 2)
+    assert 2 * 2**30 < planned < 2.7 * 2**30
+    one = round_memory.bytes_to_generate_by_transformers(pythia, RoundShape(1, 1, 256, 1024), 2)
+    assert one == pytest.approx(2 * 24 * 2048 * 2 * 1280, rel=0.05)
+
+
 def test_a_base_in_four_bits_needs_what_its_embeddings_and_codes_need() -> None:
     """Of half a billion weights 136 million are embeddings; the others take 0.5625 bytes instead of 2."""
     dense, four = (round_memory.bytes_to_load(HALF_BILLION, compute_bytes=2, four_bit=flag) for flag in (False, True))
@@ -133,6 +142,27 @@ def test_others_share_of_a_batch_shrinks_with_it() -> None:
     assert found is not None
     assert "--local-groups" in found.suggestion
     assert "--external-groups" in found.suggestion
+
+
+def test_four_bits_are_tried_before_answers_are_shortened_and_only_where_they_are_not_set() -> None:
+    """24 layers of half a billion weights, an adapter trained, answers of 1,024 tokens."""
+    config = replace_config(TORCH, precision="auto", max_new_tokens=1024)
+
+    def suggested(available: float, fallback: bool = False, **changes: object) -> str:
+        found = memory_plan.plan(
+            replace_config(config, **changes), int(available * 2**30), HALF_BILLION, fallback=fallback
+        )
+        assert found is not None
+        return found.suggestion
+
+    kept = suggested(3.0)
+    assert kept.endswith("--precision 4bit")
+    assert "max-new-tokens" not in kept
+    assert suggested(4.1, precision="float32").endswith("--precision 4bit-float32")
+    assert "max-new-tokens" in suggested(1.9)
+    assert "precision" not in suggested(1.9, precision="4bit")
+    assert "precision" not in suggested(4.0, fallback=True)
+    assert suggested(0.5, precision="4bit") == suggested(0.5) == "Choose a smaller model."
 
 
 def test_where_nothing_helps_a_smaller_model_is_suggested() -> None:

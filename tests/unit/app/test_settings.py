@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,17 @@ def test_a_flag_wins_only_if_it_was_typed() -> None:
     base = settings.convert({"run": {"rounds": 7, "group_size": 4}}, "test")
     config = flags.run_config(base, typed("--group-size", "6"))
     assert (config.rounds, config.group_size) == (7, 6)
+
+
+def test_a_model_that_always_reasons_has_room_for_it_unless_a_limit_is_typed(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["Qwen2ForCausalLM"]}))
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    config = tmp_path / "tokenizer_config.json"
+    for template, tokens in (("{{ messages[0].content }}<think>\n", 1024), ("{{ messages[0].content }}", 96)):
+        config.write_text(json.dumps({"chat_template": template}))
+        asked = ("--model", str(tmp_path))
+        assert flags.run_config(settings.Settings(), typed(*asked)).max_new_tokens == tokens
+        assert flags.run_config(settings.Settings(), typed(*asked, "--max-new-tokens", "50")).max_new_tokens == 50
 
 
 def test_a_file_that_was_written_reads_back_equal(tmp_path: Path) -> None:

@@ -9,8 +9,9 @@ import msgspec
 import pytest
 
 from sapo_backends.common import hardware
-from sapo_backends.measure import precision
+from sapo_backends.measure import precision, probe
 from sapo_backends.measure.choice import Candidate, Measured
+from sapo_backends.measure.machine_limits import Limits
 from sapo_desktop import settings
 from sapo_desktop.errors import AppError
 from sapo_desktop.paths import Home
@@ -226,3 +227,13 @@ def test_a_damaged_precision_counts_as_unmeasured(home: Home) -> None:
     file = home.cache / "speed.json"
     file.write_text(file.read_text().replace('{"float32": 1.0}', '"fast"'))
     assert speed.precision_seconds(home, CONFIG) == {}
+
+
+def test_limits_that_are_measured_again_keep_the_better_figures(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first was on a busy machine, the second found the memory busy."""
+    runs = iter([Limits({"float32": 1e10}, 2e10), Limits({"float32": 9e10}, 1e10), Limits()])
+    monkeypatch.setattr(probe, "limits_in_child", lambda *_: next(runs))
+    assert speed.machine_limits(home, CONFIG) == speed.machine_limits(home, CONFIG) == Limits({"float32": 1e10}, 2e10)
+    better = Limits({"float32": 9e10}, 2e10)
+    assert speed.machine_limits(home, CONFIG, again=True) == speed.machine_limits(home, CONFIG) == better
+    assert speed.machine_limits(home, CONFIG, again=True) == better  # a child that failed

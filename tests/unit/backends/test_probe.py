@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import sys
+import time
 from collections.abc import Callable
 from types import SimpleNamespace
 
@@ -80,4 +82,20 @@ def test_a_machine_that_is_busy_while_it_is_measured_is_not_taken_for_a_slow_one
 
         return work
 
-    assert machine_limits._multiply(product) == pytest.approx(1e11)
+    assert machine_limits._multiply(product, lambda: now[0]) == pytest.approx(1e11)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the wall clock counts")
+def test_what_others_compute_meanwhile_leaves_the_limits_of_a_processor_as_they_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On a machine where everything takes fifty times as long on the clock, in the same seconds of the processor."""
+    pytest.importorskip("torch", reason="the torch engine is not installed")
+    monkeypatch.setattr(machine_limits, "LARGEST", 256)
+    monkeypatch.setattr(machine_limits, "READ_BYTES", 1 << 22)
+    quiet = machine_limits.measure("torch", 1, "cpu")
+    slow = SimpleNamespace(perf_counter=lambda: 50 * time.perf_counter(), thread_time=time.thread_time)
+    monkeypatch.setattr(machine_limits, "time", slow)
+    busy = machine_limits.measure("torch", 1, "cpu")
+    assert busy.multiply["float32"] > quiet.multiply["float32"] / 5
+    assert busy.read > quiet.read / 5

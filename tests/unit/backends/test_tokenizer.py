@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
-from sapo_backends.base import ModelNotFound
+from sapo_backends.base import ModelNotFound, Thinking
+from sapo_backends.checkpoints import chat_template
 from sapo_backends.checkpoints.chat_template import ChatTemplate, TemplateRefused
 from sapo_backends.checkpoints.tokenizer import HfTokenizer
 from sapo_backends.fake.tokenizer import END_OF_PIECES, FakeTokenizer
@@ -257,5 +258,16 @@ def test_a_model_with_a_switch_thinks_only_when_it_is_told_to() -> None:
     assert ChatTemplate(template, thinking="on").render(chat).text == "hi"
     for thinking in ("auto", "off"):
         assert ChatTemplate(template, thinking=thinking).render(chat).text == "hi<think></think>"
-    assert ChatTemplate(template).has_switch
-    assert not ChatTemplate("{{ messages[0].content }}").has_switch
+    assert not ChatTemplate(template, thinking="on").opens_reasoning
+
+
+@pytest.mark.parametrize("thinking", ["auto", "on", "off"])
+def test_a_template_that_always_opens_the_reasoning_is_known_whatever_the_switch_says(
+    tmp_path: Path, thinking: Thinking
+) -> None:
+    """As DeepSeek-R1's and Qwen3-Thinking's do."""
+    template = "{{ messages[0].content }}<assistant>{% if add_generation_prompt %}<think>\n{% endif %}"
+    assert ChatTemplate(template, thinking=thinking).opens_reasoning
+    assert chat_template.opens_reasoning(tmp_path, {"chat_template": template}, thinking)
+    switched = "{{ messages[0].content }}{% if enable_thinking %}<think>{% else %}<think></think>{% endif %}"
+    assert ChatTemplate(switched, thinking=thinking).opens_reasoning == (thinking == "on")

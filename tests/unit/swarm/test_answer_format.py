@@ -46,6 +46,15 @@ def test_an_answer_is_the_end_of_the_text_in_the_format(
     assert written_answer(answer_format, text) == answer
 
 
+def test_text_that_begins_within_the_reasoning_is_cut_off_without_its_end() -> None:
+    """The prompt of such a model has opened it, so that the text itself does not."""
+    dataset, entry = generate_entry(REF)
+    right, rule = f"<answer>{entry['answer']}</answer>", RewardRule(in_reasoning=True)
+    for text, reward in ((f"Perhaps {right}", 0.0), (f"I add.\n</think>\n{right}", 1.0)):
+        assert score_text(text, REF.dataset, dataset, entry, rule) == (reward, bool(reward))
+    assert score_text(f"Perhaps {right}", REF.dataset, dataset, entry) == (1.0, True)
+
+
 @pytest.mark.parametrize("answer_format", list(SYSTEM_PROMPTS))
 def test_every_format_is_taught_by_the_prompt_and_earns_the_reward(answer_format: AnswerFormat) -> None:
     """And earns nothing under another format, whose prompt it does not follow."""

@@ -116,7 +116,7 @@ async def _warn(home: Home) -> None:
 
 def _bench(home: Home, config: RunConfig, available: Sequence[str], args: argparse.Namespace) -> int:
     busy = _busy()
-    subject = _subject(config, available)
+    subject = _subject(home, config, available)
     if not args.json:
         print("\n".join(bench_report.header(subject)), end="\n\n")
         print("\n".join(bench_report.table_header()), flush=True)
@@ -150,11 +150,10 @@ def _busy() -> float:
     return psutil.cpu_percent(interval=_LOOK_S) / 100 * (psutil.cpu_count() or 1)
 
 
-def _subject(config: RunConfig, available: Sequence[str]) -> Subject:
+def _subject(home: Home, config: RunConfig, available: Sequence[str]) -> Subject:
     """Look at the machine and the model; downloads a hub model. Raises ModelNotFound."""
     from sapo_backends.checkpoints import locate
     from sapo_backends.common import hardware
-    from sapo_backends.measure import probe
     from sapo_backends.measure.sizing import model_size
 
     size, method = None, config.method
@@ -164,8 +163,7 @@ def _subject(config: RunConfig, available: Sequence[str]) -> Subject:
     for name in ("mlx", "torch"):
         if name in available and config.trainer.rpartition("+")[2] in ("auto", name) and _sensible(name, config):
             _progress(f"the machine's limits by {name}")
-            threads = config.threads or hardware.default_threads()
-            limits[name] = probe.limits_in_child(name, threads, config.device)
+            limits[name] = speed.machine_limits(home, config, name, again=True)
     _progress("")
     machine = hardware.detect()
     return Subject(config.model, method, size, machine, hardware.processor(), limits, speed.workload(config))

@@ -14,6 +14,7 @@ from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import Home, typed
 from sapo_desktop.services.bases import card, fetching, recommended
 from sapo_desktop.services.models.shelf import creating, store
+from sapo_desktop.settings import flags
 from sapo_desktop.streams import json_line
 
 
@@ -28,7 +29,8 @@ def listed(home: Home, args: argparse.Namespace) -> int:
             said = f"a part is here: sapo-desktop models fetch {name}"
             print(json_line({"base": name, "partial": here[name].bytes}) if args.json else f"{name:<38} {said}")
             continue
-        one = card.card(home, msgspec.structs.replace(config, model=name), ask=False, measure=False)
+        meant = flags.with_room(msgspec.structs.replace(config, model=name))
+        one = card.card(home, meant, ask=False, measure=False)
         path = {"path": str(bundled[name])} if name in bundled else {}
         print(json_line({"base": name, **path, **card.as_json(one)}) if args.json else f"{name:<38} {one.short}")
     if not args.json:
@@ -47,7 +49,7 @@ def meant(home: Home, name: str) -> bool:
 
 def shown(home: Home, args: argparse.Namespace) -> int:
     """show BASE: its card."""
-    config = msgspec.structs.replace(settings.load(home.settings).run, model=args.names[0])
+    config = flags.with_room(msgspec.structs.replace(settings.load(home.settings).run, model=args.names[0]))
     one = card.card(home, config)
     if args.json:
         print(json_line(card.as_json(one)))

@@ -8,7 +8,8 @@ from sapo_desktop.dashboard.look.glyphs import Glyphs, sparkline
 from sapo_desktop.dashboard.look.show import age, bar, count, fit, memory, percent, plain, reward, wrap
 from sapo_desktop.dashboard.look.stage_words import stage_words
 from sapo_desktop.dashboard.state import DashboardState
-from sapo_swarm.events import GroupRecorded, PhaseName
+from sapo_swarm.events import GroupRecorded, PhaseName, RoundFinished
+from sapo_swarm.node.round.cut_off import CUT_OFF
 from sapo_swarm.tasks.prompts import extract_answer
 
 MUTED = "$muted"
@@ -89,7 +90,7 @@ def _round_lines(state: DashboardState, width: int) -> list[Content]:
     rows = [
         Content.assemble("round ", (f"{last.round + 1}", "bold"), (f" done{goal}{seconds}{eta}", MUTED)),
         Content.styled(f"{groups} · unequal rewards in {last.nonzero_groups} local", MUTED),
-        Content.styled(_update_line(state), MUTED),
+        Content.assemble((_cut_off(last), "$warning"), (_update_line(state), MUTED)),
     ]
     if last.external_wanted and not last.external_groups:
         rows.append(Content.styled("no external group had unequal rewards: local ones fill in", "$warning"))
@@ -98,6 +99,12 @@ def _round_lines(state: DashboardState, width: int) -> list[Content]:
     elif (note := _note(state)) and width >= 50:
         rows.append(Content.styled(note, MUTED))
     return rows
+
+
+def _cut_off(last: RoundFinished) -> str:
+    """Where the token limit cut many completions off."""
+    share = last.truncated / max(1, last.completions)
+    return f"{percent(share)} cut off · " if share > CUT_OFF else ""
 
 
 def _update_line(state: DashboardState) -> str:

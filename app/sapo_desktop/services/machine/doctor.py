@@ -141,10 +141,12 @@ def plans(home: Home) -> Iterator[Finding]:
     """Whether the settings' rounds fit into memory, and whether the engine was chosen by measurement."""
     from sapo_backends.base import BackendError
     from sapo_desktop.services.machine import memory_plan, speed
+    from sapo_desktop.settings import flags
+    from sapo_swarm.tasks.own.errors import BadTask
 
-    with contextlib.suppress(AppError, BackendError):  # bad settings and missing engines have lines of their own
+    with contextlib.suppress(AppError, BackendError, BadTask):  # these and missing engines have lines of their own
         chosen = settings.load(home.settings)
-        run = chosen.run
+        run = flags.with_room(chosen.run)
         plan = memory_plan.plan(run, memory_plan.room(chosen.limits))
         if plan is not None:
             text = f"{run.model}: {plan.sentence}"

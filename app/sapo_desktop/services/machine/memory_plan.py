@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
+
+import msgspec
 
 from sapo_backends.base import ModelNotFound
 from sapo_backends.checkpoints.spec import why_not
@@ -24,7 +27,8 @@ PROMPT = 256
 class Plan:
     """needed, available: bytes. smaller: a round that would fit, None when none does or this one does.
 
-    external: how many of the groups come from others.
+    external: how many of the groups come from others. precision: that the smaller round needs, "" where the run's will do.
+    other: what helps beside a smaller model where no round fits.
     """
 
     shape: RoundShape
@@ -32,6 +36,8 @@ class Plan:
     needed: int
     available: int
     smaller: RoundShape | None
+    precision: str = ""
+    other: str = ""
 
     @property
     def fits(self) -> bool:
@@ -48,7 +54,7 @@ class Plan:
     def suggestion(self) -> str:
         """Settings that would fit; others' share of the batch shrinks with it."""
         if self.smaller is None:
-            return "Choose a smaller model, the method lora, or --precision 4bit."
+            return f"Choose a smaller model{self.other}."
         groups = self.smaller.groups
         external = min(groups - 1, -(-groups * self.external // self.shape.groups))
         said = {
@@ -57,7 +63,8 @@ class Plan:
             "group-size": (self.shape.group_size, self.smaller.group_size),
             "max-new-tokens": (self.shape.new_tokens, self.smaller.new_tokens),
         }
-        return "This fits: " + " ".join(f"--{name} {new}" for name, (old, new) in said.items() if new != old)
+        flags = [f"--{name} {new}" for name, (old, new) in said.items() if new != old]
+        return "This fits: " + " ".join([*flags, *([f"--precision {self.precision}"] if self.precision else [])])
 
 
 def plan(
@@ -78,17 +85,26 @@ def plan(
             return None
         size, _ = model_size(folder, load_request.request(config))
         fallback = fallback or bool(trainer == "torch" and why_not(read_json(folder / "config.json")))
-    model = size
     free = hardware.available_memory() if available is None else available
-    groups = local_groups(config, model.parameters) + config.external_groups
+    groups = local_groups(config, size.parameters) + config.external_groups
     shape = RoundShape(groups, config.group_size, PROMPT, config.max_new_tokens)
 
-    def needed(of: RoundShape) -> int:
-        return _needed(config, model, of, fallback)
+    found = Plan(shape, config.external_groups, _needed(config, size, shape, fallback), free, None)
+    return found if found.fits else _with_smaller(found, config, size, fallback)
 
-    fits = needed(shape) <= round_memory.SPARE * free
-    smaller = None if fits else round_memory.smaller_round(needed, shape, free)
-    return Plan(shape, config.external_groups, needed(shape), free, smaller)
+
+def _with_smaller(found: Plan, config: RunConfig, size: ModelSize, fallback: bool) -> Plan:
+    """The plan with what would fit: fewer and smaller groups, else a base in 4 bits where it can be, else shorter answers."""
+    full, own = size.trainable >= size.parameters, engines.choose_trainer(config) == "torch" and not fallback
+    four = f"{precisions.FOUR_BIT}-float32" if config.precision == "float32" else precisions.FOUR_BIT
+    kinds = [config.precision, *([four] if own and not full and not precisions.is_four_bit(config.precision) else [])]
+    for kind, shorten in [*((kind, False) for kind in kinds), *((kind, True) for kind in reversed(kinds))]:
+        needed = partial(_needed, msgspec.structs.replace(config, precision=kind), size, fallback=fallback)
+        smaller = round_memory.smaller_round(needed, found.shape, found.available, shorten=shorten)
+        if smaller is not None:
+            return replace(found, smaller=smaller, precision="" if kind == config.precision else kind)
+    lora = ", or the method lora with --precision 4bit" if own else ", or the method lora"
+    return replace(found, other=lora if full else "")
 
 
 def room(limits: Limits) -> int:

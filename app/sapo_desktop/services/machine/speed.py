@@ -125,21 +125,35 @@ def wanted(config: RunConfig) -> Wanted:
     return Wanted(config.trainer, config.precision, config.threads)
 
 
-def machine_limits(home: Home, config: RunConfig) -> Limits:
-    """What this machine could do at best, measured once in about four seconds; empty where it cannot be had."""
-    path, threads = home.cache / "limits.json", config.threads or hardware.default_threads()
+def machine_limits(home: Home, config: RunConfig, engine: str = "torch", *, again: bool = False) -> Limits:
+    """What this machine could do at best by that engine's library, measured once in some seconds; empty where it cannot be had.
+
+    again: now, whatever is known; the better figures stay, as nothing makes a machine faster than it is."""
+    threads = config.threads or hardware.default_threads()
+    path = home.cache / f"limits-{engine}.json"
     wanted = {"format": FORMAT, "machine": _machine(), "threads": threads, "device": config.device}
+    known = _stored_limits(path, wanted)
+    if known.read and not again:
+        return known
+    from sapo_backends.measure import probe
+
+    found = probe.limits_in_child(engine, threads, config.device)
+    if not found.read:
+        return known
+    best = {kind: max(rate, known.multiply.get(kind, 0.0)) for kind, rate in found.multiply.items()}
+    limits = Limits(best, max(found.read, known.read), found.device)
+    with contextlib.suppress(OSError):
+        _replace(path, {"of": wanted, **asdict(limits)})
+    return limits
+
+
+def _stored_limits(path: Path, wanted: dict[str, Any]) -> Limits:
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         stored = json.loads(path.read_text("utf-8"))
         if stored["of"] == wanted:
-            return Limits({str(k): float(v) for k, v in stored["multiply"].items()}, float(stored["read"]))
-    from sapo_backends.measure import probe
-
-    found = probe.limits_in_child("torch", threads, config.device)
-    if found.read:
-        with contextlib.suppress(OSError):
-            _replace(path, {"of": wanted, "multiply": dict(found.multiply), "read": found.read})
-    return found
+            rates = {str(k): float(v) for k, v in stored["multiply"].items()}
+            return Limits(rates, float(stored["read"]), str(stored["device"]))
+    return Limits()
 
 
 def _file(home: Home) -> Path:

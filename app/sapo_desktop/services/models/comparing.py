@@ -88,6 +88,7 @@ async def _answers(
         on_progress(chosen.label, 0.0)
         await host.load(lambda: chosen.load(lambda *_: None))
         async with Scorer(answer_format=chosen.config.answer_format, judge=judge) as scorer:
+            scorer.in_reasoning = host.engine.tokenizer.opens_reasoning
             return await answer(host, scorer, refs, sampling, samples, lambda done: on_progress(chosen.label, done))
     finally:
         await host.close()

@@ -68,8 +68,10 @@ async def measure(task: OwnTask, config: RunConfig, scorer: Scorer, show: Show =
     try:
         await host.load(lambda: engines.builder(config)(lambda *_: None))
         show(0.2)
+        scorer.in_reasoning = host.engine.tokenizer.opens_reasoning
         return await _ask(task, config, scorer, host, show)
     finally:
+        scorer.in_reasoning = False
         await host.close()
 
 

@@ -102,7 +102,8 @@ class SwarmExchange:
             return found
 
         if self.own_worker:
-            scorer = self._worker = Scorer(niceness=NICENESS, answer_format=scorer.answer_format)
+            mine, scorer = scorer, Scorer(niceness=NICENESS, answer_format=scorer.answer_format)
+            scorer.in_reasoning, self._worker = mine.in_reasoning, scorer
         swarm, node = self.client.invite.swarm, self.client.identity.node
         self._receiver = Receiver(swarm, node, scorer, self.policy, likelihood, excluded, hold=host.hold)
         if self.memory is not None:

@@ -9,14 +9,14 @@ from sapo_swarm.scoring.declared.extract import extract
 from sapo_swarm.scoring.messages import cap
 from sapo_swarm.scoring.rubric.judge import Judge, JudgeAway
 from sapo_swarm.tasks.own import library
-from sapo_swarm.types import AnswerFormat, TaskRef
+from sapo_swarm.types import RewardRule, TaskRef
 
 Verdicts = tuple[tuple[float, ...], tuple[bool, ...]]
 """Rewards of a group's texts, and whether each holds an answer."""
 
 
 async def judged_groups(
-    judge: Judge | None, groups: Sequence[tuple[TaskRef, str, Sequence[str]]], answer_format: AnswerFormat
+    judge: Judge | None, groups: Sequence[tuple[TaskRef, str, Sequence[str]]], rule: RewardRule
 ) -> list[Verdicts]:
     """groups: (reference, its question's text, texts). A text without an answer earns nothing and is not shown to the judge,
     nor is any where the question is "". Raises JudgeAway, BadTask.
@@ -28,7 +28,7 @@ async def judged_groups(
     table = []
     for ref, question, texts in groups:
         spec = library.find(ref.dataset).spec
-        answers = [_answer(spec.extract, text, answer_format) if question else "" for text in texts]
+        answers = [_answer(spec.extract, text, rule) if question else "" for text in texts]
         table.append([(spec.rubric, question, answer) for answer in answers])
     cases = [case for row in table for case in row if case[2]]
     said = dict(zip(cases, await judge.verdicts(cases), strict=True))
@@ -37,6 +37,6 @@ async def judged_groups(
     ]
 
 
-def _answer(how: str, text: str, answer_format: AnswerFormat) -> str:
-    text = after_reasoning(cap(text))
-    return (extract(how, text) if how != "tags" else written_answer(answer_format, text)) or ""  # type: ignore[arg-type]
+def _answer(how: str, text: str, rule: RewardRule) -> str:
+    text = after_reasoning(cap(text), rule.in_reasoning)
+    return (extract(how, text) if how != "tags" else written_answer(rule.answer_format, text)) or ""  # type: ignore[arg-type]
