@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 from tests.support.node_process import calm, environment, sapo
 
+from sapo_backends.checkpoints import locate
 from sapo_swarm.scoring.process import WorkerProcess
 
 ENGINE = """
@@ -71,4 +73,15 @@ def test_a_worker_that_cannot_start_ends_the_node_with_a_sentence(tmp_path: Path
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 1, done
     assert "The scorer worker ended while it started" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_model_whose_chat_template_refuses_every_question_ends_the_node_with_a_sentence(tmp_path: Path) -> None:
+    """Another round would be refused too: nobody has to be there to stop it."""
+    pytest.importorskip("torch", reason="the torch engine is not installed")
+    model = shutil.copytree(locate.resolve("starter-1m"), tmp_path / "refuses")
+    (model / "chat_template.jinja").write_text("{{ raise_exception('only pictures') }}")
+    done = sapo(tmp_path / "home", "node", *QUICK, "--model", str(model), "--trainer", "torch", "--eval-every", "0")
+    assert done.returncode == 1, done.stdout
+    assert "chat template refused the conversation: only pictures" in done.stderr
     assert "Traceback" not in done.stderr
