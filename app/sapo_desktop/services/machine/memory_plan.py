@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import time
 from dataclasses import dataclass
 
 from sapo_backends.base import ModelNotFound
@@ -9,6 +11,8 @@ from sapo_backends.checkpoints.spec import why_not
 from sapo_backends.checkpoints.tokenizer import read_json
 from sapo_backends.common import hardware, precisions, round_memory
 from sapo_backends.common.round_memory import ModelSize, RoundShape
+from sapo_backends.measure import probe
+from sapo_backends.measure.machine_limits import CardMemory
 from sapo_backends.measure.sizing import model_size
 from sapo_backends.packages import has_nvidia
 from sapo_desktop.services.machine import engines, load_request
@@ -18,6 +22,8 @@ from sapo_swarm.node.governor.limits import Limits
 
 PROMPT = 256
 """Tokens of a long question; the bundled tasks' are shorter."""
+ASKED_AGAIN_S = 60
+"""What a GPU has free is asked once in so many seconds: it takes a process that imports torch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +69,17 @@ class Plan:
 def plan(
     config: RunConfig, available: int | None = None, size: ModelSize | None = None, fallback: bool = False
 ) -> Plan | None:
-    """The memory of the run's rounds on this machine; None where it cannot be told: another engine than those here,
-    a GPU with memory of its own, a model that is neither on this disk nor given as its size.
+    """The memory of the run's rounds on this machine; None where it cannot be told: another engine than those here, a GPU
+    that does not answer, a model that is neither on this disk nor given as its size.
 
-    fallback: transformers computes it."""
+    available: of the computer, what is free unless told; an NVIDIA GPU's own memory counts instead where it trains.
+    fallback: transformers computes it. Blocks, with such a GPU for seconds."""
     trainer = engines.choose_trainer(config).rpartition("+")[2]
-    on_gpu = config.device.startswith("cuda") or (config.device == "auto" and has_nvidia())
-    if trainer not in ("torch", "mlx") or on_gpu:
+    if trainer not in ("torch", "mlx"):
+        return None
+    asked = trainer == "torch" and (config.device.startswith("cuda") or (config.device == "auto" and has_nvidia()))
+    card = _card(config.device, int(time.time() / ASKED_AGAIN_S)) if asked else None
+    if config.device.startswith("cuda") and card is None:
         return None
     if size is None:
         try:
@@ -79,16 +89,21 @@ def plan(
         size, _ = model_size(folder, load_request.request(config))
         fallback = fallback or bool(trainer == "torch" and why_not(read_json(folder / "config.json")))
     model = size
-    free = hardware.available_memory() if available is None else available
+    free = card.free if card else hardware.available_memory() if available is None else available
     groups = local_groups(config, model.parameters) + config.external_groups
     shape = RoundShape(groups, config.group_size, PROMPT, config.max_new_tokens)
 
     def needed(of: RoundShape) -> int:
-        return _needed(config, model, of, fallback)
+        return _needed(config, model, of, fallback, card)
 
     fits = needed(shape) <= round_memory.SPARE * free
     smaller = None if fits else round_memory.smaller_round(needed, shape, free)
     return Plan(shape, config.external_groups, needed(shape), free, smaller)
+
+
+@functools.lru_cache(maxsize=2)
+def _card(device: str, _when: int) -> CardMemory | None:
+    return probe.card_memory_in_child(device)
 
 
 def room(limits: Limits) -> int:
@@ -106,13 +121,16 @@ def require(
         round_memory.require(found.needed, found.suggestion, found.available)
 
 
-def _needed(config: RunConfig, size: ModelSize, shape: RoundShape, fallback: bool) -> int:
-    """Bytes; of a pair both engines'."""
+def _needed(config: RunConfig, size: ModelSize, shape: RoundShape, fallback: bool, card: CardMemory | None) -> int:
+    """Bytes; of a pair both engines', of which only the trainer is on a GPU."""
     trainer = engines.choose_trainer(config)
     wide = _computes_in(config, trainer) == "float32" and config.precision not in ("float16", "q8_0", "q4_0")
-    sharded = trainer.endswith("torch") and size.parameters < round_memory.SHARDED_BELOW
+    if card and config.precision in ("auto", precisions.FOUR_BIT):
+        wide = card.compute_bytes == 4
+    sharded = trainer.endswith("torch") and size.parameters < round_memory.SHARDED_BELOW and not card
     workers = (config.threads or hardware.default_threads()) if sharded else 1
-    second = (2 * size.parameters if "+" in trainer else 0) + (round_memory.MLX if trainer.endswith("mlx") else 0)
+    second = 2 * size.parameters if "+" in trainer and not card else 0
+    second += round_memory.MLX if trainer.endswith("mlx") else 0
     return second + round_memory.bytes_of_round(
         size,
         shape,
@@ -120,6 +138,7 @@ def _needed(config: RunConfig, size: ModelSize, shape: RoundShape, fallback: boo
         workers=workers,
         fallback=fallback,
         four_bit=precisions.is_four_bit(config.precision),
+        card=card.total if card else 0,
     )
 
 

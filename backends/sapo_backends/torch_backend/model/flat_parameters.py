@@ -94,7 +94,7 @@ def move(tensors: Mapping[str, Tensor], views: Mapping[str, Tensor]) -> Iterator
         if overlap or source.device.type != "cpu" or not source.is_contiguous():
             view.copy_(source)
         else:
-            for room, piece in zip(view.view(-1).split(PIECE), source.view(-1).split(PIECE), strict=True):
+            for room, piece in zip(*(torch.split(t.view(-1), PIECE) for t in (view, source)), strict=True):
                 room.copy_(piece)
                 allocator.drop_pages(piece.data_ptr(), piece.nbytes)
         yield name, view
