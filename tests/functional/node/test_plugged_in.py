@@ -14,26 +14,42 @@ from tests.support.node_process import calm, environment, sapo
 from sapo_backends.checkpoints import locate
 from sapo_swarm.scoring.process import WorkerProcess
 
-ENGINE = """
-from sapo_backends.torch_backend import TorchBackend
-
-class MyBackend(TorchBackend):
-    NAME = "mine"
-"""
-POINT = "[sapo_desktop.backends]\nmine = my_engine:MyBackend\n"
+TEMPLATE = Path(__file__).parents[3] / "docs" / "engine-template"
 QUICK = ("--silo", "--model", "starter-1m", "--tasks", "basic_arithmetic", "--local-groups", "1", "--group-size", "2")
 
 
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the template of an engine is installed, built as its pyproject.toml says."""
+    pytest.importorskip("setuptools", reason="what builds the template is not installed")
+    copy = shutil.copytree(TEMPLATE, tmp_path_factory.mktemp("source") / "my-engine")
+    site = tmp_path_factory.mktemp("site")
+    offline = ("--no-deps", "--no-build-isolation", "--no-index", "--target", str(site))
+    subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", *offline, str(copy)], check=True)
+    return site
+
+
 @pytest.fixture
-def plugged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    place = tmp_path / "site"
-    info = place / "my_engine-1.dist-info"
-    info.mkdir(parents=True)
-    (place / "my_engine.py").write_text(ENGINE)
-    (info / "entry_points.txt").write_text(POINT)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: my-engine\nVersion: 1\n")
-    monkeypatch.setattr(sys, "path", [*sys.path, str(place)])
+def plugged(installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(sys, "path", [*sys.path, str(installed)])
     return tmp_path / "home"
+
+
+def test_the_templates_own_tests_pass(plugged: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "--rootdir",
+        str(TEMPLATE),
+        str(TEMPLATE),
+    ]
+    done = subprocess.run(command, env=environment(plugged), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    assert "2 passed" in done.stdout
 
 
 @pytest.mark.parametrize("trainer", ["mine", "llamacpp+mine"])
