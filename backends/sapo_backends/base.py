@@ -22,6 +22,7 @@ from sapo_backends.errors import CheckpointCorrupt as CheckpointCorrupt
 from sapo_backends.errors import DownloadFailed as DownloadFailed
 from sapo_backends.errors import ModelNotFound as ModelNotFound
 from sapo_backends.errors import OutOfMemory as OutOfMemory
+from sapo_backends.errors import TemplateRefused as TemplateRefused
 from sapo_backends.update_types import LossAggregation as LossAggregation
 from sapo_backends.update_types import PolicyUpdate as PolicyUpdate
 from sapo_backends.update_types import RatioLevel as RatioLevel

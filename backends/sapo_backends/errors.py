@@ -7,6 +7,7 @@ Error tree::
     ├── OutOfMemory          needed / available bytes and a smaller suggestion
     ├── ModelNotFound        no such starter, folder or hub id
     │   └── DownloadFailed   it is there and did not arrive; what arrived is kept
+    ├── TemplateRefused      the model's chat template takes no such conversation
     ├── CheckpointCorrupt    a saved folder that does not restore
     └── Cancelled            the caller's CancelToken was set
 """
@@ -47,6 +48,10 @@ class ModelNotFound(BackendError):
 
 class DownloadFailed(ModelNotFound):
     """A model of the hub could not be fetched now: no network, no room, other bytes than published."""
+
+
+class TemplateRefused(BackendError):
+    """The model's chat template raised or cannot be rendered: the same conversation is refused every time."""
 
 
 class CheckpointCorrupt(BackendError):

@@ -78,7 +78,7 @@ def multiply_rate(now: Clock, device: str) -> float:
     return 2 * edge**3 / min(once() for _ in range(3))
 
 
-def peers(model: Path, scratch: Path, options: argparse.Namespace) -> dict[str, Peer]:
+def peers(model: Path, scratch: Path, options: argparse.Namespace, device: str) -> dict[str, Peer]:
     """TRL's whole round and transformers' generation alone; none without an environment for them."""
     if not options.peer:
         return {}
@@ -91,6 +91,7 @@ def peers(model: Path, scratch: Path, options: argparse.Namespace) -> dict[str, 
         "new_tokens": options.new_tokens,
         "steps": options.rounds + 2,
         "threads": options.threads,
+        "device": device,
         "bfloat16": options.peer_precision == "bfloat16",
         "accumulation": options.peer_accumulation,
         "clock": options.clock,
@@ -149,7 +150,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
             model=str(model), precision=options.precision, device=options.device, threads=options.threads
         )
         engine = TorchBackend().load(request)
-        others = peers(model, scratch, options)
+        others = peers(model, scratch, options, engine.info.device)
         try:
             said = {"shape": options.shape, "precision": engine.info.precision, "clock": options.clock}
             return take_turns(engine, others, options) | said
@@ -159,14 +160,15 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def take_turns(engine: Engine, others: Mapping[str, Peer], options: argparse.Namespace) -> dict[str, Any]:
-    """Ours, then each peer, then again; the first turn warms up."""
+    """Ours, then each peer in as many turns as it has, then again; the first turn warms up."""
     ours, rates, now, device = [], [], CLOCKS[options.clock], engine.info.device
     theirs: dict[str, list[dict[str, float]]] = {name: [] for name in others}
     for number in range(options.rounds + 1):
         ours.append(our_round(engine, prompts(options.groups), options.new_tokens, number, now))
         rates.append(multiply_rate(now, device))
-        for name, peer in others.items():
-            theirs[name].append(peer.step())
+        if number <= options.peer_rounds:
+            for name, peer in others.items():
+                theirs[name].append(peer.step())
         turn = {"ours": ours[-1]["round"], **{name: rows[-1]["seconds"] for name, rows in theirs.items()}}
         print(json.dumps({"turn": number, **turn}), file=sys.stderr, flush=True)
     own_peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 if device == "cpu" else on_gpu(device)
@@ -190,11 +192,14 @@ def main() -> None:
     parser.add_argument("--peer-precision", default="bfloat16", choices=("bfloat16", "float32"))
     parser.add_argument("--peer-accumulation", type=int, default=1, help="micro-batches of the peer")
     parser.add_argument("--peers", nargs="+", default=["trl", "transformers_generate"])
+    parser.add_argument(
+        "--peer-rounds", type=int, default=sys.maxsize, help="of --rounds, behind the one that warms up"
+    )
     parser.add_argument("--groups", type=int, default=8)
     parser.add_argument("--new-tokens", type=int, default=64)
     parser.add_argument("--shape", default="S", choices=tuple(SHAPES))
     parser.add_argument("--precision", default="auto")
-    parser.add_argument("--device", default="auto", help="ours; the peers compute on the processor")
+    parser.add_argument("--device", default="auto", help="of the peers too")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=hardware.default_threads())
     print(json.dumps(run(parser.parse_args())))

@@ -27,10 +27,12 @@ def main() -> None:
     transformers.utils.logging.disable_progress_bar()
     torch.set_num_threads(request["threads"])
     kind = torch.bfloat16 if request["bfloat16"] else torch.float32
-    model = AutoModelForCausalLM.from_pretrained(request["model"], dtype=kind).eval()
+    model = AutoModelForCausalLM.from_pretrained(request["model"], dtype=kind).eval().to(request["device"])
     contiguous_head(model)
-    inputs = AutoTokenizer.from_pretrained(request["model"])(request["prompts"], return_tensors="pt")
-    new = request["new_tokens"]
+    inputs = AutoTokenizer.from_pretrained(request["model"])(request["prompts"], return_tensors="pt").to(
+        request["device"]
+    )
+    new, on_gpu = request["new_tokens"], request["device"].startswith("cuda")
     now = time.process_time if request["clock"] == "processor" else time.perf_counter
     print(json.dumps({"ready": True}), flush=True)
     for _ in sys.stdin:
@@ -45,9 +47,13 @@ def main() -> None:
                 min_new_tokens=new,
                 max_new_tokens=new,
             )
+        if on_gpu:
+            torch.cuda.synchronize()
         seconds = now() - began
         tokens = drawn.shape[0] * (drawn.shape[1] - inputs["input_ids"].shape[1])
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        peak = (
+            torch.cuda.max_memory_allocated() if on_gpu else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        )
         print(json.dumps({"seconds": seconds, "tokens": tokens, "peak": peak}), flush=True)
 
 

@@ -26,7 +26,8 @@ REPORT = sys.stdout
 class StepOnDemand(TrainerCallback):
     """Holds each step back until it is asked for, and reports how long it took."""
 
-    def __init__(self, clock: str) -> None:
+    def __init__(self, clock: str, on_gpu: bool) -> None:
+        self.on_gpu = on_gpu
         self.now = time.process_time if clock == "processor" else time.perf_counter
         self.began = 0.0
         self.generated = 0
@@ -37,7 +38,11 @@ class StepOnDemand(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         seconds = self.now() - self.began
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        peak = (
+            torch.cuda.max_memory_allocated()
+            if self.on_gpu
+            else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        )
         print(json.dumps({"seconds": seconds, "tokens": self.generated, "peak": peak}), file=REPORT, flush=True)
 
 
@@ -47,7 +52,7 @@ def main() -> None:
     logging.disable(logging.WARNING)
     transformers.utils.logging.disable_progress_bar()
     torch.set_num_threads(request["threads"])
-    clock = StepOnDemand(request["clock"])
+    clock = StepOnDemand(request["clock"], request["device"].startswith("cuda"))
     lengths: list[int] = []
 
     def reward(completion_ids: list[list[int]], **kwargs: Any) -> list[float]:
@@ -57,7 +62,7 @@ def main() -> None:
 
     config = GRPOConfig(
         output_dir=request["scratch"],
-        use_cpu=True,
+        use_cpu=not clock.on_gpu,
         bf16=request["bfloat16"],
         per_device_train_batch_size=request["groups"] * request["group_size"] // request["accumulation"],
         gradient_accumulation_steps=request["accumulation"],

@@ -122,13 +122,13 @@ def steps(device: str, quick: bool, scratch: Path) -> list[Step]:
     app = ("-m", "sapo_desktop")
     tests = ("test_engine_reference.py",) if quick else (
         "test_engine.py", "test_engine_reference.py", "test_engine_masked.py", "test_engine_resume.py",
-        "test_long_answers.py", "test_families.py",
+        "test_long_answers.py", "test_families.py", "test_bfloat16.py",
     )  # fmt: skip
     contract = (
         "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "filterwarnings=default", "-k", "torch and not llamacpp",
         *(str(ROOT / "tests" / "contract" / name) for name in tests),
     )  # fmt: skip
-    peer = ("--peer", sys.executable, "--peers", "trl") if device == "cpu" and importlib.util.find_spec("trl") else ()
+    peer = ("--peer", sys.executable, "--peers", "trl", "--peer-rounds", "1") if importlib.util.find_spec("trl") else ()
 
     def round_of(shape: str, groups: int, tokens: int, rounds: int, *more: str) -> Step:
         script = str(ROOT / "tests" / "benchmarks" / "bench_round.py")

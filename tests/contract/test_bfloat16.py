@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.support import families
+from tests.support.device import DEVICE
 
 from sapo_backends.base import LoadRequest, TokenSequence
 
@@ -23,8 +25,8 @@ from sapo_backends.torch_backend import TorchBackend  # noqa: E402
 
 SHARPER = 4.0
 """Queries are so many times larger than in a random model, so that attention depends on the angles."""
-OWN = ("qwen2", "qwen3", "llama", "mistral", "phi3", "olmo2", "smollm3", "granite", "gemma2", "gemma3_text")
-BY_TRANSFORMERS = ("gpt_neox", "mixtral")
+FAMILIES = {row.family: row.cells[0] for row in families.ROWS if row.family != "gpt2"}
+"""Family -> who computes it. GPT-2 has no positions so far."""
 PROMPT, TOKENS = 100, 1500
 TEXT = tuple(int(i) for i in np.random.default_rng(0).integers(0, 250, TOKENS))
 
@@ -76,18 +78,20 @@ def expected(sharp_folder: Callable[[str], Path]) -> Callable[[str], tuple[Any, 
 
 
 @pytest.mark.parametrize("method", ["full", "lora", "none"])
-@pytest.mark.parametrize("family", [*OWN, *BY_TRANSFORMERS])
-def test_bfloat16_is_as_exact_as_transformers_at_1500_tokens(
+@pytest.mark.parametrize("family", FAMILIES)
+def test_bfloat16_of_torch_is_as_exact_as_transformers_at_1500_tokens(
     family: str,
     method: Any,
     sharp_folder: Callable[[str], Path],
     expected: Callable[[str], tuple[Any, float]],
 ) -> None:
     exact, allowed = expected(family)
-    request = LoadRequest(str(sharp_folder(family)), method=method, precision="bfloat16", device="cpu", threads=1)
+    request = LoadRequest(str(sharp_folder(family)), method=method, precision="bfloat16", device=DEVICE, threads=1)
     engine = TorchBackend().load(request)
     found = np.array(engine.logprobs([TokenSequence(TEXT[:PROMPT], TEXT[PROMPT:])])[0])
     engine.close()
     error = float(np.abs(found - exact).mean())
     assert error <= 1.5 * allowed
-    assert engine.info.extra["computed_by"].startswith("own decoder" if family in OWN else "transformers")
+    assert engine.info.extra["computed_by"].startswith(
+        "own decoder" if FAMILIES[family] == families.EXACT else "transformers"
+    )

@@ -87,6 +87,8 @@ def test_the_page_of_models_says_what_is(
         assert engine.info.context_length == families.WINDOW_TOKENS
     if backend == "torch":
         assert engine.info.extra["computed_by"].startswith("own decoder" if cell == "exact" else "transformers")
+    if backend == "mlx":
+        assert engine.info.extra["computed_by"] == "mlx_lm"
     each = 6 if precision == "bfloat16" else 2  # the median error of fewer tokens is chance
     groups = engine.generate(prompts, each, Sampling(max_new_tokens=NEW_TOKENS), seed=1)
     told = [(prompt, c) for prompt, group in zip(prompts, groups, strict=True) for c in group]

@@ -33,6 +33,16 @@ def test_every_step_names_a_file_that_exists_and_they_fit_into_the_time(prove: M
     assert all(step.command.count("cuda") == 1 for step in steps if "-m" not in step.command or "bench" in step.command)
 
 
+def test_trl_is_a_peer_on_a_gpu_too_for_one_round(
+    prove: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name == "trl")
+    for device in ("cuda", "cpu"):
+        beside = [step.command for step in prove.steps(device, False, tmp_path) if "trl" in step.command]
+        assert len(beside) == 2
+        assert all(command[-2:] == ("--peer-rounds", "1") for command in beside)
+
+
 def test_a_report_says_what_failed_took_too_long_and_was_left_out(prove: ModuleType, tmp_path: Path) -> None:
     wheels, site = tmp_path / "wheels", tmp_path / "site"
     wheels.mkdir()

@@ -87,7 +87,7 @@ async def measured(hardware: str, model: str) -> str:
             one = await asyncio.to_thread(card.card, home, config, ask=False)
             return one.sentence
         candidate = Candidate(engines.choose_trainer(config))
-        plan = memory_plan.plan(config)
+        plan = await asyncio.to_thread(memory_plan.plan, config)
     except known():
         return ""
     found = await probe.glance(candidate, load_request.request(config), _GLANCE_S)

@@ -17,7 +17,7 @@ import jinja2
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from sapo_backends.base import BackendError, Thinking
+from sapo_backends.base import TemplateRefused, Thinking
 
 Messages = Sequence[Mapping[str, str]]
 Tools = Sequence[Mapping[str, Any]]
@@ -27,10 +27,6 @@ programs."""
 TODAY = datetime.date(2025, 1, 1)
 """What a template that asks for the date is told, so that a prompt is the same every day and on every node."""
 _GENERATION_TAGS = re.compile(r"\{%-?\s*(end)?generation\s*-?%\}")
-
-
-class TemplateRefused(BackendError):
-    """The template raised or cannot be rendered."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import mmap
 import platform
 
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -2, -3, -8
@@ -51,6 +52,15 @@ def trim() -> None:
     if platform.libc_ver()[0] == "glibc":
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).malloc_trim(0)
+
+
+def drop_pages(address: int, size: int) -> None:
+    """Return the whole pages of a block whose content nobody reads any more, at once: also where free() would keep them, and
+    those of a mapped file, which count as this process's memory once they were read."""
+    begin, end = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE, (address + size) // mmap.PAGESIZE * mmap.PAGESIZE
+    if begin < end and platform.libc_ver()[0] == "glibc":
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), mmap.MADV_DONTNEED)
 
 
 def _set(*settings: tuple[int, int]) -> bool:

@@ -109,6 +109,11 @@ KV_BUDGET = 2 << 30
 number: what fits into the memory that happens to be free would make another batch, and other rounding, each time."""
 
 
+def kv_budget_of(card: int) -> int:
+    """KV_BUDGET of a GPU with so many bytes: a third, whatever is in use of it."""
+    return card // 3
+
+
 def micro_batch(parameters: int) -> int:
     """Tokens of a training micro-batch of a model of that size."""
     return MICRO_BATCH if parameters < SHARDED_BELOW else LARGE_MICRO_BATCH
@@ -126,12 +131,12 @@ def bucket(count: int) -> int:
     return -(-count // step) * step
 
 
-def bytes_to_generate(size: ModelSize, shape: RoundShape) -> int:
-    """Float32 keys and values at full length of the rows that are generated at once (a prompt's once for its group), again
-    those of a layer while rows that ended leave the batch; one step's logits and their probabilities."""
-    token = 2 * size.layers * size.key_value * 4
+def bytes_to_generate(size: ModelSize, shape: RoundShape, *, kv_bytes: int = 4, kv_budget: int = KV_BUDGET) -> int:
+    """Keys and values, on a processor in float32, at full length of the rows that are generated at once (a prompt's once for its
+    group), again those of a layer while rows that ended leave the batch; one step's logits and their probabilities."""
+    token = 2 * size.layers * size.key_value * kv_bytes
     whole = token * (shape.rows * shape.new_tokens + shape.groups * shape.prompt)
-    at_once = min(whole, max(KV_BUDGET, token * (shape.prompt + shape.new_tokens)))
+    at_once = min(whole, max(kv_budget, token * (shape.prompt + shape.new_tokens)))
     return int(1.25 * at_once) + 12 * shape.rows * size.vocabulary
 
 
@@ -197,10 +202,12 @@ def bytes_of_round(
     workers: int = 1,
     fallback: bool = False,
     four_bit: bool = False,
+    card: int = 0,
 ) -> int:
     """Peak of a whole round: the program, the loaded model, and generation or the update, whichever needs more.
 
-    fallback: transformers computes the model, with a cache and logits of its own.
+    fallback: transformers computes the model, with a cache and logits of its own. card: bytes of the GPU that has memory of its
+    own, where there is one; the same sum, measured on processors only.
     """
     small = size.parameters < SHARDED_BELOW and not fallback
     program = SMALL_PROGRAM if small else PROGRAM
@@ -216,7 +223,8 @@ def bytes_of_round(
         )
     is_packed = not four_bit and (compute_bytes == 2 or size.parameters < SHARDED_BELOW)
     laid_out = compute_bytes * size.multiplied if is_packed else 0
-    generated = laid_out + bytes_to_generate(size, shape)
+    held = {"kv_bytes": compute_bytes, "kv_budget": kv_budget_of(card)} if card else {}
+    generated = laid_out + bytes_to_generate(size, shape, **held)
     # A small model's engine keeps what it freed, for speed (allocator.keep_freed).
     return loaded + (generated + update if small else max(generated, update))
 

@@ -47,6 +47,26 @@ class Limits:
     device: str = "cpu"
 
 
+@dataclass(frozen=True, slots=True)
+class CardMemory:
+    """An NVIDIA GPU's memory in bytes, and the bytes of a number in the type that precision auto computes in there."""
+
+    free: int
+    total: int
+    compute_bytes: int
+
+
+def card_memory(name: str) -> CardMemory:
+    """Of a LoadRequest's device. Raises what torch raises where it has no such GPU."""
+    import torch
+
+    from sapo_backends.torch_backend.loading import pick_precision
+
+    device = torch.device("cuda" if name == "auto" else name)
+    free, total = torch.cuda.mem_get_info(device)
+    return CardMemory(int(free), int(total), pick_precision("auto", device).itemsize)
+
+
 def most_generated(size: ModelSize, width: int, limits: Limits, precision: str) -> float:
     """Tokens/s at which `width` rows could be decoded at best; 0 when it is not known.
 

@@ -34,7 +34,7 @@ from sapo_backends.base import (
 )
 from sapo_backends.measure import machine_limits
 from sapo_backends.measure.choice import WIDTHS, Candidate, Measured, decode
-from sapo_backends.measure.machine_limits import Limits
+from sapo_backends.measure.machine_limits import CardMemory, Limits
 
 SECONDS = 2.0
 LONGEST_S = 180.0
@@ -219,6 +219,14 @@ def limits_in_child(engine: str, threads: int, device: str = "auto") -> Limits:
     return Limits(dict(found["multiply"]), float(found["read"]), str(found["device"]))
 
 
+def card_memory_in_child(device: str) -> CardMemory | None:
+    """machine_limits.card_memory, in as long as it takes to import torch; None where torch has no such GPU."""
+    try:
+        return CardMemory(**_child({"card": device}, SECONDS)["card"])
+    except BackendError:
+        return None
+
+
 def _command(job: dict[str, Any]) -> tuple[list[str], dict[str, str]]:
     """The arguments and the environment of the child that does a job."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
@@ -235,12 +243,7 @@ def _child(job: dict[str, Any], seconds: float) -> dict[str, Any]:
     command, env = _command(job)
     try:
         done = subprocess.run(
-            command,
-            env=env,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=LONGEST_S + seconds,
-            check=False,
+            command, env=env, stdin=subprocess.DEVNULL, capture_output=True, timeout=LONGEST_S + seconds, check=False
         )
     except subprocess.TimeoutExpired:
         raise BackendError(f"It took longer than {LONGEST_S:.0f} s.") from None
@@ -285,6 +288,8 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _answer(job: dict[str, Any]) -> dict[str, Any]:
+    if "card" in job:
+        return {"card": asdict(machine_limits.card_memory(job["card"]))}
     if "limits" in job:
         return {"limits": asdict(machine_limits.measure(job["limits"], job["threads"], job["device"]))}
     return {"measured": asdict(measure(Candidate(**job["candidate"]), LoadRequest(**job["request"]), job["seconds"]))}

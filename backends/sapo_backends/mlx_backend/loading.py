@@ -155,6 +155,7 @@ def load_engine(request: LoadRequest, progress: Progress | None = None) -> MlxEn
         vocabulary=spec.vocabulary,
         context_length=_context(spec),
         method=method,
+        extra={"computed_by": "mlx_lm, quantised weights" if _is_quantised(config) else "mlx_lm"},
     )
     if progress is not None:
         progress(1.0, "ready")

@@ -37,7 +37,7 @@ from sapo_backends.torch_backend import generation
 from sapo_backends.torch_backend.causal_lm import Model, trained_tensors
 from sapo_backends.torch_backend.model.flat_parameters import Layout
 from sapo_backends.torch_backend.ops.packing import pack
-from sapo_backends.torch_backend.runtime import Workers
+from sapo_backends.torch_backend.runtime import Workers, free_memory
 from sapo_backends.torch_backend.save import checkpoint, export
 from sapo_backends.torch_backend.update import FlatAdamW, Trainer
 
@@ -46,16 +46,16 @@ SCORING_BUDGET = 8192
 
 
 @contextlib.contextmanager
-def _memory(needed: int, suggestion: str) -> Iterator[None]:
+def _memory(device: torch.device, suggestion: str) -> Iterator[None]:
     """Turn the allocator's error into OutOfMemory."""
     try:
         yield
     except torch.OutOfMemoryError as error:
-        raise OutOfMemory(needed, available_memory(), suggestion) from error
+        raise OutOfMemory(0, free_memory(device), suggestion) from error
     except RuntimeError as error:
         if "can't allocate memory" not in str(error) and "not enough memory" not in str(error):
             raise
-        raise OutOfMemory(needed, available_memory(), suggestion) from error
+        raise OutOfMemory(0, available_memory(), suggestion) from error
 
 
 class TorchEngine(Engine):
@@ -91,7 +91,7 @@ class TorchEngine(Engine):
         request = generation.Request(prompts, group_size, sampling, self.tokenizer.eos_ids)
         monitor = generation.Monitor(self._workers.count, cancel, on_tokens)
         try:
-            with _memory(0, "Lower group_size or max_new_tokens."), torch.inference_mode():
+            with _memory(self._model.device, "Lower group_size or max_new_tokens."), torch.inference_mode():
                 weights = self._model.decode_weights(trained_tensors(self._model))
                 return generation.generate(self._model, weights, request, seed, self._workers, monitor)
         finally:
@@ -137,7 +137,7 @@ class TorchEngine(Engine):
     ) -> UpdateStats:
         """See Engine.update."""
         trainer = self._trained()
-        with _memory(0, "Lower group_size, the number of groups, or max_new_tokens."):
+        with _memory(self._model.device, "Lower group_size, the number of groups, or max_new_tokens."):
             stats = trainer.update(batch, policy, seed, self.logprobs, cancel, on_progress)
         self._give_back()
         return stats

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from sapo_backends.base import Cancelled, CancelToken, Completion, RowSeed, Sampling, TokenIds
 from sapo_backends.common.generation import GeneratedRows, row_uniforms, rows_at_once
-from sapo_backends.common.round_memory import KV_BUDGET
+from sapo_backends.common.round_memory import KV_BUDGET, kv_budget_of
 from sapo_backends.torch_backend.causal_lm import Model
 from sapo_backends.torch_backend.paths import SMALL_VOCABULARY, sampler_kernels
 from sapo_backends.torch_backend.runtime import Workers, shares
@@ -116,9 +116,14 @@ def nucleus(probabilities: Tensor, top_p: float) -> Tensor:
     return torch.zeros_like(probabilities).scatter_(1, order, ordered)
 
 
-COMPACT_BELOW = 0.75
-"""The cache is copied to fewer rows once this share of them is still alive; copying more often costs more than it
-saves."""
+COMPACT_BELOW, COMPACT_CAPTURED_BELOW = 0.75, 0.5
+"""The cache is copied to fewer rows once this share of them is still alive; copying more often costs more than it saves. On
+an NVIDIA GPU each copy is a new capture of the step, too."""
+
+
+def drops_rows(living: int, rows: int, device: torch.device) -> bool:
+    """Whether the cache is copied to the rows that are still alive."""
+    return living < rows * (COMPACT_CAPTURED_BELOW if device.type == "cuda" else COMPACT_BELOW)
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,8 +198,8 @@ def _shard(
 
 
 def _budget(device: torch.device) -> int:
-    """Bytes of keys and values that may be held at once: on a GPU a third of its memory, whatever is in use of it."""
-    return torch.cuda.get_device_properties(device).total_memory // 3 if device.type == "cuda" else KV_BUDGET
+    """Bytes of keys and values that may be held at once."""
+    return kv_budget_of(torch.cuda.get_device_properties(device).total_memory) if device.type == "cuda" else KV_BUDGET
 
 
 @torch.inference_mode()
@@ -223,7 +228,7 @@ def _wave(
         living = [i for i, row in enumerate(active) if not rows.done[row]]
         if not living or step + 1 == steps:
             break
-        if len(living) < COMPACT_BELOW * len(active):
+        if drops_rows(len(living), len(active), model.device):
             keep = torch.tensor(living)
             alive, tokens = alive[keep], tokens[keep.to(tokens.device)]
             session.keep(keep.to(model.device))

@@ -27,7 +27,7 @@ from sapo_backends.torch_backend.native.compiler import is_there
 from sapo_backends.torch_backend.native.library import suits
 from sapo_backends.torch_backend.ops import four_bit
 from sapo_backends.torch_backend.paths import why_transformers
-from sapo_backends.torch_backend.runtime import Workers
+from sapo_backends.torch_backend.runtime import Workers, free_memory
 
 ADAPTER_SHARE = 50
 """An adapter has at most about so small a part of the weights, before the module that it hooks to is there to count it."""
@@ -141,11 +141,6 @@ def _read(
         raise ModelNotFound(f"{folder} lacks {len(missing)} tensors, for one {min(missing)}.")
 
 
-def _free(device: torch.device) -> int | None:
-    """Bytes that a GPU has free of its own memory; None where the computer's memory counts."""
-    return int(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else None
-
-
 def _require(spec: DecoderSpec, parameters: int, trainable: int, place: Place) -> None:
     size = round_memory.ModelSize(
         *(parameters, trainable, spec.layers, spec.hidden, spec.intermediate, spec.kv_width, spec.vocabulary),
@@ -153,7 +148,7 @@ def _require(spec: DecoderSpec, parameters: int, trainable: int, place: Place) -
     )
     needed = round_memory.bytes_to_load(size, compute_bytes=place.compute.itemsize, four_bit=place.four_bit)
     suggestion = "Choose a smaller model, or the method lora with --precision 4bit."
-    round_memory.require(needed, suggestion, _free(place.device))
+    round_memory.require(needed, suggestion, free_memory(place.device))
 
 
 def _load_decoder(
@@ -184,7 +179,7 @@ def _load_transformers(folder: Path, request: LoadRequest, place: Place) -> Mode
     trainable = {"full": parameters, "none": 0}.get(method, parameters // ADAPTER_SHARE)
     size = round_memory.ModelSize(parameters, trainable, 0, 0, 0, 0, 0)
     needed = round_memory.bytes_to_load(size, compute_bytes=place.compute.itemsize)
-    round_memory.require(needed, "Choose a smaller model, or the method lora.", _free(place.device))
+    round_memory.require(needed, "Choose a smaller model, or the method lora.", free_memory(place.device))
     # Imported here: it pulls in transformers, which takes seconds.
     from sapo_backends.torch_backend.fallback.transformers_lm import TransformersModel, read_module
 

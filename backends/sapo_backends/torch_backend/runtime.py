@@ -31,7 +31,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sapo_backends.common import round_memory
+from sapo_backends.common import hardware, round_memory
 
 LOG = logging.getLogger(__name__)
 PATHS = {
@@ -206,3 +206,8 @@ def pack(weight: Tensor) -> Tensor:
     """weight (out, in) in oneDNN's own layout, for torch.ops.mkldnn._linear_pointwise only."""
     result: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous())
     return result
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that can be allocated there now: on an NVIDIA GPU of its own memory, elsewhere of the computer's."""
+    return int(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else hardware.available_memory()

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from sapo_backends.base import Cancelled
+from sapo_backends.base import Cancelled, TemplateRefused
 from sapo_backends.common import allocator
 from sapo_swarm.node.control.api import NodeStatus
 from sapo_swarm.node.engine_thread import EngineHost
@@ -120,7 +120,7 @@ class Node:
     # -- life ------------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Raises BackendError or CheckpointCorrupt when the run cannot even start."""
+        """Raises BackendError when the run cannot even start, or the model takes no questions."""
         machine = await asyncio.to_thread(self.setup.machine, self.setup.folder)
         ticker = asyncio.create_task(tick(machine, self.setup.allowed, self.run_control, self.pace, self.bus))
         scorer = Scorer(answer_format=self.config.answer_format, judge=self.setup.judge)
@@ -198,6 +198,9 @@ class Node:
                         await self._save("time", work)
             except Cancelled:
                 self.host.cancel.reset()
+            except TemplateRefused:  # each round would be refused
+                await self._leave(context, work)
+                raise
             except Exception as error:  # a bad round is a sentence and a pause, never the end of the run
                 await run_control.failed(error)
         await self._leave(context, work)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,28 +11,45 @@ from pathlib import Path
 import pytest
 from tests.support.node_process import calm, environment, sapo
 
+from sapo_backends.checkpoints import locate
 from sapo_swarm.scoring.process import WorkerProcess
 
-ENGINE = """
-from sapo_backends.torch_backend import TorchBackend
-
-class MyBackend(TorchBackend):
-    NAME = "mine"
-"""
-POINT = "[sapo_desktop.backends]\nmine = my_engine:MyBackend\n"
+TEMPLATE = Path(__file__).parents[3] / "docs" / "engine-template"
 QUICK = ("--silo", "--model", "starter-1m", "--tasks", "basic_arithmetic", "--local-groups", "1", "--group-size", "2")
 
 
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the template of an engine is installed, built as its pyproject.toml says."""
+    pytest.importorskip("setuptools", reason="what builds the template is not installed")
+    copy = shutil.copytree(TEMPLATE, tmp_path_factory.mktemp("source") / "my-engine")
+    site = tmp_path_factory.mktemp("site")
+    offline = ("--no-deps", "--no-build-isolation", "--no-index", "--target", str(site))
+    subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", *offline, str(copy)], check=True)
+    return site
+
+
 @pytest.fixture
-def plugged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    place = tmp_path / "site"
-    info = place / "my_engine-1.dist-info"
-    info.mkdir(parents=True)
-    (place / "my_engine.py").write_text(ENGINE)
-    (info / "entry_points.txt").write_text(POINT)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: my-engine\nVersion: 1\n")
-    monkeypatch.setattr(sys, "path", [*sys.path, str(place)])
+def plugged(installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(sys, "path", [*sys.path, str(installed)])
     return tmp_path / "home"
+
+
+def test_the_templates_own_tests_pass(plugged: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "--rootdir",
+        str(TEMPLATE),
+        str(TEMPLATE),
+    ]
+    done = subprocess.run(command, env=environment(plugged), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    assert "2 passed" in done.stdout
 
 
 @pytest.mark.parametrize("trainer", ["mine", "llamacpp+mine"])
@@ -71,4 +89,15 @@ def test_a_worker_that_cannot_start_ends_the_node_with_a_sentence(tmp_path: Path
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 1, done
     assert "The scorer worker ended while it started" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_model_whose_chat_template_refuses_every_question_ends_the_node_with_a_sentence(tmp_path: Path) -> None:
+    """Another round would be refused too: nobody has to be there to stop it."""
+    pytest.importorskip("torch", reason="the torch engine is not installed")
+    model = shutil.copytree(locate.resolve("starter-1m"), tmp_path / "refuses")
+    (model / "chat_template.jinja").write_text("{{ raise_exception('only pictures') }}")
+    done = sapo(tmp_path / "home", "node", *QUICK, "--model", str(model), "--trainer", "torch", "--eval-every", "0")
+    assert done.returncode == 1, done.stdout
+    assert "chat template refused the conversation: only pictures" in done.stderr
     assert "Traceback" not in done.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +18,8 @@ from sapo_backends.base import LoadRequest, OutOfMemory
 from sapo_backends.checkpoints import locate
 from sapo_backends.common import hardware, precisions, round_memory
 from sapo_backends.common.round_memory import ModelSize, RoundShape
+from sapo_backends.measure import probe
+from sapo_backends.measure.machine_limits import CardMemory
 from sapo_backends.measure.sizing import model_size
 from sapo_desktop.services.machine import memory_plan
 from sapo_desktop.settings import flags
@@ -174,10 +177,56 @@ def test_the_default_run_fits_into_two_gigabytes() -> None:
     memory_plan.require(TORCH, 2 << 30)
 
 
-@pytest.mark.parametrize("config", [RunConfig(trainer="fake"), RunConfig(trainer="torch", device="cuda:0")])
-def test_what_lies_elsewhere_is_not_planned(config: RunConfig) -> None:
-    """The test engine needs nothing, a card has memory of its own."""
-    assert memory_plan.plan(config) is None
+def test_the_test_engine_is_not_planned() -> None:
+    """It needs nothing."""
+    assert memory_plan.plan(RunConfig(trainer="fake")) is None
+
+
+@pytest.fixture
+def card(monkeypatch: pytest.MonkeyPatch) -> Callable[[CardMemory | None], None]:
+    """Says what the GPU of this computer has free."""
+
+    def has(found: CardMemory | None) -> None:
+        memory_plan._card.cache_clear()
+        monkeypatch.setattr(memory_plan, "has_nvidia", lambda: True)
+        monkeypatch.setattr(probe, "card_memory_in_child", lambda _device: found)
+
+    return has
+
+
+def test_a_run_on_a_gpu_is_planned_with_what_the_gpu_has_free(card: Callable[[CardMemory | None], None]) -> None:
+    """However much the computer has, and in the type that the GPU computes in."""
+    config = RunConfig(trainer="torch", device="cuda:0")
+    card(CardMemory(3 << 30, 8 << 30, 2))
+    found = memory_plan.plan(config, 1 << 20, HALF_BILLION)
+    assert found is not None
+    assert found.available == 3 << 30
+    card(CardMemory(3 << 30, 8 << 30, 4))
+    older = memory_plan.plan(config, 1 << 20, HALF_BILLION)
+    assert older is not None
+    assert older.needed > 1.5 * found.needed
+    with pytest.raises(OutOfMemory, match=r"3\.0 GiB is free"):
+        memory_plan.require(config, 1 << 40, HALF_BILLION)
+
+
+def test_long_answers_on_a_gpu_need_a_third_of_its_memory_for_keys_and_values() -> None:
+    """64 completions of 8,192 tokens would need 6.1 GiB in bfloat16."""
+    shape = RoundShape(8, 8, 64, 8192)
+    small, large = (
+        round_memory.bytes_to_generate(HALF_BILLION, shape, kv_bytes=2, kv_budget=round_memory.kv_budget_of(card))
+        for card in (3 << 30, 6 << 30)
+    )
+    assert large - small == pytest.approx(1.25 * 2**30)
+
+
+def test_where_the_gpu_does_not_answer_only_what_may_run_on_the_processor_is_planned(
+    card: Callable[[CardMemory | None], None],
+) -> None:
+    card(None)
+    assert memory_plan.plan(RunConfig(trainer="torch", device="cuda:0"), 1 << 30, HALF_BILLION) is None
+    found = memory_plan.plan(RunConfig(trainer="torch", device="auto"), 1 << 30, HALF_BILLION)
+    assert found is not None
+    assert found.available == 1 << 30
 
 
 def test_a_model_that_is_not_here_yet_is_not_planned() -> None:

@@ -11,7 +11,7 @@ import pytest
 from tests.fixtures.make_recordings import recording
 
 from sapo_desktop.services.nodes.report import Reporter
-from sapo_swarm.events import LogLine, RoundFinished
+from sapo_swarm.events import LogLine, RoundFinished, StateChanged
 
 
 @pytest.mark.parametrize(
@@ -45,3 +45,10 @@ def test_a_reader_that_goes_away_does_not_end_the_run() -> None:
         os.close(reading)
         for _ in range(3):
             reporter.show(LogLine(level="info", text="not heard any more"))
+
+
+def test_without_a_screen_a_pause_names_the_verb_that_goes_on_and_no_key() -> None:
+    out = io.StringIO()
+    sentence = "Paused: The disk is full. · space tries again"
+    Reporter(out, json=False, quiet=False).show(StateChanged(state="paused", sentence=sentence, reason="failure"))
+    assert out.getvalue().strip() == "Paused: The disk is full. · sapo-desktop resume tries again"

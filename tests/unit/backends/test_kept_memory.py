@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -72,6 +73,32 @@ print(round((psutil.Process().memory_info().rss - before) / 1e6, 1))
 """
 
 
+MOVED = """
+import sys
+import torch
+from sapo_backends.torch_backend.model.flat_parameters import move
+def now(what):
+    return next(int(line.split()[1]) / 1e3 for line in open("/proc/self/status") if line.startswith(what))
+count, parts = 25_000_000, 5
+with open(sys.argv[1], "wb") as file:
+    for part in range(parts):
+        torch.full((count // parts,), float(part)).numpy().tofile(file)
+kind = sys.argv[2]
+whole = torch.from_file(sys.argv[1], size=count) if kind == "mapped" else torch.ones(0)
+tensors = {
+    str(i): whole[i * count // parts : (i + 1) * count // parts] if kind == "mapped" else torch.full((count // parts,), float(i))
+    for i in range(parts)
+}
+base, before = torch.empty(count), now("VmRSS:")
+views = dict(zip(tensors, base.split(count // parts)))
+for name, view in move(tensors, views):
+    tensors[name] = view
+for i, view in enumerate(views.values()):
+    assert view[0] == view[-1] == i, "the copy is right"
+print(round(now("VmHWM:") - before))
+"""
+
+
 PASSING = """
 import random, sys
 import psutil
@@ -117,6 +144,17 @@ def test_large_passing_blocks_leave_no_holes_between_small_lasting_ones() -> Non
     done = subprocess.run([sys.executable, "-c", PASSING], capture_output=True, text=True, timeout=110, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert float(done.stdout) < 2.0
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the settings are those of glibc's allocator")
+@pytest.mark.parametrize(("kind", "more"), [("mapped", 100), ("in memory", 0)])
+def test_weights_that_are_copied_to_their_place_are_hardly_there_twice(kind: str, more: int, tmp_path: Path) -> None:
+    """100 MB of them, read from a file while they are copied, or made before."""
+    pytest.importorskip("torch", reason="the torch engine is not installed")
+    command = [sys.executable, "-c", MOVED, str(tmp_path / "weights"), kind]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert int(done.stdout) < more + 40
 
 
 def test_words_that_come_once_are_not_kept_by_the_tokenizer() -> None:

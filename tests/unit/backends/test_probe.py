@@ -99,3 +99,17 @@ def test_what_others_compute_meanwhile_leaves_the_limits_of_a_processor_as_they_
     busy = machine_limits.measure("torch", 1, "cpu")
     assert busy.multiply["float32"] > quiet.multiply["float32"] / 5
     assert busy.read > quiet.read / 5
+
+
+def test_a_gpu_says_in_a_process_of_its_own_what_it_has_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch", reason="the torch engine is not installed")
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (3 << 30, (8 << 30) + device.index))
+    for capability, compute_bytes in ((7, 4), (8, 2)):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device, major=capability: (major, 0))
+        told = {"free": 3 << 30, "total": (8 << 30) + 1, "compute_bytes": compute_bytes}
+        assert probe._answered({"card": "cuda:1"}) == {"card": told}
+
+
+def test_a_gpu_that_is_not_there_has_no_memory() -> None:
+    pytest.importorskip("torch", reason="the torch engine is not installed")
+    assert probe.card_memory_in_child("cuda:7") is None

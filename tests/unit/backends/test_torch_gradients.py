@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 
 from sapo_backends.checkpoints.spec import decoder_spec  # noqa: E402
 from sapo_backends.torch_backend.ops.attention import GroupAttention  # noqa: E402
-from sapo_backends.torch_backend.ops.fused_ops import rms_norm, rotate, swiglu  # noqa: E402
+from sapo_backends.torch_backend.ops.fused_ops import rms_norm, rotate, swiglu, wide_rms_norm  # noqa: E402
 from sapo_backends.torch_backend.ops.logprobs import chosen_logprobs  # noqa: E402
 from sapo_backends.torch_backend.ops.lora_linear import adapted_mlp  # noqa: E402 - after the check for torch
 from sapo_backends.torch_backend.ops.packing import pack  # noqa: E402
@@ -154,3 +154,17 @@ def test_chunked_logprobs_equal_autograd(temperature: float, monkeypatch: pytest
             torch.testing.assert_close(got, want)
         frozen = chosen_logprobs(hidden, head.detach(), targets, temperature).logprobs
         torch.testing.assert_close(torch.autograd.grad((frozen * weight).sum(), hidden)[0], wanted[0])
+
+
+def test_the_norm_that_is_computed_wide_has_gradients_that_are_rounded_once() -> None:
+    """Of values in bfloat16, beside autograd in float64."""
+    torch.manual_seed(0)
+    x, weight, grad = (torch.randn(shape).bfloat16() for shape in ((7, 32), (32,), (7, 32)))
+    wide = [tensor.double().requires_grad_() for tensor in (x, weight)]
+    normal = wide[0] * (wide[0].square().mean(-1, keepdim=True) + 1e-6).rsqrt() * (1.0 + wide[1])
+    expected = torch.autograd.grad((normal * grad.double()).sum(), wide)
+    narrow = [tensor.clone().requires_grad_() for tensor in (x, weight)]
+    found = wide_rms_norm(*narrow, 1.0, 1e-6)
+    torch.testing.assert_close(found.double(), normal, rtol=2**-8, atol=0)
+    for mine, theirs in zip(torch.autograd.grad((found * grad).sum(), narrow), expected, strict=True):
+        torch.testing.assert_close(mine.double(), theirs, rtol=2**-7, atol=2**-8)

@@ -11,15 +11,18 @@ import pytest
 torch = pytest.importorskip("torch", reason="the torch engine is not installed")
 
 from sapo_assets import model_path  # noqa: E402
-from sapo_backends.base import LoadRequest  # noqa: E402
+from sapo_backends.base import LoadRequest, OutOfMemory  # noqa: E402
 from sapo_backends.checkpoints.spec import decoder_spec  # noqa: E402
 from sapo_backends.checkpoints.tokenizer import read_json  # noqa: E402
 from sapo_backends.torch_backend import (  # noqa: E402
     TorchBackend,
+    engine,
     paths,
     runtime,
 )
+from sapo_backends.torch_backend.generation import drops_rows  # noqa: E402
 from sapo_backends.torch_backend.native import library  # noqa: E402
+from sapo_backends.torch_backend.runtime import free_memory  # noqa: E402
 
 CPU = torch.device("cpu")
 
@@ -123,3 +126,21 @@ def test_a_missing_package_is_named_with_its_remedy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert "pip install torch" in done.stdout
+
+
+def test_a_gpu_whose_memory_ran_out_says_what_it_has_free_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (3 << 30, 8 << 30))
+    with pytest.raises(OutOfMemory, match=r"3\.0 GiB is free"), engine._memory(torch.device("cuda:0"), "Use less."):
+        raise torch.OutOfMemoryError
+    assert free_memory(torch.device("cpu")) not in (0, 3 << 30)
+
+
+@pytest.mark.parametrize(("device", "copies"), [("cpu", 11), ("cuda", 5)])
+def test_rows_that_end_one_by_one_are_dropped_less_often_where_each_time_is_a_new_capture(
+    device: str, copies: int
+) -> None:
+    rows, done = 64, 0
+    for living in range(rows - 1, 0, -1):
+        if drops_rows(living, rows, torch.device(device)):
+            rows, done = living, done + 1
+    assert done == copies

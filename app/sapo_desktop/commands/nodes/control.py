@@ -17,6 +17,7 @@ from sapo_desktop.errors import AppError, UsageError
 from sapo_desktop.paths import Home
 from sapo_desktop.services.models.shelf import history, store
 from sapo_desktop.services.nodes import control, supervisor
+from sapo_desktop.services.nodes.report import in_a_shell
 from sapo_desktop.services.swarms.shares import shares
 from sapo_desktop.streams import json_line
 from sapo_swarm.events import SwarmUpdated
@@ -25,13 +26,6 @@ from sapo_swarm.node.governor.requests import duration
 from sapo_swarm.protocol.safe_text import safe_text
 
 _TOLD = ("pause", "resume", "finish", "snooze", "run-anyway")
-_VERBS = {
-    "space goes on": "sapo-desktop resume goes on",
-    "space tries again": "sapo-desktop resume tries again",
-    "r runs anyway": "sapo-desktop run-anyway overrides it",
-    "r ends that": "sapo-desktop run-anyway --off ends that",
-}
-"""What the node's sentences say of the dashboard's keys -> the same for somebody in a shell."""
 _UNITS = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 
 
@@ -129,9 +123,7 @@ def describe(status: NodeStatus, swarm: SwarmUpdated | None = None) -> str:
 def _sentence(status: NodeStatus) -> str:
     """State, for how long, and the node's sentence, whose first word is not said again; verbs in place of keys."""
     state = status.state.capitalize()
-    said = safe_text(status.sentence, 300, lines=False)
-    for key, verb in _VERBS.items():
-        said = said.replace(key, verb)
+    said = in_a_shell(safe_text(status.sentence, 300, lines=False))
     said = said.removeprefix(state).lstrip(": ") if said.startswith(state) else said
     link = " " if said.startswith("·") else ": " if said else ""
     return f"{state} for {duration(time.time() - status.since)}{link}{said}"

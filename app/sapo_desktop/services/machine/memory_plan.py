@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 
 import msgspec
 
@@ -12,6 +13,8 @@ from sapo_backends.checkpoints.spec import why_not
 from sapo_backends.checkpoints.tokenizer import read_json
 from sapo_backends.common import hardware, precisions, round_memory
 from sapo_backends.common.round_memory import ModelSize, RoundShape
+from sapo_backends.measure import probe
+from sapo_backends.measure.machine_limits import CardMemory
 from sapo_backends.measure.sizing import model_size
 from sapo_backends.packages import has_nvidia
 from sapo_desktop.services.machine import engines, load_request
@@ -21,6 +24,8 @@ from sapo_swarm.node.governor.limits import Limits
 
 PROMPT = 256
 """Tokens of a long question; the bundled tasks' are shorter."""
+ASKED_AGAIN_S = 60
+"""What a GPU has free is asked once in so many seconds: it takes a process that imports torch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +75,17 @@ class Plan:
 def plan(
     config: RunConfig, available: int | None = None, size: ModelSize | None = None, fallback: bool = False
 ) -> Plan | None:
-    """The memory of the run's rounds on this machine; None where it cannot be told: another engine than those here,
-    a GPU with memory of its own, a model that is neither on this disk nor given as its size.
+    """The memory of the run's rounds on this machine; None where it cannot be told: another engine than those here, a GPU
+    that does not answer, a model that is neither on this disk nor given as its size.
 
-    fallback: transformers computes it."""
+    available: of the computer, what is free unless told; an NVIDIA GPU's own memory counts instead where it trains.
+    fallback: transformers computes it. Blocks, with such a GPU for seconds."""
     trainer = engines.choose_trainer(config).rpartition("+")[2]
-    on_gpu = config.device.startswith("cuda") or (config.device == "auto" and has_nvidia())
-    if trainer not in ("torch", "mlx") or on_gpu:
+    if trainer not in ("torch", "mlx"):
+        return None
+    asked = trainer == "torch" and (config.device.startswith("cuda") or (config.device == "auto" and has_nvidia()))
+    card = _card(config.device, int(time.time() / ASKED_AGAIN_S)) if asked else None
+    if config.device.startswith("cuda") and card is None:
         return None
     if size is None:
         try:
@@ -85,26 +94,31 @@ def plan(
             return None
         size, _ = model_size(folder, load_request.request(config))
         fallback = fallback or bool(trainer == "torch" and why_not(read_json(folder / "config.json")))
-    free = hardware.available_memory() if available is None else available
+    free = card.free if card else hardware.available_memory() if available is None else available
     groups = local_groups(config, size.parameters) + config.external_groups
     shape = RoundShape(groups, config.group_size, PROMPT, config.max_new_tokens)
 
-    found = Plan(shape, config.external_groups, _needed(config, size, shape, fallback), free, None)
-    return found if found.fits else _with_smaller(found, config, size, fallback)
+    found = Plan(shape, config.external_groups, _needed(config, size, shape, fallback, card), free, None)
+    return found if found.fits else _with_smaller(found, config, size, fallback, card)
 
 
-def _with_smaller(found: Plan, config: RunConfig, size: ModelSize, fallback: bool) -> Plan:
+def _with_smaller(found: Plan, config: RunConfig, size: ModelSize, fallback: bool, card: CardMemory | None) -> Plan:
     """The plan with what would fit: fewer and smaller groups, else a base in 4 bits where it can be, else shorter answers."""
     full, own = size.trainable >= size.parameters, engines.choose_trainer(config) == "torch" and not fallback
     four = f"{precisions.FOUR_BIT}-float32" if config.precision == "float32" else precisions.FOUR_BIT
     kinds = [config.precision, *([four] if own and not full and not precisions.is_four_bit(config.precision) else [])]
     for kind, shorten in [*((kind, False) for kind in kinds), *((kind, True) for kind in reversed(kinds))]:
-        needed = partial(_needed, msgspec.structs.replace(config, precision=kind), size, fallback=fallback)
+        needed = partial(_needed, msgspec.structs.replace(config, precision=kind), size, fallback=fallback, card=card)
         smaller = round_memory.smaller_round(needed, found.shape, found.available, shorten=shorten)
         if smaller is not None:
             return replace(found, smaller=smaller, precision="" if kind == config.precision else kind)
     lora = ", or the method lora with --precision 4bit" if own else ", or the method lora"
     return replace(found, other=lora if full else "")
+
+
+@lru_cache(maxsize=2)
+def _card(device: str, _when: int) -> CardMemory | None:
+    return probe.card_memory_in_child(device)
 
 
 def room(limits: Limits) -> int:
@@ -122,13 +136,16 @@ def require(
         round_memory.require(found.needed, found.suggestion, found.available)
 
 
-def _needed(config: RunConfig, size: ModelSize, shape: RoundShape, fallback: bool) -> int:
-    """Bytes; of a pair both engines'."""
+def _needed(config: RunConfig, size: ModelSize, shape: RoundShape, fallback: bool, card: CardMemory | None) -> int:
+    """Bytes; of a pair both engines', of which only the trainer is on a GPU."""
     trainer = engines.choose_trainer(config)
     wide = _computes_in(config, trainer) == "float32" and config.precision not in ("float16", "q8_0", "q4_0")
-    sharded = trainer.endswith("torch") and size.parameters < round_memory.SHARDED_BELOW
+    if card and config.precision in ("auto", precisions.FOUR_BIT):
+        wide = card.compute_bytes == 4
+    sharded = trainer.endswith("torch") and size.parameters < round_memory.SHARDED_BELOW and not card
     workers = (config.threads or hardware.default_threads()) if sharded else 1
-    second = (2 * size.parameters if "+" in trainer else 0) + (round_memory.MLX if trainer.endswith("mlx") else 0)
+    second = 2 * size.parameters if "+" in trainer and not card else 0
+    second += round_memory.MLX if trainer.endswith("mlx") else 0
     return second + round_memory.bytes_of_round(
         size,
         shape,
@@ -136,6 +153,7 @@ def _needed(config: RunConfig, size: ModelSize, shape: RoundShape, fallback: boo
         workers=workers,
         fallback=fallback,
         four_bit=precisions.is_four_bit(config.precision),
+        card=card.total if card else 0,
     )
 
 

@@ -29,6 +29,19 @@ _EDGE = 20
 """Rounds averaged at either end for the summary."""
 _PATIENCE_S = 10.0
 """Of a slow opening so often a line tells how far it is."""
+_VERBS = {
+    "space goes on": "sapo-desktop resume goes on",
+    "space tries again": "sapo-desktop resume tries again",
+    "r runs anyway": "sapo-desktop run-anyway overrides it",
+    "r ends that": "sapo-desktop run-anyway --off ends that",
+}
+
+
+def in_a_shell(sentence: str) -> str:
+    """What a node says of the dashboard's keys, for somebody who has verbs instead."""
+    for key, verb in _VERBS.items():
+        sentence = sentence.replace(key, verb)
+    return sentence
 
 
 class Reporter:
@@ -146,7 +159,7 @@ class Reporter:
             case Evaluated():
                 return f"held-out pass@1 {_held_out(event)}"
             case StateChanged() | ExternalSwitched():
-                return safe_text(event.sentence, 400, lines=False)
+                return in_a_shell(safe_text(event.sentence, 400, lines=False))
             case LogLine():
                 return safe_text(event.text, 400, lines=False)
             case FirstSuccess():

@@ -23,7 +23,7 @@ from sapo_backends.checkpoints.spec import usual_widths
 from sapo_backends.common.update import Pair, plan_micro_batches
 from sapo_backends.packages import install
 from sapo_backends.torch_backend.fallback.unembedding import UnembeddingTap
-from sapo_backends.torch_backend.model.flat_parameters import Entry, Layout, Part
+from sapo_backends.torch_backend.model.flat_parameters import Entry, Layout, Part, move
 from sapo_backends.torch_backend.model.lora import PREFIX, LoraWeights
 from sapo_backends.torch_backend.ops.logprobs import TokenLogprobs, chosen_logprobs
 from sapo_backends.torch_backend.ops.packing import Packed
@@ -62,8 +62,7 @@ class TransformersModel:
         named = dict(module.named_parameters())
         self.layout = Layout([Entry(n, tuple(p.shape), (Part(n, len(p)),)) for n, p in named.items()])
         self.base = torch.empty(self.layout.size, dtype=next(iter(named.values())).dtype, device=device)
-        for name, view in self.layout.views(self.base).items():
-            view.copy_(named[name].detach())
+        for name, view in move(named, self.layout.views(self.base)):
             named[name].requires_grad_(False)
             named[name].data = view
         module.to(device)  # what is left: buffers. The weights were never there twice

@@ -18,7 +18,7 @@ from sapo_backends.checkpoints.spec import DecoderSpec
 from sapo_backends.torch_backend.model.lora import LoraWeights
 from sapo_backends.torch_backend.native.library import Kernels
 from sapo_backends.torch_backend.ops.four_bit import dense
-from sapo_backends.torch_backend.ops.fused_ops import RopeTable, geglu, rms_norm, swiglu
+from sapo_backends.torch_backend.ops.fused_ops import RopeTable, geglu, rms_norm, swiglu, wide_rms_norm
 from sapo_backends.torch_backend.ops.packing import Flat
 
 
@@ -51,6 +51,8 @@ class Weights:
         """x (..., width) normalised; x itself where the family has no such norm."""
         if name not in self.tensors:
             return x
+        if self.spec.norm_offset and x.dtype == torch.bfloat16:
+            return wide_rms_norm(x, self.tensors[name], self.spec.norm_offset, self.spec.norm_eps)
         return rms_norm(x, self.norm_weight(name), self.spec.norm_eps, self.kernels)
 
     def linear(self, name: str, x: Tensor) -> Tensor:

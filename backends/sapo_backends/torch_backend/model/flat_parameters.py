@@ -7,12 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from math import prod
 
 import torch
 from torch import Tensor
 
 from sapo_backends.checkpoints.spec import DecoderSpec, linears
+from sapo_backends.common import allocator
+
+PIECE = 1 << 22
+"""Elements that are copied at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +81,23 @@ class Layout:
         with torch.no_grad():
             for name, view in views.items():
                 view.copy_(tensors[name])
+
+
+@torch.no_grad()
+def move(tensors: Mapping[str, Tensor], views: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """Copy each tensor into the view of its name, then yield both. Afterwards the tensors hold nothing: the memory of what is
+    copied is given back a piece at a time, so that little is there twice."""
+    ranges = sorted((tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes) for tensor in tensors.values())
+    overlap = any(end > begin for (_, end), (begin, _) in pairwise(ranges))
+    for name, view in views.items():
+        source = tensors[name].detach()
+        if overlap or source.device.type != "cpu" or not source.is_contiguous():
+            view.copy_(source)
+        else:
+            for room, piece in zip(*(torch.split(t.view(-1), PIECE) for t in (view, source)), strict=True):
+                room.copy_(piece)
+                allocator.drop_pages(piece.data_ptr(), piece.nbytes)
+        yield name, view
 
 
 def _stack(name: str, columns: int, parts: Sequence[tuple[str, int]], *, bias: bool = False) -> Entry:

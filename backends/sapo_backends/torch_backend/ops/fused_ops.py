@@ -99,6 +99,24 @@ class _RmsNorm(torch.autograd.Function):
         return found[-1], found[0] if trained else None, None
 
 
+class _WideRmsNorm(torch.autograd.Function):
+    """RMSNorm by offset + weight, computed in float32; kept for the backward pass are x and weight as they came."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, offset: float, eps: float) -> Tensor:
+        normal, scale = on_cpu(rms_norm_forward, x)(x.float(), weight.float() + offset, eps)
+        ctx.save_for_backward(x, weight, scale)
+        ctx.offset = offset
+        return normal.to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
+        (x, weight, scale), trained = ctx.saved_tensors, ctx.needs_input_grad[1]
+        wide = x.float(), weight.float() + ctx.offset, scale, gradients[0].float(), trained
+        found = [grad.to(x.dtype) for grad in on_cpu(_norm_backward, x)(*wide)]
+        return found[-1], found[0] if trained else None, None, None
+
+
 def gated(gate: Tensor, up: Tensor) -> Tensor:
     """silu(gate) * up, of one shape."""
     return F.silu(gate).mul_(up)
@@ -171,6 +189,13 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, kernels: Kernels | None = No
         result: Tensor = _RmsNorm.apply(x, weight, eps)  # type: ignore[no-untyped-call]
         return result
     return rms_norm_forward(x, weight, eps)[0]
+
+
+def wide_rms_norm(x: Tensor, weight: Tensor, offset: float, eps: float) -> Tensor:
+    """RMSNorm of x by offset + weight with one rounding: in bfloat16 the sum, the scale and the product would each add one,
+    a third of Gemma's error at 1,500 tokens."""
+    result: Tensor = _WideRmsNorm.apply(x, weight, offset, eps)  # type: ignore[no-untyped-call]
+    return result
 
 
 def swiglu(gate_up: Tensor, kernels: Kernels | None = None) -> Tensor:
