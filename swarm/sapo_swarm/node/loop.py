@@ -175,8 +175,7 @@ class Node:
         await self.store.open(found, opening.progress(""))
         await asyncio.to_thread(lambda: self.firsts.open(self.journal.read(kinds=aha.KINDS)))
         context = round_context(setup, config, self.host, scorer, self.activity, self.bus.stream, excluded)
-        memory = await asyncio.to_thread(recalled, config, self.journal, self.store.rounds_done)
-        context = replace(context, memory=memory)
+        context = replace(context, memory=await asyncio.to_thread(recalled, config, self.journal, self.store.rounds_done))
         await opening.announce(setup, config, info, self.store)
         await guard.open(self.store.rollbacks)  # the session that was announced may ask other held-out questions
         self.activity.phase = None
@@ -217,8 +216,7 @@ class Node:
         return RoundWork(self.rounds_done)
 
     async def _may_work(self, context: RoundContext, work: RoundWork) -> bool:
-        """True when nothing is in the way; at the beginning of a pause, what was done is put on the disk, and memory that is free
-        goes back to the system."""
+        """True when nothing is in the way. A pause begins with what was done on the disk, and free memory given back."""
         paused_before = self.activity.state == "paused"
         if await self.run_control.may_work(self.rounds_done):
             return True
