@@ -175,7 +175,9 @@ class Node:
         await self.store.open(found, opening.progress(""))
         await asyncio.to_thread(lambda: self.firsts.open(self.journal.read(kinds=aha.KINDS)))
         context = round_context(setup, config, self.host, scorer, self.activity, self.bus.stream, excluded)
-        context = replace(context, memory=await asyncio.to_thread(recalled, config, self.journal, self.store.rounds_done))
+        context = replace(
+            context, memory=await asyncio.to_thread(recalled, config, self.journal, self.store.rounds_done)
+        )
         await opening.announce(setup, config, info, self.store)
         await guard.open(self.store.rollbacks)  # the session that was announced may ask other held-out questions
         self.activity.phase = None
