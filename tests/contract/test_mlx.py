@@ -27,6 +27,8 @@ from sapo_backends.base import (
 mx = pytest.importorskip("mlx.core", reason="the mlx engine is not installed")
 pytest.importorskip("torch", reason="the torch engine is not installed")
 
+from sapo_backends.mlx_backend import first_meeting, loading  # noqa: E402 - after the check for mlx
+
 Folder = Callable[[str], Path]
 PROMPTS = [list(range(5, 17)), list(range(20, 51)), [7] * 20]
 SEQUENCES = [TokenSequence(tuple(p), tuple(range(60, 70))) for p in PROMPTS]
@@ -193,3 +195,39 @@ def test_a_small_float32_model_keeps_every_bit_where_the_engine_chooses_to_train
     engine.export(tmp_path)
     kept, exported = (load_file(folder / "model.safetensors") for folder in (source, tmp_path))
     assert {name: (exported[name] == tensor).all() for name, tensor in kept.items()} == dict.fromkeys(kept, True)
+
+
+@pytest.mark.parametrize("compute", [mx.float32, mx.bfloat16])
+def test_a_device_that_is_met_for_the_first_time_is_checked_once(
+    compute: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """On the processor, which stands for every GPU."""
+    monkeypatch.setenv("SAPO_HOME", str(tmp_path))
+    first_meeting.ensure(mx.cpu, compute, loading.bundled)
+    first_meeting.ensure(mx.cpu, compute, lambda *_: pytest.fail("it was met before"))
+
+
+def test_a_device_on_which_mlx_computes_something_else_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def wrong(device: Any, compute: Any) -> Any:
+        model = loading.bundled(device, compute)
+        if compute == mx.bfloat16:
+            monkeypatch.setattr(model, "logits", lambda hidden: type(model).logits(model, hidden) * 1.5)
+        return model
+
+    monkeypatch.setenv("SAPO_HOME", str(tmp_path))
+    for _ in range(2):  # and is not remembered as met
+        with pytest.raises(BackendUnavailable, match=r"MLX computes sampling \(off by .*--device cpu"):
+            first_meeting.ensure(mx.cpu, mx.bfloat16, wrong)
+
+
+def test_a_gpu_is_checked_before_a_model_is_loaded_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    def check(device: Any, *_given: Any) -> None:
+        raise BackendUnavailable(f"{device} was checked.")
+
+    monkeypatch.setattr(loading, "pick_device", lambda _name: mx.gpu)
+    monkeypatch.setattr(loading, "limit_memory", lambda _device: None)
+    monkeypatch.setattr(first_meeting, "ensure", check)
+    with pytest.raises(BackendUnavailable, match="gpu was checked"):
+        open_engine("mlx", "starter-1m")

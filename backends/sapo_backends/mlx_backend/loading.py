@@ -15,6 +15,7 @@ from sapo_backends.checkpoints.spec import DecoderSpec, decoder_spec, why_not
 from sapo_backends.checkpoints.tokenizer import HfTokenizer, read_json
 from sapo_backends.common import round_memory
 from sapo_backends.common.train_method import pick_method
+from sapo_backends.mlx_backend import first_meeting
 from sapo_backends.mlx_backend.device import computing, limit_memory, pick_device
 from sapo_backends.mlx_backend.engine import MlxEngine
 from sapo_backends.mlx_backend.model import MlxModel, Tensors
@@ -127,6 +128,15 @@ def _trained(network: Any, method: str, request: LoadRequest) -> Tensors:
     return {}
 
 
+def bundled(device: Any, compute: Any) -> MlxModel:
+    """The bundled model, all of it trained: what a device is checked with."""
+    folder = resolve("starter-1m")
+    with mx.stream(device):
+        network = _network(folder, spec := decoder_spec(read_json(folder / "config.json")))
+        network.set_dtype(mx.float32)
+        return MlxModel(network, spec, _trained(network, "full", LoadRequest()), compute)
+
+
 def load_engine(request: LoadRequest, progress: Progress | None = None) -> MlxEngine:
     """Raises ModelNotFound, BackendUnavailable, BackendError, OutOfMemory."""
     folder = resolve(request.model, progress)
@@ -135,6 +145,8 @@ def load_engine(request: LoadRequest, progress: Progress | None = None) -> MlxEn
     device = pick_device(request.device)
     limit_memory(device)
     compute = _type(request.precision, device)
+    if device != mx.cpu:
+        first_meeting.ensure(device, compute, bundled)
     if progress is not None:
         progress(0.1, "reading weights")
     with computing(device, "Choose a smaller model."):
