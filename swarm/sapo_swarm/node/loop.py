@@ -11,7 +11,6 @@ import contextlib
 import os
 import time
 from collections.abc import Callable
-from dataclasses import replace
 
 from sapo_backends.base import Cancelled, TemplateRefused
 from sapo_backends.common import allocator
@@ -174,10 +173,8 @@ class Node:
             await opening.ask_base(examiner, max(found[1].rounds_done, told))
         await self.store.open(found, opening.progress(""))
         await asyncio.to_thread(lambda: self.firsts.open(self.journal.read(kinds=aha.KINDS)))
-        context = round_context(setup, config, self.host, scorer, self.activity, self.bus.stream, excluded)
-        context = replace(
-            context, memory=await asyncio.to_thread(recalled, config, self.journal, self.store.rounds_done)
-        )
+        memory = await asyncio.to_thread(recalled, config, self.journal, self.store.rounds_done)
+        context = round_context(setup, config, self.host, scorer, self.activity, self.bus.stream, excluded, memory)
         await opening.announce(setup, config, info, self.store)
         await guard.open(self.store.rollbacks)  # the session that was announced may ask other held-out questions
         self.activity.phase = None

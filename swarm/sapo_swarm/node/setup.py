@@ -21,7 +21,7 @@ from sapo_swarm.node.governor.limits import Limits
 from sapo_swarm.node.governor.requests import BadCommand
 from sapo_swarm.node.governor.sensors.machine import Machine
 from sapo_swarm.node.model_store import ModelStore
-from sapo_swarm.node.round.context import Activity, Portion, RoundContext
+from sapo_swarm.node.round.context import Activity, Memory, Portion, RoundContext
 from sapo_swarm.node.storage.versions import versions
 from sapo_swarm.node.swarm.exchange import Exchange, Silo
 from sapo_swarm.scoring.rubric.judge import Judge
@@ -114,10 +114,11 @@ def round_context(
     activity: Activity,
     stream: Callable[[Phase], None],
     excluded: frozenset[str],
+    memory: Memory,
 ) -> RoundContext:
     """The round context of a node whose engine is loaded. config: the setup's, with what the engine decided filled in.
 
-    excluded: see RoundContext. Raises UnknownAlgorithm.
+    excluded, memory: see RoundContext. Raises UnknownAlgorithm.
     """
     info, rule = host.engine.info, algorithm(config.algorithm)
     groups = config.local_groups + config.external_groups
@@ -134,6 +135,7 @@ def round_context(
         stream=stream,
         model_label=info.model,
         excluded=excluded,
+        memory=memory,
         portion=Portion(most=max(1, config.local_groups * config.group_size // 2) if setup.deaths else 0),
     )
 
