@@ -14,7 +14,7 @@ from queue import SimpleQueue
 from typing import Any, ParamSpec, TypeVar
 
 from sapo_backends.base import BackendError, CancelToken, Engine, EngineInfo, OutOfMemory
-from sapo_backends.common import hardware
+from sapo_backends.common import allocator, hardware
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -96,6 +96,13 @@ class EngineHost:
         self._engine: Engine | None = None
         self._share = self._duty = 1.0
         self._rested = threading.local()
+        self._returned = -allocator.RETURN_EVERY_S
+
+    async def return_memory(self) -> None:
+        """Nothing is to do for a while: memory that is free goes back to the system, once a minute at most."""
+        if (now := time.monotonic()) - self._returned >= allocator.RETURN_EVERY_S:
+            self._returned = now
+            await self.call(allocator.trim)
 
     @property
     def engine(self) -> Engine:

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable
 
 from sapo_backends.base import Cancelled, TemplateRefused
-from sapo_backends.common import allocator
 from sapo_swarm.node.control.api import NodeStatus
 from sapo_swarm.node.engine_thread import EngineHost
 from sapo_swarm.node.evaluation.evaluate import Examiner
@@ -224,7 +223,7 @@ class Node:
             await asyncio.to_thread(self.store.keep_in_flight, context, work)
             if self.store.unsaved and self.activity.reason in ("person", "held"):
                 await self._save("pause", work)
-            await self.host.call(allocator.trim)
+            await self.host.return_memory()
         return False
 
     async def _leave(self, context: RoundContext, work: RoundWork) -> None:

@@ -99,13 +99,14 @@ async def test_a_round_of_ten_minutes_under_a_hold_every_minute_finishes_and_so_
 
 
 async def test_a_pause_gives_free_memory_back_to_the_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once a pause; what a node holds meanwhile is what it needs."""
+    """Once a minute at most: pauses may follow each other closely."""
     trims: list[str] = []
     monkeypatch.setattr(allocator, "trim", lambda: trims.append(threading.current_thread().name))
     interrupter = Interrupter(3, most=2)
     interrupter.node = make(tmp_path, CountingEngine(interrupter.step))
     await follow(interrupter.node, interrupter.seen)
-    assert len(trims) == interrupter.holds == 2
+    assert interrupter.holds == 2
+    assert len(trims) == 1
     assert threading.current_thread().name not in trims
 
 

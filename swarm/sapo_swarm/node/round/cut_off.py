@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from sapo_backends.base import Completion
 from sapo_swarm.events import LogLine
+
+if TYPE_CHECKING:
+    from sapo_backends.base import Completion  # the dashboard reads CUT_OFF, and imports nothing of the engines
 
 CUT_OFF = 0.2
 """Share of a round's completions from which on the log says so."""
