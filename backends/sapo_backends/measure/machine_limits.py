@@ -138,7 +138,7 @@ def _torch(threads: int, name: str) -> Limits:
     device = torch.device(best if name == "auto" else name)
     wait: Work = {"cuda": torch.cuda.synchronize, "mps": torch.mps.synchronize}.get(device.type, int)
     alone = device.type == "cpu" and PROCESSOR_SECONDS
-    apart, clock = (max(1, min(threads, cores())), time.thread_time) if alone else (1, time.perf_counter)
+    workers, clock = (max(1, min(threads, cores())), time.thread_time) if alone else (1, time.perf_counter)
 
     def product(kind: Any) -> Callable[[int], Work]:
         def of(edge: int) -> Work:
@@ -153,13 +153,15 @@ def _torch(threads: int, name: str) -> Limits:
         return of
 
     def read() -> float:
-        many = torch.ones(_read_bytes() // (4 * apart), device=device)
+        many = torch.ones(_read_bytes() // (4 * workers), device=device)
         return many.numel() * 4 / _fastest(lambda: float(many.sum()), clock)
 
-    with ThreadPoolExecutor(apart, initializer=lambda: torch.set_num_threads(1 if alone else max(1, threads))) as pool:
+    with ThreadPoolExecutor(
+        workers, initializer=lambda: torch.set_num_threads(1 if alone else max(1, threads))
+    ) as pool:
 
         def together(rate: Callable[[], float]) -> float:
-            return sum(one.result() for one in [pool.submit(rate) for _ in range(apart)])
+            return sum(one.result() for one in [pool.submit(rate) for _ in range(workers)])
 
         kinds = (torch.float32, torch.bfloat16)
         rates = {str(kind).removeprefix("torch."): together(partial(_multiply, product(kind), clock)) for kind in kinds}

@@ -40,11 +40,11 @@ def main(args: argparse.Namespace) -> int:
     for sentence in adopt(home):
         print(sentence, file=sys.stderr)
     name = names[0] if names else ""
-    if checking and (unread := store.meant(home, name)) is not None and unread.damaged:
+    if checking and (broken := store.meant(home, name)) is not None and broken.damaged:
         if not args.repair:
-            print(unread.sentence)
+            print(broken.sentence)
             return 1
-        name = _mend(home, unread)
+        name = _mend(home, broken)
     model = store.find(home, name)
     return _check(home, model, args.repair) if checking else _list(model, args.json)
 
@@ -66,10 +66,10 @@ def _list(model: Model, as_json: bool) -> int:
     return 0
 
 
-def _mend(home: Home, unread: store.Unreadable) -> str:
+def _mend(home: Home, broken: store.Unreadable) -> str:
     """The name that it has now."""
     with NodeLock(home.lock):
-        made = mending.mend(home, unread)
+        made = mending.mend(home, broken)
     print(
         f"{made.name}: {made.folder / store.RECORD} is made anew of its journal, which does not tell everything: learning"
     )

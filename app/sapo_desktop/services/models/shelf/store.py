@@ -188,9 +188,9 @@ def find(home: Home, name: str = "", trained: bool = False) -> Model:
     Raises UsageError that names the nearest, or says how to make one; AppError where that model cannot be read.
     """
     models = all_models(home)
-    if (unread := meant(home, name)) is not None:
+    if (broken := meant(home, name)) is not None:
         raise AppError(
-            f"{unread.sentence} {f'Or name another one: {models[0].name}.' if models and not name else ''}".rstrip()
+            f"{broken.sentence} {f'Or name another one: {models[0].name}.' if models and not name else ''}".rstrip()
         )
     if not models:
         raise UsageError("There is no model yet. Make one: sapo-desktop new my-model --base starter")
