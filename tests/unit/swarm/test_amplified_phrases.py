@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sapo_swarm.protocol.drift.phrases import BASE_LOCAL, LOCAL_A_ROUND, REMEMBERED, PhraseWatch
+from sapo_swarm.protocol.drift.phrases import BASE_LOCAL, LOCAL_A_ROUND, PhraseWatch
 from sapo_swarm.types import Question, TaskRef
 
 QUESTION = Question(TaskRef("basic_arithmetic", "starter", 1), "What is 12 + 5?", "0" * 64)
@@ -53,10 +53,3 @@ def test_what_the_base_wrote_often_is_never_named() -> None:
     watch = base()
     train(watch, USUAL, rounds=40)
     assert not [phrase for phrase in watch.amplified if phrase in USUAL.lower()]
-
-
-def test_what_is_remembered_of_a_base_that_never_repeats_itself_is_bounded() -> None:
-    watch = PhraseWatch()
-    for _ in range(4):
-        watch._count_base(frozenset(f"phrase {n}" for n in range(REMEMBERED + 100)))
-    assert len(watch.packed().base) <= REMEMBERED

@@ -147,8 +147,7 @@ class PhraseWatch:
         """One more of the base's completions. After the last one, or where there are too many, only what is not rare stays."""
         self._base.update(found)
         if self._observed == BASE_LOCAL - 1 or len(self._base) > REMEMBERED:
-            kept = self._base.most_common(REMEMBERED)
-            self._base = Counter({phrase: count for phrase, count in kept if count > RARE})
+            self._base = Counter({phrase: count for phrase, count in self._base.items() if count > RARE})
 
     def _phrases(self, text: str, question: Question) -> frozenset[str]:
         """Of all but the answer that is judged."""
