@@ -25,7 +25,7 @@ bench: venv
 venv: $(STAMP)
 
 # One script decides which torch build fits (CPU build without an NVIDIA driver) and says so.
-$(STAMP): pyproject.toml packaging/setup_venv.py packaging/requirements.lock
+$(STAMP): pyproject.toml packaging/setup_venv.py packaging/requirements.lock packaging/tools.lock
 	$(PYTHON) packaging/setup_venv.py $(VENV)
 
 # Programs that tests need and pip cannot bring (redis-server, chromium).

@@ -1,17 +1,20 @@
 """Set up a virtual environment with the app, its engines and its tests: python packaging/setup_venv.py .venv
 
-Standard library only: this runs before anything is installed. On Linux and Windows a bare `torch` may be the CUDA build
-(gigabytes): without an NVIDIA driver the CPU build is taken, and this says so.
+Standard library only: this runs before anything is installed. What is installed has the versions and hashes of the locks,
+but for the CPU build of torch, which is taken, with a sentence, where there is no NVIDIA driver: on Linux and Windows a bare
+`torch` may be the CUDA build (gigabytes).
 """
 
 from __future__ import annotations
 
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
 import venv
+from collections.abc import Callable
 from pathlib import Path
 
 import no_compiler
@@ -21,6 +24,11 @@ OLDEST = (3, 11)
 CPU_TORCH = "2.13.0"
 """The release of the CPU build that is tried when there is no NVIDIA driver."""
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+LOCKS = ("requirements.lock", "tools.lock")
+CUDA = ("torch==", "triton==", "nvidia-", "cuda-")
+"""Locked packages that the CPU build of torch does without."""
+INSTALL = ("-m", "pip", "install", "-q", "--no-deps", "--use-pep517")
+"""Every package is named: by a lock, or here. An old pip installs sources without a wheel and does not compile their modules."""
 
 
 def run(*command: str) -> bool:
@@ -37,37 +45,42 @@ def has_nvidia() -> bool:
     return shutil.which("nvidia-smi") is not None or Path("/proc/driver/nvidia/version").exists()
 
 
-def install_torch(python: str) -> None:
-    """torch first, so that the app's own requirement finds it and pulls nothing bigger."""
-    if subprocess.run([python, "-c", "import torch"], capture_output=True, check=False).returncode == 0:
-        return
-    if platform.system() == "Darwin" or has_nvidia():
-        must(python, "-m", "pip", "install", "-q", "torch>=2.6")
-        return
+def install_cpu_torch(python: str) -> None:
+    """From the index that pip is set to, or else from PyTorch's own."""
     print("No NVIDIA driver here: installing the CPU build of torch (about 200 MB instead of several GB).", flush=True)
-    local = f"torch=={CPU_TORCH}+cpu"
-    if run(python, "-m", "pip", "install", "-q", local):
-        return
-    must(python, "-m", "pip", "install", "-q", f"torch=={CPU_TORCH}", "--index-url", CPU_INDEX)
+    if not run(python, *INSTALL, f"torch=={CPU_TORCH}+cpu"):
+        must(python, *INSTALL, f"torch=={CPU_TORCH}", "--index-url", CPU_INDEX)
 
 
-def install_pycosat(python: str, pins: Path) -> None:
-    """The one dependency that pip has to compile, or what stands for it where that fails."""
-    if run(python, "-m", "pip", "install", "-q", "-c", str(pins), "pycosat"):
+def install_pycosat(python: str, lock: Path) -> None:
+    """The one dependency that pip has to compile, with the locked setuptools, or what stands for it where that fails."""
+    if run(python, *INSTALL, "--no-build-isolation", "--require-hashes", "-r", str(lock)):
         return
     if os.environ.get("CI") == "true":
         sys.exit("pycosat was not compiled. Under CI=true every task must be there: install a C compiler.")
-    print("pycosat was not compiled (it needs a C compiler): everything works but the task zebra_puzzles.", flush=True)
-    must(python, "-m", "pip", "install", "-q", str(no_compiler.write(pins.parent)))
-
-
-def locked_versions() -> str:
-    """The versions of the lock file, but torch's (see install_torch), without hashes: pip takes no editable project with
-    them."""
-    lines = (ROOT / "packaging" / "requirements.lock").read_text("utf-8").splitlines()
-    return "".join(
-        line.rstrip(" \\") + "\n" for line in lines if "==" in line and not line.startswith((" ", "#", "torch=="))
+    print(
+        "pycosat was not compiled (pip says why; it needs a C compiler): everything works but the task zebra_puzzles.",
+        flush=True,
     )
+    must(python, *INSTALL, str(no_compiler.write(lock.parent)))
+
+
+def blocks(text: str) -> list[str]:
+    """A lock's requirements, each with its marker and its hashes."""
+    return re.findall(r"^[a-z0-9].*\n(?: .*\n)*", text, re.MULTILINE)
+
+
+def locked() -> dict[str, str]:
+    """name==version -> its block of the locks; where both have it, the tools', which holds for more."""
+    text = "".join((ROOT / "packaging" / name).read_text("utf-8") for name in LOCKS)
+    return {block.split()[0]: block for block in blocks(text)}
+
+
+def select(folder: Path, name: str, chosen: Callable[[str], bool]) -> Path:
+    """A requirements file in the folder with the locked packages that are chosen by name==version."""
+    path = folder / f"{name}.txt"
+    path.write_text("".join(block for package, block in locked().items() if chosen(package)), "utf-8")
+    return path
 
 
 def main() -> None:
@@ -77,12 +90,19 @@ def main() -> None:
     if not (folder / "pyvenv.cfg").exists():
         venv.create(folder, with_pip=True)
     python = str(folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python"))
-    install_torch(python)
-    pins = folder / "locked.txt"
-    pins.write_text(locked_versions(), "utf-8")
-    install_pycosat(python, pins)
-    extras = "dev,lab,lan,mcp,redis,serve,tensorboard,torch" + (",mlx,4bit" if platform.system() == "Linux" else "")
-    must(python, "-m", "pip", "install", "-q", "-c", str(pins), "-e", f"{ROOT}[{extras}]")
+    has_torch = subprocess.run([python, "-c", "import torch"], capture_output=True, check=False).returncode == 0
+    cpu = not has_torch and platform.system() != "Darwin" and not has_nvidia()
+    left_out = (
+        "pycosat==",
+        *(CUDA if has_torch or cpu else ()),
+        *(() if platform.system() == "Linux" else ("bitsandbytes==",)),
+    )
+    everything = select(folder, "locked", lambda package: not package.startswith(left_out))
+    must(python, *INSTALL, "--require-hashes", "-r", str(everything))
+    if cpu:
+        install_cpu_torch(python)
+    install_pycosat(python, select(folder, "pycosat", lambda package: package.startswith("pycosat==")))
+    must(python, *INSTALL, "--no-build-isolation", "-e", str(ROOT))
     (folder / ".ready").touch()
     print(f"Ready. Start the dashboard: {Path(python).parent / 'sapo-desktop'}")
 

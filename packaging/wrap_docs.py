@@ -13,7 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 WIDTH = 118
 _AS_IS = re.compile(r"\||#|!\[|\s*$")
-_BULLET = re.compile(r"(\s*)((?:[-*]|\d+\.) )?")
+_BULLET = re.compile(r"(\s*)((?:[-*]|\d{1,2}\.) )?")
 
 
 def wrapped(page: str) -> str:
@@ -29,7 +29,7 @@ def wrapped(page: str) -> str:
         elif fenced or _AS_IS.match(line):
             out += [*_lines(paragraph), line]
             paragraph = []
-        elif re.match(r"\s*([-*]|\d+\.) ", line):
+        elif re.match(r"\s*([-*]|\d{1,2}\.) ", line):
             out += _lines(paragraph)
             paragraph = [line]
         else:

@@ -109,6 +109,10 @@ class Conditions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
             le=0.0,
         ),
     ] = 0.0
+    unlikely_sources: Annotated[
+        bool,
+        _doc("Refuse the other groups too of a node of whose newest many are below logprob_floor, as the app does"),
+    ] = False
     # How long, and what is evaluated on the way
     judge: Annotated[
         bool, _doc("Every node answers one held-out question a round, the same for all (the paper's open demo)")

@@ -149,8 +149,7 @@ class GroupRecorded(_Event, frozen=True, kw_only=True, tag="group"):
 class FirstSuccess(_Event, frozen=True, kw_only=True, tag="first_success"):
     """The first success at a task, in this node's round: its own (node ""), or the first one of others that it received.
 
-    step: round of the other node, as it says. taught: external groups trained on for a success before the own one, in the
-    rounds since to until."""
+    step: round of the other node, as it says. taught: external groups trained on for one before its own, from since to until."""
 
     round: int
     task: str
@@ -210,7 +209,7 @@ class SwarmUpdated(_Event, frozen=True, kw_only=True, tag="swarm"):
 
     share: my accepted groups / all accepted groups in the window. uptake: times others sampled mine in the window.
     external_share: J_actual / (I + J) of the last batches. rejected: reasons -> count, of groups received. refused: of sent.
-    held: by which of the person's limits, "" = by none."""
+    held: by which of the person's limits, "" = by none. unheard: of the peers those of which nothing is taken."""
 
     coordinator: str
     connected: bool
@@ -228,6 +227,7 @@ class SwarmUpdated(_Event, frozen=True, kw_only=True, tag="swarm"):
     peers: tuple[Peer, ...] = ()
     node: str = ""
     held: str = ""
+    unheard: tuple[str, ...] = ()
 
 
 class ExternalSwitched(_Event, frozen=True, kw_only=True, tag="external"):

@@ -6,7 +6,7 @@
 Each row in a fresh process on one thread: load, generation of full length, one update with an adapter; peak is VmHWM. 96
 tokens: 2 x 8 completions; 1,024 and 4,096: 1 x 4; --whole: 8 x 8. A JSON line a row goes to FILE as soon as it is measured,
 and rows that are there are not measured again, so that the whole can be done in parts. --table: what is in FILE, as
-Markdown.
+Markdown; beside a row by the fallback how much longer it took than the own decoder's, where both are of one day.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ ROUNDS = {96: (2, 8), 1024: (1, 4), 4096: (1, 4)}
 WHOLE = (8, 8)
 """The same of a round as a node makes it."""
 PROMPT = 64
-ROW_S = 900
+ROW_S = 3600
 """Processor seconds of a row: on a busy machine the clock says nothing."""
 CHILD = r"""
 import json, sys, time
@@ -109,7 +110,7 @@ def main() -> None:
                     row |= {"trains": not args.generate_only, "groups": WHOLE if args.whole else ROUNDS[new]}
                     if _key(row) in done or (kind == "fallback" and precision.startswith("4bit")):
                         continue
-                    row |= measured(made(args.folder / name, SHAPES[name]), row)
+                    row |= measured(made(args.folder / name, SHAPES[name]), row) | {"day": date.today().isoformat()}
                     with args.log.open("a", encoding="utf-8") as log:
                         log.write(json.dumps(row) + "\n")
                     print(json.dumps(row), flush=True)
@@ -207,21 +208,30 @@ def _place(row: dict[str, Any]) -> tuple[Any, ...]:
 def table(rows: list[dict[str, Any]]) -> list[str]:
     """Markdown."""
     lines = [
-        "| shape | groups x size x tokens | by | stored as | plan GiB | peak GiB | plan/peak | load s | generate s | update s |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        "| shape | groups x size x tokens | by | stored as | plan GiB | peak GiB | plan/peak | load s | generate s | update s "
+        "| time, own = 1 |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
+    own = {_key(row): row for row in rows if row["kind"] == "own" and "failed" not in row}
     for row in sorted(rows, key=_place):
         groups, group = _groups(row)
         what = f"| {row['shape']} | {groups} x {group} x {row['tokens']:,} | {row['kind']} | {row['precision']} |"
         if "failed" in row:
-            lines.append(f"{what} {row['failed']} | | | | | |")
+            lines.append(f"{what} {row['failed']} | | | | | | |")
             continue
+        other = own.get(_key({**row, "kind": "own"}))
+        same_day = other is not None and row is not other and "day" in row and other.get("day") == row["day"]
+        ratio = f"{_seconds(row) / _seconds(other):.2f}" if same_day else ""
         update = f"{row['update_s']:.1f}" if row["trains"] else "-"
         lines.append(
             f"{what} {row['plan']:.2f} | {row['peak']:.2f} | {row['plan/peak']:.2f} | {row['load_s']:.0f} "
-            f"| {row['generate_s']:.1f} | {update} |"
+            f"| {row['generate_s']:.1f} | {update} | {ratio} |"
         )
     return lines
+
+
+def _seconds(row: dict[str, Any]) -> float:
+    return float(row["generate_s"] + row["update_s"])
 
 
 if __name__ == "__main__":

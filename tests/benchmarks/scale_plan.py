@@ -15,7 +15,8 @@ import numpy as np
 
 SHARDS, PER_SHARD_SNAPSHOT = 64, 144
 """Coordinators; groups in a snapshot (measured: tests/benchmarks/snapshots.py)."""
-WANT, ROUND_S, SNAPSHOT_S, UPLOAD_S, GROUPS = 4, 5.0, 30.0, 60.0, 4
+WANT, ROUND_S, UPLOAD_S = 4, 5.0, 60.0
+"""A node asks for the next snapshot when the last one is used up."""
 
 
 def scores(nodes: np.ndarray, shard: int) -> np.ndarray:
@@ -50,10 +51,11 @@ def main() -> int:
     # one shard over an hour: what a node samples from snapshots of a pool that holds each source's newest groups
     sources = int(sizes.mean())
     seen: set[int] = set()
-    used = repeated = short = 0
+    used = repeated = short = reads = 0
     left: list[int] = []
     for step in range(int(3600 / ROUND_S)):
-        if step % int(SNAPSHOT_S / ROUND_S) == 0:
+        if len(left) < WANT:
+            reads += 1
             epoch = int(step * ROUND_S / UPLOAD_S)
             drawn = rng.choice(sources, min(PER_SHARD_SNAPSHOT, sources), replace=False)
             fresh = [int(s) * 10_000 + epoch for s in drawn]  # a source's newest group at that time
@@ -75,7 +77,7 @@ def main() -> int:
         "external_groups_of_a_node_in_an_hour": {"used": used, "short": short, "seen_before": repeated},
         "load_of_a_coordinator": {
             "uploads_per_s": round(int(sizes.max()) / UPLOAD_S),
-            "news_per_s": round(int(sizes.max()) / SNAPSHOT_S),
+            "snapshots_per_s": round(int(sizes.max()) * reads / 3600),
         },
     }
     print(json.dumps(figures, indent=1))

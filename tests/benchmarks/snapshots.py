@@ -1,9 +1,11 @@
 """How many nodes one coordinator serves with external groups, with and without snapshots: python tests/benchmarks/snapshots.py
 
-Measures the coordinator's own processor time (not the clients') of an exchange that samples, of one that only uploads, of
-asking for the newest snapshot and of reading it. Then the arithmetic: every node wants 4 external groups every 5 s, and a core
-is used to 80 %. Without snapshots that is an exchange every 5 s; with them an upload every 50 s, the news every 30 s and the
-bytes every 30 s (from the coordinator, or from a cache in front of it). Prints one JSON object.
+Measures the coordinator's own processor time (not the clients') of an exchange, of asking for the newest snapshot and of
+reading it, and for how long a snapshot feeds a node, which asks for the next one when it is used up. Then the arithmetic:
+every node wants 4 external groups every 5 s, and a core is used to 80 %. Without snapshots that is an exchange every 5 s; with
+them an exchange every 50 s, and a snapshot whenever the last one is used up (from the coordinator, or from a cache in front of
+it). ten_times: what ten times as many nodes as without cost, at the pace that the coordinator asks of so many. Prints one JSON
+object.
 """
 
 from __future__ import annotations
@@ -21,12 +23,14 @@ sys.path.insert(0, str(Path(__file__).parent / "coordinator_gates"))
 from common import Server, serving
 
 from sapo_lab.simulated_nodes import SimNode, SimReport, open_session
+from sapo_swarm.coordinator.settings import CoordinatorSettings
+from sapo_swarm.node.swarm.snapshots import SnapshotReader
 from sapo_swarm.protocol.client import NodeClient
 from sapo_swarm.protocol.identity import Identity
 from sapo_swarm.protocol.snapshot import SnapshotNews
 
 NODES, AT_ONCE = 200, 32
-EVERY_S, UPLOAD_S, SNAPSHOT_S, CORE = 5.0, 50.0, 30.0, 0.8
+WANT, EVERY_S, UPLOAD_S, CORE = 4, 5.0, 50.0, 0.8
 
 
 async def cost(server: Server, work: list[Callable[[], Awaitable[object]]]) -> float:
@@ -49,21 +53,20 @@ async def measured(server: Server, times: int) -> dict[str, float]:
         NodeClient(server.invite, Identity.generate()) as reader,
     ):
         await reader.join()
-        nodes = [SimNode(session, server.invite, 4, 4) for _ in range(NODES)]
+        nodes = [SimNode(session, server.invite, 4, WANT) for _ in range(NODES)]
         for node in nodes:
             await node.join()
 
-        async def rounds(want: int) -> float:
-            ready = []
-            for number in range(times):
-                node = nodes[number % NODES]
-                node._want = want
-                ready.append((node, node.prepare()))
+        async def rounds() -> float:
+            ready = [(node, node.prepare()) for node in (nodes[number % NODES] for number in range(times))]
             return await cost(server, [lambda n=n, p=p: n.send(p, report) for n, p in ready])  # type: ignore[misc]
 
-        await rounds(4)  # the pool fills, everything is warm
-        sampling, uploading = await rounds(4), await rounds(0)
+        await rounds()  # the pool fills, everything is warm
+        exchange = await rounds()
         news, _ = await reader.snapshot("")
+        sampling, feeds = SnapshotReader(reader, lambda: 0.0), 0
+        while len(await sampling.sample(WANT)) == WANT:
+            feeds += 1
 
         async def ask() -> SnapshotNews:
             return (await reader.snapshot(news.id))[0]
@@ -76,12 +79,12 @@ async def measured(server: Server, times: int) -> dict[str, float]:
         size = len(await read())
     assert not report.errors, report.errors
     return {
-        "exchange": sampling,
-        "upload": uploading,
+        "exchange": exchange,
         "news": asking,
         "snapshot": reading,
         "bytes": size,
         "groups": news.groups,
+        "feeds_s": feeds * EVERY_S,
     }
 
 
@@ -92,16 +95,21 @@ def main() -> int:
     args = parser.parse_args()
     with serving(args.store, round_every_s=0.001, round_burst=100_000, snapshot_s=3600.0) as server:
         ms = asyncio.run(measured(server, args.times))
-    size, groups = ms.pop("bytes"), ms.pop("groups")
-    without = ms["exchange"] / EVERY_S
-    uploads = ms["upload"] / UPLOAD_S + ms["news"] / SNAPSHOT_S
+    snapshot = {name: int(ms.pop(name)) for name in ("bytes", "groups", "feeds_s")}
+    without = int(1000 * CORE / ms["exchange"] * EVERY_S)
+    news, read = ms["news"] / snapshot["feeds_s"], ms["snapshot"] / snapshot["feeds_s"]
+    paced = CoordinatorSettings().target_rounds_per_s
     found = {
         "coordinator_ms": {name: round(value, 3) for name, value in ms.items()},
-        "snapshot": {"bytes": int(size), "groups": int(groups)},
+        "snapshot": snapshot,
         "nodes_on_one_core": {
-            "without snapshots": int(1000 * CORE / without),
-            "with snapshots": int(1000 * CORE / (uploads + ms["snapshot"] / SNAPSHOT_S)),
-            "with snapshots behind a cache": int(1000 * CORE / uploads),
+            "without snapshots": without,
+            "with snapshots": int(1000 * CORE / (ms["exchange"] / UPLOAD_S + news + read)),
+            "with snapshots behind a cache": int(1000 * CORE / (ms["exchange"] / UPLOAD_S + news)),
+        },
+        "ten_times": {
+            "exchange_every_s": round(10 * without / paced, 1),
+            "core": round((ms["exchange"] * paced + (news + read) * 10 * without) / 1000, 2),
         },
         "date": time.strftime("%Y-%m-%d"),
     }

@@ -3,7 +3,7 @@
     python tests/benchmarks/soak.py [--minutes 120] [--model starter-1m] [--log soak.jsonl]
     python tests/benchmarks/soak.py --report soak.jsonl
 
-In the first quarter processes are killed with -9 in turns and started again; later all live, so that growth can be seen,
+In the first twenty minutes processes are killed with -9 in turns and started again; later all live, so that growth can be seen,
 and are stopped (SIGSTOP) for a while, alone or all together as in a suspend, paused, and cut off from each other. A paused
 node returns what is free, so what it holds at the end of a pause is what it keeps (kind "rest"). A probe shares a group
 every 3 s; after each kill of the coordinator what was acknowledged to it in the last 2 minutes is looked for in the store.
@@ -46,6 +46,8 @@ from sapo_swarm.protocol.wire import RoundReply, Upload, decode, group_id  # noq
 
 SAMPLE_S = 5.0
 """Between two samples."""
+KILLED_S = 1200.0
+"""So long, and for a quarter of a short soak, processes are killed; after that they all live."""
 
 
 class Soak:
@@ -223,7 +225,7 @@ class Soak:
         while (at := time.monotonic() - self.began) < 60 * minutes:
             number += 1
             await asyncio.sleep(max(60 * number - at, 0))
-            early = at < 60 * minutes / 4
+            early = at < min(KILLED_S, 15 * minutes)
             fault = next(killing) if early else next(living)
             self.write("fault", number=number, killing=early)
             await fault()

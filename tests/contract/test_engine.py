@@ -235,16 +235,17 @@ def test_a_restored_engine_continues_exactly(
 
 
 def test_a_damaged_checkpoint_is_refused(trainer: Engine, tmp_path: Path) -> None:
-    """A truncated file raises CheckpointCorrupt and leaves the engine as it was."""
+    """A file that is truncated, or nested too deep, raises CheckpointCorrupt and leaves the engine as it was."""
     batch = samples(trainer)
     trainer.save(tmp_path)
     trainer.update(batch, POLICY, 0)
     before = scores(trainer, batch)
     for file in tmp_path.iterdir():
         whole = file.read_bytes()
-        file.write_bytes(whole[: len(whole) // 2])
-        with pytest.raises(CheckpointCorrupt):
-            trainer.restore(tmp_path)
+        for damaged in (whole[: len(whole) // 2], b"[" * 100_000):
+            file.write_bytes(damaged)
+            with pytest.raises(CheckpointCorrupt):
+                trainer.restore(tmp_path)
         file.write_bytes(whole)
         np.testing.assert_array_equal(scores(trainer, batch), before)
     trainer.restore(tmp_path)

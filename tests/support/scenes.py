@@ -10,13 +10,13 @@ from typing import Any
 
 from tests.support.scripted_actions import ScriptedModels, ScriptedSwarms, ScriptedTasks, SettingsOfNowhere, findings
 from tests.support.scripted_feed import SILO, SWARM, app_over
-from textual.command import CommandPalette
 from textual.pilot import Pilot
 from textual.screen import Screen
 
 from sapo_desktop.dashboard import screens
 from sapo_desktop.dashboard.app import SapoDashboard
 from sapo_desktop.dashboard.messages import Caption, Link
+from sapo_desktop.dashboard.palette import Palette
 from sapo_desktop.dashboard.replay import ReplayFeed
 from sapo_desktop.dashboard.screens.dashboard import DashboardScreen
 from sapo_desktop.dashboard.screens.dialogs import QuitDialog, SnoozeDialog
@@ -97,7 +97,7 @@ SCENES: dict[str, tuple[Scene, ...]] = {
         Scene("wizard", PlacesScreen, ("m",)),
         Scene("wizard-draft", DraftScreen, ("m", "enter"), ("escape", "escape")),
         Scene("wizard-measured", MeasuringScreen, ("m", "enter", "enter"), ("escape",) * 3),
-        Scene("palette", CommandPalette, ("ctrl+p",)),
+        Scene("palette", Palette, ("ctrl+p",)),
     ),
     "silo": (
         Scene("1-silo", DashboardScreen, ("1",), ()),

@@ -3,7 +3,8 @@
 A training node breathes: its memory is larger by the buffers of an update while one runs, smaller for a moment when it has
 given back what was free, and a sample meets either by chance. So growth is read off what nineteen of twenty samples of
 every ten minutes lie above, and of a node off what it holds when it is paused and has given back what is free. It counts
-from the 45th minute of a life: by then the coordinator's memory of what came lately, which is bounded by age, has filled.
+from the second hour of a life: by then the coordinator's memory of what came lately, which is bounded by age, has filled,
+and so have the holes in the dashboard's heap.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from pathlib import Path
 from statistics import linear_regression
 from typing import Any
 
-WARM_S, FLOOR_S = 2700.0, 600.0
+WARM_S, FLOOR_S = 3600.0, 600.0
 """Of a process's life before its growth counts; of which one low sample counts."""
 
 

@@ -45,3 +45,10 @@ def test_bytes_that_do_not_read_are_caught_in_one_way() -> None:
     for floor in ("app", "swarm"):
         for path in (ROOT / floor).rglob("*.py"):
             assert not re.search(r"except [^:]*msgspec\.MsgspecError", path.read_text("utf-8")), f"{path}: UNREADABLE"
+
+
+def test_every_server_runs_on_the_runner_whose_log_strangers_cannot_fill() -> None:
+    found = [
+        p.name for floor in FLOORS[:2] for p in (ROOT / floor).rglob("*.py") if "web.AppRunner(" in p.read_text("utf-8")
+    ]
+    assert found == ["sparse_log.py"]

@@ -12,7 +12,6 @@ from sapo_desktop.services.models.endpoint import answering, server
 from sapo_desktop.services.swarms import trial
 from sapo_swarm.coordinator.domain.records import FIRST_EXCHANGE_S, invite_share
 from sapo_swarm.coordinator.settings import CoordinatorSettings
-from sapo_swarm.node.control import few_connections
 from sapo_swarm.node.evaluation import held_out_exclusion
 from sapo_swarm.node.swarm import likelihood, swarm_exchange
 from sapo_swarm.protocol import task_offer, transport
@@ -20,6 +19,7 @@ from sapo_swarm.protocol.directory import signed_list
 from sapo_swarm.protocol.drift import phrases
 from sapo_swarm.scoring import answer_format, process, worker
 from sapo_swarm.scoring.rubric import judge, verdict
+from sapo_swarm.servers import few_connections
 from sapo_swarm.tasks.own import patterns, travel
 from sapo_swarm.types import MAX_COMPLETION_BYTES
 

@@ -6,9 +6,14 @@ import time
 from abc import abstractmethod
 from collections.abc import Callable
 
+from textual.app import ScreenStackError
+from textual.events import Event
+from textual.theme import ThemeProvider
+
 from sapo_desktop.dashboard.host import DashboardHost
 from sapo_desktop.dashboard.look.show import plain
 from sapo_desktop.dashboard.messages import QuitChoice
+from sapo_desktop.dashboard.palette import Palette
 from sapo_desktop.errors import CommandFailed
 from sapo_desktop.services.first_questions import FirstRunAnswers, FirstRunInfo
 
@@ -27,6 +32,15 @@ class DashboardActions(DashboardHost):
     @abstractmethod
     async def start_node(self, answers: FirstRunAnswers | None) -> None:
         """Start or find the node, with the answers of the first run if these were asked."""
+
+    async def on_event(self, event: Event) -> None:
+        """A key that comes while the app closes finds no screen any more. It is for nobody, and must not take the place of the
+        answer with which the dashboard was left."""
+        try:
+            await super().on_event(event)
+        except ScreenStackError:
+            if self.screen_stack:
+                raise
 
     def command(self, verb: str, said: str, **body: float) -> None:
         """Tell the node, and say what was told or why it was not taken."""
@@ -113,6 +127,15 @@ class DashboardActions(DashboardHost):
             return
         recording = ["recording"] if self.player is not None and self.player.steers else []
         self.push_screen(HelpScreen(self.feed.describe(), (getattr(self.screen, "HELP", ""), *recording)))
+
+    def action_command_palette(self) -> None:
+        """Open it, once: Textual looks for one on top only, and a second one below another screen ends the app."""
+        if not any(isinstance(screen, Palette) for screen in self.screen_stack):
+            self.push_screen(Palette())
+
+    def search_themes(self) -> None:
+        """Choose a theme by name."""
+        self.push_screen(Palette(providers=[ThemeProvider], placeholder="A theme"))
 
     def action_settings(self) -> None:
         """Show and change the settings."""

@@ -146,7 +146,7 @@ class SapoDashboard(DashboardActions):
         self.task_actions = task_actions
         self.state = DashboardState()
         self._caption: Caption | None = None
-        self.begun = False
+        self._first_is_out = self.begun = False
         """The feed is being followed (not so while the first questions are asked)."""
         super().__init__()
         self.animation_level = "none"  # nothing here moves without a reason, least of all over SSH
@@ -212,16 +212,16 @@ class SapoDashboard(DashboardActions):
             terminal_gone.watch(gone=partial(self.exit, None), ended=partial(self.exit, "background"))
         self.theme_changed_signal.subscribe(self, self._keep_theme)
         self.call_after_refresh(self._first_frame_is_out)
+        self.set_timer(FOCUSED_S, self._first_frame_is_out)  # a screen that an early key opened holds the refresh back
 
     def _first_frame_is_out(self) -> None:
+        if self._first_is_out:
+            return
+        self._first_is_out = True
         if self._unknown_theme:
             self.say(f"There is no theme {self._unknown_theme!r}: showing {self.theme}. ctrl+p lists them.", error=True)
-        if self.first_run:
-            self._ask_first_questions()
-        else:
-            self._begin(None)
-
-    def _ask_first_questions(self) -> None:
+        if not self.first_run:
+            return self._begin(None)
         from sapo_desktop.dashboard.screens.first_run import FirstRunScreen
 
         self.push_screen(FirstRunScreen(self.info()), self._begin_or_leave)

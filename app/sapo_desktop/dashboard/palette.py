@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 from importlib import import_module
+from typing import Any
 
 from textual.app import SystemCommand
 from textual.binding import Binding
+from textual.command import CommandPalette
 from textual.screen import Screen
+from textual.widgets import OptionList
+from textual.worker import Worker
 
 from sapo_desktop.dashboard.host import DashboardHost
+from sapo_desktop.dashboard.screens.base import Closing
 
 _SCREENS = (
     ("dashboard", "Dashboard", "Charts, held-out results, what it does now (1)"),
@@ -28,6 +33,21 @@ _OWNERS = {
 }
 _LEAVING = "escape"
 """A key that only closes: the palette is closed by it too."""
+
+
+class Palette(CommandPalette, Closing[None]):
+    """Every action by name."""
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """The keys of its list do nothing before that is laid out."""
+        lists = self.query(OptionList)
+        if action == "command_list" and not (lists and lists.first().scrollable_content_region):
+            return False
+        return super().check_action(action, parameters)
+
+    def run_worker(self, *work: Any, **options: Any) -> Worker[Any]:
+        """A search that finds the palette closed again ends nothing but itself."""
+        return super().run_worker(*work, **(options | {"exit_on_error": False}))
 
 
 def bindings(owner: type) -> Iterator[Binding]:

@@ -23,7 +23,8 @@ from textual_serve.server import Server, to_int
 
 from sapo_desktop.errors import AppError
 from sapo_desktop.paths import own_command, typed
-from sapo_swarm.node.control.few_connections import FewConnections
+from sapo_swarm.servers.few_connections import FewConnections
+from sapo_swarm.servers.sparse_log import server_runner
 
 HOST = "127.0.0.1"
 _SHUTDOWN_S = 2.0
@@ -155,7 +156,7 @@ def listen(port: int) -> socket.socket:
 async def serve(bound: socket.socket, say: Callable[[str], None]) -> None:
     """Until SIGINT, SIGTERM or SIGHUP; then every tab's dashboard is closed. The node goes on."""
     server = DashboardServer(bound.getsockname()[1])
-    runner = web.AppRunner(await server.application(), access_log=None, shutdown_timeout=_SHUTDOWN_S)
+    runner = server_runner(await server.application(), "sapo.serve", shutdown_timeout=_SHUTDOWN_S)
     await runner.setup()
     try:
         async with server.accepting(runner, bound):

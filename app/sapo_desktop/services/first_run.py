@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -59,11 +60,12 @@ def _recommended() -> tuple[tuple[str, str], ...]:
 
 async def wrong_with(model: str) -> str:
     """What keeps a typed model from being used: the hub is asked, the disk and the memory are looked at. "" = nothing."""
-    from sapo_desktop.services.bases import card
+    from sapo_desktop.services.bases import card, fetching
 
     home = Home.find()
     try:
-        one = await asyncio.to_thread(card.card, home, _config(home, model), measure=False)
+        config = await asyncio.to_thread(_config, home, model, fetching.look)
+        one = await asyncio.to_thread(card.card, home, config, measure=False)
     except known() as error:
         return str(error)
     if one.plan is not None and not one.plan.fits:
@@ -97,11 +99,11 @@ async def measured(hardware: str, model: str) -> str:
     return f"{rate}; a round needs {plan.needed / 2**30:.1f} GiB" if plan else rate
 
 
-def _config(home: Home, model: str) -> RunConfig:
-    """That model's run, as the settings say so far. Raises AppError, BadTask."""
+def _config(home: Home, model: str, look: Callable[[RunConfig], None] = lambda _: None) -> RunConfig:
+    """That model's run, as the settings say so far. look: see flags.with_room. Raises AppError, BadTask."""
     from sapo_desktop.settings import flags
 
-    return flags.with_room(msgspec.structs.replace(settings.load(home.settings).run, model=model))
+    return flags.with_room(msgspec.structs.replace(settings.load(home.settings).run, model=model), look)
 
 
 def persist(answers: FirstRunAnswers, path: Path, invite: Path) -> settings.Settings:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 import msgspec
 
@@ -14,7 +14,12 @@ from sapo_swarm.config import REASONING_TOKENS, RunConfig
 from sapo_swarm.config_names import RENAMED
 from sapo_swarm.registry import nearest
 
+Look = Callable[[RunConfig], None]
 _METAVARS: dict[type, str] = {int: "N", float: "X", tuple: "A,B"}
+
+
+def _nowhere(_config: RunConfig) -> None:
+    """What is not on this disk stays unknown."""
 
 
 def add_run_flags(parser: argparse.ArgumentParser, only: Collection[str] = ()) -> None:
@@ -38,8 +43,8 @@ def add_run_flags(parser: argparse.ArgumentParser, only: Collection[str] = ()) -
             )
 
 
-def run_config(base: Settings, args: argparse.Namespace) -> RunConfig:
-    """The run's settings with the typed flags over them. Raises UsageError, UnknownTask, BadTask."""
+def run_config(base: Settings, args: argparse.Namespace, look: Look = _nowhere) -> RunConfig:
+    """The run's settings with the typed flags over them. look: see with_room. Raises UsageError, UnknownTask, BadTask."""
     typed = {k: v for k, v in vars(args).items() if k in RunConfig.__struct_fields__}
     for name in ("tasks", "task_tokens"):
         if name in typed:
@@ -49,7 +54,7 @@ def run_config(base: Settings, args: argparse.Namespace) -> RunConfig:
     run = {**msgspec.to_builtins(base.run), **typed}
     config = settings.convert({"run": run}, "command line", strict=False).run
     check(config)
-    return config if "max_new_tokens" in typed else with_room(config)
+    return config if "max_new_tokens" in typed else with_room(config, look)
 
 
 def absolute(model: str) -> str:
@@ -60,27 +65,32 @@ def absolute(model: str) -> str:
     return model if found is None else str(found.absolute())
 
 
-def with_room(config: RunConfig) -> RunConfig:
+def with_room(config: RunConfig, look: Look = _nowhere) -> RunConfig:
     """The config with as many new tokens as the longest answers of the person's own tasks need, as task_tokens says, and as
-    reasoning needs where it is on or the model never leaves it out. Raises BadTask."""
+    reasoning needs where it is on or the model never leaves it out. look: brings the chat template of a model that is not on
+    this disk. Raises BadTask."""
     from sapo_swarm.tasks import catalogue
     from sapo_swarm.tasks.own import library
 
     needs = [library.find(task).spec.max_new_tokens for task in config.tasks if catalogue.is_own(task)]
     needs += catalogue.task_tokens(config).values()
-    needs += [REASONING_TOKENS] if config.thinking == "on" or _reasons(config) else []
+    needs += [REASONING_TOKENS] if config.thinking == "on" or _reasons(config, look) else []
     return msgspec.structs.replace(config, max_new_tokens=max([config.max_new_tokens, *needs]))
 
 
-def _reasons(config: RunConfig) -> bool:
-    """Whether the model's chat template opens its reasoning; False while the model is not on this disk."""
+def _reasons(config: RunConfig, look: Look) -> bool:
+    """Whether the model's chat template opens its reasoning; False while that is not on this disk."""
     from sapo_backends.base import BackendError
     from sapo_backends.checkpoints import chat_template, locate, tokenizer
+    from sapo_backends.checkpoints.hub import cache
 
     if config.model in locate.BUNDLED:
         return False
     try:
-        folder = locate.local(config.model)
+        look(config)
+        folder = cache.looked_at(config.model) if locate.is_hub_id(config.model) else locate.local(config.model)
+        if folder is None:
+            return False
         settings = tokenizer.read_json(folder / "tokenizer_config.json")
         return chat_template.opens_reasoning(folder, settings, config.thinking)
     except (BackendError, OSError, ValueError):  # whoever loads the model says what is wrong with it

@@ -105,7 +105,7 @@ class ChatTemplate:
         self._takes_tools = "tools" in source
         try:
             self._template = _environment().from_string(_GENERATION_TAGS.sub("", source))
-        except jinja2.TemplateError as error:
+        except (jinja2.TemplateError, SyntaxError, RecursionError) as error:  # the last two: nested too deep
             raise TemplateRefused(f"The model's chat template cannot be read: {error}") from error
 
     @classmethod
@@ -127,7 +127,7 @@ class ChatTemplate:
         given = {"tools": [dict(tool) for tool in tools]} if tools else {}
         try:
             return self._template.render(messages=[dict(m) for m in messages], **self._variables, **given)
-        except (jinja2.TemplateError, TypeError, ValueError, KeyError, OverflowError) as error:
+        except (jinja2.TemplateError, TypeError, ValueError, KeyError, OverflowError, RecursionError) as error:
             raise TemplateRefused(f"The model's chat template failed: {error}") from error
 
     def _accepted(self, messages: Messages, tools: Tools) -> tuple[Messages, str]:

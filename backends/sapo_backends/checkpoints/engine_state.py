@@ -28,7 +28,10 @@ def write_state(folder: Path, identity: Mapping[str, object], **more: object) ->
 def read_state(folder: Path, identity: Mapping[str, object]) -> dict[str, Any]:
     """What write_state wrote. Raises CheckpointCorrupt when it belongs to something else; OSError, ValueError and
     TypeError when it cannot be read."""
-    state: dict[str, Any] = dict(json.loads((folder / NAME).read_text(encoding="utf-8")))
+    try:
+        state: dict[str, Any] = dict(json.loads((folder / NAME).read_text(encoding="utf-8")))
+    except RecursionError:
+        raise ValueError(f"{NAME} is nested too deep") from None
     # "base" is the content of the model: where both tell it, its name or path does not matter.
     known = "base" in identity and "base" in state
     wrong = [

@@ -92,7 +92,12 @@ def _header(file: Path) -> tuple[dict[str, Any], int]:
             raise ValueError("it ends within its header")
         if not 2 <= length <= _LARGEST_HEADER:
             raise ValueError("its header has no sensible length")
-        header = json.loads(stream.read(length))
+        try:
+            header = json.loads(stream.read(length))
+        except RecursionError:
+            raise ValueError("its header is nested too deep") from None
+    if not isinstance(header, dict):
+        raise ValueError("its header is no object")
     header.pop("__metadata__", None)
     end = 8 + length + max((end for _, end in (entry["data_offsets"] for entry in header.values())), default=0)
     if size < end:

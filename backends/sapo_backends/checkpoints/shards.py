@@ -30,5 +30,5 @@ def _in_index(folder: Path) -> set[str]:
     try:
         content = json.loads((folder / "model.safetensors.index.json").read_text("utf-8"))
         return {str(name) for name in content["weight_map"].values()}
-    except (OSError, ValueError, KeyError, AttributeError, TypeError):
+    except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError):
         return set()

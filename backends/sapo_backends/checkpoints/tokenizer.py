@@ -32,7 +32,7 @@ def read_json(path: Path) -> Json:
         return {}
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelNotFound(f"{path} cannot be read: {error}. Copy or download the model again.") from error
     if not isinstance(value, dict):
         raise ModelNotFound(f"{path} does not hold a JSON object. Copy or download the model again.")

@@ -141,15 +141,7 @@ def bytes_to_generate(size: ModelSize, shape: RoundShape, *, kv_bytes: int = 4, 
 
 
 COMPILED = 50 << 20
-"""Of products that oneDNN compiled for the shapes of an update, and TorchScript's; fitted like the next."""
-
-
-def bytes_of_unembedding(size: ModelSize, compute_bytes: int) -> int:
-    """What oneDNN's own copies of the unembedding take in an update beyond what the activations leave free: two of them, as
-    far as the unembedding is the model. Fitted (docs/benchmarks/memory.md): for a vocabulary of 262k it is most of the
-    update."""
-    head = size.vocabulary * size.hidden
-    return 2 * compute_bytes * head * head // max(1, size.parameters) if compute_bytes == 2 else 0
+"""Of products that oneDNN compiled for the shapes of an update, and TorchScript's; fitted (docs/benchmarks/memory.md)."""
 
 
 def bytes_to_update(size: ModelSize, shape: RoundShape, *, compute_bytes: int, workers: int = 1) -> int:
@@ -168,7 +160,6 @@ def bytes_to_update(size: ModelSize, shape: RoundShape, *, compute_bytes: int, w
     logits = compute_bytes * min(CHUNK, tokens * size.vocabulary) + 4 * min(
         KEPT_PROBABILITIES, tokens * size.vocabulary
     )
-    logits += bytes_of_unembedding(size, compute_bytes)
     small = size.parameters < SHARDED_BELOW
     own_kernels = small and compute_bytes == 4
     kernels, scores = (0, 0) if own_kernels else (COMPILED, bytes_of_scores(size, shape, parts) * (2 if small else 1))
@@ -246,7 +237,7 @@ def bytes_to_update_by_transformers(size: ModelSize, shape: RoundShape, *, compu
     tokens = min(max(FALLBACK_MICRO_BATCH, length), shape.rows * length)
     wide = 4 if size.trainable >= size.parameters else 3
     saved = size.layers * compute_bytes * (20 * size.hidden + wide * size.intermediate)
-    logits = compute_bytes * min(CHUNK, tokens * size.vocabulary) + bytes_of_unembedding(size, compute_bytes)
+    logits = compute_bytes * min(CHUNK, tokens * size.vocabulary)
     return tokens * saved + logits + 4 * size.trainable * min(workers, 1)
 
 

@@ -258,7 +258,7 @@ class FakeEngine(Engine):
                 np.copyto(array, saved[name])
             for name, array in self._moments().items():
                 np.copyto(array, saved[name] if whole else 0.0)
-        except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
+        except (OSError, SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise CheckpointCorrupt(f"The checkpoint in {folder} does not restore: {error}") from error
         self._steps = steps if whole else 0
 

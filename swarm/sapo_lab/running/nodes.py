@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,6 +22,7 @@ from sapo_swarm.node.engine_thread import EngineHost
 from sapo_swarm.node.round.context import Activity, Memory, RoundContext
 from sapo_swarm.node.setup import announcement
 from sapo_swarm.node.storage.journal import Journal
+from sapo_swarm.protocol.drift.unlikely import NEWEST, UnlikelySources
 from sapo_swarm.sapo.difficulty import Posterior
 from sapo_swarm.scoring.scorer import Scorer
 
@@ -40,6 +41,7 @@ class NodeState(msgspec.Struct, frozen=True):
     held_out: float | None = None
     memory: Memory = msgspec.field(default_factory=Memory)
     rates: dict[str, Posterior] = {}
+    unlikely: dict[str, tuple[bool, ...]] = {}
 
 
 @dataclass
@@ -59,6 +61,7 @@ class LabNode:
     used: set[str] = field(default_factory=set)
     held_out: float | None = None
     rates: dict[str, Posterior] = field(default_factory=dict)
+    unlikely: UnlikelySources = field(default_factory=UnlikelySources)
     cpu_s: float = 0.0
 
     @property
@@ -87,12 +90,14 @@ class LabNode:
             held_out=self.held_out,
             memory=self.context.memory,
             rates=dict(self.rates),
+            unlikely={key: tuple(newest) for key, newest in self.unlikely.newest.items()},
         )
 
     def restore(self, state: NodeState) -> None:
         """Go on from a checkpoint's state."""
         self.split, self.tokens, self.held_out = state.split, state.tokens, state.held_out
         self.solved, self.used, self.rates = set(state.solved), set(state.used), dict(state.rates)
+        self.unlikely.newest = OrderedDict((key, deque(of, maxlen=NEWEST)) for key, of in state.unlikely.items())
         self.context.seen.clear()
         self.context.seen.update(state.seen)
         self.context.memory.replay = list(state.memory.replay)

@@ -140,7 +140,7 @@ async def _train(
     available = history.pool(node.index, work.round, node.used) if takes(context.config) else []
     refused = 0
     if terms.logprob_floor < 0:
-        likely = [item for item in available if await _likely(context, item.group, terms.logprob_floor)]
+        likely = [item for item in available if await _likely(node, context, item, work.round, terms)]
         refused, available = len(available) - len(likely), likely
     node.mailbox.groups = tuple(item.group for item in available)
     node.mailbox.received = sum(item.size for item in available if item.group.node != node.key)
@@ -178,11 +178,18 @@ def _observe_capability(node: LabNode, work: RoundWork, available: Sequence[Shar
             capability.observe(node.rates, item.group.node, [item.group])
 
 
-async def _likely(context: RoundContext, group: Group, floor: float) -> bool:
-    """As sapo_swarm.protocol.receive: could this policy have written what it would be trained on?"""
+async def _likely(node: LabNode, context: RoundContext, item: Shared, round_number: int, terms: Conditions) -> bool:
+    """As sapo_swarm.protocol.receive: could this policy have written what it would be trained on, and its author's others,
+    each of which counts in the round it arrives?"""
+    group = item.group
     mean = sum(group.rewards) / len(group.rewards)
     trained_on = [r.text for r in group.rollouts if r.reward > mean]
-    return not trained_on or (await least_likely(context.host, group.question, trained_on))[0] >= floor
+    if not trained_on:
+        return True
+    unlikely = (await least_likely(context.host, group.question, trained_on))[0] < terms.logprob_floor
+    if terms.unlikely_sources and item.round == round_number - terms.staleness:
+        node.unlikely.judged(group.node, unlikely)
+    return not unlikely and node.unlikely.allows(group.node)
 
 
 def _ahead(node: LabNode, context: RoundContext, history: History, round_number: int) -> RoundContext:

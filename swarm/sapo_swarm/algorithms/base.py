@@ -42,6 +42,11 @@ def local_groups(config: RunConfig, parameters: int) -> int:
     return LARGE_BATCH if parameters < TINY else 8
 
 
+def groups_of_a_source(parameters: int) -> int:
+    """External groups of one node in a batch at most: a tiny model's three, see docs/decisions/0012-tiny-in-a-swarm.md."""
+    return 3 if parameters < TINY else 1
+
+
 def learning_rate(config: RunConfig, method: str, parameters: int, groups: int = LARGE_BATCH) -> float:
     """The setting, or where it is 0 the default of "full" or "lora" training for a model of so many parameters. groups: I + J.
 

@@ -26,7 +26,6 @@ from sapo_swarm.coordinator.admin.routes import add_admin
 from sapo_swarm.coordinator.domain.records import SwarmRecord
 from sapo_swarm.coordinator.http.listener import Listener, raise_file_limit
 from sapo_swarm.coordinator.http.requests import refuse_odd_expectations
-from sapo_swarm.coordinator.http.sparse_log import sparse
 from sapo_swarm.coordinator.listing import Listing, reachable
 from sapo_swarm.coordinator.server import Coordinator
 from sapo_swarm.coordinator.settings import CoordinatorSettings
@@ -39,6 +38,7 @@ from sapo_swarm.protocol.client import CoordinatorError
 from sapo_swarm.protocol.invite import Certificate, Invite, is_loopback, make_certificate, new_swarm_id
 from sapo_swarm.protocol.safe_text import SafeFormatter, safe_text
 from sapo_swarm.protocol.wire import digest
+from sapo_swarm.servers.sparse_log import server_runner
 
 log = logging.getLogger("sapo.coordinator")
 EVERYWHERE = ("0.0.0.0", "::", "")
@@ -130,10 +130,9 @@ def _runner(coordinator: Coordinator, admin_key: str, listing: Listing | None) -
         add_page(application, coordinator)
     if listing is not None:
         listing.add(application)
-    return web.AppRunner(
+    return server_runner(
         application,
-        access_log=None,
-        logger=sparse(logging.getLogger("sapo.coordinator.http")),
+        "sapo.coordinator.http",
         auto_decompress=False,
         keepalive_timeout=settings.idle_s,
         lingering_time=1.0,

@@ -32,7 +32,6 @@ from sapo_swarm.coordinator.http.requests import (
     read_body,
     read_signature,
 )
-from sapo_swarm.coordinator.http.sparse_log import sparse
 from sapo_swarm.coordinator.probes import add_probes
 from sapo_swarm.coordinator.rounds import Rounds
 from sapo_swarm.coordinator.settings import CoordinatorSettings
@@ -53,6 +52,7 @@ from sapo_swarm.protocol.wire import (
     digest,
     unpack_json,
 )
+from sapo_swarm.servers.sparse_log import sparse
 from sapo_swarm.types import GENERATOR_VERSION, PROTOCOL_VERSION
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from sapo_backends.base import Engine, EngineInfo, Progress
-from sapo_swarm.algorithms.base import learning_rate, local_groups
+from sapo_swarm.algorithms.base import groups_of_a_source, learning_rate, local_groups
 from sapo_swarm.algorithms.registry import algorithm
 from sapo_swarm.config import REASONING_TOKENS, RunConfig
 from sapo_swarm.evaluation import held_out_items, held_out_name
@@ -134,6 +134,7 @@ def round_context(
         activity=activity,
         stream=stream,
         model_label=info.model,
+        per_source=groups_of_a_source(info.parameters),
         excluded=excluded,
         memory=memory,
         portion=Portion(most=max(1, config.local_groups * config.group_size // 2) if setup.deaths else 0),

@@ -24,6 +24,7 @@ REASONS = (
     "held_out",
     "unscorable",
     "logprob",
+    "unlikely",
     "phrase",
 )
 """Those for which a node refuses a group, in the order in which it looks (receive)."""
@@ -48,6 +49,7 @@ _WORDS = {
     "prompt_hash": "had another question than this node makes of it",
     "unscorable": "could not be scored",
     "logprob": "had text that this model would hardly ever write",
+    "unlikely": "came from nodes that sent much text that this model would hardly ever write",
     "phrase": "had a phrase that spreads between nodes",
     "other": "were refused for a reason that this version does not know",
 }

@@ -2,8 +2,8 @@
 
 In this order: signature, schema, author, a few per source, age, coordinates on the allow-list, seeds that train,
 duplicates, length band, time quota of the source, regenerate, prompt hash, held-out question, own score, length of what
-would be taught, log-prob floor, phrases that too many groups teach. Nothing of the sender is believed but its text: the
-question is regenerated and the reward computed here. Every rejection is counted under a stable reason.
+would be taught, log-prob floor (of the group, then of its source's newest ones), phrases that too many groups teach. Nothing of
+the sender is believed but its text: the question is regenerated, the reward computed here. Each rejection has a stable reason.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Protocol, runtime_checkable
 import msgspec
 
 from sapo_swarm.protocol.drift.phrases import PhraseWatch
+from sapo_swarm.protocol.drift.unlikely import UnlikelySources
 from sapo_swarm.protocol.identity import group_text, node_id, verify
 from sapo_swarm.protocol.safe_text import safe_text
 from sapo_swarm.protocol.time_quota import TimeQuota
@@ -125,6 +126,7 @@ class Receiver:
     clock: Callable[[], float] = time.monotonic
     hold: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
     phrases: PhraseWatch = field(default_factory=PhraseWatch)
+    unlikely: UnlikelySources = field(default_factory=UnlikelySources)
     _seen: OrderedDict[str, None] = field(default_factory=OrderedDict)
     _local_bytes: deque[int] = field(default_factory=lambda: deque(maxlen=512))
 
@@ -164,11 +166,8 @@ class Receiver:
         """Everything that can be told without the scorer: the body, or why not."""
         try:
             signed = unpack(raw, SignedGroup)
-        except WireError:
-            return None, "schema"
-        if not verify(signed.key, signed.signature, group_text(self.swarm, signed.body)):
-            return None, "signature"
-        try:
+            if not verify(signed.key, signed.signature, group_text(self.swarm, signed.body)):
+                return None, "signature"
             body = unpack(signed.body, GroupBody)
         except WireError:
             return None, "schema"
@@ -254,7 +253,7 @@ class Receiver:
         elif not self.quota.allows(body.node, self.clock()):
             reason, case.useful = "quota", None
         else:
-            reason, seconds = await self._unfit(question, _taught(body, verdict.rewards))
+            reason, seconds = await self._unfit(question, _taught(body, verdict.rewards), body.node)
             if not reason:
                 case.useful = True
                 return _group(body, question, verdict)
@@ -262,17 +261,19 @@ class Receiver:
         self.rejected[reason] += 1
         return None
 
-    async def _unfit(self, question: Question, taught: Sequence[str]) -> tuple[str, float]:
-        """Why this policy is not to be taught these texts: far longer than what it writes (reading that takes the engine
-        seconds), too unlikely, or with a phrase that it never wrote and that many groups bring. "" for none of these. And
-        the engine's seconds."""
+    async def _unfit(self, question: Question, taught: Sequence[str], node: str) -> tuple[str, float]:
+        """Why this policy is not to be taught these texts of a node: far longer than what it writes (reading that takes the
+        engine seconds), too unlikely, as were others of the node, or with a phrase that it never wrote and that many groups
+        bring. "" for none of these. And the engine's seconds."""
         if max((len(text.encode()) for text in taught), default=0) > TAUGHT_BANDS * self.band:
             return "length", 0.0
         if not taught:
             return "", 0.0
         found, seconds = (0.0, 0.0) if self.likelihood is None else await self.likelihood(question, taught)
-        if found < self.rules.logprob_floor:
-            return "logprob", seconds
+        low = found < self.rules.logprob_floor
+        self.unlikely.judged(node, low)
+        if low or not self.unlikely.allows(node):
+            return "logprob" if low else "unlikely", seconds
         return "" if self.phrases.allows(taught, question) else "phrase", seconds
 
 

@@ -115,7 +115,10 @@ def test_a_damaged_record_is_made_anew_of_the_journal(home: Home, capsys: pytest
 
 
 def test_a_lost_record_is_made_anew(home: Home) -> None:
+    """Also where a checkpoint does not tell its rank."""
     (home.models / "kim" / "model.json").unlink()
+    for engine in (home.models / "kim").glob("checkpoints/round-*/engine"):
+        (engine / "state.json").write_text("[" * 100_000)
     assert cli.run(list(ROUND)) == 1
     assert cli.run(["runs", "check", "--repair"]) == 0
     assert store.find(home).name == "Kim"

@@ -44,6 +44,21 @@ async def test_no_key_breaks_anything(size: tuple[int, int]) -> None:
         assert any("Leave the dashboard?" in line for line in lines)
 
 
+@pytest.mark.parametrize("held", [False, True], ids=["first frame comes", "a screen of an early key holds it back"])
+async def test_the_node_is_started_once_whether_the_first_frame_comes_or_not(
+    held: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if held:
+        monkeypatch.setattr(SapoDashboard, "call_after_refresh", lambda *_: None)
+    started: list[FirstRunAnswers | None] = []
+    app = app_over(SILO, start=started.append)
+    async with app.run_test(size=NARROW) as pilot:
+        await settled(pilot)
+        app._first_frame_is_out()  # the other of the two that call it
+        await settled(pilot)
+        assert started == [None]
+
+
 async def test_the_keys_tell_the_node_what_the_person_wants() -> None:
     app = app_over(SILO)
     async with app.run_test(size=WIDE) as pilot:

@@ -26,8 +26,8 @@ from sapo_backends.fake import FakeEngine
 from sapo_desktop.errors import AppError
 from sapo_desktop.services.models.endpoint import Answering, Endpoint, read_or_make
 from sapo_desktop.services.models.endpoint.answering import FIRST_PIECE, WAITING
-from sapo_swarm.node.control.few_connections import MOST
 from sapo_swarm.node.engine_thread import EngineHost
+from sapo_swarm.servers.few_connections import MOST
 
 TOKEN = "a-token-of-the-tests-and-of-nobody-else"
 ASK = {"messages": [{"role": "user", "content": "Calculate 12 + 7 - 5."}], "temperature": 0}

@@ -12,6 +12,7 @@ from textual.screen import Screen
 from textual.widgets import Input
 
 from sapo_desktop.dashboard.look.ascii import to_ascii
+from sapo_desktop.dashboard.palette import Palette
 from sapo_desktop.dashboard.screens.dashboard import DashboardScreen
 from sapo_desktop.dashboard.screens.help import _KEY, EVERYWHERE, PLACES, HelpScreen
 from sapo_desktop.dashboard.screens.log import LogScreen
@@ -53,6 +54,16 @@ async def test_f1_opens_help_over_dialogs_and_fields_and_closes_it_again(keys: t
         assert isinstance(pilot.app.screen, HelpScreen)
         await pilot.press("f1")
         assert pilot.app.screen is below
+
+
+async def test_the_palette_opens_once_however_much_help_lies_over_it() -> None:
+    async with everything().run_test(size=NARROW) as pilot:
+        await settled(pilot)
+        await pilot.press("ctrl+p", "f1", "ctrl+p")
+        await settled(pilot)
+        assert [type(screen) for screen in pilot.app.screen_stack[1:]] == [Palette, HelpScreen]
+        await pilot.press("f1", "escape")
+        assert isinstance(pilot.app.screen, DashboardScreen)
 
 
 async def test_the_first_questions_have_help() -> None:

@@ -45,6 +45,25 @@ async def run(home: Path, *arguments: str) -> tuple[int, str]:
     return done.returncode, f"{done.stdout}\n{done.stderr}"
 
 
+async def test_ratings_may_come_in_a_table_that_a_spreadsheet_saved(tmp_path: Path) -> None:
+    """With its separator, its encoding and its capitals; rows that are rated otherwise are left out."""
+    prepared(tmp_path)
+    lines = [
+        "Question;Answer;Rating",
+        *(f"Größe {n}?;{'x' * (n % 7 + 1)};{('Good', 'bad ')[n % 7 % 2]}" for n in range(24)),
+    ]
+    (tmp_path / "mine.csv").write_text("\r\n".join([*lines, "Why?;So;perhaps"]), "cp1252")
+    (tmp_path / "bare.csv").write_text("Question,Answer\na,b\n")
+    async with judge_server(short) as server:
+        verb = ("tasks", "judge", "brief", "--judge-url", server.url, "--judge-model", "m", "--ratings")
+        code, said = await run(tmp_path, *verb, str(tmp_path / "mine.csv"))
+        assert (code, "agreement       100 %" in said, "on 24 answers" in said) == (0, True, True), said
+        assert "mine.csv is not UTF-8 and was read as Windows-1252" in said
+        assert any("Größe 1?" in message for message in server.messages)
+        said = (await run(tmp_path, *verb, str(tmp_path / "bare.csv")))[1]
+        assert "bare.csv has no column 'rating'. It has: question, answer." in said
+
+
 async def test_a_model_is_trained_on_verdicts_after_the_judge_was_compared_with_the_person(tmp_path: Path) -> None:
     prepared(tmp_path)
     async with judge_server(short, key="secret") as server:

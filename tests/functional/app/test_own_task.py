@@ -176,7 +176,7 @@ def test_a_task_is_deleted_after_a_yes_unless_a_model_is_trained_on_it(tmp_path:
     asked = sapo(tmp_path, "tasks", "delete", "my_sums", "--even-in-use")
     assert (asked.returncode, "Nobody can answer here: add --yes." in asked.stderr) == (1, True)
     assert (tmp_path / "data" / "tasks" / "my_sums").exists()
-    done = sapo(tmp_path, "tasks", "delete", "my_sums", "--even-in-use", "--yes")
+    done = sapo(tmp_path, "tasks", "delete", "--even-in-use", "--yes", "my_sums")
     assert (done.returncode, "Deleted the task my_sums." in done.stdout) == (0, True), done.stderr
     assert not list((tmp_path / "data" / "tasks").glob("*/"))
 

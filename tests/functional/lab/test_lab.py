@@ -126,6 +126,29 @@ async def test_hostile_nodes_send_but_do_not_count(play: Play, tmp_path: Path) -
     assert sum(e.figures["refused"] for node in range(3) for e in rounds_of(tmp_path, node).values()) > 0
 
 
+async def test_a_source_that_often_sends_unlikely_text_is_refused_with_its_other_groups_too(
+    play: Play, tmp_path: Path
+) -> None:
+    """And what is known of a source is kept where a run is interrupted."""
+    arm = {"hostile": 0.25, "attack": "garbled", "logprob_floor": -1.0}
+    both = experiment(
+        [{"name": "single", **arm}, {"name": "whole", **arm, "unlikely_sources": True}],
+        {"rounds": 24, "local_groups": 4},
+    )
+    await play(both, tmp_path, arm="single")
+    await play(both, tmp_path / "at-once", arm="whole")
+    with pytest.raises(Stopped):
+        await play(both, tmp_path, 12, arm="whole")
+    await play(both, tmp_path, arm="whole")
+    refused = {
+        name: sum(e.figures["refused"] for node in range(3) for e in rounds_of(tmp_path, node, name).values())
+        for name in ("single", "whole")
+    }
+    assert refused["whole"] > refused["single"] > 0
+    for node in range(3):
+        assert learning(tmp_path, node, "whole") == learning(tmp_path / "at-once", node, "whole")
+
+
 @pytest.mark.parametrize("kind", ["token", "sequence", "clip", "topr", "proximity", "capability"])
 async def test_every_off_policy_correction_trains(play: Play, tmp_path: Path, kind: str) -> None:
     found = experiment([{"name": "a", "off_policy": kind, "minibatches": 2}], {"rounds": 3})

@@ -19,7 +19,7 @@ from sapo_lab.report.saved_runs import FILE, OLD_FOLDER, SavedRun, encode, read,
 from sapo_lab.schema import BadExperiment, Experiment, load, parse
 
 DOCS = Path(__file__).parents[3] / "docs" / "lab"
-EXPERIMENT_OF = {"paper-four-arms-again": "paper-four-arms"}
+EXPERIMENT_OF = {"paper-four-arms-again": "paper-four-arms", "sharing-again": "sharing"}
 """Folders of the docs that are not named after their experiment."""
 
 RUN = {

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import os
 import stat
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import aiohttp
 import pytest
+from aiohttp import web
 from blockbuster import blockbuster_ctx
 
-from sapo_backends.base import LoadRequest, Progress, Sampling
+from sapo_backends.base import Engine, LoadRequest, Progress, Sampling
 from sapo_backends.fake import FakeBackend
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import EPHEMERAL, RoundFinished, RunStarted
-from sapo_swarm.node.control.api import ControlClient, ControlError
+from sapo_swarm.node.control.api import ControlClient, ControlError, heartbeat
 from sapo_swarm.node.control.server import ControlServer
 from sapo_swarm.node.governor.limits import Limits
 from sapo_swarm.node.loop import Node
@@ -25,7 +27,7 @@ from sapo_swarm.node.setup import NodeSetup
 CONFIG = RunConfig(model="fake:0.01", trainer="fake", tasks=("calendar_arithmetic",), eval_every=0)
 
 
-def build(progress: Progress) -> object:
+def build(progress: Progress) -> Engine:
     return FakeBackend().load(LoadRequest(CONFIG.model), progress)
 
 
@@ -36,7 +38,7 @@ async def socket(tmp_path: Path) -> AsyncIterator[Path]:
     From its first round on, anything that would stop the event loop (disk, database, sleep) fails the test.
     """
     calm = Limits(pause_on_battery=False, max_celsius=0, min_free_memory=0, min_free_disk=0)
-    node = Node(NodeSetup(CONFIG, "test", tmp_path / "run", build, lambda: calm))  # type: ignore[arg-type]
+    node = Node(NodeSetup(CONFIG, "test", tmp_path / "run", build, lambda: calm))
     path = tmp_path / "s" / "node.sock"
     async with ControlServer(node, path):
         running = asyncio.create_task(node.run())
@@ -50,6 +52,23 @@ async def socket(tmp_path: Path) -> AsyncIterator[Path]:
 async def test_only_the_owner_can_open_the_socket(socket: Path) -> None:
     modes = [stat.S_IMODE((await asyncio.to_thread(path.stat)).st_mode) for path in (socket.parent, socket)]
     assert modes == [0o700, 0o600]
+
+
+async def test_a_node_that_answers_can_be_named_when_it_falls_silent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its sign of life is there before its socket is."""
+    node = Node(NodeSetup(CONFIG, "test", tmp_path / "run", build, Limits))
+    path, seen = tmp_path / "s" / "node.sock", []
+
+    class Site(web.UnixSite):
+        async def start(self) -> None:
+            seen.append(await asyncio.to_thread(heartbeat(path).read_text, "ascii"))
+            await super().start()
+
+    monkeypatch.setattr(web, "UnixSite", Site)
+    async with ControlServer(node, path):
+        assert seen == [str(os.getpid())]
 
 
 @pytest.mark.parametrize(

@@ -173,11 +173,22 @@ async def test_a_node_that_takes_too_long_to_start_is_named_with_the_way_out(
 @pytest.mark.parametrize("left", ["node.starting", "node.lock"])
 def test_a_process_that_has_the_number_of_a_node_which_ended_is_no_node(home: Home, left: str) -> None:
     """A server that runs under a program called node, say."""
-    stranger = subprocess.Popen([sys.executable, "-c", "input()", "node"], stdin=subprocess.PIPE)
-    for began, found in (("", stranger.pid), (background.born(stranger.pid), stranger.pid), ("earlier", None)):
-        (home.runtime / left).write_text(f"{stranger.pid} {began}", "utf-8")
-        assert supervisor.starting(home) == found
-    stranger.communicate(b"\n")
+    words = [sys.executable, "-c", "input(0)", "node"]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as stranger:
+        assert stranger.stdout is not None
+        assert stranger.stdout.read(1) == b"0", "its command can be read from now on"
+        for began, found in (("", stranger.pid), (background.born(stranger.pid), stranger.pid), ("earlier", None)):
+            (home.runtime / left).write_text(f"{stranger.pid} {began}", "utf-8")
+            assert supervisor.starting(home) == found
+        stranger.communicate(b"\n")
+
+
+def test_a_node_that_was_started_this_moment_is_found_before_its_command_can_be_read(home: Home) -> None:
+    """Linux shows an empty command while the process turns into its program."""
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        (home.runtime / "node.starting").write_text(background.note(process.pid), "utf-8")
+        assert supervisor.starting(home) == process.pid
+        process.communicate(b"\n")
 
 
 def test_a_lock_tells_which_process_holds_it(home: Home) -> None:

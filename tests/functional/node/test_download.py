@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import pty
 import signal
@@ -108,6 +109,23 @@ def test_a_base_shows_what_it_asks_of_this_machine_before_anything_is_fetched(hu
     for said in ("1M parameters, apache-2.0", "2.2 MB of 2.2 MB", "free", "a round of 32 groups of 8", "to 200 rounds"):
         assert said in shown.stdout
     assert hub.starts("model.safetensors") == []
+
+
+def test_a_model_that_always_reasons_has_the_room_for_it_before_it_is_here(hub: Hub, tmp_path: Path) -> None:
+    """Its chat template comes with the first look at it, whoever looks, and the first session knows it."""
+    plain = sapo(tmp_path, "new", "plain", "--base", ID, *TRAIN[1:])
+    assert (plain.returncode, "max new tokens" in plain.stdout) == (0, False), plain.stderr
+    longer = json.dumps({**json.loads(hub.files[ID]["config.json"]), "max_position_embeddings": 4096}).encode()
+    reasons = {"config.json": longer, "chat_template.jinja": b"{{ messages[0].content }}<think>\n"}
+    hub.files |= {"owner/thinker": hub.files[ID] | reasons, "owner/another": hub.files[ID] | reasons}
+    made = sapo(tmp_path, "new", "thinker", "--base", "owner/thinker", *TRAIN[1:])
+    assert "max new tokens 1024" in made.stdout, made.stderr
+    assert hub.starts("model.safetensors") == []
+    once = ("--eval-every", "0", "--rounds", "1", "--precision", "float32")
+    done = sapo(tmp_path / "b", "node", "--model", "owner/another", *TRAIN, *once)
+    assert done.returncode == 0, done.stderr
+    (record,) = (tmp_path / "b").glob("data/models/*/model.json")
+    assert json.loads(record.read_bytes())["trained"]["max_new_tokens"] == 1024
 
 
 def test_refusals_of_the_hub_are_sentences_with_exit_codes(hub: Hub, tmp_path: Path) -> None:

@@ -17,9 +17,9 @@ import psutil
 import pytest
 from tests.support.node_process import FAKE, calm, environment, sapo
 
-from sapo_swarm.node.control.few_connections import MOST
 from sapo_swarm.node.storage.journal import read_only
-from sapo_swarm.prometheus import Page
+from sapo_swarm.servers.few_connections import MOST
+from sapo_swarm.servers.prometheus import Page
 
 ADDRESS = re.compile(r"http://127\.0\.0\.1:(\d+)/metrics")
 SAMPLE = re.compile(r'[a-z_0-9]+(\{[a-z_0-9]+="[^"\n]*"(,[a-z_0-9]+="[^"\n]*")*\})? -?[0-9.e+-]+')

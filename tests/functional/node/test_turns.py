@@ -26,7 +26,7 @@ from sapo_swarm.node.engine_thread import EngineHost
 from sapo_swarm.node.evaluation.evaluate import decoded, sampled, verdicts
 from sapo_swarm.node.round.turns import encoded, model_turns, turn_length
 from sapo_swarm.node.storage.journal import read_only
-from sapo_swarm.node.swarm.outbox import selected
+from sapo_swarm.node.swarm.outbox import Outbox
 from sapo_swarm.scoring.scorer import Scorer
 from sapo_swarm.tasks.catalogue import held_out
 from sapo_swarm.tasks.own import library
@@ -81,8 +81,8 @@ async def test_an_episode_never_goes_to_a_swarm(tmp_path: Path) -> None:
     single = tuple(msgspec.structs.replace(rollout, turns=()) for rollout in group.rollouts)
     ref = group.question.ref
     together = frozenset({(ref.dataset, ref.generator)})
-    assert selected([group], 1.0, together) == []
-    assert len(selected([msgspec.structs.replace(group, rollouts=single)], 1.0, together)) == 1
+    assert Outbox(1, [group], 0).selected(1.0, together) == []
+    assert len(Outbox(1, [msgspec.structs.replace(group, rollouts=single)], 0).selected(1.0, together)) == 1
 
 
 async def test_an_interrupted_episode_goes_on_where_it_was(tmp_path: Path) -> None:

@@ -63,6 +63,23 @@ async def test_a_member_samples_from_a_snapshot_each_group_once_and_none_of_its_
         assert unpack(raw, SignedGroup).key == newcomer.public_key
 
 
+async def test_the_next_snapshot_is_asked_for_when_the_last_one_is_used_up(hosted: Hosted) -> None:
+    """However old that is: a snapshot of many groups feeds a node for minutes (docs/scale.md)."""
+    await share(hosted, 5)
+    async with NodeClient(hosted.invite, Identity.generate()) as client:
+        await client.join()
+        now, seen = [0.0], hosted.coordinator.metrics
+        reader = SnapshotReader(client, lambda: now[0], random.Random(1))
+
+        async def asked() -> int:
+            now[0] += 300.0
+            before = seen.requests["/v1/snapshots/newest", 200]
+            assert len(await reader.sample(2)) == 2
+            return seen.requests["/v1/snapshots/newest", 200] - before
+
+        assert [await asked() for _ in range(2)] == [1, 0]
+
+
 async def test_a_snapshot_never_changes_and_may_be_kept_by_any_cache(hosted: Hosted) -> None:
     """Its name is its digest; a stranger who reads it sees neither texts nor authors."""
     who = await share(hosted, 3)

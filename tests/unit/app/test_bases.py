@@ -91,6 +91,16 @@ def test_a_folder_and_a_downloaded_model_have_the_licence_that_they_state(home: 
     shutil.copytree(folder, snapshots / "c0")
     cache.refer("owner/name", "c0")
     assert told("owner/name") == ("cc-by-4.0", "cc-by-4.0")
+    (folder / "README.md").write_text(
+        "\ufeff---\ntags:\n- x\nlicense: other\nlicense_name: Qwen-Research\n---\n", "utf-8"
+    )
+    assert told() == ("qwen-research", "qwen-research")
+    (folder / "README.md").write_text("---\nlicense:\n- MIT\n---\n")
+    assert told() == ("mit", "mit")
+    (folder / "README.md").write_text(f"---\nwidget: {'x' * 20_000}\nlicense: MIT\n---\n")
+    assert told() == ("mit", "mit")
+    (folder / "README.md").write_text("---\nlicense:\nlanguage: en\n---\n")
+    assert told() == ("a licence of its own", "other")
 
 
 def test_the_room_that_reasoning_needs_is_planned_wherever_a_base_is_shown(

@@ -1,9 +1,11 @@
-"""The lock of the application's dependencies: up to date, whole, and from one index."""
+"""The locks of the application's dependencies and of a checkout's tools: up to date, whole, from one index, and obeyed."""
 
 from __future__ import annotations
 
 import importlib.util
+import platform
 import re
+import sys
 import tomllib
 from pathlib import Path
 from types import ModuleType
@@ -12,11 +14,12 @@ import pytest
 from packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parents[3]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+HASHES = re.compile(r"--hash=sha256:([0-9a-f]{64})")
 
 
-@pytest.fixture(scope="module")
-def lock() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("lock", ROOT / "packaging" / "lock.py")
+def script(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "packaging" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -24,38 +27,89 @@ def lock() -> ModuleType:
     return module
 
 
-def locked(lock: ModuleType) -> dict[str, tuple[str, list[str]]]:
-    """name -> (newest version, hashes)."""
-    found: dict[str, tuple[str, list[str]]] = {}
-    for part in re.split(r"\n(?=[a-z0-9])", lock.LOCK.read_text("utf-8")):
-        if named := re.match(r"([A-Za-z0-9._-]+)==([^\s;]+)", part):
-            found[named[1]] = (named[2], re.findall(r"--hash=sha256:([0-9a-f]{64})", part))
-    return found
+@pytest.fixture
+def lock(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(ROOT / "packaging"))
+    return script("lock")
 
 
-def test_the_lock_was_made_from_the_dependencies_of_today(lock: ModuleType) -> None:
-    first = lock.LOCK.read_text("utf-8").splitlines()[0]
-    assert first.endswith(lock.fingerprint()), "make it again: python packaging/lock.py"
+@pytest.fixture
+def setup_venv(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(ROOT / "packaging"))
+    return script("setup_venv")
 
 
-def test_every_dependency_is_locked_to_a_version_that_it_allows(lock: ModuleType) -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-    wanted = [
-        *project["dependencies"],
-        *(one for name in lock.EXTRAS for one in project["optional-dependencies"][name]),
-    ]
-    found = locked(lock)
-    for requirement in map(Requirement, wanted):
-        version, _ = found[re.sub(r"[-_.]+", "-", requirement.name).lower()]
+@pytest.fixture(params=["app", "tools"])
+def made(request: pytest.FixtureRequest, lock: ModuleType) -> tuple[Path, tuple[str, ...], list[str]]:
+    """A lock, the extras that it is of, and what it must have."""
+    optional = PROJECT["project"]["optional-dependencies"]
+    if request.param == "app":
+        extras, wanted = lock.EXTRAS, PROJECT["project"]["dependencies"]
+    else:
+        extras, wanted = lock.TOOL_EXTRAS, [lock.BUILD, *PROJECT["build-system"]["requires"]]
+    path = lock.LOCK if request.param == "app" else lock.TOOLS
+    return path, extras, [*wanted, *(one for name in extras for one in optional[name])]
+
+
+def test_a_lock_was_made_from_the_dependencies_of_today(
+    lock: ModuleType, made: tuple[Path, tuple[str, ...], list[str]]
+) -> None:
+    first = made[0].read_text("utf-8").splitlines()[0]
+    assert first.endswith(lock.fingerprint(made[1])), "make it again: python packaging/lock.py"
+
+
+def test_every_dependency_is_locked_to_a_version_that_it_allows(
+    setup_venv: ModuleType, made: tuple[Path, tuple[str, ...], list[str]]
+) -> None:
+    found = dict(re.split("==", package) for package in setup_venv.locked())
+    for requirement in map(Requirement, made[2]):
+        version = found[re.sub(r"[-_.]+", "-", requirement.name).lower()]
         assert requirement.specifier.contains(version, prereleases=True), requirement
 
 
-def test_every_locked_package_has_its_hashes(lock: ModuleType) -> None:
+def test_every_locked_package_has_its_hashes(lock: ModuleType, made: tuple[Path, tuple[str, ...], list[str]]) -> None:
     """pip refuses the whole file otherwise, and a package that nobody hashed could be replaced."""
-    found = locked(lock)
-    assert len(found) > 50
-    assert [name for name, (_, hashes) in found.items() if not hashes] == []
-    assert "--" not in re.sub(r"--hash=sha256:[0-9a-f]{64}", "", lock.LOCK.read_text("utf-8")), "no options"
+    text = made[0].read_text("utf-8")
+    assert len(lock.blocks(text)) > 40
+    assert [block for block in lock.blocks(text) if not HASHES.search(block)] == []
+    assert "--" not in HASHES.sub("", text), "no options"
+
+
+def test_the_locks_have_one_version_of_a_package_for_a_python(setup_venv: ModuleType) -> None:
+    """pip refuses two: those that are there twice are for different versions of Python."""
+    named: dict[str, list[str]] = {}
+    for package, block in setup_venv.locked().items():
+        named.setdefault(package.partition("==")[0], []).append(block.splitlines()[0])
+    twice = [lines for lines in named.values() if len(lines) > 1]
+    assert all("python_full_version" in line for lines in twice for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("system", "nvidia"), [("Linux", False), ("Linux", True), ("Darwin", False), ("Windows", False)]
+)
+def test_a_checkout_installs_nothing_without_hashes_but_itself_and_the_cpu_build_of_torch(
+    setup_venv: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, system: str, nvidia: bool
+) -> None:
+    """The commands that it would run here; the engine of a test's own machine is not there in the new environment."""
+    ran: list[tuple[str, ...]] = []
+    monkeypatch.setattr(platform, "system", lambda: system)
+    monkeypatch.setattr(setup_venv, "has_nvidia", lambda: nvidia)
+    monkeypatch.setattr(setup_venv, "run", lambda *command: ran.append(command) is None)
+    monkeypatch.setattr(sys, "argv", ["setup_venv.py", str(tmp_path)])
+    (tmp_path / "pyvenv.cfg").touch()
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python").symlink_to("/bin/false")
+    setup_venv.main()
+    hashed = [command[-1] for command in ran if "--require-hashes" in command]
+    assert all("--no-deps" in command for command in ran)
+    length = 1 + len(setup_venv.INSTALL)
+    others = [command[length:] for command in ran if "--require-hashes" not in command]
+    cpu = [] if nvidia or system == "Darwin" else [(f"torch=={setup_venv.CPU_TORCH}+cpu",)]
+    assert others == [*cpu, ("--no-build-isolation", "-e", str(ROOT))]
+    names = set(re.findall(r"^([a-z0-9-]+)==", "".join(Path(file).read_text("utf-8") for file in hashed), re.M))
+    assert {"numpy", "pytest", "hatchling", "pycosat"} <= names
+    assert ("torch" in names, "triton" in names) == (not cpu, not cpu)
+    assert ("bitsandbytes" in names) == (system == "Linux")
 
 
 def test_no_second_index_can_be_confused_with_the_first() -> None:

@@ -173,6 +173,62 @@ def test_words_that_every_question_shares_make_no_two_rows_alike(tmp_path: Path)
     assert "Leak" not in "\n".join(review(found.task, numbered(found.task)))
 
 
+def science(n: int) -> dict[str, object]:
+    return {"distractor3": "Oslo", "question": f"Capital {n}?", "distractor1": TOWNS[(n + 1) % 3], "support": f"s{n}",
+            "correct_answer": TOWNS[n % 3], "distractor2": TOWNS[(n + 2) % 3]}  # fmt: skip
+
+
+def test_a_right_option_and_distractors_become_options_in_an_order_that_does_not_tell_which_is_right(
+    tmp_path: Path,
+) -> None:
+    """As SciQ has them. The order follows from the texts alone: these rows have the same four, and so one order."""
+    found = of(tmp_path, [science(n) for n in range(12)])
+    assert found.task.spec.verifier == (Choice(options=("A", "B", "C", "D")),)
+    rows = {row["question"]: row for row in (*found.task.train, *found.task.held_out)}
+    (order,) = {row["options"] for row in rows.values()}
+    assert {line[3:] for line in order.split("\n")} == set(TOWNS)
+    for n in range(12):
+        assert f"{rows[f'Capital {n}?']['correct_answer']}) {TOWNS[n % 3]}" in order.split("\n")
+    assert found.notes == (
+        "Multiple choice: column correct_answer (the right option) and columns distractor3, distractor1, distractor2 (wrong "
+        "ones) stand below the question, mixed by their texts, each with its letter.",
+        "Not used: column support.",
+    )
+    assert rows_of(found.task, tmp_path / "quiz.jsonl").rows == found.table.rows
+    others = of(tmp_path, [science(n) | {"distractor3": f"Town {n}"} for n in range(60)])
+    assert set(questions(others).values()) == set("ABCD")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [
+        ({"incorrect_answers": ["Rome", "Oslo"]}, "correct_answer"),
+        ({"distractors": "Rome; Oslo"}, "answer"),
+        ({"Incorrect Answer 1": "Rome", "Incorrect Answer 2": "Oslo"}, "Correct Answer"),
+        ({"wrong_answer_a": "Rome", "wrong_answer_b": "Oslo"}, "correct"),
+    ],
+)
+def test_wrong_options_are_found_under_the_names_that_data_sets_give_them(
+    tmp_path: Path, wrong: dict[str, object], right: str
+) -> None:
+    rows = [{"category": f"c{n}", "question": f"Capital {n}?", right: "Paris", **wrong} for n in range(9)]
+    found = of(tmp_path, rows)
+    (shown,) = {row["options"] for row in found.task.train}
+    assert {line[3:] for line in shown.split("\n")} == {"Paris", "Rome", "Oslo"}
+
+
+def test_a_row_whose_answer_is_a_distractor_too_or_that_has_none_is_named(tmp_path: Path) -> None:
+    rows = [science(n) for n in range(9)]
+    rows[2]["distractor1"] = f" {rows[2]['correct_answer']} "
+    rows[3] |= dict.fromkeys(("distractor1", "distractor2", "distractor3"), "")
+    assert of(tmp_path, rows).table.problems == [
+        "Row 3: the answer 'Vienna' stands among its wrong options.",
+        "Row 4: it has fewer than two options.",
+    ]
+    asked = of(tmp_path, [science(n) for n in range(9)], prompt="{support} {question}")
+    assert asked.task.spec.verifier != (Choice(options=("A", "B", "C", "D")),)
+
+
 async def test_the_wizard_proposes_the_same_however_often_it_looks(tmp_path: Path) -> None:
     home = Home(tmp_path, tmp_path / "data", tmp_path, tmp_path, tmp_path)
     lines = [f"{n},Capital {n}?,{','.join(TOWNS)},{'ABCD'[n % 4]}" for n in range(12)]
@@ -207,11 +263,12 @@ CELLS = st.one_of(
 )
 
 
-@given(st.lists(st.tuples(CELLS, CELLS, CELLS), min_size=1, max_size=12), st.booleans())
+@given(st.lists(st.tuples(CELLS, CELLS, CELLS), min_size=1, max_size=12), st.sampled_from(["listed", "own", "wrong"]))
 def test_any_cells_become_rows_whose_letter_is_among_their_options_or_a_sentence(
-    rows: list[tuple[str, str, str]], listed: bool
+    rows: list[tuple[str, str, str]], kind: str
 ) -> None:
-    names = ("choices", "topic", "answer") if listed else ("a", "b", "answer")
+    names = {"listed": ("choices", "topic"), "own": ("a", "b"), "wrong": ("wrong_1", "wrong_2")}[kind]
+    names = (*names, "answer")
     table = Table(
         columns=["question", *names],
         rows=[{"question": "q", **dict(zip(names, row, strict=True))} for row in rows],
@@ -224,5 +281,5 @@ def test_any_cells_become_rows_whose_letter_is_among_their_options_or_a_sentence
     assert len(made.rows) + len(made.problems) == len(rows)
     for row in made.rows:
         letters = [line[:3] for line in row["options"].split("\n")]
-        assert not row["answer"] or f"{row['answer']}) " in letters
+        assert not row[found.answer] or f"{row[found.answer]}) " in letters
         assert letters == sorted(set(letters))

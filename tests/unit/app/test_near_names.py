@@ -62,6 +62,8 @@ def test_a_flag_that_does_not_exist_is_told_so_and_none_is_completed(
         (["tasks", "new", "--no-model", "codes.csv"], {"task": "new", "target": "codes.csv", "no_model": True}),
         (["tasks", "--json", "show", "codes"], {"task": "show", "target": "codes", "json": True}),
         (["node", "--rounds", "3", "mine", "--silo"], {"name": "mine", "rounds": "3", "silo": True}),
+        (["tasks", "delete", "--yes", "codes"], {"task": "delete", "target": "codes", "yes": True}),
+        (["tasks", "accept", "codes", "--yes", "f0"], {"target": "codes", "version": "f0", "yes": True}),
         (["compare", "a", "--items", "5", "b"], {"first": "a", "second": "b", "items": 5}),
     ],
 )

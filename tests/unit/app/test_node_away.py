@@ -105,6 +105,15 @@ def test_a_name_in_signs_of_two_columns_moves_no_column() -> None:
     assert cell_len(lines[1]) <= 76
 
 
+def test_a_peer_of_which_nothing_is_taken_says_so_in_its_row() -> None:
+    news = next(event for event in recording("swarm", 2, 1) if isinstance(event, SwarmUpdated))
+    news = msgspec.structs.replace(news, unheard=(news.peers[1].node, "somebody who is gone"))
+    rows = swarm_screen.peer_rows(news, 76, UNICODE).plain.splitlines()
+    told = [row for row in rows if "nothing taken" in row]
+    assert [row.split()[0] for row in told] == [news.peers[1].name]
+    assert {cell_len(row) for row in rows[1:]} == {cell_len(rows[1])}
+
+
 async def test_a_node_that_takes_its_time_to_stop_leaves_no_empty_terminal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

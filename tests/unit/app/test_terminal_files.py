@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -26,6 +28,18 @@ def written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, Pat
         files[kind] = tmp_path / kind
         files[kind].write_text(capsys.readouterr().out)
     return files
+
+
+def test_no_flag_takes_a_value_only_sometimes_for_it_would_take_the_word_of_the_verb_that_follows() -> None:
+    def loose(of: argparse.ArgumentParser) -> Iterator[str]:
+        for action in of._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                for inner in action.choices.values():
+                    yield from loose(inner)
+            elif action.option_strings and action.nargs in ("?", "*", "+"):
+                yield f"{of.prog} {action.option_strings[0]}"
+
+    assert list(loose(cli.parser())) == []
 
 
 def completed(file: Path, *words: str) -> set[str]:

@@ -63,13 +63,22 @@ def cancelled_at(server: Hub, bytes_: int) -> None:
 
 def test_only_the_files_that_are_needed_are_fetched_and_other_programs_find_them(hub: Hub) -> None:
     folder = locate.resolve(ID)
-    assert {f.name for f in folder.iterdir()} == {"config.json", "tokenizer.json", "model.safetensors"}
+    assert {f.name for f in folder.iterdir()} == {"config.json", "tokenizer.json", "README.md", "model.safetensors"}
     assert (folder / "model.safetensors").read_bytes() == WEIGHTS
     assert not any("consolidated" in path or ".bin" in path for path, _, _ in hub.requests)
     from huggingface_hub import snapshot_download
 
     found = snapshot_download(ID, cache_dir=cache.folder(), local_files_only=True, allow_patterns=["config.json"])
     assert Path(found).resolve() == folder.resolve()
+
+
+def test_the_card_and_the_texts_of_the_licence_come_with_the_weights_while_they_are_small_and_few(hub: Hub) -> None:
+    more = {f"LICENSE-{place}": b"words" for place in range(20)}
+    hub.files[ID] |= {"Licence.txt": b"words", "NOTICE": b"x" * (256 << 10) + b"x", "docs/LICENSE": b"words", **more}
+    found = {f.name for f in locate.resolve(ID).iterdir()} - {"config.json", "tokenizer.json", "model.safetensors"}
+    assert found == {"README.md", "Licence.txt", *list(more)[:7]}
+    hub.files["owner/other"] = hub.files[ID] | {"README.md": b"x" * (256 << 10) + b"x"}
+    assert "README.md" not in {f.name for f in locate.resolve("owner/other").iterdir()}
 
 
 def test_the_progress_is_told_in_bytes_and_percent(hub: Hub) -> None:
@@ -233,6 +242,6 @@ def test_names_that_leave_the_folder_are_not_files(hub: Hub) -> None:
     told = listing(hub, ID)
     found = parsed(ID, json.dumps(told).encode())
     assert found.commit == COMMIT
-    assert {f.name for f in found.files} == {"config.json", "tokenizer.json", "model.safetensors"}
+    assert {f.name for f in found.files} == {"config.json", "tokenizer.json", "README.md", "model.safetensors"}
     assert found.license == "apache-2.0"
     assert parsed(ID, json.dumps({**told, "tags": ["license:\x1b]52;c;x\x07"]}).encode()).license == ""

@@ -39,6 +39,9 @@ def test_a_batch_counts_on_one_group_a_source() -> None:
     assert len(pool) == 3
     assert pool.available(4) == 2
     assert pool.available(1) == 1
+    pool.per_source = 3
+    assert pool.available(4) == 3
+    assert pool.want(8, 1, 3) == 13, "two batches of eight, less the three that wait"
 
 
 @pytest.mark.parametrize(("arrived", "trained"), [(0, 7), (5, 2)])

@@ -43,5 +43,5 @@ def test_the_sentences_name_the_rule_and_what_it_accepts() -> None:
 def test_tasks_name_shows_what_is_accepted(capsys: pytest.CaptureFixture[str]) -> None:
     import argparse
 
-    assert main(argparse.Namespace(task="survo", target="", preset="", count=1, answer=[], items=1)) == 0
+    assert main(argparse.Namespace(task="survo", target="", preset="", count=1, answer=[], items=1, version="")) == 0
     assert "survo (default): judged exactly" in capsys.readouterr().out

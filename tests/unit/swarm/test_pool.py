@@ -6,7 +6,7 @@ import random
 from collections import Counter
 
 import msgspec
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sapo_swarm.coordinator.domain.counters import Counters
@@ -41,6 +41,7 @@ def test_the_ring_keeps_its_bounds_and_says_what_it_gave_up(history: list[tuple[
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.sampled_from([10, 60, 100])), max_size=80))
+@example([(0, 10)] * 4 + [(0, 60), (1, 10), (1, 100), (2, 100), (3, 100), (4, 100), (5, 100)])
 def test_who_holds_less_than_an_equal_part_of_the_bytes_loses_nothing_to_others(history: list[tuple[int, int]]) -> None:
     """However large the groups of the others are."""
     limits = PoolLimits(capacity=1000, capacity_bytes=600, per_node=8)

@@ -17,7 +17,7 @@ from sapo_swarm.tasks.own.rows import read_table, read_text
 SHEET = "Frage;Lösung\r\n" + "".join(f"Wie heißt Übung {n}?;Größe – {n} €\r\n" for n in range(9))
 TAKEN = (
     "quiz.csv is not UTF-8 and was read as Windows-1252 (cp1252). If letters are wrong, name its encoding "
-    "(tasks new FILE --encoding mac_roman) or save it as UTF-8."
+    "(--encoding mac_roman) or save it as UTF-8."
 )
 
 

@@ -142,6 +142,15 @@ def test_a_bad_call_is_answered_with_what_would_be_right(text: str, says: str) -
 
 
 @pytest.mark.usefixtures("yes")
+def test_an_argument_that_is_nested_too_deep_is_a_bad_call() -> None:
+    shelf = SHELF.replace("grams: float", "grams: list")
+    assert shelf != SHELF
+    call = first_call("<weigh>" + "[" * 8000 + "</weigh>", found(shelf))
+    assert call is not None
+    assert "grams is array" in call.error
+
+
+@pytest.mark.usefixtures("yes")
 def test_text_without_a_call_is_the_last_turn() -> None:
     assert first_call("The key is in <box>b</box>.", found(SHELF)) is None
 

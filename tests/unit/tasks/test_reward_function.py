@@ -70,7 +70,7 @@ HOARD = """
 kept = []
 
 def reward(completions, **_):
-    kept.append(bytearray(int(completions[0]) * 2**20))
+    kept.append(bytes(int(completions[0]) * 2**20))  # of zeros: no page of it is touched
     return [1.0]
 """
 

@@ -14,6 +14,7 @@ from sapo_backends.measure.choice import Candidate, Measured, decide
 from sapo_backends.measure.machine_limits import Limits
 from sapo_desktop import settings
 from sapo_desktop.paths import Home
+from sapo_desktop.services.bases import fetching
 from sapo_desktop.services.machine import bench_report, engines, load_request, memory_plan, speed
 from sapo_desktop.services.machine.bench_report import Subject
 from sapo_desktop.settings import flags
@@ -80,7 +81,7 @@ def main(args: argparse.Namespace) -> int:
     """The exit code. Raises UsageError, AppError, BackendError."""
     home = Home.find()
     home.prepare()
-    config = flags.run_config(settings.load(home.settings), args)
+    config = flags.run_config(settings.load(home.settings), args, fetching.look)
     available = _available(config)
     try:
         if args.verify:

@@ -49,7 +49,8 @@ def meant(home: Home, name: str) -> bool:
 
 def shown(home: Home, args: argparse.Namespace) -> int:
     """show BASE: its card."""
-    config = flags.with_room(msgspec.structs.replace(settings.load(home.settings).run, model=args.names[0]))
+    run = msgspec.structs.replace(settings.load(home.settings).run, model=args.names[0])
+    config = flags.with_room(run, fetching.look)
     one = card.card(home, config)
     if args.json:
         print(json_line(card.as_json(one)))

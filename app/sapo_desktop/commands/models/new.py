@@ -9,6 +9,7 @@ import msgspec
 
 from sapo_desktop import settings
 from sapo_desktop.paths import Home
+from sapo_desktop.services.bases import fetching
 from sapo_desktop.services.models.shelf import creating
 from sapo_desktop.services.models.shelf.adopt import adopt
 from sapo_desktop.settings import flags
@@ -34,7 +35,7 @@ def main(args: argparse.Namespace) -> int:
     home.prepare()
     for sentence in adopt(home):
         print(sentence, file=sys.stderr)
-    config = flags.run_config(settings.load(home.settings), args)
+    config = flags.run_config(settings.load(home.settings), args, fetching.look)
     model = creating.new(home, args.name, config)
     left = msgspec.structs.asdict(settings.load(home.settings).run)
     own = [

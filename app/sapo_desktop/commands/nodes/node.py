@@ -107,7 +107,7 @@ def main(args: argparse.Namespace) -> int:
 def _typed_over(base: settings.Settings, args: argparse.Namespace) -> RunConfig:
     """The run's settings with the typed flags. Raises UsageError, BadTask, UnknownTask that says where tasks of a swarm are."""
     try:
-        return flags.run_config(base, args)
+        return flags.run_config(base, args, fetching.look)
     except NoSuchTask as error:
         if not args.join:
             raise

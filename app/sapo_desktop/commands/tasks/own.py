@@ -106,9 +106,7 @@ def delete(args: argparse.Namespace) -> int:
     training = asyncio.run(control.in_training(home))
     if training is not None and name in training.config.tasks:
         raise UsageError(f"{training.name} is being trained on {name}. Stop it first: sapo-desktop stop")
-    if not confirmed(
-        bool(args.yes), f"Delete the task {name} with its rows, its settings and the copy of an earlier one?"
-    ):
+    if not confirmed(args.yes, f"Delete the task {name} with its rows, its settings and the copy of an earlier one?"):
         return 1
     remove(home, name)
     print(
@@ -125,7 +123,7 @@ def judge(args: argparse.Namespace) -> int:
     typed = {name: getattr(args, name) for name in ("judge_url", "judge_model") if getattr(args, name)}
     config = msgspec.structs.replace(config, **typed)
     file = _path(args.ratings) if args.ratings else None
-    made = asyncio.run(judging.calibrate(home, config, args.target, file, lambda text: _say([text])))
+    made = asyncio.run(judging.calibrate(home, config, args.target, file, args.encoding, lambda text: _say([text])))
     _say(judging.sentences(args.target, made, config))
     return 1 if judging.refusal(args.target, made.found, made.endpoint, config.judge_kappa) else 0
 

@@ -39,7 +39,7 @@ def main(args: argparse.Namespace) -> int:
     invite, join = _invite(home, args.join), " --join INVITE" if args.join not in ("", "saved") else ""
     if args.task == "offered":
         return asyncio.run(_offered(home, args.target, invite, join))
-    return asyncio.run(_accept(home, args.target, args.yes, invite, join))
+    return asyncio.run(_accept(home, args.target, args.version, invite, join))
 
 
 def _invite(home: Home, given: str) -> Invite:
@@ -69,17 +69,17 @@ async def _offered(home: Home, name: str, invite: Invite, join: str) -> int:
     return 0
 
 
-async def _accept(home: Home, name: str, yes: str, invite: Invite, join: str) -> int:
-    """Show it, ask, store it. yes: the version, in place of the question."""
+async def _accept(home: Home, name: str, version: str, invite: Invite, join: str) -> int:
+    """Show it, ask, store it. version: a yes to it, in place of the question."""
     async with sharing.member(home, invite) as client:
         offer = _named(await sharing.offers(client, home), name)
-        if yes and yes != offer.hash:
+        if version and version != offer.hash:
             raise UsageError(
                 f"The swarm's {name} has version {offer.hash}, not the one after --yes. Look at it again: "
                 f"sapo-desktop tasks offered {name}{join}"
             )
         task = await client.task(offer)
-        if not yes:
+        if not version:
             print("\n".join(sharing.preview(offer, task)))
             print(
                 "\nIf you accept, your model can train on it, and the members of this swarm see your model's attempts at it. "

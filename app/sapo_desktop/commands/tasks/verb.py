@@ -11,8 +11,6 @@ from sapo_swarm.tasks import catalogue
 from sapo_swarm.tasks.own import library
 from sapo_swarm.tasks.own.spec import Extract
 
-ANY = "yes"
-"""--yes without a version."""
 USAGE = """\
 sapo-desktop tasks                     every task with its presets, your own first
 sapo-desktop tasks NAME                sample questions
@@ -40,6 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
         help=f"a task, or: {', '.join((*OWN, *SHARED))}",
     )
     parser.add_argument("target", nargs="?", default="", help="of these: a file, a task or a folder")
+    parser.add_argument("version", nargs="?", default="", help="with accept --yes: the version that offered printed")
     parser.add_argument("--preset", default="", help="difficulty (default: the task's first)")
     parser.add_argument("--count", type=int, default=2, help="how many samples (default: 2)")
     parser.add_argument(
@@ -73,7 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
         "--encoding",
         default="",
         metavar="NAME",
-        help="of the file, such as cp1252 or mac_roman (default: found out, and said)",
+        help="of the file (of --ratings, too), such as cp1252 or mac_roman (default: found out, and said)",
     )
     new.add_argument(
         "--replace", action="store_true", help="take the place of a task of that name, which is kept aside"
@@ -118,7 +117,7 @@ def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
         "--ratings",
         default="",
         metavar="FILE",
-        help="your ratings: columns question, answer, rating (good or bad); default: those of the chat",
+        help="a table of your ratings: columns question, answer, rating (good, bad); default: those of the chat",
     )
     judge.add_argument("--judge-url", default="", metavar="URL", help="the judge (default: run.judge_url)")
     judge.add_argument("--judge-model", default="", metavar="NAME", help="its name there (default: run.judge_model)")
@@ -137,11 +136,8 @@ def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
     )
     parser.add_argument(
         "--yes",
-        nargs="?",
-        default="",
-        const=ANY,
-        metavar="VERSION",
-        help="with delete: without asking; with accept: yes to this version, without a question",
+        action="store_true",
+        help="with delete: without asking; with accept: yes to the VERSION that follows, without a question",
     )
     new.add_argument(
         "--even-in-use", action="store_true", help="with delete: although settings of models name the task"
@@ -150,6 +146,8 @@ def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Run the verb; gives the exit code."""
+    if args.version and not (args.task == "accept" and args.yes):
+        raise UsageError(f"{args.version!r} is one word too many. Usage:\n{USAGE}")
     if args.task in OWN:
         return _own(args)
     if args.task in SHARED:
@@ -173,8 +171,10 @@ def _own(args: argparse.Namespace) -> int:
 def _shared(args: argparse.Namespace) -> int:
     from sapo_desktop.commands.tasks import shared
 
-    if args.yes is ANY:
-        raise UsageError("With accept, --yes names the version: sapo-desktop tasks offered NAME prints it.")
+    if args.yes and not args.version:
+        raise UsageError(
+            "Write: sapo-desktop tasks accept NAME --yes VERSION. The version is what tasks offered NAME prints."
+        )
     if not args.target and args.task != "offered":
         raise UsageError(f"tasks {args.task} needs a task. Usage:\n{USAGE}")
     return shared.main(args)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import ClassVar
+from typing import ClassVar, Generic, TypeVar
 
 from textual.app import ComposeResult
+from textual.await_complete import AwaitComplete
 from textual.containers import Container
 from textual.content import Content
 from textual.screen import Screen
@@ -24,7 +25,30 @@ BIG_WIDTH, BIG_HEIGHT = 160, 44
 """From here on a screen has room for what smaller ones open on a key."""
 
 
-class BaseScreen(Screen[None]):
+T = TypeVar("T")
+
+
+class Closing(Screen[T], Generic[T]):
+    """A screen that closes once. Textual takes whatever is on top away: at an Enter too many the screen below, and with the last
+    one the app; and where help lies over a screen that closes by itself, the help."""
+
+    _late: tuple[T | None] | None = None
+
+    def dismiss(self, result: T | None = None) -> AwaitComplete:
+        """Close, with what is answered; under another screen as soon as that is gone."""
+        if self.is_active:
+            return super().dismiss(result)
+        if self in self.app.screen_stack:
+            self._late = (result,)
+        return AwaitComplete()
+
+    def on_screen_resume(self) -> None:
+        """What lay over it is gone."""
+        if self._late is not None:
+            self.dismiss(*self._late)
+
+
+class BaseScreen(Closing[None]):
     """A mode of the dashboard. Subclasses give `body()` and `update()`."""
 
     HORIZONTAL_BREAKPOINTS = [  # noqa: RUF012 - Textual declares it as an instance variable

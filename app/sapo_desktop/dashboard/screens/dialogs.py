@@ -13,11 +13,17 @@ from textual.widgets import OptionList, Static
 from textual.widgets.option_list import Option
 
 from sapo_desktop.dashboard.messages import QuitChoice
+from sapo_desktop.dashboard.screens.base import Closing
+from sapo_desktop.dashboard.widgets.listing import Listing
 
 T = TypeVar("T")
 
 
-class ChoiceDialog(ModalScreen[T | None], Generic[T]):
+class Dialog(ModalScreen[T], Closing[T], Generic[T]):
+    """Lies over a screen and takes its keys."""
+
+
+class ChoiceDialog(Dialog[T | None], Generic[T]):
     """A question with a few answers; Esc or q gives None."""
 
     QUESTION: ClassVar[str] = ""
@@ -38,7 +44,7 @@ class ChoiceDialog(ModalScreen[T | None], Generic[T]):
         """The widgets, in their order."""
         with Vertical(classes="box dialog"):
             yield Static(Content.styled(self.question, "bold"), markup=False)
-            yield OptionList(*(Option(self._prompt(name, detail)) for name, detail, _ in self.answers))
+            yield Listing(*(Option(self._prompt(name, detail)) for name, detail, _ in self.answers))
 
     def _prompt(self, name: str, detail: str) -> Content:
         return Content.assemble(name, "\n", (f"  {detail}", "$muted")) if detail else Content(name)
@@ -100,7 +106,7 @@ class SnoozeDialog(ChoiceDialog[int]):
         self.dismiss(minutes)
 
 
-class TextDialog(ModalScreen[None]):
+class TextDialog(Dialog[None]):
     """Running text that scrolls, wrapped anew for every width."""
 
     TITLE: ClassVar[str | None] = ""

@@ -8,12 +8,12 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
 from textual.content import Content
-from textual.screen import ModalScreen
 from textual.widgets import Static
 
 from sapo_desktop.dashboard.host import Examine
 from sapo_desktop.dashboard.look.glyphs import Glyphs
 from sapo_desktop.dashboard.look.show import hang, plain
+from sapo_desktop.dashboard.screens.dialogs import Dialog
 from sapo_desktop.errors import CommandFailed
 from sapo_desktop.services.machine.finding import Finding
 
@@ -22,7 +22,7 @@ _STYLES = {"ok": "$success", "note": "$muted", "fail": "bold $error"}
 _VERDICTS = {0: "Nothing needs mending.", 1: "One thing does not work: its line says what to do."}
 
 
-class DoctorScreen(ModalScreen[None]):
+class DoctorScreen(Dialog[None]):
     """Findings as they come, the good and the bad."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q,d", "dismiss", "close", show=False)]

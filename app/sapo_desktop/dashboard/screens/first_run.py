@@ -11,11 +11,11 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
 from textual.content import Content
-from textual.screen import ModalScreen
 from textual.widgets import Input, Static
 
 from sapo_desktop.dashboard.host import DashboardHost
 from sapo_desktop.dashboard.look.show import plain
+from sapo_desktop.dashboard.screens.dialogs import Dialog
 from sapo_desktop.dashboard.widgets.choice import Choice
 from sapo_desktop.services.first_questions import OTHER, OWN, FirstRunAnswers, FirstRunInfo, Measure
 from sapo_desktop.services.tasks.wizard.interface import Made
@@ -31,7 +31,7 @@ _SETTLED_S = 0.3
 """An answer that stays so long is measured."""
 
 
-class FirstRunScreen(ModalScreen[FirstRunAnswers]):
+class FirstRunScreen(Dialog[FirstRunAnswers]):
     """Modal, so that what is typed here never reaches the dashboard's keys."""
 
     HELP: ClassVar[str] = "forms"

@@ -140,7 +140,7 @@ def _facts(config: RunConfig, ask: bool) -> _Facts:
         "bundled" if model in locate.BUNDLED else "downloaded" if cache.folder() in folder.parents else "folder"
     )
     weight = sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
-    stated = licence.licence_of(model, folder)
+    stated = licence.name_of(model, folder)
     return _Facts(
         replace(
             empty,

@@ -3,7 +3,9 @@ watched, paused and stopped."""
 
 from __future__ import annotations
 
-from sapo_backends.base import Progress
+import contextlib
+
+from sapo_backends.base import BackendError, Progress
 from sapo_desktop.services.machine import engines
 from sapo_swarm.config import RunConfig
 
@@ -35,6 +37,19 @@ def require(config: RunConfig) -> None:
     from sapo_backends.checkpoints.hub import download
 
     download.require_room(download.look(config.model))
+
+
+def look(config: RunConfig) -> None:
+    """What the hub says of a base that is not here, its chat template too, is on this disk afterwards, if it can be had now."""
+    from sapo_backends.checkpoints import locate
+    from sapo_backends.checkpoints.hub import cache
+
+    if locate.is_hub_id(config.model) and cache.snapshot(config.model) is None:
+        from sapo_backends.checkpoints.hub import download
+
+        with contextlib.suppress(BackendError):  # whoever needs the model says why it cannot be had
+            if reads_folder(config):
+                download.look(config.model)
 
 
 def fetch(config: RunConfig, progress: Progress | None) -> None:

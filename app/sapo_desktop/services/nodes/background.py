@@ -80,16 +80,20 @@ def note(pid: int) -> str:
 
 
 def noted(path: Path) -> int | None:
-    """The process id of the node of which the file has a note, while it runs (older versions noted the number alone)."""
+    """The process id of the node of which the file has a note, while it runs.
+
+    Older versions noted the number alone: the process of that number is taken by its command, which is empty for a moment
+    after it began.
+    """
     import psutil
 
     try:
         number, _, began = path.read_text("ascii").strip().partition(" ")
         process = psutil.Process(int(number))
-        is_node = process.status() != psutil.STATUS_ZOMBIE and "node" in process.cmdline()
+        is_node = began == born(process.pid) if began else "node" in process.cmdline()
+        return process.pid if is_node and process.status() != psutil.STATUS_ZOMBIE else None
     except (OSError, ValueError, psutil.Error):
         return None
-    return process.pid if is_node and began in ("", born(process.pid)) else None
 
 
 def last_words(errors: Path, since: float = 0.0) -> str:

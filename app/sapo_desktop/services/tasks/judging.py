@@ -13,6 +13,7 @@ from sapo_desktop.errors import AppError, UsageError
 from sapo_desktop.paths import Home
 from sapo_desktop.services.models.shelf.names import train_on
 from sapo_desktop.services.tasks import ratings
+from sapo_desktop.services.tasks.proposal.draft import encoding_taken
 from sapo_swarm.config import RunConfig
 from sapo_swarm.evaluation import wilson
 from sapo_swarm.protocol import keystore
@@ -26,6 +27,8 @@ KEY = "judge-key"
 _FILE = "judges.json"
 _MOST = 500
 """Ratings that a judge is asked about: the newest."""
+_PROBLEMS = 5
+"""Rows of a file that cannot be read, which are told of."""
 HOW = "See docs/how-to/own-task.md, `judged`."
 
 
@@ -139,16 +142,15 @@ def privacy(asked: Endpoint) -> str:
 
 
 async def calibrate(
-    home: Home, config: RunConfig, name: str, file: Path | None, say: Callable[[str], None] = lambda _: None
+    home: Home, config: RunConfig, name: str, file: Path | None, encoding: str, say: Callable[[str], None]
 ) -> Calibration:
-    """Ask the judge about answers that the person rated, and keep how far they agree. file: None is every rating of the chat.
-
-    Raises UsageError, AppError, BadTask.
+    """Ask the judge about answers that the person rated, and keep how far they agree. file: None is every rating of the chat;
+    encoding: as for read_table. Raises UsageError, AppError, BadTask, OSError.
     """
     if not library.has(name) or not (rubric := library.find(name).spec.rubric):
         raise UsageError(f"{name!r} is no task of yours that is judged. {HOW}")
     asked = endpoint(home, config)
-    rows = _rated(home, file)
+    rows = _rated(home, file, encoding, say)
     say(privacy(asked))
     judge = Judge(asked)
     cases = [(rubric, row["question"], row["answer"]) for row in rows]
@@ -191,12 +193,18 @@ def sentences(name: str, made: Calibration, config: RunConfig) -> list[str]:
     return [*said, "", no or f"That is enough to train on: {train_on(name)}"]
 
 
-def _rated(home: Home, file: Path | None) -> list[Row]:
-    """Rated answers, each once, the newest file's rating first. Raises UsageError, BadTask."""
-    files = [file] if file is not None else ratings.rated_files(home)
+def _rated(home: Home, file: Path | None, encoding: str, say: Callable[[str], None]) -> list[Row]:
+    """Rated answers, each once, the newest file's rating first. Raises UsageError, BadTask, OSError."""
+    if file is None:
+        every = [ratings.read(path) for path in ratings.rated_files(home)]
+    else:
+        table = ratings.of_file(file, encoding)
+        every = [table.rows]
+        for sentence in filter(None, (encoding_taken(file.name, table), *table.problems[:_PROBLEMS])):
+            say(sentence)
     rows: dict[tuple[str, str], Row] = {}
-    for path in files:
-        for row in reversed(ratings.read(path)):
+    for found in every:
+        for row in reversed(found):
             if row[ratings.COLUMN] in (ratings.GOOD, ratings.BAD):
                 rows.setdefault((row["question"], row["answer"]), row)
     if not rows:

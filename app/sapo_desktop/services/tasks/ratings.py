@@ -7,10 +7,20 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-from sapo_desktop.errors import AppError
+from sapo_desktop.errors import AppError, UsageError
 from sapo_desktop.paths import Home
 from sapo_swarm.tasks.own.errors import BadTask
-from sapo_swarm.tasks.own.rows import MAX_CELL, MAX_FILE, MAX_ROWS, Row, Table, decode, read_bytes, read_jsonl
+from sapo_swarm.tasks.own.rows import (
+    MAX_CELL,
+    MAX_FILE,
+    MAX_ROWS,
+    Row,
+    Table,
+    decode,
+    read_bytes,
+    read_jsonl,
+    read_table,
+)
 from sapo_swarm.tasks.prompts import extract_answer
 
 GOOD, BAD = "good", "bad"
@@ -54,6 +64,17 @@ def read(path: Path) -> list[Row]:
         return []
     found = read_jsonl(decode(read_bytes(path, MAX_FILE))).rows
     return [row for row in found if {"question", "answer", COLUMN} <= row.keys()]
+
+
+def of_file(path: Path, encoding: str = "") -> Table:
+    """Ratings that the person wrote, in any file that tasks are made from; "" in rows that lack one of the columns. encoding:
+    as for read_table. Raises UsageError, BadTask, OSError."""
+    table = read_table(path, encoding=encoding)
+    wanted = ("question", "answer", COLUMN)
+    if missing := [name for name in wanted if name not in table.columns]:
+        raise UsageError(f"{path.name} has no column {missing[0]!r}. It has: {', '.join(table.columns) or 'none'}.")
+    said = (row[COLUMN].strip().lower() if row.keys() >= set(wanted) else "" for row in table.rows)
+    return replace(table, rows=[{**row, COLUMN: rating} for row, rating in zip(table.rows, said, strict=True)])
 
 
 def without_bad(table: Table) -> Table:

@@ -48,6 +48,12 @@ def snapshot(repository: str) -> Path | None:
     return found if commit and "/" not in commit and complete(found) else None
 
 
+def looked_at(repository: str) -> Path | None:
+    """The folder of a model, of which perhaps nothing is here but what a look at the hub brings; None before one."""
+    looks = sorted(of(repository).glob("snapshots/*/config.json"), key=lambda file: file.lstat().st_mtime)
+    return snapshot(repository) or (looks[-1].parent if looks else None)
+
+
 def complete(found: Path) -> bool:
     """Whether a folder has its config and every file of weights."""
     weights = {

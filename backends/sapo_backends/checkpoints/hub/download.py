@@ -39,12 +39,15 @@ TRIES = 5
 """Connections in a row that bring nothing, before the hub counts as away."""
 PATIENCE_S = 20.0
 """A connection that is silent for so long is made again."""
+TEMPLATES = ("chat_template.jinja", "tokenizer_config.json")
+"""Where a chat template may stand."""
 SPARE = 64 << 20
 """Bytes that a download leaves free."""
 
 
 def look(repository: str) -> Repository:
-    """What the hub holds under that id; its config.json is on the disk afterwards, so that it is sure that it may be read.
+    """What the hub holds under that id; its config.json is on the disk afterwards, so that it is sure that it may be read, and
+    its chat template, by which it is known whether it always reasons.
 
     Raises ModelNotFound, DownloadFailed (away, or forbidden by HF_HUB_OFFLINE).
     """
@@ -135,9 +138,10 @@ class _Hub:
         config = next(file for file in found.files if file.name == "config.json")
         if config.size > ANSWER_LIMIT:
             raise DownloadFailed(f"{repository} has a config.json of {megabytes(config.size)}, which is none.")
-        if not (config_of(found) / config.name).is_file():
+        wanted = (config, *(file for file in found.files if file.name in TEMPLATES and file.size <= ANSWER_LIMIT))
+        if not all((config_of(found) / file.name).is_file() for file in wanted):
             with _alone(repository):
-                await self._files(replace(found, files=(config,)), None)
+                await self._files(replace(found, files=wanted), None)
         return found
 
     @contextlib.asynccontextmanager

@@ -18,6 +18,10 @@ SETTINGS = (
     "config.json", "generation_config.json", "tokenizer*.json", "chat_template.jinja", "special_tokens_map.json",
     "added_tokens.json", "vocab.json", "merges.txt", "*.safetensors.index.json",
 )  # fmt: skip
+CARD, LICENCES = "README.md", ("LICENSE*", "LICENCE*", "NOTICE*")
+"""What a model says of itself and of what may be done with it, in upper case."""
+CARD_LIMIT, LICENCES_LIMIT = 256 << 10, 8
+"""Bytes of such a file, and licence files, at most: others are not fetched."""
 _SHARD = re.compile(r"model-\d+-of-\d+\.safetensors")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,150}")
 _WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,60}")
@@ -35,7 +39,7 @@ class RemoteFile:
 
 @dataclass(frozen=True, slots=True)
 class Repository:
-    """files: those that the model needs. license: as its card says, "" = it does not. parameters: 0 = not told."""
+    """files: what the model needs, its card and licence. license: as the card says, "" = not at all. parameters: 0 = not told."""
 
     id: str
     commit: str
@@ -112,7 +116,8 @@ def _remote(one: _Sibling) -> RemoteFile | None:
 
 
 def needed(files: Sequence[RemoteFile]) -> list[RemoteFile]:
-    """The settings, the tokenizer and one set of weights, smallest first: not the same weights once more under another name."""
+    """The settings, the tokenizer, the card with the licence, and one set of weights, smallest first: not the same weights once
+    more under another name."""
     names = {file.name for file in files}
     shards = {name for name in names if _SHARD.fullmatch(name)}
     if "model.safetensors.index.json" in names and shards:
@@ -123,4 +128,11 @@ def needed(files: Sequence[RemoteFile]) -> list[RemoteFile]:
         others = ("adapter_*", "consolidated*")
         weights = {n for n in names if n.endswith(".safetensors") and not any(fnmatch(n, o) for o in others)}
     wanted = [f for f in files if f.name in weights or any(fnmatch(f.name, pattern) for pattern in SETTINGS)]
+    small = [f for f in files if f.size <= CARD_LIMIT]
+    wanted += [f for f in small if f.name == CARD] + [f for f in small if is_licence(f.name)][:LICENCES_LIMIT]
     return sorted(wanted, key=lambda file: (file.name in weights, file.size, file.name))
+
+
+def is_licence(name: str) -> bool:
+    """Whether a file of that name holds a licence."""
+    return any(fnmatch(name.upper(), pattern) for pattern in LICENCES)

@@ -135,7 +135,7 @@ class GroupPool:
 
         Each look goes on where the last one ended. Without such a source (a group larger than a part came) it is the next one.
         """
-        part = self.limits.capacity_bytes // len(self._bytes_of)
+        part = self.limits.capacity_bytes // (len(self._bytes_of) + (entry.node not in self._bytes_of))
         own = self._bytes_of.get(entry.node, 0)
         if own and own + len(entry.blob) > part:
             return entry.node

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from sapo_swarm.prometheus import Page
+from sapo_swarm.servers.prometheus import Page
 
 _BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import msgspec
 from aiohttp import web
 
-from sapo_swarm.node.control.few_connections import FewConnections
 from sapo_swarm.node.control.transport import LOOPBACK, Place
+from sapo_swarm.servers.few_connections import FewConnections
 
 
 class Loopback:

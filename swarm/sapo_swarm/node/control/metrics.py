@@ -10,10 +10,11 @@ from aiohttp import web
 
 from sapo_swarm.events import STATES, Evaluated, Event, RoundFinished, SwarmUpdated, Vitals
 from sapo_swarm.node.control.api import NodeStatus
-from sapo_swarm.node.control.few_connections import FewConnections
 from sapo_swarm.node.control.server import Controlled
 from sapo_swarm.node.control.transport import LOOPBACK
-from sapo_swarm.prometheus import CONTENT_TYPE, Page
+from sapo_swarm.servers.few_connections import FewConnections
+from sapo_swarm.servers.prometheus import CONTENT_TYPE, Page
+from sapo_swarm.servers.sparse_log import server_runner
 
 
 class Counted:
@@ -132,7 +133,7 @@ class MetricsServer:
         await ready.wait()
         app = web.Application(client_max_size=1024)
         app.add_routes([web.get("/metrics", self._page)])
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
+        self._runner = server_runner(app, "sapo.metrics", shutdown_timeout=1.0)
         await self._runner.setup()
         assert self._runner.server is not None
         self._connections = await FewConnections(self._runner.server, self._bound).__aenter__()

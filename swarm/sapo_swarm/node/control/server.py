@@ -21,6 +21,7 @@ from sapo_swarm.node.control.loopback import Loopback
 from sapo_swarm.node.event_bus import Bus
 from sapo_swarm.node.governor.requests import BadCommand
 from sapo_swarm.node.storage.journal import JournalError
+from sapo_swarm.servers.sparse_log import server_runner
 from sapo_swarm.types import UNREADABLE
 
 SOCKET_PATH_LIMIT = 103
@@ -72,6 +73,8 @@ class ControlServer:
         self._loopback = Loopback(self._socket) if transport.kind() == "tcp" else None
         prepare_folder(self._socket, limited=self._loopback is None)
         self._socket.unlink(missing_ok=True)  # the caller holds the home's lock: whatever lies here is stale
+        beat = heartbeat(self._socket)  # before the first answer: who has one knows which process falls silent
+        beat.write_text(str(os.getpid()), "ascii")
         middlewares = [self._loopback.guard] if self._loopback else []
         app = web.Application(client_max_size=64 * 1024, middlewares=middlewares)
         app.add_routes(
@@ -82,15 +85,13 @@ class ControlServer:
                 web.post("/v1/{verb}", self._command),
             ]
         )
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
+        self._runner = server_runner(app, "sapo.control", shutdown_timeout=1.0)
         await self._runner.setup()
         if self._loopback:
             await self._loopback.open(self._runner)
         else:
             await web.UnixSite(self._runner, str(self._socket)).start()
             await asyncio.to_thread(self._socket.chmod, 0o600)
-        beat = heartbeat(self._socket)
-        beat.write_text(str(os.getpid()), "ascii")
         self._beating = asyncio.create_task(_beat(beat))
         return self
 

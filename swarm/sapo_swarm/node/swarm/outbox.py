@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from sapo_swarm.protocol.wire import MAX_GROUPS
 from sapo_swarm.sapo.sample_external import has_advantage
@@ -13,6 +14,40 @@ from sapo_swarm.types import MAX_COMPLETION_BYTES, Group, Rollout
 Together = frozenset[tuple[str, str]]
 """(name, generator) of the tasks of people's own that the members of the swarm train on together."""
 
+LATE_ROUNDS = 3
+"""Groups of so many rounds before the newest may go out with it: an upload comes every 5 s, a tiny model's round every 2."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outbox:
+    """What the next upload may carry: a round's groups, the external groups that its batch wants, and late: non-zero-advantage
+    groups of rounds before it that no upload has carried, with their rounds, the newest first."""
+
+    round_number: int
+    local: Sequence[Group]
+    wanted: int
+    late: tuple[tuple[int, Group], ...] = ()
+
+    def after(self, before: Outbox | None) -> Outbox:
+        """The outbox of a round, where that of an earlier one has not gone out yet."""
+        if before is None:
+            return self
+        late = (*((before.round_number, group) for group in before.local if has_advantage(group)), *before.late)
+        recent = tuple((number, group) for number, group in late if self.round_number - number <= LATE_ROUNDS)
+        return Outbox(self.round_number, self.local, self.wanted, recent[:MAX_GROUPS])
+
+    def selected(self, share_fraction: float, together: Together) -> list[tuple[int, Group]]:
+        """The part that the swarm asks for, with the rounds: non-zero-advantage groups first, as receivers leave the others out,
+        and the newest of these.
+
+        Without a group that the protocol does not take: it would have the whole upload refused.
+        """
+        made = [(self.round_number, group) for group in self.local]
+        made = [(number, group) for number, group in (*made, *self.late) if may_leave(group, together)]
+        most = min(MAX_GROUPS, math.ceil(share_fraction * len(made)))
+        ranked = sorted(made, key=lambda one: has_advantage(one[1]), reverse=True)
+        return [one for one in ranked[:most] if _fits(one[1])]
+
 
 def may_leave(group: Group, together: Together) -> bool:
     """A task of the person's own is private, unless this version of it is one that the members train on together. Episodes in an
@@ -21,16 +56,6 @@ def may_leave(group: Group, together: Together) -> bool:
         return False
     ref = group.question.ref
     return not is_own(ref) or (ref.dataset, ref.generator) in together
-
-
-def selected(local: Sequence[Group], share_fraction: float, together: Together) -> list[Group]:
-    """The part of the groups that the swarm asks for, those with signal first: receivers leave the others out.
-
-    Without a group that the protocol does not take: it would have the whole upload refused.
-    """
-    local = [group for group in local if may_leave(group, together)]
-    most = min(MAX_GROUPS, math.ceil(share_fraction * len(local)))
-    return [group for group in sorted(local, key=has_advantage, reverse=True)[:most] if _fits(group)]
 
 
 def _fits(group: Group) -> bool:

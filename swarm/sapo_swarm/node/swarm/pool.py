@@ -22,11 +22,12 @@ LEAST_YIELD = 1 / 8
 class Pool:
     """What the strategy `sampling` could sample. Raises UnknownStrategy.
 
-    unusable: groups that the strategy would never sample (without an advantage, mostly), and which are dropped. usable: part of
-    what was received that came in here, lately.
+    per_source: groups of one node in a batch at most. unusable: groups that the strategy would never sample (without an
+    advantage, mostly), and which are dropped. usable: part of what was received that came in here, lately.
     """
 
     sampling: str = "uniform_nonzero"
+    per_source: int = 1
     limit: int = POOL_GROUPS
     life_s: float = GROUP_LIFE_S
     unusable: int = 0
@@ -49,11 +50,11 @@ class Pool:
             self._waiting.popleft()
 
     def want(self, wanted: int, rounds: int, sources: int) -> int:
-        """Groups to request where a batch may hold `wanted`, one a source: for two batches, or one more than there were rounds
-        since the last exchange, less what waits for these, and some for what will be rejected."""
+        """Groups to request where a batch may hold `wanted`: for two batches, or one more than there were rounds since the last
+        exchange, less what waits for these, and some for what will be rejected."""
         batches = max(2, rounds + 1)
-        waiting = sum(min(batches, count) for count in Counter(group.node for _, group in self._waiting).values())
-        missing = max(0, batches * min(wanted, sources) - waiting)
+        waiting = self._of_sources(batches * self.per_source)
+        missing = max(0, batches * min(wanted, sources * self.per_source) - waiting)
         return min(MAX_WANT, math.ceil(missing / max(self.usable, LEAST_YIELD)))
 
     def received(self, groups: Sequence[Group], of: int, now: float) -> None:
@@ -70,8 +71,12 @@ class Pool:
             self._waiting.popleft()
 
     def available(self, wanted: int) -> int:
-        """External groups that a batch could sample now, at most `wanted`: one a source."""
-        return min(wanted, len({group.node for _, group in self._waiting}))
+        """External groups that a batch could sample now, at most `wanted`."""
+        return min(wanted, self._of_sources(self.per_source))
+
+    def _of_sources(self, most: int) -> int:
+        """Groups that wait, at most so many of each source."""
+        return sum(min(most, count) for count in Counter(group.node for _, group in self._waiting).values())
 
     def groups(self) -> tuple[Group, ...]:
         """Everything that waits, oldest first."""

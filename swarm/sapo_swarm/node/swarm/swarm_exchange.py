@@ -1,7 +1,8 @@
 """A node's side of a swarm: a pool of judged groups that fills in the background, so that no round waits for a network.
 
 Each round takes what the pool holds and hands its local groups over; an upload with the newest groups (and a sample in its
-reply) goes out whenever the coordinator's pace allows. Groups that a newer round overtook are dropped, not sent late.
+reply) goes out whenever the coordinator's pace allows. Of a few rounds that none carried, non-zero-advantage groups go with
+the next.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import msgspec
 
+from sapo_swarm.algorithms.base import groups_of_a_source
 from sapo_swarm.events import SwarmUpdated
 from sapo_swarm.node.clock import steady
 from sapo_swarm.node.engine_thread import EngineHost
@@ -21,7 +23,7 @@ from sapo_swarm.node.storage import phrase_memory
 from sapo_swarm.node.swarm.board import Board
 from sapo_swarm.node.swarm.exchange import Received
 from sapo_swarm.node.swarm.likelihood import least_likely
-from sapo_swarm.node.swarm.outbox import interleaved, selected
+from sapo_swarm.node.swarm.outbox import Outbox, interleaved
 from sapo_swarm.node.swarm.pool import Pool
 from sapo_swarm.node.swarm.snapshots import SnapshotReader
 from sapo_swarm.node.swarm.swarm_stats import Held, SwarmStats
@@ -79,7 +81,7 @@ class SwarmExchange:
         self.pool = Pool(self.sampling)
         self.stats = SwarmStats(self.client.invite.url, self.client.identity.node)
         self._receiver: Receiver | None = None
-        self._outbox: tuple[int, Sequence[Group], int] | None = None
+        self._outbox: Outbox | None = None
         self._task: asyncio.Task[None] | None = None
         self._woken = asyncio.Event()
         self._idle = asyncio.Event()
@@ -104,6 +106,8 @@ class SwarmExchange:
         if self.own_worker:
             mine, scorer = scorer, Scorer(niceness=NICENESS, answer_format=scorer.answer_format)
             scorer.in_reasoning, self._worker = mine.in_reasoning, scorer
+        if host.loaded is not None:
+            self.pool.per_source = groups_of_a_source(host.loaded.parameters)
         swarm, node = self.client.invite.swarm, self.client.identity.node
         self._receiver = Receiver(swarm, node, scorer, self.policy, likelihood, excluded, hold=host.hold)
         if self.memory is not None:
@@ -126,7 +130,7 @@ class SwarmExchange:
             self.pool.clear()
 
     def prompts_to_sample(self, local: int, external: int) -> int:
-        """The whole batch while groups of others are not wanted; else what the pool, one group a source, leaves missing."""
+        """The whole batch while groups of others are not wanted; else what the pool leaves missing."""
         if not self._taking:
             return local + external
         self.pool.forget_old(self.clock())
@@ -138,7 +142,7 @@ class SwarmExchange:
             self._task = asyncio.create_task(self._talk())
         self.pool.forget_old(self.clock())
         wanted = wanted if self._taking else 0
-        self._outbox = round_number, local, wanted
+        self._outbox = Outbox(round_number, local, wanted).after(self._outbox)
         self.receiver.phrases.observe_local((r.text, g.question) for r, g in interleaved(local))
         self._rounds_since += 1
         self._idle.clear()
@@ -158,7 +162,9 @@ class SwarmExchange:
         rejected = dict(self.receiver.rejected)
         if self.pool.unusable:
             rejected["no_signal"] = self.pool.unusable
-        return self.stats.news(rejected, self.clock(), self.receiver.phrases.alarm)
+        heard = self.receiver
+        unheard = [p.node for p in self.stats.peers if p.node in heard.struck or not heard.unlikely.allows(p.node)]
+        return self.stats.news(rejected, self.clock(), self.receiver.phrases.alarm, unheard)
 
     async def close(self) -> None:
         """Stop talking. The node's groups stay in the pool of the swarm until they are stale."""
@@ -191,7 +197,7 @@ class SwarmExchange:
             self._woken.clear()
             outbox, self._outbox = self._outbox, None
         if outbox is not None and not await self._held():
-            await self._exchange_once(*outbox)
+            await self._exchange_once(outbox)
 
     async def _held(self) -> bool:
         """Whether something holds the exchange: what is handed over is dropped then, and the pool serves as long as it lasts."""
@@ -205,7 +211,7 @@ class SwarmExchange:
     async def _bridge(self) -> None:
         """In a swarm so large that the next upload is far: take groups from its snapshots until it is near."""
         while self.client.wait_s > BRIDGE_S and not self.client.failures and self._outbox is not None:
-            want = self.want(self._outbox[2]) if self._taking else 0
+            want = self.want(self._outbox.wanted) if self._taking else 0
             try:
                 if want and not await self._held():
                     await self._take(await self._snapshots.sample(want))
@@ -217,13 +223,13 @@ class SwarmExchange:
         """Returns when everything handed over went out (or was dropped) and what came back was judged."""
         await self._idle.wait()
 
-    async def _exchange_once(self, round_number: int, local: Sequence[Group], wanted: int) -> None:
-        rewards = [r for g in local if not is_own(g.question.ref) for r in g.rewards]
+    async def _exchange_once(self, outbox: Outbox) -> None:
+        rewards = [r for g in outbox.local if not is_own(g.question.ref) for r in g.rewards]
         mean = sum(rewards) / len(rewards) if rewards else None
-        want = self.want(wanted)
+        want = self.want(outbox.wanted)
         self._rounds_since = 0
         accepts = sorted(generator for _, generator in self.policy.own)
-        result = await self.client.exchange(self._signed(local, round_number), want, mean, accepts)
+        result = await self.client.exchange(self._signed(outbox), want, mean, accepts)
         self.stats.exchanged(result, self.clock())
         if result.code in FORGOTTEN:
             await self._join_again()
@@ -262,13 +268,13 @@ class SwarmExchange:
         except CoordinatorError as error:
             self.stats.said(f"{safe_text(str(error), 300, lines=False)} Training goes on alone.")
 
-    def _signed(self, local: Sequence[Group], round_number: int) -> list[SignedGroup]:
-        """The groups that go out, as far as one upload carries them. Those with signal stand last, for where a pool is full a
-        node's newest groups replace its oldest."""
+    def _signed(self, outbox: Outbox) -> list[SignedGroup]:
+        """The groups that go out, as far as one upload carries them. Non-zero-advantage ones stand last, for where a pool is full
+        a node's newest groups replace its oldest."""
         signed: list[SignedGroup] = []
         size = 0
-        for group in selected(local, self.share_fraction, self.policy.own):
-            body = self._body(group, round_number)
+        for number, group in outbox.selected(self.share_fraction, self.policy.own):
+            body = self._body(group, number)
             packed = self.client.identity.sign_group(self.client.invite.swarm, body)
             size += len(packed.body)
             if size > UPLOAD_BYTES:

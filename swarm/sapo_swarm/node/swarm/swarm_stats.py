@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -106,8 +106,11 @@ class SwarmStats:
         external, total = (sum(column) for column in zip(*self._batches, strict=True)) if self._batches else (0, 0)
         return external / total if total else 0.0
 
-    def news(self, rejected: Mapping[str, int], now: float, alarm: str = "") -> SwarmUpdated:
-        """The whole picture. rejected: reason -> groups received and not taken. alarm: said first where there is one."""
+    def news(
+        self, rejected: Mapping[str, int], now: float, alarm: str = "", unheard: Iterable[str] = ()
+    ) -> SwarmUpdated:
+        """The whole picture. rejected: reason -> groups received and not taken. alarm: said first where there is one.
+        unheard: peers of which nothing is taken."""
         last, good = self._last, self._good
         share, uptake = good.share if good else 0.0, self.uptake(now)
         said = (
@@ -130,6 +133,7 @@ class SwarmStats:
             refused=dict(self.refused),
             peers=tuple(_as_here(peer, share, uptake) if peer.node == self.node else peer for peer in self.peers),
             node=self.node,
+            unheard=tuple(unheard),
         )
 
 

@@ -94,14 +94,14 @@ def _checked(name: str, given: Any, end: int, found: Blueprint) -> Call:
         return Call(name, {}, end, f"{name} takes: {', '.join(parameters['properties']) or 'no arguments'}")
     try:
         values = {key: _typed(value, parameters["properties"][key].get("type", "")) for key, value in given.items()}
-    except (ValueError, OverflowError):
+    except (ValueError, OverflowError, RecursionError):
         kinds = ", ".join(f"{key} is {value.get('type', 'any')}" for key, value in parameters["properties"].items())
         return Call(name, {}, end, f"{name}: {kinds}")
     return Call(name, values, end)
 
 
 def _typed(value: Any, kind: str) -> Any:
-    """Text that stands for a number or a truth value becomes one. Raises ValueError."""
+    """Text that stands for a number or a truth value becomes one. Raises ValueError, RecursionError."""
     if not isinstance(value, str) or kind == "string":
         return value
     if kind == "integer":

@@ -10,18 +10,17 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
 from textual.content import Content
-from textual.screen import ModalScreen
 from textual.widgets import Input, Static
 
 from sapo_desktop.dashboard.look.show import plain
-from sapo_desktop.dashboard.screens.dialogs import ChoiceDialog
+from sapo_desktop.dashboard.screens.dialogs import ChoiceDialog, Dialog
 from sapo_desktop.dashboard.widgets.choice import Choice
 from sapo_desktop.services.models.screen.interface import ModelActionFailed, NewModel, NewModelInfo
 
 T = TypeVar("T")
 
 
-class _Form(ModalScreen[str | None]):
+class _Form(Dialog[str | None]):
     """Fields, and a button that tries: what is refused says why and stays. Gives the sentence of what was done."""
 
     BINDINGS: ClassVar[list[BindingType]] = [

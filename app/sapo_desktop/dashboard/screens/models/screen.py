@@ -19,6 +19,7 @@ from sapo_desktop.dashboard.screens.models.keys import AGAIN_S, MORE, ModelKeys
 from sapo_desktop.dashboard.state import DashboardState
 from sapo_desktop.dashboard.widgets.chart import Chart
 from sapo_desktop.dashboard.widgets.keybar import Key
+from sapo_desktop.dashboard.widgets.listing import Listing
 from sapo_desktop.services.models.screen.interface import ModelActionFailed
 from sapo_desktop.services.models.shelf.overview import Overview
 
@@ -34,7 +35,7 @@ class ModelsScreen(ModelKeys):
         """See the class."""
         with Vertical(id="shelf", classes="box"):
             yield Static("", id="models-head", markup=False)
-            yield OptionList(id="models", markup=False)
+            yield Listing(id="models", markup=False)
         with Vertical(id="open"):
             yield Chart("Reward", self.glyphs, id="preview")
             with VerticalScroll(id="facts", classes="box"):

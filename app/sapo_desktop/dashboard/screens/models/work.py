@@ -10,15 +10,15 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.content import Content
-from textual.screen import ModalScreen
 from textual.widgets import Static
 
 from sapo_desktop.dashboard.look.show import plain
+from sapo_desktop.dashboard.screens.dialogs import Dialog
 from sapo_desktop.dashboard.screens.models.dialogs import hint
 from sapo_desktop.services.models.screen.interface import ExportChoice, ModelActionFailed, Told
 
 
-class ExportScreen(ModalScreen[None]):
+class ExportScreen(Dialog[None]):
     """Closing it before it is done leaves nothing half written."""
 
     BINDINGS: ClassVar[list[BindingType]] = [

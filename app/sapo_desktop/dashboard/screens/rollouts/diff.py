@@ -10,11 +10,11 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical, VerticalScroll
 from textual.content import Content
-from textual.screen import ModalScreen
 from textual.widgets import Static
 
 from sapo_desktop.dashboard.look.glyphs import Glyphs
 from sapo_desktop.dashboard.look.show import plain
+from sapo_desktop.dashboard.screens.dialogs import Dialog
 from sapo_desktop.dashboard.screens.rollouts.detail import verdict
 from sapo_swarm.events import GroupRecorded
 
@@ -46,7 +46,7 @@ def farthest(event: GroupRecorded) -> tuple[int, int]:
     return best, worst
 
 
-class DiffScreen(ModalScreen[None]):
+class DiffScreen(Dialog[None]):
     """Two attempts of a group with at least two; a and b choose which."""
 
     BINDINGS: ClassVar[list[BindingType]] = [

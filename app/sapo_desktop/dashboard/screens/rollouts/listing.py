@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Literal
 
 from textual.message import Message
-from textual.widgets import OptionList
+
+from sapo_desktop.dashboard.widgets.listing import Listing
 
 Edge = Literal["older", "newer", "newest", "oldest"]
 
 
-class GroupList(OptionList):
+class GroupList(Listing):
     """Rows of one page. Tells by Left when the cursor wants to go where the page does not reach."""
 
     class Left(Message):
@@ -44,12 +45,12 @@ class GroupList(OptionList):
     def action_page_down(self) -> None:
         """A screenful on."""
         if not self._walk("older", self._last):
-            super().action_page_down()  # type: ignore[no-untyped-call]
+            super().action_page_down()
 
     def action_page_up(self) -> None:
         """A screenful back."""
         if not self._walk("newer", 0):
-            super().action_page_up()  # type: ignore[no-untyped-call]
+            super().action_page_up()
 
     def action_first(self) -> None:
         """The newest group of all."""

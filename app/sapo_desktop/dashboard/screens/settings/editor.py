@@ -8,14 +8,15 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.content import Content
-from textual.screen import ModalScreen
 from textual.widgets import Input, OptionList, Static
 
 from sapo_desktop.dashboard.look.show import plain
+from sapo_desktop.dashboard.screens.dialogs import Dialog
+from sapo_desktop.dashboard.widgets.listing import Listing
 from sapo_desktop.settings.rows import SettingRefused, SettingRow, SettingsActions, spaced
 
 
-class SettingEditor(ModalScreen[str | None]):
+class SettingEditor(Dialog[str | None]):
     """Gives the value that was written, None at Esc."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "cancel", "cancel", show=False)]
@@ -32,7 +33,7 @@ class SettingEditor(ModalScreen[str | None]):
             yield Static(Content.styled(row.key, "bold"), markup=False)
             yield Static(plain(row.help, 400), markup=False)
             if self.choices:
-                yield OptionList(*self.choices, id="value", markup=False)
+                yield Listing(*self.choices, id="value", markup=False)
             else:
                 yield Input(row.value, id="value", compact=True)
             yield Static("", id="complaint", markup=False)

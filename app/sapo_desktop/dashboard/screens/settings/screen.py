@@ -8,14 +8,15 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical, VerticalScroll
 from textual.content import Content
-from textual.screen import ModalScreen
 from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
 from sapo_desktop.dashboard.host import DashboardHost
 from sapo_desktop.dashboard.look.show import end_of, fit, hang, plain
+from sapo_desktop.dashboard.screens.dialogs import Dialog
 from sapo_desktop.dashboard.screens.settings.editor import SettingEditor
 from sapo_desktop.dashboard.widgets.keybar import Key, KeyBar
+from sapo_desktop.dashboard.widgets.listing import Listing
 from sapo_desktop.settings.rows import SIMPLE, SettingRefused, SettingRow, SettingsActions, spaced
 
 WIDE = 100
@@ -40,7 +41,7 @@ def _distance(key: str, wanted: str) -> int:
     return 0 if wanted in (name, key) else 1 if name.startswith(wanted) else 2 if wanted in key else 3
 
 
-class SettingsScreen(ModalScreen[None]):
+class SettingsScreen(Dialog[None]):
     """Covers everything, so that no key of the screens below is meant by accident."""
 
     HELP: ClassVar[str] = "settings"
@@ -66,7 +67,7 @@ class SettingsScreen(ModalScreen[None]):
         """The widgets, in their order."""
         with Vertical(id="settings"):
             yield Input(placeholder="search keys and explanations, Esc clears it", id="search", classes="search")
-            yield OptionList(id="rows", classes="box", markup=False)
+            yield Listing(id="rows", classes="box", markup=False)
             with VerticalScroll(id="about", classes="box", can_focus=False):
                 yield Static("", id="about-text", markup=False)
             yield KeyBar(_KEYS)

@@ -9,11 +9,10 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.content import Content
-from textual.screen import ModalScreen
 from textual.widgets import Input, Static
 
 from sapo_desktop.dashboard.look.show import plain
-from sapo_desktop.dashboard.screens.dialogs import ChoiceDialog
+from sapo_desktop.dashboard.screens.dialogs import ChoiceDialog, Dialog
 from sapo_desktop.services.swarms.interface import Hosted
 
 HostChoice = Literal["here", "everybody", "approve", "stop"]
@@ -21,7 +20,7 @@ _QR_MARGIN = 11
 """Rows that the hosted dialog needs beside the code."""
 
 
-class JoinDialog(ModalScreen[str | None]):
+class JoinDialog(Dialog[str | None]):
     """Takes an invite; gives it back once it parses, None at Esc."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "cancel", "cancel", show=False)]
@@ -102,7 +101,7 @@ class HostDialog(ChoiceDialog[HostChoice]):
         super().__init__([*answers, ("Cancel (Esc)", "", None)])
 
 
-class HostedDialog(ModalScreen[bool]):
+class HostedDialog(Dialog[bool]):
     """The invite as text and, where there is room, as a QR code. True: let this node take part too."""
 
     VERTICAL_BREAKPOINTS = [(0, "-tiny"), (16, "-roomy")]  # noqa: RUF012 - Textual declares it as an instance variable

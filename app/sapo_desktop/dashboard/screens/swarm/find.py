@@ -9,11 +9,12 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
 from textual.content import Content
-from textual.screen import ModalScreen
 from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
 from sapo_desktop.dashboard.look.show import age, count, fit, plain
+from sapo_desktop.dashboard.screens.dialogs import Dialog
+from sapo_desktop.dashboard.widgets.listing import Listing
 from sapo_desktop.services.swarms.interface import ActionFailed, Directory, Listed, SwarmActions
 from sapo_desktop.services.swarms.trial import ROUNDS
 
@@ -23,7 +24,7 @@ NONE = (
 )
 
 
-class FindDialog(ModalScreen[str | None]):
+class FindDialog(Dialog[str | None]):
     """The line to join with, once a swarm is chosen that can be joined; None at Esc."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -43,7 +44,7 @@ class FindDialog(ModalScreen[str | None]):
         with VerticalScroll(classes="box dialog swarm find", can_focus=False):
             yield Static(Content.styled("Find a swarm", "bold"), markup=False)
             yield Static(Content.styled("Looking …", "$muted"), id="state", markup=False)
-            yield OptionList(id="rows", markup=False)
+            yield Listing(id="rows", markup=False)
             yield Static("", id="detail", markup=False)
             yield Input(placeholder="https://host/file.json#key=…", id="line", max_length=500, compact=True)
             yield Static("", id="complaint", markup=False)

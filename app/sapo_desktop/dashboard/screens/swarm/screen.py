@@ -48,6 +48,8 @@ LOW = 8
 """Rows of the exchange panel up to which there is no panel of the trails beside it: then a line there tells of one."""
 MINE = " (me)"
 """After this node's own name among the peers."""
+UNHEARD = "nothing taken"
+"""In the place of a peer's model where all of its groups are refused: the exchange says why."""
 
 
 class SwarmScreen(SwarmControls):
@@ -151,12 +153,13 @@ def peer_rows(swarm: SwarmUpdated, width: int, glyphs: Glyphs) -> Content:
         figures = f"{count(peer.groups):>7} {percent(peer.share, 1):>7} {count(peer.uptake):>7} {age(peer.seen_s):>7}"
         room = max(min(width - len(head) - 2, 20), 0)
         mine = bool(swarm.node) and peer.node == swarm.node
+        unheard = peer.node in swarm.unheard
         called = plain(peer.name, 60) or plain(peer.node[:8])
         rows.append(
             Content.assemble(
                 (fit(fit(called, name - len(MINE)).rstrip() + MINE, name), "bold") if mine else fit(called, name),
                 " ",
-                (fit(plain(peer.model, 60), model), "$muted"),
+                (fit(UNHEARD if unheard else plain(peer.model, 60), model), "$error" if unheard else "$muted"),
                 f" {figures}  ",
                 bar(peer.share, room, glyphs, "$chart-local") if room >= 6 else "",
             )

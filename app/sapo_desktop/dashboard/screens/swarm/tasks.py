@@ -8,10 +8,10 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical, VerticalScroll
 from textual.content import Content
-from textual.screen import ModalScreen
 from textual.widgets import Static
 
 from sapo_desktop.dashboard.look.show import plain
+from sapo_desktop.dashboard.screens.dialogs import Dialog
 from sapo_desktop.services.swarms.interface import OfferedTask
 
 CONSEQUENCE = (
@@ -20,7 +20,7 @@ CONSEQUENCE = (
 )
 
 
-class TaskDialog(ModalScreen[bool]):
+class TaskDialog(Dialog[bool]):
     """True: accepted as shown."""
 
     BINDINGS: ClassVar[list[BindingType]] = [

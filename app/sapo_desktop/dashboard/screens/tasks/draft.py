@@ -13,10 +13,10 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.content import Content
-from textual.screen import ModalScreen
 from textual.widgets import Input, Static
 
 from sapo_desktop.dashboard.look.show import plain
+from sapo_desktop.dashboard.screens.dialogs import Dialog
 from sapo_desktop.dashboard.screens.models.dialogs import PickDialog
 from sapo_desktop.dashboard.screens.tasks.measuring import SMALL, MeasuringScreen
 from sapo_desktop.dashboard.widgets.choice import Choice
@@ -43,7 +43,7 @@ _WHERE = {
 EXTRACTS = tuple((name, _WHERE[name]) for name in get_args(Extract))
 
 
-class DraftScreen(ModalScreen[Made | None]):
+class DraftScreen(Dialog[Made | None]):
     """Every answer is proposed; each change looks at the file again."""
 
     HELP: ClassVar[str] = "forms"

@@ -10,11 +10,11 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical, VerticalScroll
 from textual.content import Content
-from textual.screen import ModalScreen
 from textual.widgets import Static
 from textual.worker import Worker
 
 from sapo_desktop.dashboard.look.show import plain
+from sapo_desktop.dashboard.screens.dialogs import Dialog
 from sapo_desktop.dashboard.widgets.keybar import Key, KeyBar
 from sapo_desktop.services.tasks.wizard.interface import (
     Answers,
@@ -29,7 +29,7 @@ SMALL = [(0, "-small"), (20, "-roomy")]
 """In a low terminal the wizard goes without frame and gaps."""
 
 
-class MeasuringScreen(ModalScreen[Made | None]):
+class MeasuringScreen(Dialog[Made | None]):
     """Esc stops the measuring first; the task is stored either way."""
 
     VERTICAL_BREAKPOINTS = SMALL

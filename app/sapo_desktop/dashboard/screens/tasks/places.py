@@ -10,14 +10,15 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.content import Content
-from textual.screen import ModalScreen
 from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
 from sapo_desktop.dashboard.look.show import plain
+from sapo_desktop.dashboard.screens.dialogs import Dialog
 from sapo_desktop.dashboard.screens.tasks.draft import DraftScreen
 from sapo_desktop.dashboard.screens.tasks.measuring import SMALL
 from sapo_desktop.dashboard.widgets.keybar import Key, KeyBar
+from sapo_desktop.dashboard.widgets.listing import Listing
 from sapo_desktop.services.tasks.wizard.interface import Made, Place, TaskActionFailed, TaskActions
 
 _KEYS: list[Key] = [
@@ -29,7 +30,7 @@ _KEYS: list[Key] = [
 ]
 
 
-class PlacesScreen(ModalScreen[Made | None]):
+class PlacesScreen(Dialog[Made | None]):
     """The field keeps the focus: letters narrow the list, arrows move in it, Enter opens what is marked."""
 
     AUTO_FOCUS: ClassVar[str | None] = "#path"
@@ -60,7 +61,7 @@ class PlacesScreen(ModalScreen[Made | None]):
                 markup=False,
             )
             yield Input(placeholder=f"{os.getcwd()}{os.sep}", id="path", compact=True, select_on_focus=False)
-            yield OptionList(id="places", markup=False)
+            yield Listing(id="places", markup=False)
             yield Static("", id="complaint", markup=False)
             yield KeyBar(_KEYS)
 

@@ -25,7 +25,8 @@ from sapo_desktop.services.models.endpoint.messages import (
     Reply,
     Usage,
 )
-from sapo_swarm.node.control.few_connections import FewConnections
+from sapo_swarm.servers.few_connections import FewConnections
+from sapo_swarm.servers.sparse_log import server_runner
 
 HOST = "127.0.0.1"
 LARGEST_BODY = 2**20
@@ -94,7 +95,7 @@ class Endpoint:
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/v1/models/{model:.+}", self._one_model)
         app.router.add_post("/v1/chat/completions", self._chat)
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_S, handler_cancellation=True)
+        self._runner = server_runner(app, "sapo.endpoint", shutdown_timeout=SHUTDOWN_S, handler_cancellation=True)
         await self._runner.setup()
         try:
             bound = socket.create_server((HOST, self._port))

@@ -58,9 +58,8 @@ def write(job: Write, report: Report) -> Written:
     else:
         engine.export(folder)
     engine.close()
-    for name in licence.FILES:
-        if (base / name).is_file():
-            shutil.copyfile(base / name, folder / name)
+    for file in licence.files(base):
+        shutil.copyfile(file, folder / file.name)
     return found
 
 

@@ -70,6 +70,6 @@ def _preset(config: RunConfig, held_out: str) -> str:
 def _rank(one: Unreadable) -> int:
     """Of the newest LoRA adapter; 0 where there is none."""
     for state in sorted((one.folder / "checkpoints").glob("round-*/engine/state.json"), reverse=True):
-        with contextlib.suppress(OSError, ValueError, AttributeError):
+        with contextlib.suppress(OSError, ValueError, AttributeError, RecursionError):
             return int(json.loads(state.read_bytes()).get("rank") or 0)
     return 0

@@ -74,7 +74,7 @@ def draft(path: Path, wishes: Wishes, table: Table | None = None) -> Draft:
     sides = [table]
     if wishes.heldout is not None:
         sides.append(read_table(wishes.heldout, table.names, wishes.encoding))
-    taken = [_taken(file.name, side) for file, side in zip((path, wishes.heldout), sides, strict=False) if file]
+    taken = [encoding_taken(file.name, side) for file, side in zip((path, wishes.heldout), sides, strict=False) if file]
     if merged:
         sides = [options.put_in(side, merged) for side in sides]
     truths = [row[answer].strip() for row in sides[0].rows if row.get(answer, "").strip()]
@@ -137,13 +137,13 @@ def _holes(table: Table, prompt: str) -> str:
     return re.sub(r"\{([^{}]+)\}", lambda hole: f"{{{table.names.get(hole[1].strip(), hole[1])}}}", prompt)
 
 
-def _taken(name: str, table: Table) -> str:
+def encoding_taken(name: str, table: Table) -> str:
     """A sentence on the encoding that a file was read in where it does not say it itself."""
     if not table.encoding:
         return ""
     return (
         f"{safe_text(name, 60, lines=False)} is not UTF-8 and was read as Windows-1252 ({table.encoding}). If letters are wrong, "
-        "name its encoding (tasks new FILE --encoding mac_roman) or save it as UTF-8."
+        "name its encoding (--encoding mac_roman) or save it as UTF-8."
     )
 
 

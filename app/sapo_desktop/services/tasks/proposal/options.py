@@ -1,4 +1,5 @@
-"""Multiple choice: the options of a row, in columns of their own or in one that lists them, become lines of its question."""
+"""Multiple choice: the options of a row, in columns of their own or in one that lists them, become lines of its question. So do
+the wrong ones alone (distractors), with the answer among them."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from itertools import takewhile
 from string import ascii_uppercase as LETTERS
 from typing import Literal
@@ -28,6 +30,12 @@ KEYS = (
     *("richtig", "korrekt", "losungsbuchstabe", "correcta", "bonne_reponse", "corretta"),
 )
 """The answer's column beside options."""
+WRONG_LISTS = ("distractors", "incorrect_answers", "wrong_answers", "falsche_antworten")
+"""Columns that list the wrong options; the answer's column beside them holds the right one."""
+_WRONG = re.compile(
+    r"(?:distract[eo]r|distraktor|(?:incorrect|wrong)(?:_answer|_option)?|falsche_antwort)_?(?:[a-z]|\d{1,2})"
+)
+_RIGHT = re.compile("correct|right|best|richtig|korrekt")
 LOOKED_AT = 200
 """Rows, all over the file, that tell which column holds what."""
 _OF_ITS_OWN = re.compile(
@@ -45,7 +53,8 @@ Entry = tuple[str, str]
 @dataclass(frozen=True)
 class Options:
     """Where a file has its options. columns: one for each, or the one that lists them. labels: what the file calls each, () where
-    one column lists them. reading: how column `answer` names the right one; right: in how many of the rows with an answer."""
+    one column lists them. reading: how column `answer` names the right one; right: in how many of the rows with an answer.
+    wrong: columns holds the wrong ones alone, `answer` the right one."""
 
     columns: tuple[str, ...]
     labels: tuple[str, ...] = ()
@@ -53,6 +62,7 @@ class Options:
     reading: Reading = "letter"
     right: int = 0
     of: int = 0
+    wrong: bool = False
 
     @property
     def sure(self) -> bool:
@@ -66,7 +76,7 @@ def find(table: Table, asked: str, answer: str) -> Options | None:
     sample = table.rows[:: 1 + len(table.rows) // LOOKED_AT]
     found = _listing(table, sample, {asked, answer}) or _of_their_own(table, {asked, answer})
     if found is None:
-        return None
+        return _with_distractors(table, {asked, answer}, answer)
     left = [name for name in table.columns if name not in {*found.columns, *HARDNESS, asked}]
     usual = [name for name in (*ANSWERS, *KEYS) if name in left]
     others = [name for name in reversed(left) if name not in usual and name not in QUESTIONS]
@@ -97,6 +107,11 @@ def told(table: Table, options: Options) -> str:
     if not options.sure:
         looks = f"{where.capitalize()} look{'s' * (len(options.columns) == 1)} like options"
         return f"{looks}, but in {options.of - options.right:,} of {options.of:,} rows {column} names none of them."
+    if options.wrong:
+        mixed = "mixed by their texts, each with its letter"
+        return (
+            f"Multiple choice: {column} (the right option) and {where} (wrong ones) stand below the question, {mixed}."
+        )
     how = {
         "letter": f"{column} names the right one",
         "text": f"{column} holds the text of the right one, which became its letter",
@@ -116,6 +131,8 @@ def _row(row: Row, options: Options, kept: Row) -> Row | str:
     entries, said = _entries(row, options), row.get(options.answer, "").strip()
     if len(entries) > len(LETTERS):
         return f"it has {len(entries):,} options; up to {len(LETTERS)} have letters."
+    if options.wrong and _plain(said) in _wrong_ones(row, options):
+        return f"the answer {said[:40]!r} stands among its wrong options."
     lines = [f"{letter}) {text}" for letter, (_, text) in zip(LETTERS, entries, strict=False) if text]
     if len(lines) < 2:
         return "it has fewer than two options."
@@ -154,13 +171,50 @@ def _of_their_own(table: Table, named: set[str]) -> Options | None:
     return Options(tuple(group[label] for label in labels), labels) if len(labels) > 1 else None
 
 
+def _with_distractors(table: Table, named: set[str], answer: str) -> Options | None:
+    """Columns of wrong options beside a column of answers, preferably one that is called right."""
+    own = tuple(name for name in table.columns if _WRONG.fullmatch(name) and name not in named)
+    found = own or tuple(name for name in WRONG_LISTS if name in table.columns and name not in named)[:1]
+    usual = sorted(
+        (name for name in (*ANSWERS, *KEYS) if name in table.columns), key=lambda name: not _RIGHT.search(name)
+    )
+    right = answer or next(iter(usual), "")
+    if not found or not right:
+        return None
+    made = Options(found, answer=right, reading="text", wrong=True)
+    rows = [_row(row, made, {}) for row in table.rows if row.get(right, "").strip()]
+    made = replace(made, right=sum(isinstance(row, dict) for row in rows), of=len(rows))
+    return made if made.sure else None
+
+
+def _wrong_ones(row: Row, options: Options) -> list[str]:
+    """The wrong options of a row."""
+    cells = [row.get(name, "") for name in options.columns]
+    if options.columns[0] in WRONG_LISTS:
+        cells = [text for _, text in _listed(cells[0])] or cells
+    return [_plain(text) for text in cells]
+
+
+def _mixed(row: Row, options: Options) -> list[Entry]:
+    """The right option among the wrong ones, in an order that follows from their texts alone: not from which is right."""
+    texts = {text for text in (_plain(row.get(options.answer, "")), *_wrong_ones(row, options)) if text}
+    every = "\0".join(sorted(texts))
+    return [("", text) for text in sorted(texts, key=lambda text: sha256(f"{every}\0{text}".encode()).digest())]
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.split())
+
+
 def _entries(row: Row, options: Options) -> list[Entry]:
     """The options of a row, without letters of their own where all have one."""
+    if options.wrong:
+        return _mixed(row, options)
     if options.labels:
-        texts = (" ".join(row.get(name, "").split()) for name in options.columns)
+        texts = (_plain(row.get(name, "")) for name in options.columns)
         found = list(zip(options.labels, texts, strict=True))
     else:
-        found = [(label, " ".join(text.split())) for label, text in _listed(row.get(options.columns[0], ""))]
+        found = [(label, _plain(text)) for label, text in _listed(row.get(options.columns[0], ""))]
     bare = [(label, _bare(text, letter)) for (label, text), letter in zip(found, LETTERS, strict=False)]
     return bare if all(new != old for new, old in zip(bare, found, strict=False) if old[1]) else found
 
@@ -215,7 +269,9 @@ def _read(rows: Sequence[Row], options: Options, answer: str) -> Options:
 
 def _place(answer: str, entries: Sequence[Entry], options: Options) -> int | None:
     """Which option the answer names. Where letters or texts do, an answer of the other kind is understood too."""
-    said = " ".join(answer.split()).casefold()
+    if options.wrong:
+        return next((place for place, (_, text) in enumerate(entries) if text == _plain(answer)), None)
+    said = _plain(answer).casefold()
     if options.reading.startswith("from"):
         number = re.fullmatch(r"(\d{1,2})(?:\.0*)?", said)
         place = int(number[1]) - int(options.reading[-1]) if number else -1
