@@ -112,6 +112,7 @@ def test_the_room_that_reasoning_needs_is_planned_wherever_a_base_is_shown(
     home.settings.parent.mkdir()
     settings.change(home.settings, "run.trainer", "torch")
     settings.change(home.settings, "run.device", "cpu")
+    settings.change(home.settings, "run.precision", "bfloat16")
 
     def shown() -> tuple[bool, int, bool, str]:
         bases.shown(home, argparse.Namespace(names=[SMOL], json=True))

@@ -147,8 +147,11 @@ def test_others_share_of_a_batch_shrinks_with_it() -> None:
     assert "--external-groups" in found.suggestion
 
 
-def test_four_bits_are_tried_before_answers_are_shortened_and_only_where_they_are_not_set() -> None:
-    """24 layers of half a billion weights, an adapter trained, answers of 1,024 tokens."""
+def test_four_bits_are_tried_before_answers_are_shortened_and_only_where_they_are_not_set(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """24 layers of half a billion weights, an adapter trained, answers of 1,024 tokens, on a processor fast in bfloat16."""
+    monkeypatch.setattr(precisions, "detect", lambda: hardware.Hardware(2, 4 << 30, 4 << 30, "avx512_bf16", "Linux"))
     config = replace_config(TORCH, precision="auto", max_new_tokens=1024)
 
     def suggested(available: float, fallback: bool = False, **changes: object) -> str:

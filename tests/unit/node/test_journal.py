@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import stat
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -21,8 +23,9 @@ def line(text: str) -> LogLine:
 
 
 @pytest.fixture
-def journal(tmp_path: Path) -> Journal:
-    return Journal(tmp_path / "journal.db")
+def journal(tmp_path: Path) -> Iterator[Journal]:
+    with closing(Journal(tmp_path / "journal.db")) as opened_journal:
+        yield opened_journal
 
 
 def test_stored_events_come_back_in_order_with_their_numbers(journal: Journal) -> None:
@@ -31,14 +34,12 @@ def test_stored_events_come_back_in_order_with_their_numbers(journal: Journal) -
     assert journal.read() == stored
     assert journal.read(after=1, kinds=("log",)) == stored[1:2]
     assert journal.read(tail=2) == stored[1:]
-    journal.close()
 
 
 def test_a_batch_with_an_ephemeral_event_is_stored_not_at_all(journal: Journal) -> None:
     with pytest.raises(TypeError, match="ephemeral"):
         journal.append([line("a"), VITALS])
     assert journal.read() == []
-    journal.close()
 
 
 def test_another_process_may_read_while_the_node_writes(journal: Journal) -> None:
@@ -46,7 +47,6 @@ def test_another_process_may_read_while_the_node_writes(journal: Journal) -> Non
     assert len(read_only(journal.path)) == 1
     journal.append([line("b")])
     assert len(read_only(journal.path)) == 2
-    journal.close()
 
 
 def test_a_file_that_is_no_journal_is_named(tmp_path: Path) -> None:
@@ -76,7 +76,6 @@ async def test_a_late_subscriber_misses_nothing_and_hears_nothing_twice(journal:
 
     await asyncio.gather(write(), listen())
     assert texts == [str(number) for number in range(200)]
-    journal.close()
 
 
 async def test_a_subscriber_that_sleeps_loses_vitals_first_and_is_then_cut_off(journal: Journal) -> None:
@@ -90,7 +89,6 @@ async def test_a_subscriber_that_sleeps_loses_vitals_first_and_is_then_cut_off(j
         while not queue.empty():
             last = queue.get_nowait()
         assert last is None, "the end of the stream is told"
-    journal.close()
 
 
 async def test_closing_ends_every_subscription(journal: Journal) -> None:
@@ -98,14 +96,12 @@ async def test_closing_ends_every_subscription(journal: Journal) -> None:
     async with bus.subscribe(after=0) as (_, queue):
         bus.close()
         assert await queue.get() is None
-    journal.close()
 
 
 def test_only_its_owner_may_read_a_journal_and_the_files_beside_it(journal: Journal) -> None:
     journal.append([line("a")])
     modes = {p.name: stat.S_IMODE(p.stat().st_mode) for p in journal.path.parent.glob("journal.db*")}
     assert modes == {"journal.db": 0o600, "journal.db-wal": 0o600, "journal.db-shm": 0o600}
-    journal.close()
 
 
 def test_a_journal_that_others_could_read_is_closed_to_them_when_it_is_opened(tmp_path: Path) -> None:
@@ -122,7 +118,6 @@ def test_an_event_that_cannot_be_read_is_passed_over_and_counted(journal: Journa
         db.execute("UPDATE events SET body = ? WHERE seq = 2", (b'{"kind":"from tomorrow"}',))
     assert [e.text for e in journal.read() if isinstance(e, LogLine)] == ["a", "c"]
     assert journal.unreadable == {2}
-    journal.close()
 
 
 def test_rounds_that_are_taken_back_leave_with_their_groups_and_evaluations_and_nothing_else(journal: Journal) -> None:
@@ -135,7 +130,6 @@ def test_rounds_that_are_taken_back_leave_with_their_groups_and_evaluations_and_
     assert kept == [*told, ("Evaluated", 2)]
     assert len(journal.read(kinds=("log",))) == 4
     assert journal.last_round() == 1
-    journal.close()
 
 
 def test_the_last_round_is_the_newest_one_or_the_one_before_a_later_opening(journal: Journal) -> None:
@@ -144,7 +138,6 @@ def test_the_last_round_is_the_newest_one_or_the_one_before_a_later_opening(jour
     assert journal.last_round() == 1
     journal.append([opened(7)])
     assert journal.last_round() == 6
-    journal.close()
 
 
 def test_a_number_is_never_given_twice_though_the_newest_rows_are_gone(journal: Journal) -> None:

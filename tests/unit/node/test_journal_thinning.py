@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
 
@@ -20,8 +22,9 @@ from sapo_swarm.sapo.tripwire import KINDS, watch_of
 
 
 @pytest.fixture
-def journal(tmp_path: Path) -> Journal:
-    return Journal(tmp_path / "journal.db")
+def journal(tmp_path: Path) -> Iterator[Journal]:
+    with closing(Journal(tmp_path / "journal.db")) as opened_journal:
+        yield opened_journal
 
 
 def line(text: str) -> LogLine:
@@ -104,7 +107,6 @@ def test_a_step_of_pruning_is_bounded(journal: Journal) -> None:
     journal.append([group_of(1 + round_ % 9, round_) for round_ in range(PRUNED_ROWS + 10)])
     thinning = Thinning(journal)
     assert [thinning.groups(20) for _ in range(3)] == [PRUNED_ROWS, 10, 0]
-    journal.close()
 
 
 async def test_rounds_go_on_while_old_groups_leave_in_the_background(journal: Journal) -> None:
@@ -121,7 +123,6 @@ async def test_rounds_go_on_while_old_groups_leave_in_the_background(journal: Jo
     assert groups_in(journal) == []
     await retention.close()
     assert len(journal.read(kinds=("log",))) == 20
-    journal.close()
 
 
 async def test_a_run_that_keeps_all_groups_drops_none(journal: Journal) -> None:
@@ -130,7 +131,6 @@ async def test_a_run_that_keeps_all_groups_drops_none(journal: Journal) -> None:
     retention.round_done(1000)
     await retention.close()
     assert groups_in(journal) == [(1, False)]
-    journal.close()
 
 
 def test_old_rounds_stand_in_blocks_and_no_count_is_lost(journal: Journal) -> None:
@@ -147,7 +147,6 @@ def test_old_rounds_stand_in_blocks_and_no_count_is_lost(journal: Journal) -> No
     assert max(r.covers for r in found) == 16
     for before, after in pairwise(found):
         assert after.round - before.round == after.covers, "a record is named after the last of its rounds"
-    journal.close()
 
 
 def test_thinning_goes_on_where_another_process_stopped_and_changes_nothing_twice(journal: Journal) -> None:
@@ -159,7 +158,6 @@ def test_thinning_goes_on_where_another_process_stopped_and_changes_nothing_twic
     assert len(done) < half
     thin(journal, 3 * DENSE - 1)
     assert rounds_in(journal) == done
-    journal.close()
 
 
 def test_a_block_tells_means_sums_and_the_range() -> None:
@@ -237,4 +235,3 @@ async def test_retention_looks_at_rounds_now_and_then_and_at_the_end(journal: Jo
     await retention.settled()
     assert len(rounds_in(journal)) < DENSE + 400
     await retention.close()
-    journal.close()

@@ -28,8 +28,9 @@ _seen: list[str] = []
 
 
 def _audit(event: str, arguments: tuple[object, ...]) -> None:
-    restart = "sapo_swarm.scoring.worker" in str(arguments) if event == "subprocess.Popen" else False
-    if _watching and event in FORBIDDEN and not restart:  # a worker that had to be stopped is started again
+    # A worker that had to be stopped is started again; from Python 3.13 on by posix_spawn.
+    restart = event in ("subprocess.Popen", "os.posix_spawn") and "sapo_swarm.scoring.worker" in str(arguments)
+    if _watching and event in FORBIDDEN and not restart:
         _seen.append(f"{event} {str(arguments)[:80]}")
 
 

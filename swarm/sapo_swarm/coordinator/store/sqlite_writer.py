@@ -74,25 +74,30 @@ def connect(path: Path) -> sqlite3.Connection:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
-        connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=2.0)
-        (mode,) = connection.execute("PRAGMA journal_mode=WAL").fetchone()
-        if mode != "wal":
-            raise StoreUnavailable(f"The store {path} cannot have a write-ahead log here: is the disk full?")
-        connection.execute("PRAGMA synchronous=NORMAL")
-        version = connection.execute("PRAGMA user_version").fetchone()[0]
-        if version not in (0, SCHEMA_VERSION):
-            raise StoreFormat(
-                f"{path} was written by another version (format {version}). Use that version, or a new file."
-            )
-        connection.executescript(_SCHEMA)
-        connection.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
-        # A second process on the same file would not see this one's pool: the lock is held until the end.
-        connection.execute("PRAGMA locking_mode=EXCLUSIVE")
-        connection.execute("BEGIN IMMEDIATE")
-        connection.execute("COMMIT")
+        with contextlib.ExitStack() as failed:
+            connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=2.0)
+            failed.callback(connection.close)
+            _prepare(connection, path)
+            failed.pop_all()
     except (OSError, sqlite3.Error, UnicodeDecodeError) as error:  # a damaged file makes messages that are no text
         raise StoreUnavailable(f"The store {path} does not open: {error}. Is another coordinator using it?") from error
     return connection
+
+
+def _prepare(connection: sqlite3.Connection, path: Path) -> None:
+    (mode,) = connection.execute("PRAGMA journal_mode=WAL").fetchone()
+    if mode != "wal":
+        raise StoreUnavailable(f"The store {path} cannot have a write-ahead log here: is the disk full?")
+    connection.execute("PRAGMA synchronous=NORMAL")
+    version = connection.execute("PRAGMA user_version").fetchone()[0]
+    if version not in (0, SCHEMA_VERSION):
+        raise StoreFormat(f"{path} was written by another version (format {version}). Use that version, or a new file.")
+    connection.executescript(_SCHEMA)
+    connection.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
+    # A second process on the same file would not see this one's pool: the lock is held until the end.
+    connection.execute("PRAGMA locking_mode=EXCLUSIVE")
+    connection.execute("BEGIN IMMEDIATE")
+    connection.execute("COMMIT")
 
 
 def load_rows(connection: sqlite3.Connection) -> Rows:

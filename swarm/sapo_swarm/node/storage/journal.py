@@ -52,16 +52,18 @@ class Journal:
         try:
             _private(path)
             self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
+        except (sqlite3.Error, OSError) as error:
+            raise JournalError(_refused(path, error)) from error
+        try:
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=NORMAL")
             self._db.execute("PRAGMA wal_autocheckpoint=4000")  # 16 MB: pages that change often are written less often
             self._db.executescript(_SCHEMA)
             last = self._db.execute("SELECT seq FROM sqlite_sequence WHERE name = 'events'").fetchone()
             self.last_seq = int(last[0]) if last else 0
-        except (sqlite3.Error, OSError) as error:
-            raise JournalError(
-                f"Cannot open the journal {path} ({error}). Check that the disk has room and the folder is yours."
-            ) from error
+        except sqlite3.Error as error:
+            self._db.close()
+            raise JournalError(_refused(path, error)) from error
 
     def append(self, events: Iterable[Event]) -> list[Event]:
         """Store all events or none; returns them with their sequence numbers. Raises JournalError."""
@@ -207,6 +209,10 @@ def _stored(event: Event) -> bytes:
     plain = encode(event)
     packs = isinstance(event, GroupRecorded) and not event.first_solved
     return zstandard.compress(plain, 3) if packs else plain
+
+
+def _refused(path: Path, error: Exception) -> str:
+    return f"Cannot open the journal {path} ({error}). Check that the disk has room and the folder is yours."
 
 
 def _private(path: Path) -> None:

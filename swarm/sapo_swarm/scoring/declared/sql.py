@@ -64,9 +64,16 @@ def _ask(fixture: bytes, query: str) -> tuple[Sequence[Any], ...] | None:
     return tuple(rows)
 
 
+class _Closing(sqlite3.Connection):
+    """Closes itself when the cache lets go of it."""
+
+    def __del__(self) -> None:
+        self.close()
+
+
 @lru_cache(maxsize=4)
 def _database(fixture: bytes) -> sqlite3.Connection:
-    connection = sqlite3.connect(":memory:", isolation_level=None)
+    connection = sqlite3.connect(":memory:", isolation_level=None, factory=_Closing)
     connection.deserialize(fixture)
     connection.execute("PRAGMA trusted_schema = OFF")
     connection.execute("PRAGMA temp_store = MEMORY")
