@@ -5,6 +5,7 @@ The committed docs/openapi.json is what this prints; a test compares them.
 
 from __future__ import annotations
 
+import inspect
 import json
 from http import HTTPStatus
 from typing import Any
@@ -80,6 +81,8 @@ _SIGNED = {
 def document() -> dict[str, Any]:
     """The whole description as JSON values."""
     _, components = msgspec.json.schema_components(_TYPES, ref_template="#/components/schemas/{name}")
+    for schema in components.values():  # Python 3.13 keeps docstrings without their indentation
+        schema["description"] = inspect.cleandoc(schema.get("description", ""))
     document = {
         "openapi": "3.1.0",
         "info": {
