@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from contextlib import closing
 from pathlib import Path
 
 from sapo_swarm.config import RunConfig
@@ -49,4 +50,5 @@ def test_rounds_that_a_checkpoint_does_not_hold_are_not_remembered_and_none_coun
 def test_a_run_that_uses_neither_replay_nor_a_curriculum_remembers_nothing(tmp_path: Path) -> None:
     memory = Memory()
     memory.observe(RunConfig(), 0, rounds()[1])
-    assert memory == Memory() == recalled(RunConfig(), Journal(tmp_path / "journal.db"), 1)
+    with closing(Journal(tmp_path / "journal.db")) as journal:
+        assert memory == Memory() == recalled(RunConfig(), journal, 1)

@@ -59,11 +59,18 @@ class GroupIndex:
         self._looked: int | None = None
         self._counted: dict[str, tuple[object, Any]] = {}
         try:
-            self._db = self._opened()
+            self._db = self._usable()
+        except BaseException:
+            source.close()
+            raise
+
+    def _usable(self) -> sqlite3.Connection:
+        try:
+            return self._opened()
         except (sqlite3.DatabaseError, OSError):  # damaged, or of another version: it is made again
             try:
                 self.remove()
-                self._db = self._opened()
+                return self._opened()
             except (sqlite3.DatabaseError, OSError) as error:
                 raise JournalError(f"Cannot keep an index of the rollouts at {self.path} ({error}).") from error
 
