@@ -172,8 +172,23 @@ def test_a_damaged_note_in_a_run_is_named(home: Home) -> None:
         engines.settle(CONFIG, folder, home)
 
 
-def test_the_first_load_of_a_model_measures_its_precision_and_the_run_keeps_it(home: Home) -> None:
+def test_a_processor_without_instructions_for_bfloat16_measures_nothing_and_computes_in_float32(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hardware, "matrix_unit", lambda: "avx2")
+    monkeypatch.setattr(precision, "measure", lambda *_: pytest.fail("It takes half a minute there."))
+    config = msgspec.structs.replace(CONFIG, trainer="torch", device="cpu", threads=1)
+    engine = engines.run_builder(config, run_folder(home, "first"), home)(lambda fraction, phrase: None)
+    engine.close()
+    assert engine.info.precision == "float32"
+    assert not speed.precision_seconds(home, config)
+
+
+def test_the_first_load_of_a_model_measures_its_precision_and_the_run_keeps_it(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With the shipped torch engine: measured once, kept for the run and for the next one."""
+    monkeypatch.setattr(hardware, "matrix_unit", lambda: "avx512_bf16")
     config = msgspec.structs.replace(CONFIG, trainer="torch", device="cpu", threads=1)
     folder, said = run_folder(home, "first"), list[str]()
     engine = engines.run_builder(config, folder, home)(lambda fraction, phrase: said.append(phrase))
