@@ -103,13 +103,14 @@ def candidates(
     *,
     apple: bool = False,
     gpu: bool = False,
+    bfloat16: bool = True,
     trains: bool = True,
 ) -> list[Candidate]:
     """What is worth measuring, trainers first. engines: those that work here. threads: at most so many.
 
-    apple: the machine has Metal, elsewhere mlx is only for tests. gpu: torch computes on a graphics processor. trains:
-    otherwise llama.cpp will do on its own. Pairs are left out: they are tried with the best trainer's settings, see
-    `pairs`.
+    apple: the machine has Metal, elsewhere mlx is only for tests. gpu: torch computes on a graphics processor. bfloat16:
+    the processor has instructions for it; without them torch takes 14 times as long. trains: otherwise llama.cpp will do
+    on its own. Pairs are left out: they are tried with the best trainer's settings, see `pairs`.
     """
     trainer = wanted.engine.rpartition("+")[2]
     if trainer not in (AUTO, "torch", "mlx"):  # a plug-in, or llama.cpp alone: as the person set it
@@ -120,7 +121,7 @@ def candidates(
     if "torch" in engines and trainer in (AUTO, "torch"):
         counts = [0] if gpu else [wanted.threads] if wanted.threads else _counts(threads)
         is_torchs = wanted.precision in TORCH or is_four_bit(wanted.precision)  # another kind is for a pair's generator
-        kinds = (wanted.precision,) if is_torchs else TORCH
+        kinds = (wanted.precision,) if is_torchs else TORCH if bfloat16 or gpu else TORCH[:1]
         found += [Candidate("torch", kind, count) for kind in kinds for count in counts]
     if "llamacpp" in engines and trainer == AUTO and not trains:
         kind = AUTO if wanted.precision in TORCH else wanted.precision

@@ -139,6 +139,15 @@ def test_torch_is_tried_in_both_precisions_with_doubling_threads() -> None:
     assert {c.engine for c in found} == {"torch"}
 
 
+def test_bfloat16_is_tried_only_where_something_computes_in_it_unless_it_is_asked_for() -> None:
+    def tried(wanted: str = "auto", **has: bool) -> set[str]:
+        return {c.precision for c in candidates(["torch"], 2, Wanted(precision=wanted), **has)}
+
+    assert tried(bfloat16=False) == {"float32"}
+    assert tried("bfloat16", bfloat16=False) == {"bfloat16"}
+    assert tried(bfloat16=False, gpu=True) == {"float32", "bfloat16"}
+
+
 def test_mlx_is_tried_first_on_apple_silicon_only() -> None:
     assert [c.engine for c in candidates(["torch", "mlx"], 1, Wanted(), apple=True)] == ["mlx", "torch", "torch"]
 

@@ -192,7 +192,8 @@ def _measurements(subject: Subject, config: RunConfig, available: Sequence[str],
             yield found[candidate]
 
     apple, threads = engines.apple_silicon(), hardware.default_threads()
-    singles = choice.candidates(available, threads, wanted, apple=apple, gpu=gpu, trains=work.trains)
+    fast = hardware.detect().fast_bfloat16
+    singles = choice.candidates(available, threads, wanted, apple=apple, gpu=gpu, bfloat16=fast, trains=work.trains)
     if quick:
         singles = [c for c in singles if c.threads in (0, max(s.threads for s in singles))]
     yield from measure(singles, "measuring")
