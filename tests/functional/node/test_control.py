@@ -69,6 +69,7 @@ async def test_a_node_that_answers_can_be_named_when_it_falls_silent(
     monkeypatch.setattr(web, "UnixSite", Site)
     async with ControlServer(node, path):
         assert seen == [str(os.getpid())]
+    node.journal.close()
 
 
 @pytest.mark.parametrize(
