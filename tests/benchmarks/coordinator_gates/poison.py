@@ -251,7 +251,7 @@ async def _turn(
     for raw in result.sample:
         outcome.counts["hostile" if _opened(raw).node in villains else "honest"] += 1
     received = [group for group in await member.receiver.receive(result.sample, unix) if len(set(group.rewards)) > 1]
-    outcome.counts["honest with signal"] += sum(group.node not in villains for group in received)
+    outcome.counts["honest non-zero-advantage"] += sum(group.node not in villains for group in received)
     for group in _chosen(received, member.table.rng):
         outcome.counts["hostile used" if group.node in villains else "honest used"] += 1
         outcome.used[villains.get(group.node, "honest")] += 1
@@ -285,7 +285,7 @@ def run(quick: bool, store: str) -> Gate:
         gate.figures[f"{part:.0%} hostile"] = (
             f"held-out {outcome.held_out:.3f}, {seen} hostile groups received, {used} used "
             f"({', '.join(f'{kind} {n}' for kind, n in outcome.used.most_common() if kind != 'honest')}), "
-            f"{outcome.counts['honest used']} of {outcome.counts['honest with signal']} useful honest ones used, "
+            f"{outcome.counts['honest used']} of {outcome.counts['honest non-zero-advantage']} useful honest ones used, "
             f"poisoned style {outcome.poison:.4f}; rejected {dict(outcome.rejected.most_common())}"
         )
         gate.demands[f"{part:.0%}: at least 95 % rejected or capped"] = kept >= 0.95

@@ -31,7 +31,7 @@ async def test_groups_of_an_own_task_never_leave_the_machine(
     await bob.exchange.close()
 
 
-async def test_of_many_groups_those_with_signal_are_handed_over_first(
+async def test_of_many_groups_non_zero_advantage_ones_are_handed_over_first(
     hosted: Hosted, scorer: Scorer, engine: EngineHost
 ) -> None:
     """An upload carries nine; whoever solved only the last question of twelve still shares that one."""
@@ -87,7 +87,7 @@ async def test_what_a_fast_node_makes_between_two_uploads_goes_out_with_the_next
 async def test_a_coordinator_that_goes_away_stops_nothing_and_gets_no_backlog(
     hosted: Hosted, scorer: Scorer, engine: EngineHost
 ) -> None:
-    """Rounds go on with a sentence and the figures of before; after its return the newest groups are sent, and those with signal
+    """Rounds go on with a sentence and the figures of before; after its return the newest groups are sent, and non-zero-advantage ones
     of the three rounds before."""
     node, awake = Node(hosted, scorer, engine), asyncio.Event()
     await node.join("node")
