@@ -87,8 +87,8 @@ async def test_what_a_fast_node_makes_between_two_uploads_goes_out_with_the_next
 async def test_a_coordinator_that_goes_away_stops_nothing_and_gets_no_backlog(
     hosted: Hosted, scorer: Scorer, engine: EngineHost
 ) -> None:
-    """Rounds go on with a sentence and the figures of before; after its return the newest groups are sent, and non-zero-advantage ones
-    of the three rounds before."""
+    """Rounds go on with a sentence and the figures of before; after its return the newest groups are sent, and of the
+    three rounds before those with a non-zero advantage."""
     node, awake = Node(hosted, scorer, engine), asyncio.Event()
     await node.join("node")
     await node.round(1, await node.groups(1, 1))
