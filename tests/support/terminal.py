@@ -37,6 +37,12 @@ class Terminal:
     def title(self) -> str:
         return str(self._screen.title)
 
+    @property
+    def echoes(self) -> bool:
+        """What is typed is shown and comes in lines, as a shell wants it."""
+        wanted = termios.ECHO | termios.ICANON
+        return termios.tcgetattr(self._master)[3] & wanted == wanted
+
     def press(self, keys: str) -> None:
         os.write(self._master, keys.encode())
 

@@ -13,7 +13,7 @@ UNIX_ONLY = ("fcntl", "resource", "termios", "pty", "tty", "pwd", "grp")
 BEHIND_A_CHECK = {
     "app/sapo_desktop/paths.py": "whose home directory it is",
     "app/sapo_desktop/services/nodes/lock.py": "one lock a home: msvcrt on Windows",
-    "app/sapo_desktop/dashboard/terminal_gone.py": "a terminal that hangs up",
+    "app/sapo_desktop/dashboard/terminal.py": "a terminal that hangs up",
     "backends/sapo_backends/measure/probe.py": "the peak memory of a child",
     "swarm/sapo_swarm/coordinator/http/listener.py": "how many connections the system allows",
     "swarm/sapo_swarm/node/governor/memory.py": "a wall for the memory of the node",

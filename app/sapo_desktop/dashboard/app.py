@@ -18,7 +18,7 @@ from textual.filter import LineFilter
 from textual.screen import Screen
 from textual.theme import Theme
 
-from sapo_desktop.dashboard import terminal_gone
+from sapo_desktop.dashboard import terminal
 from sapo_desktop.dashboard.actions import DashboardActions
 from sapo_desktop.dashboard.host import Examine
 from sapo_desktop.dashboard.look.ascii import AsciiFilter
@@ -148,7 +148,7 @@ class SapoDashboard(DashboardActions):
         self._caption: Caption | None = None
         self._first_is_out = self.begun = False
         """The feed is being followed (not so while the first questions are asked)."""
-        super().__init__()
+        super().__init__(driver_class=terminal.stoppable(self.get_driver_class()))
         self.animation_level = "none"  # nothing here moves without a reason, least of all over SSH
         if model_actions is not None:
             self.add_mode("models", _models)
@@ -209,7 +209,7 @@ class SapoDashboard(DashboardActions):
         self.set_class(self.glyphs.ascii, "-ascii")
         self._timer = self.set_interval(FOCUSED_S, self.redraw)
         if not self.is_headless:
-            terminal_gone.watch(gone=partial(self.exit, None), ended=partial(self.exit, "background"))
+            terminal.watch(gone=partial(self.exit, None), ended=partial(self.exit, "background"))
         self.theme_changed_signal.subscribe(self, self._keep_theme)
         self.call_after_refresh(self._first_frame_is_out)
         self.set_timer(FOCUSED_S, self._first_frame_is_out)  # a screen that an early key opened holds the refresh back

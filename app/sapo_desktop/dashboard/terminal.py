@@ -1,4 +1,5 @@
-"""Notices that whoever shows the dashboard is gone: a closed terminal window, a dropped ssh, a closed browser tab.
+"""The terminal that shows the dashboard: whether it is gone (a closed window, a dropped ssh, a closed browser tab), and what is
+to be done when the program goes on after somebody stopped it.
 
 A terminal may go without a signal. Reading it then gives nothing, at once and for ever, and Textual's input thread would
 spin on it. So a thread looks twice a second, at next to no cost, and ends the dashboard; the node is not touched.
@@ -15,6 +16,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+
+from textual.driver import Driver
 
 from sapo_desktop.streams import to_nowhere
 
@@ -35,6 +38,35 @@ def hung_up(descriptor: int) -> bool:
     except (OSError, ValueError):
         return True
     return not any(waiting)
+
+
+class _Stoppable(Driver):
+    """A driver that may be stopped from outside (SIGSTOP), where nothing gives the terminal back as Ctrl+Z does. Textual's begins
+    once more when it goes on: two more threads each time, 80 KB, keys divided among them, and a shell left without echo."""
+
+    _given_back = False
+
+    def suspend_application_mode(self) -> None:
+        super().suspend_application_mode()
+        self._given_back = True
+
+    def resume_application_mode(self) -> None:
+        """Called by a signal's handler too, which may not wait for a thread."""
+        if self._given_back:
+            self._given_back = False
+            super().resume_application_mode()
+        else:
+            asyncio.get_running_loop().call_soon_threadsafe(self._take_again)
+
+    def _take_again(self) -> None:
+        """The shell may have changed the terminal meanwhile."""
+        self.suspend_application_mode()
+        self.resume_application_mode()
+
+
+def stoppable(driver: type[Driver]) -> type[Driver]:
+    """That driver, which takes the terminal again when it goes on."""
+    return type(driver.__name__, (_Stoppable, driver), {})
 
 
 def watch(gone: Callable[[], None], ended: Callable[[], None]) -> None:
