@@ -42,7 +42,7 @@ def hung_up(descriptor: int) -> bool:
 
 class _Stoppable(Driver):
     """A driver that may be stopped from outside (SIGSTOP), where nothing gives the terminal back as Ctrl+Z does. Textual's begins
-    once more when it goes on: two more threads each time, 80 KB, keys divided among them, and a shell left without echo."""
+    once more when it goes on: two more threads each time, 80 KB, that divide the keys among them and keep the program from ending."""
 
     _given_back = False
 
