@@ -42,7 +42,7 @@ def hung_up(descriptor: int) -> bool:
 
 class _Stoppable(Driver):
     """A driver that may be stopped from outside (SIGSTOP), where nothing gives the terminal back as Ctrl+Z does. Textual's begins
-    once more when it goes on: two more threads each time, 80 KB, that divide the keys among them and keep the program from ending."""
+    once more when it goes on: two more threads each time, 80 KB, which divide the keys among them and never end."""
 
     _given_back = False
 
