@@ -20,7 +20,8 @@ from pathlib import Path
 import no_compiler
 
 ROOT = Path(__file__).resolve().parent.parent
-OLDEST = (3, 11)
+OLDEST, NEWEST = (3, 11), (3, 14)
+"""The Pythons that the tests pass on, and that the locked torch has wheels for."""
 CPU_TORCH = "2.13.0"
 """The release of the CPU build that is tried when there is no NVIDIA driver."""
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
@@ -84,8 +85,11 @@ def select(folder: Path, name: str, chosen: Callable[[str], bool]) -> Path:
 
 
 def main() -> None:
-    if sys.version_info < OLDEST:
-        sys.exit(f"Python 3.11 or newer is needed, this is {platform.python_version()}.")
+    if not OLDEST <= sys.version_info[:2] <= NEWEST:
+        sys.exit(
+            f"Python 3.{OLDEST[1]} to 3.{NEWEST[1]} is needed, this is {platform.python_version()}.\n"
+            f"If one of them is installed, name it: make run PYTHON=python3.{NEWEST[1]}"
+        )
     folder = Path(sys.argv[1] if len(sys.argv) > 1 else ".venv").absolute()
     if not (folder / "pyvenv.cfg").exists():
         venv.create(folder, with_pip=True)

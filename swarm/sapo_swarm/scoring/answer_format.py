@@ -6,11 +6,14 @@ Whatever the format, the answer is the end: text behind it would be taught thoug
 from __future__ import annotations
 
 import json
+import re
 
 from sapo_swarm.tasks.prompts import extract_answer
 from sapo_swarm.types import AnswerFormat
 
 OPENING, CLOSING, BOX, THOUGHT = "<answer>", "</answer>", "\\boxed{", "</think>"
+_OBJECT = re.compile(r'\{\s*"answer"\s*:')
+"""Where a JSON answer begins: its quotes cannot stand inside a JSON string."""
 TAIL = 8
 """Characters that may follow an answer: spaces and line breaks, which some models end every answer with, and what closes the
 formula or sentence around a box."""
@@ -44,7 +47,9 @@ def before_answer(answer_format: AnswerFormat, text: str) -> str:
     if answer_format == "last_line":
         line = after.rstrip().splitlines()[-1]
         return text.rstrip().removesuffix(line)
-    return text[: text.rfind({"tags": OPENING, "boxed": BOX, "json": "{"}[answer_format])]
+    return text[
+        : _json_start(text) if answer_format == "json" else text.rfind(OPENING if answer_format == "tags" else BOX)
+    ]
 
 
 def written_once(answer_format: AnswerFormat, text: str) -> bool:
@@ -77,10 +82,14 @@ def _boxed(text: str) -> str | None:
     return None
 
 
+def _json_start(text: str) -> int:
+    return max((found.start() for found in _OBJECT.finditer(text)), default=-1)
+
+
 def _json(text: str) -> str | None:
     """The last object, of one line or several, that holds an "answer", a text or a number, and nothing beside it."""
     end = text.rfind("}") + 1
-    start = text.rfind("{", 0, end)
+    start = _json_start(text)
     if start < 0 or not _ends(text[end:], "`"):
         return None
     try:

@@ -112,6 +112,17 @@ def test_a_checkout_installs_nothing_without_hashes_but_itself_and_the_cpu_build
     assert ("bitsandbytes" in names) == (system == "Linux")
 
 
+@pytest.mark.parametrize("version", [(3, 10, 4), (3, 15, 0)])
+def test_a_python_that_has_no_wheels_is_refused_with_the_command_that_names_another(
+    setup_venv: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: tuple[int, int, int]
+) -> None:
+    monkeypatch.setattr(sys, "version_info", version)
+    monkeypatch.setattr(sys, "argv", ["setup_venv.py", str(tmp_path / "new")])
+    with pytest.raises(SystemExit, match=r"Python 3\.11 to 3\.14 is needed(.|\n)*make run PYTHON=python3\.14"):
+        setup_venv.main()
+    assert not (tmp_path / "new").exists()
+
+
 def test_no_second_index_can_be_confused_with_the_first() -> None:
     """With two indexes pip takes the newer version of a name from either: whoever owns the name on the other one is run."""
     for path in [

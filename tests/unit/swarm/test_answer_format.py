@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from sapo_swarm.scoring.answer_format import after_reasoning, written_answer
+from sapo_swarm.scoring.answer_format import after_reasoning, before_answer, written_answer
 from sapo_swarm.scoring.verify import score_text
 from sapo_swarm.tasks.prompts import SYSTEM_PROMPTS, messages
 from sapo_swarm.tasks.questions import generate_entry
@@ -34,6 +34,8 @@ REF = TaskRef("basic_arithmetic", "starter", 1)
         ("json", '{"answer": "and more to teach", "answer": "7"}', None),
         ("json", 'I add. {"answer": "7"}', "7"),
         ("json", '```\n{"answer": 7}\n```', "7"),
+        ("json", r'{"answer": "\\frac{1}{2}"}', r"\frac{1}{2}"),
+        ("json", r'I write {"answer": "6"}, no: { "answer" : "{\"answer\": 7}" }', '{"answer": 7}'),
         ("json", '{"result": 7}', None),
         ("json", '{"answer": true}', None),
         ("json", '{"answer": 7} and more to teach', None),
@@ -95,3 +97,9 @@ def test_a_hostile_text_costs_linear_time(answer_format: AnswerFormat) -> None:
         began = time.process_time()
         written_answer(answer_format, after_reasoning(piece * (8192 // len(piece))))
         assert time.process_time() - began < 0.5
+
+
+def test_a_json_answer_with_braces_ends_where_it_began() -> None:
+    """What comes before the answer is its own text, not half of the answer."""
+    text = r'I reduce {3/6}. {"answer": "\\frac{1}{2}"}'
+    assert before_answer("json", text) == "I reduce {3/6}. "

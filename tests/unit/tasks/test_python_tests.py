@@ -261,6 +261,18 @@ def test_a_value_is_the_same_as_no_other_value(one: object, other: object) -> No
     assert same(one, other) == (repr(one) == repr(other) or (one == other and sorted(repr(one)) == sorted(repr(other))))
 
 
-@pytest.mark.parametrize(("one", "other"), [(True, 1), ([1], (1,)), ("1", 1), ({1}, [1]), (1.0001, 1)])
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (True, 1),
+        ([1], (1,)),
+        ("1", 1),
+        ({1}, [1]),
+        (1.0001, 1),
+        ({True, 2}, {1, 2}),
+        ({(0, True)}, {(0, 1)}),
+        ({True: 1}, {1: 1}),
+    ],
+)
 def test_values_of_other_kinds_are_not_the_same(one: object, other: object) -> None:
     assert not same(one, other)

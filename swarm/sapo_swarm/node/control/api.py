@@ -13,8 +13,10 @@ POST /v1/resume             {}
 POST /v1/finish             finish the round, then pause
 POST /v1/snooze             {"for_s": 900} pause, then go on by itself
 POST /v1/hold               pause for a chat or a measurement: what else was asked for stays asked for
+POST /v1/renew              the chat or the measurement goes on: one that says nothing is taken as over
 POST /v1/release            the chat or the measurement is over
 POST /v1/run_anyway         {"for_s": 3600} ignore the automatic rules (battery, heat) for so long
+POST /v1/obey               the automatic rules hold again
 POST /v1/evaluate           {"items": 32} a held-out evaluation after this round
 POST /v1/external_on        take groups of others into training (after the held-out tripwire stopped them)
 POST /v1/external_off       take none

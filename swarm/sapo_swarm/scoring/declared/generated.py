@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import math
 import re
+from collections.abc import Iterable
 from typing import Any
 
 from sapo_swarm.scoring import python_runner
@@ -56,8 +57,19 @@ def same(found: Any, expected: Any, depth: int = _DEPTH) -> bool:
     if isinstance(expected, (list, tuple)):
         return len(found) == len(expected) and all(same(a, b, depth - 1) for a, b in zip(found, expected, strict=True))
     if isinstance(expected, dict):
-        return found.keys() == expected.keys() and all(same(found[k], v, depth - 1) for k, v in expected.items())
+        return _kinds(found) == _kinds(expected) and all(same(found[k], v, depth - 1) for k, v in expected.items())
+    if isinstance(expected, set):
+        return _kinds(found) == _kinds(expected)
     return bool(found == expected)
+
+
+def _kinds(members: Iterable[Any]) -> set[Any]:
+    """The members of a set, or the keys of a dictionary, told apart where Python takes True for 1."""
+    return set(map(_kind, members))
+
+
+def _kind(value: Any) -> tuple[Any, ...]:
+    return tuple(map(_kind, value)) if isinstance(value, tuple) else (isinstance(value, bool), value)
 
 
 def _both_numbers(one: Any, other: Any) -> bool:

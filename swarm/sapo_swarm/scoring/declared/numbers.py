@@ -29,13 +29,15 @@ def number(part: Number, case: Case) -> float:
 
 def measure(text: str, part: Number) -> tuple[Fraction | None, str]:
     """A number (None where the text is none) and the unit behind or before it, "" for none."""
-    left = plain(text.translate(MINUS)).rstrip(".") if not part.units else plain(text.translate(MINUS))
-    unit = ""
-    for name in sorted(map(plain, part.units), key=len, reverse=True):
-        if name and left.endswith(name) and len(left) > len(name):
+    names = sorted(filter(None, map(plain, part.units)), key=len, reverse=True)
+    left, unit = plain(text.translate(MINUS)), ""
+    if not left.endswith(tuple(names)):
+        left = left.rstrip(".")
+    for name in names:
+        if left.endswith(name) and len(left) > len(name):
             left, unit = left[: -len(name)].rstrip(), name
             break
-        if name and left.startswith(name) and len(left) > len(name):
+        if left.startswith(name) and len(left) > len(name):
             left, unit = left[len(name) :].lstrip(), name
             break
     if part.decimal == ",":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
@@ -31,7 +32,7 @@ def same_result(part: Sql, case: Case) -> float:
     found = _ask(case.task.fixture, case.answer)
     if found is None:
         return 0.0
-    return float(found == wanted if part.ordered else sorted(map(repr, found)) == sorted(map(repr, wanted)))
+    return float(found == wanted if part.ordered else Counter(found) == Counter(wanted))
 
 
 @lru_cache(maxsize=32)

@@ -58,9 +58,20 @@ def _leaves(value: Any, ordered: bool, path: str = "") -> dict[str, Any]:
     if isinstance(value, dict) and value:
         return {p: v for k, item in value.items() for p, v in _leaves(item, ordered, f"{path}/{json.dumps(k)}").items()}
     if isinstance(value, list) and value:
-        items = value if ordered else sorted(value, key=lambda item: json.dumps(item, sort_keys=True))
+        items = value if ordered else sorted(value, key=_place)
         return {p: v for i, item in enumerate(items) for p, v in _leaves(item, ordered, f"{path}#{i}").items()}
     return {path: value}
+
+
+def _place(value: Any) -> tuple[int, Any]:
+    """Where an item stands in a list whose order does not count: by kind, then by value, so that 9.99 stands where 10 does."""
+    if isinstance(value, dict):
+        return 5, sorted((key, _place(item)) for key, item in value.items())
+    if isinstance(value, list):
+        return 4, sorted(map(_place, value))
+    if isinstance(value, str):
+        return 3, value
+    return (0, 0) if value is None else (1 if isinstance(value, bool) else 2, value)
 
 
 def _same(one: Any, other: Any, tolerance: float) -> bool:

@@ -29,7 +29,6 @@ from sapo_swarm.tasks.own.verifiers import RUNS_CODE, JsonSchema, Sql
 
 MAX_BYTES = 8 * 2**20
 """Of a task that travels."""
-"""Verifiers that run code of the task's, or a model's: for tasks made on this machine only."""
 _PARTS = {"spec": MAX_SPEC, "train": MAX_BYTES, "heldout": MAX_BYTES, "schema": MAX_SCHEMA, "fixture": MAX_FIXTURE}
 _FRAME = re.compile(rb"([a-z]{4,7}) (0|[1-9][0-9]{0,8})\n")
 
