@@ -78,6 +78,7 @@ class Settings(msgspec.Struct, frozen=True):
     final_answers: int
     seed: int
     arm: Arm
+    first_item: int = 0
 
 
 def run_folder(out: Path, arm: str, seed: int) -> Path:
@@ -87,7 +88,8 @@ def run_folder(out: Path, arm: str, seed: int) -> Path:
 
 def settings_of(experiment: Experiment, arm: Arm, seed: int) -> Settings:
     """What decides the results of one arm with one seed."""
-    return Settings(experiment.name, experiment.nodes, experiment.final_items, experiment.final_answers, seed, arm)
+    asked = (experiment.final_items, experiment.final_answers)
+    return Settings(experiment.name, experiment.nodes, *asked, seed, arm, experiment.first_item)
 
 
 def digest(settings: Settings) -> str:
