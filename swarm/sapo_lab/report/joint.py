@@ -1,8 +1,9 @@
 """Intervals over training seeds and held-out questions together, from the verdict on every question.
 
 Intervals over seeds alone say what other seeds would give on the same questions. Here both are resampled (a two-way
-bootstrap, Owen 2007, arXiv 0712.1111: too wide where questions vary most, too narrow where few seeds do): seeds with replacement, and within each
-task questions with replacement, the same ones for every arm and seed of a draw. Tasks are not resampled: they were chosen.
+bootstrap, Owen 2007, arXiv 0712.1111: too wide where questions vary most, too narrow where few seeds do): seeds with
+replacement, and within each task questions with replacement, the same ones for every arm and seed of a draw. Tasks are not
+resampled: they were chosen.
 """
 
 from __future__ import annotations

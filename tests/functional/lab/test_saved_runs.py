@@ -112,7 +112,9 @@ def test_a_journal_that_goes_on_does_not_touch_what_was_saved_of_a_finished_run(
     assert path.read_bytes() == before
 
 
-@pytest.mark.parametrize("changed", [{"final_items": 2}, {"first_item": 900}, {"run": {**RUN, "external_groups": 1, "learning_rate": 1e-3}}])
+@pytest.mark.parametrize(
+    "changed", [{"final_items": 2}, {"first_item": 900}, {"run": {**RUN, "external_groups": 1, "learning_rate": 1e-3}}]
+)
 def test_a_run_of_other_settings_is_refused_with_what_to_do(ran: Path, tmp_path: Path, changed: dict[str, Any]) -> None:
     saved(ran, tmp_path)
     with pytest.raises(BadExperiment, match="run with other settings"):
