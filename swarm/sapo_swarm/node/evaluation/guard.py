@@ -255,9 +255,8 @@ class Guard:
         return None
 
     async def _publish(self, event: Evaluated | ExternalSwitched) -> None:
-        after = self._after(event)
         await self.bus.publish(event)
-        self._become(after)
+        self._become(self._after(event))  # not before: other events come while this one is stored
 
     def _after(self, event: Event) -> Watch:
         return tripwire.observe(self.watch, event, self.regular_items, self.tolerance)
