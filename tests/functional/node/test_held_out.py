@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -30,10 +32,12 @@ from sapo_swarm.node.evaluation.held_out_exclusion import (
     held_out_exclusion,
 )
 from sapo_swarm.node.round.context import RoundContext, RoundWork
-from sapo_swarm.node.round.phases import sample_questions
+from sapo_swarm.node.round.phases import NoQuestions, candidate_refs, sample_questions
+from sapo_swarm.node.setup import SILO
 from sapo_swarm.node.storage.journal import read_only
 from sapo_swarm.sapo.tripwire import STEPS
 from sapo_swarm.scoring.scorer import Scorer
+from sapo_swarm.types import Question
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 TASK = "binary_matrix"
@@ -87,6 +91,29 @@ async def test_a_question_that_is_held_out_is_not_trained_on_though_a_training_s
         "the task is small enough to draw some"
     )
     assert not await _asked(node.context, 10) & excluded
+
+
+async def test_a_round_whose_task_leaves_out_a_third_of_its_questions_is_filled_whatever_the_seed(
+    node: LabNode, scorer: Scorer
+) -> None:
+    """With this seed one of its 32 places needs more than eight tries."""
+    config = structs.replace(node.context.config, tasks=("prime_factorization",), seed=222)
+    excluded = await held_out_exclusion(scorer, config.tasks, "starter")
+    await _asked(replace(node.context, config=config, node_key="silo-222", swarm=SILO, excluded=excluded), 1)
+
+
+async def test_a_round_with_too_few_questions_says_how_many_were_left_out_for_what(
+    node: LabNode, scorer: Scorer
+) -> None:
+    room = node.host.engine.info.context_length
+    config = structs.replace(node.context.config, local_groups=2, max_new_tokens=room)
+    refs = candidate_refs(config, node.context.node_key, node.context.swarm, 0)
+    tried = await scorer.questions(list(itertools.islice(refs, 64)))
+    held_out = frozenset(question.prompt_sha256 for question in tried[:30] if isinstance(question, Question))
+    counts = Counter(isinstance(q, Question) and q.prompt_sha256 in held_out for q in tried)
+    said = f"Only 0 of 2 .* Of 64 that were tried {counts[True]} are held out, {counts[False]} do not fit into {room} tokens"
+    with pytest.raises(NoQuestions, match=said):
+        await _asked(replace(node.context, config=config, excluded=held_out), 1)
 
 
 async def test_many_tasks_keep_fewer_questions_each_apart(scorer: Scorer) -> None:
