@@ -27,6 +27,7 @@ from sapo_swarm.node.evaluation.evaluate import Examiner
 from sapo_swarm.node.evaluation.guard import Guard
 from sapo_swarm.node.evaluation.held_out_exclusion import (
     EXCLUDED_PER_TASK,
+    FEW,
     IN_ALL,
     beyond_exclusion,
     held_out_exclusion,
@@ -116,6 +117,20 @@ async def test_a_round_with_too_few_questions_says_how_many_were_left_out_for_wh
         await _asked(replace(node.context, config=config, excluded=held_out), 1)
 
 
+@pytest.mark.parametrize("task", [name.split("/")[0] for name in FEW])
+async def test_of_a_task_with_few_questions_half_are_left_out_and_half_can_be_trained_on(
+    task: str, node: LabNode, scorer: Scorer
+) -> None:
+    excluded = await held_out_exclusion(scorer, (task,), "starter")
+    config = structs.replace(node.context.config, tasks=(task,), local_groups=8)
+    context = replace(node.context, config=config, excluded=excluded)
+    refs = candidate_refs(config, context.node_key, context.swarm, 0)
+    made = await scorer.questions(list(itertools.islice(refs, 1000)))
+    every = {question.prompt_sha256 for question in made if isinstance(question, Question)}
+    assert 0.4 < len(every & excluded) / len(every) <= 0.5
+    assert not await _asked(context, 1) & excluded
+
+
 async def test_many_tasks_keep_fewer_questions_each_apart(scorer: Scorer) -> None:
     assert len(await held_out_exclusion(scorer, (TASK,) * 80, "starter")) <= IN_ALL // 80
     assert await held_out_exclusion(scorer, ("zebra_puzzles",), "starter") == frozenset(), (
@@ -130,6 +145,7 @@ async def test_questions_that_training_may_have_asked_are_counted() -> None:
     assert beyond((TASK,), EXCLUDED_PER_TASK) == 0
     assert beyond((TASK,), EXCLUDED_PER_TASK + 7) == 7
     assert beyond((TASK,) * 80, EXCLUDED_PER_TASK) == EXCLUDED_PER_TASK - IN_ALL // 80, "each of many tasks keeps fewer"
+    assert beyond(("tower_of_hanoi",), 100, task="tower_of_hanoi") == 40, "half of its few questions are"
     assert beyond((TASK,), 5, "paper") == 5, "those of another preset are not left out"
     assert beyond(("basic_arithmetic",), 500) == 0, "never trained on"
     assert beyond(("zebra_puzzles",), 500, task="zebra_puzzles") == 0, "never drawn again"
