@@ -16,6 +16,8 @@ from sapo_swarm.types import AnswerFormat, RewardRule
 
 REASONING_TOKENS = 1024
 """The least that a model which thinks before it answers may write, unless a limit is typed."""
+MOST_EVAL_ITEMS = 10_000
+"""Held-out items that an evaluation asks of a task at most."""
 PAPER_TASKS: tuple[str, ...] = (
     *("base_conversion", "basic_arithmetic", "arc_1d", "bf", "propositional_logic", "fraction_simplification"),
     *("decimal_arithmetic", "calendar_arithmetic", "binary_matrix"),
@@ -165,7 +167,7 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     # Bookkeeping
     seed: Annotated[int, _doc("Seed of the run; every node mixes its key in", ge=0, lt=2**31)] = 0
     eval_every: Annotated[int, _doc("Small held-out evaluation every N rounds; 0 = never", ge=0)] = 25
-    eval_items: Annotated[int, _doc("Held-out items per task in the small evaluation", ge=1, le=10000)] = 16
+    eval_items: Annotated[int, _doc("Held-out items per task in the small evaluation", ge=1, le=MOST_EVAL_ITEMS)] = 16
     checkpoint_minutes: Annotated[
         float,
         _doc(

@@ -53,6 +53,7 @@ FACTS = [
     f"Each memory of phrases holds {phrases.REMEMBERED:,}",
     f"written once {'a minute' if swarm_exchange.PHRASES_S == 60 else swarm_exchange.PHRASES_S}",
     f"the first {held_out_exclusion.EXCLUDED_PER_TASK} held-out questions of a task, {held_out_exclusion.IN_ALL:,} over all",
+    f"half of the questions of {WORDS[len(held_out_exclusion.FEW)]} tasks that have 90 to 216",
     f"not of {WORDS[len({task.split('/')[0] for task in held_out_exclusion.SLOW})]} tasks whose questions take too long",
     f"{WORDS[HOST['invite_uses']]} uses unless you say otherwise",
     f"nothing was heard for {HOST['idle_days']:.0f} days",

@@ -101,7 +101,7 @@ class Node:
 
     def request_evaluation(self, items: int) -> None:
         """A held-out evaluation after this round. items: a task, 0 = as many as the settings say. Raises BadCommand."""
-        require_held_out(self.config)
+        require_held_out(self.config, items)
         self._evaluate_next = items or self.config.eval_items
         self.run_control.wake()
 

@@ -11,7 +11,7 @@ import msgspec
 from sapo_backends.base import Engine, EngineInfo, Progress
 from sapo_swarm.algorithms.base import groups_of_a_source, learning_rate, local_groups
 from sapo_swarm.algorithms.registry import algorithm
-from sapo_swarm.config import REASONING_TOKENS, RunConfig
+from sapo_swarm.config import MOST_EVAL_ITEMS, REASONING_TOKENS, RunConfig
 from sapo_swarm.evaluation import held_out_items, held_out_name
 from sapo_swarm.events import Mode, Phase, RunStarted
 from sapo_swarm.node.engine_thread import EngineHost
@@ -100,8 +100,10 @@ def reasoning_notes(config: RunConfig) -> tuple[str, ...]:
     return tuple(sentence for sentence, holds in said.items() if holds)
 
 
-def require_held_out(config: RunConfig) -> None:
-    """Raises BadCommand where no task of the run has held-out rows on this machine."""
+def require_held_out(config: RunConfig, items: int) -> None:
+    """Raises BadCommand where no task of the run has held-out rows on this machine, or not so many items can be asked of one."""
+    if not 0 <= items <= MOST_EVAL_ITEMS:
+        raise BadCommand(f"items, of each task, must be between 0 (as run.eval_items says) and {MOST_EVAL_ITEMS:,}.")
     if not held_out_items(config.tasks, config.preset, 1):
         raise BadCommand(f"There are no held-out rows of {', '.join(config.tasks)} here: their host keeps them.")
 

@@ -112,10 +112,21 @@ async def test_events_can_be_asked_for_by_kind_and_number(socket: Path) -> None:
         assert (await client.config()).model == "fake:0.01"
 
 
-async def test_a_query_that_is_no_number_is_refused(socket: Path) -> None:
+async def test_an_evaluation_of_more_items_than_there_can_be_is_refused_and_training_goes_on(socket: Path) -> None:
     async with ControlClient(socket) as client:
-        async with (await client._connected()).get("/v1/events", params={"after": "x"}) as reply:
-            assert reply.status == 400
+        for items in (-1, 10_001, 2_000_000):
+            with pytest.raises(ControlError, match="and 10,000"):
+                await client.post("evaluate", items=items)
+        seq = (await client.status()).seq
+        await anext(client.events(after=seq, kinds=("round",)))
+
+
+async def test_a_query_that_is_no_number_of_an_event_is_refused(socket: Path) -> None:
+    async with ControlClient(socket) as client:
+        for name in ("after", "tail"):
+            for value in ("x", "-1", str(10**30)):
+                async with (await client._connected()).get("/v1/events", params={name: value}) as reply:
+                    assert reply.status == 400
         with pytest.raises(ControlError, match="dance"):
             await client.post("dance")
 

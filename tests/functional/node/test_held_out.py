@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -25,15 +27,18 @@ from sapo_swarm.node.evaluation.evaluate import Examiner
 from sapo_swarm.node.evaluation.guard import Guard
 from sapo_swarm.node.evaluation.held_out_exclusion import (
     EXCLUDED_PER_TASK,
+    FEW,
     IN_ALL,
     beyond_exclusion,
     held_out_exclusion,
 )
 from sapo_swarm.node.round.context import RoundContext, RoundWork
-from sapo_swarm.node.round.phases import sample_questions
+from sapo_swarm.node.round.phases import NoQuestions, candidate_refs, sample_questions
+from sapo_swarm.node.setup import SILO
 from sapo_swarm.node.storage.journal import read_only
 from sapo_swarm.sapo.tripwire import STEPS
 from sapo_swarm.scoring.scorer import Scorer
+from sapo_swarm.types import Question
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 TASK = "binary_matrix"
@@ -89,6 +94,43 @@ async def test_a_question_that_is_held_out_is_not_trained_on_though_a_training_s
     assert not await _asked(node.context, 10) & excluded
 
 
+async def test_a_round_whose_task_leaves_out_a_third_of_its_questions_is_filled_whatever_the_seed(
+    node: LabNode, scorer: Scorer
+) -> None:
+    """With this seed one of its 32 places needs more than eight tries."""
+    config = structs.replace(node.context.config, tasks=("prime_factorization",), seed=222)
+    excluded = await held_out_exclusion(scorer, config.tasks, "starter")
+    await _asked(replace(node.context, config=config, node_key="silo-222", swarm=SILO, excluded=excluded), 1)
+
+
+async def test_a_round_with_too_few_questions_says_how_many_were_left_out_for_what(
+    node: LabNode, scorer: Scorer
+) -> None:
+    room = node.host.engine.info.context_length
+    config = structs.replace(node.context.config, local_groups=2, max_new_tokens=room)
+    refs = candidate_refs(config, node.context.node_key, node.context.swarm, 0)
+    tried = await scorer.questions(list(itertools.islice(refs, 64)))
+    held_out = frozenset(question.prompt_sha256 for question in tried[:30] if isinstance(question, Question))
+    counts = Counter(isinstance(q, Question) and q.prompt_sha256 in held_out for q in tried)
+    said = f"Only 0 of 2 .* Of 64 that were tried {counts[True]} are held out, {counts[False]} do not fit into {room} tokens"
+    with pytest.raises(NoQuestions, match=said):
+        await _asked(replace(node.context, config=config, excluded=held_out), 1)
+
+
+@pytest.mark.parametrize("task", [name.split("/")[0] for name in FEW])
+async def test_of_a_task_with_few_questions_half_are_left_out_and_half_can_be_trained_on(
+    task: str, node: LabNode, scorer: Scorer
+) -> None:
+    excluded = await held_out_exclusion(scorer, (task,), "starter")
+    config = structs.replace(node.context.config, tasks=(task,), local_groups=8)
+    context = replace(node.context, config=config, excluded=excluded)
+    refs = candidate_refs(config, context.node_key, context.swarm, 0)
+    made = await scorer.questions(list(itertools.islice(refs, 1000)))
+    every = {question.prompt_sha256 for question in made if isinstance(question, Question)}
+    assert 0.4 < len(every & excluded) / len(every) <= 0.5
+    assert not await _asked(context, 1) & excluded
+
+
 async def test_many_tasks_keep_fewer_questions_each_apart(scorer: Scorer) -> None:
     assert len(await held_out_exclusion(scorer, (TASK,) * 80, "starter")) <= IN_ALL // 80
     assert await held_out_exclusion(scorer, ("zebra_puzzles",), "starter") == frozenset(), (
@@ -103,6 +145,7 @@ async def test_questions_that_training_may_have_asked_are_counted() -> None:
     assert beyond((TASK,), EXCLUDED_PER_TASK) == 0
     assert beyond((TASK,), EXCLUDED_PER_TASK + 7) == 7
     assert beyond((TASK,) * 80, EXCLUDED_PER_TASK) == EXCLUDED_PER_TASK - IN_ALL // 80, "each of many tasks keeps fewer"
+    assert beyond(("tower_of_hanoi",), 100, task="tower_of_hanoi") == 40, "half of its few questions are"
     assert beyond((TASK,), 5, "paper") == 5, "those of another preset are not left out"
     assert beyond(("basic_arithmetic",), 500) == 0, "never trained on"
     assert beyond(("zebra_puzzles",), 500, task="zebra_puzzles") == 0, "never drawn again"

@@ -8,16 +8,22 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 from tests.support.device_tree import write
 from tests.support.node_process import FAKE, sapo
 from tests.support.watched_node import CALM, CONFIG, CountingEngine, follow
 
-from sapo_backends.base import OutOfMemory
+from sapo_backends.base import Completion, OutOfMemory
 from sapo_swarm.events import Event, LogLine, RoundFinished, StateChanged
+from sapo_swarm.node.engine_thread import EngineHost
 from sapo_swarm.node.governor import memory
 from sapo_swarm.node.loop import Node
-from sapo_swarm.node.round.context import Portion
-from sapo_swarm.node.setup import NodeSetup
+from sapo_swarm.node.round.context import Activity, Memory, Portion, RoundWork, StageStep
+from sapo_swarm.node.round.stage import stage
+from sapo_swarm.node.setup import NodeSetup, round_context
+from sapo_swarm.sapo.stages.base import Answered, StagePrompt
+from sapo_swarm.scoring.scorer import Scorer
+from sapo_swarm.types import Group, Question, Rollout, TaskRef
 
 
 class SmallEngine(CountingEngine):
@@ -108,6 +114,42 @@ async def test_after_two_deaths_in_a_row_it_waits_for_the_person(tmp_path: Path)
     await follow(node, step)
     assert "2 times in a row for want of memory" in seen[0]
     assert node.rounds_done == 2
+
+
+class Refusing(CountingEngine):
+    """Has no memory for the second reading of log-probabilities, once."""
+
+    readings = 0
+
+    def logprobs(self, *args, **kwargs):  # type: ignore[no-untyped-def]
+        self.readings += 1
+        if self.readings == 2:
+            raise OutOfMemory(2**34, 2**30, "Lower group_size.")
+        return super().logprobs(*args, **kwargs)
+
+
+async def test_a_stage_that_ran_out_of_memory_between_two_lessons_takes_each_of_them_once(tmp_path: Path) -> None:
+    """Two dead questions were attempted again with a hint, and one attempt of each succeeded."""
+    config = structs.replace(CONFIG, stage="relay")
+    asked = [Question(TaskRef("calendar_arithmetic", "starter", n), f"Day {n}?", f"{n}" * 64) for n in range(2)]
+    wrong, right = (Rollout(f"<answer>{day}day</answer>", "stop", float(day == "Mon")) for day in ("Sun", "Mon"))
+    prompts = tuple(StagePrompt(question, f"{question.prompt} Count.") for question in asked)
+    answered = tuple(Answered(prompt, Group(prompt.question, (right, wrong))) for prompt in prompts)
+    host, engine = EngineHost(), Refusing()
+    await host.load(lambda: engine)
+    completions = [[Completion(tuple(engine.tokenizer.encode_text(r.text)), (), "stop") for r in (right, wrong)]] * 2
+    local = [Group(question, (wrong, wrong)) for question in asked]
+    work = RoundWork(0, local=local, steps=[StageStep(prompts, RoundWork(0), answered, completions)])
+    setup = NodeSetup(config, "refusing", tmp_path, lambda _: engine, lambda: CALM)
+    context = round_context(
+        setup, config, host, Scorer(), Activity(), lambda phase: None, excluded=frozenset(), memory=Memory()
+    )
+    with pytest.raises(OutOfMemory):
+        await stage(context, work)
+    await stage(context, work)
+    await host.close()
+    assert engine.readings == 4, "the second time both of them"
+    assert len(work.stage_samples) == 2
 
 
 def system(proc: Path, kills: int, boot: str = "b1") -> Path:

@@ -12,7 +12,7 @@ from sapo_desktop.services.swarms import answering
 from sapo_desktop.services.swarms.membership import label, mixed
 from sapo_desktop.settings.flags import arguments
 from sapo_swarm.config import RunConfig
-from sapo_swarm.events import RoundFinished
+from sapo_swarm.events import GroupRecorded, RoundFinished
 from sapo_swarm.node.round.context import RoundWork
 from sapo_swarm.node.round.training import NO_UPDATE, record
 from sapo_swarm.node.swarm.likelihood import STRETCH, worst_stretch
@@ -57,6 +57,17 @@ def test_groups_with_unequal_rewards_are_counted_among_the_local_ones_that_were_
     assert isinstance(finished, RoundFinished)
     assert finished.local_groups == trained
     assert finished.nonzero_groups == sum(g.nonzero_advantage for g in batch.local) <= trained
+
+
+def test_a_group_of_another_node_on_this_nodes_own_question_stands_beside_it_in_the_journal_not_in_its_place() -> None:
+    mine, theirs = structs.replace(group("", 1), source="own"), group("a" * 26, 1)
+    batch = assemble([mine], [theirs], 1, 1, np.random.default_rng(1), normalised)
+    done = RoundWork(0, local=[mine], completions=[], stats=NO_UPDATE, trained=list(batch.groups))
+    told = [event for event in record(done, 1, set(), "") if isinstance(event, GroupRecorded)]
+    assert [(event.group.node, event.trained, event.first_solved) for event in told] == [
+        ("", True, True),
+        ("a" * 26, True, False),
+    ]
 
 
 def test_as_much_is_requested_as_the_rounds_until_the_next_exchange_can_use() -> None:

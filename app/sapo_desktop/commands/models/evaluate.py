@@ -17,7 +17,7 @@ from sapo_desktop.services.tasks import judging
 from sapo_desktop.streams import json_line
 from sapo_swarm.scoring.rubric.judge import JudgeAway
 
-LEFT_OUT = "400 of a task, 4,000 over all tasks"
+LEFT_OUT = "400 of a task, 4,000 over all tasks, half of a task with few questions"
 """Held-out questions that no training asks (held_out_exclusion)."""
 
 

@@ -26,6 +26,8 @@ from sapo_swarm.types import UNREADABLE
 
 SOCKET_PATH_LIMIT = 103
 """Bytes that fit into sockaddr_un.sun_path on every Unix."""
+LARGEST_SEQ = 2**63 - 1
+"""What SQLite counts to."""
 
 
 class Controlled(Protocol):
@@ -43,7 +45,7 @@ class Controlled(Protocol):
         ...
 
     def request_evaluation(self, items: int) -> None:
-        """A held-out evaluation after this round."""
+        """A held-out evaluation after this round. Raises BadCommand."""
         ...
 
     async def switch_external(self, taking: bool) -> None:
@@ -134,9 +136,9 @@ class ControlServer:
     async def _events(self, request: web.Request) -> web.StreamResponse:
         query = request.query
         try:
-            after, tail = int(query.get("after", 0)), int(query.get("tail", 0))
+            after, tail = (_number(query.get(name, "0")) for name in ("after", "tail"))
         except ValueError:
-            return _problem(400, "bad-query", "after and tail are whole numbers.")
+            return _problem(400, "bad-query", f"after and tail are whole numbers from 0 to {LARGEST_SEQ}.")
         kinds = tuple(k for k in query.get("kinds", "").split(",") if k)
         follow = query.get("follow", "0") == "1"
         reply = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
@@ -149,6 +151,14 @@ class ControlServer:
                     if not kinds or event.__struct_config__.tag in kinds:
                         await reply.write(encode(event) + b"\n")
         return reply
+
+
+def _number(text: str) -> int:
+    """Raises ValueError where it is none that a journal counts by."""
+    number = int(text)
+    if not 0 <= number <= LARGEST_SEQ:
+        raise ValueError(text)
+    return number
 
 
 async def _beat(path: Path) -> None:

@@ -100,12 +100,12 @@ class Guard:
         return not any(isinstance(event, Evaluated) and event.round == rounds_done for event in told)
 
     async def evaluated(self, event: Evaluated, rounds_done: int) -> None:
-        """Tell of an evaluation; the weights of a new best one are kept."""
-        after = self._after(event)
-        if after.best != self.watch.best and self.host.engine.info.trainable:
-            self.checkpoints.pinned = rounds_done
-            await self.host.call(self._saved, rounds_done)
-        await self._publish(event)
+        """Tell of an evaluation; the weights of a new best one are kept. Raises OSError where they cannot be, once it is told."""
+        try:
+            if self._after(event).best != self.watch.best and self.host.engine.info.trainable:
+                await self.host.call(self._saved, rounds_done)
+        finally:
+            await self._publish(event)
 
     async def attempt(self, what: str, work: Awaitable[T]) -> T | None:
         """What the work gives; None where its questions got no answers, and a line of the log says why: training goes on."""
@@ -255,9 +255,8 @@ class Guard:
         return None
 
     async def _publish(self, event: Evaluated | ExternalSwitched) -> None:
-        after = self._after(event)
         await self.bus.publish(event)
-        self._become(after)
+        self._become(self._after(event))  # not before: other events come while this one is stored
 
     def _after(self, event: Event) -> Watch:
         return tripwire.observe(self.watch, event, self.regular_items, self.tolerance)

@@ -13,6 +13,7 @@ import hashlib
 import itertools
 import random
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from sapo_backends.base import RowSeed, Sampling
@@ -149,38 +150,47 @@ def _describe(context: RoundContext, work: RoundWork) -> Callable[[int, int], tu
     return describe
 
 
+TRIES = 64
+"""References tried for a question of a round, on average: more than that, and the round is given up;"""
+HOPELESS = 8
+"""so it is after these where none was of use (but not before TRIES), so that nobody waits for minutes to be told."""
+
+
 class NoQuestions(Exception):
     """The task settings regenerate too few questions to work with."""
 
 
 async def sample_questions(context: RoundContext, work: RoundWork) -> None:
-    """Sample this round's questions and turn them into prompts."""
+    """Sample this round's questions and turn them into prompts. Raises NoQuestions."""
     if work.questions is not None:
         return
     config = context.config
     wanted = context.exchange.prompts_to_sample(config.local_groups, config.external_groups)
     context.begin(work, "questions", f"Sampling {wanted} questions")
     found: list[tuple[Question, list[int]]] = []
-    info, tokenizer = context.host.engine.info, context.host.engine.tokenizer
+    left_out, reason = Counter[str](), ""
+    room, tokenizer = context.host.engine.info.context_length, context.host.engine.tokenizer
     with work.timed("questions"):
-        refs = candidate_refs(context.config, context.node_key, context.swarm, work.round, context.memory.difficulty)
-        for _ in range(8):
-            batch = list(itertools.islice(refs, wanted - len(found)))
-            candidates = await context.scorer.questions(batch)
-            made = [q for q in candidates if isinstance(q, Question)]
-            reasons = {q.reason for q in candidates if not isinstance(q, Question)}
-            fresh = [q for q in made if q.prompt_sha256 not in context.excluded]
-            asked = [(q, prompt_ids(tokenizer, context.scorer, q)) for q in fresh]
-            found += [(q, ids) for q, ids in asked if len(ids) + config.max_new_tokens <= info.context_length]
-            if len(found) == wanted:
-                break
-        else:
-            raise NoQuestions(
-                f"Only {len(found)} of {wanted} questions could be made from tasks {', '.join(context.config.tasks)} "
-                f"with preset {context.config.preset!r} that fit into {info.context_length} tokens "
-                f"beside an answer of {config.max_new_tokens}. {f'The last that could not: {min(reasons)} ' if reasons else ''}"
-                "Choose other tasks, another preset or a smaller max_new_tokens."
-            )
+        refs = candidate_refs(config, context.node_key, context.swarm, work.round, context.memory.difficulty)
+        while len(found) < wanted:
+            tried = len(found) + left_out.total()
+            if tried >= (TRIES * wanted if found else max(HOPELESS * wanted, TRIES)):
+                raise NoQuestions(
+                    f"Only {len(found)} of {wanted} questions could be sampled from tasks {', '.join(config.tasks)} with preset "
+                    f"{config.preset!r}. Of {tried} that were tried "
+                    f"{', '.join(f'{count} {why}' for why, count in left_out.items())}. {reason}"
+                    "Choose other tasks, another preset or a smaller max_new_tokens."
+                )
+            for question in await context.scorer.questions(list(itertools.islice(refs, wanted - len(found)))):
+                if not isinstance(question, Question):
+                    left_out["could not be made"] += 1
+                    reason = f"The last that could not: {question.reason} "
+                elif question.prompt_sha256 in context.excluded:
+                    left_out["are held out"] += 1
+                elif len(ids := prompt_ids(tokenizer, context.scorer, question)) + config.max_new_tokens > room:
+                    left_out[f"do not fit into {room} tokens beside an answer of {config.max_new_tokens}"] += 1
+                else:
+                    found.append((question, ids))
     work.prompts = [ids for _, ids in found]
     work.questions = [q for q, _ in found]
     context.end()

@@ -46,14 +46,14 @@ async def stage(context: RoundContext, work: RoundWork) -> None:
             work.steps.append(_step(context, work, wanted))
         await _answer(context, work, work.steps[-1], len(work.steps))
     completions = [row for step in work.steps for row in step.completions]
-    groups = [a.group for a in answered]
+    groups, samples = [a.group for a in answered], list[TrainSample]()
     for lesson in chosen.lessons(material, answered):
         i = lesson.answered
         advantages = _advantages(context, answered[i], lesson)
-        work.stage_samples += await _samples(context, answered[i], completions[i], lesson, advantages)
+        samples += await _samples(context, answered[i], completions[i], lesson, advantages)
         filled = tuple(advantages.get(place, 0.0) for place in range(len(groups[i].rollouts)))
         groups[i] = msgspec.structs.replace(groups[i], advantages=filled)
-    work.stage_groups = groups
+    work.stage_groups, work.stage_samples = groups, samples
     work.figures |= chosen.figures(material, answered)
     mine = {group.question.ref for group in material.local}
     context.memory.asked += [ref for a in answered if (ref := a.prompt.question.ref) not in mine]

@@ -131,13 +131,13 @@ def record(work: RoundWork, external_wanted: int, solved: set[str], checkpoint: 
     assert work.local is not None
     assert work.stats is not None
     assert work.completions is not None
-    used = {g.question.ref: g for g in work.trained}
+    used = {g.question.ref: g for g in work.trained if not g.external}
     events: RoundEvents = []
     for group in [*work.local, *(g for g in work.trained if g.external)]:
         first = not group.external and group.solved and group.question.ref.dataset not in solved
         if first:
             solved.add(group.question.ref.dataset)
-        kept = used.get(group.question.ref, group)
+        kept = group if group.external else used.get(group.question.ref, group)
         events.append(GroupRecorded(round=work.round, group=kept, trained=any(kept.advantages), first_solved=first))
     events += [GroupRecorded(round=work.round, group=g, trained=any(g.advantages)) for g in work.stage_groups]
     stats, flat = work.stats, [c for group in work.completions for c in group]

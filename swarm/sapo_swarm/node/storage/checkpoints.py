@@ -19,7 +19,7 @@ import msgspec
 
 from sapo_backends.base import CheckpointCorrupt, Engine
 from sapo_swarm.node.storage.files import digests, folder_bytes, size_text, sync_tree, tensors_as_files, weights_digest
-from sapo_swarm.node.storage.thinning import dispensable
+from sapo_swarm.node.storage.thinning import dispensable, pinned_one
 from sapo_swarm.types import UNREADABLE
 
 _NAME = re.compile(r"^round-(\d{6,})$")
@@ -78,7 +78,7 @@ class Checkpoints:
     """The checkpoints of one model.
 
     keep: newest ones that stay. budget: bytes that the model's folder may have, 0 = no limit. elsewhere: bytes that its
-    other files have. pinned: rounds of the checkpoint that stays however old it is, the best one.
+    other files have. pinned: rounds of the checkpoint that stays however old it is, the best one (pinned_one).
     """
 
     folder: Path
@@ -210,7 +210,8 @@ class Checkpoints:
     def _dispensable(self) -> list[Path]:
         """All but the newest and the best, the one that is missed least first."""
         *older, _ = self.complete() or [self.folder]
-        spare = [path for path in older if rounds_of(path) != self.pinned]
+        best = pinned_one(map(rounds_of, self.complete()), self.pinned)
+        spare = [path for path in older if rounds_of(path) != best]
         too_many = self._too_many()
         return [*self._damaged(), *sorted(spare, key=lambda path: path.name not in too_many)]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
@@ -94,14 +94,19 @@ def sparse(seqs: Sequence[int], newest: int, room: int) -> set[int]:
     return gone
 
 
+def pinned_one(rounds: Iterable[int], pinned: int | None) -> int | None:
+    """Of checkpoints (by their rounds) the one of `pinned` rounds, or else (the disk was full) the newest before it."""
+    return max((number for number in rounds if pinned is not None and number <= pinned), default=None)
+
+
 def dispensable(rounds: Sequence[int], keep: int, pinned: int | None) -> list[int]:
     """Checkpoints (by their rounds, ascending) that may go: all but the newest `keep`, the pinned one, the first one, and of
     every doubling of the age the oldest."""
     if not rounds:
         return []
     newest = rounds[-1]
-    stays = {*rounds[-keep:], rounds[0]}
+    stays = {*rounds[-keep:], rounds[0], pinned_one(rounds, pinned)}
     ages: dict[int, int] = {}
     for number in rounds:
         ages.setdefault((newest - number).bit_length(), number)
-    return [number for number in rounds if number not in stays and number != pinned and number not in ages.values()]
+    return [number for number in rounds if number not in stays and number not in ages.values()]

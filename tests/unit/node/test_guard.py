@@ -1,0 +1,94 @@
+"""The guard beside its journal, its checkpoints and a disk that is full: what it remembers is what was told."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from sapo_backends.base import LoadRequest
+from sapo_backends.fake import FakeEngine
+from sapo_swarm.config import RunConfig
+from sapo_swarm.events import Evaluated, ExternalSwitched
+from sapo_swarm.node.engine_thread import EngineHost
+from sapo_swarm.node.evaluation.evaluate import Examiner
+from sapo_swarm.node.evaluation.guard import Guard
+from sapo_swarm.node.event_bus import Bus
+from sapo_swarm.node.storage.checkpoints import Checkpoints, Moment, NoRoom, rounds_of
+from sapo_swarm.node.storage.journal import Journal
+from sapo_swarm.node.swarm.exchange import Silo
+from sapo_swarm.sapo import tripwire
+from sapo_swarm.scoring.scorer import Scorer
+
+CONFIG = RunConfig(tasks=("basic_arithmetic",), local_groups=2, external_groups=2)
+
+
+@pytest.fixture
+async def guard(tmp_path: Path) -> AsyncIterator[Guard]:
+    """Of a node in a swarm that keeps one checkpoint besides the best one."""
+    host, journal = EngineHost(), Journal(tmp_path / "journal.db")
+    engine = await host.load(lambda: FakeEngine(LoadRequest("fake")))
+    checkpoints = Checkpoints(tmp_path / "checkpoints", keep=1)
+
+    def save(rounds: int, rollbacks: int) -> Path:
+        return checkpoints.write(engine, Moment(rounds, "evaluation", rollbacks=rollbacks)).path
+
+    examiner = Examiner(CONFIG, host, Scorer(), tmp_path / "evaluations")
+    yield Guard(CONFIG, host, checkpoints, examiner, Silo(), journal, Bus(journal), save, in_swarm=True)
+    journal.close()
+    await host.close()
+
+
+async def test_a_person_who_switches_groups_off_while_the_tripwire_trips_takes_nothing_from_the_verdict(
+    guard: Guard,
+) -> None:
+    trip = ExternalSwitched(
+        round=10, taking=False, by="tripwire", sentence="It fell.", restored=4, best=0.5, now=0.1, items=100
+    )
+    await asyncio.gather(guard._publish(trip), guard.switch(False, 10))
+    told = guard.journal.read(0, tripwire.KINDS)
+    assert [event.by for event in told if isinstance(event, ExternalSwitched)] == ["tripwire", "person"]
+    assert guard.watch == tripwire.watch_of(told, guard.regular_items, guard.tolerance)
+    assert (guard.watch.trips, guard.watch.restored) == (1, 4)
+
+
+def evaluation(guard: Guard, rounds_done: int, pass_at_1: float) -> Evaluated:
+    """A regular one that asked all it should."""
+    return Evaluated(
+        round=rounds_done,
+        temperature=1.0,
+        items=guard.regular_items,
+        pass_at_1=pass_at_1,
+        low=0.0,
+        high=1.0,
+        delta=None,
+        delta_low=None,
+        delta_high=None,
+        tasks=(),
+        seconds=1.0,
+    )
+
+
+async def test_a_new_best_that_does_not_fit_leaves_the_old_best_checkpoint_on_the_disk_and_the_evaluation_is_told(
+    guard: Guard,
+) -> None:
+    checkpoints, engine = guard.checkpoints, guard.host.engine
+
+    def kept() -> list[int]:
+        return [rounds_of(path) for path in checkpoints.complete()]
+
+    await guard.evaluated(evaluation(guard, 25, 0.4), 25)
+    for rounds in (40, 49):
+        checkpoints.write(engine, Moment(rounds, "time"))
+    checkpoints.budget = 1  # other files of the model have taken the rest
+    with pytest.raises(NoRoom):
+        await guard.evaluated(evaluation(guard, 50, 0.6), 50)
+    assert kept() == [25, 49]
+    told = guard.journal.read(0, ("evaluation",))
+    assert [event.round for event in told if isinstance(event, Evaluated)] == [25, 50]
+    checkpoints.budget = 0
+    for rounds in range(60, 130, 10):
+        checkpoints.write(engine, Moment(rounds, "time"))
+    assert 49 in kept(), "the nearest to the best that there is: a rollback takes it"
