@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from typing import ClassVar
 
 import msgspec
 from hypothesis import example, given
@@ -89,6 +90,33 @@ def test_one_invite_gets_half_of_a_sample_at_most_while_others_have_enough(
     for invite, count in Counter(group.invite for group in found).items():
         others = sum(number if other == "" else min(most, number) for other, number in fresh.items() if other != invite)
         assert invite == "" or count <= max(most, want - others)
+
+
+class Watched(Entry, frozen=True):
+    """An entry that notes when it is looked at."""
+
+    def __getattribute__(self, name: str) -> object:
+        Watched.looks.add(id(self))
+        return super().__getattribute__(name)
+
+    looks: ClassVar[set[int]] = set()
+
+
+def test_a_sample_of_four_in_a_pool_of_20000_sources_of_one_invite_and_one_of_another_looks_at_fewer_than_200() -> None:
+    """Whatever the pool holds, an exchange costs what it samples."""
+    pool = GroupPool(PoolLimits())
+    for node in range(20_001):
+        plain = entry(node, node)
+        pool.add(Watched(plain.id, plain.content, plain.node, plain.blob, "B" if node == 7 else "A"), 0.0)
+    for seed in range(50):
+        Watched.looks.clear()
+        found = pool.sample(random.Random(seed), 4, "n5", frozenset(), per_source=8)
+        assert len(Watched.looks) < 200
+        assert len({group.node for group in found}) == 4
+        assert "n7" in {group.node for group in found}
+    for node in range(20_001):
+        pool.drop_node(f"n{node}")
+    assert pool.sample(random.Random(0), 4, "n5", frozenset()) == []
 
 
 @given(st.lists(st.tuples(st.integers(0, 200), st.sampled_from(["g/a", "g/b", "d/a", "rounds"])), max_size=80))

@@ -227,8 +227,10 @@ class RedisStore(RedisTasks):
             self._one_invite = 0
         elif draw.left_out and self._one_invite <= 0:
             self._one_invite = ONE_INVITE
-        invites = ((node, next(iter(groups.values())).invite) for node, groups in draw.read.items())
-        return draw.fill(self._rng, per_source, invites, lambda node: draw.read[node].values())
+        sources: dict[str, list[str]] = {}
+        for node, groups in draw.read.items():
+            sources.setdefault(next(iter(groups.values())).invite, []).append(node)
+        return draw.fill(self._rng, per_source, sources, lambda node: draw.read[node].values())
 
     async def _prune_if_due(self, now: float) -> None:
         """Take minutes that left the window out of its totals; the first coordinator to come does it for all. After a clock was
