@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import random
+import sys
 from collections import Counter
 from typing import ClassVar
 
@@ -128,11 +130,31 @@ def test_running_totals_equal_the_minutes(history: list[tuple[int, str]]) -> Non
         counters.prune(60.0 * minute)
         last = minute
     for node in "ab":
-        expected = sum(counts.get(f"g/{node}", 0) for counts in counters.minutes.values())
-        assert counters.groups.get(node, 0) == expected
+        for kind, totals in (("g", counters.groups), ("d", counters.sampled)):
+            expected = sum(last - minute < 60 and key == f"{kind}/{node}" for minute, key in history)
+            assert totals.get(node, 0) == expected
     assert counters.total == sum(counters.groups.values())
     assert all(last - minute < 60 for minute in counters.minutes)
     assert not any(key.startswith(("g/", "d/")) for counts in counters.recent().values() for key in counts)
+
+
+def test_what_the_status_page_reads_of_the_counters_costs_the_same_with_10_and_with_10000_nodes() -> None:
+    """Counted in calls of functions: it is read every two seconds, and nobody is answered meanwhile."""
+
+    def calls(nodes: int) -> int:
+        counters, made = Counters(), list[str]()
+        for minute, node, kind in itertools.product(range(2), range(nodes), "gd"):
+            counters.add(minute, f"{kind}/{node}", 1.0)
+        counters.add(1, "rounds", 1.0)
+        before = sys.getprofile()
+        sys.setprofile(lambda _frame, event, _argument: made.append(event))
+        try:
+            assert counters.recent()[1]["rounds"] == 1.0
+        finally:
+            sys.setprofile(before)
+        return len(made)
+
+    assert calls(10) == calls(10_000)
 
 
 def test_presence_ends_after_a_while() -> None:
