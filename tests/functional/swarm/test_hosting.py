@@ -9,7 +9,7 @@ import re
 import signal
 import stat
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import aiohttp
@@ -23,7 +23,7 @@ from sapo_swarm.coordinator.admin.transfer import import_swarm
 from sapo_swarm.coordinator.host import Hosted, addresses, admin_path, describe, start
 from sapo_swarm.coordinator.settings import CoordinatorSettings
 from sapo_swarm.coordinator.store import open_store
-from sapo_swarm.coordinator.store.local_redis import MISSING, LocalRedis, NoRedis, local_redis
+from sapo_swarm.coordinator.store.local_redis import MISSING, LocalRedis, NoRedis
 from sapo_swarm.protocol.client import CoordinatorError, NodeClient, Refused
 from sapo_swarm.protocol.identity import Identity
 from sapo_swarm.protocol.invite import parse_invite
@@ -46,18 +46,6 @@ async def begin() -> AsyncIterator[Callable[..., object]]:
     yield build
     for hosted in running:
         await hosted.stop()
-
-
-@pytest.fixture(scope="module")
-def redis_url() -> Iterator[str]:
-    """A real server on a free port. Without one: a failure under CI, else a skip with a sentence."""
-    try:
-        with local_redis() as url:
-            yield url
-    except NoRedis:
-        if os.environ.get("CI") == "true":
-            pytest.fail(MISSING)
-        pytest.skip(MISSING)
 
 
 async def test_a_swarm_keeps_its_name_when_it_is_hosted_again_without_one(

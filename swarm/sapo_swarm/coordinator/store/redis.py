@@ -93,6 +93,8 @@ class RedisStore(RedisTasks):
         async with reaching():
             await self._prune_if_due(exchange.now)
             reply = await self._run(scripts.EXCHANGE, "age", *self._arguments(exchange))
+            if reply[0] == 2:
+                return Exchanged(banned=reply[1].decode())
             if reply[0]:
                 return Exchanged(replayed=True)
             if self.fails_over and any(entry is not None for entry in exchange.entries):
