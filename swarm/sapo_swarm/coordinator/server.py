@@ -210,7 +210,7 @@ class Coordinator:
         if not await self.store.use_nonce(signed.nonce, now):
             raise Refusal("replayed", "This request was seen before.")
         invite = "" if self.swarm.open and not join.invite else token_hash(join.invite)
-        wait = self.settings.approve and not self.swarm.open
+        wait = self.settings.approve
         member = Member(
             node=signed.node, key=key, name=join.name, model=join.model, joined=now, invite=invite, waiting=wait
         )

@@ -71,7 +71,10 @@ class CoordinatorSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
     trust_proxy: Annotated[bool, _doc("Take the client's address from X-Forwarded-For of a proxy on loopback")] = False
 
     def __post_init__(self) -> None:
-        """Raises ValueError for a task or a preset that no node knows: what is sent would be refused, or the swarm not read."""
+        """Raises ValueError for a task or a preset that no node knows: what is sent would be refused, or the swarm not read; and
+        where nobody would wait that is to be let in."""
+        if self.open and self.approve:
+            raise ValueError("In a swarm that is open to anyone nobody waits to be let in: give --open or --approve.")
         for kind, names, known in (("task", self.tasks, CATALOGUE), ("preset", self.presets, PRESETS)):
             for name in names:
                 if name not in known:

@@ -95,8 +95,9 @@ async def test_the_command_prints_an_invite_serves_and_stops_on_a_signal(tmp_pat
         (["--tasks", "bf,basic_aritmetic"], "There is no task 'basic_aritmetic'. Did you mean 'basic_arithmetic'?"),
         (["--tasks", "No Name"], "There is no task 'No Name'."),
         (["--presets", "starter,hrd"], "There is no preset 'hrd'. Did you mean 'hard'?"),
+        (["--open", "--approve"], "nobody waits to be let in: give --open or --approve."),
     ],
-    ids=["type", "flag", "range", "name", "task", "no name", "preset"],
+    ids=["type", "flag", "range", "name", "task", "no name", "preset", "open and approve"],
 )
 def test_wrong_flags_are_usage_errors(
     arguments: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
