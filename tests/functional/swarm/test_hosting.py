@@ -96,8 +96,11 @@ async def test_the_command_prints_an_invite_serves_and_stops_on_a_signal(tmp_pat
         (["--tasks", "No Name"], "There is no task 'No Name'."),
         (["--presets", "starter,hrd"], "There is no preset 'hrd'. Did you mean 'hard'?"),
         (["--open", "--approve"], "nobody waits to be let in: give --open or --approve."),
+        (["--public", "swarm.example.org:7361"], "name or number, without https:// and port"),
+        (["--public", "https://swarm.example.org"], "name or number, without https:// and port"),
+        (["--public", "[2001:db8::1]"], "name or number, without https:// and port"),
     ],
-    ids=["type", "flag", "range", "name", "task", "no name", "preset", "open and approve"],
+    ids=["type", "flag", "range", "name", "task", "no name", "preset", "open", "port", "scheme", "brackets"],
 )
 def test_wrong_flags_are_usage_errors(
     arguments: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
