@@ -73,6 +73,23 @@ async def test_bans_are_kept_and_lifted(store: Store) -> None:
     assert (await store.exchange(round_of("two", [], want=1))).sample == ()
 
 
+async def test_nothing_of_an_upload_that_began_before_its_node_was_banned_enters_the_pool(store: Store) -> None:
+    """Nor is it sampled for; the same request is good when the ban is lifted."""
+    await store.found(SWARM)
+    await store.add_invite(invite("h1"))
+    await store.admit(member("one", "h1"), NOW)
+    await store.exchange(round_of("other", [9]))
+    upload = round_of("one", [1, 2], want=4)
+    await store.ban("one", "spam")
+    refused = await store.exchange(upload)
+    assert (refused.banned, refused.stored, refused.sample) == ("spam", (), ())
+    assert (await store.exchange(round_of("two", [], want=4))).pool == 1
+    await store.ban("one", "")
+    assert (await store.exchange(upload)).stored == (True, True)
+    assert await store.revoke_invite("h1") == ["one"]
+    assert (await store.exchange(round_of("one", [3]))).banned == "invite revoked"
+
+
 async def test_a_waiting_member_is_let_in_once_and_for_all(store: Store) -> None:
     """Joining again does not let it in, and does not shut it out."""
     await store.found(SWARM)

@@ -1,9 +1,9 @@
 """The coordinator's HTTP surface, API v1: stateless handlers over a Store.
 
 Order of a signed request: protocol, rate of the address, room (in flight), membership, clock, signature, rate of the node,
-body within time and size, nonce. A round's path names the digest of its body, which is what is signed: it is known who
-sends a large body before it is read. Leaving has no body; a join's has its own small budget. Only what passed all of it counts
-against a node.
+body within time and size, ban once more, nonce. A round's path names the digest of its body, which is what is signed: it is known
+who sends a large body before it is read. Leaving has no body; a join's has its own small budget. Only what passed all of it
+counts against a node.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ class Coordinator:
         if member.idle(now, self.settings.idle_days * 86_400.0):
             raise Refusal("unknown_node", "This node was silent for too long: it joins again with an invite.")
         if member.banned:
-            raise Refusal("banned", f"This node was banned from the swarm: {member.banned}.")
+            raise _banned(member.banned)
         if member.waiting:
             raise self.admission.busy("waiting", "The host has not let this node in yet.", 10.0)
         (paced or self.admission.node)(signed.node)
@@ -210,7 +210,7 @@ class Coordinator:
         if not await self.store.use_nonce(signed.nonce, now):
             raise Refusal("replayed", "This request was seen before.")
         invite = "" if self.swarm.open and not join.invite else token_hash(join.invite)
-        wait = self.settings.approve and not self.swarm.open
+        wait = self.settings.approve
         member = Member(
             node=signed.node, key=key, name=join.name, model=join.model, joined=now, invite=invite, waiting=wait
         )
@@ -240,6 +240,8 @@ class Coordinator:
             signed, member, round_id, upload, await self.own_tasks.offered_to(member)
         )
         done = await self.store.exchange(exchange)
+        if done.banned:
+            raise _banned(done.banned)
         if done.replayed:
             raise Refusal("replayed", "This request was seen before: sign each attempt anew.")
         reply = self.rounds.reply(reasons, done, rounds_per_s(await self.stats(), self.clock()))
@@ -278,3 +280,7 @@ class Coordinator:
                     fresh = await self.store.stats(self.clock(), STATS_ROWS)
                     self._stats = time.monotonic(), fresh
         return self._stats[1]
+
+
+def _banned(reason: str) -> Refusal:
+    return Refusal("banned", f"This node was banned from the swarm: {reason}.")

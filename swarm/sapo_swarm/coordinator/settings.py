@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from sapo_swarm.protocol.invite import DEFAULT_PORT
+from sapo_swarm.protocol.invite import DEFAULT_PORT, is_host
 from sapo_swarm.registry import nearest
 from sapo_swarm.tasks.catalogue import CATALOGUE
 
@@ -71,7 +71,12 @@ class CoordinatorSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
     trust_proxy: Annotated[bool, _doc("Take the client's address from X-Forwarded-For of a proxy on loopback")] = False
 
     def __post_init__(self) -> None:
-        """Raises ValueError for a task or a preset that no node knows: what is sent would be refused, or the swarm not read."""
+        """Raises ValueError for a task or a preset that no node knows (what is sent would be refused, or the swarm not read), for
+        --approve where nobody would wait, and for a --public that no invite holds."""
+        if self.open and self.approve:
+            raise ValueError("In a swarm that is open to anyone nobody waits to be let in: give --open or --approve.")
+        if self.public and not is_host(self.public):
+            raise ValueError(f"--public is a name or number, without https:// and port, and not {self.public!r}.")
         for kind, names, known in (("task", self.tasks, CATALOGUE), ("preset", self.presets, PRESETS)):
             for name in names:
                 if name not in known:

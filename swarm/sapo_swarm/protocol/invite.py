@@ -68,6 +68,14 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+def is_host(text: str) -> bool:
+    """True for a name or a number that an invite may hold, without a port."""
+    try:
+        return bool(ipaddress.ip_address(text))
+    except ValueError:
+        return re.fullmatch(r"[A-Za-z0-9.\-_]{1,253}", text) is not None
+
+
 def means_this_machine(host: str) -> bool:
     """True for every way to write loopback, or no address at all, that a system's resolver takes without asking anybody."""
     name = host.split("%")[0].rstrip(".").lower()
@@ -98,7 +106,7 @@ def parse_invite(text: str) -> Invite:
         raise BadInvite(f"The invite's address does not parse: {error}.") from error
     if parts.scheme != "sapo" or not host:
         raise BadInvite("An invite begins with sapo:// and a host, such as sapo://192.168.1.20:7361/#fp=…&t=…&s=…")
-    if not re.fullmatch(r"[A-Za-z0-9.\-:%_]{1,253}", host):
+    if not is_host(host):
         raise BadInvite("The invite's host holds characters that no address has.")
     fields = dict(parse_qsl(parts.fragment))
     unknown = set(fields) - {"fp", "t", "s"}

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from tests.support.stores import redis_url  # noqa: F401 - a fixture
 
 from sapo_backends.base import LoadRequest
 from sapo_backends.fake import FakeBackend

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -207,6 +208,19 @@ async def test_a_coordinator_by_invite_lists_whom_to_ask_and_no_address(tmp_path
         (entry,) = opened(await fetch(address), address.key, hosted.coordinator.clock()).swarms
         assert (entry.who, entry.join, entry.ask) == ("invited", "", "ada@example.org")
         assert hosted.invite.token
+    finally:
+        await hosted.stop()
+
+
+@pytest.mark.parametrize("public", ["Swarm.example.org", "192.0.2.7", "2001:db8::1"])
+async def test_a_coordinator_is_listed_at_the_name_or_number_that_the_host_gave(tmp_path: Path, public: str) -> None:
+    made = CoordinatorSettings(port=0, tls=True, store=f"sqlite:{tmp_path}/s", open=True, list=True, public=public)
+    hosted = await start(made)
+    try:
+        address = parse_address(hosted.directory)
+        here = replace(address, url=f"{hosted.url}/directory.json")
+        (entry,) = opened(await fetch(here), address.key, hosted.coordinator.clock()).swarms
+        assert parse_invite(entry.join).host == public.lower()
     finally:
         await hosted.stop()
 

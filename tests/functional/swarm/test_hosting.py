@@ -9,7 +9,7 @@ import re
 import signal
 import stat
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import aiohttp
@@ -23,7 +23,7 @@ from sapo_swarm.coordinator.admin.transfer import import_swarm
 from sapo_swarm.coordinator.host import Hosted, addresses, admin_path, describe, start
 from sapo_swarm.coordinator.settings import CoordinatorSettings
 from sapo_swarm.coordinator.store import open_store
-from sapo_swarm.coordinator.store.local_redis import MISSING, LocalRedis, NoRedis, local_redis
+from sapo_swarm.coordinator.store.local_redis import MISSING, LocalRedis, NoRedis
 from sapo_swarm.protocol.client import CoordinatorError, NodeClient, Refused
 from sapo_swarm.protocol.identity import Identity
 from sapo_swarm.protocol.invite import parse_invite
@@ -46,18 +46,6 @@ async def begin() -> AsyncIterator[Callable[..., object]]:
     yield build
     for hosted in running:
         await hosted.stop()
-
-
-@pytest.fixture(scope="module")
-def redis_url() -> Iterator[str]:
-    """A real server on a free port. Without one: a failure under CI, else a skip with a sentence."""
-    try:
-        with local_redis() as url:
-            yield url
-    except NoRedis:
-        if os.environ.get("CI") == "true":
-            pytest.fail(MISSING)
-        pytest.skip(MISSING)
 
 
 async def test_a_swarm_keeps_its_name_when_it_is_hosted_again_without_one(
@@ -107,8 +95,12 @@ async def test_the_command_prints_an_invite_serves_and_stops_on_a_signal(tmp_pat
         (["--tasks", "bf,basic_aritmetic"], "There is no task 'basic_aritmetic'. Did you mean 'basic_arithmetic'?"),
         (["--tasks", "No Name"], "There is no task 'No Name'."),
         (["--presets", "starter,hrd"], "There is no preset 'hrd'. Did you mean 'hard'?"),
+        (["--open", "--approve"], "nobody waits to be let in: give --open or --approve."),
+        (["--public", "swarm.example.org:7361"], "name or number, without https:// and port"),
+        (["--public", "https://swarm.example.org"], "name or number, without https:// and port"),
+        (["--public", "[2001:db8::1]"], "name or number, without https:// and port"),
     ],
-    ids=["type", "flag", "range", "name", "task", "no name", "preset"],
+    ids=["type", "flag", "range", "name", "task", "no name", "preset", "open", "port", "scheme", "brackets"],
 )
 def test_wrong_flags_are_usage_errors(
     arguments: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

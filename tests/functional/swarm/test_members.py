@@ -21,13 +21,14 @@ from tests.support.swarm_process import TASKS
 from sapo_desktop.paths import Home
 from sapo_desktop.services.nodes import background
 from sapo_desktop.services.swarms import hosting
+from sapo_lab.simulated_nodes import sim_group
 from sapo_swarm.coordinator.admin.client import AdminClient, read_access
 from sapo_swarm.coordinator.host import Hosted, admin_path, describe, log_to_stderr, start
 from sapo_swarm.coordinator.settings import CoordinatorSettings
 from sapo_swarm.coordinator.store.base import StoreFormat
 from sapo_swarm.protocol.client import NodeClient, Refused
 from sapo_swarm.protocol.identity import Identity
-from sapo_swarm.protocol.wire import JoinRequest
+from sapo_swarm.protocol.wire import MEDIA_TYPE, JoinRequest, Upload, digest, encode
 
 
 def settings(folder: Path, **changes: object) -> CoordinatorSettings:
@@ -61,6 +62,36 @@ async def test_a_new_node_waits_until_the_host_lets_it_in(hosted: Hosted, tmp_pa
         assert await host.waiting() == []
         with pytest.raises(Refused, match="No node of this id waits"):
             await host.approve(node.node)
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "redis"])
+async def test_a_group_whose_upload_began_before_its_node_was_banned_never_enters_the_pool(
+    kind: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """The body is under way when the host bans; its member was judged by the head."""
+    store = {"store": request.getfixturevalue("redis_url"), "folder": str(tmp_path)} if kind == "redis" else {}
+    hosted = await start(msgspec.structs.replace(settings(tmp_path), **store))
+    node, swarm = Identity.generate(), hosted.invite.swarm
+    async with NodeClient(hosted.invite, node) as client:
+        await client.join()
+    body = encode(Upload(groups=tuple(sim_group(node, swarm, 1, slot) for slot in range(4))))
+    path = f"/v1/rounds/{digest(body)}"
+    signed = node.sign_request("PUT", path, swarm, int(time.time() * 1000), body).headers()
+    lines = [f"PUT {path} HTTP/1.1", "Host: x", f"Content-Type: {MEDIA_TYPE}", f"Content-Length: {len(body)}"]
+    lines += [f"{name}: {value}" for name, value in signed.items()]
+    known = asyncio.Event()
+    hosted.coordinator.of_member = lambda _transport: known.set()
+    reader, writer = await asyncio.open_connection("127.0.0.1", hosted.port)
+    writer.write("\r\n".join([*lines, "", ""]).encode() + body[:10])
+    await known.wait()
+    async with AdminClient(read_access(admin_path(hosted.coordinator.settings))) as host:
+        assert await host.ban(node.node) == (node.node,)
+    writer.write(body[10:])
+    status = (await reader.readline()).split()[1]
+    writer.close()
+    pool = (await hosted.store.stats(time.time(), 1)).pool
+    await hosted.stop()
+    assert (status, pool) == (b"403", 0)
 
 
 async def test_the_first_invite_admits_ten_nodes_and_no_more(tmp_path: Path) -> None:

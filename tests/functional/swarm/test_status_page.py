@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -15,7 +16,7 @@ from tests.support.browser import Browser, browser  # noqa: F401 - a fixture
 from sapo_lab.simulated_nodes import sim_group
 from sapo_swarm.coordinator.host import Hosted, start
 from sapo_swarm.coordinator.settings import CoordinatorSettings
-from sapo_swarm.coordinator.web import CSP, chart_points
+from sapo_swarm.coordinator.web import CSP, OF_NETWORK, chart_points
 from sapo_swarm.protocol.client import NodeClient
 from sapo_swarm.protocol.identity import Identity
 
@@ -82,6 +83,30 @@ async def test_only_so_many_may_watch_live(hosted: Hosted, monkeypatch: pytest.M
         async with session.get("/events") as refused:
             assert refused.status == 503
             assert "Retry-After" in refused.headers
+
+
+async def test_head_on_the_event_stream_is_405(hosted: Hosted) -> None:
+    """It was answered with a stream of bodies, and held a place."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", hosted.port)
+    writer.write(b"HEAD /events HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert (await reader.readline()).split()[1] == b"405"
+    writer.close()
+
+
+async def test_one_network_holds_eight_of_the_places_to_watch(tmp_path: Path) -> None:
+    """Whoever opens as many streams as there are keeps nobody else from watching live."""
+    made = CoordinatorSettings(port=0, store=f"sqlite:{tmp_path}/s.sqlite", trust_proxy=True)
+    hosted = await start(made)
+    async with aiohttp.ClientSession(hosted.url) as session, contextlib.AsyncExitStack() as open_streams:
+
+        async def status(address: str) -> int:
+            request = session.get("/events", headers={"X-Forwarded-For": address})
+            return (await open_streams.enter_async_context(request)).status
+
+        first = [await status(f"192.0.2.{number}") for number in range(OF_NETWORK + 1)]
+        assert first == [200] * OF_NETWORK + [503]
+        assert await status("198.51.100.1") == 200
+    await hosted.stop()
 
 
 def test_chart_points_skip_gaps_and_scale_to_the_peak() -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import random
+import sys
 from collections import Counter
+from typing import ClassVar
 
 import msgspec
 from hypothesis import example, given
@@ -91,6 +94,33 @@ def test_one_invite_gets_half_of_a_sample_at_most_while_others_have_enough(
         assert invite == "" or count <= max(most, want - others)
 
 
+class Watched(Entry, frozen=True):
+    """An entry that notes when it is looked at."""
+
+    def __getattribute__(self, name: str) -> object:
+        Watched.looks.add(id(self))
+        return super().__getattribute__(name)
+
+    looks: ClassVar[set[int]] = set()
+
+
+def test_a_sample_of_four_in_a_pool_of_20000_sources_of_one_invite_and_one_of_another_looks_at_fewer_than_200() -> None:
+    """Whatever the pool holds, an exchange costs what it samples."""
+    pool = GroupPool(PoolLimits())
+    for node in range(20_001):
+        plain = entry(node, node)
+        pool.add(Watched(plain.id, plain.content, plain.node, plain.blob, "B" if node == 7 else "A"), 0.0)
+    for seed in range(50):
+        Watched.looks.clear()
+        found = pool.sample(random.Random(seed), 4, "n5", frozenset(), per_source=8)
+        assert len(Watched.looks) < 200
+        assert len({group.node for group in found}) == 4
+        assert "n7" in {group.node for group in found}
+    for node in range(20_001):
+        pool.drop_node(f"n{node}")
+    assert pool.sample(random.Random(0), 4, "n5", frozenset()) == []
+
+
 @given(st.lists(st.tuples(st.integers(0, 200), st.sampled_from(["g/a", "g/b", "d/a", "rounds"])), max_size=80))
 def test_running_totals_equal_the_minutes(history: list[tuple[int, str]]) -> None:
     """Whatever left the window left the totals."""
@@ -100,11 +130,31 @@ def test_running_totals_equal_the_minutes(history: list[tuple[int, str]]) -> Non
         counters.prune(60.0 * minute)
         last = minute
     for node in "ab":
-        expected = sum(counts.get(f"g/{node}", 0) for counts in counters.minutes.values())
-        assert counters.groups.get(node, 0) == expected
+        for kind, totals in (("g", counters.groups), ("d", counters.sampled)):
+            expected = sum(last - minute < 60 and key == f"{kind}/{node}" for minute, key in history)
+            assert totals.get(node, 0) == expected
     assert counters.total == sum(counters.groups.values())
     assert all(last - minute < 60 for minute in counters.minutes)
     assert not any(key.startswith(("g/", "d/")) for counts in counters.recent().values() for key in counts)
+
+
+def test_what_the_status_page_reads_of_the_counters_costs_the_same_with_10_and_with_10000_nodes() -> None:
+    """Counted in calls of functions: it is read every two seconds, and nobody is answered meanwhile."""
+
+    def calls(nodes: int) -> int:
+        counters, made = Counters(), list[str]()
+        for minute, node, kind in itertools.product(range(2), range(nodes), "gd"):
+            counters.add(minute, f"{kind}/{node}", 1.0)
+        counters.add(1, "rounds", 1.0)
+        before = sys.getprofile()
+        sys.setprofile(lambda _frame, event, _argument: made.append(event))
+        try:
+            assert counters.recent()[1]["rounds"] == 1.0
+        finally:
+            sys.setprofile(before)
+        return len(made)
+
+    assert calls(10) == calls(10_000)
 
 
 def test_presence_ends_after_a_while() -> None:

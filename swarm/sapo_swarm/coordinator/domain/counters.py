@@ -8,11 +8,12 @@ from sapo_swarm.coordinator.domain.records import ACTIVE_S, AHEAD_S, MINUTE, WIN
 
 
 class Counters:
-    """groups, sampled: node -> count in the window. seen: node -> its last exchange in that window. dirty: (minute, key) ->
-    what was added since it was last cleared."""
+    """minutes: the counters that belong to no node. groups, sampled: node -> count in the window. seen: node -> its last exchange
+    in that window. dirty: (minute, key) -> what was added since it was last cleared."""
 
     def __init__(self) -> None:
         self.minutes: dict[int, dict[str, float]] = {}
+        self._of_nodes: dict[int, dict[str, float]] = {}
         self.groups: dict[str, int] = {}
         self.sampled: dict[str, int] = {}
         self.total = 0
@@ -24,9 +25,11 @@ class Counters:
         """Keys as in WindowStats, and "g/NODE" groups accepted, "d/NODE" times sampled."""
         if not value:
             return
-        bucket = self.minutes.setdefault(minute, {})
+        of_node = key.startswith(("g/", "d/"))
+        bucket = (self._of_nodes if of_node else self.minutes).setdefault(minute, {})
         bucket[key] = bucket.get(key, 0.0) + value
-        self._window(key, int(value))
+        if of_node:
+            self._window(key, int(value))
         if dirty:
             self.dirty[minute, key] = self.dirty.get((minute, key), 0.0) + value
 
@@ -46,8 +49,9 @@ class Counters:
     def prune(self, now: float) -> int:
         """Forget minutes that left the window, and those of a clock that was set back: the newest that left it."""
         edge = int(now) // MINUTE - WINDOW_MINUTES
-        for minute in [m for m in self.minutes if not edge < m <= edge + WINDOW_MINUTES + 1]:
-            for key, value in self.minutes.pop(minute).items():
+        for minute in {m for m in (*self.minutes, *self._of_nodes) if not edge < m <= edge + WINDOW_MINUTES + 1}:
+            self.minutes.pop(minute, None)
+            for key, value in self._of_nodes.pop(minute, {}).items():
                 self._window(key, -int(value))
         while self.seen and not edge < next(iter(self.seen.values())) // MINUTE <= edge + WINDOW_MINUTES + 1:
             self.seen.popitem(last=False)
@@ -55,15 +59,10 @@ class Counters:
 
     def recent(self) -> dict[int, dict[str, float]]:
         """The counters that belong to no node, by minute."""
-        return {
-            minute: {key: value for key, value in counts.items() if not key.startswith(("g/", "d/"))}
-            for minute, counts in self.minutes.items()
-        }
+        return {minute: dict(counts) for minute, counts in self.minutes.items()}
 
     def _window(self, key: str, change: int) -> None:
         kind, node = key[:2], key[2:]
-        if kind not in ("g/", "d/"):
-            return
         counts = self.groups if kind == "g/" else self.sampled
         counts[node] = counts.get(node, 0) + change
         if not counts[node]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import heapq
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from sapo_swarm.coordinator.domain.records import SAMPLE_BYTES, Entry, fits, invite_share
 
@@ -27,6 +27,7 @@ class Draw:
         self.taken: list[Entry] = []
         self.of_node: Counter[str] = Counter()
         self.of_invite: Counter[str] = Counter()
+        self._invite_of: dict[str, str] = {}
         self._known = set(have)
 
     def fits(self, entry: Entry) -> bool:
@@ -44,51 +45,68 @@ class Draw:
         self._known.add(entry.id)
         self.of_node[entry.node] += 1
         self.of_invite[entry.invite] += 1
+        self._invite_of[entry.node] = entry.invite
 
     def fill(
         self,
         rng: random.Random,
         per_source: int,
-        invites: Iterable[tuple[str, str]],
+        sources: Mapping[str, Sequence[str]],
         groups: Callable[[str], Iterable[Entry]],
     ) -> list[Entry]:
         """What is taken, and while groups are missing one of each source that has given none; then one more of each in turn, up
-        to per_source, as long as EVEN of them can. In the order and within the bytes of a reply. invites: each source and the
-        invite that admitted it. groups: those of a source."""
-        invite_of = dict(invites) if len(self.taken) < self.want else {}
-        self._turn(rng, {node: invite for node, invite in invite_of.items() if not self.of_node[node]}, groups)
+        to per_source, as long as EVEN of them can. In the order and within the bytes of a reply. sources: of each invite, those
+        that it admitted. groups: those of a source."""
+        self._turn(rng, sources, groups, 0)
         for turn in range(1, per_source):
-            giving = [node for node, given in self.of_node.items() if given == turn and node in invite_of]
-            giving = [node for node in giving if any(self.fits(entry) for entry in groups(node))]
-            if len(giving) < EVEN * len(self.of_node):
+            if len(self.taken) >= self.want:
                 break
-            self._turn(rng, {node: invite_of[node] for node in giving}, groups)
+            giving: dict[str, list[str]] = {}
+            for node, invite in self._invite_of.items():
+                if self.of_node[node] == turn and any(self.fits(entry) for entry in groups(node)):
+                    giving.setdefault(invite, []).append(node)
+            if sum(map(len, giving.values())) < EVEN * len(self.of_node):
+                break
+            self._turn(rng, giving, groups, turn)
         return within_budget(self.taken, rng)
 
-    def _turn(self, rng: random.Random, invites: Mapping[str, str], groups: Callable[[str], Iterable[Entry]]) -> None:
-        """One more of each of these sources, as long as groups are wanted. The next one is always of the invite that is there
-        least."""
-        of_invite: dict[str, list[str]] = {}
-        for node, invite in invites.items():
-            of_invite.setdefault(invite, []).append(node)
-        least = [(self._crowd(invite), rng.random(), invite) for invite in of_invite]
+    def _turn(
+        self,
+        rng: random.Random,
+        sources: Mapping[str, Sequence[str]],
+        groups: Callable[[str], Iterable[Entry]],
+        given: int,
+    ) -> None:
+        """One more of each of these sources that gave so many, as long as groups are wanted. The next one is always of the invite
+        that is there least."""
+        if len(self.taken) >= self.want:
+            return
+        least = [(self._crowd(invite), rng.random(), invite, shuffled(rng, nodes)) for invite, nodes in sources.items()]
         heapq.heapify(least)
         for _ in range(LOOKED_AT):
             if not least or len(self.taken) >= self.want:
                 return
-            _, order, invite = heapq.heappop(least)
-            nodes = of_invite[invite]
-            place = int(rng.random() * len(nodes))
-            nodes[place], nodes[-1] = nodes[-1], nodes[place]
-            fresh = [entry for entry in groups(nodes.pop()) if self.fits(entry)]
+            _, order, invite, nodes = heapq.heappop(least)
+            node = next((node for node in nodes if self.of_node[node] == given), None)
+            if node is None:
+                continue
+            fresh = [entry for entry in groups(node) if self.fits(entry)]
             if fresh:
                 self.take(rng.choice(fresh))
-            if nodes:
-                heapq.heappush(least, (self._crowd(invite), order, invite))
+            heapq.heappush(least, (self._crowd(invite), order, invite, nodes))
 
     def _crowd(self, invite: str) -> int:
         """Groups of an invite so far; sources that no invite admitted are no crowd."""
         return self.of_invite[invite] if invite else 0
+
+
+def shuffled(rng: random.Random, nodes: Sequence[str]) -> Iterator[str]:
+    """All of them in random order (Fisher and Yates), at the cost of those that are asked for: `nodes` stays as it is."""
+    moved: dict[int, str] = {}
+    for last in range(len(nodes) - 1, -1, -1):
+        place = int(rng.random() * (last + 1))
+        yield moved.get(place, nodes[place])
+        moved[place] = moved.get(last, nodes[last])
 
 
 def within_budget(entries: Sequence[Entry], rng: random.Random) -> list[Entry]:

@@ -1,4 +1,4 @@
-"""The pool of live groups, in memory: a dense array (uniform sampling), an age order, and a list per source.
+"""The pool of live groups, in memory: a dense array (uniform sampling), an age order, and a list per source and per invite.
 
 Pure bookkeeping: the clock and the random source are passed in.
 """
@@ -6,7 +6,7 @@ Pure bookkeeping: the clock and the random source are passed in.
 from __future__ import annotations
 
 import random
-from collections import Counter, OrderedDict, deque
+from collections import OrderedDict, deque
 from dataclasses import dataclass
 
 from sapo_swarm.coordinator.domain.draw import Draw
@@ -22,6 +22,31 @@ class Slot:
     entry: Entry
     at: float
     place: int
+
+
+class Sources:
+    """Nodes with a live group, as a dense list for each invite that admitted some."""
+
+    def __init__(self) -> None:
+        self.of_invite: dict[str, list[str]] = {}
+        self._place: dict[str, tuple[str, int]] = {}
+
+    def add(self, node: str, invite: str) -> None:
+        """A node that was not there."""
+        nodes = self.of_invite.setdefault(invite, [])
+        self._place[node] = invite, len(nodes)
+        nodes.append(node)
+
+    def remove(self, node: str) -> None:
+        """A node that is there: the last one of its list takes its place."""
+        invite, place = self._place.pop(node)
+        nodes = self.of_invite[invite]
+        last = nodes.pop()
+        if last != node:
+            nodes[place] = last
+            self._place[last] = invite, place
+        if not nodes:
+            del self.of_invite[invite]
 
 
 class GroupPool:
@@ -41,7 +66,7 @@ class GroupPool:
         self._by_node: dict[str, deque[Slot]] = {}
         self._contents: set[str] = set()
         self._gone: Recent[bool] = Recent(limits.lifetime_s, limits.capacity)
-        self._by_invite: Counter[str] = Counter()
+        self._sources = Sources()
         self._bytes_of: OrderedDict[str, int] = OrderedDict()
 
     def __len__(self) -> int:
@@ -74,9 +99,11 @@ class GroupPool:
         self.next_key = max(self.next_key, slot.key) + 1
         self._dense.append(slot)
         self._by_age[slot.key] = slot
-        self._by_node.setdefault(entry.node, deque()).append(slot)
+        if entry.node not in self._by_node:
+            self._by_node[entry.node] = deque()
+            self._sources.add(entry.node, entry.invite)
+        self._by_node[entry.node].append(slot)
         self._contents.add(entry.content)
-        self._by_invite[entry.invite] += 1
         self.bytes += len(entry.blob)
         self._bytes_of[entry.node] = self._bytes_of.get(entry.node, 0) + len(entry.blob)
         return slot.key, gone
@@ -114,7 +141,7 @@ class GroupPool:
         invite while others have groups; of members' own tasks only those in `accepts`. One of each source; where there are
         fewer sources than groups wanted, in turn up to per_source.
 
-        Random slots with rejection; where few sources are left, the rest is found by walking over the sources.
+        Random slots with rejection; where those miss, random sources of the invites that are there least.
         """
         draw = Draw(want, caller, have, accepts)
         sources = len(self._by_node) - (caller in self._by_node)
@@ -125,10 +152,10 @@ class GroupPool:
             entry = self._dense[int(rng.random() * len(self._dense))].entry if self._dense else None
             if entry is None or draw.of_node[entry.node] or not draw.fits(entry):
                 continue
-            if len(self._by_invite) < 2 or not draw.crowded(entry, most):
+            if len(self._sources.of_invite) < 2 or not draw.crowded(entry, most):
                 draw.take(entry)
-        invites = ((node, own[0].entry.invite) for node, own in self._by_node.items())
-        return draw.fill(rng, per_source, invites, lambda node: (slot.entry for slot in self._by_node[node]))
+        of_invite = self._sources.of_invite
+        return draw.fill(rng, per_source, of_invite, lambda node: (slot.entry for slot in self._by_node[node]))
 
     def _heavy(self, entry: Entry) -> str:
         """Whose group gives way to this one: a source that holds more than an equal part of the bytes, the entry's own first.
@@ -161,9 +188,7 @@ class GroupPool:
         self._bytes_of[slot.entry.node] -= len(slot.entry.blob)
         if not own:
             del self._by_node[slot.entry.node], self._bytes_of[slot.entry.node]
+            self._sources.remove(slot.entry.node)
         self._contents.discard(slot.entry.content)
-        self._by_invite[slot.entry.invite] -= 1
-        if not self._by_invite[slot.entry.invite]:
-            del self._by_invite[slot.entry.invite]
         self.bytes -= len(slot.entry.blob)
         return slot.key

@@ -122,11 +122,13 @@ class Exchanged(msgspec.Struct, frozen=True, kw_only=True):
     """stored: for each entry of the exchange, False when it was refused or the pool has its content already; a repeated round
     meets its first verdicts.
 
-    replayed: the nonce was used before; nothing else was done. receipts: who drew since the last exchange.
+    replayed: the nonce was used before; nothing else was done. banned: why the node is; nothing was done.
+    receipts: who drew since the last exchange.
     mine / total: groups accepted in the last hour, of this node and of all. nodes: seen in the last ACTIVE_S.
     """
 
     replayed: bool = False
+    banned: str = ""
     stored: tuple[bool, ...] = ()
     sample: tuple[bytes, ...] = ()
     uptake: int = 0

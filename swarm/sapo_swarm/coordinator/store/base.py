@@ -138,7 +138,7 @@ class Store(Protocol):
         ...
 
     async def exchange(self, exchange: Exchange) -> Exchanged:
-        """Store an upload once, sample for its sender, count both."""
+        """Store an upload once, sample for its sender, count both; nothing of a banned node, whenever its upload began."""
         ...
 
     async def snapshot(self, now: float, want: int) -> tuple[bytes, ...]:

@@ -93,6 +93,8 @@ class RedisStore(RedisTasks):
         async with reaching():
             await self._prune_if_due(exchange.now)
             reply = await self._run(scripts.EXCHANGE, "age", *self._arguments(exchange))
+            if reply[0] == 2:
+                return Exchanged(banned=reply[1].decode())
             if reply[0]:
                 return Exchanged(replayed=True)
             if self.fails_over and any(entry is not None for entry in exchange.entries):
@@ -227,8 +229,10 @@ class RedisStore(RedisTasks):
             self._one_invite = 0
         elif draw.left_out and self._one_invite <= 0:
             self._one_invite = ONE_INVITE
-        invites = ((node, next(iter(groups.values())).invite) for node, groups in draw.read.items())
-        return draw.fill(self._rng, per_source, invites, lambda node: draw.read[node].values())
+        sources: dict[str, list[str]] = {}
+        for node, groups in draw.read.items():
+            sources.setdefault(next(iter(groups.values())).invite, []).append(node)
+        return draw.fill(self._rng, per_source, sources, lambda node: draw.read[node].values())
 
     async def _prune_if_due(self, now: float) -> None:
         """Take minutes that left the window out of its totals; the first coordinator to come does it for all. After a clock was

@@ -63,6 +63,8 @@ local per_node, capacity, life = tonumber(ARGV[8]), tonumber(ARGV[9]), tonumber(
 local active, draws, credits = tonumber(ARGV[13]), tonumber(ARGV[14]), tonumber(ARGV[15])
 local latest = now + AHEAD_S
 credit(p, ARGV[11], #ARGV - credits + 1, #ARGV)
+local banned = redis.call('HGET', p..'banned', node)
+if banned then return {2, banned} end
 if not redis.call('SET', p..'nonce:'..ARGV[4], '1', 'NX', 'PX', ARGV[5]) then return {1} end
 
 local function release(slot)

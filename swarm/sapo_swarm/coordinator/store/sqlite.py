@@ -117,6 +117,9 @@ class SQLiteStore(SQLiteRegistry):
 
     async def exchange(self, exchange: Exchange) -> Exchanged:
         """See Store."""
+        member = self._members.get(exchange.node)
+        if member is not None and member.banned:
+            return Exchanged(banned=member.banned)
         if not self._take_nonce(exchange.nonce, exchange.now):
             return Exchanged(replayed=True)
         statements = self._expire(exchange.now)

@@ -6,13 +6,16 @@ Peer names are peer text: they went through safe_text, the template escapes them
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from importlib.resources import files
 
 import msgspec
 from aiohttp import web
 from jinja2 import Environment, StrictUndefined
 
+from sapo_swarm.coordinator.domain.limits import prefix_of
 from sapo_swarm.coordinator.domain.views import Overview, overview
+from sapo_swarm.coordinator.http.requests import client_address
 from sapo_swarm.coordinator.server import Coordinator
 
 CSP = (
@@ -22,6 +25,8 @@ CSP = (
 EVERY_S = 2.0
 MAX_WATCHERS = 64
 """Open event streams at most; the page shows its first figures to everybody else."""
+OF_NETWORK = 8
+"""Of them those of one /24 or /64 (loopback is exempt)."""
 _STATIC = {"page.css": "text/css", "page.js": "text/javascript", "icon.svg": "image/svg+xml"}
 
 
@@ -29,7 +34,7 @@ def add_page(app: web.Application, coordinator: Coordinator) -> None:
     """Routes of the page, its event stream and its static files."""
     page = _Page(coordinator)
     app.router.add_get("/", page.show)
-    app.router.add_get("/events", page.events)
+    app.router.add_get("/events", page.events, allow_head=False)
     for name in _STATIC:
         app.router.add_get(f"/static/{name}", page.static)
 
@@ -45,7 +50,7 @@ def chart_points(values: tuple[float | int | None, ...], width: float = 600.0, h
 class _Page:
     def __init__(self, coordinator: Coordinator) -> None:
         self.coordinator = coordinator
-        self.watchers = 0
+        self._watchers: Counter[str] = Counter()
         folder = files(__package__)
         self._static = {name: (folder / name).read_bytes() for name in _STATIC}
         environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
@@ -72,12 +77,13 @@ class _Page:
 
     async def events(self, request: web.Request) -> web.StreamResponse:
         """Server-sent events, one Overview as JSON each."""
-        if self.watchers >= MAX_WATCHERS:
+        network = prefix_of(client_address(request, self.coordinator.settings.trust_proxy))
+        if self._watchers.total() >= MAX_WATCHERS or (network and self._watchers[network] >= OF_NETWORK):
             raise self.coordinator.admission.busy("busy", "Enough people are watching live.", 30.0)
         response = web.StreamResponse(
             headers=_headers() | {"Content-Type": "text/event-stream", "Cache-Control": "no-store"}
         )
-        self.watchers += 1
+        self._watchers[network] += 1
         # A stream lives long: it must not count as a request that is being served.
         self.coordinator.metrics.in_flight -= 1
         try:
@@ -89,7 +95,9 @@ class _Page:
         except ConnectionError:
             pass  # the reader closed the page
         finally:
-            self.watchers -= 1
+            self._watchers[network] -= 1
+            if not self._watchers[network]:
+                del self._watchers[network]
             self.coordinator.metrics.in_flight += 1
         return response
 
