@@ -3,9 +3,8 @@
 Measures the coordinator's own processor time (not the clients') of an exchange, of asking for the newest snapshot and of
 reading it, and for how long a snapshot feeds a node, which asks for the next one when it is used up. Then the arithmetic:
 every node wants 4 external groups every 5 s, and a core is used to 80 %. Without snapshots that is an exchange every 5 s; with
-them an exchange every 50 s, and a snapshot whenever the last one is used up (from the coordinator, or from a cache in front of
-it). ten_times: what ten times as many nodes as without cost, at the pace that the coordinator asks of so many. Prints one JSON
-object.
+them an exchange every 50 s, and a snapshot whenever the last one is used up. ten_times: what ten times as many nodes as without
+cost, at the pace that the coordinator asks of so many. Prints one JSON object.
 """
 
 from __future__ import annotations
@@ -105,7 +104,6 @@ def main() -> int:
         "nodes_on_one_core": {
             "without snapshots": without,
             "with snapshots": int(1000 * CORE / (ms["exchange"] / UPLOAD_S + news + read)),
-            "with snapshots behind a cache": int(1000 * CORE / (ms["exchange"] / UPLOAD_S + news)),
         },
         "ten_times": {
             "exchange_every_s": round(10 * without / paced, 1),

@@ -91,8 +91,8 @@ def document() -> dict[str, Any]:
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
             "description": (
                 f"Nodes of a swarm exchange rollout groups. Every /v1 request carries `{H_PROTO}: {PROTOCOL_VERSION}`; "
-                f"every answer carries {H_PROTO} and {H_TIME}. Refusals are RFC 9457 problem details whose `code` is "
-                "one of: " + ", ".join(CODES) + ". 429 and 503 carry Retry-After."
+                f"every answer carries {H_PROTO}, and {H_TIME} where no cache may keep it. Refusals are RFC 9457 problem "
+                "details whose `code` is one of: " + ", ".join(CODES) + ". 429 and 503 carry Retry-After."
             ),
         },
         "paths": _paths(),
@@ -148,7 +148,7 @@ def _paths() -> dict[str, Any]:
         },
         "/v1/snapshots/{id}": {
             "get": _plain(
-                "A snapshot: immutable, signed, encrypted; any cache may keep it",
+                "A snapshot: immutable, signed, encrypted",
                 {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
             )
             | {"parameters": [_parameter("id", "path", "SHA-256 of its bytes", "^[0-9a-f]{64}$")]}

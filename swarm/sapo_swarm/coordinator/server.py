@@ -142,9 +142,9 @@ class Coordinator:
             log.exception("unexpected error in %s", request.method)
             response = Refusal("internal", "The coordinator failed; its log says why.").response()
         if not response.prepared:
-            response.headers.update({H_PROTO: str(PROTOCOL_VERSION), H_TIME: str(int(self.clock() * 1000))})
-            response.headers.setdefault("Cache-Control", "no-store")
-            response.headers["X-Content-Type-Options"] = "nosniff"
+            response.headers.update({H_PROTO: str(PROTOCOL_VERSION), "X-Content-Type-Options": "nosniff"})
+            if "Cache-Control" not in response.headers:  # what a cache may keep tells no time
+                response.headers.update({H_TIME: str(int(self.clock() * 1000)), "Cache-Control": "no-store"})
         return response
 
     async def authenticated(

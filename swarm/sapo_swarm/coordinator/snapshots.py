@@ -1,6 +1,6 @@
 """The read path that scales: a sealed snapshot of the pool every so many seconds, made when somebody asks for it.
 
-Members are told of the newest one; its bytes never change, so they may come from any HTTP cache in front.
+Members are told of the newest one; its bytes never change.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from sapo_swarm.coordinator.server import Coordinator
 from sapo_swarm.protocol.snapshot import SNAPSHOT_GROUPS, SnapshotNews, seal
 
 KEPT = 4
-"""Newest snapshots that are still handed out: a cache or a node may be a little behind."""
+"""Newest snapshots that are still handed out: a node may be a little behind."""
 
 
 def add_snapshots(app: web.Application, coordinator: Coordinator) -> None:

@@ -1,8 +1,8 @@
-"""Snapshots of a pool: immutable files that any HTTP cache may keep, from which nodes sample by themselves.
+"""Snapshots of a pool: immutable files from which nodes sample by themselves.
 
 A snapshot is named by the SHA-256 of its bytes, signed with the swarm's certificate (whose fingerprint stands in the invite)
-and encrypted with a key of its own, which members alone are told: a cache sees neither texts nor authors, and can neither
-change a snapshot nor hand out another one. Every group in it is signed by its author all the same.
+and encrypted with a key of its own, which members alone are told: who hands out the bytes need not be trusted, so an HTTP cache
+could, if nodes were told its address. Every group in it is signed by its author all the same.
 """
 
 from __future__ import annotations

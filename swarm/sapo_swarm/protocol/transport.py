@@ -82,7 +82,7 @@ class Response(aiohttp.ClientResponse):
 class Transport:
     """Requests of one node to one coordinator; open() comes first. bytes_sent, bytes_received: bodies, ever.
 
-    wall: Unix time; the coordinator's own time corrects it.
+    wall: Unix time; the coordinator's own time, in its answers to signed requests, corrects it.
     """
 
     def __init__(
@@ -160,7 +160,8 @@ class Transport:
             async with self._session.request(
                 method, path, data=body or None, headers=headers, allow_redirects=False
             ) as response:
-                self._correct_clock(response.headers.get(H_TIME, ""))
+                if headers is not None:  # signed, so no cache answers
+                    self._correct_clock(response.headers.get(H_TIME, ""))
                 content = bytearray()
                 while len(content) <= limit and (more := await response.content.read(limit + 1 - len(content))):
                     content += more

@@ -25,7 +25,7 @@ from sapo_desktop.paths import Home
 from sapo_desktop.services import first_run
 from sapo_desktop.services.first_questions import FirstRunAnswers, FirstRunInfo
 from sapo_desktop.services.nodes import supervisor
-from sapo_desktop.services.swarms import trial
+from sapo_desktop.services.swarms import leaving, membership, trial
 from sapo_desktop.services.swarms.actions import HomeActions
 from sapo_swarm.coordinator.host import start
 from sapo_swarm.coordinator.settings import CoordinatorSettings
@@ -138,6 +138,20 @@ async def test_leaving_a_trial_leaves_nothing_behind(home: Home, tmp_path: Path)
             assert (await other.exchange([], 8)).sample == ()
     assert not settings.load(home.settings).swarm.join
     assert sorted(path.name for path in home.config.iterdir()) == ["cache", "config.toml", "data", "logs", "run"]
+
+
+async def test_leaving_without_the_key_forgets_the_invite_all_the_same(home: Home) -> None:
+    """Over SSH the keyring that holds it is locked, say."""
+    membership.save("sapo://127.0.0.1:7361/#t=" + "a" * 32 + "&s=" + "c" * 16, home.invite)
+    folder = home.data / "identity"
+    folder.mkdir(parents=True)
+    (folder / "node.id").write_text(Identity.generate().node)
+    said = await leaving.leave(home)
+    assert said.startswith(
+        "Left the swarm. The coordinator could not be told: The node's secret key is in the system's keyring"
+    )
+    assert said.endswith("The invite is forgotten.")
+    assert not home.invite.exists()
 
 
 async def test_the_first_run_finds_a_swarm_too(home: Home, tmp_path: Path) -> None:

@@ -20,14 +20,17 @@ from tests.support.swarm_process import TASKS
 
 from sapo_desktop.paths import Home
 from sapo_desktop.services.nodes import background
-from sapo_desktop.services.swarms import hosting
+from sapo_desktop.services.swarms import hosting, membership
+from sapo_desktop.settings import Settings
 from sapo_lab.simulated_nodes import sim_group
+from sapo_swarm.config import RunConfig
 from sapo_swarm.coordinator.admin.client import AdminClient, read_access
 from sapo_swarm.coordinator.host import Hosted, admin_path, describe, log_to_stderr, start
 from sapo_swarm.coordinator.settings import CoordinatorSettings
 from sapo_swarm.coordinator.store.base import StoreFormat
 from sapo_swarm.protocol.client import NodeClient, Refused
 from sapo_swarm.protocol.identity import Identity
+from sapo_swarm.protocol.keystore import StoredIdentity
 from sapo_swarm.protocol.wire import MEDIA_TYPE, JoinRequest, Upload, digest, encode
 
 
@@ -92,6 +95,16 @@ async def test_a_group_whose_upload_began_before_its_node_was_banned_never_enter
     pool = (await hosted.store.stats(time.time(), 1)).pool
     await hosted.stop()
     assert (status, pool) == (b"403", 0)
+
+
+async def test_a_node_that_waited_to_be_let_in_shares_the_part_that_the_swarm_asks_for(tmp_path: Path) -> None:
+    hosted = await start(settings(tmp_path, approve=True, share_fraction=0.25))
+    who = StoredIdentity(Identity.generate(), "file", "")
+    exchange, said = await membership.enter(hosted.invite, who, Settings(), RunConfig())
+    assert "The host has not let this node in yet" in said[0]
+    assert exchange.share_fraction == 0.25
+    await exchange.client.__aexit__(None, None, None)
+    await hosted.stop()
 
 
 async def test_the_first_invite_admits_ten_nodes_and_no_more(tmp_path: Path) -> None:

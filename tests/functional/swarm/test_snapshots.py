@@ -1,15 +1,18 @@
-"""The read path that scales: members sample from signed, immutable snapshots, which any cache may keep."""
+"""The read path that scales: members sample from signed, immutable snapshots."""
 
 from __future__ import annotations
 
 import random
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import aiohttp
 import msgspec
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 from tests.support.stores import entry, round_of
 
 from sapo_lab.simulated_nodes import sim_group
@@ -80,7 +83,7 @@ async def test_the_next_snapshot_is_asked_for_when_the_last_one_is_used_up(hoste
         assert [await asked() for _ in range(2)] == [1, 0]
 
 
-async def test_a_snapshot_never_changes_and_may_be_kept_by_any_cache(hosted: Hosted) -> None:
+async def test_a_snapshot_never_changes_and_tells_a_stranger_nothing(hosted: Hosted) -> None:
     """Its name is its digest; a stranger who reads it sees neither texts nor authors."""
     who = await share(hosted, 3)
     async with NodeClient(hosted.invite, who[0]) as client:
@@ -91,9 +94,37 @@ async def test_a_snapshot_never_changes_and_may_be_kept_by_any_cache(hosted: Hos
     async with aiohttp.ClientSession() as stranger, stranger.get(url, ssl=False) as reply:
         data = await reply.read()
         assert reply.headers["Cache-Control"] == "public, max-age=31536000, immutable"
+        assert "Sapo-Time" not in reply.headers
     assert opened(data, news, hosted.invite.swarm, hosted.invite.fingerprint) == found
     assert len(data) <= MAX_BODY
     assert not any(one.public_key in data or one.node.encode() in data for one in who)
+
+
+async def test_the_bytes_of_a_snapshot_that_a_cache_kept_for_ten_minutes_leave_the_nodes_clock_alone(
+    tmp_path: Path,
+) -> None:
+    """With the headers of an earlier coordinator, which told the time beside them."""
+    hosted = await start(settings(tmp_path, tls=False))
+    old = {"Sapo-Time": str(int((time.time() - 600.0) * 1000))}
+
+    async def cache(request: web.Request) -> web.Response:
+        whole = await request.read()
+        async with aiohttp.request(
+            request.method, hosted.url + request.path, data=whole, headers=request.headers
+        ) as answer:
+            told = {"Sapo-Time": answer.headers["Sapo-Time"]} if "Sapo-Time" in answer.headers else old
+            return web.Response(body=await answer.read(), status=answer.status, headers=told)
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", cache)
+    async with (
+        TestServer(app) as front,
+        NodeClient(replace(hosted.invite, port=front.port), Identity.generate()) as node,
+    ):
+        await node.join()
+        assert (await node.snapshot(""))[1] is not None
+        assert abs(node.unix_time() - time.time()) < 60.0
+    await hosted.stop()
 
 
 async def test_only_members_are_told_of_it(hosted: Hosted) -> None:
@@ -128,7 +159,7 @@ async def test_the_largest_snapshot_fits_a_body(hosted: Hosted) -> None:
     assert len(data) <= MAX_BODY
 
 
-def test_a_snapshot_that_a_cache_changed_or_made_up_is_refused() -> None:
+def test_a_snapshot_that_somebody_changed_or_made_up_is_refused() -> None:
     """Bytes, key, swarm, certificate and time are all held together."""
     import datetime
 

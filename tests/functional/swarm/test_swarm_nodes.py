@@ -263,6 +263,26 @@ async def test_a_swarm_that_turns_out_to_be_open_during_the_run_gets_and_gives_n
     await hosted.stop()
 
 
+async def test_a_member_that_started_while_the_coordinator_was_away_shares_the_part_that_the_swarm_asks_for(
+    tmp_path: Path, scorer: Scorer, engine: EngineHost
+) -> None:
+    store, who = f"sqlite:{tmp_path}/s", StoredIdentity(Identity.generate(), "file", "")
+    hosted = await start(CoordinatorSettings(port=0, store=store))
+    async with NodeClient(hosted.invite, who.identity) as client:
+        await client.join()
+    await hosted.stop()
+    exchange, _ = await membership.enter(hosted.invite, who, Settings(), RunConfig())
+    exchange.attach(engine, scorer)
+    hosted = await start(CoordinatorSettings(port=hosted.port, store=store, share_fraction=0.25))
+    exchange.client.next_at = 0.0
+    await exchange.exchange(1, (), 2)
+    await exchange.settled()
+    assert exchange.news().connected
+    assert exchange.share_fraction == 0.25
+    await exchange.close()
+    await hosted.stop()
+
+
 async def test_leaving_forgets_the_invite_and_the_node_trains_alone(tmp_path: Path) -> None:
     home = tmp_path / "n"
     async with coordinator(tmp_path / "host", "--port", "0") as (invite, _):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Literal
 
 import msgspec
 import pytest
@@ -113,6 +114,15 @@ def test_a_signed_list_of_wrong_types_is_refused_all_the_same(change: dict[str, 
     )
     refused(sealed)
     with pytest.raises(BadDirectory):
+        written(inner)
+
+
+@pytest.mark.parametrize("who", ["anyone", "invited"])
+def test_a_directory_with_a_token_in_one_of_its_lines_is_refused(who: Literal["anyone", "invited"]) -> None:
+    """Joined by the line that `sapo-desktop directory` prints, such a swarm had no trial."""
+    told = msgspec.structs.replace(OPEN, name="lucky", who=who, join=JOIN + "&t=" + "c" * 32)
+    inner = msgspec.json.encode(msgspec.structs.replace(LIST, swarms=(OPEN, told)))
+    with pytest.raises(BadDirectory, match="What 'lucky' in it is to be joined with holds a token"):
         written(inner)
 
 

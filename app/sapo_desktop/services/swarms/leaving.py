@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from sapo_desktop import settings
-from sapo_desktop.errors import UsageError
+from sapo_desktop.errors import AppError, UsageError
 from sapo_desktop.paths import Home
 from sapo_desktop.services.models import control
 from sapo_desktop.services.nodes import supervisor
@@ -25,8 +25,8 @@ async def leave(home: Home, keep_invite: bool = False) -> str:
     try:
         async with NodeClient(invite, (await asyncio.to_thread(membership.identity, home)).identity) as client:
             await client.leave()
-    except CoordinatorError as error:
-        told = f"The coordinator could not be told ({error}); its copies of your groups expire by themselves."
+    except (AppError, CoordinatorError) as error:  # AppError: the keyring is locked, so nothing can be signed
+        told = f"The coordinator could not be told: {error} Its copies of your groups expire by themselves."
     if not keep_invite:
         membership.forget(home.invite)
     return f"Left the swarm. {told} {'The invite is kept.' if keep_invite else 'The invite is forgotten.'}"

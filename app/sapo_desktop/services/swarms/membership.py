@@ -166,6 +166,7 @@ async def enter(
     said: list[str] = []
     try:
         info = await client.join(exchange.name, exchange.model)
+        exchange.share_fraction = info.share_fraction
         if info.open and saved is not None and not on_trial and await asyncio.to_thread(_on_trial, saved, invite):
             on_trial, exchange.policy = True, strict
         own, said = together(config, invite.swarm, await offered(client))
@@ -181,7 +182,6 @@ async def enter(
         raise UsageError(f"{told} To train alone: sapo-desktop leave, or sapo-desktop node --silo") from error
     except CoordinatorError as error:
         return exchange, [f"{_sentence(error)} {who.sentence}"]
-    exchange.share_fraction = info.share_fraction
     name = safe_text(info.name, 40, lines=False)
     trust = ", open to anyone: nobody in it is trusted" if info.open else ""
     return exchange, [f"Joined {name}: {info.nodes} node{'' if info.nodes == 1 else 's'}{trust}. {who.sentence}", *said]

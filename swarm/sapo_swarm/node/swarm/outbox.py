@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from sapo_swarm.protocol.wire import MAX_GROUPS
+from sapo_swarm.protocol.wire import MAX_GROUPS, GroupBody, SharedCompletion
 from sapo_swarm.sapo.sample_external import has_advantage
 from sapo_swarm.tasks.own.library import is_own
 from sapo_swarm.types import MAX_COMPLETION_BYTES, Group, Rollout
@@ -14,6 +14,7 @@ from sapo_swarm.types import MAX_COMPLETION_BYTES, Group, Rollout
 Together = frozenset[tuple[str, str]]
 """(name, generator) of the tasks of people's own that the members of the swarm train on together."""
 
+MAX_COMPLETIONS = 16
 LATE_ROUNDS = 3
 """Groups of so many rounds before the newest may go out with it: an upload comes every 5 s, a tiny model's round every 2."""
 
@@ -61,6 +62,19 @@ def may_leave(group: Group, together: Together) -> bool:
 def _fits(group: Group) -> bool:
     longest = max((len(r.text.encode()) for r in group.rollouts), default=0)
     return len(group.rollouts) >= 2 and longest <= MAX_COMPLETION_BYTES
+
+
+def body_of(group: Group, round_number: int, node: str, model: str, ts: int) -> GroupBody:
+    """What is signed of a group. ts: milliseconds since the Unix epoch."""
+    return GroupBody(
+        ref=group.question.ref,
+        prompt_sha256=group.question.prompt_sha256,
+        completions=tuple(SharedCompletion(text=r.text, finish=r.finish) for r in group.rollouts[:MAX_COMPLETIONS]),
+        node=node,
+        model=model,
+        policy_step=round_number,
+        ts=ts,
+    )
 
 
 def interleaved(groups: Sequence[Group]) -> Iterator[tuple[Rollout, Group]]:

@@ -8,6 +8,7 @@ the next.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -23,14 +24,14 @@ from sapo_swarm.node.storage import phrase_memory
 from sapo_swarm.node.swarm.board import Board
 from sapo_swarm.node.swarm.exchange import Received
 from sapo_swarm.node.swarm.likelihood import least_likely
-from sapo_swarm.node.swarm.outbox import Outbox, interleaved
+from sapo_swarm.node.swarm.outbox import Outbox, body_of, interleaved
 from sapo_swarm.node.swarm.pool import Pool
 from sapo_swarm.node.swarm.snapshots import SnapshotReader
 from sapo_swarm.node.swarm.swarm_stats import Held, SwarmStats
 from sapo_swarm.protocol.client import CoordinatorError, NodeClient
 from sapo_swarm.protocol.receive import AcceptanceRules, Receiver
 from sapo_swarm.protocol.safe_text import safe_text
-from sapo_swarm.protocol.wire import GroupBody, SharedCompletion, SignedGroup, SwarmInfo, label
+from sapo_swarm.protocol.wire import SignedGroup, SwarmInfo, label
 from sapo_swarm.sapo.assemble import questions_to_sample
 from sapo_swarm.scoring.scorer import Scorer
 from sapo_swarm.tasks.own.library import is_own
@@ -41,7 +42,6 @@ BRIDGE_S = 10.0
 """An upload that is so far away is bridged by snapshots; they are looked at so often."""
 UPLOAD_BYTES = 200 * 1024
 """Of group bodies in one upload: fits the protocol's limit however badly they compress."""
-MAX_COMPLETIONS = 16
 PHRASES_S = 60.0
 """The phrase memory is written so often, and at the end."""
 NICENESS = 5
@@ -54,7 +54,7 @@ FORGOTTEN = ("unknown_node",)
 class SwarmExchange:
     """Implements node.exchange.Exchange. client must be entered; sampling: the run's strategy for external groups.
 
-    name, model: how this node introduces itself. share_fraction: part of its groups that the swarm asks for.
+    name, model: how this node introduces itself. share_fraction: part of its groups that the swarm asks for, None: not asked yet.
     """
 
     client: NodeClient
@@ -62,7 +62,7 @@ class SwarmExchange:
     model: str
     sampling: str = "uniform_nonzero"
     name: str = ""
-    share_fraction: float = 1.0
+    share_fraction: float | None = None
     clock: Callable[[], float] = steady
     """Seconds that are never set back; those of a suspend count."""
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
@@ -73,7 +73,7 @@ class SwarmExchange:
     data_cap: Callable[[int], Held | None] | None = None
     """Given the bytes that the client exchanged, ever: what holds the next exchange. None: nothing ever does."""
     joined: Callable[[SwarmInfo], Held | None] | None = None
-    """Given the swarm that takes this node up during the run: what holds the exchange until the node's next start."""
+    """Given the swarm that tells of itself during the run only: what holds the exchange until the node's next start."""
     own_worker: bool = True
     """External groups are regenerated and scored in a worker of their own, so that local ones never wait for them."""
 
@@ -235,7 +235,11 @@ class SwarmExchange:
             await self._join_again()
         if not result.connected:
             return
-        await self._take(result.sample)
+        if self.share_fraction is None:
+            with contextlib.suppress(CoordinatorError):  # the next exchange asks again
+                await self._told(await self.client.info())
+        if self._until_restart is None:
+            await self._take(result.sample)
         await self._board.look(result.nodes)
         if self.clock() - self._kept_at > PHRASES_S:
             await self._keep_phrases()
@@ -261,20 +265,23 @@ class SwarmExchange:
 
     async def _join_again(self) -> None:
         try:
-            info = await self.client.join(self.name, self.model)
-            self.share_fraction = info.share_fraction
-            if self.joined is not None:
-                self._until_restart = await asyncio.to_thread(self.joined, info)
+            await self._told(await self.client.join(self.name, self.model))
         except CoordinatorError as error:
             self.stats.said(f"{safe_text(str(error), 300, lines=False)} Training goes on alone.")
+
+    async def _told(self, info: SwarmInfo) -> None:
+        self.share_fraction = info.share_fraction
+        if self.joined is not None:
+            self._until_restart = await asyncio.to_thread(self.joined, info)
 
     def _signed(self, outbox: Outbox) -> list[SignedGroup]:
         """The groups that go out, as far as one upload carries them. Non-zero-advantage ones stand last, for where a pool is full
         a node's newest groups replace its oldest."""
         signed: list[SignedGroup] = []
-        size = 0
-        for number, group in outbox.selected(self.share_fraction, self.policy.own):
-            body = self._body(group, number)
+        size, part = 0, 1.0 if self.share_fraction is None else self.share_fraction
+        for number, group in outbox.selected(part, self.policy.own):
+            ts = int(self.client.unix_time() * 1000)
+            body = body_of(group, number, self.client.identity.node, label(self.model), ts)
             packed = self.client.identity.sign_group(self.client.invite.swarm, body)
             size += len(packed.body)
             if size > UPLOAD_BYTES:
@@ -282,14 +289,3 @@ class SwarmExchange:
             self.receiver.observe_local(body)
             signed.append(packed)
         return signed[::-1]
-
-    def _body(self, group: Group, round_number: int) -> GroupBody:
-        return GroupBody(
-            ref=group.question.ref,
-            prompt_sha256=group.question.prompt_sha256,
-            completions=tuple(SharedCompletion(text=r.text, finish=r.finish) for r in group.rollouts[:MAX_COMPLETIONS]),
-            node=self.client.identity.node,
-            model=label(self.model),
-            policy_step=round_number,
-            ts=int(self.client.unix_time() * 1000),
-        )

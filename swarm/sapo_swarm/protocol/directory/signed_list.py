@@ -36,8 +36,8 @@ class BadDirectory(ValueError):
 
 
 class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One swarm. trains, checks: what on, and how groups are checked, in its host's words. join: an invite line, without a
-    token where anyone may join; "" where one has to ask. ask: whom to ask for an invite."""
+    """One swarm. trains, checks: what on, and how groups are checked, in its host's words. join: an invite line without its
+    token; "" where one has to ask. ask: whom to ask for an invite."""
 
     name: Annotated[str, Meta(min_length=1, max_length=40)]
     trains: Text
@@ -193,9 +193,11 @@ def written(data: bytes) -> SwarmList:
             raise BadDirectory(
                 f"What {safe_text(entry.name, 40, lines=False)!r} in it is to be joined with is no invite."
             ) from error
-        if entry.who == "anyone" and (invite is None or invite.token):
-            name = safe_text(entry.name, 40, lines=False)
-            raise BadDirectory(f"{name!r} in it is for anyone, so it needs an address to join at, one without a token.")
+        name = safe_text(entry.name, 40, lines=False)
+        if invite is not None and invite.token:
+            raise BadDirectory(f"What {name!r} in it is to be joined with holds a token, which lets every reader in.")
+        if entry.who == "anyone" and invite is None:
+            raise BadDirectory(f"{name!r} in it is for anyone, so it needs an address to join at.")
     return listing
 
 
