@@ -117,6 +117,8 @@ def persist(answers: FirstRunAnswers, path: Path, invite: Path) -> settings.Sett
     run |= {"model": answers.model, "trainer": answers.hardware, "preset": answers.tasks}
     if answers.task:
         run |= {"preset": "starter", "tasks": [answers.task]}
+    else:
+        run.pop("tasks", None)  # an own task of an earlier answer
     tables.setdefault("limits", {}).update(PRESETS[answers.limits])
     tables.setdefault("person", {})["name"] = answers.name
     tables.setdefault("swarm", {})["join"] = answers.mode == "swarm"

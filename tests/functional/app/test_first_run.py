@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
 from tests.support.scripted_feed import NARROW, SILO, ScriptedFeed, questions, settled
@@ -11,7 +12,9 @@ from textual.widgets import Input, Static
 
 from sapo_desktop.dashboard.app import SapoDashboard
 from sapo_desktop.dashboard.screens.first_run import FirstRunScreen
+from sapo_desktop.services import first_run
 from sapo_desktop.services.first_questions import FirstRunAnswers, FirstRunInfo
+from sapo_swarm.config import PAPER_TASKS
 
 
 async def test_the_first_run_starts_with_its_defaults_on_enter() -> None:
@@ -120,3 +123,11 @@ async def test_a_start_that_takes_a_while_does_not_hold_the_screen() -> None:
     async with app.run_test(size=NARROW) as pilot:
         await settled(pilot)
     assert seen == [None]
+
+
+@pytest.mark.parametrize("preset", ["starter", "paper"])
+def test_answering_the_nine_tasks_after_an_own_one_gives_the_nine(tmp_path: Path, preset: str) -> None:
+    settings, invite = tmp_path / "config.toml", tmp_path / "invite"
+    assert first_run.persist(FirstRunAnswers(task="my_sums"), settings, invite).run.tasks == ("my_sums",)
+    kept = first_run.persist(FirstRunAnswers(tasks=preset), settings, invite).run
+    assert (kept.tasks, kept.preset) == (PAPER_TASKS, preset)

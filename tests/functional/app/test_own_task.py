@@ -233,3 +233,26 @@ def test_a_spreadsheet_of_codes_is_judged_to_the_letter_and_one_of_prices_says_h
     assert "Judged by: number, units € (the answers are numbers with a unit; takes the comma in 1,250" in done.stdout
     assert "No levels of difficulty: Column level has 39 different words" in done.stdout
     assert "judged wrong" not in done.stdout
+
+
+def test_a_wording_without_a_column_is_refused_with_that_reason_and_nothing_is_stored(tmp_path: Path) -> None:
+    """Nor one that is too long, nor any task while the settings cannot be read; a good task of that name stays."""
+    rows = "question,answer\n" + "".join(f"q{n},a{n}\n" for n in range(60))
+    (tmp_path / "t.csv").write_text(rows)
+    (tmp_path / "h.csv").write_text(rows.replace("q", "other q"))
+    folder = sums(tmp_path / "home" / "data" / "tasks" / "good").parent
+    before = {path: path.read_bytes() for path in sorted(folder.rglob("*.*"))}
+    for name, prompt, held_out in (
+        ("nh", "no hole", True),
+        ("t", "no hole", False),
+        ("good", "{question}" * 401, True),
+    ):
+        extra = ("--heldout", str(tmp_path / "h.csv")) if held_out else ()
+        made = ("tasks", "new", str(tmp_path / "t.csv"), "--name", name, "--prompt", prompt, "--replace", *extra)
+        done = sapo(tmp_path / "home", *made)
+        why = "The task: the prompt names no column" if "no" in prompt else "The task: Expected `str` of length <= 4000"
+        assert (done.returncode, why in done.stderr) == (2, True), done.stderr
+    (tmp_path / "home" / "config.toml").write_text("run = ")
+    done = sapo(tmp_path / "home", "tasks", "new", str(tmp_path / "t.csv"), "--no-model")
+    assert (done.returncode, "config.toml" in done.stderr) == (2, True), done.stderr
+    assert {path: path.read_bytes() for path in sorted(folder.rglob("*.*"))} == before

@@ -45,6 +45,7 @@ def new(args: argparse.Namespace) -> int:
     """From a file to a stored task that can be trained on."""
     home = Home.find()
     home.prepare()
+    settings.load(home.settings)  # what is wrong with them is said before anything is stored
     looking.require_base(args.model, home)
     table: Table | None = None
     unsure: list[str] = []

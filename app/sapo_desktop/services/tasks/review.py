@@ -133,19 +133,18 @@ def _contradictions(task: OwnTask, rows: Sequence[Numbered]) -> list[str]:
     same: dict[str, list[Numbered]] = defaultdict(list)
     for row in rows:
         same[key(task.spec.fill(row.row))].append(row)
-    doubled = [group for group in same.values() if len(group) > 1]
-    if not doubled:
-        return []
+    against: list[list[Numbered]] = []
+    rest: list[list[Numbered]] = []
+    for group in same.values():
+        answers = {r.row[task.spec.answer].strip() for r in group} if _has_answers(task) else set()
+        if len(group) > 1:
+            (against if len(answers) > 1 else rest).append(group)
     sentences = []
-    against = [
-        group for group in doubled if _has_answers(task) and len({r.row[task.spec.answer].strip() for r in group}) > 1
-    ]
     if against:
         pairs = "; ".join(" and ".join(r.place for r in group[:3]) for group in against[:NAMED])
         sentences.append(
             f"{_questions(len(against))} different answers in different rows ({pairs}): one of them must be wrong."
         )
-    rest = [group for group in doubled if group not in against]
     if rest:
         pairs = "; ".join(" and ".join(r.place for r in group[:3]) for group in rest[:NAMED])
         sentences.append(

@@ -20,7 +20,7 @@ from sapo_swarm.tasks.catalogue import CATALOGUE
 from sapo_swarm.tasks.own.folder import MAX_CODE, OwnTask, make, split
 from sapo_swarm.tasks.own.headings import slug
 from sapo_swarm.tasks.own.rows import Table, read_bytes, read_table
-from sapo_swarm.tasks.own.spec import Extract, TaskSpec
+from sapo_swarm.tasks.own.spec import Extract, TaskSpec, checked
 from sapo_swarm.tasks.own.verifiers import Choice, Environment, Function, Judged
 
 RESERVED = ("new", "check", "show", "judge", "examples", "delete", "remove", "share", "unshare", "offered", "accept")
@@ -87,6 +87,7 @@ def draft(path: Path, wishes: Wishes, table: Table | None = None) -> Draft:
         extract=wishes.extract or ("tags" if wishes.reward is None else "whole"),
         verifier=(chosen.verifier,),
     )
+    checked(msgspec.to_builtins(spec), "The task")
     missing = [name for name in spec.columns if name not in sides[0].columns]
     if missing:
         raise UsageError(f"{path.name} has no column {missing[0]!r}. It has: {', '.join(table.columns)}.")

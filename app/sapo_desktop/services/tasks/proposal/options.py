@@ -3,10 +3,8 @@ the wrong ones alone (distractors), with the answer among them."""
 
 from __future__ import annotations
 
-import ast
-import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from itertools import takewhile
@@ -14,8 +12,9 @@ from string import ascii_uppercase as LETTERS
 from typing import Literal
 
 from sapo_desktop.services.tasks.proposal.columns import ANSWERS, HARDNESS, QUESTIONS, heading, headings
+from sapo_desktop.services.tasks.proposal.listed import Entry, bare_text, listed
 from sapo_swarm.tasks.own.headings import slug
-from sapo_swarm.tasks.own.rows import MAX_CELL, Row, Table, cell
+from sapo_swarm.tasks.own.rows import MAX_CELL, Row, Table
 
 COLUMN = "options"
 """Holds a row's options as its question shows them."""
@@ -43,18 +42,15 @@ _OF_ITS_OWN = re.compile(
     r"antwort|antwortmoglichkeit|moglichkeit|auswahl|opcion|respuesta|opzione|risposta|choix|reponse)_?([a-z]|\d{1,2})"
 )
 _RUNS = (LETTERS.lower(), [str(n) for n in range(27)], [str(n) for n in range(1, 27)])
-_LABEL = re.compile(r"\(?([A-Z])[).:]\s+", re.IGNORECASE)
-_LABELS = re.compile(r"(?:^|(?<=\s))\(?[A-Z][).:]\s+")
 Reading = Literal["letter", "text", "from 0", "from 1"]
-Entry = tuple[str, str]
-"""What the file calls an option, "" where it has no name, and its text, "" where the row has none in that place."""
 
 
 @dataclass(frozen=True)
 class Options:
     """Where a file has its options. columns: one for each, or the one that lists them. labels: what the file calls each, () where
-    one column lists them. reading: how column `answer` names the right one; right: in how many of the rows with an answer.
-    wrong: columns holds the wrong ones alone, `answer` the right one."""
+    one column lists them. reading: how column `answer` names the right one; right: in how many of the rows with an answer;
+    unsure: in how many another reading, which fits as often, names another one. wrong: columns holds the wrong ones alone,
+    `answer` the right one."""
 
     columns: tuple[str, ...]
     labels: tuple[str, ...] = ()
@@ -62,6 +58,7 @@ class Options:
     reading: Reading = "letter"
     right: int = 0
     of: int = 0
+    unsure: int = 0
     wrong: bool = False
 
     @property
@@ -118,7 +115,11 @@ def told(table: Table, options: Options) -> str:
         "from 0": f"{column} counts them from 0, so that 0 became A",
         "from 1": f"{column} counts them from 1, so that 1 became A",
     }[options.reading]
-    return f"Multiple choice: the options ({where}) stand below the question, each with its letter; {how}."
+    also = "text of another one"
+    if options.reading != "letter":
+        also = "number of another one; if that is meant, write letters"
+    doubt = f" In {options.unsure:,} row{'s' * (options.unsure > 1)} it is also the {also}." if options.unsure else ""
+    return f"Multiple choice: the options ({where}) stand below the question, each with its letter; {how}.{doubt}"
 
 
 def letters(rows: Iterable[Row]) -> tuple[str, ...]:
@@ -149,7 +150,7 @@ def _listing(table: Table, sample: Sequence[Row], named: set[str]) -> Options | 
     """The column that lists the options."""
     for name in LISTS:
         if name in table.columns and name not in named:
-            several = sum(len(list(_listed(row.get(name, "")))) > 1 for row in sample)
+            several = sum(len(list(listed(row.get(name, "")))) > 1 for row in sample)
             if 2 * several > len(sample):
                 return Options((name,))
     return None
@@ -191,7 +192,7 @@ def _wrong_ones(row: Row, options: Options) -> list[str]:
     """The wrong options of a row."""
     cells = [row.get(name, "") for name in options.columns]
     if options.columns[0] in WRONG_LISTS:
-        cells = [text for _, text in _listed(cells[0])] or cells
+        cells = [text for _, text in listed(cells[0])] or cells
     return [_plain(text) for text in cells]
 
 
@@ -214,68 +215,57 @@ def _entries(row: Row, options: Options) -> list[Entry]:
         texts = (_plain(row.get(name, "")) for name in options.columns)
         found = list(zip(options.labels, texts, strict=True))
     else:
-        found = [(label, _plain(text)) for label, text in _listed(row.get(options.columns[0], ""))]
-    bare = [(label, _bare(text, letter)) for (label, text), letter in zip(found, LETTERS, strict=False)]
+        found = [(label, _plain(text)) for label, text in listed(row.get(options.columns[0], ""))]
+    bare = [(label, bare_text(text, letter)) for (label, text), letter in zip(found, LETTERS, strict=False)]
     return bare if all(new != old for new, old in zip(bare, found, strict=False) if old[1]) else found
 
 
-def _bare(text: str, letter: str) -> str:
-    """The text without this letter before it, as in A) or (A)."""
-    found = _LABEL.match(text)
-    return text[found.end() :] if found and found[1].casefold() == letter.casefold() else text
-
-
-def _listed(text: str) -> Iterator[Entry]:
-    """The options of a cell that lists them."""
-    value = _value(text)
-    if isinstance(value, dict) and isinstance(texts := value.get("text"), list):
-        labels = value.get("label")
-        value = dict(zip(labels, texts, strict=False)) if isinstance(labels, list) else texts
-    if isinstance(value, dict):
-        value = [{"label": label, "text": one} for label, one in value.items()]
-    for one in value if isinstance(value, list) else []:
-        label, said = (one.get("label"), one.get("text")) if isinstance(one, dict) else ("", one)
-        yield cell(label), cell(said)
-
-
-def _value(text: str) -> object:
-    """JSON or what Python prints of a list, else the pieces between letters, lines, bars or semicolons."""
-    plain = text.strip()
-    if plain[:1] in ("[", "{"):
-        for read in (json.loads, ast.literal_eval):
-            try:
-                return read(plain)
-            except (ValueError, SyntaxError, MemoryError, RecursionError):
-                continue
-        return None
-    if len(_LABELS.findall(plain)) > 1:
-        return _LABELS.split(plain)[1:]
-    return next((plain.split(mark) for mark in ("\n", "|", ";") if mark in plain), None)
-
-
 def _read(rows: Sequence[Row], options: Options, answer: str) -> Options:
-    """The same with the reading by which most answers of this column name an option."""
+    """The same with the reading by which most answers of this column name an option. Of letters and texts the one that names
+    more by itself; where columns have numbers, texts if both name as many."""
     numbers: tuple[Reading, Reading] = ("from 1", "from 0") if options.labels else ("from 0", "from 1")
     known = [(row[answer], _entries(row, options)) for row in rows if row.get(answer, "").strip()]
-    best = replace(options, answer=answer, right=0, of=len(known))
-    for reading in ("letter", "text", *numbers):
-        one = replace(best, reading=reading)
-        right = sum(_place(said, entries, one) is not None for said, entries in known)
-        best = replace(one, right=right) if right > best.right else best
-        if best.right == best.of:
-            break
-    return best
+    plain = replace(options, answer=answer, reading="letter", right=0, of=len(known))
+    both = [_places(said, entries, plain) for said, entries in known]
+    alone = {"letter": [letter for letter, _ in both], "text": [text for _, text in both]} | {
+        reading: [_place(said, entries, replace(plain, reading=reading)) for said, entries in known]
+        for reading in numbers
+    }
+    fits = {reading: sum(place is not None for place in places) for reading, places in alone.items()}
+    words: Reading = "text" if fits["text"] + _numbered(options) > fits["letter"] else "letter"
+    best = replace(plain, reading=words)
+    best = replace(best, right=sum(_place(said, entries, best) is not None for said, entries in known))
+    for reading in numbers:
+        if fits[reading] > best.right:
+            best = replace(plain, reading=reading, right=fits[reading])
+    rivals = [one for one in alone if "text" in (one, best.reading) and fits[one] == fits[best.reading]]
+    differ = [
+        sum(None not in (a, b) and a != b for a, b in zip(alone[one], alone[best.reading], strict=True))
+        for one in rivals
+    ]
+    return replace(best, unsure=max(differ, default=0))
+
+
+def _numbered(options: Options) -> bool:
+    """Its columns have numbers, which answers may be for another reason."""
+    return "".join(options.labels).isdigit()
 
 
 def _place(answer: str, entries: Sequence[Entry], options: Options) -> int | None:
-    """Which option the answer names. Where letters or texts do, an answer of the other kind is understood too."""
+    """Which option the answer names. Where letters or texts do, an answer of the other kind is understood too, but no number
+    among numbers that is none of them."""
+    return next((place for place in _places(answer, entries, options) if place is not None), None)
+
+
+def _places(answer: str, entries: Sequence[Entry], options: Options) -> tuple[int | None, ...]:
+    """Which option the answer names by the reading, then which by the other kind of word."""
     if options.wrong:
-        return next((place for place, (_, text) in enumerate(entries) if text == _plain(answer)), None)
+        return (next((place for place, (_, text) in enumerate(entries) if text == _plain(answer)), None),)
     said = _plain(answer).casefold()
     if options.reading.startswith("from"):
         number = re.fullmatch(r"(\d{1,2})(?:\.0*)?", said)
         place = int(number[1]) - int(options.reading[-1]) if number else -1
-        return place if 0 <= place < len(entries) and entries[place][1] else None
+        return (place if 0 <= place < len(entries) and entries[place][1] else None,)
     bare, column = said.strip("()[]{}.:\"' "), slug(answer)
     letters, texts = [], []
     for place, ((label, text), letter) in enumerate(zip(entries, LETTERS, strict=False)):
@@ -284,7 +274,10 @@ def _place(answer: str, entries: Sequence[Entry], options: Options) -> int | Non
         named = bool(bare) and bare in (letter.casefold(), label.casefold())
         if named or (options.labels and options.columns[place] == column):
             letters.append(place)
-        if text.casefold() in (said, _bare(said, letter)):
+        if text.casefold() in (said, bare_text(said, letter)):
             texts.append(place)
-    found = [one[0] for one in ((letters, texts) if options.reading == "letter" else (texts, letters)) if len(one) == 1]
-    return next(iter(found), None)
+    by_letter, by_text = (one[0] if len(one) == 1 else None for one in (letters, texts))
+    if options.reading == "letter":
+        return by_letter, by_text
+    number_alone = bare.isdigit() and any(text.isdigit() for _, text in entries)
+    return (by_text,) if number_alone else (by_text, by_letter)
