@@ -73,7 +73,7 @@ def main(args: argparse.Namespace) -> int:
 def _check(args: argparse.Namespace) -> None:
     most = _NAMES[args.action]
     least = most if args.action in ("rename", "duplicate", "delete", "fetch") else 0
-    if not least <= len(args.names) <= most:
+    if not least <= len(args.names) <= most or "" in args.names:
         wanted = {"rename": "OLD NEW", "duplicate": "NAME NEW", "fetch": "OWNER/NAME"}.get(
             args.action, "NAME" if most else ""
         )
