@@ -182,7 +182,11 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     ] = 1
     disk_budget_gb: Annotated[
         float,
-        _doc("Disk space that a model may use, checkpoints and history together, in GiB; old ones are thinned", ge=0.0),
+        _doc(
+            "Disk space that a model may use, checkpoints and history together, in GiB; old ones are thinned",
+            ge=0.0,
+            le=1e6,
+        ),
     ] = 2.0
     keep_groups: Annotated[
         int,

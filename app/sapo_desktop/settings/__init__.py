@@ -96,10 +96,10 @@ def _bounds(node: Any) -> str:
     """Of a number: ", 1 to 64"; "" without limits."""
     low, above, high = (getattr(node, name, None) for name in ("ge", "gt", "le"))
     if above is not None:
-        return f", more than {above:g}" + ("" if high is None else f", at most {high:g}")
+        return f", more than {above:g}" + ("" if high is None else f", at most {high:.15g}")
     if low is None:
         return ""
-    return f", {low:g} or more" if high is None else f", {low:g} to {high:g}"
+    return f", {low:g} or more" if high is None else f", {low:g} to {high:.15g}"
 
 
 def text(value: object) -> str:

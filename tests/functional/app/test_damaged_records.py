@@ -6,6 +6,7 @@ import json
 import shutil
 from pathlib import Path
 
+import msgspec
 import pytest
 from tests.support.node_process import calm
 
@@ -112,6 +113,26 @@ def test_a_damaged_record_is_made_anew_of_the_journal(home: Home, capsys: pytest
     assert (made.config.group_size, made.config.method, made.rounds_done) == (4, "full", 1)
     assert cli.run(["node", "Kim", "--rounds", "2"]) == 0
     assert store.find(home, "Kim").rounds_done == 2
+
+
+def test_a_mended_model_keeps_the_name_its_record_has(home: Home, trained: Path) -> None:
+    """Also where the journal has an earlier one."""
+    record = home.models / "kim" / "model.json"
+    shutil.copyfile(trained / record.relative_to(home.config), record)
+    assert cli.run(["models", "rename", "Kim", "ada"]) == 0
+    record.write_bytes(record.read_bytes()[:300])
+    assert cli.run(["runs", "check", "ada", "--repair"]) == 0
+    assert store.find(home).name == "ada"
+
+
+def test_a_record_that_cannot_be_read_back_is_never_put_in_the_place_of_a_good_one(home: Home) -> None:
+    one = store.create(home, "eve", store.RunConfig())
+    before = (one.folder / store.RECORD).read_bytes()
+    endless = msgspec.structs.replace(one.config, disk_budget_gb=float("inf"))
+    with pytest.raises(AppError, match="stays as it was"):
+        store.write(one.folder, msgspec.structs.replace(one.record, config=endless))
+    assert [path.name for path in one.folder.iterdir()] == [store.RECORD]
+    assert (one.folder / store.RECORD).read_bytes() == before
 
 
 def test_a_lost_record_is_made_anew(home: Home) -> None:

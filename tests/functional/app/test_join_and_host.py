@@ -13,6 +13,7 @@ from textual.pilot import Pilot
 from textual.widgets import Input, Static
 
 from sapo_desktop import settings
+from sapo_desktop.commands.nodes.dashboard import _verb
 from sapo_desktop.dashboard.app import SapoDashboard
 from sapo_desktop.dashboard.feed import ControlFeed
 from sapo_desktop.dashboard.screens.swarm.dialogs import HostDialog, HostedDialog, JoinDialog, LeaveDialog
@@ -153,6 +154,19 @@ async def test_an_invite_that_the_coordinator_refuses_names_the_ways_out(home: H
         settings.change(home.settings, "swarm.join", "true")
         with pytest.raises(Exception, match="sapo-desktop leave"):
             await supervisor.start(home, [])
+
+
+async def test_an_invite_that_is_typed_in_lines_is_for_the_node_at_work(
+    home: Home, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    await supervisor.start(home, [])
+    async with coordinator(tmp_path / "host", "--port", "0") as (invite, _):
+        assert await _verb(home, ["node", "--join", invite]) == 0
+        status = await supervisor.running(home)
+        await supervisor.stop(home)
+    assert "goes on in the swarm" in capsys.readouterr().out
+    assert status is not None
+    assert status.mode == "swarm"
 
 
 async def test_a_restart_keeps_what_was_typed(home: Home) -> None:

@@ -63,6 +63,14 @@ def test_a_refused_change_leaves_the_file_alone(tmp_path: Path) -> None:
     assert path.read_text() == before
 
 
+@pytest.mark.parametrize("key", [field.key for field in settings.fields() if "number" in field.kind])
+def test_inf_is_refused_for_every_number_setting(tmp_path: Path, key: str) -> None:
+    for value in ("inf", "nan"):
+        with pytest.raises(UsageError, match=key):
+            settings.change(tmp_path / "config.toml", key, value)
+    assert not list(tmp_path.iterdir())
+
+
 def test_limits_follow_the_file_and_survive_a_broken_one(tmp_path: Path) -> None:
     path = tmp_path / "config.toml"
     limits = LiveLimits(path, Limits())

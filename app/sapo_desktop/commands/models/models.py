@@ -38,6 +38,9 @@ def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
         help="the model, and for rename and duplicate the new name; show and fetch also take a base: starter, a folder, a hub id",
     )
     parser.add_argument("--yes", action="store_true", help="delete and prune without asking")
+    parser.add_argument(
+        "--even-in-use", action="store_true", help="with delete: although other models start from an export of this one"
+    )
     parser.add_argument("--json", action="store_true", help="list, show and bases as JSON lines")
     figures.add_arguments(parser)
 
@@ -73,7 +76,7 @@ def main(args: argparse.Namespace) -> int:
 def _check(args: argparse.Namespace) -> None:
     most = _NAMES[args.action]
     least = most if args.action in ("rename", "duplicate", "delete", "fetch") else 0
-    if not least <= len(args.names) <= most:
+    if not least <= len(args.names) <= most or "" in args.names:
         wanted = {"rename": "OLD NEW", "duplicate": "NAME NEW", "fetch": "OWNER/NAME"}.get(
             args.action, "NAME" if most else ""
         )
@@ -187,6 +190,8 @@ def _since(one: Overview) -> str:
 
 def _delete(home: Home, args: argparse.Namespace) -> int:
     model = store.find(home, args.names[0])
+    if not args.even_in_use:
+        base_folder.require_unused(home, model)
     training = asyncio.run(control.in_training(home))
     busy = training is not None and training.folder == model.folder
     size, stop = store.size(model.folder) / 1e6, " It is being trained: the node is stopped first." if busy else ""

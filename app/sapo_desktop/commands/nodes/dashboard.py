@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import functools
 import os
 import sys
 from typing import TYPE_CHECKING
@@ -97,7 +98,8 @@ def _tell(home: Home) -> str | None:
                 say("Nothing was started. The questions come again: sapo-desktop --linear")
                 return None
         feed = _feed(home)
-        return await Session(feed, typed, say, run_verb, lambda: _start(home, answers.pop() if answers else None)).run()
+        verb = functools.partial(_verb, home)
+        return await Session(feed, typed, say, verb, lambda: _start(home, answers.pop() if answers else None)).run()
 
     try:
         return asyncio.run(session())
@@ -108,6 +110,23 @@ def _tell(home: Home) -> str | None:
 def say(line: str) -> None:
     """A line, at once."""
     print(line, flush=True)
+
+
+async def _verb(home: Home, arguments: list[str]) -> int:
+    """A verb that is typed in lines. An invite is for the node that is at work here, as on screen 2."""
+    if arguments[:2] != ["node", "--join"] or len(arguments) != 3 or not arguments[2].startswith("sapo:"):
+        return await run_verb(arguments)
+    from sapo_desktop.services.swarms.actions import HomeActions
+    from sapo_desktop.services.swarms.interface import ActionFailed
+    from sapo_swarm.protocol.safe_text import safe_text
+
+    say("The node finishes its round, then joins")
+    try:
+        say(await HomeActions(home).join(arguments[2]))
+    except ActionFailed as error:
+        say(safe_text(str(error), 600, lines=False))
+        return 1
+    return 0
 
 
 async def run_verb(arguments: list[str]) -> int:

@@ -79,8 +79,7 @@ def main(args: argparse.Namespace) -> int:
     typed = set(vars(args)) & set(RunConfig.__struct_fields__)
     session = training.plan(model, _typed_over(base, args), typed)
     invite = _invite(args, home, chosen)
-    on_trial = trial.find(home.invite, invite.swarm) if invite else None
-    config = _with_swarm(session, invite, typed, on_trial is not None)
+    config = _with_swarm(session, invite, typed, invite is not None and membership.for_trial(invite, home.invite))
     if model is not None and model.trained:
         judging.same_kind(model.config.tasks, config.tasks)
     judge = judging.judge_for(home, config)
@@ -92,6 +91,9 @@ def main(args: argparse.Namespace) -> int:
     with NodeLock(home.lock), contextlib.ExitStack() as until_the_end:
         bound = until_the_end.enter_context(metrics.place(args.metrics, chosen.node.metrics_port, reporter.say))
         session = training.begin(home, session, invite)
+        if invite is not None and args.join not in ("", "saved"):
+            membership.save(str(invite), home.invite)
+        on_trial = trial.find(home.invite, invite.swarm) if invite else None
         setup = _setup(home, session, config, chosen)
         rounds = session.model.rounds_done if session.model else 0
         setup.deaths = until_the_end.enter_context(memory.session(setup.folder, rounds))
@@ -169,7 +171,7 @@ def _invite(args: argparse.Namespace, home: Home, chosen: settings.Settings) -> 
     if args.join == "saved":
         return membership.load(home.invite)
     if args.join:
-        return membership.save(invite_text.read(args.join), home.invite)
+        return membership.parse(invite_text.read(args.join))
     return membership.load(home.invite) if chosen.swarm.join and not args.silo else None
 
 

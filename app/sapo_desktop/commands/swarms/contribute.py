@@ -65,13 +65,15 @@ async def _contribute(home: Home, args: argparse.Namespace) -> int:
     chosen = settings.load(home.settings)
     config = flags.run_config(chosen, args)
     membership.require_shared(config)
-    invite = membership.save(invite_text.read(args.join), home.invite) if args.join else membership.load(home.invite)
+    invite = membership.parse(invite_text.read(args.join)) if args.join else membership.load(home.invite)
     who = await asyncio.to_thread(membership.identity, home)
     async with NodeClient(invite, who.identity) as client, Scorer() as scorer:
         try:
             info = await client.join(chosen.person.name, "person")
         except CoordinatorError as error:
             raise UsageError(f"{safe_text(str(error), 300, lines=False)}") from error
+        if args.join:
+            membership.save(str(invite), home.invite)
         print(f"In {safe_text(info.name, 40, lines=False)} with {info.nodes} nodes. {who.sentence}\n{_HOW}")
         excluded = await held_out_exclusion(scorer, config.tasks, config.preset)
         desk = Desk(scorer, who.identity, invite.swarm, config.tasks, config.preset, excluded)

@@ -65,6 +65,13 @@ def save(text: str, path: Path, listed: bool = False) -> Invite:
     return invite
 
 
+def for_trial(invite: Invite, path: Path) -> bool:
+    """Whether a node that joins by this invite, saved there or about to be, takes part for trial."""
+    if _swarm(path) == invite.swarm:
+        return trial.find(path, invite.swarm) is not None
+    return not invite.token
+
+
 def _swarm(path: Path) -> str:
     """The swarm whose invite is saved; "" without one."""
     try:

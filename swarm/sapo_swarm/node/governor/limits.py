@@ -62,13 +62,18 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         Meta(description="Slower while other programs use more than this percent of the CPU; 0 = never", ge=0, le=100),
     ] = 0.0
     min_free_memory: Annotated[
-        float, Meta(description="Pause below this much free memory, in GiB; smaller batches below twice that", ge=0)
+        float,
+        Meta(description="Pause below this much free memory, in GiB; smaller batches below twice that", ge=0, le=1e6),
     ] = 0.5
     max_memory: Annotated[
         float,
-        Meta(description="A node gets no more memory than this, in GiB; 0 = no wall. From its next start on", ge=0),
+        Meta(
+            description="A node gets no more memory than this, in GiB; 0 = no wall. From its next start on",
+            ge=0,
+            le=1e6,
+        ),
     ] = 0.0
-    min_free_disk: Annotated[float, Meta(description="Pause below this much free disk, in GiB", ge=0)] = 0.5
+    min_free_disk: Annotated[float, Meta(description="Pause below this much free disk, in GiB", ge=0, le=1e6)] = 0.5
     schedule: Annotated[
         str, Meta(description="Work only in these hours, such as mon-fri 18:00-08:00, sat-sun; empty = always")
     ] = ""

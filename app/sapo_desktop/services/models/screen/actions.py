@@ -27,7 +27,7 @@ from sapo_desktop.services.models.screen.interface import (
     Told,
 )
 from sapo_desktop.services.models.screen.own_tasks import fitted
-from sapo_desktop.services.models.shelf import names, store
+from sapo_desktop.services.models.shelf import base_folder, names, store
 from sapo_desktop.services.models.shelf.overview import Overview, overview
 from sapo_desktop.services.models.shelf.store import Model
 
@@ -137,6 +137,7 @@ class HomeModels:
     async def delete(self, id: str) -> str:
         """See ModelActions."""
         model = await self._find(id)
+        await _thread(base_folder.require_unused, self._home, model)
         freed = await _app(control.delete(self._home, model))
         return f"Deleted {model.name}: {freed / 1e6:,.0f} MB are free again"
 

@@ -106,7 +106,8 @@ class ModelActions(Protocol):
         ...
 
     async def delete(self, id: str) -> str:
-        """The node that trains it is stopped first. A sentence that says what is free again."""
+        """The node that trains it is stopped first; refused while another model starts from an export of it. A sentence that
+        says what is free again."""
         ...
 
     async def spare(self, id: str) -> tuple[int, int]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 from sapo_backends.errors import ModelNotFound
+from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import Home, typed
 from sapo_desktop.services.models.shelf import history, store
 from sapo_desktop.services.models.shelf.store import Model
@@ -34,6 +36,25 @@ def require(model: Model) -> None:
     """Raise ModelNotFound where that folder is missing."""
     if said := missing(model):
         raise ModelNotFound(said)
+
+
+def require_unused(home: Home, model: Model) -> None:
+    """Raises UsageError where other models start from an export of this one, which is deleted with it."""
+    others = [other for other in store.all_models(home) if _starts_in(model.folder, other)]
+    if not others:
+        return
+    names = ", ".join(sorted(other.name for other in others))
+    verb = typed("sapo-desktop", "models", "delete", model.name, "--even-in-use")
+    raise UsageError(
+        f"{model.name} is in use: an export of it is the base of {names}. Delete {'those' if others[1:] else 'that'} first, "
+        f"move {_shown(others[0])} elsewhere, or delete {model.name} all the same: {verb}"
+    )
+
+
+def _starts_in(folder: Path, model: Model) -> bool:
+    """The model's base is there, below that folder."""
+    base = os.path.expanduser(model.config.model)
+    return _is_folder(model) and os.path.exists(base) and Path(base).resolve().is_relative_to(folder.resolve())
 
 
 def _shown(model: Model) -> str:

@@ -36,9 +36,8 @@ def mend(home: Home, one: Unreadable) -> Model:
         )
     last, taken = sessions[-1], store.taken(home, one.folder)
     config = _config(settings.load(home.settings).run, last, _rank(one))
-    fresh = store.record_of(
-        names.free(names.suggested(last.name or one.name), taken), config, last.run_id, sessions[0].time
-    )
+    name = names.suggested(store.told_name(one.folder) or last.name or one.name)
+    fresh = store.record_of(names.free(name, taken), config, last.run_id, sessions[0].time)
     path = one.folder / store.RECORD
     with contextlib.suppress(FileNotFoundError):
         path.replace(path.with_name(f"{path.name}.damaged"))

@@ -131,16 +131,17 @@ def _look(folder: Path) -> Iterator[Model | Unreadable]:
         try:
             yield read(path)
         except AppError as error:
-            name, damaged = _told_name(path), isinstance(error, RecordDamaged)
+            name, damaged = told_name(path) or path.name, isinstance(error, RecordDamaged)
             mend = f" Its weights are untouched. Mend it: {typed('sapo-desktop', 'runs', 'check', name, '--repair')}"
             yield Unreadable(path, name, damaged, f"{error}{mend if damaged else ''}")
 
 
-def _told_name(folder: Path) -> str:
+def told_name(folder: Path) -> str:
+    """The name in a model.json that need not be readable as a whole; "" where it holds none."""
     with contextlib.suppress(OSError):
         if found := _NAME.search((folder / RECORD).read_bytes()):
             return found[1].decode("ascii")
-    return folder.name
+    return ""
 
 
 def read(folder: Path) -> Model:
@@ -169,11 +170,15 @@ def read(folder: Path) -> Model:
 
 
 def write(folder: Path, record: Record) -> Model:
-    """Write model.json atomically. Raises AppError."""
-    partial = folder / f".{RECORD}.partial"
+    """Write model.json atomically, unless it could not be read back. Raises AppError."""
+    partial, encoded = folder / f".{RECORD}.partial", msgspec.json.encode(record)
+    try:
+        msgspec.json.decode(encoded, type=Record)
+    except UNREADABLE as error:
+        raise AppError(f"{folder / RECORD} stays as it was: it could not be read any more ({error}).") from error
     try:
         with partial.open("wb") as file:
-            file.write(msgspec.json.format(msgspec.json.encode(record)))
+            file.write(msgspec.json.format(encoded))
             file.flush()
             os.fsync(file.fileno())
         partial.replace(folder / RECORD)

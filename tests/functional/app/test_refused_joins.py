@@ -1,0 +1,34 @@
+"""A verb with --join that is refused changes nothing about the swarm that this home is in."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+from tests.functional.app.test_join_and_host import FAKE, INVITE
+
+from sapo_desktop import cli
+from sapo_desktop.paths import Home
+from sapo_desktop.services.nodes.lock import NodeLock
+from sapo_desktop.services.swarms import membership, trial
+from sapo_swarm.protocol.invite import parse_invite
+
+
+@pytest.mark.parametrize(
+    ("typed", "code"),
+    [(("node",), 1), (("node", "--metrics", "99999"), 2), (("contribute", "--answer"), 2)],
+    ids=["a node runs already", "no such port", "nobody there"],
+)
+def test_a_join_that_is_refused_leaves_the_saved_invite_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, typed: tuple[str, ...], code: int
+) -> None:
+    monkeypatch.setenv("SAPO_HOME", str(tmp_path))
+    home = Home.find()
+    home.prepare()
+    home.settings.write_text(FAKE)
+    membership.save(INVITE, home.invite)
+    with NodeLock(home.lock) if code == 1 else nullcontext():
+        assert cli.run([*typed, "--join", f"sapo://127.0.0.1:1/#s={'c' * 16}"]) == code
+    assert membership.load(home.invite) == parse_invite(INVITE)
+    assert trial.find(home.invite, "c" * 16) is None
