@@ -79,7 +79,9 @@ def is_host(text: str) -> bool:
 def means_this_machine(host: str) -> bool:
     """True for every way to write loopback, or no address at all, that a system's resolver takes without asking anybody."""
     name = host.split("%")[0].rstrip(".").lower()
-    if name == "localhost" or name.endswith((".localhost", "localhost.localdomain", "-localhost", "-loopback")):
+    if name in ("localhost", "localhost4", "localhost6") or name.endswith(
+        (".localhost", "localhost.localdomain", ".localdomain4", ".localdomain6", "-localhost", "-loopback")
+    ):
         return True
     try:
         address = ipaddress.ip_address(name)

@@ -150,6 +150,10 @@ HERE = (
         "foo.localhost",
         "a.b.localhost.",
         "localhost.localdomain",
+        "localhost4",
+        "localhost6",
+        "localhost4.localdomain4",
+        "localhost6.localdomain6",
         "ip6-localhost",
     ),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
 
 from tests.support.exchanging_node import Node
@@ -46,6 +47,19 @@ async def test_a_wall_clock_that_is_set_back_holds_no_news_of_the_swarm_back(
     assert await asyncio.to_thread((tmp_path / phrase_memory.NAME).exists), "written every minute"
     await ada.exchange.close()
     await bob.exchange.close()
+
+
+async def test_the_phrase_memory_is_written_every_minute_also_while_the_coordinator_is_away(
+    hosted: Hosted, scorer: Scorer, engine: EngineHost, tmp_path: Path
+) -> None:
+    ada = Node(hosted, scorer, engine)
+    ada.exchange.memory = tmp_path
+    await ada.join("Ada")
+    ada.client.next_at = time.monotonic() + 3600.0
+    ada.passed_s = PHRASES_S + 1.0
+    await ada.exchange.exchange(1, await ada.groups(1), 2)
+    assert phrase_memory.kept(tmp_path)[0].packed().observed > 0
+    await ada.exchange.close()
 
 
 async def test_groups_of_others_that_waited_too_long_are_dropped_though_the_wall_clock_is_set_back(

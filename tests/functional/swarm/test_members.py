@@ -18,6 +18,7 @@ import pytest
 from tests.support.node_process import calm, environment
 from tests.support.swarm_process import TASKS
 
+from sapo_desktop.commands.swarms.invite import _row
 from sapo_desktop.paths import Home
 from sapo_desktop.services.nodes import background
 from sapo_desktop.services.swarms import hosting, membership
@@ -262,6 +263,17 @@ async def test_the_invite_does_not_stand_in_the_list_of_processes(tmp_path: Path
     await hosted.stop()
     assert hosted.invite.token not in " ".join(shown)
     assert "--join=-" in shown
+
+
+async def test_the_list_of_invites_tells_which_one_expired_because_nobody_used_it_for_a_month(tmp_path: Path) -> None:
+    hosted = await start(settings(tmp_path))
+    async with AdminClient(read_access(admin_path(settings(tmp_path)))) as host:
+        await host.new_invite("club", hours=0, uses=0)
+        hosted.coordinator.clock = lambda: time.time() + 29 * 86_400.0
+        assert "  for ever    " in _row((await host.invites())[-1])
+        hosted.coordinator.clock = lambda: time.time() + 31 * 86_400.0
+        assert "  expired    " in _row((await host.invites())[-1])
+    await hosted.stop()
 
 
 async def test_a_key_that_was_silent_for_a_month_opens_nothing(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import Home
 from sapo_desktop.services.swarms import hosting, qr
 from sapo_swarm.coordinator.admin.messages import InviteView
+from sapo_swarm.coordinator.domain.records import INVITE_EXPIRED, INVITE_REVOKED
 from sapo_swarm.node.governor.requests import duration
 from sapo_swarm.protocol.invite import Invite, is_loopback
 from sapo_swarm.protocol.safe_text import safe_text
@@ -76,10 +77,11 @@ def _name(view: InviteView) -> str:
 
 
 def _row(view: InviteView) -> str:
-    left = view.expires - time.time()
-    life = "for ever" if not view.expires else f"for another {duration(left)}" if left > 0 else "expired"
+    life = f"for another {duration(max(0.0, view.expires - time.time()))}" if view.expires else "for ever"
+    if view.verdict in (INVITE_EXPIRED, INVITE_REVOKED):
+        life = view.verdict
     uses = f"{view.uses} of {view.max_uses}" if view.max_uses else f"{view.uses}"
-    return f"{view.hash[:8]}  {'revoked' if view.revoked else life:<22}  used {uses:<8}  {safe_text(view.label, 80, lines=False)}"
+    return f"{view.hash[:8]}  {life:<22}  used {uses:<8}  {safe_text(view.label, 80, lines=False)}"
 
 
 async def _ban(args: argparse.Namespace) -> int:

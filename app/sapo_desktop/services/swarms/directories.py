@@ -1,6 +1,6 @@
 """The directories of the settings: asked seldom, kept on the disk, readable without a network.
 
-Their hosts are asked only when somebody looks, and at most every few hours.
+Their hosts are asked only when somebody looks, and not again for some hours once a list was read.
 """
 
 from __future__ import annotations

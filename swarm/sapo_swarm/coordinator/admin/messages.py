@@ -20,7 +20,7 @@ class NewInvite(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
 
 class InviteView(msgspec.Struct, frozen=True, kw_only=True):
-    """token: only in the answer that made it. hash: names it afterwards."""
+    """token: only in the answer that made it. hash: names it afterwards. verdict: why it admits nobody any more, or ""."""
 
     hash: Sha256
     label: Annotated[str, Meta(max_length=80)]
@@ -28,6 +28,7 @@ class InviteView(msgspec.Struct, frozen=True, kw_only=True):
     max_uses: Count
     uses: Count
     revoked: bool
+    verdict: Annotated[str, Meta(max_length=40)]
     token: Annotated[str, Meta(max_length=64)] = ""
 
 

@@ -20,9 +20,11 @@ from sapo_swarm.coordinator.admin.messages import (
     Waiting,
 )
 from sapo_swarm.coordinator.admin.transfer import export_swarm
+from sapo_swarm.coordinator.domain.records import InviteRecord
 from sapo_swarm.coordinator.http.problems import Refusal
 from sapo_swarm.coordinator.http.requests import json_reply, read_body
 from sapo_swarm.coordinator.server import MAX_JSON, Coordinator, Handler
+from sapo_swarm.coordinator.store.base import invite_verdict
 from sapo_swarm.protocol.safe_text import safe_text
 from sapo_swarm.protocol.task_offer import MAX_PACKED, MAX_TASKS, TaskOffers, TaskUpload, unpack_task
 from sapo_swarm.protocol.wire import WireError, unpack, unpack_json
@@ -63,15 +65,13 @@ class _Admin:
         self.store = coordinator.store
 
     async def list_invites(self, _request: web.Request) -> web.Response:
-        views = [_view(invite.hash, invite) for invite in await self.store.invites()]
+        views = [self._view(invite) for invite in await self.store.invites()]
         return web.Response(body=msgspec.json.encode(views), content_type="application/json")
 
     async def create_invite(self, request: web.Request) -> web.Response:
         body = unpack_json(await self._body(request), NewInvite)
         record, token = await new_invite(self.store, body.label, body.hours, body.uses)
-        return web.Response(
-            body=msgspec.json.encode(_view(record.hash, record, token)), content_type="application/json"
-        )
+        return web.Response(body=msgspec.json.encode(self._view(record, token)), content_type="application/json")
 
     async def revoke(self, request: web.Request) -> web.Response:
         body = unpack_json(await self._body(request), Revoke)
@@ -134,13 +134,13 @@ class _Admin:
         body = await export_swarm(self.store)
         return web.Response(body=body, content_type="application/octet-stream")
 
+    def _view(self, invite: InviteRecord, token: str = "") -> InviteView:
+        verdict = invite_verdict(invite, self.coordinator.clock(), self.coordinator.settings.idle_days * 86_400.0)
+        fields = {name: getattr(invite, name) for name in ("hash", "label", "expires", "max_uses", "uses", "revoked")}
+        return InviteView(verdict=verdict, token=token, **fields)
+
     async def _body(self, request: web.Request) -> bytes:
         return await read_body(request, self.coordinator.settings.body_s, MAX_JSON)
-
-
-def _view(hash: str, invite: object, token: str = "") -> InviteView:
-    fields = {name: getattr(invite, name) for name in ("label", "expires", "max_uses", "uses", "revoked")}
-    return InviteView(hash=hash, token=token, **fields)
 
 
 def _removed(nodes: list[str]) -> web.Response:

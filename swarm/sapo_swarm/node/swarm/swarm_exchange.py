@@ -137,13 +137,15 @@ class SwarmExchange:
         return questions_to_sample(local, external, self.pool.available(external))
 
     async def exchange(self, round_number: int, local: Sequence[Group], wanted: int) -> Received:
-        """Take the pool as it is, queue local groups for the next upload. Returns at once."""
+        """Take the pool as it is, queue local groups for the next upload. Waits for no network."""
         if self._task is None:
             self._task = asyncio.create_task(self._talk())
         self.pool.forget_old(self.clock())
         wanted = wanted if self._taking else 0
         self._outbox = Outbox(round_number, local, wanted).after(self._outbox)
         self.receiver.phrases.observe_local((r.text, g.question) for r, g in interleaved(local))
+        if self.clock() - self._kept_at > PHRASES_S:
+            await self._keep_phrases()
         self._rounds_since += 1
         self._idle.clear()
         self._woken.set()
@@ -241,8 +243,6 @@ class SwarmExchange:
         if self._until_restart is None:
             await self._take(result.sample)
         await self._board.look(result.nodes)
-        if self.clock() - self._kept_at > PHRASES_S:
-            await self._keep_phrases()
 
     async def _keep_phrases(self) -> None:
         """A full disk ends no exchange: the next time comes."""
