@@ -269,6 +269,8 @@ class Backend(ABC):
     CAN_TRAIN: ClassVar[bool]
     CAN_GENERATE: ClassVar[bool]
     DEVICES: ClassVar[tuple[str, ...]]
+    PRECISIONS: ClassVar[tuple[str, ...]] = ()
+    """What a LoadRequest may ask for besides auto; empty: load() says what it refuses."""
 
     @classmethod
     @abstractmethod

@@ -255,4 +255,5 @@ def pair(generator: type[Backend], trainer: type[Backend]) -> type[Backend]:
         wrong = f"{trainer.NAME} does not train" if not trainer.CAN_TRAIN else f"{generator.NAME} does not generate"
         raise BackendUnavailable(f"{generator.NAME}+{trainer.NAME} is no engine: {wrong}.", "use llamacpp+torch")
     name = f"{generator.NAME}+{trainer.NAME}"
-    return type("Pair", (CompositeBackend,), {"NAME": name, "GENERATOR": generator, "TRAINER": trainer})
+    parts = {"NAME": name, "GENERATOR": generator, "TRAINER": trainer, "PRECISIONS": generator.PRECISIONS}
+    return type("Pair", (CompositeBackend,), parts)

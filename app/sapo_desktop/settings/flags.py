@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 from collections.abc import Callable, Collection
 
 import msgspec
@@ -109,8 +110,8 @@ def check(config: RunConfig) -> None:
     for task in config.tasks:
         catalogue.preset_of(task, config.preset)
         catalogue.generator_of(task)  # reads an own task: what is wrong with it is an error now
+    strangers = sorted(catalogue.task_tokens(config).keys() - set(config.tasks))
     try:
-        strangers = sorted(catalogue.task_tokens(config).keys() - set(config.tasks))
         algorithm(config.algorithm)
         strategy(config.sampling)
     except ValueError as error:
@@ -121,6 +122,25 @@ def check(config: RunConfig) -> None:
     unknown = [part for part in config.trainer.split("+") if part not in engines]  # a pair is any two of them
     if config.trainer not in engines and (unknown or config.trainer.count("+") != 1 or "auto" in config.trainer):
         raise UsageError(f"There is no engine {config.trainer!r}. {nearest(config.trainer, engines)}")
+    _check_place(config)
+
+
+def _check_place(config: RunConfig) -> None:
+    """Raises UsageError for a device or a precision that no engine of the run has; of one that is not installed nothing is
+    known."""
+    from sapo_backends import registry
+    from sapo_backends.base import BackendUnavailable
+
+    engines = []
+    for name in registry.NEEDS if config.trainer == "auto" else (config.trainer,):
+        with contextlib.suppress(BackendUnavailable):
+            engines.append(registry.backend(name))
+    devices = {"auto", *(device for engine in engines for device in engine.DEVICES)}
+    if engines and config.device.partition(":")[0] not in devices:
+        raise UsageError(f"There is no device {config.device!r}. {nearest(config.device, devices)}")
+    precisions = {"auto", *(precision for engine in engines for precision in engine.PRECISIONS)}
+    if len(precisions) > 1 and config.precision not in precisions:
+        raise UsageError(f"There is no precision {config.precision!r}. {nearest(config.precision, precisions)}")
 
 
 def arguments(config: RunConfig, base: RunConfig, leave_out: Collection[str] = ()) -> list[str]:

@@ -22,6 +22,7 @@ class LlamaCppBackend(Backend):
     CAN_TRAIN: ClassVar[bool] = False
     CAN_GENERATE: ClassVar[bool] = True
     DEVICES: ClassVar[tuple[str, ...]] = ("cpu",)
+    PRECISIONS: ClassVar[tuple[str, ...]] = ("float32", "float16", "bfloat16", "q8_0", "q4_0")
 
     def __init__(self, cache: Path | None = None) -> None:
         """cache: where GGUF files are kept; by default the app's cache folder."""

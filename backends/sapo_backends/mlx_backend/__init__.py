@@ -16,6 +16,7 @@ class MlxBackend(Backend):
     CAN_TRAIN: ClassVar[bool] = True
     CAN_GENERATE: ClassVar[bool] = True
     DEVICES: ClassVar[tuple[str, ...]] = ("cpu", "mps")
+    PRECISIONS: ClassVar[tuple[str, ...]] = ("float32", "bfloat16")
 
     @classmethod
     def check(cls) -> None:

@@ -16,6 +16,7 @@ class TorchBackend(Backend):
     CAN_TRAIN: ClassVar[bool] = True
     CAN_GENERATE: ClassVar[bool] = True
     DEVICES: ClassVar[tuple[str, ...]] = ("cpu", "cuda", "mps")
+    PRECISIONS: ClassVar[tuple[str, ...]] = ("float32", "bfloat16", "4bit", "4bit-float32", "4bit-bfloat16")
 
     @classmethod
     def check(cls) -> None:

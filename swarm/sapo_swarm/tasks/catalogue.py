@@ -19,6 +19,7 @@ from sapo_swarm.config import RunConfig
 from sapo_swarm.registry import nearest
 from sapo_swarm.tasks.extra import DEFAULT_PRESET, EXTRA, LIBRARY_PRESET
 from sapo_swarm.tasks.own import library
+from sapo_swarm.tasks.own.errors import BadTask
 from sapo_swarm.types import GENERATOR_VERSION, TaskRef
 
 Settings = Mapping[str, object]
@@ -203,19 +204,21 @@ def is_train(ref: TaskRef) -> bool:
 
 
 def task_tokens(config: RunConfig) -> Mapping[str, int]:
-    """Task -> tokens as run.task_tokens says. Raises ValueError."""
+    """Task -> tokens as run.task_tokens says. Raises BadTask."""
     found = {}
     for entry in config.task_tokens:
         task, equals, number = entry.rpartition("=")
         if not equals or not number.isdecimal() or not 1 <= int(number) <= _MOST_TOKENS:
-            raise ValueError(f"{entry!r} is not a task with its tokens, such as bf=256 (1 to {_MOST_TOKENS}).")
+            raise BadTask(
+                f"run.task_tokens: {entry!r} is not a task with its tokens, such as bf=256 (1 to {_MOST_TOKENS})."
+            )
         found[task.strip()] = int(number)
     return found
 
 
 def new_tokens(config: RunConfig, task: str) -> int:
     """Of a completion, for a question of that task: run.task_tokens goes first, then max_new_tokens of an own task's task.toml
-    unless the model reasons first; never more than run.max_new_tokens. Raises ValueError, BadTask."""
+    unless the model reasons first; never more than run.max_new_tokens. Raises BadTask."""
     wanted = task_tokens(config).get(task)
     if wanted is not None:
         return min(wanted, config.max_new_tokens)

@@ -75,6 +75,28 @@ async def test_a_doctor_that_dies_on_its_way_is_not_taken_for_one_with_nothing_t
         assert [finding.what async for finding in stream()] == ["disk"]
 
 
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ('trainer = "tourch"', "Did you mean 'torch'?"),
+        ('tasks = ["gone_task"]', "gone_task"),
+        ('algorithm = "ppo"', "ppo"),
+        ('precision = "float23"', "Did you mean 'float32'?"),
+        ('device = "gpu"', "There is no device 'gpu'"),
+        ('task_tokens = ["bf"]', "such as bf=256"),
+    ],
+)
+def test_the_doctor_fails_on_a_settings_file_that_names_no_such_engine_task_or_algorithm(
+    home: Home, line: str, said: str
+) -> None:
+    home.prepare()
+    home.settings.write_text(f"[run]\n{line}\n")
+    found = doctor._settings(home)
+    assert (found.verdict, found.what) == ("fail", "settings")
+    assert said in found.text
+    assert {one.what for one in doctor.plans(home)} <= {"memory", "speed"}, "the other checks go on"
+
+
 async def test_a_node_that_does_not_answer_is_a_finding_with_the_way_out(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,6 +22,7 @@ from sapo_swarm.node.evaluation.evaluate import answer, sampled
 from sapo_swarm.node.storage.journal import read_only
 from sapo_swarm.scoring.scorer import Scorer
 from sapo_swarm.tasks.catalogue import held_out, new_tokens
+from sapo_swarm.tasks.own.errors import BadTask
 from sapo_swarm.types import Question
 
 SHORT = msgspec.structs.replace(
@@ -84,5 +85,5 @@ def test_a_longer_limit_of_one_task_makes_room_unless_a_limit_is_typed() -> None
 
 @pytest.mark.parametrize("entry", ["bf", "bf=0", "bf=x", "arc_1d=5"])
 def test_what_is_no_limit_of_a_task_of_the_run_is_refused(entry: str) -> None:
-    with pytest.raises(UsageError):
+    with pytest.raises((UsageError, BadTask), match=r"run\.task_tokens"):
         typed("--tasks", "bf", "--task-tokens", entry)

@@ -34,6 +34,17 @@ def test_a_flag_wins_only_if_it_was_typed() -> None:
     assert (config.rounds, config.group_size) == (7, 6)
 
 
+def test_new_refuses_a_precision_that_no_engine_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SAPO_HOME", str(tmp_path))
+    assert cli.run(["new", "pr", "--base", "starter", "--precision", "foo"]) == 2
+    assert "There is no precision 'foo'. Known: 4bit, " in capsys.readouterr().err
+    assert not list((tmp_path / "data" / "models").glob("*"))
+    for precision in ("float32", "4bit-float32"):
+        assert flags.run_config(settings.Settings(), typed("--precision", precision)).precision == precision
+
+
 def test_a_model_that_always_reasons_has_room_for_it_unless_a_limit_is_typed(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"architectures": ["Qwen2ForCausalLM"]}))
     (tmp_path / "model.safetensors").write_bytes(b"")

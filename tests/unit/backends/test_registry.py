@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from sapo_backends import registry
+from sapo_backends.base import LoadRequest
 from sapo_backends.packages import install
 
 
@@ -56,3 +58,13 @@ def test_uv_and_pipx_are_known_wherever_they_keep_their_tools(tmp_path: Path, re
     """On Windows that is %APPDATA%\\uv\\data\\tools; UV_TOOL_DIR and PIPX_HOME name any folder."""
     (tmp_path / receipt).touch()
     assert install("torch", prefix=str(tmp_path)).startswith(begins)
+
+
+def test_the_torch_engine_takes_every_precision_that_it_names() -> None:
+    torch = pytest.importorskip("torch", reason="the torch engine is not installed")
+    from sapo_backends.torch_backend.loading import PRECISIONS, pick_place
+
+    named = registry.backend("torch").PRECISIONS
+    assert {name for name in named if not name.startswith("4bit")} == set(PRECISIONS)
+    places = [pick_place(LoadRequest(method="lora", precision=name, device="cpu")) for name in named]
+    assert {place.compute for place in places} <= {torch.float32, torch.bfloat16}

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
 from sapo_backends.packages import TORCH, install
 from sapo_desktop import __version__, settings
-from sapo_desktop.errors import AppError, CommandFailed
+from sapo_desktop.errors import AppError, CommandFailed, known
 from sapo_desktop.paths import Home, own_command
 from sapo_desktop.services.machine.finding import Finding
 from sapo_swarm.config import RunConfig
@@ -76,9 +76,11 @@ def _disk(home: Home) -> Finding:
 
 
 def _settings(home: Home) -> Finding:
+    from sapo_desktop.settings import flags
+
     try:
-        settings.load(home.settings)
-    except AppError as error:
+        flags.check(settings.load(home.settings).run)
+    except known() as error:
         return Finding("fail", "settings", str(error))
     return Finding("ok", "settings", str(home.settings) if home.settings.exists() else "defaults (no file yet)")
 
