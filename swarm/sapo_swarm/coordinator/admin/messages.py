@@ -28,7 +28,7 @@ class InviteView(msgspec.Struct, frozen=True, kw_only=True):
     max_uses: Count
     uses: Count
     revoked: bool
-    verdict: Annotated[str, Meta(max_length=40)]
+    verdict: Annotated[str, Meta(max_length=40)] = ""
     token: Annotated[str, Meta(max_length=64)] = ""
 
 
