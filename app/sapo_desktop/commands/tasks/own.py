@@ -210,7 +210,7 @@ async def _look(task: OwnTask, table: Table | None, args: argparse.Namespace, ho
         else:
             print("\nNothing to warn of.")
         if not args.no_model:
-            print(f"\nTrying {config.model} on {min(expectation.PROMPTS, len(task.train))} questions …", flush=True)
+            print(f"\nTrying {config.model} on training questions …", flush=True)
             _say(await _try(task, config, scorer, lambda _: None))
     return bool(said)
 

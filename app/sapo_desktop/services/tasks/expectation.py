@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from sapo_backends.base import Completion, Sampling
@@ -19,9 +19,11 @@ from sapo_swarm.scoring.scorer import Scorer
 from sapo_swarm.tasks.own.folder import OwnTask
 from sapo_swarm.types import Question, TaskRef
 
-PROMPTS = 64
-AT_ONCE = 16
-"""Prompts between two looks at the progress."""
+PROMPTS, PROMPTS_OF_LARGE = 64, 16
+"""Training questions that a tiny model answers, and any other, with a whole group each: two answers do not tell whether a group
+is mixed."""
+LOOKS = 4
+"""At the progress."""
 FIRST_LOOK = 25
 """Rounds to the first held-out evaluation of a run."""
 UPDATE_SHARE = 1.0
@@ -34,9 +36,9 @@ Show = Callable[[float], None]
 class Expectation:
     """What `answers` answers to `prompts` questions say.
 
-    rate: share of right ones, with its 95 % interval. mixed: share of groups of `group_size` with both right and wrong answers
-    to expect, from each question's own rate. truncated, formed: shares that were cut off, that held an answer. round_s: seconds
-    that a round should take here. sample: an answer as it was written.
+    rate: share of right ones, with its 95 % interval. mixed: share of the groups, of `group_size`, with both right and wrong
+    answers. truncated, formed: shares that were cut off, that held an answer. round_s: seconds that a round should take here.
+    sample: an answer as it was written.
     """
 
     model: str
@@ -59,8 +61,8 @@ def chance_of_mixed(rate: float, size: int) -> float:
 
 
 async def measure(task: OwnTask, config: RunConfig, scorer: Scorer, show: Show = lambda _: None) -> Expectation | None:
-    """Ask the untrained model PROMPTS training questions. None where no question fits into its context. show: is given the part
-    that is done.
+    """Ask the untrained model training questions. None where no question fits into its context. show: is given the part that is
+    done.
 
     Needs the task in the library in force. Raises BackendError, ScorerUnavailable.
     """
@@ -77,18 +79,19 @@ async def measure(task: OwnTask, config: RunConfig, scorer: Scorer, show: Show =
 
 async def _ask(task: OwnTask, config: RunConfig, scorer: Scorer, host: EngineHost, show: Show) -> Expectation | None:
     engine, info = host.engine, host.engine.info
-    refs = [TaskRef(task.spec.name, "own", number, 0, task.generator) for number in _spread(len(task.train))]
+    places = _spread(len(task.train), PROMPTS if info.parameters < TINY else PROMPTS_OF_LARGE)
+    refs = [TaskRef(task.spec.name, "own", number, 0, task.generator) for number in places]
     found = [q for q in await scorer.questions(refs) if isinstance(q, Question)]
     prompts = [(q, prompt_ids(engine.tokenizer, scorer, q)) for q in found]
     asked = [q for q, ids in prompts if len(ids) + config.max_new_tokens <= info.context_length]
     if not asked:
         return None
-    samples = config.group_size if info.parameters < TINY else 2
+    samples, at_once = config.group_size, -(-len(asked) // LOOKS)
     began = time.perf_counter()
     completions: list[list[Completion]] = []
     sampling = Sampling(config.temperature, 1.0, config.max_new_tokens)
-    for first in range(0, len(asked), AT_ONCE):
-        completions += await sampled(host, scorer, asked[first : first + AT_ONCE], sampling, samples, first)
+    for first in range(0, len(asked), at_once):
+        completions += await sampled(host, scorer, asked[first : first + at_once], sampling, samples, first)
         show(0.2 + 0.7 * len(completions) / len(asked))
     seconds = time.perf_counter() - began
     scored = await verdicts(host, scorer, asked, completions, decoded(host, completions))
@@ -103,7 +106,7 @@ async def _ask(task: OwnTask, config: RunConfig, scorer: Scorer, host: EngineHos
         rate=sum(rates) / len(rates),
         low=low,
         high=high,
-        mixed=sum(_unbiased_mixed(s.rewards, config.group_size) for s in scored) / len(scored),
+        mixed=sum(0.0 < rate < 1.0 for rate in rates) / len(rates),
         group_size=config.group_size,
         truncated=sum(c.finish == "length" for group in completions for c in group) / answers,
         formed=sum(sum(s.well_formed) for s in scored) / answers,
@@ -112,18 +115,9 @@ async def _ask(task: OwnTask, config: RunConfig, scorer: Scorer, host: EngineHos
     )
 
 
-def _unbiased_mixed(rewards: Sequence[float], size: int) -> float:
-    """For as many answers as a group has: whether they are mixed. For fewer: the formula on the question's own rate, completions
-    towards one half by a sample's worth, so that two equal answers do not read as certainty."""
-    right = sum(reward == 1.0 for reward in rewards)
-    if len(rewards) >= size:
-        return float(0 < right < len(rewards))
-    return chance_of_mixed(right / len(rewards), size)
-
-
-def _spread(rows: int) -> list[int]:
-    """Up to PROMPTS row numbers, evenly over the rows."""
-    count = min(PROMPTS, rows)
+def _spread(rows: int, most: int) -> list[int]:
+    """Up to so many row numbers, evenly over the rows."""
+    count = min(most, rows)
     return [number * rows // count for number in range(count)]
 
 
