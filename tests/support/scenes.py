@@ -133,7 +133,9 @@ def application(kind: str) -> SapoDashboard:
         "gone": [Link(False, "The node is gone", newest, ended=True)],
     }
     events = [] if kind == "waiting" else SWARM if kind == "ascii" else [*SILO, *after.get(kind, [])]
-    return app_over(events, first_run=kind == "first run", glyphs="ascii" if kind == "ascii" else "unicode")
+    swarms = ScriptedSwarms() if kind == "silo" else None
+    glyphs = "ascii" if kind == "ascii" else "unicode"
+    return app_over(events, first_run=kind == "first run", glyphs=glyphs, swarm_actions=swarms)
 
 
 def everything(**more: Any) -> SapoDashboard:

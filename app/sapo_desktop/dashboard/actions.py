@@ -66,6 +66,8 @@ class DashboardActions(DashboardHost):
         elif self.state.gone and self.can_start:
             self.say("Starting the node")
             self.run_worker(self.start_node(None), name="start", group="start", exclusive=True)
+        elif self.state.absent:
+            self.say("The node is starting")
         elif self.state.paused:
             self.command("resume", "Going on")
         else:

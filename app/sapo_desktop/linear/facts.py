@@ -168,6 +168,8 @@ def written(text: str) -> list[str]:
 def swarm(state: DashboardState, now: float) -> list[str]:
     """Screen 2: the swarm, what it brought, who takes part."""
     told = state.swarm
+    if told is None and (state.run is None or state.absent):
+        return ["No node is at work with an open model: nothing is known of a swarm"]
     if told is None:
         alone = "This node trains alone. Find a swarm: directory. Join one: node --join INVITE. Host one: coordinator"
         return [alone if state.silo else "Waiting for the first exchange with the coordinator"]

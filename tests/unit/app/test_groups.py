@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from tests.support.many_groups import group_number, journal_with
 
@@ -82,6 +83,27 @@ def test_the_last_word_may_be_unfinished_and_the_others_are_whole(index: GroupIn
     assert found(index, GroupFilter(text="mul")) == found(index, GroupFilter(text="multiply"))
     assert found(index, GroupFilter(text="mul ")) == []
     assert found(index, GroupFilter(text="mul the")) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "asked"),
+    [
+        ("计算十二加七", ("十二", "计算", "七", "加 计算", "calc十二")),
+        ("หนึ่งสอง", ("สอง", "หนึ่ง")),
+        ("des cafe\u0301s noirs", ("cafés noirs", "cafe\u0301s noirs", "cafes", "cafe\u0301")),
+        ("des cafés noirs", ("cafés noirs", "cafe\u0301s noirs", "cafes", "cafe\u0301")),
+    ],
+)
+def test_a_word_in_the_middle_of_a_sentence_without_blanks_and_an_accent_are_found(
+    text: str, asked: tuple[str, ...]
+) -> None:
+    event = group_number(1)
+    question = msgspec.structs.replace(event.group.question, prompt=f"calc {text}")
+    asking = msgspec.structs.replace(event, group=msgspec.structs.replace(event.group, question=question))
+    index = whole(RecordedGroups([asking]), None)
+    assert [word for word in asked if not found(index, GroupFilter(text=word))] == []
+    assert found(index, GroupFilter(text="二十")) == found(index, GroupFilter(text="café noirs")) == []
+    index.close()
 
 
 def test_pages_lead_through_all_groups_in_both_directions(index: GroupIndex) -> None:

@@ -17,7 +17,7 @@ from sapo_desktop.dashboard.history.series import LEVEL, Series
 from sapo_desktop.dashboard.look.glyphs import UNICODE, sparkline
 from sapo_desktop.dashboard.screens.dashboard import letters, reward_lines
 from sapo_desktop.dashboard.state import DashboardState, apply
-from sapo_desktop.dashboard.widgets.axis import View
+from sapo_desktop.dashboard.widgets.axis import View, axis_of
 from sapo_desktop.dashboard.widgets.canvas import Line, Mark
 from sapo_desktop.dashboard.widgets.curves import heldout_marks
 from sapo_desktop.dashboard.widgets.navigation import moved, zoomed
@@ -234,6 +234,20 @@ def test_zooming_keeps_the_place_it_is_about_and_comes_back_to_all() -> None:
     for _ in range(4):
         view = zoomed(view, axis(view), -1, None)
     assert (view.window, view.end) == (0, None)
+
+
+@pytest.mark.parametrize(
+    ("clock", "least"), [(None, 10), (Clock().finished(1, START, 9).finished(1000, START + 99_999.3, 9), 60)]
+)
+def test_at_the_smallest_window_one_more_plus_changes_nothing(clock: Clock | None, least: int) -> None:
+    for share in (None, 0.3):
+        view, seen, before = View(timed=clock is not None), 1e9, None
+        while seen > least * 1.001:
+            axis = axis_of([(1.0, 1000.0)], view, clock)
+            assert axis is not None
+            before, seen, view = view, axis.last - axis.first, zoomed(view, axis, 1, share)
+        assert seen == pytest.approx(least)
+        assert view == before
 
 
 @given(

@@ -5,18 +5,21 @@ from __future__ import annotations
 import asyncio
 import re
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 from rich.cells import cell_len
 from tests.fixtures.make_recordings import recording
+from tests.support.scripted_feed import app_over, feed_of, settled
 from tests.unit.app.test_dashboard_text import fold, run
 
 from sapo_desktop.commands.nodes import dashboard
 from sapo_desktop.dashboard.look.glyphs import UNICODE
 from sapo_desktop.dashboard.messages import Link
+from sapo_desktop.dashboard.screens.dashboard import waiting
 from sapo_desktop.dashboard.screens.swarm import screen as swarm_screen
-from sapo_desktop.dashboard.state import apply
+from sapo_desktop.dashboard.state import DashboardState, apply
 from sapo_desktop.dashboard.widgets import panels
 from sapo_desktop.dashboard.widgets.header import header
 from sapo_desktop.linear import facts
@@ -27,6 +30,8 @@ from sapo_swarm.events import Phase, RunStarted, State, StateChanged, SwarmUpdat
 BUSY = Vitals(
     time=9.0, memory=10**9, cpu_percent=380.0, watts=None, celsius=71.0, tokens_per_s=1870.0, rounds_per_hour=140.0
 )
+
+AGAIN = Link(False, "The node is starting again", 2.0, starting=True)
 
 
 @pytest.mark.parametrize("starting", [False, True], ids=["gone", "being started again"])
@@ -39,6 +44,40 @@ def test_of_a_node_that_is_not_there_nothing_is_shown_as_going_on(starting: bool
     assert "eta" not in text
     assert UNICODE.now not in text
     assert not re.search(r"\d", panels.tiles(away, 60).plain)
+
+
+@pytest.mark.parametrize(
+    "away",
+    [
+        fold([]),
+        apply(fold([run(mode="swarm")]), Link(False, "The node is gone", 2.0, ended=True)),
+        apply(fold([run(), Phase(time=1.0, round=0, phase="evaluate", fraction=0.5, eta_s=9.0)]), AGAIN),
+    ],
+    ids=["opening its model", "gone", "being started again"],
+)
+def test_no_screen_says_that_a_node_trains_alone_or_waits_for_a_round_while_none_is_there(away: DashboardState) -> None:
+    said = [swarm_screen.overview(away, 2.0, 76, 20, UNICODE).plain, waiting(away, 2.0), *facts.swarm(away, 2.0)]
+    for untrue in ("trains alone", "Waiting for the first", "evaluating"):
+        assert untrue not in "\n".join(said)
+
+
+async def test_while_a_node_is_starting_again_the_footer_has_no_pause_and_space_says_so() -> None:
+    script: list[Any] = [run(), AGAIN]
+    app = app_over(script)
+    async with app.run_test(size=(120, 36), notifications=True) as pilot:
+        await settled(pilot)
+        await pilot.press("space")
+        lines = await settled(pilot)
+        assert any("The node is starting " in line for line in lines)
+        assert "space" not in lines[-1]
+        assert feed_of(app).commands == []
+
+
+def test_where_no_swarm_can_be_joined_from_here_no_key_is_named_for_it() -> None:
+    alone = fold([run()])
+    told = swarm_screen.overview(alone, 2.0, 76, 20, UNICODE, keys=False).plain
+    assert "Join one:   in a terminal: sapo-desktop node --join INVITE" in told
+    assert "Join one:   j, or in a terminal: " in swarm_screen.overview(alone, 2.0, 76, 20, UNICODE).plain
 
 
 def test_of_a_swarm_that_nobody_tells_of_any_more_the_age_is_told_in_every_place() -> None:

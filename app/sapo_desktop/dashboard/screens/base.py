@@ -121,7 +121,7 @@ class BaseScreen(Closing[None]):
                 ("[ ]", "seek", "app.seek(1)"),
                 (", .", "speed", "app.speed(1)"),
             ]
-        if not self.dashboard.feed.controls:
+        if not self.dashboard.feed.controls or (state.absent and not state.gone):
             return []
         word = "start" if state.gone else "resume" if state.paused else "pause"
         space: Key = ("space", word, "app.toggle_pause")

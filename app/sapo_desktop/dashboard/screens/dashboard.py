@@ -26,6 +26,8 @@ from sapo_desktop.services.swarms.shares import EXTERNAL_SHARE, MY_SHARE, UPTAKE
 UNEQUAL = "Groups with unequal rewards"
 """Title of the chart of non-zero-advantage groups: only these change the model."""
 
+NOT_WORKING, NO_MODEL = "Not working: the header says why.", "Waiting for the node to open a model."
+
 
 def now_text(state: DashboardState, now: float, width: int, height: int, glyphs: Glyphs) -> Content:
     """The Now panel; on narrow terminals, which have no Machine panel, its last line holds the tiles."""
@@ -126,8 +128,10 @@ def letters(state: DashboardState) -> list[Mark]:
 
 def waiting(state: DashboardState, now: float) -> str:
     """What the empty chart says."""
+    if state.absent:
+        return NOT_WORKING
     if state.run is None:
-        return "Waiting for the node to open a model. The chart starts with the first round."
+        return f"{NO_MODEL} The chart starts with the first round."
     if state.paused:
         return "Paused before the first round. Press space to go on."
     sequences = state.run.local_groups * state.run.group_size

@@ -11,7 +11,7 @@ from itertools import pairwise
 from sapo_desktop.dashboard.history.clock import Clock
 
 _LEAST_ROUNDS, _LEAST_S = 10.0, 60.0
-"""Young runs get an axis of at least this length."""
+"""Young runs get an axis of at least this length, and no window is smaller."""
 _STEPS_S = (1, 5, 10, 30, 60, 300, 600, 1800, 3600, 10_800, 21_600, 43_200, 86_400, 172_800, 604_800, 2_592_000)
 _HOUR_S, _DAY_S = 3600, 86_400
 _DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
@@ -39,6 +39,11 @@ class Axis:
     last: float
     whole: tuple[float, float]
     clock: Clock | None = None
+
+    @property
+    def least(self) -> float:
+        """The shortest stretch that is shown."""
+        return _LEAST_ROUNDS if self.clock is None else _LEAST_S
 
     def place(self, share: float) -> float:
         """The round (or time) at a share of the width."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import isclose
 
 from sapo_desktop.dashboard.widgets.axis import Axis, View
 
@@ -13,7 +14,10 @@ def zoomed(view: View, axis: Axis | None, steps: int, share: float | None) -> Vi
     if axis is None or not steps:
         return replace(view, window=0, end=None)
     first, last = axis.whole
-    window = (axis.last - axis.first) * 0.5**steps
+    seen = axis.last - axis.first
+    window = max(seen * 0.5**steps, axis.least)
+    if isclose(window, seen, rel_tol=1e-6):
+        return view
     if window >= last - first:
         return replace(view, window=0, end=None)
     fixed = 1.0 if share is None else share

@@ -25,7 +25,7 @@ STEP = 256
 """Groups that one step takes in: about 40 ms, and a question asked meanwhile waits no longer."""
 NEWEST = 2**62
 """Above every group's number."""
-_VERSION = 1
+_VERSION = 2
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS about (name TEXT PRIMARY KEY, value);
 CREATE TABLE IF NOT EXISTS tasks (number INTEGER PRIMARY KEY, name TEXT UNIQUE NOT NULL);

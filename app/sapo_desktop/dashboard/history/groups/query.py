@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Literal, get_args
+from unicodedata import normalize
 
 from sapo_swarm.events import GroupRecorded
 
@@ -21,6 +23,12 @@ _BIT = {name: 1 << place for place, name in enumerate(_BITS)}
 _FLAG, _TASK = "\ue000", "\ue001"
 """Private characters that begin the index's own words: no text holds one when it is indexed or asked for."""
 _WORD = re.compile(r"[^\W_]+")
+_UNSPACED = (  # Thai and Lao, Burmese, Khmer, Japanese and Chinese
+    "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff66-\uff9f"
+    "\U00020000-\U0003ffff]"
+)
+"""Signs of scripts without blanks between words: there every two in a row are a word of the index, and the last one alone."""
+_RUN = re.compile(f"{_UNSPACED}+")
 MAX_WORDS = 16
 
 
@@ -44,13 +52,13 @@ class GroupFilter:
     @property
     def words(self) -> list[str]:
         """What is looked for in the texts, at most MAX_WORDS words."""
-        return _WORD.findall(_ours_out(self.text))[:MAX_WORDS]
+        return _WORD.findall(_in_words(self.text))[:MAX_WORDS]
 
     def match(self, task: int) -> str:
         """The filter for the index's full-text table; task: its number there, if one is wanted."""
         *whole, last = self.words
-        unfinished = self.text[-1:].isalnum()
-        words = [f'"{word}"' for word in whole]
+        unfinished = normalize("NFC", self.text)[-1:].isalnum()
+        words = [f'"{word}"*' if re.fullmatch(_UNSPACED, word) else f'"{word}"' for word in whole]
         words.append(f'"{last}"*' if unfinished else f'"{last}"')
         if self.task:
             words.append(f'"{_TASK}{task}"')
@@ -80,11 +88,18 @@ def indexed_text(event: GroupRecorded, task: int) -> str:
     texts = [group.question.prompt, *(rollout.text for rollout in group.rollouts)]
     texts += [turn.text for rollout in group.rollouts for turn in rollout.turns if turn.environment]
     own = [f"{_TASK}{task}", *(f"{_FLAG}{bit}" for bit in _set(flags_of(event)))]
-    return _ours_out(" ".join(texts)).replace("_", " ") + " " + " ".join(own)
+    return _in_words(" ".join(texts)).replace("_", " ") + " " + " ".join(own)
 
 
-def _ours_out(text: str) -> str:
-    return text.replace(_FLAG, " ").replace(_TASK, " ")
+def _in_words(text: str) -> str:
+    """Without the index's own signs, accents composed, blanks between the words of every script."""
+    if text.isascii():  # most are
+        return text
+    return _RUN.sub(_pairs, normalize("NFC", text.replace(_FLAG, " ").replace(_TASK, " ")))
+
+
+def _pairs(run: re.Match[str]) -> str:
+    return " ".join(["", *map("".join, zip_longest(run[0], run[0][1:], fillvalue="")), ""])
 
 
 def _set(flags: int) -> Iterator[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 
 from textual.containers import VerticalScroll
 from textual.content import Content
@@ -12,7 +13,7 @@ from textual.widgets import Static
 from sapo_desktop.dashboard.look.glyphs import Glyphs
 from sapo_desktop.dashboard.look.show import age, bar, count, fit, percent, plain, shorten, wrap
 from sapo_desktop.dashboard.look.stage_words import stage_words
-from sapo_desktop.dashboard.screens.dashboard import letters, share_lines, share_title, waiting
+from sapo_desktop.dashboard.screens.dashboard import NO_MODEL, NOT_WORKING, letters, share_lines, share_title, waiting
 from sapo_desktop.dashboard.screens.swarm.controls import SwarmControls, name_of
 from sapo_desktop.dashboard.screens.swarm.reasons import as_it_was, from_others, on_trial, risen
 from sapo_desktop.dashboard.screens.swarm.trail import in_a_line, table
@@ -24,25 +25,17 @@ from sapo_desktop.services.swarms.shares import MEANINGS, shares
 from sapo_swarm.events import SwarmUpdated
 from sapo_swarm.protocol.reasons import in_words
 
-SILO = (
-    ("This node trains alone (silo).", "bold"),
-    (
-        "In a swarm, nodes share the text of their attempts and learn from each other's. Each node scores what it "
-        "receives with its own verifier; no model, weight or file leaves this machine, and nobody can change your limits. "
-        "In the lab eight nodes learned more from the same tokens; two with the bundled model did so by 4 %. Of "
-        "external attempts a node trains only on those that did better than the rest of their group.",
-        "",
-    ),
-    ("Find one:   f, or in a terminal: sapo-desktop directory", "$accent"),
-    ("Join one:   j, or in a terminal: sapo-desktop node --join INVITE", "$accent"),
-    ("Host one:   h, or in a terminal: sapo-desktop coordinator", "$accent"),
-    (
-        "The invite is one line of text. What others see of you: a random node id, the name you chose, the model's name.",
-        "$muted",
-    ),
+SWARMS = (
+    "In a swarm, nodes share the text of their attempts and learn from each other's. Each node scores what it "
+    "receives with its own verifier; no model, weight or file leaves this machine, and nobody can change your limits. "
+    "In the lab eight nodes learned more from the same tokens; two with the bundled model did so by 4 %. Of "
+    "external attempts a node trains only on those that did better than the rest of their group."
 )
-
-
+WAYS = (("Find", "f", "directory"), ("Join", "j", "node --join INVITE"), ("Host", "h", "coordinator"))
+"""What can be done with a swarm, its key and its verb."""
+SEEN = "The invite is one line of text. What others see of you: a random node id, the name you chose, the model's name."
+ALONE, WAITING = "This node trains alone (silo).", "Waiting for the first exchange with the coordinator."
+FIRST = "It comes with the first round; until then the node works alone."
 AHA = "Aha trail "
 LOW = 8
 """Rows of the exchange panel up to which there is no panel of the trails beside it: then a line there tells of one."""
@@ -57,7 +50,7 @@ class SwarmScreen(SwarmControls):
 
     def body(self) -> Iterable[Widget]:
         """Overview, peers, where it is tall the Aha trail, exchange."""
-        yield Panel(overview, self.glyphs, "Swarm", id="overview")
+        yield Panel(partial(overview, keys=self.actions is not None), self.glyphs, "Swarm", id="overview")
         with VerticalScroll(id="peers", classes="box", can_focus=True):
             yield Static("", id="peer-rows", markup=False)
         yield Panel(table, self.glyphs, "Aha trail", id="trail")
@@ -103,19 +96,11 @@ class SwarmScreen(SwarmControls):
         return Content.styled(f"{who} {'wait' if more else 'waits'} to be let in: a", "bold $warning")
 
 
-def overview(state: DashboardState, now: float, width: int, height: int, glyphs: Glyphs) -> Content:
-    """Connection, my share and uptake; alone, how to join."""
+def overview(state: DashboardState, now: float, width: int, height: int, glyphs: Glyphs, keys: bool = True) -> Content:
+    """Connection, my share and uptake; alone, how to join. keys: there are some for it."""
     swarm = state.swarm
     if swarm is None:
-        text = (
-            SILO
-            if state.silo
-            else (
-                ("Waiting for the first exchange with the coordinator.", "bold"),
-                ("It comes with the first round; until then the node works alone.", "$muted"),
-            )
-        )
-        return Content("\n\n").join(Content.styled(line, style) for line, style in text)
+        return _without(state, keys)
     style = "bold $success" if swarm.connected and not state.absent else "bold $warning"
     said = wrap(as_it_was(state, now) + plain(swarm.sentence, 400), width)[: max(height - 2, 1)]
     where = f"  {plain(swarm.coordinator, 100)}" if swarm.connected and len(said) == 1 else ""
@@ -133,6 +118,17 @@ def overview(state: DashboardState, now: float, width: int, height: int, glyphs:
     if height > len(rows) + len(said) - 1:
         rows.append(Content.styled(shorten(" · ".join(MEANINGS.values()), width), "$muted"))
     return Content("\n").join(rows)
+
+
+def _without(state: DashboardState, keys: bool) -> Content:
+    """There is nothing of a swarm to show: why, and how that changes."""
+    if state.absent or state.run is None:
+        return Content.styled(NOT_WORKING if state.absent else NO_MODEL, "bold")
+    if not state.silo:
+        return Content("\n\n").join([Content.styled(WAITING, "bold"), Content.styled(FIRST, "$muted")])
+    ways = [f"{do} one:   {f'{key}, or ' * keys}in a terminal: sapo-desktop {verb}" for do, key, verb in WAYS]
+    rows = [(ALONE, "bold"), (SWARMS, ""), *((way, "$accent") for way in ways), (SEEN, "$muted")]
+    return Content("\n\n").join(Content.styled(line, style) for line, style in rows)
 
 
 def _row(*pairs: tuple[str, str]) -> Content:
