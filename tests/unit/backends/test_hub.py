@@ -184,6 +184,22 @@ def test_a_repository_of_pickles_is_refused_before_a_byte(hub: Hub) -> None:
         locate.resolve(ID)
 
 
+def test_a_repository_without_tokenizer_json_is_refused_before_its_weights(hub: Hub) -> None:
+    """Some hold only the file of the slow tokenizer, which is not read."""
+    hub.files[ID]["tokenizer.model"] = hub.files[ID].pop("tokenizer.json")
+    with pytest.raises(ModelNotFound, match=r"owner/tiny has no tokenizer\.json"):
+        locate.resolve(ID)
+    assert not any("/resolve/" in path for path, _, _ in hub.requests)
+
+
+def test_a_snapshot_without_tokenizer_json_is_fetched_on(hub: Hub) -> None:
+    """As another program leaves it that needed the model alone; its weights stay."""
+    (locate.resolve(ID) / "tokenizer.json").unlink()
+    assert cache.snapshot(ID) is None
+    assert (locate.resolve(ID) / "tokenizer.json").is_file()
+    assert len(hub.starts("model.safetensors")) == 2  # the first download, and its redirect
+
+
 def test_what_is_here_is_used_without_asking_the_network(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     locate.resolve(ID)
     before = len(hub.requests)

@@ -102,6 +102,10 @@ def parsed(repository: str, content: bytes) -> Repository:
         pickled = any(one.rfilename.endswith((".bin", ".pt")) for one in answer.siblings)
         reason = " Its pickled weights are not read, because they can run code." if pickled else ""
         raise ModelNotFound(f"{repository} holds no language model as config.json and *.safetensors.{reason}")
+    if not any(file.name == "tokenizer.json" for file in files):
+        raise ModelNotFound(
+            f"{repository} has no tokenizer.json. Choose a repository of the model with a fast tokenizer."
+        )
     if not _DIGEST.fullmatch(answer.sha):
         raise DownloadFailed(f"{endpoint()} names no commit of {repository}.")
     named = (tag.partition(":")[2] for tag in answer.tags if tag.startswith("license:"))
