@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from sapo_backends.base import BackendError, BackendUnavailable, ModelNotFound, TokenIds
-from sapo_backends.checkpoints.spec import usual_widths
 from sapo_backends.common.update import Pair, plan_micro_batches
+from sapo_backends.common.widths import usual_widths
 from sapo_backends.packages import install
 from sapo_backends.torch_backend.fallback.caches import may_share_prompts, only_keys_and_values
 from sapo_backends.torch_backend.fallback.unembedding import UnembeddingTap
