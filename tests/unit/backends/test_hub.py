@@ -126,6 +126,22 @@ def test_a_server_without_ranges_begins_anew_and_the_bytes_are_right(hub: Hub) -
     assert (locate.resolve(ID) / "model.safetensors").read_bytes() == WEIGHTS
 
 
+def test_a_part_near_its_end_is_fetched_anew_from_a_server_without_range(hub: Hub) -> None:
+    cancelled_at(hub, len(WEIGHTS) - 1000)
+    hub.ranges = False
+    assert (locate.resolve(ID) / "model.safetensors").read_bytes() == WEIGHTS
+
+
+def test_a_part_that_is_too_long_is_fetched_anew(hub: Hub) -> None:
+    cancelled_at(hub, 1000)
+    found = part()
+    assert found is not None
+    found.write_bytes(WEIGHTS + b"x")
+    told: list[str] = []
+    assert (locate.resolve(ID, lambda _, phrase: told.append(phrase)) / "model.safetensors").read_bytes() == WEIGHTS
+    assert told[-1] == "downloading owner/tiny: 0.3 MB of 0.3 MB, 100 %"
+
+
 def test_other_bytes_than_published_are_deleted_and_named(hub: Hub) -> None:
     hub.lie = True
     with pytest.raises(DownloadFailed, match=r"model\.safetensors.*hash differs, so it was deleted"):
