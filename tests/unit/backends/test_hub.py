@@ -246,12 +246,20 @@ def test_a_sharded_model_is_complete_with_every_shard(hub: Hub) -> None:
     names = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
     index = json.dumps({"weight_map": {"a": names[0], "b": names[1]}}).encode()
     hub.files[ID] |= {names[0]: b"one", names[1]: b"two", "model.safetensors.index.json": index}
+    del hub.files[ID]["model.safetensors"]
     folder = locate.resolve(ID)
-    assert not (folder / "model.safetensors").exists()
     (folder / names[1]).unlink()
     assert cache.snapshot(ID) is None
     locate.resolve(ID)
     assert cache.snapshot(ID) == folder
+
+
+def test_of_the_same_weights_under_two_names_one_set_is_fetched(hub: Hub) -> None:
+    """That which transformers reads."""
+    hub.files[ID] |= {"model-00001-of-00001.safetensors": WEIGHTS, "model.safetensors.index.json": b"{}"}
+    locate.resolve(ID)
+    assert hub.starts("model.safetensors")
+    assert not hub.starts("model-00001-of-00001.safetensors")
 
 
 @pytest.mark.parametrize("answer", [b"[", b"{}", b'{"sha": "x", "siblings": []}', b"[" * 5000, b"\xff"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import struct
 import subprocess
 import sys
@@ -156,6 +157,16 @@ def test_a_shard_that_is_not_there_is_counted_by_the_names_of_the_others(tmp_pat
     (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"a": "m-00001-of-00001.safetensors"}}')
     assert missing(tmp_path, ["model.safetensors"]) == []
     assert missing(tmp_path, ["other.safetensors"]) == ["m-00001-of-00001.safetensors"]
+
+
+def test_the_same_weights_under_two_names_count_once(tmp_path: Path) -> None:
+    """An index beside whole weights leads to the copy in parts, which nothing reads then."""
+    folder = tmp_path / "twice"
+    shutil.copytree(locate.bundled("starter-1m"), folder)
+    once = elements(folder)
+    shutil.copy(folder / "model.safetensors", folder / "model-00001-of-00001.safetensors")
+    (folder / "model.safetensors.index.json").write_text('{"weight_map": {"a": "model-00001-of-00001.safetensors"}}')
+    assert elements(locate.checked(folder)) == once
 
 
 @pytest.mark.parametrize("length", [4, 12])
