@@ -4,18 +4,22 @@ optimizer, an adapter that stays."""
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from tests.contract.conftest import require_backend
 
 from sapo_backends.base import (
     BackendError,
     Cancelled,
     CancelToken,
+    CheckpointCorrupt,
     Engine,
+    LoadRequest,
     PolicyUpdate,
     RowSeed,
     Sampling,
@@ -76,6 +80,31 @@ def test_weights_without_the_optimizer_restore_with_a_fresh_one(trainer: Engine,
     trainer.restore(folder)
     assert trainer.logprobs(asked) == before
     assert trainer.update(batch, POLICY, 2).steps == 1
+
+
+def test_a_checkpoint_that_was_saved_while_the_base_s_folder_was_away_restores_when_it_is_back(
+    full: Any, model_folder: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """And one that was saved when another model lay there does not restore on that one."""
+    base, saved = tmp_path / "base", tmp_path / "saved"
+    shutil.copytree(model_folder("qwen2"), base)
+    saved.mkdir()
+    builder = require_backend(full)
+    request = LoadRequest(str(base), full.method, "float32", device="cpu", threads=1)
+    engine = builder().load(request)
+    base.rename(tmp_path / "elsewhere")
+    engine.save(saved)
+    shutil.copytree(model_folder("qwen3"), base)
+    engine.restore(saved)
+    other = builder().load(request)
+    with pytest.raises(CheckpointCorrupt, match="another base"):
+        other.restore(saved)
+    shutil.rmtree(base)
+    (tmp_path / "elsewhere").rename(base)
+    back = builder().load(request)
+    back.restore(saved)
+    for one in (engine, other, back):
+        one.close()
 
 
 def test_an_adapter_that_does_not_fit_leaves_the_one_that_is_there(lora: Any, load: Callable[..., Engine]) -> None:

@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from sapo_backends import registry
-from sapo_backends.base import BackendError, Engine, LoadRequest, TokenSequence
+from sapo_backends.base import BackendError, Engine, LoadRequest, ModelNotFound, TokenSequence
 
 torch = pytest.importorskip("torch", reason="the torch engine is not installed")
 transformers = pytest.importorskip("transformers")
@@ -106,6 +107,24 @@ def test_weights_of_few_bits_are_refused_by_name(kind: Any, tmp_path: Path, monk
     """What transformers keeps so on some GPUs is wrong without its scales; on others it dies at the first call."""
     module = torch.nn.Linear(4, 4)
     module.weight = torch.nn.Parameter(torch.zeros(4, 4).to(kind), requires_grad=False)
-    monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", lambda *_, **__: module)
+    monkeypatch.setattr(
+        transformers.AutoModelForCausalLM, "from_pretrained", lambda *_, **__: (module, {"missing_keys": set()})
+    )
     with pytest.raises(BackendError, match="quantised weights"):
         read_module(tmp_path, torch.float32)
+
+
+def test_a_folder_that_lacks_a_tensor_of_a_transformers_architecture_is_refused_by_its_name(
+    model_folder: Folder, tmp_path: Path
+) -> None:
+    """transformers would give it random values; a tensor of another shape is one sentence, too."""
+    folder = tmp_path / "damaged"
+    shutil.copytree(model_folder("gpt2"), folder)
+    file, name = folder / "model.safetensors", "transformer.h.1.mlp.c_fc.weight"
+    whole = load_file(file)
+    save_file({key: tensor for key, tensor in whole.items() if key != name}, file, {"format": "pt"})
+    with pytest.raises(ModelNotFound, match=f"lacks 1 tensors, for one {name}"):
+        opened("torch", folder)
+    save_file({**whole, name: whole[name][:, :-1].copy()}, file, {"format": "pt"})
+    with pytest.raises(ModelNotFound, match="transformers cannot load"):
+        opened("torch", folder)

@@ -127,7 +127,7 @@ class ChatTemplate:
         given = {"tools": [dict(tool) for tool in tools]} if tools else {}
         try:
             return self._template.render(messages=[dict(m) for m in messages], **self._variables, **given)
-        except (jinja2.TemplateError, TypeError, ValueError, KeyError, OverflowError, RecursionError) as error:
+        except (jinja2.TemplateError, TypeError, ValueError, LookupError, ArithmeticError, RecursionError) as error:
             raise TemplateRefused(f"The model's chat template failed: {error}") from error
 
     def _accepted(self, messages: Messages, tools: Tools) -> tuple[Messages, str]:

@@ -14,8 +14,10 @@ end. Reading all of a 3 GB file would take longer than loading it."""
 
 def content_id(folder: Path) -> str:
     """Equal for copies of one model; another after training, or for another model of the same shape. Raises OSError."""
-    digest = hashlib.sha256()
-    for file in weight_files(folder):
+    files, digest = weight_files(folder), hashlib.sha256()
+    if not files:
+        raise FileNotFoundError(f"{folder} has no weights")
+    for file in files:
         size = file.stat().st_size
         digest.update(b"%d\0" % size)
         with file.open("rb") as stream:

@@ -143,6 +143,5 @@ def require_tokenizer(folder: Path) -> None:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a model folder, without adapters, and without the copy that some vendors put beside them."""
-    found = [f for f in sorted(folder.glob("*.safetensors")) if not f.name.startswith("adapter_")]
-    return [f for f in found if not f.name.startswith("consolidated")] or found
+    """The safetensors files of a model folder that hold its weights, each tensor once."""
+    return [folder / name for name in sorted(shards.one_set({file.name for file in folder.glob("*.safetensors")}))]

@@ -84,7 +84,8 @@ def raw_pieces(file: Path) -> Iterator[tuple[str, str, tuple[int, ...], int, byt
 
 
 def _header(file: Path) -> tuple[dict[str, Any], int]:
-    """What the file says of each tensor, and where their bytes begin. Raises ValueError also where it is shorter than it says."""
+    """What the file says of each tensor, and where their bytes begin. Raises ValueError also where the file, or a tensor that is
+    read, has other bytes than it says."""
     size = file.stat().st_size
     with file.open("rb") as stream:
         length = int.from_bytes(stream.read(8), "little")
@@ -99,6 +100,11 @@ def _header(file: Path) -> tuple[dict[str, Any], int]:
     if not isinstance(header, dict):
         raise ValueError("its header is no object")
     header.pop("__metadata__", None)
+    for name, entry in header.items():
+        begin, end = entry["data_offsets"]
+        kind = _TYPES.get(entry["dtype"])
+        if kind and end - begin != prod(entry["shape"]) * np.dtype(kind).itemsize:
+            raise ValueError(f"{name} has {end - begin:,} bytes, which is not what its shape says")
     end = 8 + length + max((end for _, end in (entry["data_offsets"] for entry in header.values())), default=0)
     if size < end:
         raise ValueError(f"it ends after {size:,} of {end:,} bytes")

@@ -1,4 +1,4 @@
-"""Weights in several files: which ones a folder should hold."""
+"""Weights in one file or several: which ones a folder should hold, and which of them are one set."""
 
 from __future__ import annotations
 
@@ -8,6 +8,15 @@ from collections.abc import Collection
 from pathlib import Path
 
 _SHARD = re.compile(r"(.*-)(\d{1,6})-of-(0*[1-9]\d{0,3})(\.safetensors)")
+
+
+def one_set(names: Collection[str]) -> set[str]:
+    """Of the files of a model those with its weights, once: of two sets the one that transformers reads, and no adapter. The
+    copy that some vendors put beside them only where there is no other."""
+    if "model.safetensors" in names:
+        return {"model.safetensors"}
+    found = {name for name in names if name.endswith(".safetensors") and not name.startswith("adapter_")}
+    return {name for name in found if not name.startswith("consolidated")} or found
 
 
 def missing(folder: Path, here: Collection[str]) -> list[str]:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from sapo_backends.base import ModelNotFound
 from sapo_backends.checkpoints.families import ACTIVATIONS, ALL_LAYERS, FAMILIES, NORMS, Family, Norms
 
 Json = Mapping[str, Any]
@@ -195,8 +197,21 @@ def _activation(config: Json) -> str:
     return str(config.get("hidden_activation") or config.get("hidden_act") or usual)
 
 
+@contextmanager
+def _damage_in_words() -> Iterator[None]:
+    try:
+        yield
+    except KeyError as error:
+        raise ModelNotFound(f"The model's config.json lacks {error}. Copy or download the model again.") from error
+    except (TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        raise ModelNotFound(
+            f"The model's config.json is damaged: {error}. Copy or download the model again."
+        ) from error
+
+
+@_damage_in_words()
 def why_not(config: Json) -> str:
-    """Why this engine's own decoder cannot compute the model; empty when it can."""
+    """Why this engine's own decoder cannot compute the model; empty when it can. Raises ModelNotFound as decoder_spec does."""
     return next(_reasons(config), "")
 
 
@@ -230,8 +245,9 @@ def _embed_scale(config: Json, family: Family) -> float:
     return float(config.get("embedding_multiplier") or 1.0) if granite else 1.0
 
 
+@_damage_in_words()
 def decoder_spec(config: Json) -> DecoderSpec:
-    """Read a config for which why_not() is empty. Raises KeyError when a width is missing."""
+    """Read a config for which why_not() is empty. Raises ModelNotFound when a width is missing, or is none."""
     name = config["architectures"][0]
     family = FAMILIES[name]
     heads, hidden = int(config["num_attention_heads"]), int(config["hidden_size"])
@@ -277,18 +293,3 @@ def decoder_spec(config: Json) -> DecoderSpec:
         residual_scale=float(config.get("residual_multiplier") or 1.0) if granite else 1.0,
         logit_scale=1.0 / float(config.get("logits_scaling") or 1.0) if granite else 1.0,
     )
-
-
-def usual_widths(config: Json) -> dict[str, int]:
-    """Layers, hidden, intermediate, key_value, vocabulary and heads by the usual names in the config of any architecture."""
-    hidden = int(config.get("hidden_size") or config.get("n_embd") or 1024)
-    heads = int(config.get("num_attention_heads") or config.get("n_head") or 1)
-    kv_heads = int(config.get("num_key_value_heads") or heads)
-    return {
-        "layers": int(config.get("num_hidden_layers") or config.get("n_layer") or 24),
-        "hidden": hidden,
-        "intermediate": int(config.get("intermediate_size") or config.get("n_inner") or 4 * hidden),
-        "key_value": int(config.get("head_dim") or hidden // heads) * kv_heads,
-        "vocabulary": int(config.get("vocab_size") or 50_000),
-        "heads": heads,
-    }

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -48,6 +48,12 @@ def _text(token: object) -> str | None:
 
 def _ids(value: object) -> list[int]:
     return [v for v in (value if isinstance(value, list) else [value]) if isinstance(v, int)]
+
+
+def _any_of(texts: Iterable[str]) -> re.Pattern[str] | None:
+    """What finds any of the texts, the longest first; None without any."""
+    ordered = sorted(filter(None, texts), key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, ordered))) if ordered else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +109,10 @@ class HfTokenizer:
         self._plain.encode_special_tokens = True
         self._template = ChatTemplate.read(folder, settings, bos=special.bos, eos=special.eos, thinking=thinking)
         self._opening = self._beginning(ids.get(special.bos), settings) if self._template.is_plain else []
-        texts = sorted(self._control.values(), key=len, reverse=True)
-        self._split = re.compile("|".join(map(re.escape, texts))) if texts else None
+        self._split = _any_of(self._control.values())
+        normaliser = self._plain.normalizer
+        self._normalised = normaliser.normalize_str if normaliser else str
+        self._split_normalised = _any_of(map(self._normalised, self._control.values()))
 
     def _beginning(self, bos: int | None, settings: Json) -> list[int]:
         """What stands before every text of a base model: what its tokenizer itself puts there, else the token that is named
@@ -160,7 +168,8 @@ class HfTokenizer:
 
     def spells_control(self, text: str) -> bool:
         """See Tokenizer.spells_control."""
-        return self._split is not None and self._split.search(text) is not None
+        patterns = ((self._split, text), (self._split_normalised, self._normalised(text)))
+        return any(pattern is not None and pattern.search(spelled) for pattern, spelled in patterns)
 
     def encode_chat(
         self, messages: Sequence[Mapping[str, str]], tools: Sequence[Mapping[str, object]] = ()

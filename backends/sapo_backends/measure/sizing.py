@@ -8,10 +8,11 @@ from typing import Any, Literal
 
 from sapo_backends.base import LoadRequest
 from sapo_backends.checkpoints.safetensors_numpy import elements
-from sapo_backends.checkpoints.spec import DecoderSpec, decoder_spec, usual_widths, why_not
+from sapo_backends.checkpoints.spec import DecoderSpec, decoder_spec, why_not
 from sapo_backends.checkpoints.tokenizer import read_json
 from sapo_backends.common.round_memory import ModelSize
 from sapo_backends.common.train_method import pick_method
+from sapo_backends.common.widths import language_part, usual_widths
 
 Method = Literal["full", "lora", "none"]
 
@@ -47,7 +48,7 @@ def _packed(config: Mapping[str, Any]) -> int:
 def _widths(config: Mapping[str, Any]) -> dict[str, int]:
     if not why_not(config):
         return _of_decoder(decoder_spec(config))
-    return usual_widths(config.get("text_config") or config)  # a model that also sees keeps its language part there
+    return usual_widths(language_part(config))
 
 
 def _of_decoder(spec: DecoderSpec) -> dict[str, int]:

@@ -48,6 +48,7 @@ class MlxEngine(Engine):
     def __init__(self, model: MlxModel, tokenizer: HfTokenizer, info: EngineInfo, folder: Path, device: Any) -> None:
         self.info, self.tokenizer = info, tokenizer
         self._model, self._folder, self._device = model, folder, device
+        self._base = content_id(folder)  # now: the folder may move, or hold another model by the next checkpoint
         self.optimizer_files = OPTIMIZER_FILES
         with computing(device, LESS):
             self._optimizer = AdamW(model.trained) if model.trained else None
@@ -128,8 +129,7 @@ class MlxEngine(Engine):
 
     def _identity(self) -> dict[str, object]:
         rank = self._rank if self.info.method == "lora" else 0
-        base = content_id(self._folder)
-        return {"model": self.info.model, "base": base, "method": self.info.method, "rank": rank}
+        return {"model": self.info.model, "base": self._base, "method": self.info.method, "rank": rank}
 
     def save(self, folder: Path, optimizer: bool = True) -> None:
         """See Engine.save."""

@@ -67,6 +67,7 @@ class TorchEngine(Engine):
         self.info = info
         self.tokenizer = tokenizer
         self._model, self._folder, self._workers = model, folder, workers
+        self._base = content_id(folder)  # now: the folder may move, or hold another model by the next checkpoint
         self._trainer: Trainer | None = None
         self._returned = time.monotonic()
         self.optimizer_files = OPTIMIZER_FILES
@@ -172,8 +173,7 @@ class TorchEngine(Engine):
         self._model.alpha = alpha
 
     def _identity(self) -> dict[str, object]:
-        base = content_id(self._folder)
-        return {"model": self.info.model, "base": base, "method": self.info.method, "rank": self._model.rank}
+        return {"model": self.info.model, "base": self._base, "method": self.info.method, "rank": self._model.rank}
 
     def save(self, folder: Path, optimizer: bool = True) -> None:
         """See Engine.save."""

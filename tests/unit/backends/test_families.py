@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 from tests.support import families
 
+from sapo_backends.base import ModelNotFound
 from sapo_backends.checkpoints.families import FAMILIES
 from sapo_backends.checkpoints.gguf.forms import FORMS, context_length, why_not_gguf
 from sapo_backends.checkpoints.spec import decoder_spec, why_not
+from sapo_backends.common.widths import language_part, usual_widths
 
 PAGE = Path(__file__).parents[3] / "docs" / "models.md"
 
@@ -103,3 +105,23 @@ def test_a_model_of_another_form_than_llama_cpp_s_is_refused_in_words() -> None:
         config("Olmo2ForCausalLM", tie_word_embeddings=True),
     ]
     assert all("llama.cpp" in why_not_gguf(decoder_spec(one)) for one in odd)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"hidden_size": None}, {"num_attention_heads": 0}, {"vocab_size": "many"}, {"rope_scaling": "none"}]
+)
+def test_a_config_without_a_width_is_refused_in_a_sentence(changes: dict[str, Any]) -> None:
+    """Or with something else in its place."""
+    odd = {**config("Qwen2ForCausalLM"), "head_dim": None, **changes}
+    for damaged in (odd, {key: value for key, value in odd.items() if value is not None}):
+        with pytest.raises(ModelNotFound, match=r"config\.json (lacks 'hidden_size'|is damaged)"):
+            why_not(damaged)
+        with pytest.raises(ModelNotFound, match=r"config\.json (lacks 'hidden_size'|is damaged)"):
+            decoder_spec(damaged)
+
+
+def test_gemma_3n_s_widths_are_read() -> None:
+    """It gives each layer a width of its own, in the part of its config that is about language."""
+    text = {"hidden_size": 2048, "intermediate_size": [8192, 16384], "num_hidden_layers": 2, "num_attention_heads": 8}
+    found = usual_widths(language_part({"architectures": ["Gemma3nForConditionalGeneration"], "text_config": text}))
+    assert (found["layers"], found["hidden"], found["intermediate"], found["key_value"]) == (2, 2048, 16384, 2048)

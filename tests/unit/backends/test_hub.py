@@ -126,6 +126,22 @@ def test_a_server_without_ranges_begins_anew_and_the_bytes_are_right(hub: Hub) -
     assert (locate.resolve(ID) / "model.safetensors").read_bytes() == WEIGHTS
 
 
+def test_a_part_near_its_end_is_fetched_anew_from_a_server_without_range(hub: Hub) -> None:
+    cancelled_at(hub, len(WEIGHTS) - 1000)
+    hub.ranges = False
+    assert (locate.resolve(ID) / "model.safetensors").read_bytes() == WEIGHTS
+
+
+def test_a_part_that_is_too_long_is_fetched_anew(hub: Hub) -> None:
+    cancelled_at(hub, 1000)
+    found = part()
+    assert found is not None
+    found.write_bytes(WEIGHTS + b"x")
+    told: list[str] = []
+    assert (locate.resolve(ID, lambda _, phrase: told.append(phrase)) / "model.safetensors").read_bytes() == WEIGHTS
+    assert told[-1] == "downloading owner/tiny: 0.3 MB of 0.3 MB, 100 %"
+
+
 def test_other_bytes_than_published_are_deleted_and_named(hub: Hub) -> None:
     hub.lie = True
     with pytest.raises(DownloadFailed, match=r"model\.safetensors.*hash differs, so it was deleted"):
@@ -184,6 +200,22 @@ def test_a_repository_of_pickles_is_refused_before_a_byte(hub: Hub) -> None:
         locate.resolve(ID)
 
 
+def test_a_repository_without_tokenizer_json_is_refused_before_its_weights(hub: Hub) -> None:
+    """Some hold only the file of the slow tokenizer, which is not read."""
+    hub.files[ID]["tokenizer.model"] = hub.files[ID].pop("tokenizer.json")
+    with pytest.raises(ModelNotFound, match=r"owner/tiny has no tokenizer\.json"):
+        locate.resolve(ID)
+    assert not any("/resolve/" in path for path, _, _ in hub.requests)
+
+
+def test_a_snapshot_without_tokenizer_json_is_fetched_on(hub: Hub) -> None:
+    """As another program leaves it that needed the model alone; its weights stay."""
+    (locate.resolve(ID) / "tokenizer.json").unlink()
+    assert cache.snapshot(ID) is None
+    assert (locate.resolve(ID) / "tokenizer.json").is_file()
+    assert len(hub.starts("model.safetensors")) == 2  # the first download, and its redirect
+
+
 def test_what_is_here_is_used_without_asking_the_network(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     locate.resolve(ID)
     before = len(hub.requests)
@@ -214,12 +246,20 @@ def test_a_sharded_model_is_complete_with_every_shard(hub: Hub) -> None:
     names = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
     index = json.dumps({"weight_map": {"a": names[0], "b": names[1]}}).encode()
     hub.files[ID] |= {names[0]: b"one", names[1]: b"two", "model.safetensors.index.json": index}
+    del hub.files[ID]["model.safetensors"]
     folder = locate.resolve(ID)
-    assert not (folder / "model.safetensors").exists()
     (folder / names[1]).unlink()
     assert cache.snapshot(ID) is None
     locate.resolve(ID)
     assert cache.snapshot(ID) == folder
+
+
+def test_of_the_same_weights_under_two_names_one_set_is_fetched(hub: Hub) -> None:
+    """That which transformers reads."""
+    hub.files[ID] |= {"model-00001-of-00001.safetensors": WEIGHTS, "model.safetensors.index.json": b"{}"}
+    locate.resolve(ID)
+    assert hub.starts("model.safetensors")
+    assert not hub.starts("model-00001-of-00001.safetensors")
 
 
 @pytest.mark.parametrize("answer", [b"[", b"{}", b'{"sha": "x", "siblings": []}', b"[" * 5000, b"\xff"])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +14,7 @@ import pytest
 from sapo_backends import registry
 from sapo_backends.base import BackendError, BackendUnavailable, LoadRequest, ModelNotFound, OutOfMemory
 from sapo_backends.checkpoints import locate
+from sapo_backends.checkpoints.safetensors_numpy import elements, raw_pieces
 from sapo_backends.checkpoints.shards import missing
 from sapo_backends.common import hardware, round_memory
 from sapo_backends.fake import FakeBackend
@@ -154,3 +157,25 @@ def test_a_shard_that_is_not_there_is_counted_by_the_names_of_the_others(tmp_pat
     (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"a": "m-00001-of-00001.safetensors"}}')
     assert missing(tmp_path, ["model.safetensors"]) == []
     assert missing(tmp_path, ["other.safetensors"]) == ["m-00001-of-00001.safetensors"]
+
+
+def test_the_same_weights_under_two_names_count_once(tmp_path: Path) -> None:
+    """An index beside whole weights leads to the copy in parts, which nothing reads then."""
+    folder = tmp_path / "twice"
+    shutil.copytree(locate.bundled("starter-1m"), folder)
+    once = elements(folder)
+    shutil.copy(folder / "model.safetensors", folder / "model-00001-of-00001.safetensors")
+    (folder / "model.safetensors.index.json").write_text('{"weight_map": {"a": "model-00001-of-00001.safetensors"}}')
+    assert elements(locate.checked(folder)) == once
+
+
+@pytest.mark.parametrize("length", [4, 12])
+def test_a_tensor_with_other_bytes_than_its_shape_says_is_damage(length: int, tmp_path: Path) -> None:
+    """Of fewer, the rest would be what lay in memory before."""
+    header = json.dumps({"a.weight": {"dtype": "F32", "shape": [2], "data_offsets": [0, length]}}).encode()
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(struct.pack("<Q", len(header)) + header + bytes(length))
+    with pytest.raises(ValueError, match=r"a\.weight has \d+ bytes"):
+        list(raw_pieces(file))
+    with pytest.raises(ModelNotFound, match="is damaged"):
+        elements(tmp_path)

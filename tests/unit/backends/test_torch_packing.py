@@ -25,7 +25,8 @@ from sapo_backends.common.round_memory import (  # noqa: E402
 )
 from sapo_backends.common.update import flat_tokens, padded_tokens, plan_micro_batches  # noqa: E402
 from sapo_backends.torch_backend.causal_lm import DecoderModel  # noqa: E402
-from sapo_backends.torch_backend.fallback.transformers_lm import TransformersModel, may_share_prompts  # noqa: E402
+from sapo_backends.torch_backend.fallback.caches import may_share_prompts  # noqa: E402
+from sapo_backends.torch_backend.fallback.transformers_lm import TransformersModel  # noqa: E402
 from sapo_backends.torch_backend.model.flat_parameters import decoder_layout  # noqa: E402
 from sapo_backends.torch_backend.ops import packing  # noqa: E402
 from sapo_backends.torch_backend.ops.packing import Slab, pack  # noqa: E402

@@ -55,11 +55,12 @@ def looked_at(repository: str) -> Path | None:
 
 
 def complete(found: Path) -> bool:
-    """Whether a folder has its config and every file of weights."""
+    """Whether a folder has its config, its tokenizer and every file of weights."""
     weights = {
         file.name for file in found.glob("*.safetensors") if file.is_file() and not file.name.startswith("adapter_")
     }
-    return (found / "config.json").is_file() and bool(weights) and not missing(found, weights)
+    settings = all((found / name).is_file() for name in ("config.json", "tokenizer.json"))
+    return settings and bool(weights) and not missing(found, weights)
 
 
 def publish(repository: str, commit: str, name: str, digest: str) -> Path:

@@ -119,6 +119,12 @@ def _count(state: Progressed | None, bytes_: int) -> None:
         state.done += bytes_
 
 
+def _emptied(out: Any) -> None:
+    """truncate() alone leaves the position, by which it is told how much is there."""
+    out.seek(0)
+    out.truncate()
+
+
 class _Hub:
     """One hub, asked without a name first and with the person's token once it refused."""
 
@@ -207,7 +213,8 @@ class _Hub:
         fruitless = 0
         with part.open("ab") as out:
             if out.tell() > file.size:
-                out.truncate(0)
+                _emptied(out)
+                _count(state, -file.size)
             while out.tell() < file.size:
                 before = out.tell()
                 try:
@@ -239,13 +246,13 @@ class _Hub:
         async with self._get(found.id, file_address(found, file.name), start) as reply:
             if start and reply.status != 206:  # a server that does not go on from a byte
                 _count(state, -start)
-                out.truncate(0)
+                _emptied(out)
                 if reply.status == 416:
                     return
             try:
                 async for chunk in reply.content.iter_chunked(CHUNK):
                     if out.tell() + len(chunk) > file.size:
-                        out.truncate(0)
+                        _emptied(out)
                         raise DownloadFailed(f"{file.name} of {found.id} is longer than {access.endpoint()} publishes.")
                     out.write(chunk)
                     out.flush()  # a kill loses nothing that is counted

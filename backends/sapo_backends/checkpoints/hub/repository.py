@@ -10,6 +10,7 @@ from fnmatch import fnmatch
 import msgspec
 
 from sapo_backends.checkpoints.hub.access import endpoint
+from sapo_backends.checkpoints.shards import one_set
 from sapo_backends.errors import DownloadFailed, ModelNotFound
 
 ANSWER_LIMIT = 8 << 20
@@ -22,7 +23,6 @@ CARD, LICENCES = "README.md", ("LICENSE*", "LICENCE*", "NOTICE*")
 """What a model says of itself and of what may be done with it, in upper case."""
 CARD_LIMIT, LICENCES_LIMIT = 256 << 10, 8
 """Bytes of such a file, and licence files, at most: others are not fetched."""
-_SHARD = re.compile(r"model-\d+-of-\d+\.safetensors")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,150}")
 _WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,60}")
 _DIGEST = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
@@ -102,6 +102,10 @@ def parsed(repository: str, content: bytes) -> Repository:
         pickled = any(one.rfilename.endswith((".bin", ".pt")) for one in answer.siblings)
         reason = " Its pickled weights are not read, because they can run code." if pickled else ""
         raise ModelNotFound(f"{repository} holds no language model as config.json and *.safetensors.{reason}")
+    if not any(file.name == "tokenizer.json" for file in files):
+        raise ModelNotFound(
+            f"{repository} has no tokenizer.json. Choose a repository of the model with a fast tokenizer."
+        )
     if not _DIGEST.fullmatch(answer.sha):
         raise DownloadFailed(f"{endpoint()} names no commit of {repository}.")
     named = (tag.partition(":")[2] for tag in answer.tags if tag.startswith("license:"))
@@ -118,15 +122,7 @@ def _remote(one: _Sibling) -> RemoteFile | None:
 def needed(files: Sequence[RemoteFile]) -> list[RemoteFile]:
     """The settings, the tokenizer, the card with the licence, and one set of weights, smallest first: not the same weights once
     more under another name."""
-    names = {file.name for file in files}
-    shards = {name for name in names if _SHARD.fullmatch(name)}
-    if "model.safetensors.index.json" in names and shards:
-        weights = shards
-    elif "model.safetensors" in names:
-        weights = {"model.safetensors"}
-    else:
-        others = ("adapter_*", "consolidated*")
-        weights = {n for n in names if n.endswith(".safetensors") and not any(fnmatch(n, o) for o in others)}
+    weights = {name for name in one_set({file.name for file in files}) if not name.startswith("consolidated")}
     wanted = [f for f in files if f.name in weights or any(fnmatch(f.name, pattern) for pattern in SETTINGS)]
     small = [f for f in files if f.size <= CARD_LIMIT]
     wanted += [f for f in small if f.name == CARD] + [f for f in small if is_licence(f.name)][:LICENCES_LIMIT]

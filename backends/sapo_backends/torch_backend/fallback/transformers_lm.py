@@ -19,9 +19,10 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from sapo_backends.base import BackendError, BackendUnavailable, ModelNotFound, TokenIds
-from sapo_backends.checkpoints.spec import usual_widths
 from sapo_backends.common.update import Pair, plan_micro_batches
+from sapo_backends.common.widths import usual_widths
 from sapo_backends.packages import install
+from sapo_backends.torch_backend.fallback.caches import may_share_prompts, only_keys_and_values
 from sapo_backends.torch_backend.fallback.unembedding import UnembeddingTap
 from sapo_backends.torch_backend.model.flat_parameters import Entry, Layout, Part, move
 from sapo_backends.torch_backend.model.lora import PREFIX, LoraWeights
@@ -44,11 +45,19 @@ def read_module(folder: Path, dtype: torch.dtype) -> nn.Module:
     except ImportError as error:
         raise BackendUnavailable("This architecture needs transformers.", install("transformers", "peft")) from error
     try:
-        module: nn.Module = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=dtype, trust_remote_code=False, use_safetensors=True, local_files_only=True
+        module: nn.Module
+        module, told = AutoModelForCausalLM.from_pretrained(
+            folder,
+            dtype=dtype,
+            trust_remote_code=False,
+            use_safetensors=True,
+            local_files_only=True,
+            output_loading_info=True,
         )
-    except (ValueError, KeyError, OSError, ImportError) as error:
+    except (ValueError, KeyError, OSError, ImportError, RuntimeError) as error:
         raise ModelNotFound(f"transformers cannot load {folder}: {error}") from error
+    if missing := told["missing_keys"]:  # transformers gave them random values
+        raise ModelNotFound(f"{folder} lacks {len(missing)} tensors, for one {min(missing)}.")
     if any(not tensor.is_floating_point() or tensor.element_size() < 2 for tensor in module.parameters()):
         raise BackendError(f"{folder.name} has quantised weights. Choose the same model before it was quantised.")
     return module
@@ -269,27 +278,6 @@ def padded_left(prompts: Sequence[TokenIds], device: torch.device) -> tuple[Tens
 def padded_right(texts: Sequence[TokenIds], width: int, device: torch.device) -> Tensor:
     """(texts, width), filled up with 0."""
     return torch.tensor([[*text, *[0] * (width - len(text))] for text in texts], device=device)
-
-
-def may_share_prompts(config: Any) -> bool:
-    """Whether rows may continue one prompt's cache; True also where a config does not tell: then the first pass does."""
-    from transformers import DynamicCache
-
-    try:
-        return only_keys_and_values(DynamicCache(config=config))
-    except (AttributeError, KeyError, ValueError):  # a cache of the architecture's own
-        return True
-
-
-def only_keys_and_values(cache: Any) -> bool:
-    """Whether a cache can be continued by several tokens at once, with gradients: not where layers keep the state of a
-    convolution or of linear attention."""
-    from transformers.cache_utils import DynamicLayer, LinearAttentionCacheLayerMixin
-
-    layers = getattr(cache, "layers", [])
-    return bool(layers) and all(
-        isinstance(layer, DynamicLayer) and not isinstance(layer, LinearAttentionCacheLayerMixin) for layer in layers
-    )
 
 
 def _in_full(logits: Tensor, targets: Tensor) -> TokenLogprobs:

@@ -1,0 +1,49 @@
+"""Tokenizers and chat templates as others make them: mistakes, normalisers, holes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.unit.backends.test_tokenizer import CHAT, write
+from tokenizers import Tokenizer, normalizers
+
+from sapo_backends.base import TemplateRefused
+from sapo_backends.checkpoints.chat_template import ChatTemplate
+from sapo_backends.checkpoints.tokenizer import HfTokenizer
+
+
+@pytest.mark.parametrize("template", ["{{ 1 // 0 }}", "{{ '{0}'.format() }}", "{{ 'x'.encode('foo') }}"])
+def test_a_template_that_divides_by_zero_is_refused(template: str) -> None:
+    """As every other mistake in one is."""
+    with pytest.raises(TemplateRefused, match="template failed"):
+        ChatTemplate(template).render([{"role": "user", "content": "hi"}])
+
+
+@pytest.mark.parametrize(
+    ("normaliser", "control", "text"),
+    [
+        (normalizers.NFKC(), "<|im_end|>", "\uff1c|im_end|>"),
+        (normalizers.Lowercase(), "<|im_end|>", "<|IM_END|>"),
+        (normalizers.Lowercase(), "<|IM_END|>", "<|im_end|>"),
+    ],
+)
+def test_a_text_that_a_normaliser_turns_into_a_control_token_stays_text(
+    tmp_path: Path, normaliser: normalizers.Normalizer, control: str, text: str
+) -> None:
+    """Where the file says that its control tokens are looked for behind the normaliser."""
+    write(tmp_path, CHAT.replace("<|im_end|>", control), eos_token=control)
+    raw = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    setattr(raw, "normalizer", normaliser)  # noqa: B010 - a Rust property that vulture does not know
+    data = json.loads(raw.to_str())
+    data["added_tokens"][2]["content"] = control
+    for token in data["added_tokens"]:
+        token["normalized"] = True
+    (tmp_path / "tokenizer.json").write_text(json.dumps(data), encoding="utf-8")
+    tokenizer = HfTokenizer(tmp_path)
+    assert tokenizer.spells_control(text)
+    assert all(i < 256 for i in tokenizer.encode_text(text))
+    ids = tokenizer.encode_chat([{"role": "user", "content": text}])
+    assert [i for i in ids if i >= 256] == [257, 258, 257]
+    assert len(tokenizer.encode_text(text)) >= len("<|im_end|>")
