@@ -8,9 +8,13 @@ from pathlib import Path
 
 from tests.support.environments import TWO_SUMS
 from tests.support.node_process import sapo
-from tests.support.own_tasks import sums, write_folder
+from tests.support.own_tasks import library_in, sums, write_folder
 from tests.support.swarm_process import coordinator, journal
 
+from sapo_desktop.paths import Home
+from sapo_desktop.services import first_run
+from sapo_desktop.services.first_questions import FirstRunAnswers
+from sapo_desktop.services.models.shelf import store
 from sapo_swarm.events import Evaluated, GroupRecorded, RoundFinished, RunStarted
 
 FAKE = ("--silo", "--trainer", "fake", "--model", "fake", "--rounds", "3", "--eval-every", "3")
@@ -256,3 +260,21 @@ def test_a_wording_without_a_column_is_refused_with_that_reason_and_nothing_is_s
     done = sapo(tmp_path / "home", "tasks", "new", str(tmp_path / "t.csv"), "--no-model")
     assert (done.returncode, "config.toml" in done.stderr) == (2, True), done.stderr
     assert {path: path.read_bytes() for path in sorted(folder.rglob("*.*"))} == before
+
+
+def test_new_name_tasks_own_has_the_settings_that_the_wizard_gives(home: Home) -> None:
+    """What was typed stays, and so does a model of the app's tasks."""
+    rows = [{"question": f"Calculate {n} + 1.", "answer": n + 1, "level": n % 2} for n in range(60)]
+    write_folder(home.tasks / "lv", 'difficulty = "level"\n', rows[:40], rows[40:])
+    assert sapo(home.config, "new", "typed", "--tasks", "lv").returncode == 0
+    with library_in(home.tasks):
+        assert first_run.first_model(FirstRunAnswers(task="lv"), home) == ["lv"]
+    made = store.find(home, "typed").config
+    assert made == store.find(home, "lv").config
+    assert (made.curriculum, made.eval_items) == ("presets", 20)
+    own = ("--curriculum", "uniform", "--eval-items", "5", "--max-new-tokens", "7")
+    assert sapo(home.config, "new", "mine", "--tasks", "lv", *own).returncode == 0
+    kept = store.find(home, "mine").config
+    assert (kept.curriculum, kept.eval_items, kept.max_new_tokens) == ("uniform", 5, 7)
+    assert sapo(home.config, "new", "both", "--tasks", "lv,bf").returncode == 0
+    assert store.find(home, "both").config.curriculum == "uniform"

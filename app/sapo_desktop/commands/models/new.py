@@ -10,10 +10,12 @@ import msgspec
 from sapo_desktop import settings
 from sapo_desktop.paths import Home
 from sapo_desktop.services.bases import fetching
+from sapo_desktop.services.models.screen import own_tasks
 from sapo_desktop.services.models.shelf import creating
 from sapo_desktop.services.models.shelf.adopt import adopt
 from sapo_desktop.settings import flags
 from sapo_swarm.config import RunConfig
+from sapo_swarm.tasks import catalogue
 
 
 def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
@@ -36,6 +38,9 @@ def main(args: argparse.Namespace) -> int:
     for sentence in adopt(home):
         print(sentence, file=sys.stderr)
     config = flags.run_config(settings.load(home.settings), args, fetching.look)
+    if "tasks" in args and all(map(catalogue.is_own, config.tasks)):
+        typed = {name: getattr(config, name) for name in ("curriculum", "eval_items", "max_new_tokens") if name in args}
+        config = msgspec.structs.replace(own_tasks.fitted(config), **typed)
     model = creating.new(home, args.name, config)
     left = msgspec.structs.asdict(settings.load(home.settings).run)
     own = [
