@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from functools import partial
 
 from textual.app import ScreenStackError
 from textual.events import Event
 from textual.theme import ThemeProvider
+from textual.worker import Worker
 
 from sapo_desktop.dashboard.host import DashboardHost
 from sapo_desktop.dashboard.look.show import plain
@@ -42,9 +44,13 @@ class DashboardActions(DashboardHost):
             if self.screen_stack:
                 raise
 
+    def work(self, function: Callable[[], Coroutine[None, None, None]], name: str) -> Worker[None]:
+        """A worker. It makes its coroutine itself: one that a key which leaves keeps from running would be warned of."""
+        return self.run_worker(function, name=name, exit_on_error=True)
+
     def command(self, verb: str, said: str, **body: float) -> None:
         """Tell the node, and say what was told or why it was not taken."""
-        self.run_worker(self._command(verb, said, body), name=f"command-{verb}", exit_on_error=True)
+        self.work(partial(self._command, verb, said, body), f"command-{verb}")
 
     async def _command(self, verb: str, said: str, body: dict[str, float]) -> None:
         try:
@@ -65,7 +71,7 @@ class DashboardActions(DashboardHost):
             self.redraw()
         elif self.state.gone and self.can_start:
             self.say("Starting the node")
-            self.run_worker(self.start_node(None), name="start", group="start", exclusive=True)
+            self.work(partial(self.start_node, None), "start")
         elif self.state.absent:
             self.say("The node is starting")
         elif self.state.paused:
@@ -113,7 +119,7 @@ class DashboardActions(DashboardHost):
         def answered(answers: FirstRunAnswers | None) -> None:
             if answers is not None:
                 self.say("The answers are the settings of new models now. Starting the node, if none runs")
-                self.run_worker(self.start_node(answers), name="start", group="start", exclusive=True)
+                self.work(partial(self.start_node, answers), "start")
 
         if not self.can_start:
             self.say("There is nothing to start over a recording")

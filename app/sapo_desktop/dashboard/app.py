@@ -184,7 +184,7 @@ class SapoDashboard(DashboardActions):
     def _keep_theme(self, theme: Theme) -> None:
         """A theme chosen in the palette stays for the next time."""
         if self.settings_actions is not None:
-            self.run_worker(self._save_theme(self.settings_actions, theme.name), name="theme", exit_on_error=True)
+            self.work(partial(self._save_theme, self.settings_actions, theme.name), "theme")
 
     async def _save_theme(self, actions: SettingsActions, name: str) -> None:
         try:
@@ -234,7 +234,7 @@ class SapoDashboard(DashboardActions):
 
     def _begin(self, answers: FirstRunAnswers | None) -> None:
         self.begun = True
-        self.run_worker(self._work(answers), name="feed", exit_on_error=True)
+        self.work(partial(self._work, answers), "feed")
 
     async def _work(self, answers: FirstRunAnswers | None) -> None:
         """Start the node, then follow it for as long as there is something to follow."""

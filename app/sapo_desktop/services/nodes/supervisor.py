@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import subprocess
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -39,8 +40,7 @@ async def start(home: Home, arguments: Sequence[str]) -> NodeStatus:
     Raises AppError with the node's own words when it exits instead.
     """
     home.prepare()
-    process = await asyncio.to_thread(background.spawn, home, ["node", "--quiet", *arguments], _errors(home))
-    await asyncio.to_thread(_starting_file(home).write_text, background.note(process.pid), "ascii")
+    process = await asyncio.to_thread(_spawn, home, arguments)
     deadline = time.monotonic() + START_LIMIT_S
     while time.monotonic() < deadline:
         if (status := await _answer(home)) is not None:
@@ -52,6 +52,13 @@ async def start(home: Home, arguments: Sequence[str]) -> NodeStatus:
         f"The node (process {process.pid}) has not answered for {START_LIMIT_S:.0f} s. It is still starting: wait for it "
         f"with sapo-desktop status, or end it with kill {process.pid}. Its log: {home.node_log}"
     )
+
+
+def _spawn(home: Home, arguments: Sequence[str]) -> subprocess.Popen[bytes]:
+    """The process and its note in one call of a thread, which ends even if whoever waits for it is cancelled."""
+    process = background.spawn(home, ["node", "--quiet", *arguments], _errors(home))
+    _starting_file(home).write_text(background.note(process.pid), "ascii")
+    return process
 
 
 async def _answer(home: Home) -> NodeStatus | None:
