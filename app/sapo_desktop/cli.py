@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from sapo_backends.checkpoints.hub import access
 from sapo_desktop import __version__
 from sapo_desktop.commands.examples import ExamplesFormatter, epilog
-from sapo_desktop.commands.parsing import Parser, refuse
+from sapo_desktop.commands.parsing import Parser, no_text, refuse
 from sapo_desktop.errors import code_of
 from sapo_desktop.paths import Home
 from sapo_desktop.services.bases import tokens
@@ -116,6 +116,8 @@ def _printed(kind: str) -> str:
 
 def run(arguments: Sequence[str]) -> int:
     """Parse and run; returns the exit code: 0 ok, 1 error, 2 usage, 3 node not running, 4 engine missing."""
+    if word := no_text(arguments):
+        return _fail(f"{word[:60]!a} holds bytes that are no UTF-8 text. Type it in a terminal that writes UTF-8.", 2)
     typed = next((a for a in arguments if a in VERBS), "")
     top = parser(typed)
     args, extra = top.parse_known_args(list(arguments))

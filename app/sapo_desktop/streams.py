@@ -9,9 +9,11 @@ import sys
 
 
 def prepare() -> None:
-    """Once, at the start: no stream is missing, and none fails on a character that it cannot write."""
+    """Once, at the start: no stream is missing, and none fails on a character that it cannot write or read."""
     if sys.stdin is None:
         sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115 - stays open as long as the process
+    elif isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="replace")
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
@@ -43,6 +44,18 @@ def refuse(top: argparse.ArgumentParser, verb: str, extra: Sequence[str]) -> NoR
     top.exit(
         2, f"sapo-desktop: There is no flag {flag!r}. {nearest(flag, set(_flags(asked)))} See {asked.prog} --help\n"
     )
+
+
+def no_text(arguments: Sequence[str]) -> str:
+    """The first word that holds bytes which are no UTF-8, and so cannot be stored or shown to a model; "" without one. Names of
+    files may hold them: a word that leads to something on this disk passes."""
+    for word in arguments:
+        path = word.partition("=")[2] if word.startswith("--") else word
+        if any("\ud800" <= char <= "\udfff" for char in word) and not (
+            os.path.lexists(path) or os.path.isdir(os.path.dirname(path))
+        ):
+            return word
+    return ""
 
 
 def _flags(asked: argparse.ArgumentParser) -> Iterator[str]:

@@ -8,7 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import sapo_desktop
+from sapo_desktop.commands.parsing import no_text
 from sapo_desktop.streams import json_line
 
 PROGRAM = "from sapo_desktop.streams import prepare; prepare(); print('✓ done'); assert input is not None"
@@ -30,6 +33,50 @@ def test_a_console_of_an_old_encoding_gets_a_question_mark_and_no_traceback() ->
 
 def test_a_program_without_any_stream_still_works() -> None:
     assert run("<&- >&- 2>&-", "utf-8").returncode == 0
+
+
+@pytest.mark.skipif(os.name != "posix", reason="arguments are bytes on POSIX alone")
+@pytest.mark.parametrize(
+    "typed",
+    [
+        (b"config", b"set", b"person.name", b"caf\xe9"),
+        (b"new", b"kim", b"--judge-model", b"caf\xe9"),
+        (b"tasks", b"new", b"sums.csv", b"--prompt", b"caf\xe9 {question}"),
+        (b"chat", b"--ask=caf\xe9"),
+    ],
+)
+def test_a_word_that_is_no_utf_8_is_one_sentence_and_exit_code_2_and_leaves_no_file(
+    tmp_path: Path, typed: tuple[bytes, ...]
+) -> None:
+    environment = {**os.environ, "SAPO_HOME": str(tmp_path), "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    done = subprocess.run(
+        [os.fsencode(sys.executable), b"-m", b"sapo_desktop", *typed],
+        **{"env": environment, "cwd": tmp_path, "capture_output": True, "check": False, "stdin": subprocess.DEVNULL},
+    )
+    assert done.returncode == 2, done.stderr
+    assert b"no UTF-8 text" in done.stderr
+    assert done.stderr.count(b"\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_whose_name_is_no_utf_8_is_still_a_file(tmp_path: Path) -> None:
+    name = os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.csv")
+    assert no_text([name, f"--heldout={name}"]) == ""
+    assert no_text(["caf\udce9.csv"]) == "caf\udce9.csv"
+
+
+def test_piped_bytes_that_are_no_utf_8_are_read_all_the_same() -> None:
+    program = "from sapo_desktop.streams import prepare; prepare(); print(ascii(input()))"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    for encoding in ("utf-8:strict", "utf-8:surrogateescape"):
+        told = subprocess.run(
+            [sys.executable, "-c", program],
+            input=b"caf\xe9\n",
+            env={**environment, "PYTHONIOENCODING": encoding},
+            capture_output=True,
+            check=True,
+        )
+        assert told.stdout.strip() == rb"'caf\ufffd'"
 
 
 def test_json_for_other_programs_does_nothing_to_a_terminal() -> None:
