@@ -51,7 +51,7 @@ class Desk:
 
     async def question(self) -> Question:
         """A fresh question of the tasks in turn. Raises LookupError when none of them regenerates."""
-        for _ in range(8 * len(self.tasks)):
+        for _ in range(64 * len(self.tasks)):
             task = self.tasks[self.asked % len(self.tasks)]
             seed = train_seed(self.identity.node, self.swarm, self.session, self.asked, 0)
             self.asked += 1
