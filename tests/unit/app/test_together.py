@@ -16,6 +16,7 @@ from sapo_desktop.dashboard.screens.swarm.reasons import from_others, risen
 from sapo_desktop.dashboard.screens.swarm.screen import exchange
 from sapo_desktop.dashboard.state import DashboardState, apply
 from sapo_desktop.dashboard.widgets.header import header
+from sapo_swarm.evaluation import wilson
 from sapo_swarm.events import Event, SwarmUpdated, TaskScore
 from sapo_swarm.protocol.reasons import REASONS, in_words
 from sapo_swarm.protocol.transport import why_not
@@ -68,6 +69,16 @@ def test_a_rise_counts_only_from_the_last_result_before_the_first_external_group
     assert said == "Held-out since the first of them, cause not shown: bf +30 points"
     colder = msgspec.structs.replace(measured(4, 0.9, 0.8), temperature=0.0)
     assert risen(fold([*alone, *together, colder])) == "", "another temperature cannot be compared"
+
+
+def test_one_right_answer_more_in_sixteen_is_no_risen_task() -> None:
+    def right(round_: int, answers: int) -> Event:
+        tasks = (TaskScore("bf", 16, answers / 16, *wilson(answers, 16), 1.0, 0.0),)
+        return msgspec.structs.replace(evaluation(round_, answers / 16), tasks=tasks)
+
+    before = [SWARM[0], right(0, 0), with_external(0, 4)]
+    assert "No task's held-out score has risen" in risen(fold([*before, right(1, 1)]))
+    assert "bf +50 points" in risen(fold([*before, right(1, 8)]))
 
 
 def test_the_swarm_page_says_it_and_fits() -> None:

@@ -21,13 +21,13 @@ def from_others(state: DashboardState) -> str:
 
 
 def risen(state: DashboardState) -> str:
-    """Tasks whose held-out score is above what it was before the first group of others was trained on."""
+    """Tasks whose held-out score rose since before the first group of others was trained on: the two intervals are apart."""
     before, now = state.gained.before, state.latest
     if before is None or now is None or not state.gained.external or now.temperature != before.temperature:
         return ""
-    old = {score.task: score.pass_at_1 for score in before.tasks}
-    found = [(score.pass_at_1 - old[score.task], score) for score in now.tasks if score.task in old]
-    up = sorted(((rise, score) for rise, score in found if score.low > old[score.task]), key=lambda pair: -pair[0])
+    old = {score.task: score for score in before.tasks}
+    apart = [score for score in now.tasks if score.task in old and score.low > old[score.task].high]
+    up = sorted(((score.pass_at_1 - old[score.task].pass_at_1, score) for score in apart), key=lambda pair: -pair[0])
     if not up:
         return "No task's held-out score has risen measurably since the first of them"
     named = ", ".join(f"{plain(score.task, 40)} {100 * rise:+.0f} points" for rise, score in up[:4])
