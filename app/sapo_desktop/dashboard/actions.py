@@ -70,8 +70,10 @@ class DashboardActions(DashboardHost):
             self.player.hold()
             self.redraw()
         elif self.state.gone and self.can_start:
-            self.say("Starting the node")
-            self.work(partial(self.start_node, None), "start")
+            coming = any(worker.name == "start" for worker in self.workers)
+            self.say("The node is starting" if coming else "Starting the node")
+            if not coming:
+                self.work(partial(self.start_node, None), "start")
         elif self.state.paused:
             self.command("resume", "Going on")
         else:
