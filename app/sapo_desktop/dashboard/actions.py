@@ -25,6 +25,8 @@ class DashboardActions(DashboardHost):
 
     info: Callable[[], FirstRunInfo]
     """What the first questions offer."""
+    begun: bool
+    """The feed is being followed (not so while the first questions are asked)."""
 
     @property
     @abstractmethod
@@ -70,8 +72,10 @@ class DashboardActions(DashboardHost):
             self.player.hold()
             self.redraw()
         elif self.state.gone and self.can_start:
-            self.say("Starting the node")
-            self.work(partial(self.start_node, None), "start")
+            coming = any(worker.name == "start" for worker in self.workers)
+            self.say("The node is starting" if coming else "Starting the node")
+            if not coming:
+                self.work(partial(self.start_node, None), "start")
         elif self.state.absent:
             self.say("The node is starting")
         elif self.state.paused:
@@ -175,7 +179,12 @@ class DashboardActions(DashboardHost):
         self.switch_mode(names[(names.index(self.current_mode) + 1) % len(names)])
 
     def action_leave(self) -> None:
-        """Ask what becomes of the node; a recording, and a node that is gone, leave nothing to ask."""
+        """Ask what becomes of the node; a recording, a node that is gone and the first questions leave nothing to ask."""
+        from sapo_desktop.dashboard.screens.first_run import FirstRunScreen
+
+        if not self.begun and any(isinstance(screen, FirstRunScreen) for screen in self.screen_stack):
+            self.leave_unstarted()
+            return
         if not self.feed.controls or self.state.gone:
             self.exit("stop" if self.feed.controls else None)
             return
@@ -183,6 +192,10 @@ class DashboardActions(DashboardHost):
 
         if not isinstance(self.screen, QuitDialog):
             self.push_screen(QuitDialog(), self._left)
+
+    def leave_unstarted(self) -> None:
+        """Leave the first questions without answers."""
+        self.exit(None, message="Nothing was started. The questions come again: sapo-desktop")
 
     def _left(self, choice: QuitChoice | None) -> None:
         if choice is not None:

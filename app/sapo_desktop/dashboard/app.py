@@ -112,7 +112,8 @@ class SapoDashboard(DashboardActions):
         Binding("circumflex_accent", "seek(0)", "replay: from the beginning", show=False),
         Binding("comma", "speed(-1)", "replay: slower", show=False),
         Binding("full_stop", "speed(1)", "replay: faster", show=False),
-        Binding("q,ctrl+q,ctrl+c", "leave", "quit", show=False),
+        Binding("q", "leave", "quit", show=False),
+        Binding("ctrl+q,ctrl+c", "leave", "quit", show=False, priority=True),  # over dialogs and fields
     ]
 
     def __init__(
@@ -147,7 +148,6 @@ class SapoDashboard(DashboardActions):
         self.state = DashboardState()
         self._caption: Caption | None = None
         self._first_is_out = self.begun = False
-        """The feed is being followed (not so while the first questions are asked)."""
         super().__init__(driver_class=terminal.stoppable(self.get_driver_class()))
         self.animation_level = "none"  # nothing here moves without a reason, least of all over SSH
         if model_actions is not None:
@@ -228,7 +228,7 @@ class SapoDashboard(DashboardActions):
 
     def _begin_or_leave(self, answers: FirstRunAnswers | None) -> None:
         if answers is None:
-            self.exit(None, message="Nothing was started. The questions come again: sapo-desktop")
+            self.leave_unstarted()
         else:
             self._begin(answers)
 

@@ -7,7 +7,10 @@ import re
 import time
 from bisect import bisect_right
 from collections.abc import AsyncIterator, Callable, Sequence
+from itertools import accumulate, islice, pairwise
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from sapo_desktop.dashboard.messages import Caption, Link, Rewound
 from sapo_desktop.errors import CommandFailed, UsageError
@@ -35,11 +38,10 @@ class ReplayFeed:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """speed 0: everything at once, and no more. start: Unix seconds of the recording, what was before is told at once."""
-        self.recording, self.speed, self.captions = recording, speed, captions
+        self.recording, self.speed, self.captions = retimed(recording), speed, captions
         self.held = False
         self._clock = clock
-        self._first = recording[0].time if recording else 0.0
-        self._last = max((event.time for event in recording), default=0.0)
+        self._first, self._last = (self.recording[0].time, self.recording[-1].time) if recording else (0.0, 0.0)
         self._at = self._first if start is None else min(max(start, self._first), self._last)
         self._since: float | None = None
         self._told = 0
@@ -158,6 +160,24 @@ class ReplayFeed:
         self._at, self._since = min(max(place, self._first), self._last), self._clock()
 
 
+def retimed(recording: Sequence[Event]) -> Sequence[Event]:
+    """The events with times that never go back, where a clock was set back. A step back takes no time, and of the largest step
+    forward before it, if that is what was taken back, only the rest counts."""
+    steps, largest = [0.0], 0
+    for place, (event, following) in enumerate(pairwise(recording), 1):
+        step = following.time - event.time
+        steps.append(max(step, 0.0))
+        if step >= 0:
+            largest = place if not largest or step > steps[largest] else largest
+        elif largest and steps[largest] >= -step / 2:
+            steps[largest] = max(steps[largest] + step, 0.0)
+            largest = 0
+    if all(event.time <= following.time for event, following in pairwise(recording)):
+        return recording
+    times = accumulate(steps, initial=recording[0].time)
+    return [replace(event, time=time) for event, time in zip(recording, islice(times, 1, None), strict=True)]
+
+
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
@@ -170,7 +190,8 @@ def place_in(recording: Sequence[Event], text: str) -> float:
             f"{text!r} is no place in a recording. Write a round (120), a share (50%) or a time (2h, 90m, 30s)."
         )
     number, unit = float(found[1]), found[2]
-    first, last = recording[0].time, max(event.time for event in recording)
+    recording = retimed(recording)
+    first, last = recording[0].time, recording[-1].time
     if unit == "%":
         return first + (last - first) * min(number, 100.0) / 100
     if unit or not number:  # round 0 is the beginning

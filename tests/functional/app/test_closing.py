@@ -9,7 +9,7 @@ from textual import events
 
 from sapo_desktop.dashboard.screens.base import Closing
 from sapo_desktop.dashboard.screens.dashboard import DashboardScreen
-from sapo_desktop.dashboard.screens.dialogs import Dialog
+from sapo_desktop.dashboard.screens.dialogs import Dialog, QuitDialog
 from sapo_desktop.dashboard.screens.help import HelpScreen
 
 
@@ -38,6 +38,16 @@ async def test_a_key_that_comes_twice_at_once_ends_nothing(keys: tuple[str, ...]
         await settled(pilot)
         assert pilot.app.is_running
         assert pilot.app._exception is None
+
+
+@pytest.mark.parametrize("keys", [("2", "f"), ("4", "n"), ("f1",), ("slash",)])
+@pytest.mark.parametrize("leave", ["ctrl+c", "ctrl+q"])
+async def test_ctrl_c_asks_how_to_leave_whatever_dialog_is_open(keys: tuple[str, ...], leave: str) -> None:
+    async with everything().run_test(size=NARROW) as pilot:
+        await settled(pilot)
+        await pilot.press(*keys, leave)
+        await settled(pilot)
+        assert isinstance(pilot.app.screen, QuitDialog)
 
 
 async def test_keys_behind_the_answer_with_which_the_dashboard_is_left_do_not_replace_it() -> None:

@@ -145,9 +145,10 @@ async def test_base_and_trained_answer_side_by_side(home: Home) -> None:
         await opened(pilot)
         await pilot.press("t")
         await until(pilot, lambda: isinstance(app.screen, ChatScreen))
-        field = app.screen.query_one("#question", Input)
-        await until(pilot, lambda: not field.disabled)
-        field.value = "What is 2 + 3?"
+        chat = app.screen
+        assert isinstance(chat, ChatScreen)
+        await until(pilot, lambda: chat.ready)
+        chat.query_one("#question", Input).value = "What is 2 + 3?"
         await pilot.press("enter")
         await until(pilot, lambda: said(pilot).count("<answer>") == 2)
         await pilot.press("escape")
@@ -176,7 +177,7 @@ async def test_a_node_goes_on_with_the_chosen_model_and_waits_while_one_chats(ho
         assert status is not None
         await pilot.press("t")
         await until(pilot, lambda: app.state.state == "paused")
-        await until(pilot, lambda: not app.screen.query_one("#question", Input).disabled)
+        await until(pilot, lambda: isinstance(app.screen, ChatScreen) and app.screen.ready)
         await pilot.press("escape")
         await until(pilot, lambda: app.state.state == "running")
         await pilot.press("x")
@@ -191,7 +192,7 @@ async def test_a_thumb_on_an_answer_in_the_chat_is_a_row_of_a_task(home: Home) -
         await opened(pilot)
         await pilot.press("t")
         await until(pilot, lambda: isinstance(app.screen, ChatScreen))
-        await until(pilot, lambda: not app.screen.query_one("#question", Input).disabled)
+        await until(pilot, lambda: isinstance(app.screen, ChatScreen) and app.screen.ready)
         await pilot.press("f3")
         assert not (home.data / "ratings").exists(), "there is nothing to rate yet"
         chat = app.screen

@@ -41,6 +41,20 @@ async def test_the_questions_can_be_left_and_nothing_is_started(key: str) -> Non
     assert not app.begun
 
 
+@pytest.mark.parametrize("key", ["ctrl+c", "ctrl+q"])
+@pytest.mark.parametrize("before", [(), ("f1",), ("right", "enter")], ids=["a choice", "the help", "a field"])
+async def test_ctrl_c_on_the_first_questions_leaves_and_starts_nothing(key: str, before: tuple[str, ...]) -> None:
+    answers: list[FirstRunAnswers | None] = []
+    app = SapoDashboard(ScriptedFeed(list(SILO)), first_run=True, start=lambda given: answers.append(given))
+    async with app.run_test(size=NARROW) as pilot:
+        await questions(pilot)
+        await pilot.press(*before, key)
+        while app.is_running:
+            await pilot.pause()
+    assert answers == []
+    assert (app.return_value, app.begun) == (None, False)
+
+
 async def test_a_swarm_needs_an_invite_and_keeps_it() -> None:
     invite = f"sapo://127.0.0.1:7471/#t={'5' * 32}&s={'k' * 16}"
     answers: list[FirstRunAnswers | None] = []

@@ -20,7 +20,7 @@ from sapo_desktop.dashboard.messages import Caption
 from sapo_desktop.dashboard.replay import ReplayFeed, place_in
 from sapo_desktop.errors import UsageError
 from sapo_desktop.services.models.recording import tour
-from sapo_swarm.events import RoundFinished
+from sapo_swarm.events import LogLine, RoundFinished
 
 ROOT = Path(__file__).resolve().parents[3]
 SILO = list(recording("silo", 40, 7))
@@ -181,6 +181,30 @@ async def test_every_caption_of_the_tour_fits_and_names_a_screen_that_there_is()
                 await pilot.pause()
             assert place.screen in app.modes
             assert app.current_mode == place.screen
+
+
+@pytest.mark.parametrize(
+    ("recorded", "played"),
+    [
+        ((100, 101, 3700, 102, 103), (100, 101, 102, 102, 103)),
+        ((100, 101, 3700, 3701, 102, 103), (100, 101, 101, 102, 102, 103)),
+        ((100, 130, 160, 190, 220, 100, 130), (100, 130, 160, 190, 220, 220, 250)),
+    ],
+    ids=["one event", "several", "an hour lived twice"],
+)
+async def test_a_recording_whose_clock_went_back_an_hour_is_told_without_an_hours_wait(
+    recorded: tuple[int, ...], played: tuple[int, ...]
+) -> None:
+    lines = [LogLine(time=float(time), level="info", text=str(time)) for time in recorded]
+    clock = Clock()
+    feed = ReplayFeed(lines, 1.0, clock=clock)
+    stream = feed.events()
+    for time in played:
+        clock.seconds = time - played[0]
+        async with asyncio.timeout(30):
+            assert (await anext(stream)).time == time
+    assert feed.badge == "REPLAY end 100 %"
+    assert place_in(lines, "50%") == (played[0] + played[-1]) / 2
 
 
 @pytest.mark.parametrize("verb", ["replay", "tour"])

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
 
-from tests.support.scripted_actions import ScriptedModels
-from tests.support.scripted_feed import NARROW, SILO, ScriptedFeed, app_over, questions
+from tests.support.scripted_actions import ScriptedChat, ScriptedModels
+from tests.support.scripted_feed import NARROW, SILO, ScriptedFeed, app_over, feed_of, questions
 from textual import events
+from textual.widgets import Input
 
 from sapo_desktop.dashboard.app import SapoDashboard
+from sapo_desktop.dashboard.screens.models.chat import ChatScreen
 from sapo_desktop.dashboard.screens.models.dialogs import NewModelDialog
 from sapo_desktop.dashboard.screens.models.screen import ModelsScreen
 from sapo_desktop.services.first_questions import FirstRunAnswers, FirstRunInfo
-from sapo_desktop.services.models.screen.interface import NewModelInfo
+from sapo_desktop.services.models.screen.interface import ChatLine, NewModelInfo
 
 
 async def test_keys_faster_than_the_screen_are_taken_in_their_order() -> None:
@@ -35,6 +38,47 @@ async def test_keys_faster_than_the_screen_are_taken_in_their_order() -> None:
             while not answers:
                 await pilot.pause()
         assert answers == [wanted]
+
+
+async def test_letters_typed_while_the_chat_loads_or_answers_stay_in_its_field_and_the_node_gets_no_command() -> None:
+    loaded, answered = asyncio.Event(), asyncio.Event()
+    asked: list[str] = []
+
+    class Slow(ScriptedModels):
+        async def chat(self, id: str) -> ChatLine:
+            await loaded.wait()
+            return Line()
+
+    class Line(ScriptedChat):
+        async def ask(self, question: str) -> AsyncGenerator[tuple[int, str]]:
+            asked.append(question)
+            await answered.wait()
+            yield 0, "four"
+
+    app = app_over(SILO, model_actions=Slow(SILO))
+    async with app.run_test(size=NARROW) as pilot:
+        chat = ChatScreen("0", "sums")
+        await app.push_screen(chat)
+        field = chat.query_one("#question", Input)
+        await pilot.press(*"is ", "F", "enter")
+        assert (field.value, asked) == ("is F", [])
+        loaded.set()
+        while not chat.ready:
+            await pilot.pause()
+        await pilot.press("enter")
+        while not asked:
+            await pilot.pause()
+        await pilot.press(*" zrq", "enter", "2")
+        assert (field.value, asked) == (" zrq2", ["is F"])
+        answered.set()
+        while not chat.ready:
+            await pilot.pause()
+        await pilot.press("enter")
+        while len(asked) < 2:
+            await pilot.pause()
+        assert asked == ["is F", " zrq2"]
+        assert app.screen is chat
+    assert feed_of(app).commands == []
 
 
 async def test_a_key_that_is_pressed_twice_opens_one_dialog() -> None:

@@ -78,7 +78,7 @@ async def _start(home: Home, answers: FirstRunAnswers | None) -> None:
     if answers is not None:
         name = await asyncio.to_thread(questions.first_model, answers, home)
     with contextlib.suppress(NodeNotAnswering):
-        if await supervisor.running(home) is None:
+        if await supervisor.found(home) is None:
             await supervisor.start(home, name)
 
 

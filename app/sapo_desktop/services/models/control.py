@@ -41,7 +41,7 @@ async def restart(home: Home, keep_mode: bool = False) -> NodeStatus:
 
     keep_mode: it stays in its swarm, or alone, whatever the settings say by now. Raises AppError.
     """
-    status = await supervisor.running(home)
+    status = await supervisor.found(home)
     if status is None:
         return await supervisor.start(home, [])
     model = _of(status)
@@ -68,7 +68,7 @@ def _mode(home: Home, status: NodeStatus) -> list[str]:
 
 async def switch(home: Home, model: Model) -> NodeStatus:
     """The node goes on with that model, after it finished its round with the other one. Raises AppError."""
-    status = await supervisor.running(home)
+    status = await supervisor.found(home)
     if status is None:
         return await supervisor.start(home, [model.name])
     if Path(status.folder) == model.folder:

@@ -34,6 +34,17 @@ async def running(home: Home) -> NodeStatus | None:
         return None
 
 
+async def found(home: Home) -> NodeStatus | None:
+    """The status of the home's node, of one that is being started as soon as it answers; None without one, or when that ended.
+
+    Raises NodeNotAnswering, AppError when it takes too long.
+    """
+    status = await running(home)
+    if status is None and (pid := await asyncio.to_thread(starting, home)) is not None:
+        status = await _answering(home, pid)
+    return status
+
+
 async def start(home: Home, arguments: Sequence[str]) -> NodeStatus:
     """Start `sapo-desktop node ARGUMENTS` detached and wait until it answers (the model loads later).
 
@@ -75,9 +86,7 @@ async def stop(home: Home) -> NodeStatus | None:
     One that is just being started is waited for and stopped. Raises AppError when it does not go, NodeNotAnswering when it
     is there and says nothing.
     """
-    status = await running(home)
-    if status is None and (pid := await asyncio.to_thread(starting, home)) is not None:
-        status = await _answering(home, pid)
+    status = await found(home)
     if status is None:
         return None
     async with ControlClient(home.socket) as node:

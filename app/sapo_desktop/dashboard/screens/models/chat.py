@@ -43,7 +43,7 @@ class ChatScreen(BaseScreen):
         self._model, self._called = id, name
         self._line: ChatLine | None = None
         self._said: list[_Exchange] = []
-        self._complete = False
+        self._complete = self._answering = False
 
     def body(self) -> Iterable[Widget]:
         """See the class."""
@@ -52,7 +52,7 @@ class ChatScreen(BaseScreen):
                 with VerticalScroll(id=f"side-{place}", classes="box", can_focus=False) as box:
                     box.border_title = Content.styled(plain(title, 40), "bold")
                     yield Static("", id=f"text-{place}", markup=False)
-        yield Input(placeholder="loading both models …", id="question", disabled=True)
+        yield Input(placeholder="loading both models …", id="question")
 
     def own_keys(self, state: DashboardState) -> list[Key]:  # noqa: ARG002 - as every screen
         """The keys that count on this screen."""
@@ -83,21 +83,24 @@ class ChatScreen(BaseScreen):
         self.query_one("#text-0", Static).update(Content.styled(_WAITS, "$muted"))
         field = self.query_one("#question", Input)
         field.placeholder = "ask something of the kind it is trained on, then Enter"
-        field.disabled = False
-        field.focus()
+
+    @property
+    def ready(self) -> bool:
+        """Enter asks: both models are read, and answer nothing else. The field takes letters meanwhile; without it they would be
+        keys of the dashboard."""
+        return self._line is not None and not self._answering
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
         """Ask what was typed."""
         event.stop()
-        if event.value.strip() and self._line is not None:
+        if event.value.strip() and self._line is not None and self.ready:
+            event.input.value = event.input.value.removeprefix(event.value)  # what was typed behind Enter stays
+            self._answering = True
             self._complete = False  # before the worker begins: a thumb now would be for an answer that is not there
             self._said = [*self._said[-KEPT + 1 :], (event.value.strip(), ["", ""])]
             self.run_worker(self._ask(self._line, event.value), name="ask", group="chat", exit_on_error=True)
 
     async def _ask(self, line: ChatLine, question: str) -> None:
-        field = self.query_one("#question", Input)
-        field.clear()
-        field.disabled = True
         self._draw()
         try:
             async for place, text in line.ask(question):
@@ -106,8 +109,7 @@ class ChatScreen(BaseScreen):
         except ModelActionFailed as error:
             self._complain(error)
             return
-        field.disabled, self._complete = False, True
-        field.focus()
+        self._answering, self._complete = False, True
 
     def action_rate(self, good: bool) -> None:
         """A thumb up or down on the trained model's last answer."""
