@@ -128,7 +128,8 @@ class DashboardActions(DashboardHost):
             self.screen.dismiss()
             return
         recording = ["recording"] if self.player is not None and self.player.steers else []
-        self.push_screen(HelpScreen(self.feed.describe(), (getattr(self.screen, "HELP", ""), *recording)))
+        here = (getattr(self.screen, "HELP", ""), *recording)
+        self.push_screen(HelpScreen(self.feed.describe(), here, self.glyphs))
 
     def action_command_palette(self) -> None:
         """Open it, once: Textual looks for one on top only, and a second one below another screen ends the app."""
