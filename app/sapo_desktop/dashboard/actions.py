@@ -100,6 +100,10 @@ class DashboardActions(DashboardHost):
         """Ask for how long, then pause for that time."""
         from sapo_desktop.dashboard.screens.dialogs import SnoozeDialog
 
+        if not self.feed.controls:
+            self.say("There is no node to pause over a recording")
+            return
+
         def chosen(minutes: int | None) -> None:
             if minutes:
                 self.command("snooze", f"Snoozing for {minutes} minutes, then going on", for_s=60 * minutes)
