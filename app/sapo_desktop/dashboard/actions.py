@@ -110,6 +110,10 @@ class DashboardActions(DashboardHost):
         """Ask for how long, then pause for that time."""
         from sapo_desktop.dashboard.screens.dialogs import SnoozeDialog
 
+        if not self.feed.controls:
+            self.say("There is no node to pause over a recording")
+            return
+
         def chosen(minutes: int | None) -> None:
             if minutes:
                 self.command("snooze", f"Snoozing for {minutes} minutes, then going on", for_s=60 * minutes)
@@ -138,7 +142,8 @@ class DashboardActions(DashboardHost):
             self.screen.dismiss()
             return
         recording = ["recording"] if self.player is not None and self.player.steers else []
-        self.push_screen(HelpScreen(self.feed.describe(), (getattr(self.screen, "HELP", ""), *recording)))
+        here = (getattr(self.screen, "HELP", ""), *recording)
+        self.push_screen(HelpScreen(self.feed.describe(), here, self.glyphs))
 
     def action_command_palette(self) -> None:
         """Open it, once: Textual looks for one on top only, and a second one below another screen ends the app."""

@@ -116,7 +116,7 @@ class ReplayFeed:
         share = (self.now() - self._first) / (self._last - self._first) if self._last > self._first else 1.0
         if not self.steers:
             return "REPLAY"
-        state = "held" if self.held else "end" if self.now() >= self._last else f"{round(self.speed, 1):g}x"
+        state = "held" if self.held else "end" if self.now() >= self._last else f"{round(self.speed, 2):g}x"
         return f"REPLAY {state} {100 * share:.0f} %"
 
     @property

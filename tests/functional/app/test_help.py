@@ -12,6 +12,7 @@ from textual.screen import Screen
 from textual.widgets import Input
 
 from sapo_desktop.dashboard.look.ascii import to_ascii
+from sapo_desktop.dashboard.look.glyphs import ASCII, UNICODE, Glyphs
 from sapo_desktop.dashboard.palette import Palette
 from sapo_desktop.dashboard.screens.dashboard import DashboardScreen
 from sapo_desktop.dashboard.screens.help import _KEY, EVERYWHERE, PLACES, HelpScreen
@@ -124,6 +125,29 @@ def test_help_names_every_key_of_a_place(place: str) -> None:
 def test_in_ascii_no_key_becomes_a_blank() -> None:
     keys = [key for keys in (EVERYWHERE, *PLACES.values()) for key, _ in keys]
     assert [key for key in keys if len(to_ascii(key).split()) != len(key.split())] == []
+
+
+def all_of_it(glyphs: Glyphs) -> str:
+    return HelpScreen("", (), glyphs).text(90).plain
+
+
+def test_no_help_line_or_propositional_answer_in_ascii_holds_a_question_mark_that_the_unicode_one_does_not() -> None:
+    told = to_ascii(all_of_it(ASCII))
+    assert told.count("?") == all_of_it(UNICODE).count("?")
+    assert "1 right % partly 0 wrong ~ cut at the limit" in " ".join(told.split())
+    assert "left right another answer, where < > stand" in told
+    assert to_ascii("(P ↔ Q) → ¬(P ∧ Q)") == "(P = Q) > !(P & Q)"
+
+
+@pytest.mark.parametrize("keys", [("3", "slash"), ("4", "t", "y", "enter"), ("4", "n"), ("1",)])
+async def test_no_frame_in_ascii_holds_a_question_mark_that_the_unicode_one_does_not(keys: tuple[str, ...]) -> None:
+    asked = []
+    for glyphs in ("unicode", "ascii"):
+        app = everything(glyphs=glyphs)
+        async with app.run_test(size=NARROW) as pilot:
+            await pilot.press(*keys)
+            asked.append(sum(line.count("?") for line in await shown(pilot)))
+    assert asked[0] == asked[1]
 
 
 def test_no_key_touches_what_it_does() -> None:

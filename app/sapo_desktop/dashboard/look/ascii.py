@@ -22,6 +22,7 @@ _LOOKS_LIKE = {
     "←": "<",
     "↑": "^",
     "↓": "v",
+    "↔": "=",
     "✓": "x",
     "✗": "!",
     "°": " ",
@@ -37,7 +38,9 @@ _LOOKS_LIKE = {
     "┊": ":",
     "◆": "@",
 }
-"""What is not here becomes a blank (blocks, lines) or a question mark (letters)."""
+_ACROSS, _DOWN = "─━┄┅┈┉╌╍═╴╶╸╺╼╾", "│┃┆┇┋╎╏║╵╷╹╻╽╿"
+"""Lines of frames. Others with a corner become a plus, blocks a number sign; what else is not here a question mark."""
+_LOOKS_LIKE |= dict.fromkeys(_ACROSS, "-") | dict.fromkeys(_DOWN, "|")
 
 
 @lru_cache(4096)
@@ -49,7 +52,8 @@ def to_ascii(text: str) -> str:
 def _cells(char: str) -> str:
     if char.isascii():
         return char
-    known = _LOOKS_LIKE.get(char, "#" if "\u2580" <= char <= "\u259f" else "?")
+    other = "+" if "\u2500" <= char <= "\u257f" else "#" if "\u2580" <= char <= "\u259f" else "?"
+    known = _LOOKS_LIKE.get(char, other)
     return known.ljust(cell_len(char), known)[: cell_len(char)]
 
 

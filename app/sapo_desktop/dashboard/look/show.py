@@ -52,6 +52,11 @@ def count(value: float | None, dash: str = "—") -> str:
     return f"{value:,.0f}"
 
 
+def groups(number: int) -> str:
+    """1 group, 1,870 groups."""
+    return f"{number:,} group{'' if number == 1 else 's'}"
+
+
 def memory(size: float | None, dash: str = "—") -> str:
     """Bytes as MB or GB (powers of ten)."""
     if not size:
@@ -85,17 +90,17 @@ def after(rounds: int) -> str:
 
 
 def shorten(text: str, width: int) -> str:
-    """Cut to `width` characters: whole phrases between middle dots go first, from the end."""
-    while len(text) > width and " · " in text:
+    """Cut to `width` columns: whole phrases between middle dots go first, from the end."""
+    while cell_len(text) > width and " · " in text:
         text = text[: text.rindex(" · ")]
-    return text if len(text) <= width else text[: max(width - 1, 0)] + "…"
+    return text if cell_len(text) <= width else set_cell_size(text, max(width - 1, 0)) + "…"
 
 
 def wrap(text: str, width: int) -> list[str]:
-    """Greedy wrapping at blanks."""
+    """Greedy wrapping at blanks, to `width` columns."""
     lines = [""]
     for word in text.split():
-        if lines[-1] and len(lines[-1]) + 1 + len(word) > width:
+        if lines[-1] and cell_len(lines[-1]) + 1 + cell_len(word) > width:
             lines.append(word)
         else:
             lines[-1] = f"{lines[-1]} {word}".strip()
@@ -103,7 +108,7 @@ def wrap(text: str, width: int) -> list[str]:
 
 
 def hang(text: str, width: int, indent: int) -> str:
-    """Wrapped to `width - indent` characters, the lines after the first indented: what follows a label."""
+    """Wrapped to `width - indent` columns, the lines after the first indented: what follows a label."""
     return ("\n" + " " * indent).join(wrap(text, max(width - indent, 10)))
 
 

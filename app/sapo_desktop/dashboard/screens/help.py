@@ -5,6 +5,7 @@ from __future__ import annotations
 from textual.content import Content
 
 from sapo_desktop.dashboard.history.moments import MEANINGS
+from sapo_desktop.dashboard.look.glyphs import UNICODE, Glyphs
 from sapo_desktop.dashboard.look.show import hang, plain
 from sapo_desktop.dashboard.screens.dialogs import TextDialog
 from sapo_desktop.services.swarms.shares import EXTERNAL_SHARE, MY_SHARE, UPTAKE
@@ -26,9 +27,9 @@ PLACES: dict[str, Keys] = {
     "charts": (
         ("e", "expand one chart, then the other, then the held-out results of every task over time, then back"),
         ("+  -  =", "half of the window, twice of it, all (the wheel of the mouse too)"),
-        ("<  >", "earlier, later; ← → too, and dragging"),
+        ("<  >", "earlier, later; the arrow keys too, and dragging"),
         ("T", "the axis in time (gaps where nothing ran), or in rounds"),
-        ("X", "one crosshair over all of them, moved with ← →; the mouse brings its own"),
+        ("X", "one crosshair over all of them: the arrow keys move it, the mouse brings its own"),
         ("b", "smallest and largest values beside the mean"),
         ("s", "mean of 20, 50, 1 or 5 rounds"),
         ("f", "freeze them; training goes on"),
@@ -141,6 +142,9 @@ WORDS = (
     ),
     ("SAPO", "Swarm sAmpling Policy Optimization, arXiv 2509.08721. Not the Soft Adaptive one of the same name"),
 )
+_MARKS = ("right", "partial", "wrong", "cut", "star", "mark", "interval")
+_ARROWS = {"↑": "up", "↓": "down", "←": "left", "→": "right"}
+"""Arrow keys where there are no arrows: < and > are other keys."""
 _KEY, _WORD = 11, 15
 """Columns of a key and of a word."""
 
@@ -150,27 +154,33 @@ class HelpScreen(TextDialog):
 
     TITLE = "Help"
 
-    def __init__(self, watching: str, here: tuple[str, ...] = ()) -> None:
+    def __init__(self, watching: str, here: tuple[str, ...] = (), glyphs: Glyphs = UNICODE) -> None:
         """watching: what is being watched. here: the places whose keys count now."""
         super().__init__()
         self.watching, self.here = watching, here
+        marks = {getattr(UNICODE, name): getattr(glyphs, name) for name in _MARKS}
+        self._marks = str.maketrans(marks | (_ARROWS if glyphs.ascii else {}))
 
     def text(self, width: int) -> Content:
         """See TextDialog.text."""
         here = tuple(key for place in self.here for key in PLACES.get(place, ()))
-        rows = _keys("Keys here", here, width) if here else []
-        rows += [*_keys("Keys of every screen", EVERYWHERE, width), Content.styled("Words", "bold")]
+        rows = self._keys("Keys here", here, width) if here else []
+        rows += [*self._keys("Keys of every screen", EVERYWHERE, width), Content.styled("Words", "bold")]
         rows += [
-            Content.assemble((word.ljust(_WORD), "$chart-local"), hang(meaning, width, _WORD))
+            Content.assemble((word.ljust(_WORD), "$chart-local"), hang(self._shown(meaning), width, _WORD))
             for word, meaning in WORDS
         ]
         rows.append(Content(""))
         for place, keys in PLACES.items():
-            rows += _keys(f"Keys: {place}", keys, width) if place not in self.here else []
+            rows += self._keys(f"Keys: {place}", keys, width) if place not in self.here else []
         rows.append(Content.styled(hang(f"Watching {plain(self.watching, 300)}", width, 0), "$muted"))
         return Content("\n").join(rows)
 
+    def _keys(self, title: str, keys: Keys, width: int) -> list[Content]:
+        told = [(self._shown(key).ljust(_KEY), self._shown(text)) for key, text in keys]
+        rows = [Content.assemble((key, "bold $accent"), hang(text, width, _KEY)) for key, text in told]
+        return [Content.styled(title, "bold"), *rows, Content("")]
 
-def _keys(title: str, keys: Keys, width: int) -> list[Content]:
-    rows = [Content.assemble((key.ljust(_KEY), "bold $accent"), hang(text, width, _KEY)) for key, text in keys]
-    return [Content.styled(title, "bold"), *rows, Content("")]
+    def _shown(self, text: str) -> str:
+        """With the marks that the screens show here."""
+        return text.translate(self._marks)

@@ -33,7 +33,7 @@ class KeyBar(Widget):
 
     def _fitting(self) -> list[Key]:
         keys = list(self.keys)
-        while len(keys) > 2 and sum(len(key) + len(label) + 3 for key, label, _ in keys) > self.size.width:
+        while len(keys) > 2 and sum(len(key) + len(label) + 3 for key, label, _ in keys) - 2 > self.size.width:
             keys.pop(-3)
         return keys
 

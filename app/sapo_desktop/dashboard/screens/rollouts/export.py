@@ -12,7 +12,7 @@ from textual.content import Content
 from textual.widgets import Input, Static
 
 from sapo_desktop.dashboard.history.groups.query import GroupFilter
-from sapo_desktop.dashboard.look.show import plain
+from sapo_desktop.dashboard.look.show import groups, plain
 from sapo_desktop.dashboard.screens.dialogs import Dialog
 from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import typed_target
@@ -31,7 +31,7 @@ class ExportDialog(Dialog[Path | None]):
     def compose(self) -> ComposeResult:
         """The widgets, in their order."""
         with Vertical(classes="box dialog form"):
-            yield Static(Content.styled(f"Write {self.count:,} groups as JSON lines", "bold"), markup=False)
+            yield Static(Content.styled(f"Write {groups(self.count)} as JSON lines", "bold"), markup=False)
             yield Static(Content.styled(plain(self.wanted.describe(), 200), "$muted"), markup=False)
             yield Input("rollouts.jsonl", id="file", compact=True)
             yield Static("", id="complaint", markup=False)

@@ -14,6 +14,7 @@ from textual.binding import Binding, BindingType
 from sapo_desktop.dashboard.history.groups.export import write
 from sapo_desktop.dashboard.history.groups.query import REWARDS, SOURCES, TRAINED, GroupFilter
 from sapo_desktop.dashboard.history.groups.reader import Answer
+from sapo_desktop.dashboard.look.show import groups
 from sapo_desktop.dashboard.screens.base import BaseScreen
 from sapo_desktop.dashboard.screens.rollouts.detail import detail
 from sapo_desktop.errors import known
@@ -162,7 +163,7 @@ class GroupKeys(BaseScreen):
         except known() as error:
             self.dashboard.say(str(error), error=True)
         else:
-            self.dashboard.say(f"Wrote {count:,} groups to {path}")
+            self.dashboard.say(f"Wrote {groups(count)} to {path}")
 
 
 def following(values: Iterable[T], current: T) -> T:

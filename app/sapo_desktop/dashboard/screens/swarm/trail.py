@@ -11,7 +11,7 @@ from textual.binding import Binding, BindingType
 from textual.content import Content
 
 from sapo_desktop.dashboard.look.glyphs import Glyphs
-from sapo_desktop.dashboard.look.show import date, fit, hang, plain, shorten
+from sapo_desktop.dashboard.look.show import date, fit, groups, hang, plain, shorten
 from sapo_desktop.dashboard.screens.dialogs import TextDialog
 from sapo_desktop.dashboard.state import DashboardState
 from sapo_swarm.node.storage.aha import UNKNOWN, AhaTrail
@@ -54,7 +54,7 @@ def steps(trail: AhaTrail) -> list[str]:
         return own if here else []
     others = [f"{who(trail)}'s success came in round {came.round + 1}"]
     if trail.taught:
-        others.append(f"trained on {_groups(trail)} of others with one in {_rounds(trail)}")
+        others.append(f"trained on {groups(trail.taught)} of others with one in {_rounds(trail)}")
     elif here is None:
         others.append("not trained on yet")
     if here is None:
@@ -62,10 +62,6 @@ def steps(trail: AhaTrail) -> list[str]:
     if not known or trail.first_here:
         return own + others[:1]
     return others + own if trail.taught else [*others, "none was trained on before", *own]
-
-
-def _groups(trail: AhaTrail) -> str:
-    return f"{trail.taught:,} group{'s' if trail.taught > 1 else ''}"
 
 
 def _rounds(trail: AhaTrail) -> str:
@@ -119,9 +115,9 @@ def table(state: DashboardState, now: float, width: int, height: int, glyphs: Gl
 def _line(trail: AhaTrail, name: int, column: int, glyphs: Glyphs) -> Content:
     came, here = trail.received, trail.solved
     others = f"{who(trail)}, round {came.round + 1}" if came else glyphs.dash
-    trained = f"{_groups(trail)}, {_rounds(trail)}" if trail.taught else glyphs.dash
+    trained = f"{groups(trail.taught)}, {_rounds(trail)}" if trail.taught else glyphs.dash
     if len(trained) > column:
-        trained = f"{_groups(trail)}, {_span(trail)}"
+        trained = f"{groups(trail.taught)}, {_span(trail)}"
     if here is None:
         own, style = NOT_YET, "$muted"
     elif here.round == UNKNOWN:
