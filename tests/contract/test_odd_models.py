@@ -128,3 +128,23 @@ def test_a_folder_that_lacks_a_tensor_of_a_transformers_architecture_is_refused_
     save_file({**whole, name: whole[name][:, :-1].copy()}, file, {"format": "pt"})
     with pytest.raises(ModelNotFound, match="transformers cannot load"):
         opened("torch", folder)
+
+
+def test_an_export_by_transformers_holds_every_tensor_of_the_module_s_state_buffers_too(
+    model_folder: Folder, tmp_path: Path
+) -> None:
+    """Gemma 4 keeps a factor of each layer as a buffer, which is 1 where the file has none."""
+    folder, out = tmp_path / "gemma4", tmp_path / "out"
+    shutil.copytree(model_folder("gemma4_text"), folder)
+    whole = load_file(folder / "model.safetensors")
+    scalars = {name: np.full_like(tensor, 0.3) for name, tensor in whole.items() if name.endswith("layer_scalar")}
+    assert len(scalars) == 2
+    save_file(whole | scalars, folder / "model.safetensors", {"format": "pt"})
+    engine = opened("torch", folder)
+    out.mkdir()
+    engine.export(out)
+    assert load_file(out / "model.safetensors").keys() == whole.keys()
+    again = opened("torch", out)
+    assert again.logprobs(SEQUENCES) == engine.logprobs(SEQUENCES)
+    engine.close()
+    again.close()
