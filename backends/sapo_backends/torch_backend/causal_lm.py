@@ -69,6 +69,10 @@ class Model(Protocol):
         """Keys and values of one token in decoding."""
 
     @property
+    def config(self) -> dict[str, Any] | None:
+        """The config that fits the names of `merged`; None where it is that of the folder that was read."""
+
+    @property
     def stored(self) -> Sequence[Tensor]:
         """All frozen weights as they lie in memory."""
 
@@ -135,6 +139,11 @@ class DecoderModel:
         """See Model.token_bytes. On a processor they are float32 (kv_cache.KVCache)."""
         itemsize = 4 if self.device.type == "cpu" else self.compute.itemsize
         return 2 * self.spec.layers * self.spec.kv_width * itemsize
+
+    @property
+    def config(self) -> None:
+        """See Model.config."""
+        return None
 
     @property
     def stored(self) -> Sequence[Tensor]:

@@ -9,6 +9,7 @@ state than keys and values.
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -102,6 +103,17 @@ class TransformersModel:
         config: Any = self.module.config
         widths = usual_widths(config.get_text_config().to_dict())
         return 2 * widths["layers"] * widths["key_value"] * self.compute.itemsize
+
+    @property
+    def config(self) -> dict[str, Any] | None:
+        """See Model.config. Of some models that also see, only the language part is read, a class with names of its own."""
+        config: Any = self.module.config
+        name = type(self.module).__name__
+        if name in (config.architectures or ()):
+            return None
+        told: dict[str, Any] = json.loads(config.to_json_string(use_diff=False))
+        told.pop("_name_or_path", None)  # a folder of this machine
+        return {**told, "architectures": [name]}
 
     @property
     def stored(self) -> Sequence[Tensor]:
