@@ -187,3 +187,9 @@ def test_an_export_names_in_architectures_the_class_whose_keys_its_weights_have(
     assert again.logprobs(SEQUENCES) == engine.logprobs(SEQUENCES)
     engine.close()
     again.close()
+
+
+def test_a_model_that_also_sees_has_its_language_part_s_context(seeing: Path) -> None:
+    engine = opened("torch", seeing)
+    assert (engine.info.context_length, engine.info.vocabulary) == (4096, 300)
+    engine.close()
