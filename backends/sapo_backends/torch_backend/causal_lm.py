@@ -94,6 +94,9 @@ class Model(Protocol):
     def merged(self) -> dict[str, Tensor]:
         """Weights by Hugging Face name, the adapter added in float32, in the type they are stored in."""
 
+    def close(self) -> None:
+        """Let go of all weights."""
+
 
 def trained_tensors(model: Model) -> dict[str, Tensor] | None:
     """What is trained in the compute type, by name; None when nothing is. Without a gradient path to model.flat."""
@@ -208,3 +211,7 @@ class DecoderModel:
                     delta = (adapter[f"{name}.B{i}"] @ lows[i]) * (self.alpha / self.rank)
                     result[f"{module}.weight"] = (weight.float() + delta).to(weight.dtype)
         return result
+
+    def close(self) -> None:
+        """See Model.close."""
+        self.base, self.flat, self.four_bit = torch.empty(0), None, {}

@@ -246,6 +246,12 @@ class TransformersModel:
                 result[f"{name}.weight"] = (weight.float() + delta).to(weight.dtype)
         return result
 
+    def close(self) -> None:
+        """See Model.close. Its hooks keep the module in memory for a while: the weights go by themselves."""
+        for tensor in (*self.module.parameters(), *self.module.buffers()):
+            tensor.data = torch.empty(0)
+        self.base, self.flat = torch.empty(0), None
+
 
 class TransformersSession:
     """Decoding with transformers' own cache: each prompt prefilled once, then its cache repeated for its group."""
