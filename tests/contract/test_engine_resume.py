@@ -1,8 +1,9 @@
 """What a node relies on when something is interrupted or refused: completions that can be continued, weights without their
-optimizer, an adapter that stays."""
+optimizer, an adapter that stays, memory that is given back."""
 
 from __future__ import annotations
 
+import gc
 import re
 import shutil
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.contract.conftest import require_backend
+from tests.contract.conftest import Case, require_backend
 
 from sapo_backends.base import (
     BackendError,
@@ -125,3 +126,22 @@ def test_an_adapter_that_does_not_fit_leaves_the_one_that_is_there(lora: Any, lo
             there, True
         )
     engine.close()
+
+
+@pytest.mark.parametrize(
+    ("architecture", "case"),
+    [
+        ("qwen2", Case("torch")),
+        ("gpt2", Case("torch")),
+        ("qwen2", Case("torch", method="lora", precision="4bit-float32", needs="bitsandbytes")),
+    ],
+    ids=["own decoder", "transformers", "4 bits"],
+)
+def test_a_closed_engine_holds_no_weights(architecture: str, case: Case, load: Callable[..., Engine]) -> None:
+    """Not even while somebody holds the engine."""
+    reductions = pytest.importorskip("torch.multiprocessing.reductions")
+    engine = load(case, architecture)
+    stored = [reductions.StorageWeakRef(t.untyped_storage()) for t in engine._model.stored]  # type: ignore[attr-defined]
+    engine.close()
+    gc.collect()
+    assert [one.expired() for one in stored] == [True] * len(stored)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
+from tests.support.families import TINY
 
 from sapo_backends import registry
 from sapo_backends.base import BackendError, Engine, LoadRequest, ModelNotFound, TokenSequence
@@ -128,3 +129,67 @@ def test_a_folder_that_lacks_a_tensor_of_a_transformers_architecture_is_refused_
     save_file({**whole, name: whole[name][:, :-1].copy()}, file, {"format": "pt"})
     with pytest.raises(ModelNotFound, match="transformers cannot load"):
         opened("torch", folder)
+
+
+def test_an_export_by_transformers_holds_every_tensor_of_the_module_s_state_buffers_too(
+    model_folder: Folder, tmp_path: Path
+) -> None:
+    """Gemma 4 keeps a factor of each layer as a buffer, which is 1 where the file has none."""
+    folder, out = tmp_path / "gemma4", tmp_path / "out"
+    shutil.copytree(model_folder("gemma4_text"), folder)
+    whole = load_file(folder / "model.safetensors")
+    scalars = {name: np.full_like(tensor, 0.3) for name, tensor in whole.items() if name.endswith("layer_scalar")}
+    assert len(scalars) == 2
+    save_file(whole | scalars, folder / "model.safetensors", {"format": "pt"})
+    engine = opened("torch", folder)
+    out.mkdir()
+    engine.export(out)
+    assert load_file(out / "model.safetensors").keys() == whole.keys()
+    again = opened("torch", out)
+    assert again.logprobs(SEQUENCES) == engine.logprobs(SEQUENCES)
+    engine.close()
+    again.close()
+
+
+@pytest.fixture(scope="module")
+def seeing(model_folder: Folder, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny Qwen3.5 as it is published: the language model is a part of one that also sees."""
+    folder = tmp_path_factory.mktemp("seeing")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(model_folder("qwen2") / name, folder)
+    text = {"vocab_size": 300, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "eos_token_id": 258}
+    text |= {
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 4096,
+        **TINY["qwen3_5_text"],
+    }
+    vision = {"depth": 1, "hidden_size": 16, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 64}
+    tokens = {f"{name}_token_id": 259 + i for i, name in enumerate(("image", "video", "vision_start", "vision_end"))}
+    vision["num_position_embeddings"] = 16
+    config = transformers.Qwen3_5Config(text_config=text, vision_config=vision, **tokens)
+    torch.manual_seed(0)
+    transformers.Qwen3_5ForConditionalGeneration(config).save_pretrained(folder)
+    return folder
+
+
+def test_an_export_names_in_architectures_the_class_whose_keys_its_weights_have(seeing: Path, tmp_path: Path) -> None:
+    """And describes that class: transformers then finds every tensor, and computes the same."""
+    engine = opened("torch", seeing)
+    engine.export(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config["architectures"] == ["Qwen3_5ForCausalLM"]
+    assert "vision_config" not in config
+    assert str(seeing) not in json.dumps(config)
+    _, told = transformers.Qwen3_5ForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
+    assert (set(told["missing_keys"]), set(told["unexpected_keys"])) == (set(), set())
+    again = opened("torch", tmp_path)
+    assert again.logprobs(SEQUENCES) == engine.logprobs(SEQUENCES)
+    engine.close()
+    again.close()
+
+
+def test_a_model_that_also_sees_has_its_language_part_s_context(seeing: Path) -> None:
+    engine = opened("torch", seeing)
+    assert (engine.info.context_length, engine.info.vocabulary) == (4096, 300)
+    engine.close()

@@ -50,6 +50,14 @@ TINY: dict[str, dict[str, Any]] = {
         "sliding_window": WINDOW_TOKENS,
         "num_hidden_layers": 6,
     },
+    "gemma4_text": {
+        "head_dim": 16,
+        "global_head_dim": 16,
+        "hidden_size_per_layer_input": 8,
+        "vocab_size_per_layer_input": 300,
+        "num_kv_shared_layers": 0,
+        "layer_types": ["sliding_attention", "full_attention"],
+    },
     "mixtral": {"num_local_experts": 4},
     "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "head_dim": 16},
     "granitemoe": {

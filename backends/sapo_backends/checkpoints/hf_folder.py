@@ -21,9 +21,10 @@ QUANTISED = ("quantization", "quantization_config")
 """Entries of a config.json that speak of weights of fewer bits."""
 
 
-def write_settings(source: Path, folder: Path, dtype: str) -> None:
-    """Copy the tokenizer, write generation_config.json, and config.json for unquantised weights of `dtype`."""
-    config = read_json(source / "config.json")
+def write_settings(source: Path, folder: Path, dtype: str, config: Json | None = None) -> None:
+    """Copy the tokenizer, write generation_config.json, and config.json for unquantised weights of `dtype`: that of the source,
+    or the one that is given."""
+    config = read_json(source / "config.json") if config is None else config
     config |= _rope(config)
     config["dtype"] = config["torch_dtype"] = dtype
     for key in QUANTISED:

@@ -107,6 +107,7 @@ class HfTokenizer:
             if hasattr(tokenizer.model, "_resize_cache"):
                 tokenizer.model._resize_cache(CACHED_WORDS)
         self._plain.encode_special_tokens = True
+        self._last = max([len(vocabulary) - 1, *ids.values()])  # not the number of tokens: a vocabulary may have holes
         self._template = ChatTemplate.read(folder, settings, bos=special.bos, eos=special.eos, thinking=thinking)
         self._opening = self._beginning(ids.get(special.bos), settings) if self._template.is_plain else []
         self._split = _any_of(self._control.values())
@@ -214,4 +215,4 @@ class HfTokenizer:
 
     def decode(self, ids: TokenIds) -> str:
         """Text of the ids without control tokens; ids beyond the vocabulary (padded embeddings) give nothing."""
-        return str(self._plain.decode([i for i in ids if i not in self._control and 0 <= i < self.size]))
+        return str(self._plain.decode([i for i in ids if i not in self._control and 0 <= i <= self._last]))

@@ -69,6 +69,10 @@ class Model(Protocol):
         """Keys and values of one token in decoding."""
 
     @property
+    def config(self) -> dict[str, Any] | None:
+        """The config that fits the names of `merged`; None where it is that of the folder that was read."""
+
+    @property
     def stored(self) -> Sequence[Tensor]:
         """All frozen weights as they lie in memory."""
 
@@ -89,6 +93,9 @@ class Model(Protocol):
 
     def merged(self) -> dict[str, Tensor]:
         """Weights by Hugging Face name, the adapter added in float32, in the type they are stored in."""
+
+    def close(self) -> None:
+        """Let go of all weights."""
 
 
 def trained_tensors(model: Model) -> dict[str, Tensor] | None:
@@ -135,6 +142,11 @@ class DecoderModel:
         """See Model.token_bytes. On a processor they are float32 (kv_cache.KVCache)."""
         itemsize = 4 if self.device.type == "cpu" else self.compute.itemsize
         return 2 * self.spec.layers * self.spec.kv_width * itemsize
+
+    @property
+    def config(self) -> None:
+        """See Model.config."""
+        return None
 
     @property
     def stored(self) -> Sequence[Tensor]:
@@ -199,3 +211,7 @@ class DecoderModel:
                     delta = (adapter[f"{name}.B{i}"] @ lows[i]) * (self.alpha / self.rank)
                     result[f"{module}.weight"] = (weight.float() + delta).to(weight.dtype)
         return result
+
+    def close(self) -> None:
+        """See Model.close."""
+        self.base, self.flat, self.four_bit = torch.empty(0), None, {}

@@ -202,7 +202,6 @@ class TorchEngine(Engine):
 
     def close(self) -> None:
         """See Engine.close."""
-        self._model.base = torch.empty(0)
-        self._model.flat = None
+        self._model.close()
         self._trainer = None
         self._workers.close()

@@ -17,6 +17,7 @@ from sapo_backends.checkpoints.spec import DecoderSpec, decoder_spec
 from sapo_backends.checkpoints.tokenizer import HfTokenizer, read_json
 from sapo_backends.common import allocator, hardware, precisions, round_memory
 from sapo_backends.common.train_method import pick_method
+from sapo_backends.common.widths import language_part
 from sapo_backends.torch_backend import first_meeting
 from sapo_backends.torch_backend.causal_lm import DecoderModel, Model
 from sapo_backends.torch_backend.engine import TorchEngine
@@ -221,6 +222,7 @@ def load_engine(request: LoadRequest, progress: Progress | None = None) -> Torch
         _load_decoder(folder, config, request, place, progress) if ours else _load_transformers(folder, request, place)
     )
     method = _make_trainable(model, request)
+    language = language_part(config)
     info = EngineInfo(
         backend="torch",
         model=request.model,
@@ -228,8 +230,8 @@ def load_engine(request: LoadRequest, progress: Progress | None = None) -> Torch
         precision=place.precision,
         parameters=model.layout.size,
         trainable=0 if model.flat is None else model.flat.numel(),
-        vocabulary=int(config.get("vocab_size", 0)),
-        context_length=int(config.get("max_position_embeddings") or config.get("n_positions") or 2048),
+        vocabulary=int(language.get("vocab_size", 0)),
+        context_length=int(language.get("max_position_embeddings") or language.get("n_positions") or 2048),
         method=method,
         extra={"computed_by": f"{model.computed_by} ({reason})" if reason else model.computed_by},
     )

@@ -47,3 +47,15 @@ def test_a_text_that_a_normaliser_turns_into_a_control_token_stays_text(
     ids = tokenizer.encode_chat([{"role": "user", "content": text}])
     assert [i for i in ids if i >= 256] == [257, 258, 257]
     assert len(tokenizer.encode_text(text)) >= len("<|im_end|>")
+
+
+def test_a_vocabulary_with_holes_decodes_its_last_token(tmp_path: Path) -> None:
+    """Its ids go beyond the number of its tokens."""
+    data = json.loads((write(tmp_path) / "tokenizer.json").read_text(encoding="utf-8"))
+    vocabulary = data["model"]["vocab"]
+    vocabulary[max(vocabulary, key=vocabulary.get)] = 290
+    (tmp_path / "tokenizer.json").write_text(json.dumps(data), encoding="utf-8")
+    tokenizer = HfTokenizer(tmp_path)
+    last = next(text for text in map(chr, range(256)) if tokenizer.encode_text(text)[-1] == 290)
+    assert tokenizer.decode(tokenizer.encode_text(last)) == last
+    assert tokenizer.decode([291, 100_000]) == ""

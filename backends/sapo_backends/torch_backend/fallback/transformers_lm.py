@@ -9,6 +9,7 @@ state than keys and values.
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ from sapo_backends.common.update import Pair, plan_micro_batches
 from sapo_backends.common.widths import usual_widths
 from sapo_backends.packages import install
 from sapo_backends.torch_backend.fallback.caches import may_share_prompts, only_keys_and_values
+from sapo_backends.torch_backend.fallback.padding import padded_left, padded_right
 from sapo_backends.torch_backend.fallback.unembedding import UnembeddingTap
 from sapo_backends.torch_backend.model.flat_parameters import Entry, Layout, Part, move
 from sapo_backends.torch_backend.model.lora import PREFIX, LoraWeights
@@ -101,6 +103,17 @@ class TransformersModel:
         config: Any = self.module.config
         widths = usual_widths(config.get_text_config().to_dict())
         return 2 * widths["layers"] * widths["key_value"] * self.compute.itemsize
+
+    @property
+    def config(self) -> dict[str, Any] | None:
+        """See Model.config. Of some models that also see, only the language part is read, a class with names of its own."""
+        config: Any = self.module.config
+        name = type(self.module).__name__
+        if name in (config.architectures or ()):
+            return None
+        told: dict[str, Any] = json.loads(config.to_json_string(use_diff=False))
+        told.pop("_name_or_path", None)  # a folder of this machine
+        return {**told, "architectures": [name]}
 
     @property
     def stored(self) -> Sequence[Tensor]:
@@ -221,8 +234,10 @@ class TransformersModel:
 
     @torch.no_grad()
     def merged(self) -> dict[str, Tensor]:
-        """Weights by name, the adapter added in float32, in the type they are stored in."""
-        result = {name: view.clone() for name, view in self.layout.views(self.base).items()}
+        """See Model.merged. What the architecture keeps as buffers belongs to its weights."""
+        buffers = dict(self.module.named_buffers())
+        result = {name: tensor.clone() for name, tensor in self.module.state_dict().items() if name in buffers}
+        result |= {name: view.clone() for name, view in self.layout.views(self.base).items()}
         if self.adapter_layout is not None and self.flat is not None:
             adapter = self.adapter_layout.views(self.flat)
             for name in self.linear_layers():
@@ -230,6 +245,12 @@ class TransformersModel:
                 weight = result[f"{name}.weight"]
                 result[f"{name}.weight"] = (weight.float() + delta).to(weight.dtype)
         return result
+
+    def close(self) -> None:
+        """See Model.close. Its hooks keep the module in memory for a while: the weights go by themselves."""
+        for tensor in (*self.module.parameters(), *self.module.buffers()):
+            tensor.data = torch.empty(0)
+        self.base, self.flat = torch.empty(0), None
 
 
 class TransformersSession:
@@ -265,19 +286,6 @@ class TransformersSession:
             cache=self._cache,
             use_cache=True,
         ).logits[:, -1]
-
-
-def padded_left(prompts: Sequence[TokenIds], device: torch.device) -> tuple[Tensor, Tensor]:
-    """1 where a token is real, and the tokens, each (prompts, longest)."""
-    longest = max(map(len, prompts))
-    ids = torch.tensor([[0] * (longest - len(p)) + list(p) for p in prompts], device=device)
-    real = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts], device=device)
-    return real, ids
-
-
-def padded_right(texts: Sequence[TokenIds], width: int, device: torch.device) -> Tensor:
-    """(texts, width), filled up with 0."""
-    return torch.tensor([[*text, *[0] * (width - len(text))] for text in texts], device=device)
 
 
 def _in_full(logits: Tensor, targets: Tensor) -> TokenLogprobs:

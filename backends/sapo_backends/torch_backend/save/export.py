@@ -20,4 +20,4 @@ def export(model: Model, source: Path, folder: Path) -> None:
     save_file(
         {n: t.contiguous().cpu() for n, t in model.merged().items()}, folder / "model.safetensors", {"format": "pt"}
     )
-    write_settings(source, folder, str(model.base.dtype).removeprefix("torch."))
+    write_settings(source, folder, str(model.base.dtype).removeprefix("torch."), model.config)
