@@ -273,9 +273,9 @@ class SapoDashboard(DashboardActions):
                 screen.show(self.state, self.feed.now())
 
     def _follow_caption(self) -> None:
-        """A new caption brings its screen with it; after that the person may look elsewhere."""
+        """A new caption brings its screen with it, once no dialog is open; after that the person may look elsewhere."""
         caption = self.player.caption if self.player is not None else None
-        if caption is not self._caption:
+        if caption is not self._caption and isinstance(self.screen, BaseScreen):
             self._caption = caption
             if caption is not None and caption.screen and caption.screen != self.current_mode:
                 self.switch_mode(caption.screen)

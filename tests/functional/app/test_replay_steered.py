@@ -18,6 +18,7 @@ from sapo_desktop.commands.nodes import replay
 from sapo_desktop.dashboard.app import SapoDashboard
 from sapo_desktop.dashboard.messages import Caption
 from sapo_desktop.dashboard.replay import ReplayFeed, place_in
+from sapo_desktop.dashboard.screens.help import HelpScreen
 from sapo_desktop.errors import UsageError
 from sapo_desktop.services.models.recording import tour
 from sapo_swarm.events import LogLine, RoundFinished
@@ -163,6 +164,20 @@ async def test_a_caption_is_shown_from_its_time_on_and_brings_its_screen() -> No
         await rounds(app, pilot, 0)
         lines = ["".join(s.text for s in strip) for strip in app.screen._compositor.render_strips()]
         assert any("the beginning" in line for line in lines)
+
+
+async def test_a_caption_of_another_screen_waits_until_the_help_is_closed() -> None:
+    feed = ReplayFeed(SILO, 1.0, None, [Caption(ROUND_20, "a log of it", "log")], Clock())
+    async with playing(feed) as (app, pilot):
+        await rounds(app, pilot, 0)
+        await pilot.press("question_mark")
+        feed.seek(1)
+        await rounds(app, pilot, 20)
+        assert app.current_mode == "dashboard"
+        assert isinstance(app.screen, HelpScreen)
+        await pilot.press("escape")
+        await rounds(app, pilot, 20)
+        assert app.current_mode == "log"
 
 
 async def test_every_caption_of_the_tour_fits_and_names_a_screen_that_there_is() -> None:
