@@ -165,10 +165,12 @@ def _show(home: Home, chosen: settings.Settings) -> tuple[str | None, int]:
 
     allocator.return_freed()
     problem: list[Exception] = []
+    timers: list[object] = []
 
     async def start(answers: FirstRunAnswers | None) -> None:
         """An error ends the dashboard with its sentence."""
-        app.set_interval(allocator.RETURN_EVERY_S, tidy)
+        if not timers:
+            timers.append(app.set_interval(allocator.RETURN_EVERY_S, tidy))
         try:
             await _start(home, answers)
         except known() as error:
