@@ -21,7 +21,7 @@ import no_compiler
 
 ROOT = Path(__file__).resolve().parent.parent
 OLDEST, NEWEST = (3, 11), (3, 14)
-"""The Pythons that the tests pass on, and that the locked torch has wheels for."""
+"""The Pythons that were tried (docs/how-to/install.md); the locked torch has wheels for them."""
 CPU_TORCH = "2.13.0"
 """The release of the CPU build that is tried when there is no NVIDIA driver."""
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
