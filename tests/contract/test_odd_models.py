@@ -153,7 +153,7 @@ def test_an_export_by_transformers_holds_every_tensor_of_the_module_s_state_buff
 
 @pytest.fixture(scope="module")
 def seeing(model_folder: Folder, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny Qwen3.5 as it is published: the language model is a part of one that also sees."""
+    """A tiny Qwen3.5 as it is published: the language model is part of a multimodal one."""
     folder = tmp_path_factory.mktemp("seeing")
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(model_folder("qwen2") / name, folder)

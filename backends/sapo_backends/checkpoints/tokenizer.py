@@ -113,7 +113,7 @@ class HfTokenizer:
         self._split = _any_of(self._control.values())
         normaliser = self._plain.normalizer
         self._normalised = normaliser.normalize_str if normaliser else str
-        self._split_normalised = _any_of(map(self._normalised, self._control.values()))
+        self._split_normalised = _any_of(map(self._normalised, self._control.values())) if normaliser else None
 
     def _beginning(self, bos: int | None, settings: Json) -> list[int]:
         """What stands before every text of a base model: what its tokenizer itself puts there, else the token that is named

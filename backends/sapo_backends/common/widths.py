@@ -7,7 +7,7 @@ from typing import Any
 
 
 def language_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What the config says of the language model: one that also sees keeps it apart."""
+    """The language model's part of the config; of a multimodal one that is its text_config."""
     part = config.get("text_config")
     return part if isinstance(part, Mapping) else config
 

@@ -106,7 +106,7 @@ class TransformersModel:
 
     @property
     def config(self) -> dict[str, Any] | None:
-        """See Model.config. Of some models that also see, only the language part is read, a class with names of its own."""
+        """See Model.config. Of some multimodal models only the language part is read, a class with names of its own."""
         config: Any = self.module.config
         name = type(self.module).__name__
         if name in (config.architectures or ()):

@@ -64,7 +64,7 @@ def same(found: Any, expected: Any, depth: int = _DEPTH) -> bool:
 
 
 def _kinds(members: Iterable[Any]) -> set[Any]:
-    """The members of a set, or the keys of a dictionary, told apart where Python takes True for 1."""
+    """The members of a set, or the keys of a dictionary, each with whether it is a bool: to Python True equals 1."""
     return set(map(_kind, members))
 
 

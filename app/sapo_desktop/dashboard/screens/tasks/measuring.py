@@ -64,7 +64,7 @@ class MeasuringScreen(Dialog[Made | None]):
 
     async def _follow(self) -> None:
         told = self.query_one("#told", Static)
-        what = f"Asking {self._base} questions of it before it is trained. A node that trains waits meanwhile."
+        what = f"Asking {self._base} training questions of the task, as it is now. A node that trains waits meanwhile."
         try:
             async with aclosing(self._steps()) as steps:
                 async for step in steps:
