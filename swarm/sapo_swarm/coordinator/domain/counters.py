@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import OrderedDict
 
 from sapo_swarm.coordinator.domain.records import ACTIVE_S, AHEAD_S, MINUTE, WINDOW_MINUTES
@@ -13,7 +14,7 @@ class Counters:
 
     def __init__(self) -> None:
         self.minutes: dict[int, dict[str, float]] = {}
-        self._of_nodes: dict[int, dict[str, float]] = {}
+        self._of_nodes: dict[int, dict[str, int]] = {}
         self.groups: dict[str, int] = {}
         self.sampled: dict[str, int] = {}
         self.total = 0
@@ -26,10 +27,13 @@ class Counters:
         if not value:
             return
         of_node = key.startswith(("g/", "d/"))
-        bucket = (self._of_nodes if of_node else self.minutes).setdefault(minute, {})
-        bucket[key] = bucket.get(key, 0.0) + value
         if of_node:
+            counts, key = self._of_nodes.setdefault(minute, {}), sys.intern(key)  # one text for its 60 minutes
+            counts[key] = counts.get(key, 0) + int(value)
             self._window(key, int(value))
+        else:
+            bucket = self.minutes.setdefault(minute, {})
+            bucket[key] = bucket.get(key, 0.0) + value
         if dirty:
             self.dirty[minute, key] = self.dirty.get((minute, key), 0.0) + value
 
@@ -52,7 +56,7 @@ class Counters:
         for minute in {m for m in (*self.minutes, *self._of_nodes) if not edge < m <= edge + WINDOW_MINUTES + 1}:
             self.minutes.pop(minute, None)
             for key, value in self._of_nodes.pop(minute, {}).items():
-                self._window(key, -int(value))
+                self._window(key, -value)
         while self.seen and not edge < next(iter(self.seen.values())) // MINUTE <= edge + WINDOW_MINUTES + 1:
             self.seen.popitem(last=False)
         return edge
