@@ -60,13 +60,14 @@ def status(state: DashboardState, now: float) -> tuple[str, str, float]:
         return "$warning", link.sentence, now - link.time
     if state.state == "starting" and state.phase is not None and state.phase.phase == "open":
         return _STYLES["starting"], state.phase.detail or state.sentence, now - state.since
+    besides = f"{state.besides} · " if state.besides else ""  # first: what comes last is cut
     if state.state == "running" and state.phase is not None:
         phase = state.phase
         where = after(phase.round) if phase.phase == "evaluate" else f"round {phase.round + 1}"
         doing = phase.detail or _DOING[phase.phase]
-        return _STYLES["running"], f"{where[0].upper()}{where[1:]} · {doing}", now - state.phase_since
+        return _STYLES["running"], f"{besides}{where[0].upper()}{where[1:]} · {doing}", now - state.phase_since
     if state.state == "running" and state.round is not None:
-        return _STYLES["running"], f"Round {state.round.round + 1} done", now - state.round_time
+        return _STYLES["running"], f"{besides}Round {state.round.round + 1} done", now - state.round_time
     return _STYLES[state.state], state.sentence or _WORDS[state.state], now - state.since if state.since else 0.0
 
 
