@@ -119,13 +119,19 @@ class DashboardState(msgspec.Struct, frozen=True):
 
     @property
     def besides(self) -> str:
-        """What the node's sentence says after its first phrase: which rule slows it, until when it runs anyway."""
+        """What the node's sentence says after its first phrase: which rule slows it, until when it runs anyway, what was asked
+        for and happens once its model is open."""
         return self.sentence.partition(" · ")[2]
 
     @property
     def paused(self) -> bool:
         """The node does not work now, for whatever reason."""
         return self.state in ("paused", "pausing", "stopped", "failed")
+
+    @property
+    def resumable(self) -> bool:
+        """Space asks the node to go on: it is paused, or will be once its model is open."""
+        return self.paused or (self.state == "starting" and bool(self.reason))
 
 
 def apply(state: DashboardState, event: Event | Link) -> DashboardState:  # noqa: C901, PLR0912 - one case an event

@@ -58,9 +58,10 @@ def status(state: DashboardState, now: float) -> tuple[str, str, float]:
         return _STYLES[style], f"{sentence} · space starts the node again", now - since
     if link is not None and not link.connected:
         return "$warning", link.sentence, now - link.time
-    if state.state == "starting" and state.phase is not None and state.phase.phase == "open":
-        return _STYLES["starting"], state.phase.detail or state.sentence, now - state.since
     besides = f"{state.besides} · " if state.besides else ""  # first: what comes last is cut
+    if state.state == "starting" and state.phase is not None and state.phase.phase == "open":
+        doing = state.phase.detail or _DOING["open"]
+        return _STYLES["starting"], f"{besides}{doing}", now - state.since
     if state.state == "running" and state.phase is not None:
         phase = state.phase
         where = after(phase.round) if phase.phase == "evaluate" else f"round {phase.round + 1}"
