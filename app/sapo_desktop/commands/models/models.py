@@ -26,6 +26,8 @@ _NAMES = {
     **{"prune": 1, "bases": 0, "fetch": 1, "figures": 1},
 }
 """How many names an action takes at most; rename, duplicate and delete take all of theirs."""
+_BASE = 24
+"""Columns of a base in the list, at most."""
 
 
 def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
@@ -112,7 +114,7 @@ def _cells(one: Overview) -> tuple[str, ...]:
     model = one.model
     return (
         model.name,
-        model.record.base[-16:],
+        one.base if len(one.base) <= _BASE else f"{one.base[: _BASE - 1]}…",
         gain(one.held_out, judged=one.judged),
         f"{one.rounds:,} round{'' if one.rounds == 1 else 's'}",
         f"{_short(one.story.tokens)} tokens",

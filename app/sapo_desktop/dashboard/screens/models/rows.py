@@ -23,7 +23,7 @@ _GAIN, _GAIN_WIDE = 28, 40
 def _columns(width: int) -> tuple[int, int, int]:
     """Room for name, base and held-out result in a list so wide."""
     held_out = _GAIN_WIDE if width >= 108 else _GAIN
-    base = 16 if width >= 100 else 8
+    base = 16 if width >= 100 else 10
     return max(width - 26 - base - held_out, 12), base, held_out
 
 
@@ -42,7 +42,7 @@ def row(one: Overview, training: bool, now: float, width: int, glyphs: Glyphs) -
     return Content.assemble(
         (f"{glyphs.now} " if training else "  ", "$success"),
         (fit(plain(model.name, 60), name), "bold"),
-        (f" {fit(plain(model.record.base.rstrip('/').rpartition('/')[2], 60), base)} ", "$muted"),
+        (f" {fit(plain(one.base, 60), base)} ", "$muted"),
         fit(gain(one.held_out, held_out, one.judged), held_out),
         (f" {_short(one.rounds):>6} {memory(one.size):>7} {used:>6}", "$muted"),
     )

@@ -20,6 +20,11 @@ class Overview:
     size: int
 
     @property
+    def base(self) -> str:
+        """What it was made from, without the folder or owner."""
+        return self.model.record.base.rstrip("/").rpartition("/")[2]
+
+    @property
     def rounds(self) -> int:
         """Rounds behind the model, those in its log included."""
         return max(self.model.rounds_done, self.story.rounds[-1].round + 1 if self.story.rounds else 0)
