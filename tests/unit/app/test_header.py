@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from rich.cells import cell_len
 from tests.unit.app.test_dashboard_text import fold, run
 
 from sapo_desktop.dashboard.look.glyphs import UNICODE
@@ -41,3 +42,13 @@ def test_the_log_says_when_a_rule_begins_and_ends_to_slow_a_node_at_work() -> No
     for besides in (f" · {SLOWER}", f" · {SLOWER}", ""):
         state = apply(state, working(besides))
     assert [one.text for one in state.log][before:] == [f"Working on round 3 · {SLOWER}", "Working on round 3"]
+
+
+@pytest.mark.parametrize("width", [80, 120, 160])
+def test_a_header_with_wide_characters_has_width_cells(width: int) -> None:
+    told = "Paused: the folder /home/張三/模型資料 has no room · space tries again"
+    for model in ("starter", "模型" * 40):
+        paused = fold([run(model=model), StateChanged(time=1.0, state="paused", sentence=told)])
+        text = line(paused, width)
+        assert cell_len(text) == width
+        assert text.endswith(" · 7 s")
