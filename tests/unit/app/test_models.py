@@ -18,7 +18,7 @@ from sapo_backends.checkpoints.locate import BUNDLED
 from sapo_desktop import cli
 from sapo_desktop.commands.models.models import _table as table
 from sapo_desktop.dashboard.look.glyphs import UNICODE
-from sapo_desktop.dashboard.screens.models.rows import row
+from sapo_desktop.dashboard.screens.models.rows import row, summary
 from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import Home
 from sapo_desktop.services.models.shelf import changes, keeping, names, store
@@ -254,3 +254,9 @@ def test_a_base_of_the_hub_is_listed_without_its_owner_and_cut_where_it_is_long(
     for base, shown in (("Qwen/Qwen2.5-0.5B-Instruct", "Qwen2.5-0.5B-Instruct"), ("me/" + 30 * "a", 23 * "a" + "…")):
         (line,) = table([Overview(model(changed(model=base)), Story(), 0)])
         assert line.startswith(f"kim  {shown}  ")
+
+
+def test_of_an_own_task_no_preset_is_told() -> None:
+    for tasks, told in ((("my_sums",), "my_sums"), (("my_sums", "bf"), "my_sums, bf (starter)")):
+        said = summary(Overview(model(changed(tasks=tasks)), Story(), 0), False, 76, UNICODE).plain
+        assert f"tasks     {told}\n" in said

@@ -10,7 +10,7 @@ from textual.content import Content
 from sapo_desktop.dashboard.look.glyphs import Glyphs
 from sapo_desktop.dashboard.look.show import age, bar, count, fit, hang, memory, plain
 from sapo_desktop.services.models.shelf.history import what
-from sapo_desktop.services.models.shelf.overview import Overview, gain
+from sapo_desktop.services.models.shelf.overview import Overview, gain, tasks_of
 from sapo_desktop.services.models.shelf.store import rounds_of
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import Evaluated, RunStarted
@@ -62,7 +62,7 @@ def summary(one: Overview, training: bool, width: int, glyphs: Glyphs) -> Conten
     sessions = one.story.sessions
     rows = [
         pair("made from", f"{model.record.base} · {_how(model.config)}", width),
-        pair("tasks", f"{', '.join(config.tasks)} ({config.preset})", width),
+        pair("tasks", tasks_of(config), width),
         pair(
             "trained",
             f"{_many(one.rounds, 'round')} · {count(one.story.tokens)} tokens generated · {_where(one)}",
@@ -173,6 +173,6 @@ def _settings(one: Overview, width: int) -> list[Content]:
         Content.styled("What it is", "bold"),
         pair("made from", model.record.base, width),
         pair("trained", _how(model.config), width),
-        pair("tasks", f"{', '.join(model.config.tasks)} ({model.config.preset})", width),
+        pair("tasks", tasks_of(model.config), width),
         pair("folder", str(model.folder), width),
     ]
