@@ -78,7 +78,7 @@ class DashboardActions(DashboardHost):
                 self.work(partial(self.start_node, None), "start")
         elif self.state.absent:
             self.say("The node is starting")
-        elif self.state.paused:
+        elif self.state.resumable:
             self.command("resume", "Going on")
         else:
             self.command("pause", "Paused until space is pressed again")

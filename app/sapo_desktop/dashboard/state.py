@@ -118,9 +118,20 @@ class DashboardState(msgspec.Struct, frozen=True):
         return self.gone or (self.link is not None and self.link.starting and not self.link.connected)
 
     @property
+    def besides(self) -> str:
+        """What the node's sentence says after its first phrase: which rule slows it, until when it runs anyway, what was asked
+        for and happens once its model is open."""
+        return self.sentence.partition(" · ")[2]
+
+    @property
     def paused(self) -> bool:
         """The node does not work now, for whatever reason."""
         return self.state in ("paused", "pausing", "stopped", "failed")
+
+    @property
+    def resumable(self) -> bool:
+        """Space asks the node to go on: it is paused, or will be once its model is open."""
+        return self.paused or (self.state == "starting" and bool(self.reason))
 
 
 def apply(state: DashboardState, event: Event | Link) -> DashboardState:  # noqa: C901, PLR0912 - one case an event
@@ -201,18 +212,19 @@ def _run_started(state: DashboardState, event: RunStarted) -> DashboardState:
 
 def _state_changed(state: DashboardState, event: StateChanged) -> DashboardState:
     level: Level = "error" if event.state == "failed" else "info"
-    quiet = event.state == state.state == "running"
-    log = state.log if quiet else state.log.append(LogLine(time=event.time, level=level, text=event.sentence))
-    return replace(
+    still = event.state == state.state == "running"
+    then = replace(
         state,
         state=event.state,
         sentence=event.sentence,
         reason=event.reason,
         anyway_until=event.anyway_until,
         since=event.time,
-        phase_since=state.phase_since if quiet else event.time,
-        log=log,
+        phase_since=state.phase_since if still else event.time,
     )
+    if still and then.besides == state.besides:
+        return then
+    return replace(then, log=state.log.append(LogLine(time=event.time, level=level, text=event.sentence)))
 
 
 def _phase(state: DashboardState, event: Phase) -> DashboardState:

@@ -225,7 +225,7 @@ class Session:
         elif self._state.gone and self._start is not None:
             self._say("Starting the node")
             await self._start()
-        elif self._state.paused:
+        elif self._state.resumable:
             await self._command("resume", "Going on")
         else:
             await self._command("pause", "Paused until a line with one space is typed again")

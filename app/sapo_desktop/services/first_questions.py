@@ -30,7 +30,7 @@ class FirstRunInfo:
     limits: tuple[tuple[str, str], ...] = (
         ("balanced", "pauses on battery or when hot, slower when warm"),
         ("eco", "pauses while you use the computer, too"),
-        ("full", "works on battery, slower; pauses only when very hot"),
+        ("full", "works on battery, slower; pauses when very hot"),
     )
     measure: Measure | None = None
     check: Check | None = None

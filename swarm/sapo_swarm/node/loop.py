@@ -20,7 +20,8 @@ from sapo_swarm.node.evaluation.guard import Guard
 from sapo_swarm.node.evaluation.held_out_exclusion import held_out_exclusion
 from sapo_swarm.node.event_bus import Bus
 from sapo_swarm.node.governor import requests as wishes
-from sapo_swarm.node.governor.run_control import Pace, RunControl, tick
+from sapo_swarm.node.governor.run_control import RunControl
+from sapo_swarm.node.governor.ticker import Pace, tick
 from sapo_swarm.node.model_store import ModelStore
 from sapo_swarm.node.opening import Opening
 from sapo_swarm.node.round import phases

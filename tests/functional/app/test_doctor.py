@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from argparse import Namespace
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 from tests.functional.app.test_settings_screen import said, until
 
+from sapo_desktop.commands.machine import doctor as verb
 from sapo_desktop.dashboard.app import SapoDashboard
+from sapo_desktop.dashboard.look.glyphs import UNICODE
 from sapo_desktop.dashboard.replay import ReplayFeed
-from sapo_desktop.dashboard.screens.doctor import DoctorScreen
+from sapo_desktop.dashboard.screens.doctor import DoctorScreen, finding_line
 from sapo_desktop.errors import CommandFailed
 from sapo_desktop.paths import Home
 from sapo_desktop.services.machine import doctor
 from sapo_desktop.services.machine.doctor import stream
-from sapo_desktop.services.machine.finding import Finding
+from sapo_desktop.services.machine.finding import COLUMN, Finding
 from sapo_desktop.services.nodes import supervisor
 from sapo_swarm.node.control.api import NodeNotAnswering
 
@@ -43,7 +46,7 @@ async def test_the_doctor_tells_its_findings_as_they_come_and_what_mends_them() 
         assert "Looking" in said(pilot)
         goes_on.set()
         await until(pilot, lambda: "One thing does not work" in said(pilot))
-        assert "✗ trainer        No engine: pip install [x]" in said(pilot)
+        assert "✗ trainer          No engine: pip install [x]" in said(pilot)
         await pilot.press("escape")
         assert not isinstance(app.screen, DoctorScreen)
 
@@ -64,6 +67,20 @@ async def test_the_dialog_and_the_terminal_ask_the_same_doctor(home: Home) -> No
     found = [finding.what async for finding in stream()]
     assert {"version", "machine", "disk", "settings", "torch", "activity", "scorer", "node"} <= set(found)
     assert "fake" not in found  # no engine for a person who trains
+
+
+def test_between_a_findings_name_and_its_text_stands_a_blank_for_every_finding_of_doctor(
+    home: Home, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home.prepare()
+    verb.main(Namespace(json=False, self_test=False))
+    lines = capsys.readouterr().out.splitlines()
+    found = [Finding("ok", line[2 : COLUMN + 2].rstrip(), line[COLUMN + 3 :]) for line in lines]
+    assert {"thermal pressure", "memory pressure"} <= {finding.what for finding in found}
+    assert {line[COLUMN + 2] for line in lines} == {" "}
+    for finding in found:
+        shown = finding_line(finding, 1000, UNICODE).plain
+        assert shown.split() == ["✓", *finding.what.split(), *finding.text.split()]
 
 
 async def test_a_doctor_that_dies_on_its_way_is_not_taken_for_one_with_nothing_to_mend(

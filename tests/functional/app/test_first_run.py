@@ -6,12 +6,15 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from rich.cells import cell_len
+from tests.support.scripted_actions import ScriptedSwarms
 from tests.support.scripted_feed import NARROW, SILO, ScriptedFeed, questions, settled
 from textual import events
 from textual.widgets import Input, Static
 
 from sapo_desktop.dashboard.app import SapoDashboard
 from sapo_desktop.dashboard.screens.first_run import FirstRunScreen
+from sapo_desktop.dashboard.widgets.choice import Choice
 from sapo_desktop.services import first_run
 from sapo_desktop.services.first_questions import FirstRunAnswers, FirstRunInfo
 from sapo_swarm.config import PAPER_TASKS
@@ -26,6 +29,16 @@ async def test_the_first_run_starts_with_its_defaults_on_enter() -> None:
         lines = await settled(pilot)
         assert any("Reward" in line for line in lines)
     assert answers == [FirstRunAnswers()]
+
+
+async def test_every_fixed_answer_of_the_first_questions_fits_80_columns() -> None:
+    app = SapoDashboard(ScriptedFeed(list(SILO)), first_run=True, swarm_actions=ScriptedSwarms())
+    async with app.run_test(size=NARROW) as pilot:
+        await questions(pilot)
+        for choice in app.screen.query(Choice):
+            for _ in choice.answers:
+                choice.action_turn(1)
+                assert cell_len(choice.render().plain) <= choice.content_size.width, choice.render().plain
 
 
 @pytest.mark.parametrize("key", ["q", "escape"])

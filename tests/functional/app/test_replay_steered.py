@@ -198,6 +198,22 @@ async def test_every_caption_of_the_tour_fits_and_names_a_screen_that_there_is()
             assert app.current_mode == place.screen
 
 
+async def test_at_80_by_24_the_swarm_screen_of_the_tour_shows_a_peer() -> None:
+    events, said = tour()
+    places = [Caption(place_in(events, str(one.round)), one.text, one.screen) for one in said]
+    app = SapoDashboard(ReplayFeed(events, 1.0, None, places, Clock()))
+    shown = []
+    async with app.run_test(size=(80, 24)) as pilot:
+        for place in [place for place in places if place.screen == "swarm"]:
+            while app.screen._caption != place.text:  # type: ignore[attr-defined]
+                await pilot.press("right_square_bracket")
+                app.redraw()
+                await pilot.pause()
+            shown.append(app.screen.query_one("#peers").scrollable_content_region.height)
+    assert len(shown) == 2
+    assert min(shown) >= 2, "the heading and a peer"
+
+
 @pytest.mark.parametrize(
     ("recorded", "played"),
     [

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
+from rich.cells import cell_len
 from tests.functional.app.test_models_by_keys import ENTER, Keys
 from tests.functional.app.test_own_task import messy
 from tests.support.node_process import CALM
 from tests.support.terminal import terminal
 from textual import events
 from textual.pilot import Pilot
-from textual.widgets import Input
+from textual.widgets import Input, OptionList
 
 from sapo_desktop.dashboard.app import SapoDashboard
 from sapo_desktop.dashboard.replay import ReplayFeed
@@ -233,6 +235,19 @@ async def test_a_path_is_typed_with_its_folders_on_offer(home: Home, tmp_path: P
         for key in (*"deep/codes.tsv", "enter"):
             app.post_message(events.Key(key, key if len(key) == 1 else None))
         await until(pilot, lambda: isinstance(pilot.app.screen, DraftScreen) and "codes.tsv" in said(pilot))
+
+
+async def test_beside_names_in_wide_characters_the_sizes_of_files_stand_in_one_column(
+    home: Home, tmp_path: Path
+) -> None:
+    messy(tmp_path / "docs" / "數學題目數學題目.csv")
+    async with dashboard(home).run_test(size=(80, 24)) as pilot:
+        await pilot.press("m")
+        await until(pilot, lambda: isinstance(pilot.app.screen, PlacesScreen) and "my sums.csv" in said(pilot))
+        options = pilot.app.screen.query_one("#places", OptionList).options
+        lines = [str(option.prompt) for option in options if ".csv" in str(option.prompt)]
+    assert len(lines) == 2
+    assert len({cell_len(re.split(" {2,}", line)[0] + re.findall(" {2,}", line)[0]) for line in lines}) == 1
 
 
 async def test_an_example_is_taken_in_the_wizard(home: Home) -> None:

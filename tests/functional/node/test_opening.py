@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -12,13 +13,20 @@ from msgspec import structs
 from tests.support.model_folder import chain, weights
 from tests.support.watched_node import CALM, CONFIG, CountingEngine, follow, make
 
+from sapo_backends.base import CancelToken, Engine, Progress
+from sapo_desktop.dashboard.look.glyphs import UNICODE
+from sapo_desktop.dashboard.state import DashboardState, apply
+from sapo_desktop.dashboard.widgets.header import header
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import Evaluated, Event, LogLine, Phase, RunStarted, StateChanged
 from sapo_swarm.node.evaluation.base_answers import BaseAnswers, conditions
+from sapo_swarm.node.event_bus import Bus
+from sapo_swarm.node.governor.run_control import RunControl
 from sapo_swarm.node.governor.schedule import DAYS
 from sapo_swarm.node.loop import Node
+from sapo_swarm.node.round.context import Activity
 from sapo_swarm.node.setup import NodeSetup
-from sapo_swarm.node.storage.journal import read_only
+from sapo_swarm.node.storage.journal import Journal, read_only
 
 pytestmark = pytest.mark.timeout(120)
 REGULAR = structs.replace(CONFIG, tasks=("basic_arithmetic",), eval_every=2, eval_items=8)
@@ -153,3 +161,51 @@ async def test_a_stop_while_updates_are_redone_ends_the_node_and_loses_nothing(t
     assert told[-1].sentence == "Stopped before the model was open; nothing of it is lost."
     await trained(tmp_path / "killed", config)
     assert weights(tmp_path / "killed", 6) == weights(tmp_path / "whole", 6)
+
+
+async def test_a_pause_asked_for_while_the_model_opens_stands_in_the_header(tmp_path: Path) -> None:
+    """Until it is taken back; how far the opening is, is told all the while."""
+    pause_seen, told, state = threading.Event(), list[tuple[bool, str]](), DashboardState()
+
+    def build(progress: Progress) -> Engine:
+        assert pause_seen.wait(60)
+        progress(0.5, "layer 1")
+        return CountingEngine()
+
+    node = Node(NodeSetup(CONFIG, "watched", tmp_path, build, lambda: CALM))
+
+    def seen(event: Event) -> None:
+        nonlocal state
+        state = apply(state, event)
+        if state.state != "starting" or not isinstance(event, Phase | StateChanged):
+            return
+        told.append((state.resumable, header(state, state.newest, 80, 24, UNICODE).plain.rpartition("… ")[2]))
+        if isinstance(event, StateChanged) and state.resumable:
+            pause_seen.set()
+        elif isinstance(event, Phase) and event.detail == "Loading fake":
+            node.command("pause")
+        elif isinstance(event, Phase) and event.detail == "Loading fake: layer 1":
+            node.command("resume")
+
+    await follow(node, seen)
+    opening = told.index((False, "Loading fake"), 1)
+    assert told[opening + 1 : opening + 4] == [
+        (True, "pauses once the model is open · Loading fake"),
+        (True, "pauses once the model is open · Loading fake: layer 1"),
+        (False, "Loading fake: layer 1"),
+    ]
+    assert state.rounds == CONFIG.rounds
+
+
+async def test_what_is_asked_of_a_node_just_as_its_state_changes_does_not_bring_the_old_state_back(
+    tmp_path: Path,
+) -> None:
+    """Its pause is told of a moment later: by then the model may be open."""
+    journal = Journal(tmp_path / "journal.db")
+    activity = Activity()
+    control = RunControl(Bus(journal), activity, CancelToken(), lambda _share, _duty: False)
+    control.command("pause", 0.0)
+    activity.state = "stopped"
+    await control.settled()
+    assert activity.state == "stopped"
+    journal.close()

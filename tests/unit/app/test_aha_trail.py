@@ -7,6 +7,7 @@ import time
 
 import msgspec
 import pytest
+from rich.cells import cell_len
 from tests.fixtures.make_recordings import recording
 from tests.support.records import finished, group_of, opened
 
@@ -104,6 +105,14 @@ def test_a_low_page_tells_of_one_in_a_line_and_a_tall_one_leaves_it_to_the_table
     assert in_a_line(DashboardState(), 76) == ""
     assert "No task is solved yet" in table(DashboardState(), 0.0, 76, 4, UNICODE).plain
     assert in_a_line(EVERY, 76).endswith("here in 21 · 4 more: w")
+
+
+@pytest.mark.parametrize("width", range(66, 121, 6))
+def test_of_a_peer_with_a_wide_name_the_line_keeps_its_end(width: int) -> None:
+    """A form is chosen by its columns: the shortest one fits."""
+    said = in_a_line(fold(*LEARNED, named("張三豐的筆記本電腦節點甲乙丙丁")), width)
+    assert cell_len(said) <= width
+    assert re.search(r"here (in )?(round )?21 · w$", said), said
 
 
 def test_a_name_of_a_peer_is_shown_plain_and_without_one_its_id_is() -> None:

@@ -240,6 +240,11 @@ def test_a_record_is_what_the_journal_says_up_to_the_exported_round(tmp_path: Pa
     assert record_of("mine", RunConfig(model="gone/away"), tmp_path / "none.db", 0).licence == "unknown"
 
 
+def test_the_card_names_a_preset_only_where_a_task_has_one(tmp_path: Path) -> None:
+    for task, preset in (("bf", "starter"), ("my_sums", "")):
+        assert record_of("mine", RunConfig(tasks=(task,)), tmp_path / "none.db", 0).preset == preset
+
+
 def test_a_record_says_that_the_rewards_were_a_judges_and_whose(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "journal.db")
     journal.append([msgspec.structs.replace(opened(0), judged=True)])

@@ -14,8 +14,11 @@ from tests.support.own_tasks import library_in, sums
 from tests.support.records import evaluation, finished
 
 from sapo_backends.base import ModelNotFound
+from sapo_backends.checkpoints.locate import BUNDLED
 from sapo_desktop import cli
 from sapo_desktop.commands.models.models import _table as table
+from sapo_desktop.dashboard.look.glyphs import UNICODE
+from sapo_desktop.dashboard.screens.models.rows import row, summary
 from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import Home
 from sapo_desktop.services.models.shelf import changes, keeping, names, store
@@ -238,3 +241,22 @@ def test_a_held_out_score_is_told_with_whose_weights_had_it(
     assert "base 50.0 % (40.0 to 60.0)" in line
     assert told(evaluation(1, 0.55)) == "held-out    55.0 % (40.0 to 60.0)"
     assert told(finished(1)) == "held-out    55.0 % (40.0 to 60.0), after round 1 of 2"
+
+
+@pytest.mark.parametrize("base", BUNDLED)
+def test_the_list_names_each_bundled_base_whole_at_80_columns(base: str) -> None:
+    one = Overview(model(changed(model=base)), Story(), 0)
+    assert f" {base} " in row(one, False, 0.0, 74, UNICODE).plain
+    assert f" {base} " in table([one])[0]
+
+
+def test_a_base_of_the_hub_is_listed_without_its_owner_and_cut_where_it_is_long() -> None:
+    for base, shown in (("Qwen/Qwen2.5-0.5B-Instruct", "Qwen2.5-0.5B-Instruct"), ("me/" + 30 * "a", 23 * "a" + "…")):
+        (line,) = table([Overview(model(changed(model=base)), Story(), 0)])
+        assert line.startswith(f"kim  {shown}  ")
+
+
+def test_of_an_own_task_no_preset_is_told() -> None:
+    for tasks, told in ((("my_sums",), "my_sums"), (("my_sums", "bf"), "my_sums, bf (starter)")):
+        said = summary(Overview(model(changed(tasks=tasks)), Story(), 0), False, 76, UNICODE).plain
+        assert f"tasks     {told}\n" in said

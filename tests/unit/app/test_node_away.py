@@ -73,6 +73,16 @@ async def test_while_a_node_is_starting_again_the_footer_has_no_pause_and_space_
         assert feed_of(app).commands == []
 
 
+async def test_a_pause_that_waits_for_the_model_to_open_is_taken_back_by_space() -> None:
+    later = "Loading starter-1m · pauses once the model is open"
+    app = app_over([StateChanged(time=1.0, state="starting", sentence=later, reason="person")])
+    async with app.run_test(size=(120, 36)) as pilot:
+        assert "space resume" in (await settled(pilot))[-1]
+        await pilot.press("space")
+        await settled(pilot)
+        assert feed_of(app).commands == [("resume", {})]
+
+
 def test_where_no_swarm_can_be_joined_from_here_no_key_is_named_for_it() -> None:
     alone = fold([run()])
     told = swarm_screen.overview(alone, 2.0, 76, 20, UNICODE, keys=False).plain

@@ -8,7 +8,7 @@ from tests.fixtures.make_recordings import recording
 from textual.app import App, ComposeResult
 
 from sapo_desktop.dashboard.app import SapoDashboard
-from sapo_desktop.dashboard.look.show import groups, hang, shorten, wrap
+from sapo_desktop.dashboard.look.show import end_of, groups, hang, shorten, wrap
 from sapo_desktop.dashboard.replay import SPEEDS, ReplayFeed
 from sapo_desktop.dashboard.screens.dialogs import SnoozeDialog
 from sapo_desktop.dashboard.widgets.keybar import Key, KeyBar
@@ -31,6 +31,8 @@ def test_lines_are_measured_in_columns(text: str) -> None:
         assert max(map(cell_len, wrap(text, 30))) <= 30
         assert max(map(cell_len, hang(text, 30, 4).split("\n"))) <= 30
     assert 0 < cell_len(shorten(text, 30)) <= 30
+    assert 28 < cell_len(end_of(text, 30)) <= 30
+    assert text.endswith(end_of(text, 30).removeprefix("…"))
 
 
 @pytest.mark.parametrize(("number", "said"), [(0, "0 groups"), (1, "1 group"), (1870, "1,870 groups")])

@@ -15,13 +15,13 @@ from sapo_backends.base import CancelToken, LoadRequest
 from sapo_backends.fake import FakeEngine
 from sapo_swarm.config import RunConfig
 from sapo_swarm.node.event_bus import Bus
-from sapo_swarm.node.governor import run_control
+from sapo_swarm.node.governor import ticker
 from sapo_swarm.node.governor.awake import Awake, holder, wanted
 from sapo_swarm.node.governor.holds import Hold, Level, State, advance
 from sapo_swarm.node.governor.limits import PRESETS, Limits
 from sapo_swarm.node.governor.priority import windows_class
 from sapo_swarm.node.governor.requests import Requests, aside, command, effort, obstacle
-from sapo_swarm.node.governor.run_control import Pace, RunControl
+from sapo_swarm.node.governor.run_control import RunControl
 from sapo_swarm.node.governor.sensors.machine import Machine
 from sapo_swarm.node.governor.sensors.readings import Readings
 from sapo_swarm.node.round.context import Activity
@@ -131,14 +131,14 @@ async def test_a_reading_that_fails_ends_no_limit_and_one_thread_has_the_wish_to
         def want(self, wanted: bool) -> None:
             threads.append(threading.current_thread())
 
-    monkeypatch.setattr(run_control, "TICK_S", 0.0)
-    monkeypatch.setattr(run_control, "Awake", Recorded)
+    monkeypatch.setattr(ticker, "TICK_S", 0.0)
+    monkeypatch.setattr(ticker, "Awake", Recorded)
     held, journal = asyncio.Event(), Journal(tmp_path / "journal.db")
     control = RunControl(Bus(journal), Activity(), CancelToken(), lambda _share, _duty: bool(held.set()))
-    ticker = asyncio.create_task(run_control.tick(Flaky(tmp_path), Limits, control, Pace(), Bus(journal)))
-    await asyncio.wait({ticker, asyncio.create_task(held.wait())}, return_when=asyncio.FIRST_COMPLETED)
-    ticker.cancel()
-    await asyncio.gather(ticker, return_exceptions=True)
+    ticking = asyncio.create_task(ticker.tick(Flaky(tmp_path), Limits, control, ticker.Pace(), Bus(journal)))
+    await asyncio.wait({ticking, asyncio.create_task(held.wait())}, return_when=asyncio.FIRST_COMPLETED)
+    ticking.cancel()
+    await asyncio.gather(ticking, return_exceptions=True)
     journal.close()
     assert [hold.code for hold in control.requests.holds] == ["battery"]
     assert caplog.text.count("The machine cannot be read now") == 1

@@ -8,7 +8,7 @@ import sys
 
 from sapo_desktop.services.machine import self_test
 from sapo_desktop.services.machine.doctor import examine
-from sapo_desktop.services.machine.finding import Verdict
+from sapo_desktop.services.machine.finding import COLUMN, Verdict
 from sapo_desktop.streams import json_line
 
 _MARKS: dict[Verdict, str] = {"ok": "✓", "note": "·", "fail": "✗"}
@@ -33,6 +33,6 @@ def main(args: argparse.Namespace) -> int:
         failed |= finding.verdict == "fail"
         if args.self_test:
             finding = finding._replace(text=self_test.without_names(finding.text))
-        line = f"{marks[finding.verdict]} {finding.what:<14} {finding.text}"
+        line = f"{marks[finding.verdict]} {finding.what:<{COLUMN}} {finding.text}"
         print(json_line(finding._asdict()) if args.json else line, flush=True)
     return 1 if failed else 0

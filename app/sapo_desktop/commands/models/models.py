@@ -17,7 +17,7 @@ from sapo_desktop.paths import Home, typed
 from sapo_desktop.services.models import control
 from sapo_desktop.services.models.shelf import base_folder, history, keeping, store
 from sapo_desktop.services.models.shelf.adopt import adopt
-from sapo_desktop.services.models.shelf.overview import Overview, gain, overview
+from sapo_desktop.services.models.shelf.overview import Overview, gain, overview, tasks_of
 from sapo_desktop.streams import confirmed, json_line
 
 ACTIONS = ("list", "show", "rename", "duplicate", "delete", "prune", "bases", "fetch", "figures")
@@ -26,6 +26,8 @@ _NAMES = {
     **{"prune": 1, "bases": 0, "fetch": 1, "figures": 1},
 }
 """How many names an action takes at most; rename, duplicate and delete take all of theirs."""
+_BASE = 24
+"""Columns of a base in the list, at most."""
 
 
 def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
@@ -112,7 +114,7 @@ def _cells(one: Overview) -> tuple[str, ...]:
     model = one.model
     return (
         model.name,
-        model.record.base[-16:],
+        one.base if len(one.base) <= _BASE else f"{one.base[: _BASE - 1]}…",
         gain(one.held_out, judged=one.judged),
         f"{one.rounds:,} round{'' if one.rounds == 1 else 's'}",
         f"{_short(one.story.tokens)} tokens",
@@ -168,7 +170,7 @@ def _show(home: Home, args: argparse.Namespace) -> int:
         print(f"{lost}\n")
     print(f"held-out    {gain(one.held_out, judged=one.judged)}{_since(one)}")
     print(f"trained     {one.rounds:,} rounds, {_short(one.story.tokens)} tokens, {_when(one.last_trained)}")
-    print(f"on          {', '.join(config.tasks)} ({config.preset}), {config.algorithm}, method {config.method}")
+    print(f"on          {tasks_of(config)}, {config.algorithm}, method {config.method}")
     print(f"on disk     {one.size / 1e6:,.0f} MB in {model.folder}")
     print(
         f"checkpoints {', '.join(p.name.removeprefix('round-').lstrip('0') or '0' for p in model.checkpoints) or 'none yet'}"

@@ -81,7 +81,11 @@ def fit(text: str, width: int) -> str:
 
 def end_of(text: str, width: int) -> str:
     """Cut with … at the beginning: of a path the end matters."""
-    return "…" + text[-max(width - 1, 1) :] if len(text) > width else text
+    if cell_len(text) <= width:
+        return text
+    while cell_len(text) > max(width - 1, 1):
+        text = text[1:]
+    return f"…{text}"
 
 
 def after(rounds: int) -> str:

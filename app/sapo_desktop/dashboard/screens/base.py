@@ -123,7 +123,7 @@ class BaseScreen(Closing[None]):
             ]
         if not self.dashboard.feed.controls or (state.absent and not state.gone):
             return []
-        word = "start" if state.gone else "resume" if state.paused else "pause"
+        word = "start" if state.gone else "resume" if state.resumable else "pause"
         space: Key = ("space", word, "app.toggle_pause")
         return [space, ("z", "snooze", "app.snooze")] if snooze and not state.gone else [space]
 

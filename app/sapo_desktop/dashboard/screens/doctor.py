@@ -15,9 +15,9 @@ from sapo_desktop.dashboard.look.glyphs import Glyphs
 from sapo_desktop.dashboard.look.show import hang, plain
 from sapo_desktop.dashboard.screens.dialogs import Dialog
 from sapo_desktop.errors import CommandFailed
-from sapo_desktop.services.machine.finding import Finding
+from sapo_desktop.services.machine.finding import COLUMN, Finding
 
-_LABEL = 17
+_LABEL = COLUMN + 3
 _STYLES = {"ok": "$success", "note": "$muted", "fail": "bold $error"}
 _VERDICTS = {0: "Nothing needs mending.", 1: "One thing does not work: its line says what to do."}
 
@@ -71,6 +71,6 @@ def finding_line(finding: Finding, width: int, glyphs: Glyphs) -> Content:
     """Mark, what was looked at, what was found; the mark says without colour how it is."""
     mark = {"ok": glyphs.done, "note": glyphs.todo, "fail": glyphs.bad}[finding.verdict]
     return Content.assemble(
-        (f"{mark} {finding.what:<{_LABEL - 2}}", _STYLES[finding.verdict]),
+        (f"{mark} {finding.what:<{COLUMN}} ", _STYLES[finding.verdict]),
         hang(plain(finding.text, 600), width, _LABEL),
     )

@@ -24,7 +24,7 @@ MODES = (
     ("silo", "train alone, nothing leaves this machine"),
     ("swarm", "share attempts as text, learn from other nodes'"),
 )
-FIND = ("find", "look for a swarm that anyone may join; for trial at first")
+FIND = ("find", "look for a swarm that anyone may join, on trial")
 _DETAIL = 11
 """The column where the sentence on speed begins."""
 _SETTLED_S = 0.3

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from rich.cells import cell_len
 from textual.content import Content
 
 from sapo_desktop.dashboard.look.glyphs import Glyphs
-from sapo_desktop.dashboard.look.show import after, age, plain, shorten
+from sapo_desktop.dashboard.look.show import after, age, fit, plain, shorten
 from sapo_desktop.dashboard.state import DashboardState
 
 _STYLES = {
@@ -58,15 +59,17 @@ def status(state: DashboardState, now: float) -> tuple[str, str, float]:
         return _STYLES[style], f"{sentence} · space starts the node again", now - since
     if link is not None and not link.connected:
         return "$warning", link.sentence, now - link.time
+    besides = f"{state.besides} · " if state.besides else ""  # first: what comes last is cut
     if state.state == "starting" and state.phase is not None and state.phase.phase == "open":
-        return _STYLES["starting"], state.phase.detail or state.sentence, now - state.since
+        doing = state.phase.detail or _DOING["open"]
+        return _STYLES["starting"], f"{besides}{doing}", now - state.since
     if state.state == "running" and state.phase is not None:
         phase = state.phase
         where = after(phase.round) if phase.phase == "evaluate" else f"round {phase.round + 1}"
         doing = phase.detail or _DOING[phase.phase]
-        return _STYLES["running"], f"{where[0].upper()}{where[1:]} · {doing}", now - state.phase_since
+        return _STYLES["running"], f"{besides}{where[0].upper()}{where[1:]} · {doing}", now - state.phase_since
     if state.state == "running" and state.round is not None:
-        return _STYLES["running"], f"Round {state.round.round + 1} done", now - state.round_time
+        return _STYLES["running"], f"{besides}Round {state.round.round + 1} done", now - state.round_time
     return _STYLES[state.state], state.sentence or _WORDS[state.state], now - state.since if state.since else 0.0
 
 
@@ -97,16 +100,16 @@ def header(state: DashboardState, now: float, width: int, height: int, glyphs: G
     right = f"{mark} {plain(sentence, 200)}"
     since = f" · {age(seconds)}" if seconds >= 1 else ""
     most = max(width - max(len(badge), 12) - 3 - len(since), 10)
-    if state.gone and len(right) > most:  # the log has all of it; the way out must not be what is cut
+    if state.gone and cell_len(right) > most:  # the log has all of it; the way out must not be what is cut
         right = f"{mark} Not working: 5 says why · space starts the node again"
     right = shorten(right, most)
     name = "sapo-desktop"
     if badge:
         name = badge
-    room = width - len(name) - len(right) - len(since) - 4
+    room = width - len(name) - cell_len(right) - len(since) - 4
     left = plain(identity(state), 200)
-    left = left if len(left) <= room else left[: max(room - 1, 0)] + "…" if room > 8 else ""
-    gap = max(width - len(name) - 2 - len(left) - len(right) - len(since), 1)
+    left = left if cell_len(left) <= room else fit(left, room) if room > 8 else ""
+    gap = max(width - len(name) - 2 - cell_len(left) - cell_len(right) - len(since), 1)
     style_of_name = "bold reverse $accent" if badge else "bold $primary"
     return Content.assemble(
         (name, style_of_name), "  ", (left, "$muted"), " " * gap, (right, f"bold {style}"), (since, "$muted")

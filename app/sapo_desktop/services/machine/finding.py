@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 Verdict = Literal["ok", "note", "fail"]
+COLUMN = 16
+"""Columns of the longest name: thermal pressure."""
 
 
 class Finding(NamedTuple):

@@ -1,27 +1,21 @@
-"""Whether a node works now, and the one sentence that says so: requests, automatic holds, failures and waiting. How fast it
-is, and what its machine says, once a second."""
+"""Whether a node works now, and the one sentence that says so: requests, automatic holds, failures and waiting."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import random
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
 import msgspec
 
 from sapo_backends.base import CancelToken, OutOfMemory
-from sapo_swarm.events import Event, LogLine, RoundFinished, StateChanged, Vitals
+from sapo_swarm.events import LogLine, StateChanged
 from sapo_swarm.events import State as NodeState
 from sapo_swarm.node.clock import steady
 from sapo_swarm.node.event_bus import Bus
-from sapo_swarm.node.governor.awake import Awake, wanted
-from sapo_swarm.node.governor.holds import FULL, Effort, Hold, State, advance
-from sapo_swarm.node.governor.limits import Limits
+from sapo_swarm.node.governor.holds import FULL, Effort, Hold
 from sapo_swarm.node.governor.requests import (
     FOREVER,
     Requests,
@@ -33,11 +27,9 @@ from sapo_swarm.node.governor.requests import (
     pending,
     round_done,
 )
-from sapo_swarm.node.governor.sensors.machine import Machine
 from sapo_swarm.node.round.context import Activity
 from sapo_swarm.node.storage.journal import JournalError
 
-LOG = logging.getLogger(__name__)
 PATIENCE_S = 1.0
 """A waiting node looks again at least so often."""
 FAILURES_TO_PAUSE = 5
@@ -92,7 +84,10 @@ class RunControl:
         """What is asked for and has not happened yet, which rule slows the work: the end of the status sentence."""
         slower = aside(self.requests, steady(), time.time()) if self.working else ""
         less = " · half batches, because memory ran out" if self.working and self._share < 1.0 else ""
-        return pending(self.requests, self._activity.state, steady()) + slower + less
+        return self._pending() + slower + less
+
+    def _pending(self) -> str:
+        return pending(self.requests, self._activity.state, steady())
 
     @property
     def working(self) -> bool:
@@ -107,7 +102,10 @@ class RunControl:
             self._cancel.cancel()
 
     def _become(self, requests: Requests, interrupt: bool) -> None:
-        self.requests, now = requests, self._activity
+        now, before = self._activity, self._pending()
+        self.requests = requests
+        if now.state == "starting" and self._pending() != before:
+            self._soon("starting", now.sentence)
         if requests.stop or obstacle(requests, steady(), time.time()) is not None:
             if interrupt:
                 self._cancel.cancel()
@@ -120,9 +118,15 @@ class RunControl:
         self.wake()
 
     def _soon(self, state: NodeState, sentence: str) -> None:
-        """Say it without waiting for the journal: commands come from places that cannot wait."""
+        """Say it without waiting for the journal: commands come from places that cannot wait. Not where the state is another one
+        by then."""
         self._activity.state = state
-        task = asyncio.get_running_loop().create_task(self.say(state, sentence))
+
+        async def say() -> None:
+            if self._activity.state == state:
+                await self.say(state, sentence)
+
+        task = asyncio.get_running_loop().create_task(say())
         self._saying.add(task)
         task.add_done_callback(self._saying.discard)
 
@@ -189,10 +193,12 @@ class RunControl:
         """Be in this state from now on, and tell of it."""
         now = self._activity
         now.state, now.sentence, now.reason, now.since = state, sentence, reason, time.time()
-        now.phase = now.phase if state in ("running", "finishing") else None
-        until = 0.0
+        now.phase = now.phase if state in ("starting", "running", "finishing") else None
+        clock, wall, until = steady(), time.time(), 0.0
+        if state == "starting" and (then := self._pending()):
+            found = None if self.requests.stop else obstacle(self.requests, clock, wall)
+            sentence, reason = sentence + then, found[0] if found else ""
         if state in ("running", "finishing"):
-            clock, wall = steady(), time.time()
             sentence += aside(self.requests, clock, wall)
             until = wall + self.requests.anyway_until - clock if self.requests.anyway_until > clock else 0.0
         with contextlib.suppress(JournalError):  # a full disk must not keep the node from saying so
@@ -206,90 +212,3 @@ class RunControl:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._changed.wait()
-
-
-TICK_S = 1.0
-_SMOOTH = 0.2
-"""Weight of the newest round in the seconds of a round."""
-
-
-@dataclass
-class Pace:
-    """tokens_per_s: sampled, in the last round and its stage. round_s: smoothed seconds from one round's end to the next's."""
-
-    tokens_per_s: float | None = None
-    round_s: float | None = None
-    _last: float = 0.0
-
-    def paused(self) -> None:
-        """A pause is no slow round."""
-        self._last = 0.0
-
-    def count(self, events: Sequence[Event]) -> None:
-        """A round is done, with these events."""
-        (done,) = (event for event in events if isinstance(event, RoundFinished))
-        self.tokens_per_s = done.tokens_generated / max(done.seconds.get("generate", 0.0), 1e-6)
-        now = time.monotonic()
-        if self._last:
-            took = now - self._last
-            self.round_s = took if self.round_s is None else (1 - _SMOOTH) * self.round_s + _SMOOTH * took
-        self._last = now
-
-
-async def tick(
-    machine: Machine,
-    allowed: Callable[[], Limits],
-    run_control: RunControl,
-    pace: Pace,
-    bus: Bus,
-) -> None:
-    """Until cancelled, once a second: read the machine, apply the limits, stream the vitals. What cannot be read now is logged,
-    once, and the limits hold as they did."""
-    state, awake, failed = State(), Awake(), ""
-    thread = ThreadPoolExecutor(1, "awake")  # Windows ties the wish to the thread that has it
-
-    def want(wish: bool) -> asyncio.Future[None]:
-        return asyncio.get_running_loop().run_in_executor(thread, awake.want, wish)
-
-    try:
-        while True:
-            try:
-                state = await _beat(state, want, machine, allowed, run_control, pace, bus)
-                failed = ""
-            except Exception as error:  # out of files, a sensor's driver: the limits are heeded all the same
-                if failed != (failed := f"{type(error).__name__}: {error}"):
-                    LOG.exception("The machine cannot be read now")
-            await asyncio.sleep(TICK_S)
-    finally:
-        await want(False)
-        thread.shutdown(wait=False)
-
-
-async def _beat(
-    state: State,
-    want: Callable[[bool], Awaitable[None]],
-    machine: Machine,
-    allowed: Callable[[], Limits],
-    run_control: RunControl,
-    pace: Pace,
-    bus: Bus,
-) -> State:
-    limits = await asyncio.to_thread(allowed)
-    idle = limits.pause_when_active or limits.slow_when_active
-    now = await asyncio.to_thread(machine.readings, idle, limits.pause_on_metered)
-    used, cpu = await asyncio.to_thread(machine.usage)
-    state = advance(state, limits, now, steady())
-    run_control.hold(state.holds)
-    run_control.ease()
-    await want(wanted(limits, now, run_control.working))
-    bus.stream(
-        Vitals(
-            tokens_per_s=pace.tokens_per_s,
-            rounds_per_hour=3600 / pace.round_s if pace.round_s else None,
-            memory=used,
-            cpu_percent=cpu,
-            watts=None,
-            celsius=now.celsius,
-        )
-    )
-    return state

@@ -10,7 +10,7 @@ from textual.content import Content
 from sapo_desktop.dashboard.look.glyphs import Glyphs
 from sapo_desktop.dashboard.look.show import age, bar, count, fit, hang, memory, plain
 from sapo_desktop.services.models.shelf.history import what
-from sapo_desktop.services.models.shelf.overview import Overview, gain
+from sapo_desktop.services.models.shelf.overview import Overview, gain, tasks_of
 from sapo_desktop.services.models.shelf.store import rounds_of
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import Evaluated, RunStarted
@@ -23,7 +23,7 @@ _GAIN, _GAIN_WIDE = 28, 40
 def _columns(width: int) -> tuple[int, int, int]:
     """Room for name, base and held-out result in a list so wide."""
     held_out = _GAIN_WIDE if width >= 108 else _GAIN
-    base = 16 if width >= 100 else 8
+    base = 16 if width >= 100 else 10
     return max(width - 26 - base - held_out, 12), base, held_out
 
 
@@ -42,7 +42,7 @@ def row(one: Overview, training: bool, now: float, width: int, glyphs: Glyphs) -
     return Content.assemble(
         (f"{glyphs.now} " if training else "  ", "$success"),
         (fit(plain(model.name, 60), name), "bold"),
-        (f" {fit(plain(model.record.base.rstrip('/').rpartition('/')[2], 60), base)} ", "$muted"),
+        (f" {fit(plain(one.base, 60), base)} ", "$muted"),
         fit(gain(one.held_out, held_out, one.judged), held_out),
         (f" {_short(one.rounds):>6} {memory(one.size):>7} {used:>6}", "$muted"),
     )
@@ -62,7 +62,7 @@ def summary(one: Overview, training: bool, width: int, glyphs: Glyphs) -> Conten
     sessions = one.story.sessions
     rows = [
         pair("made from", f"{model.record.base} · {_how(model.config)}", width),
-        pair("tasks", f"{', '.join(config.tasks)} ({config.preset})", width),
+        pair("tasks", tasks_of(config), width),
         pair(
             "trained",
             f"{_many(one.rounds, 'round')} · {count(one.story.tokens)} tokens generated · {_where(one)}",
@@ -173,6 +173,6 @@ def _settings(one: Overview, width: int) -> list[Content]:
         Content.styled("What it is", "bold"),
         pair("made from", model.record.base, width),
         pair("trained", _how(model.config), width),
-        pair("tasks", f"{', '.join(model.config.tasks)} ({model.config.preset})", width),
+        pair("tasks", tasks_of(model.config), width),
         pair("folder", str(model.folder), width),
     ]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from rich.cells import cell_len
 from textual.binding import Binding, BindingType
 from textual.content import Content
 
@@ -81,7 +82,7 @@ def in_a_line(state: DashboardState, width: int) -> str:
     more = f" · {len(trails) - 1} more: w" if len(trails) > 1 else " · w"
     words = [steps(trails[0]), _short(trails[0], "'s came in round ", "in "), _short(trails[0], " ", "")]
     found = [f"{plain(trails[0].task, 40)}: {', '.join(said)}" for said in words]
-    text = next((said for said in found if len(said) + len(more) <= width), found[-1])
+    text = next((said for said in found if cell_len(said) + len(more) <= width), found[-1])
     return shorten(text, max(width - len(more), 10)) + more
 
 

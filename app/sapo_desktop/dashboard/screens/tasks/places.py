@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import ClassVar
 
+from rich.cells import cell_len, set_cell_size
 from textual import work
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
@@ -94,9 +95,9 @@ class PlacesScreen(Dialog[Made | None]):
             complaint.update(Content.styled(none, "$muted"))
         listing = self.query_one("#places", OptionList)
         names = [plain(place.name, 200) for place in self._places]
-        column = max((len(name) for name in names if len(name) <= 36), default=0)
+        column = max((cell_len(name) for name in names if cell_len(name) <= 36), default=0)
         listing.set_options(
-            Option(Content.assemble(name.ljust(column), (f"  {place.detail}", "$muted")))
+            Option(Content.assemble(set_cell_size(name, max(column, cell_len(name))), (f"  {place.detail}", "$muted")))
             for name, place in zip(names, self._places, strict=True)
         )
         listing.highlighted = 0 if self._places else None

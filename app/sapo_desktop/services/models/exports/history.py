@@ -8,6 +8,7 @@ from sapo_backends.base import ModelNotFound
 from sapo_desktop.services.bases.licence import UNKNOWN, licence_of
 from sapo_desktop.services.machine.load_request import local_folder
 from sapo_desktop.services.models.exports.card import Record
+from sapo_desktop.services.models.shelf.overview import shown_preset
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import Evaluated, RoundFinished, RunStarted
 from sapo_swarm.node.storage.journal import read_only
@@ -30,7 +31,7 @@ def record_of(name: str, config: RunConfig, journal: Path, rounds: int) -> Recor
         base=config.model,
         licence=_licence(config),
         tasks=config.tasks,
-        preset=config.preset,
+        preset=shown_preset(config),
         algorithm=config.algorithm,
         rounds=rounds,
         tokens=sum(event.tokens_generated for event in last),

@@ -8,7 +8,9 @@ from sapo_desktop.services.against_base import unpaired
 from sapo_desktop.services.models.shelf import history, store
 from sapo_desktop.services.models.shelf.history import Story
 from sapo_desktop.services.models.shelf.store import Model
+from sapo_swarm.config import RunConfig
 from sapo_swarm.events import Evaluated
+from sapo_swarm.tasks.catalogue import CATALOGUE
 
 
 @dataclass(frozen=True)
@@ -18,6 +20,11 @@ class Overview:
     model: Model
     story: Story
     size: int
+
+    @property
+    def base(self) -> str:
+        """What it was made from, without the folder or owner."""
+        return self.model.record.base.rstrip("/").rpartition("/")[2]
 
     @property
     def rounds(self) -> int:
@@ -39,6 +46,17 @@ class Overview:
     def judged(self) -> bool:
         """Its rewards are verdicts of a judge; else they are verified."""
         return self.story.judged
+
+
+def shown_preset(config: RunConfig) -> str:
+    """How difficult its tasks are; "" where none has presets: those of the person's own have none."""
+    return config.preset if any(task in CATALOGUE for task in config.tasks) else ""
+
+
+def tasks_of(config: RunConfig) -> str:
+    """What it is trained on."""
+    tasks, preset = ", ".join(config.tasks), shown_preset(config)
+    return f"{tasks} ({preset})" if preset else tasks
 
 
 def overview(model: Model) -> Overview:
