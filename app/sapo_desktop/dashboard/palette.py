@@ -130,6 +130,8 @@ def _control(app: DashboardHost) -> Iterator[SystemCommand]:
     yield SystemCommand("Pause or resume", "Takes effect within a second (space)", app.action_toggle_pause)
     yield SystemCommand("Finish the round, then pause", "Nothing is thrown away (F)", app.action_finish)
     yield SystemCommand("Snooze", "Pause for 15, 60 or 240 minutes (z)", app.action_snooze)
-    yield SystemCommand("Run anyway for an hour", "Whatever the automatic rules say (r)", app.action_run_anyway)
+    yield SystemCommand(
+        "Run anyway for an hour", "Over heat, battery and hours; memory and disk still hold (r)", app.action_run_anyway
+    )
     evaluate = partial(app.command, "evaluate", "Evaluating after this round")
     yield SystemCommand("Evaluate now", "Held-out pass@1 after this round", evaluate)

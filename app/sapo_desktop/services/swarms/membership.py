@@ -121,7 +121,7 @@ def require_shared(config: RunConfig, swarm: str = "") -> None:
     if all(catalogue.is_own(task) and not library.travels(task, swarm) for task in config.tasks):
         raise UsageError(
             f"{', '.join(config.tasks)}: your own tasks are private, nothing of them is shared with a swarm. Train on them "
-            "alone (--silo), or add a task that the swarm knows. To train on one with friends: docs/how-to/train-with-a-friend.md"
+            "alone (--silo), or add a task that the swarm knows. To train on one with friends: sapo-desktop tasks share NAME"
         )
 
 
