@@ -108,13 +108,20 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     local_groups: Annotated[
         int,
         _doc(
-            "Local groups in a training batch (I): questions that this node answers itself; 0 alone = 32 for models under "
-            "50M parameters, else 8",
+            "Local groups in a training batch (I): questions that this node answers itself; 0 = chosen by the app: alone 32 "
+            "for models under 50M parameters, else 8; in a swarm 8, else 2",
             ge=0,
             le=256,
         ),
     ] = 0
-    external_groups: Annotated[int, _doc("External groups in a training batch (J), from other nodes", ge=0, le=256)] = 0
+    external_groups: Annotated[
+        int,
+        _doc(
+            "External groups in a training batch (J), from other nodes; 0 = chosen by the app: 8 in a swarm (a typed 0: none)",
+            ge=0,
+            le=256,
+        ),
+    ] = 0
     sampling: Annotated[
         str, _doc("How external groups are chosen: uniform_nonzero, uniform, reward_guided, novelty, none")
     ] = "uniform_nonzero"

@@ -42,7 +42,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "tasks": ("tasks", "tasks new codes.csv", "tasks check codes", "tasks delete codes"),
     "config": ("config get", "config set limits.nice 15", "config preset eco"),
     "paths": ("paths",),
-    "bench": ("bench", "bench --verify"),
+    "bench": ("bench", "bench starter-1m --quick", "bench --verify"),
     "doctor": ("doctor",),
     "serve": ("serve",),
     "mcp": ("mcp",),

@@ -25,7 +25,9 @@ def _nowhere(_config: RunConfig) -> None:
 
 def add_run_flags(parser: argparse.ArgumentParser, only: Collection[str] = ()) -> None:
     """A flag for every field of RunConfig, or for those named."""
-    group = parser.add_argument_group("the run (a new model: from the settings file; one that exists keeps its own)")
+    group = parser.add_argument_group(
+        "the run (what is not given: as the model has it, a new one from the settings file)"
+    )
     for field in settings.fields():
         section, _, name = field.key.partition(".")
         if section != "run" or (only and name not in only):

@@ -130,7 +130,7 @@ async def test_what_was_known_of_another_model_is_forgotten_when_the_node_comes_
 
 
 async def test_a_command_without_a_node_says_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(CommandFailed, match="sapo-desktop node --silo"):
+    with pytest.raises(CommandFailed, match=r"Start one: sapo-desktop node\Z"):
         await ControlFeed(tmp_path / "none.sock").command("pause")
 
 

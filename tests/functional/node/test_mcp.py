@@ -81,6 +81,6 @@ async def test_it_compares_and_talks_with_progress_and_refuses_in_one_sentence(t
         assert "pass_at_1" in answer.content[0].text
         assert progress[-1] == 200
         assert progress == sorted(set(progress))
-        assert "No node is running. Start one: sapo-desktop node --silo" in await refused(program, "status")
+        assert "No node is running. Start one: sapo-desktop node" in await refused(program, "status")
         assert "not the name of a model" in await refused(program, "runs", name="--repair")
         assert "There is no model" in await refused(program, "chat", question="x", name="nobody")

@@ -165,7 +165,11 @@ def test_a_node_in_a_swarm_takes_four_groups_of_others_for_one_of_its_own_unless
     for parameters, groups in ((None, (2, 8)), (494_000_000, (2, 8)), (5_000_000, (8, 8))):
         config = mixed(RunConfig(), set(), parameters)
         assert (config.local_groups, config.external_groups) == groups
-    assert mixed(RunConfig(local_groups=6), {"local_groups"}).external_groups == 0
+    for chosen, groups in (((6, 0), (6, 8)), ((0, 4), (2, 4)), ((16, 3), (16, 3))):
+        config = mixed(RunConfig(local_groups=chosen[0], external_groups=chosen[1]), set())
+        assert (config.local_groups, config.external_groups) == groups
+    nothing = mixed(RunConfig(local_groups=6), {"local_groups", "external_groups"})
+    assert (nothing.local_groups, nothing.external_groups) == (6, 0)
     generates = mixed(RunConfig(method="none", external_groups=4), set())
     assert (generates.external_groups, generates.eval_every) == (0, 0)
 

@@ -44,13 +44,7 @@ What the columns mean:
   memory         the most that the measuring process held
   round          seconds a round of your settings would take at these rates
   of the limit   the same, as a share of what this machine's arithmetic and
-                 memory allow at most
-
-examples:
-  sapo-desktop bench                     the model of your settings
-  sapo-desktop bench starter-1m --quick  a look at the smallest model
-  sapo-desktop bench --verify            does each engine compute the right
-                                         thing here? (on a Mac: Metal, too)"""
+                 memory allow at most"""
 
 
 def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:

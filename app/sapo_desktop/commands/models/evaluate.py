@@ -73,7 +73,7 @@ def main(args: argparse.Namespace) -> int:
         raise AppError(str(error)) from error
     if not args.json:
         print(f"Before: {both[0].label}\nAfter:  {both[1].label}")
-        print(f"{len(refs)} held-out questions, temperature {args.temperature:g}, {args.samples} sample(s) each\n")
+        print(f"{len(refs)} held-out questions, temperature {args.temperature:g}, samples of each: {args.samples}\n")
         print("\n".join(comparing.table(found, _heads(args, both))))
     if args.json or args.table:
         folder = str(both[1].checkpoint.parent.parent) if both[1].checkpoint else ""

@@ -116,11 +116,15 @@ def _cells(one: Overview) -> tuple[str, ...]:
         model.name,
         one.base if len(one.base) <= _BASE else f"{one.base[: _BASE - 1]}…",
         gain(one.held_out, judged=one.judged),
-        f"{one.rounds:,} round{'' if one.rounds == 1 else 's'}",
+        _rounds(one),
         f"{_short(one.story.tokens)} tokens",
         f"{one.size / 1e6:,.0f} MB",
         _when(one.last_trained),
     )
+
+
+def _rounds(one: Overview) -> str:
+    return f"{one.rounds:,} round{'' if one.rounds == 1 else 's'}"
 
 
 def _short(count: int) -> str:
@@ -169,7 +173,7 @@ def _show(home: Home, args: argparse.Namespace) -> int:
     if lost := base_folder.missing(model):
         print(f"{lost}\n")
     print(f"held-out    {gain(one.held_out, judged=one.judged)}{_since(one)}")
-    print(f"trained     {one.rounds:,} rounds, {_short(one.story.tokens)} tokens, {_when(one.last_trained)}")
+    print(f"trained     {_rounds(one)}, {_short(one.story.tokens)} tokens, {_when(one.last_trained)}")
     print(f"on          {tasks_of(config)}, {config.algorithm}, method {config.method}")
     print(f"on disk     {one.size / 1e6:,.0f} MB in {model.folder}")
     print(
@@ -208,6 +212,9 @@ def _delete(home: Home, args: argparse.Namespace) -> int:
 
 def _prune(home: Home, args: argparse.Namespace) -> int:
     models = [store.find(home, args.names[0])] if args.names else store.all_models(home)
+    if not models:
+        print("There is no model yet. Make one: sapo-desktop new NAME")
+        return 0
     found = [(model, keeping.spare(model, time.time())) for model in models]
     found = [(model, spare) for model, spare in found if spare]
     for model, spare in found:

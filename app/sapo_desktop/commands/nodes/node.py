@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser, _verb: str) -> None:
     """The flags of the verb."""
     parser.add_argument("name", nargs="?", default="", help="the model to train on (default: the one used last)")
     mode = parser.add_mutually_exclusive_group()
-    mode.add_argument("--silo", action="store_true", help="train alone (the default until you join a swarm)")
+    mode.add_argument("--silo", action="store_true", help="train alone (the default unless swarm.join is set)")
     mode.add_argument(
         "--join",
         default="",

@@ -105,7 +105,7 @@ def footer(subject: Subject, choice: Choice | None, memory: str, busy: float, *,
     update = " and an update on all of them" if work.trains else ""
     yield f"{'round':<14}{work.rows} completions of {work.new_tokens} tokens{update}"
     yield f"{'memory':<14}the most that the measuring process held"
-    yield f"{'by':<14}which decoder and which of its implementations (docs/engines.md)"
+    yield f"{'by':<14}which decoder and which of its implementations"
     yield f"{'of the limit':<14}share of what the machine's arithmetic and memory allow at most"
     yield f"{'*':<14}measured twice, being near the fastest; the better figures of both"
     yield ""

@@ -109,9 +109,7 @@ def _engines() -> Iterator[Finding]:
             yield _compiler()
             yield from _fallbacks()
     if not can_train:
-        yield Finding(
-            "fail", "trainer", f"No engine that trains is installed (docs/how-to/install.md): {install(*TORCH)}"
-        )
+        yield Finding("fail", "trainer", f"No engine that trains is installed: {install(*TORCH)}")
 
 
 def _compiler() -> Finding:

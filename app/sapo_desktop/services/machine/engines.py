@@ -161,7 +161,7 @@ def choose_trainer(config: RunConfig) -> str:
             reasons.append(error.reason)
         else:
             return name
-    raise BackendUnavailable("No engine that can train is installed (docs/how-to/install.md).", install(*TORCH))
+    raise BackendUnavailable("No engine that can train is installed.", install(*TORCH))
 
 
 def apple_silicon() -> bool:

@@ -74,4 +74,6 @@ def of(model: Model, checkpoint: str = "latest") -> Chosen:
                 f"{model.name} has no checkpoint {checkpoint!r}. It has rounds {have}; or say base or latest."
             )
         path = by_round[int(wanted)]
-    return Chosen(f"{model.name} after {rounds_of(path)} rounds", config, path, model.name, checkpoint == "latest")
+    rounds = rounds_of(path)
+    label = f"{model.name} after {rounds} round{'' if rounds == 1 else 's'}"
+    return Chosen(label, config, path, model.name, checkpoint == "latest")

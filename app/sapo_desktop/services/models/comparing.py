@@ -110,13 +110,13 @@ def table(found: Compared, names: tuple[str, str] = ("before", "after")) -> Iter
         yield f"{f'pass@{k}, all':<26}{100 * mean_pass_at_k(before, k):>9.1f}{100 * mean_pass_at_k(after, k):>9.1f}"
         k *= 2
     formed = [sum(sum(i.well_formed) for i in r) / sum(len(i.correct) for i in r) for r in (before, after)]
-    yield f"{'well-formed answers':<26}{100 * formed[0]:>9.1f}{100 * formed[1]:>9.1f}"
+    yield f"{'completions with an answer':<26}{100 * formed[0]:>9.1f}{100 * formed[1]:>9.1f}"
     if not all(interval.excludes_zero for interval in (comparison.delta, *comparison.tasks.values())):
         yield "~ no measurable change: the interval holds 0"
     yield ""
     yield f"Items gained {comparison.gained}, lost {comparison.lost}, McNemar p = {comparison.p_value:.2g}"
     if comparison.accuracy_share is not None:
-        yield f"Share of the gain that remains among well-formed answers: {100 * comparison.accuracy_share:.0f} %"
+        yield f"Share of the gain that remains among completions that hold an answer: {100 * comparison.accuracy_share:.0f} %"
     yield from _shortcuts(after)
 
 

@@ -139,11 +139,12 @@ class Reporter:
         if isinstance(event, RunStarted):
             at = f"goes on with round {event.round + 1}" if event.round else "starts"
             how = "generating for the swarm, not training," if event.method == "none" else f"{event.method} fine-tuning"
+            tasks = f"{len(event.tasks)} task{'' if len(event.tasks) == 1 else 's'}"
             precision = f"{event.precision}, {event.computed_by}" if event.computed_by else event.precision
             return (
                 f"{event.name or event.run_id} {at}: {event.model}, {event.parameters / 1e6:.1f}M parameters, {how} "
                 f"on {event.device} ({precision}), {event.algorithm}, "
-                f"{event.local_groups}/{event.external_groups} groups of {event.group_size}, {len(event.tasks)} tasks."
+                f"{event.local_groups}/{event.external_groups} groups of {event.group_size}, {tasks}."
                 + "".join(f"\n          since the last time: {change}" for change in event.changed)
             )
         if isinstance(event, RoundFinished):

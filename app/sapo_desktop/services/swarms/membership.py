@@ -99,18 +99,20 @@ def forget(path: Path) -> None:
 
 def mixed(config: RunConfig, typed: set[str], parameters: int | None = None) -> RunConfig:
     """The settings of a node in a swarm, whose model has so many parameters: I / J of 2 / 8, or of 8 / 8 for a tiny model,
-    unless one of them was set.
+    each unless it was chosen. A typed J of 0 takes nothing of others; then I is as for a node alone.
 
     A node that only generates (method none) samples nothing and has nothing to evaluate.
     """
     if config.method == "none":
         changes = {"external_groups": 0} | ({} if "eval_every" in typed else {"eval_every": 0})
         return msgspec.structs.replace(config, **changes)
-    if typed & {"local_groups", "external_groups"} or config.external_groups:
+    if "external_groups" in typed and not config.external_groups:
         return config
     tiny = parameters is not None and parameters < TINY
     own, external = (TINY_OWN, TINY_EXTERNAL) if tiny else (OWN, EXTERNAL)
-    return msgspec.structs.replace(config, local_groups=own, external_groups=external)
+    return msgspec.structs.replace(
+        config, local_groups=config.local_groups or own, external_groups=config.external_groups or external
+    )
 
 
 def require_shared(config: RunConfig, swarm: str = "") -> None:
@@ -119,7 +121,7 @@ def require_shared(config: RunConfig, swarm: str = "") -> None:
     if all(catalogue.is_own(task) and not library.travels(task, swarm) for task in config.tasks):
         raise UsageError(
             f"{', '.join(config.tasks)}: your own tasks are private, nothing of them is shared with a swarm. Train on them "
-            "alone (--silo), or add a task that the swarm knows. To train on one with friends: docs/how-to/train-with-a-friend.md"
+            "alone (--silo), or add a task that the swarm knows. To train on one with friends: sapo-desktop tasks share NAME"
         )
 
 

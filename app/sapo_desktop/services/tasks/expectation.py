@@ -126,7 +126,7 @@ def sentences(found: Expectation) -> list[str]:
     lines = [
         f"{found.model} answers {100 * found.rate:.1f} % of {found.prompts} training questions right before training "
         f"(95 %: {100 * found.low:.1f} to {100 * found.high:.1f}; {found.answers} answers).",
-        f"Non-zero-advantage groups of {found.group_size}: {100 * found.mixed:.0f} % "
+        f"Groups of {found.group_size} with unequal rewards: {100 * found.mixed:.0f} % "
         f"(from the mean alone: {100 * chance_of_mixed(found.rate, found.group_size):.0f} %).",
     ]
     minutes = FIRST_LOOK * found.round_s / 60
@@ -143,7 +143,7 @@ def _verdict(found: Expectation) -> str:
     if found.formed < 0.2:
         return (
             f"Only {100 * found.formed:.0f} % of the answers hold an answer at all (for example: {_shown(found.sample)}). "
-            "Say in the prompt how to answer, or choose another `extract`."
+            "Say in the prompt how to answer, or choose another way to read it (Read from; --extract)."
         )
     if found.truncated > CUT_OFF:
         return f"{100 * found.truncated:.0f} % of the answers are cut off: raise max_new_tokens."

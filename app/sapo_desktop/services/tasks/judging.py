@@ -29,7 +29,6 @@ _MOST = 500
 """Ratings that a judge is asked about: the newest."""
 _PROBLEMS = 5
 """Rows of a file that cannot be read, which are told of."""
-HOW = "See docs/how-to/own-task.md, `judged`."
 
 
 @dataclass(frozen=True)
@@ -83,7 +82,7 @@ def endpoint(home: Home, config: RunConfig) -> Endpoint:
         raise UsageError(
             "No judge is set. Serve the base of a model (sapo-desktop serve-model NAME --checkpoint base), or take any endpoint "
             "with OpenAI's chat completions, then: --judge-url URL --judge-model NAME, or set run.judge_url and "
-            f"run.judge_model. {HOW}"
+            "run.judge_model."
         )
     try:
         url = checked(config.judge_url)
@@ -148,7 +147,9 @@ async def calibrate(
     encoding: as for read_table. Raises UsageError, AppError, BadTask, OSError.
     """
     if not library.has(name) or not (rubric := library.find(name).spec.rubric):
-        raise UsageError(f"{name!r} is no task of yours that is judged. {HOW}")
+        raise UsageError(
+            f"{name!r} is no task of yours that is judged. Make one: sapo-desktop tasks new FILE --rubric TEXT"
+        )
     asked = endpoint(home, config)
     rows = _rated(home, file, encoding, say)
     say(privacy(asked))

@@ -84,7 +84,7 @@ class NodeUnreadable(NodeError):
         super().__init__("The node speaks another version: restart it, or update sapo-desktop")
 
 
-NO_NODE = "No node is running. Start one: sapo-desktop node --silo"
+NO_NODE = "No node is running. Start one: sapo-desktop node"
 ANSWER_S = 8.0
 """A node that takes longer for an answer is not answering."""
 BEAT_S = 1.0

@@ -73,7 +73,8 @@ async def update(context: RoundContext, work: RoundWork) -> None:
             context.from_thread(lambda fraction: (fraction, "Updating the model")),
         )
     work.trained, work.replayed = list(batch.groups), len(replayed)
-    observe_trained(context.seen, (group for group in batch.groups if any(group.advantages)))
+    if context.config.sampling == "novelty":  # who asks for nothing of it remembers nothing
+        observe_trained(context.seen, (group for group in batch.groups if any(group.advantages)))
     context.end()
 
 

@@ -97,7 +97,7 @@ def checked(tables: object, origin: str) -> TaskSpec:
     try:
         spec = msgspec.convert(tables, TaskSpec)
     except (msgspec.ValidationError, RecursionError) as error:
-        raise BadTask(f"{origin}: {str(error)[:300]}. The fields are in docs/how-to/own-task.md.") from error
+        raise BadTask(f"{origin}: {str(error)[:300]}. Tasks to compare it with: sapo-desktop tasks examples") from error
     patterns = Patterns()
     for part in spec.verifier:
         if isinstance(part, Regex) and part.pattern:

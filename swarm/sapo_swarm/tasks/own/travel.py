@@ -39,7 +39,7 @@ def packed(task: OwnTask, held_out: bool) -> bytes:
     if task.code or declares(spec, *RUNS_CODE):
         raise BadTask(
             f"Task {spec.name!r} is judged by running Python, and nothing that runs is sent to a swarm. "
-            "Declare verifiers in its task.toml instead: docs/how-to/own-task.md."
+            "Declare verifiers in its task.toml instead."
         )
     if spec.rubric:
         raise BadTask(f"Task {spec.name!r} is judged, not verified: groups of it never enter a swarm.")

@@ -38,7 +38,7 @@ class JoinDialog(Dialog[str | None]):
             yield Static(
                 "Paste the line that the host gave you. The node finishes its round, then goes on in the swarm with the "
                 "same model. Others see the text of its attempts, a random node id, the name you chose and the "
-                "model's name; no weights, no files.",
+                "base's name; no weights, no files.",
                 markup=False,
             )
             yield Input(placeholder="sapo://…", id="invite", max_length=600)

@@ -20,7 +20,7 @@ from sapo_desktop.services.swarms.trial import ROUNDS
 
 NONE = (
     "A directory is a signed list of swarms that somebody keeps. None is built into this app: paste the line that "
-    "somebody told you, such as https://host/file.json#key=… Its host then sees this machine's address, nothing else."
+    "somebody told you, such as https://host/file.json#key=… Its host then sees this machine's address and that this app asks."
 )
 
 
