@@ -50,7 +50,7 @@ STOP_S = 5.0
 
 @dataclass(slots=True)
 class Hosted:
-    """A running coordinator. invites: the first invite at every address of this machine."""
+    """A running coordinator. invites: the first invite at every address of this machine, the likeliest first."""
 
     coordinator: Coordinator
     store: Store
@@ -108,7 +108,7 @@ async def start(settings: CoordinatorSettings) -> Hosted:
     fingerprint = Certificate(swarm.certificate, swarm.key).fingerprint if context else ""
     invites = [
         Invite(address, port, swarm.swarm, fingerprint, token)
-        for address in addresses(settings.host)
+        for address in addresses(settings.host, settings.public)
         if fingerprint or is_loopback(address)
     ]
     _tell_admin(settings, invites, admin_key)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import aiohttp
 import msgspec
+import psutil
 import pytest
 
 from sapo_swarm.coordinator.admin.client import AdminClient, read_access
@@ -26,6 +27,29 @@ def test_every_address_of_the_host_is_in_the_invites() -> None:
     """Loopback last; a named host stands for itself."""
     assert addresses("192.168.1.5") == ["192.168.1.5"]
     assert addresses("0.0.0.0")[-1].startswith("127.")
+
+
+def test_the_bridge_of_docker_comes_after_the_network_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    card = addresses("0.0.0.0")[0]
+    if is_loopback(card):
+        pytest.skip("this machine has no address but loopback")
+    bridge, found = "1.2.3.4", psutil.net_if_addrs()
+    entry = next(one for entries in found.values() for one in entries if one.address == card)
+    monkeypatch.setattr(psutil, "net_if_addrs", lambda: {"docker0": [entry._replace(address=bridge)], **found})
+    for host in ("0.0.0.0", "::"):
+        shown = addresses(host)
+        assert (shown[0], bridge in shown) == (card, True)
+
+
+async def test_with_public_the_first_invite_names_it(tmp_path: Path) -> None:
+    """At the start, and each one that the host makes later; its own commands still reach it."""
+    chosen = settings(tmp_path, tls=True, public="swarm.example.org")
+    hosted = await start(chosen)
+    async with AdminClient(read_access(admin_path(chosen))) as admin:
+        later = await admin.new_invite()
+    for invites in (hosted.invites, later):
+        assert [invite.host for invite in invites] == ["swarm.example.org", "127.0.0.1"]
+    await hosted.stop()
 
 
 async def test_a_host_that_listens_on_its_lan_address_alone_can_make_an_invite_and_approve_a_node(
