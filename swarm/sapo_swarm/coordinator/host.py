@@ -10,20 +10,19 @@ import logging
 import os
 import secrets
 import signal
-import socket
 import ssl
 import tempfile
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
 from aiohttp import web
 
 from sapo_swarm.coordinator.admin.client import AdminAccess, read_access, write_access
 from sapo_swarm.coordinator.admin.invites import new_invite
 from sapo_swarm.coordinator.admin.routes import add_admin
 from sapo_swarm.coordinator.domain.records import SwarmRecord
+from sapo_swarm.coordinator.http.addresses import EVERYWHERE, addresses
 from sapo_swarm.coordinator.http.listener import Listener, raise_file_limit
 from sapo_swarm.coordinator.http.requests import refuse_odd_expectations
 from sapo_swarm.coordinator.listing import Listing, reachable
@@ -41,7 +40,6 @@ from sapo_swarm.protocol.wire import digest
 from sapo_swarm.servers.sparse_log import server_runner
 
 log = logging.getLogger("sapo.coordinator")
-EVERYWHERE = ("0.0.0.0", "::", "")
 FIRST_NAME = "swarm"
 """Of a swarm that was given none."""
 COLLECTED_AFTER = 50_000, 20, 20
@@ -52,7 +50,7 @@ STOP_S = 5.0
 
 @dataclass(slots=True)
 class Hosted:
-    """A running coordinator. invites: the first invite at every address of this machine."""
+    """A running coordinator. invites: the first invite at every address of this machine, the likeliest first."""
 
     coordinator: Coordinator
     store: Store
@@ -110,7 +108,7 @@ async def start(settings: CoordinatorSettings) -> Hosted:
     fingerprint = Certificate(swarm.certificate, swarm.key).fingerprint if context else ""
     invites = [
         Invite(address, port, swarm.swarm, fingerprint, token)
-        for address in addresses(settings.host)
+        for address in addresses(settings.host, settings.public)
         if fingerprint or is_loopback(address)
     ]
     _tell_admin(settings, invites, admin_key)
@@ -188,20 +186,6 @@ def describe(hosted: Hosted) -> str:
     if hosted.directory:
         lines += ["Found by whoever looks in this directory:", f"  {hosted.directory}"]
     return "\n".join(lines)
-
-
-def addresses(host: str) -> list[str]:
-    """Where others may reach this host: itself, or every address of this machine when it listens on all."""
-    if host not in EVERYWHERE:
-        return [host]
-    found = [
-        entry.address
-        for entries in psutil.net_if_addrs().values()
-        for entry in entries
-        if entry.family in ((socket.AF_INET,) if host == "0.0.0.0" else (socket.AF_INET, socket.AF_INET6))
-        and not entry.address.lower().startswith("fe80")
-    ]
-    return sorted(found, key=lambda address: (is_loopback(address), ":" in address, address)) or ["127.0.0.1"]
 
 
 async def _swarm_record(store: Store, settings: CoordinatorSettings) -> SwarmRecord:
@@ -283,10 +267,9 @@ def admin_path(settings: CoordinatorSettings) -> Path:
 
 
 def _tell_admin(settings: CoordinatorSettings, invites: list[Invite], key: str) -> None:
-    """Leave address and key for the host's own commands; on loopback where the coordinator listens there."""
+    """Leave address and key for the host's own commands."""
     first = invites[0]
-    everywhere = settings.host in EVERYWHERE or is_loopback(settings.host)
-    here = first.at("127.0.0.1" if settings.host != "::1" else "::1") if everywhere else first
+    here = first.at("127.0.0.1" if settings.host in EVERYWHERE else settings.host)
     access = AdminAccess(
         key=key,
         url=here.url,

@@ -37,7 +37,7 @@ class CoordinatorSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
         False
     )
     public: Annotated[
-        str, _doc("Name or number by which others reach this machine, for the list; empty: its first address")
+        str, _doc("Name or number by which others reach this machine, for invites and the list; empty: its own")
     ] = ""
     contact: Annotated[str, _doc("Whom to ask for an invite, as the list tells it", max_length=150)] = ""
     tasks: Annotated[tuple[str, ...], _doc("Tasks whose groups are accepted")] = tuple(CATALOGUE)

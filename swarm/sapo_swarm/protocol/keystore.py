@@ -1,14 +1,16 @@
 """Where a node's secret lies: the system's keyring when it works, else a file that only its owner can read.
 
 Keyrings fail in every way there is (raise, swallow writes silently, hang while locked): each call runs in a thread
-with a deadline, a write is read back, and the first failure decides for the whole process. A file beside it says whose
-key a keyring holds: one that is away for once (SSH, systemd, locked) must not give the node another identity.
+with a deadline, a write is read back, and the first failure decides for the whole process. An account has one keyring
+for all of its homes: a file in the home names the entry that is this home's. It also says that there is one: a keyring
+that is away for once (SSH, systemd, locked) must not give the node another identity.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,6 +21,8 @@ from sapo_swarm.protocol.identity import Identity
 
 SERVICE = "sapo-desktop"
 TIMEOUT_S = 3.0
+_ENTRY = "keyring: "
+"""Begins a file that names an entry of the keyring. No secret has a space."""
 
 T = TypeVar("T")
 
@@ -91,16 +95,18 @@ def load_or_create(
     ring = keyring if keyring is not None else _system_keyring()
     if ring is not None and id(ring) not in _broken:
         try:
-            known = marker.read_text("utf-8").strip() if marker.exists() else ""
-            identity = Identity(bytes.fromhex(_with_deadline(lambda: _from_keyring(ring, name, not known), timeout_s)))
-            if known not in ("", identity.node):
-                raise KeyStoreError("The keyring holds the key of another node.")
+            known = _line(marker)
+            if known:
+                identity = _identity(_with_deadline(lambda: _held(ring, name, known)[1], timeout_s))
+            else:
+                identity = Identity.generate()
+                entry, secret = f"{name}-{identity.node}", identity.secret.hex()
+                _with_deadline(lambda: _put(ring, entry, secret), timeout_s)
         except Exception:
             _broken.add(id(ring))
         else:
             if not known:
-                with contextlib.suppress(KeyStoreError):  # a full disk: the next time comes
-                    _write_secret(marker, identity.node)
+                _name_entry(ring, entry, marker, identity.node, timeout_s)
             return StoredIdentity(identity, "keyring", f"The node's secret key is in the keyring, as {SERVICE}.")
     if marker.exists():
         raise KeyStoreError(
@@ -120,21 +126,46 @@ def _system_keyring() -> Keyring | None:
     return keyring
 
 
-def _from_keyring(ring: Keyring, name: str, make: bool) -> str:
-    stored = ring.get_password(SERVICE, name)
-    if stored is None and not make:
-        raise KeyStoreError("The keyring does not hold the key.")
-    if stored is None:
-        stored = Identity.generate().secret.hex()
-        ring.set_password(SERVICE, name, stored)
-        if ring.get_password(SERVICE, name) != stored:  # the null keyring swallows writes
-            raise KeyStoreError("The keyring does not keep what it is given.")
-    return stored
+def _held(ring: Keyring, name: str, node: str) -> tuple[str, str]:
+    """The entry with this node's key, and the key. Raises KeyStoreError where there is none."""
+    for entry in (f"{name}-{node}", name):  # all homes of an account had one entry once
+        stored = ring.get_password(SERVICE, entry)
+        if stored and _identity(stored).node == node:
+            return entry, stored
+    raise KeyStoreError("The keyring does not hold the key.")
+
+
+def _put(ring: Keyring, entry: str, text: str) -> None:
+    ring.set_password(SERVICE, entry, text)
+    if ring.get_password(SERVICE, entry) != text:  # the null keyring swallows writes
+        raise KeyStoreError("The keyring does not keep what it is given.")
+
+
+def _name_entry(ring: Keyring, entry: str, path: Path, text: str, timeout_s: float) -> None:
+    """Write the file that names a new entry; an entry that no file names is removed. Raises KeyStoreError."""
+    try:
+        _write_secret(path, text)
+    except KeyStoreError:
+        with contextlib.suppress(Exception):
+            _with_deadline(lambda: ring.delete_password(SERVICE, entry), timeout_s)
+        raise
+
+
+def _line(path: Path) -> str:
+    """What a file of one line holds; "" where it is not there, or no text."""
+    try:
+        return path.read_text("utf-8").strip()
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def _identity(secret: str) -> Identity:
+    return Identity(bytes.fromhex(secret))
 
 
 def _read_file(path: Path) -> Identity:
     try:
-        return Identity(bytes.fromhex(path.read_text().strip()))
+        return _identity(path.read_text().strip())
     except (OSError, ValueError) as error:
         raise KeyStoreError(
             f"{path} is not a node key ({error}). Move it away to get a new identity, or restore it from a backup."
@@ -162,23 +193,32 @@ def _write_secret(path: Path, text: str) -> None:
 
 
 def keep_text(folder: Path, name: str, text: str, keyring: Keyring | None = None, timeout_s: float = TIMEOUT_S) -> str:
-    """Keep a secret of one line (a token, say): in the keyring, else in `<name>.secret` in the folder, mode 0600.
+    """Keep a secret of one line (a token, say): in the keyring, else in `<name>.secret` in the folder, mode 0600. That file
+    names the keyring's entry where the keyring has it.
 
     Gives the sentence that tells the person where it lies. "" forgets it. Raises KeyStoreError.
     """
-    path = folder / f"{name}.secret"
+    path, before = folder / f"{name}.secret", entry_named(folder, name)
+    try:
+        forget(in_keyring([before] if before else [], keyring, timeout_s), keyring, timeout_s)
+    except KeyStoreError as error:
+        raise KeyStoreError(f"{error} It holds the one before. Unlock it, or remove {path}.") from error
     try:
         path.unlink(missing_ok=True)
     except OSError as error:
         raise KeyStoreError(f"{path} cannot be removed: {error}.") from error
     ring = keyring if keyring is not None else _system_keyring()
     if ring is not None and id(ring) not in _broken:
+        entry = f"{name}-{secrets.token_hex(8)}"
         try:
-            _with_deadline(lambda: ring.set_password(SERVICE, name, text), timeout_s)
-            if (_with_deadline(lambda: ring.get_password(SERVICE, name), timeout_s) or "") == text:
-                return f"in the keyring, as {SERVICE}"
+            if text:
+                _with_deadline(lambda: _put(ring, entry, text), timeout_s)
         except Exception:
             _broken.add(id(ring))
+        else:
+            if text:
+                _name_entry(ring, entry, path, _ENTRY + entry, timeout_s)
+            return f"in the keyring, as {SERVICE}"
     if text:
         _write_secret(path, text)
     return f"in {path} (readable by you only), because no keyring works here"
@@ -186,19 +226,42 @@ def keep_text(folder: Path, name: str, text: str, keyring: Keyring | None = None
 
 def kept_text(folder: Path, name: str, keyring: Keyring | None = None, timeout_s: float = TIMEOUT_S) -> str:
     """What keep_text kept; "" where there is nothing."""
-    try:
-        if text := (folder / f"{name}.secret").read_text("utf-8").strip():
-            return text
-    except (OSError, UnicodeDecodeError):
-        pass
+    entry = entry_named(folder, name)
+    if not entry:
+        return _line(folder / f"{name}.secret")
     ring = keyring if keyring is not None else _system_keyring()
     if ring is None or id(ring) in _broken:
         return ""
     try:
-        return _with_deadline(lambda: ring.get_password(SERVICE, name), timeout_s) or ""
+        return _with_deadline(lambda: ring.get_password(SERVICE, entry), timeout_s) or ""
     except Exception:
         _broken.add(id(ring))
         return ""
+
+
+def entry_named(folder: Path, name: str) -> str:
+    """The keyring's entry that holds what keep_text kept; "" where none does."""
+    line = _line(folder / f"{name}.secret")
+    return line.removeprefix(_ENTRY) if line.startswith(_ENTRY) else ""
+
+
+def node_in_keyring(
+    folder: Path, name: str = "node", keyring: Keyring | None = None, timeout_s: float = TIMEOUT_S
+) -> tuple[str, str]:
+    """The keyring's entry of this home's node, and the node's secret key; two "" where it has none.
+
+    Raises KeyStoreError where the keyring does not say."""
+    ring, node = keyring if keyring is not None else _system_keyring(), _line(folder / f"{name}.id")
+    if ring is None or not node:
+        return "", ""
+
+    def find() -> tuple[str, str]:
+        try:
+            return _held(ring, name, node)
+        except KeyStoreError:
+            return "", ""
+
+    return _asked(find, timeout_s)
 
 
 def in_keyring(names: Sequence[str], keyring: Keyring | None = None, timeout_s: float = TIMEOUT_S) -> list[str]:

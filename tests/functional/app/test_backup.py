@@ -20,6 +20,7 @@ from sapo_desktop.services.personal_data import archive, backup, contents, resto
 from sapo_desktop.services.swarms import sharing
 from sapo_swarm.config import RunConfig
 from sapo_swarm.protocol import keystore
+from sapo_swarm.protocol.identity import Identity
 from sapo_swarm.protocol.task_offer import pack, unpack_task
 from sapo_swarm.tasks.own import library
 from sapo_swarm.tasks.own.folder import read_task
@@ -125,12 +126,19 @@ def test_a_key_that_the_keyring_holds_is_saved_and_another_one_there_is_asked_ab
         def set_password(self, service: str, username: str, password: str) -> None:
             raise AssertionError("a backup and a restore leave the keyring alone")
 
+    def named(home: Home, secret: str) -> None:
+        (home.data / "identity").mkdir(exist_ok=True)
+        (home.data / "identity" / "node.id").write_text(Identity(bytes.fromhex(secret)).node)
+
     (old.data / "identity" / "node.key").unlink()
     ring = Ring(KEY)
+    named(old, KEY)
+    named(new, KEY)
     monkeypatch.setattr(keystore, "_system_keyring", lambda: ring)
     saved = backup.backup(old, tmp_path / "with.tar", keys=True)
     assert brought(new, saved.path, keys=True)["keys/node.key"] == "is here already"
     other = Ring("cd" * 32)
+    named(new, other.secret)
     monkeypatch.setattr(keystore, "_system_keyring", lambda: other)
     assert "stays" in brought(new, saved.path, keys=True)["keys/node.key"]
     assert brought(new, saved.path, keys=True, replace=yes)["keys/node.key"] == "restored"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -22,8 +23,8 @@ from sapo_desktop.dashboard.widgets.keybar import KeyBar
 from sapo_desktop.paths import Home
 from sapo_desktop.services import first_run
 from sapo_desktop.services.first_questions import FirstRunAnswers
-from sapo_desktop.services.nodes import supervisor
-from sapo_desktop.services.swarms import hosting, lan, membership, qr
+from sapo_desktop.services.nodes import background, supervisor
+from sapo_desktop.services.swarms import hosting, lan, leaving, membership, qr
 from sapo_desktop.services.swarms.actions import HomeActions
 from sapo_desktop.services.swarms.interface import Hosted
 from sapo_swarm.events import RunStarted
@@ -154,6 +155,26 @@ async def test_an_invite_that_the_coordinator_refuses_names_the_ways_out(home: H
         settings.change(home.settings, "swarm.join", "true")
         with pytest.raises(Exception, match="sapo-desktop leave"):
             await supervisor.start(home, [])
+
+
+def _begins(home: Home) -> None:
+    """Wait until a node has read its settings and holds its lock; it answers a moment later."""
+    while background.noted(home.lock) is None:
+        time.sleep(0.01)
+
+
+async def test_leaving_while_the_node_starts_leaves_no_node_in_the_swarm(home: Home, tmp_path: Path) -> None:
+    async with coordinator(tmp_path / "host", "--port", "0") as (invite, _):
+        membership.save(invite, home.invite)
+        settings.change(home.settings, "swarm.join", "true")
+        start = asyncio.create_task(supervisor.start(home, []))
+        await asyncio.to_thread(_begins, home)
+        said = await leaving.leave(home)
+        await asyncio.wait([start])
+        status = await supervisor.found(home)
+    assert said == "Left the swarm. The coordinator knows. The invite is forgotten."
+    assert status is not None
+    assert status.mode == "silo"
 
 
 async def test_an_invite_that_is_typed_in_lines_is_for_the_node_at_work(

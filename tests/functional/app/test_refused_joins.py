@@ -1,17 +1,25 @@
-"""A verb with --join that is refused changes nothing about the swarm that this home is in."""
+"""A join that is refused changes nothing about the swarm that this home is in."""
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 from tests.functional.app.test_join_and_host import FAKE, INVITE
+from tests.support.node_process import sapo
+from tests.support.swarm_process import coordinator
 
-from sapo_desktop import cli
+from sapo_desktop import cli, settings
 from sapo_desktop.paths import Home
+from sapo_desktop.services.nodes import supervisor
 from sapo_desktop.services.nodes.lock import NodeLock
 from sapo_desktop.services.swarms import membership, trial
+from sapo_desktop.services.swarms.actions import HomeActions
+from sapo_desktop.services.swarms.interface import ActionFailed
+from sapo_swarm.protocol.client import NodeClient
+from sapo_swarm.protocol.identity import Identity
 from sapo_swarm.protocol.invite import parse_invite
 
 
@@ -32,3 +40,30 @@ def test_a_join_that_is_refused_leaves_the_saved_invite_as_it_was(
         assert cli.run([*typed, "--join", f"sapo://127.0.0.1:1/#s={'c' * 16}"]) == code
     assert membership.load(home.invite) == parse_invite(INVITE)
     assert trial.find(home.invite, "c" * 16) is None
+
+
+async def test_an_invite_that_is_used_up_leaves_the_node_training_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is saved, whether it came by screen 2 or by the verb, so the node also starts again later."""
+    monkeypatch.setenv("SAPO_HOME", str(tmp_path / "me"))
+    home = Home.find()
+    home.prepare()
+    home.settings.write_text(FAKE)
+    async with coordinator(tmp_path / "host", "--port", "0", "--invite-uses", "1") as (invite, _):
+        async with NodeClient(parse_invite(invite), Identity.generate()) as other:
+            await other.join("Ada", "starter")
+        before = await supervisor.start(home, [])
+        try:
+            with pytest.raises(ActionFailed, match=r"The coordinator refuses: .*used up.* Nothing was changed\."):
+                await HomeActions(home).join(invite)
+            after = await supervisor.running(home)
+        finally:
+            await supervisor.stop(home)
+        typed = await asyncio.to_thread(sapo, home.config, "node", "--join", invite)
+    assert after is not None
+    assert (after.pid, after.mode) == (before.pid, "silo")
+    assert typed.returncode == 2
+    assert "used up" in typed.stderr
+    assert not home.invite.exists()
+    assert not settings.load(home.settings).swarm.join

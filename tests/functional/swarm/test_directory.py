@@ -222,7 +222,7 @@ async def test_a_coordinator_is_listed_at_the_name_or_number_that_the_host_gave(
     hosted = await start(made)
     try:
         address = parse_address(hosted.directory)
-        here = replace(address, url=f"{hosted.url}/directory.json")
+        here = replace(address, url=f"https://127.0.0.1:{hosted.port}/directory.json")
         (entry,) = opened(await fetch(here), address.key, hosted.coordinator.clock()).swarms
         assert parse_invite(entry.join).host == public.lower()
     finally:

@@ -20,7 +20,7 @@ from sapo_lab.simulated_nodes import check_reachable, sim_group
 from sapo_swarm.coordinator.__main__ import main
 from sapo_swarm.coordinator.admin.client import AdminClient, read_access
 from sapo_swarm.coordinator.admin.transfer import import_swarm
-from sapo_swarm.coordinator.host import Hosted, addresses, admin_path, describe, start
+from sapo_swarm.coordinator.host import Hosted, admin_path, describe, start
 from sapo_swarm.coordinator.settings import CoordinatorSettings
 from sapo_swarm.coordinator.store import open_store
 from sapo_swarm.coordinator.store.local_redis import MISSING, LocalRedis, NoRedis
@@ -244,12 +244,6 @@ async def test_a_request_seen_by_one_replica_is_a_replay_at_the_other(
         ):
             statuses.append(response.status)
     assert statuses == [200, 409]
-
-
-def test_every_address_of_the_host_is_in_the_invites() -> None:
-    """Loopback last; a named host stands for itself."""
-    assert addresses("192.168.1.5") == ["192.168.1.5"]
-    assert addresses("0.0.0.0")[-1].startswith("127.")
 
 
 async def test_outside_loopback_the_coordinator_speaks_tls_only(tmp_path: Path, begin: Callable[..., object]) -> None:

@@ -18,7 +18,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from sapo_swarm.coordinator.domain.records import Entry, Exchange, Member, PoolLimits
+from sapo_swarm.coordinator.admin.transfer import export_swarm, import_swarm
+from sapo_swarm.coordinator.domain.records import Entry, Exchange, InviteRecord, Member, PoolLimits, SwarmRecord
 from sapo_swarm.coordinator.store import sqlite_writer
 from sapo_swarm.coordinator.store.base import StoreError, StoreUnavailable
 from sapo_swarm.coordinator.store.sqlite import SQLiteStore
@@ -252,3 +253,24 @@ def _of(node: int, number: int) -> Exchange:
 def _rows(store: SQLiteStore) -> set[int]:
     assert store._writer is not None
     return {key for (key,) in store._writer._connection.execute("SELECT key FROM groups")}
+
+
+async def test_an_import_that_failed_for_a_full_disk_can_be_done_again_with_the_bans(tmp_path: Path) -> None:
+    swarm = SwarmRecord(swarm="a" * 16, name="x", open=False, certificate=b"c", key=b"k", created=NOW)
+    members = [
+        Member(node=f"{number:026d}", key=bytes(32), name="n", model="m", joined=NOW, invite="", seen=NOW)
+        for number in range(2000)
+    ]
+    members[7] = msgspec.structs.replace(members[7], banned="spam")
+    old, new = SQLiteStore(tmp_path / "old.sqlite"), SQLiteStore(tmp_path / "new.sqlite")
+    for store in (old, new):
+        await store.open()
+    await old.found(swarm)
+    await old.restore(members, [InviteRecord(hash="h" * 64, label="friends", created=NOW, expires=0.0, max_uses=0)])
+    data = await export_swarm(old)
+    with no_file_beyond((tmp_path / "new.sqlite-wal").stat().st_size + 20_000), pytest.raises(StoreUnavailable):
+        await import_swarm(new, data)
+    assert await import_swarm(new, data) == swarm
+    assert await export_swarm(new) == data
+    for store in (old, new):
+        await store.close()

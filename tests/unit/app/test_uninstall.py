@@ -15,7 +15,7 @@ from sapo_desktop.services.machine.login import service
 from sapo_desktop.services.models.endpoint import token
 from sapo_desktop.services.nodes.lock import NodeLock
 from sapo_desktop.services.personal_data import uninstall
-from sapo_desktop.services.swarms import hosting, trial
+from sapo_desktop.services.swarms import hosting, membership, trial
 from sapo_desktop.services.tasks import judging
 from sapo_desktop.settings import editing
 from sapo_swarm.protocol import keystore
@@ -37,7 +37,7 @@ class Ring:
     """A keyring in memory."""
 
     def __init__(self) -> None:
-        self.held = {(keystore.SERVICE, "node"): "11" * 32, ("mail", "me"): "password"}
+        self.held = {("mail", "me"): "password"}
 
     def get_password(self, service: str, username: str) -> str | None:
         return self.held.get((service, username))
@@ -80,20 +80,41 @@ def test_no_secret_of_the_person_stays_behind(home: Home, monkeypatch: pytest.Mo
 
 def test_no_secret_stays_in_the_keyring(home: Home, ring: Ring, capsys: pytest.CaptureFixture[str]) -> None:
     """Listed before anybody says yes, and nothing of another program is touched."""
+    membership.identity(home)
     tokens.keep(home, "hf_token")
     judging.keep_key(home, "sk-key")
     assert cli.run(["uninstall"]) == 2
     said = capsys.readouterr().out
-    assert all(f"sapo-desktop, {name}" in said for name in ("node", "hub-token", "judge-key"))
+    assert all(f"sapo-desktop, {name}" in said for name in ("node-", "hub-token-", "judge-key-"))
     assert len(ring.held) == 4
     assert uninstalled() == 0
     assert ring.held == {("mail", "me"): "password"}
 
 
+def test_two_homes_with_one_keyring_are_two_nodes_and_uninstalling_one_leaves_the_others_key(
+    home: Home, ring: Ring, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine = membership.identity(home).identity.node
+    tokens.keep(home, "hf_token")
+    monkeypatch.setenv("SAPO_HOME", str(tmp_path / "ada"))
+    ada = Home.find()
+    ada.prepare()
+    assert membership.identity(ada).identity.node != mine
+    assert tokens.kept(ada) is None
+    assert len(ring.held) == 4
+    assert uninstalled() == 0
+    assert not ada.config.exists()
+    assert membership.identity(home).identity.node == mine
+    assert tokens.kept(home) == "hf_token"
+    assert len(ring.held) == 3
+
+
 def test_secrets_that_cannot_be_removed_are_named(
     home: Home, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keystore, "_system_keyring", Locked)
+    locked = Locked()
+    monkeypatch.setattr(keystore, "_system_keyring", lambda: locked)
+    membership.identity(home)
     assert uninstalled() == 1
     assert "keyring does not answer (locked)" in capsys.readouterr().err
     assert home.data.exists()

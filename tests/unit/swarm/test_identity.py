@@ -35,6 +35,9 @@ class Memory:
     def set_password(self, service: str, username: str, password: str) -> None:
         self.kept[service, username] = password
 
+    def delete_password(self, service: str, username: str) -> None:
+        del self.kept[service, username]
+
 
 class Null(Memory):
     """Swallows what it is given, as keyring.backends.null does."""
@@ -108,11 +111,41 @@ def test_a_working_keyring_keeps_the_secret(tmp_path: Path) -> None:
     pool = Memory()
     first = load_or_create(tmp_path, keyring=pool)
     assert first.place == "keyring"
-    for _ in range(2):
-        (only,) = tmp_path.iterdir()
-        assert (only.name, only.read_text()) == ("node.id", first.identity.node + "\n")
-        only.unlink()  # as in a home of an earlier version
-        assert load_or_create(tmp_path, keyring=pool).identity.node == first.identity.node
+    (only,) = tmp_path.iterdir()
+    assert (only.name, only.read_text()) == ("node.id", first.identity.node + "\n")
+    assert load_or_create(tmp_path, keyring=pool).identity.node == first.identity.node
+
+
+def test_a_key_under_the_one_name_of_earlier_versions_is_found_by_the_home_whose_it_is(tmp_path: Path) -> None:
+    """Another home of the account does not take it."""
+    old, pool = Identity.generate(), Memory()
+    pool.kept[keystore.SERVICE, "node"] = old.secret.hex()
+    (tmp_path / "node.id").write_text(old.node)
+    assert load_or_create(tmp_path, keyring=pool).identity.node == old.node
+    assert load_or_create(tmp_path / "other", keyring=pool).identity.node != old.node
+
+
+def test_a_key_that_no_file_can_name_does_not_stay_in_the_keyring(tmp_path: Path) -> None:
+    pool = Memory()
+    (tmp_path / "identity").write_text("a file where the folder should be")
+    with pytest.raises(KeyStoreError, match="cannot be kept"):
+        load_or_create(tmp_path / "identity", keyring=pool)
+    assert pool.kept == {}
+
+
+def test_each_home_keeps_a_token_of_its_own(tmp_path: Path) -> None:
+    """A judge's key is for the endpoint that the same home's settings name."""
+    pool = Memory()
+    for home in ("one", "two"):
+        assert "in the keyring" in keystore.keep_text(tmp_path / home, "judge-key", home, pool)
+    keystore.keep_text(tmp_path / "two", "judge-key", "second", pool)
+    assert [keystore.kept_text(tmp_path / home, "judge-key", pool) for home in ("one", "two")] == ["one", "second"]
+    assert sorted(pool.kept.values()) == ["one", "second"]
+    with pytest.raises(KeyStoreError, match=r"Unlock it, or remove .*judge-key\.secret"):
+        keystore.keep_text(tmp_path / "two", "judge-key", "", Broken())
+    keystore.keep_text(tmp_path / "two", "judge-key", "", pool)
+    assert list(pool.kept.values()) == ["one"]
+    assert not (tmp_path / "two" / "judge-key.secret").exists()
 
 
 @pytest.mark.parametrize("away", [Null(), Broken(), Locked(), Memory()], ids=["null", "fail", "locked", "another"])

@@ -30,7 +30,7 @@ def main(args: argparse.Namespace) -> int:
     found = uninstall.made(home)
     for one in found:
         print(f"{one.size / 1e6:>10,.1f} MB  {one.path}\n{'':>15}{one.what}")
-    held, doubt = uninstall.secrets()
+    held, doubt = uninstall.secrets(home)
     for name, what in held.items():
         print(f"{'':>15}{what}, in the system's keyring: {keystore.SERVICE}, {name}")
     if doubt:

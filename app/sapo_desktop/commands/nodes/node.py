@@ -90,9 +90,12 @@ def main(args: argparse.Namespace) -> int:
     _tell_what_it_needs(home, config, reporter, room, trained=model is not None and model.trained)
     with NodeLock(home.lock), contextlib.ExitStack() as until_the_end:
         bound = until_the_end.enter_context(metrics.place(args.metrics, chosen.node.metrics_port, reporter.say))
+        typed_invite = invite if args.join not in ("", "saved") else None
+        if typed_invite is not None:
+            asyncio.run(membership.admitted(home, typed_invite, chosen.person.name, config.model))
         session = training.begin(home, session, invite)
-        if invite is not None and args.join not in ("", "saved"):
-            membership.save(str(invite), home.invite)
+        if typed_invite is not None:
+            membership.save(str(typed_invite), home.invite)
         on_trial = trial.find(home.invite, invite.swarm) if invite else None
         setup = _setup(home, session, config, chosen)
         rounds = session.model.rounds_done if session.model else 0

@@ -66,6 +66,7 @@ def main(args: argparse.Namespace) -> int:
 async def _serve(home: Home, settings: CoordinatorSettings, announce: bool) -> None:
     """Host until SIGINT or SIGTERM; other verbs find the coordinator meanwhile."""
     from sapo_swarm.coordinator.host import admin_path, serve
+    from sapo_swarm.coordinator.http.addresses import addresses
     from sapo_swarm.protocol.invite import is_loopback
 
     admin = str(admin_path(settings).absolute())
@@ -76,7 +77,7 @@ async def _serve(home: Home, settings: CoordinatorSettings, announce: bool) -> N
             state = hosting.this_process(swarm.name, swarm.open, admin)
             word.enter_context(hosting.announced(home, state))
             if announce:
-                outside = [invite.host for invite in hosted.invites if not is_loopback(invite.host)]
+                outside = [address for address in addresses(settings.host) if not is_loopback(address)]
                 await word.enter_async_context(lan.announced(swarm.name, hosted.port, outside))
 
         await serve(settings, listening=listening)

@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 
 from sapo_desktop.errors import AppError, UsageError
-from sapo_desktop.paths import Home
+from sapo_desktop.paths import Home, typed
 from sapo_desktop.services.swarms import hosting
 from sapo_swarm.coordinator.settings import CoordinatorSettings
 from sapo_swarm.coordinator.store import open_store
@@ -114,7 +114,9 @@ async def _import(home: Home, path: Path, store_url: str) -> int:
         await store.close()
     name = safe_text(swarm.name, 40, lines=False)
     print(f"Swarm {name!r} ({safe_text(swarm.swarm, 40, lines=False)}) is in.")
-    print("Host it with: sapo-desktop coordinator")
+    flags = ["--host", "0.0.0.0", *(["--open"] if swarm.open else []), *(["--store", store_url] if store_url else [])]
+    print(f"Host it with: {typed('sapo-desktop', 'coordinator', *flags)}")
+    print("Other flags that it had, such as --approve or --public, are not in the file: type them again.")
     return 0
 
 

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 from sapo_desktop.paths import Home
-from sapo_swarm.protocol.keystore import kept_text
+from sapo_swarm.protocol.keystore import KeyStoreError, node_in_keyring
 from sapo_swarm.tasks.own import shared
 
 SETTINGS = "settings/config.toml"
@@ -95,7 +95,10 @@ def files(home: Home, keys: bool) -> dict[str, Path]:
 def keyring_key(home: Home) -> str:
     """The node's secret key where the system's keyring holds it, else ""."""
     path = places(home)[IDENTITY]
-    return "" if path.exists() else kept_text(path.parent, path.stem)
+    try:
+        return "" if path.exists() else node_in_keyring(path.parent, path.stem)[1]
+    except KeyStoreError:
+        return ""
 
 
 def in_keyring(home: Home) -> bool:

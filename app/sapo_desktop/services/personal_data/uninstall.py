@@ -36,13 +36,6 @@ _DATA = {
 }
 """What lies in the data folder beside the models."""
 
-_KEYRING = {
-    "node": "your node's key",
-    tokens.NAME: _SETTINGS[f"{tokens.NAME}.secret"],
-    judging.KEY: _SETTINGS[f"{judging.KEY}.secret"],
-}
-"""Entries of the system's keyring: name -> what it is."""
-
 
 @dataclass(frozen=True)
 class Made:
@@ -74,12 +67,17 @@ def made(home: Home) -> list[Made]:
     return sorted(filter(None, (_with_inner(one, there) for one in there)), key=lambda one: -one.size)
 
 
-def secrets() -> tuple[dict[str, str], str]:
-    """What the system's keyring holds of the app, name -> in words; and why that is not known, "" where it is."""
+def secrets(home: Home) -> tuple[dict[str, str], str]:
+    """What the system's keyring holds of this home, entry -> in words; and why that is not known, "" where it is. Entries of
+    other homes of the account are not looked at."""
+    kept = ((name, keystore.entry_named(home.config, name)) for name in (tokens.NAME, judging.KEY))
+    texts = {entry: _SETTINGS[f"{name}.secret"] for name, entry in kept if entry}
     try:
-        return {name: _KEYRING[name] for name in keystore.in_keyring(list(_KEYRING))}, ""
+        node, _ = keystore.node_in_keyring(home.data / "identity")
+        found = {entry: texts[entry] for entry in keystore.in_keyring(list(texts))}
+        return ({node: "your node's key"} if node else {}) | found, ""
     except keystore.KeyStoreError as error:
-        return {}, f"{error} Look there yourself for entries of {keystore.SERVICE}: {', '.join(_KEYRING)}."
+        return {}, f"{error} Look there yourself for entries of {keystore.SERVICE}."
 
 
 def forget(names: Iterable[str]) -> None:

@@ -31,6 +31,9 @@ class HomeActions:
 
         home = self._home
         try:
+            chosen, model = settings.load(home.settings), await control.shown(home)
+            config = model.config if model else chosen.run
+            await membership.admitted(home, membership.parse(invite), chosen.person.name, config.model)
             await asyncio.to_thread(membership.save, invite, home.invite, listed)
             await asyncio.to_thread(settings.change, home.settings, "swarm.join", "true")
             await control.restart(home)

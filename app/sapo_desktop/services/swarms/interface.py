@@ -75,7 +75,8 @@ class SwarmActions(Protocol):
         ...
 
     async def join(self, invite: str, listed: bool = False) -> str:
-        """Keep the invite; the node restarts in that swarm after its round. listed: it stood in a directory. A sentence."""
+        """Join, and keep the invite unless it is refused; the node restarts in that swarm after its round. listed: it stood in a
+        directory. A sentence."""
         ...
 
     async def stay(self) -> str:

@@ -18,7 +18,7 @@ async def leave(home: Home, keep_invite: bool = False) -> str:
 
     invite = membership.load(home.invite)
     settings.change(home.settings, "swarm.join", "false")
-    status = await supervisor.running(home)
+    status = await supervisor.found(home)
     if status is not None and status.mode == "swarm":
         await control.restart(home)
     told = "The coordinator knows."
@@ -38,7 +38,7 @@ async def stay(home: Home) -> str:
     if await asyncio.to_thread(trial.find, home.invite, invite.swarm) is None:
         raise UsageError("This node is on no trial: it takes part with its normal settings already.")
     await asyncio.to_thread(trial.stay, home.invite, invite.swarm)
-    status = await supervisor.running(home)
+    status = await supervisor.found(home)
     if status is not None and status.mode == "swarm":
         await control.restart(home, keep_mode=True)
     return "The trial is over: the node stays in the swarm, with its normal settings"

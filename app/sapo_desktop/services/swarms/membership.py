@@ -145,6 +145,28 @@ def label(model: str) -> str:
     return re.sub(r"[^\x20-\x7e]", "?", Path(model).name)[:80] or "model"
 
 
+async def admitted(home: Home, invite: Invite, name: str, model: str) -> None:
+    """Join the swarm before anything of it is kept. A coordinator that is away or busy is no obstacle.
+
+    Raises UsageError when the coordinator refuses this node (an invite that is used up, a ban), AppError.
+    """
+    who = await asyncio.to_thread(identity, home)
+    async with NodeClient(invite, who.identity) as client:
+        try:
+            await client.join(name, label(model))
+        except Refused as error:
+            if error.retry_after_s is None:
+                raise UsageError(f"{_refusal(error)} Nothing was changed.") from error
+        except CoordinatorError:
+            return
+
+
+def _refusal(error: Refused) -> str:
+    if error.code == "bad_signature":
+        return "The invite is for another swarm or mistyped; copy the whole line."
+    return f"The coordinator refuses: {safe_text(str(error), 300, lines=False)}"
+
+
 async def enter(
     invite: Invite,
     who: StoredIdentity,
@@ -185,10 +207,9 @@ async def enter(
         if error.retry_after_s is not None:  # busy: the node joins with its first exchange
             return exchange, [f"{_sentence(error)} {who.sentence}"]
         await client.__aexit__(None, None, None)
-        told = f"The coordinator refuses: {safe_text(str(error), 300, lines=False)}"
-        if error.code == "bad_signature":
-            told = "The invite is for another swarm or mistyped; copy the whole line."
-        raise UsageError(f"{told} To train alone: sapo-desktop leave, or sapo-desktop node --silo") from error
+        raise UsageError(
+            f"{_refusal(error)} To train alone: sapo-desktop leave, or sapo-desktop node --silo"
+        ) from error
     except CoordinatorError as error:
         return exchange, [f"{_sentence(error)} {who.sentence}"]
     name = safe_text(info.name, 40, lines=False)

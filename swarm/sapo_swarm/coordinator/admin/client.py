@@ -33,8 +33,8 @@ T = TypeVar("T")
 
 
 class AdminAccess(msgspec.Struct, frozen=True, kw_only=True):
-    """url: on loopback where it can be. fingerprint: "" for plain HTTP. addresses: where members reach the host. store: digest of
-    the store's address."""
+    """url: on loopback where the coordinator listens there. fingerprint: "" for plain HTTP. addresses: where members reach the
+    host. store: digest of the store's address."""
 
     key: str
     url: str = ""

@@ -32,7 +32,7 @@ from sapo_swarm.tasks.own.errors import BadTask
 
 
 def add_admin(app: web.Application, coordinator: Coordinator, key: str) -> None:
-    """Routes under /admin; every request is from loopback and carries `Authorization: Bearer KEY`."""
+    """Routes under /admin; every request is from the host itself and carries `Authorization: Bearer KEY`."""
     admin = _Admin(coordinator)
 
     def guarded(handler: Handler) -> Handler:

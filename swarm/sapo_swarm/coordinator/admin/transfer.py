@@ -47,7 +47,10 @@ async def export_swarm(store: Store) -> bytes:
 
 
 async def import_swarm(store: Store, data: bytes) -> SwarmRecord:
-    """Enter an export into an empty store. Raises StoreFormat when it holds a swarm or the file is something else."""
+    """Enter an export into an empty store: the swarm's record last, so that what failed half way can be done again.
+
+    Raises StoreFormat when the store holds a swarm or the file is something else, StoreUnavailable.
+    """
     try:
         export = msgspec.msgpack.decode(data, type=SwarmExport)
     except UNREADABLE as error:
@@ -56,8 +59,7 @@ async def import_swarm(store: Store, data: bytes) -> SwarmRecord:
         raise StoreFormat("The file was exported by another version: use that version to import it.")
     if await store.swarm() is not None:
         raise StoreFormat("This store holds a swarm already: import into a new one.")
-    await store.found(export.swarm)
     await store.restore(export.members, export.invites)
     for task in export.tasks:
         await store.put_task(task)
-    return export.swarm
+    return await store.found(export.swarm)

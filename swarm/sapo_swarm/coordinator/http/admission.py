@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from aiohttp import web
 
 from sapo_swarm.coordinator.domain.limits import UNKNOWN, Buckets, jittered, prefix_of
+from sapo_swarm.coordinator.http.addresses import EVERYWHERE
 from sapo_swarm.coordinator.http.metrics import Metrics
 from sapo_swarm.coordinator.http.problems import Refusal
 from sapo_swarm.coordinator.http.requests import client_address
@@ -86,9 +87,14 @@ class Admission:
             raise self.busy("rate_limited", "Too many requests for tasks.", wait)
 
     def host_only(self, request: web.Request) -> None:
-        """The peer itself (no proxy) must be on this machine, and mean it: the name of another site's page may point here."""
-        named = is_loopback(request.host.rpartition(":")[0].strip("[]") or request.host)
-        if prefix_of(request.remote or UNKNOWN) or not named or any(name in request.headers for name in FORWARDED):
+        """The peer itself (no proxy) must be on this machine, and mean it: the name of another site's page may point here. A
+        coordinator that listens at one address alone is asked there, from that address."""
+        name, chosen = request.host.rpartition(":")[0].strip("[]") or request.host, self._settings.host
+        here, named = not prefix_of(request.remote or UNKNOWN), is_loopback(name)
+        if chosen not in EVERYWHERE:
+            own = request.get_extra_info("sockname", ("",))[0]
+            here, named = here or request.remote == own, named or name.lower() in (own, chosen.lower())
+        if not here or not named or any(name in request.headers for name in FORWARDED):
             raise Refusal("loopback_only", "This is answered on the host itself only.")
 
     def busy(self, code: str, detail: str, wait_s: float) -> Refusal:
