@@ -138,6 +138,11 @@ def identity(home: Home) -> StoredIdentity:
         raise AppError(str(error)) from error
 
 
+def acceptance_rules(config: RunConfig, own: frozenset[tuple[str, str]]) -> AcceptanceRules:
+    """What a node with these settings takes of others: judged as strictly as its own. own: see AcceptanceRules."""
+    return AcceptanceRules(rule=config.reward_rule, own=own, presets=catalogue.STRICT_PRESETS | {config.preset})
+
+
 def label(model: str) -> str:
     """A model's name as others may see it: no path, printable ASCII, 80 characters."""
     return re.sub(r"[^\x20-\x7e]", "?", Path(model).name)[:80] or "model"
@@ -161,7 +166,7 @@ async def enter(
     """
     own, _ = together(config, invite.swarm, None)
     client = await NodeClient(invite, who.identity).__aenter__()
-    rules = AcceptanceRules(rule=config.reward_rule, own=own)
+    rules = acceptance_rules(config, own)
     strict = trial.strict(rules)
     name, model = settings.person.name, label(config.model)
     exchange = SwarmExchange(
