@@ -30,3 +30,10 @@ async def test_a_run_that_is_judged_by_the_library_itself_takes_such_groups() ->
 def test_a_coordinator_passes_preset_library_on_only_where_its_host_names_it() -> None:
     assert "library" not in CoordinatorSettings().presets
     assert CoordinatorSettings(presets=("library",)).presets == ("library",)
+
+
+async def test_a_group_of_a_task_that_this_run_does_not_name_is_refused_as_task() -> None:
+    mine = receiver(RunConfig(tasks=("bf", "decimal_arithmetic")))
+    assert await mine.receive([signed(PEER)], NOW) == []
+    assert await mine.receive([signed(PEER, ref=TaskRef("decimal_arithmetic", "starter", 5))], NOW)
+    assert mine.rejected == {"task": 1}

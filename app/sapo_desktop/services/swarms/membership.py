@@ -139,8 +139,10 @@ def identity(home: Home) -> StoredIdentity:
 
 
 def acceptance_rules(config: RunConfig, own: frozenset[tuple[str, str]]) -> AcceptanceRules:
-    """What a node with these settings takes of others: judged as strictly as its own. own: see AcceptanceRules."""
-    return AcceptanceRules(rule=config.reward_rule, own=own, presets=catalogue.STRICT_PRESETS | {config.preset})
+    """What a node with these settings takes of others: its own tasks, whose held-out questions it keeps out and the tripwire
+    asks, judged as strictly as at home. own: see AcceptanceRules."""
+    presets = catalogue.STRICT_PRESETS | {config.preset}
+    return AcceptanceRules(frozenset(config.tasks), presets, own, rule=config.reward_rule)
 
 
 def label(model: str) -> str:
