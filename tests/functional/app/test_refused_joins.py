@@ -1,17 +1,21 @@
-"""A verb with --join that is refused changes nothing about the swarm that this home is in."""
+"""A verb with --join that is refused, or joins for once, changes nothing about the swarm that this home is in."""
 
 from __future__ import annotations
 
+import asyncio
+import io
 from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 from tests.functional.app.test_join_and_host import FAKE, INVITE
+from tests.functional.swarm.test_members import settings
 
 from sapo_desktop import cli
 from sapo_desktop.paths import Home
 from sapo_desktop.services.nodes.lock import NodeLock
 from sapo_desktop.services.swarms import membership, trial
+from sapo_swarm.coordinator.host import start
 from sapo_swarm.protocol.invite import parse_invite
 
 
@@ -32,3 +36,21 @@ def test_a_join_that_is_refused_leaves_the_saved_invite_as_it_was(
         assert cli.run([*typed, "--join", f"sapo://127.0.0.1:1/#s={'c' * 16}"]) == code
     assert membership.load(home.invite) == parse_invite(INVITE)
     assert trial.find(home.invite, "c" * 16) is None
+
+
+async def test_contributing_to_another_swarm_leaves_the_saved_invite_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SAPO_HOME", str(tmp_path))
+    monkeypatch.setattr("sys.stdin", io.StringIO("q\n"))
+    home = Home.find()
+    home.prepare()
+    membership.save(INVITE, home.invite)
+    other = await start(settings(tmp_path, open=True))
+    typed = ["contribute", "--answer", "--join", str(other.invite), "--tasks", "basic_arithmetic"]
+    code = await asyncio.to_thread(cli.run, typed)
+    members = await other.store.members()
+    await other.stop()
+    assert (code, len(members)) == (0, 1)
+    assert membership.load(home.invite) == parse_invite(INVITE)
+    assert trial.find(home.invite, other.invite.swarm) is None
