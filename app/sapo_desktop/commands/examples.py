@@ -6,7 +6,10 @@ import argparse
 
 EXAMPLES: dict[str, tuple[str, ...]] = {
     "node": ("node --silo --rounds 200", "node maths --tasks basic_arithmetic,bf", "node --join -"),
-    "coordinator": ("coordinator --name friends --approve", "coordinator --open --public coordinator.example.org"),
+    "coordinator": (
+        "coordinator --host 0.0.0.0 --name friends --approve",
+        "coordinator --host 0.0.0.0 --open --list --public swarm.example.org",
+    ),
     "invite": ("invite --label Bo --uses 1", "invite list", "invite revoke Bo"),
     "ban": ("ban qmf4 --reason spam", "ban qmf4 --lift"),
     "swarm": ("swarm", "swarm approve", "swarm export friends.swarm"),
