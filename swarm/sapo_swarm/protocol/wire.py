@@ -118,7 +118,7 @@ class GroupResult(_Wire, frozen=True):
 
 
 class Receipt(_Wire, frozen=True):
-    """Another node drew this node's groups `count` times since the last exchange."""
+    """Another node sampled this node's groups `count` times since the last exchange."""
 
     node: NodeId
     count: Count
@@ -128,7 +128,7 @@ class RoundReply(_Wire, frozen=True):
     """Answer to a round.
 
     sample: SignedGroups of others, at most 8 of one, as raw msgpack so that each is judged on its own.
-    uptake: times others drew this node's groups, ever (a lost reply loses no count). mine / total: accepted groups
+    uptake: times others sampled this node's groups, ever (a lost reply loses no count). mine / total: accepted groups
     in the last window_s seconds, of this node and of all. pool: live groups. nodes: seen in the window.
     """
 
@@ -190,7 +190,7 @@ class JoinRequest(_Wire, frozen=True):
 
 
 class LeaderRow(_Wire, frozen=True):
-    """One node in the window. share = groups / all groups; uptake: times others drew its groups in the window."""
+    """One node in the window. share = groups / all groups; uptake: times others sampled its groups in the window."""
 
     node: NodeId
     name: DisplayName
