@@ -31,7 +31,7 @@ Finish = Literal["stop", "length"]
 
 
 class TaskRef(msgspec.Struct, frozen=True, forbid_unknown_fields=True, order=True):
-    """Coordinates from which any node regenerates the same question."""
+    """Coordinates from which any node regenerates the same question. A swarm takes index 0 of seeds under 2^31 - 2^20 only."""
 
     dataset: Name
     preset: Name

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
+import re
 from pathlib import Path
 
 import msgspec
+import pytest
 from aiohttp import web
+from nacl.signing import SigningKey
+from tests.unit.swarm.test_receive import ME, NOW, SWARM, AddOne, prompt_of
 
 from sapo_swarm.coordinator.admin.routes import add_admin
 from sapo_swarm.coordinator.domain.records import SwarmRecord
@@ -18,6 +24,10 @@ from sapo_swarm.coordinator.snapshots import add_snapshots
 from sapo_swarm.coordinator.store.sqlite import SQLiteStore
 from sapo_swarm.coordinator.tasks import add_tasks
 from sapo_swarm.coordinator.web import add_page
+from sapo_swarm.protocol.receive import Receiver
+from sapo_swarm.protocol.wire import PER_SOURCE, Upload, WireError, unpack
+from sapo_swarm.tasks.catalogue import TRAIN_LIMIT
+from sapo_swarm.types import TaskRef
 
 ROOT = Path(__file__).parents[2]
 
@@ -65,3 +75,41 @@ def test_unknown_fields_are_refused_on_paper_too() -> None:
     for name in ("Upload", "SignedGroup", "GroupBody", "SharedCompletion", "TaskRef", "JoinRequest", "Ban"):
         assert schemas[name]["additionalProperties"] is False, name
     assert msgspec.json.decode(rendered().encode())["openapi"] == "3.1.0"
+
+
+async def test_a_client_written_from_openapi_json_alone_signs_a_group_that_verifies() -> None:
+    """Field names, what is signed, which text is hashed and what is binary: read here from the committed file."""
+    described = json.loads((ROOT / "docs" / "openapi.json").read_text())["components"]["schemas"]
+    key = SigningKey(bytes(range(32)))
+    public = bytes(key.verify_key)
+    prompt = prompt_of(TaskRef("basic_arithmetic", "starter", 5))
+    texts = [{"text": text, "finish": "stop"} for text in ("<answer>6</answer>", "no idea")]
+    fields = {
+        "ref": {"dataset": "basic_arithmetic", "preset": "starter", "seed": 5},
+        "prompt_sha256": hashlib.sha256(prompt.encode()).hexdigest(),
+        "completions": texts,
+        "node": base64.b32encode(hashlib.sha256(public).digest()).decode().lower()[:26],
+        "model": "another client",
+        "policy_step": 0,
+        "ts": int(NOW * 1000),
+    }
+    body = msgspec.msgpack.encode({name: fields[name] for name in described["GroupBody"]["required"]})
+    quoted = re.findall(r'"([^"]*)"', described["SignedGroup"]["description"])
+    prefix, between = (part.replace(r"\0", "\0").encode() for part in quoted)
+    text = prefix + SWARM.encode() + between + body
+    group = {"body": body, "key": public, "signature": key.sign(text).signature}
+    assert {described["SignedGroup"]["properties"][name]["format"] for name in group} == {"binary"}
+    assert "contentEncoding" not in json.dumps(described)
+    (taken,) = await Receiver(SWARM, ME.node, AddOne()).receive([msgspec.msgpack.encode(group)], NOW)
+    assert taken.rewards == (1.0, 0.0)
+    upload = {"groups": [group], "have": [hashlib.sha256(body).digest()[:8]]}
+    assert unpack(msgspec.msgpack.encode(upload), Upload).groups[0].body == body
+    with pytest.raises(WireError, match="Expected `bytes`"):
+        unpack(msgspec.msgpack.encode({"groups": [group | {"key": public.hex()}]}), Upload)
+
+
+def test_numbers_in_its_sentences_are_the_codes() -> None:
+    schemas = document()["components"]["schemas"]
+    assert f"at most {PER_SOURCE} of one" in schemas["RoundReply"]["description"]
+    assert TRAIN_LIMIT == 2**31 - 2**20
+    assert "under 2^31 - 2^20 only" in schemas["TaskRef"]["description"]

@@ -255,3 +255,18 @@ async def test_members_give_way_in_pieces_and_keep_their_place_where_they_exchan
     assert 500 < len(left) < 2001 + late, "how many a piece holds is up to Redis"
     assert sum(one.seen > 0 for one in left) == late > 0
     await store.close()
+
+
+async def test_a_member_of_an_open_swarm_takes_on_the_invite_that_it_joins_by_later(store: Store) -> None:
+    """Once, and only a good one: so revoking it reaches the member."""
+    await store.rename(msgspec.structs.replace(SWARM, open=True))
+    await store.add_invite(invite("late", expires=NOW - 1))
+    await store.add_invite(invite("good", max_uses=1))
+    assert await store.admit(member("one"), NOW) == ""
+    assert [await store.admit(member("one", name), NOW) for name in ("late", "good", "good", "late")] == [""] * 4
+    kept = await store.member("one")
+    assert kept is not None
+    assert kept.invite == "good"
+    assert {found.hash: found.uses for found in await store.invites()} == {"late": 0, "good": 1}
+    assert await store.admit(member("two", "good"), NOW) == "used_up"
+    assert await store.revoke_invite("good") == ["one"]

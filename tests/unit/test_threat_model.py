@@ -50,6 +50,7 @@ FACTS = [
     f"during the first {phrases.MIN_LOCAL} of them no phrase is refused",
     f"own texts of more than {2 * phrases.LONGEST:,} characters",
     f"of {WORDS[likelihood.PROBED]} of these texts at most, chosen at random",
+    f"in {int(phrases.CARRIED * phrases.WINDOW) + 1} of the newest {phrases.WINDOW} groups taken since the node's start",
     f"Each memory of phrases holds {phrases.REMEMBERED:,}",
     f"written once {'a minute' if swarm_exchange.PHRASES_S == 60 else swarm_exchange.PHRASES_S}",
     f"the first {held_out_exclusion.EXCLUDED_PER_TASK} held-out questions of a task, {held_out_exclusion.IN_ALL:,} over all",

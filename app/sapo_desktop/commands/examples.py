@@ -8,7 +8,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "node": ("node --silo --rounds 200", "node maths --tasks basic_arithmetic,bf", "node --join -"),
     "coordinator": (
         "coordinator --host 0.0.0.0 --name friends --approve",
-        "coordinator --host 0.0.0.0 --open --public coordinator.example.org",
+        "coordinator --host 0.0.0.0 --open --list --public swarm.example.org",
     ),
     "invite": ("invite --label Bo --uses 1", "invite list", "invite revoke Bo"),
     "ban": ("ban qmf4 --reason spam", "ban qmf4 --lift"),

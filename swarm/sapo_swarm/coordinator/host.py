@@ -175,7 +175,7 @@ def log_to_stderr() -> None:
 def describe(hosted: Hosted) -> str:
     """What a person needs to know: the invite, the addresses, who may come in."""
     swarm = hosted.coordinator.swarm
-    lines = [f"Swarm {safe_text(swarm.name, 40, lines=False)!r} ({swarm.swarm}) is open at {hosted.url}"]
+    lines = [f"Swarm {safe_text(swarm.name, 40, lines=False)!r} ({swarm.swarm}) listens at {hosted.url}"]
     if swarm.open:
         lines.append("Anyone who reaches it may join: nobody in it is trusted.")
     lines.append("Join it with:")

@@ -32,6 +32,9 @@ from sapo_swarm.protocol.wire import (
     H_PROTO,
     H_SIGNATURE,
     H_TIME,
+    MAX_BODY,
+    MAX_RAW,
+    MAX_WINDOW,
     MEDIA_TYPE,
     PROBLEM_TYPE,
     GroupBody,
@@ -77,12 +80,25 @@ _SIGNED = {
     ),
 }
 
+_WIRE = f"""An invite is the line `sapo://HOST:PORT/#fp=FP&t=TOKEN&s=SWARM`: FP is the hex SHA-256 of the certificate (DER), \
+which is all that is checked of it; without it the swarm speaks HTTP, on loopback only. TOKEN is JoinRequest.invite, missing in \
+an open swarm; SWARM is the swarm's id.
+
+Bodies of type {MEDIA_TYPE} are msgpack in one zstd frame, {MAX_BODY // 1024} KiB packed and {MAX_RAW // 1024} KiB unpacked \
+at most. The frame declares its size, needs a window of {MAX_WINDOW // 1024} KiB at most and no dictionary. In msgpack a \
+struct is a map by field names, and what is binary here is of type bin: base64 is refused."""
+_SNAPSHOT = """AES-256-GCM with SnapshotNews.key, a nonce of 12 zero bytes and the tag at the end, of msgpack in one zstd frame: \
+{body, certificate, signature}, all bin. body: msgpack of {swarm, made, groups}, groups being SignedGroups; certificate: the \
+swarm's, DER, of the invite's fingerprint; signature: ECDSA P-256 with SHA-256, DER, over "sapo-snapshot-v1\\n" + body."""
+
 
 def document() -> dict[str, Any]:
     """The whole description as JSON values."""
     _, components = msgspec.json.schema_components(_TYPES, ref_template="#/components/schemas/{name}")
     for schema in components.values():  # Python 3.13 keeps docstrings without their indentation
         schema["description"] = inspect.cleandoc(schema.get("description", ""))
+        for value in schema.get("properties", {}).values():
+            _as_bin(value.get("items", value))
     document = {
         "openapi": "3.1.0",
         "info": {
@@ -92,7 +108,7 @@ def document() -> dict[str, Any]:
             "description": (
                 f"Nodes of a swarm exchange rollout groups. Every /v1 request carries `{H_PROTO}: {PROTOCOL_VERSION}`; "
                 f"every answer carries {H_PROTO}, and {H_TIME} where no cache may keep it. Refusals are RFC 9457 problem "
-                "details whose `code` is one of: " + ", ".join(CODES) + ". 429 and 503 carry Retry-After."
+                "details whose `code` is one of: " + ", ".join(CODES) + ". 429 and 503 carry Retry-After.\n\n" + _WIRE
             ),
         },
         "paths": _paths(),
@@ -103,6 +119,14 @@ def document() -> dict[str, Any]:
     }
     text: dict[str, Any] = json.loads(json.dumps(document).replace("\\\\Z", "$"))  # ECMA regular expressions
     return text
+
+
+def _as_bin(schema: dict[str, Any]) -> None:
+    """Bytes travel in msgpack only, where they need no base64. Lengths of base64 say nothing then."""
+    if schema.pop("contentEncoding", None):
+        schema["format"] = "binary"
+        for bound in ("minLength", "maxLength"):
+            schema.pop(bound, None)
 
 
 def _paths() -> dict[str, Any]:
@@ -151,6 +175,7 @@ def _paths() -> dict[str, Any]:
                 "A snapshot: immutable, signed, encrypted",
                 {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
             )
+            | {"description": _SNAPSHOT}
             | {"parameters": [_parameter("id", "path", "SHA-256 of its bytes", "^[0-9a-f]{64}$")]}
         },
         "/healthz": {"get": _plain("The process answers", text)},

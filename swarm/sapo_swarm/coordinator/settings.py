@@ -9,9 +9,7 @@ from msgspec import Meta
 
 from sapo_swarm.protocol.invite import DEFAULT_PORT, is_host
 from sapo_swarm.registry import nearest
-from sapo_swarm.tasks.catalogue import CATALOGUE
-
-PRESETS = tuple(sorted({preset for presets in CATALOGUE.values() for preset in presets}))
+from sapo_swarm.tasks.catalogue import CATALOGUE, PRESETS, STRICT_PRESETS
 
 
 def _doc(text: str, **limits: float) -> Meta:
@@ -41,7 +39,7 @@ class CoordinatorSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
     ] = ""
     contact: Annotated[str, _doc("Whom to ask for an invite, as the list tells it", max_length=150)] = ""
     tasks: Annotated[tuple[str, ...], _doc("Tasks whose groups are accepted")] = tuple(CATALOGUE)
-    presets: Annotated[tuple[str, ...], _doc("Difficulties that are accepted")] = PRESETS
+    presets: Annotated[tuple[str, ...], _doc("Difficulties that are accepted")] = tuple(sorted(STRICT_PRESETS))
     share_fraction: Annotated[float, _doc("Part of its groups a node is asked to share", gt=0.0, le=1.0)] = 1.0
 
     invite_hours: Annotated[float, _doc("Life of the first invite, in hours; 0: for ever", ge=0.0)] = 168.0

@@ -23,7 +23,7 @@ from sapo_swarm.protocol.identity import group_text, node_id, verify
 from sapo_swarm.protocol.safe_text import safe_text
 from sapo_swarm.protocol.time_quota import TimeQuota
 from sapo_swarm.protocol.wire import PER_SOURCE, GroupBody, SignedGroup, WireError, content_digest, unpack
-from sapo_swarm.tasks.catalogue import CATALOGUE, is_train
+from sapo_swarm.tasks.catalogue import CATALOGUE, STRICT_PRESETS, is_train
 from sapo_swarm.tasks.own.library import PRESET
 from sapo_swarm.types import (
     GENERATOR_VERSION,
@@ -81,15 +81,15 @@ Jobs = Sequence[tuple[TaskRef, Sequence[str]]]
 
 @dataclass(frozen=True, slots=True)
 class AcceptanceRules:
-    """What a node takes. tasks: dataset names (default: the allow-list). own: (name, generator) of the tasks of members' own that
-    the person accepted. max_bytes: longest completion.
+    """What a node takes. tasks, presets: names (default: the allow-list, judged strictly). own: (name, generator) of the tasks of
+    members' own that the person accepted. max_bytes: longest completion. max_age_s: of the author's date.
 
     length_factor: a group's median completion may be so many times the 95th percentile of local ones.
-    logprob_floor: nats a token, see Likelihood; docs/decisions/0009-likelihood.md has the measurement. max_age_s: of the
-    author's date.
+    logprob_floor: nats a token, see Likelihood; docs/decisions/0009-likelihood.md has the measurement.
     """
 
     tasks: frozenset[str] = frozenset(CATALOGUE)
+    presets: frozenset[str] = STRICT_PRESETS
     own: frozenset[tuple[str, str]] = frozenset()
     max_bytes: int = MAX_COMPLETION_BYTES
     length_factor: float = 4.0
@@ -192,13 +192,13 @@ class Receiver:
         return "source" if sources[body.node] >= PER_SOURCE else ""
 
     def _coordinates(self, body: GroupBody, now: float) -> str:
-        ref = body.ref
-        if abs(now - body.ts / 1000) > self.rules.max_age_s:
+        ref, rules = body.ref, self.rules
+        if abs(now - body.ts / 1000) > rules.max_age_s:
             return "stale"
         if ref.generator == GENERATOR_VERSION:
-            known = ref.dataset in self.rules.tasks and ref.preset in CATALOGUE.get(ref.dataset, {})
+            known = ref.dataset in rules.tasks and ref.preset in rules.presets & CATALOGUE.get(ref.dataset, {}).keys()
         else:
-            known = (ref.dataset, ref.generator) in self.rules.own and ref.preset == PRESET
+            known = (ref.dataset, ref.generator) in rules.own and ref.preset == PRESET
         return ("" if is_train(ref) else "seed") if known else "task"
 
     def _length(self, body: GroupBody) -> str:

@@ -41,8 +41,6 @@ DisplayName = Annotated[str, Meta(max_length=40, description="Chosen by the node
 Nonce = Annotated[str, Meta(pattern=r"^[0-9a-f]{32}\Z")]
 GroupId = Annotated[bytes, Meta(min_length=8, max_length=8)]
 SwarmId = Annotated[str, Meta(pattern=r"^[a-z2-7]{16}\Z")]
-
-
 Count = Annotated[int, Meta(ge=0, lt=2**53)]
 """Every number that arrives has bounds, and with them is finite: NaN and infinities are refused by the codec."""
 Seconds = Annotated[float, Meta(ge=0, le=1e9)]
@@ -76,7 +74,8 @@ class SharedCompletion(_Wire, frozen=True):
 
 
 class GroupBody(_Wire, frozen=True):
-    """The signed part of a group. ts: milliseconds since the Unix epoch when it was sampled."""
+    """The signed part of a group. prompt_sha256: of the question alone as UTF-8, as its generator gives it. ts: milliseconds
+    since the Unix epoch when it was signed."""
 
     ref: TaskRef
     prompt_sha256: Sha256
@@ -88,7 +87,8 @@ class GroupBody(_Wire, frozen=True):
 
 
 class SignedGroup(_Wire, frozen=True):
-    """body: msgpack of GroupBody, signed as it is so that nobody needs a canonical form; key: the author's Ed25519."""
+    """body: msgpack of GroupBody, signed as it is so that nobody needs a canonical form. key: the author's Ed25519, 32 bytes.
+    signature: 64 bytes over "sapo-group-v1\\0" + swarm + "\\0" + body, swarm being the swarm's id."""
 
     body: Annotated[bytes, Meta(max_length=160 * 1024)]
     key: Annotated[bytes, Meta(min_length=32, max_length=32)]
@@ -98,9 +98,9 @@ class SignedGroup(_Wire, frozen=True):
 class Upload(_Wire, frozen=True, omit_defaults=True):
     """Body of PUT /v1/rounds/{sha256 of body}.
 
-    want: groups of others to send back. have: ids (group_id) of groups received lately, not to be sent again.
-    reward_local: the node's own mean reward, as it says, for the status page only. accepts: generators of the members' own
-    tasks that this node takes groups of (not sent where there are none: earlier coordinators do not know it).
+    want: groups of others to send back. have: received lately, not to be sent again: the first 8 bytes of the SHA-256 of each
+    body. reward_local: the node's own mean reward, as it says, for the status page only. accepts: generators of the members'
+    own tasks that this node takes groups of (not sent where there are none: earlier coordinators do not know it).
     """
 
     groups: Annotated[tuple[SignedGroup, ...], Meta(max_length=MAX_GROUPS)]
@@ -118,7 +118,7 @@ class GroupResult(_Wire, frozen=True):
 
 
 class Receipt(_Wire, frozen=True):
-    """Another node drew this node's groups `count` times since the last exchange."""
+    """Another node sampled this node's groups `count` times since the last exchange."""
 
     node: NodeId
     count: Count
@@ -127,8 +127,8 @@ class Receipt(_Wire, frozen=True):
 class RoundReply(_Wire, frozen=True):
     """Answer to a round.
 
-    sample: SignedGroups of others, at most PER_SOURCE of one, as raw msgpack so that each is judged on its own.
-    uptake: times others drew this node's groups, ever (a lost reply loses no count). mine / total: accepted groups
+    sample: SignedGroups of others, at most 8 of one, as raw msgpack so that each is judged on its own.
+    uptake: times others sampled this node's groups, ever (a lost reply loses no count). mine / total: accepted groups
     in the last window_s seconds, of this node and of all. pool: live groups. nodes: seen in the window.
     """
 
@@ -190,7 +190,7 @@ class JoinRequest(_Wire, frozen=True):
 
 
 class LeaderRow(_Wire, frozen=True):
-    """One node in the window. share = groups / all groups; uptake: times others drew its groups in the window."""
+    """One node in the window. share = groups / all groups; uptake: times others sampled its groups in the window."""
 
     node: NodeId
     name: DisplayName

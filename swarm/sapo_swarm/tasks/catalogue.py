@@ -121,6 +121,9 @@ _CATALOGUE: dict[str, dict[str, Settings]] = {
 CATALOGUE: Mapping[str, Mapping[str, Settings]] = MappingProxyType(
     {**EXTRA, **{name: {**presets, LIBRARY_PRESET: presets["paper"]} for name, presets in _CATALOGUE.items()}}
 )
+PRESETS = frozenset(preset for presets in CATALOGUE.values() for preset in presets)
+STRICT_PRESETS = PRESETS - {LIBRARY_PRESET}
+"""Those under whose rule full marks need a right answer."""
 
 
 def settings(dataset: str, preset: str) -> Settings:

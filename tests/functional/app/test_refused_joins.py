@@ -1,13 +1,15 @@
-"""A join that is refused changes nothing about the swarm that this home is in."""
+"""A verb with --join that is refused, or joins for once, changes nothing about the swarm that this home is in."""
 
 from __future__ import annotations
 
 import asyncio
+import io
 from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 from tests.functional.app.test_join_and_host import FAKE, INVITE
+from tests.functional.swarm.test_members import settings as hosting
 from tests.support.node_process import sapo
 from tests.support.swarm_process import coordinator
 
@@ -18,6 +20,7 @@ from sapo_desktop.services.nodes.lock import NodeLock
 from sapo_desktop.services.swarms import membership, trial
 from sapo_desktop.services.swarms.actions import HomeActions
 from sapo_desktop.services.swarms.interface import ActionFailed
+from sapo_swarm.coordinator.host import start
 from sapo_swarm.protocol.client import NodeClient
 from sapo_swarm.protocol.identity import Identity
 from sapo_swarm.protocol.invite import parse_invite
@@ -67,3 +70,21 @@ async def test_an_invite_that_is_used_up_leaves_the_node_training_alone(
     assert "used up" in typed.stderr
     assert not home.invite.exists()
     assert not settings.load(home.settings).swarm.join
+
+
+async def test_contributing_to_another_swarm_leaves_the_saved_invite_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SAPO_HOME", str(tmp_path))
+    monkeypatch.setattr("sys.stdin", io.StringIO("q\n"))
+    home = Home.find()
+    home.prepare()
+    membership.save(INVITE, home.invite)
+    other = await start(hosting(tmp_path, open=True))
+    typed = ["contribute", "--answer", "--join", str(other.invite), "--tasks", "basic_arithmetic"]
+    code = await asyncio.to_thread(cli.run, typed)
+    members = await other.store.members()
+    await other.stop()
+    assert (code, len(members)) == (0, 1)
+    assert membership.load(home.invite) == parse_invite(INVITE)
+    assert trial.find(home.invite, other.invite.swarm) is None

@@ -19,6 +19,8 @@ from sapo_swarm.coordinator.settings import CoordinatorSettings
 from sapo_swarm.coordinator.web import CSP, OF_NETWORK, chart_points
 from sapo_swarm.protocol.client import NodeClient
 from sapo_swarm.protocol.identity import Identity
+from sapo_swarm.protocol.reasons import in_words
+from sapo_swarm.protocol.wire import GroupBody
 
 HOSTILE = "<script>document.title='owned'</script>"
 
@@ -60,6 +62,20 @@ async def test_the_page_goes_live_and_shows_hostile_names_as_text(
     assert await browser.value("document.querySelectorAll('body script, img').length") == 0
     assert "owned" not in await browser.value("document.title")
     assert browser.complaints == []
+
+
+async def test_the_page_says_reasons_and_uptake_in_the_words_of_screen_2(hosted: Hosted) -> None:
+    async with NodeClient(hosted.invite, Identity.generate()) as client:
+        await client.join()
+        late = sim_group(client.identity, hosted.invite.swarm, 2, 0)
+        body = msgspec.structs.replace(msgspec.msgpack.decode(late.body, type=GroupBody), ts=0)
+        result = await client.exchange([client.identity.sign_group(hosted.invite.swarm, body)], 0)
+    async with aiohttp.ClientSession(hosted.url) as session, session.get("/") as response:
+        html = await response.text()
+    assert result.refused == {"stale": 1}
+    assert f"Sent, not taken: {in_words(result.refused)[0]}</p>" in html
+    assert ">Uptake</th>" in html
+    assert "drew" not in html
 
 
 async def test_the_policy_forbids_what_the_page_does_not_need(hosted: Hosted) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from sapo_desktop.cli import VERBS, parser
 from sapo_desktop.commands.examples import EXAMPLES
+from sapo_swarm.coordinator.host import EVERYWHERE
 
 LINES = [(verb, line) for verb, lines in EXAMPLES.items() for line in lines]
 
@@ -19,6 +20,14 @@ def test_every_verb_has_examples_and_no_other() -> None:
 @pytest.mark.parametrize(("verb", "line"), LINES, ids=[line for _, line in LINES])
 def test_an_example_is_understood(verb: str, line: str) -> None:
     assert parser(verb).parse_args(shlex.split(line)).verb == verb
+
+
+@pytest.mark.parametrize("line", EXAMPLES["coordinator"])
+def test_others_reach_a_coordinator_that_is_started_as_in_its_examples(line: str) -> None:
+    """On loopback nobody would, and without --list a public name is told to nobody."""
+    typed = vars(parser("coordinator").parse_args(shlex.split(line)))
+    assert typed.get("host") in EVERYWHERE
+    assert typed.get("list") or not typed.get("public")
 
 
 @pytest.mark.parametrize("verb", list(VERBS))

@@ -13,6 +13,7 @@ from sapo_desktop.services.swarms import membership, trial
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import Event
 from sapo_swarm.protocol.receive import AcceptanceRules
+from sapo_swarm.tasks.catalogue import PRESETS, STRICT_PRESETS
 from sapo_swarm.types import RewardRule
 
 OPEN = "sapo://127.0.0.1:7361/#s=" + "b" * 16
@@ -73,10 +74,11 @@ def test_a_trial_takes_few_external_groups_in_a_batch_of_the_same_size() -> None
 
 
 def test_a_trial_is_stricter_in_every_rule_and_never_softer() -> None:
-    mine = AcceptanceRules(rule=RewardRule(partial=True, contrast=4), own=frozenset({("t", "g")}), logprob_floor=-2.0)
+    own = frozenset({("t", "g")})
+    mine = AcceptanceRules(rule=RewardRule(partial=True, contrast=4), own=own, presets=PRESETS, logprob_floor=-2.0)
     strict = trial.strict(mine)
     assert strict.rule == RewardRule(partial=False, contrast=4)
-    assert strict.own == frozenset()
+    assert (strict.own, strict.presets) == (frozenset(), STRICT_PRESETS)
     assert (strict.logprob_floor, strict.length_factor, strict.max_age_s) == (-2.0, 2.0, 900.0)
 
 

@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser, _verb: str) -> None:
         "--join",
         default="",
         metavar="INVITE",
-        help="the swarm; -: typed or piped in (default: the one whose invite is saved)",
+        help="the swarm, this time only: the invite is kept nowhere; -: typed or piped in (default: the saved one)",
     )
     parser.add_argument("--questions", type=int, default=0, help="how many questions (default: until you stop)")
     flags.add_run_flags(parser, only=("tasks", "preset"))
@@ -72,8 +72,6 @@ async def _contribute(home: Home, args: argparse.Namespace) -> int:
             info = await client.join(chosen.person.name, "person")
         except CoordinatorError as error:
             raise UsageError(f"{safe_text(str(error), 300, lines=False)}") from error
-        if args.join:
-            membership.save(str(invite), home.invite)
         print(f"In {safe_text(info.name, 40, lines=False)} with {info.nodes} nodes. {who.sentence}\n{_HOW}")
         excluded = await held_out_exclusion(scorer, config.tasks, config.preset)
         desk = Desk(scorer, who.identity, invite.swarm, config.tasks, config.preset, excluded)

@@ -17,12 +17,14 @@ from sapo_swarm.node.governor.requests import duration
 from sapo_swarm.protocol.invite import Invite, is_loopback
 from sapo_swarm.protocol.safe_text import safe_text
 
+_REASON = "banned by the host"
+
 
 def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
     """The verb's flags."""
     if verb == "ban":
         parser.add_argument("node", help="node id, or a unique beginning of it (see the status page)")
-        parser.add_argument("--reason", default="banned by the host", help="what the node is told")
+        parser.add_argument("--reason", default="", help=f"what the node is told (default: {_REASON})")
         parser.add_argument("--all", action="store_true", help="also revoke its invite, and ban everybody it let in")
         parser.add_argument("--lift", action="store_true", help="let the node in again")
         return
@@ -88,7 +90,7 @@ async def _ban(args: argparse.Namespace) -> int:
     state = hosting.need(Home.find())
     node = await _member(state, args.node)
     async with state.client() as admin:
-        out = await admin.ban(node, "" if args.lift else args.reason, args.all)
+        out = await admin.ban(node, "" if args.lift else args.reason.strip() or _REASON, args.all)
     if args.lift:
         print(f"{node} may take part again.")
     else:

@@ -140,6 +140,13 @@ def identity(home: Home) -> StoredIdentity:
         raise AppError(str(error)) from error
 
 
+def acceptance_rules(config: RunConfig, own: frozenset[tuple[str, str]]) -> AcceptanceRules:
+    """What a node with these settings takes of others: its own tasks, whose held-out questions it keeps out and the tripwire
+    asks, judged as strictly as at home. own: see AcceptanceRules."""
+    presets = catalogue.STRICT_PRESETS | {config.preset}
+    return AcceptanceRules(frozenset(config.tasks), presets, own, rule=config.reward_rule)
+
+
 def label(model: str) -> str:
     """A model's name as others may see it: no path, printable ASCII, 80 characters."""
     return re.sub(r"[^\x20-\x7e]", "?", Path(model).name)[:80] or "model"
@@ -185,7 +192,7 @@ async def enter(
     """
     own, _ = together(config, invite.swarm, None)
     client = await NodeClient(invite, who.identity).__aenter__()
-    rules = AcceptanceRules(rule=config.reward_rule, own=own)
+    rules = acceptance_rules(config, own)
     strict = trial.strict(rules)
     name, model = settings.person.name, label(config.model)
     exchange = SwarmExchange(

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from sapo_swarm.events import Event, RoundFinished, RunStarted
+from sapo_swarm.tasks.catalogue import STRICT_PRESETS
 from sapo_swarm.types import UNREADABLE
 
 if TYPE_CHECKING:
@@ -174,11 +175,12 @@ def few(config: RunConfig) -> RunConfig:
 
 
 def strict(rules: AcceptanceRules) -> AcceptanceRules:
-    """What a node on trial takes of others: none of the host's own tasks, nothing old, long or unlikely, 0/1 rewards only, each
-    right answer tried on other questions too."""
+    """What a node on trial takes of others: none of the host's own tasks, nothing old, long or unlikely, 0/1 rewards by the exact
+    rule only, each right answer tried on other questions too."""
     return replace(
         rules,
         own=frozenset(),
+        presets=rules.presets & STRICT_PRESETS,
         max_age_s=min(rules.max_age_s, MAX_AGE_S),
         length_factor=min(rules.length_factor, LENGTH_FACTOR),
         logprob_floor=max(rules.logprob_floor, LOGPROB_FLOOR),

@@ -96,8 +96,8 @@ class Store(Protocol):
         INVITE_OK, why the invite does not admit it, or SWARM_FULL.
 
         Where the swarm is full, members give way that Member.gives_way() says may.
-        A node that is a member already uses nothing up; its name and model are updated, its ban stays. One that was silent
-        for longer than limits.idle_s is a member no more. Durable.
+        A node that is a member already uses nothing up, unless it came without an invite and has a good one now; its name
+        and model are updated, its ban stays. One that was silent for longer than limits.idle_s is a member no more. Durable.
         """
         ...
 

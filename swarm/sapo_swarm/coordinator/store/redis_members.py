@@ -26,15 +26,17 @@ class RedisMembers(RedisRegistry):
             before = await self.member(member.node)
             idle = before is not None and before.idle(now, self.limits.idle_s)
             arguments = [now, member.node, member.invite, int(is_open), pack(member), self.limits.members, int(idle)]
-            arguments.append(self.limits.idle_s)
+            uninvited = before is not None and not before.invite
+            arguments += [self.limits.idle_s, int(uninvited and bool(member.invite))]
             verdict = await self._run(scripts.ADMIT, "members", *arguments)
             if verdict == SWARM_FULL.encode() and await self._make_room(now, is_open):
                 verdict = await self._run(scripts.ADMIT, "members", *arguments)
-            if verdict == b"known":
+            if verdict in (b"known", b"invited"):
                 known = await self.member(member.node)
                 if known is None:  # it gave way just now
                     return await self.admit(member, now)
-                updated = msgspec.structs.replace(known, name=member.name, model=member.model, banned="")
+                mine = member.invite if verdict == b"invited" else known.invite
+                updated = msgspec.structs.replace(known, name=member.name, model=member.model, banned="", invite=mine)
                 await wait(self._server.hset(self._key("members"), member.node, pack(updated)))
                 verdict = INVITE_OK.encode()
             await self._replicated()

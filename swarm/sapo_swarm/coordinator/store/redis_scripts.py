@@ -170,9 +170,7 @@ return live
 
 ADMIT = """
 local p, now, node, invite, open = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4], ARGV[5]
-if ARGV[8] == '0' and redis.call('HEXISTS', p..'members', node) == 1 then return 'known' end
-local full = ARGV[8] == '0' and redis.call('HLEN', p..'members') >= tonumber(ARGV[7])
-if invite ~= '' or open ~= '1' then
+local function invited()
   local found = redis.call('HMGET', p..'invite:'..invite, 'expires', 'max_uses', 'uses', 'revoked', 'created', 'used')
   if not found[1] then return 'unknown' end
   if found[4] == '1' then return 'revoked' end
@@ -180,10 +178,26 @@ if invite ~= '' or open ~= '1' then
   local idle, last = tonumber(ARGV[9]), math.max(tonumber(found[5]), tonumber(found[6] or '0'))
   if idle > 0 and now - last > idle then return 'expired' end
   if tonumber(found[2]) > 0 and tonumber(found[3]) >= tonumber(found[2]) then return 'used_up' end
-  if full then return 'full' end
+  return ''
+end
+local function use()
   redis.call('HINCRBY', p..'invite:'..invite, 'uses', 1)
   redis.call('HSET', p..'invite:'..invite, 'used', ARGV[2])
   redis.call('SADD', p..'by:'..invite, node)
+end
+if ARGV[8] == '0' and redis.call('HEXISTS', p..'members', node) == 1 then
+  if ARGV[10] == '0' then return 'known' end
+  if redis.call('SISMEMBER', p..'by:'..invite, node) == 1 then return 'invited' end
+  if invited() ~= '' then return 'known' end
+  use()
+  return 'invited'
+end
+local full = ARGV[8] == '0' and redis.call('HLEN', p..'members') >= tonumber(ARGV[7])
+if invite ~= '' or open ~= '1' then
+  local refused = invited()
+  if refused ~= '' then return refused end
+  if full then return 'full' end
+  use()
 end
 if full then return 'full' end
 redis.call('HSET', p..'members', node, ARGV[6])

@@ -91,28 +91,31 @@ class SQLiteRegistry:
         """See Store."""
         statements: list[Statement] = []
         known, gone = self._members.get(member.node), list[Member]()
+        invite = self._invites.get(member.invite)
+        verdict = invite_verdict(invite, now, self.limits.idle_s)
         if known is not None and not known.idle(now, self.limits.idle_s):
+            if invite is not None and verdict == INVITE_OK and not known.invite:
+                known_by = invite.hash
+                statements.append(self._used(invite, now))
+            else:
+                known_by = known.invite
             member = msgspec.structs.replace(
                 member,
                 joined=known.joined,
-                invite=known.invite,
+                invite=known_by,
                 banned=known.banned,
                 key=known.key,
                 waiting=known.waiting,
                 seen=known.seen,
             )
         else:
-            invite = self._invites.get(member.invite)
             needs_invite = bool(member.invite) or self._swarm is None or not self._swarm.open
-            verdict = invite_verdict(invite, now, self.limits.idle_s) if needs_invite else INVITE_OK
-            if verdict != INVITE_OK:
+            if needs_invite and verdict != INVITE_OK:
                 return verdict
             if known is None and len(self._members) >= self.limits.members and not (gone := self._giving_way(now)):
                 return SWARM_FULL
             if needs_invite and invite is not None:
-                used = msgspec.structs.replace(invite, uses=invite.uses + 1, used=now)
-                self._invites[invite.hash] = used
-                statements.append(_invite_row(used))
+                statements.append(self._used(invite, now))
             member = msgspec.structs.replace(member, seen=member.joined)
         used_up = bool(statements)
         for old in gone:
@@ -127,6 +130,10 @@ class SQLiteRegistry:
             raise
         self._forget_uptake(old.node for old in gone if old.node not in self._members)
         return INVITE_OK
+
+    def _used(self, invite: InviteRecord, now: float) -> Statement:
+        self._invites[invite.hash] = used = msgspec.structs.replace(invite, uses=invite.uses + 1, used=now)
+        return _invite_row(used)
 
     def _giving_way(self, now: float) -> list[Member]:
         """Of a full swarm, members whose places are a newcomer's."""

@@ -58,8 +58,8 @@ BASE_LOCAL = 512
 RARE = 2
 """Of the base's completions that may hold a phrase which is rare;"""
 COMMON, CARRIED = 0.5, 0.1
-"""it has become common at the others' hands where so large a part of the newest local completions and of the newest groups
-taken hold it."""
+"""it has become common at the others' hands where so large a part of the newest local completions holds it, and more than
+CARRIED * WINDOW of the newest groups taken."""
 LOCAL_A_ROUND = 64
 """Local completions of a round that are read: enough to know the node's ways, in a few milliseconds."""
 LONGEST = MAX_COMPLETION_BYTES // 2
