@@ -15,6 +15,7 @@ from pathlib import Path
 import aiohttp
 import msgspec
 import pytest
+from tests.support.local_redis import MISSING, LocalRedis, NoRedis
 
 from sapo_lab.simulated_nodes import check_reachable, sim_group
 from sapo_swarm.coordinator.__main__ import main
@@ -23,7 +24,6 @@ from sapo_swarm.coordinator.admin.transfer import import_swarm
 from sapo_swarm.coordinator.host import Hosted, addresses, admin_path, describe, start
 from sapo_swarm.coordinator.settings import CoordinatorSettings
 from sapo_swarm.coordinator.store import open_store
-from sapo_swarm.coordinator.store.local_redis import MISSING, LocalRedis, NoRedis
 from sapo_swarm.protocol.client import CoordinatorError, NodeClient, Refused
 from sapo_swarm.protocol.identity import Identity
 from sapo_swarm.protocol.invite import parse_invite
