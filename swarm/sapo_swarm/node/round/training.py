@@ -21,7 +21,7 @@ from sapo_swarm.sapo.sample_external import observe_trained
 from sapo_swarm.types import Group, finite
 
 _NAN = float("nan")
-NO_UPDATE = UpdateStats(_NAN, _NAN, 0, _NAN, _NAN, _NAN, _NAN, _NAN, 0, 0, 0, 0, 0.0)
+NO_UPDATE = UpdateStats(_NAN, _NAN, 0, _NAN, _NAN, _NAN, _NAN, _NAN, 0, 0, 0.0)
 """What an engine without anything to train reports."""
 
 
