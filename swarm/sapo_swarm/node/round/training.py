@@ -51,7 +51,7 @@ async def update(context: RoundContext, work: RoundWork) -> None:
             seen=context.seen,
         )
         samples: list[TrainSample] = []
-        for group in batch.groups:
+        for group in batch:
             found = _samples(context, work, group)
             correct = context.correction if group.external else None
             samples += found if correct is None else await correct(group, found)
@@ -72,8 +72,8 @@ async def update(context: RoundContext, work: RoundWork) -> None:
             context.host.cancel,
             context.from_thread(lambda fraction: (fraction, "Updating the model")),
         )
-    work.trained, work.replayed = list(batch.groups), len(replayed)
-    observe_trained(context.seen, (group for group in batch.groups if any(group.advantages)))
+    work.trained, work.replayed = batch, len(replayed)
+    observe_trained(context.seen, (group for group in batch if any(group.advantages)))
     context.end()
 
 
