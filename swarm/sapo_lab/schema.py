@@ -14,7 +14,6 @@ Unknown keys are refused with the nearest match.
 
 from __future__ import annotations
 
-import difflib
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -25,7 +24,7 @@ from msgspec import Meta
 
 from sapo_swarm.algorithms.registry import algorithm
 from sapo_swarm.config import RunConfig
-from sapo_swarm.registry import UnknownName
+from sapo_swarm.registry import UnknownName, nearest
 from sapo_swarm.sapo.advantage import normalised
 from sapo_swarm.sapo.sample_external import strategy
 from sapo_swarm.tasks.catalogue import UnknownTask, preset_of
@@ -164,7 +163,7 @@ class Experiment(msgspec.Struct, frozen=True, kw_only=True):
         """Raises BadExperiment, which names the nearest."""
         found = {arm.name: arm for arm in self.arms}
         if name not in found:
-            raise BadExperiment(f"{self.name}: there is no arm {name!r}. {_nearest(name, found)}")
+            raise BadExperiment(f"{self.name}: there is no arm {name!r}. {nearest(name, found)}")
         return found[name]
 
 
@@ -270,9 +269,4 @@ def _known(where: str, table: Mapping[str, Any], known: Iterable[str]) -> None:
         if key in NOT_HERE:
             raise BadExperiment(f"{where}: {key!r} is not set here. {NOT_HERE[key]}")
         if key not in set(known):
-            raise BadExperiment(f"{where}: there is no setting {key!r}. {_nearest(key, known)}")
-
-
-def _nearest(name: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.5)
-    return f"Did you mean {close[0]!r}?" if close else f"Known: {', '.join(sorted(known))}."
+            raise BadExperiment(f"{where}: there is no setting {key!r}. {nearest(key, known)}")
