@@ -25,7 +25,6 @@ from msgspec import Meta
 from sapo_swarm.algorithms.registry import algorithm
 from sapo_swarm.config import RunConfig
 from sapo_swarm.registry import UnknownName, nearest
-from sapo_swarm.sapo.advantage import normalised
 from sapo_swarm.sapo.sample_external import strategy
 from sapo_swarm.tasks.catalogue import UnknownTask, preset_of
 
@@ -38,9 +37,9 @@ def _doc(text: str, **limits: Any) -> Meta:
     return Meta(description=text, **limits)
 
 
-OffPolicy = Literal["none", "token", "sequence", "clip", "topr", "proximity", "capability"]
-WHOLE = ("token", "sequence", "clip", "topr", "capability")
-"""Corrections that need whole groups, failures included."""
+OffPolicy = Literal["none", "sequence", "clip", "proximity"]
+WHOLE = ("sequence", "clip")
+"""Corrections that need whole groups, failures included, and the sender's log-probabilities."""
 
 
 class Conditions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -71,10 +70,9 @@ class Conditions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     off_policy: Annotated[
         OffPolicy,
         _doc(
-            "Correction of external groups. token, sequence: truncated importance weight against the sender's policy; "
-            "clip: ratio and clip against the sender's policy; topr: importance weight for failures only (TOPR); proximity: "
-            "weight by how likely the text is under the own policy beside own text (needs nothing from the sender); "
-            "capability: the baseline times own over sender's success rate (HACPO). topr and capability: not measured"
+            "Correction of external groups. sequence: truncated importance weight of a completion against the sender's policy; "
+            "clip: ratio and clip against the sender's policy; proximity: weight by how likely the text is under the own "
+            "policy beside own text (needs nothing from the sender)"
         ),
     ] = "none"
     adaptive: Annotated[
@@ -244,11 +242,6 @@ def _check(experiment: Experiment) -> None:
             raise BadExperiment(
                 f"Arm {arm.name!r}: off_policy = {arm.conditions.off_policy!r} needs whole groups. Write external_advantages = "
                 '"all", or off_policy = "proximity".'
-            )
-        chosen = {arm.run.algorithm, *arm.conditions.algorithms}
-        if arm.conditions.off_policy == "capability" and any(algorithm(n).advantages is not normalised for n in chosen):
-            raise BadExperiment(
-                f'Arm {arm.name!r}: off_policy = "capability" is for algorithms that divide by the deviation.'
             )
         strategy(arm.run.sampling)
         for name in (arm.run.algorithm, *arm.conditions.algorithms):
