@@ -20,6 +20,7 @@ check: venv
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/vulture
+	$(BIN)/vulture app swarm backends assets packaging  # without tests: what only they keep alive
 
 bench: venv
 	$(BIN)/python tests/benchmarks/run.py

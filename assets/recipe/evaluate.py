@@ -37,8 +37,9 @@ class Result:
     items: int
 
 
-def wilson(successes: float, trials: int, z: float = 1.96) -> tuple[float, float]:
+def wilson(successes: float, trials: int) -> tuple[float, float]:
     """Wilson's score interval of a share."""
+    z = 1.96
     share, square = successes / trials, z * z / trials
     middle = (share + square / 2) / (1 + square)
     half = z / (1 + square) * math.sqrt(share * (1 - share) / trials + square / (4 * trials))

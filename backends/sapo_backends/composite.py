@@ -2,8 +2,7 @@
 
 After every update the generator gets the trainer's new policy: its adapter, or with full fine-tuning the merged model
 loaded again. What the two compute differs by rounding and quantisation; the generator's own log-probabilities go into
-the update as behaviour_logprobs, so that truncated importance weights correct for it (Yao et al. 2025), and the mean
-difference is reported as UpdateStats.train_inference_mismatch.
+the update as behaviour_logprobs, so that truncated importance weights correct for it (Yao et al. 2025).
 """
 
 from __future__ import annotations
@@ -15,8 +14,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
-
-import numpy as np
 
 from sapo_backends.base import (
     Backend,
@@ -41,8 +38,6 @@ TRAINER_PRECISIONS = ("auto", "float32", "bfloat16")
 """Any other precision is meant for the generator alone."""
 REMEMBERED_COMPLETIONS = 8192
 """Completions whose generator log-probabilities are kept until they are trained on."""
-MISMATCH_SEQUENCES = 8
-"""Sequences that the trainer scores to measure the train-inference mismatch, unless old log-probabilities are known."""
 Reload = Callable[[Path], Engine]
 """Loads the generator from a Hugging Face folder; other files it makes go there too."""
 
@@ -98,22 +93,6 @@ class CompositeEngine(Engine):
             filled.append(replace(sample, behaviour_logprobs=known) if missing else sample)
         return filled
 
-    def _mismatch(self, batch: Sequence[TrainSample], temperature: float) -> float:
-        """Mean |log pi_trainer - log pi_generator| over the tokens of some local samples; NaN without any."""
-        chosen = [s for s in batch if s.behaviour_logprobs and s.advantage != 0.0][:MISMATCH_SEQUENCES]
-        unknown = [TokenSequence(s.prompt, s.completion) for s in chosen if s.old_logprobs is None]
-        scored = iter(self._trainer.logprobs(unknown, temperature))
-        differences = [
-            np.abs(
-                np.subtract(
-                    s.masked(next(scored) if s.old_logprobs is None else s.old_logprobs),
-                    s.masked(s.behaviour_logprobs or ()),
-                )
-            )
-            for s in chosen
-        ]
-        return float(np.concatenate(differences).mean()) if differences else float("nan")
-
     def update(
         self,
         batch: Sequence[TrainSample],
@@ -125,7 +104,6 @@ class CompositeEngine(Engine):
         """See Engine.update; corrects for the train-inference mismatch, then syncs the generator. An update that was applied is
         no failure where the generator cannot take it: the next generate tries again, and raises what is in the way."""
         filled = self._with_behaviour(batch, policy.temperature)
-        mismatch = self._mismatch(filled, policy.temperature)
         stats = self._trainer.update(filled, policy, seed, cancel, on_progress)
         self._generator_logprobs.clear()
         if stats.steps:
@@ -134,7 +112,7 @@ class CompositeEngine(Engine):
                 self._hand_over()
             except Exception:
                 LOG.warning("the generator did not take the new weights; it is tried again", exc_info=True)
-        return replace(stats, train_inference_mismatch=mismatch)
+        return stats
 
     def _hand_over(self) -> None:
         if self._stale:

@@ -1,4 +1,4 @@
-"""What an engine raises on purpose, and the token that stops its work.
+"""What an engine raises on purpose, the hint in an unknown name's error, and the token that stops its work.
 
 Error tree::
 
@@ -14,7 +14,9 @@ Error tree::
 
 from __future__ import annotations
 
+import difflib
 import threading
+from collections.abc import Iterable
 from typing import Any
 
 
@@ -97,3 +99,9 @@ class CancelToken:
         """Raise Cancelled if cancel was called."""
         if self._event.is_set():
             raise Cancelled("Stopped on request.")
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """A blank and a question with the known name nearest to this one; empty where none is near."""
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f" Did you mean {close[0]!r}?" if close else ""

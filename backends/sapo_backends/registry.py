@@ -6,12 +6,12 @@ entry-point group `sapo_desktop.backends`.
 
 from __future__ import annotations
 
-import difflib
 from importlib import import_module
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 
 from sapo_backends.base import Backend, BackendUnavailable
+from sapo_backends.errors import did_you_mean
 from sapo_backends.packages import LLAMA, MLX, TORCH, install
 
 GROUP = "sapo_desktop.backends"
@@ -61,8 +61,7 @@ def backend(name: str) -> type[Backend]:
         return pair(backend(generator), backend(trainer))
     known = names()
     if name not in known:
-        close = difflib.get_close_matches(name, known, n=1)
-        hint = f" Did you mean {close[0]!r}?" if close else ""
+        hint = did_you_mean(name, known)
         raise BackendUnavailable(f"There is no engine {name!r}.{hint} Installed here: {', '.join(installed())}.")
     if name in NEEDS and not _found(NEEDS[name]):
         reason = f"The {name} engine needs the package {NEEDS[name]!r}. Installed here: {', '.join(installed())}."

@@ -79,11 +79,7 @@ class PolicyUpdate:
 
 @dataclass(frozen=True, slots=True)
 class UpdateStats:
-    """What an update did. Means are over completion tokens unless said otherwise; NaN when there were none.
-
-    train_inference_mismatch: mean |log-probability under the trainer - under the generator| where two engines share the
-    work.
-    """
+    """What an update did. Means are over completion tokens unless said otherwise; NaN when there were none."""
 
     loss: float
     grad_norm: float
@@ -95,7 +91,4 @@ class UpdateStats:
     logprob_external: float
     tokens_local: int
     tokens_external: int
-    sequences_trained: int
-    sequences_skipped: int
     seconds: float
-    train_inference_mismatch: float = float("nan")

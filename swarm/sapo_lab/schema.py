@@ -14,7 +14,6 @@ Unknown keys are refused with the nearest match.
 
 from __future__ import annotations
 
-import difflib
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -25,8 +24,7 @@ from msgspec import Meta
 
 from sapo_swarm.algorithms.registry import algorithm
 from sapo_swarm.config import RunConfig
-from sapo_swarm.registry import UnknownName
-from sapo_swarm.sapo.advantage import normalised
+from sapo_swarm.registry import UnknownName, nearest
 from sapo_swarm.sapo.sample_external import strategy
 from sapo_swarm.tasks.catalogue import UnknownTask, preset_of
 
@@ -39,9 +37,9 @@ def _doc(text: str, **limits: Any) -> Meta:
     return Meta(description=text, **limits)
 
 
-OffPolicy = Literal["none", "token", "sequence", "clip", "topr", "proximity", "capability"]
-WHOLE = ("token", "sequence", "clip", "topr", "capability")
-"""Corrections that need whole groups, failures included."""
+OffPolicy = Literal["none", "sequence", "clip", "proximity"]
+WHOLE = ("sequence", "clip")
+"""Corrections that need whole groups, failures included, and the sender's log-probabilities."""
 
 
 class Conditions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -72,10 +70,9 @@ class Conditions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     off_policy: Annotated[
         OffPolicy,
         _doc(
-            "Correction of external groups. token, sequence: truncated importance weight against the sender's policy; "
-            "clip: ratio and clip against the sender's policy; topr: importance weight for failures only (TOPR); proximity: "
-            "weight by how likely the text is under the own policy beside own text (needs nothing from the sender); "
-            "capability: the baseline times own over sender's success rate (HACPO). topr and capability: not measured"
+            "Correction of external groups. sequence: truncated importance weight of a completion against the sender's policy; "
+            "clip: ratio and clip against the sender's policy; proximity: weight by how likely the text is under the own "
+            "policy beside own text (needs nothing from the sender)"
         ),
     ] = "none"
     adaptive: Annotated[
@@ -164,7 +161,7 @@ class Experiment(msgspec.Struct, frozen=True, kw_only=True):
         """Raises BadExperiment, which names the nearest."""
         found = {arm.name: arm for arm in self.arms}
         if name not in found:
-            raise BadExperiment(f"{self.name}: there is no arm {name!r}. {_nearest(name, found)}")
+            raise BadExperiment(f"{self.name}: there is no arm {name!r}. {nearest(name, found)}")
         return found[name]
 
 
@@ -246,11 +243,6 @@ def _check(experiment: Experiment) -> None:
                 f"Arm {arm.name!r}: off_policy = {arm.conditions.off_policy!r} needs whole groups. Write external_advantages = "
                 '"all", or off_policy = "proximity".'
             )
-        chosen = {arm.run.algorithm, *arm.conditions.algorithms}
-        if arm.conditions.off_policy == "capability" and any(algorithm(n).advantages is not normalised for n in chosen):
-            raise BadExperiment(
-                f'Arm {arm.name!r}: off_policy = "capability" is for algorithms that divide by the deviation.'
-            )
         strategy(arm.run.sampling)
         for name in (arm.run.algorithm, *arm.conditions.algorithms):
             algorithm(name)
@@ -270,9 +262,4 @@ def _known(where: str, table: Mapping[str, Any], known: Iterable[str]) -> None:
         if key in NOT_HERE:
             raise BadExperiment(f"{where}: {key!r} is not set here. {NOT_HERE[key]}")
         if key not in set(known):
-            raise BadExperiment(f"{where}: there is no setting {key!r}. {_nearest(key, known)}")
-
-
-def _nearest(name: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.5)
-    return f"Did you mean {close[0]!r}?" if close else f"Known: {', '.join(sorted(known))}."
+            raise BadExperiment(f"{where}: there is no setting {key!r}. {nearest(key, known)}")

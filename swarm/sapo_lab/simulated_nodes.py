@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 import aiohttp
 import msgspec
 
-from sapo_swarm.protocol.client import CoordinatorError, NodeClient
 from sapo_swarm.protocol.identity import Identity
 from sapo_swarm.protocol.invite import Invite
 from sapo_swarm.protocol.wire import (
@@ -200,13 +199,3 @@ async def _run(node: SimNode, report: SimReport, end: float, every_s: float) -> 
         await asyncio.sleep(max(0.0, min(wait, end - time.monotonic())))
         if time.monotonic() >= end:
             return
-
-
-async def check_reachable(invite: Invite) -> str:
-    """One sentence about the swarm behind an invite. Raises CoordinatorError."""
-    async with NodeClient(invite, Identity.generate()) as client:
-        info = await client.info()
-    return f"{info.name}: {info.nodes} nodes, protocol {info.protocol}"
-
-
-__all__ = ["CoordinatorError", "SimNode", "SimReport", "check_reachable", "open_session", "sim_group", "simulate"]

@@ -20,7 +20,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -33,6 +33,8 @@ from sapo_swarm.events import RoundFinished
 from sapo_swarm.node.governor.limits import Limits
 from sapo_swarm.node.loop import Node
 from sapo_swarm.node.setup import NodeSetup
+from sapo_swarm.node.swarm import swarm_exchange
+from sapo_swarm.node.swarm.likelihood import least_likely
 from sapo_swarm.node.swarm.swarm_exchange import SwarmExchange
 from sapo_swarm.protocol.identity import Identity
 from sapo_swarm.protocol.keystore import StoredIdentity
@@ -85,6 +87,17 @@ async def beside(node: Node, other: Node, rounds: int) -> tuple[list[RoundFinish
     return finished, len(finished) / max(other.rounds_done - done, 1)
 
 
+def timed(seconds: list[float]) -> Callable[..., Awaitable[tuple[float, float]]]:
+    """The likelihood of foreign texts, which adds the seconds that it takes of the engine's thread."""
+
+    async def likelihood(*arguments: object) -> tuple[float, float]:
+        found = await least_likely(*arguments)
+        seconds.append(found[1])
+        return found
+
+    return likelihood
+
+
 async def measure(args: argparse.Namespace, folder: Path) -> dict[str, object]:
     config = RunConfig(
         model=args.model,
@@ -124,9 +137,10 @@ async def measure(args: argparse.Namespace, folder: Path) -> dict[str, object]:
         await asyncio.gather(play(node, 1), play(silo, 1))
         while exchange.news().nodes <= args.peers:
             await play(node, 1)
-        judged = exchange.judging_s
+        judging: list[float] = []
+        swarm_exchange.least_likely = timed(judging)
         swarm, pace_swarm = await beside(node, silo, args.rounds)
-        judged = exchange.judging_s - judged
+        judged = sum(judging)
         host.send_signal(signal.SIGTERM)
         await play(node, 2)
         away, pace_away = await beside(node, silo, args.rounds)

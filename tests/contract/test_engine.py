@@ -163,7 +163,7 @@ def test_an_update_moves_the_policy_towards_the_advantage(trainer: Engine) -> No
     assert after[0][-1] > before[0][-1]
     assert sum(after[0]) > sum(before[0])
     assert sum(after[1]) < sum(before[1])
-    assert (stats.steps, stats.tokens_local, stats.tokens_external, stats.sequences_trained) == (1, 6, 0, 2)
+    assert (stats.steps, stats.tokens_local, stats.tokens_external) == (1, 6, 0)
 
 
 def test_an_update_without_advantages_changes_nothing(trainer: Engine) -> None:
@@ -171,7 +171,7 @@ def test_an_update_without_advantages_changes_nothing(trainer: Engine) -> None:
     batch = [TrainSample(tuple(PROMPTS[0]), (60, 61), 0.0), TrainSample(tuple(PROMPTS[1]), (62,), 0.0)]
     before = scores(trainer, batch)
     stats = trainer.update(batch, POLICY, 0)
-    assert (stats.steps, stats.sequences_trained, stats.sequences_skipped) == (0, 0, 2)
+    assert stats.steps == 0
     np.testing.assert_array_equal(scores(trainer, batch), before)
 
 

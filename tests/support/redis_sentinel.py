@@ -9,7 +9,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from sapo_swarm.coordinator.store.local_redis import MISSING, NoRedis, free_port
+from tests.support.local_redis import MISSING, NoRedis, free_port
 
 NAME = "swarm"
 DOWN_MS = 500

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.support.local_redis import MISSING, NoRedis, local_redis
 
 from sapo_swarm.coordinator.domain.records import (
     Entry,
@@ -20,7 +21,6 @@ from sapo_swarm.coordinator.domain.records import (
     SwarmRecord,
 )
 from sapo_swarm.coordinator.store.base import Store
-from sapo_swarm.coordinator.store.local_redis import MISSING, NoRedis, local_redis
 from sapo_swarm.coordinator.store.redis import RedisStore
 from sapo_swarm.coordinator.store.sqlite import SQLiteStore
 

@@ -49,10 +49,9 @@ class _Dashboard(AppService):  # type: ignore[misc]  # textual-serve ships no ty
 class DashboardServer(Server):  # type: ignore[misc]  # textual-serve ships no types
     """One dashboard process a browser tab, all of them clients of the same node."""
 
-    def __init__(self, port: int, key: str = "") -> None:
-        """key: made at random unless given."""
+    def __init__(self, port: int) -> None:
         super().__init__(typed(*own_command()), host=HOST, port=port, title="sapo-desktop")
-        self.key = key or secrets.token_urlsafe(18)
+        self.key = secrets.token_urlsafe(18)
         self._cookie = f"sapo_key_{port}"
         self._hosts = {f"{name}:{port}" for name in (HOST, "localhost")}
         self._tabs: set[web.WebSocketResponse] = set()

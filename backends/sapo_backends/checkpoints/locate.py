@@ -5,7 +5,6 @@ Only safetensors and JSON are ever fetched or read: pickled weights and remote c
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
 import re
@@ -15,6 +14,7 @@ from pathlib import Path
 from sapo_backends.base import ModelNotFound, Progress
 from sapo_backends.checkpoints import shards
 from sapo_backends.checkpoints.hub import cache
+from sapo_backends.errors import did_you_mean
 
 BUNDLED = ("starter", "starter-1m")
 WANTED = "Give the folder with config.json, model.safetensors and tokenizer.json."
@@ -62,8 +62,7 @@ def local(model: str) -> Path:
         return checked(here)
     if os.path.isfile(os.path.expanduser(model)):
         raise ModelNotFound(f"{model} is a file; GGUF cannot be trained. {WANTED}")
-    close = difflib.get_close_matches(model, BUNDLED, n=1)
-    hint = f" Did you mean {close[0]!r}?" if close else ""
+    hint = did_you_mean(model, BUNDLED)
     raise ModelNotFound(f"There is no model {model!r}.{hint} Give starter, a folder, or a hub id such as owner/name.")
 
 

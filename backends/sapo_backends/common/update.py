@@ -218,7 +218,5 @@ def _stats(batch: Sequence[TrainSample], tally: Tally, norms: list[float], parts
         logprob_external=_ratio(tally.logprob[1], tally.tokens[1]),
         tokens_local=sum(s.learned for s in batch if not s.external),
         tokens_external=sum(s.learned for s in batch if s.external),
-        sequences_trained=sum(s.advantage != 0.0 for s in batch),
-        sequences_skipped=sum(s.advantage == 0.0 for s in batch),
         seconds=seconds,
     )

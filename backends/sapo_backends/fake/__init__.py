@@ -193,8 +193,6 @@ class FakeEngine(Engine):
             logprob_external=external,
             tokens_local=sum(s.learned for s in batch if not s.external),
             tokens_external=sum(s.learned for s in batch if s.external),
-            sequences_trained=sum(s.advantage != 0.0 for s in batch),
-            sequences_skipped=sum(s.advantage == 0.0 for s in batch),
             seconds=time.perf_counter() - began,
         )
 

@@ -62,11 +62,11 @@ def percent(interval: Interval, digits: int = 1, signed: bool = False) -> str:
     return f"{text} ({100 * interval.low:{sign}.{digits}f} to {100 * interval.high:{sign}.{digits}f})"
 
 
-def number(interval: Interval, digits: int = 1) -> str:
+def number(interval: Interval) -> str:
     """ "41.4 (38.0 to 44.8)"; "–" for NaN."""
     if not math.isfinite(interval.value):
         return "–"
-    text = f"{interval.value:,.{digits}f}"
+    text = f"{interval.value:,.1f}"
     if not math.isfinite(interval.low):
         return text
-    return f"{text} ({interval.low:,.{digits}f} to {interval.high:,.{digits}f})"
+    return f"{text} ({interval.low:,.1f} to {interval.high:,.1f})"

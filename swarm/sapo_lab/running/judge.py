@@ -46,7 +46,7 @@ async def ask(context: RoundContext, ref: TaskRef) -> float | None:
     return float(verdict.rewards[0] >= 1.0) if isinstance(verdict, Scored) else 0.0
 
 
-def better_from(swarm: Mapping[Key, float], silo: Mapping[Key, float], block: int = BLOCK) -> int | None:
+def better_from(swarm: Mapping[Key, float], silo: Mapping[Key, float]) -> int | None:
     """The round from which on the swarm is better in every block of rounds at an adjusted p < .05; None for never.
 
     Values are mean verdicts over nodes. Paired by question, one-sided sign flips in each block, Holm's adjustment over
@@ -54,22 +54,22 @@ def better_from(swarm: Mapping[Key, float], silo: Mapping[Key, float], block: in
     """
     differences: dict[int, list[float]] = {}
     for key in sorted(swarm.keys() & silo.keys()):
-        differences.setdefault(key[1] // block, []).append(swarm[key] - silo[key])
+        differences.setdefault(key[1] // BLOCK, []).append(swarm[key] - silo[key])
     blocks = sorted(differences)
     p_values = holm([sign_flip(np.array(differences[b])) for b in blocks])
     first: int | None = None
     for number, p_value in zip(reversed(blocks), reversed(p_values), strict=True):
         if p_value >= 0.05:
             break
-        first = number * block
+        first = number * BLOCK
     return first
 
 
-def sign_flip(differences: NDArray[np.float64], flips: int = FLIPS) -> float:
+def sign_flip(differences: NDArray[np.float64]) -> float:
     """One-sided p-value that paired differences have a mean above 0, by random signs (the observed ones count)."""
-    signs = np.random.default_rng(0).choice((-1.0, 1.0), size=(flips, differences.size))
+    signs = np.random.default_rng(0).choice((-1.0, 1.0), size=(FLIPS, differences.size))
     reached = (signs @ differences >= differences.sum() - 1e-12).sum()
-    return float((reached + 1) / (flips + 1))
+    return float((reached + 1) / (FLIPS + 1))
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

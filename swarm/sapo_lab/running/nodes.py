@@ -23,7 +23,6 @@ from sapo_swarm.node.round.context import Activity, Memory, RoundContext
 from sapo_swarm.node.setup import announcement
 from sapo_swarm.node.storage.journal import Journal
 from sapo_swarm.protocol.drift.unlikely import NEWEST, UnlikelySources
-from sapo_swarm.sapo.difficulty import Posterior
 from sapo_swarm.scoring.scorer import Scorer
 
 Build = Callable[[RunConfig], Engine]
@@ -40,14 +39,13 @@ class NodeState(msgspec.Struct, frozen=True):
     used: tuple[str, ...] = ()
     held_out: float | None = None
     memory: Memory = msgspec.field(default_factory=Memory)
-    rates: dict[str, Posterior] = {}
     unlikely: dict[str, tuple[bool, ...]] = {}
 
 
 @dataclass
 class LabNode:
     """split: I and J of the next round. tokens: generated so far. used: keys of shared groups that it trained on.
-    held_out: its last pass@1. rates: of nodes, as this one has seen them (capability.py). cpu_s: processor seconds of its
+    held_out: its last pass@1. cpu_s: processor seconds of its
     engine in the round so far."""
 
     index: int
@@ -60,7 +58,6 @@ class LabNode:
     solved: set[str] = field(default_factory=set)
     used: set[str] = field(default_factory=set)
     held_out: float | None = None
-    rates: dict[str, Posterior] = field(default_factory=dict)
     unlikely: UnlikelySources = field(default_factory=UnlikelySources)
     cpu_s: float = 0.0
 
@@ -89,14 +86,13 @@ class LabNode:
             used=tuple(sorted(self.used)),
             held_out=self.held_out,
             memory=self.context.memory,
-            rates=dict(self.rates),
             unlikely={key: tuple(newest) for key, newest in self.unlikely.newest.items()},
         )
 
     def restore(self, state: NodeState) -> None:
         """Go on from a checkpoint's state."""
         self.split, self.tokens, self.held_out = state.split, state.tokens, state.held_out
-        self.solved, self.used, self.rates = set(state.solved), set(state.used), dict(state.rates)
+        self.solved, self.used = set(state.solved), set(state.used)
         self.unlikely.newest = OrderedDict((key, deque(of, maxlen=NEWEST)) for key, of in state.unlikely.items())
         self.context.seen.clear()
         self.context.seen.update(state.seen)

@@ -1,15 +1,12 @@
 """Corrections for external groups: another policy generated them, and the plain update treats them as local ones.
 
-token      truncated importance weight pi_receiver / pi_sender a token (behaviour log-probabilities of the contract)
-sequence   the same weight for all tokens of a completion, the geometric mean of their ratios (as arXiv 2507.18071 and,
-           for agents that share rollouts, arXiv 2603.02604)
+sequence   truncated importance weight pi_receiver / pi_sender, one for all tokens of a completion: the geometric mean of
+           their ratios (as arXiv 2507.18071 and, for agents that share rollouts, arXiv 2603.02604)
 clip       old log-probability = the sender's: ratio and clip measure the distance to the policy that generated the text
-topr       importance weight for failures only, see topr.py
 proximity  weight min(1, exp(mean log-probability of the text - of local text)): external text counts the less the less
            the receiver would write it (the idea of F-TIS, arXiv 2605.22537); needs nothing from the sender
-capability a baseline that knows how able the sender is, see capability.py; needs nothing from the sender
 
-The first four need log-probabilities of the sender, which the swarm's protocol does not carry: the lab measures what
+The first two need log-probabilities of the sender, which the swarm's protocol does not carry: the lab measures what
 carrying them would be worth.
 """
 
@@ -20,14 +17,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from sapo_backends.base import Completion, TokenSequence, TrainSample
-from sapo_lab.running import capability
 from sapo_lab.running.pool import Shared, key_of
-from sapo_lab.running.topr import LogProbs, tapered
 from sapo_lab.schema import OffPolicy
 from sapo_swarm.node.engine_thread import EngineHost
 from sapo_swarm.node.round.context import Correction
-from sapo_swarm.sapo.difficulty import Posterior
 from sapo_swarm.types import Group
+
+LogProbs = Sequence[float]
 
 
 def correction(
@@ -36,26 +32,17 @@ def correction(
     offered: Mapping[str, Shared],
     local: Sequence[Sequence[Completion]],
     temperature: float,
-    node: str,
-    rates: Mapping[str, Posterior],
 ) -> Correction | None:
-    """offered: the pool by key. local: the completions that this node generated in the round. node: its own name. rates: of
-    nodes, their success rates; for "capability" alone."""
+    """offered: the pool by key. local: the completions that this node generated in the round."""
     if method == "none":
         return None
 
     async def correct(group: Group, samples: list[TrainSample]) -> list[TrainSample]:
         if method == "proximity":
             return proximity(samples, await _own(host, samples, temperature), mean_logprob(local))
-        if method == "capability":
-            return capability.rebased(samples, group.rewards, capability.ratio(rates[node], rates[group.node]))
         sender = _aligned(group, samples, offered[key_of(group)].logprobs)
-        if method == "token":
-            return [replace(s, behaviour_logprobs=tuple(b)) if b else s for s, b in zip(samples, sender, strict=True)]
         if method == "clip":
             return [replace(s, old_logprobs=tuple(b)) if b else s for s, b in zip(samples, sender, strict=True)]
-        if method == "topr":
-            return tapered(samples, await _own(host, samples, temperature), sender)
         return sequence_level(samples, await _own(host, samples, temperature), sender)
 
     return correct

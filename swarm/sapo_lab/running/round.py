@@ -10,12 +10,12 @@ from dataclasses import replace
 import msgspec
 
 from sapo_lab.conditions import is_away, tampered
-from sapo_lab.running import capability, figures_of_round, judge
+from sapo_lab.running import figures_of_round, judge
 from sapo_lab.running.adaptive import move, observe
 from sapo_lab.running.nodes import RULE, LabNode
 from sapo_lab.running.off_policy import correction
 from sapo_lab.running.pool import History, Shared, key_of, shared
-from sapo_lab.schema import Arm, Conditions
+from sapo_lab.schema import WHOLE, Arm, Conditions
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import RoundFinished
 from sapo_swarm.node.round import phases
@@ -103,7 +103,7 @@ async def _share(node: LabNode, context: RoundContext, work: RoundWork, terms: C
     groups = work.local
     if node.hostile:
         groups = [await _rescored(context, tampered(group, terms.attack, work.round)) for group in groups]
-    with_logprobs = terms.off_policy in ("token", "sequence", "clip", "topr") and not node.hostile
+    with_logprobs = terms.off_policy in WHOLE and not node.hostile
     return shared(
         groups,
         work.completions,
@@ -149,14 +149,10 @@ async def _train(
         await _fill(context, work, available)
     assert work.completions is not None
     by_key = {item.key: item for item in available}
-    if terms.off_policy == "capability":
-        _observe_capability(node, work, available, terms)
     temperature = context.policy.temperature
     context = replace(
         context,
-        correction=correction(
-            terms.off_policy, context.host, by_key, work.completions, temperature, node.key, node.rates
-        ),
+        correction=correction(terms.off_policy, context.host, by_key, work.completions, temperature),
     )
     await stage(context, work)
     await _update(context, work, terms)
@@ -168,14 +164,6 @@ async def _train(
     finished = _journal(node, context, work, figures)
     if terms.adaptive:
         _adapt(node, finished, context.config.group_size)
-
-
-def _observe_capability(node: LabNode, work: RoundWork, available: Sequence[Shared], terms: Conditions) -> None:
-    """Success rates of this node and of those that it hears from; each group of others once, in the round it arrives."""
-    capability.observe(node.rates, node.key, work.local or ())
-    for item in available:
-        if item.round == work.round - terms.staleness or item.group.node not in node.rates:
-            capability.observe(node.rates, item.group.node, [item.group])
 
 
 async def _likely(node: LabNode, context: RoundContext, item: Shared, round_number: int, terms: Conditions) -> bool:

@@ -99,7 +99,7 @@ async def start(settings: CoordinatorSettings) -> Hosted:
         assert runner.server is not None
         refuse_odd_expectations(runner.server)
         raise_file_limit()
-        listener = Listener(runner.server, settings.connections, context)
+        listener = Listener(runner.server, settings.connections, coordinator.metrics, context)
         coordinator.of_member = listener.of_member
         port = listener.start(settings.host, settings.port)
     except BaseException:

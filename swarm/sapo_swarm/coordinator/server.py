@@ -64,24 +64,17 @@ MAX_JSON = 16 * 1024
 
 
 class Coordinator:
-    """Handlers of one process. clock: Unix time; rng: jitter only. Both are passed in for tests."""
+    """Handlers of one process. clock: Unix time."""
 
-    def __init__(
-        self,
-        settings: CoordinatorSettings,
-        store: Store,
-        swarm: SwarmRecord,
-        clock: Callable[[], float] = time.time,
-        rng: random.Random | None = None,
-    ) -> None:
+    def __init__(self, settings: CoordinatorSettings, store: Store, swarm: SwarmRecord) -> None:
         self.settings = settings
         self.store = store
         self.swarm = swarm
-        self.clock = clock
-        rng = rng or random.Random()
+        self.clock: Callable[[], float] = time.time
+        rng = random.Random()
         self.metrics = Metrics()
         self.admission = Admission(settings, self.metrics, rng)
-        self.epoch = int(clock())
+        self.epoch = int(self.clock())
         self.limits = Limits(
             round_every_s=settings.round_every_s, round_burst=settings.round_burst, group_age_s=settings.group_life_s
         )
@@ -94,7 +87,7 @@ class Coordinator:
             max_future_s=self.limits.clock_skew_s,
         )
         self.own_tasks = OwnTasks(store, swarm)
-        self.rounds = Rounds(settings, self.rules, self.metrics, clock, rng)
+        self.rounds = Rounds(settings, self.rules, self.metrics, self.clock, rng)
         self.stats_ttl_s = STATS_TTL_S
         self.of_member: Callable[[asyncio.BaseTransport], None] = lambda _transport: None
         """Told of every connection on which a member signed a request."""

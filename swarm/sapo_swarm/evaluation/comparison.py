@@ -22,10 +22,9 @@ class Comparison:
 
     delta, tasks: paired difference of pass@1, overall and per task; their intervals hold 0 where fewer than LEAST_CHANGED items
     changed. gained, lost: items that gained_and_lost right or wrong
-    (majority of samples); p_value: McNemar's exact test on them. well_formed_gain: difference of the share correct
-    among samples that hold an answer, None where there are none. accuracy_share: the part of the gain that comes from
-    it and not from more samples holding an answer (None without a gain): near 1 the model learnt to solve, near 0 it
-    learnt to write the tags.
+    (majority of samples); p_value: McNemar's exact test on them. accuracy_share: the part of the gain that comes from a
+    larger share correct among samples that hold an answer and not from more samples holding one (None without a gain):
+    near 1 the model learnt to solve, near 0 it learnt to write the tags.
     """
 
     delta: Interval
@@ -33,7 +32,6 @@ class Comparison:
     gained: int
     lost: int
     p_value: float
-    well_formed_gain: float | None
     accuracy_share: float | None
 
 
@@ -48,15 +46,13 @@ def compare(before: Sequence[ItemResult], after: Sequence[ItemResult], seed: int
     }
     gained, lost = gained_and_lost([pair for group in pairs.values() for pair in group])
     delta = _with_zero(stratified_bootstrap(list(differences.values()), seed), *differences.values())
-    conditional, accuracy = _well_formed_gain(before, after)
     return Comparison(
         delta=delta,
         tasks={task: _with_zero(bootstrap_mean(values, seed), values) for task, values in differences.items()},
         gained=gained,
         lost=lost,
         p_value=mcnemar_exact(gained, lost),
-        well_formed_gain=conditional,
-        accuracy_share=accuracy,
+        accuracy_share=_accuracy_share(before, after),
     )
 
 
@@ -73,17 +69,17 @@ def gained_and_lost(pairs: Iterable[tuple[ItemResult, ItemResult]]) -> tuple[int
     return sum(new and not old for old, new in found), sum(old and not new for old, new in found)
 
 
-def _well_formed_gain(before: Sequence[ItemResult], after: Sequence[ItemResult]) -> tuple[float | None, float | None]:
-    """(change of the share correct among well-formed samples, its part of the whole gain over samples).
+def _accuracy_share(before: Sequence[ItemResult], after: Sequence[ItemResult]) -> float | None:
+    """The part of the whole gain over samples that comes from the share correct among well-formed ones; None without a gain.
 
     correct = formed * accuracy splits into mean formed * change of accuracy + mean accuracy * change of formed.
     """
     (formed_0, right_0), (formed_1, right_1) = _shares(before), _shares(after)
     if formed_0 == 0 or formed_1 == 0:
-        return None, 0.0 if right_1 > right_0 else None
+        return 0.0 if right_1 > right_0 else None
     change = right_1 / formed_1 - right_0 / formed_0
     gain = right_1 - right_0
-    return change, (formed_0 + formed_1) / 2 * change / gain if gain > 0 else None
+    return (formed_0 + formed_1) / 2 * change / gain if gain > 0 else None
 
 
 def _shares(results: Sequence[ItemResult]) -> tuple[float, float]:

@@ -32,11 +32,11 @@ class Interval:
         return figures if self.excludes_zero else f"no measurable change ({figures})"
 
 
-def wilson(successes: float, trials: int, z: float = Z95) -> tuple[float, float]:
+def wilson(successes: float, trials: int) -> tuple[float, float]:
     """Wilson's score interval of a binomial proportion. (0, 1) without trials."""
     if trials <= 0:
         return 0.0, 1.0
-    p = successes / trials
+    p, z = successes / trials, Z95
     scale = 1.0 + z * z / trials
     centre = (p + z * z / (2 * trials)) / scale
     half = z * math.sqrt(p * (1 - p) / trials + z * z / (4 * trials * trials)) / scale
@@ -64,16 +64,16 @@ def bootstrap_mean(values: NDArray[np.float64], seed: int = 0, resamples: int = 
     return Interval(float(values.mean()), float(low), float(high))
 
 
-def stratified_bootstrap(strata: Sequence[NDArray[np.float64]], seed: int = 0, resamples: int = RESAMPLES) -> Interval:
+def stratified_bootstrap(strata: Sequence[NDArray[np.float64]], seed: int = 0) -> Interval:
     """Mean over all items with the items resampled inside their task: tasks are fixed, not sampled."""
     filled = [values for values in strata if values.size]
     if not filled:
         return Interval(math.nan, math.nan, math.nan)
     random = np.random.default_rng(seed)
-    sums = np.zeros(resamples)
+    sums = np.zeros(RESAMPLES)
     for values in filled:
-        for start in range(0, resamples, 100):
-            sampled = random.integers(values.size, size=(min(100, resamples - start), values.size))
+        for start in range(0, RESAMPLES, 100):
+            sampled = random.integers(values.size, size=(min(100, RESAMPLES - start), values.size))
             sums[start : start + len(sampled)] += values[sampled].sum(axis=1)
     count = sum(values.size for values in filled)
     low, high = np.quantile(sums / count, [0.025, 0.975])

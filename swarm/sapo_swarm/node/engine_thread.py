@@ -161,11 +161,6 @@ class EngineHost:
         self._pool.submit(self._engine.use_share, share)
         return True
 
-    @property
-    def resting(self) -> bool:
-        """Whether it rests between steps."""
-        return self._duty < 1.0
-
     def rest(self) -> None:
         """Call in the engine's threads after a decode step or a micro-batch: rests in proportion to the work since the last
         call, so that the duty is kept; a cancel ends the rest."""

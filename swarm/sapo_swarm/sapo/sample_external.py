@@ -61,9 +61,9 @@ Strategy = Callable[[Sequence[Group], Seen], NDArray[np.float64]]
 NOTHING: Seen = {}
 
 
-def has_advantage(group: Group, min_spread: float = MIN_SPREAD) -> bool:
-    """The group's advantages are not all zero: the spread of its rewards reaches min_spread."""
-    return spread(as_rewards(group.rewards)) >= min_spread
+def has_advantage(group: Group) -> bool:
+    """The group's advantages are not all zero: the spread of its rewards reaches MIN_SPREAD."""
+    return spread(as_rewards(group.rewards)) >= MIN_SPREAD
 
 
 def _uniform(groups: Sequence[Group], _seen: Seen = NOTHING) -> NDArray[np.float64]:

@@ -8,19 +8,20 @@ from typing import Any
 
 from aiohttp import web
 
+EVERY_S = 10.0
+
 
 class Sparse(logging.Filter):
     """At most one record in ten seconds: a line for every malformed request would let anybody fill the disk."""
 
-    def __init__(self, every_s: float = 10.0) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.every_s = every_s
-        self._last = -every_s
+        self._last = -EVERY_S
 
     def filter(self, _record: logging.LogRecord) -> bool:
         """True for the records that pass."""
         now = time.monotonic()
-        if now - self._last < self.every_s:
+        if now - self._last < EVERY_S:
             return False
         self._last = now
         return True

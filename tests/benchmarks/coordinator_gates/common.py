@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
+from tests.support.local_redis import free_port, local_redis
 
-from sapo_swarm.coordinator.store.local_redis import free_port, local_redis
 from sapo_swarm.protocol.invite import Invite, parse_invite
 
 

@@ -160,7 +160,7 @@ async def test_a_source_that_often_sends_unlikely_text_is_refused_with_its_other
         assert learning(tmp_path, node, "whole") == learning(tmp_path / "at-once", node, "whole")
 
 
-@pytest.mark.parametrize("kind", ["token", "sequence", "clip", "topr", "proximity", "capability"])
+@pytest.mark.parametrize("kind", ["sequence", "clip", "proximity"])
 async def test_every_off_policy_correction_trains(play: Play, tmp_path: Path, kind: str) -> None:
     found = experiment([{"name": "a", "off_policy": kind, "minibatches": 2}], {"rounds": 3})
     await play(found, tmp_path / "whole")
@@ -198,7 +198,7 @@ async def test_churn_heterogeneity_and_replay_run_together(play: Play, tmp_path:
         "tasks_per_node": 1,
         "pool_from": "all",
         "pool_rounds": 2,
-        "off_policy": "token",
+        "off_policy": "sequence",
     }
     await play(experiment([arm]), tmp_path)
     assert 0 < sum(len(rounds_of(tmp_path, node)) for node in range(4)) < 16

@@ -55,7 +55,7 @@ async def test_battery_slows_a_node_ten_percent_pause_it_and_mains_bring_it_back
             return
         if "slower: on battery, full speed once plugged in" in event.sentence and seen == ["round"]:
             seen.append("slower")
-            assert node.host.resting
+            assert node.host._duty < 1.0
             device_tree.power(tmp_path, plugged=False, charge=10)
         if (event.state, event.reason) == ("paused", "charge"):
             seen.append("paused")
@@ -66,7 +66,7 @@ async def test_battery_slows_a_node_ten_percent_pause_it_and_mains_bring_it_back
 
     await follow(node, step)
     assert seen == ["round", "slower", "paused", "back"]
-    assert not node.host.resting
+    assert node.host._duty == 1.0
     fresh = CountingEngine()
     done = node.rounds_done
     again = Node(

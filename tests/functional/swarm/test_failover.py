@@ -11,13 +11,13 @@ from collections.abc import Iterator
 
 import pytest
 from tests.benchmarks.failover import primary_dies
+from tests.support.local_redis import MISSING, NoRedis
 from tests.support.redis_sentinel import RedisWithFailover
 from tests.support.stores import round_of
 
 from sapo_swarm.coordinator.settings import CoordinatorSettings
 from sapo_swarm.coordinator.store import open_store
 from sapo_swarm.coordinator.store.base import StoreUnavailable
-from sapo_swarm.coordinator.store.local_redis import MISSING, NoRedis
 from sapo_swarm.coordinator.store.redis import RedisStore
 from sapo_swarm.coordinator.store.redis_registry import CONNECTIONS
 

@@ -20,6 +20,7 @@ from sapo_swarm.coordinator.admin.client import AdminClient, read_access
 from sapo_swarm.coordinator.host import Hosted, admin_path, start
 from sapo_swarm.coordinator.http import listener
 from sapo_swarm.coordinator.http.listener import HANDSHAKES, SPARE_FILES, Listener, raise_file_limit
+from sapo_swarm.coordinator.http.metrics import Metrics
 from sapo_swarm.coordinator.settings import CoordinatorSettings
 from sapo_swarm.protocol.client import NodeClient
 from sapo_swarm.protocol.identity import Identity
@@ -47,6 +48,11 @@ async def end(opened: Silent) -> None:
         await asyncio.gather(writer.wait_closed(), return_exceptions=True)
 
 
+def held(listener: Listener) -> int:
+    """Connections, handshakes not counted."""
+    return listener._count() - len(listener._handshakes)
+
+
 async def join(hosted: Hosted) -> float:
     """Seconds that an honest node takes to join, its handshake included."""
     began = time.monotonic()
@@ -60,7 +66,9 @@ async def test_silent_handshakes_give_way_to_whoever_comes(hosted: Hosted) -> No
     opened = await silent(hosted.port, 3 * HANDSHAKES)
     assert await join(hosted) < 5.0
     assert len(hosted.listener._handshakes) <= HANDSHAKES
-    assert hosted.listener.turned_away >= 2 * HANDSHAKES - 1
+    turned_away = hosted.coordinator.metrics.turned_away
+    assert turned_away >= 2 * HANDSHAKES - 1
+    assert f"sapo_connections_turned_away_total {turned_away}\n" in hosted.coordinator.metrics.text(0, 0)
     await end(opened)
 
 
@@ -97,7 +105,7 @@ async def test_when_it_is_full_the_oldest_of_the_largest_network_gives_way(tmp_p
     hosted = await start(msgspec.convert(few, CoordinatorSettings))
     opened = await silent(hosted.port, 60)
     assert await join(hosted) < 5.0
-    assert hosted.listener.connections <= 20
+    assert held(hosted.listener) <= 20
     await end(opened)
     await hosted.stop()
 
@@ -112,14 +120,16 @@ async def test_a_process_of_few_descriptors_holds_fewer_connections_and_says_lit
     old = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (200, old[1]))
-        assert Listener(lambda: asyncio.Protocol(), 20_000).most <= 200 - SPARE_FILES
+        assert Listener(lambda: asyncio.Protocol(), 20_000, Metrics()).most <= 200 - SPARE_FILES
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, old)
-    made = Listener(lambda: asyncio.Protocol(), 20_000)
+    metrics = Metrics()
+    made = Listener(lambda: asyncio.Protocol(), 20_000, metrics)
     with caplog.at_level(logging.WARNING):
         for _ in range(100):
             made._make_room("The coordinator ran out of files (x); raise `ulimit -n`.")
     assert len(caplog.records) <= 1
+    assert metrics.turned_away == 0, "there was nobody"
 
 
 async def test_idle_strangers_give_way_before_the_connection_of_a_member(hosted: Hosted) -> None:
@@ -135,8 +145,8 @@ async def test_idle_strangers_give_way_before_the_connection_of_a_member(hosted:
         strangers = []
         for _ in range(hosted.listener.most + 20):
             strangers.append(await asyncio.open_connection("127.0.0.1", port, ssl=context))
-        assert hosted.listener.turned_away >= 20
-        assert hosted.listener.connections <= hosted.listener.most
+        assert hosted.coordinator.metrics.turned_away >= 20
+        assert held(hosted.listener) <= hosted.listener.most
         assert set(hosted.listener._members) == member, "the connection is still open"
         for _, writer in strangers:
             writer.close()

@@ -132,7 +132,6 @@ def test_a_gain_from_writing_the_tags_is_told_from_a_gain_from_solving() -> None
     after = [result(i, i % 2, formed=True) for i in range(16)]
     change = compare(before, after)
     assert change.delta.value == pytest.approx(0.375)
-    assert change.well_formed_gain == pytest.approx(0.0)
     assert change.accuracy_share == pytest.approx(0.0)
 
 
@@ -141,7 +140,6 @@ def test_a_mixed_gain_is_split_between_solving_and_form() -> None:
     before = [result(i, i % 2) for i in range(4)] + [result(i, 0, formed=False) for i in range(4, 8)]
     after = [result(i, i % 4 > 0) for i in range(8)]
     change = compare(before, after)
-    assert change.well_formed_gain == pytest.approx(0.25)
     assert change.accuracy_share == pytest.approx(0.375)
 
 

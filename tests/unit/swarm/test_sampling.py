@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from sapo_swarm.registry import UnknownStrategy
 from sapo_swarm.sapo.advantage import normalised
-from sapo_swarm.sapo.assemble import Batch, assemble, questions_to_sample, sample_self
+from sapo_swarm.sapo.assemble import assemble, questions_to_sample, sample_self
 from sapo_swarm.sapo.sample_external import STRATEGIES, has_advantage, sample_external
 from sapo_swarm.types import Group, Question, Rollout, TaskRef
 
@@ -97,17 +97,22 @@ def test_an_unknown_strategy_is_refused_with_the_nearest_name() -> None:
         sample_external([], 1, np.random.default_rng(0), "uniform_non_zero")
 
 
-def batch(local: int, pool: list[Group], i: int, j: int) -> Batch:
-    return assemble([group(n) for n in range(local)], pool, i, j, np.random.default_rng(0), normalised)
+def batch(local: int, pool: list[Group], i: int, j: int) -> tuple[list[Group], list[Group]]:
+    """The local and the external groups of a batch."""
+    return parted(assemble([group(n) for n in range(local)], pool, i, j, np.random.default_rng(0), normalised))
+
+
+def parted(made: list[Group]) -> tuple[list[Group], list[Group]]:
+    local, external = [g for g in made if not g.external], [g for g in made if g.external]
+    assert made == local + external
+    return local, external
 
 
 def test_a_batch_holds_i_own_and_j_external_groups_with_advantages() -> None:
-    made = batch(4, [group(100 + n, node=f"n{n}") for n in range(9)], 4, 4)
-    assert numbers(made.local) == [0, 1, 2, 3]
-    assert len(made.external) == 4
-    assert made.external_share == 0.5
-    assert (made.pool_starved, made.short, made.pool, made.nonzero_groups) == (0, 0, 9, 8)
-    assert all(g.advantages[0] == pytest.approx(1.0, abs=1e-4) for g in made.groups)
+    local, external = batch(4, [group(100 + n, node=f"n{n}") for n in range(9)], 4, 4)
+    assert numbers(local) == [0, 1, 2, 3]
+    assert len(external) == 4
+    assert all(g.advantages == pytest.approx((1.0, -1.0), abs=1e-4) for g in local + external)
 
 
 def test_a_node_without_a_number_of_own_groups_asks_for_all_that_is_not_on_offer() -> None:
@@ -126,32 +131,30 @@ def test_a_node_asks_more_of_its_own_for_what_is_not_on_offer_but_at_most_twice_
         assert asked == own
 
 
-def test_a_starved_pool_is_filled_with_spare_own_groups_and_reported() -> None:
+def test_a_starved_pool_is_filled_with_spare_own_groups() -> None:
     pool = [group(100, (0.0, 0.0), "a"), group(101, (1.0, 0.0), "b")]
-    made = batch(8, pool, 4, 4)
-    assert numbers(made.external) == [101]
-    assert len(made.local) == 7
-    assert len(set(numbers(made.local))) == 7
-    assert (made.pool_starved, made.short) == (3, 0)
+    local, external = batch(8, pool, 4, 4)
+    assert numbers(external) == [101]
+    assert len(local) == 7
+    assert len(set(numbers(local))) == 7
 
 
-def test_a_batch_that_cannot_be_filled_says_how_many_groups_it_lacks() -> None:
-    made = batch(4, [], 4, 4)
-    assert (len(made.groups), made.pool_starved, made.short) == (4, 4, 4)
+def test_a_batch_that_cannot_be_filled_is_smaller() -> None:
+    local, external = batch(4, [], 4, 4)
+    assert (numbers(local), external) == ([0, 1, 2, 3], [])
 
 
 def test_own_groups_without_advantage_stay_in_the_batch() -> None:
     own = [group(0, (0.0, 0.0)), group(1, (1.0, 0.0))]
     made = assemble(own, [], 2, 0, np.random.default_rng(0), normalised)
-    assert made.local[0].advantages == (0.0, 0.0)
-    assert made.nonzero_groups == 1
-    assert made.reward_local == made.reward_batch == 0.25
-    assert made.reward_external is None
+    assert numbers(made) == [0, 1]
+    assert made[0].advantages == (0.0, 0.0)
+    assert any(made[1].advantages)
 
 
 def test_external_groups_may_be_the_larger_part_of_a_batch() -> None:
-    made = batch(8, [group(100 + n, node=f"n{n}") for n in range(9)], 2, 8)
-    assert (len(made.local), len(made.external), made.external_share) == (2, 8, 0.8)
+    local, external = batch(8, [group(100 + n, node=f"n{n}") for n in range(9)], 2, 8)
+    assert (len(local), len(external)) == (2, 8)
 
 
 @given(pools, st.integers(0, 6), st.integers(0, 6), st.integers(0, 12), st.integers(0, 50))
@@ -160,7 +163,6 @@ def test_a_batch_never_exceeds_its_size_nor_repeats_a_group(
 ) -> None:
     mine = [group(1000 + n) for n in range(own)]
     made = assemble(mine, pool, i, j, np.random.default_rng(seed), normalised)
-    assert len(made.groups) <= i + j
-    assert len(set(numbers(made.groups))) == len(made.groups)
-    assert len(made.groups) + made.short == i + j
-    assert len(made.groups) == min(i + j, own + len(made.external))
+    assert len(made) <= i + j
+    assert len(set(numbers(made))) == len(made)
+    assert len(made) == min(i + j, own + len(parted(made)[1]))

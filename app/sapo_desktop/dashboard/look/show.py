@@ -30,9 +30,9 @@ def age(seconds: float) -> str:
     return f"{seconds / 86_400:.0f} d"
 
 
-def percent(share: float | None, digits: int = 0, dash: str = "—") -> str:
+def percent(share: float | None, digits: int = 0) -> str:
     """A share in [0, 1] as percent."""
-    return dash if share is None else f"{100 * share:.{digits}f} %"
+    return "—" if share is None else f"{100 * share:.{digits}f} %"
 
 
 def reward(value: float | None, dash: str = "—") -> str:

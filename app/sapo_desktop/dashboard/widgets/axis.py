@@ -116,10 +116,10 @@ def ticks(axis: Axis, columns: int) -> list[tuple[float, str]]:
     return [(place, f"{place:.0f}") for place in [*start, *places]]
 
 
-def when(moment: float, seconds: bool = False) -> str:
+def when(moment: float) -> str:
     """Weekday and local time of Unix seconds: "Tue 14:03"."""
     local = time.localtime(moment)
-    return f"{_DAYS[local.tm_wday]} {local.tm_hour:02}:{local.tm_min:02}" + (f":{local.tm_sec:02}" if seconds else "")
+    return f"{_DAYS[local.tm_wday]} {local.tm_hour:02}:{local.tm_min:02}"
 
 
 def length(seconds: float) -> str:

@@ -16,7 +16,7 @@ _FLOORS = ("memory", "disk")
 _UNTIL_RESUMED = ("person", "snooze", "held", "failure")
 
 
-async def tell(home: Home, verb: str, for_s: float = 0.0, limit_s: float = SETTLE_S) -> NodeStatus:
+async def tell(home: Home, verb: str, for_s: float = 0.0) -> NodeStatus:
     """Give the command (pause, resume, snooze, ...); the status once the node is in the state that it asks for.
 
     `finish` comes back at once: the status says what is pending. A node that is still loading its model keeps the command
@@ -25,7 +25,7 @@ async def tell(home: Home, verb: str, for_s: float = 0.0, limit_s: float = SETTL
     async with ControlClient(home.socket) as node:
         body = {"for_s": for_s} if for_s else {}
         status = await node.post(verb, **body)
-        deadline = time.monotonic() + limit_s
+        deadline = time.monotonic() + SETTLE_S
         while not settled(verb, status) and time.monotonic() < deadline:
             await asyncio.sleep(_POLL_S)
             status = await node.status()

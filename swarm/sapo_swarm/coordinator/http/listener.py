@@ -20,6 +20,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 from sapo_swarm.coordinator.domain.limits import prefix_of
+from sapo_swarm.coordinator.http.metrics import Metrics
 
 log = logging.getLogger("sapo.coordinator.http")
 HANDSHAKE_S = 5.0
@@ -41,9 +42,11 @@ Protocols = Callable[[], asyncio.BaseProtocol]
 class Listener:
     """Accepts connections for a server. most: open ones at once; fewer where the process may not have so many files."""
 
-    def __init__(self, protocols: Protocols, most: int, context: ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self, protocols: Protocols, most: int, metrics: Metrics, context: ssl.SSLContext | None = None
+    ) -> None:
         self.most = min(most, _files() - SPARE_FILES)
-        self.turned_away = 0
+        self._metrics = metrics
         self._protocols, self._context = protocols, context
         self._sockets: list[socket.socket] = []
         self._loops: list[asyncio.Task[None]] = []
@@ -81,13 +84,6 @@ class Listener:
         await asyncio.gather(*tasks, return_exceptions=True)
         for bound in self._sockets:
             bound.close()
-
-    @property
-    def connections(self) -> int:
-        """Connections that are open, handshakes not counted."""
-        self._swept = -SWEEP_S
-        self._sweep()
-        return self._count() - len(self._handshakes)
 
     async def _accept(self, bound: socket.socket) -> None:
         loop = asyncio.get_running_loop()
@@ -134,7 +130,7 @@ class Listener:
         self._open.setdefault(network, OrderedDict())[id(transport)] = transport
 
     def _give_up(self, task: asyncio.Task[None]) -> None:
-        self.turned_away += 1
+        self._metrics.turned_away += 1
         self._handshakes.pop(task, None)
         task.cancel()
 
@@ -142,7 +138,6 @@ class Listener:
         """End the oldest handshake, or the oldest connection of the network that holds most."""
         self._sweep()
         if self._count() >= self.most or why.endswith("`."):
-            self.turned_away += 1
             if self._handshakes:
                 self._give_up(next(iter(self._handshakes)))
             else:
@@ -170,6 +165,7 @@ class Listener:
         crowd = max(self._open.values(), key=len, default=None)
         transports = crowd or self._members
         if transports:
+            self._metrics.turned_away += 1
             transports.popitem(last=False)[1].abort()
 
     def _sweep(self) -> None:

@@ -20,6 +20,7 @@ class Metrics:
         self.bytes_in = 0
         self.bytes_out = 0
         self.in_flight = 0
+        self.turned_away = 0
         self._latency: Counter[float] = Counter()
         self._latency_sum = 0.0
         self._latency_count = 0
@@ -48,6 +49,8 @@ class Metrics:
         page.add("received_bytes_total", "counter", "Bytes of round bodies received.", self.bytes_in)
         page.add("sent_bytes_total", "counter", "Bytes of round replies sent.", self.bytes_out)
         page.add("in_flight", "gauge", "Requests being served.", self.in_flight)
+        turned_away = "Connections and handshakes ended early because others came and there was no room."
+        page.add("connections_turned_away_total", "counter", turned_away, self.turned_away)
         page.add("pool_groups", "gauge", "Live groups.", pool)
         page.add("nodes", "gauge", "Nodes seen lately.", nodes)
         buckets = {bound: float(self._latency[bound]) for bound in _BOUNDS}

@@ -13,10 +13,10 @@ TTL_S = 2.0
 
 
 class OwnTasks:
-    """The store's tasks, at most ttl_s old."""
+    """The store's tasks, at most TTL_S old."""
 
-    def __init__(self, store: Store, swarm: SwarmRecord, ttl_s: float = TTL_S) -> None:
-        self._store, self._swarm, self._ttl_s = store, swarm, ttl_s
+    def __init__(self, store: Store, swarm: SwarmRecord) -> None:
+        self._store, self._swarm = store, swarm
         self._known: tuple[float, tuple[TaskOffer, ...]] | None = None
 
     def changed(self) -> None:
@@ -28,6 +28,6 @@ class OwnTasks:
         if self._swarm.open or not member.invite:
             return ()
         now = time.monotonic()
-        if self._known is None or now - self._known[0] >= self._ttl_s:
+        if self._known is None or now - self._known[0] >= TTL_S:
             self._known = now, tuple(await self._store.tasks())
         return self._known[1]

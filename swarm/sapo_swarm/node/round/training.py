@@ -21,7 +21,7 @@ from sapo_swarm.sapo.sample_external import observe_trained
 from sapo_swarm.types import Group, finite
 
 _NAN = float("nan")
-NO_UPDATE = UpdateStats(_NAN, _NAN, 0, _NAN, _NAN, _NAN, _NAN, _NAN, 0, 0, 0, 0, 0.0)
+NO_UPDATE = UpdateStats(_NAN, _NAN, 0, _NAN, _NAN, _NAN, _NAN, _NAN, 0, 0, 0.0)
 """What an engine without anything to train reports."""
 
 
@@ -51,7 +51,7 @@ async def update(context: RoundContext, work: RoundWork) -> None:
             seen=context.seen,
         )
         samples: list[TrainSample] = []
-        for group in batch.groups:
+        for group in batch:
             found = _samples(context, work, group)
             correct = context.correction if group.external else None
             samples += found if correct is None else await correct(group, found)
@@ -72,9 +72,9 @@ async def update(context: RoundContext, work: RoundWork) -> None:
             context.host.cancel,
             context.from_thread(lambda fraction: (fraction, "Updating the model")),
         )
-    work.trained, work.replayed = list(batch.groups), len(replayed)
+    work.trained, work.replayed = batch, len(replayed)
     if context.config.sampling == "novelty":  # who asks for nothing of it remembers nothing
-        observe_trained(context.seen, (group for group in batch.groups if any(group.advantages)))
+        observe_trained(context.seen, (group for group in batch if any(group.advantages)))
     context.end()
 
 

@@ -66,8 +66,6 @@ class SwarmExchange:
     clock: Callable[[], float] = steady
     """Seconds that are never set back; those of a suspend count."""
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
-    judging_s: float = 0.0
-    """Seconds of the engine's thread that judging foreign text took, ever."""
     memory: Path | None = None
     """Folder of the model with which the phrase memory is kept; None: with nothing."""
     data_cap: Callable[[int], Held | None] | None = None
@@ -99,9 +97,7 @@ class SwarmExchange:
         excluded: see Receiver."""
 
         async def likelihood(question: Question, texts: Sequence[str]) -> tuple[float, float]:
-            found = await least_likely(host, question, texts, scorer.answer_format)
-            self.judging_s += found[1]
-            return found
+            return await least_likely(host, question, texts, scorer.answer_format)
 
         if self.own_worker:
             mine, scorer = scorer, Scorer(niceness=NICENESS, answer_format=scorer.answer_format)

@@ -18,12 +18,12 @@ MASK = "_"
 _MARKERS: dict[AnswerFormat, str] = {"tags": "<answer>", "boxed": "\\boxed", "json": "{"}
 
 
-def shortened(text: str, most: int = SHOWN_CHARACTERS) -> str:
+def shortened(text: str) -> str:
     """Whole lines as far as they fit; of one long line its beginning."""
     whole = text.strip()
-    if len(whole) <= most:
+    if len(whole) <= SHOWN_CHARACTERS:
         return whole
-    cut = whole[:most]
+    cut = whole[:SHOWN_CHARACTERS]
     return cut[: cut.rfind("\n")].rstrip() if "\n" in cut else cut
 
 

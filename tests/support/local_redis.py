@@ -1,4 +1,4 @@
-"""A private redis-server on a free port, for tests, benchmarks and demonstrations. Its folder goes with it."""
+"""A private redis-server on a free port, for tests and benchmarks. Its folder goes with it."""
 
 from __future__ import annotations
 
