@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from sapo_backends.base import BackendError
 from sapo_desktop.services.machine.load_request import local_folder
 from sapo_swarm.config import RunConfig
+from sapo_swarm.tasks.catalogue import tokens_needed
 from sapo_swarm.tasks.own.folder import OwnTask
 from sapo_swarm.tasks.own.rows import Row, Table
 from sapo_swarm.tasks.own.split import clusters, key
@@ -80,7 +81,8 @@ def room(task: OwnTask, rows: Sequence[Numbered], config: RunConfig) -> list[str
         tokenizer, spec = HfTokenizer(folder), decoder_spec(read_json(folder / "config.json"))
     except BackendError:
         return []
-    return too_long(task, rows, lambda text: len(tokenizer.encode_text(text)), spec.context, config.max_new_tokens)
+    new = tokens_needed(config, task.spec.name, task.spec.max_new_tokens)
+    return too_long(task, rows, lambda text: len(tokenizer.encode_text(text)), spec.context, new)
 
 
 def too_long(task: OwnTask, rows: Sequence[Numbered], tokens: Tokens, context: int, new_tokens: int) -> list[str]:
