@@ -236,6 +236,13 @@ def test_a_rating_that_is_given_again_replaces_the_first_and_only_good_answers_b
         draft(rated_file(home, "me"), Wishes())
 
 
+def test_a_file_of_reviews_labelled_good_and_bad_keeps_both_labels(tmp_path: Path) -> None:
+    reviews = [f"film {n},{'good' if n % 2 else 'bad'}\n" for n in range(9)]
+    assert len(of(tmp_path, "review,rating\n" + "".join(reviews)).table.rows) == 9
+    text = "question,answer,rating\n" + "".join(f"why {n}?,{line}" for n, line in enumerate(reviews))
+    assert len(of(tmp_path, text, answer="rating").table.rows) == 9
+
+
 def test_columns_that_no_name_tells_are_said_to_be_guessed_and_a_first_row_of_data_is_named(tmp_path: Path) -> None:
     header = "The first row was taken for column names; if it is data, add a header."
     found = of(tmp_path, "foo,bar,baz\n" + "".join(f"{n},what is {n} + 1,{n + 1}\n" for n in range(9)))

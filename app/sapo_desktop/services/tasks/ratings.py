@@ -25,6 +25,7 @@ from sapo_swarm.tasks.prompts import extract_answer
 
 GOOD, BAD = "good", "bad"
 COLUMN = "rating"
+COLUMNS = ("question", "answer", COLUMN)
 
 
 def rated_file(home: Home, model: str) -> Path:
@@ -63,23 +64,23 @@ def read(path: Path) -> list[Row]:
     if not path.exists():
         return []
     found = read_jsonl(decode(read_bytes(path, MAX_FILE))).rows
-    return [row for row in found if {"question", "answer", COLUMN} <= row.keys()]
+    return [row for row in found if {*COLUMNS} <= row.keys()]
 
 
 def of_file(path: Path, encoding: str = "") -> Table:
     """Ratings that the person wrote, in any file that tasks are made from; "" in rows that lack one of the columns. encoding:
     as for read_table. Raises UsageError, BadTask, OSError."""
     table = read_table(path, encoding=encoding)
-    wanted = ("question", "answer", COLUMN)
-    if missing := [name for name in wanted if name not in table.columns]:
+    if missing := [name for name in COLUMNS if name not in table.columns]:
         raise UsageError(f"{path.name} has no column {missing[0]!r}. It has: {', '.join(table.columns) or 'none'}.")
-    said = (row[COLUMN].strip().lower() if row.keys() >= set(wanted) else "" for row in table.rows)
+    said = (row[COLUMN].strip().lower() if row.keys() >= {*COLUMNS} else "" for row in table.rows)
     return replace(table, rows=[{**row, COLUMN: rating} for row, rating in zip(table.rows, said, strict=True)])
 
 
 def without_bad(table: Table) -> Table:
-    """A table of ratings without the answers that were rated bad, which are told of; any other table as it is."""
-    if COLUMN not in table.columns or {row.get(COLUMN) for row in table.rows} - {GOOD, BAD}:
+    """A table of ratings, as the chat keeps them, without the answers that were rated bad, which are told of; any other table as
+    it is."""
+    if {*table.columns} != {*COLUMNS} or {row.get(COLUMN) for row in table.rows} - {GOOD, BAD}:
         return table
     kept = replace(table, rows=[], numbers=[], problems=list(table.problems))
     for number, row in zip(table.numbers, table.rows, strict=True):

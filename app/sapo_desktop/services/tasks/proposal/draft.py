@@ -64,7 +64,8 @@ class Draft:
 def draft(path: Path, wishes: Wishes, table: Table | None = None) -> Draft:
     """A proposed task from a file. table: what it holds, where it was read already. Raises BadTask, UsageError, OSError."""
     file = table or read_table(path, encoding=wishes.encoding)
-    table = without_bad(file)
+    wished = {columns.called(file, wishes.question), columns.called(file, wishes.answer)}
+    table = file if RATING in wished else without_bad(file)
     if not table.rows:
         first = f" {table.problems[0]}" if table.problems else ""
         raise UsageError(f"{path.name} holds no usable row.{first}")
