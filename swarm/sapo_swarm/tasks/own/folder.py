@@ -238,6 +238,9 @@ def _usable(spec: TaskSpec, table: Table, patterns: Patterns) -> tuple[list[Row]
         if missing:
             bad.append(f"Row {number}: {', '.join(missing)} is empty or missing.")
             continue
+        if not spec.turns and not spec.cells(row).strip():  # an environment may ask without the row's help
+            bad.append(f"Row {number}: its question is empty.")
+            continue
         try:
             for name in matched:
                 patterns.check(row[name], f"Row {number}")
