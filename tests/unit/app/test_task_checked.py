@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
 from pathlib import Path
 
-from tests.support.own_tasks import library_in, write_folder
+import pytest
+from tests.support.own_tasks import library_in, sums, write_folder
 
+from sapo_desktop.commands.tasks.own import check
+from sapo_desktop.paths import Home
 from sapo_desktop.services.models import comparing
 from sapo_desktop.services.models.checkpoints import Chosen
 from sapo_desktop.services.tasks import expectation, review
+from sapo_desktop.services.tasks.ratings import rate, rated_file, read
 from sapo_swarm.config import RunConfig
 from sapo_swarm.evaluation import held_out_items
 from sapo_swarm.scoring.scorer import Scorer
 from sapo_swarm.tasks.own import library
 from sapo_swarm.tasks.own.folder import read_task
+from sapo_swarm.types import AnswerFormat
 
 SHORT = 'max_new_tokens = 2\n[[verifier]]\nkind = "number"\n'
 
@@ -37,3 +43,35 @@ async def test_eval_and_tasks_check_let_an_answer_be_as_long_as_training_does(tm
     wordy = read_task(write_folder(tmp_path / "elsewhere" / "short", SHORT, rows[:8], rows[8:]))
     told = review.room(wordy, review.numbered(wordy), RunConfig(model="starter", max_new_tokens=64))
     assert "answered in more than 2 tokens" in told[0]
+
+
+def test_check_measures_in_the_format_that_the_run_will_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SAPO_HOME", str(tmp_path))
+    home = Home.find()
+    home.prepare()
+    home.settings.write_text('[run]\nanswer_format = "boxed"\nmodel = "fake"\ntrainer = "fake"\n', "utf-8")
+    sums(home.tasks / "sums")
+    with library_in(home.tasks):
+        check(Namespace(target="sums", allow_code=False, json=False, model="", no_model=False))
+    said = capsys.readouterr().out
+    assert "judged wrong" not in said
+    assert "Only 0 % of the answers hold an answer at all" in said  # the fake model writes tags
+
+
+@pytest.mark.parametrize(
+    ("answer_format", "text"),
+    [
+        ("boxed", "<think>\\boxed{3}?</think>Adding gives \\boxed{4}."),
+        ("json", '{"answer": 4}'),
+        ("last_line", "Adding gives\n4"),
+        ("tags", "It is <answer>4</answer>, I think."),
+    ],
+)
+def test_a_good_rating_of_an_answer_keeps_what_stands_where_the_model_was_asked_to_put_it(
+    tmp_path: Path, answer_format: AnswerFormat, text: str
+) -> None:
+    home = Home(tmp_path, tmp_path / "data", tmp_path, tmp_path, tmp_path)
+    rate(home, "me", "2 + 2?", text, True, answer_format)
+    assert [row["answer"] for row in read(rated_file(home, "me"))] == ["4"]

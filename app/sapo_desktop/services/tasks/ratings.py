@@ -9,6 +9,7 @@ from pathlib import Path
 
 from sapo_desktop.errors import AppError, UsageError
 from sapo_desktop.paths import Home
+from sapo_swarm.scoring.answer_format import after_reasoning, written_answer
 from sapo_swarm.tasks.own.errors import BadTask
 from sapo_swarm.tasks.own.rows import (
     MAX_CELL,
@@ -22,6 +23,7 @@ from sapo_swarm.tasks.own.rows import (
     read_table,
 )
 from sapo_swarm.tasks.prompts import extract_answer
+from sapo_swarm.types import AnswerFormat
 
 GOOD, BAD = "good", "bad"
 COLUMN = "rating"
@@ -38,13 +40,17 @@ def rated_files(home: Home) -> list[Path]:
     return sorted((home.data / "ratings").glob("*.jsonl"), key=lambda path: -path.stat().st_mtime)
 
 
-def rate(home: Home, model: str, question: str, text: str, good: bool) -> tuple[int, int]:
+def rate(
+    home: Home, model: str, question: str, text: str, good: bool, answer_format: AnswerFormat = "tags"
+) -> tuple[int, int]:
     """Keep a rating; one that the same answer had before is replaced. How many are (good, bad) now. Raises AppError.
 
-    text: the whole answer as the model wrote it; what stands in its answer tags, else all of it, is the row's answer.
+    text: the whole answer as the model wrote it; what stands where answer_format says, else in tags, else all of it behind the
+    reasoning, is the row's answer.
     """
     path = rated_file(home, model)
-    answer = (extract_answer(text) or text).strip()
+    written = after_reasoning(text) or text
+    answer = (written_answer(answer_format, written) or extract_answer(written) or written).strip()
     row = {"question": question[:MAX_CELL], "answer": answer[:MAX_CELL], COLUMN: GOOD if good else BAD}
     try:
         rows = [old for old in read(path) if (old["question"], old["answer"]) != (row["question"], row["answer"])]

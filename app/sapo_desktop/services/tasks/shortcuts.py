@@ -136,7 +136,7 @@ async def _own_answers(task: OwnTask, scorer: Scorer, places: Sequence[str]) -> 
     """Training rows whose own answer is judged wrong, and those that cannot be judged."""
     rows = task.train[:LOOKED_AT]
     refs = [TaskRef(task.spec.name, "own", number, 0, task.generator) for number in range(len(rows))]
-    texts = [enclose(task.spec.extract, row.get(task.spec.answer, "")) for row in rows]
+    texts = [enclose(task.spec.extract, row.get(task.spec.answer, ""), scorer.answer_format) for row in rows]
     verdicts = await scorer.score_many([(ref, (text,)) for ref, text in zip(refs, texts, strict=True)])
     found = list(zip(places, verdicts, strict=False))
     wrong = [place for place, verdict in found if isinstance(verdict, Scored) and verdict.rewards[0] < 1.0]
@@ -145,7 +145,7 @@ async def _own_answers(task: OwnTask, scorer: Scorer, places: Sequence[str]) -> 
 
 
 async def _judge(scorer: Scorer, task: OwnTask, refs: Sequence[TaskRef], answers: Sequence[str]) -> list[float]:
-    texts = [enclose(task.spec.extract, answer) for answer in answers]
+    texts = [enclose(task.spec.extract, answer, scorer.answer_format) for answer in answers]
     pairs = [(ref, (text,)) for ref, text in zip(refs, texts, strict=True)]
     return [scored.rewards[0] for scored in await scorer.score_local(pairs, RewardRule())]
 

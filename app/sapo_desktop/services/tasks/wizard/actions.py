@@ -151,8 +151,12 @@ class HomeTasks:
 
     async def rate(self, model: str, question: str, text: str, good: bool) -> str:
         """See TaskActions."""
-        up, down = await _thread(ratings.rate, self._home, model, question, text, good)
+        up, down = await _thread(self._rate, model, question, text, good)
         return f"Rated {'good' if good else 'bad'}: {up} good and {down} bad answers of {model}. m makes a task of them"
+
+    def _rate(self, model: str, question: str, text: str, good: bool) -> tuple[int, int]:
+        answer_format = store.find(self._home, model).config.answer_format
+        return ratings.rate(self._home, model, question, text, good, answer_format)
 
 
 async def _thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
