@@ -14,7 +14,7 @@ from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import Home
 from sapo_desktop.services.models import comparing
 from sapo_desktop.services.models.checkpoints import Chosen
-from sapo_desktop.services.tasks import expectation, review
+from sapo_desktop.services.tasks import expectation, review, shortcuts
 from sapo_desktop.services.tasks.ratings import rate, rated_file, read
 from sapo_swarm.config import RunConfig
 from sapo_swarm.evaluation import held_out_items
@@ -90,3 +90,35 @@ async def test_answer_gives_an_own_task_the_answer_where_the_task_looks_for_it(
         with pytest.raises(UsageError, match="judged is judged by a model"):
             await give_to_all("judged", "own", ["7"], 4)
     assert "7: right on 4 of 4 held-out questions of last" in capsys.readouterr().out
+
+
+ANY_OF = '[[verifier]]\nkind = "exact"\nalternatives = "|"\n'
+
+
+async def test_a_task_with_alternatives_has_nothing_to_warn_of(tmp_path: Path) -> None:
+    rows = [{"question": f"Which is number {n}?", "answer": f"the {n}th | number {n}x"} for n in range(300)]
+    write_folder(tmp_path / "any_of", ANY_OF, rows[:240], rows[240:])
+    with library_in(tmp_path):
+        task = library.find("any_of")
+        async with Scorer() as scorer:
+            found = await shortcuts.measure(task, scorer, review.train_places(task))
+    assert (found.truth, shortcuts.warnings(found), review.review(task, review.numbered(task))) == (1.0, [], [])
+
+
+def test_answers_that_the_verifier_calls_equal_do_not_contradict_one_another(tmp_path: Path) -> None:
+    rows = [("Is 4 even?", "Yes"), ("is 4 even", "yes"), ("Evaluate 5!", "120"), ("Evaluate 5.", "5"), ("Is 3?", "no")]
+    named = [{"question": question, "answer": answer} for question, answer in [*rows, ("is 3?", "yes")]]
+    found = read_task(write_folder(tmp_path / "t", "", named, [{"question": "Why?", "answer": "so"}]))
+    told = "\n".join(review.review(found, review.numbered(found)))
+    assert "One question has different answers in different rows (train.jsonl row 5 and train.jsonl row 6)" in told
+    assert "One question has several rows (train.jsonl row 1 and train.jsonl row 2)" in told
+
+
+@pytest.mark.parametrize(("yes", "told"), [(200, False), (280, False), (320, True)])
+def test_an_answer_dominates_only_where_a_guess_does_not_earn_nearly_as_much(
+    tmp_path: Path, yes: int, told: bool
+) -> None:
+    rows = [{"question": f"Is it {n} o'clock?", "answer": "yes" if n < yes else "no"} for n in range(400)]
+    toml = '[[verifier]]\nkind = "choice"\noptions = ["yes", "no"]\n'
+    found = read_task(write_folder(tmp_path / "t", toml, rows[::2], rows[1::2]))
+    assert any("dominates" in line for line in review.review(found, review.numbered(found))) is told
