@@ -122,3 +122,13 @@ def test_an_answer_dominates_only_where_a_guess_does_not_earn_nearly_as_much(
     toml = '[[verifier]]\nkind = "choice"\noptions = ["yes", "no"]\n'
     found = read_task(write_folder(tmp_path / "t", toml, rows[::2], rows[1::2]))
     assert any("dominates" in line for line in review.review(found, review.numbered(found))) is told
+
+
+async def test_a_schema_with_an_unknown_type_is_told_of(tmp_path: Path) -> None:
+    rows = [{"question": f"Object {n}?"} for n in range(9)]
+    folder = write_folder(tmp_path / "typed", '[[verifier]]\nkind = "json_schema"\n', rows[:5], rows[5:])
+    (folder / "schema.json").write_text('{"type": "objekt"}')
+    with library_in(tmp_path):
+        async with Scorer() as scorer:
+            found = await shortcuts.measure(library.find("typed"), scorer, [])
+    assert "'objekt' is not valid" in shortcuts.warnings(found)[0]
