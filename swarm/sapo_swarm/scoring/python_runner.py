@@ -18,6 +18,7 @@ import struct
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from types import ModuleType
 
 from sapo_swarm.scoring import kernel_limits, limits
 
@@ -143,8 +144,9 @@ def _child(request: bytes) -> None:
         os._exit(0)
     code, expressions = json.loads(request)
     dumps, write = json.dumps, os.write
-    names: dict[str, object] = {"__name__": "answer"}
-    exec(compile(code, "answer.py", "exec"), names)  # noqa: S102  (contained: see the module's docstring)
+    module = sys.modules["answer"] = ModuleType("answer")  # dataclasses look their module up
+    names = vars(module)
+    exec(compile(code, "answer.py", "exec", dont_inherit=True), names)  # noqa: S102  (contained: see the module's docstring)
     values = []
     for expression in expressions:
         try:

@@ -20,7 +20,7 @@ from typing import Any, BinaryIO, ClassVar, NoReturn
 import msgspec
 
 from sapo_swarm.scoring import limits, python_runner
-from sapo_swarm.scoring.declared import generated
+from sapo_swarm.scoring.declared import generated, values
 from sapo_swarm.scoring.declared.function import load
 from sapo_swarm.scoring.messages import START_S, ConnectionLost, Hello, Job, Reply, Stage, read_frame, write_frame
 from sapo_swarm.scoring.turns.environment import blueprint
@@ -28,8 +28,8 @@ from sapo_swarm.scoring.turns.play import Step, opened, play
 from sapo_swarm.scoring.verify import DeadlineExceeded, fresh_context, score_episode, score_text
 from sapo_swarm.tasks.catalogue import contrasts
 from sapo_swarm.tasks.own import library
-from sapo_swarm.tasks.own.folder import OwnTask
-from sapo_swarm.tasks.own.verifiers import PythonTests
+from sapo_swarm.tasks.own.folder import OwnTask, declares
+from sapo_swarm.tasks.own.verifiers import JsonSchema, PythonTests
 from sapo_swarm.types import MAX_COMPLETION_BYTES, TaskRef
 
 DEADLINE_S = 1.0
@@ -152,10 +152,12 @@ def answer(job: Job) -> Reply:
 
 
 def _open(ref: TaskRef, task: OwnTask, entry: dict[str, Any]) -> None:
-    """Load the task's code: what does not even load is told of, not judged by. An environment adds to the question what it says
-    when it is reset."""
-    if any(isinstance(part, PythonTests) for part in task.spec.verifier):
+    """Load the task's code and look its schema over: what cannot work is told of, not judged by. An environment adds to the
+    question what it says when it is reset."""
+    if declares(task.spec, PythonTests):
         generated.ready()
+    if declares(task.spec, JsonSchema):
+        values.ready(task.schema)
     if task.spec.turns:
         row = entry["row"]
         entry["question"] = opened(blueprint(task.code), row, task.spec.fill(row), ref.label)[1]

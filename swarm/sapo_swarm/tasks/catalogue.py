@@ -222,8 +222,10 @@ def task_tokens(config: RunConfig) -> Mapping[str, int]:
 def new_tokens(config: RunConfig, task: str) -> int:
     """Of a completion, for a question of that task: run.task_tokens goes first, then max_new_tokens of an own task's task.toml
     unless the model reasons first; never more than run.max_new_tokens. Raises BadTask."""
-    wanted = task_tokens(config).get(task)
-    if wanted is not None:
-        return min(wanted, config.max_new_tokens)
-    needed = library.find(task).spec.max_new_tokens if is_own(task) and config.thinking != "on" else 0
-    return min(needed, config.max_new_tokens) if needed else config.max_new_tokens
+    return tokens_needed(config, task, library.find(task).spec.max_new_tokens if is_own(task) else 0)
+
+
+def tokens_needed(config: RunConfig, task: str, needed: int) -> int:
+    """The same where the task is at hand. needed: max_new_tokens of its task.toml, 0 for none. Raises BadTask."""
+    wanted = task_tokens(config).get(task) or (needed if config.thinking != "on" else 0)
+    return min(wanted or config.max_new_tokens, config.max_new_tokens)

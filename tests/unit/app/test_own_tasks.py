@@ -236,6 +236,23 @@ def test_a_rating_that_is_given_again_replaces_the_first_and_only_good_answers_b
         draft(rated_file(home, "me"), Wishes())
 
 
+def test_a_file_of_reviews_labelled_good_and_bad_keeps_both_labels(tmp_path: Path) -> None:
+    reviews = [f"film {n},{'good' if n % 2 else 'bad'}\n" for n in range(9)]
+    assert len(of(tmp_path, "review,rating\n" + "".join(reviews)).table.rows) == 9
+    text = "question,answer,rating\n" + "".join(f"why {n}?,{line}" for n, line in enumerate(reviews))
+    assert len(of(tmp_path, text, answer="rating").table.rows) == 9
+
+
+def test_a_row_without_a_question_is_left_out_and_named(tmp_path: Path) -> None:
+    rows = "".join(f"{'' if n == 3 else f'twice {n}'},{2 * n}\n" for n in range(20))
+    found = of(tmp_path, "question,answer\n" + rows)
+    assert looking.problems(found.task, found.table) == ["Left out. Row 5: its question is empty."]
+    alpaca = "".join(f"Double the number {n}.,{n if n % 2 else ''},{2 * n}\n" for n in range(20))
+    found = of(tmp_path, "instruction,input,output\n" + alpaca)
+    assert (found.task.spec.prompt, found.notes) == ("{instruction}", ("Not used: column input.",))
+    assert not found.task.problems
+
+
 def test_columns_that_no_name_tells_are_said_to_be_guessed_and_a_first_row_of_data_is_named(tmp_path: Path) -> None:
     header = "The first row was taken for column names; if it is data, add a header."
     found = of(tmp_path, "foo,bar,baz\n" + "".join(f"{n},what is {n} + 1,{n + 1}\n" for n in range(9)))

@@ -115,3 +115,10 @@ def test_rows_without_a_level_are_kept(tmp_path: Path) -> None:
     every = [row.replace("1?", "2?") for row in rows if "level" in row]
     (tmp_path / "t.jsonl").write_text("\n".join(every), "utf-8")
     assert (draft(tmp_path / "t.jsonl", Wishes()).task.spec.difficulty, found.task.problems) == ("level", ())
+
+
+@pytest.mark.parametrize("answers", [["f", "f'", "g", "g'"], ["(a)", "a", "b"], ["125", "0,125", "3"]])
+def test_no_proposed_verifier_calls_two_answers_of_the_file_equal(answers: list[str]) -> None:
+    for one in proposals(answers * 20):
+        paid = [judge(task_of(one.verifier), f"<answer>{a}</answer>", t) for a in answers for t in answers if a != t]
+        assert not any(paid), one

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
+import sqlite3
 import string
+from contextlib import nullcontext
+from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -14,7 +18,9 @@ from tests.support.own_tasks import task_of
 
 from sapo_swarm.scoring.declared.extract import enclose, extract
 from sapo_swarm.scoring.declared.judge import JUDGES
+from sapo_swarm.scoring.declared.values import ready
 from sapo_swarm.scoring.verify import score_text
+from sapo_swarm.tasks.own.errors import BadTask
 from sapo_swarm.tasks.own.verifiers import (
     Choice,
     Exact,
@@ -56,6 +62,9 @@ RIGHT = [
     (Number(units=("min.",)), "5 min.", "5"),
     (Number(decimal=","), "1.234,5", "1234,5"),
     (Choice(options=("A", "B")), "(b).", "B"),
+    (Choice(options=("A", "B")), '"(b)".', "B"),
+    (Number(units=("m²", "m⁻²")), "5 m²", "5 m²"),
+    (Number(units=("m²", "m⁻²")), "5 m⁻²", "5"),
     (Items(), "red, Blue", '["red", "blue"]'),
     (ItemSet(), "b, a, b", "a,b"),
     (Order(), "one,two,three", "one, two, three"),
@@ -85,12 +94,19 @@ WRONG = [
     (Number(), "1_0", "10"),
     (Number(), "٣", "3"),
     (Number(), "1,23", "123"),
+    (Number(), "0,125", "125"),
+    (Number(), "00,125", "125"),
+    (Number(decimal=","), "0.125", "125"),
+    (Number(), "10²", "102"),
+    (Number(units=("m²",)), "10² m²", "102 m²"),
     (Number(units=("km", "m")), "5 m", "5 km"),
     (Number(rel=0.01), "98.9", "100"),
     (Choice(options=("A", "B")), "A or B", "A"),
     (Choice(options=("A", "B")), "C", "C"),
+    (Choice(options=("f", "f'")), "f", "f'"),
     (Items(), "blue, red", "red, blue"),
     (Items(), "red", "red, blue"),
+    (Items(), "g, f", "g, f'"),
     (ItemSet(), "a,b,c", "a,b"),
     (Order(), "two,one", "one,two"),
     (Order(), "one,one,two", "one,two"),
@@ -257,3 +273,27 @@ def test_an_enclosed_answer_is_found_again(how: str, answer: str) -> None:
 
 def test_every_kind_that_can_be_declared_has_a_judge() -> None:
     assert set(JUDGES) == set(get_args(Verifier))
+
+
+def test_a_fixture_in_wal_mode_answers_its_own_queries(tmp_path: Path) -> None:
+    connection = sqlite3.connect(tmp_path / "fixture.sqlite")
+    connection.executescript("pragma journal_mode = wal; create table a(n); insert into a values (7);")
+    connection.close()
+    row = {"question": "q", "answer": "select n from a"}
+    task = task_of(Sql(), row=row, fixture=(tmp_path / "fixture.sqlite").read_bytes())
+    assert judge(task, "<answer>select max(n) from a</answer>", row["answer"]) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("schema", "sentence"),
+    [
+        ({"type": "objekt"}, "'objekt' is not valid"),
+        ({"properties": {"a": {"$ref": "#/$defs/none"}}}, "there is no '#/$defs/none' in it"),
+        ({"$ref": "https://example.com/a.json"}, "nothing is fetched"),
+        ({"$id": "https://example.com/a", "$defs": {"n": {"type": "integer"}}, "$ref": "#/$defs/n"}, ""),
+        ({"enum": [{"$ref": "#/none"}], "properties": {"$ref": {"type": "string"}}}, ""),
+    ],
+)
+def test_a_schema_that_nothing_can_fit_is_refused(schema: object, sentence: str) -> None:
+    with pytest.raises(BadTask, match=re.escape(sentence)) if sentence else nullcontext():
+        ready(schema)

@@ -132,6 +132,17 @@ def test_one_file_of_rows_is_split_when_it_is_read(tmp_path: Path) -> None:
     assert (len(task.train), len(task.held_out)) == (64, 16)
 
 
+def test_one_file_of_rows_is_split_by_its_cells_however_long_the_wording_around_them(tmp_path: Path) -> None:
+    rows = [{"question": f"word{'xyz'[n % 3] * n}", "answer": n} for n in range(100)]
+    folder = write_folder(
+        tmp_path / "words", f'prompt = "{"Say how many letters it has. " * 8}{{question}}"\n', rows, []
+    )
+    (folder / "heldout.jsonl").unlink()
+    (folder / "train.jsonl").rename(folder / "rows.jsonl")
+    task = read_task(folder)
+    assert (len(task.train), len(task.held_out)) == (80, 20)
+
+
 def test_a_cell_that_looks_like_a_column_stays_text() -> None:
     spec = TaskSpec(name="t", prompt="{a} and {b}")
     assert spec.fill({"a": "{b}{b.__class__}", "b": "x"}) == "{b}{b.__class__} and x"

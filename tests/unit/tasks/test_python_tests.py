@@ -62,6 +62,16 @@ async def test_code_that_passes_all_tests_is_right_fenced_or_not(scorer: Scorer)
     assert await rewards(scorer, wrong, partial=True) == (pytest.approx(1 / 3),)
 
 
+async def test_an_answer_with_a_dataclass_passes_its_tests(scorer: Scorer) -> None:
+    code = "from dataclasses import dataclass\n@dataclass\nclass Twice:\n    of: int = 2\n" + RIGHT
+    assert await rewards(scorer, code, f"from __future__ import annotations\n{code}") == (1.0, 1.0)
+
+
+async def test_code_between_fences_is_found_however_the_language_is_written(scorer: Scorer) -> None:
+    crlf = f"```python\n{RIGHT}\n```".replace("\n", "\r\n")
+    assert await rewards(scorer, f"```Python\n{RIGHT}\n```", f"```py3\n{RIGHT}\n```", crlf) == (1.0, 1.0, 1.0)
+
+
 def test_a_deadline_amid_an_answer_leaves_nothing_of_it_to_the_next() -> None:
     """The worker's alarm may ring at any instruction; the reply on its way is read first."""
     (asked, requests), (replies, answers) = os.pipe(), os.pipe()

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.support.own_tasks import library_in, sums
+from tests.support.own_tasks import library_in, sums, write_folder
 
 from sapo_desktop.commands.tasks.verb import OWN, SHARED, USAGE
 from sapo_desktop.errors import UsageError
@@ -122,3 +122,15 @@ def test_only_tasks_of_ones_own_are_deleted(home: Home) -> None:
 def test_no_task_is_called_like_a_verb_of_tasks() -> None:
     assert {*OWN, *SHARED} <= set(RESERVED)
     assert all(f"sapo-desktop tasks {verb} " in USAGE for verb in (*OWN, *SHARED))
+
+
+def test_a_yes_to_code_that_another_task_has_too_outlives_the_deleted_one(home: Home) -> None:
+    code = b"def reward(completions, **columns): return [1.0]"
+    for name in ("one", "two"):
+        write_folder(home.tasks / name, '[[verifier]]\nkind = "function"\n', [{"question": "a"}], [{"question": "b"}])
+        (home.tasks / name / "reward.py").write_bytes(code)
+    library.allow(code)
+    store.delete(home, "one")
+    assert library.allowed(code)
+    store.delete(home, "two")
+    assert not library.allowed(code)

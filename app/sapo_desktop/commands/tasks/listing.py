@@ -43,12 +43,19 @@ async def samples(task: str, preset: str, count: int) -> int:
 async def give_to_all(task: str, preset: str, answers: list[str], count: int) -> int:
     """What each answer alone would score: a task where that is much can be passed without being solved."""
     from sapo_swarm.node.evaluation import evaluate
+    from sapo_swarm.scoring.declared.extract import enclose
     from sapo_swarm.scoring.scorer import Scorer
 
+    own = library.find(task).spec if catalogue.is_own(task) else None
+    if own is not None and own.rubric:
+        raise UsageError(
+            f"{task} is judged by a model, not verified: nothing is known of what one answer to all would earn."
+        )
+    how = own.extract if own is not None else "tags"
     refs = held_out_items([task], preset, count)
     async with Scorer() as scorer:
         for text in answers:
-            verdicts = await evaluate.give_to_all(scorer, refs, text)
+            verdicts = await evaluate.give_to_all(scorer, refs, enclose(how, text))
             if not verdicts:
                 raise UsageError(f"None of the held-out questions of {task} ({preset}) regenerates here.")
             right = sum(verdicts)

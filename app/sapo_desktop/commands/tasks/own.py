@@ -130,7 +130,8 @@ def judge(args: argparse.Namespace) -> int:
 
 
 async def _shortcuts(task: OwnTask) -> shortcuts.Shortcuts:
-    async with Scorer() as scorer:
+    answer_format = settings.load(Home.find().settings).run.answer_format
+    async with Scorer(answer_format=answer_format) as scorer:
         return await shortcuts.measure(task, scorer, review.train_places(task))
 
 
@@ -201,7 +202,7 @@ async def _look(task: OwnTask, table: Table | None, args: argparse.Namespace, ho
     if task.spec.rubric:
         _say(["", *(f"- {line}" for line in said), looking.JUDGED])
         return bool(said)
-    async with Scorer() as scorer:
+    async with Scorer(answer_format=config.answer_format) as scorer:
         found = await shortcuts.measure(task, scorer, review.train_places(task, table))
         said += shortcuts.warnings(found)
         _say(["", *shortcuts.sentences(found)[:2]])
@@ -235,7 +236,7 @@ async def _measured(task: OwnTask, args: argparse.Namespace, home: Home) -> Meas
     if task.spec.rubric:
         return Measured((), (), (looking.JUDGED,))
     show("looking for shortcuts", 0.0)
-    async with Scorer() as scorer:
+    async with Scorer(answer_format=config.answer_format) as scorer:
         found = await shortcuts.measure(task, scorer, review.train_places(task, table))
         said = () if args.no_model else await _try(task, config, scorer, partial(show, f"trying {config.model}"))
     return Measured(tuple(shortcuts.sentences(found)[:2]), tuple(shortcuts.warnings(found)), tuple(said))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -13,6 +14,7 @@ from sapo_desktop.errors import UsageError
 from sapo_desktop.services.models.checkpoints import Chosen
 from sapo_swarm.evaluation import Comparison, Interval, ItemResult, compare, held_out_items, mean_pass_at_k, task_scores
 from sapo_swarm.scoring.rubric.judge import Judge
+from sapo_swarm.tasks.catalogue import new_tokens
 from sapo_swarm.tasks.own.library import is_judged
 from sapo_swarm.types import TaskRef
 
@@ -66,7 +68,11 @@ async def measure(
     """
     longest = max(chosen.config.max_new_tokens for chosen in both)
     sampling = Sampling(temperature, 1.0, longest)
-    before, after = [await _answers(chosen, refs, sampling, samples, on_progress, judge) for chosen in both]
+
+    def limit(task: str) -> int:
+        return max(new_tokens(chosen.config, task) for chosen in both)
+
+    before, after = [await _answers(chosen, refs, sampling, samples, limit, on_progress, judge) for chosen in both]
     labels = (both[0].label, both[1].label)
     return Compared(labels, before, after, compare(before, after), temperature, samples)
 
@@ -76,6 +82,7 @@ async def _answers(
     refs: Sequence[TaskRef],
     sampling: Sampling,
     samples: int,
+    limit: Callable[[str], int],
     on_progress: OnProgress,
     judge: Judge | None,
 ) -> list[ItemResult]:
@@ -89,7 +96,8 @@ async def _answers(
         await host.load(lambda: chosen.load(lambda *_: None))
         async with Scorer(answer_format=chosen.config.answer_format, judge=judge) as scorer:
             scorer.in_reasoning = host.engine.tokenizer.opens_reasoning
-            return await answer(host, scorer, refs, sampling, samples, lambda done: on_progress(chosen.label, done))
+            told = partial(on_progress, chosen.label)
+            return await answer(host, scorer, refs, sampling, samples, told, limit)
     finally:
         await host.close()
 

@@ -16,6 +16,7 @@ from sapo_swarm.node.evaluation.evaluate import decoded, sampled, verdicts
 from sapo_swarm.node.round.cut_off import CUT_OFF
 from sapo_swarm.node.round.turns import model_turns, prompt_ids
 from sapo_swarm.scoring.scorer import Scorer
+from sapo_swarm.tasks.catalogue import new_tokens
 from sapo_swarm.tasks.own.folder import OwnTask
 from sapo_swarm.types import Question, TaskRef
 
@@ -83,13 +84,14 @@ async def _ask(task: OwnTask, config: RunConfig, scorer: Scorer, host: EngineHos
     refs = [TaskRef(task.spec.name, "own", number, 0, task.generator) for number in places]
     found = [q for q in await scorer.questions(refs) if isinstance(q, Question)]
     prompts = [(q, prompt_ids(engine.tokenizer, scorer, q)) for q in found]
-    asked = [q for q, ids in prompts if len(ids) + config.max_new_tokens <= info.context_length]
+    new = new_tokens(config, task.spec.name)
+    asked = [q for q, ids in prompts if len(ids) + new <= info.context_length]
     if not asked:
         return None
     samples, at_once = config.group_size, -(-len(asked) // LOOKS)
     began = time.perf_counter()
     completions: list[list[Completion]] = []
-    sampling = Sampling(config.temperature, 1.0, config.max_new_tokens)
+    sampling = Sampling(config.temperature, 1.0, new)
     for first in range(0, len(asked), at_once):
         completions += await sampled(host, scorer, asked[first : first + at_once], sampling, samples, first)
         show(0.2 + 0.7 * len(completions) / len(asked))

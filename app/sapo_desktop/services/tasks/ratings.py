@@ -9,6 +9,7 @@ from pathlib import Path
 
 from sapo_desktop.errors import AppError, UsageError
 from sapo_desktop.paths import Home
+from sapo_swarm.scoring.answer_format import after_reasoning, written_answer
 from sapo_swarm.tasks.own.errors import BadTask
 from sapo_swarm.tasks.own.rows import (
     MAX_CELL,
@@ -22,9 +23,11 @@ from sapo_swarm.tasks.own.rows import (
     read_table,
 )
 from sapo_swarm.tasks.prompts import extract_answer
+from sapo_swarm.types import AnswerFormat
 
 GOOD, BAD = "good", "bad"
 COLUMN = "rating"
+COLUMNS = ("question", "answer", COLUMN)
 
 
 def rated_file(home: Home, model: str) -> Path:
@@ -37,13 +40,17 @@ def rated_files(home: Home) -> list[Path]:
     return sorted((home.data / "ratings").glob("*.jsonl"), key=lambda path: -path.stat().st_mtime)
 
 
-def rate(home: Home, model: str, question: str, text: str, good: bool) -> tuple[int, int]:
+def rate(
+    home: Home, model: str, question: str, text: str, good: bool, answer_format: AnswerFormat = "tags"
+) -> tuple[int, int]:
     """Keep a rating; one that the same answer had before is replaced. How many are (good, bad) now. Raises AppError.
 
-    text: the whole answer as the model wrote it; what stands in its answer tags, else all of it, is the row's answer.
+    text: the whole answer as the model wrote it; what stands where answer_format says, else in tags, else all of it behind the
+    reasoning, is the row's answer.
     """
     path = rated_file(home, model)
-    answer = (extract_answer(text) or text).strip()
+    written = after_reasoning(text) or text
+    answer = (written_answer(answer_format, written) or extract_answer(written) or written).strip()
     row = {"question": question[:MAX_CELL], "answer": answer[:MAX_CELL], COLUMN: GOOD if good else BAD}
     try:
         rows = [old for old in read(path) if (old["question"], old["answer"]) != (row["question"], row["answer"])]
@@ -63,23 +70,23 @@ def read(path: Path) -> list[Row]:
     if not path.exists():
         return []
     found = read_jsonl(decode(read_bytes(path, MAX_FILE))).rows
-    return [row for row in found if {"question", "answer", COLUMN} <= row.keys()]
+    return [row for row in found if {*COLUMNS} <= row.keys()]
 
 
 def of_file(path: Path, encoding: str = "") -> Table:
     """Ratings that the person wrote, in any file that tasks are made from; "" in rows that lack one of the columns. encoding:
     as for read_table. Raises UsageError, BadTask, OSError."""
     table = read_table(path, encoding=encoding)
-    wanted = ("question", "answer", COLUMN)
-    if missing := [name for name in wanted if name not in table.columns]:
+    if missing := [name for name in COLUMNS if name not in table.columns]:
         raise UsageError(f"{path.name} has no column {missing[0]!r}. It has: {', '.join(table.columns) or 'none'}.")
-    said = (row[COLUMN].strip().lower() if row.keys() >= set(wanted) else "" for row in table.rows)
+    said = (row[COLUMN].strip().lower() if row.keys() >= {*COLUMNS} else "" for row in table.rows)
     return replace(table, rows=[{**row, COLUMN: rating} for row, rating in zip(table.rows, said, strict=True)])
 
 
 def without_bad(table: Table) -> Table:
-    """A table of ratings without the answers that were rated bad, which are told of; any other table as it is."""
-    if COLUMN not in table.columns or {row.get(COLUMN) for row in table.rows} - {GOOD, BAD}:
+    """A table of ratings, as the chat keeps them, without the answers that were rated bad, which are told of; any other table as
+    it is."""
+    if {*table.columns} != {*COLUMNS} or {row.get(COLUMN) for row in table.rows} - {GOOD, BAD}:
         return table
     kept = replace(table, rows=[], numbers=[], problems=list(table.problems))
     for number, row in zip(table.numbers, table.rows, strict=True):

@@ -5,14 +5,20 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import msgspec
 
 from sapo_backends.base import BackendError
 from sapo_desktop.services.machine.load_request import local_folder
 from sapo_swarm.config import RunConfig
+from sapo_swarm.scoring.declared.judge import declared
+from sapo_swarm.tasks.catalogue import tokens_needed
 from sapo_swarm.tasks.own.folder import OwnTask
 from sapo_swarm.tasks.own.rows import Row, Table
+from sapo_swarm.tasks.own.spec import right_answer
 from sapo_swarm.tasks.own.split import clusters, key
+from sapo_swarm.tasks.own.verifiers import TRUTHFUL, Choice, Exact, Sql
 
 FEW_TRAIN, FEW_HELD_OUT = 50, 50
 DOMINATES = 0.5
@@ -80,7 +86,8 @@ def room(task: OwnTask, rows: Sequence[Numbered], config: RunConfig) -> list[str
         tokenizer, spec = HfTokenizer(folder), decoder_spec(read_json(folder / "config.json"))
     except BackendError:
         return []
-    return too_long(task, rows, lambda text: len(tokenizer.encode_text(text)), spec.context, config.max_new_tokens)
+    new = tokens_needed(config, task.spec.name, task.spec.max_new_tokens)
+    return too_long(task, rows, lambda text: len(tokenizer.encode_text(text)), spec.context, new)
 
 
 def too_long(task: OwnTask, rows: Sequence[Numbered], tokens: Tokens, context: int, new_tokens: int) -> list[str]:
@@ -130,15 +137,17 @@ def _leaks(task: OwnTask) -> list[str]:
 
 
 def _contradictions(task: OwnTask, rows: Sequence[Numbered]) -> list[str]:
-    same: dict[str, list[Numbered]] = defaultdict(list)
+    same: dict[tuple[str, bool], list[Numbered]] = defaultdict(list)
     for row in rows:
-        same[key(task.spec.fill(row.row))].append(row)
+        asked = task.spec.fill(row.row)
+        factorial = "!" in asked[len(asked.rstrip(" .?!")) :]
+        same[key(asked), factorial].append(row)
     against: list[list[Numbered]] = []
     rest: list[list[Numbered]] = []
     for group in same.values():
-        answers = {r.row[task.spec.answer].strip() for r in group} if _has_answers(task) else set()
         if len(group) > 1:
-            (against if len(answers) > 1 else rest).append(group)
+            alike = all(_agree(task, group[0].row, other.row) for other in group[1:])
+            (rest if alike else against).append(group)
     sentences = []
     if against:
         pairs = "; ".join(" and ".join(r.place for r in group[:3]) for group in against[:NAMED])
@@ -153,6 +162,16 @@ def _contradictions(task: OwnTask, rows: Sequence[Numbered]) -> list[str]:
     return sentences
 
 
+def _agree(task: OwnTask, row: Row, other: Row) -> bool:
+    """The answers of both rows are the same, or right by each other, as far as that is told without running anything."""
+    if not _has_answers(task) or row[task.spec.answer].strip() == other[task.spec.answer].strip():
+        return True
+    compared = tuple(part for part in task.spec.verifier if isinstance(part, TRUTHFUL) and not isinstance(part, Sql))
+    judge = replace(task, spec=msgspec.structs.replace(task.spec, verifier=compared)) if compared else None
+    answers = [(truth, right_answer(task.spec, answer)) for truth, answer in ((row, other), (other, row))]
+    return judge is not None and any(declared(judge, truth, answer, answer) == 1.0 for truth, answer in answers)
+
+
 def _questions(count: int) -> str:
     return "One question has" if count == 1 else f"{count:,} questions have"
 
@@ -161,7 +180,7 @@ def _given_away(task: OwnTask, rows: Sequence[Numbered]) -> list[str]:
     """Answers that stand in their question: what extraction is about, and a leak everywhere else."""
     if not _has_answers(task):
         return []
-    met = [row for row in rows if _contains(task.spec.fill(row.row), row.row[task.spec.answer])]
+    met = [row for row in rows if _contains(task.spec.fill(row.row), right_answer(task.spec, row.row))]
     if not met or len(met) < 0.2 * len(rows):
         return []
     return [
@@ -175,12 +194,18 @@ def _contains(text: str, answer: str) -> bool:
     return len(plain) > 1 and re.search(rf"(?<!\w){re.escape(plain)}(?!\w)", text) is not None
 
 
+def chance(task: OwnTask) -> float:
+    """Of a guess among the options of the task's verifiers, 0 where they have none."""
+    numbers = [len(part.options) for part in task.spec.verifier if isinstance(part, Choice) and part.options]
+    return 1 / min(numbers) if numbers else 0.0
+
+
 def _dominating(task: OwnTask) -> list[str]:
     if not _has_answers(task):
         return []
-    counts = Counter(row[task.spec.answer].strip().casefold() for row in (*task.train, *task.held_out))
+    counts = Counter(right_answer(task.spec, row).strip().casefold() for row in (*task.train, *task.held_out))
     (answer, times), total = counts.most_common(1)[0], sum(counts.values())
-    if times < max(2, DOMINATES * total):
+    if times < 2 or times <= max(DOMINATES, 1.5 * chance(task)) * total:
         return []
     return [
         f"One answer dominates: {answer[:60]!r} is right in {100 * times / total:.0f} % of the rows. A model that always says it "
@@ -191,9 +216,7 @@ def _dominating(task: OwnTask) -> list[str]:
 def _answers(task: OwnTask, rows: Sequence[Numbered]) -> list[str]:
     if not _has_answers(task):
         return []
-    from sapo_swarm.tasks.own.verifiers import Exact
-
-    lengths = sorted(len(row.row[task.spec.answer]) for row in rows)
+    lengths = sorted(len(right_answer(task.spec, row.row)) for row in rows)
     if lengths and lengths[len(lengths) // 2] > LONG_ANSWER and isinstance(task.spec.verifier[0], Exact):
         return [
             f"Half of the answers have over {lengths[len(lengths) // 2]} characters, and only the very same text counts as "

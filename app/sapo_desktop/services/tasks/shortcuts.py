@@ -9,12 +9,13 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from sapo_desktop.services.tasks.review import chance
 from sapo_swarm.scoring.declared.extract import enclose
 from sapo_swarm.scoring.scorer import Scored, Scorer, ScoringFailed, Unanswerable
 from sapo_swarm.tasks.catalogue import held_out
 from sapo_swarm.tasks.own.folder import OwnTask
-from sapo_swarm.tasks.own.spec import truth_column
-from sapo_swarm.tasks.own.verifiers import TRUTHFUL, Choice
+from sapo_swarm.tasks.own.spec import right_answer, truth_column
+from sapo_swarm.tasks.own.verifiers import TRUTHFUL
 from sapo_swarm.types import RewardRule, TaskRef
 
 LOOKED_AT = 400
@@ -49,7 +50,7 @@ async def measure(task: OwnTask, scorer: Scorer, places: Sequence[str]) -> Short
     """Needs the task in the library in force. places: where each training row stands. Raises ScorerUnavailable."""
     rows = task.held_out[:LOOKED_AT]
     refs = [held_out(task.spec.name, "own", index) for index in range(len(rows))]
-    truths = [row.get(task.spec.answer, "") for row in rows] if _has_truth(task) else []
+    truths = [right_answer(task.spec, row) for row in rows] if _has_truth(task) else []
     if not refs:
         return Shortcuts(0, None, (), (), ("", 0.0), None, 0.0)
     (first,) = await scorer.questions(refs[:1])
@@ -72,15 +73,13 @@ async def measure(task: OwnTask, scorer: Scorer, places: Sequence[str]) -> Short
         constant=(best, max(score, 0.0)),
         permuted=_mean(turned) if turned else None,
         echo=_mean(echo),
-        chance=_chance(task),
+        chance=chance(task),
     )
 
 
 def candidates(task: OwnTask) -> list[str]:
     """Constant answers worth trying: the commonest truths, and junk that careless verifiers let pass."""
-    truths = (
-        Counter(row.get(task.spec.answer, "").strip() for row in task.train) if _has_truth(task) else Counter[str]()
-    )
+    truths = Counter(right_answer(task.spec, row).strip() for row in task.train) if _has_truth(task) else Counter[str]()
     return list(dict.fromkeys([text for text, _ in truths.most_common(COMMON) if text] + list(JUNK)))
 
 
@@ -126,17 +125,11 @@ def _has_truth(task: OwnTask) -> bool:
     )
 
 
-def _chance(task: OwnTask) -> float:
-    """Of a guess among the options of the task's verifiers, 0 where they have none."""
-    numbers = [len(part.options) for part in task.spec.verifier if isinstance(part, Choice) and part.options]
-    return 1 / min(numbers) if numbers else 0.0
-
-
 async def _own_answers(task: OwnTask, scorer: Scorer, places: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Training rows whose own answer is judged wrong, and those that cannot be judged."""
     rows = task.train[:LOOKED_AT]
     refs = [TaskRef(task.spec.name, "own", number, 0, task.generator) for number in range(len(rows))]
-    texts = [enclose(task.spec.extract, row.get(task.spec.answer, "")) for row in rows]
+    texts = [enclose(task.spec.extract, right_answer(task.spec, row), scorer.answer_format) for row in rows]
     verdicts = await scorer.score_many([(ref, (text,)) for ref, text in zip(refs, texts, strict=True)])
     found = list(zip(places, verdicts, strict=False))
     wrong = [place for place, verdict in found if isinstance(verdict, Scored) and verdict.rewards[0] < 1.0]
@@ -145,7 +138,7 @@ async def _own_answers(task: OwnTask, scorer: Scorer, places: Sequence[str]) -> 
 
 
 async def _judge(scorer: Scorer, task: OwnTask, refs: Sequence[TaskRef], answers: Sequence[str]) -> list[float]:
-    texts = [enclose(task.spec.extract, answer) for answer in answers]
+    texts = [enclose(task.spec.extract, answer, scorer.answer_format) for answer in answers]
     pairs = [(ref, (text,)) for ref, text in zip(refs, texts, strict=True)]
     return [scored.rewards[0] for scored in await scorer.score_local(pairs, RewardRule())]
 

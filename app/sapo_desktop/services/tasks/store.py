@@ -77,12 +77,15 @@ def require_unused(home: Home, name: str) -> None:
 
 
 def delete(home: Home, name: str) -> None:
-    """Remove a task with its rows, the copy that is kept of an earlier one, the person's yes to its code, and its place in
-    swarms. Raises AppError."""
+    """Remove a task with its rows, the copy that is kept of an earlier one, the person's yes to its code where no other task has
+    the same, and its place in swarms. Raises AppError."""
     folder = home.tasks / name
     doomed = folder.with_name(f".{name}.partial")  # a kill in the middle leaves no half task behind
-    with contextlib.suppress(BadTask):
-        library.disallow(library.consent(read_task(folder, need_held_out=False)))
+    with contextlib.suppress(BadTask, OSError):
+        consent = library.consent(read_task(folder, need_held_out=False))
+        others = (path for path in home.tasks.glob("*/*.py") if path.parent != folder)
+        if not any(path.read_bytes() == consent for path in others):
+            library.disallow(consent)
     try:
         if folder.is_symlink():
             folder.unlink()

@@ -106,12 +106,12 @@ async def answer(
     return begun.results
 
 
-async def give_to_all(scorer: Scorer, refs: Sequence[TaskRef], answer_text: str) -> list[bool]:
-    """Strict verdicts of one answer on every item that regenerates here, in order. Raises ScorerUnavailable."""
+async def give_to_all(scorer: Scorer, refs: Sequence[TaskRef], completion: str) -> list[bool]:
+    """Strict verdicts of one completion on every item that regenerates here, in order. Raises ScorerUnavailable."""
     verdicts: list[bool] = []
     for start in range(0, len(refs), BATCH):
         found = await scorer.questions(refs[start : start + BATCH])
-        batch = [(q.ref, (f"<answer>{answer_text}</answer>",)) for q in found if isinstance(q, Question)]
+        batch = [(q.ref, (completion,)) for q in found if isinstance(q, Question)]
         verdicts += [scored.rewards[0] == 1.0 for scored in await scorer.score_local(batch)]
     return verdicts
 

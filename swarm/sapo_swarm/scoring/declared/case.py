@@ -28,3 +28,8 @@ class Case:
 def plain(text: str) -> str:
     """NFKC, white space collapsed, outer white space gone: how all texts are compared."""
     return " ".join(unicodedata.normalize("NFKC", text).split())
+
+
+def unquoted(text: str) -> str:
+    """The text without the quotes around it. One at its end alone is its own: f' is not f."""
+    return text[1:-1] if len(text) > 1 and text[0] == text[-1] and text[0] in "\"'" else text

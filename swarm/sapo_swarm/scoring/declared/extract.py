@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 from sapo_swarm.scoring.declared.numbers import MINUS
 from sapo_swarm.tasks.own.spec import Extract
 from sapo_swarm.tasks.prompts import extract_answer
+from sapo_swarm.types import AnswerFormat
 
 _NUMBER = re.compile(r"[-+]?(?:\d[\d.,]*|(?<![\w.])\.\d+)(?:[eE][-+]?\d{1,3})?")
 
@@ -25,9 +27,13 @@ def extract(how: Extract, text: str) -> str | None:
     return _last_json(text)
 
 
-def enclose(how: Extract, answer: str) -> str:
-    """A completion from which `extract` gives this answer, for those that the form allows at all."""
-    return f"<answer>{answer}</answer>" if how == "tags" else answer
+def enclose(how: Extract, answer: str, answer_format: AnswerFormat = "tags") -> str:
+    """A completion from which this answer is extracted, for those that the form allows at all. answer_format: of the run."""
+    if how != "tags" or answer_format == "last_line":
+        return answer
+    if answer_format == "json":
+        return json.dumps({"answer": answer}, ensure_ascii=False)
+    return f"\\boxed{{{answer}}}" if answer_format == "boxed" else f"<answer>{answer}</answer>"
 
 
 def _last_json(text: str) -> str | None:

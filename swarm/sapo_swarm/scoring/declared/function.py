@@ -49,7 +49,7 @@ def execute(code: bytes, name: str) -> ModuleType:
     if not library.allowed(code):
         raise PermissionError(f"Nobody said yes to this {name}.")
     module = sys.modules[f"own_{name}"] = ModuleType(f"own_{name}")  # dataclasses look their module up
-    exec(compile(code, name, "exec"), module.__dict__)  # noqa: S102  (the person's own file, after their yes, in the worker)
+    exec(compile(code, name, "exec", dont_inherit=True), module.__dict__)  # noqa: S102  (the person's own file, after their yes, in the worker)
     return module
 
 

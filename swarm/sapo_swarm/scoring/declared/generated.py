@@ -13,7 +13,7 @@ from sapo_swarm.scoring.declared.case import Case
 from sapo_swarm.tasks.own.python_tests import unit_tests
 from sapo_swarm.tasks.own.verifiers import PythonTests
 
-_FENCED = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
+_FENCED = re.compile(r"```(?:python|py)?3?[ \t]*\r?\n(.*?)```", re.DOTALL | re.IGNORECASE)
 _DEPTH = 32
 _MISSING = object()
 

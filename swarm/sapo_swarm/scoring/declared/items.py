@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from itertools import combinations
 
-from sapo_swarm.scoring.declared.case import Case, plain
+from sapo_swarm.scoring.declared.case import Case, plain, unquoted
 from sapo_swarm.scoring.declared.values import loads
 from sapo_swarm.tasks.own.verifiers import Items, ItemSet, Order
 
@@ -54,4 +54,4 @@ def split(text: str, separator: str) -> list[str]:
 
 
 def _item(text: str) -> str:
-    return plain(text).strip("\"'").casefold()
+    return unquoted(plain(text)).casefold()

@@ -12,7 +12,9 @@ MAX_DIGITS = 60
 MAX_EXPONENT = 300
 MINUS = str.maketrans({"−": "-", "–": "-", "﹣": "-", "\u202f": " ", "\u00a0": " "})
 """What typesetting makes of a minus and of a blank between thousands."""
-_GROUPED = re.compile(r"[-+]?\d{1,3}(?:[, ]\d{3})+(?:\.\d+)?\Z")
+_RAISED = re.compile(r"(?<![^\W\d_])(?<!⁻)[⁰¹²³⁴-⁹₀-₉]")
+"""A power or an index that is no part of a unit: NFKC would make 102 of 10²."""
+_GROUPED = re.compile(r"[-+]?[1-9]\d{0,2}(?:[, ]\d{3})+(?:\.\d+)?\Z")
 _PLAIN = re.compile(r"([-+]?(?:\d+\.?\d*|\.\d+))(?:[eE]([-+]?\d{1,4}))?\Z")
 _FRACTION = re.compile(r"([-+]?\d+) ?/ ?(\d+)\Z")
 
@@ -29,6 +31,8 @@ def number(part: Number, case: Case) -> float:
 
 def measure(text: str, part: Number) -> tuple[Fraction | None, str]:
     """A number (None where the text is none) and the unit behind or before it, "" for none."""
+    if _RAISED.search(text):
+        return None, ""
     names = sorted(filter(None, map(plain, part.units)), key=len, reverse=True)
     left, unit = plain(text.translate(MINUS)), ""
     if not left.endswith(tuple(names)):

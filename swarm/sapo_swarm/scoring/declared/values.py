@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
 import msgspec
 
 from sapo_swarm.scoring.declared.case import Case
+from sapo_swarm.tasks.own.errors import BadTask
 from sapo_swarm.tasks.own.verifiers import JsonEqual, JsonSchema
 
 MAX_DEPTH = 32
 _MISSING = object()
+_DATA = ("const", "enum", "default", "examples")
+"""Keywords of JSON Schema whose values are no schemas."""
 
 
 def loads(text: str) -> Any:
@@ -93,9 +97,40 @@ def fits_schema(_part: JsonSchema, case: Case) -> float:
     return float(_validator(msgspec.json.encode(case.task.schema)).is_valid(value))
 
 
+def ready(schema: object) -> None:
+    """Raises BadTask where no answer could ever fit: told once, not a verdict on every answer."""
+    _validator(msgspec.json.encode(schema))
+
+
 @lru_cache(maxsize=8)
 def _validator(schema: bytes) -> Any:
     import jsonschema
     from referencing import Registry
+    from referencing.exceptions import Unresolvable
+    from referencing.jsonschema import DRAFT202012
 
-    return jsonschema.Draft202012Validator(msgspec.json.decode(schema), registry=Registry())
+    read, reference = msgspec.json.decode(schema), ""
+    try:
+        jsonschema.Draft202012Validator.check_schema(read)
+        found = DRAFT202012.create_resource(read)
+        resolver = Registry().with_resource(found.id() or "", found).crawl().resolver(found.id() or "")
+        for reference in _references(read):
+            resolver.lookup(reference)
+    except jsonschema.SchemaError as error:
+        raise BadTask(f"schema.json: {error.message[:300]}") from error
+    except Unresolvable as error:
+        raise BadTask(f"schema.json: there is no {reference[:200]!r} in it, and nothing is fetched.") from error
+    return jsonschema.Draft202012Validator(read, registry=Registry())
+
+
+def _references(schema: Any) -> Iterator[str]:
+    """Every $ref in a schema, but for those in what is data, or in a part that has an $id: they begin elsewhere."""
+    if isinstance(schema, list):
+        for item in schema:
+            yield from _references(item)
+    if isinstance(schema, dict):
+        for name, item in schema.items():
+            if name == "$ref" and isinstance(item, str):
+                yield item
+            elif name not in _DATA and not (isinstance(item, dict) and "$id" in item):
+                yield from _references(item)

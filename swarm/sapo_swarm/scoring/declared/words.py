@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 
 from sapo_swarm.scoring.answer_format import written_once
-from sapo_swarm.scoring.declared.case import Case, plain
+from sapo_swarm.scoring.declared.case import Case, plain, unquoted
 from sapo_swarm.tasks.own.verifiers import Choice, Exact, Format, Length, Regex
 
 MATCHED = 2000
 """Characters of an answer that a pattern is matched with: longer ones do not match."""
+_AROUND = "()[]{}.: "
 
 
 def exact(part: Exact, case: Case) -> float:
@@ -31,8 +32,8 @@ def choice(part: Choice, case: Case) -> float:
 
 
 def label(text: str) -> str:
-    """An option's name without brackets, quotes, a full stop and case."""
-    return plain(text).casefold().strip("()[]{}.:\"' ")
+    """An option's name without brackets, the quotes around it, a full stop and case."""
+    return unquoted(plain(text).casefold().strip(_AROUND)).strip(_AROUND)
 
 
 def regex(part: Regex, case: Case) -> float:

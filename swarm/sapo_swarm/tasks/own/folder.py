@@ -7,7 +7,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -201,11 +201,11 @@ def _chosen(spec: TaskSpec) -> dict[str, Any]:
     return chosen
 
 
-def split(table: Table, spec: TaskSpec, by: Callable[[Row], str] | None = None) -> tuple[Table, Table]:
-    """(train, held-out) of one table by what a row asks: the filled prompt, unless `by` gives something else to compare. Rows
-    without what the prompt needs go to the first, to be told of there."""
+def split(table: Table, spec: TaskSpec) -> tuple[Table, Table]:
+    """(train, held-out) of one table by what a row asks, without the wording around it. Rows without what the prompt needs go to
+    the first, to be told of there."""
     asked = [place for place, row in enumerate(table.rows) if all(name in row for name in spec.columns)]
-    prompts = [(by or spec.fill)(table.rows[place]) for place in asked]
+    prompts = [spec.cells(table.rows[place]) for place in asked]
     from sapo_swarm.tasks.own.split import held_out_places  # brings NumPy, which a coordinator does without
 
     chosen = {asked[i] for i in held_out_places(prompts, spec.heldout_share)} if prompts else set()
@@ -237,6 +237,9 @@ def _usable(spec: TaskSpec, table: Table, patterns: Patterns) -> tuple[list[Row]
         missing = [name for name in spec.columns if name not in row or (name in truths and not row[name].strip())]
         if missing:
             bad.append(f"Row {number}: {', '.join(missing)} is empty or missing.")
+            continue
+        if not spec.turns and not spec.cells(row).strip():  # an environment may ask without the row's help
+            bad.append(f"Row {number}: its question is empty.")
             continue
         try:
             for name in matched:

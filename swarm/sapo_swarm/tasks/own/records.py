@@ -7,12 +7,11 @@ import re
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
-MAX_HEIGHT = 40
-"""Lines that one row of a table may have."""
-MAX_UNCLOSED = 100
-"""Quotes without an end that are looked for in so many lines; after them a row is one line."""
+LOOKED_AHEAD = 64 * 2**20
+"""Characters in which the ends of quotes are looked for in vain; after them a row is one line."""
 LOOKED_AT = 20
 """Rows that tell the separator."""
+csv.field_size_limit(LOOKED_AHEAD)  # a cell that is too long is one cell, and its row is left out with its length
 _SAID = re.compile(r"sep=([^\w\s\"]|\t)\Z", re.IGNORECASE)
 """A first line that some programs write for Excel."""
 
@@ -33,24 +32,16 @@ def _agreement(lines: Sequence[str], delimiter: str) -> tuple[int, int]:
 
 def _records(lines: Sequence[str], delimiter: str) -> Iterator[list[str] | str]:
     """A quote that is never closed costs its own line, not the rest of the file."""
-    at, unclosed = 0, 0
+    at, ahead = 0, LOOKED_AHEAD
     while at < len(lines):
-        tallest = MAX_HEIGHT if unclosed < MAX_UNCLOSED else 1
-        for height in range(1, min(tallest, len(lines) - at) + 1):
-            found = _cells(lines[at : at + height], delimiter)
-            if found is not None:
-                yield found
-                at += height
-                break
-        else:
-            yield "a quote is opened and not closed."
-            at, unclosed = at + 1, unclosed + 1
-
-
-def _cells(lines: Sequence[str], delimiter: str) -> list[str] | str | None:
-    """The cells of a row that runs over these lines; None where it is not at its end, a sentence where it is broken."""
-    try:
-        found = list(csv.reader([f"{line}\n" for line in lines], delimiter=delimiter, strict=True))
-    except csv.Error as error:
-        return None if len(lines) > 1 or "unexpected end" in str(error) else f"{error}."
-    return found[0] if found else []
+        end = len(lines) if ahead > 0 else at + 1
+        rows = csv.reader((f"{lines[n]}\n" for n in range(at, end)), delimiter=delimiter, strict=True)
+        try:
+            found: list[str] | str = next(rows)
+            at += rows.line_num
+        except csv.Error as error:
+            closed = rows.line_num == 1 and "unexpected end" not in str(error)
+            found = f"{error}." if closed else "a quote is opened and not closed."
+            ahead -= sum(map(len, lines[at : at + rows.line_num]))
+            at += 1
+        yield found

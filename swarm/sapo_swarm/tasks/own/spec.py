@@ -74,6 +74,14 @@ def truth_column(spec: TaskSpec, part: Part) -> str:
     return part.column or spec.answer
 
 
+def right_answer(spec: TaskSpec, row: dict[str, str]) -> str:
+    """A right answer of the row: of several in its cell the first, "" where it has none."""
+    parts = (part for part in spec.verifier if isinstance(part, Exact) and truth_column(spec, part) == spec.answer)
+    between = next((part.alternatives for part in parts if part.alternatives), "")
+    cell = row.get(spec.answer, "")
+    return next(filter(None, map(str.strip, cell.split(between))), "") if between else cell
+
+
 def needs_truth(part: Part) -> bool:
     """The verifier compares with a cell of the row."""
     from sapo_swarm.tasks.own.verifiers import Format, Function, JsonSchema, Length

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from sapo_swarm.scoring.declared.judge import declared
 from sapo_swarm.scoring.declared.numbers import MINUS
+from sapo_swarm.scoring.declared.words import label
 from sapo_swarm.tasks.own.folder import OwnTask
 from sapo_swarm.tasks.own.spec import TaskSpec
 from sapo_swarm.tasks.own.verifiers import Choice, Exact, Items, ItemSet, JsonEqual, Number, Order, Verifier
@@ -77,7 +78,9 @@ def proposals(truths: Sequence[str]) -> tuple[Proposal, ...]:
         Proposal(Order(separator=mark), "the same items in the right order"),
         Proposal(JsonEqual(), "equal JSON; the order of keys does not count"),
     )
-    return (best, *(one for one in others if one.kind != best.kind and _right(one.verifier, truths) > 0.5))
+    apart = _told_apart({text.casefold() for text in truths})
+    fits = (one for one in others if one.kind != "choice" or apart)
+    return (best, *(one for one in fits if one.kind != best.kind and _right(one.verifier, truths) > 0.5))
 
 
 def propose(truths: Sequence[str]) -> tuple[Verifier, str]:
@@ -100,10 +103,15 @@ def _candidates(truths: Sequence[str]) -> Iterator[tuple[Verifier, str]]:
     if any(text[:1] in "{[" for text in truths):
         yield JsonEqual(), "the answers are JSON"
     options = Counter(text.casefold() for text in truths)
-    if len(options) <= FEW and len(truths) >= 4 * len(options):
+    if len(options) <= FEW and _told_apart(options) and len(truths) >= 4 * len(options):
         shown = {text.casefold(): text for text in reversed(truths)}
         if all(len(text) <= 64 for text in shown.values()):
             yield Choice(options=tuple(sorted(shown.values()))), _options_in_words(len(options))
+
+
+def _told_apart(options: Collection[str]) -> bool:
+    """As options of a choice, no two of them are the same."""
+    return len({label(option) for option in options}) == len(options)
 
 
 def _options_in_words(count: int) -> str:

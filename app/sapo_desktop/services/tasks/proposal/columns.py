@@ -23,6 +23,8 @@ ANSWERS = (
     *("reponse", "respuesta", "risposta"),
 )
 """Columns as people call them, in a few languages; accents are gone by then."""
+FILLED = 0.9
+"""Share of the rows from which on a column may be the question: Alpaca's `input` is often empty, its `instruction` never."""
 HARDNESS = ("difficulty", "level")
 """Columns that say how hard a row is."""
 
@@ -37,7 +39,11 @@ def answer(table: Table, wished: str, among: Sequence[str], guess: bool) -> str:
 
 def question(table: Table, wished: str, among: Sequence[str]) -> str:
     """The column that is asked: the one named so, else the one with the longest texts. Raises UsageError."""
-    if found := _column(table, wished, [name for name in QUESTIONS if name in among], "question"):
+    usual = [name for name in QUESTIONS if name in among]
+    filled = [
+        name for name in usual if sum(row.get(name, "").strip() != "" for row in table.rows) >= FILLED * len(table.rows)
+    ]
+    if found := _column(table, wished, filled or usual, "question"):
         return found
     if not among:
         raise UsageError(

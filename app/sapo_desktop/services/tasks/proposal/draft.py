@@ -64,7 +64,8 @@ class Draft:
 def draft(path: Path, wishes: Wishes, table: Table | None = None) -> Draft:
     """A proposed task from a file. table: what it holds, where it was read already. Raises BadTask, UsageError, OSError."""
     file = table or read_table(path, encoding=wishes.encoding)
-    table = without_bad(file)
+    wished = {columns.called(file, wishes.question), columns.called(file, wishes.answer)}
+    table = file if RATING in wished else without_bad(file)
     if not table.rows:
         first = f" {table.problems[0]}" if table.problems else ""
         raise UsageError(f"{path.name} holds no usable row.{first}")
@@ -93,7 +94,7 @@ def draft(path: Path, wishes: Wishes, table: Table | None = None) -> Draft:
         raise UsageError(f"{path.name} has no column {missing[0]!r}. It has: {', '.join(table.columns)}.")
     hard, why_not = columns.difficulty(spec, [row for side in sides for row in side.rows])
     spec = msgspec.structs.replace(spec, difficulty=hard)
-    train, held_out = sides if len(sides) > 1 else split(sides[0], spec, spec.cells)
+    train, held_out = sides if len(sides) > 1 else split(sides[0], spec)
     if wishes.heldout is None and not held_out.rows:
         raise UsageError(
             f"{path.name} holds one question, and a task needs at least two: one to train on, and one that is held out "

@@ -7,6 +7,7 @@ import contextlib
 import json
 import time
 from collections.abc import AsyncGenerator, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import ParamSpec, TypeVar, get_args
 
@@ -21,7 +22,7 @@ from sapo_desktop.services.models.screen.interface import ModelActionFailed, New
 from sapo_desktop.services.models.shelf import names, store
 from sapo_desktop.services.tasks import examples, looking, ratings
 from sapo_desktop.services.tasks.proposal.answers import Proposal
-from sapo_desktop.services.tasks.proposal.draft import Draft, Wishes, draft
+from sapo_desktop.services.tasks.proposal.draft import Draft, Wishes, draft, free_name
 from sapo_desktop.services.tasks.store import keep
 from sapo_desktop.services.tasks.wizard.interface import Answers, Measured, Place, Seen, Step, TaskActionFailed
 from sapo_desktop.services.tasks.wizard.places import places
@@ -31,6 +32,8 @@ from sapo_swarm.tasks.own.spec import Extract
 
 NAMED = 200
 """Rows that were left out and are named: a screen can be scrolled."""
+Stamp = tuple[str, int, int]
+"""A file as it was read: its path, when it was written, its size."""
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -41,7 +44,9 @@ class HomeTasks:
     def __init__(self, home: Home) -> None:
         self._home = home
         self._models = HomeModels(home)
-        self._read: tuple[tuple[str, int, int], Table] | None = None
+        self._read: tuple[Stamp, Table] | None = None
+        self._looking: asyncio.Task[Seen] | None = None
+        self._last: tuple[Stamp, Answers, Draft, Seen] | None = None
 
     async def places(self, typed: str) -> tuple[Place, ...]:
         """See TaskActions."""
@@ -54,11 +59,25 @@ class HomeTasks:
         return (*found, *mine)
 
     async def look(self, answers: Answers) -> Seen:
-        """See TaskActions."""
-        return await _thread(self._look, answers)
+        """See TaskActions. One at a time: the thread of a look that was given up goes on."""
+        while self._looking is not None and not self._looking.done():
+            await asyncio.wait([self._looking])
+        self._looking = asyncio.create_task(_thread(self._look, answers))
+        return await asyncio.shield(self._looking)
 
     def _look(self, answers: Answers) -> Seen:
+        path = typed_path(answers.path)
+        if self._last is not None and path.exists():
+            stamp, asked, draft_of, seen = self._last
+            if stamp == _stamp(path) and replace(answers, name="") in (asked, replace(seen.answers, name="")):
+                return _renamed(seen, draft_of, answers.name or path.stem)
         found = self._draft(answers)
+        seen = self._seen(answers, found)
+        if self._read is not None and found.table.rows:
+            self._last = self._read[0], replace(answers, name=""), found, seen
+        return seen
+
+    def _seen(self, answers: Answers, found: Draft) -> Seen:
         spec = found.task.spec
         table = found.table if found.table.rows else None
         config = looking.config_for(found.task, answers.base, self._home) if answers.base else None
@@ -96,8 +115,7 @@ class HomeTasks:
 
     def _table(self, path: Path) -> Table:
         """The file's rows; read again only where it was written since."""
-        found = path.stat()
-        stamp = (str(path), found.st_mtime_ns, found.st_size)
+        stamp = _stamp(path)
         if self._read is None or self._read[0] != stamp:
             self._read = stamp, read_table(path)
         return self._read[1]
@@ -151,8 +169,25 @@ class HomeTasks:
 
     async def rate(self, model: str, question: str, text: str, good: bool) -> str:
         """See TaskActions."""
-        up, down = await _thread(ratings.rate, self._home, model, question, text, good)
+        up, down = await _thread(self._rate, model, question, text, good)
         return f"Rated {'good' if good else 'bad'}: {up} good and {down} bad answers of {model}. m makes a task of them"
+
+    def _rate(self, model: str, question: str, text: str, good: bool) -> tuple[int, int]:
+        answer_format = store.find(self._home, model).config.answer_format
+        return ratings.rate(self._home, model, question, text, good, answer_format)
+
+
+def _stamp(path: Path) -> Stamp:
+    found = path.stat()
+    return str(path), found.st_mtime_ns, found.st_size
+
+
+def _renamed(seen: Seen, found: Draft, name: str) -> Seen:
+    """The same file as a task of that name. Raises UsageError."""
+    name = free_name(name)
+    task = replace(found.task, spec=msgspec.structs.replace(found.task.spec, name=name))
+    summary = tuple(looking.described(task, found.reason))
+    return replace(seen, answers=replace(seen.answers, name=name), summary=summary)
 
 
 async def _thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
