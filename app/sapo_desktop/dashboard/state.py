@@ -146,7 +146,7 @@ def apply(state: DashboardState, event: Event | Link) -> DashboardState:  # noqa
         case FirstSuccess():
             state = _first_success(state, event)
         case Evaluated():
-            line = LogLine(time=event.time, level="info", text=evaluation_sentence(event))
+            line = LogLine(seq=event.seq, time=event.time, level="info", text=evaluation_sentence(event))
             base = state.base or (None if event.round else event)
             state = replace(
                 state,
@@ -159,7 +159,9 @@ def apply(state: DashboardState, event: Event | Link) -> DashboardState:  # noqa
         case SwarmUpdated():
             state = _swarm(state, event)
         case ExternalSwitched():
-            line = LogLine(time=event.time, level="info" if event.taking else "warning", text=event.sentence)
+            line = LogLine(
+                seq=event.seq, time=event.time, level="info" if event.taking else "warning", text=event.sentence
+            )
             off = "" if event.taking else event.sentence
             state = replace(state, external_off=off, log=state.log.append(line))
         case LogLine():
@@ -173,6 +175,7 @@ def apply(state: DashboardState, event: Event | Link) -> DashboardState:  # noqa
 
 def _run_started(state: DashboardState, event: RunStarted) -> DashboardState:
     line = LogLine(
+        seq=event.seq,
         time=event.time,
         level="info",
         text=f"{event.name or event.run_id} opened, round {event.round + 1} is next: "
@@ -202,7 +205,11 @@ def _run_started(state: DashboardState, event: RunStarted) -> DashboardState:
 def _state_changed(state: DashboardState, event: StateChanged) -> DashboardState:
     level: Level = "error" if event.state == "failed" else "info"
     quiet = event.state == state.state == "running"
-    log = state.log if quiet else state.log.append(LogLine(time=event.time, level=level, text=event.sentence))
+    log = (
+        state.log
+        if quiet
+        else state.log.append(LogLine(seq=event.seq, time=event.time, level=level, text=event.sentence))
+    )
     return replace(
         state,
         state=event.state,
@@ -238,7 +245,9 @@ def _group(state: DashboardState, event: GroupRecorded) -> DashboardState:
 def _first_success(state: DashboardState, event: FirstSuccess) -> DashboardState:
     if event.node:
         return state
-    line = LogLine(time=event.time, level="info", text=f"First success at {event.task}, in round {event.round + 1}")
+    line = LogLine(
+        seq=event.seq, time=event.time, level="info", text=f"First success at {event.task}, in round {event.round + 1}"
+    )
     return replace(state, solved=state.solved | {event.task}, log=state.log.append(line))
 
 
@@ -267,7 +276,7 @@ def _swarm(state: DashboardState, event: SwarmUpdated) -> DashboardState:
     log = state.log
     if state.swarm is None or state.swarm.connected != event.connected:
         level: Level = "info" if event.connected else "warning"
-        log = log.append(LogLine(time=event.time, level=level, text=event.sentence))
+        log = log.append(LogLine(seq=event.seq, time=event.time, level=level, text=event.sentence))
     return replace(state, swarm=event, log=log, figures=state.figures.told(event, state.rounds))
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from sapo_desktop.dashboard.history.moments import MEANINGS
 from sapo_desktop.dashboard.look.show import age, clock, count, memory, percent, plain
 from sapo_desktop.dashboard.screens.dashboard import reward_lines, share_lines
+from sapo_desktop.dashboard.screens.log import in_order as lines_in_order
 from sapo_desktop.dashboard.screens.rollouts.detail import verdict_words
 from sapo_desktop.dashboard.screens.swarm.reasons import as_it_was, from_others, on_trial, risen
 from sapo_desktop.dashboard.screens.swarm.trail import CAUSE, in_order, steps
@@ -200,7 +201,7 @@ def _peers(now: SwarmUpdated) -> list[str]:
 
 def log(state: DashboardState, text: str = "") -> list[str]:
     """Screen 5: the last lines, those with a text in them where one is given."""
-    found = [line for line in state.log if text.casefold() in line.text.casefold()]
+    found = lines_in_order(state.log, text.casefold())
     told = {"info": "", "warning": "warning: ", "error": "error: "}
     rows = [f"{clock(line.time)} {told[line.level]}{plain(line.text, 600)}" for line in found[-LOG:]]
     return [spoken(row) for row in rows] or [f"No line of the log has {text!r} in it" if text else "The log is empty"]

@@ -105,11 +105,12 @@ async def _watch(node: ControlClient, json: bool, status: NodeStatus) -> None:
 
 
 async def _news(node: ControlClient, status: NodeStatus) -> SwarmUpdated | None:
-    """What this process of the node said last of its swarm."""
-    if status.mode != "swarm":
+    """What the node said last of its swarm since it opened the model."""
+    if status.mode != "swarm" or status.state == "starting":
         return None
+    opened = [event.seq async for event in node.events(kinds=("run_started",), tail=1, follow=False)]
     async for event in node.events(kinds=("swarm",), tail=1, follow=False):
-        if isinstance(event, SwarmUpdated) and event.time >= status.started:
+        if isinstance(event, SwarmUpdated) and event.seq > max(opened, default=0):
             return event
     return None
 

@@ -1,0 +1,64 @@
+"""What `status` says of a node in a swarm."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from tests.support.records import opened
+
+from sapo_desktop.commands.nodes.control import _news
+from sapo_swarm.events import Event, SwarmUpdated
+from sapo_swarm.node.control.api import NodeStatus
+from sapo_swarm.node.storage.journal import Journal
+
+STATUS = NodeStatus(
+    "running", "Training", "", 0.0, 7, "r", "", "swarm", "fake", "fake", "cpu", 3, 0, None, 0.0, -1.0, 0, 0.0, "0.1.0"
+)  # fmt: skip
+
+
+def told(time: float) -> SwarmUpdated:
+    return SwarmUpdated(
+        time=time,
+        coordinator="http://127.0.0.1:1",
+        connected=True,
+        sentence="Connected: 3 nodes",
+        window=3600.0,
+        share=0.3,
+        uptake=1,
+        external_share=0.5,
+        nodes=3,
+        rounds_per_s=0.1,
+        made=8,
+        accepted=8,
+        rejected={},
+        refused={},
+    )
+
+
+class Stored:
+    """A node's events, from a journal."""
+
+    def __init__(self, journal: Journal) -> None:
+        self.journal = journal
+
+    async def events(self, kinds: Sequence[str], tail: int, **_more: Any) -> AsyncIterator[Event]:
+        for event in self.journal.read(kinds=kinds, tail=tail):
+            yield event
+
+
+@pytest.mark.parametrize("now", [2000.0, 500.0], ids=["as ever", "the clock was set back"])
+async def test_the_news_of_the_swarm_are_those_since_the_model_was_opened(tmp_path: Path, now: float) -> None:
+    journal, status = Journal(tmp_path / "journal.db"), msgspec.structs.replace(STATUS, started=1000.0)
+    node: Any = Stored(journal)
+    journal.append([told(900.0), opened(0)])
+    assert await _news(node, status) is None, "of the process before"
+    journal.append([told(now)])
+    found = await _news(node, status)
+    assert found is not None
+    assert found.time == now
+    assert await _news(node, msgspec.structs.replace(status, state="starting")) is None
+    journal.close()
