@@ -1,7 +1,8 @@
-"""What `status` says of a node in a swarm."""
+"""What `status` and the metrics say of a node in a swarm."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,10 @@ import msgspec
 import pytest
 from tests.support.records import opened
 
-from sapo_desktop.commands.nodes.control import _news
+from sapo_desktop.commands.nodes.control import _news, describe
 from sapo_swarm.events import Event, SwarmUpdated
 from sapo_swarm.node.control.api import NodeStatus
+from sapo_swarm.node.control.metrics import Counted
 from sapo_swarm.node.storage.journal import Journal
 
 STATUS = NodeStatus(
@@ -20,9 +22,9 @@ STATUS = NodeStatus(
 )  # fmt: skip
 
 
-def told(time: float) -> SwarmUpdated:
+def told(at: float) -> SwarmUpdated:
     return SwarmUpdated(
-        time=time,
+        time=at,
         coordinator="http://127.0.0.1:1",
         connected=True,
         sentence="Connected: 3 nodes",
@@ -62,3 +64,16 @@ async def test_the_news_of_the_swarm_are_those_since_the_model_was_opened(tmp_pa
     assert found.time == now
     assert await _news(node, msgspec.structs.replace(status, state="starting")) is None
     journal.close()
+
+
+def test_a_node_that_is_paused_reports_no_coordinator_as_connected() -> None:
+    swarm, counted = told(time.time() - 7140), Counted()
+    swarm = msgspec.structs.replace(swarm, window=10_000.0)
+    counted.add(swarm)
+    paused = msgspec.structs.replace(STATUS, state="paused")
+    assert "\nsapo_node_coordinator_connected 1" in counted.text(STATUS)
+    assert "\nsapo_node_coordinator_connected 1" not in counted.text(paused)
+    assert "\nConnected: 3 nodes" in describe(STATUS, swarm)
+    assert "\nAs it was 1 h 59 min ago: Connected: 3 nodes" in describe(paused, swarm)
+    old = msgspec.structs.replace(swarm, window=3600.0)
+    assert "\nAs it was 1 h 59 min ago: Connected: 3 nodes" in describe(STATUS, old)
