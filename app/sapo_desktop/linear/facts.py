@@ -114,7 +114,6 @@ def _machine(state: DashboardState) -> str:
     if vitals is not None:
         parts.append(f"{memory(vitals.memory)} of memory")
         parts += [f"processor {vitals.cpu_percent:.0f} %"] if vitals.cpu_percent is not None else []
-        parts += [f"{vitals.watts:.0f} watts"] if vitals.watts is not None else []
         parts += [f"{vitals.celsius:.0f} degrees"] if vitals.celsius is not None else []
     if state.run is not None:
         parts.append(f"{len(state.solved)} of {len(state.run.tasks)} tasks solved at least once")

@@ -130,7 +130,6 @@ async def test_news_are_told_also_after_the_clock_was_set_back() -> None:
             rounds_per_hour=None,
             memory=1,
             cpu_percent=None,
-            watts=None,
             celsius=None,
         )
         paused = StateChanged(time=feed.opened - 7200, state="paused", sentence="Paused: on battery", reason="battery")

@@ -97,9 +97,9 @@ def test_a_sparkline_of_more_values_than_cells_shows_the_mean_of_each_share() ->
 
 
 def test_a_day_of_the_machine_s_figures_keeps_what_a_sparkline_shows() -> None:
-    machine = Vitals(tokens_per_s=None, rounds_per_hour=None, memory=1, cpu_percent=2.0, watts=None, celsius=None)
+    machine = Vitals(tokens_per_s=None, rounds_per_hour=None, memory=1, cpu_percent=2.0, celsius=None)
     figures = fold([msgspec.structs.replace(machine, time=START + second) for second in range(86_400)]).figures
-    assert [len(kept) for kept in (figures.memory, figures.cpu, figures.watts, figures.celsius)] == [300] * 4
+    assert [len(kept) for kept in (figures.memory, figures.cpu, figures.celsius)] == [300] * 3
 
 
 def test_a_week_is_drawn_from_round_one_with_its_newest_round_at_the_end(long_run: DashboardState) -> None:

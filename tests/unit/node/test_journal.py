@@ -15,7 +15,7 @@ from sapo_swarm.events import LogLine, StateChanged, Vitals
 from sapo_swarm.node.event_bus import QUEUE_LIMIT, Bus
 from sapo_swarm.node.storage.journal import Journal, JournalError, read_only
 
-VITALS = Vitals(tokens_per_s=1.0, rounds_per_hour=None, memory=1, cpu_percent=1.0, watts=None, celsius=None)
+VITALS = Vitals(tokens_per_s=1.0, rounds_per_hour=None, memory=1, cpu_percent=1.0, celsius=None)
 
 
 def line(text: str) -> LogLine:

@@ -117,7 +117,6 @@ _VITALS = {
     "tokens_per_s": ("tokens_per_second", "Tokens generated per second, lately."),
     "memory": ("memory_bytes", "Memory of the node's processes."),
     "cpu_percent": ("cpu_percent", "Processor time of the node's processes, 100 is a core."),
-    "watts": ("power_watts", "Power drawn by the machine, where it can be read."),
     "celsius": ("temperature_celsius", "Temperature of the machine, where it can be read."),
 }
 

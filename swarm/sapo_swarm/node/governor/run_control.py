@@ -289,7 +289,6 @@ async def _beat(
             rounds_per_hour=3600 / pace.round_s if working and pace.round_s else None,
             memory=used,
             cpu_percent=cpu,
-            watts=None,
             celsius=now.celsius,
         )
     )
