@@ -169,6 +169,7 @@ class Journal:
                 f"DELETE FROM events WHERE kind IN ({names}) AND round >= ? + (kind = 'evaluation')",
                 (*ROLLED_BACK, rounds_done),
             )
+            db.execute("UPDATE thinned SET upto = min(upto, ?)", (rounds_done,))  # what is told again is thinned again
         return int(ahead[0])
 
     def size(self) -> int:
