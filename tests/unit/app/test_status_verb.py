@@ -9,10 +9,10 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.support.records import opened
+from tests.support.records import in_a_swarm, opened
 
 from sapo_desktop.commands.nodes.control import _news, describe
-from sapo_swarm.events import Event, SwarmUpdated
+from sapo_swarm.events import Event
 from sapo_swarm.node.control.api import NodeStatus
 from sapo_swarm.node.control.metrics import Counted
 from sapo_swarm.node.storage.journal import Journal
@@ -20,25 +20,6 @@ from sapo_swarm.node.storage.journal import Journal
 STATUS = NodeStatus(
     "running", "Training", "", 0.0, 7, "r", "", "swarm", "fake", "fake", "cpu", 3, 0, None, 0.0, -1.0, 0, 0.0, "0.1.0"
 )  # fmt: skip
-
-
-def told(at: float) -> SwarmUpdated:
-    return SwarmUpdated(
-        time=at,
-        coordinator="http://127.0.0.1:1",
-        connected=True,
-        sentence="Connected: 3 nodes",
-        window=3600.0,
-        share=0.3,
-        uptake=1,
-        external_share=0.5,
-        nodes=3,
-        rounds_per_s=0.1,
-        made=8,
-        accepted=8,
-        rejected={},
-        refused={},
-    )
 
 
 class Stored:
@@ -56,9 +37,9 @@ class Stored:
 async def test_the_news_of_the_swarm_are_those_since_the_model_was_opened(tmp_path: Path, now: float) -> None:
     journal, status = Journal(tmp_path / "journal.db"), msgspec.structs.replace(STATUS, started=1000.0)
     node: Any = Stored(journal)
-    journal.append([told(900.0), opened(0)])
+    journal.append([in_a_swarm(900.0), opened(0)])
     assert await _news(node, status) is None, "of the process before"
-    journal.append([told(now)])
+    journal.append([in_a_swarm(now)])
     found = await _news(node, status)
     assert found is not None
     assert found.time == now
@@ -67,7 +48,7 @@ async def test_the_news_of_the_swarm_are_those_since_the_model_was_opened(tmp_pa
 
 
 def test_a_node_that_is_paused_reports_no_coordinator_as_connected() -> None:
-    swarm, counted = told(time.time() - 7140), Counted()
+    swarm, counted = in_a_swarm(time.time() - 7140), Counted()
     swarm = msgspec.structs.replace(swarm, window=10_000.0)
     counted.add(swarm)
     paused = msgspec.structs.replace(STATUS, state="paused")
