@@ -87,7 +87,7 @@ class Home:
 
     @property
     def node_log(self) -> Path:
-        """What the node logged today."""
+        """What the node logged, rotated by size."""
         return self.logs / "node.log"
 
     def prepare(self) -> None:

@@ -89,7 +89,6 @@ class Vitals(_Event, frozen=True, kw_only=True, tag="vitals"):
     rounds_per_hour: float | None
     memory: int
     cpu_percent: float | None
-    watts: float | None
     celsius: float | None
 
 

@@ -1,8 +1,8 @@
-"""Stored events for tests: a round, a group, an evaluation, an opening, with figures that follow from their number."""
+"""Stored events for tests: a round, a group, an evaluation, an opening, a swarm, with figures that follow from their number."""
 
 from __future__ import annotations
 
-from sapo_swarm.events import Evaluated, GroupRecorded, RoundFinished, RunStarted
+from sapo_swarm.events import Evaluated, GroupRecorded, RoundFinished, RunStarted, SwarmUpdated
 from sapo_swarm.types import Group, Question, Rollout, TaskRef
 
 
@@ -78,4 +78,23 @@ def opened(round_: int) -> RunStarted:
         rounds_planned=0,
         seed=0,
         versions={},
+    )
+
+
+def in_a_swarm(at: float) -> SwarmUpdated:
+    return SwarmUpdated(
+        time=at,
+        coordinator="http://127.0.0.1:1",
+        connected=True,
+        sentence="Connected: 3 nodes",
+        window=3600.0,
+        share=0.3,
+        uptake=1,
+        external_share=0.5,
+        nodes=3,
+        rounds_per_s=0.1,
+        made=8,
+        accepted=8,
+        rejected={},
+        refused={},
     )

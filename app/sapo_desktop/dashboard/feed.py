@@ -12,6 +12,7 @@ from sapo_desktop.dashboard.history.groups.sources import GroupSource, JournalGr
 from sapo_desktop.dashboard.messages import Link, Rewound
 from sapo_desktop.errors import CommandFailed
 from sapo_swarm.events import Event
+from sapo_swarm.node.clock import steady
 from sapo_swarm.node.control.api import ControlClient, ControlError, NodeError, NodeNotAnswering, NodeNotRunning
 
 _HISTORY = ("run_started", "state", "round", "evaluation", "first_success", "swarm", "external", "log")
@@ -79,7 +80,8 @@ class ControlFeed:
             except NodeError as error:
                 sentence = str(error)
             failures = max(failures, 0) + 1
-            words = await asyncio.to_thread(self.last_words, self._pid, self._since) if self._pid else ""
+            since = time.time() - (steady() - self._since)  # as the clock is now: it may have been set
+            words = await asyncio.to_thread(self.last_words, self._pid, since) if self._pid else ""
             if words:
                 sentence = f"The node ended: {words}"
             wait = _BACKOFF_S[min(failures, len(_BACKOFF_S)) - 1]
@@ -97,7 +99,7 @@ class ControlFeed:
     async def _follow(self, node: ControlClient) -> AsyncIterator[Event | Link | Rewound]:
         """That it answers, the history without groups, the newest groups, then everything live."""
         status = await node.status()
-        self._pid, self._since = status.pid, time.time()
+        self._pid, self._since = status.pid, steady()
         run, journal = status.run_id, Path(status.folder) / "journal.db"
         if self._groups is None or self._groups.path != journal.absolute():
             self._groups = JournalGroups(journal)

@@ -157,7 +157,7 @@ def apply(state: DashboardState, event: Event | Link) -> DashboardState:  # noqa
         case FirstSuccess():
             state = _first_success(state, event)
         case Evaluated():
-            line = LogLine(time=event.time, level="info", text=evaluation_sentence(event))
+            line = LogLine(seq=event.seq, time=event.time, level="info", text=evaluation_sentence(event))
             base = state.base or (None if event.round else event)
             state = replace(
                 state,
@@ -170,7 +170,9 @@ def apply(state: DashboardState, event: Event | Link) -> DashboardState:  # noqa
         case SwarmUpdated():
             state = _swarm(state, event)
         case ExternalSwitched():
-            line = LogLine(time=event.time, level="info" if event.taking else "warning", text=event.sentence)
+            line = LogLine(
+                seq=event.seq, time=event.time, level="info" if event.taking else "warning", text=event.sentence
+            )
             off = "" if event.taking else event.sentence
             state = replace(state, external_off=off, log=state.log.append(line))
         case LogLine():
@@ -184,6 +186,7 @@ def apply(state: DashboardState, event: Event | Link) -> DashboardState:  # noqa
 
 def _run_started(state: DashboardState, event: RunStarted) -> DashboardState:
     line = LogLine(
+        seq=event.seq,
         time=event.time,
         level="info",
         text=f"{event.name or event.run_id} opened, round {event.round + 1} is next: "
@@ -224,7 +227,8 @@ def _state_changed(state: DashboardState, event: StateChanged) -> DashboardState
     )
     if still and then.besides == state.besides:
         return then
-    return replace(then, log=state.log.append(LogLine(time=event.time, level=level, text=event.sentence)))
+    line = LogLine(seq=event.seq, time=event.time, level=level, text=event.sentence)
+    return replace(then, log=state.log.append(line))
 
 
 def _phase(state: DashboardState, event: Phase) -> DashboardState:
@@ -250,7 +254,9 @@ def _group(state: DashboardState, event: GroupRecorded) -> DashboardState:
 def _first_success(state: DashboardState, event: FirstSuccess) -> DashboardState:
     if event.node:
         return state
-    line = LogLine(time=event.time, level="info", text=f"First success at {event.task}, in round {event.round + 1}")
+    line = LogLine(
+        seq=event.seq, time=event.time, level="info", text=f"First success at {event.task}, in round {event.round + 1}"
+    )
     return replace(state, solved=state.solved | {event.task}, log=state.log.append(line))
 
 
@@ -279,7 +285,7 @@ def _swarm(state: DashboardState, event: SwarmUpdated) -> DashboardState:
     log = state.log
     if state.swarm is None or state.swarm.connected != event.connected:
         level: Level = "info" if event.connected else "warning"
-        log = log.append(LogLine(time=event.time, level=level, text=event.sentence))
+        log = log.append(LogLine(seq=event.seq, time=event.time, level=level, text=event.sentence))
     return replace(state, swarm=event, log=log, figures=state.figures.told(event, state.rounds))
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from sapo_desktop.dashboard.history.moments import MEANINGS
 from sapo_desktop.dashboard.look.show import age, clock, count, memory, percent, plain
 from sapo_desktop.dashboard.screens.dashboard import reward_lines, share_lines
+from sapo_desktop.dashboard.screens.log import in_order as lines_in_order
 from sapo_desktop.dashboard.screens.rollouts.detail import verdict_words
 from sapo_desktop.dashboard.screens.swarm.reasons import as_it_was, from_others, on_trial, risen
 from sapo_desktop.dashboard.screens.swarm.trail import CAUSE, in_order, steps
@@ -113,7 +114,6 @@ def _machine(state: DashboardState) -> str:
     if vitals is not None:
         parts.append(f"{memory(vitals.memory)} of memory")
         parts += [f"processor {vitals.cpu_percent:.0f} %"] if vitals.cpu_percent is not None else []
-        parts += [f"{vitals.watts:.0f} watts"] if vitals.watts is not None else []
         parts += [f"{vitals.celsius:.0f} degrees"] if vitals.celsius is not None else []
     if state.run is not None:
         parts.append(f"{len(state.solved)} of {len(state.run.tasks)} tasks solved at least once")
@@ -200,7 +200,7 @@ def _peers(now: SwarmUpdated) -> list[str]:
 
 def log(state: DashboardState, text: str = "") -> list[str]:
     """Screen 5: the last lines, those with a text in them where one is given."""
-    found = [line for line in state.log if text.casefold() in line.text.casefold()]
+    found = lines_in_order(state.log, text.casefold())
     told = {"info": "", "warning": "warning: ", "error": "error: "}
     rows = [f"{clock(line.time)} {told[line.level]}{plain(line.text, 600)}" for line in found[-LOG:]]
     return [spoken(row) for row in rows] or [f"No line of the log has {text!r} in it" if text else "The log is empty"]

@@ -14,7 +14,7 @@ from sapo_desktop.dashboard.state import DashboardState, apply
 from sapo_desktop.errors import CommandFailed
 from sapo_desktop.linear import facts
 from sapo_desktop.linear.typed import TypedLines
-from sapo_swarm.events import Event, RoundFinished
+from sapo_swarm.events import EPHEMERAL, Event, RoundFinished
 
 QUIET_S = 0.5
 """A history is in when nothing came for so long; then it is told where the run stands."""
@@ -57,6 +57,8 @@ class Session:
         self._state = DashboardState()
         self._news: News = "few"
         self._begun = feed.now()
+        self._live = False
+        """The history is in, as what is only told live says: then the clock, which may be set back, decides nothing."""
         self._told_where = False
         self._timer: asyncio.TimerHandle | None = None
         self._held: list[str] | None = None
@@ -99,8 +101,9 @@ class Session:
             await self._start()
         async for event in self._feed.events():
             if isinstance(event, Rewound):
-                self._state = DashboardState()
+                self._state, self._live = DashboardState(), False
                 continue
+            self._live = self._live or (isinstance(event, EPHEMERAL) and event.time >= self._begun)
             before, self._state = self._state, apply(self._state, event)
             self._hear(before, event)
 
@@ -109,7 +112,7 @@ class Session:
         if isinstance(event, Link):
             if before.link is None or before.link.sentence != event.sentence:
                 self._tell(facts.now_sentence(state, self._feed.now()) if state.gone else event.sentence)
-        elif event.time >= self._begun:
+        elif self._live or event.time >= self._begun:
             last = state.log.last
             if state.log is not before.log and last is not None and self._news != "none":
                 self._tell(f"{'' if last.level == 'info' else last.level + ': '}{last.text}")

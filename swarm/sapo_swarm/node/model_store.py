@@ -119,6 +119,12 @@ class ModelStore:
             text = f"The damaged checkpoint is set aside as {self.checkpoints.folder / name}; delete it when you like."
             await self.bus.publish(LogLine(level="warning", text=text))
         await self._agree(found[0], found[1], redone)
+        if redone and engine.optimizer_files and not has_optimizer(*found):
+            text = (
+                f"Checkpoint {found[0].name} has no optimizer state, for lack of room when it was written: the updates after it "
+                "were redone with new moments, so the weights differ from before the stop."
+            )
+            await self.bus.publish(LogLine(level="warning", text=text))
         if redone:
             await self.host.call(self.save, "redone")
         else:

@@ -20,7 +20,7 @@ from sapo_desktop.linear.questions import Questions
 from sapo_desktop.linear.session import Session
 from sapo_desktop.linear.typed import TypedLines
 from sapo_desktop.services.first_questions import FirstRunInfo
-from sapo_swarm.events import Event, LogLine, RoundFinished, StateChanged
+from sapo_swarm.events import Event, LogLine, RoundFinished, StateChanged, Vitals
 
 DRAWN = re.compile("[\u2500-\u259f\u25a0-\u25ff\u2800-\u28ff\x1b\r]")
 """Boxes, blocks, marks, braille, escape sequences, a cursor that goes back."""
@@ -120,6 +120,23 @@ async def test_a_history_is_told_as_where_it_stands_and_news_once() -> None:
         feed.tell(LogLine(time=feed.opened, level="info", text="The end"))
         await person.hears("The end")
         assert sum("went away" in line for line in person.heard) == 1
+
+
+async def test_news_are_told_also_after_the_clock_was_set_back() -> None:
+    async with sitting(SILO) as (person, feed, _):
+        vitals = Vitals(
+            time=feed.opened,
+            tokens_per_s=None,
+            rounds_per_hour=None,
+            memory=1,
+            cpu_percent=None,
+            celsius=None,
+        )
+        paused = StateChanged(time=feed.opened - 7200, state="paused", sentence="Paused: on battery", reason="battery")
+        feed.tell(vitals, paused)
+        await person.hears("Paused: on battery")
+        feed.tell(LogLine(time=feed.opened - 7100, level="error", text="The disk is full"))
+        assert await person.hears("The disk is full") == "error: The disk is full"
 
 
 async def test_as_much_is_told_as_is_wanted() -> None:

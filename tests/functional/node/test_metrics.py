@@ -16,7 +16,10 @@ from pathlib import Path
 import psutil
 import pytest
 from tests.support.node_process import FAKE, calm, environment, sapo
+from tests.support.records import evaluation, finished
 
+from sapo_swarm.events import Vitals
+from sapo_swarm.node.control.metrics import _HELD_OUT, _LAST, _SUMS, _VITALS
 from sapo_swarm.node.storage.journal import read_only
 from sapo_swarm.servers.few_connections import MOST
 from sapo_swarm.servers.prometheus import Page
@@ -84,6 +87,14 @@ def test_a_real_node_is_scraped_and_agrees_with_its_journal(tmp_path: Path) -> N
     assert "sapo_node_reward_external" not in values, "a silo has none"
     assert values['sapo_node_state{state="running"}'] == 1
     assert sum(value for name, value in values.items() if name.startswith("sapo_node_state{")) == 1
+
+
+def test_every_metric_that_the_page_documents_has_a_source() -> None:
+    """Something in the node sets the field that it is read from to another value than None."""
+    machine = Vitals(tokens_per_s=900.0, rounds_per_hour=90.0, memory=10**9, cpu_percent=180.0, celsius=60.0)
+    for fields, event in ((_VITALS, machine), (_LAST, finished(3)), (_HELD_OUT, evaluation(3)), (_SUMS, finished(3))):
+        assert [name for name in fields if not hasattr(event, name)] == []
+    assert [name for name in _VITALS if getattr(machine, name) is None] == []
 
 
 def test_only_this_machines_names_are_answered(tmp_path: Path) -> None:

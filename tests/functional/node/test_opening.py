@@ -141,6 +141,18 @@ async def test_updates_that_are_redone_after_a_kill_are_counted_before_ones_eyes
     assert weights(tmp_path / "killed", 6) == weights(tmp_path / "whole", 6)
 
 
+async def test_updates_that_are_redone_from_a_checkpoint_without_its_optimizer_are_told_to_differ(
+    tmp_path: Path,
+) -> None:
+    config = await killed_with_updates_in_the_log(tmp_path)
+    shutil.copytree(tmp_path / "killed", tmp_path / "short")
+    (tmp_path / "short" / "checkpoints" / "round-000000" / "engine" / "fake-optimizer.safetensors").unlink()
+    for folder, times in (("killed", 0), ("short", 1)):
+        told = await trained(tmp_path / folder, config)
+        warnings = [event.text for event in told if isinstance(event, LogLine) and event.level == "warning"]
+        assert sum("redone with new moments" in text for text in warnings) == times
+
+
 async def test_a_stop_while_updates_are_redone_ends_the_node_and_loses_nothing(tmp_path: Path) -> None:
     config = await killed_with_updates_in_the_log(tmp_path)
     engine = CountingEngine()

@@ -132,7 +132,6 @@ def test_memory_is_bounded_and_an_event_costs_the_same_after_ten_thousand_rounds
                     rounds_per_hour=1.0,
                     memory=1,
                     cpu_percent=None,
-                    watts=None,
                     celsius=None,
                 ),
             )

@@ -291,7 +291,9 @@ def test_ascii_text_is_as_wide_as_what_it_stands_for(text: str) -> None:
     assert len(shown) == cell_len(plain(text))
 
 
-def test_the_log_of_a_node_found_again_is_in_the_order_of_time() -> None:
-    """The history of groups is told after everything else."""
-    late, early = (LogLine(time=t, level="info", text=f"at {t:g}") for t in (2.0, 1.0))
-    assert [line.text for line in in_order([late, early], "")] == ["at 1", "at 2"]
+def test_the_log_is_in_the_order_of_the_journal_also_after_a_clock_was_set_back() -> None:
+    """The history of groups is told after everything else; what is not in the journal stays where it came."""
+    told = [
+        LogLine(seq=seq, time=t, level="info", text=f"{seq}") for seq, t in ((3, 9e3), (1, 7e3), (0, 2e3), (4, 2e3))
+    ]
+    assert [line.text for line in in_order(told, "")] == ["1", "3", "0", "4"]

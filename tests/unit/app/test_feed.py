@@ -19,7 +19,8 @@ from sapo_desktop.dashboard.state import DashboardState, apply
 from sapo_desktop.paths import Home
 from sapo_desktop.services.nodes import supervisor
 from sapo_swarm.events import Event, LogLine
-from sapo_swarm.node.control.api import NodeNotAnswering, NodeStatus, NodeUnreadable
+from sapo_swarm.node.clock import steady
+from sapo_swarm.node.control.api import NodeNotAnswering, NodeNotRunning, NodeStatus, NodeUnreadable
 
 REMARK, REASON = "Could not initialize NNPACK", "No space is left"
 
@@ -78,6 +79,24 @@ async def test_a_node_that_lives_keeps_its_own_sentence_whatever_a_library_remar
             assert isinstance(told, Link)
             assert REMARK not in told.sentence
             break
+
+
+async def test_a_node_is_said_to_be_gone_with_its_words_also_after_the_clock_was_set_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def silent(_socket: Path) -> None:
+        raise NodeNotRunning
+
+    now, asked = time.time(), []
+    monkeypatch.setattr(feeds, "ControlClient", silent)
+    feed = ControlFeed(tmp_path / "node.sock", lambda _pid, since: asked.append(since) or REASON)  # type: ignore[func-returns-value]
+    feed._pid, feed._since = 7, steady()
+    monkeypatch.setattr(time, "time", lambda: now - 7200)
+    async for told in feed.events():
+        assert isinstance(told, Link)
+        assert told.sentence == f"The node ended: {REASON}"
+        break
+    assert asked == [pytest.approx(now - 7200, abs=60)]
 
 
 def test_only_what_a_node_wrote_after_it_answered_says_why_it_is_gone(

@@ -97,9 +97,9 @@ def test_a_sparkline_of_more_values_than_cells_shows_the_mean_of_each_share() ->
 
 
 def test_a_day_of_the_machine_s_figures_keeps_what_a_sparkline_shows() -> None:
-    machine = Vitals(tokens_per_s=None, rounds_per_hour=None, memory=1, cpu_percent=2.0, watts=None, celsius=None)
+    machine = Vitals(tokens_per_s=None, rounds_per_hour=None, memory=1, cpu_percent=2.0, celsius=None)
     figures = fold([msgspec.structs.replace(machine, time=START + second) for second in range(86_400)]).figures
-    assert [len(kept) for kept in (figures.memory, figures.cpu, figures.watts, figures.celsius)] == [300] * 4
+    assert [len(kept) for kept in (figures.memory, figures.cpu, figures.celsius)] == [300] * 3
 
 
 def test_a_week_is_drawn_from_round_one_with_its_newest_round_at_the_end(long_run: DashboardState) -> None:
@@ -140,7 +140,21 @@ def test_an_evaluation_between_two_rounds_is_no_pause() -> None:
 def test_a_clock_that_was_set_back_keeps_the_order_of_rounds() -> None:
     clock = Clock().finished(1, 1000.0, 5.0).finished(2, 400.0, 5.0).finished(3, 1020.0, 5.0)
     times = [clock.time_of(number) for number in (1, 2, 3)]
-    assert times == [1000.0, 1000.0, 1020.0]
+    assert times == [1000.0, 1005.0, 1020.0]
+
+
+def test_after_a_clock_was_set_back_two_hours_the_next_two_hours_of_rounds_have_two_hours_of_the_time_axis() -> None:
+    clock = Clock()
+    for number in range(1, 101):
+        clock = clock.finished(number, 1e9 + 7200 + 10 * number, 10.0)
+    for number in range(101, 821):
+        clock = clock.finished(number, 1e9 + 10 * number, 10.0)
+    times = [clock.time_of(number) or 0.0 for number in (100, 460, 820)]
+    assert times[1] - times[0] == pytest.approx(3600, abs=60)
+    assert times[2] - times[1] == pytest.approx(3600, abs=60)
+    assert clock.pauses == ()
+    clock = clock.finished(821, 1e9 + 8200 + 10_000, 10.0)
+    assert clock.time_of(821) == 1e9 + 18_200, "a pause makes up for what it was ahead"
 
 
 def test_very_many_pauses_leave_the_longest() -> None:

@@ -27,9 +27,7 @@ from sapo_desktop.paths import Home
 from sapo_desktop.services.nodes import supervisor
 from sapo_swarm.events import Phase, RunStarted, State, StateChanged, SwarmUpdated, Vitals
 
-BUSY = Vitals(
-    time=9.0, memory=10**9, cpu_percent=380.0, watts=None, celsius=71.0, tokens_per_s=1870.0, rounds_per_hour=140.0
-)
+BUSY = Vitals(time=9.0, memory=10**9, cpu_percent=380.0, celsius=71.0, tokens_per_s=1870.0, rounds_per_hour=140.0)
 
 AGAIN = Link(False, "The node is starting again", 2.0, starting=True)
 

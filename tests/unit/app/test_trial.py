@@ -12,6 +12,7 @@ from sapo_desktop.dashboard.state import DashboardState, apply
 from sapo_desktop.services.swarms import membership, trial
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import Event
+from sapo_swarm.node.storage.journal import Journal
 from sapo_swarm.protocol.receive import AcceptanceRules
 from sapo_swarm.tasks.catalogue import PRESETS, STRICT_PRESETS
 from sapo_swarm.types import RewardRule
@@ -89,6 +90,17 @@ def test_the_journal_counts_a_trial_over_restarts_and_a_second_one_from_nothing(
     assert found.after(finished(54)).asks
     assert trial.progress([*events, session("a-2", 54)]).rounds == 0
     assert not trial.progress([*events, session("", 54), *rounds(54, 9)]).name
+
+
+def test_a_node_on_trial_that_restarts_after_3000_rounds_does_not_ask_again(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "journal.db")
+    journal.append([session("a-0"), *rounds(0, 60), session("a-1", 60), *rounds(60, 3000)])
+    known = trial.known(journal, "a-1")
+    assert (known.rounds, known.external, known.batches) == (3000, 3000, 27_000)
+    asked = trial.Asked(known)
+    assert not any(asked.after(event) for event in (session("a-1", 3060), *rounds(3060, 100)))
+    assert trial.known(journal, "a-2") == trial.Progress(), "another trial begins from nothing"
+    journal.close()
 
 
 def test_a_node_without_a_screen_asks_once() -> None:

@@ -121,6 +121,20 @@ def test_a_checkpoint_that_does_not_fit_is_refused_in_one_sentence_and_the_old_o
     assert checkpoints.newest_intact()[0] is not None
 
 
+def test_one_that_would_not_fit_even_without_all_older_ones_deletes_none_of_them_nor_the_newest_ones_optimizer(
+    tmp_path: Path,
+) -> None:
+    checkpoints = Checkpoints(tmp_path / "c", keep=9)
+    for rounds in range(4):
+        write(checkpoints, rounds)
+    checkpoints.elsewhere = lambda: 10**9
+    checkpoints.budget = 10**9 + 1000
+    with pytest.raises(NoRoom, match="does not fit"):
+        write(checkpoints, 4)
+    assert rounds_in(checkpoints) == [0, 1, 2, 3]
+    assert with_optimizer(checkpoints) == [3]
+
+
 def test_one_that_is_written_again_replaces_the_old_one_only_when_it_is_whole(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path / "c", keep=9)
     write(checkpoints, 1)

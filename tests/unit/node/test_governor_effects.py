@@ -14,6 +14,7 @@ import pytest
 from sapo_backends.base import CancelToken, LoadRequest
 from sapo_backends.fake import FakeEngine
 from sapo_swarm.config import RunConfig
+from sapo_swarm.events import Vitals
 from sapo_swarm.node.event_bus import Bus
 from sapo_swarm.node.governor import ticker
 from sapo_swarm.node.governor.awake import Awake, holder, wanted
@@ -143,6 +144,25 @@ async def test_a_reading_that_fails_ends_no_limit_and_one_thread_has_the_wish_to
     assert [hold.code for hold in control.requests.holds] == ["battery"]
     assert caplog.text.count("The machine cannot be read now") == 1
     assert len(set(threads)) == 1
+
+
+async def test_a_node_that_is_paused_reports_no_tokens_per_second_and_no_rounds_per_hour(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "journal.db")
+    bus, activity, told = Bus(journal), Activity(), list[tuple[float | None, float | None]]()
+    control = RunControl(bus, activity, CancelToken(), lambda _share, _duty: False)
+    pace = Pace(tokens_per_s=900.0, round_s=36.0)
+
+    async def want(_wish: bool) -> None:
+        return None
+
+    async with bus.subscribe(0) as (_, queue):
+        for activity.state in ("running", "paused", "finishing"):
+            await run_control._beat(State(), want, Machine(tmp_path), Limits, control, pace, bus)
+            while not isinstance(event := await queue.get(), Vitals):
+                continue
+            told.append((event.tokens_per_s, event.rounds_per_hour))
+    journal.close()
+    assert told == [(900.0, 100.0), (None, None), (900.0, 100.0)]
 
 
 @pytest.mark.parametrize("asked", [False, True])

@@ -26,6 +26,14 @@ def test_the_latest_touch_of_any_terminal_counts(tmp_path: Path) -> None:
     assert idle._since([], 200.0) is None
 
 
+def test_a_touch_ahead_of_a_clock_that_was_set_back_does_not_count(tmp_path: Path) -> None:
+    for name, touched in (("a", 100.0), ("b", 3700.0)):
+        (tmp_path / name).touch()
+        os.utime(tmp_path / name, (touched, touched))
+    assert idle._since([tmp_path / "a", tmp_path / "b"], 200.0) == 100.0
+    assert idle._since([tmp_path / "b"], 200.0) is None
+
+
 def test_the_way_that_saw_the_latest_touch_decides_and_silent_ways_are_asked_seldom() -> None:
     """A node that starts at login starts before the desktop, which would never be asked again."""
     asked: list[str] = []

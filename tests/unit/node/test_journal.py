@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import stat
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
+import msgspec
 import pytest
-from tests.support.records import evaluation, finished, group_of, opened
+from tests.support.records import evaluation, finished, group_of, in_a_swarm, opened
 
-from sapo_swarm.events import LogLine, StateChanged, Vitals
+from sapo_swarm.events import LogLine, StateChanged, Vitals, encode
 from sapo_swarm.node.event_bus import QUEUE_LIMIT, Bus
 from sapo_swarm.node.storage.journal import Journal, JournalError, read_only
+from sapo_swarm.types import Peer
 
-VITALS = Vitals(tokens_per_s=1.0, rounds_per_hour=None, memory=1, cpu_percent=1.0, watts=None, celsius=None)
+VITALS = Vitals(tokens_per_s=1.0, rounds_per_hour=None, memory=1, cpu_percent=1.0, celsius=None)
 
 
 def line(text: str) -> LogLine:
@@ -34,6 +37,28 @@ def test_stored_events_come_back_in_order_with_their_numbers(journal: Journal) -
     assert journal.read() == stored
     assert journal.read(after=1, kinds=("log",)) == stored[1:2]
     assert journal.read(tail=2) == stored[1:]
+
+
+def test_the_picture_of_a_swarm_of_a_hundred_takes_a_third_of_its_json_and_is_read_as_it_was(journal: Journal) -> None:
+    chance = random.Random(1)
+    peers = tuple(
+        Peer(
+            f"{chance.getrandbits(104):026x}",
+            f"laptop-{n}",
+            "starter-1m",
+            700 + n,
+            0.01 + chance.random() / 1000,
+            n,
+            12.3,
+        )
+        for n in range(100)
+    )
+    told = msgspec.structs.replace(in_a_swarm(7.0), peers=peers)
+    stored = journal.append([told])
+    assert journal.read() == stored == [msgspec.structs.replace(told, seq=1)]
+    with journal._reading() as db:
+        (size,) = db.execute("SELECT length(body) FROM events").fetchone()
+    assert size < len(encode(told)) / 3
 
 
 def test_a_batch_with_an_ephemeral_event_is_stored_not_at_all(journal: Journal) -> None:

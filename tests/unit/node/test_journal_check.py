@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.support.records import finished, opened
@@ -70,6 +73,38 @@ def test_what_a_damaged_file_still_gives_is_saved(path: Path) -> None:
     mended = repair_journal(path)
     assert mended.events > 100
     assert check_journal(path).sound
+
+
+class Killed(BaseException):
+    """Nothing runs after it."""
+
+
+@pytest.mark.parametrize("step", ["link", "unlink", "replace", "rename"])
+@pytest.mark.parametrize("how", [Killed(), OSError(13, "held by a virus scanner")], ids=["killed", "refused"])
+def test_a_repair_that_ends_at_any_change_of_names_leaves_a_journal_with_every_readable_event(
+    path: Path, step: str, how: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    damage(path, "UPDATE events SET body = ? WHERE seq = 3", b"{")
+
+    def ending(real: Callable[..., Any], step_: str) -> Callable[..., Any]:
+        def call(*names: Any, **more: Any) -> Any:
+            if (step_ == step and str(path) in map(str, names)) or str(names[0]).endswith(".repaired"):
+                raise how
+            return real(*names, **more)
+
+        return call
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "link", ending(os.link, "link"))
+        for name in ("unlink", "rename", "replace"):
+            patch.setattr(Path, name, ending(getattr(Path, name), name))
+        with pytest.raises((Killed, JournalError)):
+            repair_journal(path)
+    assert [e.seq for e in read_only(path)] == [1, 2, 4, 5, 6, 7]
+    if isinstance(how, OSError):
+        assert not path.with_name("journal.db.before-repair").exists(), "it is said to be as it was"
+    repair_journal(path)
+    assert [e.seq for e in read_only(path)] == [1, 2, 4, 5, 6, 7]
 
 
 def test_a_missing_journal_is_named(tmp_path: Path) -> None:

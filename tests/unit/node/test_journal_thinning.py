@@ -45,6 +45,21 @@ def thin(journal: Journal, newest: int) -> None:
         continue
 
 
+def test_rounds_that_are_told_again_after_going_back_stand_in_blocks_like_all_others(journal: Journal) -> None:
+    def told(first: int, end: int) -> int:
+        for start in range(first, end, 1000):
+            journal.append([finished(number) for number in range(start, min(start + 1000, end))])
+            thin(journal, min(start + 1000, end) - 1)
+        return len(rounds_in(journal))
+
+    before = told(0, 8000)
+    assert journal.roll_back(3001) > 0
+    after = told(3001, 8000)
+    assert after <= before + 32, "one more a size of blocks where the edge cuts through one"
+    covered = [(event.round - event.covers, event.round) for event in rounds_in(journal)]
+    assert all(end == begin for (_, end), (begin, _) in pairwise(covered) if begin > 3000)
+
+
 def test_old_groups_go_but_every_tenth_round_first_successes_and_all_else_stay(journal: Journal) -> None:
     """In steps; what the text of a group says about first successes is only text."""
     liar = '"first_solved":true'

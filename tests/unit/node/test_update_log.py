@@ -70,6 +70,29 @@ def test_a_torn_record_is_none_and_what_is_before_it_counts(log: UpdateLog, tmp_
     assert [u.round for u in log.read(HEADER)] == [5]
 
 
+def test_a_log_whose_disk_is_away_for_one_write_takes_the_same_round_when_it_is_back(tmp_path: Path) -> None:
+    resource = pytest.importorskip("resource")
+    folder, away = tmp_path / "checkpoints", tmp_path / "away"
+    folder.mkdir()
+    log = UpdateLog(folder)
+    log.start(HEADER)
+    log.append(record(5))
+    size, limits = log.bytes(), resource.getrlimit(resource.RLIMIT_FSIZE)
+    folder.rename(away)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 10, limits[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            log.append(record(6))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    with pytest.raises(FileNotFoundError):
+        log.append(record(6))
+    away.rename(folder)
+    log.append(record(6))
+    log.close()
+    assert log.read(HEADER) == [record(5), record(6)]
+
+
 def test_a_log_of_other_weights_or_with_a_gap_is_not_used(log: UpdateLog) -> None:
     log.append(record(5))
     log.append(record(7))

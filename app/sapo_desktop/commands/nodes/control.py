@@ -105,11 +105,12 @@ async def _watch(node: ControlClient, json: bool, status: NodeStatus) -> None:
 
 
 async def _news(node: ControlClient, status: NodeStatus) -> SwarmUpdated | None:
-    """What this process of the node said last of its swarm."""
-    if status.mode != "swarm":
+    """What the node said last of its swarm since it opened the model."""
+    if status.mode != "swarm" or status.state == "starting":
         return None
+    opened = [event.seq async for event in node.events(kinds=("run_started",), tail=1, follow=False)]
     async for event in node.events(kinds=("swarm",), tail=1, follow=False):
-        if isinstance(event, SwarmUpdated) and event.time >= status.started:
+        if isinstance(event, SwarmUpdated) and event.seq > max(opened, default=0):
             return event
     return None
 
@@ -117,7 +118,7 @@ async def _news(node: ControlClient, status: NodeStatus) -> SwarmUpdated | None:
 def describe(status: NodeStatus, swarm: SwarmUpdated | None = None) -> str:
     """The status in one or two lines, and in a swarm how it stands there."""
     external = f"\n{safe_text(status.external, 400, lines=False)}" if status.external else ""
-    return f"{_sentence(status)}\n{_run(status)} · process {status.pid}{_together(swarm)}{external}"
+    return f"{_sentence(status)}\n{_run(status)} · process {status.pid}{_together(status, swarm)}{external}"
 
 
 def _sentence(status: NodeStatus) -> str:
@@ -129,11 +130,14 @@ def _sentence(status: NodeStatus) -> str:
     return f"{state} for {duration(time.time() - status.since)}{link}{said}"
 
 
-def _together(swarm: SwarmUpdated | None) -> str:
+def _together(status: NodeStatus, swarm: SwarmUpdated | None) -> str:
     if swarm is None:
         return ""
+    ago = time.time() - swarm.time
+    old = status.state not in ("running", "pausing", "finishing") or ago > swarm.window
+    was = f"As it was {duration(ago)} ago: " if old else ""
     figures = " · ".join(f"{name} {value}" for name, value in shares(swarm))
-    return f"\n{'' if swarm.connected else 'Alone: '}{safe_text(swarm.sentence, 400, lines=False)}\n{figures}"
+    return f"\n{was}{'' if swarm.connected else 'Alone: '}{safe_text(swarm.sentence, 400, lines=False)}\n{figures}"
 
 
 def _run(status: NodeStatus) -> str:

@@ -215,8 +215,7 @@ async def _serve(
     for number in (signal.SIGINT, signal.SIGTERM):
         with contextlib.suppress(NotImplementedError):  # Windows: KeyboardInterrupt instead
             loop.add_signal_handler(number, node.command, "stop")
-    kinds = trial.KINDS if setup.trial else ()
-    progress = trial.progress(await asyncio.to_thread(node.journal.read, 0, kinds, trial.LOOKED_AT) if kinds else ())
+    progress = await asyncio.to_thread(trial.known, node.journal, setup.trial) if setup.trial else trial.Progress()
     took: deque[float] = deque(maxlen=speed.MAX_ROUNDS)
     async with (
         ControlServer(node, home.socket),

@@ -26,22 +26,29 @@ class Clock(msgspec.Struct, frozen=True):
     """Ascending; of very many the longest."""
     beside: float = 0.0
     """Seconds worked since the last round on something that is no round (an evaluation)."""
+    ahead: float = 0.0
+    """Seconds that these times are ahead of the wall's clock since that was set back; idle time takes them back."""
 
     def worked(self, seconds: float) -> Clock:
         """Something ran beside the rounds for so long: no pause."""
         return replace(self, beside=self.beside + seconds)
 
     def finished(self, round_: float, time: float, seconds: float, covers: int = 1) -> Clock:
-        """Round `round_` ended at `time` after so many seconds of work; covers: rounds up to it that are told as one."""
+        """Round `round_` ended at `time` after so many seconds of work; covers: rounds up to it that are told as one. A clock
+        that was set back makes no round shorter than its work."""
         before = self.ends.latest
         if before is None:
             return Clock(self.ends.append(round_, time, covers, time - seconds, time))
-        time = max(time, before)
-        start = max(time - seconds - self.beside, before)
+        worked = seconds + self.beside
+        without_idle = before + worked - time
+        set_back = time + self.ahead < before
+        ahead = without_idle if set_back else min(self.ahead, max(without_idle, 0.0))
+        end = time + ahead
+        start = max(end - worked, before)
         pauses = self.pauses
         if start - before > PAUSE_S:
             pauses = _bounded((*pauses, (before, start)))
-        return Clock(self.ends.append(round_, time, covers, start, time), pauses)
+        return Clock(self.ends.append(round_, end, covers, start, end), pauses, ahead=ahead)
 
     def paused_at(self, time: float) -> bool:
         """Nothing ran at that time, for longer than PAUSE_S."""

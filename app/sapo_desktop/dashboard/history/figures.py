@@ -64,9 +64,8 @@ class Figures(msgspec.Struct, frozen=True):
     share: Series = field(default_factory=Series)
     """My accepted groups / all accepted groups."""
     memory: Trail[float | None] = field(default_factory=_recent)
-    """Bytes of the node's process tree, as the node tells them, like the three below."""
+    """Bytes of the node's process tree, as the node tells them, like the two below."""
     cpu: Trail[float | None] = field(default_factory=_recent)
-    watts: Trail[float | None] = field(default_factory=_recent)
     celsius: Trail[float | None] = field(default_factory=_recent)
     held_out: tuple[HeldOut, ...] = ()
     """One for each temperature that was measured at, the one measured last at the end."""
@@ -97,7 +96,6 @@ class Figures(msgspec.Struct, frozen=True):
             self,
             memory=self.memory.append(event.memory),
             cpu=self.cpu.append(event.cpu_percent),
-            watts=self.watts.append(event.watts),
             celsius=self.celsius.append(event.celsius),
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import accumulate
 from typing import ClassVar
 
 from textual.binding import Binding, BindingType
@@ -84,8 +85,12 @@ class LogScreen(BaseScreen):
 
 
 def in_order(log: Iterable[LogLine], wanted: str) -> list[LogLine]:
-    """The lines that hold the wanted text, oldest first: a node found again tells its groups after the rest."""
-    return sorted((line for line in log if wanted in line.text.casefold()), key=lambda line: line.time)
+    """The lines that hold the wanted text, in the order of the journal: a node found again tells its groups after the rest, and a
+    clock may be set back. A line that is not in the journal stays where it came."""
+    lines = list(log)
+    newest = accumulate((line.seq for line in lines), max)
+    placed = sorted(zip(newest, lines, strict=True), key=lambda place: place[1].seq or place[0])
+    return [line for _, line in placed if wanted in line.text.casefold()]
 
 
 def log_text(lines: list[LogLine], wanted: str, width: int) -> Content:

@@ -142,8 +142,6 @@ def machine(state: DashboardState, now: float, width: int, height: int, glyphs: 
             sparkline(figures.cpu, 60, glyphs),
         ),
     ]
-    if vitals and vitals.watts is not None:
-        rows.append(("power", f"{vitals.watts:.0f} W", sparkline(figures.watts, 60, glyphs)))
     if vitals and vitals.celsius is not None:
         rows.append(("heat", f"{vitals.celsius:.0f} °C", sparkline(figures.celsius, 60, glyphs)))
     rows.append(("tokens", count(state.tokens or None), ""))

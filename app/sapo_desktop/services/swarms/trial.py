@@ -20,6 +20,7 @@ from sapo_swarm.types import UNREADABLE
 
 if TYPE_CHECKING:
     from sapo_swarm.config import RunConfig
+    from sapo_swarm.node.storage.journal import Journal
     from sapo_swarm.protocol.receive import AcceptanceRules
 
 ROUNDS = 50
@@ -28,10 +29,6 @@ EXTERNAL = 2
 """External groups in a batch, at most."""
 MAX_AGE_S, LENGTH_FACTOR, LOGPROB_FLOOR, CONTRAST = 900.0, 2.0, -5.0, 2
 """Of the groups of others, instead of AcceptanceRules' defaults. No text of an honest model was under this floor (0009)."""
-KINDS = ("run_started", "round")
-"""Events that Progress is made of."""
-LOOKED_AT = 1000
-"""Newest of them that are read: a trial that began before them was asked about long ago."""
 RULES = (
     f"Trial in an open swarm: {EXTERNAL} external groups at most, strict rules. After {ROUNDS} rounds decide: "
     "sapo-desktop stay, or sapo-desktop leave"
@@ -88,6 +85,15 @@ class Progress(msgspec.Struct, frozen=True):
         """What it brought so far."""
         share = f" ({100 * self.external / self.batches:.0f} %)" if self.batches else ""
         return f"{self.external:,} of {self.batches:,} groups came from others{share}"
+
+
+def known(journal: Journal, name: str) -> Progress:
+    """How far the trial of that name is: the journal is read from its first session on. Raises JournalError."""
+    began = 0
+    for event in journal.read(kinds=("run_started",)):
+        if isinstance(event, RunStarted):
+            began = (began or event.seq) if event.trial == name else 0
+    return progress(journal.read(began - 1, ("run_started", "round"))) if began else Progress()
 
 
 def progress(events: Iterable[Event]) -> Progress:

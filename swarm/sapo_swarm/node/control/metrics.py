@@ -9,6 +9,7 @@ from collections import Counter
 from aiohttp import web
 
 from sapo_swarm.events import STATES, Evaluated, Event, RoundFinished, SwarmUpdated, Vitals
+from sapo_swarm.node.clock import steady
 from sapo_swarm.node.control.api import NodeStatus
 from sapo_swarm.node.control.server import Controlled
 from sapo_swarm.node.control.transport import LOOPBACK
@@ -27,6 +28,8 @@ class Counted:
         self.round: RoundFinished | None = None
         self.held_out: dict[float, Evaluated] = {}
         self.swarm: SwarmUpdated | None = None
+        self._told = 0.0
+        """When the swarm was told of, on the steady clock."""
         self.vitals: Vitals | None = None
 
     def add(self, event: Event) -> None:
@@ -42,7 +45,7 @@ class Counted:
             case Evaluated():
                 self.held_out[event.temperature] = event
             case SwarmUpdated():
-                self.swarm = event
+                self.swarm, self._told = event, steady()
             case Vitals():
                 self.vitals = event
 
@@ -66,7 +69,8 @@ class Counted:
         for field, text in _HELD_OUT.items():
             found = [({"temperature": f"{t:g}"}, getattr(one, field)) for t, one in self.held_out.items()]
             page.add_each(f"held_out_{field}", "gauge", text, found)
-        for source, fields in ((self.swarm, _SWARM), (self.vitals, _VITALS)):
+        stands = self.swarm is not None and status.state in _AT_WORK and steady() - self._told < self.swarm.window
+        for source, fields in ((self.swarm if stands else None, _SWARM), (self.vitals, _VITALS)):
             for field, (name, text) in fields.items():
                 page.add(name, "gauge", text, getattr(source, field, None))
         return page.text()
@@ -100,6 +104,8 @@ _HELD_OUT = {
     "high": "Upper end of its 95 % interval.",
     "delta": "Difference to the base on the same questions.",
 }
+_AT_WORK = ("running", "pausing", "finishing")
+"""States in which a node exchanges with its swarm: in others nothing is known of it now."""
 _SWARM = {
     "connected": ("coordinator_connected", "1 while the coordinator answers."),
     "share": ("share", "Own accepted groups of all accepted groups in the window."),
@@ -111,7 +117,6 @@ _VITALS = {
     "tokens_per_s": ("tokens_per_second", "Tokens generated per second, lately."),
     "memory": ("memory_bytes", "Memory of the node's processes."),
     "cpu_percent": ("cpu_percent", "Processor time of the node's processes, 100 is a core."),
-    "watts": ("power_watts", "Power drawn by the machine, where it can be read."),
     "celsius": ("temperature_celsius", "Temperature of the machine, where it can be read."),
 }
 

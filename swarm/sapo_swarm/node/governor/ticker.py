@@ -93,13 +93,13 @@ async def _beat(
     run_control.hold(state.holds)
     run_control.ease()
     await want(wanted(limits, now, run_control.working))
+    working = run_control.working
     bus.stream(
         Vitals(
-            tokens_per_s=pace.tokens_per_s,
-            rounds_per_hour=3600 / pace.round_s if pace.round_s else None,
+            tokens_per_s=pace.tokens_per_s if working else None,
+            rounds_per_hour=3600 / pace.round_s if working and pace.round_s else None,
             memory=used,
             cpu_percent=cpu,
-            watts=None,
             celsius=now.celsius,
         )
     )

@@ -178,26 +178,27 @@ class Checkpoints:
         return self._sizes.get(optimizer, engine.info.trainable * BYTES_A_PARAMETER * tensors + 4096)
 
     def _make_room(self, engine: Engine) -> bool:
-        """Thin until a new checkpoint fits; whether it may hold the optimizer's state. The newest one and the best one stay
-        whatever happens: when all else is gone the newest gives up its optimizer's state first, then the new one."""
+        """Thin until a new checkpoint fits; whether it may hold the optimizer's state. Nothing goes for one that would not fit
+        even then. The newest one and the best one stay: when all else is gone the newest gives up its optimizer's state first,
+        then the new one."""
         whole, weights = (self._needed(engine, optimizer) for optimizer in (True, False))
-        for path in self._dispensable():
-            if self._room() >= whole:
-                return True
-            shutil.rmtree(path, ignore_errors=True)
-        if self._room() >= whole:
-            return True
-        for path in self.complete():
-            drop_optimizer(path)
-        room = self._room()
-        if room >= whole:
-            return True
-        if room >= weights:
-            return False
-        free = shutil.disk_usage(self.folder).free
+        spare = self._dispensable()
+        moments = [file for path in self.complete() if path not in spare for file in _optimizer_of(path)]
+        gain = sum(map(folder_bytes, spare)) + sum(file.stat().st_size for file in moments)
+        optimizer = self._room() + gain >= whole
+        needed = whole if optimizer else weights
+        if self._room() + gain >= needed:
+            for path in spare:
+                if self._room() < needed:
+                    shutil.rmtree(path, ignore_errors=True)
+            if self._room() < needed:
+                for file in moments:
+                    file.unlink(missing_ok=True)
+        if self._room() >= needed:
+            return optimizer
         raise NoRoom(
             f"A checkpoint of {size_text(weights)} does not fit: "
-            f"{size_text(max(0, free - FREE_RESERVE))} of the disk can be used, "
+            f"{size_text(max(0, shutil.disk_usage(self.folder).free - FREE_RESERVE))} of the disk can be used, "
             f"and the model has {size_text(self.bytes() + self.elsewhere())} of its {size_text(self.budget)} already. "
             "Free some disk space or raise disk_budget_gb."
         )
@@ -223,7 +224,8 @@ class Checkpoints:
         for name in self._too_many():
             shutil.rmtree(self.folder / name, ignore_errors=True)
         for path in self.complete()[:-1]:
-            drop_optimizer(path)
+            for file in _optimizer_of(path):
+                file.unlink(missing_ok=True)
         for path in self._dispensable():
             if not self.budget or self.bytes() + self.elsewhere() <= self.budget:
                 return
@@ -274,14 +276,13 @@ def has_optimizer(path: Path, state: CheckpointState) -> bool:
     return state.format < 2 or (bool(state.optimizer) and all((path / "engine" / n).exists() for n in state.optimizer))
 
 
-def drop_optimizer(path: Path) -> None:
-    """Leave the weights only. A folder that cannot be read stays as it is."""
+def _optimizer_of(path: Path) -> list[Path]:
+    """The optimizer's files that lie in a folder; none of one that cannot be read."""
     try:
         state = msgspec.json.decode((path / "state.json").read_bytes(), type=CheckpointState)
     except (OSError, *UNREADABLE):
-        return
-    for name in state.optimizer:
-        (path / "engine" / name).unlink(missing_ok=True)
+        return []
+    return [file for name in state.optimizer if (file := path / "engine" / name).exists()]
 
 
 def _state_of(engine: Engine, moment: Moment, digests: dict[str, str]) -> CheckpointState:

@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 import zstandard
 
-from sapo_swarm.events import EPHEMERAL, Event, GroupRecorded, RunStarted, decode, encode
+from sapo_swarm.events import EPHEMERAL, Event, GroupRecorded, RunStarted, SwarmUpdated, decode, encode
 from sapo_swarm.types import UNREADABLE
 
 _SCHEMA = """
@@ -169,6 +169,7 @@ class Journal:
                 f"DELETE FROM events WHERE kind IN ({names}) AND round >= ? + (kind = 'evaluation')",
                 (*ROLLED_BACK, rounds_done),
             )
+            db.execute("UPDATE thinned SET upto = min(upto, ?)", (rounds_done,))  # what is told again is thinned again
         return int(ahead[0])
 
     def size(self) -> int:
@@ -204,10 +205,10 @@ def readable(body: object) -> Event | None:
 
 
 def _stored(event: Event) -> bytes:
-    """A row's body: JSON, compressed for groups, of which there are most (a third of the bytes). First successes stay plain:
-    thinning finds them by their text."""
+    """A row's body: JSON, compressed for groups, of which there are most (a third of the bytes), and for the swarm with all its
+    peers. First successes stay plain: thinning finds them by their text."""
     plain = encode(event)
-    packs = isinstance(event, GroupRecorded) and not event.first_solved
+    packs = isinstance(event, SwarmUpdated) or (isinstance(event, GroupRecorded) and not event.first_solved)
     return zstandard.compress(plain, 3) if packs else plain
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sqlite3
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -77,8 +78,8 @@ def check_journal(path: Path) -> JournalReport:
 def repair_journal(path: Path) -> JournalReport:
     """Write what can be read into a new journal, which takes the old one's place; the old file stays beside it.
 
-    Of a round that is told twice the newer one counts. A sound journal is left alone. Call while no node runs. Raises
-    JournalError.
+    Of a round that is told twice the newer one counts. A sound journal is left alone. A kill at any moment leaves a journal.
+    Call while no node runs. Raises JournalError.
     """
     before = check_journal(path)
     if before.sound:
@@ -92,16 +93,32 @@ def repair_journal(path: Path) -> JournalReport:
         with closing(sqlite3.connect(path)) as source, closing(sqlite3.connect(fresh)) as target:
             _copy(source, target)
             target.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-        path.rename(aside)
-        for beside in ("-wal", "-shm"):
-            path.with_name(path.name + beside).unlink(missing_ok=True)
-        fresh.rename(path)
+        _second_name(path, aside)
+        with suppress(FileNotFoundError):  # SQLite would read an old log into the new file
+            _log_of(path).rename(_log_of(aside))
+        path.with_name(f"{path.name}-shm").unlink(missing_ok=True)
+        fresh.replace(path)
     except (sqlite3.Error, OSError) as error:
+        with suppress(OSError):
+            _log_of(aside).rename(_log_of(path))
+        aside.unlink(missing_ok=True)
         raise JournalError(f"Cannot repair {path} ({error}). It is as it was.") from error
     found = check_journal(path)
     return JournalReport(
         found.events, before.unreadable, found.rounds, found.missing, before.repeated, found.bytes, before.damage, aside
     )
+
+
+def _second_name(path: Path, name: Path) -> None:
+    """The file under another name too; a copy where the file system has no hard links."""
+    try:
+        os.link(path, name)
+    except OSError:
+        shutil.copy2(path, name)
+
+
+def _log_of(path: Path) -> Path:
+    return path.with_name(f"{path.name}-wal")
 
 
 def _copy(source: sqlite3.Connection, target: sqlite3.Connection) -> None:

@@ -109,6 +109,8 @@ class UpdateLog:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._file: IO[bytes] | None = None
+        self._torn: tuple[Path, int] | None = None
+        """A log that could not be opened again after a failed write, and how many of its bytes count."""
         self._header: Header | None = None
         self._pack = zstandard.ZstdCompressor(level=LEVEL)
         self.written = 0
@@ -134,7 +136,9 @@ class UpdateLog:
     def append(self, update: LoggedUpdate) -> None:
         """Add a round; whole or, for who reads it after a kill, not at all. Raises OSError."""
         assert self._header is not None
-        if self._file is None:
+        if self._torn is not None:
+            self._reopen(*self._torn)
+        elif self._file is None:
             self._begin(self._header)
         self._write(msgspec.msgpack.encode(update))
 
@@ -151,14 +155,18 @@ class UpdateLog:
         self.written += _FRAME.size + len(packed)
 
     def _take_back(self, start: int) -> None:
-        """A full disk: what is half written, here or in a buffer, must not hide what follows."""
+        """A full disk: what is half written, here or in a buffer, must not hide what follows. On a disk that is away it is taken
+        back before the next record."""
         assert self._file is not None
-        path = Path(self._file.name)
+        self._torn = Path(self._file.name), start
         with contextlib.suppress(OSError):
             self._file.close()
         with contextlib.suppress(OSError):
-            os.truncate(path, start)
-        self._file = path.open("ab")
+            self._reopen(*self._torn)
+
+    def _reopen(self, path: Path, start: int) -> None:
+        os.truncate(path, start)
+        self._file, self._torn = path.open("ab"), None
 
     def read(self, header: Header) -> list[LoggedUpdate]:
         """Finished rounds that follow this checkpoint without a gap; none when the log belongs to other weights."""
@@ -184,7 +192,7 @@ class UpdateLog:
         """Let go of the file; it stays."""
         if self._file is not None:
             self._file.close()
-            self._file = None
+            self._file = self._torn = None
 
     def _path(self, rounds_done: int) -> Path:
         return self._folder / f"after-{rounds_done:06d}.log"

@@ -64,13 +64,13 @@ def _terminals() -> float | None:
 
 
 def _since(devices: Iterable[Path], now: float) -> float | None:
-    touched = []
+    ago = []
     for device in devices:
         try:
-            touched.append(device.stat().st_atime)
+            ago.append(now - device.stat().st_atime)
         except OSError:  # closed meanwhile
             continue
-    return max(now - max(touched), 0.0) if touched else None
+    return min((seconds for seconds in ago if seconds >= 0), default=None)  # less: the clock was set back since
 
 
 def _on_bus(name: str, path: str, method: str) -> Ask:

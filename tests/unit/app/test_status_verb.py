@@ -1,0 +1,60 @@
+"""What `status` and the metrics say of a node in a swarm."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from tests.support.records import in_a_swarm, opened
+
+from sapo_desktop.commands.nodes.control import _news, describe
+from sapo_swarm.events import Event
+from sapo_swarm.node.control.api import NodeStatus
+from sapo_swarm.node.control.metrics import Counted
+from sapo_swarm.node.storage.journal import Journal
+
+STATUS = NodeStatus(
+    "running", "Training", "", 0.0, 7, "r", "", "swarm", "fake", "fake", "cpu", 3, 0, None, 0.0, -1.0, 0, 0.0, "0.1.0"
+)  # fmt: skip
+
+
+class Stored:
+    """A node's events, from a journal."""
+
+    def __init__(self, journal: Journal) -> None:
+        self.journal = journal
+
+    async def events(self, kinds: Sequence[str], tail: int, **_more: Any) -> AsyncIterator[Event]:
+        for event in self.journal.read(kinds=kinds, tail=tail):
+            yield event
+
+
+@pytest.mark.parametrize("now", [2000.0, 500.0], ids=["as ever", "the clock was set back"])
+async def test_the_news_of_the_swarm_are_those_since_the_model_was_opened(tmp_path: Path, now: float) -> None:
+    journal, status = Journal(tmp_path / "journal.db"), msgspec.structs.replace(STATUS, started=1000.0)
+    node: Any = Stored(journal)
+    journal.append([in_a_swarm(900.0), opened(0)])
+    assert await _news(node, status) is None, "of the process before"
+    journal.append([in_a_swarm(now)])
+    found = await _news(node, status)
+    assert found is not None
+    assert found.time == now
+    assert await _news(node, msgspec.structs.replace(status, state="starting")) is None
+    journal.close()
+
+
+def test_a_node_that_is_paused_reports_no_coordinator_as_connected() -> None:
+    swarm, counted = in_a_swarm(time.time() - 7140), Counted()
+    swarm = msgspec.structs.replace(swarm, window=10_000.0)
+    counted.add(swarm)
+    paused = msgspec.structs.replace(STATUS, state="paused")
+    assert "\nsapo_node_coordinator_connected 1" in counted.text(STATUS)
+    assert "\nsapo_node_coordinator_connected 1" not in counted.text(paused)
+    assert "\nConnected: 3 nodes" in describe(STATUS, swarm)
+    assert "\nAs it was 1 h 59 min ago: Connected: 3 nodes" in describe(paused, swarm)
+    old = msgspec.structs.replace(swarm, window=3600.0)
+    assert "\nAs it was 1 h 59 min ago: Connected: 3 nodes" in describe(STATUS, old)
