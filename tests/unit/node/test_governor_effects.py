@@ -150,14 +150,14 @@ async def test_a_node_that_is_paused_reports_no_tokens_per_second_and_no_rounds_
     journal = Journal(tmp_path / "journal.db")
     bus, activity, told = Bus(journal), Activity(), list[tuple[float | None, float | None]]()
     control = RunControl(bus, activity, CancelToken(), lambda _share, _duty: False)
-    pace = Pace(tokens_per_s=900.0, round_s=36.0)
+    pace = ticker.Pace(tokens_per_s=900.0, round_s=36.0)
 
     async def want(_wish: bool) -> None:
         return None
 
     async with bus.subscribe(0) as (_, queue):
         for activity.state in ("running", "paused", "finishing"):
-            await run_control._beat(State(), want, Machine(tmp_path), Limits, control, pace, bus)
+            await ticker._beat(State(), want, Machine(tmp_path), Limits, control, pace, bus)
             while not isinstance(event := await queue.get(), Vitals):
                 continue
             told.append((event.tokens_per_s, event.rounds_per_hour))
