@@ -5,13 +5,22 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import msgspec
 import pytest
+from tests.support.node_process import sapo
+from tests.support.swarm_process import coordinator
 
 from sapo_desktop import cli
 from sapo_desktop.paths import Home
+from sapo_desktop.services.swarms import hosting
+from sapo_lab.simulated_nodes import sim_group
+from sapo_swarm.coordinator.admin.client import write_access
 from sapo_swarm.coordinator.admin.transfer import export_swarm
 from sapo_swarm.coordinator.domain.records import SwarmRecord
 from sapo_swarm.coordinator.store.sqlite import SQLiteStore
+from sapo_swarm.protocol.client import NodeClient
+from sapo_swarm.protocol.identity import Identity
+from sapo_swarm.protocol.invite import parse_invite
 
 
 @pytest.fixture
@@ -29,6 +38,24 @@ async def exported(folder: Path, is_open: bool) -> bytes:
     data = await export_swarm(store)
     await store.close()
     return data
+
+
+async def test_swarm_status_names_the_nodes_that_exchange(home: Home, tmp_path: Path) -> None:
+    """With the ids that ban wants. A coordinator that does not answer is still told of as far as it is known."""
+    node = Identity.generate()
+    async with coordinator(home.config, "--port", "0") as (invite, _):
+        async with NodeClient(parse_invite(invite), node) as client:
+            await client.join("Ada", "starter")
+            await client.exchange([sim_group(node, client.invite.swarm, 1, slot) for slot in range(3)], 0)
+        told = (await asyncio.to_thread(sapo, home.config, "swarm")).stdout
+        access = hosting.need(home)
+        write_access(Path(access.admin), msgspec.structs.replace(access.access(), url="http://127.0.0.1:1", port=1))
+        away = await asyncio.to_thread(sapo, home.config, "swarm", "status")
+    assert "Seen in the last 5 minutes: 1 node. Groups in the last hour: 3\n" in told
+    assert f"{node.node}        3 groups, taken 0 times  Ada, starter\n" in told
+    assert away.returncode == 0
+    assert "is hosted by process" in away.stdout
+    assert "Seen in" not in away.stdout
 
 
 @pytest.mark.parametrize(("is_open", "flags"), [(True, "--host 0.0.0.0 --open\n"), (False, "--host 0.0.0.0\n")])

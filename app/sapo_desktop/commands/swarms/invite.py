@@ -23,7 +23,7 @@ _REASON = "banned by the host"
 def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
     """The verb's flags."""
     if verb == "ban":
-        parser.add_argument("node", help="node id, or a unique beginning of it (see the status page)")
+        parser.add_argument("node", help="node id, or a unique beginning of it (see: sapo-desktop swarm)")
         parser.add_argument("--reason", default="", help=f"what the node is told (default: {_REASON})")
         parser.add_argument("--all", action="store_true", help="also revoke its invite, and ban everybody it let in")
         parser.add_argument("--lift", action="store_true", help="let the node in again")
@@ -102,14 +102,9 @@ async def _ban(args: argparse.Namespace) -> int:
 
 async def _member(state: hosting.Hosting, beginning: str) -> str:
     """The whole id of a node on the leaderboard. Raises UsageError."""
-    from sapo_swarm.protocol.client import NodeClient
-    from sapo_swarm.protocol.identity import Identity
-
     if len(beginning) == 26:
         return beginning
-    access = state.access()
-    host = access.url.rpartition(":")[0].partition("//")[2].strip("[]")
-    async with NodeClient(Invite(host, access.port, access.swarm, access.fingerprint), Identity.generate()) as client:
+    async with state.visitor() as client:
         nodes = [row.node for row in (await client.leaderboard()).nodes]
     found = [node for node in nodes if beginning and node.startswith(beginning)]
     if len(found) != 1:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import os
 from pathlib import Path
 
@@ -13,8 +14,11 @@ from sapo_desktop.services.swarms import hosting
 from sapo_swarm.coordinator.settings import CoordinatorSettings
 from sapo_swarm.coordinator.store import open_store
 from sapo_swarm.coordinator.store.base import Store
+from sapo_swarm.protocol.client import CoordinatorError
 from sapo_swarm.protocol.safe_text import safe_text
 
+LEADING = 20
+"""Nodes that status names, those with most groups first."""
 ACTIONS = ("status", "stop", "waiting", "approve", "export", "import")
 
 
@@ -51,15 +55,24 @@ def main(args: argparse.Namespace) -> int:
             f"The coordinator (process {stopped.pid}) has stopped. Members go on alone; it knows them when it is back."
         )
         return 0
-    return _status(hosting.need(home))
+    return asyncio.run(_status(hosting.need(home)))
 
 
-def _status(state: hosting.Hosting) -> int:
+async def _status(state: hosting.Hosting) -> int:
     access = state.access()
     print(f"Swarm {safe_text(state.name, 40, lines=False)!r} ({access.swarm}) is hosted by process {state.pid}.")
     print(f"Status page: {access.url}/")
     print(f"Reachable at: {', '.join(access.addresses)}, port {access.port}")
     print("Anyone may join: nobody in it is trusted." if state.open else "Let others in: sapo-desktop invite")
+    with contextlib.suppress(CoordinatorError, OSError):  # it hangs or is just ending
+        async with state.visitor() as client:
+            seen, hour = (await client.info()).nodes, await client.leaderboard()
+        print(
+            f"Seen in the last 5 minutes: {seen} node{'' if seen == 1 else 's'}. Groups in the last hour: {hour.total:,}"
+        )
+        for row in hour.nodes[:LEADING]:
+            named = f"{safe_text(row.name, 40, lines=False)}, {safe_text(row.model, 40, lines=False)}"
+            print(f"{row.node}  {row.groups:>7,} groups, taken {row.uptake:,} times  {named}")
     return 0
 
 

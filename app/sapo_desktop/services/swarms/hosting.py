@@ -16,6 +16,9 @@ from sapo_desktop.errors import AppError, NotRunning
 from sapo_desktop.paths import Home
 from sapo_desktop.services.nodes import background
 from sapo_swarm.coordinator.admin.client import AdminAccess, AdminClient, read_access
+from sapo_swarm.protocol.client import NodeClient
+from sapo_swarm.protocol.identity import Identity
+from sapo_swarm.protocol.invite import Invite
 from sapo_swarm.types import UNREADABLE
 
 START_LIMIT_S = 20.0
@@ -42,6 +45,12 @@ class Hosting(msgspec.Struct, frozen=True, kw_only=True):
     def client(self) -> AdminClient:
         """Use with `async with`. Raises CoordinatorError."""
         return AdminClient(self.access())
+
+    def visitor(self) -> NodeClient:
+        """What anybody may ask of it, without joining. Use with `async with`. Raises CoordinatorError."""
+        access = self.access()
+        host = access.url.rpartition(":")[0].partition("//")[2].strip("[]")
+        return NodeClient(Invite(host, access.port, access.swarm, access.fingerprint), Identity.generate())
 
 
 def this_process(name: str, open: bool, admin: str) -> Hosting:
