@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from time import strftime
 
 from rich.cells import cell_len, set_cell_size
 from textual.content import Content
 
 from sapo_desktop.dashboard.look.glyphs import Glyphs
+from sapo_swarm.node.clock import local
 from sapo_swarm.protocol.safe_text import safe_text
 
 
@@ -66,12 +67,12 @@ def memory(size: float | None, dash: str = "—") -> str:
 
 def clock(time: float) -> str:
     """Unix seconds as local HH:MM:SS."""
-    return datetime.fromtimestamp(time).strftime("%H:%M:%S")
+    return date(time)[11:]
 
 
 def date(time: float) -> str:
     """Unix seconds as local YYYY-MM-DD HH:MM:SS."""
-    return datetime.fromtimestamp(time).strftime("%Y-%m-%d %H:%M:%S")
+    return strftime("%Y-%m-%d %H:%M:%S", local(time))
 
 
 def fit(text: str, width: int) -> str:
