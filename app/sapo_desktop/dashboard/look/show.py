@@ -65,9 +65,10 @@ def memory(size: float | None, dash: str = "—") -> str:
     return f"{size / 1e9:.2f} GB" if size >= 1e9 else f"{size / 1e6:.0f} MB"
 
 
-def clock(time: float) -> str:
-    """Unix seconds as local HH:MM:SS."""
-    return date(time)[11:]
+def clock(time: float, now: float) -> str:
+    """Unix seconds as local HH:MM:SS, with the date where that is not today's."""
+    shown = date(time)
+    return shown[11:] if shown[:10] == date(now)[:10] else shown
 
 
 def date(time: float) -> str:
