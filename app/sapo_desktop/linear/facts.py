@@ -63,7 +63,7 @@ def dashboard(state: DashboardState, now: float) -> list[str]:
     rows += _held_out(state)
     if state.round is not None:
         rows += [round_sentence(state.round), _updated(state.round)]
-    rows += [*_marks(state), _machine(state)]
+    rows += [*_marks(state, now), _machine(state)]
     rows += [group_sentence(event) for event in state.groups.newest(3)]
     return [spoken(row) for row in rows]
 
@@ -103,8 +103,10 @@ def _updated(event: RoundFinished) -> str:
     return "Last update: " + ", ".join(f"{name} {value:.3f}" for name, value in parts if value is not None)
 
 
-def _marks(state: DashboardState) -> list[str]:
-    told = [f"{MEANINGS[one.letter]} at round {one.round:.0f}, {clock(one.time)}" for one in state.moments[-NEWEST:]]
+def _marks(state: DashboardState, now: float) -> list[str]:
+    told = [
+        f"{MEANINGS[one.letter]} at round {one.round:.0f}, {clock(one.time, now)}" for one in state.moments[-NEWEST:]
+    ]
     return ["Marked in the charts, the newest last: " + "; ".join(told)] if told else []
 
 
@@ -198,9 +200,9 @@ def _peers(now: SwarmUpdated) -> list[str]:
     return rows
 
 
-def log(state: DashboardState, text: str = "") -> list[str]:
+def log(state: DashboardState, now: float, text: str = "") -> list[str]:
     """Screen 5: the last lines, those with a text in them where one is given."""
     found = lines_in_order(state.log, text.casefold())
     told = {"info": "", "warning": "warning: ", "error": "error: "}
-    rows = [f"{clock(line.time)} {told[line.level]}{plain(line.text, 600)}" for line in found[-LOG:]]
+    rows = [f"{clock(line.time, now)} {told[line.level]}{plain(line.text, 600)}" for line in found[-LOG:]]
     return [spoken(row) for row in rows] or [f"No line of the log has {text!r} in it" if text else "The log is empty"]

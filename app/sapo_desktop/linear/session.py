@@ -165,7 +165,7 @@ class Session:
         shown = {
             "1": lambda: facts.dashboard(state, now),
             "2": lambda: facts.swarm(state, now),
-            "5": lambda: facts.log(state, rest),
+            "5": lambda: facts.log(state, now, rest),
         }
         if not line:
             self._say(facts.now_sentence(state, now))

@@ -215,7 +215,8 @@ def test_a_verb_names_verbs_where_the_dashboard_names_keys(state: str, sentence:
 
 
 def test_the_status_verb_says_how_it_stands_with_the_swarm_and_the_same_figures() -> None:
-    news = msgspec.structs.replace(NEWS, share=0.25, uptake=3, external_share=0.375, sentence="Connected: 3 nodes.")
+    now, shares = time.time(), {"share": 0.25, "uptake": 3, "external_share": 0.375}
+    news = msgspec.structs.replace(NEWS, time=now, sentence="Connected: 3 nodes.", **shares)
     status = STATUS
     assert describe(status, news).splitlines()[-2:] == [
         "Connected: 3 nodes.",

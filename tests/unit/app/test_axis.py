@@ -1,4 +1,4 @@
-"""Ticks of a time axis where days have 23 or 25 hours."""
+"""Ticks of a time axis where days have 23 or 25 hours, and a computer that goes to another time zone."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from sapo_desktop.dashboard.history.clock import Clock
-from sapo_desktop.dashboard.widgets.axis import Axis, ticks
+from sapo_desktop.dashboard.look import show
+from sapo_desktop.dashboard.widgets.axis import Axis, ticks, when
+from sapo_swarm.node.clock import local
 
 pytestmark = pytest.mark.skipif(not hasattr(time, "tzset"), reason="zones are set as on Unix")
 
@@ -65,3 +67,17 @@ def test_an_hour_that_comes_twice_has_its_ticks_twice(monkeypatch: pytest.Monkey
     zone = "Europe/Berlin"
     found = ticks_in(zone, at(zone, 2025, 10, 26, 1), at(zone, 2025, 10, 26, 4), 60, monkeypatch)
     assert [label for _, label in found] == ["01:00", "02:00", "02:00", "03:00", "04:00"]
+
+
+def test_after_the_zone_changes_a_log_line_and_a_chart_name_the_hour_that_the_node_names(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    time.tzset()
+    moment = at("UTC", 2026, 11, 27, 20).timestamp()
+    assert (show.date(moment), when(moment)) == ("2026-11-27 20:00:00", "Fri 20:00")
+    for zone, wall in (("Asia/Tokyo", "2026-11-28 05:00:00"), ("America/Lima", "2026-11-27 15:00:00")):
+        monkeypatch.setenv("TZ", zone)
+        assert show.date(moment) == wall
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    assert when(moment) == "Sat 05:00"
+    assert time.strftime("%H:%M", local(moment)) == "05:00"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from datetime import datetime
 
 import pytest
 from tests.support.scripted_feed import SILO, SWARM
@@ -12,7 +13,7 @@ from sapo_desktop.dashboard.history.series import Series
 from sapo_desktop.dashboard.state import DashboardState, apply
 from sapo_desktop.linear import facts
 from sapo_desktop.linear.trend import trend
-from sapo_swarm.events import Event
+from sapo_swarm.events import Event, FirstSuccess
 
 DRAWN = re.compile("[\u2500-\u259f\u25a0-\u25ff\u2800-\u28ff\x1b\r]")
 """Boxes, blocks, marks, braille, escape sequences, a cursor that goes back."""
@@ -32,7 +33,7 @@ def pages(events: list[Event]) -> list[str]:
         *facts.swarm(state, now),
         *facts.rollouts(state),
         *facts.rollouts(state, 1),
-        *facts.log(state),
+        *facts.log(state, now),
     ]
 
 
@@ -65,6 +66,18 @@ def test_a_group_in_full_has_every_attempt_with_its_verdict() -> None:
     assert len(verdicts) == len(newest.group.rollouts)
     assert sum(" is right" in line for line in verdicts) == sum(one.reward >= 1 for one in newest.group.rollouts)
     assert "There are" in facts.rollouts(state, 999_999)[0]
+
+
+def test_marks_and_log_lines_of_another_day_are_told_with_their_day() -> None:
+    now = datetime(2026, 11, 27, 20).timestamp()
+    seven, noon = datetime(2026, 11, 20, 7).timestamp(), datetime(2026, 11, 27, 12).timestamp()
+    state = state_of([FirstSuccess(time=seven, round=3, task="bf"), FirstSuccess(time=noon, round=9, task="gcd")])
+    assert [line[:25].strip() for line in facts.log(state, now)] == [
+        "2026-11-20 07:00:00 First",
+        "12:00:00 First success at",
+    ]
+    marks = next(line for line in facts.dashboard(state, now) if line.startswith("Marked"))
+    assert marks.endswith("first solved at round 4, 2026-11-20 07:00:00; first solved at round 10, 12:00:00")
 
 
 def risen(hours: float) -> tuple[Series, Clock]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from time import strftime
 
 from rich.cells import cell_len, set_cell_size
 from textual.content import Content
 
 from sapo_desktop.dashboard.look.glyphs import Glyphs
+from sapo_swarm.node.clock import local
 from sapo_swarm.protocol.safe_text import safe_text
 
 
@@ -64,14 +65,15 @@ def memory(size: float | None, dash: str = "—") -> str:
     return f"{size / 1e9:.2f} GB" if size >= 1e9 else f"{size / 1e6:.0f} MB"
 
 
-def clock(time: float) -> str:
-    """Unix seconds as local HH:MM:SS."""
-    return datetime.fromtimestamp(time).strftime("%H:%M:%S")
+def clock(time: float, now: float) -> str:
+    """Unix seconds as local HH:MM:SS, with the date where that is not today's."""
+    shown = date(time)
+    return shown[11:] if shown[:10] == date(now)[:10] else shown
 
 
 def date(time: float) -> str:
     """Unix seconds as local YYYY-MM-DD HH:MM:SS."""
-    return datetime.fromtimestamp(time).strftime("%Y-%m-%d %H:%M:%S")
+    return strftime("%Y-%m-%d %H:%M:%S", local(time))
 
 
 def fit(text: str, width: int) -> str:

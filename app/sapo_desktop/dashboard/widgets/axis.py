@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from sapo_desktop.dashboard.history.clock import Clock
+from sapo_swarm.node.clock import local
 
 _LEAST_ROUNDS, _LEAST_S = 10.0, 60.0
 """Young runs get an axis of at least this length, and no window is smaller."""
@@ -118,8 +119,8 @@ def ticks(axis: Axis, columns: int) -> list[tuple[float, str]]:
 
 def when(moment: float) -> str:
     """Weekday and local time of Unix seconds: "Tue 14:03"."""
-    local = time.localtime(moment)
-    return f"{_DAYS[local.tm_wday]} {local.tm_hour:02}:{local.tm_min:02}"
+    there = local(moment)
+    return f"{_DAYS[there.tm_wday]} {there.tm_hour:02}:{there.tm_min:02}"
 
 
 def length(seconds: float) -> str:
@@ -148,15 +149,15 @@ def _time_ticks(axis: Axis, raw: float) -> list[tuple[float, str]]:
 
 def _shift(moment: float) -> int:
     """Seconds that local time is ahead of UTC then."""
-    return time.localtime(moment).tm_gmtoff
+    return local(moment).tm_gmtoff
 
 
 def _time_label(wall: float, step: int) -> str:
     """wall: what a clock here shows then, as seconds."""
-    local = time.gmtime(wall)
-    if step >= _DAY_S or (local.tm_hour, local.tm_min, local.tm_sec) == (0, 0, 0):
-        return f"{_DAYS[local.tm_wday]} {local.tm_mday}"
-    return f"{local.tm_hour:02}:{local.tm_min:02}" + (f":{local.tm_sec:02}" if step < 60 else "")
+    there = time.gmtime(wall)
+    if step >= _DAY_S or (there.tm_hour, there.tm_min, there.tm_sec) == (0, 0, 0):
+        return f"{_DAYS[there.tm_wday]} {there.tm_mday}"
+    return f"{there.tm_hour:02}:{there.tm_min:02}" + (f":{there.tm_sec:02}" if step < 60 else "")
 
 
 def _step(raw: float) -> float:

@@ -14,6 +14,7 @@ from sapo_desktop.services.models.shelf.overview import Overview, gain, tasks_of
 from sapo_desktop.services.models.shelf.store import rounds_of
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import Evaluated, RunStarted
+from sapo_swarm.node.clock import local
 
 SHOWN = 12
 """Evaluations and checkpoints that are listed, the newest."""
@@ -119,7 +120,7 @@ def history(sessions: tuple[RunStarted, ...], width: int) -> list[Content]:
     """One line a session: when, from which round on, what was different."""
     rows = []
     for session in sessions:
-        when = time.strftime("%m-%d %H:%M", time.localtime(session.time))
+        when = time.strftime("%m-%d %H:%M", local(session.time))
         text = f"{when}  round {session.round + 1:>6,}  "
         style = "$accent" if session.changed else ""
         rows.append(Content.assemble((text, "$muted"), (hang(plain(what(session), 400), width, len(text)), style)))
