@@ -33,8 +33,7 @@ class Bus:
             self._hand_on(stored)
 
     def stream(self, event: Event) -> None:
-        """Hand an ephemeral event on, now, without storing it. Call from the event loop."""
-        assert isinstance(event, EPHEMERAL)
+        """Hand an event on, now, without storing it: an ephemeral one, or what the disk refused. Call from the event loop."""
         self._hand_on([msgspec.structs.replace(event, time=self._clock())])
 
     @asynccontextmanager

@@ -144,10 +144,11 @@ def _node(home: Path) -> Iterator[Finding]:
 
 
 def _rounds(home: Path) -> Finding:
-    """Three rounds of the bundled model with the engine that a new run gets."""
+    """Three small rounds of the bundled model with the engine that a new run gets."""
     began = time.monotonic()
     try:
-        done = _verb(home, "node", "--silo", "--rounds", "3", "--eval-every", "0", "--json", limit_s=5 * VERB_S)
+        small = ("--rounds", "3", "--local-groups", "4", "--eval-every", "0")
+        done = _verb(home, "node", "--silo", *small, "--json", limit_s=5 * VERB_S)
     except AppError as error:
         return Finding("fail", "training", str(error))
     told = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]

@@ -201,8 +201,11 @@ class RunControl:
         if state in ("running", "finishing"):
             sentence += aside(self.requests, clock, wall)
             until = wall + self.requests.anyway_until - clock if self.requests.anyway_until > clock else 0.0
-        with contextlib.suppress(JournalError):  # a full disk must not keep the node from saying so
-            await self._bus.publish(StateChanged(state=state, sentence=sentence, reason=reason, anyway_until=until))
+        changed = StateChanged(state=state, sentence=sentence, reason=reason, anyway_until=until)
+        try:
+            await self._bus.publish(changed)
+        except JournalError:  # a full disk must not keep the node from saying so
+            self._bus.stream(changed)
 
     async def log(self, level: str, text: str) -> None:
         """Store a line of the log. Raises JournalError."""
