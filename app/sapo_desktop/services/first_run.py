@@ -108,13 +108,15 @@ def _config(home: Home, model: str, look: Callable[[RunConfig], None] = lambda _
 
 def persist(answers: FirstRunAnswers, path: Path, invite: Path) -> settings.Settings:
     """Write the answers into the settings file and keep the invite, if there is one. Raises UsageError, AppError."""
+    from sapo_desktop.settings import flags
+
     if answers.mode == "swarm":
         from sapo_desktop.services.swarms import membership  # the network's libraries: not before the first frame
 
         membership.save(answers.invite, invite, answers.listed)
     tables = settings.read(path)
     run = tables.setdefault("run", {})
-    run |= {"model": answers.model, "trainer": answers.hardware, "preset": answers.tasks}
+    run |= {"model": flags.absolute(answers.model), "trainer": answers.hardware, "preset": answers.tasks}
     if answers.task:
         run |= {"preset": "starter", "tasks": [answers.task]}
     else:

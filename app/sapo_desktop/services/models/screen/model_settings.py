@@ -45,6 +45,7 @@ def change(model: Model, key: str, typed: str) -> str:
     Raises UsageError (another identity, a value that is not allowed), UnknownTask, AppError; then nothing was changed.
     """
     name = editing.known(key).removeprefix("run.")
+    typed = flags.absolute(typed) if name == "model" else typed
     config = settings.edited(model.config, key, typed)
     flags.check(config)
     model = store.read(model.folder)  # a node may have written it meanwhile
