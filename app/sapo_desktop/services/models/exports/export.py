@@ -101,7 +101,14 @@ class _Making:
         library = FORMATS[self.plan.format].library
         path = self.folder / self._file if self.plan.format == "gguf" else self.folder
         chats = [answer.chat for answer in written.answers]
-        job = Read(library=library, path=str(path.absolute()), base=written.base, chats=chats, tokens=TOKENS)
+        job = Read(
+            library=library,
+            path=str(path.absolute()),
+            base=written.base,
+            chats=chats,
+            tokens=TOKENS,
+            thinking=self.source.config.thinking == "on",
+        )
         refused = f"{LIBRARIES[library]} does not load what was written, so nothing was kept. "
         try:
             reply = self._run(job, WRITING, 1.0)

@@ -34,13 +34,15 @@ class Write(msgspec.Struct, frozen=True, tag="write", kw_only=True):
 
 
 class Read(msgspec.Struct, frozen=True, tag="read", kw_only=True):
-    """Load an export with the library it is for, and answer. path: a folder, or a GGUF file. base: of an adapter."""
+    """Load an export with the library it is for, and answer. path: a folder, or a GGUF file. base: of an adapter.
+    thinking: what the chat template's switch for reasoning is set to, where it has one."""
 
     library: str
     path: str
     base: str
     chats: list[list[dict[str, str]]]
     tokens: int
+    thinking: bool = False
 
 
 class Progressed(msgspec.Struct, frozen=True, tag="progress"):

@@ -123,6 +123,6 @@ def _write_gguf(job: Write, engine: Engine, system: str, report: Report) -> None
     kinds: dict[str, Kind] = {"f16": "F16", "q8_0": "Q8_0", "q4_0": "Q4_0"}
     write_gguf(merged, folder / job.file, kinds[job.quant], progress=report)
     context = int(read_json(merged / "config.json").get("max_position_embeddings") or LARGEST_CONTEXT)
-    text = modelfile(merged, job.file, min(context, LARGEST_CONTEXT), system)
+    text = modelfile(merged, job.file, min(context, LARGEST_CONTEXT), system, job.config.thinking)
     (folder / "Modelfile").write_text(text, encoding="utf-8")
     shutil.rmtree(merged)
