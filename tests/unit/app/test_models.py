@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from contextlib import closing
 from pathlib import Path
 
@@ -238,3 +239,14 @@ def test_a_held_out_score_is_told_with_whose_weights_had_it(
     assert "base 50.0 % (40.0 to 60.0)" in line
     assert told(evaluation(1, 0.55)) == "held-out    55.0 % (40.0 to 60.0)"
     assert told(finished(1)) == "held-out    55.0 % (40.0 to 60.0), after round 1 of 2"
+
+
+def test_a_duplicate_needs_room_for_what_is_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its exports are left out."""
+    home = Home(tmp_path, tmp_path / "data", tmp_path, tmp_path, tmp_path)
+    one = store.create(home, "kim", CONFIG)
+    (one.folder / "exports" / "hf").mkdir(parents=True)
+    (one.folder / "exports" / "hf" / "model.safetensors").write_bytes(bytes(10**6))
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _folder: usage._replace(free=10**5))
+    assert keeping.duplicate(home, one, "eve").name == "eve"
