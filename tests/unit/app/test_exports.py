@@ -211,11 +211,19 @@ def test_agreement_counts_prompts_answers_and_the_way_to_the_first_other_token()
     other = compare("llama_cpp", "1.0", ours, [([1], [5, 6, 9]), ([2], [5]), ([3], [])], 64)
     assert (other.identical, other.followed) == (2, pytest.approx((0.5 + 1 + 1) / 3))
     assert "83 % of each followed" in other.sentence()
-    assert other.wrong(lossless=True)
     assert not other.wrong(lossless=False)
     split = compare("llama_cpp", "1.0", ours, [([1, 0], [5, 6, 7, 8]), *ours[1:]], 64)
     assert "1 of 3 questions split into other tokens" in split.sentence()
     assert split.wrong(lossless=False)
+
+
+def test_one_near_tie_of_three_answers_is_no_other_model_and_of_twenty_two_are_none() -> None:
+    """Whose answers part at once, or that differ more often, is another one."""
+    for answers, others, wrong in ((3, 1, False), (3, 2, True), (20, 2, False), (20, 3, True), (9, 1, False)):
+        ours = [([n], [5, 6, 7, 8]) for n in range(answers)]
+        theirs = [([n], [5, 6, 7, 9] if n < others else [5, 6, 7, 8]) for n in range(answers)]
+        assert compare("peft", "1.0", ours, theirs, 64).wrong(lossless=True) == wrong
+    assert compare("peft", "1.0", ours[:1], [([0], [9, 9, 9, 9])], 64).wrong(lossless=True)
 
 
 def test_a_library_without_its_packages_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
