@@ -25,8 +25,9 @@ from sapo_desktop.services.models.exports.job import Answered, Missing, Read
 from sapo_desktop.services.models.exports.modelfile import modelfile
 from sapo_desktop.services.models.exports.report import LIBRARIES, compare
 from sapo_desktop.services.models.exports.usage import usage
+from sapo_desktop.services.models.shelf.history import story
 from sapo_swarm.config import RunConfig
-from sapo_swarm.events import Evaluated, TaskScore
+from sapo_swarm.events import Evaluated, ExternalSwitched, TaskScore
 from sapo_swarm.node.storage.journal import Journal
 
 CHATML = (
@@ -246,6 +247,25 @@ def test_a_record_is_what_the_journal_says_up_to_the_exported_round(tmp_path: Pa
     assert record.base_held_out.pass_at_1 == 0.3
     assert not record.judged
     assert record_of("mine", RunConfig(model="gone/away"), tmp_path / "none.db", 0).licence == "unknown"
+
+
+def test_after_a_rollback_the_card_and_the_list_tell_the_score_of_the_weights_that_are_back(tmp_path: Path) -> None:
+    """Of the weights that were taken back it is told where a checkpoint of before the rollback is exported."""
+    journal = Journal(tmp_path / "journal.db")
+    back = ExternalSwitched(round=50, taking=False, by="tripwire", sentence="They are back.", restored=25)
+    journal.append([evaluated(0, 0.2), evaluated(25, 0.4), evaluated(50, 0.1), back])
+    for rounds, rate in ((50, 0.4), (60, 0.4), (49, 0.4)):
+        found = record_of("mine", RunConfig(), tmp_path / "journal.db", rounds).held_out
+        assert found is not None
+        assert found.pass_at_1 == rate
+    listed = story(tmp_path).held_out
+    assert listed is not None
+    assert listed.pass_at_1 == 0.4
+    journal.append([evaluated(50, 0.45)])
+    journal.close()
+    listed = story(tmp_path).held_out
+    assert listed is not None
+    assert listed.pass_at_1 == 0.45
 
 
 def test_a_record_says_that_the_rewards_were_a_judges_and_whose(tmp_path: Path) -> None:
