@@ -44,6 +44,26 @@ def test_a_model_that_was_trained_with_thinking_on_is_exported_and_its_modelfile
     assert "assistant\n<think>\n\n</think>\n\n{{ .Response }}" in modelfile(tmp_path / "other")
 
 
+def test_the_card_of_a_model_whose_template_has_a_switch_for_reasoning_says_how_it_was_trained(tmp_path: Path) -> None:
+    export(reasoning(tmp_path, "off"), Plan("gguf", tmp_path / "out", verify=False))
+    card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+    assert "switch for reasoning, which was off in training: `apply_chat_template(…, enable_thinking=False)`" in card
+    assert "--jinja --reasoning-budget 0\n" in card
+
+
+def test_the_adapter_of_a_base_in_4_bits_is_exported_and_the_card_says_on_which_base_it_was_trained(
+    tmp_path: Path,
+) -> None:
+    pytest.importorskip("peft", reason="the torch engine is not installed")
+    four = trained(tmp_path / "run", "starter-1m", method="lora", precision="4bit-float32", tasks=("basic_arithmetic",))
+    done = export(four, Plan("adapter", tmp_path / "out"))
+    assert done.agreement is not None
+    assert done.agreement.identical < done.agreement.answers == done.agreement.prompts
+    card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+    assert "belongs to the base in 4 bits (NF4, as QLoRA rounds it)" in card
+    assert "- base: starter-1m, in 4 bits (NF4) while it was trained\n" in card
+
+
 def modelfile(folder: Path) -> str:
     return (folder / "Modelfile").read_text(encoding="utf-8")
 

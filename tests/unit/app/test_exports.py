@@ -75,7 +75,7 @@ def test_the_card_tells_scores_with_intervals_beside_the_base() -> None:
 def test_a_model_that_nobody_evaluated_says_so() -> None:
     """No figure is invented, and what it is not is told all the same."""
     text = written()
-    assert "No held-out evaluation" in text
+    assert "No held-out evaluation was made while it trained.\n" in text
     assert "What it is not" in text
     assert "look it up (https://huggingface.co/owner/name)" in text
     assert "license:" not in text
