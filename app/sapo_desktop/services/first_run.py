@@ -108,13 +108,15 @@ def _config(home: Home, model: str, look: Callable[[RunConfig], None] = lambda _
 
 def persist(answers: FirstRunAnswers, path: Path, invite: Path) -> settings.Settings:
     """Write the answers into the settings file and keep the invite, if there is one. Raises UsageError, AppError."""
+    from sapo_desktop.settings import flags
+
     if answers.mode == "swarm":
         from sapo_desktop.services.swarms import membership  # the network's libraries: not before the first frame
 
         membership.save(answers.invite, invite, answers.listed)
     tables = settings.read(path)
     run = tables.setdefault("run", {})
-    run |= {"model": answers.model, "trainer": answers.hardware, "preset": answers.tasks}
+    run |= {"model": flags.absolute(answers.model), "trainer": answers.hardware, "preset": answers.tasks}
     if answers.task:
         run |= {"preset": "starter", "tasks": [answers.task]}
     else:
@@ -132,9 +134,12 @@ def first_model(answers: FirstRunAnswers, home: Home) -> list[str]:
 
     Raises UsageError, AppError, BackendError.
     """
+    from sapo_desktop.services.bases import fetching
     from sapo_desktop.services.models.screen import own_tasks
     from sapo_desktop.services.models.shelf import creating, names, store
+    from sapo_desktop.settings import flags
 
     kept = persist(answers, home.settings, home.invite)
     run = own_tasks.fitted(kept.run) if answers.task else kept.run
+    run = flags.with_room(run, fetching.look)
     return [creating.new(home, names.free(names.suggested(answers.task), store.taken(home)), run).name]

@@ -15,6 +15,8 @@ from sapo_swarm.config import REASONING_TOKENS, RunConfig
 from sapo_swarm.config_names import RENAMED
 from sapo_swarm.registry import nearest
 
+ASK_FOR_ROOM = ("model", "tasks", "task_tokens", "thinking")
+"""Settings that may need more new tokens: see with_room."""
 Look = Callable[[RunConfig], None]
 _METAVARS: dict[type, str] = {int: "N", float: "X", tuple: "A,B"}
 
@@ -46,8 +48,9 @@ def add_run_flags(parser: argparse.ArgumentParser, only: Collection[str] = ()) -
             )
 
 
-def run_config(base: Settings, args: argparse.Namespace, look: Look = _nowhere) -> RunConfig:
-    """The run's settings with the typed flags over them. look: see with_room. Raises UsageError, UnknownTask, BadTask."""
+def run_config(base: Settings, args: argparse.Namespace, look: Look = _nowhere, made: bool = False) -> RunConfig:
+    """The run's settings with the typed flags over them. look: see with_room. made: they are those of a model, which keeps its
+    limit of new tokens unless something changes that asks for room. Raises UsageError, UnknownTask, BadTask."""
     typed = {k: v for k, v in vars(args).items() if k in RunConfig.__struct_fields__}
     for name in ("tasks", "task_tokens"):
         if name in typed:
@@ -57,7 +60,14 @@ def run_config(base: Settings, args: argparse.Namespace, look: Look = _nowhere) 
     run = {**msgspec.to_builtins(base.run), **typed}
     config = settings.convert({"run": run}, "command line", strict=False).run
     check(config)
-    return config if "max_new_tokens" in typed else with_room(config, look)
+    if "max_new_tokens" in typed or (made and not asks_for_room(base.run, config)):
+        return config
+    return with_room(config, look)
+
+
+def asks_for_room(before: RunConfig, after: RunConfig) -> bool:
+    """Something changes that may need more new tokens."""
+    return any(getattr(before, name) != getattr(after, name) for name in ASK_FOR_ROOM)
 
 
 def absolute(model: str) -> str:

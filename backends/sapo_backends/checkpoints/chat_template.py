@@ -80,6 +80,11 @@ def _with_tools(messages: Messages, tools: Tools) -> Messages:
     return [{"role": "system", "content": text}, *messages]
 
 
+def switches_reasoning(folder: Path, settings: Mapping[str, Any]) -> bool:
+    """Whether the template of a Hugging Face folder has a switch for reasoning."""
+    return "enable_thinking" in _source(folder, settings)
+
+
 def opens_reasoning(folder: Path, settings: Mapping[str, Any], thinking: Thinking) -> bool:
     """Tokenizer.opens_reasoning of a Hugging Face folder, without its tokenizer. Raises TemplateRefused."""
     source = _source(folder, settings)

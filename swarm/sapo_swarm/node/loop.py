@@ -27,7 +27,7 @@ from sapo_swarm.node.opening import Opening
 from sapo_swarm.node.round import phases
 from sapo_swarm.node.round.context import Activity, RoundContext, RoundWork, recalled
 from sapo_swarm.node.round.cut_off import cut_off
-from sapo_swarm.node.round.resume import drop_external, outlived
+from sapo_swarm.node.round.resume import drop_external, outlived, torn
 from sapo_swarm.node.round.stage import stage
 from sapo_swarm.node.round.training import record, stamp, update
 from sapo_swarm.node.setup import NodeSetup, as_opened, guard_of, reasoning_notes, require_held_out, round_context
@@ -205,6 +205,7 @@ class Node:
 
     async def _work(self, context: RoundContext, examiner: Examiner, work: RoundWork) -> RoundWork:
         """An evaluation, a closer look, or a round; the round that is next to work on. One that is in the weights comes first."""
+        work = await self.store.mend(work) if torn(work) else work
         if work.stats is None and (self._evaluate_next or self._guarded.busy):
             await (self._examine(examiner, self._evaluate_next) if self._evaluate_next else self._attend())
             return work
@@ -222,7 +223,7 @@ class Node:
         self.pace.paused()
         if not paused_before and self.activity.state == "paused":
             await asyncio.to_thread(self.store.keep_in_flight, context, work)
-            if self.store.unsaved and self.activity.reason in ("person", "held"):
+            if self.store.unsaved and not torn(work) and self.activity.reason in ("person", "held"):
                 await self._save("pause", work)
             await self.host.return_memory()
         return False
@@ -231,7 +232,7 @@ class Node:
         """The end of a run: the round in flight is kept, the weights are saved; finished rounds are on the disk anyway."""
         try:
             await asyncio.to_thread(self.store.keep_in_flight, context, work)
-            if self.store.unsaved:
+            if self.store.unsaved and not torn(work):  # the next start has the weights of before it
                 await self._save("stop", work)
         except (OSError, JournalError) as error:
             said = f"No checkpoint at the end; finished rounds are in the log. {error}"

@@ -130,6 +130,12 @@ class ModelStore:
         else:
             self._continue_log(found[1])
 
+    async def mend(self, work: RoundWork) -> RoundWork:
+        """The weights of before a round whose update is torn, and the round to go on with. Raises what find() and open() do."""
+        await self.open(await self.find(), lambda *_: None)
+        work.call = None
+        return work if work.round == self.rounds_done else RoundWork(self.rounds_done)
+
     def _restore(self, engine: Engine, path: Path, state: CheckpointState, tell: Tell) -> list[LoggedUpdate]:
         """The weights of a checkpoint, then the updates that followed it. In the engine's thread."""
         if engine.info.trainable:

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 from tests.support.device_tree import write
+from tests.support.model_folder import weights
 from tests.support.node_process import FAKE, sapo
-from tests.support.watched_node import CALM, CONFIG, CountingEngine, follow
+from tests.support.watched_node import CALM, CONFIG, CountingEngine, follow, make
 
 from sapo_backends.base import Completion, OutOfMemory
 from sapo_swarm.events import Event, LogLine, RoundFinished, StateChanged
@@ -114,6 +115,38 @@ async def test_after_two_deaths_in_a_row_it_waits_for_the_person(tmp_path: Path)
     await follow(node, step)
     assert "2 times in a row for want of memory" in seen[0]
     assert node.rounds_done == 2
+
+
+class HalfUpdated(CountingEngine):
+    """Has no memory for the second minibatch of the second round, once."""
+
+    steps = 0
+
+    def _step(self, *args):  # type: ignore[no-untyped-def]
+        self.steps += 1
+        if self.steps == 4:
+            raise OutOfMemory(2**34, 2**30, "Lower group_size.")
+        return super()._step(*args)
+
+
+@pytest.mark.parametrize("stops", [False, True])
+async def test_memory_that_runs_out_in_the_second_minibatch_leaves_the_weights_of_before_the_round(
+    tmp_path: Path, stops: bool
+) -> None:
+    """The round is done again from them, by this node or, where it is stopped then, by the next one."""
+    config = structs.replace(CONFIG, minibatches=2, seed=1)
+    await make(tmp_path / "calm", CountingEngine(), config).run()
+    node = make(tmp_path / "run", HalfUpdated(), config)
+
+    def step(event: Event) -> None:
+        if stops and isinstance(event, LogLine) and "Memory ran out" in event.text:
+            node.command("stop")
+
+    await follow(node, step)
+    if stops:
+        assert node.rounds_done == 1
+        await make(tmp_path / "run", CountingEngine(), config).run()
+    assert weights(tmp_path / "run", 2) == weights(tmp_path / "calm", 2)
 
 
 class Refusing(CountingEngine):

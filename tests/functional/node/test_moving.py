@@ -14,8 +14,13 @@ import pytest
 from tests.support.node_process import calm, environment, sapo
 
 import sapo_assets
+from sapo_desktop import settings
 from sapo_desktop.paths import Home
-from sapo_desktop.services.models.shelf import changes, history, store
+from sapo_desktop.services import first_run
+from sapo_desktop.services.first_questions import FirstRunAnswers
+from sapo_desktop.services.models.screen import model_settings
+from sapo_desktop.services.models.shelf import changes, creating, history, store
+from sapo_swarm.config import RunConfig
 
 QUICK = (
     *("--silo", "--trainer", "torch", "--tasks", "basic_arithmetic", "--local-groups", "1", "--group-size", "2"),
@@ -50,6 +55,23 @@ def test_a_moved_base_and_another_generator_go_on_with_the_same_model(tmp_path: 
     fake = sapo(home, "node", "--trainer", "fake", "--rounds", "3")
     assert fake.returncode == 2
     assert "that cannot become fake" in fake.stderr
+
+
+def test_a_folder_that_is_typed_on_screen_4_or_in_the_first_questions_or_f2_is_kept_as_an_absolute_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """owner/name would be a model of the hub in the folder in which a node starts."""
+    root, base = tmp_path / "home", tmp_path / "owner" / "name"
+    home = Home(root, root / "data", root, root, root)
+    home.prepare()
+    shutil.copytree(sapo_assets.model_path("starter-1m"), base)
+    monkeypatch.chdir(tmp_path)
+    ann = creating.new(home, "ann", RunConfig(model="owner/name"))
+    assert (ann.config.model, ann.record.base) == (str(base), str(base))
+    [bea] = first_run.first_model(FirstRunAnswers(model="owner/name"), home)
+    assert store.find(home, bea).config.model == settings.load(home.settings).run.model == str(base)
+    model_settings.change(ann, "run.model", "owner/name")
+    assert store.find(home, "ann").config.model == str(base)
 
 
 def test_a_model_goes_on_with_another_trainer(tmp_path: Path) -> None:

@@ -7,14 +7,20 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from tests.support.node_process import sapo
 from tests.support.watched_node import CONFIG, CountingEngine, make
 
 from sapo_backends.base import LoadRequest, Sampling
 from sapo_backends.fake import FakeBackend
 from sapo_desktop import settings
 from sapo_desktop.errors import UsageError
+from sapo_desktop.paths import Home
+from sapo_desktop.services import first_run
+from sapo_desktop.services.first_questions import FirstRunAnswers
+from sapo_desktop.services.models.screen import model_settings
+from sapo_desktop.services.models.shelf import store
 from sapo_desktop.settings import flags
-from sapo_swarm.config import RunConfig
+from sapo_swarm.config import REASONING_TOKENS, RunConfig
 from sapo_swarm.events import GroupRecorded
 from sapo_swarm.node.engine_thread import EngineHost
 from sapo_swarm.node.evaluation.base_answers import BaseAnswers
@@ -87,3 +93,26 @@ def test_a_longer_limit_of_one_task_makes_room_unless_a_limit_is_typed() -> None
 def test_what_is_no_limit_of_a_task_of_the_run_is_refused(entry: str) -> None:
     with pytest.raises((UsageError, BadTask), match=r"run\.task_tokens"):
         typed("--tasks", "bf", "--task-tokens", entry)
+
+
+def test_a_model_that_was_made_with_a_limit_of_40_tokens_is_trained_with_40(tmp_path: Path) -> None:
+    """Until something changes that needs more, as reasoning does."""
+    home = Home(tmp_path, tmp_path / "data", tmp_path, tmp_path, tmp_path)
+    made = ("new", "b", "--base", "fake", "--trainer", "fake", "--tasks", "bf", "--eval-every", "0")
+    assert sapo(tmp_path, *made, "--thinking", "on", "--max-new-tokens", "40").returncode == 0
+    ran = sapo(tmp_path, "node", "b", "--silo", "--rounds", "1")
+    assert ran.returncode == 0, ran.stderr
+    record = store.find(home, "b").record
+    assert record.trained is not None
+    assert record.trained.max_new_tokens == record.config.max_new_tokens == 40
+    for thinking, tokens in (("off", 40), ("on", REASONING_TOKENS)):
+        model_settings.change(store.find(home, "b"), "run.thinking", thinking)
+        assert store.find(home, "b").config.max_new_tokens == tokens
+
+
+def test_a_model_of_the_first_questions_has_room_for_reasoning_before_its_first_start(tmp_path: Path) -> None:
+    home = Home(tmp_path, tmp_path / "data", tmp_path, tmp_path, tmp_path)
+    home.prepare()
+    settings.change(home.settings, "run.thinking", "on")
+    [name] = first_run.first_model(FirstRunAnswers(), home)
+    assert store.find(home, name).config.max_new_tokens == REASONING_TOKENS

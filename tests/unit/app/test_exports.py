@@ -25,8 +25,9 @@ from sapo_desktop.services.models.exports.job import Answered, Missing, Read
 from sapo_desktop.services.models.exports.modelfile import modelfile
 from sapo_desktop.services.models.exports.report import LIBRARIES, compare
 from sapo_desktop.services.models.exports.usage import usage
+from sapo_desktop.services.models.shelf.history import story
 from sapo_swarm.config import RunConfig
-from sapo_swarm.events import Evaluated, TaskScore
+from sapo_swarm.events import Evaluated, ExternalSwitched, TaskScore
 from sapo_swarm.node.storage.journal import Journal
 
 CHATML = (
@@ -74,7 +75,7 @@ def test_the_card_tells_scores_with_intervals_beside_the_base() -> None:
 def test_a_model_that_nobody_evaluated_says_so() -> None:
     """No figure is invented, and what it is not is told all the same."""
     text = written()
-    assert "No held-out evaluation" in text
+    assert "No held-out evaluation was made while it trained.\n" in text
     assert "What it is not" in text
     assert "look it up (https://huggingface.co/owner/name)" in text
     assert "license:" not in text
@@ -211,11 +212,19 @@ def test_agreement_counts_prompts_answers_and_the_way_to_the_first_other_token()
     other = compare("llama_cpp", "1.0", ours, [([1], [5, 6, 9]), ([2], [5]), ([3], [])], 64)
     assert (other.identical, other.followed) == (2, pytest.approx((0.5 + 1 + 1) / 3))
     assert "83 % of each followed" in other.sentence()
-    assert other.wrong(lossless=True)
     assert not other.wrong(lossless=False)
     split = compare("llama_cpp", "1.0", ours, [([1, 0], [5, 6, 7, 8]), *ours[1:]], 64)
     assert "1 of 3 questions split into other tokens" in split.sentence()
     assert split.wrong(lossless=False)
+
+
+def test_one_near_tie_of_three_answers_is_no_other_model_and_of_twenty_two_are_none() -> None:
+    """Whose answers part at once, or that differ more often, is another one."""
+    for answers, others, wrong in ((3, 1, False), (3, 2, True), (20, 2, False), (20, 3, True), (9, 1, False)):
+        ours = [([n], [5, 6, 7, 8]) for n in range(answers)]
+        theirs = [([n], [5, 6, 7, 9] if n < others else [5, 6, 7, 8]) for n in range(answers)]
+        assert compare("peft", "1.0", ours, theirs, 64).wrong(lossless=True) == wrong
+    assert compare("peft", "1.0", ours[:1], [([0], [9, 9, 9, 9])], 64).wrong(lossless=True)
 
 
 def test_a_library_without_its_packages_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,6 +252,25 @@ def test_a_record_is_what_the_journal_says_up_to_the_exported_round(tmp_path: Pa
 def test_the_card_names_a_preset_only_where_a_task_has_one(tmp_path: Path) -> None:
     for task, preset in (("bf", "starter"), ("my_sums", "")):
         assert record_of("mine", RunConfig(tasks=(task,)), tmp_path / "none.db", 0).preset == preset
+
+
+def test_after_a_rollback_the_card_and_the_list_tell_the_score_of_the_weights_that_are_back(tmp_path: Path) -> None:
+    """Of the weights that were taken back it is told where a checkpoint of before the rollback is exported."""
+    journal = Journal(tmp_path / "journal.db")
+    back = ExternalSwitched(round=50, taking=False, by="tripwire", sentence="They are back.", restored=25)
+    journal.append([evaluated(0, 0.2), evaluated(25, 0.4), evaluated(50, 0.1), back])
+    for rounds, rate in ((50, 0.4), (60, 0.4), (49, 0.4)):
+        found = record_of("mine", RunConfig(), tmp_path / "journal.db", rounds).held_out
+        assert found is not None
+        assert found.pass_at_1 == rate
+    listed = story(tmp_path).held_out
+    assert listed is not None
+    assert listed.pass_at_1 == 0.4
+    journal.append([evaluated(50, 0.45)])
+    journal.close()
+    listed = story(tmp_path).held_out
+    assert listed is not None
+    assert listed.pass_at_1 == 0.45
 
 
 def test_a_record_says_that_the_rewards_were_a_judges_and_whose(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from contextlib import closing
 from pathlib import Path
 
@@ -13,14 +14,16 @@ from hypothesis import strategies as st
 from tests.support.own_tasks import library_in, sums
 from tests.support.records import evaluation, finished
 
-from sapo_backends.base import ModelNotFound
+from sapo_backends.base import Completion, LoadRequest, ModelNotFound
 from sapo_backends.checkpoints.locate import BUNDLED
+from sapo_backends.fake import FakeEngine
 from sapo_desktop import cli
 from sapo_desktop.commands.models.models import _table as table
 from sapo_desktop.dashboard.look.glyphs import UNICODE
 from sapo_desktop.dashboard.screens.models.rows import row, summary
 from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import Home
+from sapo_desktop.services.models.chatting import Chat
 from sapo_desktop.services.models.shelf import changes, keeping, names, store
 from sapo_desktop.services.models.shelf.history import Story
 from sapo_desktop.services.models.shelf.overview import Overview, overview
@@ -28,6 +31,7 @@ from sapo_desktop.services.models.shelf.store import Model
 from sapo_desktop.services.models.training import plan
 from sapo_swarm.config import RunConfig, settings_of_today
 from sapo_swarm.events import Evaluated, Event
+from sapo_swarm.node.storage.checkpoints import Checkpoints, Moment
 from sapo_swarm.node.storage.journal import Journal
 
 CONFIG = RunConfig(model="starter", trainer="fake", tasks=("bf", "arc_1d"))
@@ -260,3 +264,37 @@ def test_of_an_own_task_no_preset_is_told() -> None:
     for tasks, told in ((("my_sums",), "my_sums"), (("my_sums", "bf"), "my_sums, bf (starter)")):
         said = summary(Overview(model(changed(tasks=tasks)), Story(), 0), False, 76, UNICODE).plain
         assert f"tasks     {told}\n" in said
+
+
+def test_a_duplicate_needs_room_for_what_is_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its exports are left out."""
+    home = Home(tmp_path, tmp_path / "data", tmp_path, tmp_path, tmp_path)
+    one = store.create(home, "kim", CONFIG)
+    (one.folder / "exports" / "hf").mkdir(parents=True)
+    (one.folder / "exports" / "hf" / "model.safetensors").write_bytes(bytes(10**6))
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _folder: usage._replace(free=10**5))
+    assert keeping.duplicate(home, one, "eve").name == "eve"
+
+
+class Talker(FakeEngine):
+    """Never ends by itself."""
+
+    written = 0
+
+    def generate(self, prompts, group_size, sampling, *args, **kwargs):  # type: ignore[no-untyped-def]
+        self.written += sampling.max_new_tokens
+        return [[Completion(tuple(self.tokenizer.encode_text("1")[:1]) * sampling.max_new_tokens, (), "length")]]
+
+
+def test_the_chat_lets_a_model_write_as_much_as_in_training(tmp_path: Path) -> None:
+    home = Home(tmp_path, tmp_path / "data", tmp_path, tmp_path, tmp_path)
+    config = changed(model="fake", trainer="fake", max_new_tokens=300)
+    one = store.create(home, "kim", config)
+    engine = FakeEngine(LoadRequest("fake"))
+    Checkpoints(one.folder / "checkpoints", 1).write(engine, Moment(1, "stop"))
+    talker = Talker(LoadRequest("fake"))
+    with Chat(store.read(one.folder)) as chat:
+        chat._engines[:] = [talker]
+        list(chat.answer("1 + 1?", 1.0))
+    assert talker.written == 300

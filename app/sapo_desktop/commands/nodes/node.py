@@ -77,7 +77,7 @@ def main(args: argparse.Namespace) -> int:
     model = training.chosen(home, args.name)
     base = msgspec.structs.replace(chosen, run=model.config) if model else chosen
     typed = set(vars(args)) & set(RunConfig.__struct_fields__)
-    session = training.plan(model, _typed_over(base, args), typed)
+    session = training.plan(model, _typed_over(base, args, made=model is not None), typed)
     invite = _invite(args, home, chosen)
     config = _with_swarm(session, invite, typed, invite is not None and membership.for_trial(invite, home.invite))
     if model is not None and model.trained:
@@ -109,10 +109,11 @@ def main(args: argparse.Namespace) -> int:
         return asyncio.run(_work(home, setup, session, reporter, invite, chosen, bound))
 
 
-def _typed_over(base: settings.Settings, args: argparse.Namespace) -> RunConfig:
-    """The run's settings with the typed flags. Raises UsageError, BadTask, UnknownTask that says where tasks of a swarm are."""
+def _typed_over(base: settings.Settings, args: argparse.Namespace, made: bool) -> RunConfig:
+    """The run's settings with the typed flags. made: they are a model's. Raises UsageError, BadTask, UnknownTask that says where
+    tasks of a swarm are."""
     try:
-        return flags.run_config(base, args, fetching.look)
+        return flags.run_config(base, args, fetching.look, made)
     except NoSuchTask as error:
         if not args.join:
             raise

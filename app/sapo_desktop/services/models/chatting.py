@@ -15,7 +15,7 @@ from sapo_swarm.tasks.prompts import SYSTEM_PROMPTS, messages, system_prompt
 PIECE = 8
 """Tokens between two looks at an answer that is being written."""
 LONGEST = 256
-"""Tokens of an answer at most."""
+"""Tokens of an answer at most, of a model that had no more in training."""
 
 
 class Chat:
@@ -26,6 +26,7 @@ class Chat:
         self._chosen: tuple[Chosen, Chosen] = (of(model, "base"), of(model, checkpoint))
         self._engines: list[Engine] = []
         config = self._chosen[1].config
+        self._longest = max(LONGEST, config.max_new_tokens)
         self._system = system_prompt(config.tasks, config.answer_format) or SYSTEM_PROMPTS[config.answer_format]
 
     def __enter__(self) -> Chat:
@@ -54,7 +55,7 @@ class Chat:
         Each question stands alone: these models are trained on single questions. Raises BackendError.
         """
         writing = {
-            place: _write(engine, messages(question, self._system), temperature)
+            place: _write(engine, messages(question, self._system), temperature, self._longest)
             for place, engine in enumerate(self._engines)
         }
         while writing:
@@ -66,15 +67,15 @@ class Chat:
                     yield place, text
 
 
-def _write(engine: Engine, conversation: list[dict[str, str]], temperature: float) -> Iterator[str]:
-    """The answer so far, every PIECE tokens: the next piece is generated after what is there already."""
+def _write(engine: Engine, conversation: list[dict[str, str]], temperature: float, longest: int) -> Iterator[str]:
+    """The answer so far, every PIECE tokens: the next piece is generated after what is there already. longest: in tokens."""
     prompt = list(engine.tokenizer.encode_chat(conversation))
     written: list[int] = []
-    while len(written) < LONGEST:
+    while len(written) < longest:
         room = engine.info.context_length - len(prompt) - len(written)
         if room <= 0:
             return
-        sampling = Sampling(temperature, 1.0, min(PIECE, room, LONGEST - len(written)))
+        sampling = Sampling(temperature, 1.0, min(PIECE, room, longest - len(written)))
         piece = engine.generate([tuple(prompt + written)], 1, sampling, seed=len(written))[0][0]
         written += piece.tokens
         yield safe_text(engine.tokenizer.decode(tuple(written))).strip()

@@ -79,6 +79,13 @@ async def restored(context: RoundContext, kept: InFlight) -> RoundWork | None:
     return work
 
 
+def torn(work: RoundWork) -> bool:
+    """Its update of several steps failed on the way: the weights may hold a part of it."""
+    if work.call is None or work.stats is not None:
+        return False
+    return work.call.policy.epochs * work.call.policy.minibatches > 1
+
+
 def outlived(work: RoundWork, now: float) -> bool:
     """The groups of others wait for longer than a pool would have kept them. now: Unix time; a clock that was set back counts."""
     return not 0 <= now - work.taken <= GROUP_LIFE_S

@@ -9,7 +9,7 @@ from dataclasses import replace
 import msgspec
 import numpy as np
 
-from sapo_backends.base import TokenSequence, TrainSample, UpdateStats
+from sapo_backends.base import Cancelled, TokenSequence, TrainSample, UpdateStats
 from sapo_swarm.algorithms.base import rate_share
 from sapo_swarm.events import GroupRecorded, RoundFinished
 from sapo_swarm.node.round.context import RoundContext, RoundWork, UpdateCall
@@ -64,14 +64,18 @@ async def update(context: RoundContext, work: RoundWork) -> None:
         rate = context.policy.learning_rate * rate_share(context.config, work.round)
         seed = round_seed(context.node_key, context.config.seed, work.round, "update")
         work.call = call = UpdateCall(samples, replace(context.policy, learning_rate=rate), seed)
-        work.stats = await context.host.call(
-            context.host.engine.update,
-            call.batch,
-            call.policy,
-            call.seed,
-            context.host.cancel,
-            context.from_thread(lambda fraction: (fraction, "Updating the model")),
-        )
+        try:
+            work.stats = await context.host.call(
+                context.host.engine.update,
+                call.batch,
+                call.policy,
+                call.seed,
+                context.host.cancel,
+                context.from_thread(lambda fraction: (fraction, "Updating the model")),
+            )
+        except Cancelled:
+            work.call = None  # before its first step: nothing is torn
+            raise
     work.trained, work.replayed = batch, len(replayed)
     if context.config.sampling == "novelty":  # who asks for nothing of it remembers nothing
         observe_trained(context.seen, (group for group in batch if any(group.advantages)))

@@ -76,7 +76,8 @@ def summary(one: Overview, training: bool, width: int, glyphs: Glyphs) -> Conten
         rows.append(Content.styled(hang(plain(one.story.problem, 300), width, 0), "$warning"))
     if sessions:
         rows += [Content(""), Content.styled("History", "bold"), *history(sessions[-4:], width)]
-    rows += [Content(""), *evaluations(one.story.evaluations[-1:], width, glyphs), *tasks(one.held_out, width, glyphs)]
+    last = (one.held_out,) if one.held_out else ()
+    rows += [Content(""), *evaluations(last, width, glyphs), *tasks(one.held_out, width, glyphs)]
     return Content("\n").join(rows)
 
 

@@ -32,7 +32,8 @@ class Record:
     base: starter, a folder, or a hub id. licence: of the base, as an SPDX identifier in lower case, or "unknown".
     tokens: generated for training. swarm: groups of others were trained on. held_out: the newest evaluation at or before
     the exported round, with base_held_out from before the training if there is one. system: the prompt of its training.
-    judged: its rewards were verdicts of a judge; else they were verified.
+    judged: its rewards were verdicts of a judge; else they were verified. thinking: whether it reasoned, where its chat
+    template has a switch for that. four_bit: its base was in 4 bits.
     """
 
     name: str
@@ -50,6 +51,8 @@ class Record:
     base_held_out: Evaluated | None = None
     settings: dict[str, str] = field(default_factory=dict)
     judged: bool = False
+    thinking: bool | None = None
+    four_bit: bool = False
 
     @property
     def slug(self) -> str:
@@ -72,6 +75,7 @@ def card(record: Record, format_name: str, use: str, checked: str) -> str:
         f"on {_count(record.tasks)} with sapo-desktop.\n",
         "## Use\n",
         use,
+        _reasoning(record),
         _system(record),
         f"{checked}\n" if checked else "",
         "## Training\n",
@@ -84,6 +88,16 @@ def card(record: Record, format_name: str, use: str, checked: str) -> str:
         f"Licence of the base: {_licence_line(record)}",
     ]
     return "\n".join(part for part in parts if part) + "\n"
+
+
+def _reasoning(record: Record) -> str:
+    if record.thinking is None:
+        return ""
+    return (
+        f"Its chat template has a switch for reasoning, which was {'on' if record.thinking else 'off'} in training: "
+        f"`apply_chat_template(…, enable_thinking={record.thinking})`; of a server "
+        f'`"chat_template_kwargs": {{"enable_thinking": {str(record.thinking).lower()}}}`.\n'
+    )
 
 
 def _system(record: Record) -> str:
@@ -115,7 +129,7 @@ def _front(record: Record, format_name: str) -> str:
 
 
 def _training(record: Record) -> Iterator[str]:
-    yield f"base: {_plain(record.base_name)}"
+    yield f"base: {_plain(record.base_name)}{', in 4 bits (NF4) while it was trained' if record.four_bit else ''}"
     how = {"lora": "a LoRA adapter", "full": "all weights"}.get(record.method, "the weights")
     together = "its own rollouts and those of others in a swarm (SAPO, arXiv 2509.08721)"
     yield f"trained: {how}, by {record.algorithm or 'policy gradient'}, on {together if record.swarm else 'its own rollouts'}"
@@ -130,7 +144,7 @@ def _held_out(record: Record) -> Iterator[str]:
     """pass@1 by task with intervals, beside the base where it was measured."""
     now, before = record.held_out, record.base_held_out
     if now is None:
-        yield "No held-out evaluation was made while it trained. `sapo-desktop eval` makes one.\n"
+        yield "No held-out evaluation was made while it trained.\n"
         return
     yield (
         f"{'Judged good' if record.judged else 'Strict pass@1'} at temperature {now.temperature:g} on held-out questions that "

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sapo_backends.base import CancelToken, Progress
+from sapo_backends.common import precisions
 from sapo_desktop.services.models.exports import child, room
 from sapo_desktop.services.models.exports.card import card
 from sapo_desktop.services.models.exports.formats import FORMATS, ExportFailed, Plan, Source
@@ -34,7 +35,14 @@ def export(source: Source, plan: Plan, progress: Progress | None = None, cancel:
         making = _Making(source, plan, folder, progress, cancel or CancelToken())
         written = making.write()
         agreement, unchecked = making.read_again(written) if plan.verify else (None, UNVERIFIED)
-        record = replace(source.record, method=written.method, system=written.system)
+        config = source.config
+        record = replace(
+            source.record,
+            method=written.method,
+            system=written.system,
+            thinking=config.thinking == "on" if written.switch else None,
+            four_bit=precisions.is_four_bit(config.precision),
+        )
         checked = agreement.sentence() if agreement is not None else unchecked
         (folder / "README.md").write_text(card(record, plan.format, usage(record, plan), checked), encoding="utf-8")
         size = _settle(folder)
@@ -101,7 +109,14 @@ class _Making:
         library = FORMATS[self.plan.format].library
         path = self.folder / self._file if self.plan.format == "gguf" else self.folder
         chats = [answer.chat for answer in written.answers]
-        job = Read(library=library, path=str(path.absolute()), base=written.base, chats=chats, tokens=TOKENS)
+        job = Read(
+            library=library,
+            path=str(path.absolute()),
+            base=written.base,
+            chats=chats,
+            tokens=TOKENS,
+            thinking=self.source.config.thinking == "on",
+        )
         refused = f"{LIBRARIES[library]} does not load what was written, so nothing was kept. "
         try:
             reply = self._run(job, WRITING, 1.0)

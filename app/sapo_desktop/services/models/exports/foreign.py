@@ -73,7 +73,7 @@ def _by_torch(model: Any, job: Read) -> Iterator[Answer]:
         return int(output.logits[0, -1].argmax()), output.past_key_values
 
     for chat in job.chats:
-        prompt = _ids(tokenizer, chat)
+        prompt = _ids(tokenizer, chat, job.thinking)
         yield prompt, _until_end(step, prompt, ends, job.tokens, None)
 
 
@@ -88,13 +88,13 @@ def _mlx_lm(job: Read) -> Iterator[Answer]:
         return int(model(mx.array([ids]), cache=cache)[0, -1].argmax().item()), cache
 
     for chat in job.chats:
-        prompt = _ids(tokenizer, chat)
+        prompt = _ids(tokenizer, chat, job.thinking)
         yield prompt, _until_end(step, prompt, set(tokenizer.eos_token_ids), job.tokens, make_prompt_cache(model))
 
 
-def _ids(tokenizer: Any, chat: Chat) -> list[int]:
-    """The chat template as these libraries apply it. Thinking is off, as it was in training."""
-    options = {"add_generation_prompt": True, "enable_thinking": False}
+def _ids(tokenizer: Any, chat: Chat, thinking: bool) -> list[int]:
+    """The chat template as these libraries apply it."""
+    options = {"add_generation_prompt": True, "enable_thinking": thinking}
     text = tokenizer.apply_chat_template(chat, tokenize=False, **options)
     return list(tokenizer.encode(text, add_special_tokens=False))
 
@@ -123,7 +123,7 @@ def _llama_cpp(job: Read) -> Iterator[Answer]:
     bos = llama_cpp.llama_vocab_get_text(vocabulary, first).decode() if first >= 0 else ""
     chat_text = Jinja2ChatFormatter(model.metadata["tokenizer.chat_template"], eos_token="", bos_token=bos)
     for chat in job.chats:
-        text = chat_text(messages=chat, enable_thinking=False).prompt
+        text = chat_text(messages=chat, enable_thinking=job.thinking).prompt
         prompt = model.tokenize(text.encode(), add_bos=False, special=True)
         answer: list[int] = []
         for token in islice(model.generate(prompt, temp=0.0, repeat_penalty=1.0), job.tokens):

@@ -8,9 +8,10 @@ from sapo_backends.base import ModelNotFound
 from sapo_desktop.services.bases.licence import UNKNOWN, licence_of
 from sapo_desktop.services.machine.load_request import local_folder
 from sapo_desktop.services.models.exports.card import Record
+from sapo_desktop.services.models.shelf.history import undone
 from sapo_desktop.services.models.shelf.overview import shown_preset
 from sapo_swarm.config import RunConfig
-from sapo_swarm.events import Evaluated, RoundFinished, RunStarted
+from sapo_swarm.events import Evaluated, ExternalSwitched, RoundFinished, RunStarted
 from sapo_swarm.node.storage.journal import read_only
 
 
@@ -19,9 +20,11 @@ def record_of(name: str, config: RunConfig, journal: Path, rounds: int) -> Recor
 
     Raises JournalError when it is damaged.
     """
-    events = read_only(journal, kinds=("run_started", "round", "evaluation")) if journal.exists() else []
+    events = read_only(journal, kinds=("run_started", "round", "evaluation", "external")) if journal.exists() else []
     done = [event for event in events if isinstance(event, RoundFinished) and event.round < rounds]
-    seen = [event for event in events if isinstance(event, Evaluated) and event.round <= rounds]
+    events = [event for event in events if not isinstance(event, Evaluated | ExternalSwitched) or event.round <= rounds]
+    gone = undone(events)
+    seen = [event for event in events if isinstance(event, Evaluated) and event not in gone]
     trained = [event for event in seen if event.round > 0]
     last = {event.round: event for event in done}.values()  # a round that was redone after a kill counts once
     judged = next((event.judged for event in reversed(events) if isinstance(event, RunStarted)), False)

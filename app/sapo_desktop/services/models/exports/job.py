@@ -34,13 +34,15 @@ class Write(msgspec.Struct, frozen=True, tag="write", kw_only=True):
 
 
 class Read(msgspec.Struct, frozen=True, tag="read", kw_only=True):
-    """Load an export with the library it is for, and answer. path: a folder, or a GGUF file. base: of an adapter."""
+    """Load an export with the library it is for, and answer. path: a folder, or a GGUF file. base: of an adapter.
+    thinking: what the chat template's switch for reasoning is set to, where it has one."""
 
     library: str
     path: str
     base: str
     chats: list[list[dict[str, str]]]
     tokens: int
+    thinking: bool = False
 
 
 class Progressed(msgspec.Struct, frozen=True, tag="progress"):
@@ -53,7 +55,8 @@ class Progressed(msgspec.Struct, frozen=True, tag="progress"):
 class Written(msgspec.Struct, frozen=True, tag="written"):
     """method: how the model was trained. base: folder of its base model. exact: the weights in the file are the trained
     ones in float32, and the answers were computed with them. gone: tasks of the config that are not here any more, or do not
-    load. system: the prompt that the model was trained under, "" where there is none."""
+    load. system: the prompt that the model was trained under, "" where there is none. switch: its chat template has one for
+    reasoning."""
 
     method: str
     base: str
@@ -61,6 +64,7 @@ class Written(msgspec.Struct, frozen=True, tag="written"):
     answers: list[Messages]
     gone: tuple[str, ...] = ()
     system: str = ""
+    switch: bool = False
 
 
 class Answered(msgspec.Struct, frozen=True, tag="answered"):

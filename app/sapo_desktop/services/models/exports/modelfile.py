@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from sapo_backends.base import Thinking
 from sapo_backends.checkpoints.chat_template import ChatTemplate
 from sapo_backends.checkpoints.tokenizer import HfTokenizer, read_json
 
@@ -12,10 +13,11 @@ ONE_TEXT, TWO_TEXTS, THREE_TEXTS = 3, 5, 7
 _UNSAFE = ("{{", "}}", '"""')
 
 
-def modelfile(folder: Path, gguf: str, context: int, system: str) -> str:
-    """folder: the Hugging Face folder behind the file named `gguf`. system: the prompt of its training, "" without one."""
+def modelfile(folder: Path, gguf: str, context: int, system: str, thinking: Thinking = "auto") -> str:
+    """folder: the Hugging Face folder behind the file named `gguf`. system: the prompt of its training, "" without one.
+    thinking: as in its training."""
     texts = _end_texts(folder)
-    template, uses_system = _template(folder, texts[0] if texts else "")
+    template, uses_system = _template(folder, texts[0] if texts else "", thinking)
     lines = [f"FROM ./{gguf}", f"PARAMETER num_ctx {context}"]
     lines += [f'PARAMETER stop "{text}"' for text in texts if '"' not in text]
     if template:
@@ -35,13 +37,14 @@ def _end_texts(folder: Path) -> list[str]:
     return [added[i] for i in dict.fromkeys((tokenizer.eot_id, *tokenizer.eos_ids)) if i in added]
 
 
-def _template(folder: Path, end: str) -> tuple[str, bool]:
+def _template(folder: Path, end: str, thinking: Thinking) -> tuple[str, bool]:
     """The chat template in Go's syntax, "" where it cannot be said so; and whether it has a place for a system prompt.
 
     Read off two rendered conversations: what stands before, between and behind the messages' texts.
     """
     settings = read_json(folder / "tokenizer_config.json")
-    chat = ChatTemplate.read(folder, settings, _special(settings, "bos_token"), _special(settings, "eos_token"))
+    first, last = _special(settings, "bos_token"), _special(settings, "eos_token")
+    chat = ChatTemplate.read(folder, settings, first, last, thinking)
     user = {"role": "user", "content": "U"}
     plain = _pieces(chat, [user])
     again = _pieces(chat, [user, {"role": "assistant", "content": "A"}, user])

@@ -9,8 +9,10 @@ import msgspec
 
 LIBRARIES = {"transformers": "transformers", "peft": "peft", "llama_cpp": "llama.cpp", "mlx_lm": "mlx_lm"}
 """import name -> what people call it."""
-PASSED = 0.9
-"""Answers that must be identical where nothing was rounded: near-ties of two tokens may fall either way."""
+TIES = 10
+"""One in so many answers may differ where nothing was rounded: near-ties of two tokens may fall either way."""
+FOLLOWED = 0.6
+"""Mean part that is followed from which on one answer of fewer may differ, too."""
 
 
 class Agreement(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,8 +42,8 @@ class Agreement(msgspec.Struct, frozen=True, kw_only=True):
 
     def wrong(self, lossless: bool) -> bool:
         """Another model, not rounding: other prompts, or other answers in a format that keeps every number."""
-        differs = lossless and self.identical < PASSED * self.answers
-        return self.prompts < self.answers or differs
+        ties = max(self.answers // TIES, self.followed >= FOLLOWED)
+        return self.prompts < self.answers or (lossless and self.answers - self.identical > ties)
 
 
 class Exported(msgspec.Struct, frozen=True, kw_only=True):

@@ -24,8 +24,12 @@ model, tokenizer = PeftModel.from_pretrained(base, "."), AutoTokenizer.from_pret
 _GGUF = """\
 ```sh
 ollama create {slug} -f Modelfile && ollama run {slug}
-llama-server -m {slug}-{quant}.gguf --jinja
+llama-server -m {slug}-{quant}.gguf --jinja{budget}
 ```
+"""
+_FOUR_BIT = """
+The adapter belongs to the base in 4 bits (NF4, as QLoRA rounds it), on which it was trained; on the base as it is, its
+answers differ a little.
 """
 _MLX = """\
 ```sh
@@ -39,5 +43,7 @@ def usage(record: Record, plan: Plan) -> str:
     on_hub = "/" in record.base_name
     base = record.base_name if on_hub else f"path/to/{record.base_name}"
     where = "" if on_hub else "  # adapter_config.json says where it lay"
-    texts = {"hf": _TRANSFORMERS, "adapter": _PEFT, "gguf": _GGUF, "mlx": _MLX}
-    return texts[plan.format].format(base=base, where=where, slug=record.slug, quant=plan.quant)
+    budget = " --reasoning-budget 0" if record.thinking is False else ""
+    peft = f"{_PEFT}{_FOUR_BIT}" if record.four_bit else _PEFT
+    texts = {"hf": _TRANSFORMERS, "adapter": peft, "gguf": _GGUF, "mlx": _MLX}
+    return texts[plan.format].format(base=base, where=where, slug=record.slug, quant=plan.quant, budget=budget)

@@ -11,6 +11,7 @@ import msgspec
 
 from sapo_backends.base import Engine, OutOfMemory, Sampling
 from sapo_backends.checkpoints import locate
+from sapo_backends.checkpoints.chat_template import switches_reasoning
 from sapo_backends.checkpoints.gguf.writer import Kind, require_writable, write_gguf
 from sapo_backends.checkpoints.peft_folder import write_adapter_folder
 from sapo_backends.checkpoints.tokenizer import read_json
@@ -49,7 +50,8 @@ def write(job: Write, report: Report) -> Written:
     answers = _answers(engine, chats, job.tokens)
     report(0.6, "writing weights")
     folder, system = Path(job.folder), _system(engine, job.config)
-    found = Written(engine.info.method, str(base), _is_exact(engine), answers, gone, system)
+    switch = switches_reasoning(base, read_json(base / "tokenizer_config.json"))
+    found = Written(engine.info.method, str(base), _is_exact(engine, job.format), answers, gone, system, switch)
     if job.format == "adapter":
         name = str(base) if job.config.model in locate.BUNDLED else job.config.model
         write_adapter_folder(engine.adapter(), request(job.config).lora_alpha, name, base, folder)
@@ -81,8 +83,10 @@ def _load(job: Write, report: Report) -> Engine:
     return engine
 
 
-def _is_exact(engine: Engine) -> bool:
-    return engine.info.precision.endswith("float32")
+def _is_exact(engine: Engine, format: str) -> bool:
+    """An adapter of a base in 4 bits is read on the base that nothing rounded: other answers are no other adapter."""
+    four = precisions.is_four_bit(engine.info.precision)
+    return engine.info.precision.endswith("float32") and not (four and format == "adapter")
 
 
 async def held_out_chats(config: RunConfig, count: int) -> list[list[dict[str, str]]]:
@@ -123,6 +127,6 @@ def _write_gguf(job: Write, engine: Engine, system: str, report: Report) -> None
     kinds: dict[str, Kind] = {"f16": "F16", "q8_0": "Q8_0", "q4_0": "Q4_0"}
     write_gguf(merged, folder / job.file, kinds[job.quant], progress=report)
     context = int(read_json(merged / "config.json").get("max_position_embeddings") or LARGEST_CONTEXT)
-    text = modelfile(merged, job.file, min(context, LARGEST_CONTEXT), system)
+    text = modelfile(merged, job.file, min(context, LARGEST_CONTEXT), system, job.config.thinking)
     (folder / "Modelfile").write_text(text, encoding="utf-8")
     shutil.rmtree(merged)

@@ -30,6 +30,7 @@ from sapo_desktop.services.models.screen.own_tasks import fitted
 from sapo_desktop.services.models.shelf import base_folder, names, store
 from sapo_desktop.services.models.shelf.overview import Overview, overview
 from sapo_desktop.services.models.shelf.store import Model
+from sapo_desktop.settings import flags
 
 _GGUF = {
     "f16": "for llama.cpp, LM Studio and Ollama: 16 bits a weight",
@@ -99,6 +100,7 @@ class HomeModels:
         return f"{model.name} starts from {model.record.base}; the node trains it now"
 
     def _new(self, answers: NewModel) -> Model:
+        from sapo_desktop.services.bases import fetching
         from sapo_desktop.services.models.shelf import creating
 
         config = settings.load(self._home.settings).run
@@ -110,7 +112,7 @@ class HomeModels:
         )
         if answers.tasks:
             wanted = fitted(wanted)
-        return creating.new(self._home, answers.name, wanted)
+        return creating.new(self._home, answers.name, flags.with_room(wanted, fetching.look))
 
     async def proceed(self, id: str) -> str:
         """See ModelActions."""

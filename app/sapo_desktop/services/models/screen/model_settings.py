@@ -45,8 +45,10 @@ def change(model: Model, key: str, typed: str) -> str:
     Raises UsageError (another identity, a value that is not allowed), UnknownTask, AppError; then nothing was changed.
     """
     name = editing.known(key).removeprefix("run.")
+    typed = flags.absolute(typed) if name == "model" else typed
     config = settings.edited(model.config, key, typed)
     flags.check(config)
+    config = flags.with_room(config) if flags.asks_for_room(model.config, config) else config
     model = store.read(model.folder)  # a node may have written it meanwhile
     changes.refuse_other_identity(model, config, training.meant(model))
     store.write(model.folder, store.with_config(model.record, changes.kept_identity(model, config)))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
+
 from sapo_desktop.paths import Home
 from sapo_desktop.services.bases import fetching
 from sapo_desktop.services.models.shelf import names, store
@@ -18,6 +20,7 @@ def new(home: Home, name: str, config: RunConfig) -> Model:
     Raises UsageError, UnknownTask, BackendUnavailable, ModelNotFound, AppError; then nothing is left behind.
     """
     names.check(name, store.taken(home))
+    config = msgspec.structs.replace(config, model=flags.absolute(config.model))  # a node starts in another folder
     flags.check(config)
     fetching.require(config)
     return store.create(home, name, config)

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from sapo_desktop.services.models.shelf.store import Model
-from sapo_swarm.events import Evaluated, Event, RoundFinished, RunStarted
+from sapo_swarm.events import Evaluated, Event, ExternalSwitched, RoundFinished, RunStarted
 from sapo_swarm.node.storage.journal import JournalError, read_only
 from sapo_swarm.protocol.safe_text import safe_text
 
 
 @dataclass(frozen=True)
 class Story:
-    """Oldest first. problem: why the journal could not be read, "" when it could or when there is none yet."""
+    """Oldest first. problem: why the journal could not be read, "" when it could or when there is none yet. undone: the
+    evaluations of weights that a rollback took back."""
 
     sessions: tuple[RunStarted, ...] = ()
     rounds: tuple[RoundFinished, ...] = ()
     evaluations: tuple[Evaluated, ...] = ()
     problem: str = ""
+    undone: tuple[Evaluated, ...] = ()
 
     @property
     def tokens(self) -> int:
@@ -27,8 +30,8 @@ class Story:
 
     @property
     def held_out(self) -> Evaluated | None:
-        """The newest evaluation."""
-        return self.evaluations[-1] if self.evaluations else None
+        """The newest evaluation of the weights, or of what they came from."""
+        return next((event for event in reversed(self.evaluations) if event not in self.undone), None)
 
     @property
     def judged(self) -> bool:
@@ -39,14 +42,24 @@ class Story:
 def story(folder: Path) -> Story:
     """The life of the model of that folder. Never raises: what cannot be read is told in `problem`."""
     try:
-        events = _events(folder, ("run_started", "round", "evaluation"))
+        events = _events(folder, ("run_started", "round", "evaluation", "external"))
     except JournalError as error:
         return Story(problem=str(error))
     return Story(
         tuple(e for e in events if isinstance(e, RunStarted)),
         tuple(e for e in events if isinstance(e, RoundFinished)),
         tuple(e for e in events if isinstance(e, Evaluated)),
+        undone=tuple(undone(events)),
     )
+
+
+def undone(events: Sequence[Event]) -> list[Evaluated]:
+    """The evaluations of weights that the tripwire took back. events: of a journal, in order."""
+    found: list[Evaluated] = []
+    for place, back in enumerate(events):
+        if isinstance(back, ExternalSwitched) and back.by == "tripwire" and not back.taking:
+            found += [e for e in events[:place] if isinstance(e, Evaluated) and e.round > back.restored]
+    return found
 
 
 def what(session: RunStarted) -> str:

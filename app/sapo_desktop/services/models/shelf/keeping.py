@@ -51,7 +51,7 @@ def duplicate(home: Home, model: Model, name: str) -> Model:
     partial = home.models / f"{_PARTIAL}{identity.id}"
     record = msgspec.structs.replace(model.record, id=identity.id, name=name, created=time.time())
     try:
-        _require_room(home.models, store.size(model.folder))
+        _require_room(home.models, store.size(model.folder) - store.size(model.folder / "exports"))
         shutil.copytree(model.folder, partial, ignore=_left_out, ignore_dangling_symlinks=True)
         copy_journal(model.folder / "journal.db", partial / "journal.db", identity.id)
         store.write(partial, record)
