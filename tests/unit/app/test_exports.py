@@ -263,14 +263,10 @@ def test_after_a_rollback_the_card_and_the_list_tell_the_score_of_the_weights_th
         found = record_of("mine", RunConfig(), tmp_path / "journal.db", rounds).held_out
         assert found is not None
         assert found.pass_at_1 == rate
-    listed = story(tmp_path).held_out
-    assert listed is not None
-    assert listed.pass_at_1 == 0.4
+    assert [one.pass_at_1 for one in (story(tmp_path).held_out,) if one] == [0.4]
     journal.append([evaluated(50, 0.45)])
     journal.close()
-    listed = story(tmp_path).held_out
-    assert listed is not None
-    assert listed.pass_at_1 == 0.45
+    assert [one.pass_at_1 for one in (story(tmp_path).held_out,) if one] == [0.45]
 
 
 def test_a_record_says_that_the_rewards_were_a_judges_and_whose(tmp_path: Path) -> None:

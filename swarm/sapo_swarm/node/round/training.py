@@ -64,14 +64,10 @@ async def update(context: RoundContext, work: RoundWork) -> None:
         rate = context.policy.learning_rate * rate_share(context.config, work.round)
         seed = round_seed(context.node_key, context.config.seed, work.round, "update")
         work.call = call = UpdateCall(samples, replace(context.policy, learning_rate=rate), seed)
+        tell = context.from_thread(lambda fraction: (fraction, "Updating the model"))
         try:
             work.stats = await context.host.call(
-                context.host.engine.update,
-                call.batch,
-                call.policy,
-                call.seed,
-                context.host.cancel,
-                context.from_thread(lambda fraction: (fraction, "Updating the model")),
+                context.host.engine.update, call.batch, call.policy, call.seed, context.host.cancel, tell
             )
         except Cancelled:
             work.call = None  # before its first step: nothing is torn
