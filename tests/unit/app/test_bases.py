@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import io
 import json
 import shutil
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from sapo_backends.base import DownloadFailed, ModelNotFound
@@ -20,10 +22,13 @@ from sapo_backends.measure.choice import Workload
 from sapo_backends.measure.machine_limits import Limits
 from sapo_desktop import settings
 from sapo_desktop.commands.models import bases
+from sapo_desktop.commands.nodes import node
+from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import Home
 from sapo_desktop.services import first_run
 from sapo_desktop.services.bases import card, recommended, tokens
 from sapo_desktop.services.machine import speed
+from sapo_desktop.services.nodes.report import Reporter
 from sapo_swarm.config import RunConfig
 from sapo_swarm.protocol import keystore
 
@@ -71,6 +76,20 @@ def test_what_is_too_large_says_what_would_fit(home: Home, monkeypatch: pytest.M
     assert "too large   " in card.lines(one)[-1]
     assert "--" in card.lines(one)[-1]
     assert one.short.endswith("does not fit")
+
+
+def test_a_model_whose_two_checkpoints_exceed_the_disk_budget_does_not_fit(home: Home) -> None:
+    """And a node is not started: nothing is downloaded for it."""
+    full = RunConfig(model=SMOL, trainer="torch", device="cpu", method="full", disk_budget_gb=0.5)
+    one = card.card(home, full)
+    assert one.short.endswith("does not fit")
+    assert "its checkpoints exceed the disk budget" in one.sentence
+    told = "too large   two checkpoints of its weights have 1.00 GiB, its disk budget is 0.50 GiB"
+    assert card.lines(one)[-1].startswith(told)
+    with pytest.raises(UsageError, match="too large: two checkpoints"):
+        node._tell_what_it_needs(home, full, Reporter(io.StringIO(), False, True), 0, trained=False)
+    for fits in (msgspec.structs.replace(full, method="lora"), msgspec.structs.replace(full, disk_budget_gb=0.0)):
+        assert not card.card(home, fits).over_budget
 
 
 def test_a_folder_and_a_downloaded_model_have_the_licence_that_they_state(home: Home, tmp_path: Path) -> None:

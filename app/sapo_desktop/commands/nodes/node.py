@@ -134,6 +134,8 @@ def _tell_what_it_needs(home: Home, config: RunConfig, reporter: Reporter, room:
     one = card.card(home, config, measure=config.model not in locate.BUNDLED)
     for line in card.lines(one):
         reporter.say(line)
+    if one.over_budget:
+        raise UsageError(f"{config.model} is too large: {one.over_budget}")
     memory_plan.require(config, room, size=one.size, fallback=bool(one.slow))
 
 

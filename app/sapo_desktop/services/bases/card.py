@@ -30,6 +30,8 @@ from sapo_desktop.services.machine import engines, load_request, memory_plan, sp
 from sapo_desktop.services.machine.memory_plan import Plan
 from sapo_swarm.algorithms.base import local_groups
 from sapo_swarm.config import RunConfig
+from sapo_swarm.node.storage.checkpoints import BYTES_A_PARAMETER
+from sapo_swarm.node.storage.files import size_text
 from sapo_swarm.protocol.safe_text import safe_text
 
 ROUNDS = 200
@@ -42,8 +44,9 @@ Source = Literal["bundled", "folder", "downloaded", "hub", "list"]
 class Card:
     """source: where the figures are from; "list": the hub was not asked or is away. download: bytes still to fetch, disk: free.
 
-    plan: None where memory is not known (a GPU's own, another engine). seconds: of a round, None unknown; measured: by bench
-    or in so many rounds here, else estimated. slow: why the engine's own decoder does not compute it, "" when it does.
+    plan: None where memory is not known (a GPU's own, another engine). budget: bytes that the model may have on the disk, 0: no
+    limit. seconds: of a round, None unknown; measured: by bench or in so many rounds here, else estimated. slow: why the engine's
+    own decoder does not compute it, "" when it does.
     """
 
     model: str
@@ -60,11 +63,23 @@ class Card:
     slow: str = ""
     rounds: int = 0
     size: ModelSize | None = None
+    budget: int = 0
 
     @property
     def fits(self) -> bool:
-        """The download fits the disk and a round the memory, as far as that is known."""
-        return self.download <= self.disk and (self.plan is None or self.plan.fits)
+        """The download fits the disk, a round the memory and two checkpoints the disk budget, as far as that is known."""
+        return self.download <= self.disk and (self.plan is None or self.plan.fits) and not self.over_budget
+
+    @property
+    def over_budget(self) -> str:
+        """Why the model's checkpoints never fit its disk budget, and what to do; "" where they do."""
+        needed = 2 * BYTES_A_PARAMETER * self.size.trainable if self.size else 0
+        if not self.budget or needed <= self.budget:
+            return ""
+        return (
+            f"two checkpoints of its weights have {size_text(needed)}, its disk budget is {size_text(self.budget)}: "
+            f"--method lora, or --disk-budget-gb {needed / 2**30 + 0.1:.1f}"
+        )
 
     @property
     def hours(self) -> float | None:
@@ -81,6 +96,8 @@ class Card:
             parts.append(
                 f"a round needs {self.plan.needed / 2**30:.1f} GiB" + ("" if self.plan.fits else ", too much here")
             )
+        if self.over_budget:
+            parts.append("its checkpoints exceed the disk budget")
         if self.seconds is not None and self.hours is not None:
             parts.append(f"about {format_seconds(self.seconds)} a round, {_span(self.hours)} to {ROUNDS}")
         return "; ".join(parts)
@@ -98,12 +115,14 @@ def card(home: Home, config: RunConfig, *, ask: bool = True, measure: bool = Tru
     """The card of config.model. ask: the hub may be asked, else what is on this disk and on the list counts; measure: the
     machine's limits may be measured now (seconds). Blocks. Raises ModelNotFound, DownloadFailed."""
     found = _facts(config, ask)
-    size = found.size
+    size, budget = found.size, int(config.disk_budget_gb * 2**30)
     plan = memory_plan.plan(config, size=size, fallback=bool(found.card.slow)) if size else None
     if took := speed.rounds(home, config):
-        return replace(found.card, plan=plan, seconds=median(took), measured=True, rounds=len(took), size=size)
+        return replace(
+            found.card, plan=plan, seconds=median(took), measured=True, rounds=len(took), size=size, budget=budget
+        )
     seconds, measured = _seconds(home, config, size, measure)
-    return replace(found.card, plan=plan, seconds=seconds, measured=measured, size=size)
+    return replace(found.card, plan=plan, seconds=seconds, measured=measured, size=size, budget=budget)
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,6 +253,8 @@ def lines(card: Card) -> list[str]:
         rows.append(f"slower      transformers computes it, not the app's own decoder ({card.slow})")
     if card.plan is not None and not card.plan.fits:
         rows.append(f"too large   {card.plan.suggestion}")
+    if card.over_budget:
+        rows.append(f"too large   {card.over_budget}")
     return [safe_text(row, 400, lines=False) for row in rows]  # names of licence and architecture are the hub's
 
 

@@ -39,13 +39,16 @@ def blob(repository: str, digest: str) -> Path:
 
 
 def snapshot(repository: str) -> Path | None:
-    """The folder of a model that is here with everything it needs; None when something is missing."""
+    """The folder of a model that is here with everything it needs, else None: of the commit that counts, or, where another
+    program has met a newer one of which not everything is here, the newest that is whole."""
+    snapshots = of(repository) / "snapshots"
     try:
         commit = (of(repository) / "refs" / REVISION).read_text("ascii").strip()
     except (OSError, ValueError):
         return None
-    found = of(repository) / "snapshots" / commit
-    return found if commit and "/" not in commit and complete(found) else None
+    looks = sorted(snapshots.glob("*/config.json"), key=lambda file: file.lstat().st_mtime, reverse=True)
+    found = [snapshots / commit] if commit and "/" not in commit else []
+    return next((one for one in (*found, *(look.parent for look in looks)) if complete(one)), None)
 
 
 def looked_at(repository: str) -> Path | None:
