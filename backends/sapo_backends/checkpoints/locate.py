@@ -36,6 +36,7 @@ def resolve(model: str, progress: Progress | None = None) -> Path:
         from sapo_backends.checkpoints.hub.download import download
 
         here = download(model, progress)
+    cache.pin(model, here.name)
     return checked(here)
 
 

@@ -216,15 +216,6 @@ def test_a_snapshot_without_tokenizer_json_is_fetched_on(hub: Hub) -> None:
     assert len(hub.starts("model.safetensors")) == 2  # the first download, and its redirect
 
 
-def test_a_newer_commit_that_another_program_fetched_in_part_hides_no_whole_one(hub: Hub) -> None:
-    whole = locate.resolve(ID)
-    newer = whole.with_name("f" * 40)
-    newer.mkdir()
-    (newer / "config.json").write_bytes((whole / "config.json").read_bytes())
-    (cache.of(ID) / "refs" / "main").write_text(newer.name)
-    assert cache.snapshot(ID) == whole
-
-
 def test_what_is_here_is_used_without_asking_the_network(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     locate.resolve(ID)
     before = len(hub.requests)

@@ -1,6 +1,7 @@
 """The cache that all programs of one person share, laid out as huggingface_hub lays it out:
 
-models--OWNER--NAME/refs/main            the commit that was downloaded last
+models--OWNER--NAME/refs/main            the commit that was downloaded last, by whatever program
+models--OWNER--NAME/refs/sapo-desktop    the commit that this app uses
 models--OWNER--NAME/snapshots/COMMIT/    the files by name: links into blobs/, or the files where links are not allowed
 models--OWNER--NAME/blobs/DIGEST         the bytes; DIGEST.incomplete is a download that can go on
 """
@@ -14,7 +15,7 @@ from pathlib import Path
 
 from sapo_backends.checkpoints.shards import missing
 
-REVISION = "main"
+REVISION, OURS = "main", "sapo-desktop"
 PARTIAL = ".incomplete"
 LOCK = ".download.lock"
 """Held while this app downloads a model; it stays, which tells whose download it was."""
@@ -39,16 +40,32 @@ def blob(repository: str, digest: str) -> Path:
 
 
 def snapshot(repository: str) -> Path | None:
-    """The folder of a model that is here with everything it needs, else None: of the commit that counts, or, where another
-    program has met a newer one of which not everything is here, the newest that is whole."""
+    """The folder of a model that is here with everything it needs, else None: of the commit that this app uses already, else
+    of the newest download, else, where another program has met a newer commit of which not everything is here, of any."""
     snapshots = of(repository) / "snapshots"
-    try:
-        commit = (of(repository) / "refs" / REVISION).read_text("ascii").strip()
-    except (OSError, ValueError):
+    commits = list(filter(None, (_commit(repository, ref) for ref in (OURS, REVISION))))
+    if not commits:
         return None
     looks = sorted(snapshots.glob("*/config.json"), key=lambda file: file.lstat().st_mtime, reverse=True)
-    found = [snapshots / commit] if commit and "/" not in commit else []
-    return next((one for one in (*found, *(look.parent for look in looks)) if complete(one)), None)
+    found = (*(snapshots / commit for commit in commits), *(look.parent for look in looks))
+    return next(filter(complete, found), None)
+
+
+def _commit(repository: str, ref: str) -> str:
+    """The commit that a ref names, "" without one."""
+    try:
+        commit = (of(repository) / "refs" / ref).read_text("ascii").strip()
+    except (OSError, ValueError):
+        return ""
+    return commit if "/" not in commit else ""
+
+
+def pin(repository: str, commit: str) -> None:
+    """This app uses that commit from now on: another program that meets a newer one, with another tokenizer or chat template,
+    must not change what a model was trained on."""
+    if _commit(repository, OURS) != commit:
+        with contextlib.suppress(OSError):  # another account's cache
+            (of(repository) / "refs" / OURS).write_text(commit, "ascii")
 
 
 def looked_at(repository: str) -> Path | None:
