@@ -23,6 +23,8 @@ from sapo_desktop.dashboard.widgets.keybar import KeyBar
 from sapo_desktop.paths import Home
 from sapo_desktop.services import first_run
 from sapo_desktop.services.first_questions import FirstRunAnswers
+from sapo_desktop.services.models import control
+from sapo_desktop.services.models.shelf import store
 from sapo_desktop.services.nodes import background, supervisor
 from sapo_desktop.services.swarms import hosting, lan, leaving, membership, qr
 from sapo_desktop.services.swarms.actions import HomeActions
@@ -175,6 +177,16 @@ async def test_leaving_while_the_node_starts_leaves_no_node_in_the_swarm(home: H
     assert said == "Left the swarm. The coordinator knows. The invite is forgotten."
     assert status is not None
     assert status.mode == "silo"
+
+
+async def test_deleting_a_model_whose_node_starts_ends_that_node_first(home: Home) -> None:
+    model = store.create(home, "kim", settings.load(home.settings).run)
+    start = asyncio.create_task(supervisor.start(home, [model.name]))
+    await asyncio.to_thread(_begins, home)
+    assert await control.delete(home, model) > 0
+    assert (await start).name == "kim"  # it answered, and was stopped
+    assert await supervisor.found(home) is None
+    assert not model.folder.exists()
 
 
 async def test_an_invite_that_is_typed_in_lines_is_for_the_node_at_work(

@@ -77,8 +77,12 @@ async def switch(home: Home, model: Model) -> NodeStatus:
 
 
 async def delete(home: Home, model: Model) -> int:
-    """Delete the model, the node that trains it stopped first; how many bytes that freed. Raises AppError."""
-    training = await in_training(home)
+    """Delete the model, the node that trains it (or starts to) stopped first; how many bytes that freed. Raises AppError."""
+    try:
+        status = await supervisor.found(home)
+    except NodeError as error:
+        raise AppError(f"{error} Nothing was deleted.") from error
+    training = _of(status) if status is not None else None
     if training is not None and training.folder == model.folder:
         await supervisor.stop(home)
     return await asyncio.to_thread(keeping.delete, model)
