@@ -49,7 +49,7 @@ def test_a_model_on_an_own_task_is_exported_and_checked_and_without_its_task_exp
 ) -> None:
     sums(tmp_path / "data" / "tasks" / "my_sums")
     node = ("node", "--silo", "--model", "starter-1m", "--tasks", "my_sums", "--rounds", "1", "--local-groups", "2")
-    ran = sapo(tmp_path, *node, "--quiet", timeout=LONG_S)
+    ran = sapo(tmp_path, *node, "--eval-every", "0", "--quiet", timeout=LONG_S)
     assert ran.returncode == 0, ran.stderr
     done = sapo(tmp_path, "export", "--format", "hf", "--to", str(tmp_path / "mine"), timeout=LONG_S)
     assert done.returncode == 0, done.stderr

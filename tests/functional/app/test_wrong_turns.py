@@ -28,7 +28,7 @@ def test_a_device_that_failed_is_not_kept_in_the_model(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch", reason="the torch engine is not installed")
     if torch.cuda.is_available():
         pytest.skip("cuda works here")
-    node = ("node", "--silo", "--local-groups", "2", "--quiet")
+    node = ("node", "--silo", "--local-groups", "2", "--eval-every", "0", "--quiet")
     failed = sapo(tmp_path, *node, "--model", "starter-1m", "--rounds", "1", "--device", "cuda", timeout=LONG_S)
     assert failed.returncode
     assert "sapo-desktop node NAME --device auto" in failed.stderr
