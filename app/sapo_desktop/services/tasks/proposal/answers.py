@@ -78,8 +78,8 @@ def proposals(truths: Sequence[str]) -> tuple[Proposal, ...]:
         Proposal(Order(separator=mark), "the same items in the right order"),
         Proposal(JsonEqual(), "equal JSON; the order of keys does not count"),
     )
-    apart = _told_apart({text.casefold() for text in truths})
-    fits = (one for one in others if one.kind != "choice" or apart)
+    distinct = _distinct({text.casefold() for text in truths})
+    fits = (one for one in others if one.kind != "choice" or distinct)
     return (best, *(one for one in fits if one.kind != best.kind and _right(one.verifier, truths) > 0.5))
 
 
@@ -103,13 +103,13 @@ def _candidates(truths: Sequence[str]) -> Iterator[tuple[Verifier, str]]:
     if any(text[:1] in "{[" for text in truths):
         yield JsonEqual(), "the answers are JSON"
     options = Counter(text.casefold() for text in truths)
-    if len(options) <= FEW and _told_apart(options) and len(truths) >= 4 * len(options):
+    if len(options) <= FEW and _distinct(options) and len(truths) >= 4 * len(options):
         shown = {text.casefold(): text for text in reversed(truths)}
         if all(len(text) <= 64 for text in shown.values()):
             yield Choice(options=tuple(sorted(shown.values()))), _options_in_words(len(options))
 
 
-def _told_apart(options: Collection[str]) -> bool:
+def _distinct(options: Collection[str]) -> bool:
     """As options of a choice, no two of them are the same."""
     return len({label(option) for option in options}) == len(options)
 
