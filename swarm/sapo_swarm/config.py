@@ -11,7 +11,6 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from sapo_swarm.config_names import renamed
 from sapo_swarm.types import AnswerFormat, RewardRule
 
 REASONING_TOKENS = 1024
@@ -23,6 +22,10 @@ PAPER_TASKS: tuple[str, ...] = (
     *("decimal_arithmetic", "calendar_arithmetic", "binary_matrix"),
 )
 """The nine reasoning_gym tasks of the paper's controlled experiment (arXiv 2509.08721, section 5)."""
+
+
+RENAMED: Mapping[str, str] = {"own_groups": "local_groups"}
+"""Settings that an earlier version kept under another name: that name -> the name now. Files with it stay readable."""
 
 
 def _doc(text: str, **limits: Any) -> Meta:
@@ -211,6 +214,12 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     def reward_rule(self) -> RewardRule:
         """How local and external completions are rewarded. Held-out questions are scored strictly, whatever it says."""
         return RewardRule(self.partial_credit, self.contrast)
+
+
+def renamed(table: Mapping[str, Any], names: Mapping[str, str] = RENAMED) -> dict[str, Any]:
+    """A table of settings under the names of today. One that stands there under both names: the name of today counts."""
+    kept = {key: value for key, value in table.items() if names.get(key) not in table}
+    return {names.get(key, key): value for key, value in kept.items()}
 
 
 def settings_of_today(old: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from sapo_desktop.errors import AppError, UsageError
-from sapo_swarm.config_names import RENAMED, renamed
+from sapo_swarm.config import RENAMED, renamed
+from sapo_swarm.whole_file import write_whole
 
 _RENAMED: Mapping[str, Mapping[str, str]] = {"run": RENAMED}
 """Section -> the names that its keys had in an earlier version -> their names now."""
@@ -93,10 +94,7 @@ def _parsed(text: str) -> dict[str, Any] | None:
 
 
 def _write_text(path: Path, text: str) -> None:
-    temporary = path.with_suffix(".partial")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(text, "utf-8")
-        temporary.replace(path)
+        write_whole(path, text)
     except OSError as error:
         raise AppError(f"Cannot write {path} ({error.strerror}). Free some space or check who owns it.") from error

@@ -11,8 +11,7 @@ import msgspec
 from sapo_desktop import settings
 from sapo_desktop.errors import UsageError
 from sapo_desktop.settings import Settings
-from sapo_swarm.config import REASONING_TOKENS, RunConfig
-from sapo_swarm.config_names import RENAMED
+from sapo_swarm.config import REASONING_TOKENS, RENAMED, RunConfig
 from sapo_swarm.registry import nearest
 
 ASK_FOR_ROOM = ("model", "tasks", "task_tokens", "thinking")

@@ -21,6 +21,7 @@ from sapo_lab.report.results import Floats, RunResult
 from sapo_lab.running.run import Settings, digest, run_folder, settings_of
 from sapo_lab.schema import BadExperiment, Experiment
 from sapo_swarm.types import UNREADABLE
+from sapo_swarm.whole_file import write_whole
 
 FILE = "runs.msgpack.zst"
 OLD_FOLDER = "runs"
@@ -62,10 +63,7 @@ def save_runs(found: Mapping[str, Sequence[RunResult]], out: Path, to: Path) -> 
     path = to / FILE
     if path.exists() and path.read_bytes() == content:
         return []
-    to.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".partial")
-    partial.write_bytes(content)
-    partial.replace(path)
+    write_whole(path, content)
     return [path]
 
 

@@ -27,6 +27,7 @@ from sapo_lab.schema import Arm, BadExperiment, Experiment
 from sapo_swarm.events import RoundFinished
 from sapo_swarm.node.evaluation.held_out_exclusion import held_out_exclusion
 from sapo_swarm.scoring.scorer import Scorer
+from sapo_swarm.whole_file import write_whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +124,7 @@ async def run_arm(
         return msgspec.json.decode((folder / "done.json").read_bytes(), type=Done)
     _same(folder, settings)
     folder.mkdir(parents=True, exist_ok=True)
-    _write(folder / "arm.json", msgspec.json.format(msgspec.json.encode(settings)))
+    write_whole(folder / "arm.json", msgspec.json.format(msgspec.json.encode(settings)))
     nodes: list[LabNode] = []
     try:
         excluded = (
@@ -138,7 +139,7 @@ async def run_arm(
     finally:
         for node in nodes:
             await node.close()
-    _write(folder / "done.json", msgspec.json.encode(done))
+    write_whole(folder / "done.json", msgspec.json.encode(done))
     shutil.rmtree(folder / "checkpoint", ignore_errors=True)
     return done
 
@@ -153,12 +154,6 @@ def _same(folder: Path, settings: Settings) -> bool:
                 f"{folder} was run with other settings. Run it again with --fresh, or choose another folder with --out."
             )
     return True
-
-
-def _write(path: Path, content: bytes) -> None:
-    partial = path.with_suffix(".partial")
-    partial.write_bytes(content)
-    partial.replace(path)
 
 
 class Clock:

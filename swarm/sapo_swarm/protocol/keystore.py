@@ -9,7 +9,6 @@ that is away for once (SSH, systemd, locked) must not give the node another iden
 from __future__ import annotations
 
 import contextlib
-import os
 import secrets
 import threading
 from collections.abc import Callable, Sequence
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Literal, Protocol, TypeVar
 
 from sapo_swarm.protocol.identity import Identity
+from sapo_swarm.whole_file import write_whole
 
 SERVICE = "sapo-desktop"
 TIMEOUT_S = 3.0
@@ -114,7 +114,7 @@ def load_or_create(
             f"node in your desktop session. To be a new node instead, remove {marker}."
         )
     identity = Identity.generate()
-    _write_file(path, identity)
+    _write_secret(path, identity.secret.hex())
     return StoredIdentity(identity, "file", f"No keyring works here: the node's secret key is in {path} (mode 0600).")
 
 
@@ -172,22 +172,11 @@ def _read_file(path: Path) -> Identity:
         ) from error
 
 
-def _write_file(path: Path, identity: Identity) -> None:
-    _write_secret(path, identity.secret.hex())
-
-
 def _write_secret(path: Path, text: str) -> None:
     """Whole or not at all: half a key would be refused for ever."""
-    partial = path.with_name(f"{path.name}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        partial.unlink(missing_ok=True)
-        handle = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(handle, "w") as file:
-            file.write(text + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
+        write_whole(path, text + "\n", private=True)
     except OSError as error:
         raise KeyStoreError(f"The secret cannot be kept in {path}: {error}.") from error
 

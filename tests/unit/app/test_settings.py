@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -15,8 +16,7 @@ from sapo_desktop.errors import UsageError
 from sapo_desktop.manual import manual
 from sapo_desktop.settings import editing, flags
 from sapo_desktop.settings.live_limits import LiveLimits
-from sapo_swarm.config import RunConfig
-from sapo_swarm.config_names import RENAMED
+from sapo_swarm.config import RENAMED, RunConfig
 from sapo_swarm.node.governor.limits import Limits
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -156,11 +156,15 @@ def test_a_renamed_key_is_found_however_it_is_written_and_the_name_of_today_wins
 
 
 def test_a_renamed_key_counts_where_the_file_cannot_be_written(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "config.toml"
     path.write_text("[run]\nown_groups = 4\n")
-    path.with_suffix(".partial").mkdir()  # root writes past permissions; a folder in its place stops everybody
+
+    def full(handle: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
     assert settings.load(path).run.local_groups == 4
     assert path.read_text() == "[run]\nown_groups = 4\n"
     assert "still has the old name" in caplog.text

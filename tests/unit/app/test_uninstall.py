@@ -73,7 +73,8 @@ def test_no_secret_of_the_person_stays_behind(home: Home, monkeypatch: pytest.Mo
     judging.keep_key(home, "sk-key")
     token.read_or_make(home.config / "endpoint-token")
     trial.begin(home.invite, "swarm")
-    (home.config / f"{tokens.NAME}.secret.partial").touch()
+    for half in (f"{tokens.NAME}.secret.partial", f".{tokens.NAME}.secret.0123abcd.partial"):
+        (home.config / half).touch()
     assert uninstalled() == 0
     assert not home.config.exists()
 

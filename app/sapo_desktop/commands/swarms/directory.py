@@ -31,6 +31,7 @@ from sapo_swarm.protocol.directory.signed_list import (
 )
 from sapo_swarm.protocol.identity import node_id
 from sapo_swarm.protocol.safe_text import safe_text
+from sapo_swarm.whole_file import write_whole
 
 EXAMPLE = SwarmList(
     name="Swarms that I know",
@@ -107,9 +108,7 @@ def _sign(home: Home, path: Path, days: float) -> int:
         signed = seal(listing, who.identity)
     except BadDirectory as error:
         raise UsageError(f"{path}: {error}") from error
-    partial = path.with_suffix(".partial")
-    partial.write_bytes(signed)
-    partial.replace(path)
+    write_whole(path, signed)
     count = f"{len(listing.swarms)} swarm{'' if len(listing.swarms) == 1 else 's'}"
     print(f"Signed {count} for {days:g} days, {len(signed):,} bytes. {who.sentence}")
     print(

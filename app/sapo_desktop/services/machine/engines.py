@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +16,7 @@ from sapo_desktop.paths import Home
 from sapo_desktop.services.machine.load_request import request
 from sapo_swarm.config import RunConfig
 from sapo_swarm.types import UNREADABLE
+from sapo_swarm.whole_file import write_whole
 
 LOG = logging.getLogger(__name__)
 PREFERRED = ("mlx", "torch")
@@ -81,10 +81,8 @@ def _settled(config: RunConfig, folder: Path, home: Home) -> Settled:
 
 
 def _write(folder: Path, settled: Settled) -> None:
-    partial = folder / ".engine.partial"
     try:
-        partial.write_text(json.dumps(msgspec.to_builtins(settled)), "utf-8")
-        partial.replace(folder / ENGINE_FILE)
+        write_whole(folder / ENGINE_FILE, msgspec.json.encode(settled))
     except OSError as error:
         raise AppError(f"Cannot write {folder} ({error.strerror}). Free some space.") from error
 

@@ -10,8 +10,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
@@ -30,6 +28,7 @@ from sapo_desktop.paths import Home
 from sapo_desktop.services.machine import load_request
 from sapo_swarm.algorithms.base import TINY, local_groups
 from sapo_swarm.config import RunConfig
+from sapo_swarm.whole_file import write_whole
 
 FORMAT = 1
 MAX_MODELS = 32
@@ -105,7 +104,7 @@ def _update(home: Home, config: RunConfig, change: dict[str, Any]) -> None:
     old = entries.pop(key, None)
     entries[key] = {"measured": [], **(old if isinstance(old, dict) else {}), **change, "model": config.model}
     newest = dict(list(entries.items())[-MAX_MODELS:])
-    _write(home, {"format": FORMAT, "machine": _machine(), "entries": newest})
+    write_whole(_file(home), json.dumps({"format": FORMAT, "machine": _machine(), "entries": newest}))
 
 
 def workload(config: RunConfig) -> Workload:
@@ -143,7 +142,7 @@ def machine_limits(home: Home, config: RunConfig, engine: str = "torch", *, agai
     best = {kind: max(rate, known.multiply.get(kind, 0.0)) for kind, rate in found.multiply.items()}
     limits = Limits(best, max(found.read, known.read), found.device)
     with contextlib.suppress(OSError):
-        _replace(path, {"of": wanted, **asdict(limits)})
+        write_whole(path, json.dumps({"of": wanted, **asdict(limits)}))
     return limits
 
 
@@ -198,18 +197,3 @@ def _read(home: Home) -> dict[str, Any]:
         return {}
     entries = stored.get("entries")
     return entries if isinstance(entries, dict) else {}
-
-
-def _write(home: Home, content: dict[str, Any]) -> None:
-    _replace(_file(home), content)
-
-
-def _replace(path: Path, content: dict[str, Any]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=".speed-")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            json.dump(content, stream)
-        Path(name).replace(path)
-    finally:
-        Path(name).unlink(missing_ok=True)

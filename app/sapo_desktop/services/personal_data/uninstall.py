@@ -16,6 +16,7 @@ from sapo_desktop.services.models.shelf import store
 from sapo_desktop.services.nodes.lock import NodeLock
 from sapo_desktop.services.tasks import judging
 from sapo_swarm.protocol import keystore
+from sapo_swarm.whole_file import half_written
 
 _SETTINGS = {
     "config.toml": "your settings",
@@ -95,8 +96,8 @@ def bases(home: Home) -> list[tuple[cache.Cached, Path]]:
 
 
 def _partials(path: Path) -> set[Path]:
-    """Under what names the file is while it is written."""
-    return {path.with_suffix(".partial"), path.with_name(f"{path.name}.partial")}
+    """Under what names the file is while it is written, by earlier versions too."""
+    return {*half_written(path), path.with_suffix(".partial"), path.with_name(f"{path.name}.partial")}
 
 
 def _with_inner(one: Made, there: Sequence[Made]) -> Made | None:

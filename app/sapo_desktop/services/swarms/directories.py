@@ -31,6 +31,7 @@ from sapo_swarm.protocol.directory.signed_list import (
 from sapo_swarm.protocol.invite import is_loopback, means_this_machine, parse_invite
 from sapo_swarm.protocol.safe_text import safe_text
 from sapo_swarm.types import UNREADABLE
+from sapo_swarm.whole_file import write_whole
 
 KEY = "swarm.directories"
 REFRESH_S = 6 * 3600.0
@@ -125,10 +126,7 @@ def _sound(kept: _Kept | None, address: Address, at: float) -> SwarmList | None:
 def _keep(path: Path, kept: _Kept) -> str:
     """A full disk is no reason to show nothing: why there is no copy, "" where there is one."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_suffix(".partial")
-        partial.write_bytes(msgspec.msgpack.encode(kept))
-        partial.replace(path)
+        write_whole(path, msgspec.msgpack.encode(kept))
     except OSError as error:
         return f"No copy of it could be kept ({error.strerror})."
     return ""

@@ -20,6 +20,7 @@ from sapo_swarm.protocol.client import NodeClient
 from sapo_swarm.protocol.identity import Identity
 from sapo_swarm.protocol.invite import Invite
 from sapo_swarm.types import UNREADABLE
+from sapo_swarm.whole_file import write_whole
 
 START_LIMIT_S = 20.0
 STOP_LIMIT_S = 20.0
@@ -66,10 +67,8 @@ def _file(home: Home) -> Path:
 def announced(home: Home, hosting: Hosting) -> Iterator[None]:
     """Leave word of the coordinator that this process runs, for as long as it does. Raises AppError."""
     path = _file(home)
-    partial = path.with_suffix(".partial")
     try:
-        partial.write_bytes(msgspec.json.encode(hosting))
-        partial.replace(path)
+        write_whole(path, msgspec.json.encode(hosting), synced=False)
     except OSError as error:
         raise AppError(f"Cannot write {path} ({error.strerror}).") from error
     try:

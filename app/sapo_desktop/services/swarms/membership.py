@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -29,6 +28,7 @@ from sapo_swarm.protocol.safe_text import safe_text
 from sapo_swarm.protocol.task_offer import TaskOffer
 from sapo_swarm.tasks import catalogue
 from sapo_swarm.tasks.own import library
+from sapo_swarm.whole_file import write_whole
 
 OWN, EXTERNAL = 2, 8
 """I / J of a node in a swarm unless the person says otherwise (docs/decisions/0013-default-strategy.md). J is an upper bound: own
@@ -49,17 +49,13 @@ def save(text: str, path: Path, listed: bool = False) -> Invite:
     """Keep an invite, readable by its owner only. One that anyone may use (without a token, or listed in a directory) is for a
     trial first, unless it is of the swarm that this home is in already. Raises UsageError, AppError."""
     invite = parse(text)
-    partial = path.with_suffix(".partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if _swarm(path) != invite.swarm:
             trial.end(path)
             if listed or not invite.token:
                 trial.begin(path, invite.swarm)
-        partial.unlink(missing_ok=True)
-        with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            file.write(text.strip() + "\n")
-        partial.replace(path)
+        write_whole(path, text.strip() + "\n", private=True)
     except OSError as error:
         raise AppError(f"Cannot keep the invite in {path} ({error.strerror}).") from error
     return invite

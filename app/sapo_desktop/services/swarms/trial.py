@@ -17,6 +17,7 @@ import msgspec
 from sapo_swarm.events import Event, RoundFinished, RunStarted
 from sapo_swarm.tasks.catalogue import STRICT_PRESETS
 from sapo_swarm.types import UNREADABLE
+from sapo_swarm.whole_file import write_whole
 
 if TYPE_CHECKING:
     from sapo_swarm.config import RunConfig
@@ -141,9 +142,7 @@ def stay(invite: Path, swarm: str) -> None:
 
 
 def _keep(invite: Path, one: Trial) -> None:
-    partial = invite.with_name("trial.partial")
-    partial.write_bytes(msgspec.json.encode(one))
-    partial.replace(_file(invite))
+    write_whole(_file(invite), msgspec.json.encode(one))
 
 
 def find(invite: Path, swarm: str) -> Trial | None:

@@ -22,6 +22,7 @@ from sapo_swarm.scoring.rubric.judge import BadEndpoint, Endpoint, Judge, JudgeA
 from sapo_swarm.tasks.own import library
 from sapo_swarm.tasks.own.rows import Row
 from sapo_swarm.types import UNREADABLE
+from sapo_swarm.whole_file import write_whole
 
 KEY = "judge-key"
 _FILE = "judges.json"
@@ -164,9 +165,7 @@ async def calibrate(
     found = agreement(person, verdicts, wilson(right, len(rows)), judge.tokens)
     kept = {**_kept(home), _digest(rubric, asked): found}
     try:
-        partial = (home.data / _FILE).with_suffix(".partial")
-        partial.write_bytes(msgspec.json.encode(kept))
-        partial.replace(home.data / _FILE)
+        write_whole(home.data / _FILE, msgspec.json.encode(kept))
     except OSError as error:
         raise AppError(f"What was found is not kept: {home.data / _FILE}: {error}.") from error
     return Calibration(found, asked)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from sapo_swarm.tasks.own.rows import (
 )
 from sapo_swarm.tasks.prompts import extract_answer
 from sapo_swarm.types import AnswerFormat
+from sapo_swarm.whole_file import write_whole
 
 GOOD, BAD = "good", "bad"
 COLUMN = "rating"
@@ -55,10 +55,7 @@ def rate(
     try:
         rows = [old for old in read(path) if (old["question"], old["answer"]) != (row["question"], row["answer"])]
         rows = [*rows, row][-MAX_ROWS:]
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_suffix(".partial")
-        partial.write_text("".join(json.dumps(one, ensure_ascii=False) + "\n" for one in rows), "utf-8")
-        os.replace(partial, path)
+        write_whole(path, "".join(json.dumps(one, ensure_ascii=False) + "\n" for one in rows))
     except (OSError, BadTask) as error:
         raise AppError(f"The rating is not kept: {path.name}: {error}") from error
     count = sum(one[COLUMN] == GOOD for one in rows)

@@ -5,7 +5,6 @@ The coordinator leaves its address and admin key in a file that only its owner r
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
@@ -28,6 +27,7 @@ from sapo_swarm.protocol.invite import Invite
 from sapo_swarm.protocol.task_offer import TaskUpload
 from sapo_swarm.protocol.wire import Problem
 from sapo_swarm.types import UNREADABLE
+from sapo_swarm.whole_file import write_whole
 
 T = TypeVar("T")
 
@@ -57,12 +57,7 @@ def read_access(path: Path) -> AdminAccess:
 
 def write_access(path: Path, access: AdminAccess) -> None:
     """Mode 0600, replaced as one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    new = path.with_name(path.name + ".new")
-    handle = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(handle, "wb") as file:
-        file.write(msgspec.json.encode(access))
-    new.replace(path)
+    write_whole(path, msgspec.json.encode(access), private=True)
 
 
 class AdminClient:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import os
 import secrets
 import socket
 from collections.abc import Awaitable, Callable
@@ -15,6 +14,7 @@ from aiohttp import web
 
 from sapo_swarm.node.control.transport import LOOPBACK, Place
 from sapo_swarm.servers.few_connections import FewConnections
+from sapo_swarm.whole_file import write_whole
 
 
 class Loopback:
@@ -29,7 +29,8 @@ class Loopback:
         assert runner.server is not None
         bound = socket.create_server((LOOPBACK, 0))
         self._connections = await FewConnections(runner.server, bound).__aenter__()
-        await asyncio.to_thread(_write, self._path, Place(bound.getsockname()[1], self._token))
+        place = msgspec.json.encode(Place(bound.getsockname()[1], self._token))
+        await asyncio.to_thread(write_whole, self._path, place, private=True, synced=False)
 
     async def close(self) -> None:
         """Takes no connection any more."""
@@ -47,12 +48,3 @@ class Loopback:
         assert self._connections is not None
         with self._connections.answering(request):
             return await handler(request)
-
-
-def _write(path: Path, place: Place) -> None:
-    """The token file, whole or not at all, and its owner's only."""
-    partial = path.with_suffix(".partial")
-    partial.unlink(missing_ok=True)
-    with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(msgspec.json.encode(place))
-    partial.replace(path)

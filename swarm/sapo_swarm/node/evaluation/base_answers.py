@@ -15,8 +15,8 @@ import msgspec
 from sapo_backends.base import EngineInfo
 from sapo_swarm.config import RunConfig
 from sapo_swarm.evaluation import ItemResult
-from sapo_swarm.node.storage.files import write_whole
 from sapo_swarm.types import UNREADABLE, TaskRef
+from sapo_swarm.whole_file import write_whole
 
 
 class _Account(msgspec.Struct, frozen=True):

@@ -22,11 +22,11 @@ from sapo_swarm.node.round.context import Portion
 from sapo_swarm.node.round.phases import round_seed
 from sapo_swarm.node.round.rows import NOTHING, Table, next_call, sample
 from sapo_swarm.node.round.turns import Place, answer_turns, finished, prompt_ids, turn_length, turns_before
-from sapo_swarm.node.storage.files import write_whole
 from sapo_swarm.scoring.scorer import Scored, Scorer
 from sapo_swarm.tasks.catalogue import held_out_count, new_tokens
 from sapo_swarm.tasks.own import library
 from sapo_swarm.types import Question, TaskRef
+from sapo_swarm.whole_file import write_whole
 
 BATCH = 64
 """Items answered together; between batches progress is told."""

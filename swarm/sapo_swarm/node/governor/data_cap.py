@@ -19,6 +19,7 @@ from sapo_swarm.node.clock import local
 from sapo_swarm.node.governor.holds import Hold
 from sapo_swarm.node.governor.limits import Limits
 from sapo_swarm.types import UNREADABLE
+from sapo_swarm.whole_file import write_whole
 
 FILE = "network.json"
 CODE = "data_cap"
@@ -89,9 +90,6 @@ class DataCap:
         new, self._seen = ever - self._seen, ever
         self._day = counted(self.today, new) if new else self.today
         if new:
-            partial = self.path.with_suffix(".partial")
             with contextlib.suppress(OSError):
-                self.path.parent.mkdir(parents=True, exist_ok=True)
-                partial.write_bytes(msgspec.json.encode(self._day))
-                partial.replace(self.path)
+                write_whole(self.path, msgspec.json.encode(self._day), synced=False)
         return hold(self._day, self.limits())

@@ -65,17 +65,6 @@ def tensors_as_files() -> Iterator[None]:
         raise OSError(f"The weights cannot be written ({str(error)[:200]}). Free some disk space.") from error
 
 
-def write_whole(path: Path, content: bytes) -> None:
-    """On the disk before it has its name. Raises OSError."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".partial")
-    with partial.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
-
-
 def size_text(size: int) -> str:
     """ "62.0 MiB", "1.95 GiB"."""
     return f"{size / 2**30:.2f} GiB" if size >= 2**28 else f"{size / 2**20:.1f} MiB"

@@ -6,7 +6,6 @@ as none: then what the model writes first is its own again, which is said. So no
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import msgspec
@@ -14,6 +13,7 @@ import zstandard
 
 from sapo_swarm.protocol.drift.phrases import KeptPhrases, PhraseWatch
 from sapo_swarm.types import UNREADABLE
+from sapo_swarm.whole_file import write_whole
 
 NAME = "phrases.msgpack"
 LARGEST = 96 * 2**20
@@ -24,12 +24,7 @@ def keep(folder: Path, watch: KeptPhrases) -> None:
     """Write it, whole or not at all; of more groups taken than the file has room for, the newest. Raises OSError."""
     while len(plain := msgspec.msgpack.encode(watch)) > LARGEST and watch.taken:
         watch = msgspec.structs.replace(watch, taken=watch.taken[(len(watch.taken) + 3) // 4 :])
-    partial = folder / f"{NAME}.partial"
-    with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-        file.write(zstandard.compress(plain, 1))
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(folder / NAME)
+    write_whole(folder / NAME, zstandard.compress(plain, 1), private=True)
 
 
 def kept(folder: Path) -> tuple[PhraseWatch, str]:

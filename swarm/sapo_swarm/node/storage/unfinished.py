@@ -24,6 +24,7 @@ import zstandard
 
 from sapo_backends.base import Completion, PolicyUpdate, TrainSample
 from sapo_swarm.types import UNREADABLE, Group, Sha256, TaskRef
+from sapo_swarm.whole_file import write_whole
 
 _FRAME = struct.Struct("<II")
 LARGEST_RECORD = 256 * 2**20
@@ -245,12 +246,7 @@ class InFlight(msgspec.Struct, frozen=True):
 
 def keep(folder: Path, work: InFlight) -> None:
     """Write it; whole or not at all. Raises OSError."""
-    partial = folder / f"{NAME}.partial"
-    with partial.open("wb") as file:
-        file.write(msgspec.msgpack.encode(work))
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(folder / NAME)
+    write_whole(folder / NAME, msgspec.msgpack.encode(work))
 
 
 def kept(folder: Path) -> InFlight | None:

@@ -15,6 +15,7 @@ from sapo_swarm.tasks.own import shared
 from sapo_swarm.tasks.own.errors import BadTask
 from sapo_swarm.tasks.own.verifiers import RUNS_CODE
 from sapo_swarm.types import TaskRef
+from sapo_swarm.whole_file import write_whole
 
 if TYPE_CHECKING:
     from sapo_swarm.tasks.own.folder import OwnTask
@@ -145,9 +146,7 @@ def disallow(code: bytes) -> None:
 
 
 def _keep_yes(path: Path, digests: set[str]) -> None:
-    partial = path.with_suffix(".partial")
-    partial.write_text("".join(f"{line}\n" for line in sorted(digests)), "utf-8")
-    partial.replace(path)
+    write_whole(path, "".join(f"{line}\n" for line in sorted(digests)))
 
 
 def _yes(path: Path) -> set[str]:

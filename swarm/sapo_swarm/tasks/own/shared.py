@@ -5,7 +5,6 @@ A folder that came from somewhere cannot say for itself that it may leave the ma
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
@@ -14,6 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from sapo_swarm.types import UNREADABLE, Name, Sha256
+from sapo_swarm.whole_file import write_whole
 
 FILE = "shared-tasks.json"
 MAX_BYTES = 2**20
@@ -57,9 +57,4 @@ def remove(folder: Path, swarm: str, name: str) -> None:
 
 
 def _write(folder: Path, entries: Iterable[Shared]) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    partial = folder / f"{FILE}.partial"
-    partial.unlink(missing_ok=True)
-    with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(msgspec.json.encode(list(entries)))
-    partial.replace(folder / FILE)
+    write_whole(folder / FILE, msgspec.json.encode(list(entries)), private=True)

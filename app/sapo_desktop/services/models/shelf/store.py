@@ -23,6 +23,7 @@ from sapo_swarm.config import RunConfig, settings_of_today
 from sapo_swarm.protocol.safe_text import safe_text
 from sapo_swarm.registry import nearest
 from sapo_swarm.types import UNREADABLE
+from sapo_swarm.whole_file import write_whole
 
 RECORD = "model.json"
 FORMAT = 1
@@ -171,17 +172,13 @@ def read(folder: Path) -> Model:
 
 def write(folder: Path, record: Record) -> Model:
     """Write model.json atomically, unless it could not be read back. Raises AppError."""
-    partial, encoded = folder / f".{RECORD}.partial", msgspec.json.encode(record)
+    encoded = msgspec.json.encode(record)
     try:
         msgspec.json.decode(encoded, type=Record)
     except UNREADABLE as error:
         raise AppError(f"{folder / RECORD} stays as it was: it could not be read any more ({error}).") from error
     try:
-        with partial.open("wb") as file:
-            file.write(msgspec.json.format(encoded))
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(folder / RECORD)
+        write_whole(folder / RECORD, msgspec.json.format(encoded))
     except OSError as error:
         raise AppError(f"Cannot write {folder} ({error.strerror}). Free some space, or check who owns it.") from error
     return read(folder)

@@ -1,0 +1,48 @@
+"""A file that is written whole or not at all, whatever ends the process meanwhile."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+LEFT_S = 3600.0
+"""So old a half-written file was left by a process that was killed."""
+
+
+def write_whole(path: Path, content: bytes | str, *, private: bool = False, synced: bool = True) -> None:
+    """Write the file beside its name, then rename it. Two processes may write it at once: the last one's content stays.
+
+    A symbolic link stays one: what it leads to is written. Text is UTF-8. private: only the owner may read it (0600). synced:
+    it is on the disk before it has its name; not needed for what is made anew at each start. Raises OSError.
+    """
+    path = Path(os.path.realpath(path))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for old in half_written(path):
+        with contextlib.suppress(OSError):
+            if time.time() - old.stat().st_mtime > LEFT_S:
+                old.unlink()
+    beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
+    handle = os.open(
+        beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o600 if private else 0o666
+    )
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
+            if synced:
+                file.flush()
+                os.fsync(file.fileno())
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def half_written(path: Path) -> Iterator[Path]:
+    """What processes that were killed, or that write it now, have of this file."""
+    with contextlib.suppress(OSError), os.scandir(path.parent) as there:
+        for entry in there:
+            if entry.name.startswith(f".{path.name}.") and entry.name.endswith(".partial"):
+                yield path.with_name(entry.name)

@@ -1,0 +1,72 @@
+"""Files that are written whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import stat
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from sapo_swarm.whole_file import LEFT_S, half_written, write_whole
+
+
+def test_two_who_write_a_file_at_the_same_time_both_succeed(tmp_path: Path) -> None:
+    path = tmp_path / "config.toml"
+    texts = [letter * 5000 for letter in "ab"]
+
+    def write(text: str) -> None:
+        for _ in range(200):
+            write_whole(path, text, synced=False)
+            assert path.read_text() in texts
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(write, texts))
+    assert os.listdir(tmp_path) == ["config.toml"]
+
+
+def test_a_write_that_fails_leaves_what_was_there_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "new" / "file"
+    write_whole(path, b"old")
+
+    def full(handle: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        write_whole(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert os.listdir(path.parent) == ["file"]
+
+
+def test_a_symbolic_link_to_settings_kept_elsewhere_stays_one(tmp_path: Path) -> None:
+    kept, link = tmp_path / "dotfiles" / "config.toml", tmp_path / "config.toml"
+    write_whole(kept, "a = 1\n")
+    link.symlink_to(kept)
+    write_whole(link, "a = 2\n")
+    assert link.is_symlink()
+    assert kept.read_text() == "a = 2\n"
+
+
+def test_what_a_killed_process_left_goes_after_an_hour(tmp_path: Path) -> None:
+    path = tmp_path / "phrases.msgpack"
+    young, old = (tmp_path / f".phrases.msgpack.{name}.partial" for name in ("young", "old"))
+    other = tmp_path / ".phrases.other.partial"
+    for one in (young, old, other):
+        one.touch()
+        past = one.stat().st_mtime - LEFT_S - 60
+        os.utime(one, None if one is young else (past, past))
+    write_whole(path, b"")
+    assert list(half_written(path)) == [young]
+    assert other.exists()
+
+
+def test_a_private_file_is_its_owners_only_whatever_it_was_before(tmp_path: Path) -> None:
+    path = tmp_path / "invite"
+    write_whole(path, "sapo://")
+    path.chmod(0o644)
+    write_whole(path, "sapo://", private=True)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
