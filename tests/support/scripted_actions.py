@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from sapo_desktop.services.machine.finding import Finding
+from sapo_desktop.services.models.pieces import Said
 from sapo_desktop.services.models.screen.interface import (
     ChatLine,
     ExportChoice,
@@ -108,9 +109,9 @@ class ScriptedChat:
 
     labels = ("base", "sums")
 
-    async def ask(self, question: str) -> AsyncGenerator[tuple[int, str]]:
-        yield 0, f"I do not know what {question} is."
-        yield 1, f"Let me see: {question} has an answer, and that is <answer>42</answer>"
+    async def ask(self, question: str) -> AsyncGenerator[Said]:
+        yield Said(0, f"I do not know what {question} is. I do not know what it", cut=True)
+        yield Said(1, f"Let me see: {question} has an answer, and that is <answer>42</answer>")
 
     async def close(self) -> None:
         return None

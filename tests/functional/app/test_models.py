@@ -15,6 +15,7 @@ from tests.support.node_process import calm, sapo
 from tests.support.swarm_process import coordinator
 
 from sapo_desktop.paths import Home
+from sapo_desktop.services.models.pieces import CUT
 from sapo_desktop.services.models.shelf import adopt, history, keeping, store
 from sapo_desktop.services.models.shelf.store import Model
 from sapo_swarm.events import CheckpointSaved, RoundFinished, RunStarted
@@ -208,7 +209,7 @@ def test_both_answer_in_a_chat_and_pieces_add_up(home: Home) -> None:
     pieces = [json.loads(line) for line in run(home, "chat", "kim", "--ask", "What is 2 + 3?", "--json").splitlines()]
     assert pieces[-1] == {"done": True}
     last = {piece["of"]: piece["text"] for piece in pieces[:-1]}
-    assert [last[0], last[1]] == [line.split("|", 1)[1].strip() for line in whole]
+    assert [last[0], last[1]] == [line.split("|", 1)[1].removesuffix(CUT).strip() for line in whole]
 
 
 def test_an_old_run_becomes_a_model_that_goes_on(home: Home) -> None:

@@ -15,6 +15,7 @@ from sapo_desktop.dashboard.screens.models.chat import ChatScreen
 from sapo_desktop.dashboard.screens.models.dialogs import NewModelDialog
 from sapo_desktop.dashboard.screens.models.screen import ModelsScreen
 from sapo_desktop.services.first_questions import FirstRunAnswers, FirstRunInfo
+from sapo_desktop.services.models.pieces import Said
 from sapo_desktop.services.models.screen.interface import ChatLine, NewModelInfo
 
 
@@ -50,10 +51,10 @@ async def test_letters_typed_while_the_chat_loads_or_answers_stay_in_its_field_a
             return Line()
 
     class Line(ScriptedChat):
-        async def ask(self, question: str) -> AsyncGenerator[tuple[int, str]]:
+        async def ask(self, question: str) -> AsyncGenerator[Said]:
             asked.append(question)
             await answered.wait()
-            yield 0, "four"
+            yield Said(0, "four")
 
     app = app_over(SILO, model_actions=Slow(SILO))
     async with app.run_test(size=NARROW) as pilot:

@@ -291,10 +291,10 @@ def test_the_chat_lets_a_model_write_as_much_as_in_training(tmp_path: Path) -> N
     home = Home(tmp_path, tmp_path / "data", tmp_path, tmp_path, tmp_path)
     config = changed(model="fake", trainer="fake", max_new_tokens=300)
     one = store.create(home, "kim", config)
-    engine = FakeEngine(LoadRequest("fake"))
-    Checkpoints(one.folder / "checkpoints", 1).write(engine, Moment(1, "stop"))
+    Checkpoints(one.folder / "checkpoints", 1).write(FakeEngine(LoadRequest("fake")), Moment(1, "stop"))
     talker = Talker(LoadRequest("fake"))
     with Chat(store.read(one.folder)) as chat:
         chat._engines[:] = [talker]
-        list(chat.answer("1 + 1?", 1.0))
+        said = list(chat.answer("1 + 1?", 1.0))
     assert talker.written == 300
+    assert [one.cut for one in said[-2:]] == [False, True]

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import Home
 from sapo_desktop.services.models.chatting import Chat
+from sapo_desktop.services.models.pieces import CUT, Said
 from sapo_desktop.services.models.shelf import store
 from sapo_desktop.services.models.shelf.adopt import adopt
 from sapo_desktop.streams import json_line
@@ -66,15 +67,14 @@ def _meant(words: Sequence[str]) -> tuple[str, str]:
 
 
 def _whole(chat: Chat, question: str, temperature: float) -> None:
-    texts = ["", ""]
-    for place, text in chat.answer(question, temperature):
-        texts[place] = text
+    last = {said.of: said for said in chat.answer(question, temperature)}
     width = max(map(len, chat.labels))
-    for label, text in zip(chat.labels, texts, strict=True):
-        print(f"{label:<{width}} | {text}", flush=True)
+    for of, label in enumerate(chat.labels):
+        said = last.get(of, Said(of, ""))
+        print(f"{label:<{width}} | {said.text}{f' {CUT}' if said.cut else ''}", flush=True)
 
 
 def _pieces(chat: Chat, question: str, temperature: float) -> None:
-    for place, text in chat.answer(question, temperature):
-        print(json_line({"of": place, "text": text}), flush=True)
+    for said in chat.answer(question, temperature):
+        print(json_line(said._asdict()), flush=True)
     print(json_line({"done": True}), flush=True)

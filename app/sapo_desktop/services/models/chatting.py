@@ -8,12 +8,11 @@ from types import TracebackType
 
 from sapo_backends.base import BackendError, Engine, Sampling
 from sapo_desktop.services.models.checkpoints import Chosen, of
+from sapo_desktop.services.models.pieces import Said, next_piece
 from sapo_desktop.services.models.shelf.store import Model
 from sapo_swarm.protocol.safe_text import safe_text
 from sapo_swarm.tasks.prompts import SYSTEM_PROMPTS, messages, system_prompt
 
-PIECE = 8
-"""Tokens between two looks at an answer that is being written."""
 LONGEST = 256
 """Tokens of an answer at most, of a model that had no more in training."""
 
@@ -49,8 +48,8 @@ class Chat:
                 engine.close()
         self._engines.clear()
 
-    def answer(self, question: str, temperature: float) -> Iterator[tuple[int, str]]:
-        """(which of the two, its answer so far), in turns, until both are done. What is shown is made safe.
+    def answer(self, question: str, temperature: float) -> Iterator[Said]:
+        """What each says so far, in turns, until both are done. What is shown is made safe.
 
         Each question stands alone: these models are trained on single questions. Raises BackendError.
         """
@@ -60,24 +59,25 @@ class Chat:
         }
         while writing:
             for place in tuple(writing):
-                text = next(writing[place], None)
-                if text is None:
+                said = next(writing[place], None)
+                if said is None:
                     del writing[place]
                 else:
-                    yield place, text
+                    yield Said(place, *said)
 
 
-def _write(engine: Engine, conversation: list[dict[str, str]], temperature: float, longest: int) -> Iterator[str]:
-    """The answer so far, every PIECE tokens: the next piece is generated after what is there already. longest: in tokens."""
+def _write(
+    engine: Engine, conversation: list[dict[str, str]], temperature: float, longest: int
+) -> Iterator[tuple[str, bool]]:
+    """The answer so far and whether it is cut there, in pieces that grow. longest: in tokens."""
     prompt = list(engine.tokenizer.encode_chat(conversation))
     written: list[int] = []
-    while len(written) < longest:
-        room = engine.info.context_length - len(prompt) - len(written)
-        if room <= 0:
-            return
-        sampling = Sampling(temperature, 1.0, min(PIECE, room, longest - len(written)))
+    longest = min(longest, engine.info.context_length - len(prompt))
+    ended = longest <= 0
+    while not ended:
+        sampling = Sampling(temperature, 1.0, min(next_piece(len(written)), longest - len(written)))
         piece = engine.generate([tuple(prompt + written)], 1, sampling, seed=len(written))[0][0]
         written += piece.tokens
-        yield safe_text(engine.tokenizer.decode(tuple(written))).strip()
-        if piece.finish == "stop" or not piece.tokens:
-            return
+        stopped = piece.finish == "stop" or not piece.tokens
+        ended = stopped or len(written) >= longest
+        yield safe_text(engine.tokenizer.decode(tuple(written))).strip(), ended and not stopped

@@ -17,13 +17,16 @@ from sapo_desktop.dashboard.look.show import plain
 from sapo_desktop.dashboard.screens.base import BaseScreen
 from sapo_desktop.dashboard.state import DashboardState
 from sapo_desktop.dashboard.widgets.keybar import Key
+from sapo_desktop.services.models.pieces import CUT, Said
 from sapo_desktop.services.models.screen.interface import ChatLine, ModelActionFailed
 from sapo_desktop.services.tasks.wizard.interface import TaskActionFailed
 
 KEPT = 20
 """Questions that stay on the screen."""
 _WAITS = "Each question stands alone. A node that trains waits until you close this."
-_Exchange = tuple[str, list[str]]
+LONGEST = 20_000
+"""Letters of an answer that are shown."""
+_Exchange = tuple[str, list[Said]]
 """A question and the two answers to it."""
 
 
@@ -97,14 +100,14 @@ class ChatScreen(BaseScreen):
             event.input.value = event.input.value.removeprefix(event.value)  # what was typed behind Enter stays
             self._answering = True
             self._complete = False  # before the worker begins: a thumb now would be for an answer that is not there
-            self._said = [*self._said[-KEPT + 1 :], (event.value.strip(), ["", ""])]
+            self._said = [*self._said[-KEPT + 1 :], (event.value.strip(), [Said(0, ""), Said(1, "")])]
             self.run_worker(self._ask(self._line, event.value), name="ask", group="chat", exit_on_error=True)
 
     async def _ask(self, line: ChatLine, question: str) -> None:
         self._draw()
         try:
-            async for place, text in line.ask(question):
-                self._said[-1][1][place] = text
+            async for said in line.ask(question):
+                self._said[-1][1][said.of] = said
                 self._draw()
         except ModelActionFailed as error:
             self._complain(error)
@@ -121,7 +124,7 @@ class ChatScreen(BaseScreen):
         assert actions is not None
         question, answers = self._said[-1]
         try:
-            self.dashboard.say(await actions.rate(self._called, question, answers[1], good))
+            self.dashboard.say(await actions.rate(self._called, question, answers[1].text, good))
         except TaskActionFailed as error:
             self.dashboard.say(str(error), error=True)
 
@@ -129,8 +132,10 @@ class ChatScreen(BaseScreen):
         for place in (0, 1):
             rows = []
             for question, answers in self._said:
-                answer = plain(answers[place], 4000, lines=True) or "…"
-                rows += [Content.styled(f"> {plain(question, 400)}", "$muted"), Content(answer), Content("")]
+                said = answers[place]
+                rows += [Content.styled(f"> {plain(question, 400)}", "$muted")]
+                rows += [Content(plain(said.text, LONGEST, lines=True) or "…")]
+                rows += [Content.styled(CUT, "$muted")] * said.cut + [Content("")]
             self.query_one(f"#text-{place}", Static).update(Content("\n").join(rows))
             self.query_one(f"#side-{place}", VerticalScroll).scroll_end(animate=False)
 

@@ -9,14 +9,13 @@ from dataclasses import dataclass
 
 from sapo_backends.base import CancelToken, Completion, Sampling
 from sapo_desktop.services.models.endpoint.messages import ChatRequest
+from sapo_desktop.services.models.pieces import next_piece
 from sapo_swarm.node.engine_thread import EngineHost
 
 WAITING = 16
 """Requests in the line, with the one that is answered; more are sent away at once."""
 LONGEST = 1024
 """Tokens of an answer whose client named no limit."""
-FIRST_PIECE, LARGEST_PIECE = 8, 64
-"""Tokens of the first and of later pieces of a stream: each piece computes the prompt again, so they grow."""
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 """What half a character decodes to."""
 SEEDS = 2**31
@@ -104,10 +103,10 @@ class Answering:
         What could still become a stop text, or is half a character, is held back.
         """
         tokens: list[int] = []
-        piece, shown = FIRST_PIECE, ""
+        shown = ""
         async with self._my_turn() as cancel:
             while True:
-                sampling = self._sampling(request, prompt, len(tokens), piece)
+                sampling = self._sampling(request, prompt, len(tokens), next_piece(len(tokens)))
                 generate = self._host.engine.generate
                 following = (seed + len(tokens)) % SEEDS
                 groups = await self._host.call(generate, [[*prompt, *tokens]], 1, sampling, following, cancel)
@@ -120,7 +119,6 @@ class Answering:
                     return
                 shown = max(shown, _sure(text, request.stops), key=len)
                 yield Answer(shown, None, len(tokens))
-                piece = min(2 * piece, LARGEST_PIECE)
 
 
 def _cut(text: str, stops: tuple[str, ...]) -> tuple[str, bool]:

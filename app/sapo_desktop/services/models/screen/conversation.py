@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 
 from sapo_desktop.paths import Home
+from sapo_desktop.services.models.pieces import Said
 from sapo_desktop.services.models.screen import children
 from sapo_desktop.services.models.screen.holding import node_held
 from sapo_desktop.services.models.screen.interface import ModelActionFailed
@@ -38,7 +39,7 @@ class Conversation:
         if "ready" not in await self._read():
             raise ModelActionFailed("The chat answers something that is not understood: update sapo-desktop.")
 
-    async def ask(self, question: str) -> AsyncIterator[tuple[int, str]]:
+    async def ask(self, question: str) -> AsyncIterator[Said]:
         """See ChatLine."""
         assert self._process.stdin is not None
         line = " ".join(question.split())
@@ -50,7 +51,7 @@ class Conversation:
         except OSError as error:
             raise ModelActionFailed("The chat ended. Close it and open it again.") from error
         while "done" not in (said := await self._read()):
-            yield int(str(said["of"])), str(said["text"])
+            yield Said(int(str(said["of"])), str(said["text"]), said["cut"] is True)
 
     async def _read(self) -> dict[str, object]:
         assert self._process.stdout is not None

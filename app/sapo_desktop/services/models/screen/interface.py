@@ -6,6 +6,8 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from sapo_desktop.services.models.pieces import Said
+
 if TYPE_CHECKING:  # what it imports would be in the memory of every dashboard
     from sapo_desktop.services.models.shelf.overview import Overview
 
@@ -69,8 +71,8 @@ class ChatLine(Protocol):
 
     labels: tuple[str, str]
 
-    def ask(self, question: str) -> AsyncIterator[tuple[int, str]]:
-        """(0 base or 1 trained, its answer so far), until both are done. Raises ModelActionFailed."""
+    def ask(self, question: str) -> AsyncIterator[Said]:
+        """What each says so far, until both are done. Raises ModelActionFailed."""
         ...
 
     async def close(self) -> None:
