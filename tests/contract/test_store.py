@@ -183,6 +183,20 @@ async def test_a_swarm_moves_to_another_store_with_its_key_and_members(store: St
     await other.close()
 
 
+async def test_a_store_that_holds_a_part_of_one_swarm_takes_no_other(store: Store, tmp_path: Path) -> None:
+    """An import that was killed before its last step; the same swarm is taken."""
+    other = SQLiteStore(tmp_path / "other.sqlite")
+    await other.open()
+    await store.found(SWARM)
+    data = await export_swarm(store)
+    await other.restore([member("one", "h")], [])
+    with pytest.raises(StoreFormat, match="part of another swarm"):
+        await import_swarm(other, data)
+    await store.restore([member("one", "h")], [])
+    assert await import_swarm(other, await export_swarm(store)) == SWARM
+    await other.close()
+
+
 async def test_a_closed_store_says_that_it_is_unavailable(build: Build) -> None:
     """No hang, no other error."""
     store = build()

@@ -59,6 +59,10 @@ async def import_swarm(store: Store, data: bytes) -> SwarmRecord:
         raise StoreFormat("The file was exported by another version: use that version to import it.")
     if await store.swarm() is not None:
         raise StoreFormat("This store holds a swarm already: import into a new one.")
+    if {member.node for member in await store.members()} - {member.node for member in export.members}:
+        raise StoreFormat(
+            "This store holds a part of another swarm, whose import failed half way: import into a new one."
+        )
     await store.restore(export.members, export.invites)
     for task in export.tasks:
         await store.put_task(task)
