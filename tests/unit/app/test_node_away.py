@@ -107,6 +107,17 @@ def test_of_a_swarm_that_nobody_tells_of_any_more_the_age_is_told_in_every_place
     assert "$success" not in str(drawn.spans)
 
 
+@pytest.mark.parametrize(("state", "old"), [("paused", True), ("running", False)])
+def test_what_a_paused_node_told_of_its_swarm_is_shown_with_its_age(state: State, old: bool) -> None:
+    events = list(recording("swarm", 2, 1))
+    last = next(event.time for event in reversed(events) if isinstance(event, SwarmUpdated))
+    shown = fold([*events, StateChanged(time=events[-1].time, state=state, sentence="")])
+    assert "As it was" not in swarm_screen.overview(shown, last + 5, 76, 6, UNICODE).plain
+    later = swarm_screen.overview(shown, last + 720, 76, 6, UNICODE)
+    assert later.plain.startswith("As it was 12 min ago: ") == old
+    assert ("$success" in str(later.spans)) != old
+
+
 @pytest.mark.parametrize("state", ["paused", "running"])
 def test_a_node_that_pauses_has_no_speed_and_no_end_in_sight(state: State) -> None:
     events = list(recording("silo", 3, 1))

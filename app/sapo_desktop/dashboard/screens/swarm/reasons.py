@@ -6,10 +6,15 @@ from sapo_desktop.dashboard.look.show import age, plain
 from sapo_desktop.dashboard.state import DashboardState
 from sapo_desktop.services.swarms.trial import EXTERNAL, ROUNDS
 
+STALE_S = 60.0
+"""From this age on the news of a paused node's swarm is marked with it."""
+
 
 def as_it_was(state: DashboardState, now: float) -> str:
-    """What goes before the news of the swarm where no node tells any more; "" while one does."""
-    return f"As it was {age(now - state.swarm.time)} ago: " if state.absent and state.swarm is not None else ""
+    """What goes before the news of the swarm where no node tells any more, or a paused one has told none for STALE_S; else ""."""
+    if state.swarm is None or not (state.absent or (state.paused and now - state.swarm.time > STALE_S)):
+        return ""
+    return f"As it was {age(now - state.swarm.time)} ago: "
 
 
 def from_others(state: DashboardState) -> str:

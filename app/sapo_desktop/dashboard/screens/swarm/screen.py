@@ -101,8 +101,9 @@ def overview(state: DashboardState, now: float, width: int, height: int, glyphs:
     swarm = state.swarm
     if swarm is None:
         return _without(state, keys)
-    style = "bold $success" if swarm.connected and not state.absent else "bold $warning"
-    said = wrap(as_it_was(state, now) + plain(swarm.sentence, 400), width)[: max(height - 2, 1)]
+    was = as_it_was(state, now)
+    style = "bold $success" if swarm.connected and not was else "bold $warning"
+    said = wrap(was + plain(swarm.sentence, 400), width)[: max(height - 2, 1)]
     where = f"  {plain(swarm.coordinator, 100)}" if swarm.connected and len(said) == 1 else ""
     rows = [
         Content.assemble(("\n".join(said), style), (where, "$muted")),
