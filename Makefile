@@ -10,7 +10,9 @@ run: venv
 	$(BIN)/sapo-desktop
 
 # What failed beside the others runs once more alone: green then, it was a race, and its name stands in the output.
+# Hundreds of processes start: with their bytecode kept, each compiles nothing.
 test: venv system llama check
+	unset PYTHONDONTWRITEBYTECODE; \
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal || { \
 	  [ $$? -eq 1 ] && $(BIN)/python -m pytest --last-failed --last-failed-no-failures none; }
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,6 +14,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from sapo_swarm.node.control.api import ControlClient, NodeNotRunning, NodeStatus
 
@@ -51,6 +54,26 @@ def calm(home: Path) -> None:
         home.mkdir(parents=True, exist_ok=True)
         with (home / "config.toml").open("x") as file:
             file.write(CALM)
+            kernels(home)
+
+
+def kernels(home: Path) -> None:
+    """Give the home the torch engine's C code, which takes seconds to compile. Raises OSError."""
+    if made := _compiled():
+        folder = home / "cache" / "native"
+        folder.mkdir(0o700, parents=True, exist_ok=True)
+        shutil.copy(made, folder / made.name)
+
+
+@functools.cache
+def _compiled() -> Path | None:
+    """Compiled once for all homes, where there is a compiler."""
+    with contextlib.suppress(ImportError, OSError, subprocess.SubprocessError), mock.patch.dict(os.environ):
+        os.environ.pop("SAPO_HOME", None)
+        from sapo_backends.torch_backend.native import compiler
+
+        return compiler.compiled()
+    return None
 
 
 def environment(home: Path) -> dict[str, str]:

@@ -31,21 +31,30 @@ def reasoning(folder: Path, thinking: Thinking) -> Source:
     return trained(folder / "run", str(base), 1, method="full", thinking=thinking, tasks=("basic_arithmetic",))
 
 
-def test_a_model_that_was_trained_with_thinking_on_is_exported_and_its_modelfile_opens_no_empty_reasoning(
-    tmp_path: Path,
+@pytest.fixture(scope="module")
+def on(tmp_path_factory: pytest.TempPathFactory) -> Source:
+    return reasoning(tmp_path_factory.mktemp("on"), "on")
+
+
+def test_a_model_that_was_trained_with_thinking_on_means_the_same_when_it_is_exported(
+    on: Source, tmp_path: Path
 ) -> None:
-    source = reasoning(tmp_path, "on")
-    done = export(source, Plan("hf", tmp_path / "out"))
+    done = export(on, Plan("hf", tmp_path / "out"))
     assert done.agreement is not None
     assert done.agreement.prompts == done.agreement.answers > 0
-    export(source, Plan("gguf", tmp_path / "gguf", verify=False))
-    assert "{{ .Prompt }}<|im_end|>\n<|im_start|>assistant\n{{ .Response }}" in modelfile(tmp_path / "gguf")
-    export(reasoning(tmp_path / "off", "off"), Plan("gguf", tmp_path / "other", verify=False))
-    assert "assistant\n<think>\n\n</think>\n\n{{ .Response }}" in modelfile(tmp_path / "other")
 
 
-def test_the_card_of_a_model_whose_template_has_a_switch_for_reasoning_says_how_it_was_trained(tmp_path: Path) -> None:
+def test_its_modelfile_opens_no_empty_reasoning_and_llama_cpp_reads_it(on: Source, tmp_path: Path) -> None:
+    pytest.importorskip("llama_cpp", reason="the llamacpp engine is not installed")
+    done = export(on, Plan("gguf", tmp_path / "out"))
+    assert done.agreement is not None
+    assert done.agreement.prompts == done.agreement.answers > 0
+    assert "{{ .Prompt }}<|im_end|>\n<|im_start|>assistant\n{{ .Response }}" in modelfile(tmp_path / "out")
+
+
+def test_a_model_whose_reasoning_was_off_says_so_in_its_modelfile_and_card(tmp_path: Path) -> None:
     export(reasoning(tmp_path, "off"), Plan("gguf", tmp_path / "out", verify=False))
+    assert "assistant\n<think>\n\n</think>\n\n{{ .Response }}" in modelfile(tmp_path / "out")
     card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
     assert "switch for reasoning, which was off in training: `apply_chat_template(…, enable_thinking=False)`" in card
     assert "--jinja --reasoning-budget 0\n" in card
@@ -66,10 +75,3 @@ def test_the_adapter_of_a_base_in_4_bits_is_exported_and_the_card_says_on_which_
 
 def modelfile(folder: Path) -> str:
     return (folder / "Modelfile").read_text(encoding="utf-8")
-
-
-def test_llama_cpp_reads_a_model_that_was_trained_with_thinking_on(tmp_path: Path) -> None:
-    pytest.importorskip("llama_cpp", reason="the llamacpp engine is not installed")
-    done = export(reasoning(tmp_path, "on"), Plan("gguf", tmp_path / "out"))
-    assert done.agreement is not None
-    assert done.agreement.prompts == done.agreement.answers > 0

@@ -121,8 +121,12 @@ def test_fewer_bits_are_written_and_their_agreement_is_stated(starter: Source, t
     assert guess.fits
 
 
-def test_progress_rises_to_the_end_on_the_callers_thread(starter: Source, tmp_path: Path) -> None:
-    """A dialog may call it from a worker thread and pass on what it is told."""
+def test_an_empty_folder_is_taken_what_a_kill_left_goes_and_progress_rises_on_the_callers_thread(
+    starter: Source, tmp_path: Path
+) -> None:
+    """A dialog may call it from a worker thread and pass on what it is told. Half exports to another place stay."""
+    for name in ("out", ".out.999999999.partial", ".other.999999999.partial", ".out.txt"):
+        (tmp_path / name).mkdir()
     told: list[tuple[float, str, int]] = []
     plan = Plan("hf", tmp_path / "out", verify=False)
     export(starter, plan, lambda fraction, phrase: told.append((fraction, phrase, threading.get_ident())))
@@ -130,6 +134,8 @@ def test_progress_rises_to_the_end_on_the_callers_thread(starter: Source, tmp_pa
     assert fractions == sorted(fractions)
     assert {thread for *_, thread in told} == {threading.get_ident()}
     assert any("weights" in phrase for _, phrase, _ in told)
+    assert (tmp_path / "out" / "model.safetensors").is_file()
+    assert left_in(tmp_path) == [".other.999999999.partial", ".out.txt", "out"]
 
 
 @pytest.mark.parametrize("phrase", ["starting", "writing Q8_0 weights", "llama-cpp-python answers"])
@@ -161,16 +167,13 @@ def test_a_damaged_checkpoint_leaves_nothing(starter: Source, tmp_path: Path) ->
 
 
 def test_what_is_there_already_is_never_written_over(starter: Source, tmp_path: Path) -> None:
-    """An empty folder is taken, a full one and a file are not."""
+    """A full folder and a file are not taken."""
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("years")
     for target in (tmp_path / "mine", tmp_path / "mine" / "thesis.txt"):
         with pytest.raises(UsageError, match="--to FOLDER"):
             export(starter, Plan("hf", target))
     assert (tmp_path / "mine" / "thesis.txt").read_text() == "years"
-    (tmp_path / "empty").mkdir()
-    export(starter, Plan("hf", tmp_path / "empty", verify=False))
-    assert (tmp_path / "empty" / "model.safetensors").is_file()
 
 
 def test_the_disk_is_asked_first(starter: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,14 +183,6 @@ def test_the_disk_is_asked_first(starter: Source, tmp_path: Path, monkeypatch: p
     with pytest.raises(ExportFailed, match=r"needs 3\d\.\d MB .* 1\.0 MB are free"):
         export(starter, Plan("hf", tmp_path / "out"))
     assert left_in(tmp_path) == []
-
-
-def test_half_exports_of_killed_processes_are_removed(starter: Source, tmp_path: Path) -> None:
-    """Those to the same place; somebody else's stay."""
-    for name in (".out.999999999.partial", ".other.999999999.partial", ".out.txt"):
-        (tmp_path / name).mkdir()
-    export(starter, Plan("hf", tmp_path / "out", verify=False))
-    assert left_in(tmp_path) == [".other.999999999.partial", ".out.txt", "out"]
 
 
 def test_a_library_that_is_absent_is_said(starter: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import msgspec
 import numpy as np
 import pytest
@@ -47,11 +49,14 @@ def evaluation(round_: int, rate: float, items: int = ITEMS) -> Evaluated:
     )
 
 
+@functools.cache
+def answer(index: int, right: bool) -> ItemResult:
+    """One sample of an item."""
+    return ItemResult(TaskRef("bf", "starter", index), (right,), (True,), (False,))
+
+
 def answers(right: np.ndarray) -> list[ItemResult]:
-    """One sample an item."""
-    return [
-        ItemResult(TaskRef("bf", "starter", index), (bool(yes),), (True,), (False,)) for index, yes in enumerate(right)
-    ]
+    return [answer(index, bool(yes)) for index, yes in enumerate(right)]
 
 
 def tripped(round_: int = 50) -> ExternalSwitched:
