@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from recipe import model, train
 from recipe.blend import blend
 from recipe.data import Example
-from recipe.evaluate import wilson
 from recipe.harder import pools
 from recipe.sampling import sample
 from recipe.tokenizer import prompt_text
@@ -184,9 +183,3 @@ def test_a_blend_of_unlike_models_or_a_share_beyond_one_is_refused(tmp_path: Pat
     (second / "recipe.json").write_text("{}")
     with pytest.raises(ValueError, match="not the same shape"):
         blend(first, second, 0.5, tmp_path / "c")
-
-
-def test_the_interval_of_a_share_contains_it() -> None:
-    """Wilson's, also at the ends."""
-    assert wilson(0, 100)[0] == 0.0
-    assert wilson(30, 100) == pytest.approx((0.2189, 0.3958), abs=1e-4)

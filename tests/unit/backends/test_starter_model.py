@@ -11,6 +11,7 @@ from tokenizers import Tokenizer
 
 import sapo_assets
 from recipe import model as recipe_model
+from recipe.card import card
 from recipe.sampling import sample
 from recipe.tokenizer import prompt_text
 from sapo_swarm.tasks.catalogue import held_out
@@ -43,6 +44,11 @@ def test_the_recipe_of_the_model_is_on_record(folder: Path) -> None:
     assert record["versions"]["reasoning-gym"] == "0.1.25"
     assert {"seed", "minutes"} <= record["plan"].keys()
     assert record["done"]["tokens"] > 0
+
+
+def test_the_card_is_what_recipe_card_makes_of_the_recorded_figures() -> None:
+    folders = {name: sapo_assets.model_path(name) for name in BUNDLED}
+    assert card(folders) == (folders["starter"].parent / "README.md").read_text(encoding="utf-8")
 
 
 def test_transformers_gives_the_same_logits_and_the_same_greedy_tokens(folder: Path) -> None:
