@@ -42,7 +42,7 @@ for seed in range(int(start), int(end)):
         TrainSample(tuple(prompt), completion.tokens, 1.0 if i % 2 else -0.8)
         for prompt, group in zip(prompts, groups, strict=True) for i, completion in enumerate(group)
     ]
-    engine.update(batch, PolicyUpdate("grpo", 1e-3), seed)
+    engine.update(batch, PolicyUpdate(1e-3), seed)
 engine.save(Path(out))
 """
 
@@ -59,7 +59,7 @@ def trained(case: Any, load: Callable[..., Engine]) -> tuple[Engine, list[float]
     """An engine after a few updates, with its log-probabilities of COMPLETION."""
     engine = load(case)
     for seed in range(5):
-        engine.update(BATCH, PolicyUpdate("grpo", 3e-3), seed)
+        engine.update(BATCH, PolicyUpdate(3e-3), seed)
     return engine, engine.logprobs([TokenSequence(PROMPT, COMPLETION)])[0]
 
 

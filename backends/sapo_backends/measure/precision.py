@@ -94,7 +94,7 @@ def _round(request: LoadRequest, precision: str) -> float:
         ]
         if engine.info.method == "none":
             return generation
-        policy = PolicyUpdate("grpo", learning_rate=0.0)
+        policy = PolicyUpdate(learning_rate=0.0)
         return generation + _quickest(lambda: engine.update(batch, policy, 0))
     finally:
         engine.close()

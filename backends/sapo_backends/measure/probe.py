@@ -47,7 +47,7 @@ LEAST_STEPS = 8
 TRAINED_TOKENS = 48
 """Tokens of each completion in the measured update."""
 TRAINED_GROUPS = (1, 2, 4, 8)
-POLICY = PolicyUpdate("grpo", learning_rate=1e-6)
+POLICY = PolicyUpdate(learning_rate=1e-6)
 QUESTION = "Start with {0}. Add {1}, take away {2} and multiply by {3}. What is the result? Answer with a number."
 
 
