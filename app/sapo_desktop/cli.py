@@ -23,7 +23,6 @@ VERBS: dict[str, tuple[str, str]] = {
     "invite": ("swarms.invite", "let others into the swarm that you host: a line of text and a QR code"),
     "ban": ("swarms.invite", "put a node out of the swarm that you host"),
     "swarm": ("swarms.swarm", "the swarm that you host: status, stop, export, import"),
-    "swarm-sim": ("swarms.swarm_sim", "load a coordinator on this machine with simulated nodes"),
     "contribute": ("swarms.contribute", "answer questions yourself and share the attempts with your swarm"),
     "leave": ("swarms.leave", "leave the swarm and forget its invite"),
     "stay": ("swarms.leave", "end the trial in an open swarm: stay, with normal settings"),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 from recipe.worked import DATASETS
 from sapo_backends.base import Completion, Engine, LoadRequest, Sampling
 from sapo_backends.registry import backend
+from sapo_swarm.evaluation import wilson
 from sapo_swarm.scoring.verify import score_text
 from sapo_swarm.tasks.catalogue import held_out
 from sapo_swarm.tasks.prompts import extract_answer, messages
@@ -24,26 +24,18 @@ BATCH = 64
 
 @dataclass(frozen=True)
 class Result:
-    """One task. pass_at_1, informative, well_formed, truncated: shares; low, high: Wilson 95 % of pass@1 over samples."""
+    """One task, a row of evaluation.json. low, high: Wilson 95 % of pass@1 over samples. informative: the share of
+    groups with non-zero advantages."""
 
     dataset: str
     pass_at_1: float
     low: float
     high: float
-    nonzero_advantage: float
+    informative: float
     well_formed: float
     truncated: float
     tokens: float
     items: int
-
-
-def wilson(successes: float, trials: int) -> tuple[float, float]:
-    """Wilson's score interval of a share."""
-    z = 1.96
-    share, square = successes / trials, z * z / trials
-    middle = (share + square / 2) / (1 + square)
-    half = z / (1 + square) * math.sqrt(share * (1 - share) / trials + square / (4 * trials))
-    return max(0.0, middle - half), min(1.0, middle + half)
 
 
 def _items(dataset: str, preset: str, count: int) -> list[tuple[Any, dict[str, Any]]]:

@@ -132,28 +132,12 @@ POLISH: dict[str, Stages] = {
             },
         )
     ],
-    "5m-others": [
-        (
-            1.0,
-            {
-                "arc_1d": 2.0,
-                "base_conversion": 0.4,
-                "basic_arithmetic": 1.3,
-                "bf": 0.0,
-                "propositional_logic": 0.3,
-                "fraction_simplification": 0.05,
-                "decimal_arithmetic": 0.7,
-                "calendar_arithmetic": 0.4,
-                "binary_matrix": 0.1,
-            },
-        )
-    ],
 }
 """The same for the polish, a second and shorter schedule after the first (train.Plan.polish), by size or by name.
 
 The small model is the mean of two polishes (recipe.blend): binary_matrix is forgotten all at once, with weight 0.003
 wholly, with 0.006 hardly. `5m-harder` and then `5m-reasoning` made the larger model of an earlier one
-(docs/decisions/0007-starter.md); `5m-others` lets what `paper` shares with `starter` fade, and no model that ships has it."""
+(docs/decisions/0007-starter.md)."""
 
 
 def weights_at(stages: Stages, progress: float) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""The Qwen2 architecture in plain torch, small: what the recipe trains and samples from.
+"""The Qwen2 architecture in plain torch, small: what the recipe trains.
 
 Same parameter names as the safetensors files of the Hugging Face format, so that saving is a dictionary.
 """
@@ -67,14 +67,6 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     return out
 
 
-class Cache:
-    """Keys and values of one layer, written at a position each row chooses: (batch, kv_heads, room, head_dim)."""
-
-    def __init__(self, batch: int, shape: Shape, room: int, like: Tensor) -> None:
-        size = (batch, shape.kv_heads, room, shape.head_dim)
-        self.keys, self.values = like.new_zeros(size), like.new_zeros(size)
-
-
 class Attention(nn.Module):
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -85,20 +77,13 @@ class Attention(nn.Module):
         self.v_proj = nn.Linear(shape.hidden, width)
         self.o_proj = nn.Linear(shape.hidden, shape.hidden, bias=False)
 
-    def forward(
-        self, x: Tensor, cos: Tensor, sin: Tensor, cache: Cache | None, at: Tensor | None, mask: Tensor | None
-    ) -> Tensor:
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None) -> Tensor:
         batch, time, _ = x.shape
         shape = self.shape
         q = self.q_proj(x).view(batch, time, shape.heads, shape.head_dim).transpose(1, 2)  # (B, H, T, D)
         k = self.k_proj(x).view(batch, time, shape.kv_heads, shape.head_dim).transpose(1, 2)  # (B, K, T, D)
         v = self.v_proj(x).view(batch, time, shape.kv_heads, shape.head_dim).transpose(1, 2)
         q, k = rotate(q, cos, sin).to(v.dtype), rotate(k, cos, sin).to(v.dtype)
-        if cache is not None and at is not None:  # at: (B, T) positions
-            rows = torch.arange(batch, device=x.device)[:, None]
-            cache.keys[rows, :, at] = k.transpose(1, 2).to(cache.keys.dtype)
-            cache.values[rows, :, at] = v.transpose(1, 2).to(cache.values.dtype)
-            k, v = cache.keys.to(q.dtype), cache.values.to(q.dtype)
         repeat = shape.heads // shape.kv_heads
         k, v = k.repeat_interleave(repeat, dim=1), v.repeat_interleave(repeat, dim=1)
         if mask is None:
@@ -126,10 +111,8 @@ class Layer(nn.Module):
         self.post_attention_layernorm = nn.RMSNorm(shape.hidden, eps=NORM_EPS)
         self.mlp = Mlp(shape)
 
-    def forward(
-        self, x: Tensor, cos: Tensor, sin: Tensor, cache: Cache | None, at: Tensor | None, mask: Tensor | None
-    ) -> Tensor:
-        x = x + self.self_attn(self.input_layernorm(x), cos, sin, cache, at, mask)
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None) -> Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), cos, sin, mask)
         x = x + self.mlp(self.post_attention_layernorm(x))
         return x
 
@@ -162,21 +145,12 @@ class Qwen2(nn.Module):
                 deviation /= (2 * self.shape.layers) ** 0.5
             nn.init.normal_(weight, std=deviation, generator=generator)
 
-    def forward(
-        self,
-        ids: Tensor,
-        caches: list[Cache] | None = None,
-        at: Tensor | None = None,
-        mask: Tensor | None = None,
-    ) -> Tensor:
-        """ids: (batch, time) -> hidden states (batch, time, hidden). With caches, `at` gives each token's position."""
-        if at is None:
-            cos, sin = self.cos[: ids.shape[1]], self.sin[: ids.shape[1]]
-        else:
-            cos, sin = self.cos[at][:, None], self.sin[at][:, None]  # (B, 1, T, D)
+    def forward(self, ids: Tensor, mask: Tensor | None = None) -> Tensor:
+        """ids: (batch, time) -> hidden states (batch, time, hidden). mask: (batch, 1, time, time); causal without one."""
+        cos, sin = self.cos[: ids.shape[1]], self.sin[: ids.shape[1]]
         x = self.embed_tokens(ids)
-        for number, layer in enumerate(self.layers):
-            x = layer(x, cos, sin, caches[number] if caches else None, at, mask)
+        for layer in self.layers:
+            x = layer(x, cos, sin, mask)
         return self.norm(x)  # type: ignore[no-any-return]
 
     def logits(self, hidden: Tensor) -> Tensor:

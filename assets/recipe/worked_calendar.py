@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from calendar import month_name, monthrange
+from calendar import day_name, month_name, monthrange
 from collections.abc import Callable
 from datetime import date, timedelta
 from typing import Any
 
-DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
-
 
 def _name(day: date) -> str:
-    return DAYS[day.weekday()]
+    return day_name[day.weekday()]
 
 
 def _offset(meta: dict[str, Any], entry: dict[str, Any]) -> str:
@@ -34,7 +32,7 @@ def _from_first(meta: dict[str, Any], entry: dict[str, Any]) -> str:
 
 def _recurring(meta: dict[str, Any], entry: dict[str, Any]) -> str:
     first = date(meta["year"], meta["month"], 1)
-    early = 1 + (DAYS.index(meta["weekday"]) - first.weekday()) % 7
+    early = 1 + (list(day_name).index(meta["weekday"]) - first.weekday()) % 7
     length = monthrange(meta["year"], meta["month"])[1]
     days = ", ".join(str(day) for day in range(early, length + 1, 7))
     return f"{month_name[first.month]} 1: {_name(first)}. {meta['weekday']}: {days}."

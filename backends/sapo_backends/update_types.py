@@ -60,7 +60,6 @@ class PolicyUpdate:
     tis_cap: upper bound of the truncated importance weight for behaviour_logprobs.
     """
 
-    name: str
     learning_rate: float
     clip_low: float = 0.2
     clip_high: float = 0.28

@@ -37,13 +37,8 @@ def _doc(text: str, **limits: Any) -> Meta:
     return Meta(description=text, **limits)
 
 
-OffPolicy = Literal["none", "sequence", "clip", "proximity"]
-WHOLE = ("sequence", "clip")
-"""Corrections that need whole groups, failures included, and the sender's log-probabilities."""
-
-
-class Conditions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What an arm does beyond the settings of a run."""
+class Conditions(msgspec.Struct, frozen=True, kw_only=True):
+    """What an arm does beyond the settings of a run. Saved runs may hold others that are gone; `parse` refuses unknown keys."""
 
     # What goes into the batch
     per_source: Annotated[int, _doc("External groups of one node in a batch; 0 = no cap (the paper)", ge=0)] = 0
@@ -67,14 +62,6 @@ class Conditions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     ] = "others"
     pool_rounds: Annotated[int, _doc("Rounds a group stays in the pool", ge=1)] = 1
     reuse: Annotated[bool, _doc("A node may sample a group again that it has trained on")] = False
-    off_policy: Annotated[
-        OffPolicy,
-        _doc(
-            "Correction of external groups. sequence: truncated importance weight of a completion against the sender's policy; "
-            "clip: ratio and clip against the sender's policy; proximity: weight by how likely the text is under the own "
-            "policy beside own text (needs nothing from the sender)"
-        ),
-    ] = "none"
     adaptive: Annotated[
         bool, _doc("Move I and J by sapo_lab.running.adaptive, from local_groups and external_groups")
     ] = False
@@ -238,11 +225,6 @@ def _check(experiment: Experiment) -> None:
             raise BadExperiment(f"Arm {arm.name!r} needs rounds = N and local_groups of at least 1.")
         if arm.conditions.tasks_per_node > len(arm.run.tasks):
             raise BadExperiment(f"Arm {arm.name!r} has fewer tasks than tasks_per_node.")
-        if arm.run.external_advantages == "positive" and arm.conditions.off_policy in WHOLE:
-            raise BadExperiment(
-                f"Arm {arm.name!r}: off_policy = {arm.conditions.off_policy!r} needs whole groups. Write external_advantages = "
-                '"all", or off_policy = "proximity".'
-            )
         strategy(arm.run.sampling)
         for name in (arm.run.algorithm, *arm.conditions.algorithms):
             algorithm(name)

@@ -30,7 +30,7 @@ from sapo_swarm.tasks.prompts import messages
 from sapo_swarm.tasks.questions import generate_entry
 
 GROUPS, GROUP_SIZE, SHORTEST, LONGEST = 32, 8, 5, 96
-POLICY = PolicyUpdate("grpo", learning_rate=1e-5)
+POLICY = PolicyUpdate(learning_rate=1e-5)
 Result = TypeVar("Result")
 
 

@@ -35,7 +35,7 @@ ADAPTED = (SHAPES["135M"], SHAPES["L"])
 """Large enough that "auto" trains an adapter."""
 Clock = Callable[[], float]
 CLOCKS: dict[str, Clock] = {"wall": time.perf_counter, "processor": time.process_time}
-POLICY = PolicyUpdate("grpo", learning_rate=1e-5)
+POLICY = PolicyUpdate(learning_rate=1e-5)
 
 
 def prompts(groups: int) -> list[str]:

@@ -31,8 +31,8 @@ import psutil
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tests.support.local_redis import free_port
+from tests.support.simulated_nodes import SimNode, SimReport, open_session
 
-from sapo_lab.simulated_nodes import SimNode, SimReport, open_session
 from sapo_swarm.protocol.identity import Identity
 from sapo_swarm.protocol.invite import Invite, parse_invite
 from sapo_swarm.protocol.wire import H_PROTO, MAX_BODY, MEDIA_TYPE, digest

@@ -49,7 +49,7 @@ rows = engine.generate(prompts, group, Sampling(max_new_tokens=new, temperature=
 found |= {"generated": peak_memory(), "longest": max(len(c.tokens) for row in rows for c in row)}
 batch = [TrainSample(tuple(p), tuple(10 + (13 * n + 7 * i) % 90 for i in range(new)), 1.0 if n % 2 else -1.0)
          for n, p in enumerate(p for p in prompts for _ in range(group))]
-engine.update(batch, PolicyUpdate("grpo", learning_rate=1e-6), seed=0)
+engine.update(batch, PolicyUpdate(learning_rate=1e-6), seed=0)
 print(json.dumps(found | {"peak": peak_memory(), "plan": plan.needed, "seconds": time.process_time()}))
 """
 

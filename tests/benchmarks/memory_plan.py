@@ -70,7 +70,7 @@ batch = [TrainSample(tuple(p), tuple(10 + (13 * n + 7 * i) % 90 for i in range(n
          for n, (p, _) in enumerate(made)]
 began = time.process_time()
 if trains:
-    engine.update(batch, PolicyUpdate("grpo", learning_rate=1e-6), seed=0)
+    engine.update(batch, PolicyUpdate(learning_rate=1e-6), seed=0)
 found |= {"update_s": time.process_time() - began, "peak": peak_memory()}
 shape = round_memory.RoundShape(groups, group, prompt, new)
 compute = 4 if precision.endswith("float32") else 2

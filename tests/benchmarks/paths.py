@@ -52,7 +52,7 @@ def work(model: str, precision: str, threads: int) -> dict[str, Callable[[], obj
     ]
     return {
         "generate": lambda: engine.generate(prompts, size, Sampling(max_new_tokens=tokens), 0),
-        "update": lambda: engine.update(batch, PolicyUpdate("grpo", learning_rate=0.0), 0),
+        "update": lambda: engine.update(batch, PolicyUpdate(learning_rate=0.0), 0),
     }
 
 

@@ -21,8 +21,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 sys.path.insert(0, str(Path(__file__).parent / "coordinator_gates"))
 
 from common import Server, serving
+from tests.support.simulated_nodes import SimNode, SimReport, open_session
 
-from sapo_lab.simulated_nodes import SimNode, SimReport, open_session
 from sapo_swarm.coordinator.settings import CoordinatorSettings
 from sapo_swarm.node.swarm.snapshots import SnapshotReader
 from sapo_swarm.protocol.client import NodeClient

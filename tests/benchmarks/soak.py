@@ -35,11 +35,11 @@ sys.path.insert(0, str(ROOT))
 import aiohttp  # noqa: E402
 import psutil  # noqa: E402
 from tests.support.node_process import CALM, answers, environment, sapo  # noqa: E402
+from tests.support.simulated_nodes import SimNode, open_session  # noqa: E402
 from tests.support.soak_report import report  # noqa: E402
 from tests.support.swarm_process import journal, rounds  # noqa: E402
 from tests.support.terminal import terminal  # noqa: E402
 
-from sapo_lab.simulated_nodes import SimNode, open_session  # noqa: E402
 from sapo_swarm.node.control.api import ControlClient  # noqa: E402
 from sapo_swarm.protocol.invite import Invite, parse_invite  # noqa: E402
 from sapo_swarm.protocol.wire import RoundReply, Upload, decode, group_id  # noqa: E402

@@ -131,7 +131,7 @@ class Week:
         await store.open(await store.find(), lambda *_: None)
         retention = Retention(journal, self.config.keep_groups)
         record = batch(self.rng)
-        policy = PolicyUpdate("grpo", learning_rate=1e-4)
+        policy = PolicyUpdate(learning_rate=1e-4)
         logged = 0
         for number in range(self.args.rounds):
             full = number % 1000 >= 1000 - self.args.burst or number >= self.args.rounds - 250

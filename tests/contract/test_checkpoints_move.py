@@ -18,7 +18,7 @@ pytest.importorskip("mlx.core", reason="the mlx engine is not installed")
 pytest.importorskip("torch", reason="the torch engine is not installed")
 
 STEPS = 4
-POLICY = PolicyUpdate("grpo", learning_rate=3e-3, weight_decay=0.01)
+POLICY = PolicyUpdate(learning_rate=3e-3, weight_decay=0.01)
 
 
 def opened(name: str, model: Path, method: str) -> Engine:

@@ -28,7 +28,7 @@ from sapo_backends.base import (
 from sapo_backends.common import hardware
 
 PROMPTS = [list(range(5, 17)), list(range(20, 51)), [7] * 20]
-POLICY = PolicyUpdate("grpo", learning_rate=1e-3)
+POLICY = PolicyUpdate(learning_rate=1e-3)
 
 
 def samples(engine: Engine, seed: int = 0) -> list[TrainSample]:
@@ -211,7 +211,7 @@ def test_statistics_keep_sources_apart(trainer: Engine) -> None:
 
 def test_several_steps_use_the_policy_before_the_first(trainer: Engine) -> None:
     """With epochs and minibatches the ratio leaves 1 and the number of optimizer steps is their product."""
-    stats = trainer.update(samples(trainer), PolicyUpdate("grpo", 5e-3, epochs=2, minibatches=3), seed=1)
+    stats = trainer.update(samples(trainer), PolicyUpdate(5e-3, epochs=2, minibatches=3), seed=1)
     assert stats.steps == 6
     assert stats.ratio_max > 1.0
 

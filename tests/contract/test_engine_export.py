@@ -44,7 +44,7 @@ for method in ("full", "lora"):
             TrainSample(tuple(prompt), completion.tokens, 1.0 if i % 2 else -0.8)
             for prompt, group in zip(prompts, groups, strict=True) for i, completion in enumerate(group)
         ]
-        engine.update(batch, PolicyUpdate("grpo", 1e-3), seed)
+        engine.update(batch, PolicyUpdate(1e-3), seed)
     (Path(out) / method).mkdir()
     engine.save(Path(out) / method)
 """
@@ -62,7 +62,7 @@ def trained(case: Any, load: Callable[..., Engine]) -> tuple[Engine, list[float]
     """An engine after a few updates, with its log-probabilities of COMPLETION."""
     engine = load(case)
     for seed in range(5):
-        engine.update(BATCH, PolicyUpdate("grpo", 3e-3), seed)
+        engine.update(BATCH, PolicyUpdate(3e-3), seed)
     return engine, engine.logprobs([TokenSequence(PROMPT, COMPLETION)])[0]
 
 

@@ -15,7 +15,7 @@ from sapo_backends import reference
 from sapo_backends.base import Engine, PolicyUpdate, TrainSample
 
 torch = pytest.importorskip("torch")
-SUMS = PolicyUpdate("dr_grpo", 1e-3, aggregation="constant", constant_length=16)
+SUMS = PolicyUpdate(1e-3, aggregation="constant", constant_length=16)
 """Every token's part of the loss is independent of the others."""
 
 

@@ -18,15 +18,13 @@ torch = pytest.importorskip("torch")
 PROMPTS = [list(range(5, 17)), list(range(20, 51)), [7] * 20]
 ARCHITECTURES = ("qwen2", "qwen3", "llama")
 POLICIES = {
-    "grpo": PolicyUpdate("grpo", 1e-3),
-    "dr_grpo": PolicyUpdate("dr_grpo", 1e-3, aggregation="constant", constant_length=16, temperature=0.8),
-    "sequence_mean": PolicyUpdate("grpo", 1e-3, aggregation="sequence_mean", clip_low=0.05, clip_high=0.05),
+    "grpo": PolicyUpdate(1e-3),
+    "dr_grpo": PolicyUpdate(1e-3, aggregation="constant", constant_length=16, temperature=0.8),
+    "sequence_mean": PolicyUpdate(1e-3, aggregation="sequence_mean", clip_low=0.05, clip_high=0.05),
     "rloo": PolicyUpdate(
-        "rloo", 1e-3, ratio_level="sequence", aggregation="constant", constant_length=16, clip_low=0.05, clip_high=0.05
+        1e-3, ratio_level="sequence", aggregation="constant", constant_length=16, clip_low=0.05, clip_high=0.05
     ),
-    "gspo": PolicyUpdate(
-        "gspo", 1e-3, ratio_level="sequence", aggregation="sequence_mean", clip_low=0.01, clip_high=0.02
-    ),
+    "gspo": PolicyUpdate(1e-3, ratio_level="sequence", aggregation="sequence_mean", clip_low=0.01, clip_high=0.02),
 }
 
 

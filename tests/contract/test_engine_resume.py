@@ -28,7 +28,7 @@ from sapo_backends.base import (
     TrainSample,
 )
 
-POLICY = PolicyUpdate("grpo", learning_rate=1e-3)
+POLICY = PolicyUpdate(learning_rate=1e-3)
 
 
 def chats(engine: Engine) -> list[list[int]]:

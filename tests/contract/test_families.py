@@ -110,7 +110,7 @@ def test_the_page_of_models_says_what_is(
         TrainSample(tuple(prompt), c.tokens, -1.0 if i % 2 else 1.0) for i, (prompt, c) in enumerate(told) if c.tokens
     ]
     before = sum(s.advantage * float(np.sum(scores)) for s, scores in zip(batch, scored, strict=True))
-    stats = engine.update(batch, PolicyUpdate("grpo", 1e-3), 0)
+    stats = engine.update(batch, PolicyUpdate(1e-3), 0)
     after = engine.logprobs([TokenSequence(s.prompt, s.completion) for s in batch])
     assert stats.steps == 1
     assert sum(s.advantage * float(np.sum(scores)) for s, scores in zip(batch, after, strict=True)) > before
@@ -131,7 +131,7 @@ def test_a_family_s_gradient_equals_autograd_in_float64(
         for prompt, group in zip(LONG, groups, strict=True)
         for i, c in enumerate(group)
     ]
-    found: dict[str, Any] = engine.gradient(batch, PolicyUpdate("grpo", 1e-3))  # type: ignore[attr-defined]
+    found: dict[str, Any] = engine.gradient(batch, PolicyUpdate(1e-3))  # type: ignore[attr-defined]
     model, total = by_transformers(family, torch.float64), sum(len(s.completion) for s in batch)
     model.zero_grad()
     model.get_input_embeddings().padding_idx = None

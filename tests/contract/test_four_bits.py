@@ -59,7 +59,7 @@ def test_forward_and_backward_equal_those_of_the_same_weights_in_float32(tmp_pat
     gradients = []
     for engine in (four, dense):
         engine.set_adapter(adapter, 8.0)
-        gradients.append(engine.gradient(BATCH, PolicyUpdate("grpo", 1e-3)))  # type: ignore[attr-defined]
+        gradients.append(engine.gradient(BATCH, PolicyUpdate(1e-3)))  # type: ignore[attr-defined]
     largest = max(float(np.abs(grad).max()) for grad in gradients[1].values())
     for name, grad in gradients[1].items():
         np.testing.assert_allclose(gradients[0][name], grad, atol=1e-5 * largest, err_msg=name)

@@ -195,7 +195,7 @@ def test_a_generator_saves_and_restores_its_adapter_and_does_not_train(model_fol
     with pytest.raises(CheckpointCorrupt):
         engine.restore(tmp_path)
     with pytest.raises(BackendUnavailable, match="does not train"):
-        engine.update([], PolicyUpdate("grpo", 1e-3), 0)
+        engine.update([], PolicyUpdate(1e-3), 0)
     engine.close()
 
 
@@ -221,7 +221,7 @@ def test_a_pair_samples_from_what_it_has_just_trained(model_folder: Folder, meth
             for p, g in zip(PROMPTS, groups, strict=True)
             for i, c in enumerate(g)
         ]
-        pair.update(batch, PolicyUpdate("grpo", 3e-3), seed)
+        pair.update(batch, PolicyUpdate(3e-3), seed)
     trained = pair.logprobs(SEQUENCES)
     assert np.abs(np.subtract(trained, start)).mean() > 0.05
     sampled = pair.generate(PROMPTS, 1, Sampling(max_new_tokens=6), 9)
@@ -242,8 +242,8 @@ def test_a_pair_corrects_for_the_gap_of_a_quantised_generator(model_folder: Fold
     batch = [TrainSample(tuple(p), c.tokens, advantage) for p, c, advantage in sampled]
     told = [replace(s, behaviour_logprobs=c.logprobs) for s, (_, c, _) in zip(batch, sampled, strict=True)]
     ours, expected = (
-        pair.update(batch, PolicyUpdate("grpo", 1e-3), 0),
-        alone.update(told, PolicyUpdate("grpo", 1e-3), 0),
+        pair.update(batch, PolicyUpdate(1e-3), 0),
+        alone.update(told, PolicyUpdate(1e-3), 0),
     )
     assert ours.loss == pytest.approx(expected.loss, abs=1e-6)
     assert pair.logprobs(SEQUENCES) == alone.logprobs(SEQUENCES)

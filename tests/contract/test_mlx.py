@@ -103,7 +103,7 @@ def test_several_adamw_steps_equal_those_of_torch(model_folder: Folder, method: 
     engines = [open_engine(name, model_folder("qwen2"), method=method) for name in ("torch", "mlx")]
     if method == "lora":
         engines[1].set_adapter(engines[0].adapter(), 8.0)
-    policy = PolicyUpdate("grpo", 1e-3, epochs=2, minibatches=2, weight_decay=0.05, max_grad_norm=0.5)
+    policy = PolicyUpdate(1e-3, epochs=2, minibatches=2, weight_decay=0.05, max_grad_norm=0.5)
     torch_stats, stats = (engine.update(batch(), policy, seed=3) for engine in engines)
     assert stats.loss == pytest.approx(torch_stats.loss, abs=1e-4)
     assert stats.grad_norm == pytest.approx(torch_stats.grad_norm, rel=1e-2)
@@ -141,7 +141,7 @@ def test_a_4_bit_model_trains_an_adapter_and_exports_whole_weights(model_folder:
     assert engine.info.method == "lora"
     before = np.array(engine.logprobs(SEQUENCES))
     for seed in range(2):
-        stats = engine.update(batch(), PolicyUpdate("grpo", 3e-3), seed)
+        stats = engine.update(batch(), PolicyUpdate(3e-3), seed)
         assert stats.steps == 1
     after = np.array(engine.logprobs(SEQUENCES))
     assert np.abs(after - before).mean() > 1e-3
@@ -157,7 +157,7 @@ def test_an_exported_model_computes_the_same_in_torch(
 ) -> None:
     """Names, tied heads, the rope base and the merged adapter survive the way through a Hugging Face folder."""
     engine = open_engine("mlx", model_folder(architecture), method=method)
-    engine.update(batch(), PolicyUpdate("grpo", 3e-3), seed=0)
+    engine.update(batch(), PolicyUpdate(3e-3), seed=0)
     engine.export(tmp_path)
     scored = open_engine("torch", tmp_path).logprobs(SEQUENCES)
     np.testing.assert_allclose(scored, engine.logprobs(SEQUENCES), atol=1e-4)
@@ -171,7 +171,7 @@ def test_what_cannot_be_loaded_is_refused_with_a_remedy(model_folder: Folder) ->
         open_engine("mlx", model_folder("qwen2"), precision="int3")
     engine = open_engine("mlx", model_folder("qwen2"), method="none")
     with pytest.raises(BackendUnavailable, match="generate only"):
-        engine.update(batch(), PolicyUpdate("grpo", 1e-3), 0)
+        engine.update(batch(), PolicyUpdate(1e-3), 0)
     assert engine.adapter() == {}
 
 
@@ -181,7 +181,7 @@ def test_bfloat16_computes_nearly_the_same(model_folder: Folder) -> None:
     engine = open_engine("mlx", model_folder("qwen2"), precision="bfloat16")
     gap = np.abs(np.subtract(engine.logprobs(SEQUENCES), exact.logprobs(SEQUENCES))).mean()
     assert 1e-4 < gap < 0.1
-    stats = engine.update(batch(), PolicyUpdate("grpo", 1e-4), seed=0)
+    stats = engine.update(batch(), PolicyUpdate(1e-4), seed=0)
     assert stats.steps == 1
     groups = engine.generate(PROMPTS, 2, Sampling(max_new_tokens=4), seed=0)
     assert all(1 <= len(c.tokens) <= 4 for group in groups for c in group)

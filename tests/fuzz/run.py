@@ -18,8 +18,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import msgspec
 from tests.fuzz import servers
+from tests.support.simulated_nodes import sim_group
 
-from sapo_lab.simulated_nodes import sim_group
 from sapo_swarm.events import decode as decode_event
 from sapo_swarm.protocol.drift.phrases import phrases
 from sapo_swarm.protocol.identity import Identity

@@ -17,9 +17,9 @@ from pathlib import Path
 import msgspec
 import zstandard
 from aiohttp.http_exceptions import HttpProcessingError
+from tests.support.simulated_nodes import sim_group
 
 from sapo_backends.fake import FakeBackend
-from sapo_lab.simulated_nodes import sim_group
 from sapo_swarm.config import RunConfig
 from sapo_swarm.coordinator import host
 from sapo_swarm.coordinator.openapi import document

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from tests.support.simulated_nodes import sim_group
 
-from sapo_lab.simulated_nodes import sim_group
 from sapo_swarm.coordinator.host import Hosted, start
 from sapo_swarm.coordinator.settings import CoordinatorSettings
 from sapo_swarm.protocol.identity import Identity

@@ -40,7 +40,7 @@ def trained(folder: Path, model: str, updates: int = 2, **settings: Any) -> Sour
             for prompt, group in zip(prompts, groups, strict=True)
             for i, completion in enumerate(group)
         ]
-        engine.update(batch, PolicyUpdate("grpo", 3e-3), seed)
+        engine.update(batch, PolicyUpdate(3e-3), seed)
     checkpoint = Checkpoints(folder / "checkpoints", 1).write(engine, Moment(updates, "stop")).path
     engine.close()
     return Source(config, checkpoint, Record(name="my model", base=model, tasks=config.tasks, rounds=updates))

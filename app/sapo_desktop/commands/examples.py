@@ -13,7 +13,6 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "invite": ("invite --label Bo --uses 1", "invite list", "invite revoke Bo"),
     "ban": ("ban qmf4 --reason spam", "ban qmf4 --lift"),
     "swarm": ("swarm", "swarm approve", "swarm export friends.swarm"),
-    "swarm-sim": ("swarm-sim --join sapo://127.0.0.1:7361/#t=… --nodes 200 --seconds 60",),
     "contribute": ("contribute --answer --questions 5",),
     "leave": ("leave",),
     "stay": ("stay",),

@@ -54,15 +54,15 @@ def _environment() -> ImmutableSandboxedEnvironment:
     return environment
 
 
-def _source(folder: Path, settings: Mapping[str, Any]) -> str:
-    """chat_template.jinja, else the entry of tokenizer_config.json (a string or a list with a "default"), else PLAIN."""
+def source_of(folder: Path, settings: Mapping[str, Any], otherwise: str = PLAIN) -> str:
+    """chat_template.jinja, else the entry of tokenizer_config.json (a string or a list with a "default")."""
     file = folder / "chat_template.jinja"
     if file.is_file():
         return file.read_text(encoding="utf-8")
     value = settings.get("chat_template")
     if isinstance(value, list):
         value = {entry.get("name"): entry.get("template") for entry in value}.get("default")
-    return value if isinstance(value, str) else PLAIN
+    return value if isinstance(value, str) else otherwise
 
 
 def _with_tools(messages: Messages, tools: Tools) -> Messages:
@@ -82,12 +82,12 @@ def _with_tools(messages: Messages, tools: Tools) -> Messages:
 
 def switches_reasoning(folder: Path, settings: Mapping[str, Any]) -> bool:
     """Whether the template of a Hugging Face folder has a switch for reasoning."""
-    return "enable_thinking" in _source(folder, settings)
+    return "enable_thinking" in source_of(folder, settings)
 
 
 def opens_reasoning(folder: Path, settings: Mapping[str, Any], thinking: Thinking) -> bool:
     """Tokenizer.opens_reasoning of a Hugging Face folder, without its tokenizer. Raises TemplateRefused."""
-    source = _source(folder, settings)
+    source = source_of(folder, settings)
     return "<think>" in source and ChatTemplate(source, thinking=thinking).opens_reasoning
 
 
@@ -118,7 +118,7 @@ class ChatTemplate:
         cls, folder: Path, settings: Mapping[str, Any], bos: str, eos: str, thinking: Thinking = "auto"
     ) -> ChatTemplate:
         """The template of a Hugging Face folder. Raises TemplateRefused."""
-        return cls(_source(folder, settings), bos, eos, thinking)
+        return cls(source_of(folder, settings), bos, eos, thinking)
 
     @cached_property
     def opens_reasoning(self) -> bool:

@@ -7,8 +7,9 @@ samples 64 rows three times as fast as llama.cpp and one row half as fast; witho
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+
+import msgspec
 
 from sapo_backends.common.precisions import is_four_bit
 
@@ -246,28 +247,14 @@ def _tie_break(best: Measured, other: Measured) -> str:
     return "less rounding" if best.precision == "float32" != other.precision else "one engine less"
 
 
-def encode(measured: Sequence[Measured]) -> list[dict[str, Any]]:
+def encode(measured: Sequence[Measured]) -> object:
     """As JSON values."""
-    return [asdict(m) for m in measured]
+    return msgspec.to_builtins(measured, str_keys=True)
 
 
 def decode(rows: object) -> list[Measured]:
     """What `encode` made. Raises ValueError when it is something else."""
     try:
-        return [_decoded(row) for row in rows]  # type: ignore[attr-defined]
-    except (TypeError, KeyError, AttributeError, ValueError) as error:
+        return msgspec.convert(rows, list[Measured], str_keys=True)
+    except msgspec.ValidationError as error:
         raise ValueError(f"These are no measurements: {error}.") from error
-
-
-def _decoded(row: Mapping[str, Any]) -> Measured:
-    candidate = row["candidate"]
-    return Measured(
-        Candidate(str(candidate["engine"]), str(candidate["precision"]), int(candidate["threads"])),
-        device=str(row["device"]),
-        precision=str(row["precision"]),
-        generation={int(width): float(rate) for width, rate in row["generation"].items()},
-        memory=int(row["memory"]),
-        failure=str(row["failure"]),
-        computed_by=str(row.get("computed_by", "")),
-        **{name: float(row[name]) for name in ("first", "update", "hand_over")},
-    )

@@ -12,20 +12,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from sapo_backends import registry
-from sapo_backends.base import BackendError, LoadRequest, PolicyUpdate, Progress, Sampling, TrainSample
+from sapo_backends.base import BackendError, LoadRequest, PolicyUpdate, Progress, Sampling
 from sapo_backends.checkpoints.locate import resolve
 from sapo_backends.checkpoints.spec import why_not
 from sapo_backends.checkpoints.tokenizer import read_json
 from sapo_backends.common import round_memory
 from sapo_backends.measure.choice import TIE, TORCH
+from sapo_backends.measure.samples import GROUP, batch, prompts
 from sapo_backends.measure.sizing import model_size
 
-GROUPS, GROUP_SIZE, NEW_TOKENS = 2, 8, 16
+GROUPS, NEW_TOKENS = 2, 16
 REPEATS = 1
 """Runs behind a first one, which compiles; the quickest counts."""
 ROWS = (64, 1024)
 """Of the products that stand for a large model's decode steps and micro-batches."""
-WORDS = "Start with {0}. Add {1}, take away {2} and multiply by {3}. What is the result?"
 
 
 def measure(request: LoadRequest, progress: Progress | None = None) -> dict[str, float]:
@@ -80,22 +80,12 @@ def _round(request: LoadRequest, precision: str) -> float:
     """Seconds of generating some groups and of an update on them."""
     engine = registry.backend("torch")().load(replace(request, precision=precision, device="cpu", threads=1))
     try:
-        prompts = [
-            tuple(engine.tokenizer.encode_chat([{"role": "user", "content": WORDS.format(i, 3 * i + 1, 2 * i, i + 2)}]))
-            for i in range(GROUPS)
-        ]
-        sampling = Sampling(max_new_tokens=NEW_TOKENS)
-        generation = _quickest(lambda: engine.generate(prompts, GROUP_SIZE, sampling, 0))
-        usable = min(engine.info.vocabulary, 1000)
-        batch = [
-            TrainSample(prompt, tuple((13 * row + 7 * t) % usable for t in range(NEW_TOKENS)), (-1.0) ** row)
-            for prompt in prompts
-            for row in range(GROUP_SIZE)
-        ]
+        asked, sampling = prompts(engine, GROUPS), Sampling(max_new_tokens=NEW_TOKENS)
+        generation = _quickest(lambda: engine.generate(asked, GROUP, sampling, 0))
         if engine.info.method == "none":
             return generation
-        policy = PolicyUpdate("grpo", learning_rate=0.0)
-        return generation + _quickest(lambda: engine.update(batch, policy, 0))
+        samples, policy = batch(engine, GROUPS, NEW_TOKENS), PolicyUpdate(learning_rate=0.0)
+        return generation + _quickest(lambda: engine.update(samples, policy, 0))
     finally:
         engine.close()
 

@@ -30,30 +30,22 @@ from sapo_backends.base import (
     LoadRequest,
     PolicyUpdate,
     Sampling,
-    TrainSample,
 )
 from sapo_backends.measure import machine_limits
 from sapo_backends.measure.choice import WIDTHS, Candidate, Measured, decode
 from sapo_backends.measure.machine_limits import CardMemory, Limits
+from sapo_backends.measure.samples import GROUP, batch, prompts
 
 SECONDS = 2.0
 LONGEST_S = 180.0
 """A child that takes so much longer than it should is ended."""
-GROUP = 8
-"""Completions of a prompt, where the width allows it."""
 NEW_TOKENS = 64
 LEAST_STEPS = 8
 """Decode steps that a rate is taken from at least; of fewer, half a step more or less would show."""
 TRAINED_TOKENS = 48
 """Tokens of each completion in the measured update."""
 TRAINED_GROUPS = (1, 2, 4, 8)
-POLICY = PolicyUpdate("grpo", learning_rate=1e-6)
-QUESTION = "Start with {0}. Add {1}, take away {2} and multiply by {3}. What is the result? Answer with a number."
-
-
-def _prompts(engine: Engine, count: int) -> list[list[int]]:
-    texts = [QUESTION.format(i, 3 * i + 1, 2 * i, i + 2) for i in range(count)]
-    return [list(engine.tokenizer.encode_chat([{"role": "user", "content": text}])) for text in texts]
+POLICY = PolicyUpdate(learning_rate=1e-6)
 
 
 @dataclass
@@ -85,15 +77,15 @@ class _Pace:
 def _generation(engine: Engine, width: int, seconds: float) -> tuple[float, float]:
     """Tokens/s of decoding `width` rows and seconds to the first tokens, the best of what fits into `seconds`: whatever
     else the machine does makes both only worse."""
-    prompts = _prompts(engine, max(1, width // GROUP))
-    group, sampling = max(1, width // len(prompts)), Sampling(max_new_tokens=NEW_TOKENS)
+    asked = prompts(engine, max(1, width // GROUP))
+    group, sampling = max(1, width // len(asked)), Sampling(max_new_tokens=NEW_TOKENS)
     rates, firsts = list[float](), list[float]()
     deadline, seed = time.perf_counter() + seconds, 0
     while not rates or (time.perf_counter() < deadline and seed < 200):
         began = time.perf_counter()
         pace = _Pace(width, deadline)
         with contextlib.suppress(Cancelled):
-            engine.generate(prompts, group, sampling, seed, pace.cancel, pace)
+            engine.generate(asked, group, sampling, seed, pace.cancel, pace)
         if pace.rate is not None:
             rates.append(pace.rate)
             firsts.append(pace.marks[0][0] - began)
@@ -103,20 +95,6 @@ def _generation(engine: Engine, width: int, seconds: float) -> tuple[float, floa
     return max(rates), min(firsts)
 
 
-def _batch(engine: Engine, groups: int) -> list[TrainSample]:
-    """Made-up completions of fixed length, so that every engine trains on the same."""
-    usable = min(engine.info.vocabulary, 1000)
-    return [
-        TrainSample(
-            tuple(prompt),
-            tuple(10 + (13 * row + 7 * place) % (usable - 10) for place in range(TRAINED_TOKENS)),
-            1.0 if row % 2 else -1.0,
-        )
-        for prompt in _prompts(engine, groups)
-        for row in range(GROUP)
-    ]
-
-
 def _update(engine: Engine, seconds: float) -> tuple[float, float]:
     """Tokens/s of an update, and the seconds around it in which a pair hands its weights over.
 
@@ -124,14 +102,14 @@ def _update(engine: Engine, seconds: float) -> tuple[float, float]:
     """
     began, rate, around = time.perf_counter(), 0.0, list[float]()
     for groups in (TRAINED_GROUPS[0], *TRAINED_GROUPS):
-        batch = _batch(engine, groups)
+        samples = batch(engine, groups, TRAINED_TOKENS)
         done = list[float]()
         last = groups == TRAINED_GROUPS[-1]
         while not done or (last and time.perf_counter() - began < seconds):
             start = time.perf_counter()
-            stats = engine.update(batch, POLICY, seed=len(done))
+            stats = engine.update(samples, POLICY, seed=len(done))
             around.append(time.perf_counter() - start - stats.seconds)
-            done.append(sum(len(s.completion) for s in batch) / stats.seconds)
+            done.append(sum(len(s.completion) for s in samples) / stats.seconds)
         rate = max(done)
         if time.perf_counter() - began > seconds / 2:
             break
@@ -182,9 +160,8 @@ def measure(candidate: Candidate, request: LoadRequest, seconds: float = SECONDS
 
 def in_child(candidate: Candidate, request: LoadRequest, seconds: float = SECONDS) -> Measured:
     """The same in a process of its own; what goes wrong there is the measurement's `failure`."""
-    job = {"candidate": asdict(candidate), "request": asdict(request), "seconds": seconds}
     try:
-        return decode([_child(job, seconds)["measured"]])[0]
+        return decode([_child(_job(candidate, request, seconds), seconds)["measured"]])[0]
     except BackendError as error:
         return Measured(candidate, failure=str(error))
 
@@ -194,29 +171,26 @@ async def glance(candidate: Candidate, request: LoadRequest, seconds: float) -> 
     failure."""
     if getattr(sys, "frozen", False):
         return Measured(candidate, failure="A bundle measures with sapo-desktop bench.")
-    command, env = _command({"candidate": asdict(candidate), "request": asdict(request), "seconds": seconds})
-    quiet = asyncio.subprocess.DEVNULL
-    child = await asyncio.create_subprocess_exec(
-        *command, env=env, stdin=quiet, stdout=asyncio.subprocess.PIPE, stderr=quiet
-    )
+    command, env = _command(_job(candidate, request, seconds))
+    quiet, pipe = subprocess.DEVNULL, subprocess.PIPE
+    child = await asyncio.create_subprocess_exec(*command, env=env, stdin=quiet, stdout=pipe, stderr=pipe)
     try:
-        answer = json.loads((await child.communicate())[0])
-    except ValueError:
-        return Measured(candidate, failure=f"It ended with code {child.returncode}.")
+        said = await child.communicate()
+        return decode([_told(child.returncode, *said)["measured"]])[0]
+    except BackendError as error:
+        return Measured(candidate, failure=str(error))
     finally:
         if child.returncode is None:
             child.kill()
             await child.wait()
-    return Measured(candidate, failure=answer["failure"]) if "failure" in answer else decode([answer["measured"]])[0]
 
 
 def limits_in_child(engine: str, threads: int, device: str = "auto") -> Limits:
     """The machine's limits by that engine's library; empty when it cannot be had."""
     try:
-        found = _child({"limits": engine, "threads": threads, "device": device}, SECONDS)["limits"]
+        return Limits(**_child({"limits": engine, "threads": threads, "device": device}, SECONDS)["limits"])
     except BackendError:
         return Limits()
-    return Limits(dict(found["multiply"]), float(found["read"]), str(found["device"]))
 
 
 def card_memory_in_child(device: str) -> CardMemory | None:
@@ -225,6 +199,10 @@ def card_memory_in_child(device: str) -> CardMemory | None:
         return CardMemory(**_child({"card": device}, SECONDS)["card"])
     except BackendError:
         return None
+
+
+def _job(candidate: Candidate, request: LoadRequest, seconds: float) -> dict[str, Any]:
+    return {"candidate": asdict(candidate), "request": asdict(request), "seconds": seconds}
 
 
 def _command(job: dict[str, Any]) -> tuple[list[str], dict[str, str]]:
@@ -247,10 +225,15 @@ def _child(job: dict[str, Any], seconds: float) -> dict[str, Any]:
         )
     except subprocess.TimeoutExpired:
         raise BackendError(f"It took longer than {LONGEST_S:.0f} s.") from None
-    words = done.stderr.decode("utf-8", "replace").strip().splitlines()
-    if done.returncode:
-        raise BackendError(words[-1] if words else f"It ended with code {done.returncode}.")
-    answer: dict[str, Any] = json.loads(done.stdout)
+    return _told(done.returncode, done.stdout, done.stderr)
+
+
+def _told(code: int | None, stdout: bytes, stderr: bytes) -> dict[str, Any]:
+    """What a child answered. Raises BackendError."""
+    if code:
+        words = stderr.decode("utf-8", "replace").strip().splitlines()
+        raise BackendError(words[-1] if words else f"It ended with code {code}.")
+    answer: dict[str, Any] = json.loads(stdout)
     if "failure" in answer:
         raise BackendError(answer["failure"])
     return answer

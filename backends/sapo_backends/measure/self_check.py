@@ -23,7 +23,7 @@ from sapo_backends.base import (
     TrainSample,
 )
 
-POLICY = PolicyUpdate("grpo", learning_rate=1e-4)
+POLICY = PolicyUpdate(learning_rate=1e-4)
 QUESTIONS = tuple(f"What is {i} + {3 * i}?" for i in range(8))
 MEAN_DIFFERENCE = {"float32": 1e-3, "bfloat16": 0.05}
 """Mean |difference of log-probabilities| that rounding explains; any other precision may differ by LOOSE_DIFFERENCE."""

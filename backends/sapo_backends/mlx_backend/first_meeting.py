@@ -23,7 +23,7 @@ from sapo_backends.mlx_backend.packing import pack
 from sapo_backends.mlx_backend.update import gradient
 
 PROMPTS = ((5, 9, 200, 31, 17), (7, 7, 12), (40, 3, 8, 250, 17, 60, 2))
-SAMPLING, POLICY, BUDGET = Sampling(max_new_tokens=8), PolicyUpdate("grpo", learning_rate=0.0), 2048
+SAMPLING, POLICY, BUDGET = Sampling(max_new_tokens=8), PolicyUpdate(learning_rate=0.0), 2048
 ERROR = {mx.float32: 1e-3, mx.bfloat16: 0.1}
 """Mean error of a log-probability, and of the gradient as a share of its length, that rounding explains."""
 Make = Callable[[Any, Any], MlxModel]

@@ -14,7 +14,7 @@ from sapo_backends.base import Engine, LoadRequest, PolicyUpdate, Sampling, Toke
 
 PROMPTS = [[5, 9, 200, 31], [7, 12]]
 SAMPLING = Sampling(max_new_tokens=8)
-POLICY = PolicyUpdate("grpo", learning_rate=1e-2)
+POLICY = PolicyUpdate(learning_rate=1e-2)
 
 
 @pytest.fixture

@@ -1,14 +1,11 @@
 """Finished runs, small enough to lie beside the report: a table grows by seeds that ran elsewhere or long ago, and anybody can
 check its figures, when the journals (hundreds of megabytes) are gone.
 
-TO/runs.msgpack.zst                    settings and sapo_lab.report.results.RunResult of every run
-TO/runs/<arm>-seed-1.msgpack.gz        an older layout, one file a run; read, not written
+TO/runs.msgpack.zst    settings and sapo_lab.report.results.RunResult of every run
 """
 
 from __future__ import annotations
 
-import gzip
-import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,7 +21,6 @@ from sapo_swarm.types import UNREADABLE
 from sapo_swarm.whole_file import write_whole
 
 FILE = "runs.msgpack.zst"
-OLD_FOLDER = "runs"
 ROUNDED = np.dtype("<f4")
 """Of what each round measured: seven digits."""
 _LEVEL = 19
@@ -93,17 +89,15 @@ def encode(runs: Iterable[SavedRun]) -> bytes:
     return zstandard.ZstdCompressor(level=_LEVEL).compress(msgspec.msgpack.encode(pack, enc_hook=_bytes))
 
 
-def read(to: Path) -> list[SavedRun]:
-    """All runs saved beside a report, those of the older layout first. Raises BadExperiment for a damaged file, OSError."""
-    runs = [_decoded(path, SavedRun, gzip.decompress) for path in sorted((to / OLD_FOLDER).glob("*.msgpack.gz"))]
+def read(to: Path) -> tuple[SavedRun, ...]:
+    """All runs saved beside a report. Raises BadExperiment for a damaged file, OSError."""
     path = to / FILE
-    return [*runs, *(_decoded(path, _Pack, zstandard.ZstdDecompressor().decompress).runs if path.exists() else ())]
-
-
-def _decoded(path: Path, kind: Any, decompress: Any) -> Any:
+    if not path.exists():
+        return ()
     try:
-        return msgspec.msgpack.decode(decompress(path.read_bytes()), type=kind, dec_hook=_array)
-    except (OSError, EOFError, zlib.error, zstandard.ZstdError, ValueError, *UNREADABLE) as error:
+        content = zstandard.ZstdDecompressor().decompress(path.read_bytes())
+        return msgspec.msgpack.decode(content, type=_Pack, dec_hook=_array).runs
+    except (OSError, zstandard.ZstdError, ValueError, *UNREADABLE) as error:
         raise BadExperiment(f"{path} holds no saved runs ({error}). Move it away, and run its rows again.") from error
 
 

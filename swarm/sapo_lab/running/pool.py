@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import msgspec
 
-from sapo_backends.base import Completion
 from sapo_lab.conditions import arrives, node_key
 from sapo_lab.schema import Conditions
 from sapo_swarm.events import SwarmUpdated
@@ -18,16 +17,11 @@ from sapo_swarm.types import Group
 
 
 class Shared(msgspec.Struct, frozen=True):
-    """A group as the other nodes see it, the round it was generated in, and the bytes of one delivery.
-
-    logprobs: of each completion's tokens under the sender's policy, kept only where a correction asks for them; the
-    wire carries none.
-    """
+    """A group as the other nodes see it, the round it was generated in, and the bytes of one delivery."""
 
     group: Group
     round: int
     size: int
-    logprobs: tuple[tuple[float, ...], ...] = ()
 
     @property
     def key(self) -> str:
@@ -40,22 +34,11 @@ def key_of(group: Group) -> str:
     return f"{group.node}|{group.question.ref.label}"
 
 
-def shared(
-    groups: Sequence[Group],
-    completions: Sequence[Sequence[Completion]],
-    node: str,
-    round_number: int,
-    upload: int,
-    keep_logprobs: bool,
-) -> list[Shared]:
-    """A node's groups of a round as the others see them; upload: bytes of all of them together. completions[i]: of groups[i]."""
+def shared(groups: Sequence[Group], node: str, round_number: int, upload: int) -> list[Shared]:
+    """A node's groups of a round as the others see them; upload: bytes of all of them together."""
     size = -(-upload // max(len(groups), 1))
-    out: list[Shared] = []
-    for group, generated in zip(groups, completions, strict=True):
-        logprobs = tuple(c.logprobs for c in generated) if keep_logprobs else ()
-        seen_by_others = msgspec.structs.replace(group, source="external", node=node, advantages=())
-        out.append(Shared(seen_by_others, round_number, size, logprobs))
-    return out
+    seen = (msgspec.structs.replace(group, source="external", node=node, advantages=()) for group in groups)
+    return [Shared(group, round_number, size) for group in seen]
 
 
 class History:

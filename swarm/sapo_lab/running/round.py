@@ -13,9 +13,8 @@ from sapo_lab.conditions import is_away, tampered
 from sapo_lab.running import figures_of_round, judge
 from sapo_lab.running.adaptive import move, observe
 from sapo_lab.running.nodes import RULE, LabNode
-from sapo_lab.running.off_policy import correction
 from sapo_lab.running.pool import History, Shared, key_of, shared
-from sapo_lab.schema import WHOLE, Arm, Conditions
+from sapo_lab.schema import Arm, Conditions
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import RoundFinished
 from sapo_swarm.node.round import phases
@@ -97,21 +96,12 @@ def _merge(work: RoundWork, more: RoundWork) -> None:
 async def _share(node: LabNode, context: RoundContext, work: RoundWork, terms: Conditions) -> list[Shared]:
     """What the node shares; nothing where nobody samples from it."""
     assert work.local is not None
-    assert work.completions is not None
     if not takes(context.config) and not terms.adaptive:
         return []
     groups = work.local
     if node.hostile:
         groups = [await _rescored(context, tampered(group, terms.attack, work.round)) for group in groups]
-    with_logprobs = terms.off_policy in WHOLE and not node.hostile
-    return shared(
-        groups,
-        work.completions,
-        node.key,
-        work.round,
-        figures_of_round.upload_bytes(groups, work.round),
-        keep_logprobs=with_logprobs,
-    )
+    return shared(groups, node.key, work.round, figures_of_round.upload_bytes(groups, work.round))
 
 
 async def _rescored(context: RoundContext, group: Group) -> Group:
@@ -147,13 +137,6 @@ async def _train(
     await phases.share(context, work)
     if terms.starved == "fill":
         await _fill(context, work, available)
-    assert work.completions is not None
-    by_key = {item.key: item for item in available}
-    temperature = context.policy.temperature
-    context = replace(
-        context,
-        correction=correction(terms.off_policy, context.host, by_key, work.completions, temperature),
-    )
     await stage(context, work)
     await _update(context, work, terms)
     cpu_s = time.process_time() - began

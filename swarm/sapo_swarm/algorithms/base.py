@@ -21,11 +21,8 @@ LARGE_BATCH = 32
 
 @dataclass(frozen=True, slots=True)
 class Algorithm:
-    """advantages: (G,) rewards -> (G,) advantages. policy: the update's settings. source: where it is described."""
+    """advantages: (G,) rewards -> (G,) advantages. policy: the update's settings."""
 
-    name: str
-    summary: str
-    source: str
     advantages: AdvantageRule
     policy: PolicyRule
 

@@ -15,7 +15,6 @@ from sapo_swarm.sapo.advantage import centred
 def policy(config: RunConfig, learning_rate: float) -> PolicyUpdate:
     """The settings of the update that every engine computes alike."""
     return PolicyUpdate(
-        name="dr_grpo",
         learning_rate=learning_rate,
         clip_low=0.2,
         clip_high=0.2,
@@ -28,10 +27,4 @@ def policy(config: RunConfig, learning_rate: float) -> PolicyUpdate:
     )
 
 
-ALGORITHM = Algorithm(
-    name="dr_grpo",
-    summary="Centred advantages, sums over tokens divided by the length limit, clip 0.2",
-    source="arXiv 2503.20783",
-    advantages=centred,
-    policy=policy,
-)
+ALGORITHM = Algorithm(centred, policy)

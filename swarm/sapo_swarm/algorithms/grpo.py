@@ -15,7 +15,6 @@ from sapo_swarm.sapo.advantage import normalised
 def policy(config: RunConfig, learning_rate: float) -> PolicyUpdate:
     """The settings of the update that every engine computes alike."""
     return PolicyUpdate(
-        name="grpo",
         learning_rate=learning_rate,
         clip_low=0.2,
         clip_high=0.28,
@@ -27,10 +26,4 @@ def policy(config: RunConfig, learning_rate: float) -> PolicyUpdate:
     )
 
 
-ALGORITHM = Algorithm(
-    name="grpo",
-    summary="Group-normalised advantages, token-level ratio, clip 0.2/0.28, no KL",
-    source="arXiv 2402.03300 and 2503.14476",
-    advantages=normalised,
-    policy=policy,
-)
+ALGORITHM = Algorithm(normalised, policy)

@@ -15,7 +15,6 @@ from sapo_swarm.sapo.advantage import normalised
 def policy(config: RunConfig, learning_rate: float) -> PolicyUpdate:
     """The settings of the update that every engine computes alike."""
     return PolicyUpdate(
-        name="gspo",
         learning_rate=learning_rate,
         clip_low=3e-4,
         clip_high=4e-4,
@@ -27,10 +26,4 @@ def policy(config: RunConfig, learning_rate: float) -> PolicyUpdate:
     )
 
 
-ALGORITHM = Algorithm(
-    name="gspo",
-    summary="Group-normalised advantages, sequence-level ratio, clip 3e-4/4e-4",
-    source="arXiv 2507.18071",
-    advantages=normalised,
-    policy=policy,
-)
+ALGORITHM = Algorithm(normalised, policy)

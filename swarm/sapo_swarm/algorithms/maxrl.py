@@ -19,7 +19,6 @@ from sapo_swarm.sapo.advantage import mean_normalised
 def policy(config: RunConfig, learning_rate: float) -> PolicyUpdate:
     """The settings of the update that every engine computes alike."""
     return PolicyUpdate(
-        name="maxrl",
         learning_rate=learning_rate,
         clip_low=0.2,
         clip_high=0.28,
@@ -31,10 +30,4 @@ def policy(config: RunConfig, learning_rate: float) -> PolicyUpdate:
     )
 
 
-ALGORITHM = Algorithm(
-    name="maxrl",
-    summary="Advantages divided by the group's mean reward, token-level ratio, clip 0.2/0.28, no KL",
-    source="arXiv 2602.02710",
-    advantages=mean_normalised,
-    policy=policy,
-)
+ALGORITHM = Algorithm(mean_normalised, policy)

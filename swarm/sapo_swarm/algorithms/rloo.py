@@ -16,7 +16,6 @@ from sapo_swarm.sapo.advantage import leave_one_out
 def policy(config: RunConfig, learning_rate: float) -> PolicyUpdate:
     """The settings of the update that every engine computes alike."""
     return PolicyUpdate(
-        name="rloo",
         learning_rate=learning_rate,
         clip_low=0.2,
         clip_high=0.28,
@@ -29,10 +28,4 @@ def policy(config: RunConfig, learning_rate: float) -> PolicyUpdate:
     )
 
 
-ALGORITHM = Algorithm(
-    name="rloo",
-    summary="Leave-one-out baseline, REINFORCE over whole completions, sequence-level ratio",
-    source="arXiv 2402.14740",
-    advantages=leave_one_out,
-    policy=policy,
-)
+ALGORITHM = Algorithm(leave_one_out, policy)

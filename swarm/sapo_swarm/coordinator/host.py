@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 from aiohttp import web
 
 from sapo_swarm.coordinator.admin.client import AdminAccess, read_access, write_access
@@ -207,14 +208,7 @@ async def _swarm_record(store: Store, settings: CoordinatorSettings) -> SwarmRec
         )
     name = settings.name or record.name
     if (record.name, record.open) != (name, settings.open):
-        record = SwarmRecord(
-            swarm=record.swarm,
-            name=name,
-            open=settings.open,
-            certificate=record.certificate,
-            key=record.key,
-            created=record.created,
-        )
+        record = msgspec.structs.replace(record, name=name, open=settings.open)
         await store.rename(record)
     return record
 

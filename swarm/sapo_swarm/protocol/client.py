@@ -63,7 +63,7 @@ class ExchangeResult:
 
     sent: groups offered; accepted: of those; refused: reason -> count. sample: groups of others, unjudged: give them
     to a Receiver. receipts: who drew mine since the last exchange; uptake: times ever. mine / total: accepted groups
-    in the last window_s seconds. bytes on the wire are bodies only. seconds: duration of the request.
+    in the last window_s seconds.
     """
 
     connected: bool
@@ -81,10 +81,6 @@ class ExchangeResult:
     nodes: int = 0
     rounds_per_s: float = 0.0
     pool: int = 0
-    next_in_s: float = 0.0
-    bytes_sent: int = 0
-    bytes_received: int = 0
-    seconds: float = 0.0
 
     @property
     def share(self) -> float:
@@ -214,21 +210,20 @@ class NodeClient:
         if self.wait_s > 0:
             return ExchangeResult(False, f"The next exchange is in {self.wait_s:.0f} s.", "waiting")
         groups = tuple(groups)[:MAX_GROUPS]
-        started = self._clock()
         have = tuple(self._have) if self._pool <= LARGE_POOL else ()
         try:
             accepted = tuple(accepts)
             body = encode(Upload(groups=groups, want=want, have=have, reward_local=reward_local, accepts=accepted))
-            reply = await self._transport.signed("PUT", f"/v1/rounds/{digest(body)}", body, MEDIA_TYPE)
-            answer = decode(reply, RoundReply)
+            path = f"/v1/rounds/{digest(body)}"
+            answer = decode(await self._transport.signed("PUT", path, body, MEDIA_TYPE), RoundReply)
         except (CoordinatorError, WireError) as error:
             return self._failed(error, len(groups))
-        result = self._done(answer, len(groups), len(body), len(reply), self._clock() - started)
+        result = self._done(answer, len(groups))
         self.failures, self._pool = 0, answer.pool
         self.next_at = self._clock() + answer.next_in_s
         return result
 
-    def _done(self, answer: RoundReply, sent: int, up: int, down: int, seconds: float) -> ExchangeResult:
+    def _done(self, answer: RoundReply, sent: int) -> ExchangeResult:
         refused: dict[str, int] = {}
         for result in answer.results:
             if not result.accepted:
@@ -254,10 +249,6 @@ class NodeClient:
             nodes=answer.nodes,
             rounds_per_s=answer.rounds_per_s,
             pool=answer.pool,
-            next_in_s=answer.next_in_s,
-            bytes_sent=up,
-            bytes_received=down,
-            seconds=seconds,
         )
 
     def _failed(self, error: Exception, sent: int) -> ExchangeResult:

@@ -21,6 +21,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from sapo_swarm.servers.loopback import is_loopback as is_loopback
+
 DEFAULT_PORT = 7361
 _AROUND = " \"'`“”‘’<>.,;"
 
@@ -56,16 +58,6 @@ class Invite:
     def at(self, host: str) -> Invite:
         """The same invite at another address of the same host."""
         return replace(self, host=host)
-
-
-def is_loopback(host: str) -> bool:
-    """True for localhost and loopback addresses."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.split("%")[0]).is_loopback
-    except ValueError:
-        return False
 
 
 def is_host(text: str) -> bool:

@@ -31,36 +31,36 @@ def spread(rewards: Rewards) -> float:
     return float(np.std(rewards))
 
 
-def normalised(rewards: Rewards, min_spread: float = MIN_SPREAD, epsilon: float = EPSILON) -> Advantages:
-    """(r - mean) / (std + epsilon): GRPO (arXiv 2402.03300, section 4.1.2); zero where std < min_spread."""
+def normalised(rewards: Rewards) -> Advantages:
+    """(r - mean) / (std + EPSILON): GRPO (arXiv 2402.03300, section 4.1.2); zero where std < MIN_SPREAD."""
     deviation = spread(rewards)
-    if deviation < min_spread:
+    if deviation < MIN_SPREAD:
         return np.zeros_like(rewards)
-    advantages: Advantages = (rewards - rewards.mean()) / (deviation + epsilon)
+    advantages: Advantages = (rewards - rewards.mean()) / (deviation + EPSILON)
     return advantages
 
 
-def centred(rewards: Rewards, min_spread: float = MIN_SPREAD) -> Advantages:
+def centred(rewards: Rewards) -> Advantages:
     """r - mean, not divided by the deviation: Dr. GRPO (arXiv 2503.20783, section 3.2)."""
-    if spread(rewards) < min_spread:
+    if spread(rewards) < MIN_SPREAD:
         return np.zeros_like(rewards)
     advantages: Advantages = rewards - rewards.mean()
     return advantages
 
 
-def mean_normalised(rewards: Rewards, min_spread: float = MIN_SPREAD) -> Advantages:
-    """(r - mean) / mean: MaxRL (arXiv 2602.02710). Zero where std < min_spread; rewards are not negative."""
+def mean_normalised(rewards: Rewards) -> Advantages:
+    """(r - mean) / mean: MaxRL (arXiv 2602.02710). Zero where std < MIN_SPREAD; rewards are not negative."""
     mean = float(rewards.mean())
-    if spread(rewards) < min_spread or mean <= 0.0:
+    if spread(rewards) < MIN_SPREAD or mean <= 0.0:
         return np.zeros_like(rewards)
     advantages: Advantages = rewards / mean - 1.0
     return advantages
 
 
-def leave_one_out(rewards: Rewards, min_spread: float = MIN_SPREAD) -> Advantages:
+def leave_one_out(rewards: Rewards) -> Advantages:
     """r_i - mean of the others: RLOO (arXiv 2402.14740, section 2.2). Equals centred * G / (G - 1)."""
     size = rewards.size
-    if size < 2 or spread(rewards) < min_spread:
+    if size < 2 or spread(rewards) < MIN_SPREAD:
         return np.zeros_like(rewards)
     advantages: Advantages = (rewards - rewards.mean()) * (size / (size - 1))
     return advantages

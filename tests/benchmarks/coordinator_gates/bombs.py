@@ -11,8 +11,8 @@ from collections import Counter
 import aiohttp
 import zstandard
 from common import Gate, Server, serving
+from tests.support.simulated_nodes import SimNode, SimReport, open_session
 
-from sapo_lab.simulated_nodes import SimNode, SimReport, open_session
 from sapo_swarm.protocol.wire import H_PROTO, MEDIA_TYPE, digest
 
 GIB = 2**30

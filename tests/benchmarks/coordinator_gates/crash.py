@@ -11,8 +11,8 @@ from collections.abc import Callable
 import redis
 from common import Gate, Server, start_server, store_address
 from tests.support.local_redis import LocalRedis
+from tests.support.simulated_nodes import SimNode, open_session
 
-from sapo_lab.simulated_nodes import SimNode, open_session
 from sapo_swarm.protocol.wire import RoundReply, Upload, decode, group_id
 
 KEEP = {"round_every_s": 0.001, "round_burst": 1_000_000, "groups_per_node": 100_000, "pool_groups": 1_000_000}

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import aiohttp
 import msgspec
 from common import Gate, Server, serving
+from tests.support.simulated_nodes import SimNode, open_session
 
-from sapo_lab.simulated_nodes import SimNode, open_session
 from sapo_swarm.protocol.identity import Identity
 from sapo_swarm.protocol.wire import H_NODE, H_PROTO, H_SIGNATURE, MEDIA_TYPE, Problem, Upload, digest, encode
 

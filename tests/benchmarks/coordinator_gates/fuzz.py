@@ -10,8 +10,8 @@ from collections import Counter
 import aiohttp
 import msgspec
 from common import Gate, Server, serving
+from tests.support.simulated_nodes import SimNode, open_session, sim_group
 
-from sapo_lab.simulated_nodes import SimNode, open_session, sim_group
 from sapo_swarm.coordinator.openapi import document
 from sapo_swarm.protocol.identity import Identity
 from sapo_swarm.protocol.wire import (

@@ -6,8 +6,7 @@ import asyncio
 import time
 
 from common import Gate, Server, serving
-
-from sapo_lab.simulated_nodes import SimNode, SimReport, open_session, simulate
+from tests.support.simulated_nodes import SimNode, SimReport, open_session, simulate
 
 
 async def rush(server: Server, nodes: int, rounds: int, connections: int) -> SimReport:

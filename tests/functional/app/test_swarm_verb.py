@@ -8,12 +8,12 @@ from pathlib import Path
 import msgspec
 import pytest
 from tests.support.node_process import sapo
+from tests.support.simulated_nodes import sim_group
 from tests.support.swarm_process import coordinator
 
 from sapo_desktop import cli
 from sapo_desktop.paths import Home
 from sapo_desktop.services.swarms import hosting
-from sapo_lab.simulated_nodes import sim_group
 from sapo_swarm.coordinator.admin.client import write_access
 from sapo_swarm.coordinator.admin.transfer import export_swarm
 from sapo_swarm.coordinator.domain.records import SwarmRecord

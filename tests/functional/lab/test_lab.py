@@ -160,19 +160,6 @@ async def test_a_source_that_often_sends_unlikely_text_is_refused_with_its_other
         assert learning(tmp_path, node, "whole") == learning(tmp_path / "at-once", node, "whole")
 
 
-@pytest.mark.parametrize("kind", ["sequence", "clip", "proximity"])
-async def test_every_off_policy_correction_trains(play: Play, tmp_path: Path, kind: str) -> None:
-    found = experiment([{"name": "a", "off_policy": kind, "minibatches": 2}], {"rounds": 3})
-    await play(found, tmp_path / "whole")
-    with pytest.raises(Stopped):
-        await play(found, tmp_path, 1)
-    await play(found, tmp_path)
-    assert all(learning(tmp_path, node) == learning(tmp_path / "whole", node) for node in range(4))
-    events = [e for node in range(4) for e in rounds_of(tmp_path, node).values()]
-    assert any(e.external_groups for e in events)
-    assert all(np.isfinite(e.loss or 0.0) for e in events)
-
-
 async def test_of_the_groups_of_others_only_what_was_right_is_trained_on(play: Play, tmp_path: Path) -> None:
     """The first rounds are alike but for that; without external groups nothing is left out."""
     arms = [{"name": "a", "external_advantages": "all"}, {"name": "b", "external_advantages": "positive"}]
@@ -198,7 +185,6 @@ async def test_churn_heterogeneity_and_replay_run_together(play: Play, tmp_path:
         "tasks_per_node": 1,
         "pool_from": "all",
         "pool_rounds": 2,
-        "off_policy": "sequence",
     }
     await play(experiment([arm]), tmp_path)
     assert 0 < sum(len(rounds_of(tmp_path, node)) for node in range(4)) < 16

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import gzip
 import shutil
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 import tomli_w
@@ -15,7 +13,7 @@ import tomli_w
 import sapo_assets
 from sapo_desktop.cli import run as cli
 from sapo_lab.report.results import load_all
-from sapo_lab.report.saved_runs import FILE, OLD_FOLDER, SavedRun, encode, read, save_runs, with_saved_runs
+from sapo_lab.report.saved_runs import FILE, save_runs, with_saved_runs
 from sapo_lab.schema import BadExperiment, Experiment, load, parse
 
 DOCS = Path(__file__).parents[3] / "docs" / "lab"
@@ -134,17 +132,6 @@ def test_a_damaged_file_is_named(ran: Path, tmp_path: Path, content: bytes) -> N
     path.write_bytes(content)
     with pytest.raises(BadExperiment, match=path.name):
         with_saved_runs(found, {}, tmp_path)
-
-
-def test_runs_saved_one_file_each_by_an_older_version_are_read_and_packed(ran: Path, tmp_path: Path) -> None:
-    found, _ = saved(ran, tmp_path / "new")
-    (tmp_path / OLD_FOLDER).mkdir()
-    for run in read(tmp_path / "new"):
-        content = msgspec.msgpack.encode(run, enc_hook=lambda array: array.astype("<f4").tobytes())
-        (tmp_path / OLD_FOLDER / f"{run.key[0]}-seed-{run.key[1]}.msgpack.gz").write_bytes(gzip.compress(content))
-    assert set(with_saved_runs(found, {}, tmp_path)) == {"8-0", "1-1"}
-    old: list[SavedRun] = read(tmp_path)
-    assert encode(old) == (tmp_path / "new" / FILE).read_bytes()
 
 
 @pytest.mark.parametrize("name", sorted(path.parent.name for path in DOCS.glob(f"*/{FILE}")))

@@ -11,8 +11,8 @@ import aiohttp
 import msgspec
 import pytest
 from tests.support.hosted_swarm import groups_of, hosted, make
+from tests.support.simulated_nodes import SimNode, SimReport, open_session, sim_group, simulate
 
-from sapo_lab.simulated_nodes import SimNode, SimReport, open_session, sim_group, simulate
 from sapo_swarm.coordinator.host import Hosted, describe
 from sapo_swarm.protocol.client import NodeClient, Refused, Unreachable
 from sapo_swarm.protocol.identity import Identity, group_text, node_id, verify
@@ -220,7 +220,7 @@ async def test_rate_limits_name_the_wait(make: Callable[..., object]) -> None:
 
 
 async def test_simulated_nodes_load_a_coordinator_without_errors(make: Callable[..., object]) -> None:
-    """swarm-sim: every node exchanges at its period and meets no error."""
+    """Every node exchanges at its period and meets no error."""
     hosted: Hosted = await make(invite_uses=0)  # type: ignore[misc]
     report = await simulate(hosted.invite, nodes=20, seconds=1.0, every_s=0.5)
     assert not report.errors

@@ -11,8 +11,8 @@ from pathlib import Path
 import aiohttp
 import msgspec
 import pytest
+from tests.support.simulated_nodes import sim_group
 
-from sapo_lab.simulated_nodes import sim_group
 from sapo_swarm.coordinator.host import Hosted, start
 from sapo_swarm.coordinator.settings import CoordinatorSettings
 from sapo_swarm.protocol.client import NodeClient

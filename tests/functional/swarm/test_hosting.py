@@ -16,8 +16,8 @@ import aiohttp
 import msgspec
 import pytest
 from tests.support.local_redis import MISSING, LocalRedis, NoRedis
+from tests.support.simulated_nodes import sim_group
 
-from sapo_lab.simulated_nodes import sim_group
 from sapo_swarm.coordinator.__main__ import main
 from sapo_swarm.coordinator.admin.client import AdminClient, read_access
 from sapo_swarm.coordinator.admin.transfer import import_swarm

@@ -16,6 +16,7 @@ import msgspec
 import psutil
 import pytest
 from tests.support.node_process import calm, environment
+from tests.support.simulated_nodes import sim_group
 from tests.support.swarm_process import TASKS
 
 from sapo_desktop.commands.swarms.invite import _row
@@ -23,7 +24,6 @@ from sapo_desktop.paths import Home
 from sapo_desktop.services.nodes import background
 from sapo_desktop.services.swarms import hosting, membership
 from sapo_desktop.settings import Settings
-from sapo_lab.simulated_nodes import sim_group
 from sapo_swarm.config import RunConfig
 from sapo_swarm.coordinator.admin.client import AdminClient, read_access
 from sapo_swarm.coordinator.host import Hosted, admin_path, describe, log_to_stderr, start

@@ -13,9 +13,9 @@ import msgspec
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
+from tests.support.simulated_nodes import sim_group
 from tests.support.stores import entry, round_of
 
-from sapo_lab.simulated_nodes import sim_group
 from sapo_swarm.coordinator.host import Hosted, start
 from sapo_swarm.coordinator.settings import CoordinatorSettings
 from sapo_swarm.node.swarm.snapshots import SnapshotReader

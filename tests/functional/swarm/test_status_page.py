@@ -12,8 +12,8 @@ import aiohttp
 import msgspec
 import pytest
 from tests.support.browser import Browser, browser  # noqa: F401 - a fixture
+from tests.support.simulated_nodes import sim_group
 
-from sapo_lab.simulated_nodes import sim_group
 from sapo_swarm.coordinator.host import Hosted, start
 from sapo_swarm.coordinator.settings import CoordinatorSettings
 from sapo_swarm.coordinator.web import CSP, OF_NETWORK, chart_points

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 from tests.support.exchanging_node import Node, solved
+from tests.support.simulated_nodes import sim_group
 
 from sapo_backends.base import LoadRequest
 from sapo_backends.fake import FakeBackend
-from sapo_lab.simulated_nodes import sim_group
 from sapo_swarm.coordinator.host import Hosted
 from sapo_swarm.node.engine_thread import EngineHost
 from sapo_swarm.protocol.client import NodeClient

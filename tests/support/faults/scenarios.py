@@ -54,7 +54,7 @@ def journal_check(folder: Path, promised: Sequence[int]) -> None:
 
 # -- the update log, and checkpoints
 
-POLICY = PolicyUpdate("grpo", learning_rate=1e-3)
+POLICY = PolicyUpdate(learning_rate=1e-3)
 HEADER = Header(0, "a" * 64, 0)
 
 

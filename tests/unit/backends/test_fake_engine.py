@@ -25,7 +25,7 @@ def test_it_learns_to_add() -> None:
             rewards.append(right.mean())
             advantages = right - right.mean()
             batch += [TrainSample(tuple(prompt), c.tokens, float(x)) for c, x in zip(group, advantages, strict=True)]
-        engine.update(batch, PolicyUpdate("grpo", 1e-5), seed)
+        engine.update(batch, PolicyUpdate(1e-5), seed)
         means.append(float(np.mean(rewards)))
     assert np.mean(means[:5]) < 0.3
     assert np.mean(means[-5:]) > 0.7

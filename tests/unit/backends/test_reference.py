@@ -33,7 +33,6 @@ def _batch() -> tuple[list[np.ndarray], list[TrainSample]]:
 def test_the_analytic_gradient_equals_finite_differences(ratio_level: str, aggregation: str) -> None:
     """Every variant of the update, at a temperature, in every coordinate."""
     policy = PolicyUpdate(
-        "any",
         1e-3,
         ratio_level=ratio_level,
         aggregation=aggregation,
@@ -57,7 +56,7 @@ def test_the_analytic_gradient_equals_finite_differences(ratio_level: str, aggre
 @pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean", "constant"])
 def test_a_mask_leaves_what_a_batch_of_the_other_tokens_gives(ratio_level: str, aggregation: str) -> None:
     """Loss, entropy, clips and gradients are those of completions without the masked tokens and their logits."""
-    policy = PolicyUpdate("any", 1e-3, ratio_level=ratio_level, aggregation=aggregation, constant_length=9)  # type: ignore[arg-type]
+    policy = PolicyUpdate(1e-3, ratio_level=ratio_level, aggregation=aggregation, constant_length=9)  # type: ignore[arg-type]
     logits, batch = _batch()
     masks = [(True, False, True), (True,), (False, True, True, False)]
     masked = [replace(s, loss_mask=mask) for s, mask in zip(batch, masks, strict=True)]
@@ -88,7 +87,7 @@ def test_ratio_one_is_the_plain_policy_gradient() -> None:
     """Token mean of -A (onehot - p), with tokens of samples without advantage in the denominator."""
     logits = [np.array([[0.0, np.log(3.0)]]), np.zeros((1, 2))]
     batch = [TrainSample((1,), (1,), 2.0), TrainSample((1,), (0,), 0.0)]
-    result = surrogate(logits, batch, PolicyUpdate("grpo", 1e-3))
+    result = surrogate(logits, batch, PolicyUpdate(1e-3))
     assert result.loss == pytest.approx(-1.0)
     np.testing.assert_allclose(result.gradients[0], [[0.25, -0.25]])
     np.testing.assert_array_equal(result.gradients[1], 0.0)
@@ -98,7 +97,7 @@ def test_the_clip_stops_what_went_too_far_only() -> None:
     """A ratio above 1 + clip_high stops a good token, not a bad one."""
     logits = [np.zeros((1, 2))]
     sample = TrainSample((1,), (0,), 1.0, old_logprobs=(float(np.log(0.25)),))  # ratio 2
-    policy = PolicyUpdate("grpo", 1e-3)
+    policy = PolicyUpdate(1e-3)
     good, bad = (surrogate(logits, [replace(sample, advantage=a)], policy) for a in (1.0, -1.0))
     assert (good.clip_fraction, bad.clip_fraction) == (1.0, 0.0)
     assert not good.gradients[0].any()
@@ -125,7 +124,7 @@ def test_the_nucleus_is_the_smallest_set_that_reaches_top_p(
 def test_every_epoch_uses_each_sample_once(epochs: int, parts: int, size: int) -> None:
     """Minibatches are a partition of the batch in each epoch, in an order that the seed decides."""
     batch = [TrainSample((i,), (i,), 1.0, old_logprobs=(0.0,)) for i in range(size)]
-    policy = PolicyUpdate("grpo", 1e-3, epochs=epochs, minibatches=parts)
+    policy = PolicyUpdate(1e-3, epochs=epochs, minibatches=parts)
     made = minibatches(batch, policy, 5, lambda sequences, temperature: [])
     assert sorted(s.prompt[0] for part in made for s in part) == sorted(list(range(size)) * epochs)
     assert made == minibatches(batch, policy, 5, lambda sequences, temperature: [])

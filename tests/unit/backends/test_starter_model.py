@@ -11,10 +11,12 @@ from tokenizers import Tokenizer
 
 import sapo_assets
 from recipe import model as recipe_model
-from recipe.sampling import sample
+from recipe.card import card
+from recipe.evaluate import evaluate, mean
 from recipe.tokenizer import prompt_text
+from sapo_backends.base import LoadRequest
+from sapo_backends.registry import backend
 from sapo_swarm.tasks.catalogue import held_out
-from sapo_swarm.tasks.prompts import extract_answer
 from sapo_swarm.tasks.questions import generate_entry
 
 BUNDLED = tuple(sapo_assets.models())
@@ -45,29 +47,27 @@ def test_the_recipe_of_the_model_is_on_record(folder: Path) -> None:
     assert record["done"]["tokens"] > 0
 
 
+def test_the_card_is_what_recipe_card_makes_of_the_recorded_figures() -> None:
+    folders = {name: sapo_assets.model_path(name) for name in BUNDLED}
+    assert card(folders) == (folders["starter"].parent / "README.md").read_text(encoding="utf-8")
+
+
 def test_transformers_gives_the_same_logits_and_the_same_greedy_tokens(folder: Path) -> None:
     """Our lean model and Qwen2ForCausalLM are one function."""
     from transformers import AutoModelForCausalLM
 
     ours, words = recipe_model.load(folder).eval(), Tokenizer.from_file(str(folder / "tokenizer.json"))
     theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    questions = [generate_entry(held_out(d, "starter", 3))[1]["question"] for d in ("basic_arithmetic", "arc_1d", "bf")]
-    sampled = dict(sample(ours, words, [prompt_text(q) for q in questions], group=1, room=40, temperature=0))
-    for number, question in enumerate(questions):
-        ids = torch.tensor([words.encode(prompt_text(question)).ids])
+    for dataset in ("basic_arithmetic", "arc_1d", "bf"):
+        prompt = words.encode(prompt_text(generate_entry(held_out(dataset, "starter", 3))[1]["question"])).ids
         with torch.inference_mode():
-            torch.testing.assert_close(ours.logits(ours(ids)), theirs(ids).logits, rtol=1e-4, atol=1e-4)
-            out = theirs.generate(ids, max_new_tokens=40, do_sample=False)[0, ids.shape[1] :]
-        assert words.decode(out.tolist()) == sampled[number][0].text
+            ids = theirs.generate(torch.tensor([prompt]), max_new_tokens=40, do_sample=False)
+            logits = ours.logits(ours(ids))
+            torch.testing.assert_close(logits, theirs(ids).logits, rtol=1e-4, atol=1e-4)
+        assert logits[0, len(prompt) - 1 : -1].argmax(-1).tolist() == ids[0, len(prompt) :].tolist()
 
 
 def test_most_completions_are_well_formed(folder: Path) -> None:
     """The form is learned before reinforcement learning begins: it must not win by form alone."""
-    ours, words = recipe_model.load(folder).eval(), Tokenizer.from_file(str(folder / "tokenizer.json"))
-    prompts = [
-        prompt_text(generate_entry(held_out(d, "starter", i))[1]["question"])
-        for d in ("basic_arithmetic", "decimal_arithmetic", "calendar_arithmetic")
-        for i in range(6)
-    ]
-    texts = [s for _, group in sample(ours, words, prompts, group=4) for s in group]
-    assert sum(extract_answer(s.text) is not None and s.stopped for s in texts) >= 0.85 * len(texts)
+    engine = backend("torch")().load(LoadRequest(str(folder), method="none", precision="float32", threads=1))
+    assert mean(evaluate(engine, "starter", items=3, group=4)).well_formed >= 0.85

@@ -12,7 +12,7 @@ from sapo_backends.composite import CompositeEngine
 from sapo_backends.fake import FakeBackend, FakeEngine
 
 BATCH = [TrainSample((1, 2), (3, 4), 1.0), TrainSample((1, 2), (5, 4), -1.0)]
-POLICY = PolicyUpdate("grpo", 1e-3)
+POLICY = PolicyUpdate(1e-3)
 
 
 @pytest.mark.parametrize(("minibatch", "computed", "steps"), [(0, 3, 0), (1, 12, 2)])
@@ -33,7 +33,7 @@ def test_a_cancel_ends_an_update_between_micro_batches_and_not_once_weights_move
         taken.append(grad)
         return grad
 
-    policy = PolicyUpdate("grpo", 1e-3, minibatches=2)
+    policy = PolicyUpdate(1e-3, minibatches=2)
     if minibatch:
         run_update(BATCH, policy, 0, lambda them, _: [[0.0, 0.0]] * len(them), gradient, step, cancel)
     else:

@@ -1,4 +1,4 @@
-"""The pure parts of the lab: experiments as TOML, the conditions around a node, the pool, corrections, adaptive I/J."""
+"""The pure parts of the lab: experiments as TOML, the conditions around a node, the pool, adaptive I/J."""
 
 from __future__ import annotations
 
@@ -6,20 +6,16 @@ import hashlib
 import math
 from collections import Counter
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sapo_backends.base import Completion, TrainSample
-from sapo_backends.reference import importance_weight
 from sapo_lab.conditions import PLANTED, arrives, is_away, is_hostile, node_tasks, tampered
 from sapo_lab.running.adaptive import Rule, Split, move, observe, observe_held_out, target
-from sapo_lab.running.off_policy import proximity, sequence_level
 from sapo_lab.running.pool import History, Shared, shared
 from sapo_lab.schema import Conditions, parse
-from sapo_swarm.algorithms.registry import algorithm
-from sapo_swarm.config import RunConfig
 from sapo_swarm.sapo import sample_external as sample_external_module
 from sapo_swarm.sapo.sample_external import novelty, observe_trained, sample_external
 from sapo_swarm.tasks.prompts import extract_answer
@@ -117,39 +113,12 @@ def test_the_pool_survives_being_written_down() -> None:
     assert History(Conditions(pool_rounds=2), 1, history.groups).pool(0, 1, set()) == history.pool(0, 1, set())
 
 
-def test_what_others_see_carries_no_advantage_and_log_probabilities_only_where_asked() -> None:
-    completions = [[Completion((1, 2), (-0.5, -0.25), "stop"), Completion((3,), (-1.0,), "stop")]]
-    plain, with_logprobs = (shared([group(1)], completions, "node-3", 0, 1000, keep)[0] for keep in (False, True))
-    assert plain.logprobs == ()
-    assert with_logprobs.logprobs == ((-0.5, -0.25), (-1.0,))
-    assert plain.group.external
-    assert plain.group.node == "node-3"
-    assert plain.size == 1000
-
-
-# Corrections
-
-
-def sample(advantage: float = 1.0) -> TrainSample:
-    return TrainSample((1,), (2, 3, 4), advantage, external=True)
-
-
-def test_the_sequence_weight_is_the_geometric_mean_of_the_token_ratios() -> None:
-    own, sender = [-1.0, -2.0, -3.0], [-1.5, -2.0, -4.0]
-    policy = algorithm("grpo").policy(RunConfig(), 1e-4)
-    corrected = sequence_level([sample()], [own], [sender])[0]
-    weight = importance_weight(corrected, np.array(own), policy)
-    np.testing.assert_allclose(weight, math.exp((0.5 + 0.0 + 1.0) / 3))
-
-
-def test_a_text_without_sender_log_probabilities_is_left_as_it_is() -> None:
-    assert sequence_level([sample()], [[-1.0, -1.0, -1.0]], [()]) == [sample()]
-
-
-def test_proximity_never_raises_a_weight_and_falls_with_distance() -> None:
-    near, far = proximity([sample(), sample(-2.0)], [[-0.1] * 3, [-3.0] * 3], usual=-1.0)
-    assert near.advantage == 1.0
-    assert far.advantage == pytest.approx(-2.0 * math.exp(-2.0))
+def test_what_others_see_carries_no_advantage() -> None:
+    (seen,) = shared([msgspec.structs.replace(group(1), advantages=(1.0, -1.0))], "node-3", 0, 1000)
+    assert seen.group.external
+    assert seen.group.advantages == ()
+    assert seen.group.node == "node-3"
+    assert seen.size == 1000
 
 
 # Novelty and adaptive I/J

@@ -15,7 +15,7 @@ from sapo_backends.fake import FakeEngine
 from sapo_swarm.node.storage.unfinished import Header, LoggedUpdate, UpdateLog, logged
 
 HEADER = Header(5, "a" * 64, 0)
-POLICY = PolicyUpdate("grpo", learning_rate=1e-3, epochs=2)
+POLICY = PolicyUpdate(learning_rate=1e-3, epochs=2)
 
 
 def batch(seed: int) -> list[TrainSample]:

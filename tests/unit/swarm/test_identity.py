@@ -8,8 +8,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from tests.support.simulated_nodes import sim_group
 
-from sapo_lab.simulated_nodes import sim_group
 from sapo_swarm.protocol import keystore
 from sapo_swarm.protocol.identity import Identity, group_text, node_id, request_text, verify
 from sapo_swarm.protocol.keystore import KeyStoreError, load_or_create

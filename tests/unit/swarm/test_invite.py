@@ -13,12 +13,18 @@ from sapo_swarm.coordinator.domain.limits import Buckets, jittered, next_in_s, p
 from sapo_swarm.protocol.invite import (
     BadInvite,
     Invite,
+    is_loopback,
     make_certificate,
     new_swarm_id,
     new_token,
     parse_invite,
     token_hash,
 )
+
+
+def test_a_name_that_only_begins_like_loopback_is_another_machine() -> None:
+    assert is_loopback("::1%lo"), "the zone of an IPv6 address does not matter"
+    assert not is_loopback("127.0.0.1%x.example.org")
 
 
 @pytest.mark.parametrize("host", ["192.168.1.20", "::1", "fe80::1", "box.example", "127.0.0.1"])

@@ -7,8 +7,8 @@ import pytest
 import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.simulated_nodes import sim_group
 
-from sapo_lab.simulated_nodes import sim_group
 from sapo_swarm.protocol.identity import Identity
 from sapo_swarm.protocol.wire import (
     MAX_BODY,

@@ -18,7 +18,8 @@ from sapo_swarm.config import RunConfig
 from sapo_swarm.evaluation import wilson
 from sapo_swarm.protocol import keystore
 from sapo_swarm.scoring.rubric.agreement import LEAST, LEAST_EACH, Agreement, agreement
-from sapo_swarm.scoring.rubric.judge import BadEndpoint, Endpoint, Judge, JudgeAway, checked, is_here
+from sapo_swarm.scoring.rubric.judge import BadEndpoint, Endpoint, Judge, JudgeAway, checked
+from sapo_swarm.servers.loopback import is_loopback
 from sapo_swarm.tasks.own import library
 from sapo_swarm.tasks.own.rows import Row
 from sapo_swarm.types import UNREADABLE
@@ -136,7 +137,7 @@ def refusal(name: str, found: Agreement | None, asked: Endpoint, least: float) -
 
 def privacy(asked: Endpoint) -> str:
     """Who reads along, in a sentence."""
-    if is_here(asked.host):
+    if is_loopback(asked.host):
         return f"Judged by {asked.model} on this machine; nothing leaves it."
     return f"Judged by {asked.model}: questions and answers of the task are sent to {asked.host}."
 

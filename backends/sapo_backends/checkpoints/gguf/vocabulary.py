@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sapo_backends.base import BackendError
+from sapo_backends.checkpoints.chat_template import source_of
 from sapo_backends.checkpoints.tokenizer import HfTokenizer, Json, read_json
 
 NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5
@@ -61,14 +62,6 @@ def _merges(pairs: Iterable[Any]) -> list[str]:
     return [pair if isinstance(pair, str) else " ".join(pair) for pair in pairs]
 
 
-def _template(folder: Path, settings: Json) -> str:
-    file = folder / "chat_template.jinja"
-    value = file.read_text(encoding="utf-8") if file.is_file() else settings.get("chat_template")
-    if isinstance(value, list):
-        value = {entry.get("name"): entry.get("template") for entry in value}.get("default")
-    return value if isinstance(value, str) else ""
-
-
 def gguf_tokenizer(folder: Path, vocabulary: int) -> GgufTokenizer:
     """Read a folder's tokenizer, padded with unused tokens to the model's vocabulary.
 
@@ -100,5 +93,5 @@ def gguf_tokenizer(folder: Path, vocabulary: int) -> GgufTokenizer:
         pad=ours.pad_id,
         bos=ours.opening[0] if ours.opening else tokens.index(bos) if bos in tokens else None,
         adds_bos=len(ours.opening) == 1,
-        chat_template=_template(folder, settings),
+        chat_template=source_of(folder, settings, otherwise=""),
     )

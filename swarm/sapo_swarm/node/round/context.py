@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -155,9 +155,6 @@ class Portion:
 _PROGRESS_S = 0.2
 """Seconds between two progress events of one phase."""
 
-Correction = Callable[[Group, list[TrainSample]], Awaitable[list[TrainSample]]]
-"""Off-policy correction: the samples of one external group, with other weights or old log-probabilities."""
-
 
 @dataclass(frozen=True, slots=True)
 class UpdateCall:
@@ -257,7 +254,6 @@ class RoundContext:
     stream: Callable[[Phase], None]
     model_label: str
     per_source: int | None = 1
-    correction: Correction | None = None
     seen: Counter[str] = field(default_factory=Counter)
     memory: Memory = field(default_factory=Memory)
     excluded: frozenset[str] = frozenset()

@@ -52,9 +52,7 @@ async def update(context: RoundContext, work: RoundWork) -> None:
         )
         samples: list[TrainSample] = []
         for group in batch:
-            found = _samples(context, work, group)
-            correct = context.correction if group.external else None
-            samples += found if correct is None else await correct(group, found)
+            samples += _samples(context, work, group)
         replayed = _replayed(context, work, rng)
         for group in replayed:
             samples += _samples(context, work, group, positive_only=True)
@@ -114,14 +112,9 @@ def _samples(context: RoundContext, work: RoundWork, group: Group, positive_only
 
 
 async def _with_old_logprobs(context: RoundContext, samples: Sequence[TrainSample]) -> list[TrainSample]:
-    """Old log-probabilities where a correction has not set them."""
-    missing = [i for i, s in enumerate(samples) if s.old_logprobs is None]
-    sequences = [TokenSequence(samples[i].prompt, samples[i].completion) for i in missing]
+    sequences = [TokenSequence(s.prompt, s.completion) for s in samples]
     found = await context.host.call(context.host.engine.logprobs, sequences, context.policy.temperature)
-    filled = list(samples)
-    for i, old in zip(missing, found, strict=True):
-        filled[i] = replace(samples[i], old_logprobs=tuple(old))
-    return filled
+    return [replace(s, old_logprobs=tuple(old)) for s, old in zip(samples, found, strict=True)]
 
 
 RoundEvents = list[GroupRecorded | RoundFinished]

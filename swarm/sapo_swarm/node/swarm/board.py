@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from msgspec.structs import asdict, replace
+
 from sapo_swarm.node.swarm.swarm_stats import SwarmStats
 from sapo_swarm.protocol.client import CoordinatorError, NodeClient
 from sapo_swarm.protocol.safe_text import safe_text
@@ -31,15 +33,8 @@ class Board:
             board = await self._client.leaderboard()
         except CoordinatorError:
             return
+        peers = (Peer(**asdict(row)) for row in board.nodes[:PEERS])
         self._stats.peers = tuple(
-            Peer(
-                node=row.node,
-                name=safe_text(row.name, 40, lines=False),
-                model=safe_text(row.model, 80, lines=False),
-                groups=row.groups,
-                share=row.share,
-                uptake=row.uptake,
-                seen_s=row.seen_s,
-            )
-            for row in board.nodes[:PEERS]
+            replace(p, name=safe_text(p.name, 40, lines=False), model=safe_text(p.model, 80, lines=False))
+            for p in peers
         )

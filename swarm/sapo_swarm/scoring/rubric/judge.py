@@ -8,7 +8,6 @@ Error tree::
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ import msgspec
 from msgspec import Meta
 
 from sapo_swarm.scoring.rubric.verdict import ask, verdict
+from sapo_swarm.servers.loopback import is_loopback
 from sapo_swarm.types import UNREADABLE
 
 if TYPE_CHECKING:
@@ -88,17 +88,9 @@ def checked(url: str) -> str:
         raise BadEndpoint(f"{url[:100]!r} is no address of a judge ({error}).") from error
     if parts.scheme not in ("http", "https") or not host or parts.username or parts.query or parts.fragment:
         raise BadEndpoint(f"{url[:100]!r} is no address of a judge, such as http://127.0.0.1:8000/v1.")
-    if parts.scheme == "http" and not is_here(host):
+    if parts.scheme == "http" and not is_loopback(host):
         raise BadEndpoint(f"{host} is another machine: its address begins with https, so that nobody reads along.")
     return text
-
-
-def is_here(host: str) -> bool:
-    """The name or address is one of this machine's own."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 class Judge:

@@ -1,4 +1,4 @@
-"""Simulated nodes without a model: they load a coordinator with signed rounds, for its gates and for demonstrations.
+"""Simulated nodes without a model: they load a coordinator with signed rounds.
 
 They answer at random, so their groups are honest in form and worth nothing: never point them at a real swarm.
 """
