@@ -22,8 +22,6 @@ import no_compiler
 ROOT = Path(__file__).resolve().parent.parent
 OLDEST, NEWEST = (3, 11), (3, 14)
 """The Pythons that were tried (docs/how-to/install.md); the locked torch has wheels for them."""
-CPU_TORCH = "2.13.0"
-"""The release of the CPU build that is tried when there is no NVIDIA driver."""
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 LOCKS = ("requirements.lock", "tools.lock")
 CUDA = ("torch==", "triton==", "nvidia-", "cuda-")
@@ -47,10 +45,11 @@ def has_nvidia() -> bool:
 
 
 def install_cpu_torch(python: str) -> None:
-    """From the index that pip is set to, or else from PyTorch's own."""
+    """The locked release, from the index that pip is set to, or else from PyTorch's own."""
     print("No NVIDIA driver here: installing the CPU build of torch (about 200 MB instead of several GB).", flush=True)
-    if not run(python, *INSTALL, f"torch=={CPU_TORCH}+cpu"):
-        must(python, *INSTALL, f"torch=={CPU_TORCH}", "--index-url", CPU_INDEX)
+    torch = next(package for package in locked() if package.startswith("torch=="))
+    if not run(python, *INSTALL, f"{torch}+cpu"):
+        must(python, *INSTALL, torch, "--index-url", CPU_INDEX)
 
 
 def install_pycosat(python: str, lock: Path) -> None:

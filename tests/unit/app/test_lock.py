@@ -104,12 +104,23 @@ def test_a_checkout_installs_nothing_without_hashes_but_itself_and_the_cpu_build
     assert all("--no-deps" in command for command in ran)
     length = 1 + len(setup_venv.INSTALL)
     others = [command[length:] for command in ran if "--require-hashes" not in command]
-    cpu = [] if nvidia or system == "Darwin" else [(f"torch=={setup_venv.CPU_TORCH}+cpu",)]
+    cpu = [] if nvidia or system == "Darwin" else [("torch==2.13.0+cpu",)]
     assert others == [*cpu, ("--no-build-isolation", "-e", str(ROOT))]
     names = set(re.findall(r"^([a-z0-9-]+)==", "".join(Path(file).read_text("utf-8") for file in hashed), re.M))
     assert {"numpy", "pytest", "hatchling", "pycosat"} <= names
     assert ("torch" in names, "triton" in names) == (not cpu, not cpu)
     assert ("bitsandbytes" in names) == (system == "Linux")
+
+
+def test_the_cpu_build_that_setup_venv_takes_is_the_release_that_is_locked(
+    lock: ModuleType, setup_venv: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the one that was tried: it is named once, in lock.py."""
+    ran: list[tuple[str, ...]] = []
+    monkeypatch.setattr(setup_venv, "run", lambda *command: ran.append(command) is None)
+    setup_venv.install_cpu_torch("python")
+    assert [command[-1] for command in ran] == [f"{lock.TRIED}+cpu"]
+    assert f"\n{lock.TRIED} " in lock.LOCK.read_text("utf-8")
 
 
 @pytest.mark.parametrize("version", [(3, 10, 4), (3, 15, 0)])
