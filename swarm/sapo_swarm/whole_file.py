@@ -34,10 +34,23 @@ def write_whole(path: Path, content: bytes | str, *, private: bool = False, sync
             file.write(content.encode() if isinstance(content, str) else content)
             if synced:
                 file.flush()
-                os.fsync(file.fileno())
+                on_disk(file.fileno())
         beside.replace(path)
     finally:
         beside.unlink(missing_ok=True)
+
+
+def on_disk(handle: int) -> None:
+    """Return when what was written there is on the disk, not in the drive's cache (macOS leaves it there after fsync)."""
+    if os.name != "nt":
+        import fcntl
+
+        full = getattr(fcntl, "F_FULLFSYNC", None)
+        with contextlib.suppress(OSError):  # a file system that cannot
+            if full is not None:
+                fcntl.fcntl(handle, full)
+                return
+    os.fsync(handle)
 
 
 def half_written(path: Path) -> Iterator[Path]:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
+import sqlite3
 import stat
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from sapo_swarm.coordinator.store import sqlite_writer
+from sapo_swarm.node.storage.files import sync_tree
+from sapo_swarm.node.storage.journal import Journal
 from sapo_swarm.whole_file import LEFT_S, half_written, write_whole
 
 
@@ -70,3 +75,35 @@ def test_a_private_file_is_its_owners_only_whatever_it_was_before(tmp_path: Path
     path.chmod(0o644)
     write_whole(path, "sapo://", private=True)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize("able", [True, False])
+def test_where_fcntl_has_f_fullfsync_it_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, able: bool) -> None:
+    """macOS leaves in the drive's cache what fsync wrote; a file system that cannot do more gets fsync."""
+    fcntl = pytest.importorskip("fcntl")
+    asked: list[str] = []
+
+    def full(handle: int, command: int) -> int:
+        asked.append(f"full {command}")
+        if not able:
+            raise OSError(45, "Operation not supported")
+        return 0
+
+    monkeypatch.setattr(fcntl, "F_FULLFSYNC", 51, raising=False)
+    monkeypatch.setattr(fcntl, "fcntl", full)
+    monkeypatch.setattr(os, "fsync", lambda handle: asked.append("fsync"))
+    once = ["full 51"] if able else ["full 51", "fsync"]
+    write_whole(tmp_path / "tree" / "file", b"")
+    assert asked == once
+    sync_tree(tmp_path / "tree")
+    assert asked == 3 * once, "the file and its folder"
+
+
+def test_sqlite_is_told_the_same(tmp_path: Path) -> None:
+    with (
+        closing(sqlite_writer.connect(tmp_path / "store")) as store,
+        closing(Journal(tmp_path / "journal.db")) as journal,
+    ):
+        for connection in (store, journal._db):
+            assert isinstance(connection, sqlite3.Connection)
+            assert connection.execute("PRAGMA fullfsync").fetchone() == (1,)
