@@ -35,9 +35,20 @@ def write_whole(path: Path, content: bytes | str, *, private: bool = False, sync
             if synced:
                 file.flush()
                 on_disk(file.fileno())
-        beside.replace(path)
+        _replace(beside, path)
     finally:
         beside.unlink(missing_ok=True)
+
+
+def _replace(new: Path, path: Path) -> None:
+    """Windows refuses it while another process has the file open: there it is tried again for a fifth of a second."""
+    for pause in (0.02, 0.06, 0.12) if os.name == "nt" else ():
+        try:
+            new.replace(path)
+            return
+        except PermissionError:
+            time.sleep(pause)
+    new.replace(path)
 
 
 def on_disk(handle: int) -> None:

@@ -6,11 +6,13 @@ import os
 import sqlite3
 import stat
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from sapo_swarm import whole_file
 from sapo_swarm.coordinator.store import sqlite_writer
 from sapo_swarm.node.storage.files import sync_tree
 from sapo_swarm.node.storage.journal import Journal
@@ -45,6 +47,29 @@ def test_a_write_that_fails_leaves_what_was_there_and_nothing_else(
         write_whole(path, b"new")
     assert path.read_bytes() == b"old"
     assert os.listdir(path.parent) == ["file"]
+
+
+@pytest.mark.parametrize(("system", "refusals", "content"), [("nt", 2, "new"), ("nt", 4, "old"), ("posix", 1, "old")])
+def test_a_file_that_another_process_reads_on_windows_is_replaced_once_it_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, system: str, refusals: int, content: str
+) -> None:
+    """Elsewhere an open file is no reason, so a refusal is one at once."""
+    path = tmp_path / "config.toml"
+    write_whole(path, "old")
+    refused = iter([PermissionError(13, "sharing violation")] * refusals)
+    replace = Path.replace
+
+    def sharing(new: Path, target: Path) -> Path:
+        if error := next(refused, None):
+            raise error
+        return replace(new, target)
+
+    monkeypatch.setattr(Path, "replace", sharing)
+    monkeypatch.setattr(whole_file, "os", SimpleNamespace(**vars(os) | {"name": system}))
+    with nullcontext() if content == "new" else pytest.raises(PermissionError):
+        write_whole(path, "new")
+    assert path.read_text() == content
+    assert os.listdir(tmp_path) == ["config.toml"]
 
 
 def test_a_symbolic_link_to_settings_kept_elsewhere_stays_one(tmp_path: Path) -> None:
