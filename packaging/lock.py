@@ -1,7 +1,7 @@
 """Lock the application's dependencies with their hashes: python packaging/lock.py (writes packaging/requirements.lock)
 
 One command, one index (PyPI), every platform and Python that the app supports. It needs uv (pip install uv). What is locked
-stays as it is where pyproject.toml allows it; --upgrade takes the newest of everything. Install with it:
+stays as it is where pyproject.toml allows it; --upgrade takes the newest of everything but torch (TRIED). Install with it:
 
     pip install --require-hashes -r packaging/requirements.lock && pip install --no-deps WHEEL
 
@@ -30,6 +30,8 @@ TOOLS = ROOT / "packaging" / "tools.lock"
 TOOL_EXTRAS = ("dev", "lab", "mcp", "tensorboard", "mlx", "4bit")
 BUILD = "editables"
 """What hatchling asks for to install a checkout in place."""
+TRIED = "torch==2.13.0"
+"""The release of torch that the tests, docs and benchmarks used; every system gets this one."""
 INDEX = "https://pypi.org/simple"
 
 
@@ -73,12 +75,12 @@ def write(path: Path, extras: tuple[str, ...], found: list[str]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Lock the application's dependencies with their hashes.")
-    parser.add_argument("--upgrade", action="store_true", help="the newest version of everything")
+    parser.add_argument("--upgrade", action="store_true", help="the newest version of everything but torch")
     upgrade = ["--upgrade"] if parser.parse_args().upgrade else []
     uv = shutil.which("uv")
     if uv is None:
         sys.exit("uv is missing. Fix: pip install uv")
-    app = resolved(uv, LOCK, EXTRAS, "", upgrade)
+    app = resolved(uv, LOCK, EXTRAS, TRIED, upgrade)
     pinned = [BUILD, *tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["build-system"]["requires"]]
     pinned += [block.splitlines()[0].removesuffix(" \\") for block in app]
     everything = resolved(uv, TOOLS, (*EXTRAS, *TOOL_EXTRAS), "\n".join(pinned), upgrade)

@@ -1,8 +1,8 @@
 """Set up a virtual environment with the app, its engines and its tests: python packaging/setup_venv.py .venv
 
 Standard library only: this runs before anything is installed. What is installed has the versions and hashes of the locks,
-but for the CPU build of torch, which is taken, with a sentence, where there is no NVIDIA driver: on Linux and Windows a bare
-`torch` may be the CUDA build (gigabytes).
+but for two builds of torch that PyPI lacks, which are taken with a sentence: the one for processors on Linux without an
+NVIDIA driver, where PyPI's is gigabytes of CUDA, and the one with CUDA on Windows with such a driver.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ import no_compiler
 ROOT = Path(__file__).resolve().parent.parent
 OLDEST, NEWEST = (3, 11), (3, 14)
 """The Pythons that were tried (docs/how-to/install.md); the locked torch has wheels for them."""
-CPU_TORCH = "2.13.0"
-"""The release of the CPU build that is tried when there is no NVIDIA driver."""
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+CUDA_INDEX = "https://download.pytorch.org/whl/cu130"
+"""As in sapo_backends.packages."""
 LOCKS = ("requirements.lock", "tools.lock")
 CUDA = ("torch==", "triton==", "nvidia-", "cuda-")
-"""Locked packages that the CPU build of torch does without."""
+"""Locked packages that a build of PyTorch's own index does without."""
 INSTALL = ("-m", "pip", "install", "-q", "--no-deps", "--use-pep517")
 """Every package is named: by a lock, or here. An old pip installs sources without a wheel and does not compile their modules."""
 
@@ -46,11 +46,24 @@ def has_nvidia() -> bool:
     return shutil.which("nvidia-smi") is not None or Path("/proc/driver/nvidia/version").exists()
 
 
-def install_cpu_torch(python: str) -> None:
-    """From the index that pip is set to, or else from PyTorch's own."""
-    print("No NVIDIA driver here: installing the CPU build of torch (about 200 MB instead of several GB).", flush=True)
-    if not run(python, *INSTALL, f"torch=={CPU_TORCH}+cpu"):
-        must(python, *INSTALL, f"torch=={CPU_TORCH}", "--index-url", CPU_INDEX)
+def torch_index() -> str:
+    """PyTorch's own index that has this machine's build of torch; "": the locked one is it."""
+    if platform.system() == "Linux":
+        return "" if has_nvidia() else CPU_INDEX
+    return CUDA_INDEX if platform.system() == "Windows" and has_nvidia() else ""
+
+
+def install_torch(python: str, index: str) -> None:
+    """The locked release as that index builds it, from the index that pip is set to, or else from that one."""
+    print(
+        "No NVIDIA driver here: installing the CPU build of torch (about 200 MB instead of several GB)."
+        if index == CPU_INDEX
+        else "An NVIDIA driver is here: installing the build of torch with CUDA (several GB).",
+        flush=True,
+    )
+    torch = next(package for package in locked() if package.startswith("torch=="))
+    if not run(python, *INSTALL, f"{torch}+{index.rpartition('/')[2]}"):
+        must(python, *INSTALL, torch, "--index-url", index)
 
 
 def install_pycosat(python: str, lock: Path) -> None:
@@ -95,16 +108,16 @@ def main() -> None:
         venv.create(folder, with_pip=True)
     python = str(folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python"))
     has_torch = subprocess.run([python, "-c", "import torch"], capture_output=True, check=False).returncode == 0
-    cpu = not has_torch and platform.system() != "Darwin" and not has_nvidia()
+    index = "" if has_torch else torch_index()
     left_out = (
         "pycosat==",
-        *(CUDA if has_torch or cpu else ()),
+        *(CUDA if has_torch or index else ()),
         *(() if platform.system() == "Linux" else ("bitsandbytes==",)),
     )
     everything = select(folder, "locked", lambda package: not package.startswith(left_out))
     must(python, *INSTALL, "--require-hashes", "-r", str(everything))
-    if cpu:
-        install_cpu_torch(python)
+    if index:
+        install_torch(python, index)
     install_pycosat(python, select(folder, "pycosat", lambda package: package.startswith("pycosat==")))
     must(python, *INSTALL, "--no-build-isolation", "-e", str(ROOT))
     (folder / ".ready").touch()

@@ -14,16 +14,24 @@ LLAMA = ("llama-cpp-python", "gguf")
 """What the engines of these names need."""
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 """PyTorch's own index of builds for processors: 200 MB, where PyPI's wheel for Linux brings 2.7 GB for NVIDIA's GPUs."""
+CUDA_INDEX = "https://download.pytorch.org/whl/cu130"
+"""PyTorch's own index of builds with CUDA 13.0, as the locked ones for Linux: PyPI's wheels for Windows are without."""
 
 
-def install(*packages: str, prefix: str = sys.prefix, cpu: bool | None = None) -> str:
+def torch_index() -> str:
+    """The index that has this machine's build of torch; "": PyPI has it."""
+    if sys.platform == "linux":
+        return "" if has_nvidia() else CPU_INDEX
+    return CUDA_INDEX if sys.platform == "win32" and has_nvidia() else ""
+
+
+def install(*packages: str, prefix: str = sys.prefix) -> str:
     """The command that brings packages into the environment at `prefix`: the one that this runs in. It names no folder of
-    the person's. cpu: torch is the build for processors; None: on Linux without an NVIDIA driver."""
-    if cpu is None:
-        cpu = "torch" in packages and sys.platform == "linux" and not has_nvidia()
-    if cpu and "torch" in packages:
+    the person's."""
+    index = torch_index() if "torch" in packages else ""
+    if index:
         rest = tuple(name for name in packages if name != "torch")
-        both = (("torch", "--index-url", CPU_INDEX), rest)
+        both = (("torch", "--index-url", index), rest)
         return " && ".join(_install(words, Path(prefix)) for words in both if words)
     return _install(packages, Path(prefix))
 

@@ -34,10 +34,34 @@ def write_whole(path: Path, content: bytes | str, *, private: bool = False, sync
             file.write(content.encode() if isinstance(content, str) else content)
             if synced:
                 file.flush()
-                os.fsync(file.fileno())
-        beside.replace(path)
+                on_disk(file.fileno())
+        _replace(beside, path)
     finally:
         beside.unlink(missing_ok=True)
+
+
+def _replace(new: Path, path: Path) -> None:
+    """Windows refuses it while another process has the file open: there it is tried again for a fifth of a second."""
+    for pause in (0.02, 0.06, 0.12) if os.name == "nt" else ():
+        try:
+            new.replace(path)
+            return
+        except PermissionError:
+            time.sleep(pause)
+    new.replace(path)
+
+
+def on_disk(handle: int) -> None:
+    """Return when what was written there is on the disk, not in the drive's cache (macOS leaves it there after fsync)."""
+    if os.name != "nt":
+        import fcntl
+
+        full = getattr(fcntl, "F_FULLFSYNC", None)
+        with contextlib.suppress(OSError):  # a file system that cannot
+            if full is not None:
+                fcntl.fcntl(handle, full)
+                return
+    os.fsync(handle)
 
 
 def half_written(path: Path) -> Iterator[Path]:

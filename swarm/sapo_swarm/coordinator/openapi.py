@@ -196,6 +196,7 @@ def _paths() -> dict[str, Any]:
         "/admin/ban": {"post": _admin("Ban a node, or lift its ban", _ref(Removed), Ban)},
         "/admin/waiting": {"get": _admin("Nodes that wait for the host", {"type": "array", "items": _ref(Waiting)})},
         "/admin/approve": {"post": _admin("Let a node in, or all that wait", _ref(Removed), Approve)},
+        "/admin/stop": {"post": _admin("End the coordinator in order", _ref(Removed))},
         "/admin/tasks": {
             "post": _admin(
                 "Take a task of the host's own in", _ref(TaskOffers), TaskUpload, body_media="application/msgpack"

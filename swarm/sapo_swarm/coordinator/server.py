@@ -89,6 +89,8 @@ class Coordinator:
         self.own_tasks = OwnTasks(store, swarm)
         self.rounds = Rounds(settings, self.rules, self.metrics, self.clock, rng)
         self.stats_ttl_s = STATS_TTL_S
+        self.ending = asyncio.Event()
+        """Set by who wants it to end in order."""
         self.of_member: Callable[[asyncio.BaseTransport], None] = lambda _transport: None
         """Told of every connection on which a member signed a request."""
         self._stats: tuple[float, WindowStats] | None = None

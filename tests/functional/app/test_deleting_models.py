@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import shutil
+import threading
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from tests.support.many_groups import journal_with
+from tests.support.scripted_feed import WIDE, ScriptedFeed, settled
 
 import sapo_assets
 from sapo_desktop import cli
+from sapo_desktop.dashboard.app import SapoDashboard
+from sapo_desktop.dashboard.history.groups.sources import JournalGroups
+from sapo_desktop.errors import AppError
 from sapo_desktop.paths import Home
 from sapo_desktop.services.models.screen.actions import HomeModels
 from sapo_desktop.services.models.screen.interface import ModelActionFailed
-from sapo_desktop.services.models.shelf import store
+from sapo_desktop.services.models.shelf import keeping, store
 from sapo_swarm.config import RunConfig
 
 
@@ -60,3 +69,53 @@ def test_a_model_in_use_is_deleted_by_who_says_so(home: Home) -> None:
     store.create(home, "child", RunConfig(model=str(export)))
     assert cli.run(["models", "delete", "kim", "--even-in-use", "--yes"]) == 0
     assert not kim.folder.exists()
+
+
+def test_a_rename_that_is_refused_names_the_folder_that_is_still_there(home: Home) -> None:
+    kim = store.find(home, "kim")
+    kept = kim.folder.with_name(f".partial-{kim.folder.name}") / "from a kill"
+    kept.mkdir(parents=True)
+    with pytest.raises(AppError) as refused:
+        keeping.delete(kim)
+    assert str(refused.value).endswith(f"What is left lies in {kim.folder}.")
+    assert store.find(home, "kim") == kim
+
+
+@dataclass
+class Watched(ScriptedFeed):
+    """A node whose model lies here."""
+
+    journal: JournalGroups | None = None
+
+    def groups(self) -> JournalGroups | None:  # type: ignore[override]
+        return self.journal
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="asks Linux for the files that are open")
+async def test_while_a_watched_model_is_deleted_no_file_of_it_is_open_in_the_dashboard(home: Home) -> None:
+    """Windows would not rename its folder. Screen 3 tells afterwards that there is nothing."""
+    kim = store.find(home, "kim")
+    feed = Watched([], journal=JournalGroups(journal_with(kim.folder / "journal.db", 40)))
+    async with SapoDashboard(feed).run_test(size=WIDE) as pilot:
+        await pilot.press("3")
+        while not open_below(kim.folder):
+            await pilot.pause(0.01)
+        readers = [thread for thread in threading.enumerate() if thread.name == "rollouts"]
+        await pilot.press("1")
+        await settled(pilot)
+        for reader in readers:
+            await asyncio.to_thread(reader.join, 20)
+        assert open_below(kim.folder) == []
+        await asyncio.to_thread(keeping.delete, kim)
+        await pilot.press("3")
+        while "There is no journal" not in "\n".join(await settled(pilot)):
+            await pilot.pause(0.01)
+
+
+def open_below(folder: Path) -> list[str]:
+    """The files in it that this process has open."""
+    found = []
+    for handle in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):
+            found.append(os.readlink(f"/proc/self/fd/{handle}"))
+    return [path for path in found if path.startswith(f"{folder}/")]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import socket
 import stat
 from pathlib import Path
 
@@ -101,6 +102,26 @@ def test_what_a_dead_node_left_behind_is_no_node(tmp_path: Path, content: bytes)
     status = sapo(tmp_path, "status")
     assert status.returncode == 3
     assert "No node is running" in status.stderr
+
+
+async def test_without_unix_sockets_and_without_a_token_file_no_name_is_looked_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on Windows: whoever in the network has the name would answer as this person's node."""
+    asked: list[object] = []
+
+    def look_up(host: object, *more: object, **named: object) -> None:
+        asked.append(host)
+        raise socket.gaierror(socket.EAI_NONAME, "nobody")
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    monkeypatch.delattr(socket, "AF_UNIX", raising=False)
+    async with ControlClient(tmp_path / "node.sock") as client:
+        with pytest.raises(NodeNotRunning):
+            await client.status()
+        with pytest.raises(NodeNotRunning):
+            await anext(client.events())
+    assert asked == []
 
 
 def test_an_unknown_transport_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

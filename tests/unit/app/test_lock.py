@@ -13,6 +13,8 @@ from types import ModuleType
 import pytest
 from packaging.requirements import Requirement
 
+from sapo_backends import packages
+
 ROOT = Path(__file__).resolve().parents[3]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
 HASHES = re.compile(r"--hash=sha256:([0-9a-f]{64})")
@@ -85,12 +87,21 @@ def test_the_locks_have_one_version_of_a_package_for_a_python(setup_venv: Module
 
 
 @pytest.mark.parametrize(
-    ("system", "nvidia"), [("Linux", False), ("Linux", True), ("Darwin", False), ("Windows", False)]
+    ("system", "nvidia", "build"),
+    [
+        ("Linux", False, "cpu"),
+        ("Linux", True, ""),
+        ("Darwin", False, ""),
+        ("Windows", False, ""),
+        ("Windows", True, "cu130"),
+    ],
 )
-def test_a_checkout_installs_nothing_without_hashes_but_itself_and_the_cpu_build_of_torch(
-    setup_venv: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, system: str, nvidia: bool
+def test_a_checkout_installs_nothing_without_hashes_but_itself_and_builds_of_torch_that_pypi_lacks(
+    setup_venv: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, system: str, nvidia: bool, build: str
 ) -> None:
-    """The commands that it would run here; the engine of a test's own machine is not there in the new environment."""
+    """The commands that it would run here; the engine of a test's own machine is not there in the new environment.
+
+    On Windows with an NVIDIA driver that is the build with CUDA; without one the locked wheel is taken."""
     ran: list[tuple[str, ...]] = []
     monkeypatch.setattr(platform, "system", lambda: system)
     monkeypatch.setattr(setup_venv, "has_nvidia", lambda: nvidia)
@@ -104,12 +115,31 @@ def test_a_checkout_installs_nothing_without_hashes_but_itself_and_the_cpu_build
     assert all("--no-deps" in command for command in ran)
     length = 1 + len(setup_venv.INSTALL)
     others = [command[length:] for command in ran if "--require-hashes" not in command]
-    cpu = [] if nvidia or system == "Darwin" else [(f"torch=={setup_venv.CPU_TORCH}+cpu",)]
-    assert others == [*cpu, ("--no-build-isolation", "-e", str(ROOT))]
+    own = [(f"torch==2.13.0+{build}",)] if build else []
+    assert others == [*own, ("--no-build-isolation", "-e", str(ROOT))]
     names = set(re.findall(r"^([a-z0-9-]+)==", "".join(Path(file).read_text("utf-8") for file in hashed), re.M))
     assert {"numpy", "pytest", "hatchling", "pycosat"} <= names
-    assert ("torch" in names, "triton" in names) == (not cpu, not cpu)
+    assert ("torch" in names, "triton" in names) == (not own, not own)
     assert ("bitsandbytes" in names) == (system == "Linux")
+
+
+def test_the_cpu_build_that_setup_venv_takes_is_the_release_that_is_locked(
+    lock: ModuleType, setup_venv: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the one that was tried: it is named once, in lock.py."""
+    ran: list[tuple[str, ...]] = []
+    monkeypatch.setattr(setup_venv, "run", lambda *command: ran.append(command) is None)
+    setup_venv.install_torch("python", setup_venv.CPU_INDEX)
+    assert [command[-1] for command in ran] == [f"{lock.TRIED}+cpu"]
+    assert f"\n{lock.TRIED} " in lock.LOCK.read_text("utf-8")
+
+
+def test_pytorchs_own_indexes_are_those_of_the_install_command_and_have_the_cuda_that_is_locked(
+    setup_venv: ModuleType,
+) -> None:
+    assert (setup_venv.CPU_INDEX, setup_venv.CUDA_INDEX) == (packages.CPU_INDEX, packages.CUDA_INDEX)
+    locked = next(name for name in setup_venv.locked() if name.startswith("cuda-toolkit==")).partition("==")[2]
+    assert packages.CUDA_INDEX.endswith("/cu" + "".join(locked.split(".")[:2]))
 
 
 @pytest.mark.parametrize("version", [(3, 10, 4), (3, 15, 0)])

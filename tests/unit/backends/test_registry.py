@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sapo_backends import registry
+from sapo_backends import packages, registry
 from sapo_backends.base import LoadRequest
 from sapo_backends.packages import install
 
@@ -46,11 +46,25 @@ def test_a_hint_installs_into_the_environment_that_runs_and_names_no_home(prefix
     assert "ada" not in said
 
 
-def test_without_an_nvidia_driver_a_hint_brings_no_gigabytes_for_one() -> None:
-    index = "--index-url https://download.pytorch.org/whl/cpu"
-    assert install("torch", "peft", prefix="/usr", cpu=True) == f"pip install torch {index} && pip install peft"
-    assert install("torch", "peft", prefix="/usr", cpu=False) == "pip install torch peft"
-    assert install("mcp", prefix="/usr", cpu=True) == "pip install mcp"
+@pytest.mark.parametrize(
+    ("system", "nvidia", "build"),
+    [
+        ("linux", False, "cpu"),
+        ("linux", True, ""),
+        ("darwin", False, ""),
+        ("win32", False, ""),
+        ("win32", True, "cu130"),
+    ],
+)
+def test_a_hint_names_pytorchs_index_where_pypis_torch_is_not_the_build_for_the_machine(
+    monkeypatch: pytest.MonkeyPatch, system: str, nvidia: bool, build: str
+) -> None:
+    """On Linux without an NVIDIA driver it brings gigabytes for one, on Windows with one it is without CUDA."""
+    monkeypatch.setattr(sys, "platform", system)
+    monkeypatch.setattr(packages, "has_nvidia", lambda: nvidia)
+    first = f"pip install torch --index-url https://download.pytorch.org/whl/{build} && pip install peft"
+    assert install("torch", "peft", prefix="/usr") == (first if build else "pip install torch peft")
+    assert install("mcp", prefix="/usr") == "pip install mcp"
 
 
 @pytest.mark.parametrize(("receipt", "begins"), [("uv-receipt.toml", "uv pip install"), ("pipx_metadata.json", "pipx")])

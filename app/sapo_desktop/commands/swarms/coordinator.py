@@ -64,7 +64,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 async def _serve(home: Home, settings: CoordinatorSettings, announce: bool) -> None:
-    """Host until SIGINT or SIGTERM; other verbs find the coordinator meanwhile."""
+    """Host until SIGINT, SIGTERM or `swarm stop`; other verbs find the coordinator meanwhile."""
     from sapo_swarm.coordinator.host import admin_path, serve
     from sapo_swarm.coordinator.http.addresses import addresses
     from sapo_swarm.protocol.invite import is_loopback

@@ -22,6 +22,7 @@ from sapo_desktop.errors import AppError
 from sapo_desktop.paths import Home
 from sapo_desktop.services.personal_data import contents
 from sapo_swarm.types import UNREADABLE
+from sapo_swarm.whole_file import on_disk
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -193,7 +194,7 @@ def _copy(tar: tarfile.TarFile, member: tarfile.TarInfo, entry: Entry, target: P
             seen.update(data)
             file.write(data)
         file.flush()
-        os.fsync(file.fileno())
+        on_disk(file.fileno())
     if seen.hexdigest() != entry.sha256:
         raise Damaged(f"The archive's {entry.name[:80]!r} is damaged: its SHA-256 differs. Nothing was restored.")
     os.utime(target, (max(0, min(member.mtime, 2**32)),) * 2)

@@ -16,6 +16,7 @@ from sapo_desktop.services.models.shelf import base_folder
 from sapo_desktop.services.nodes.lock import NodeLock
 from sapo_desktop.services.personal_data import archive, contents
 from sapo_desktop.services.personal_data.archive import FORMAT, Entry, Manifest
+from sapo_swarm.whole_file import on_disk
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ def backup(home: Home, path: Path, keys: bool = False) -> Saved:
             with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as out:
                 archive.write(out, manifest, sources)
                 out.flush()
-                os.fsync(out.fileno())
+                on_disk(out.fileno())
             partial.replace(path)
     except OSError as error:
         raise AppError(

@@ -29,6 +29,7 @@ from sapo_swarm.protocol.safe_text import safe_text
 from sapo_swarm.tasks.own.errors import BadTask
 from sapo_swarm.tasks.own.folder import read_task
 from sapo_swarm.types import UNREADABLE
+from sapo_swarm.whole_file import on_disk
 
 STAGING = ".restore-"
 _SPARE = 100 * 2**20
@@ -185,6 +186,6 @@ def _put(source: Path, target: Path) -> None:
         ):
             shutil.copyfileobj(old, new)
             new.flush()
-            os.fsync(new.fileno())
+            on_disk(new.fileno())
         partial.replace(target)
         source.unlink()

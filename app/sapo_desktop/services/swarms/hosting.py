@@ -16,7 +16,7 @@ from sapo_desktop.errors import AppError, NotRunning
 from sapo_desktop.paths import Home
 from sapo_desktop.services.nodes import background
 from sapo_swarm.coordinator.admin.client import AdminAccess, AdminClient, read_access
-from sapo_swarm.protocol.client import NodeClient
+from sapo_swarm.protocol.client import CoordinatorError, NodeClient
 from sapo_swarm.protocol.identity import Identity
 from sapo_swarm.protocol.invite import Invite
 from sapo_swarm.types import UNREADABLE
@@ -129,7 +129,11 @@ async def start(home: Home, arguments: Sequence[str]) -> Hosting:
 async def stop(home: Home) -> Hosting:
     """End the coordinator of this home in order. Raises NotRunning, AppError when it does not go."""
     found = need(home)
-    os.kill(found.pid, signal.SIGTERM)
+    try:
+        async with found.client() as host:
+            await host.stop()
+    except CoordinatorError:  # an older one, or one that does not answer: on Windows a signal ends it half-way
+        os.kill(found.pid, signal.SIGTERM)
     deadline = time.monotonic() + STOP_LIMIT_S
     while find(home) is not None:
         if time.monotonic() > deadline:

@@ -1,4 +1,4 @@
-"""The host's own line to a running coordinator: invites, bans, export. Used by the CLI and the dashboard.
+"""The host's own line to a running coordinator: invites, bans, export, stop. Used by the CLI and the dashboard.
 
 The coordinator leaves its address and admin key in a file that only its owner reads; whoever can read it is the host.
 """
@@ -125,6 +125,10 @@ class AdminClient:
     async def export(self) -> bytes:
         """The swarm with its private key: see transfer.import_swarm."""
         return await self._call("GET", "/admin/export")
+
+    async def stop(self) -> None:
+        """Let it answer what it was asked, close its store and end."""
+        await self._call("POST", "/admin/stop")
 
     async def _call(self, method: str, path: str, body: msgspec.Struct | bytes | None = None) -> bytes:
         if self._session is None:

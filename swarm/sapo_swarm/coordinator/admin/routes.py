@@ -1,4 +1,4 @@
-"""What the host may do while the coordinator runs: invites, bans, export. Loopback and the admin key only."""
+"""What the host may do while the coordinator runs: invites, bans, export, stop. Loopback and the admin key only."""
 
 from __future__ import annotations
 
@@ -55,6 +55,7 @@ def add_admin(app: web.Application, coordinator: Coordinator, key: str) -> None:
     app.router.add_get("/admin/waiting", guarded(admin.waiting))
     app.router.add_post("/admin/approve", guarded(admin.approve))
     app.router.add_get("/admin/export", guarded(admin.export))
+    app.router.add_post("/admin/stop", guarded(admin.stop))
     app.router.add_post("/admin/tasks", guarded(admin.share))
     app.router.add_post("/admin/untask", guarded(admin.unshare))
 
@@ -133,6 +134,10 @@ class _Admin:
     async def export(self, _request: web.Request) -> web.Response:
         body = await export_swarm(self.store)
         return web.Response(body=body, content_type="application/octet-stream")
+
+    async def stop(self, _request: web.Request) -> web.Response:
+        self.coordinator.ending.set()
+        return _removed([])
 
     def _view(self, invite: InviteRecord, token: str = "") -> InviteView:
         verdict = invite_verdict(invite, self.coordinator.clock(), self.coordinator.settings.idle_days * 86_400.0)

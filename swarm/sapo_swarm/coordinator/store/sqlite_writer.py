@@ -21,6 +21,7 @@ from sapo_swarm.coordinator.domain.records import Entry, InviteRecord, Member, S
 from sapo_swarm.coordinator.store.base import StoreFormat, StoreUnavailable
 from sapo_swarm.protocol.task_offer import TaskUpload
 from sapo_swarm.types import UNREADABLE
+from sapo_swarm.whole_file import on_disk
 
 log = logging.getLogger("sapo.coordinator")
 Statement = tuple[str, tuple[Any, ...]]
@@ -89,6 +90,7 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
     if mode != "wal":
         raise StoreUnavailable(f"The store {path} cannot have a write-ahead log here: is the disk full?")
     connection.execute("PRAGMA synchronous=NORMAL")
+    connection.execute("PRAGMA fullfsync=ON")  # as whole_file.on_disk
     version = connection.execute("PRAGMA user_version").fetchone()[0]
     if version not in (0, SCHEMA_VERSION):
         raise StoreFormat(f"{path} was written by another version (format {version}). Use that version, or a new file.")
@@ -217,7 +219,7 @@ class Writer:
         try:
             handle = os.open(self._wal, os.O_RDWR)
             try:
-                os.fsync(handle)
+                on_disk(handle)
             finally:
                 os.close(handle)
             self._unsynced = self._told = False

@@ -219,7 +219,7 @@ class ControlClient:
             raise NodeUnreadable from error
         except TimeoutError as error:
             raise self._silent() from error
-        except aiohttp.ClientError as error:
+        except (aiohttp.ClientError, OSError) as error:
             await self._forget()
             raise NodeNotRunning(f"The node went away ({type(error).__name__}).") from error
 

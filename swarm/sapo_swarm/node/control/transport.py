@@ -43,17 +43,17 @@ def kind() -> Kind:
 
 
 async def session(path: Path, limits: Any) -> Any:
-    """An aiohttp session with the node at that path; one where nothing lies finds that nobody answers.
+    """An aiohttp session with the node at that path; a Unix socket that is not there is found when it is asked.
 
-    limits: aiohttp.ClientTimeout.
+    limits: aiohttp.ClientTimeout. Raises ConnectionRefusedError where only a token file could name the node, and none lies.
     """
     import aiohttp  # 200 ms: only when a node is spoken to
 
     place = await asyncio.to_thread(_place, path)
     if place is None:
-        connector: Any = (
-            aiohttp.UnixConnector(path=str(path), limit=0) if hasattr(socket, "AF_UNIX") else aiohttp.TCPConnector()
-        )
+        if not hasattr(socket, "AF_UNIX"):  # over TCP the name below would be looked up, and whoever has it asked
+            raise ConnectionRefusedError(f"No node is named at {path}.")
+        connector = aiohttp.UnixConnector(path=str(path), limit=0)
         return aiohttp.ClientSession(connector=connector, timeout=limits, base_url="http://node")
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0),

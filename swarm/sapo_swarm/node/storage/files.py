@@ -10,6 +10,8 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
+from sapo_swarm.whole_file import on_disk
+
 
 def folder_bytes(folder: Path) -> int:
     """Bytes of all files below; one that goes away meanwhile counts nothing."""
@@ -51,7 +53,7 @@ def sync_tree(folder: Path) -> None:
             continue
         handle = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)  # Windows flushes writable handles only
         try:
-            os.fsync(handle)
+            on_disk(handle)
         finally:
             os.close(handle)
 

@@ -57,6 +57,7 @@ class Journal:
         try:
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=NORMAL")
+            self._db.execute("PRAGMA fullfsync=ON")  # macOS; at checkpoints only, which spares the drive
             self._db.execute("PRAGMA wal_autocheckpoint=4000")  # 16 MB: pages that change often are written less often
             self._db.executescript(_SCHEMA)
             last = self._db.execute("SELECT seq FROM sqlite_sequence WHERE name = 'events'").fetchone()

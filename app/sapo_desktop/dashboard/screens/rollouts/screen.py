@@ -90,6 +90,8 @@ class RolloutsScreen(GroupKeys, BaseScreen):
         source, upto = self.dashboard.feed.groups(), self.dashboard.feed.upto()
         if source is not self._source:
             self._follow(source)
+        elif source is not None and self._reader is None:
+            self._read(source)
         elif upto != self.wish.upto and self.at_top:
             self._ask(Wish(self.filter, upto=upto))
         listing = self.query_one("#groups", GroupList)
@@ -126,10 +128,13 @@ class RolloutsScreen(GroupKeys, BaseScreen):
         self._close_reader()
         self._source = source
         if source is not None:
-            folder = self.dashboard.cache / "rollouts" if self.dashboard.cache else None
-            self.wish = replace(self.wish, upto=self.dashboard.feed.upto())
-            self._reader = GroupReader(lambda: GroupIndex(source, folder), self._answered)
-            self._ask(Wish(self.filter, upto=self.wish.upto))
+            self._ask(Wish(self.filter, upto=self.dashboard.feed.upto()))
+            self._read(source)
+
+    def _read(self, source: GroupSource) -> None:
+        folder = self.dashboard.cache / "rollouts" if self.dashboard.cache else None
+        self._reader = GroupReader(lambda: GroupIndex(source, folder), self._answered)
+        self._reader.ask(self.wish)
 
     def _answered(self, answer: Answer) -> None:
         """In the reader's thread."""
@@ -140,6 +145,10 @@ class RolloutsScreen(GroupKeys, BaseScreen):
         if self._reader is not None:
             self._reader.close()
             self._reader = None
+
+    def on_screen_suspend(self) -> None:
+        """Another screen is shown, where the model may be deleted: Windows removes no file that is open."""
+        self._close_reader()
 
     async def on_unmount(self) -> None:
         """The thread ends with the screen, and the worker that knows right answers."""

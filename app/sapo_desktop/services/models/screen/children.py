@@ -67,7 +67,8 @@ async def _to_its_end(ending: asyncio.Task[None]) -> None:
 
 
 async def end(process: asyncio.subprocess.Process) -> None:
-    """Interrupt it; kill it when it does not go."""
+    """Interrupt it; kill it when it does not go. Windows has no signal that interrupts: there it ends half-way, and half
+    an export goes when the next one to that place begins."""
     if process.returncode is None:
         with contextlib.suppress(ProcessLookupError):
             process.send_signal(signal.SIGINT if os.name != "nt" else signal.SIGTERM)

@@ -96,12 +96,12 @@ def delete(model: Model) -> int:
     Raises AppError.
     """
     freed = store.size(model.folder)
-    doomed = model.folder.with_name(f"{_PARTIAL}{model.folder.name}")
+    left = model.folder
     try:
-        model.folder.rename(doomed)  # a kill in the middle leaves no half model behind
-        shutil.rmtree(doomed)
+        left = left.rename(left.with_name(f"{_PARTIAL}{left.name}"))  # a kill in the middle leaves no half model behind
+        shutil.rmtree(left)
     except OSError as error:
-        raise AppError(f"{model.name} could not be removed ({error}). What is left lies in {doomed}.") from error
+        raise AppError(f"{model.name} could not be removed ({error}). What is left lies in {left}.") from error
     return freed
 
 
