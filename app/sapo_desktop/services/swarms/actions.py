@@ -13,19 +13,20 @@ INVITE_HOURS, INVITE_USES = 168.0, 10
 
 
 class HomeActions:
-    """Implements SwarmActions. What it needs of the network is imported when it is needed."""
+    """Every method raises ActionFailed. What it needs of the network is imported when it is needed."""
 
     def __init__(self, home: Home) -> None:
         self._home = home
 
     def hosting(self) -> bool:
-        """See SwarmActions."""
+        """A coordinator of this home runs."""
         from sapo_desktop.services.swarms import hosting
 
         return hosting.find(self._home) is not None
 
     async def join(self, invite: str, listed: bool = False) -> str:
-        """See SwarmActions."""
+        """Join, and keep the invite unless it is refused; the node restarts in that swarm after its round. listed: it stood in a
+        directory. A sentence."""
         from sapo_desktop.services.models import control
         from sapo_desktop.services.swarms import membership
 
@@ -42,7 +43,7 @@ class HomeActions:
         return "The node goes on in the swarm, with the same model and its weights"
 
     async def host(self, everybody: bool, approve: bool = False) -> Hosted:
-        """See SwarmActions."""
+        """A coordinator in the background (the one that runs, if any) and a fresh invite. approve: new nodes wait."""
         from sapo_desktop.services.swarms import hosting
         from sapo_swarm.protocol.invite import is_loopback
 
@@ -57,7 +58,7 @@ class HomeActions:
         return Hosted(state.name, tuple(map(str, ordered)), f"{state.access().url}/")
 
     async def waiting(self) -> tuple[Guest, ...]:
-        """See SwarmActions."""
+        """Nodes that wait for this host, the longest first; none where no coordinator runs or it does not answer."""
         from sapo_desktop.services.swarms import hosting
         from sapo_swarm.protocol.client import CoordinatorError
 
@@ -72,7 +73,7 @@ class HomeActions:
         return tuple(Guest(one.node, one.name, one.model) for one in sorted(found, key=lambda one: one.joined))
 
     async def let_in(self, guest: Guest) -> str:
-        """See SwarmActions."""
+        """Let it take part. A sentence."""
         from sapo_desktop.services.swarms import hosting
 
         try:
@@ -83,7 +84,7 @@ class HomeActions:
         return f"{guest.name or guest.node[:8]} takes part from its next exchange on"
 
     async def stop_hosting(self) -> str:
-        """See SwarmActions."""
+        """End the coordinator of this home. A sentence."""
         from sapo_desktop.services.swarms import hosting
 
         try:
@@ -93,7 +94,7 @@ class HomeActions:
         return "The coordinator has stopped; members train on alone until it is back"
 
     async def leave(self) -> str:
-        """See SwarmActions."""
+        """Leave the swarm and forget its invite. A sentence."""
         from sapo_desktop.services.swarms.leaving import leave
 
         try:
@@ -102,7 +103,7 @@ class HomeActions:
             raise ActionFailed(str(error)) from error
 
     async def stay(self) -> str:
-        """See SwarmActions."""
+        """End the trial: normal settings after the round. A sentence."""
         from sapo_desktop.services.swarms.leaving import stay
 
         try:
@@ -111,7 +112,7 @@ class HomeActions:
             raise ActionFailed(str(error)) from error
 
     async def directories(self, fresh: bool = False) -> tuple[Directory, ...]:
-        """See SwarmActions."""
+        """What the directories of the settings list. fresh: ask their hosts now, however lately that was done."""
         from sapo_desktop.services.swarms import directories
 
         try:
@@ -120,7 +121,7 @@ class HomeActions:
             raise ActionFailed(str(error)) from error
 
     async def wrong_with(self, invite: str) -> str:
-        """See SwarmActions."""
+        """Ask the coordinator whether this line still lets a node in: why not, "" where it does."""
         from sapo_desktop.services.swarms import membership
         from sapo_swarm.protocol.client import NodeClient
         from sapo_swarm.protocol.identity import Identity
@@ -136,7 +137,7 @@ class HomeActions:
         return "" if info.open or wanted.token else "That swarm is by invite only by now: ask its host."
 
     async def add_directory(self, line: str) -> None:
-        """See SwarmActions."""
+        """Look in this one too from now on."""
         from sapo_desktop.services.swarms import directories
 
         try:
@@ -145,7 +146,7 @@ class HomeActions:
             raise ActionFailed(str(error)) from error
 
     async def offered(self) -> tuple[OfferedTask, ...]:
-        """See SwarmActions."""
+        """Tasks of the swarm that wait for the person's yes."""
         from sapo_desktop.services.swarms import sharing
         from sapo_desktop.services.swarms.together import standing
         from sapo_swarm.tasks.own.errors import BadTask
@@ -166,7 +167,7 @@ class HomeActions:
         return tuple(found)
 
     async def accept(self, task: OfferedTask) -> str:
-        """See SwarmActions."""
+        """Store the task as it was shown, and train on it beside the model's other tasks. A sentence."""
         from sapo_desktop.services.models import control
         from sapo_desktop.services.models.screen import model_settings
         from sapo_desktop.services.swarms import sharing
@@ -189,7 +190,7 @@ class HomeActions:
         return f"{said} The node trains on it from now on."
 
     async def nearby(self) -> tuple[str, ...]:
-        """See SwarmActions."""
+        """Addresses of coordinators that announce themselves on this network: a hint, nothing to trust."""
         from sapo_desktop.services.swarms import lan
 
         return await lan.look()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import suppress
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, VerticalScroll
@@ -18,8 +18,11 @@ from sapo_desktop.dashboard.screens.base import BaseScreen
 from sapo_desktop.dashboard.state import DashboardState
 from sapo_desktop.dashboard.widgets.keybar import Key
 from sapo_desktop.services.models.pieces import CUT, Said
-from sapo_desktop.services.models.screen.interface import ChatLine, ModelActionFailed
+from sapo_desktop.services.models.screen.interface import ModelActionFailed
 from sapo_desktop.services.tasks.wizard.interface import TaskActionFailed
+
+if TYPE_CHECKING:
+    from sapo_desktop.services.models.screen.conversation import Conversation
 
 KEPT = 20
 """Questions that stay on the screen."""
@@ -44,7 +47,7 @@ class ChatScreen(BaseScreen):
     def __init__(self, id: str, name: str) -> None:
         super().__init__()
         self._model, self._called = id, name
-        self._line: ChatLine | None = None
+        self._line: Conversation | None = None
         self._said: list[_Exchange] = []
         self._complete = self._answering = False
 
@@ -103,7 +106,7 @@ class ChatScreen(BaseScreen):
             self._said = [*self._said[-KEPT + 1 :], (event.value.strip(), [Said(0, ""), Said(1, "")])]
             self.run_worker(self._ask(self._line, event.value), name="ask", group="chat", exit_on_error=True)
 
-    async def _ask(self, line: ChatLine, question: str) -> None:
+    async def _ask(self, line: Conversation, question: str) -> None:
         self._draw()
         try:
             async for said in line.ask(question):

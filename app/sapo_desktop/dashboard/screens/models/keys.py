@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Awaitable
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from textual.binding import Binding, BindingType
 
@@ -13,8 +13,11 @@ from sapo_desktop.dashboard.screens.base import BaseScreen
 from sapo_desktop.dashboard.screens.models.dialogs import NameDialog, NewModelDialog, PickDialog
 from sapo_desktop.dashboard.state import DashboardState
 from sapo_desktop.dashboard.widgets.keybar import Key
-from sapo_desktop.services.models.screen.interface import ExportChoice, ModelActionFailed, ModelActions, Shelf
+from sapo_desktop.services.models.screen.interface import ExportChoice, ModelActionFailed, Shelf
 from sapo_desktop.services.models.shelf.overview import Overview
+
+if TYPE_CHECKING:
+    from sapo_desktop.services.models.screen.actions import HomeModels
 
 COMPARED_ITEMS = 50
 """Held-out questions a task when two models are compared here; sapo-desktop compare --items takes more."""
@@ -51,7 +54,7 @@ class ModelKeys(BaseScreen):
         """Read the disk again, in a worker."""
 
     @property
-    def actions(self) -> ModelActions:
+    def actions(self) -> HomeModels:
         """What may be done with models."""
         actions = self.dashboard.model_actions
         assert actions is not None  # without them there is no such screen

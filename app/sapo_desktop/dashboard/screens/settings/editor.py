@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
@@ -13,7 +13,10 @@ from textual.widgets import Input, OptionList, Static
 from sapo_desktop.dashboard.look.show import plain
 from sapo_desktop.dashboard.screens.dialogs import Dialog
 from sapo_desktop.dashboard.widgets.listing import Listing
-from sapo_desktop.settings.rows import SettingRefused, SettingRow, SettingsActions, spaced
+from sapo_desktop.settings.rows import SettingRefused, SettingRow, spaced
+
+if TYPE_CHECKING:
+    from sapo_desktop.services.models.screen.settings_actions import HomeSettings
 
 
 class SettingEditor(Dialog[str | None]):
@@ -22,7 +25,7 @@ class SettingEditor(Dialog[str | None]):
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "cancel", "cancel", show=False)]
     AUTO_FOCUS: ClassVar[str | None] = "#value"
 
-    def __init__(self, row: SettingRow, actions: SettingsActions) -> None:
+    def __init__(self, row: SettingRow, actions: HomeSettings) -> None:
         super().__init__()
         self.row, self.actions = row, actions
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
@@ -17,7 +17,10 @@ from sapo_desktop.dashboard.screens.dialogs import Dialog
 from sapo_desktop.dashboard.screens.settings.editor import SettingEditor
 from sapo_desktop.dashboard.widgets.keybar import Key, KeyBar
 from sapo_desktop.dashboard.widgets.listing import Listing
-from sapo_desktop.settings.rows import SIMPLE, SettingRefused, SettingRow, SettingsActions, spaced
+from sapo_desktop.settings.rows import SIMPLE, SettingRefused, SettingRow, spaced
+
+if TYPE_CHECKING:
+    from sapo_desktop.services.models.screen.settings_actions import HomeSettings
 
 WIDE = 100
 """Columns from which a row says what its setting does."""
@@ -55,7 +58,7 @@ class SettingsScreen(Dialog[None]):
         Binding("w", "questions", "first questions", show=False),
     ]
 
-    def __init__(self, actions: SettingsActions) -> None:
+    def __init__(self, actions: HomeSettings) -> None:
         super().__init__()
         self.actions = actions
         self.rows: tuple[SettingRow, ...] = ()

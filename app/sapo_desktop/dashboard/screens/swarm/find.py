@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
@@ -15,8 +15,11 @@ from textual.widgets.option_list import Option
 from sapo_desktop.dashboard.look.show import age, count, fit, plain
 from sapo_desktop.dashboard.screens.dialogs import Dialog
 from sapo_desktop.dashboard.widgets.listing import Listing
-from sapo_desktop.services.swarms.interface import ActionFailed, Directory, Listed, SwarmActions
+from sapo_desktop.services.swarms.interface import ActionFailed, Directory, Listed
 from sapo_desktop.services.swarms.trial import ROUNDS
+
+if TYPE_CHECKING:
+    from sapo_desktop.services.swarms.actions import HomeActions
 
 NONE = (
     "A directory is a signed list of swarms that somebody keeps. None is built into this app: paste the line that "
@@ -34,7 +37,7 @@ class FindDialog(Dialog[str | None]):
     ]
     AUTO_FOCUS: ClassVar[str | None] = "#rows"
 
-    def __init__(self, actions: SwarmActions) -> None:
+    def __init__(self, actions: HomeActions) -> None:
         super().__init__()
         self._actions = actions
         self.rows: tuple[Listed, ...] = ()

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from sapo_desktop.dashboard.host import DashboardHost
 from sapo_desktop.dashboard.screens.tasks.places import PlacesScreen
-from sapo_desktop.services.tasks.wizard.interface import Made, TaskActionFailed, TaskActions
+from sapo_desktop.services.tasks.wizard.interface import Made, TaskActionFailed
+
+if TYPE_CHECKING:
+    from sapo_desktop.services.tasks.wizard.actions import HomeTasks
 
 
 def open_wizard(app: DashboardHost) -> None:
@@ -22,7 +27,7 @@ def open_wizard(app: DashboardHost) -> None:
     app.push_screen(PlacesScreen(actions), done)
 
 
-async def _train(app: DashboardHost, actions: TaskActions, made: Made) -> None:
+async def _train(app: DashboardHost, actions: HomeTasks, made: Made) -> None:
     try:
         app.say(await actions.train(made.task, made.base))
     except TaskActionFailed as error:

@@ -18,7 +18,6 @@ from sapo_desktop.services.models import control
 from sapo_desktop.services.models.screen import children
 from sapo_desktop.services.models.screen.conversation import Conversation
 from sapo_desktop.services.models.screen.interface import (
-    ChatLine,
     ExportChoice,
     ModelActionFailed,
     NewModel,
@@ -42,7 +41,7 @@ T = TypeVar("T")
 
 
 class HomeModels:
-    """Implements ModelActions."""
+    """Models are named by their id. Every method raises ModelActionFailed."""
 
     def __init__(self, home: Home) -> None:
         self._home = home
@@ -51,7 +50,7 @@ class HomeModels:
     # Looking
 
     async def shelf(self) -> Shelf:
-        """See ModelActions."""
+        """All models as they are now."""
         training = await control.in_training(self._home)
         models, problems = await _thread(self._look)
         return Shelf(models, training.record.id if training else "", problems)
@@ -76,7 +75,7 @@ class HomeModels:
     # Changing
 
     async def offer(self) -> NewModelInfo:
-        """See ModelActions."""
+        """What "New model" starts with."""
         return await _thread(self._offer)
 
     def _offer(self) -> NewModelInfo:
@@ -94,7 +93,7 @@ class HomeModels:
         return NewModelInfo(names.free(names.FIRST, store.taken(self._home)), (*first, *bundled, *mine), tuple(ordered))
 
     async def new(self, answers: NewModel) -> str:
-        """See ModelActions."""
+        """Make it and let the node train it; a sentence."""
         model = await _thread(self._new, answers)
         await _app(control.switch(self._home, model))
         return f"{model.name} starts from {model.record.base}; the node trains it now"
@@ -115,13 +114,13 @@ class HomeModels:
         return creating.new(self._home, answers.name, flags.with_room(wanted, fetching.look))
 
     async def proceed(self, id: str) -> str:
-        """See ModelActions."""
+        """The node goes on with this model; a sentence."""
         model = await self._find(id)
         status = await _app(control.switch(self._home, model))
         return f"The node trains {model.name}" + (f", from round {status.round + 1} on" if model.trained else "")
 
     async def rename(self, id: str, name: str) -> str:
-        """See ModelActions."""
+        """Give it another name; a sentence."""
         from sapo_desktop.services.models.shelf import keeping
 
         model = await self._find(id)
@@ -129,7 +128,7 @@ class HomeModels:
         return f"{model.name} is called {renamed.name} now"
 
     async def duplicate(self, id: str, name: str) -> str:
-        """See ModelActions."""
+        """Another model with the same weights and history; a sentence."""
         from sapo_desktop.services.models.shelf import keeping
 
         model = await self._find(id)
@@ -137,21 +136,22 @@ class HomeModels:
         return f"{copy.name} has the weights and the history of {model.name}"
 
     async def delete(self, id: str) -> str:
-        """See ModelActions."""
+        """The node that trains it is stopped first; refused while another model starts from an export of it. A sentence that
+        says what is free again."""
         model = await self._find(id)
         await _thread(base_folder.require_unused, self._home, model)
         freed = await _app(control.delete(self._home, model))
         return f"Deleted {model.name}: {freed / 1e6:,.0f} MB are free again"
 
     async def spare(self, id: str) -> tuple[int, int]:
-        """See ModelActions."""
+        """(how many checkpoints may go, their bytes)."""
         from sapo_desktop.services.models.shelf import keeping
 
         found = await _thread(keeping.spare, await self._find(id), time.time())
         return len(found), sum(one.size for one in found)
 
     async def free(self, id: str) -> str:
-        """See ModelActions."""
+        """Remove them; a sentence."""
         from sapo_desktop.services.models.shelf import keeping
 
         model = await self._find(id)
@@ -161,7 +161,7 @@ class HomeModels:
     # Long work
 
     async def compare(self, first: str, second: str, items: int) -> AsyncIterator[Told]:
-        """See ModelActions."""
+        """Both on the same held-out questions, so many a task; second "" = the base of the first. Closing it stops the work."""
         one = await self._find(first)
         pair = [one.name, (await self._find(second)).name if second else "base"]
         arguments = ["compare", *pair, "--items", str(items), "--progress", "--table"]
@@ -172,8 +172,8 @@ class HomeModels:
             *table, data = told.result
             yield Told(result=tuple(table), data=json.loads(data))
 
-    async def chat(self, id: str) -> ChatLine:
-        """See ModelActions."""
+    async def chat(self, id: str) -> Conversation:
+        """Load base and trained model; a node that works pauses until the conversation is closed."""
         model = await self._find(id)
         if not model.trained:
             raise ModelActionFailed(
@@ -182,7 +182,7 @@ class HomeModels:
         return await Conversation.open(self._home, model)
 
     def exports(self, id: str) -> tuple[ExportChoice, ...]:
-        """See ModelActions."""
+        """The formats that this model can be written in."""
         from sapo_desktop.services.models.exports import FORMATS, QUANTS
 
         sessions = self._known[id][1].story.sessions if id in self._known else ()
@@ -196,7 +196,7 @@ class HomeModels:
         return tuple(found)
 
     async def export(self, id: str, choice: ExportChoice) -> AsyncIterator[Told]:
-        """See ModelActions."""
+        """Write it. Closing it stops the work, and leaves nothing half written."""
         model = await self._find(id)
         async for told in _work(["export", model.name, *choice.arguments, "--progress"]):
             yield told

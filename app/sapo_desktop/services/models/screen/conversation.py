@@ -15,7 +15,7 @@ from sapo_desktop.services.models.shelf.store import Model
 
 
 class Conversation:
-    """Implements ChatLine over `sapo-desktop chat --json`."""
+    """A conversation that is open, over `sapo-desktop chat --json`; closing it gives the memory back."""
 
     def __init__(self, home: Home, model: Model) -> None:
         self.labels = ("base", model.name)
@@ -40,7 +40,7 @@ class Conversation:
             raise ModelActionFailed("The chat answers something that is not understood: update sapo-desktop.")
 
     async def ask(self, question: str) -> AsyncIterator[Said]:
-        """See ChatLine."""
+        """What each says so far, until both are done. Raises ModelActionFailed."""
         assert self._process.stdin is not None
         line = " ".join(question.split())
         if not line:
@@ -65,5 +65,5 @@ class Conversation:
         return found
 
     async def close(self) -> None:
-        """Give the memory back and let the node go on."""
+        """Give the memory back, and let a node that waited go on."""
         await self._stack.aclose()

@@ -17,17 +17,17 @@ from sapo_swarm.node.control.api import ControlClient, NodeError
 
 
 class HomeSettings:
-    """Implements SettingsActions. The disk is read and written in threads."""
+    """Every method raises SettingRefused; a refused change leaves the file as it was. The disk is read and written in threads."""
 
     def __init__(self, home: Home) -> None:
         self._home = home
 
     def describe(self) -> str:
-        """See SettingsActions."""
+        """Where the settings lie."""
         return str(self._home.settings)
 
     async def rows(self) -> tuple[SettingRow, ...]:
-        """See SettingsActions."""
+        """Every setting."""
         model = await control.shown(self._home)
         try:
             if model is None:
@@ -54,11 +54,11 @@ class HomeSettings:
         return {key: value for key, value in values.items() if key not in chosen}
 
     async def change(self, key: str, value: str, owner: str = "") -> None:
-        """See SettingsActions."""
+        """Write one setting of the model that the row names, whichever is shown by now."""
         await self._write(key, value, owner)
 
     async def reset(self, key: str, owner: str = "") -> None:
-        """See SettingsActions."""
+        """Back to the default, as `change`."""
         await self._write(key, None, owner)
 
     async def _write(self, key: str, value: str | None, owner: str) -> None:
@@ -78,7 +78,7 @@ class HomeSettings:
             model_settings.change(store.find(home, owner), key, value)
 
     async def restart(self) -> str:
-        """See SettingsActions."""
+        """The node finishes its round and starts again with what was changed here. A sentence."""
         try:
             await control.restart(self._home, keep_mode=True)
         except known() as error:

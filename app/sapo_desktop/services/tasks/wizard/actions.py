@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 
 class HomeTasks:
-    """Implements TaskActions."""
+    """Every method raises TaskActionFailed."""
 
     def __init__(self, home: Home) -> None:
         self._home = home
@@ -49,7 +49,7 @@ class HomeTasks:
         self._last: tuple[Stamp, Answers, Draft, Seen] | None = None
 
     async def places(self, typed: str) -> tuple[Place, ...]:
-        """See TaskActions."""
+        """Tables and folders where the typed path leads, the newest tables first."""
         return await _thread(self._places, typed)
 
     def _places(self, typed: str) -> tuple[Place, ...]:
@@ -59,7 +59,7 @@ class HomeTasks:
         return (*found, *mine)
 
     async def look(self, answers: Answers) -> Seen:
-        """See TaskActions. One at a time: the thread of a look that was given up goes on."""
+        """Read the file (once) and propose the rest. One at a time: the thread of a look that was given up goes on."""
         while self._looking is not None and not self._looking.done():
             await asyncio.wait([self._looking])
         self._looking = asyncio.create_task(_thread(self._look, answers))
@@ -121,7 +121,7 @@ class HomeTasks:
         return self._read[1]
 
     async def keep(self, answers: Answers, replace: bool) -> str:
-        """See TaskActions."""
+        """Store the task; its name."""
         return await _thread(self._keep, answers, replace)
 
     def _keep(self, answers: Answers, replace: bool) -> str:
@@ -131,19 +131,20 @@ class HomeTasks:
         return task.spec.name
 
     async def taken(self, name: str) -> bool:
-        """See TaskActions."""
+        """A task of that name is stored already."""
         library.use(self._home.tasks)
         return await _thread(library.has, name)
 
     async def models(self) -> tuple[tuple[str, str], ...]:
-        """See TaskActions."""
+        """(base, explanation) to try and to train, the first one being the default."""
         try:
             return (await self._models.offer()).bases
         except ModelActionFailed as error:
             raise TaskActionFailed(str(error)) from error
 
     async def measure(self, name: str, base: str, source: str) -> AsyncGenerator[Step, None]:
-        """See TaskActions. A node that works waits meanwhile: it would make every figure too slow."""
+        """Shortcuts of a stored task, and what an untrained base does with it. Closing it stops the work. source: the file whose
+        row numbers are told. A node that works waits meanwhile: it would make every figure too slow."""
         arguments = ["tasks", "check", name, "--json", "--model", base]
         arguments += ["--source", source] if source not in examples.names() else []
         try:
@@ -158,7 +159,7 @@ class HomeTasks:
         yield Step(measured=msgspec.convert(json.loads(written), Measured))
 
     async def train(self, name: str, base: str) -> str:
-        """See TaskActions."""
+        """A new model that starts from the base, on this task alone; the node trains it now. A sentence."""
         library.use(self._home.tasks)
         taken = await asyncio.to_thread(store.taken, self._home)
         called = names.free(names.suggested(name), taken)
@@ -168,7 +169,7 @@ class HomeTasks:
             raise TaskActionFailed(str(error)) from error
 
     async def rate(self, model: str, question: str, text: str, good: bool) -> str:
-        """See TaskActions."""
+        """Keep a thumb up or down on an answer of that model as a row. A sentence."""
         up, down = await _thread(self._rate, model, question, text, good)
         return f"Rated {'good' if good else 'bad'}: {up} good and {down} bad answers of {model}. m makes a task of them"
 
