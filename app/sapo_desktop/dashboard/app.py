@@ -28,8 +28,8 @@ from sapo_desktop.dashboard.messages import Caption, Feed, Rewound
 from sapo_desktop.dashboard.replay import ReplayFeed
 from sapo_desktop.dashboard.screens.base import BaseScreen
 from sapo_desktop.dashboard.state import DashboardState, apply
+from sapo_desktop.errors import known
 from sapo_desktop.services.first_questions import FirstRunAnswers, FirstRunInfo
-from sapo_desktop.settings.rows import SettingRefused
 
 if TYPE_CHECKING:  # a first frame waits for none of these
     from sapo_desktop.services.models.screen.actions import HomeModels
@@ -189,7 +189,7 @@ class SapoDashboard(DashboardActions):
     async def _save_theme(self, actions: HomeSettings, name: str) -> None:
         try:
             await actions.change("ui.theme", name)
-        except SettingRefused as error:
+        except known() as error:
             self.say(f"The theme is not kept. {error}", error=True)
 
     def get_line_filters(self) -> Sequence[LineFilter]:

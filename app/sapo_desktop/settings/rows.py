@@ -4,11 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-
-class SettingRefused(Exception):
-    """The message says why and what to write."""
-
-
 SIMPLE = frozenset(
     {
         *(

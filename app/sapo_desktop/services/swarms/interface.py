@@ -5,10 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 
-class ActionFailed(Exception):
-    """The message says why and what to do."""
-
-
 @dataclass(frozen=True)
 class Hosted:
     """A coordinator that runs. invites: one line each, the ones that others can reach first. page: its status page."""

@@ -17,9 +17,8 @@ from sapo_desktop.dashboard.look.show import plain
 from sapo_desktop.dashboard.screens.base import BaseScreen
 from sapo_desktop.dashboard.state import DashboardState
 from sapo_desktop.dashboard.widgets.keybar import Key
+from sapo_desktop.errors import known
 from sapo_desktop.services.models.pieces import CUT, Said
-from sapo_desktop.services.models.screen.interface import ModelActionFailed
-from sapo_desktop.services.tasks.wizard.interface import TaskActionFailed
 
 if TYPE_CHECKING:
     from sapo_desktop.services.models.screen.conversation import Conversation
@@ -83,7 +82,7 @@ class ChatScreen(BaseScreen):
         assert actions is not None
         try:
             self._line = await actions.chat(self._model)
-        except ModelActionFailed as error:
+        except known() as error:
             self._complain(error)
             return
         self.query_one("#text-0", Static).update(Content.styled(_WAITS, "$muted"))
@@ -112,7 +111,7 @@ class ChatScreen(BaseScreen):
             async for said in line.ask(question):
                 self._said[-1][1][said.of] = said
                 self._draw()
-        except ModelActionFailed as error:
+        except known() as error:
             self._complain(error)
             return
         self._answering, self._complete = False, True
@@ -128,7 +127,7 @@ class ChatScreen(BaseScreen):
         question, answers = self._said[-1]
         try:
             self.dashboard.say(await actions.rate(self._called, question, answers[1].text, good))
-        except TaskActionFailed as error:
+        except known() as error:
             self.dashboard.say(str(error), error=True)
 
     def _draw(self) -> None:
@@ -142,7 +141,7 @@ class ChatScreen(BaseScreen):
             self.query_one(f"#text-{place}", Static).update(Content("\n").join(rows))
             self.query_one(f"#side-{place}", VerticalScroll).scroll_end(animate=False)
 
-    def _complain(self, error: ModelActionFailed) -> None:
+    def _complain(self, error: Exception) -> None:
         self.query_one("#text-0", Static).update(Content.styled(plain(str(error), 600), "$warning"))
 
     def action_close(self) -> None:

@@ -13,7 +13,8 @@ from sapo_desktop.dashboard.screens.base import BaseScreen
 from sapo_desktop.dashboard.screens.models.dialogs import NameDialog, NewModelDialog, PickDialog
 from sapo_desktop.dashboard.state import DashboardState
 from sapo_desktop.dashboard.widgets.keybar import Key
-from sapo_desktop.services.models.screen.interface import ExportChoice, ModelActionFailed, Shelf
+from sapo_desktop.errors import known
+from sapo_desktop.services.models.screen.interface import ExportChoice, Shelf
 from sapo_desktop.services.models.shelf.overview import Overview
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ class ModelKeys(BaseScreen):
     async def _finish(self, work: Awaitable[str]) -> None:
         try:
             self.dashboard.say(await work)
-        except ModelActionFailed as error:
+        except known() as error:
             self.dashboard.say(str(error), error=True)
         if self.is_running:
             self.look()
@@ -118,7 +119,7 @@ class ModelKeys(BaseScreen):
     async def _new(self) -> None:
         try:
             offer = await self.actions.offer()
-        except ModelActionFailed as error:
+        except known() as error:
             self.dashboard.say(str(error), error=True)
             return
         self.app.push_screen(NewModelDialog(offer, self.actions.new), self._made)
@@ -164,7 +165,7 @@ class ModelKeys(BaseScreen):
         id = one.model.record.id
         try:
             count, size = await self.actions.spare(id)
-        except ModelActionFailed as error:
+        except known() as error:
             self.dashboard.say(str(error), error=True)
             return
         if not count:

@@ -20,7 +20,8 @@ from sapo_desktop.dashboard.screens.models.keys import AGAIN_S, MORE, ModelKeys
 from sapo_desktop.dashboard.state import DashboardState
 from sapo_desktop.dashboard.widgets.chart import Chart
 from sapo_desktop.dashboard.widgets.keybar import Key
-from sapo_desktop.services.models.screen.interface import ModelActionFailed, Shelf
+from sapo_desktop.errors import known
+from sapo_desktop.services.models.screen.interface import Shelf
 from sapo_desktop.services.models.shelf.overview import Overview
 
 
@@ -76,7 +77,7 @@ class ModelScreen(ModelKeys, ChartKeys):
     async def _look(self) -> None:
         try:
             self.shelf = await self.actions.shelf()
-        except ModelActionFailed as error:
+        except known() as error:
             self.dashboard.say(str(error), error=True)
             return
         id = self._one.model.record.id

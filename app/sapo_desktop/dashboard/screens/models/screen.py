@@ -20,7 +20,7 @@ from sapo_desktop.dashboard.state import DashboardState
 from sapo_desktop.dashboard.widgets.chart import Chart
 from sapo_desktop.dashboard.widgets.keybar import Key
 from sapo_desktop.dashboard.widgets.listing import Listing
-from sapo_desktop.services.models.screen.interface import ModelActionFailed
+from sapo_desktop.errors import known
 from sapo_desktop.services.models.shelf.overview import Overview
 
 
@@ -76,7 +76,7 @@ class ModelsScreen(ModelKeys):
     async def _look(self) -> None:
         try:
             self.shelf = await self.actions.shelf()
-        except ModelActionFailed as error:
+        except known() as error:
             self._tell(Content.styled(plain(str(error), 400), "$warning"))
             return
         self._fill()

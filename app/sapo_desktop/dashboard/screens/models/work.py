@@ -15,7 +15,8 @@ from textual.widgets import Static
 from sapo_desktop.dashboard.look.show import plain
 from sapo_desktop.dashboard.screens.dialogs import Dialog
 from sapo_desktop.dashboard.screens.models.dialogs import hint
-from sapo_desktop.services.models.screen.interface import ExportChoice, ModelActionFailed, Told
+from sapo_desktop.errors import known
+from sapo_desktop.services.models.screen.interface import ExportChoice, Told
 
 
 class ExportScreen(Dialog[None]):
@@ -50,7 +51,7 @@ class ExportScreen(Dialog[None]):
                 async for step in steps:
                     lines = step.result or (step.progress,)
                     told.update(Content("\n").join(Content(plain(line, 400)) for line in lines))
-        except ModelActionFailed as error:
+        except known() as error:
             told.update(Content.styled(plain(str(error), 600), "$warning"))
         self._done = True
         self.query_one("#keys", Static).update(hint(("Esc", "close")))

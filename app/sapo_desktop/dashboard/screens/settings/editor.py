@@ -13,7 +13,8 @@ from textual.widgets import Input, OptionList, Static
 from sapo_desktop.dashboard.look.show import plain
 from sapo_desktop.dashboard.screens.dialogs import Dialog
 from sapo_desktop.dashboard.widgets.listing import Listing
-from sapo_desktop.settings.rows import SettingRefused, SettingRow, spaced
+from sapo_desktop.errors import known
+from sapo_desktop.settings.rows import SettingRow, spaced
 
 if TYPE_CHECKING:
     from sapo_desktop.services.models.screen.settings_actions import HomeSettings
@@ -75,7 +76,7 @@ class SettingEditor(Dialog[str | None]):
     async def _try(self, value: str) -> None:
         try:
             await self.actions.change(self.row.key, value, self.row.owner)
-        except SettingRefused as error:
+        except known() as error:
             self.query_one("#complaint", Static).update(Content.styled(plain(str(error), 400), "$warning"))
         else:
             self.dismiss(value)

@@ -17,7 +17,8 @@ from sapo_desktop.dashboard.screens.dialogs import Dialog
 from sapo_desktop.dashboard.screens.settings.editor import SettingEditor
 from sapo_desktop.dashboard.widgets.keybar import Key, KeyBar
 from sapo_desktop.dashboard.widgets.listing import Listing
-from sapo_desktop.settings.rows import SIMPLE, SettingRefused, SettingRow, spaced
+from sapo_desktop.errors import known
+from sapo_desktop.settings.rows import SIMPLE, SettingRow, spaced
 
 if TYPE_CHECKING:
     from sapo_desktop.services.models.screen.settings_actions import HomeSettings
@@ -97,7 +98,7 @@ class SettingsScreen(Dialog[None]):
     async def _look(self) -> None:
         try:
             self.rows = await self.actions.rows()
-        except SettingRefused as error:
+        except known() as error:
             self.query_one("#about-text", Static).update(Content.styled(plain(str(error), 600), "$error"))
             return
         self._fill()
@@ -166,7 +167,7 @@ class SettingsScreen(Dialog[None]):
         value = "false" if row.value == "true" else "true"
         try:
             await self.actions.change(row.key, value, row.owner)
-        except SettingRefused as error:
+        except known() as error:
             self._refused(error)
             return
         self._changed(row, value)
@@ -179,7 +180,7 @@ class SettingsScreen(Dialog[None]):
     async def _reset(self, row: SettingRow) -> None:
         try:
             await self.actions.reset(row.key, row.owner)
-        except SettingRefused as error:
+        except known() as error:
             self._refused(error)
             return
         self._changed(row, row.default)
@@ -200,12 +201,12 @@ class SettingsScreen(Dialog[None]):
     async def _restart(self) -> None:
         try:
             self._say(await self.actions.restart())
-        except SettingRefused as error:
+        except known() as error:
             self._refused(error)
         if self.is_running:
             self._read()
 
-    def _refused(self, error: SettingRefused) -> None:
+    def _refused(self, error: Exception) -> None:
         self.app.notify(plain(str(error), 400), severity="error", timeout=6, markup=False)
 
     def _say(self, text: str) -> None:

@@ -16,7 +16,8 @@ from sapo_desktop.dashboard.screens.swarm.tasks import TaskDialog
 from sapo_desktop.dashboard.screens.swarm.trail import TrailDialog
 from sapo_desktop.dashboard.state import DashboardState
 from sapo_desktop.dashboard.widgets.keybar import Key
-from sapo_desktop.services.swarms.interface import ActionFailed, Guest
+from sapo_desktop.errors import known
+from sapo_desktop.services.swarms.interface import Guest
 
 if TYPE_CHECKING:
     from sapo_desktop.services.swarms.actions import HomeActions
@@ -142,7 +143,7 @@ class SwarmControls(BaseScreen):
         assert self.actions is not None
         try:
             waiting = await self.actions.offered()
-        except ActionFailed as error:
+        except known() as error:
             self.dashboard.say(str(error), error=True)
             return
         if not waiting and nothing:
@@ -189,7 +190,7 @@ class SwarmControls(BaseScreen):
         assert self.actions is not None
         try:
             hosted = await self.actions.host(everybody, approve)
-        except ActionFailed as error:
+        except known() as error:
             self.dashboard.say(str(error), error=True)
             return
 
@@ -207,7 +208,7 @@ class SwarmControls(BaseScreen):
         """Say what came of it; whether it went well."""
         try:
             self.dashboard.say(await work)
-        except ActionFailed as error:
+        except known() as error:
             self.dashboard.say(str(error), error=True)
             return False
         return True

@@ -15,7 +15,8 @@ from textual.widgets.option_list import Option
 from sapo_desktop.dashboard.look.show import age, count, fit, plain
 from sapo_desktop.dashboard.screens.dialogs import Dialog
 from sapo_desktop.dashboard.widgets.listing import Listing
-from sapo_desktop.services.swarms.interface import ActionFailed, Directory, Listed
+from sapo_desktop.errors import known
+from sapo_desktop.services.swarms.interface import Directory, Listed
 from sapo_desktop.services.swarms.trial import ROUNDS
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ class FindDialog(Dialog[str | None]):
     async def _read(self, fresh: bool) -> None:
         try:
             found = await self._actions.directories(fresh)
-        except ActionFailed as error:
+        except known() as error:
             self._complain(str(error))
             return
         self.rows = tuple(one for directory in found for one in directory.swarms)
@@ -154,7 +155,7 @@ class FindDialog(Dialog[str | None]):
             return
         try:
             await self._actions.add_directory(event.value)
-        except ActionFailed as error:
+        except known() as error:
             self._complain(str(error))
             return
         event.input.value = ""

@@ -21,7 +21,8 @@ from sapo_desktop.dashboard.screens.models.dialogs import PickDialog
 from sapo_desktop.dashboard.screens.tasks.measuring import SMALL, MeasuringScreen
 from sapo_desktop.dashboard.widgets.choice import Choice
 from sapo_desktop.dashboard.widgets.keybar import Key, KeyBar
-from sapo_desktop.services.tasks.wizard.interface import Answers, Made, Seen, TaskActionFailed
+from sapo_desktop.errors import known
+from sapo_desktop.services.tasks.wizard.interface import Answers, Made, Seen
 from sapo_swarm.tasks.own.spec import Extract
 
 if TYPE_CHECKING:
@@ -147,7 +148,7 @@ class DraftScreen(Dialog[Made | None]):
                 self._offer("base", bases, asked.base)
                 asked = Answers(asked.path, base=self._value("base"))
             seen = await self._actions.look(asked)
-        except TaskActionFailed as error:
+        except known() as error:
             self._complain(str(error))
             if first:
                 self._unreadable()
@@ -218,7 +219,7 @@ class DraftScreen(Dialog[Made | None]):
                 self._ask_to_replace(seen.answers.name)
                 return
             name = await self._actions.keep(answers, again)
-        except TaskActionFailed as error:
+        except known() as error:
             self._complain(str(error))
             self.query_one(VerticalScroll).scroll_home(animate=False)
             return

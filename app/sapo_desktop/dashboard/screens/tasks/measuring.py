@@ -16,13 +16,8 @@ from textual.worker import Worker
 from sapo_desktop.dashboard.look.show import plain
 from sapo_desktop.dashboard.screens.dialogs import Dialog
 from sapo_desktop.dashboard.widgets.keybar import Key, KeyBar
-from sapo_desktop.services.tasks.wizard.interface import (
-    Answers,
-    Made,
-    Measured,
-    Step,
-    TaskActionFailed,
-)
+from sapo_desktop.errors import known
+from sapo_desktop.services.tasks.wizard.interface import Answers, Made, Measured, Step
 
 if TYPE_CHECKING:
     from sapo_desktop.services.tasks.wizard.actions import HomeTasks
@@ -74,7 +69,7 @@ class MeasuringScreen(Dialog[Made | None]):
                         told.update(_found(step.measured))
                     else:
                         told.update(Content(f"{plain(what, 300)}\n\n{plain(step.progress, 200)}"))
-        except TaskActionFailed as error:
+        except known() as error:
             told.update(Content.styled(plain(str(error), 600), "$warning"))
         self._finished()
 

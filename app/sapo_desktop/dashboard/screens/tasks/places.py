@@ -20,7 +20,8 @@ from sapo_desktop.dashboard.screens.tasks.draft import DraftScreen
 from sapo_desktop.dashboard.screens.tasks.measuring import SMALL
 from sapo_desktop.dashboard.widgets.keybar import Key, KeyBar
 from sapo_desktop.dashboard.widgets.listing import Listing
-from sapo_desktop.services.tasks.wizard.interface import Made, Place, TaskActionFailed
+from sapo_desktop.errors import known
+from sapo_desktop.services.tasks.wizard.interface import Made, Place
 
 if TYPE_CHECKING:
     from sapo_desktop.services.tasks.wizard.actions import HomeTasks
@@ -90,7 +91,7 @@ class PlacesScreen(Dialog[Made | None]):
         complaint = self.query_one("#complaint", Static)
         try:
             self._places = await self._actions.places(typed)
-        except TaskActionFailed as error:
+        except known() as error:
             self._places = ()
             complaint.update(Content.styled(plain(str(error), 300), "$warning"))
         else:

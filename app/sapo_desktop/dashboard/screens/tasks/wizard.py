@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from sapo_desktop.dashboard.host import DashboardHost
 from sapo_desktop.dashboard.screens.tasks.places import PlacesScreen
-from sapo_desktop.services.tasks.wizard.interface import Made, TaskActionFailed
+from sapo_desktop.errors import known
+from sapo_desktop.services.tasks.wizard.interface import Made
 
 if TYPE_CHECKING:
     from sapo_desktop.services.tasks.wizard.actions import HomeTasks
@@ -30,7 +31,7 @@ def open_wizard(app: DashboardHost) -> None:
 async def _train(app: DashboardHost, actions: HomeTasks, made: Made) -> None:
     try:
         app.say(await actions.train(made.task, made.base))
-    except TaskActionFailed as error:
+    except known() as error:
         app.say(str(error), error=True)
     else:
         app.switch_mode("dashboard")

@@ -9,8 +9,8 @@ import signal
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
+from sapo_desktop.errors import AppError
 from sapo_desktop.paths import own_command
-from sapo_desktop.services.models.screen.interface import ModelActionFailed
 
 _LINE = 4 * 1024 * 1024
 """Bytes of the longest line that is read: a result as one JSON object."""
@@ -23,14 +23,14 @@ _GRACE_S = 5.0
 async def child(arguments: Sequence[str]) -> AsyncIterator[asyncio.subprocess.Process]:
     """`sapo-desktop ARGUMENTS`, interrupted when the block is left before it ended. Its three streams are pipes.
 
-    Raises ModelActionFailed where it cannot be started.
+    Raises AppError where it cannot be started.
     """
     starting = asyncio.create_task(_start(arguments))
     try:
         try:
             process = await asyncio.shield(starting)
         except OSError as error:
-            raise ModelActionFailed(NOT_STARTED.format(error.strerror)) from error
+            raise AppError(NOT_STARTED.format(error.strerror)) from error
         yield process
     finally:
         await _to_its_end(asyncio.create_task(_end_started(starting)))
@@ -108,9 +108,9 @@ async def words(process: asyncio.subprocess.Process) -> AsyncGenerator[str, None
 
 
 async def result(process: asyncio.subprocess.Process, last_words: str) -> bytes:
-    """All that it wrote. Raises ModelActionFailed with its own last words when it failed."""
+    """All that it wrote. Raises AppError with its own last words when it failed."""
     assert process.stdout is not None
     written = await process.stdout.read()
     if await process.wait() != 0:
-        raise ModelActionFailed(last_words.removeprefix("sapo-desktop: ") or "It ended without a word.")
+        raise AppError(last_words.removeprefix("sapo-desktop: ") or "It ended without a word.")
     return written

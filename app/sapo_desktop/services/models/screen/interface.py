@@ -9,10 +9,6 @@ if TYPE_CHECKING:  # what it imports would be in the memory of every dashboard
     from sapo_desktop.services.models.shelf.overview import Overview
 
 
-class ModelActionFailed(Exception):
-    """The message says why and what to do."""
-
-
 @dataclass(frozen=True)
 class Shelf:
     """Every model, the one used last first. training: id of the one that a node trains now, "" = none. problems: sentences

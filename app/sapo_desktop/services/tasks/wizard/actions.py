@@ -13,18 +13,18 @@ from typing import ParamSpec, TypeVar, get_args
 
 import msgspec
 
-from sapo_desktop.errors import known
+from sapo_desktop.errors import AppError
 from sapo_desktop.paths import Home, typed_path
 from sapo_desktop.services.models.screen import children
 from sapo_desktop.services.models.screen.actions import HomeModels
 from sapo_desktop.services.models.screen.holding import node_held
-from sapo_desktop.services.models.screen.interface import ModelActionFailed, NewModel
+from sapo_desktop.services.models.screen.interface import NewModel
 from sapo_desktop.services.models.shelf import names, store
 from sapo_desktop.services.tasks import examples, looking, ratings
 from sapo_desktop.services.tasks.proposal.answers import Proposal
 from sapo_desktop.services.tasks.proposal.draft import Draft, Wishes, draft, free_name
 from sapo_desktop.services.tasks.store import keep
-from sapo_desktop.services.tasks.wizard.interface import Answers, Measured, Place, Seen, Step, TaskActionFailed
+from sapo_desktop.services.tasks.wizard.interface import Answers, Measured, Place, Seen, Step
 from sapo_desktop.services.tasks.wizard.places import places
 from sapo_swarm.tasks.own import library
 from sapo_swarm.tasks.own.rows import Table, read_table
@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 
 class HomeTasks:
-    """Every method raises TaskActionFailed."""
+    """Every method raises known()."""
 
     def __init__(self, home: Home) -> None:
         self._home = home
@@ -137,25 +137,19 @@ class HomeTasks:
 
     async def models(self) -> tuple[tuple[str, str], ...]:
         """(base, explanation) to try and to train, the first one being the default."""
-        try:
-            return (await self._models.offer()).bases
-        except ModelActionFailed as error:
-            raise TaskActionFailed(str(error)) from error
+        return (await self._models.offer()).bases
 
     async def measure(self, name: str, base: str, source: str) -> AsyncGenerator[Step, None]:
         """Shortcuts of a stored task, and what an untrained base does with it. Closing it stops the work. source: the file whose
         row numbers are told. A node that works waits meanwhile: it would make every figure too slow."""
         arguments = ["tasks", "check", name, "--json", "--model", base]
         arguments += ["--source", source] if source not in examples.names() else []
-        try:
-            async with node_held(self._home), children.child(arguments) as process:
-                said = ""
-                async with contextlib.aclosing(children.words(process)) as lines:
-                    async for said in lines:
-                        yield Step(progress=said)
-                written = await children.result(process, said)
-        except ModelActionFailed as error:
-            raise TaskActionFailed(str(error)) from error
+        async with node_held(self._home), children.child(arguments) as process:
+            said = ""
+            async with contextlib.aclosing(children.words(process)) as lines:
+                async for said in lines:
+                    yield Step(progress=said)
+            written = await children.result(process, said)
         yield Step(measured=msgspec.convert(json.loads(written), Measured))
 
     async def train(self, name: str, base: str) -> str:
@@ -163,10 +157,7 @@ class HomeTasks:
         library.use(self._home.tasks)
         taken = await asyncio.to_thread(store.taken, self._home)
         called = names.free(names.suggested(name), taken)
-        try:
-            return await self._models.new(NewModel(called, base, tasks=(name,)))
-        except ModelActionFailed as error:
-            raise TaskActionFailed(str(error)) from error
+        return await self._models.new(NewModel(called, base, tasks=(name,)))
 
     async def rate(self, model: str, question: str, text: str, good: bool) -> str:
         """Keep a thumb up or down on an answer of that model as a row. A sentence."""
@@ -192,10 +183,8 @@ def _renamed(seen: Seen, found: Draft, name: str) -> Seen:
 
 
 async def _thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """In a worker thread; what is wrong with a file is a sentence."""
+    """In a worker thread; a file that cannot be read is a sentence."""
     try:
         return await asyncio.to_thread(function, *args, **kwargs)
     except OSError as error:
-        raise TaskActionFailed(f"{error.filename} cannot be read ({error.strerror}).") from error
-    except known() as error:
-        raise TaskActionFailed(str(error)) from error
+        raise AppError(f"{error.filename} cannot be read ({error.strerror}).") from error

@@ -5,10 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 
-class TaskActionFailed(Exception):
-    """The message says why and what to do."""
-
-
 @dataclass(frozen=True)
 class Place:
     """A file or folder on offer. path: what choosing it puts into the field; detail: its size and age; folder: it is opened."""
