@@ -52,12 +52,13 @@ class Palette(CommandPalette, Closing[None]):
 
 def bindings(owner: type) -> Iterator[Binding]:
     """The bindings of a screen or of the app, those of its own bases too, and none of Textual's; nothing twice."""
-    seen = set()
+    seen: set[str] = set()
     for base in owner.__mro__:
         for found in vars(base).get("BINDINGS", ()) if base.__module__.startswith("sapo_desktop") else ():
             binding = found if isinstance(found, Binding) else Binding(*found)
-            if binding.key not in seen:
-                seen.add(binding.key)
+            keys = set(binding.key.split(","))
+            if not keys <= seen:
+                seen |= keys
                 yield binding
 
 

@@ -13,7 +13,7 @@ from textual.widgets import Static
 from sapo_desktop.dashboard.host import Examine
 from sapo_desktop.dashboard.look.glyphs import Glyphs
 from sapo_desktop.dashboard.look.show import hang, plain
-from sapo_desktop.dashboard.screens.dialogs import Dialog
+from sapo_desktop.dashboard.screens.dialogs import Dialog, hint
 from sapo_desktop.errors import CommandFailed
 from sapo_desktop.services.machine.finding import COLUMN, Finding
 
@@ -37,7 +37,7 @@ class DoctorScreen(Dialog[None]):
         """The widgets, in their order."""
         with VerticalScroll(classes="box help") as box:
             box.border_title = Content.styled("Doctor", "bold")
-            box.border_subtitle = Content.assemble(("Esc", "bold $accent"), (" close", "$muted"))
+            box.border_subtitle = hint(("Esc", "close"))
             yield Static("", id="findings", markup=False)
 
     def on_mount(self) -> None:

@@ -13,7 +13,7 @@ from textual.content import Content
 from textual.widgets import Input, Static
 
 from sapo_desktop.dashboard.look.show import plain
-from sapo_desktop.dashboard.screens.dialogs import ChoiceDialog, Dialog
+from sapo_desktop.dashboard.screens.dialogs import ChoiceDialog, Dialog, hint
 from sapo_desktop.dashboard.widgets.choice import Choice
 from sapo_desktop.errors import known
 from sapo_desktop.services.models.screen.interface import NewModel, NewModelInfo
@@ -130,8 +130,3 @@ class PickDialog(ChoiceDialog[T], Generic[T]):
     def question(self) -> str:
         """What is asked, in bold above the answers."""
         return plain(self._question, 300)
-
-
-def hint(*keys: tuple[str, str]) -> Content:
-    """Keys and what they do, for the last line of a dialog."""
-    return Content("   ").join(Content.assemble((key, "bold $accent"), (f" {label}", "$muted")) for key, label in keys)

@@ -6,6 +6,7 @@ from abc import abstractmethod
 from collections.abc import Awaitable
 from typing import TYPE_CHECKING, ClassVar
 
+from textual import work
 from textual.binding import Binding, BindingType
 
 from sapo_desktop.dashboard.look.show import memory
@@ -29,7 +30,7 @@ MORE = (("m", "make a task"), ("r", "rename"), ("d", "duplicate"), ("f", "free s
 
 
 class ModelKeys(BaseScreen):
-    """The keys. Subclasses say which model is meant and look again after a change."""
+    """The keys, and reading the disk. Subclasses say which model is meant and draw what was read."""
 
     HELP: ClassVar[str] = "models"
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -51,8 +52,38 @@ class ModelKeys(BaseScreen):
         """The model that is meant."""
 
     @abstractmethod
+    def fill(self) -> None:
+        """Draw the shelf as it was read."""
+
+    def complain(self, error: Exception) -> None:
+        """Say why the shelf cannot be read."""
+        self.dashboard.say(str(error), error=True)
+
+    def on_mount(self) -> None:
+        """Read from time to time."""
+        self.set_interval(AGAIN_S, self._again)
+
+    def _again(self) -> None:
+        if self.is_current:
+            self.look()
+
+    def on_screen_resume(self) -> None:
+        """Read again: something may have changed meanwhile."""
+        super().on_screen_resume()
+        self.look()
+
     def look(self) -> None:
         """Read the disk again, in a worker."""
+        self._look()
+
+    @work(name="shelf", group="shelf", exclusive=True)
+    async def _look(self) -> None:
+        try:
+            self.shelf = await self.actions.shelf()
+        except known() as error:
+            self.complain(error)
+        else:
+            self.fill()
 
     @property
     def actions(self) -> HomeModels:

@@ -13,8 +13,7 @@ from textual.content import Content
 from textual.widgets import Static
 
 from sapo_desktop.dashboard.look.show import plain
-from sapo_desktop.dashboard.screens.dialogs import Dialog
-from sapo_desktop.dashboard.screens.models.dialogs import hint
+from sapo_desktop.dashboard.screens.dialogs import Dialog, hint
 from sapo_desktop.errors import known
 from sapo_desktop.services.models.screen.interface import ExportChoice, Told
 

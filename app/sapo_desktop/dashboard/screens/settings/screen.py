@@ -13,6 +13,7 @@ from textual.widgets.option_list import Option
 
 from sapo_desktop.dashboard.host import DashboardHost
 from sapo_desktop.dashboard.look.show import end_of, fit, hang, plain
+from sapo_desktop.dashboard.screens.base import Searching
 from sapo_desktop.dashboard.screens.dialogs import Dialog
 from sapo_desktop.dashboard.screens.settings.editor import SettingEditor
 from sapo_desktop.dashboard.widgets.keybar import Key, KeyBar
@@ -45,16 +46,16 @@ def _distance(key: str, wanted: str) -> int:
     return 0 if wanted in (name, key) else 1 if name.startswith(wanted) else 2 if wanted in key else 3
 
 
-class SettingsScreen(Dialog[None]):
+class SettingsScreen(Searching, Dialog[None]):
     """Covers everything, so that no key of the screens below is meant by accident."""
 
     HELP: ClassVar[str] = "settings"
     AUTO_FOCUS: ClassVar[str | None] = "#rows"
+    SEARCHED = "#rows"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,f2", "back", "close", show=False),
         Binding("d", "default", "default", show=False),
         Binding("a", "restart", "apply", show=False),
-        Binding("slash", "search", "search", show=False),
         Binding("v", "advanced", "simple or all", show=False),
         Binding("w", "questions", "first questions", show=False),
     ]
@@ -214,19 +215,9 @@ class SettingsScreen(Dialog[None]):
 
     # Searching and leaving
 
-    def action_search(self) -> None:
-        """Open the search field."""
-        search = self.query_one("#search", Input)
-        search.add_class("-open")
-        search.focus()
-
     def on_input_changed(self) -> None:
         """Filter while typing; the cursor goes to the setting whose name is nearest to it."""
         self._fill(searched=True)
-
-    def on_input_submitted(self) -> None:
-        """Back to the rows, filtered."""
-        self.query_one("#rows", OptionList).focus()
 
     def action_advanced(self) -> None:
         """All settings, or the simple ones alone."""
@@ -241,13 +232,10 @@ class SettingsScreen(Dialog[None]):
 
     def action_back(self) -> None:
         """Close the search, then the settings."""
-        search = self.query_one("#search", Input)
-        if not search.has_class("-open"):
+        if self.has_class("-searching"):
+            self.action_clear()
+        else:
             self.dismiss()
-            return
-        search.value = ""
-        search.remove_class("-open")
-        self.query_one("#rows", OptionList).focus()
 
 
 def row_line(row: SettingRow, width: int) -> Content:

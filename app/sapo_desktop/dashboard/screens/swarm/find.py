@@ -13,7 +13,7 @@ from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
 from sapo_desktop.dashboard.look.show import age, count, fit, plain
-from sapo_desktop.dashboard.screens.dialogs import Dialog
+from sapo_desktop.dashboard.screens.dialogs import Dialog, hint
 from sapo_desktop.dashboard.widgets.listing import Listing
 from sapo_desktop.errors import known
 from sapo_desktop.services.swarms.interface import Directory, Listed
@@ -32,7 +32,6 @@ class FindDialog(Dialog[str | None]):
     """The line to join with, once a swarm is chosen that can be joined; None at Esc."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape", "cancel", "cancel", show=False),
         Binding("a", "add", "add", show=False),
         Binding("r", "renew", "read again", show=False),
     ]
@@ -143,10 +142,7 @@ class FindDialog(Dialog[str | None]):
                 ("Esc", "close"),
             ]
         )
-        hint = Content("   ").join(
-            Content.assemble((key, "bold $accent"), (f" {said}", "$muted")) for key, said in keys
-        )
-        self.query_one("#keys", Static).update(hint)
+        self.query_one("#keys", Static).update(hint(*keys))
 
     async def on_input_submitted(self, event: Input.Submitted) -> None:
         """Keep the line and look in that directory."""
@@ -168,10 +164,6 @@ class FindDialog(Dialog[str | None]):
         complaint = self.query_one("#complaint", Static)
         complaint.display = bool(text)
         complaint.update(Content.styled(plain(text, 300), style))
-
-    def action_cancel(self) -> None:
-        """Close without an answer."""
-        self.dismiss(None)
 
 
 def _row(one: Listed) -> Content:
