@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # a first frame waits for none of these
     from sapo_desktop.services.tasks.wizard.actions import HomeTasks
 
 Examine = Callable[[], AsyncIterator[Finding]]
-"""Findings one by one; raises CommandFailed. They are made outside this process: looking at engines is heavy."""
+"""Findings one by one; raises known(). They are made outside this process: looking at engines is heavy."""
 
 
 class DashboardHost(App[QuitChoice]):

@@ -18,15 +18,15 @@ from sapo_backends.checkpoints.hub import cache
 from sapo_desktop import cli, errors
 from sapo_desktop.dashboard.history.groups.query import GroupFilter
 from sapo_desktop.dashboard.screens.rollouts.export import ExportDialog
-from sapo_desktop.errors import CommandFailed, UsageError, known
+from sapo_desktop.errors import UsageError, known
 from sapo_desktop.paths import Home, typed_path
 from sapo_desktop.services import first_run
 from sapo_desktop.services.machine.doctor import stream
 from sapo_desktop.services.models.screen.actions import HomeModels
-from sapo_desktop.services.models.screen.children import child
 from sapo_desktop.services.models.screen.interface import NewModel
 from sapo_desktop.services.models.screen.settings_actions import HomeSettings
 from sapo_desktop.services.models.shelf import store
+from sapo_desktop.services.nodes.children import child
 from sapo_desktop.services.tasks.wizard.actions import HomeTasks
 from sapo_desktop.services.tasks.wizard.interface import Answers
 from sapo_swarm.config import RunConfig
@@ -183,7 +183,7 @@ async def test_an_app_that_was_removed_meanwhile_says_so(home: Home, monkeypatch
     with pytest.raises(known(), match="open it again"):
         async with child(["chat"]):
             pass
-    with pytest.raises(CommandFailed):
+    with pytest.raises(known()):
         await anext(aiter(stream()))
     with pytest.raises(known()):
         await HomeModels(home).proceed(store.find(home, "mine").record.id)

@@ -14,13 +14,13 @@ from sapo_desktop import settings
 from sapo_desktop.errors import AppError
 from sapo_desktop.paths import Home
 from sapo_desktop.services.models import control
-from sapo_desktop.services.models.screen import children
 from sapo_desktop.services.models.screen.conversation import Conversation
 from sapo_desktop.services.models.screen.interface import ExportChoice, NewModel, NewModelInfo, Shelf, Told
 from sapo_desktop.services.models.screen.own_tasks import fitted
 from sapo_desktop.services.models.shelf import base_folder, names, store
 from sapo_desktop.services.models.shelf.overview import Overview, overview
 from sapo_desktop.services.models.shelf.store import Model
+from sapo_desktop.services.nodes import children
 from sapo_desktop.settings import flags
 
 _GGUF = {
@@ -196,10 +196,9 @@ def _folders(model: Model) -> list[str]:
 
 async def _work(arguments: list[str]) -> AsyncIterator[Told]:
     """A verb to its end: its error stream is the progress, its output the result. Raises known()."""
-    async with children.child(arguments) as process:
-        said = ""
-        async with contextlib.aclosing(children.words(process)) as lines:
-            async for said in lines:
-                yield Told(progress=said)
-        written = await children.result(process, said)
-    yield Told(result=tuple(written.decode("utf-8", "replace").splitlines()))
+    async with contextlib.aclosing(children.run(arguments)) as steps:
+        async for step in steps:
+            if isinstance(step, str):
+                yield Told(progress=step)
+            else:
+                yield Told(result=tuple(step.decode("utf-8", "replace").splitlines()))

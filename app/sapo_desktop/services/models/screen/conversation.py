@@ -9,9 +9,9 @@ from contextlib import AsyncExitStack
 from sapo_desktop.errors import AppError
 from sapo_desktop.paths import Home
 from sapo_desktop.services.models.pieces import Said
-from sapo_desktop.services.models.screen import children
 from sapo_desktop.services.models.screen.holding import node_held
 from sapo_desktop.services.models.shelf.store import Model
+from sapo_desktop.services.nodes import children
 
 
 class Conversation:

@@ -15,11 +15,11 @@ import msgspec
 
 from sapo_desktop.errors import AppError
 from sapo_desktop.paths import Home, typed_path
-from sapo_desktop.services.models.screen import children
 from sapo_desktop.services.models.screen.actions import HomeModels
 from sapo_desktop.services.models.screen.holding import node_held
 from sapo_desktop.services.models.screen.interface import NewModel
 from sapo_desktop.services.models.shelf import names, store
+from sapo_desktop.services.nodes import children
 from sapo_desktop.services.tasks import examples, looking, ratings
 from sapo_desktop.services.tasks.proposal.answers import Proposal
 from sapo_desktop.services.tasks.proposal.draft import Draft, Wishes, draft, free_name
@@ -144,13 +144,12 @@ class HomeTasks:
         row numbers are told. A node that works waits meanwhile: it would make every figure too slow."""
         arguments = ["tasks", "check", name, "--json", "--model", base]
         arguments += ["--source", source] if source not in examples.names() else []
-        async with node_held(self._home), children.child(arguments) as process:
-            said = ""
-            async with contextlib.aclosing(children.words(process)) as lines:
-                async for said in lines:
-                    yield Step(progress=said)
-            written = await children.result(process, said)
-        yield Step(measured=msgspec.convert(json.loads(written), Measured))
+        async with node_held(self._home), contextlib.aclosing(children.run(arguments)) as steps:
+            async for step in steps:
+                if isinstance(step, str):
+                    yield Step(progress=step)
+                else:
+                    yield Step(measured=msgspec.convert(json.loads(step), Measured))
 
     async def train(self, name: str, base: str) -> str:
         """A new model that starts from the base, on this task alone; the node trains it now. A sentence."""

@@ -1,10 +1,11 @@
-"""Heavy verbs as processes of their own: the dashboard never loads an engine, and a cancel ends them at once."""
+"""Own verbs as processes: whoever asks for one loads no engine, and a cancel ends it at once."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import os
+import re
 import signal
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -17,6 +18,8 @@ _LINE = 4 * 1024 * 1024
 NOT_STARTED = "A process cannot be started ({}). Was the app updated meanwhile? Leave the dashboard and open it again."
 _GRACE_S = 5.0
 """Seconds in which a process that was interrupted may tidy up."""
+PROGRESS = re.compile(r"(\d{1,3}) % (.*)")
+"""A line of a verb with --progress."""
 
 
 @asynccontextmanager
@@ -107,10 +110,17 @@ async def words(process: asyncio.subprocess.Process) -> AsyncGenerator[str, None
         yield rest.strip()
 
 
-async def result(process: asyncio.subprocess.Process, last_words: str) -> bytes:
-    """All that it wrote. Raises AppError with its own last words when it failed."""
-    assert process.stdout is not None
-    written = await process.stdout.read()
-    if await process.wait() != 0:
-        raise AppError(last_words.removeprefix("sapo-desktop: ") or "It ended without a word.")
-    return written
+async def run(arguments: Sequence[str]) -> AsyncGenerator[str | bytes, None]:
+    """A verb to its end: what it writes to its error stream line by line, then all of its output. Raises AppError with its own
+    last words when it failed."""
+    last = ""
+    async with child(arguments) as process:
+        async with contextlib.aclosing(words(process)) as lines:
+            async for line in lines:
+                last = last if PROGRESS.fullmatch(line) else line
+                yield line
+        assert process.stdout is not None
+        written = await process.stdout.read()
+        if await process.wait() != 0:
+            raise AppError(last.removeprefix("sapo-desktop: ") or "It ended without a word.")
+    yield written
