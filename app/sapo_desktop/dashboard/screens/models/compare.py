@@ -69,7 +69,7 @@ class CompareScreen(ChartKeys, BaseScreen):
         work = actions.compare(self._first.model.record.id, second, self._items)
         self._say(Content.styled("Loading the models …", "$muted"))
         try:
-            async with aclosing(work) as steps:  # type: ignore[type-var]
+            async with aclosing(work) as steps:
                 async for told in steps:
                     if told.result:
                         self._say(Content("\n").join(Content(plain(line, 300)) for line in told.result))

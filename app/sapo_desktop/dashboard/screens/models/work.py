@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import ClassVar
 
@@ -27,7 +27,7 @@ class ExportScreen(Dialog[None]):
     ]
     _done = False
 
-    def __init__(self, name: str, choice: ExportChoice, work: AsyncIterator[Told]) -> None:
+    def __init__(self, name: str, choice: ExportChoice, work: AsyncGenerator[Told, None]) -> None:
         super().__init__()
         self._called, self._choice, self._steps = name, choice, work
 
@@ -46,7 +46,7 @@ class ExportScreen(Dialog[None]):
     async def _follow(self) -> None:
         told = self.query_one("#told", Static)
         try:
-            async with aclosing(self._steps) as steps:  # type: ignore[type-var]
+            async with aclosing(self._steps) as steps:
                 async for step in steps:
                     lines = step.result or (step.progress,)
                     told.update(Content("\n").join(Content(plain(line, 400)) for line in lines))

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 
 import msgspec
 
@@ -150,7 +150,7 @@ class HomeModels:
 
     # Long work
 
-    async def compare(self, first: str, second: str, items: int) -> AsyncIterator[Told]:
+    async def compare(self, first: str, second: str, items: int) -> AsyncGenerator[Told, None]:
         """Both on the same held-out questions, so many a task; second "" = the base of the first. Closing it stops the work."""
         one = await self._find(first)
         pair = [one.name, (await self._find(second)).name if second else "base"]
@@ -183,7 +183,7 @@ class HomeModels:
                 found.append(ExportChoice(name, info.what, ("--format", name)))
         return tuple(found)
 
-    async def export(self, id: str, choice: ExportChoice) -> AsyncIterator[Told]:
+    async def export(self, id: str, choice: ExportChoice) -> AsyncGenerator[Told, None]:
         """Write it. Closing it stops the work, and leaves nothing half written."""
         model = await self._find(id)
         async for told in _work(["export", model.name, *choice.arguments, "--progress"]):
@@ -194,7 +194,7 @@ def _folders(model: Model) -> list[str]:
     return [str(path.parent) for path in sorted((model.folder / "exports").glob("*/config.json"))]
 
 
-async def _work(arguments: list[str]) -> AsyncIterator[Told]:
+async def _work(arguments: list[str]) -> AsyncGenerator[Told, None]:
     """A verb to its end: its error stream is the progress, its output the result. Raises known()."""
     async with contextlib.aclosing(children.run(arguments)) as steps:
         async for step in steps:
