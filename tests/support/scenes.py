@@ -180,7 +180,7 @@ async def shown(pilot: Pilot[object]) -> list[str]:
             if (
                 isinstance(below, ModelsScreen) and below.shelf.models
             ):  # whether its list had the new width by now is chance
-                below._fill()
+                below.fill()
         if isinstance(app.screen, FirstRunScreen):  # whether the focus had scrolled it by now is chance
             app.screen.query_one(".welcome").scroll_home(animate=False)
         await pilot.pause()

@@ -9,7 +9,6 @@ from pathlib import Path
 from sapo_desktop.services.machine.finding import Finding
 from sapo_desktop.services.models.pieces import Said
 from sapo_desktop.services.models.screen.interface import (
-    ChatLine,
     ExportChoice,
     NewModel,
     NewModelInfo,
@@ -100,7 +99,7 @@ class ScriptedModels:
         held = "   9.5 %    19.8 %    +10.3 points (95 %: +7.3 to +13.3)"
         yield Told(result=(f"{items} questions a task, T=0", f"held-out pass@1{held}", f"binary_matrix  {held}"))
 
-    async def chat(self, id: str) -> ChatLine:
+    async def chat(self, id: str) -> ScriptedChat:
         return ScriptedChat()
 
 

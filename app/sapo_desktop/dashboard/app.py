@@ -24,17 +24,18 @@ from sapo_desktop.dashboard.host import Examine
 from sapo_desktop.dashboard.look.ascii import AsciiFilter
 from sapo_desktop.dashboard.look.glyphs import choose
 from sapo_desktop.dashboard.look.themes import DEFAULTS, THEMES
-from sapo_desktop.dashboard.messages import Caption, Feed, Player, Rewound
+from sapo_desktop.dashboard.messages import Caption, Feed, Rewound
 from sapo_desktop.dashboard.replay import ReplayFeed
 from sapo_desktop.dashboard.screens.base import BaseScreen
 from sapo_desktop.dashboard.state import DashboardState, apply
+from sapo_desktop.errors import known
 from sapo_desktop.services.first_questions import FirstRunAnswers, FirstRunInfo
-from sapo_desktop.settings.rows import SettingRefused, SettingsActions
 
 if TYPE_CHECKING:  # a first frame waits for none of these
-    from sapo_desktop.services.models.screen.interface import ModelActions
-    from sapo_desktop.services.swarms.interface import SwarmActions
-    from sapo_desktop.services.tasks.wizard.interface import TaskActions
+    from sapo_desktop.services.models.screen.actions import HomeModels
+    from sapo_desktop.services.models.screen.settings_actions import HomeSettings
+    from sapo_desktop.services.swarms.actions import HomeActions
+    from sapo_desktop.services.tasks.wizard.actions import HomeTasks
 
 FOCUSED_S, BLURRED_S = 0.5, 2.0
 """Seconds between two looks at the state: 2 Hz while the terminal has the focus, 0.5 Hz while it has not."""
@@ -124,10 +125,10 @@ class SapoDashboard(DashboardActions):
         info: Callable[[], FirstRunInfo] = FirstRunInfo,
         glyphs: str = "auto",
         theme: str = "sapo-dark",
-        model_actions: ModelActions | None = None,
-        swarm_actions: SwarmActions | None = None,
-        settings_actions: SettingsActions | None = None,
-        task_actions: TaskActions | None = None,
+        model_actions: HomeModels | None = None,
+        swarm_actions: HomeActions | None = None,
+        settings_actions: HomeSettings | None = None,
+        task_actions: HomeTasks | None = None,
         examine: Examine | None = None,
         cache: Path | None = None,
     ) -> None:
@@ -141,10 +142,9 @@ class SapoDashboard(DashboardActions):
         self.glyphs = choose(glyphs)
         self.feed, self.first_run, self.start = feed, first_run, start
         self.info, self.cache = info, cache
-        self.model_actions = model_actions
+        self.model_actions, self.task_actions = model_actions, task_actions
         self.swarm_actions = swarm_actions
         self.settings_actions, self.examine = settings_actions, examine
-        self.task_actions = task_actions
         self.state = DashboardState()
         self._caption: Caption | None = None
         self._first_is_out = self.begun = False
@@ -166,7 +166,7 @@ class SapoDashboard(DashboardActions):
         self.stylesheet.set_variables(self.get_css_variables())
 
     @property
-    def player(self) -> Player | None:
+    def player(self) -> ReplayFeed | None:
         """How the recording is steered; None over a node."""
         return self.feed if isinstance(self.feed, ReplayFeed) else None
 
@@ -186,10 +186,10 @@ class SapoDashboard(DashboardActions):
         if self.settings_actions is not None:
             self.work(partial(self._save_theme, self.settings_actions, theme.name), "theme")
 
-    async def _save_theme(self, actions: SettingsActions, name: str) -> None:
+    async def _save_theme(self, actions: HomeSettings, name: str) -> None:
         try:
             await actions.change("ui.theme", name)
-        except SettingRefused as error:
+        except known() as error:
             self.say(f"The theme is not kept. {error}", error=True)
 
     def get_line_filters(self) -> Sequence[LineFilter]:

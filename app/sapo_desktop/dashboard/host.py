@@ -10,18 +10,19 @@ from typing import TYPE_CHECKING
 from textual.app import App
 
 from sapo_desktop.dashboard.look.glyphs import Glyphs
-from sapo_desktop.dashboard.messages import Feed, Player, QuitChoice
+from sapo_desktop.dashboard.messages import Feed, QuitChoice
 from sapo_desktop.dashboard.state import DashboardState
 from sapo_desktop.services.machine.finding import Finding
-from sapo_desktop.settings.rows import SettingsActions
 
 if TYPE_CHECKING:  # a first frame waits for none of these
-    from sapo_desktop.services.models.screen.interface import ModelActions
-    from sapo_desktop.services.swarms.interface import SwarmActions
-    from sapo_desktop.services.tasks.wizard.interface import TaskActions
+    from sapo_desktop.dashboard.replay import ReplayFeed
+    from sapo_desktop.services.models.screen.actions import HomeModels
+    from sapo_desktop.services.models.screen.settings_actions import HomeSettings
+    from sapo_desktop.services.swarms.actions import HomeActions
+    from sapo_desktop.services.tasks.wizard.actions import HomeTasks
 
 Examine = Callable[[], AsyncIterator[Finding]]
-"""Findings one by one; raises CommandFailed. They are made outside this process: looking at engines is heavy."""
+"""Findings one by one; raises known(). They are made outside this process: looking at engines is heavy."""
 
 
 class DashboardHost(App[QuitChoice]):
@@ -31,10 +32,10 @@ class DashboardHost(App[QuitChoice]):
     feed: Feed
     cache: Path | None
     state: DashboardState
-    model_actions: ModelActions | None
-    swarm_actions: SwarmActions | None
-    settings_actions: SettingsActions | None
-    task_actions: TaskActions | None
+    model_actions: HomeModels | None
+    swarm_actions: HomeActions | None
+    settings_actions: HomeSettings | None
+    task_actions: HomeTasks | None
     examine: Examine | None
 
     @property
@@ -44,7 +45,7 @@ class DashboardHost(App[QuitChoice]):
 
     @property
     @abstractmethod
-    def player(self) -> Player | None:
+    def player(self) -> ReplayFeed | None:
         """How the recording is steered; None over a node."""
 
     @abstractmethod
@@ -62,50 +63,3 @@ class DashboardHost(App[QuitChoice]):
     @abstractmethod
     def say(self, text: str, error: bool = False) -> None:
         """A toast, as plain text."""
-
-    # The actions that keys, the footer's buttons and the palette share.
-
-    @abstractmethod
-    def action_toggle_pause(self) -> None:
-        """Pause or resume, or start a node that is gone."""
-        ...
-
-    @abstractmethod
-    def action_finish(self) -> None:
-        """Finish the round in flight, then pause."""
-        ...
-
-    @abstractmethod
-    def action_run_anyway(self) -> None:
-        """Override the automatic rules for an hour, or end that."""
-        ...
-
-    @abstractmethod
-    def action_snooze(self) -> None:
-        """Pause for a time that is asked for."""
-        ...
-
-    @abstractmethod
-    def action_help(self) -> None:
-        """Keys and words."""
-        ...
-
-    @abstractmethod
-    def action_settings(self) -> None:
-        """Show and change the settings."""
-        ...
-
-    @abstractmethod
-    def action_make_task(self) -> None:
-        """A task from a file of the person's."""
-        ...
-
-    @abstractmethod
-    def action_doctor(self) -> None:
-        """What works on this machine."""
-        ...
-
-    @abstractmethod
-    def action_leave(self) -> None:
-        """Leave the dashboard; what becomes of the node is asked."""
-        ...

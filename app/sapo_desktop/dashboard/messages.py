@@ -41,37 +41,6 @@ class Caption:
     screen: str = ""
 
 
-class Player(Protocol):
-    """How a recording is steered."""
-
-    @property
-    def badge(self) -> str:
-        """For the header: that it is a recording, and where it stands."""
-        ...
-
-    @property
-    def steers(self) -> bool:
-        """The methods below do something."""
-        ...
-
-    @property
-    def caption(self) -> Caption | None:
-        """What there is to see now."""
-        ...
-
-    def hold(self) -> None:
-        """Stand still, or go on."""
-        ...
-
-    def faster(self, steps: int) -> None:
-        """The next higher (1) or lower (-1) speed."""
-        ...
-
-    def seek(self, steps: int) -> None:
-        """Forth (1), back (-1), to the beginning (0)."""
-        ...
-
-
 class Feed(Protocol):
     """Where the events come from and the commands go to: a node, or a recording."""
 

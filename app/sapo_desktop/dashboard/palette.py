@@ -52,12 +52,13 @@ class Palette(CommandPalette, Closing[None]):
 
 def bindings(owner: type) -> Iterator[Binding]:
     """The bindings of a screen or of the app, those of its own bases too, and none of Textual's; nothing twice."""
-    seen = set()
+    seen: set[str] = set()
     for base in owner.__mro__:
         for found in vars(base).get("BINDINGS", ()) if base.__module__.startswith("sapo_desktop") else ():
             binding = found if isinstance(found, Binding) else Binding(*found)
-            if binding.key not in seen:
-                seen.add(binding.key)
+            keys = set(binding.key.split(","))
+            if not keys <= seen:
+                seen |= keys
                 yield binding
 
 
@@ -78,16 +79,20 @@ def commands(app: DashboardHost) -> Iterator[SystemCommand]:
     if app.feed.controls:
         yield from _control(app)
     if app.task_actions is not None:
-        yield SystemCommand("Make a task of my own", "From a CSV, TSV, JSONL or Parquet file (m)", app.action_make_task)
+        yield _of_app(app, "Make a task of my own", "From a CSV, TSV, JSONL or Parquet file (m)", "make_task")
     if app.settings_actions is not None:
-        yield SystemCommand("Settings", "Every setting, its value and where it comes from (F2)", app.action_settings)
+        yield _of_app(app, "Settings", "Every setting, its value and where it comes from (F2)", "settings")
     if app.examine is not None:
-        yield SystemCommand("Doctor", "What works on this machine, and what mends the rest (d)", app.action_doctor)
-    yield SystemCommand("Theme", "Night, day, high contrast and others", app.action_change_theme)
-    yield SystemCommand("Help", "Keys and words (?)", app.action_help)
+        yield _of_app(app, "Doctor", "What works on this machine, and what mends the rest (d)", "doctor")
+    yield _of_app(app, "Theme", "Night, day, high contrast and others", "change_theme")
+    yield _of_app(app, "Help", "Keys and words (?)", "help")
     leaving = "Stop everything or keep working in the background (q)" if app.feed.controls else "Close this (q)"
-    yield SystemCommand("Quit", leaving, app.action_leave)
+    yield _of_app(app, "Quit", leaving, "leave")
     yield from _of_screens(app)
+
+
+def _of_app(app: DashboardHost, title: str, text: str, action: str) -> SystemCommand:
+    return SystemCommand(title, text, partial(app.run_action, action))
 
 
 def _of_screens(app: DashboardHost) -> Iterator[SystemCommand]:
@@ -127,10 +132,10 @@ async def _on_screen(app: DashboardHost, mode: str, action: str) -> None:
 
 def _control(app: DashboardHost) -> Iterator[SystemCommand]:
     """What tells the node something."""
-    yield SystemCommand("Pause or resume", "Takes effect within a second (space)", app.action_toggle_pause)
-    yield SystemCommand("Finish the round, then pause", "Nothing is thrown away (F)", app.action_finish)
-    yield SystemCommand("Snooze", "Pause for 15, 60 or 240 minutes (z)", app.action_snooze)
+    yield _of_app(app, "Pause or resume", "Takes effect within a second (space)", "toggle_pause")
+    yield _of_app(app, "Finish the round, then pause", "Nothing is thrown away (F)", "finish")
+    yield _of_app(app, "Snooze", "Pause for 15, 60 or 240 minutes (z)", "snooze")
     anyway = "Whatever battery, heat and hours say; memory and disk count (r)"
-    yield SystemCommand("Run anyway for an hour", anyway, app.action_run_anyway)
+    yield _of_app(app, "Run anyway for an hour", anyway, "run_anyway")
     evaluate = partial(app.command, "evaluate", "Evaluating after this round")
     yield SystemCommand("Evaluate now", "Held-out pass@1 after this round", evaluate)

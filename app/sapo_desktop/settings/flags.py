@@ -152,17 +152,3 @@ def _check_place(config: RunConfig) -> None:
     precisions = {"auto", *(precision for engine in engines for precision in engine.PRECISIONS)}
     if len(precisions) > 1 and config.precision not in precisions:
         raise UsageError(f"There is no precision {config.precision!r}. {nearest(config.precision, precisions)}")
-
-
-def arguments(config: RunConfig, base: RunConfig, leave_out: Collection[str] = ()) -> list[str]:
-    """The flags that turn the base into the config: what run_config would read back."""
-    typed: list[str] = []
-    for name, value in msgspec.structs.asdict(config).items():
-        if name in leave_out or value == getattr(base, name):
-            continue
-        flag = name.replace("_", "-")
-        if isinstance(value, bool):
-            typed.append(f"--{flag}" if value else f"--no-{flag}")
-        else:
-            typed.append(f"--{flag}={','.join(value) if isinstance(value, tuple) else value}")
-    return typed

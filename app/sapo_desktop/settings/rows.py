@@ -1,14 +1,8 @@
-"""What F2 knows of the settings: rows to show and what may be done with one; whoever opened the dashboard does it."""
+"""What F2 knows of the settings: rows to show."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
-
-
-class SettingRefused(Exception):
-    """The message says why and what to write."""
-
 
 SIMPLE = frozenset(
     {
@@ -60,27 +54,3 @@ class SettingRow:
 def spaced(row: SettingRow, value: str) -> str:
     """A value of this setting for reading: lists may be wrapped, nothing is called so."""
     return (value.replace(",", ", ") if row.kind == "list" else value) or "(empty)"
-
-
-class SettingsActions(Protocol):
-    """Every method raises SettingRefused; a refused change leaves the file as it was."""
-
-    def describe(self) -> str:
-        """Where the settings lie."""
-        ...
-
-    async def rows(self) -> tuple[SettingRow, ...]:
-        """Every setting."""
-        ...
-
-    async def change(self, key: str, value: str, owner: str = "") -> None:
-        """Write one setting of the model that the row names, whichever is shown by now."""
-        ...
-
-    async def reset(self, key: str, owner: str = "") -> None:
-        """Back to the default, as `change`."""
-        ...
-
-    async def restart(self) -> str:
-        """The node finishes its round and starts again with what was changed here. A sentence."""
-        ...

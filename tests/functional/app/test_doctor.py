@@ -16,12 +16,12 @@ from sapo_desktop.dashboard.app import SapoDashboard
 from sapo_desktop.dashboard.look.glyphs import UNICODE
 from sapo_desktop.dashboard.replay import ReplayFeed
 from sapo_desktop.dashboard.screens.doctor import DoctorScreen, finding_line
-from sapo_desktop.errors import CommandFailed
+from sapo_desktop.errors import AppError
 from sapo_desktop.paths import Home
 from sapo_desktop.services.machine import doctor
 from sapo_desktop.services.machine.doctor import stream
 from sapo_desktop.services.machine.finding import COLUMN, Finding
-from sapo_desktop.services.nodes import supervisor
+from sapo_desktop.services.nodes import children, supervisor
 from sapo_swarm.node.control.api import NodeNotAnswering
 
 
@@ -54,7 +54,7 @@ async def test_the_doctor_tells_its_findings_as_they_come_and_what_mends_them() 
 async def test_a_doctor_that_fails_itself_says_so() -> None:
     async def examine() -> AsyncIterator[Finding]:
         yield Finding("ok", "disk", "There is room")
-        raise CommandFailed("The doctor itself failed.")
+        raise AppError("The doctor itself failed.")
 
     app = SapoDashboard(ReplayFeed([], 0), examine=examine)
     async with app.run_test(size=(80, 24)) as pilot:
@@ -87,8 +87,8 @@ async def test_a_doctor_that_dies_on_its_way_is_not_taken_for_one_with_nothing_t
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     one = 'print(\'{"verdict": "ok", "what": "disk", "text": "plenty"}\'); raise SystemExit(3)'
-    monkeypatch.setattr(doctor, "own_command", lambda: [sys.executable, "-c", one])
-    with pytest.raises(CommandFailed, match="sapo-desktop doctor"):
+    monkeypatch.setattr(children, "own_command", lambda: [sys.executable, "-c", one])
+    with pytest.raises(AppError, match="sapo-desktop doctor"):
         assert [finding.what async for finding in stream()] == ["disk"]
 
 

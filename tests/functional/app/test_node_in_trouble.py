@@ -18,18 +18,16 @@ from tests.support.node_process import CALM, FAKE, node, reaches
 
 from sapo_desktop.commands.nodes import dashboard
 from sapo_desktop.dashboard.app import SapoDashboard
+from sapo_desktop.errors import known
 from sapo_desktop.paths import Home
 from sapo_desktop.services.models import control
 from sapo_desktop.services.models.screen import holding
 from sapo_desktop.services.models.screen.actions import HomeModels
 from sapo_desktop.services.models.screen.holding import node_held
-from sapo_desktop.services.models.screen.interface import ModelActionFailed
 from sapo_desktop.services.models.screen.settings_actions import HomeSettings
 from sapo_desktop.services.models.shelf import store
 from sapo_desktop.services.swarms import membership
 from sapo_desktop.services.swarms.actions import HomeActions
-from sapo_desktop.services.swarms.interface import ActionFailed
-from sapo_desktop.settings.rows import SettingRefused
 from sapo_swarm.config import RunConfig
 from sapo_swarm.node.control import api
 from sapo_swarm.node.control.api import ControlClient, NodeStatus, NodeUnreadable
@@ -61,11 +59,11 @@ async def halted(home: Home, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[s
         yield process
 
 
-ACTIONS: dict[str, tuple[type[Exception], Callable[[Home], Awaitable[object]]]] = {
-    "apply": (SettingRefused, lambda home: HomeSettings(home).restart()),
-    "join": (ActionFailed, lambda home: HomeActions(home).join(INVITE)),
-    "leave": (ActionFailed, lambda home: HomeActions(home).leave()),
-    "train": (ModelActionFailed, lambda home: HomeModels(home).proceed(store.find(home, "other").record.id)),
+ACTIONS: dict[str, Callable[[Home], Awaitable[object]]] = {
+    "apply": lambda home: HomeSettings(home).restart(),
+    "join": lambda home: HomeActions(home).join(INVITE),
+    "leave": lambda home: HomeActions(home).leave(),
+    "train": lambda home: HomeModels(home).proceed(store.find(home, "other").record.id),
 }
 
 
@@ -73,8 +71,8 @@ ACTIONS: dict[str, tuple[type[Exception], Callable[[Home], Awaitable[object]]]] 
 async def test_beside_a_halted_node_every_action_says_how_to_wake_it(
     home: Home, halted: subprocess.Popen[bytes]
 ) -> None:
-    for refused, act in ACTIONS.values():
-        with pytest.raises(refused, match=f"kill -CONT {halted.pid}"):
+    for act in ACTIONS.values():
+        with pytest.raises(known(), match=f"kill -CONT {halted.pid}"):
             await act(home)
     assert await HomeSettings(home).rows(), "the settings are shown all the same"
 
@@ -99,7 +97,7 @@ async def test_a_node_that_is_killed_while_its_round_is_awaited_is_told_of(home:
         applying = asyncio.create_task(HomeSettings(home).restart())
         await reaches(client, ("state",), lambda event: event.state == "finishing")
         process.kill()
-        with pytest.raises(SettingRefused):
+        with pytest.raises(known()):
             await applying
 
 
@@ -141,7 +139,7 @@ async def test_beside_a_node_of_another_version_settings_are_shown_and_applied_a
                     await client.config()
         rows = {row.key: row.running for row in await HomeSettings(home).rows()}
         assert rows["run.max_new_tokens"] == ("96" if config is OLD else "")
-        with pytest.raises(SettingRefused, match="no command 'stop'"):
+        with pytest.raises(known(), match="no command 'stop'"):
             await HomeSettings(home).restart()
     assert older.told == ["stop"], "it came as far as ending the older node"
 

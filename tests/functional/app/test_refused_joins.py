@@ -14,12 +14,12 @@ from tests.support.node_process import sapo
 from tests.support.swarm_process import coordinator
 
 from sapo_desktop import cli, settings
+from sapo_desktop.errors import known
 from sapo_desktop.paths import Home
 from sapo_desktop.services.nodes import supervisor
 from sapo_desktop.services.nodes.lock import NodeLock
 from sapo_desktop.services.swarms import membership, trial
 from sapo_desktop.services.swarms.actions import HomeActions
-from sapo_desktop.services.swarms.interface import ActionFailed
 from sapo_swarm.coordinator.host import start
 from sapo_swarm.protocol.client import NodeClient
 from sapo_swarm.protocol.identity import Identity
@@ -58,7 +58,7 @@ async def test_an_invite_that_is_used_up_leaves_the_node_training_alone(
             await other.join("Ada", "starter")
         before = await supervisor.start(home, [])
         try:
-            with pytest.raises(ActionFailed, match=r"The coordinator refuses: .*used up.* Nothing was changed\."):
+            with pytest.raises(known(), match=r"The coordinator refuses: .*used up.* Nothing was changed\."):
                 await HomeActions(home).join(invite)
             after = await supervisor.running(home)
         finally:

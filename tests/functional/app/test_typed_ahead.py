@@ -16,7 +16,7 @@ from sapo_desktop.dashboard.screens.models.dialogs import NewModelDialog
 from sapo_desktop.dashboard.screens.models.screen import ModelsScreen
 from sapo_desktop.services.first_questions import FirstRunAnswers, FirstRunInfo
 from sapo_desktop.services.models.pieces import Said
-from sapo_desktop.services.models.screen.interface import ChatLine, NewModelInfo
+from sapo_desktop.services.models.screen.interface import NewModelInfo
 
 
 async def test_keys_faster_than_the_screen_are_taken_in_their_order() -> None:
@@ -46,7 +46,7 @@ async def test_letters_typed_while_the_chat_loads_or_answers_stay_in_its_field_a
     asked: list[str] = []
 
     class Slow(ScriptedModels):
-        async def chat(self, id: str) -> ChatLine:
+        async def chat(self, id: str) -> ScriptedChat:
             await loaded.wait()
             return Line()
 

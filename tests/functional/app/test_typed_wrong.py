@@ -18,18 +18,17 @@ from sapo_backends.checkpoints.hub import cache
 from sapo_desktop import cli, errors
 from sapo_desktop.dashboard.history.groups.query import GroupFilter
 from sapo_desktop.dashboard.screens.rollouts.export import ExportDialog
-from sapo_desktop.errors import CommandFailed, UsageError
+from sapo_desktop.errors import UsageError, known
 from sapo_desktop.paths import Home, typed_path
 from sapo_desktop.services import first_run
 from sapo_desktop.services.machine.doctor import stream
 from sapo_desktop.services.models.screen.actions import HomeModels
-from sapo_desktop.services.models.screen.children import child
-from sapo_desktop.services.models.screen.interface import ModelActionFailed, NewModel
+from sapo_desktop.services.models.screen.interface import NewModel
 from sapo_desktop.services.models.screen.settings_actions import HomeSettings
 from sapo_desktop.services.models.shelf import store
+from sapo_desktop.services.nodes.children import child
 from sapo_desktop.services.tasks.wizard.actions import HomeTasks
-from sapo_desktop.services.tasks.wizard.interface import Answers, TaskActionFailed
-from sapo_desktop.settings.rows import SettingRefused
+from sapo_desktop.services.tasks.wizard.interface import Answers
 from sapo_swarm.config import RunConfig
 
 NOBODY, LONG = "~nosuch1/x.csv", "x" * 300
@@ -100,9 +99,9 @@ def test_every_error_that_is_told_as_a_sentence_exists() -> None:
 
 @pytest.mark.parametrize("typed", ["~d", *WRONG])
 async def test_the_wizard_complains_of_a_path_while_it_is_typed(home: Home, typed: str) -> None:
-    with pytest.raises(TaskActionFailed):
+    with pytest.raises(known()):
         await HomeTasks(home).places(typed)
-    with pytest.raises(TaskActionFailed):
+    with pytest.raises(known()):
         await HomeTasks(home).look(Answers(typed))
 
 
@@ -130,19 +129,19 @@ async def test_the_export_of_rollouts_complains_of_a_file_name(home: Home, typed
     ],
 )
 async def test_f2_refuses_a_wrong_value_and_says_why(home: Home, key: str, value: str, said: str) -> None:
-    with pytest.raises(SettingRefused, match=said):
+    with pytest.raises(known(), match=said):
         await HomeSettings(home).change(key, value, "mine")
 
 
 async def test_f2_refuses_a_damaged_task_for_new_models_too(home: Home) -> None:
     (home.models / "mine" / store.RECORD).unlink()
-    with pytest.raises(SettingRefused, match="broken"):
+    with pytest.raises(known(), match="broken"):
         await HomeSettings(home).change("run.tasks", "broken")
 
 
 @pytest.mark.parametrize("answers", [NewModel("a", "starter", tasks=("broken",)), NewModel("a", NOBODY)])
 async def test_a_new_model_of_a_damaged_task_or_of_no_base_is_refused(home: Home, answers: NewModel) -> None:
-    with pytest.raises(ModelActionFailed):
+    with pytest.raises(known()):
         await HomeModels(home).new(answers)
     assert [model.name for model in store.all_models(home)] == ["mine"]
 
@@ -181,10 +180,10 @@ def test_a_cache_of_models_under_nobody_s_home_holds_no_model(monkeypatch: pytes
 
 async def test_an_app_that_was_removed_meanwhile_says_so(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", str(home.data / "gone"))
-    with pytest.raises(ModelActionFailed, match="open it again"):
+    with pytest.raises(known(), match="open it again"):
         async with child(["chat"]):
             pass
-    with pytest.raises(CommandFailed):
+    with pytest.raises(known()):
         await anext(aiter(stream()))
-    with pytest.raises(ModelActionFailed):
+    with pytest.raises(known()):
         await HomeModels(home).proceed(store.find(home, "mine").record.id)

@@ -16,8 +16,10 @@ from tests.support.node_process import environment
 from sapo_desktop import cli
 from sapo_desktop.commands.nodes import control, dashboard, replay
 from sapo_desktop.dashboard.app import SapoDashboard
+from sapo_desktop.errors import AppError
 from sapo_desktop.paths import Home
 from sapo_desktop.services.models.shelf import store
+from sapo_desktop.services.nodes import children
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import Event
 from sapo_swarm.node.control.api import ControlClient, NodeStatus
@@ -113,3 +115,14 @@ def test_the_first_line_of_a_watched_status_is_there_at_once(home: Home, monkeyp
     monkeypatch.setattr(control, "print", lambda _line, flush=False: told.append(flush), raising=False)
     assert cli.run(["status", "--watch"]) == 0
     assert told == [True]
+
+
+async def test_a_verb_of_our_own_that_dies_does_not_say_how_far_it_was_in_place_of_why(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    code = "import sys; print('40 % writing', file=sys.stderr); raise SystemExit(3)"
+    monkeypatch.setattr(children, "own_command", lambda: [sys.executable, "-c", code])
+    steps = children.run([])
+    assert await anext(steps) == "40 % writing"
+    with pytest.raises(AppError, match="It ended without a word"):
+        await anext(steps)

@@ -10,7 +10,6 @@ from msgspec import structs
 
 from sapo_desktop.services.swarms import answering
 from sapo_desktop.services.swarms.membership import label, mixed
-from sapo_desktop.settings.flags import arguments
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import GroupRecorded, RoundFinished
 from sapo_swarm.node.round.context import RoundWork
@@ -177,12 +176,6 @@ def test_a_node_in_a_swarm_takes_four_groups_of_others_for_one_of_its_own_unless
 def test_a_model_s_name_is_shared_without_its_path_or_odd_characters() -> None:
     assert label("/home/ada/models/été\x1b[31m") == "?t??[31m"
     assert len(label("x" * 200)) == 80
-
-
-def test_flags_of_a_config_are_what_changes_the_base_into_it() -> None:
-    config = RunConfig(tasks=("bf", "arc_1d"), partial_credit=True, group_size=4, local_groups=3)
-    typed = arguments(config, RunConfig(), {"local_groups"})
-    assert sorted(typed) == ["--group-size=4", "--partial-credit", "--tasks=bf,arc_1d"]
 
 
 @pytest.mark.parametrize(

@@ -117,13 +117,12 @@ async def _verb(home: Home, arguments: list[str]) -> int:
     if arguments[:2] != ["node", "--join"] or len(arguments) != 3 or not arguments[2].startswith("sapo:"):
         return await run_verb(arguments)
     from sapo_desktop.services.swarms.actions import HomeActions
-    from sapo_desktop.services.swarms.interface import ActionFailed
     from sapo_swarm.protocol.safe_text import safe_text
 
     say("The node finishes its round, then joins")
     try:
         say(await HomeActions(home).join(arguments[2]))
-    except ActionFailed as error:
+    except known() as error:
         say(safe_text(str(error), 600, lines=False))
         return 1
     return 0

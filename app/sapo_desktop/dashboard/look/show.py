@@ -17,11 +17,6 @@ def plain(text: str, limit: int = 8192, lines: bool = False) -> str:
     return safe_text(text, limit, lines)
 
 
-def content(text: str, style: str = "") -> Content:
-    """Harmless text as Content: brackets stay brackets."""
-    return Content.styled(plain(text), style) if style else Content(plain(text))
-
-
 def age(seconds: float) -> str:
     """12 s, 3 min, 2 h, 5 d."""
     seconds = max(seconds, 0.0)

@@ -7,6 +7,7 @@ from typing import ClassVar, Generic, TypeVar
 
 from textual.app import ComposeResult
 from textual.await_complete import AwaitComplete
+from textual.binding import Binding, BindingType
 from textual.containers import Container
 from textual.content import Content
 from textual.screen import Screen
@@ -46,6 +47,36 @@ class Closing(Screen[T], Generic[T]):
         """What lay over it is gone."""
         if self._late is not None:
             self.dismiss(*self._late)
+
+
+class Searching(Closing[None]):
+    """A search field above what is searched. Enter keeps what is typed, Esc clears it."""
+
+    SEARCHED: ClassVar[str]
+    """What has the focus without it."""
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("slash", "search", "search", show=False),
+        Binding("escape", "clear", "clear", show=False),
+    ]
+
+    def action_search(self) -> None:
+        """Open the search field."""
+        search = self.query_one("#search", Input)
+        search.add_class("-open")
+        self.add_class("-searching")
+        search.focus()
+
+    def action_clear(self) -> None:
+        """Empty and close the search."""
+        search = self.query_one("#search", Input)
+        search.value = ""
+        search.remove_class("-open")
+        self.remove_class("-searching")
+        self.on_input_submitted()
+
+    def on_input_submitted(self) -> None:
+        """Back to what was searched."""
+        self.query_one(self.SEARCHED).focus()
 
 
 class BaseScreen(Closing[None]):

@@ -19,8 +19,19 @@ from sapo_desktop.dashboard.widgets.listing import Listing
 T = TypeVar("T")
 
 
+def hint(*keys: tuple[str, str]) -> Content:
+    """Keys and what they do, for the last line of a dialog."""
+    return Content("   ").join(Content.assemble((key, "bold $accent"), (f" {label}", "$muted")) for key, label in keys)
+
+
 class Dialog(ModalScreen[T], Closing[T], Generic[T]):
-    """Lies over a screen and takes its keys."""
+    """Lies over a screen and takes its keys. Esc closes it; those that mean something else by that bind it themselves."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "cancel", "cancel", show=False)]
+
+    def action_cancel(self) -> None:
+        """Close without an answer."""
+        self.dismiss(None)
 
 
 class ChoiceDialog(Dialog[T | None], Generic[T]):
@@ -53,10 +64,6 @@ class ChoiceDialog(Dialog[T | None], Generic[T]):
         """Answer with the chosen row."""
         event.stop()
         self.dismiss(self.answers[event.option_index][2])
-
-    def action_cancel(self) -> None:
-        """Close without an answer."""
-        self.dismiss(None)
 
 
 class QuitDialog(ChoiceDialog[QuitChoice]):
@@ -120,9 +127,7 @@ class TextDialog(Dialog[None]):
         """The widgets, in their order."""
         with VerticalScroll(classes="box help") as box:
             box.border_title = Content.styled(self.TITLE or "", "bold")
-            box.border_subtitle = Content.assemble(
-                ("↑ ↓", "bold $accent"), (" scroll   ", "$muted"), ("Esc", "bold $accent"), (" close", "$muted")
-            )
+            box.border_subtitle = hint(("↑ ↓", "scroll"), ("Esc", "close"))
             yield Static("", id="running-text", markup=False)
 
     def on_resize(self) -> None:

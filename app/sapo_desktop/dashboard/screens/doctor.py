@@ -13,8 +13,8 @@ from textual.widgets import Static
 from sapo_desktop.dashboard.host import Examine
 from sapo_desktop.dashboard.look.glyphs import Glyphs
 from sapo_desktop.dashboard.look.show import hang, plain
-from sapo_desktop.dashboard.screens.dialogs import Dialog
-from sapo_desktop.errors import CommandFailed
+from sapo_desktop.dashboard.screens.dialogs import Dialog, hint
+from sapo_desktop.errors import known
 from sapo_desktop.services.machine.finding import COLUMN, Finding
 
 _LABEL = COLUMN + 3
@@ -37,7 +37,7 @@ class DoctorScreen(Dialog[None]):
         """The widgets, in their order."""
         with VerticalScroll(classes="box help") as box:
             box.border_title = Content.styled("Doctor", "bold")
-            box.border_subtitle = Content.assemble(("Esc", "bold $accent"), (" close", "$muted"))
+            box.border_subtitle = hint(("Esc", "close"))
             yield Static("", id="findings", markup=False)
 
     def on_mount(self) -> None:
@@ -53,7 +53,7 @@ class DoctorScreen(Dialog[None]):
             async for finding in self._examine():
                 self.findings.append(finding)
                 self._draw()
-        except CommandFailed as error:
+        except known() as error:
             self.verdict = str(error)
         else:
             failed = sum(finding.verdict == "fail" for finding in self.findings)

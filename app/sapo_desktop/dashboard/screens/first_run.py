@@ -15,7 +15,7 @@ from textual.widgets import Input, Static
 
 from sapo_desktop.dashboard.host import DashboardHost
 from sapo_desktop.dashboard.look.show import plain
-from sapo_desktop.dashboard.screens.dialogs import Dialog
+from sapo_desktop.dashboard.screens.dialogs import Dialog, hint
 from sapo_desktop.dashboard.widgets.choice import Choice
 from sapo_desktop.services.first_questions import OTHER, OWN, FirstRunAnswers, FirstRunInfo, Measure
 from sapo_desktop.services.tasks.wizard.interface import Made
@@ -56,7 +56,8 @@ class FirstRunScreen(Dialog[FirstRunAnswers]):
     def compose(self) -> ComposeResult:
         """The widgets, in their order."""
         with VerticalScroll(classes="box welcome", can_focus=False) as box:
-            box.border_subtitle = self._keys()
+            keys = (("Enter", "start"), ("arrows", "change"), ("F1", "help"), ("q Esc", "leave: nothing is started"))
+            box.border_subtitle = hint(*keys)
             yield Static(self._welcome(), markup=False)
             yield Choice("Mode", self._modes(), id="mode")
             yield Input(placeholder="Invite     paste the line that the host gave you", id="invite", compact=True)
@@ -85,12 +86,6 @@ class FirstRunScreen(Dialog[FirstRunAnswers]):
             ("Welcome to sapo-desktop\n\n", "bold $primary"),
             "It trains a small language model on reasoning tasks by reinforcement learning, here, on this machine. "
             "Everything below has an answer already and can be changed later.\n",
-        )
-
-    def _keys(self) -> Content:
-        keys = (("Enter", "start"), ("arrows", "change"), ("F1", "help"), ("q Esc", "leave: nothing is started"))
-        return Content("   ").join(
-            Content.assemble((key, "bold $accent"), (f" {label}", "$muted")) for key, label in keys
         )
 
     def on_mount(self) -> None:

@@ -6,14 +6,13 @@ from collections.abc import Iterable
 from itertools import accumulate
 from typing import ClassVar
 
-from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
 from textual.content import Content
 from textual.widget import Widget
 from textual.widgets import Input, Static
 
 from sapo_desktop.dashboard.look.show import date, hang, plain
-from sapo_desktop.dashboard.screens.base import BaseScreen
+from sapo_desktop.dashboard.screens.base import BaseScreen, Searching
 from sapo_desktop.dashboard.state import DashboardState
 from sapo_desktop.dashboard.widgets.keybar import Key
 from sapo_swarm.events import LogLine
@@ -22,14 +21,11 @@ _STYLES = {"info": "", "warning": "$warning", "error": "bold $error"}
 _SHOWN = 400
 
 
-class LogScreen(BaseScreen):
+class LogScreen(Searching, BaseScreen):
     """Screen 5: dated lines, searchable."""
 
     HELP: ClassVar[str] = "log"
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("slash", "search", "search", show=False),
-        Binding("escape", "clear", "clear", show=False),
-    ]
+    SEARCHED = "#lines"
     _drawn: object = None
 
     def body(self) -> Iterable[Widget]:
@@ -65,23 +61,6 @@ class LogScreen(BaseScreen):
     def on_input_changed(self) -> None:
         """Filter while typing."""
         self.dashboard.redraw()
-
-    def on_input_submitted(self) -> None:
-        """Back to the lines, filtered."""
-        self.query_one("#lines", VerticalScroll).focus()
-
-    def action_search(self) -> None:
-        """Open the search field."""
-        search = self.query_one("#search", Input)
-        search.add_class("-open")
-        search.focus()
-
-    def action_clear(self) -> None:
-        """Empty and close the search."""
-        search = self.query_one("#search", Input)
-        search.value = ""
-        search.remove_class("-open")
-        self.query_one("#lines", VerticalScroll).focus()
 
 
 def in_order(log: Iterable[LogLine], wanted: str) -> list[LogLine]:

@@ -7,15 +7,15 @@ import contextlib
 import json
 import platform
 import shutil
-import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
 from sapo_backends.packages import TORCH, install
 from sapo_desktop import __version__, settings
-from sapo_desktop.errors import AppError, CommandFailed, known
-from sapo_desktop.paths import Home, own_command
+from sapo_desktop.errors import AppError, known
+from sapo_desktop.paths import Home
 from sapo_desktop.services.machine.finding import Finding
+from sapo_desktop.services.nodes import children
 from sapo_swarm.config import RunConfig
 from sapo_swarm.node.governor.sensors.message_bus import said
 
@@ -195,33 +195,16 @@ async def _scorer() -> Finding:
 async def stream() -> AsyncIterator[Finding]:
     """The same findings, one by one, from a process of its own: looking at engines loads heavy libraries.
 
-    Raises CommandFailed when it fails itself.
+    Raises AppError when it fails itself.
     """
-    try:
-        child = await asyncio.create_subprocess_exec(
-            *own_command(),
-            *("doctor", "--json"),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-        )
-    except OSError as error:
-        raise CommandFailed(
-            f"The doctor cannot be started ({error.strerror}). In a terminal: sapo-desktop doctor"
-        ) from error
-    assert child.stdout is not None
     found = 0
-    try:
-        async for line in child.stdout:
+    async with children.child(["doctor", "--json"]) as process:
+        assert process.stdout is not None
+        async for line in process.stdout:
             found += 1
             yield Finding(**json.loads(line))
-        if await child.wait() not in (0, 1) or not found:
-            raise CommandFailed("The doctor itself failed. Run it in a terminal: sapo-desktop doctor")
-    finally:
-        if child.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                child.kill()
-        await child.wait()
+        if await process.wait() not in (0, 1) or not found:
+            raise AppError("The doctor itself failed. Run it in a terminal: sapo-desktop doctor")
 
 
 async def _node(home: Home) -> Finding:

@@ -5,59 +5,54 @@ from __future__ import annotations
 import asyncio
 
 from sapo_desktop import settings
-from sapo_desktop.errors import known
+from sapo_desktop.errors import AppError, known
 from sapo_desktop.paths import Home
-from sapo_desktop.services.swarms.interface import ActionFailed, Directory, Guest, Hosted, OfferedTask
+from sapo_desktop.services.swarms.interface import Directory, Guest, Hosted, OfferedTask
 
 INVITE_HOURS, INVITE_USES = 168.0, 10
 
 
 class HomeActions:
-    """Implements SwarmActions. What it needs of the network is imported when it is needed."""
+    """Every method raises known(). What it needs of the network is imported when it is needed."""
 
     def __init__(self, home: Home) -> None:
         self._home = home
 
     def hosting(self) -> bool:
-        """See SwarmActions."""
+        """A coordinator of this home runs."""
         from sapo_desktop.services.swarms import hosting
 
         return hosting.find(self._home) is not None
 
     async def join(self, invite: str, listed: bool = False) -> str:
-        """See SwarmActions."""
+        """Join, and keep the invite unless it is refused; the node restarts in that swarm after its round. listed: it stood in a
+        directory. A sentence."""
         from sapo_desktop.services.models import control
         from sapo_desktop.services.swarms import membership
 
         home = self._home
-        try:
-            chosen, model = settings.load(home.settings), await control.shown(home)
-            config = model.config if model else chosen.run
-            await membership.admitted(home, membership.parse(invite), chosen.person.name, config.model)
-            await asyncio.to_thread(membership.save, invite, home.invite, listed)
-            await asyncio.to_thread(settings.change, home.settings, "swarm.join", "true")
-            await control.restart(home)
-        except known() as error:
-            raise ActionFailed(str(error)) from error
+        chosen, model = settings.load(home.settings), await control.shown(home)
+        config = model.config if model else chosen.run
+        await membership.admitted(home, membership.parse(invite), chosen.person.name, config.model)
+        await asyncio.to_thread(membership.save, invite, home.invite, listed)
+        await asyncio.to_thread(settings.change, home.settings, "swarm.join", "true")
+        await control.restart(home)
         return "The node goes on in the swarm, with the same model and its weights"
 
     async def host(self, everybody: bool, approve: bool = False) -> Hosted:
-        """See SwarmActions."""
+        """A coordinator in the background (the one that runs, if any) and a fresh invite. approve: new nodes wait."""
         from sapo_desktop.services.swarms import hosting
         from sapo_swarm.protocol.invite import is_loopback
 
-        try:
-            wanted = ["--host", "0.0.0.0"] if everybody else []
-            state = await hosting.start(self._home, [*wanted, *(["--approve"] if approve else [])])
-            async with state.client() as admin:
-                invites = await admin.new_invite("from the dashboard", INVITE_HOURS, INVITE_USES)
-        except known() as error:
-            raise ActionFailed(str(error)) from error
+        wanted = ["--host", "0.0.0.0"] if everybody else []
+        state = await hosting.start(self._home, [*wanted, *(["--approve"] if approve else [])])
+        async with state.client() as admin:
+            invites = await admin.new_invite("from the dashboard", INVITE_HOURS, INVITE_USES)
         ordered = sorted(invites, key=lambda invite: is_loopback(invite.host))
         return Hosted(state.name, tuple(map(str, ordered)), f"{state.access().url}/")
 
     async def waiting(self) -> tuple[Guest, ...]:
-        """See SwarmActions."""
+        """Nodes that wait for this host, the longest first; none where no coordinator runs or it does not answer."""
         from sapo_desktop.services.swarms import hosting
         from sapo_swarm.protocol.client import CoordinatorError
 
@@ -72,55 +67,40 @@ class HomeActions:
         return tuple(Guest(one.node, one.name, one.model) for one in sorted(found, key=lambda one: one.joined))
 
     async def let_in(self, guest: Guest) -> str:
-        """See SwarmActions."""
+        """Let it take part. A sentence."""
         from sapo_desktop.services.swarms import hosting
 
-        try:
-            async with hosting.need(self._home).client() as admin:
-                await admin.approve(guest.node)
-        except known() as error:
-            raise ActionFailed(str(error)) from error
+        async with hosting.need(self._home).client() as admin:
+            await admin.approve(guest.node)
         return f"{guest.name or guest.node[:8]} takes part from its next exchange on"
 
     async def stop_hosting(self) -> str:
-        """See SwarmActions."""
+        """End the coordinator of this home. A sentence."""
         from sapo_desktop.services.swarms import hosting
 
-        try:
-            await hosting.stop(self._home)
-        except known() as error:
-            raise ActionFailed(str(error)) from error
+        await hosting.stop(self._home)
         return "The coordinator has stopped; members train on alone until it is back"
 
     async def leave(self) -> str:
-        """See SwarmActions."""
+        """Leave the swarm and forget its invite. A sentence."""
         from sapo_desktop.services.swarms.leaving import leave
 
-        try:
-            return await leave(self._home)
-        except known() as error:
-            raise ActionFailed(str(error)) from error
+        return await leave(self._home)
 
     async def stay(self) -> str:
-        """See SwarmActions."""
+        """End the trial: normal settings after the round. A sentence."""
         from sapo_desktop.services.swarms.leaving import stay
 
-        try:
-            return await stay(self._home)
-        except known() as error:
-            raise ActionFailed(str(error)) from error
+        return await stay(self._home)
 
     async def directories(self, fresh: bool = False) -> tuple[Directory, ...]:
-        """See SwarmActions."""
+        """What the directories of the settings list. fresh: ask their hosts now, however lately that was done."""
         from sapo_desktop.services.swarms import directories
 
-        try:
-            return await directories.look(self._home, fresh)
-        except known() as error:
-            raise ActionFailed(str(error)) from error
+        return await directories.look(self._home, fresh)
 
     async def wrong_with(self, invite: str) -> str:
-        """See SwarmActions."""
+        """Ask the coordinator whether this line still lets a node in: why not, "" where it does."""
         from sapo_desktop.services.swarms import membership
         from sapo_swarm.protocol.client import NodeClient
         from sapo_swarm.protocol.identity import Identity
@@ -136,60 +116,51 @@ class HomeActions:
         return "" if info.open or wanted.token else "That swarm is by invite only by now: ask its host."
 
     async def add_directory(self, line: str) -> None:
-        """See SwarmActions."""
+        """Look in this one too from now on."""
         from sapo_desktop.services.swarms import directories
 
-        try:
-            await asyncio.to_thread(directories.add, self._home, line)
-        except known() as error:
-            raise ActionFailed(str(error)) from error
+        await asyncio.to_thread(directories.add, self._home, line)
 
     async def offered(self) -> tuple[OfferedTask, ...]:
-        """See SwarmActions."""
+        """Tasks of the swarm that wait for the person's yes."""
         from sapo_desktop.services.swarms import sharing
         from sapo_desktop.services.swarms.together import standing
         from sapo_swarm.tasks.own.errors import BadTask
 
         found: list[OfferedTask] = []
-        try:
-            async with sharing.member(self._home) as client:
-                for offer in await sharing.offers(client, self._home):
-                    if standing(offer, client.invite.swarm) in ("accepted", "shared"):
-                        continue
-                    try:
-                        lines = await asyncio.to_thread(sharing.preview, offer, await client.task(offer))
-                        found.append(OfferedTask(offer.name, offer.hash, tuple(lines)))
-                    except BadTask as error:
-                        found.append(OfferedTask(offer.name, offer.hash, dropped=str(error)))
-        except known() as error:
-            raise ActionFailed(str(error)) from error
+        async with sharing.member(self._home) as client:
+            for offer in await sharing.offers(client, self._home):
+                if standing(offer, client.invite.swarm) in ("accepted", "shared"):
+                    continue
+                try:
+                    lines = await asyncio.to_thread(sharing.preview, offer, await client.task(offer))
+                    found.append(OfferedTask(offer.name, offer.hash, tuple(lines)))
+                except BadTask as error:
+                    found.append(OfferedTask(offer.name, offer.hash, dropped=str(error)))
         return tuple(found)
 
     async def accept(self, task: OfferedTask) -> str:
-        """See SwarmActions."""
+        """Store the task as it was shown, and train on it beside the model's other tasks. A sentence."""
         from sapo_desktop.services.models import control
         from sapo_desktop.services.models.screen import model_settings
         from sapo_desktop.services.swarms import sharing
 
         home = self._home
-        try:
-            async with sharing.member(home) as client:
-                offers = await sharing.offers(client, home)
-                offer = next((offer for offer in offers if (offer.name, offer.hash) == (task.name, task.version)), None)
-                if offer is None:
-                    raise ActionFailed(f"The swarm's {task.name} changed meanwhile. Look at it again: t")
-                said = sharing.accept(home, client.invite.swarm, offer, await client.task(offer))
-            model = await control.shown(home)
-            if model is not None:
-                tasks = dict.fromkeys([*model.config.tasks, task.name])
-                await asyncio.to_thread(model_settings.change, model, "run.tasks", ",".join(tasks))
-            await control.restart(home, keep_mode=True)
-        except known() as error:
-            raise ActionFailed(str(error)) from error
+        async with sharing.member(home) as client:
+            offers = await sharing.offers(client, home)
+            offer = next((offer for offer in offers if (offer.name, offer.hash) == (task.name, task.version)), None)
+            if offer is None:
+                raise AppError(f"The swarm's {task.name} changed meanwhile. Look at it again: t")
+            said = sharing.accept(home, client.invite.swarm, offer, await client.task(offer))
+        model = await control.shown(home)
+        if model is not None:
+            tasks = dict.fromkeys([*model.config.tasks, task.name])
+            await asyncio.to_thread(model_settings.change, model, "run.tasks", ",".join(tasks))
+        await control.restart(home, keep_mode=True)
         return f"{said} The node trains on it from now on."
 
     async def nearby(self) -> tuple[str, ...]:
-        """See SwarmActions."""
+        """Addresses of coordinators that announce themselves on this network: a hint, nothing to trust."""
         from sapo_desktop.services.swarms import lan
 
         return await lan.look()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import suppress
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, VerticalScroll
@@ -17,9 +17,11 @@ from sapo_desktop.dashboard.look.show import plain
 from sapo_desktop.dashboard.screens.base import BaseScreen
 from sapo_desktop.dashboard.state import DashboardState
 from sapo_desktop.dashboard.widgets.keybar import Key
+from sapo_desktop.errors import known
 from sapo_desktop.services.models.pieces import CUT, Said
-from sapo_desktop.services.models.screen.interface import ChatLine, ModelActionFailed
-from sapo_desktop.services.tasks.wizard.interface import TaskActionFailed
+
+if TYPE_CHECKING:
+    from sapo_desktop.services.models.screen.conversation import Conversation
 
 KEPT = 20
 """Questions that stay on the screen."""
@@ -44,7 +46,7 @@ class ChatScreen(BaseScreen):
     def __init__(self, id: str, name: str) -> None:
         super().__init__()
         self._model, self._called = id, name
-        self._line: ChatLine | None = None
+        self._line: Conversation | None = None
         self._said: list[_Exchange] = []
         self._complete = self._answering = False
 
@@ -80,7 +82,7 @@ class ChatScreen(BaseScreen):
         assert actions is not None
         try:
             self._line = await actions.chat(self._model)
-        except ModelActionFailed as error:
+        except known() as error:
             self._complain(error)
             return
         self.query_one("#text-0", Static).update(Content.styled(_WAITS, "$muted"))
@@ -103,13 +105,13 @@ class ChatScreen(BaseScreen):
             self._said = [*self._said[-KEPT + 1 :], (event.value.strip(), [Said(0, ""), Said(1, "")])]
             self.run_worker(self._ask(self._line, event.value), name="ask", group="chat", exit_on_error=True)
 
-    async def _ask(self, line: ChatLine, question: str) -> None:
+    async def _ask(self, line: Conversation, question: str) -> None:
         self._draw()
         try:
             async for said in line.ask(question):
                 self._said[-1][1][said.of] = said
                 self._draw()
-        except ModelActionFailed as error:
+        except known() as error:
             self._complain(error)
             return
         self._answering, self._complete = False, True
@@ -125,7 +127,7 @@ class ChatScreen(BaseScreen):
         question, answers = self._said[-1]
         try:
             self.dashboard.say(await actions.rate(self._called, question, answers[1].text, good))
-        except TaskActionFailed as error:
+        except known() as error:
             self.dashboard.say(str(error), error=True)
 
     def _draw(self) -> None:
@@ -139,7 +141,7 @@ class ChatScreen(BaseScreen):
             self.query_one(f"#text-{place}", Static).update(Content("\n").join(rows))
             self.query_one(f"#side-{place}", VerticalScroll).scroll_end(animate=False)
 
-    def _complain(self, error: ModelActionFailed) -> None:
+    def _complain(self, error: Exception) -> None:
         self.query_one("#text-0", Static).update(Content.styled(plain(str(error), 600), "$warning"))
 
     def action_close(self) -> None:

@@ -19,7 +19,7 @@ from sapo_desktop.dashboard.screens.models import curves
 from sapo_desktop.dashboard.state import DashboardState
 from sapo_desktop.dashboard.widgets.chart import Chart
 from sapo_desktop.dashboard.widgets.keybar import Key
-from sapo_desktop.services.models.screen.interface import ModelActionFailed
+from sapo_desktop.errors import known
 from sapo_desktop.services.models.shelf.overview import Overview
 
 
@@ -69,7 +69,7 @@ class CompareScreen(ChartKeys, BaseScreen):
         work = actions.compare(self._first.model.record.id, second, self._items)
         self._say(Content.styled("Loading the models …", "$muted"))
         try:
-            async with aclosing(work) as steps:  # type: ignore[type-var]
+            async with aclosing(work) as steps:
                 async for told in steps:
                     if told.result:
                         self._say(Content("\n").join(Content(plain(line, 300)) for line in told.result))
@@ -77,7 +77,7 @@ class CompareScreen(ChartKeys, BaseScreen):
                         self._say(
                             Content.styled(f"Answering held-out questions: {plain(told.progress, 120)}", "$muted")
                         )
-        except ModelActionFailed as error:
+        except known() as error:
             self._say(Content.styled(plain(str(error), 600), "$warning"))
 
     def _say(self, text: Content) -> None:

@@ -13,9 +13,10 @@ from textual.content import Content
 from textual.widgets import Input, Static
 
 from sapo_desktop.dashboard.look.show import plain
-from sapo_desktop.dashboard.screens.dialogs import ChoiceDialog, Dialog
+from sapo_desktop.dashboard.screens.dialogs import ChoiceDialog, Dialog, hint
 from sapo_desktop.dashboard.widgets.choice import Choice
-from sapo_desktop.services.models.screen.interface import ModelActionFailed, NewModel, NewModelInfo
+from sapo_desktop.errors import known
+from sapo_desktop.services.models.screen.interface import NewModel, NewModelInfo
 
 T = TypeVar("T")
 
@@ -30,7 +31,7 @@ class _Form(Dialog[str | None]):
     AUTO_FOCUS: ClassVar[str | None] = "#name"
 
     def attempt(self) -> Awaitable[str]:
-        """Do it. Raises ModelActionFailed."""
+        """Do it. Raises known()."""
         raise NotImplementedError
 
     def on_input_submitted(self) -> None:
@@ -46,7 +47,7 @@ class _Form(Dialog[str | None]):
     async def _try(self) -> None:
         try:
             said = await self.attempt()
-        except ModelActionFailed as error:
+        except known() as error:
             self.query_one("#complaint", Static).update(Content.styled(plain(str(error), 400), "$warning"))
         else:
             self.dismiss(said)
@@ -129,8 +130,3 @@ class PickDialog(ChoiceDialog[T], Generic[T]):
     def question(self) -> str:
         """What is asked, in bold above the answers."""
         return plain(self._question, 300)
-
-
-def hint(*keys: tuple[str, str]) -> Content:
-    """Keys and what they do, for the last line of a dialog."""
-    return Content("   ").join(Content.assemble((key, "bold $accent"), (f" {label}", "$muted")) for key, label in keys)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Awaitable
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
+from textual import work
 from textual.binding import Binding, BindingType
 
 from sapo_desktop.dashboard.look.show import memory
@@ -13,8 +14,12 @@ from sapo_desktop.dashboard.screens.base import BaseScreen
 from sapo_desktop.dashboard.screens.models.dialogs import NameDialog, NewModelDialog, PickDialog
 from sapo_desktop.dashboard.state import DashboardState
 from sapo_desktop.dashboard.widgets.keybar import Key
-from sapo_desktop.services.models.screen.interface import ExportChoice, ModelActionFailed, ModelActions, Shelf
+from sapo_desktop.errors import known
+from sapo_desktop.services.models.screen.interface import ExportChoice, Shelf
 from sapo_desktop.services.models.shelf.overview import Overview
+
+if TYPE_CHECKING:
+    from sapo_desktop.services.models.screen.actions import HomeModels
 
 COMPARED_ITEMS = 50
 """Held-out questions a task when two models are compared here; sapo-desktop compare --items takes more."""
@@ -25,7 +30,7 @@ MORE = (("m", "make a task"), ("r", "rename"), ("d", "duplicate"), ("f", "free s
 
 
 class ModelKeys(BaseScreen):
-    """The keys. Subclasses say which model is meant and look again after a change."""
+    """The keys, and reading the disk. Subclasses say which model is meant and draw what was read."""
 
     HELP: ClassVar[str] = "models"
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -47,11 +52,41 @@ class ModelKeys(BaseScreen):
         """The model that is meant."""
 
     @abstractmethod
+    def fill(self) -> None:
+        """Draw the shelf as it was read."""
+
+    def complain(self, error: Exception) -> None:
+        """Say why the shelf cannot be read."""
+        self.dashboard.say(str(error), error=True)
+
+    def on_mount(self) -> None:
+        """Read from time to time."""
+        self.set_interval(AGAIN_S, self._again)
+
+    def _again(self) -> None:
+        if self.is_current:
+            self.look()
+
+    def on_screen_resume(self) -> None:
+        """Read again: something may have changed meanwhile."""
+        super().on_screen_resume()
+        self.look()
+
     def look(self) -> None:
         """Read the disk again, in a worker."""
+        self._look()
+
+    @work(name="shelf", group="shelf", exclusive=True)
+    async def _look(self) -> None:
+        try:
+            self.shelf = await self.actions.shelf()
+        except known() as error:
+            self.complain(error)
+        else:
+            self.fill()
 
     @property
-    def actions(self) -> ModelActions:
+    def actions(self) -> HomeModels:
         """What may be done with models."""
         actions = self.dashboard.model_actions
         assert actions is not None  # without them there is no such screen
@@ -78,7 +113,7 @@ class ModelKeys(BaseScreen):
     async def _finish(self, work: Awaitable[str]) -> None:
         try:
             self.dashboard.say(await work)
-        except ModelActionFailed as error:
+        except known() as error:
             self.dashboard.say(str(error), error=True)
         if self.is_running:
             self.look()
@@ -115,7 +150,7 @@ class ModelKeys(BaseScreen):
     async def _new(self) -> None:
         try:
             offer = await self.actions.offer()
-        except ModelActionFailed as error:
+        except known() as error:
             self.dashboard.say(str(error), error=True)
             return
         self.app.push_screen(NewModelDialog(offer, self.actions.new), self._made)
@@ -161,7 +196,7 @@ class ModelKeys(BaseScreen):
         id = one.model.record.id
         try:
             count, size = await self.actions.spare(id)
-        except ModelActionFailed as error:
+        except known() as error:
             self.dashboard.say(str(error), error=True)
             return
         if not count:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import ClassVar
 
-from textual import work
 from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
 from textual.content import Content
@@ -14,13 +13,13 @@ from textual.widgets import Static
 
 from sapo_desktop.dashboard.look.show import plain
 from sapo_desktop.dashboard.screens.chart_keys import ChartKeys
+from sapo_desktop.dashboard.screens.dialogs import hint
 from sapo_desktop.dashboard.screens.models import curves, rows
-from sapo_desktop.dashboard.screens.models.dialogs import hint
-from sapo_desktop.dashboard.screens.models.keys import AGAIN_S, MORE, ModelKeys
+from sapo_desktop.dashboard.screens.models.keys import MORE, ModelKeys
 from sapo_desktop.dashboard.state import DashboardState
 from sapo_desktop.dashboard.widgets.chart import Chart
 from sapo_desktop.dashboard.widgets.keybar import Key
-from sapo_desktop.services.models.screen.interface import ModelActionFailed, Shelf
+from sapo_desktop.services.models.screen.interface import Shelf
 from sapo_desktop.services.models.shelf.overview import Overview
 
 
@@ -52,33 +51,14 @@ class ModelScreen(ModelKeys, ChartKeys):
     def on_mount(self) -> None:
         """Begin to read."""
         self.query_one("#whole").border_subtitle = hint(*MORE)
-        self.set_interval(AGAIN_S, self._again)
-
-    def _again(self) -> None:
-        if self.is_current:
-            self.look()
-
-    def on_screen_resume(self) -> None:
-        """Read again: something may have changed meanwhile."""
-        super().on_screen_resume()
-        self.look()
 
     def on_resize(self) -> None:
         """Draw for the new size."""
         super().on_resize()
         self.call_after_refresh(self._show)
 
-    def look(self) -> None:
-        """Read the disk again, in a worker."""
-        self._look()
-
-    @work(name="shelf", group="shelf", exclusive=True)
-    async def _look(self) -> None:
-        try:
-            self.shelf = await self.actions.shelf()
-        except ModelActionFailed as error:
-            self.dashboard.say(str(error), error=True)
-            return
+    def fill(self) -> None:
+        """Draw what is known of it now; close where it is gone."""
         id = self._one.model.record.id
         found = next((one for one in self.shelf.models if one.model.record.id == id), None)
         if found is None:

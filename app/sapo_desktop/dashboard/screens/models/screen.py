@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import ClassVar
 
-from textual import work
 from textual.containers import Vertical, VerticalScroll
 from textual.content import Content
 from textual.widget import Widget
@@ -13,14 +12,13 @@ from textual.widgets import OptionList, Static
 from textual.widgets.option_list import Option
 
 from sapo_desktop.dashboard.look.show import plain
+from sapo_desktop.dashboard.screens.dialogs import hint
 from sapo_desktop.dashboard.screens.models import curves, rows
-from sapo_desktop.dashboard.screens.models.dialogs import hint
-from sapo_desktop.dashboard.screens.models.keys import AGAIN_S, MORE, ModelKeys
+from sapo_desktop.dashboard.screens.models.keys import MORE, ModelKeys
 from sapo_desktop.dashboard.state import DashboardState
 from sapo_desktop.dashboard.widgets.chart import Chart
 from sapo_desktop.dashboard.widgets.keybar import Key
 from sapo_desktop.dashboard.widgets.listing import Listing
-from sapo_desktop.services.models.screen.interface import ModelActionFailed
 from sapo_desktop.services.models.shelf.overview import Overview
 
 
@@ -49,39 +47,18 @@ class ModelsScreen(ModelKeys):
         """Begin to read."""
         self.query_one("#shelf").border_title = Content.styled("My models", "bold")
         self.query_one("#shelf").border_subtitle = hint(*MORE)
-        self.set_interval(AGAIN_S, self._again)
-
-    def _again(self) -> None:
-        if self.is_current:
-            self.look()
-
-    def on_screen_resume(self) -> None:
-        """Read again: something may have changed meanwhile."""
-        super().on_screen_resume()
-        self.look()
 
     def on_resize(self) -> None:
         """Draw for the new size: once the list has it, too."""
         super().on_resize()
-        self._fill()
-        self.call_later(self._fill)
-
-    # Reading
-
-    def look(self) -> None:
-        """Read the disk again, in a worker."""
-        self._look()
-
-    @work(name="shelf", group="shelf", exclusive=True)
-    async def _look(self) -> None:
-        try:
-            self.shelf = await self.actions.shelf()
-        except ModelActionFailed as error:
-            self._tell(Content.styled(plain(str(error), 400), "$warning"))
-            return
-        self._fill()
+        self.fill()
+        self.call_later(self.fill)
 
     # Showing
+
+    def complain(self, error: Exception) -> None:
+        """In place of the model."""
+        self._tell(Content.styled(plain(str(error), 400), "$warning"))
 
     @property
     def chosen(self) -> Overview | None:
@@ -89,7 +66,8 @@ class ModelsScreen(ModelKeys):
         place = self.query_one("#models", OptionList).highlighted
         return self.shelf.models[place] if place is not None and place < len(self.shelf.models) else None
 
-    def _fill(self) -> None:
+    def fill(self) -> None:
+        """Draw the list."""
         listing, models = self.query_one("#models", OptionList), self.shelf.models
         width, now = max(listing.scrollable_content_region.width, 60), self.dashboard.feed.now()
         self.query_one("#shelf").border_title = Content.styled(f"My models ({len(models)})", "bold")

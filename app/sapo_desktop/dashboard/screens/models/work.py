@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import ClassVar
 
@@ -13,9 +13,9 @@ from textual.content import Content
 from textual.widgets import Static
 
 from sapo_desktop.dashboard.look.show import plain
-from sapo_desktop.dashboard.screens.dialogs import Dialog
-from sapo_desktop.dashboard.screens.models.dialogs import hint
-from sapo_desktop.services.models.screen.interface import ExportChoice, ModelActionFailed, Told
+from sapo_desktop.dashboard.screens.dialogs import Dialog, hint
+from sapo_desktop.errors import known
+from sapo_desktop.services.models.screen.interface import ExportChoice, Told
 
 
 class ExportScreen(Dialog[None]):
@@ -27,7 +27,7 @@ class ExportScreen(Dialog[None]):
     ]
     _done = False
 
-    def __init__(self, name: str, choice: ExportChoice, work: AsyncIterator[Told]) -> None:
+    def __init__(self, name: str, choice: ExportChoice, work: AsyncGenerator[Told, None]) -> None:
         super().__init__()
         self._called, self._choice, self._steps = name, choice, work
 
@@ -46,11 +46,11 @@ class ExportScreen(Dialog[None]):
     async def _follow(self) -> None:
         told = self.query_one("#told", Static)
         try:
-            async with aclosing(self._steps) as steps:  # type: ignore[type-var]
+            async with aclosing(self._steps) as steps:
                 async for step in steps:
                     lines = step.result or (step.progress,)
                     told.update(Content("\n").join(Content(plain(line, 400)) for line in lines))
-        except ModelActionFailed as error:
+        except known() as error:
             told.update(Content.styled(plain(str(error), 600), "$warning"))
         self._done = True
         self.query_one("#keys", Static).update(hint(("Esc", "close")))

@@ -6,14 +6,13 @@ from pathlib import Path
 from typing import ClassVar
 
 from textual.app import ComposeResult
-from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.content import Content
 from textual.widgets import Input, Static
 
 from sapo_desktop.dashboard.history.groups.query import GroupFilter
 from sapo_desktop.dashboard.look.show import groups, plain
-from sapo_desktop.dashboard.screens.dialogs import Dialog
+from sapo_desktop.dashboard.screens.dialogs import Dialog, hint
 from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import typed_target
 
@@ -21,7 +20,6 @@ from sapo_desktop.paths import typed_target
 class ExportDialog(Dialog[Path | None]):
     """Gives the file, None at Esc. A file that exists is never written over."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "cancel", "cancel", show=False)]
     AUTO_FOCUS: ClassVar[str | None] = "#file"
 
     def __init__(self, count: int, wanted: GroupFilter) -> None:
@@ -35,12 +33,7 @@ class ExportDialog(Dialog[Path | None]):
             yield Static(Content.styled(plain(self.wanted.describe(), 200), "$muted"), markup=False)
             yield Input("rollouts.jsonl", id="file", compact=True)
             yield Static("", id="complaint", markup=False)
-            yield Static(
-                Content.assemble(
-                    ("Enter", "bold $accent"), (" write   ", "$muted"), ("Esc", "bold $accent"), (" cancel", "$muted")
-                ),
-                markup=False,
-            )
+            yield Static(hint(("Enter", "write"), ("Esc", "cancel")), markup=False)
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
         """Answer with the file, unless there is one already."""
@@ -55,7 +48,3 @@ class ExportDialog(Dialog[Path | None]):
         except UsageError as error:
             said = str(error)
         self.query_one("#complaint", Static).update(Content.styled(plain(said, 300), "$warning"))
-
-    def action_cancel(self) -> None:
-        """Close without an answer."""
-        self.dismiss(None)

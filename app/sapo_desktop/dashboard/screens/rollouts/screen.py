@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import ClassVar
 
-from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
 from textual.content import Content
 from textual.message import Message
@@ -20,7 +19,7 @@ from sapo_desktop.dashboard.history.groups.reader import PAGE, Answer, GroupRead
 from sapo_desktop.dashboard.history.groups.sources import GroupSource
 from sapo_desktop.dashboard.look.glyphs import Glyphs
 from sapo_desktop.dashboard.look.show import plain
-from sapo_desktop.dashboard.screens.base import BaseScreen
+from sapo_desktop.dashboard.screens.base import Searching
 from sapo_desktop.dashboard.screens.rollouts.detail import detail
 from sapo_desktop.dashboard.screens.rollouts.keys import GroupKeys
 from sapo_desktop.dashboard.screens.rollouts.listing import GroupList
@@ -30,17 +29,14 @@ from sapo_desktop.dashboard.widgets.panels import group_line
 from sapo_swarm.events import GroupRecorded
 
 
-class RolloutsScreen(GroupKeys, BaseScreen):
+class RolloutsScreen(Searching, GroupKeys):
     """Screen 3: a page of the groups that fit the filter, and the chosen one in full.
 
     A thread reads (GroupReader): `_ask` sends what is wanted, `on_rollouts_screen_answered` shows what came.
     """
 
     AUTO_FOCUS: ClassVar[str | None] = "#groups"
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("slash", "search", "search", show=False),
-        Binding("escape", "clear", "clear", show=False),
-    ]
+    SEARCHED = "#groups"
 
     class Answered(Message):
         """The reader's answer."""
@@ -259,27 +255,12 @@ class RolloutsScreen(GroupKeys, BaseScreen):
         elif message.edge == "newer" and self.before > PAGE:
             self._ask(Wish(self.filter, shown.groups[0].seq, "newer", upto), self.before - PAGE, True)
 
-    def action_search(self) -> None:
-        """Open the search field."""
-        search = self.query_one("#search", Input)
-        search.add_class("-open")
-        self.add_class("-searching")
-        search.focus()
-
     def action_clear(self) -> None:
         """Empty and close the search."""
-        search = self.query_one("#search", Input)
-        with search.prevent(Input.Changed):
-            search.value = ""
-        search.remove_class("-open")
-        self.remove_class("-searching")
+        with self.query_one("#search", Input).prevent(Input.Changed):
+            super().action_clear()
         self.ask_for(GroupFilter())
-        self.query_one("#groups", GroupList).focus()
 
     def on_input_changed(self, event: Input.Changed) -> None:
         """Filter while typing."""
         self.ask_for(replace(self.filter, text=event.value))
-
-    def on_input_submitted(self) -> None:
-        """Back to the list, filtered."""
-        self.query_one("#groups", GroupList).focus()

@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from textual.app import ComposeResult
-from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.content import Content
 from textual.widgets import Input, OptionList, Static
 
 from sapo_desktop.dashboard.look.show import plain
-from sapo_desktop.dashboard.screens.dialogs import Dialog
+from sapo_desktop.dashboard.screens.dialogs import Dialog, hint
 from sapo_desktop.dashboard.widgets.listing import Listing
-from sapo_desktop.settings.rows import SettingRefused, SettingRow, SettingsActions, spaced
+from sapo_desktop.errors import known
+from sapo_desktop.settings.rows import SettingRow, spaced
+
+if TYPE_CHECKING:
+    from sapo_desktop.services.models.screen.settings_actions import HomeSettings
 
 
 class SettingEditor(Dialog[str | None]):
     """Gives the value that was written, None at Esc."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "cancel", "cancel", show=False)]
     AUTO_FOCUS: ClassVar[str | None] = "#value"
 
-    def __init__(self, row: SettingRow, actions: SettingsActions) -> None:
+    def __init__(self, row: SettingRow, actions: HomeSettings) -> None:
         super().__init__()
         self.row, self.actions = row, actions
 
@@ -39,12 +41,7 @@ class SettingEditor(Dialog[str | None]):
             yield Static("", id="complaint", markup=False)
             allowed = f"{row.kind} · default {plain(spaced(row, row.default), 200)}"
             yield Static(Content.styled(allowed, "$muted"), markup=False)
-            yield Static(
-                Content.assemble(
-                    ("Enter", "bold $accent"), (" write   ", "$muted"), ("Esc", "bold $accent"), (" cancel", "$muted")
-                ),
-                markup=False,
-            )
+            yield Static(hint(("Enter", "write"), ("Esc", "cancel")), markup=False)
 
     @property
     def choices(self) -> tuple[str, ...]:
@@ -72,11 +69,7 @@ class SettingEditor(Dialog[str | None]):
     async def _try(self, value: str) -> None:
         try:
             await self.actions.change(self.row.key, value, self.row.owner)
-        except SettingRefused as error:
+        except known() as error:
             self.query_one("#complaint", Static).update(Content.styled(plain(str(error), 400), "$warning"))
         else:
             self.dismiss(value)
-
-    def action_cancel(self) -> None:
-        """Close without an answer."""
-        self.dismiss(None)

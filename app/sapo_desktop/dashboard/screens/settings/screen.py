@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
@@ -13,11 +13,16 @@ from textual.widgets.option_list import Option
 
 from sapo_desktop.dashboard.host import DashboardHost
 from sapo_desktop.dashboard.look.show import end_of, fit, hang, plain
+from sapo_desktop.dashboard.screens.base import Searching
 from sapo_desktop.dashboard.screens.dialogs import Dialog
 from sapo_desktop.dashboard.screens.settings.editor import SettingEditor
 from sapo_desktop.dashboard.widgets.keybar import Key, KeyBar
 from sapo_desktop.dashboard.widgets.listing import Listing
-from sapo_desktop.settings.rows import SIMPLE, SettingRefused, SettingRow, SettingsActions, spaced
+from sapo_desktop.errors import known
+from sapo_desktop.settings.rows import SIMPLE, SettingRow, spaced
+
+if TYPE_CHECKING:
+    from sapo_desktop.services.models.screen.settings_actions import HomeSettings
 
 WIDE = 100
 """Columns from which a row says what its setting does."""
@@ -41,21 +46,21 @@ def _distance(key: str, wanted: str) -> int:
     return 0 if wanted in (name, key) else 1 if name.startswith(wanted) else 2 if wanted in key else 3
 
 
-class SettingsScreen(Dialog[None]):
+class SettingsScreen(Searching, Dialog[None]):
     """Covers everything, so that no key of the screens below is meant by accident."""
 
     HELP: ClassVar[str] = "settings"
     AUTO_FOCUS: ClassVar[str | None] = "#rows"
+    SEARCHED = "#rows"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,f2", "back", "close", show=False),
         Binding("d", "default", "default", show=False),
         Binding("a", "restart", "apply", show=False),
-        Binding("slash", "search", "search", show=False),
         Binding("v", "advanced", "simple or all", show=False),
         Binding("w", "questions", "first questions", show=False),
     ]
 
-    def __init__(self, actions: SettingsActions) -> None:
+    def __init__(self, actions: HomeSettings) -> None:
         super().__init__()
         self.actions = actions
         self.rows: tuple[SettingRow, ...] = ()
@@ -94,7 +99,7 @@ class SettingsScreen(Dialog[None]):
     async def _look(self) -> None:
         try:
             self.rows = await self.actions.rows()
-        except SettingRefused as error:
+        except known() as error:
             self.query_one("#about-text", Static).update(Content.styled(plain(str(error), 600), "$error"))
             return
         self._fill()
@@ -163,7 +168,7 @@ class SettingsScreen(Dialog[None]):
         value = "false" if row.value == "true" else "true"
         try:
             await self.actions.change(row.key, value, row.owner)
-        except SettingRefused as error:
+        except known() as error:
             self._refused(error)
             return
         self._changed(row, value)
@@ -176,7 +181,7 @@ class SettingsScreen(Dialog[None]):
     async def _reset(self, row: SettingRow) -> None:
         try:
             await self.actions.reset(row.key, row.owner)
-        except SettingRefused as error:
+        except known() as error:
             self._refused(error)
             return
         self._changed(row, row.default)
@@ -197,12 +202,12 @@ class SettingsScreen(Dialog[None]):
     async def _restart(self) -> None:
         try:
             self._say(await self.actions.restart())
-        except SettingRefused as error:
+        except known() as error:
             self._refused(error)
         if self.is_running:
             self._read()
 
-    def _refused(self, error: SettingRefused) -> None:
+    def _refused(self, error: Exception) -> None:
         self.app.notify(plain(str(error), 400), severity="error", timeout=6, markup=False)
 
     def _say(self, text: str) -> None:
@@ -210,19 +215,9 @@ class SettingsScreen(Dialog[None]):
 
     # Searching and leaving
 
-    def action_search(self) -> None:
-        """Open the search field."""
-        search = self.query_one("#search", Input)
-        search.add_class("-open")
-        search.focus()
-
     def on_input_changed(self) -> None:
         """Filter while typing; the cursor goes to the setting whose name is nearest to it."""
         self._fill(searched=True)
-
-    def on_input_submitted(self) -> None:
-        """Back to the rows, filtered."""
-        self.query_one("#rows", OptionList).focus()
 
     def action_advanced(self) -> None:
         """All settings, or the simple ones alone."""
@@ -237,13 +232,10 @@ class SettingsScreen(Dialog[None]):
 
     def action_back(self) -> None:
         """Close the search, then the settings."""
-        search = self.query_one("#search", Input)
-        if not search.has_class("-open"):
+        if self.has_class("-searching"):
+            self.action_clear()
+        else:
             self.dismiss()
-            return
-        search.value = ""
-        search.remove_class("-open")
-        self.query_one("#rows", OptionList).focus()
 
 
 def row_line(row: SettingRow, width: int) -> Content:

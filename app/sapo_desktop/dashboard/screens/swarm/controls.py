@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from textual.binding import Binding, BindingType
 
@@ -16,7 +16,11 @@ from sapo_desktop.dashboard.screens.swarm.tasks import TaskDialog
 from sapo_desktop.dashboard.screens.swarm.trail import TrailDialog
 from sapo_desktop.dashboard.state import DashboardState
 from sapo_desktop.dashboard.widgets.keybar import Key
-from sapo_desktop.services.swarms.interface import ActionFailed, Guest, SwarmActions
+from sapo_desktop.errors import known
+from sapo_desktop.services.swarms.interface import Guest
+
+if TYPE_CHECKING:
+    from sapo_desktop.services.swarms.actions import HomeActions
 
 LOOK_S = 3.0
 """Between two looks at who waits to be let in."""
@@ -68,7 +72,7 @@ class SwarmControls(BaseScreen):
         self._do(self.actions.let_in(guest), f"Letting {name_of(guest)} in")
 
     @property
-    def actions(self) -> SwarmActions | None:
+    def actions(self) -> HomeActions | None:
         """What can be done here; None over a recording."""
         return self.dashboard.swarm_actions
 
@@ -139,7 +143,7 @@ class SwarmControls(BaseScreen):
         assert self.actions is not None
         try:
             waiting = await self.actions.offered()
-        except ActionFailed as error:
+        except known() as error:
             self.dashboard.say(str(error), error=True)
             return
         if not waiting and nothing:
@@ -186,7 +190,7 @@ class SwarmControls(BaseScreen):
         assert self.actions is not None
         try:
             hosted = await self.actions.host(everybody, approve)
-        except ActionFailed as error:
+        except known() as error:
             self.dashboard.say(str(error), error=True)
             return
 
@@ -204,7 +208,7 @@ class SwarmControls(BaseScreen):
         """Say what came of it; whether it went well."""
         try:
             self.dashboard.say(await work)
-        except ActionFailed as error:
+        except known() as error:
             self.dashboard.say(str(error), error=True)
             return False
         return True

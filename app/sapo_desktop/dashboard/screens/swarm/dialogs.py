@@ -12,7 +12,7 @@ from textual.content import Content
 from textual.widgets import Input, Static
 
 from sapo_desktop.dashboard.look.show import plain
-from sapo_desktop.dashboard.screens.dialogs import ChoiceDialog, Dialog
+from sapo_desktop.dashboard.screens.dialogs import ChoiceDialog, Dialog, hint
 from sapo_desktop.services.swarms.interface import Hosted
 
 HostChoice = Literal["here", "everybody", "approve", "stop"]
@@ -23,7 +23,6 @@ _QR_MARGIN = 11
 class JoinDialog(Dialog[str | None]):
     """Takes an invite; gives it back once it parses, None at Esc."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "cancel", "cancel", show=False)]
     AUTO_FOCUS: ClassVar[str | None] = "#invite"
 
     def __init__(self, nearby: Callable[[], Awaitable[tuple[str, ...]]] | None = None) -> None:
@@ -43,7 +42,7 @@ class JoinDialog(Dialog[str | None]):
             )
             yield Input(placeholder="sapo://…", id="invite", max_length=600)
             yield Static("", id="complaint", markup=False)
-            yield Static(_hint(("Enter", "join"), ("Esc", "cancel")), markup=False)
+            yield Static(hint(("Enter", "join"), ("Esc", "cancel")), markup=False)
 
     def on_mount(self) -> None:
         """Look for coordinators nearby, or show the code."""
@@ -68,10 +67,6 @@ class JoinDialog(Dialog[str | None]):
             self.query_one("#complaint", Static).update(Content.styled(plain(str(error), 200), "$warning"))
             return
         self.dismiss(event.value.strip())
-
-    def action_cancel(self) -> None:
-        """Close without an answer."""
-        self.dismiss(None)
 
 
 class HostDialog(ChoiceDialog[HostChoice]):
@@ -130,7 +125,7 @@ class HostedDialog(Dialog[bool]):
             more = f"Status page: {self.hosted.page} · put a node out: sapo-desktop ban ID"
             yield Static(Content.styled(more, "$muted"), classes="more", markup=False)
             keys = [("j", "let this node take part too")] if self._offer else []
-            yield Static(_hint(*keys, ("c", "copy"), ("Esc", "close; the swarm stays open")), markup=False)
+            yield Static(hint(*keys, ("c", "copy"), ("Esc", "close; the swarm stays open")), markup=False)
 
     def on_mount(self) -> None:
         """Look for coordinators nearby, or show the code."""
@@ -177,7 +172,3 @@ class LeaveDialog(ChoiceDialog[bool]):
                 ("Cancel (Esc)", "", None),
             ]
         )
-
-
-def _hint(*keys: tuple[str, str]) -> Content:
-    return Content("   ").join(Content.assemble((key, "bold $accent"), (f" {label}", "$muted")) for key, label in keys)

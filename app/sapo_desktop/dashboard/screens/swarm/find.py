@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
@@ -13,10 +13,14 @@ from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
 from sapo_desktop.dashboard.look.show import age, count, fit, plain
-from sapo_desktop.dashboard.screens.dialogs import Dialog
+from sapo_desktop.dashboard.screens.dialogs import Dialog, hint
 from sapo_desktop.dashboard.widgets.listing import Listing
-from sapo_desktop.services.swarms.interface import ActionFailed, Directory, Listed, SwarmActions
+from sapo_desktop.errors import known
+from sapo_desktop.services.swarms.interface import Directory, Listed
 from sapo_desktop.services.swarms.trial import ROUNDS
+
+if TYPE_CHECKING:
+    from sapo_desktop.services.swarms.actions import HomeActions
 
 NONE = (
     "A directory is a signed list of swarms that somebody keeps. None is built into this app: paste the line that "
@@ -28,13 +32,12 @@ class FindDialog(Dialog[str | None]):
     """The line to join with, once a swarm is chosen that can be joined; None at Esc."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape", "cancel", "cancel", show=False),
         Binding("a", "add", "add", show=False),
         Binding("r", "renew", "read again", show=False),
     ]
     AUTO_FOCUS: ClassVar[str | None] = "#rows"
 
-    def __init__(self, actions: SwarmActions) -> None:
+    def __init__(self, actions: HomeActions) -> None:
         super().__init__()
         self._actions = actions
         self.rows: tuple[Listed, ...] = ()
@@ -64,7 +67,7 @@ class FindDialog(Dialog[str | None]):
     async def _read(self, fresh: bool) -> None:
         try:
             found = await self._actions.directories(fresh)
-        except ActionFailed as error:
+        except known() as error:
             self._complain(str(error))
             return
         self.rows = tuple(one for directory in found for one in directory.swarms)
@@ -139,10 +142,7 @@ class FindDialog(Dialog[str | None]):
                 ("Esc", "close"),
             ]
         )
-        hint = Content("   ").join(
-            Content.assemble((key, "bold $accent"), (f" {said}", "$muted")) for key, said in keys
-        )
-        self.query_one("#keys", Static).update(hint)
+        self.query_one("#keys", Static).update(hint(*keys))
 
     async def on_input_submitted(self, event: Input.Submitted) -> None:
         """Keep the line and look in that directory."""
@@ -151,7 +151,7 @@ class FindDialog(Dialog[str | None]):
             return
         try:
             await self._actions.add_directory(event.value)
-        except ActionFailed as error:
+        except known() as error:
             self._complain(str(error))
             return
         event.input.value = ""
@@ -164,10 +164,6 @@ class FindDialog(Dialog[str | None]):
         complaint = self.query_one("#complaint", Static)
         complaint.display = bool(text)
         complaint.update(Content.styled(plain(text, 300), style))
-
-    def action_cancel(self) -> None:
-        """Close without an answer."""
-        self.dismiss(None)
 
 
 def _row(one: Listed) -> Content:

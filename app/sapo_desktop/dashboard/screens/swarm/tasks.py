@@ -11,7 +11,7 @@ from textual.content import Content
 from textual.widgets import Static
 
 from sapo_desktop.dashboard.look.show import plain
-from sapo_desktop.dashboard.screens.dialogs import Dialog
+from sapo_desktop.dashboard.screens.dialogs import Dialog, hint
 from sapo_desktop.services.swarms.interface import OfferedTask
 
 CONSEQUENCE = (
@@ -46,10 +46,7 @@ class TaskDialog(Dialog[bool]):
                     Content("\n".join(plain(line, len(line)) for line in task.lines)), id="lines", markup=False
                 )
             yield Static(CONSEQUENCE, markup=False)
-            keys = Content.assemble(
-                ("y", "bold $accent"), (" accept   ", "$muted"), ("Esc", "bold $accent"), (" not now", "$muted")
-            )
-            yield Static(keys, markup=False)
+            yield Static(hint(("y", "accept"), ("Esc", "not now")), markup=False)
 
     def action_accept(self) -> None:
         """Close with a yes."""

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import PurePath
-from typing import ClassVar, get_args
+from typing import TYPE_CHECKING, ClassVar, get_args
 
 from textual import work
 from textual.app import ComposeResult
@@ -21,8 +21,12 @@ from sapo_desktop.dashboard.screens.models.dialogs import PickDialog
 from sapo_desktop.dashboard.screens.tasks.measuring import SMALL, MeasuringScreen
 from sapo_desktop.dashboard.widgets.choice import Choice
 from sapo_desktop.dashboard.widgets.keybar import Key, KeyBar
-from sapo_desktop.services.tasks.wizard.interface import Answers, Made, Seen, TaskActionFailed, TaskActions
+from sapo_desktop.errors import known
+from sapo_desktop.services.tasks.wizard.interface import Answers, Made, Seen
 from sapo_swarm.tasks.own.spec import Extract
+
+if TYPE_CHECKING:
+    from sapo_desktop.services.tasks.wizard.actions import HomeTasks
 
 _SETTLED_S = 0.15
 """An answer that stays so long is looked at."""
@@ -58,7 +62,7 @@ class DraftScreen(Dialog[Made | None]):
         Binding("pageup", "page(-1)", "up", show=False, priority=True),
     ]
 
-    def __init__(self, actions: TaskActions, path: str, base: str = "") -> None:
+    def __init__(self, actions: HomeTasks, path: str, base: str = "") -> None:
         """base: the model that was chosen already; "" = the first on offer."""
         super().__init__()
         self._actions = actions
@@ -144,7 +148,7 @@ class DraftScreen(Dialog[Made | None]):
                 self._offer("base", bases, asked.base)
                 asked = Answers(asked.path, base=self._value("base"))
             seen = await self._actions.look(asked)
-        except TaskActionFailed as error:
+        except known() as error:
             self._complain(str(error))
             if first:
                 self._unreadable()
@@ -215,7 +219,7 @@ class DraftScreen(Dialog[Made | None]):
                 self._ask_to_replace(seen.answers.name)
                 return
             name = await self._actions.keep(answers, again)
-        except TaskActionFailed as error:
+        except known() as error:
             self._complain(str(error))
             self.query_one(VerticalScroll).scroll_home(animate=False)
             return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
@@ -16,14 +16,11 @@ from textual.worker import Worker
 from sapo_desktop.dashboard.look.show import plain
 from sapo_desktop.dashboard.screens.dialogs import Dialog
 from sapo_desktop.dashboard.widgets.keybar import Key, KeyBar
-from sapo_desktop.services.tasks.wizard.interface import (
-    Answers,
-    Made,
-    Measured,
-    Step,
-    TaskActionFailed,
-    TaskActions,
-)
+from sapo_desktop.errors import known
+from sapo_desktop.services.tasks.wizard.interface import Answers, Made, Measured, Step
+
+if TYPE_CHECKING:
+    from sapo_desktop.services.tasks.wizard.actions import HomeTasks
 
 SMALL = [(0, "-small"), (20, "-roomy")]
 """In a low terminal the wizard goes without frame and gaps."""
@@ -40,7 +37,7 @@ class MeasuringScreen(Dialog[Made | None]):
         Binding("up,pageup", "scroll(-1)", "up", show=False),
     ]
 
-    def __init__(self, actions: TaskActions, name: str, answers: Answers) -> None:
+    def __init__(self, actions: HomeTasks, name: str, answers: Answers) -> None:
         """name: of the stored task; answers: what it was made from, and the base to try."""
         super().__init__()
         self._actions, self._task_name, self._source, self._base = actions, name, answers.path, answers.base
@@ -72,7 +69,7 @@ class MeasuringScreen(Dialog[Made | None]):
                         told.update(_found(step.measured))
                     else:
                         told.update(Content(f"{plain(what, 300)}\n\n{plain(step.progress, 200)}"))
-        except TaskActionFailed as error:
+        except known() as error:
             told.update(Content.styled(plain(str(error), 600), "$warning"))
         self._finished()
 

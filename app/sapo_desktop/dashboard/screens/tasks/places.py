@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from rich.cells import cell_len, set_cell_size
 from textual import work
@@ -20,7 +20,11 @@ from sapo_desktop.dashboard.screens.tasks.draft import DraftScreen
 from sapo_desktop.dashboard.screens.tasks.measuring import SMALL
 from sapo_desktop.dashboard.widgets.keybar import Key, KeyBar
 from sapo_desktop.dashboard.widgets.listing import Listing
-from sapo_desktop.services.tasks.wizard.interface import Made, Place, TaskActionFailed, TaskActions
+from sapo_desktop.errors import known
+from sapo_desktop.services.tasks.wizard.interface import Made, Place
+
+if TYPE_CHECKING:
+    from sapo_desktop.services.tasks.wizard.actions import HomeTasks
 
 _KEYS: list[Key] = [
     ("type", "a path", ""),
@@ -45,7 +49,7 @@ class PlacesScreen(Dialog[Made | None]):
         Binding("pageup", "move(-10)", "up", show=False, priority=True),
     ]
 
-    def __init__(self, actions: TaskActions, base: str = "") -> None:
+    def __init__(self, actions: HomeTasks, base: str = "") -> None:
         """base: the model that was chosen already; "" = the first on offer."""
         super().__init__()
         self._actions, self._base = actions, base
@@ -87,7 +91,7 @@ class PlacesScreen(Dialog[Made | None]):
         complaint = self.query_one("#complaint", Static)
         try:
             self._places = await self._actions.places(typed)
-        except TaskActionFailed as error:
+        except known() as error:
             self._places = ()
             complaint.update(Content.styled(plain(str(error), 300), "$warning"))
         else:

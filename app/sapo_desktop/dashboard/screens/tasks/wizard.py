@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from sapo_desktop.dashboard.host import DashboardHost
 from sapo_desktop.dashboard.screens.tasks.places import PlacesScreen
-from sapo_desktop.services.tasks.wizard.interface import Made, TaskActionFailed, TaskActions
+from sapo_desktop.errors import known
+from sapo_desktop.services.tasks.wizard.interface import Made
+
+if TYPE_CHECKING:
+    from sapo_desktop.services.tasks.wizard.actions import HomeTasks
 
 
 def open_wizard(app: DashboardHost) -> None:
@@ -22,10 +28,10 @@ def open_wizard(app: DashboardHost) -> None:
     app.push_screen(PlacesScreen(actions), done)
 
 
-async def _train(app: DashboardHost, actions: TaskActions, made: Made) -> None:
+async def _train(app: DashboardHost, actions: HomeTasks, made: Made) -> None:
     try:
         app.say(await actions.train(made.task, made.base))
-    except TaskActionFailed as error:
+    except known() as error:
         app.say(str(error), error=True)
     else:
         app.switch_mode("dashboard")

@@ -93,7 +93,6 @@ class _Making:
             folder=str(self.folder.absolute()),
             file=self._file,
             questions=QUESTIONS if verify else 0,
-            chats=[list(chat) for chat in self.source.chats] if verify else [],
             tokens=TOKENS,
             own_tasks=str(own) if (own := library.folder()) is not None else "",
         )

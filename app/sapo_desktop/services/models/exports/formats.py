@@ -42,14 +42,12 @@ class Source:
     """What is exported.
 
     config: as the run keeps it (what "auto" means is filled in). checkpoint: the folder with state.json and engine/,
-    None for the base model. record: what the model card tells. chats: conversations for the check in place of held-out
-    questions of the config's tasks.
+    None for the base model. record: what the model card tells.
     """
 
     config: RunConfig
     checkpoint: Path | None
     record: Record
-    chats: tuple[tuple[dict[str, str], ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

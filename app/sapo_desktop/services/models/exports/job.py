@@ -17,8 +17,7 @@ class Messages(msgspec.Struct, frozen=True):
 
 class Write(msgspec.Struct, frozen=True, tag="write", kw_only=True):
     """Load a checkpoint and write it. checkpoint: "" is the base model. file: name of a GGUF file.
-    chats: conversations to answer for the check afterwards, in place of `questions` held-out ones of the config's tasks;
-    an answer has at most `tokens` tokens.
+    questions: held-out ones of the config's tasks to answer for the check afterwards, each in at most `tokens` tokens.
     own_tasks: folder of the person's tasks, "" without one."""
 
     config: RunConfig
@@ -28,7 +27,6 @@ class Write(msgspec.Struct, frozen=True, tag="write", kw_only=True):
     folder: str
     file: str
     questions: int
-    chats: list[list[dict[str, str]]]
     tokens: int
     own_tasks: str = ""
 

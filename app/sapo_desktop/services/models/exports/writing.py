@@ -44,7 +44,7 @@ def write(job: Write, report: Report) -> Written:
         require_writable(base)
     gone = tuple(name for name in job.config.tasks if name not in CATALOGUE and not library.loads(name))
     here = msgspec.structs.replace(job.config, tasks=tuple(name for name in job.config.tasks if name not in gone))
-    chats = job.chats or asyncio.run(held_out_chats(here, job.questions))
+    chats = asyncio.run(held_out_chats(here, job.questions))
     engine = _load(job, lambda fraction, phrase: report(0.1 + 0.3 * fraction, phrase))
     report(0.4, "answering held-out questions")
     answers = _answers(engine, chats, job.tokens)

@@ -6,30 +6,21 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import ParamSpec, TypeVar
+from collections.abc import AsyncGenerator
 
 import msgspec
 
 from sapo_desktop import settings
-from sapo_desktop.errors import known
+from sapo_desktop.errors import AppError
 from sapo_desktop.paths import Home
 from sapo_desktop.services.models import control
-from sapo_desktop.services.models.screen import children
 from sapo_desktop.services.models.screen.conversation import Conversation
-from sapo_desktop.services.models.screen.interface import (
-    ChatLine,
-    ExportChoice,
-    ModelActionFailed,
-    NewModel,
-    NewModelInfo,
-    Shelf,
-    Told,
-)
+from sapo_desktop.services.models.screen.interface import ExportChoice, NewModel, NewModelInfo, Shelf, Told
 from sapo_desktop.services.models.screen.own_tasks import fitted
 from sapo_desktop.services.models.shelf import base_folder, names, store
 from sapo_desktop.services.models.shelf.overview import Overview, overview
 from sapo_desktop.services.models.shelf.store import Model
+from sapo_desktop.services.nodes import children
 from sapo_desktop.settings import flags
 
 _GGUF = {
@@ -37,12 +28,10 @@ _GGUF = {
     "q8_0": "the same in 8 bits: half as large, hardly worse",
     "q4_0": "the same in 4 bits: the smallest, worse for small models",
 }
-P = ParamSpec("P")
-T = TypeVar("T")
 
 
 class HomeModels:
-    """Implements ModelActions."""
+    """Models are named by their id. Every method raises known()."""
 
     def __init__(self, home: Home) -> None:
         self._home = home
@@ -51,9 +40,9 @@ class HomeModels:
     # Looking
 
     async def shelf(self) -> Shelf:
-        """See ModelActions."""
+        """All models as they are now."""
         training = await control.in_training(self._home)
-        models, problems = await _thread(self._look)
+        models, problems = await asyncio.to_thread(self._look)
         return Shelf(models, training.record.id if training else "", problems)
 
     def _look(self) -> tuple[tuple[Overview, ...], tuple[str, ...]]:
@@ -68,16 +57,16 @@ class HomeModels:
         return self._known[id][1]
 
     async def _find(self, id: str) -> Model:
-        for model in await _thread(store.all_models, self._home):
+        for model in await asyncio.to_thread(store.all_models, self._home):
             if model.record.id == id:
                 return model
-        raise ModelActionFailed("This model is not there any more.")
+        raise AppError("This model is not there any more.")
 
     # Changing
 
     async def offer(self) -> NewModelInfo:
-        """See ModelActions."""
-        return await _thread(self._offer)
+        """What "New model" starts with."""
+        return await asyncio.to_thread(self._offer)
 
     def _offer(self) -> NewModelInfo:
         from sapo_desktop.services.models.shelf import creating
@@ -94,9 +83,9 @@ class HomeModels:
         return NewModelInfo(names.free(names.FIRST, store.taken(self._home)), (*first, *bundled, *mine), tuple(ordered))
 
     async def new(self, answers: NewModel) -> str:
-        """See ModelActions."""
-        model = await _thread(self._new, answers)
-        await _app(control.switch(self._home, model))
+        """Make it and let the node train it; a sentence."""
+        model = await asyncio.to_thread(self._new, answers)
+        await control.switch(self._home, model)
         return f"{model.name} starts from {model.record.base}; the node trains it now"
 
     def _new(self, answers: NewModel) -> Model:
@@ -115,53 +104,54 @@ class HomeModels:
         return creating.new(self._home, answers.name, flags.with_room(wanted, fetching.look))
 
     async def proceed(self, id: str) -> str:
-        """See ModelActions."""
+        """The node goes on with this model; a sentence."""
         model = await self._find(id)
-        status = await _app(control.switch(self._home, model))
+        status = await control.switch(self._home, model)
         return f"The node trains {model.name}" + (f", from round {status.round + 1} on" if model.trained else "")
 
     async def rename(self, id: str, name: str) -> str:
-        """See ModelActions."""
+        """Give it another name; a sentence."""
         from sapo_desktop.services.models.shelf import keeping
 
         model = await self._find(id)
-        renamed = await _thread(keeping.rename, self._home, model, name)
+        renamed = await asyncio.to_thread(keeping.rename, self._home, model, name)
         return f"{model.name} is called {renamed.name} now"
 
     async def duplicate(self, id: str, name: str) -> str:
-        """See ModelActions."""
+        """Another model with the same weights and history; a sentence."""
         from sapo_desktop.services.models.shelf import keeping
 
         model = await self._find(id)
-        copy = await _thread(keeping.duplicate, self._home, model, name)
+        copy = await asyncio.to_thread(keeping.duplicate, self._home, model, name)
         return f"{copy.name} has the weights and the history of {model.name}"
 
     async def delete(self, id: str) -> str:
-        """See ModelActions."""
+        """The node that trains it is stopped first; refused while another model starts from an export of it. A sentence that
+        says what is free again."""
         model = await self._find(id)
-        await _thread(base_folder.require_unused, self._home, model)
-        freed = await _app(control.delete(self._home, model))
+        await asyncio.to_thread(base_folder.require_unused, self._home, model)
+        freed = await control.delete(self._home, model)
         return f"Deleted {model.name}: {freed / 1e6:,.0f} MB are free again"
 
     async def spare(self, id: str) -> tuple[int, int]:
-        """See ModelActions."""
+        """(how many checkpoints may go, their bytes)."""
         from sapo_desktop.services.models.shelf import keeping
 
-        found = await _thread(keeping.spare, await self._find(id), time.time())
+        found = await asyncio.to_thread(keeping.spare, await self._find(id), time.time())
         return len(found), sum(one.size for one in found)
 
     async def free(self, id: str) -> str:
-        """See ModelActions."""
+        """Remove them; a sentence."""
         from sapo_desktop.services.models.shelf import keeping
 
         model = await self._find(id)
-        freed = await _thread(lambda: keeping.remove(keeping.spare(model, time.time())))
+        freed = await asyncio.to_thread(lambda: keeping.remove(keeping.spare(model, time.time())))
         return f"{freed / 1e6:,.1f} MB are free again"
 
     # Long work
 
-    async def compare(self, first: str, second: str, items: int) -> AsyncIterator[Told]:
-        """See ModelActions."""
+    async def compare(self, first: str, second: str, items: int) -> AsyncGenerator[Told, None]:
+        """Both on the same held-out questions, so many a task; second "" = the base of the first. Closing it stops the work."""
         one = await self._find(first)
         pair = [one.name, (await self._find(second)).name if second else "base"]
         arguments = ["compare", *pair, "--items", str(items), "--progress", "--table"]
@@ -172,17 +162,15 @@ class HomeModels:
             *table, data = told.result
             yield Told(result=tuple(table), data=json.loads(data))
 
-    async def chat(self, id: str) -> ChatLine:
-        """See ModelActions."""
+    async def chat(self, id: str) -> Conversation:
+        """Load base and trained model; a node that works pauses until the conversation is closed."""
         model = await self._find(id)
         if not model.trained:
-            raise ModelActionFailed(
-                f"{model.name} has not been trained yet: there is nothing to compare the base with."
-            )
+            raise AppError(f"{model.name} has not been trained yet: there is nothing to compare the base with.")
         return await Conversation.open(self._home, model)
 
     def exports(self, id: str) -> tuple[ExportChoice, ...]:
-        """See ModelActions."""
+        """The formats that this model can be written in."""
         from sapo_desktop.services.models.exports import FORMATS, QUANTS
 
         sessions = self._known[id][1].story.sessions if id in self._known else ()
@@ -195,8 +183,8 @@ class HomeModels:
                 found.append(ExportChoice(name, info.what, ("--format", name)))
         return tuple(found)
 
-    async def export(self, id: str, choice: ExportChoice) -> AsyncIterator[Told]:
-        """See ModelActions."""
+    async def export(self, id: str, choice: ExportChoice) -> AsyncGenerator[Told, None]:
+        """Write it. Closing it stops the work, and leaves nothing half written."""
         model = await self._find(id)
         async for told in _work(["export", model.name, *choice.arguments, "--progress"]):
             yield told
@@ -206,24 +194,11 @@ def _folders(model: Model) -> list[str]:
     return [str(path.parent) for path in sorted((model.folder / "exports").glob("*/config.json"))]
 
 
-async def _work(arguments: list[str]) -> AsyncIterator[Told]:
-    """A verb to its end: its error stream is the progress, its output the result. Raises ModelActionFailed."""
-    async with children.child(arguments) as process:
-        said = ""
-        async with contextlib.aclosing(children.words(process)) as lines:
-            async for said in lines:
-                yield Told(progress=said)
-        written = await children.result(process, said)
-    yield Told(result=tuple(written.decode("utf-8", "replace").splitlines()))
-
-
-async def _thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """In a worker thread; errors of the lower floors are sentences."""
-    return await _app(asyncio.to_thread(function, *args, **kwargs))
-
-
-async def _app(work: Awaitable[T]) -> T:
-    try:
-        return await work
-    except known() as error:
-        raise ModelActionFailed(str(error)) from error
+async def _work(arguments: list[str]) -> AsyncGenerator[Told, None]:
+    """A verb to its end: its error stream is the progress, its output the result. Raises known()."""
+    async with contextlib.aclosing(children.run(arguments)) as steps:
+        async for step in steps:
+            if isinstance(step, str):
+                yield Told(progress=step)
+            else:
+                yield Told(result=tuple(step.decode("utf-8", "replace").splitlines()))

@@ -6,16 +6,16 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 
+from sapo_desktop.errors import AppError
 from sapo_desktop.paths import Home
 from sapo_desktop.services.models.pieces import Said
-from sapo_desktop.services.models.screen import children
 from sapo_desktop.services.models.screen.holding import node_held
-from sapo_desktop.services.models.screen.interface import ModelActionFailed
 from sapo_desktop.services.models.shelf.store import Model
+from sapo_desktop.services.nodes import children
 
 
 class Conversation:
-    """Implements ChatLine over `sapo-desktop chat --json`."""
+    """A conversation that is open, over `sapo-desktop chat --json`; closing it gives the memory back."""
 
     def __init__(self, home: Home, model: Model) -> None:
         self.labels = ("base", model.name)
@@ -24,7 +24,7 @@ class Conversation:
 
     @classmethod
     async def open(cls, home: Home, model: Model) -> Conversation:
-        """Pause the node if it works, load both models. Raises ModelActionFailed; then the node goes on."""
+        """Pause the node if it works, load both models. Raises AppError; then the node goes on."""
         chat = cls(home, model)
         try:
             await chat._open()
@@ -37,10 +37,10 @@ class Conversation:
         await self._stack.enter_async_context(node_held(self._home))
         self._process = await self._stack.enter_async_context(children.child(["chat", self._model.name, "--json"]))
         if "ready" not in await self._read():
-            raise ModelActionFailed("The chat answers something that is not understood: update sapo-desktop.")
+            raise AppError("The chat answers something that is not understood: update sapo-desktop.")
 
     async def ask(self, question: str) -> AsyncIterator[Said]:
-        """See ChatLine."""
+        """What each says so far, until both are done. Raises AppError."""
         assert self._process.stdin is not None
         line = " ".join(question.split())
         if not line:
@@ -49,7 +49,7 @@ class Conversation:
             self._process.stdin.write(line.encode() + b"\n")
             await self._process.stdin.drain()
         except OSError as error:
-            raise ModelActionFailed("The chat ended. Close it and open it again.") from error
+            raise AppError("The chat ended. Close it and open it again.") from error
         while "done" not in (said := await self._read()):
             yield Said(int(str(said["of"])), str(said["text"]), said["cut"] is True)
 
@@ -59,11 +59,11 @@ class Conversation:
         if not line:
             words = [text async for text in children.words(self._process)]
             reason = words[-1].removeprefix("sapo-desktop: ") if words else "The chat ended without a word."
-            raise ModelActionFailed(reason)
+            raise AppError(reason)
         found = json.loads(line)
         assert isinstance(found, dict)
         return found
 
     async def close(self) -> None:
-        """Give the memory back and let the node go on."""
+        """Give the memory back, and let a node that waited go on."""
         await self._stack.aclose()

@@ -1,19 +1,12 @@
-"""What screen 4 may have done with models, whoever opened the dashboard does it. Light: no engine is imported."""
+"""What screen 4 and HomeModels tell each other. Light: no engine is imported."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
-
-from sapo_desktop.services.models.pieces import Said
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # what it imports would be in the memory of every dashboard
     from sapo_desktop.services.models.shelf.overview import Overview
-
-
-class ModelActionFailed(Exception):
-    """The message says why and what to do."""
 
 
 @dataclass(frozen=True)
@@ -64,74 +57,3 @@ class Told:
     progress: str = ""
     result: tuple[str, ...] = ()
     data: dict[str, Any] | None = None
-
-
-class ChatLine(Protocol):
-    """A conversation that is open; closing it gives the memory back."""
-
-    labels: tuple[str, str]
-
-    def ask(self, question: str) -> AsyncIterator[Said]:
-        """What each says so far, until both are done. Raises ModelActionFailed."""
-        ...
-
-    async def close(self) -> None:
-        """Give the memory back, and let a node that waited go on."""
-        ...
-
-
-class ModelActions(Protocol):
-    """Models are named by their id. Every method raises ModelActionFailed."""
-
-    async def shelf(self) -> Shelf:
-        """All models as they are now."""
-        ...
-
-    async def offer(self) -> NewModelInfo:
-        """What "New model" starts with."""
-        ...
-
-    async def new(self, answers: NewModel) -> str:
-        """Make it and let the node train it; a sentence."""
-        ...
-
-    async def proceed(self, id: str) -> str:
-        """The node goes on with this model; a sentence."""
-        ...
-
-    async def rename(self, id: str, name: str) -> str:
-        """Give it another name; a sentence."""
-        ...
-
-    async def duplicate(self, id: str, name: str) -> str:
-        """Another model with the same weights and history; a sentence."""
-        ...
-
-    async def delete(self, id: str) -> str:
-        """The node that trains it is stopped first; refused while another model starts from an export of it. A sentence that
-        says what is free again."""
-        ...
-
-    async def spare(self, id: str) -> tuple[int, int]:
-        """(how many checkpoints may go, their bytes)."""
-        ...
-
-    async def free(self, id: str) -> str:
-        """Remove them; a sentence."""
-        ...
-
-    def compare(self, first: str, second: str, items: int) -> AsyncIterator[Told]:
-        """Both on the same held-out questions, so many a task; second "" = the base of the first. Closing it stops the work."""
-        ...
-
-    async def chat(self, id: str) -> ChatLine:
-        """Load base and trained model; a node that works pauses until the conversation is closed."""
-        ...
-
-    def exports(self, id: str) -> tuple[ExportChoice, ...]:
-        """The formats that this model can be written in."""
-        ...
-
-    def export(self, id: str, choice: ExportChoice) -> AsyncIterator[Told]:
-        """Write it. Closing it stops the work, and leaves nothing half written."""
-        ...

@@ -6,36 +6,32 @@ import asyncio
 from dataclasses import replace
 
 from sapo_desktop import settings
-from sapo_desktop.errors import known
 from sapo_desktop.paths import Home
 from sapo_desktop.services.models import control
 from sapo_desktop.services.models.screen import model_settings
 from sapo_desktop.services.models.shelf import store
 from sapo_desktop.settings import editing
-from sapo_desktop.settings.rows import SettingRefused, SettingRow
+from sapo_desktop.settings.rows import SettingRow
 from sapo_swarm.node.control.api import ControlClient, NodeError
 
 
 class HomeSettings:
-    """Implements SettingsActions. The disk is read and written in threads."""
+    """Every method raises known(); a refused change leaves the file as it was. The disk is read and written in threads."""
 
     def __init__(self, home: Home) -> None:
         self._home = home
 
     def describe(self) -> str:
-        """See SettingsActions."""
+        """Where the settings lie."""
         return str(self._home.settings)
 
     async def rows(self) -> tuple[SettingRow, ...]:
-        """See SettingsActions."""
+        """Every setting."""
         model = await control.shown(self._home)
-        try:
-            if model is None:
-                found = await asyncio.to_thread(editing.rows, self._home.settings)
-            else:
-                found = await asyncio.to_thread(model_settings.rows, self._home, model)
-        except known() as error:
-            raise SettingRefused(str(error)) from error
+        if model is None:
+            found = await asyncio.to_thread(editing.rows, self._home.settings)
+        else:
+            found = await asyncio.to_thread(model_settings.rows, self._home, model)
         running = await self._running()
         return tuple(replace(row, running=_other(row, running)) for row in found)
 
@@ -54,21 +50,15 @@ class HomeSettings:
         return {key: value for key, value in values.items() if key not in chosen}
 
     async def change(self, key: str, value: str, owner: str = "") -> None:
-        """See SettingsActions."""
-        await self._write(key, value, owner)
+        """Write one setting of the model that the row names, whichever is shown by now."""
+        await asyncio.to_thread(self._put, key, value, owner)
 
     async def reset(self, key: str, owner: str = "") -> None:
-        """See SettingsActions."""
-        await self._write(key, None, owner)
-
-    async def _write(self, key: str, value: str | None, owner: str) -> None:
-        """value: None = back to the default."""
-        try:
-            await asyncio.to_thread(self._put, key, value, owner)
-        except known() as error:
-            raise SettingRefused(str(error)) from error
+        """Back to the default, as `change`."""
+        await asyncio.to_thread(self._put, key, None, owner)
 
     def _put(self, key: str, value: str | None, owner: str) -> None:
+        """value: None = back to the default."""
         home = self._home
         if not owner:
             editing.reset(home.settings, key) if value is None else editing.change(home.settings, key, value)
@@ -78,11 +68,8 @@ class HomeSettings:
             model_settings.change(store.find(home, owner), key, value)
 
     async def restart(self) -> str:
-        """See SettingsActions."""
-        try:
-            await control.restart(self._home, keep_mode=True)
-        except known() as error:
-            raise SettingRefused(str(error)) from error
+        """The node finishes its round and starts again with what was changed here. A sentence."""
+        await control.restart(self._home, keep_mode=True)
         return "The node goes on with these settings now, from the same weights"
 
 

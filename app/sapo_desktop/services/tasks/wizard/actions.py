@@ -13,18 +13,18 @@ from typing import ParamSpec, TypeVar, get_args
 
 import msgspec
 
-from sapo_desktop.errors import known
+from sapo_desktop.errors import AppError
 from sapo_desktop.paths import Home, typed_path
-from sapo_desktop.services.models.screen import children
 from sapo_desktop.services.models.screen.actions import HomeModels
 from sapo_desktop.services.models.screen.holding import node_held
-from sapo_desktop.services.models.screen.interface import ModelActionFailed, NewModel
+from sapo_desktop.services.models.screen.interface import NewModel
 from sapo_desktop.services.models.shelf import names, store
+from sapo_desktop.services.nodes import children
 from sapo_desktop.services.tasks import examples, looking, ratings
 from sapo_desktop.services.tasks.proposal.answers import Proposal
 from sapo_desktop.services.tasks.proposal.draft import Draft, Wishes, draft, free_name
 from sapo_desktop.services.tasks.store import keep
-from sapo_desktop.services.tasks.wizard.interface import Answers, Measured, Place, Seen, Step, TaskActionFailed
+from sapo_desktop.services.tasks.wizard.interface import Answers, Measured, Place, Seen, Step
 from sapo_desktop.services.tasks.wizard.places import places
 from sapo_swarm.tasks.own import library
 from sapo_swarm.tasks.own.rows import Table, read_table
@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 
 class HomeTasks:
-    """Implements TaskActions."""
+    """Every method raises known()."""
 
     def __init__(self, home: Home) -> None:
         self._home = home
@@ -49,7 +49,7 @@ class HomeTasks:
         self._last: tuple[Stamp, Answers, Draft, Seen] | None = None
 
     async def places(self, typed: str) -> tuple[Place, ...]:
-        """See TaskActions."""
+        """Tables and folders where the typed path leads, the newest tables first."""
         return await _thread(self._places, typed)
 
     def _places(self, typed: str) -> tuple[Place, ...]:
@@ -59,7 +59,7 @@ class HomeTasks:
         return (*found, *mine)
 
     async def look(self, answers: Answers) -> Seen:
-        """See TaskActions. One at a time: the thread of a look that was given up goes on."""
+        """Read the file (once) and propose the rest. One at a time: the thread of a look that was given up goes on."""
         while self._looking is not None and not self._looking.done():
             await asyncio.wait([self._looking])
         self._looking = asyncio.create_task(_thread(self._look, answers))
@@ -121,7 +121,7 @@ class HomeTasks:
         return self._read[1]
 
     async def keep(self, answers: Answers, replace: bool) -> str:
-        """See TaskActions."""
+        """Store the task; its name."""
         return await _thread(self._keep, answers, replace)
 
     def _keep(self, answers: Answers, replace: bool) -> str:
@@ -131,44 +131,35 @@ class HomeTasks:
         return task.spec.name
 
     async def taken(self, name: str) -> bool:
-        """See TaskActions."""
+        """A task of that name is stored already."""
         library.use(self._home.tasks)
         return await _thread(library.has, name)
 
     async def models(self) -> tuple[tuple[str, str], ...]:
-        """See TaskActions."""
-        try:
-            return (await self._models.offer()).bases
-        except ModelActionFailed as error:
-            raise TaskActionFailed(str(error)) from error
+        """(base, explanation) to try and to train, the first one being the default."""
+        return (await self._models.offer()).bases
 
     async def measure(self, name: str, base: str, source: str) -> AsyncGenerator[Step, None]:
-        """See TaskActions. A node that works waits meanwhile: it would make every figure too slow."""
+        """Shortcuts of a stored task, and what an untrained base does with it. Closing it stops the work. source: the file whose
+        row numbers are told. A node that works waits meanwhile: it would make every figure too slow."""
         arguments = ["tasks", "check", name, "--json", "--model", base]
         arguments += ["--source", source] if source not in examples.names() else []
-        try:
-            async with node_held(self._home), children.child(arguments) as process:
-                said = ""
-                async with contextlib.aclosing(children.words(process)) as lines:
-                    async for said in lines:
-                        yield Step(progress=said)
-                written = await children.result(process, said)
-        except ModelActionFailed as error:
-            raise TaskActionFailed(str(error)) from error
-        yield Step(measured=msgspec.convert(json.loads(written), Measured))
+        async with node_held(self._home), contextlib.aclosing(children.run(arguments)) as steps:
+            async for step in steps:
+                if isinstance(step, str):
+                    yield Step(progress=step)
+                else:
+                    yield Step(measured=msgspec.convert(json.loads(step), Measured))
 
     async def train(self, name: str, base: str) -> str:
-        """See TaskActions."""
+        """A new model that starts from the base, on this task alone; the node trains it now. A sentence."""
         library.use(self._home.tasks)
         taken = await asyncio.to_thread(store.taken, self._home)
         called = names.free(names.suggested(name), taken)
-        try:
-            return await self._models.new(NewModel(called, base, tasks=(name,)))
-        except ModelActionFailed as error:
-            raise TaskActionFailed(str(error)) from error
+        return await self._models.new(NewModel(called, base, tasks=(name,)))
 
     async def rate(self, model: str, question: str, text: str, good: bool) -> str:
-        """See TaskActions."""
+        """Keep a thumb up or down on an answer of that model as a row. A sentence."""
         up, down = await _thread(self._rate, model, question, text, good)
         return f"Rated {'good' if good else 'bad'}: {up} good and {down} bad answers of {model}. m makes a task of them"
 
@@ -191,10 +182,8 @@ def _renamed(seen: Seen, found: Draft, name: str) -> Seen:
 
 
 async def _thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """In a worker thread; what is wrong with a file is a sentence."""
+    """In a worker thread; a file that cannot be read is a sentence."""
     try:
         return await asyncio.to_thread(function, *args, **kwargs)
     except OSError as error:
-        raise TaskActionFailed(f"{error.filename} cannot be read ({error.strerror}).") from error
-    except known() as error:
-        raise TaskActionFailed(str(error)) from error
+        raise AppError(f"{error.filename} cannot be read ({error.strerror}).") from error

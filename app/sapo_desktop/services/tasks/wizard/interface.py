@@ -1,14 +1,8 @@
-"""What the wizard's screens know of tasks: whoever opened the dashboard does the rest. Light: no engine is imported."""
+"""What the wizard's screens and HomeTasks tell each other. Light: no engine is imported."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
 from dataclasses import dataclass
-from typing import Protocol
-
-
-class TaskActionFailed(Exception):
-    """The message says why and what to do."""
 
 
 @dataclass(frozen=True)
@@ -74,40 +68,3 @@ class Step:
 
     progress: str = ""
     measured: Measured | None = None
-
-
-class TaskActions(Protocol):
-    """Every method raises TaskActionFailed."""
-
-    async def places(self, typed: str) -> tuple[Place, ...]:
-        """Tables and folders where the typed path leads, the newest tables first."""
-        ...
-
-    async def look(self, answers: Answers) -> Seen:
-        """Read the file (once) and propose the rest."""
-        ...
-
-    async def keep(self, answers: Answers, replace: bool) -> str:
-        """Store the task; its name."""
-        ...
-
-    async def taken(self, name: str) -> bool:
-        """A task of that name is stored already."""
-        ...
-
-    async def models(self) -> tuple[tuple[str, str], ...]:
-        """(base, explanation) to try and to train, the first one being the default."""
-        ...
-
-    def measure(self, name: str, base: str, source: str) -> AsyncGenerator[Step, None]:
-        """Shortcuts of a stored task, and what an untrained base does with it. Closing it stops the work. source: the file whose
-        row numbers are told."""
-        ...
-
-    async def train(self, name: str, base: str) -> str:
-        """A new model that starts from the base, on this task alone; the node trains it now. A sentence."""
-        ...
-
-    async def rate(self, model: str, question: str, text: str, good: bool) -> str:
-        """Keep a thumb up or down on an answer of that model as a row. A sentence."""
-        ...

@@ -6,9 +6,10 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from sapo_desktop.errors import AppError
 from sapo_desktop.paths import typed_path
 from sapo_desktop.services.tasks import examples
-from sapo_desktop.services.tasks.wizard.interface import Place, TaskActionFailed
+from sapo_desktop.services.tasks.wizard.interface import Place
 
 TABLES = frozenset({".csv", ".tsv", ".txt", ".jsonl", ".ndjson", ".json", ".parquet"})
 MOST = 200
@@ -20,13 +21,13 @@ LOOKED_AT = 20_000
 def places(typed: str, now: float) -> tuple[Place, ...]:
     """The folder of the typed path, narrowed to what begins with its last part: tables, the newest first, then folders.
 
-    now: Unix seconds. Raises TaskActionFailed where there is no such folder, UsageError.
+    now: Unix seconds. Raises AppError where there is no such folder, UsageError.
     """
     folder, begin = _split(typed)
     try:
         entries = list(_entries(folder, begin.casefold()))
     except OSError as error:
-        raise TaskActionFailed(f"{folder} cannot be read ({error.strerror}). Type another folder.") from error
+        raise AppError(f"{folder} cannot be read ({error.strerror}). Type another folder.") from error
     tables = sorted((e for e in entries if not e[2]), key=lambda entry: -entry[1].st_mtime)
     folders = sorted((e for e in entries if e[2]), key=lambda entry: entry[0].name.casefold())
     found = [Place(p.name, str(p), f"{_size(s.st_size)}, {_age(now - s.st_mtime)} ago") for p, s, _ in tables]

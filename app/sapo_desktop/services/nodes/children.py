@@ -1,36 +1,39 @@
-"""Heavy verbs as processes of their own: the dashboard never loads an engine, and a cancel ends them at once."""
+"""Own verbs as processes: whoever asks for one loads no engine, and a cancel ends it at once."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import os
+import re
 import signal
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
+from sapo_desktop.errors import AppError
 from sapo_desktop.paths import own_command
-from sapo_desktop.services.models.screen.interface import ModelActionFailed
 
 _LINE = 4 * 1024 * 1024
 """Bytes of the longest line that is read: a result as one JSON object."""
 NOT_STARTED = "A process cannot be started ({}). Was the app updated meanwhile? Leave the dashboard and open it again."
 _GRACE_S = 5.0
 """Seconds in which a process that was interrupted may tidy up."""
+PROGRESS = re.compile(r"(\d{1,3}) % (.*)")
+"""A line of a verb with --progress."""
 
 
 @asynccontextmanager
 async def child(arguments: Sequence[str]) -> AsyncIterator[asyncio.subprocess.Process]:
     """`sapo-desktop ARGUMENTS`, interrupted when the block is left before it ended. Its three streams are pipes.
 
-    Raises ModelActionFailed where it cannot be started.
+    Raises AppError where it cannot be started.
     """
     starting = asyncio.create_task(_start(arguments))
     try:
         try:
             process = await asyncio.shield(starting)
         except OSError as error:
-            raise ModelActionFailed(NOT_STARTED.format(error.strerror)) from error
+            raise AppError(NOT_STARTED.format(error.strerror)) from error
         yield process
     finally:
         await _to_its_end(asyncio.create_task(_end_started(starting)))
@@ -108,10 +111,17 @@ async def words(process: asyncio.subprocess.Process) -> AsyncGenerator[str, None
         yield rest.strip()
 
 
-async def result(process: asyncio.subprocess.Process, last_words: str) -> bytes:
-    """All that it wrote. Raises ModelActionFailed with its own last words when it failed."""
-    assert process.stdout is not None
-    written = await process.stdout.read()
-    if await process.wait() != 0:
-        raise ModelActionFailed(last_words.removeprefix("sapo-desktop: ") or "It ended without a word.")
-    return written
+async def run(arguments: Sequence[str]) -> AsyncGenerator[str | bytes, None]:
+    """A verb to its end: what it writes to its error stream line by line, then all of its output. Raises AppError with its own
+    last words when it failed."""
+    last = ""
+    async with child(arguments) as process:
+        async with contextlib.aclosing(words(process)) as lines:
+            async for line in lines:
+                last = last if PROGRESS.fullmatch(line) else line
+                yield line
+        assert process.stdout is not None
+        written = await process.stdout.read()
+        if await process.wait() != 0:
+            raise AppError(last.removeprefix("sapo-desktop: ") or "It ended without a word.")
+    yield written
