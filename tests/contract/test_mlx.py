@@ -27,7 +27,8 @@ from sapo_backends.base import (
 mx = pytest.importorskip("mlx.core", reason="the mlx engine is not installed")
 pytest.importorskip("torch", reason="the torch engine is not installed")
 
-from sapo_backends.mlx_backend import first_meeting, loading  # noqa: E402 - after the check for mlx
+from sapo_backends.mlx_backend import engine as engine_module  # noqa: E402 - after the check for mlx
+from sapo_backends.mlx_backend import first_meeting, loading, update  # noqa: E402
 
 Folder = Callable[[str], Path]
 PROMPTS = [list(range(5, 17)), list(range(20, 51)), [7] * 20]
@@ -233,3 +234,24 @@ def test_a_gpu_is_checked_before_a_model_is_loaded_there(monkeypatch: pytest.Mon
     monkeypatch.setattr(first_meeting, "ensure", check)
     with pytest.raises(BackendUnavailable, match="gpu was checked"):
         open_engine("mlx", "starter-1m")
+
+
+def test_after_use_share_of_a_half_an_update_is_made_of_twice_as_many_micro_batches(
+    model_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is tried where memory ran out."""
+    engine = open_engine("mlx", model_folder("qwen2"))
+    samples = [TrainSample(tuple(range(5, 21)), tuple(range(60, 76)), 1.0 - i % 2 * 2) for i in range(8)]
+    monkeypatch.setattr(engine_module, "TRAINING_BUDGET", 128)
+    sizes: list[int] = []
+    packed = update.pack
+    monkeypatch.setattr(
+        update, "pack", lambda pairs, members, *more: sizes.append(len(members)) or packed(pairs, members, *more)
+    )
+    policy = PolicyUpdate("grpo", 1e-3)
+    engine.update(samples, policy, 0)
+    whole = list(sizes)
+    engine.use_share(0.5)
+    engine.update(samples, policy, 0)
+    assert len(sizes) - len(whole) == 2 * len(whole)
+    engine.close()
