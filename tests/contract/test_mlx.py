@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -255,3 +258,16 @@ def test_after_use_share_of_a_half_an_update_is_made_of_twice_as_many_micro_batc
     engine.update(samples, policy, 0)
     assert len(sizes) - len(whole) == 2 * len(whole)
     engine.close()
+
+
+@pytest.mark.parametrize(("set_by_the_person", "used"), [(None, "0"), ("1", "1")])
+def test_loading_the_mlx_engine_keeps_float32_products_from_tf32_unless_the_person_wants_them(
+    set_by_the_person: str | None, used: str
+) -> None:
+    """A GPU of Apple's M5 would compute them in TF32, and MLX reads the variable once."""
+    code = "import os, sys, sapo_backends.mlx_backend as m; print(os.environ['MLX_ENABLE_TF32'], 'mlx' in sys.modules)"
+    environment = {name: value for name, value in os.environ.items() if name != "MLX_ENABLE_TF32"}
+    if set_by_the_person is not None:
+        environment["MLX_ENABLE_TF32"] = set_by_the_person
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [used, "False"]
