@@ -49,7 +49,8 @@ CARRIED = {
     "pytz tzdata tabulate zss six",
 }
 """Module -> the distributions that bring it, without what torch, transformers and peft bring themselves."""
-TAIL = 25
+TAIL = {True: 25, False: 200}
+"""Lines of a step's output in the report, by whether it passed."""
 MINUTES = 10.0
 GRACE_S = 5.0
 """Seconds in which a step that took too long may say what it found so far."""
@@ -135,7 +136,8 @@ def steps(device: str, quick: bool, scratch: Path) -> list[Step]:
         "test_long_answers.py", "test_families.py", "test_bfloat16.py",
     )  # fmt: skip
     contract = (
-        "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "filterwarnings=default", "-k", "torch and not llamacpp",
+        "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "filterwarnings=default", "--disable-warnings", "--tb=short",
+        "-k", "torch and not llamacpp",
         *(str(ROOT / "tests" / "contract" / name) for name in tests),
     )  # fmt: skip
     peer = ("--peer", sys.executable, "--peers", "trl", "--peer-rounds", "1") if importlib.util.find_spec("trl") else ()
@@ -247,7 +249,7 @@ def report(outcomes: list[Outcome], device: str) -> str:
     lines = [f"# sapo-desktop on {device}", "", "| step | outcome | seconds |", "|---|---|---|"]
     lines += [f"| {o.step.name} | {o.said} | {o.seconds:.0f} |" for o in outcomes]
     for outcome in outcomes:
-        tail = outcome.output.replace(str(ROOT), ".").strip().splitlines()[-TAIL:]
+        tail = outcome.output.replace(str(ROOT), ".").strip().splitlines()[-TAIL[outcome.said == "passed"] :]
         lines += ["", f"## {outcome.step.name}", "", "```text", *tail, "```"] if tail else []
     return "\n".join(lines) + "\n"
 

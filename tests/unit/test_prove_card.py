@@ -56,7 +56,7 @@ def test_a_report_says_what_failed_took_too_long_and_was_left_out(prove: ModuleT
     step = prove.Step
     cases = (
         (step("one", ("-c", "import carried_along, sapo_backends; print(carried_along.FIGURE)"), 60), "passed"),
-        (step("two", ("-c", "raise SystemExit('no card')"), 60), "FAILED with exit code 1"),
+        (step("two", ("-c", "print('why' + 90 * '\\n'); exit('no card')"), 60), "FAILED with exit code 1"),
         (step("three", ("-c", "while True: pass"), 0.2), "FAILED: longer than 0 s"),
         (
             step("four", ("-c", ""), 60, ("nothing_of_that_name",)),
@@ -71,6 +71,7 @@ def test_a_report_says_what_failed_took_too_long_and_was_left_out(prove: ModuleT
         assert f"| {one.name} | {said}" in text
     assert "42" in text
     assert "no card" in text
+    assert "why" in text, "what failed is told at length"
     assert "KeyboardInterrupt" in text
 
 
