@@ -235,6 +235,9 @@ class Engine(ABC):
         """From the next call on use that share of the threads, and micro-batches that much smaller, where it can. What
         comes out is the same but for rounding."""
 
+    def return_memory(self) -> None:
+        """Nothing is to do for a while: what the device's allocator keeps for the next call goes back to the system."""
+
     def close(self) -> None:
         """Give back all memory. The engine is unusable afterwards."""
 

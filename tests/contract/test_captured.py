@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -112,6 +113,41 @@ def test_a_gpu_that_cannot_capture_decodes_plainly_from_then_on(
     assert here.failed == {torch.device("cpu")}
     assert tried == [1]
     assert [record.message.count("CUDA graphs") for record in caplog.records] == [1]
+
+
+def test_after_a_capture_that_fails_the_stream_of_before_is_the_current_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With torch.cuda.graph as it is up to torch 2.13."""
+
+    class Stream:
+        def wait_stream(self, other: object) -> None: ...
+
+    before, here = Stream(), [Stream()]
+    here[0] = before
+
+    @contextmanager
+    def on(stream: Stream) -> Iterator[None]:
+        was, here[0] = here[0], stream
+        try:
+            yield
+        finally:
+            here[0] = was
+
+    class Capture:
+        def __init__(self, graph: object) -> None: ...
+
+        def __enter__(self) -> None:
+            here[0] = Stream()
+
+        def __exit__(self, *_: object) -> None:
+            raise RuntimeError("operation failed due to a previous error during capture")
+
+    replaced = {"device": lambda _: nullcontext(), "Stream": Stream, "current_stream": lambda: here[0], "stream": on}
+    for name, what in (replaced | {"CUDAGraph": object, "graph": Capture}).items():
+        monkeypatch.setattr(torch.cuda, name, what)
+    nothing = torch.zeros(1)
+    with pytest.raises(RuntimeError, match="previous error"):
+        cuda_graph.CapturedStep(StepInputs(nothing, nothing, nothing, nothing), lambda _: nothing)
+    assert here == [before]
 
 
 def test_replays_are_compared_with_plain_steps_only_the_first_time_a_device_is_used(

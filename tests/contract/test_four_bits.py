@@ -120,3 +120,27 @@ def test_without_bitsandbytes_the_command_that_adds_it_is_told(
         opened(model_folder("qwen2"), "4bit")
     assert "pip install" in (refused.value.fix_command or "")
     four_bit.require.cache_clear()
+
+
+@needed
+def test_four_bits_whose_operation_fails_on_the_device_are_refused_before_the_weights_are_read(
+    monkeypatch: pytest.MonkeyPatch, model_folder: Callable[[str], Path]
+) -> None:
+    """As bitsandbytes does where it has no library for this CUDA: on the processor all is well."""
+    from sapo_backends.torch_backend import loading
+    from sapo_backends.torch_backend.ops import four_bit
+
+    computed = four_bit.dequantised
+
+    def on_processors(codes: Any, scales: Any, like: Any) -> Any:
+        if like.device.type != "cpu":
+            raise RuntimeError("\nCUDA version mismatch\nand much more")
+        return computed(codes, scales, like)
+
+    monkeypatch.setattr(four_bit, "dequantised", on_processors)
+    monkeypatch.setattr(loading, "pick_device", lambda _: torch.device("meta"))
+    monkeypatch.setattr(loading, "_load_decoder", lambda *_: pytest.fail("the weights are read"))
+    with pytest.raises(
+        BackendUnavailable, match=r"does not work on meta \(CUDA version mismatch\)\. Fix: pip install -U"
+    ):
+        opened(model_folder("qwen2"), "4bit-float32")

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,7 +30,8 @@ from sapo_backends.base import (
 mx = pytest.importorskip("mlx.core", reason="the mlx engine is not installed")
 pytest.importorskip("torch", reason="the torch engine is not installed")
 
-from sapo_backends.mlx_backend import first_meeting, loading  # noqa: E402 - after the check for mlx
+from sapo_backends.mlx_backend import engine as engine_module  # noqa: E402 - after the check for mlx
+from sapo_backends.mlx_backend import first_meeting, loading, update  # noqa: E402
 
 Folder = Callable[[str], Path]
 PROMPTS = [list(range(5, 17)), list(range(20, 51)), [7] * 20]
@@ -233,3 +237,37 @@ def test_a_gpu_is_checked_before_a_model_is_loaded_there(monkeypatch: pytest.Mon
     monkeypatch.setattr(first_meeting, "ensure", check)
     with pytest.raises(BackendUnavailable, match="gpu was checked"):
         open_engine("mlx", "starter-1m")
+
+
+def test_after_use_share_of_a_half_an_update_is_made_of_twice_as_many_micro_batches(
+    model_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is tried where memory ran out."""
+    engine = open_engine("mlx", model_folder("qwen2"))
+    samples = [TrainSample(tuple(range(5, 21)), tuple(range(60, 76)), 1.0 - i % 2 * 2) for i in range(8)]
+    monkeypatch.setattr(engine_module, "TRAINING_BUDGET", 128)
+    sizes: list[int] = []
+    packed = update.pack
+    monkeypatch.setattr(
+        update, "pack", lambda pairs, members, *more: sizes.append(len(members)) or packed(pairs, members, *more)
+    )
+    policy = PolicyUpdate("grpo", 1e-3)
+    engine.update(samples, policy, 0)
+    whole = list(sizes)
+    engine.use_share(0.5)
+    engine.update(samples, policy, 0)
+    assert len(sizes) - len(whole) == 2 * len(whole)
+    engine.close()
+
+
+@pytest.mark.parametrize(("set_by_the_person", "used"), [(None, "0"), ("1", "1")])
+def test_loading_the_mlx_engine_keeps_float32_products_from_tf32_unless_the_person_wants_them(
+    set_by_the_person: str | None, used: str
+) -> None:
+    """A GPU of Apple's M5 would compute them in TF32, and MLX reads the variable once."""
+    code = "import os, sys, sapo_backends.mlx_backend as m; print(os.environ['MLX_ENABLE_TF32'], 'mlx' in sys.modules)"
+    environment = {name: value for name, value in os.environ.items() if name != "MLX_ENABLE_TF32"}
+    if set_by_the_person is not None:
+        environment["MLX_ENABLE_TF32"] = set_by_the_person
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [used, "False"]

@@ -1,4 +1,4 @@
-"""Stores under one suite, empty, with what fills them. The fixtures are known to every test of tests/contract."""
+"""Stores under one suite, empty, with what fills them. The fixtures are known to every test of tests/contract/stores."""
 
 from __future__ import annotations
 

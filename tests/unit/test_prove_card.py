@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import re
 import sys
+import venv
 import zipfile
+from importlib import metadata
 from pathlib import Path
 from types import ModuleType
 
@@ -52,9 +56,12 @@ def test_a_report_says_what_failed_took_too_long_and_was_left_out(prove: ModuleT
     step = prove.Step
     cases = (
         (step("one", ("-c", "import carried_along, sapo_backends; print(carried_along.FIGURE)"), 60), "passed"),
-        (step("two", ("-c", "raise SystemExit('no card')"), 60), "FAILED with exit code 1"),
+        (step("two", ("-c", "print('why' + 90 * '\\n'); exit('no card')"), 60), "FAILED with exit code 1"),
         (step("three", ("-c", "while True: pass"), 0.2), "FAILED: longer than 0 s"),
-        (step("four", ("-c", ""), 60, ("nothing_of_that_name",)), "left out: nothing_of_that_name is not here"),
+        (
+            step("four", ("-c", ""), 60, ("nothing_of_that_name",)),
+            "left out: ModuleNotFoundError: No module named 'nothing_of_that_name' (--collect, --wheels)",
+        ),
     )
     outcomes = [prove.run(one, environment, 60.0, 1.0) for one, _ in cases]
     assert prove.run(cases[0][0], environment, 0.0, 1.0).said == "left out: no time was left"
@@ -64,3 +71,55 @@ def test_a_report_says_what_failed_took_too_long_and_was_left_out(prove: ModuleT
         assert f"| {one.name} | {said}" in text
     assert "42" in text
     assert "no card" in text
+    assert "why" in text, "what failed is told at length"
+    assert "KeyboardInterrupt" in text
+
+
+def distribution(name: str) -> metadata.Distribution | None:
+    try:
+        return metadata.distribution(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def brought_by(*names: str) -> set[metadata.Distribution]:
+    """Those distributions and what they need, as far as they are installed."""
+    found: dict[str, metadata.Distribution] = {}
+    waiting = list(names)
+    while waiting:
+        name = waiting.pop()
+        if name not in found and (one := distribution(name)):
+            found[name] = one
+            waiting += [re.split(r"[^\w.-]", need)[0] for need in one.requires or () if "extra ==" not in need]
+    return set(found.values())
+
+
+def test_with_nothing_but_torch_transformers_peft_and_what_is_carried_every_module_of_a_step_is_found(
+    prove: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In an environment of its own, which has no packages."""
+    site, bare = tmp_path / "site", tmp_path / "bare"
+    site.mkdir()
+    venv.create(bare, symlinks=os.name != "nt")
+    carried = {one for names in prove.CARRIED.values() for name in names.split() if (one := distribution(name))}
+    for one in brought_by("torch", "transformers", "peft") | carried:
+        for top in {file.parts[0] for file in one.files or ()} - {"..", "__pycache__"}:
+            if not (site / top).exists():
+                (site / top).symlink_to(one.locate_file(top))
+    monkeypatch.setattr(sys, "executable", str(bare / ("Scripts/python.exe" if os.name == "nt" else "bin/python")))
+    environment = prove.environment_of(site, tmp_path, "cpu")
+    engine = ("sapo_backends.torch_backend.loading", "sapo_backends.torch_backend.first_meeting")
+    for needs in sorted({step.needs for step in prove.steps("cpu", False, tmp_path)} | {engine}):
+        outcome = prove.run(prove.Step("", ("-c", ""), 60, needs), environment, 60.0, 1.0)
+        assert outcome.said == "passed", outcome.output
+
+
+def test_without_the_device_the_report_is_one_line(
+    prove: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report = tmp_path / "card.md"
+    monkeypatch.setattr(sys, "argv", ["prove_card.py", "--device", "hpu", "--report", str(report)])
+    assert prove.main() == 1
+    rows = [line for line in report.read_text("utf-8").splitlines() if line.startswith("| ")]
+    assert len(rows) == 2
+    assert rows[1].startswith("| a sum on the device | FAILED with exit code 1 |")

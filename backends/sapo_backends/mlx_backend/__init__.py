@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from importlib.util import find_spec
 from typing import ClassVar
 
 from sapo_backends.base import Backend, BackendUnavailable, Engine, LoadRequest, Progress
 from sapo_backends.packages import MLX, install
+
+os.environ.setdefault("MLX_ENABLE_TF32", "0")  # read once, by the first product: float32 on a GPU would be TF32
 
 
 class MlxBackend(Backend):

@@ -48,6 +48,7 @@ class MlxEngine(Engine):
     def __init__(self, model: MlxModel, tokenizer: HfTokenizer, info: EngineInfo, folder: Path, device: Any) -> None:
         self.info, self.tokenizer = info, tokenizer
         self._model, self._folder, self._device = model, folder, device
+        self._share = 1.0
         self._base = content_id(folder)  # now: the folder may move, or hold another model by the next checkpoint
         self.optimizer_files = OPTIMIZER_FILES
         with computing(device, LESS):
@@ -80,6 +81,10 @@ class MlxEngine(Engine):
                     result[index] = row[: len(pairs[index][1])].tolist()
         return result
 
+    def use_share(self, share: float) -> None:
+        """See Engine.use_share; MLX's threads are its own."""
+        self._share = share
+
     def _trainer(self) -> AdamW:
         if self._optimizer is None:
             raise BackendUnavailable("This model was loaded to generate only.", "choose the method full or lora")
@@ -94,10 +99,10 @@ class MlxEngine(Engine):
         on_progress: Callable[[float], None] | None = None,
     ) -> UpdateStats:
         """See Engine.update."""
-        optimizer = self._trainer()
+        optimizer, budget = self._trainer(), int(TRAINING_BUDGET * self._share)
         with computing(self._device, LESS):
             return update.update(
-                self._model, optimizer, batch, policy, seed, TRAINING_BUDGET, self.logprobs, cancel, on_progress
+                self._model, optimizer, batch, policy, seed, budget, self.logprobs, cancel, on_progress
             )
 
     def gradient(self, batch: Sequence[TrainSample], policy: PolicyUpdate) -> dict[str, NDArray[np.float32]]:

@@ -151,6 +151,11 @@ class TorchEngine(Engine):
             self._returned = now
             allocator.trim()
 
+    def return_memory(self) -> None:
+        """See Engine.return_memory."""
+        if self._model.device.type != "cpu":
+            torch.get_device_module(self._model.device).empty_cache()
+
     def gradient(self, batch: Sequence[TrainSample], policy: PolicyUpdate) -> dict[str, NDArray[np.float32]]:
         """d loss / d parameters of one minibatch by Hugging Face (or PEFT) name; for the contract tests."""
         grad = self._trained().gradient(batch, policy, Tally())

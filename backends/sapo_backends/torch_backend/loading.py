@@ -101,7 +101,7 @@ def pick_place(request: LoadRequest) -> Place:
         return Place(device, pick_precision(request.precision, device))
     if request.method == "full":
         raise BackendError("Weights in 4 bits cannot be trained themselves. Use --method lora.")
-    four_bit.require()
+    four_bit.require(device)
     return Place(device, pick_precision(compute or "auto", device), four_bit=True)
 
 

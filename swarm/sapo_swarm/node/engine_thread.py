@@ -99,10 +99,15 @@ class EngineHost:
         self._returned = -allocator.RETURN_EVERY_S
 
     async def return_memory(self) -> None:
-        """Nothing is to do for a while: memory that is free goes back to the system, once a minute at most."""
+        """Nothing is to do for a while: memory that is free, the device's too, goes back to the system, once a minute at most."""
         if (now := time.monotonic()) - self._returned >= allocator.RETURN_EVERY_S:
             self._returned = now
-            await self.call(allocator.trim)
+            await self.call(self._give_back)
+
+    def _give_back(self) -> None:
+        allocator.trim()  # first: cycles of Python's may hold the device's memory
+        if self._engine is not None:
+            self._engine.return_memory()
 
     @property
     def engine(self) -> Engine:

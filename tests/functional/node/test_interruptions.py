@@ -98,16 +98,22 @@ async def test_a_round_of_ten_minutes_under_a_hold_every_minute_finishes_and_so_
     assert weights(tmp_path / "held", 2) == weights(tmp_path / "calm", 2)
 
 
-async def test_a_pause_gives_free_memory_back_to_the_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_pause_gives_free_memory_of_the_system_and_of_the_device_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Once a minute at most: pauses may follow each other closely."""
     trims: list[str] = []
+    returned: list[str] = []
     monkeypatch.setattr(allocator, "trim", lambda: trims.append(threading.current_thread().name))
     interrupter = Interrupter(3, most=2)
-    interrupter.node = make(tmp_path, CountingEngine(interrupter.step))
+    engine = CountingEngine(interrupter.step)
+    monkeypatch.setattr(engine, "return_memory", lambda: returned.append(threading.current_thread().name))
+    interrupter.node = make(tmp_path, engine)
     await follow(interrupter.node, interrupter.seen)
     assert interrupter.holds == 2
     assert len(trims) == 1
     assert threading.current_thread().name not in trims
+    assert returned == trims
 
 
 async def stopped_after(steps: int, folder: Path, config: RunConfig = CONFIG) -> int:

@@ -14,7 +14,6 @@ torch = pytest.importorskip("torch", reason="the torch engine is not installed")
 from sapo_backends.base import BackendUnavailable  # noqa: E402
 from sapo_backends.torch_backend import first_meeting, runtime  # noqa: E402
 from sapo_backends.torch_backend.decode import session  # noqa: E402
-from sapo_backends.torch_backend.decode.step import next_logits  # noqa: E402
 
 CPU = torch.device("cpu")
 
@@ -44,10 +43,10 @@ def test_a_sound_device_passes_once_and_is_remembered(compute: Any, monkeypatch:
 def test_a_path_that_computes_something_else_is_left_out_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """In this process, and, without another check, in the next."""
 
-    def step() -> Callable[..., Any]:
-        return next_logits if runtime.is_left_out("torchscript") else broken(next_logits)
+    def step(function: Callable[..., Any], tokens: Any) -> Callable[..., Any]:
+        return function if runtime.is_left_out("torchscript") else broken(function)
 
-    monkeypatch.setattr(session, "scripted_step", step)
+    monkeypatch.setattr(session, "on_cpu", step)
     first_meeting.ensure(CPU, torch.float32)
     assert "computes sampling" in runtime.fallbacks()["torchscript"]
     assert not runtime.is_left_out("onednn")
@@ -58,7 +57,7 @@ def test_a_path_that_computes_something_else_is_left_out_and_named(monkeypatch: 
 
 
 def test_a_device_that_computes_wrongly_whatever_the_path_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "scripted_step", lambda: broken(next_logits))
+    monkeypatch.setattr(session, "on_cpu", lambda function, tokens: broken(function))
     for _ in range(2):  # and is not remembered as met
         with pytest.raises(BackendUnavailable, match=r"computes wrongly: sampling .*--device cpu"):
             first_meeting.ensure(CPU, torch.float32)

@@ -6,6 +6,7 @@ import platform
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -178,4 +179,17 @@ def test_a_small_model_returns_freed_memory_seldom(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(module.allocator, "RETURN_EVERY_S", 0.0)
     engine.generate([[1, 2]], 1, few, seed=0)
     assert returned == [True]
+    engine.close()
+
+
+def test_an_engine_asked_for_memory_empties_its_devices_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    emptied: list[bool] = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(True))
+    engine: Any = backend("torch")().load(LoadRequest("starter-1m", "none", "float32", "cpu", threads=1))
+    engine.return_memory()
+    assert emptied == []
+    monkeypatch.setattr(type(engine._model), "device", torch.device("cuda"))
+    engine.return_memory()
+    assert emptied == [True]
     engine.close()

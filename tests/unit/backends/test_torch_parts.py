@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,13 +20,14 @@ from sapo_backends.checkpoints.spec import decoder_spec  # noqa: E402
 from sapo_backends.torch_backend.causal_lm import DecoderModel  # noqa: E402
 from sapo_backends.torch_backend.decode import session as session_module  # noqa: E402 - after the check for torch
 from sapo_backends.torch_backend.decode.kv_cache import BUCKET_COST, grid, length_buckets  # noqa: E402
-from sapo_backends.torch_backend.decode.step import next_logits, scripted_step  # noqa: E402
+from sapo_backends.torch_backend.decode.step import next_logits  # noqa: E402
 from sapo_backends.torch_backend.generation import SMALL_VOCABULARY, inverse_cdf, sample, uniforms  # noqa: E402
 from sapo_backends.torch_backend.model.flat_parameters import decoder_layout  # noqa: E402
 from sapo_backends.torch_backend.ops.attention import attend, attend_backward  # noqa: E402
 from sapo_backends.torch_backend.ops.packing import pack  # noqa: E402
 from sapo_backends.torch_backend.runtime import (  # noqa: E402
     Workers,
+    on_cpu,
     scripted,
     shares,
 )
@@ -176,13 +178,31 @@ def test_decoding_equals_scoring_however_rows_are_dropped(
 ) -> None:
     """Uneven groups, dropped rows and prompts, one length class and several, scripted and plain, in both types: the
     last logits are those of the whole sequence computed at once in float32."""
-    monkeypatch.setattr(session_module, "scripted_step", scripted_step if scripted else lambda: next_logits)
+    monkeypatch.setattr(session_module, "on_cpu", on_cpu if scripted else lambda function, tokens: function)
     monkeypatch.setattr("sapo_backends.torch_backend.decode.kv_cache.BUCKET_COST", 0 if cuts else BUCKET_COST)
     exact = _tiny(torch.float32, head_norms=head_norms)
     model = _tiny(kind, head_norms=head_norms)
     prompts, owner = [[1, 2, 3], [4, 5, 6, 7, 8], [9]], [0, 0, 0, 0, 1, 1, 1, 2]
     for sampled, logits in _decoded(model, prompts, owner, {2: [0, 2, 3, 4, 7], 4: [1, 2, 3]}):
         assert _distance(logits, exact, sampled) < (1e-4 if kind == torch.float32 else 0.06)
+
+
+def test_a_step_for_a_tensor_that_is_not_on_the_processor_is_next_logits_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """There TorchScript would compile kernels for each shape, and the check of a replay compare others."""
+    asked: list[tuple[object, torch.Tensor]] = []
+
+    def plain(function: Any, x: torch.Tensor) -> Any:
+        asked.append((function, x))
+        return function
+
+    monkeypatch.setattr(session_module, "on_cpu", plain)
+    model, tokens = _tiny(torch.float32), torch.tensor([3])
+    with torch.inference_mode():
+        model.session([[1, 2]], torch.tensor([0]), 1, model.decode_weights(None)).step(tokens)
+    assert [(function, x is tokens) for function, x in asked] == [(next_logits, True)]
+    assert on_cpu(next_logits, tokens.to("meta")) is next_logits
 
 
 def _distance(logits: torch.Tensor, exact: DecoderModel, sampled: list[int]) -> float:

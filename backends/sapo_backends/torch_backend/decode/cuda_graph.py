@@ -110,7 +110,8 @@ class CapturedStep:
                 self.expected = compute(inputs).clone()
             now.wait_stream(stream)
             self._graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self._graph):
+            # torch up to 2.13 leaves a failed capture without setting the stream back
+            with torch.cuda.stream(now), torch.cuda.graph(self._graph):
                 self.logits = compute(inputs)
             self.logits.fill_(float("nan"))  # a replay that does nothing must not pass for one that works
             self._graph.replay()  # capture computes nothing; writing a slot twice does no harm

@@ -14,7 +14,7 @@ from sapo_backends.base import TokenIds
 from sapo_backends.checkpoints.spec import DecoderSpec
 from sapo_backends.torch_backend.decode.cuda_graph import CAPTURE, CapturedStep, StepInputs
 from sapo_backends.torch_backend.decode.kv_cache import SLOT_STEP, KVCache, grid
-from sapo_backends.torch_backend.decode.step import next_logits, scripted_step
+from sapo_backends.torch_backend.decode.step import next_logits
 from sapo_backends.torch_backend.decode.structures import Frame, Layer, Projection, Shape, Style
 from sapo_backends.torch_backend.model.decoder import Weights, hidden_states
 from sapo_backends.torch_backend.ops.attention import PromptAttention
@@ -22,7 +22,7 @@ from sapo_backends.torch_backend.ops.four_bit import FourBit
 from sapo_backends.torch_backend.ops.fused_ops import RopeTable, softcapped
 from sapo_backends.torch_backend.ops.packing import filled, pack_prompts
 from sapo_backends.torch_backend.paths import WeightLayout
-from sapo_backends.torch_backend.runtime import pack
+from sapo_backends.torch_backend.runtime import on_cpu, pack
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +155,7 @@ class DecoderSession:
         embed, norm = weights.prefill.tensors["embed"], weights.prefill.norm_weight("norm")
         frame = Frame(embed, norm, weights.head, self._angles)
         shape = Shape(spec.heads, spec.kv_heads, cache.entries, cache.width, cache.used, self._style)
-        step, slot, hidden = scripted_step(), None, None
+        step, slot, hidden = on_cpu(next_logits, tokens), None, None
         if captured is not None:  # Python's part of a step is not captured, and TorchScript's profiling must not be
             step, slot, hidden = next_logits, captured.slot, captured.hidden
         keys = weights.layers, cache.layers, cache.ends, cache.biases

@@ -3,8 +3,6 @@
 On processors whose bfloat16 goes through oneDNN the weights are laid out for it once a batch.
 """
 
-from collections.abc import Callable
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -12,7 +10,6 @@ from torch import Tensor
 from sapo_backends.torch_backend.decode.structures import Frame, Layer, LayerKVCache, Projection, Shape, Sight, Style
 from sapo_backends.torch_backend.ops.four_bit import dequantised
 from sapo_backends.torch_backend.ops.fused_ops import gated, rms_norm_forward, rotate, softcapped
-from sapo_backends.torch_backend.runtime import scripted
 
 
 def _norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
@@ -238,11 +235,3 @@ def next_logits(
     if style.logit_scale != 1.0:
         x = x * style.logit_scale
     return softcapped(linear(x, frame.head), style.logit_softcap)
-
-
-Step = Callable[..., Tensor]
-
-
-def scripted_step() -> Step:
-    """next_logits as TorchScript, or as it stands."""
-    return scripted(next_logits)

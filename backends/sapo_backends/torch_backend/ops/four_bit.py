@@ -25,20 +25,26 @@ LEVELS = (
 )
 """What the 16 codes mean, times the scale."""
 
+UPGRADE = "pip install -U bitsandbytes"
+
 
 @cache
-def require() -> None:
-    """Raise BackendUnavailable unless bitsandbytes is here and does what is needed."""
+def require(device: torch.device) -> None:
+    """Raise BackendUnavailable unless bitsandbytes is here and does what is needed on the device."""
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it complains of kernels that are not used here
     try:
         import bitsandbytes  # noqa: F401 - registers its operations with torch
-
-        codes, scales = quantised(torch.tensor(LEVELS).repeat(4))
-        found = dequantised(codes.view(1, -1), scales, torch.empty(0))
     except (ImportError, AttributeError, RuntimeError, OSError) as error:
         raise BackendUnavailable(f"4-bit weights need bitsandbytes ({error}).", install("bitsandbytes")) from error
-    if not torch.allclose(found[0], torch.tensor(LEVELS).repeat(4), atol=1e-5):
-        raise BackendUnavailable("This version of bitsandbytes computes something else.", "pip install -U bitsandbytes")
+    values = torch.tensor(LEVELS, device=device).repeat(4)
+    try:  # without a library for its GPU bitsandbytes raises only now
+        codes, scales = quantised(values)
+        found = dequantised(codes.view(1, -1), scales, torch.empty(0, device=device))
+    except (AttributeError, RuntimeError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise BackendUnavailable(f"bitsandbytes does not work on {device} ({reason}).", UPGRADE) from error
+    if not torch.allclose(found[0], values, atol=1e-5):
+        raise BackendUnavailable("This version of bitsandbytes computes something else.", UPGRADE)
 
 
 def quantised(values: Tensor) -> tuple[Tensor, Tensor]:
