@@ -206,7 +206,7 @@ def test_the_list_of_models_is_as_wide_as_what_it_tells() -> None:
     long = Overview(Model(Path("/nowhere/x"), store.record_of("a-rather-long-name", CONFIG), ()), Story(), 5_000_000)
     lines = table([one, long])
     assert [text.index("starter") for text in lines] == [20, 20]
-    assert lines[1].endswith("5 MB  not trained yet")
+    assert lines[1].endswith("5.0 MB  not trained yet")
     assert len({len(text) for text in lines}) == 1
 
 

@@ -6,6 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from sapo_backends.errors import size_text
 from sapo_desktop import umask
 from sapo_desktop.paths import Home, typed_target
 
@@ -31,7 +32,6 @@ def main(args: argparse.Namespace) -> int:
     from sapo_desktop.services.models.checkpoints import choose
     from sapo_desktop.services.models.exports import Plan, Source, default_target, export
     from sapo_desktop.services.models.exports.history import record_of
-    from sapo_desktop.services.models.exports.room import readable
     from sapo_desktop.services.models.shelf import store
     from sapo_desktop.services.models.shelf.adopt import adopt
 
@@ -51,7 +51,7 @@ def main(args: argparse.Namespace) -> int:
         umask.as_in_the_shell()
     told = lines if args.progress else ProgressLine()
     done = export(source, Plan(args.format, target, args.quant, not args.no_verify), told)
-    print(f"Wrote {chosen.label} as {args.format} to {done.folder} ({readable(done.size)}).\n{done.sentence()}")
+    print(f"Wrote {chosen.label} as {args.format} to {done.folder} ({size_text(done.size)}).\n{done.sentence()}")
     return 0
 
 

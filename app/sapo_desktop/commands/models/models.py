@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 
+from sapo_backends.errors import size_text
 from sapo_desktop.commands.models import bases, figures
 from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import Home, typed
@@ -118,7 +119,7 @@ def _cells(one: Overview) -> tuple[str, ...]:
         gain(one.held_out, judged=one.judged),
         _rounds(one),
         f"{_short(one.story.tokens)} tokens",
-        f"{one.size / 1e6:,.0f} MB",
+        size_text(one.size),
         _when(one.last_trained),
     )
 
@@ -175,7 +176,7 @@ def _show(home: Home, args: argparse.Namespace) -> int:
     print(f"held-out    {gain(one.held_out, judged=one.judged)}{_since(one)}")
     print(f"trained     {_rounds(one)}, {_short(one.story.tokens)} tokens, {_when(one.last_trained)}")
     print(f"on          {tasks_of(config)}, {config.algorithm}, method {config.method}")
-    print(f"on disk     {one.size / 1e6:,.0f} MB in {model.folder}")
+    print(f"on disk     {size_text(one.size)} in {model.folder}")
     print(
         f"checkpoints {', '.join(p.name.removeprefix('round-').lstrip('0') or '0' for p in model.checkpoints) or 'none yet'}"
     )
@@ -200,13 +201,13 @@ def _delete(home: Home, args: argparse.Namespace) -> int:
         base_folder.require_unused(home, model)
     training = asyncio.run(control.in_training(home))
     busy = training is not None and training.folder == model.folder
-    size, stop = store.size(model.folder) / 1e6, " It is being trained: the node is stopped first." if busy else ""
+    size, stop = store.size(model.folder), " It is being trained: the node is stopped first." if busy else ""
     if not confirmed(
-        args.yes, f"Delete {model.name} with all its weights, history and exports ({size:,.0f} MB)?{stop}"
+        args.yes, f"Delete {model.name} with all its weights, history and exports ({size_text(size)})?{stop}"
     ):
         return 1
     freed = asyncio.run(control.delete(home, model))
-    print(f"Deleted {model.name}: {freed / 1e6:,.0f} MB are free again.")
+    print(f"Deleted {model.name}: {size_text(freed)} are free again.")
     return 0
 
 
@@ -219,11 +220,11 @@ def _prune(home: Home, args: argparse.Namespace) -> int:
     found = [(model, spare) for model, spare in found if spare]
     for model, spare in found:
         what = f"{len(spare)} older checkpoint{'' if len(spare) == 1 else 's'}"
-        print(f"{model.name}: {what}, {sum(one.size for one in spare) / 1e6:,.1f} MB")
+        print(f"{model.name}: {what}, {size_text(sum(one.size for one in spare))}")
     if not found:
         print("There is nothing to free: each model has its newest and its best checkpoint only.")
         return 0
     if not confirmed(args.yes, "Remove them? The newest and the best checkpoint of each model stay."):
         return 1
-    print(f"{sum(keeping.remove(spare) for _, spare in found) / 1e6:,.1f} MB are free again.")
+    print(f"{size_text(sum(keeping.remove(spare) for _, spare in found))} are free again.")
     return 0

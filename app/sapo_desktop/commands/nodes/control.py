@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 
+from sapo_backends.errors import size_text
 from sapo_desktop.errors import AppError, UsageError
 from sapo_desktop.paths import Home
 from sapo_desktop.services.models.shelf import history, store
@@ -144,7 +145,7 @@ def _run(status: NodeStatus) -> str:
     """What was trained how far, and its disk space."""
     planned = f" of {status.rounds_planned}" if status.rounds_planned else ""
     who = f"Model {status.name}" if status.name else f"Run {status.run_id}"
-    budget = f" of {status.disk_budget / 2**30:.3g} GiB" if status.disk_budget else ""
-    disk = f" · {status.disk / 2**20:,.0f} MiB{budget} on disk" if status.disk else ""
+    budget = f" of {size_text(status.disk_budget)}" if status.disk_budget else ""
+    disk = f" · {size_text(status.disk)}{budget} on disk" if status.disk else ""
     rounds = "round" if status.round == 1 and not planned else "rounds"
     return f"{who} · {status.round}{planned} {rounds} done · {status.model} on {status.backend}/{status.device}{disk}"

@@ -7,6 +7,7 @@ from time import strftime
 from rich.cells import cell_len, set_cell_size
 from textual.content import Content
 
+from sapo_backends.errors import size_text
 from sapo_desktop.dashboard.look.glyphs import Glyphs
 from sapo_swarm.node.clock import local
 from sapo_swarm.protocol.safe_text import safe_text
@@ -59,10 +60,8 @@ def groups(number: int) -> str:
 
 
 def memory(size: float | None, dash: str = "—") -> str:
-    """Bytes as MB or GB (powers of ten)."""
-    if not size:
-        return dash
-    return f"{size / 1e9:.2f} GB" if size >= 1e9 else f"{size / 1e6:.0f} MB"
+    """Bytes where there are any."""
+    return size_text(size) if size else dash
 
 
 def clock(time: float, now: float) -> str:

@@ -9,6 +9,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from sapo_backends.errors import size_text
 from sapo_desktop import __version__
 from sapo_desktop.errors import AppError, UsageError
 from sapo_desktop.paths import Home
@@ -77,7 +78,7 @@ def _manifest(sources: dict[str, Path]) -> Manifest:
 def _require_room(folder: Path, needed: int) -> None:
     free = shutil.disk_usage(folder).free
     if free < needed:
-        raise AppError(f"The archive needs {needed / 1e6:,.0f} MB in {folder} and {free / 1e6:,.0f} MB are free.")
+        raise AppError(f"The archive needs {size_text(needed)} in {folder} and {size_text(free)} are free.")
 
 
 def _besides(home: Home, keys: bool) -> list[str]:

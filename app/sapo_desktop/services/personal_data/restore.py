@@ -18,6 +18,7 @@ from pathlib import Path
 
 import msgspec
 
+from sapo_backends.errors import size_text
 from sapo_desktop import settings
 from sapo_desktop.errors import AppError
 from sapo_desktop.paths import Home
@@ -77,7 +78,7 @@ def _unpacked(home: Home, path: Path, staging: Path) -> Manifest:
             free = shutil.disk_usage(home.data).free
             if manifest.size + _SPARE > free:
                 raise AppError(
-                    f"The archive holds {manifest.size / 1e6:,.0f} MB and {free / 1e6:,.0f} MB are free. Nothing was restored."
+                    f"The archive holds {size_text(manifest.size)} and {size_text(free)} are free. Nothing was restored."
                 )
             archive.unpack(tar, manifest, staging)
             return manifest

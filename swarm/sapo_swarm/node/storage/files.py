@@ -63,8 +63,3 @@ def tensors_as_files() -> Iterator[None]:
         yield
     except SafetensorError as error:
         raise OSError(f"The weights cannot be written ({str(error)[:200]}). Free some disk space.") from error
-
-
-def size_text(size: int) -> str:
-    """ "62.0 MiB", "1.95 GiB"."""
-    return f"{size / 2**30:.2f} GiB" if size >= 2**28 else f"{size / 2**20:.1f} MiB"

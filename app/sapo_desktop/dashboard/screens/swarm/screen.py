@@ -10,6 +10,7 @@ from textual.content import Content
 from textual.widget import Widget
 from textual.widgets import Static
 
+from sapo_backends.errors import size_text
 from sapo_desktop.dashboard.look.glyphs import Glyphs
 from sapo_desktop.dashboard.look.show import age, bar, count, fit, percent, plain, shorten, wrap
 from sapo_desktop.dashboard.look.stage_words import stage_words
@@ -203,5 +204,5 @@ def _traffic(state: DashboardState, swarm: SwarmUpdated) -> Content:
     if last is None:
         return Content("")
     drew = f"took {last.external_groups} of up to {last.external_wanted} · " if last.external_wanted else ""
-    traffic = f"sent {last.bytes_sent / 1e3:.1f} kB · received {last.bytes_received / 1e3:.1f} kB"
+    traffic = f"sent {size_text(last.bytes_sent)} · received {size_text(last.bytes_received)}"
     return Content.assemble(("last round: ", "$muted"), drew + traffic)

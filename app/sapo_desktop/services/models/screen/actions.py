@@ -11,6 +11,7 @@ from typing import ParamSpec, TypeVar
 
 import msgspec
 
+from sapo_backends.errors import size_text
 from sapo_desktop import settings
 from sapo_desktop.errors import known
 from sapo_desktop.paths import Home
@@ -141,7 +142,7 @@ class HomeModels:
         model = await self._find(id)
         await _thread(base_folder.require_unused, self._home, model)
         freed = await _app(control.delete(self._home, model))
-        return f"Deleted {model.name}: {freed / 1e6:,.0f} MB are free again"
+        return f"Deleted {model.name}: {size_text(freed)} are free again"
 
     async def spare(self, id: str) -> tuple[int, int]:
         """See ModelActions."""
@@ -156,7 +157,7 @@ class HomeModels:
 
         model = await self._find(id)
         freed = await _thread(lambda: keeping.remove(keeping.spare(model, time.time())))
-        return f"{freed / 1e6:,.1f} MB are free again"
+        return f"{size_text(freed)} are free again"
 
     # Long work
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 
+from sapo_backends.errors import size_text
 from sapo_desktop.errors import AppError
 from sapo_desktop.paths import Home
 from sapo_desktop.services.models.shelf import names, store
@@ -87,7 +88,7 @@ def copy_journal(source: Path, target: Path, id: str) -> None:
 def _require_room(folder: Path, needed: int) -> None:
     free = shutil.disk_usage(folder).free
     if free < needed:
-        raise AppError(f"That needs {needed / 1e6:.0f} MB and {free / 1e6:.0f} MB are free. Free some space first.")
+        raise AppError(f"That needs {size_text(needed)} and {size_text(free)} are free. Free some space first.")
 
 
 def delete(model: Model) -> int:
