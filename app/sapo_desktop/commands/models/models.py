@@ -27,8 +27,8 @@ _NAMES = {
     **{"prune": 1, "bases": 0, "fetch": 1, "figures": 1},
 }
 """How many names an action takes at most; rename, duplicate and delete take all of theirs."""
-_BASE = 24
-"""Columns of a base in the list, at most."""
+_BASE, _HELD_OUT = 24, 36
+"""Columns of a base and of a held-out result in the list, at most."""
 
 
 def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
@@ -116,7 +116,7 @@ def _cells(one: Overview) -> tuple[str, ...]:
     return (
         model.name,
         one.base if len(one.base) <= _BASE else f"{one.base[: _BASE - 1]}…",
-        gain(one.held_out, judged=one.judged),
+        gain(one.held_out, _HELD_OUT, one.judged),
         _rounds(one),
         f"{_short(one.story.tokens)} tokens",
         size_text(one.size),

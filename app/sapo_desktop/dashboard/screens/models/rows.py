@@ -136,7 +136,7 @@ def evaluations(found: tuple[Evaluated, ...], width: int, glyphs: Glyphs) -> lis
     return [
         Content.assemble(
             (f"round {event.round:>6,}  ", "$muted"),
-            (f"{gain(event):<44}", "bold"),
+            (f"{gain(event, 44):<44}", "bold"),
             bar(event.pass_at_1 / top, room, glyphs, "$chart-local") if room >= 8 else "",
             (f" {event.items} items", "$muted"),
         )
