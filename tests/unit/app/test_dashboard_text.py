@@ -14,7 +14,7 @@ from tests.fixtures.make_recordings import recording
 
 from sapo_desktop.dashboard.look.ascii import to_ascii
 from sapo_desktop.dashboard.look.glyphs import UNICODE
-from sapo_desktop.dashboard.look.show import age, count, hang, memory, percent, plain, reward, shorten
+from sapo_desktop.dashboard.look.show import count, hang, memory, percent, plain, reward, shorten
 from sapo_desktop.dashboard.messages import Link
 from sapo_desktop.dashboard.screens.dashboard import waiting
 from sapo_desktop.dashboard.screens.log import in_order, log_text
@@ -37,6 +37,7 @@ from sapo_swarm.events import (
     SwarmUpdated,
     TaskScore,
 )
+from sapo_swarm.node.clock import age
 from sapo_swarm.types import Group, Question, Rollout, TaskRef
 
 HOSTILE = "[/bad] [red]\x1b[31m \x1b]52;c;aGk=\x07 \x9b2J \u202egnp.exe \x00 \ud800 ✓"

@@ -22,7 +22,7 @@ from sapo_swarm.events import LogLine, RoundFinished, StateChanged
     [
         (1, 8.2, "1 round in 8 s", False),
         (2, 20.0, "2 rounds in 40 s", False),
-        (4, 31.0, "4 rounds in 2.1 min", True),
+        (4, 31.0, "4 rounds in 2 min", True),
     ],
     ids=["one", "two", "four"],
 )

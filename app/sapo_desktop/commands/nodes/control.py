@@ -22,8 +22,8 @@ from sapo_desktop.services.nodes.report import in_a_shell
 from sapo_desktop.services.swarms.shares import shares
 from sapo_desktop.streams import json_line
 from sapo_swarm.events import SwarmUpdated
+from sapo_swarm.node.clock import age, duration
 from sapo_swarm.node.control.api import ControlClient, NodeNotRunning, NodeStatus
-from sapo_swarm.node.governor.requests import duration
 from sapo_swarm.protocol.safe_text import safe_text
 
 _TOLD = ("pause", "resume", "finish", "snooze", "run-anyway")
@@ -136,7 +136,7 @@ def _together(status: NodeStatus, swarm: SwarmUpdated | None) -> str:
         return ""
     ago = time.time() - swarm.time
     old = status.state not in ("running", "pausing", "finishing") or ago > swarm.window
-    was = f"As it was {duration(ago)} ago: " if old else ""
+    was = f"As it was {age(ago)} ago: " if old else ""
     figures = " · ".join(f"{name} {value}" for name, value in shares(swarm))
     return f"\n{was}{'' if swarm.connected else 'Alone: '}{safe_text(swarm.sentence, 400, lines=False)}\n{figures}"
 

@@ -23,15 +23,6 @@ def content(text: str, style: str = "") -> Content:
     return Content.styled(plain(text), style) if style else Content(plain(text))
 
 
-def age(seconds: float) -> str:
-    """12 s, 3 min, 2 h, 5 d."""
-    seconds = max(seconds, 0.0)
-    for limit, unit, size in ((90, "s", 1), (5400, "min", 60), (172_800, "h", 3600)):
-        if seconds < limit:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{seconds / 86_400:.0f} d"
-
-
 def percent(share: float | None, digits: int = 0) -> str:
     """A share in [0, 1] as percent."""
     return "—" if share is None else f"{100 * share:.{digits}f} %"

@@ -31,6 +31,7 @@ from sapo_desktop.services.machine import engines, load_request, memory_plan, sp
 from sapo_desktop.services.machine.memory_plan import Plan
 from sapo_swarm.algorithms.base import local_groups
 from sapo_swarm.config import RunConfig
+from sapo_swarm.node.clock import duration
 from sapo_swarm.node.storage.checkpoints import BYTES_A_PARAMETER
 from sapo_swarm.node.storage.thinning import over_budget
 from sapo_swarm.protocol.safe_text import safe_text
@@ -90,7 +91,7 @@ class Card:
         if self.over_budget:
             parts.append("its checkpoints exceed the disk budget")
         if self.seconds is not None and self.hours is not None:
-            parts.append(f"about {format_seconds(self.seconds)} a round, {_span(self.hours)} to {ROUNDS}")
+            parts.append(f"about {format_seconds(self.seconds)} a round, {duration(3600 * self.hours)} to {ROUNDS}")
         return "; ".join(parts)
 
     @property
@@ -254,11 +255,7 @@ def _time(card: Card) -> str:
         if card.measured
         else "estimated from this machine's limits; sapo-desktop bench measures it"
     )
-    return f"about {format_seconds(card.seconds)} a round, {_span(card.hours)} to {ROUNDS} rounds ({how})"
-
-
-def _span(hours: float) -> str:
-    return f"{hours:.1f} h" if hours >= 1 else f"{60 * hours:.0f} min"
+    return f"about {format_seconds(card.seconds)} a round, {duration(3600 * card.hours)} to {ROUNDS} rounds ({how})"
 
 
 def as_json(card: Card) -> dict[str, object]:

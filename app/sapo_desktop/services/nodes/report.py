@@ -22,6 +22,7 @@ from sapo_swarm.events import (
     StateChanged,
     SwarmUpdated,
 )
+from sapo_swarm.node.clock import duration
 from sapo_swarm.node.round.cut_off import CUT_OFF
 from sapo_swarm.protocol.safe_text import safe_text
 
@@ -116,7 +117,7 @@ class Reporter:
         if not rounds:
             return
         seconds = self._seconds
-        spent = f"{seconds / 60:.1f} min" if seconds >= 120 else f"{seconds:.0f} s"
+        spent = duration(seconds)
         lines = ["", f"{rounds} round{'' if rounds == 1 else 's'} in {spent}, {self._tokens:,} tokens generated."]
         if edge > 1:
             share = f"in the first {len(first)} rounds, {_mean(final):.3f} in the last {len(final)}"

@@ -12,11 +12,12 @@ from textual.content import Content
 from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
-from sapo_desktop.dashboard.look.show import age, count, fit, plain
+from sapo_desktop.dashboard.look.show import count, fit, plain
 from sapo_desktop.dashboard.screens.dialogs import Dialog
 from sapo_desktop.dashboard.widgets.listing import Listing
 from sapo_desktop.services.swarms.interface import ActionFailed, Directory, Listed, SwarmActions
 from sapo_desktop.services.swarms.trial import ROUNDS
+from sapo_swarm.node.clock import age
 
 NONE = (
     "A directory is a signed list of swarms that somebody keeps. None is built into this app: paste the line that "

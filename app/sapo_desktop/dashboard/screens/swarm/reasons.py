@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from sapo_desktop.dashboard.look.show import age, plain
+from sapo_desktop.dashboard.look.show import plain
 from sapo_desktop.dashboard.state import DashboardState
 from sapo_desktop.services.swarms.trial import EXTERNAL, ROUNDS
+from sapo_swarm.node.clock import age
 
 
 def as_it_was(state: DashboardState, now: float) -> str:

@@ -12,7 +12,7 @@ from textual.widgets import Static
 
 from sapo_backends.errors import size_text
 from sapo_desktop.dashboard.look.glyphs import Glyphs
-from sapo_desktop.dashboard.look.show import age, bar, count, fit, percent, plain, shorten, wrap
+from sapo_desktop.dashboard.look.show import bar, count, fit, percent, plain, shorten, wrap
 from sapo_desktop.dashboard.look.stage_words import stage_words
 from sapo_desktop.dashboard.screens.dashboard import NO_MODEL, NOT_WORKING, letters, share_lines, share_title, waiting
 from sapo_desktop.dashboard.screens.swarm.controls import SwarmControls, name_of
@@ -24,6 +24,7 @@ from sapo_desktop.dashboard.widgets.keybar import Key
 from sapo_desktop.dashboard.widgets.panel import Panel
 from sapo_desktop.services.swarms.shares import MEANINGS, shares
 from sapo_swarm.events import SwarmUpdated
+from sapo_swarm.node.clock import age
 from sapo_swarm.protocol.reasons import in_words
 
 SWARMS = (
