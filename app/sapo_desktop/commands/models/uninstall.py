@@ -13,7 +13,7 @@ from sapo_desktop.services.machine.login import service
 from sapo_desktop.services.nodes import supervisor
 from sapo_desktop.services.personal_data import uninstall
 from sapo_desktop.services.swarms import hosting
-from sapo_desktop.streams import agreed
+from sapo_desktop.streams import confirmed
 from sapo_swarm.protocol import keystore
 
 
@@ -46,12 +46,8 @@ def main(args: argparse.Namespace) -> int:
             "To remove the program itself, use what installed it, for example: pip uninstall sapo-desktop"
         )
     _require_rest(home)
-    total = sum(one.size for one in found)
-    if not args.yes:
-        if not sys.stdin.isatty():
-            raise AppError("Nobody can answer here whether all of this may go: add --yes.")
-        if not agreed(f"Remove all of it, {size_text(total)}, for ever?"):
-            return 1
+    if not confirmed(args.yes, f"Remove all of it, {size_text(sum(one.size for one in found))}, for ever?"):
+        return 1
     uninstall.forget(held)
     freed = uninstall.remove(home, found)
     print(
