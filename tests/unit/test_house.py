@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 
+import pytest
+
 from sapo_backends.errors import size_text
+from sapo_swarm.node.storage.files import free_bytes
 
 ROOT = Path(__file__).resolve().parents[2]
 FLOORS = ("app", "swarm", "backends", "assets/sapo_assets", "tests", "packaging")
@@ -54,6 +58,13 @@ def test_sizes_are_written_by_one_function_in_powers_of_ten() -> None:
         if re.search(r"\} [GM]iB|/ (1e6|1e9|2\*\*[23]0)[^}]*\} [kMG]B\b(?!/s)", path.read_text("utf-8"))
     }
     assert found == {"backends/sapo_backends/errors.py"}
+
+
+def test_the_app_asks_for_free_disk_in_one_way() -> None:
+    """Six places did, each in a way of its own."""
+    assert [path.name for path in (ROOT / "app").rglob("*.py") if "disk_usage" in path.read_text("utf-8")] == []
+    missing = ROOT / "no" / "such" / "folder"
+    assert free_bytes(missing) == pytest.approx(shutil.disk_usage(ROOT).free, rel=0.5)
 
 
 def test_bytes_that_do_not_read_are_caught_in_one_way() -> None:

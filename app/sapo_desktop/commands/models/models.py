@@ -20,6 +20,7 @@ from sapo_desktop.services.models.shelf import base_folder, history, keeping, st
 from sapo_desktop.services.models.shelf.adopt import adopt
 from sapo_desktop.services.models.shelf.overview import Overview, gain, overview, tasks_of
 from sapo_desktop.streams import confirmed, json_line
+from sapo_swarm.node.storage.files import folder_bytes
 
 ACTIONS = ("list", "show", "rename", "duplicate", "delete", "prune", "bases", "fetch", "figures")
 _NAMES = {
@@ -201,7 +202,7 @@ def _delete(home: Home, args: argparse.Namespace) -> int:
         base_folder.require_unused(home, model)
     training = asyncio.run(control.in_training(home))
     busy = training is not None and training.folder == model.folder
-    size, stop = store.size(model.folder), " It is being trained: the node is stopped first." if busy else ""
+    size, stop = folder_bytes(model.folder), " It is being trained: the node is stopped first." if busy else ""
     if not confirmed(
         args.yes, f"Delete {model.name} with all its weights, history and exports ({size_text(size)})?{stop}"
     ):

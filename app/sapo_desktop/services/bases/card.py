@@ -5,7 +5,6 @@ Nothing is downloaded for it but the hub's listing and a config.json of a kiloby
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -33,6 +32,7 @@ from sapo_swarm.algorithms.base import local_groups
 from sapo_swarm.config import RunConfig
 from sapo_swarm.node.clock import duration
 from sapo_swarm.node.storage.checkpoints import BYTES_A_PARAMETER
+from sapo_swarm.node.storage.files import free_bytes
 from sapo_swarm.node.storage.thinning import over_budget
 from sapo_swarm.protocol.safe_text import safe_text
 
@@ -126,7 +126,17 @@ def _facts(config: RunConfig, ask: bool) -> _Facts:
     model = config.model
     request, base = load_request.request(config), named(model)
     empty = Card(
-        model, "hub", base.license if base else "", base.gated if base else False, 0, 0, 0, _free(), None, None, False
+        model,
+        "hub",
+        base.license if base else "",
+        base.gated if base else False,
+        0,
+        0,
+        0,
+        free_bytes(cache.folder()),
+        None,
+        None,
+        False,
     )
     try:
         folder = locate.local(model)
@@ -196,11 +206,6 @@ def _of_hub(config: RunConfig, empty: Card) -> _Facts:
 
 def _slow(folder: Path) -> str:
     return why_not(read_json(folder / "config.json"))
-
-
-def _free() -> int:
-    place = next(p for p in (cache.folder(), *cache.folder().parents) if p.exists())
-    return shutil.disk_usage(place).free
 
 
 def _seconds(home: Home, config: RunConfig, size: ModelSize | None, measure: bool) -> tuple[float | None, bool]:

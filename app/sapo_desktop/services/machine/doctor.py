@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import json
 import platform
-import shutil
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -19,6 +18,7 @@ from sapo_desktop.paths import Home, own_command
 from sapo_desktop.services.machine.finding import Finding
 from sapo_swarm.config import RunConfig
 from sapo_swarm.node.governor.sensors.message_bus import said
+from sapo_swarm.node.storage.files import free_bytes
 
 _DISK_NEEDED = 10**9
 
@@ -67,7 +67,7 @@ def translated(
 def _disk(home: Home) -> Finding:
     try:
         home.prepare()
-        free = shutil.disk_usage(home.data).free
+        free = free_bytes(home.data)
     except (AppError, OSError) as error:
         return Finding("fail", "disk", str(error))
     text = f"{size_text(free)} free at {home.data}"

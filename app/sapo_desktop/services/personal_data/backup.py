@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import tempfile
 import time
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from sapo_desktop.services.models.shelf import base_folder
 from sapo_desktop.services.nodes.lock import NodeLock
 from sapo_desktop.services.personal_data import archive, contents
 from sapo_desktop.services.personal_data.archive import FORMAT, Entry, Manifest
+from sapo_swarm.node.storage.files import free_bytes
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def _manifest(sources: dict[str, Path]) -> Manifest:
 
 
 def _require_room(folder: Path, needed: int) -> None:
-    free = shutil.disk_usage(folder).free
+    free = free_bytes(folder)
     if free < needed:
         raise AppError(f"The archive needs {size_text(needed)} in {folder} and {size_text(free)} are free.")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,15 +13,20 @@ from safetensors import SafetensorError
 
 
 def folder_bytes(folder: Path) -> int:
-    """Bytes of all files below; one that goes away meanwhile counts nothing."""
+    """Bytes of all files below; one that goes away meanwhile, or cannot be looked at, counts nothing."""
     total = 0
     for root, _, names in os.walk(folder):
         for name in names:
             try:
                 total += os.lstat(os.path.join(root, name)).st_size
-            except FileNotFoundError:
+            except OSError:
                 continue
     return total
+
+
+def free_bytes(place: Path) -> int:
+    """Free on the disk that `place` lies on, or will lie on. Raises OSError."""
+    return shutil.disk_usage(next(path for path in (place, *place.absolute().parents) if path.exists())).free
 
 
 def digests(folder: Path) -> dict[str, str]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sapo_desktop.services.against_base import change, interval, paired, rate, unpaired
-from sapo_desktop.services.models.shelf import history, store
+from sapo_desktop.services.models.shelf import history
 from sapo_desktop.services.models.shelf.history import Story
 from sapo_desktop.services.models.shelf.store import Model
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import Evaluated
+from sapo_swarm.node.storage.files import folder_bytes
 from sapo_swarm.tasks.catalogue import CATALOGUE
 
 
@@ -61,7 +62,7 @@ def tasks_of(config: RunConfig) -> str:
 
 def overview(model: Model) -> Overview:
     """Everything of one model. Takes as long as its journal is long: not on an event loop."""
-    return Overview(model, history.story(model.folder), store.size(model.folder))
+    return Overview(model, history.story(model.folder), folder_bytes(model.folder))
 
 
 def gain(event: Evaluated | None, width: int = 0, judged: bool = False) -> str:
