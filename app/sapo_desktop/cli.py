@@ -110,7 +110,7 @@ def _printed(kind: str) -> str:
     """A file for shells or man, with every verb and flag."""
     from sapo_desktop.services import terminal_files
 
-    return terminal_files.man(parser(), __version__) if kind == "man" else terminal_files.KINDS[kind](parser())
+    return terminal_files.man(parser(), __version__) if kind == "man" else terminal_files.completion(parser(), kind)
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import shutil
 import sys
 
 
@@ -46,6 +47,22 @@ def confirmed(yes: bool, question: str) -> bool:
 
         raise AppError(f"{question} Nobody can answer here: add --yes.")
     return yes or agreed(question)
+
+
+def progress(fraction: float, phrase: str, along: bool = False) -> None:
+    """How far it is, on the error stream: see overwrite. along: a program reads, so each step is a line of its own."""
+    line = f"{100 * fraction:.0f} % {phrase}"
+    if along:
+        print(line, file=sys.stderr, flush=True)
+    else:
+        overwrite(line if fraction < 1 else "")
+
+
+def overwrite(text: str) -> None:
+    """What is done now, in one line of the terminal that the next one overwrites; "" wipes it. Nothing where there is none."""
+    if sys.stderr.isatty():
+        width = shutil.get_terminal_size().columns - 1
+        print(f"\r\x1b[K{text[:width]}", end="", file=sys.stderr, flush=True)
 
 
 def to_nowhere(*descriptors: int) -> None:

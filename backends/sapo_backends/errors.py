@@ -1,4 +1,4 @@
-"""What an engine raises on purpose, the hint in an unknown name's error, and the token that stops its work.
+"""What an engine raises on purpose, how errors write sizes and hint at a name, and the token that stops its work.
 
 Error tree::
 
@@ -37,8 +37,8 @@ class OutOfMemory(BackendError):
     """The work does not fit; sizes in bytes. needed: 0 where it is not known."""
 
     def __init__(self, needed: int, available: int, suggestion: str) -> None:
-        said = f"Needs about {needed / 2**30:.1f} GiB of memory" if needed else "There is not enough memory"
-        super().__init__(f"{said}, {available / 2**30:.1f} GiB is free. {suggestion}".rstrip())
+        said = f"Needs about {size_text(needed)} of memory" if needed else "There is not enough memory"
+        super().__init__(f"{said}, {size_text(available)} is free. {suggestion}".rstrip())
         self.needed = needed
         self.available = available
         self.suggestion = suggestion
@@ -99,6 +99,13 @@ class CancelToken:
         """Raise Cancelled if cancel was called."""
         if self._event.is_set():
             raise Cancelled("Stopped on request.")
+
+
+def size_text(size: float) -> str:
+    """Bytes of memory, disk and network for people, in powers of ten: "3 kB", "2.2 MB", "62 MB", "1.26 GB"."""
+    if size >= 999.5e6:
+        return f"{size / 1e9:,.2f} GB"
+    return f"{size / 1e6:.{0 if size >= 9.95e6 else 1}f} MB" if size >= 999_500 else f"{size / 1e3:.0f} kB"
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

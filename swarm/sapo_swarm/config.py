@@ -193,7 +193,7 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     disk_budget_gb: Annotated[
         float,
         _doc(
-            "Disk space that a model may use, checkpoints and history together, in GiB; old ones are thinned",
+            "Disk space that a model may use, checkpoints and history together, in GB; old ones are thinned",
             ge=0.0,
             le=1e6,
         ),

@@ -253,7 +253,7 @@ def main() -> int:
         folder = Path(name)
         week = Week(folder, args)
         written = asyncio.run(week.run())
-        budget = int(week.config.disk_budget_gb * 2**30)
+        budget = int(week.config.disk_budget_gb * 1e9)
         with ThreadPoolExecutor(1) as pool:
             opened = pool.submit(opening, folder).result()
         days = args.rounds * args.round_s / DAY_S

@@ -237,6 +237,6 @@ class SettingsOfNowhere(HomeSettings):
 async def findings() -> AsyncIterator[Finding]:
     """What the doctor of some machine says."""
     yield Finding("ok", "version", "sapo-desktop 0.1.0, Python 3.12.0")
-    yield Finding("ok", "machine", "Linux x86_64, 4 cores, 5.5 of 7.7 GiB memory free")
+    yield Finding("ok", "machine", "Linux x86_64, 4 cores, 5.91 GB of 8.27 GB memory free")
     yield Finding("note", "llama.cpp", "is not installed. To install it: pip install 'sapo-desktop[llamacpp]'")
-    yield Finding("fail", "disk", "0.4 GiB free at /home/me. Free at least 1 GiB.")
+    yield Finding("fail", "disk", "430 MB free at /home/me. Free at least 1.00 GB.")

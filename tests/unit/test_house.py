@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
+
+import pytest
+
+from sapo_backends.errors import size_text
+from sapo_swarm.node.storage.files import free_bytes
 
 ROOT = Path(__file__).resolve().parents[2]
 FLOORS = ("app", "swarm", "backends", "assets/sapo_assets", "tests", "packaging")
@@ -38,6 +44,27 @@ def test_a_level_of_the_product_has_few_entries() -> None:
         for folder in folders
     }
     assert {folder: count for folder, count in entries.items() if count > ENTRIES} == {}
+
+
+def test_sizes_are_written_by_one_function_in_powers_of_ten() -> None:
+    """A model was 1,260 MB, 1,202 MiB, 1.17 GiB and 1.3 GB by place. Rates and the data cap, which is in MB, are no sizes."""
+    assert [
+        size_text(s) for s in (0, 2_600, 999_499, 999_500, 9_940_000, 9_960_000, 999_499_999, 999_500_000, 1.26e12)
+    ] == (["0 kB", "3 kB", "999 kB", "1.0 MB", "9.9 MB", "10 MB", "999 MB", "1.00 GB", "1,260.00 GB"])
+    found = {
+        path.relative_to(ROOT).as_posix()
+        for floor in FLOORS[:3]
+        for path in (ROOT / floor).rglob("*.py")
+        if re.search(r"\} [GM]iB|/ (1e6|1e9|2\*\*[23]0)[^}]*\} [kMG]B\b(?!/s)", path.read_text("utf-8"))
+    }
+    assert found == {"backends/sapo_backends/errors.py"}
+
+
+def test_the_app_asks_for_free_disk_in_one_way() -> None:
+    """Six places did, each in a way of its own."""
+    assert [path.name for path in (ROOT / "app").rglob("*.py") if "disk_usage" in path.read_text("utf-8")] == []
+    missing = ROOT / "no" / "such" / "folder"
+    assert free_bytes(missing) == pytest.approx(shutil.disk_usage(ROOT).free, rel=0.5)
 
 
 def test_bytes_that_do_not_read_are_caught_in_one_way() -> None:

@@ -14,7 +14,7 @@ from sapo_desktop.dashboard.history.moments import Moment, noted
 from sapo_desktop.dashboard.history.series import Trail
 from sapo_desktop.dashboard.look.show import after
 from sapo_desktop.dashboard.messages import Link
-from sapo_desktop.services.against_base import unpaired
+from sapo_desktop.services.against_base import change
 from sapo_desktop.services.swarms.trial import Progress
 from sapo_swarm.events import (
     Evaluated,
@@ -293,8 +293,5 @@ def evaluation_sentence(event: Evaluated) -> str:
     """A held-out result, and how it stands to the base."""
     items = f"{event.items} items, T={event.temperature:g}"
     text = f"Held-out pass@1 {100 * event.pass_at_1:.1f} % {after(event.round)} ({items})"
-    if event.delta is None or event.delta_low is None or event.delta_high is None:
-        return f"{text}: {unpaired(event)}" if event.base_missing else text
-    if event.delta_low <= 0 <= event.delta_high:
-        return f"{text}: no measurable change from base"
-    return f"{text}: {100 * event.delta:+.1f} points from base ({100 * event.delta_low:+.1f} to {100 * event.delta_high:+.1f})"
+    said = change(event)
+    return f"{text}: {said}" if said else text

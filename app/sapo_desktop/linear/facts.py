@@ -6,7 +6,7 @@ No drawing, no columns, no meaning in a place or a glyph: what stands in a line 
 from __future__ import annotations
 
 from sapo_desktop.dashboard.history.moments import MEANINGS
-from sapo_desktop.dashboard.look.show import age, clock, count, memory, percent, plain
+from sapo_desktop.dashboard.look.show import clock, count, memory, percent, plain
 from sapo_desktop.dashboard.screens.dashboard import reward_lines, share_lines
 from sapo_desktop.dashboard.screens.log import in_order as lines_in_order
 from sapo_desktop.dashboard.screens.rollouts.detail import verdict_words
@@ -20,6 +20,7 @@ from sapo_desktop.services.against_base import base_scores
 from sapo_desktop.services.swarms.shares import MEANINGS as SHARES
 from sapo_desktop.services.swarms.shares import shares
 from sapo_swarm.events import GroupRecorded, RoundFinished, SwarmUpdated
+from sapo_swarm.node.clock import age
 from sapo_swarm.protocol.reasons import in_words
 
 NEWEST = 5

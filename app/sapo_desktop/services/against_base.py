@@ -1,8 +1,34 @@
-"""A held-out result beside the base's on the same questions, or why it stands alone. Pure, and light: screens read it."""
+"""A held-out result and how it stands to the base on the same questions, in words. Pure, and light: screens read it."""
 
 from __future__ import annotations
 
 from sapo_swarm.events import Evaluated
+
+
+def interval(low: float, high: float, sign: str = "") -> str:
+    """ "(95 %: 24.1 to 28.7)", of shares. sign: "+" for the ends of a difference."""
+    return f"(95 %: {100 * low:{sign}.1f} to {100 * high:{sign}.1f})"
+
+
+def rate(share: float, low: float, high: float) -> str:
+    """ "26.4 % (95 %: 24.1 to 28.7)"."""
+    return f"{100 * share:.1f} % {interval(low, high)}"
+
+
+def paired(event: Evaluated) -> tuple[float, float, float] | None:
+    """The difference to the base on the same questions, and both ends of its interval."""
+    if event.delta is None or event.delta_low is None or event.delta_high is None:
+        return None
+    return event.delta, event.delta_low, event.delta_high
+
+
+def change(event: Evaluated) -> str:
+    """ "+3.1 points against the base (95 %: +1.0 to +5.2)", whether that is measurable, or see unpaired."""
+    if (found := paired(event)) is None:
+        return unpaired(event)
+    delta, low, high = found
+    said = f"{100 * delta:+.1f} points against the base {interval(low, high, '+')}"
+    return f"{said}: no measurable change" if low <= 0 <= high else said
 
 
 def unpaired(event: Evaluated) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from sapo_backends.errors import size_text
 from sapo_desktop import settings
 from sapo_desktop.errors import known
 from sapo_desktop.paths import Home
@@ -26,7 +27,7 @@ def info() -> FirstRunInfo:
     from sapo_backends.common.hardware import detect
 
     found = detect()
-    machine = f"{found.cores} cores, {found.available / 2**30:.0f} of {found.memory / 2**30:.0f} GiB free"
+    machine = f"{found.cores} cores, {size_text(found.available)} of {size_text(found.memory)} free"
     engines = [n for n in registry.installed() if n in {"torch", "mlx"}]
     best = f"{engines[0]} here: {machine}" if engines else "no engine is installed yet: see sapo-desktop doctor"
     models = tuple((name, "bundled, nothing to download") for name in sapo_assets.models())
@@ -96,7 +97,7 @@ async def measured(hardware: str, model: str) -> str:
     if found.failure or not found.generation:
         return ""
     rate = f"{max(found.generation.values()):,.0f} tok/s written, {found.update:,.0f} trained"
-    return f"{rate}; a round needs {plan.needed / 2**30:.1f} GiB" if plan else rate
+    return f"{rate}; a round needs {size_text(plan.needed)}" if plan else rate
 
 
 def _config(home: Home, model: str, look: Callable[[RunConfig], None] = lambda _: None) -> RunConfig:

@@ -26,11 +26,6 @@ class Interval:
         """Both bounds lie on the same side of 0."""
         return self.low > 0.0 or self.high < 0.0
 
-    def sentence(self) -> str:
-        """The change in points, or that there is no measurable one."""
-        figures = f"{100 * self.value:+.1f} points, 95 % interval {100 * self.low:+.1f} to {100 * self.high:+.1f}"
-        return figures if self.excludes_zero else f"no measurable change ({figures})"
-
 
 def wilson(successes: float, trials: int) -> tuple[float, float]:
     """Wilson's score interval of a binomial proportion. (0, 1) without trials."""

@@ -1,4 +1,5 @@
-"""The two clocks of a node: one that nothing sets and that goes on through a suspend, and the wall clock of where it is."""
+"""The two clocks of a node: one that nothing sets and that goes on through a suspend, and the wall clock of where it is; and how
+long something takes or is past, in words."""
 
 from __future__ import annotations
 
@@ -31,3 +32,24 @@ def week_minute(moment: float | None = None) -> int:
     """Minutes since Monday 00:00, local time; see `local`."""
     found = local(moment)
     return (found.tm_wday * 24 + found.tm_hour) * 60 + found.tm_min
+
+
+def age(seconds: float) -> str:
+    """How long ago, or about how long, in one unit: "12 s", "65 min", "2 h", "5 d"."""
+    seconds = max(seconds, 0.0)
+    for limit, unit, size in ((90, "s", 1), (5400, "min", 60), (172_800, "h", 3600)):
+        if seconds < limit:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds / 86_400:.0f} d"
+
+
+def duration(seconds: float) -> str:
+    """How long, in two units: "45 s", "12 min", "1 h 20 min", "6 d 23 h"."""
+    whole = max(1, round(seconds))
+    if whole < 90:
+        return f"{whole} s"
+    minutes = round(whole / 60)
+    if minutes < 60:
+        return f"{minutes} min"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"

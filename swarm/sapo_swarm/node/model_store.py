@@ -54,7 +54,6 @@ class SaveRule:
         return rounds_since >= max(self.rounds, 1) and since_s >= self.interval_s(size)
 
 
-GIB = 2**30
 EXPORTS = "exports"
 """What a person took out of the model lies there: it is no part of the disk budget."""
 Tell = Callable[[float, str], None]
@@ -87,7 +86,7 @@ class ModelStore:
     def __post_init__(self) -> None:
         checkpoints = self.folder / "checkpoints"
         self.checkpoints = Checkpoints(
-            checkpoints, self.config.keep_checkpoints, int(self.config.disk_budget_gb * GIB), self._elsewhere
+            checkpoints, self.config.keep_checkpoints, int(self.config.disk_budget_gb * 1e9), self._elsewhere
         )
         self.rounds_done = max(map(rounds_of, self.checkpoints.complete()), default=0)  # until it is opened
         self.log = UpdateLog(checkpoints)

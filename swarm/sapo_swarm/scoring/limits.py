@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from sapo_backends.errors import size_text
 from sapo_swarm.scoring import kernel_limits
 
 MEMORY_BYTES = 1536 * 2**20
@@ -40,7 +41,7 @@ def apply(memory_bytes: int = MEMORY_BYTES, readable: Sequence[Path] = ()) -> tu
     applied: list[str] = []
     missing: list[str] = []
     for phrase, name, value in (
-        (f"memory {memory_bytes // 2**20} MiB", "RLIMIT_AS", memory_bytes),
+        (f"memory {size_text(memory_bytes)}", "RLIMIT_AS", memory_bytes),
         ("no file contents written", "RLIMIT_FSIZE", 0),
         (f"{OPEN_FILES} open files", "RLIMIT_NOFILE", OPEN_FILES),
         ("no core dumps", "RLIMIT_CORE", 0),

@@ -15,8 +15,6 @@ from tests.support.simulated_nodes import SimNode, SimReport, open_session
 
 from sapo_swarm.protocol.wire import H_PROTO, MEDIA_TYPE, digest
 
-GIB = 2**30
-
 
 def frame(data: bytes, declared: bool = True) -> bytes:
     return zstandard.ZstdCompressor(level=3, write_content_size=declared).compress(data)

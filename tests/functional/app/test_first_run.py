@@ -96,7 +96,7 @@ async def test_the_first_questions_say_how_fast_the_answers_are_and_stop_measuri
                 await asyncio.Event().wait()
             finally:
                 ended.append(model)
-        return "9,800 tok/s written, 4,000 trained; a round needs 0.5 GiB"
+        return "9,800 tok/s written, 4,000 trained; a round needs 540 MB"
 
     info = FirstRunInfo(models=(("a", "small"), ("b", "large")), measure=measure)
     app = SapoDashboard(ScriptedFeed(list(SILO)), first_run=True, start=lambda given: None, info=lambda: info)

@@ -169,7 +169,7 @@ def test_models_are_listed_renamed_duplicated_and_deleted(home: Home) -> None:
     assert all(row["tokens"] > 0 and row["bytes"] > 0 for row in listed)
     assert "round      3" in run(home, "models", "show", "eve")
     assert "add --yes" in refused(home, "models", "delete", "eve")
-    assert "MB are free again" in run(home, "models", "delete", "eve", "--yes")
+    assert "B are free again" in run(home, "models", "delete", "eve", "--yes")
     assert [m.name for m in store.all_models(home)] == ["ada"]
     assert len(list(home.models.iterdir())) == 1
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -90,7 +91,7 @@ async def test_where_half_has_no_memory_either_the_node_pauses_with_the_reason(t
 
     await follow(node, step)
     assert sentences == [
-        "Paused: Needs about 16.0 GiB of memory, 1.0 GiB is free. Lower group_size. · space tries again"
+        "Paused: Needs about 17.18 GB of memory, 1.07 GB is free. Lower group_size. · space tries again"
     ]
     assert node.rounds_done == 2, "and space tried again, with a quarter"
 
@@ -247,6 +248,6 @@ def test_a_plan_beyond_the_wall_is_refused_before_there_is_a_model(tmp_path: Pat
     (tmp_path / "config.toml").write_text("[limits]\nmax_memory = 0.05\nmin_free_disk = 0\n")
     done = sapo(tmp_path, "node", "--silo", "--rounds", "1", "--trainer", "torch")
     assert done.returncode == 1
-    assert "0.1 GiB is free" in done.stderr or "0.0 GiB is free" in done.stderr
+    assert re.search(r"\d+ MB is free", done.stderr)
     assert not list((tmp_path / "data" / "models").iterdir())
     assert sapo(tmp_path, "node", *FAKE, "--rounds", "1").returncode == 0, "what needs less works"

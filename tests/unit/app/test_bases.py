@@ -84,9 +84,9 @@ def test_a_model_whose_two_checkpoints_exceed_the_disk_budget_does_not_fit(home:
     one = card.card(home, full)
     assert one.short.endswith("does not fit")
     assert "its checkpoints exceed the disk budget" in one.sentence
-    told = "too large   two checkpoints of its weights have 1.00 GiB, its disk budget is 0.50 GiB"
+    told = "too large   2 checkpoints of this model's weights take 1.08 GB"
     assert card.lines(one)[-1].startswith(told)
-    with pytest.raises(UsageError, match="too large: two checkpoints"):
+    with pytest.raises(UsageError, match="too large: 2 checkpoints"):
         node._tell_what_it_needs(home, full, Reporter(io.StringIO(), False, True), 0, trained=False)
     for fits in (msgspec.structs.replace(full, method="lora"), msgspec.structs.replace(full, disk_budget_gb=0.0)):
         assert not card.card(home, fits).over_budget
@@ -125,7 +125,7 @@ def test_a_folder_and_a_downloaded_model_have_the_licence_that_they_state(home: 
 def test_the_room_that_reasoning_needs_is_planned_wherever_a_base_is_shown(
     home: Home, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """1,024 tokens instead of 96: too much for 2.5 GiB."""
+    """1,024 tokens instead of 96: too much for 2.7 GB."""
     monkeypatch.setattr("sapo_backends.common.hardware.available_memory", lambda: 2560 << 20)
     monkeypatch.setattr(Home, "find", classmethod(lambda _cls: home))
     home.settings.parent.mkdir()

@@ -14,7 +14,7 @@ from tests.fixtures.make_recordings import recording
 
 from sapo_desktop.dashboard.look.ascii import to_ascii
 from sapo_desktop.dashboard.look.glyphs import UNICODE
-from sapo_desktop.dashboard.look.show import age, count, hang, memory, percent, plain, reward, shorten
+from sapo_desktop.dashboard.look.show import count, hang, memory, percent, plain, reward, shorten
 from sapo_desktop.dashboard.messages import Link
 from sapo_desktop.dashboard.screens.dashboard import waiting
 from sapo_desktop.dashboard.screens.log import in_order, log_text
@@ -37,6 +37,7 @@ from sapo_swarm.events import (
     SwarmUpdated,
     TaskScore,
 )
+from sapo_swarm.node.clock import age
 from sapo_swarm.types import Group, Question, Rollout, TaskRef
 
 HOSTILE = "[/bad] [red]\x1b[31m \x1b]52;c;aGk=\x07 \x9b2J \u202egnp.exe \x00 \ud800 ✓"
@@ -269,7 +270,7 @@ def test_a_right_answer_that_was_not_paid_is_not_called_wrong() -> None:
 def test_numbers_are_shown_in_few_characters() -> None:
     assert [age(s) for s in (0, 12, 89, 300, 7200, 400_000)] == ["0 s", "12 s", "89 s", "5 min", "2 h", "5 d"]
     assert (percent(0.048, 1), percent(None), reward(0.29), reward(1.0)) == ("4.8 %", "—", ".290", "1.000")
-    assert (count(1870.4), memory(412e6), memory(2.5e9)) == ("1,870", "412 MB", "2.50 GB")
+    assert (count(1870.4), memory(412e6), memory(None)) == ("1,870", "412 MB", "—")
 
 
 def test_a_sentence_that_does_not_fit_loses_whole_phrases_from_its_end() -> None:

@@ -65,9 +65,9 @@ def test_the_card_tells_scores_with_intervals_beside_the_base() -> None:
     """And the paired change, with no gain claimed where the interval holds 0."""
     gained = written(held_out=evaluated(8, 0.5, delta=0.1), base_held_out=evaluated(0, 0.4), rounds=8)
     assert "| basic\\_arithmetic | 100 | 40.0 % (30.9 to 49.8) | 50.0 % (45.0 to 55.0) |" in gained
-    assert "+10.0 points (+8.0 to +12.0)." in gained
+    assert "+10.0 points against the base (95 %: +8.0 to +12.0)." in gained
     nothing = written(held_out=evaluated(8, 0.41, delta=0.01), base_held_out=evaluated(0, 0.4))
-    assert "+1.0 points (-1.0 to +3.0): no measurable change." in nothing
+    assert "+1.0 points against the base (95 %: -1.0 to +3.0): no measurable change." in nothing
     assert "answer-only shortcut" not in gained
     assert "answer-only shortcut" in written(held_out=evaluated(8, 0.5, permuted=0.4))
 

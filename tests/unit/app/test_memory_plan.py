@@ -130,7 +130,7 @@ def test_an_architecture_of_others_is_estimated_from_its_config(tmp_path: Path) 
 def test_a_run_that_does_not_fit_is_refused_with_settings_that_do() -> None:
     """The flags in the message, typed as they stand, make the run fit."""
     config, available = replace_config(TORCH, local_groups=64, group_size=16, max_new_tokens=512), 1 << 30
-    with pytest.raises(OutOfMemory, match=r"GiB is free\. This fits: --local-groups") as refused:
+    with pytest.raises(OutOfMemory, match=r"B is free\. This fits: --local-groups") as refused:
         memory_plan.require(config, available)
     typed = str(refused.value).partition("This fits: ")[2].split()
     changes = {
@@ -208,7 +208,7 @@ def test_a_run_on_a_gpu_is_planned_with_what_the_gpu_has_free(card: Callable[[Ca
     older = memory_plan.plan(config, 1 << 20, HALF_BILLION)
     assert older is not None
     assert older.needed > 1.5 * found.needed
-    with pytest.raises(OutOfMemory, match=r"3\.0 GiB is free"):
+    with pytest.raises(OutOfMemory, match=r"3\.22 GB is free"):
         memory_plan.require(config, 1 << 40, HALF_BILLION)
 
 

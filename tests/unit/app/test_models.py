@@ -206,7 +206,7 @@ def test_the_list_of_models_is_as_wide_as_what_it_tells() -> None:
     long = Overview(Model(Path("/nowhere/x"), store.record_of("a-rather-long-name", CONFIG), ()), Story(), 5_000_000)
     lines = table([one, long])
     assert [text.index("starter") for text in lines] == [20, 20]
-    assert lines[1].endswith("5 MB  not trained yet")
+    assert lines[1].endswith("5.0 MB  not trained yet")
     assert len({len(text) for text in lines}) == 1
 
 
@@ -239,12 +239,12 @@ def test_a_held_out_score_is_told_with_whose_weights_had_it(
         assert cli.run(["models", "show", "kim"]) == 0
         return next(line for line in capsys.readouterr().out.splitlines() if line.startswith("held-out"))
 
-    assert told(evaluation(0)) == "held-out    base 50.0 % (40.0 to 60.0)"
-    assert told(finished(0)) == "held-out    base 50.0 % (40.0 to 60.0), after round 0 of 1"
+    assert told(evaluation(0)) == "held-out    base 50.0 % (95 %: 40.0 to 60.0)"
+    assert told(finished(0)) == "held-out    base 50.0 % (95 %: 40.0 to 60.0), after round 0 of 1"
     (line,) = table([overview(kim)])
-    assert "base 50.0 % (40.0 to 60.0)" in line
-    assert told(evaluation(1, 0.55)) == "held-out    55.0 % (40.0 to 60.0)"
-    assert told(finished(1)) == "held-out    55.0 % (40.0 to 60.0), after round 1 of 2"
+    assert "base 50.0 % (95 %: 40.0 to 60.0)" in line
+    assert told(evaluation(1, 0.55)) == "held-out    55.0 % (95 %: 40.0 to 60.0)"
+    assert told(finished(1)) == "held-out    55.0 % (95 %: 40.0 to 60.0), after round 1 of 2"
 
 
 @pytest.mark.parametrize("base", BUNDLED)

@@ -9,7 +9,10 @@ from pathlib import Path
 import msgspec
 import pytest
 from tests.fixtures.make_recordings import recording
+from tests.support.records import evaluation
 
+from sapo_desktop.dashboard.state import evaluation_sentence
+from sapo_desktop.services.models.shelf.overview import gain
 from sapo_desktop.services.nodes.report import Reporter
 from sapo_swarm.events import LogLine, RoundFinished, StateChanged
 
@@ -19,7 +22,7 @@ from sapo_swarm.events import LogLine, RoundFinished, StateChanged
     [
         (1, 8.2, "1 round in 8 s", False),
         (2, 20.0, "2 rounds in 40 s", False),
-        (4, 31.0, "4 rounds in 2.1 min", True),
+        (4, 31.0, "4 rounds in 2 min", True),
     ],
     ids=["one", "two", "four"],
 )
@@ -52,3 +55,19 @@ def test_without_a_screen_a_pause_names_the_verb_that_goes_on_and_no_key() -> No
     sentence = "Paused: The disk is full. · space tries again"
     Reporter(out, json=False, quiet=False).show(StateChanged(state="paused", sentence=sentence, reason="failure"))
     assert out.getvalue().strip() == "Paused: The disk is full. · sapo-desktop resume tries again"
+
+
+@pytest.mark.parametrize(
+    ("delta", "more"), [((0.031, 0.01, 0.052), ""), ((0.0, -0.02, 0.02), ": no measurable change")]
+)
+def test_a_held_out_result_is_said_in_the_same_words_everywhere(delta: tuple[float, float, float], more: str) -> None:
+    """It was "95 % 10.1–15.2" in `node`, "(10.1 to 15.2)" in `models`, "from base" in the log."""
+    at, low, high = delta
+    event = msgspec.structs.replace(evaluation(25), delta=at, delta_low=low, delta_high=high)
+    said = f"{100 * at:+.1f} points against the base (95 %: {100 * low:+.1f} to {100 * high:+.1f}){more}"
+    out = io.StringIO()
+    Reporter(out, json=False, quiet=False).show(event)
+    assert out.getvalue().strip() == f"held-out pass@1 50.0 % (95 %: 40.0 to 60.0), 16 items; {said}"
+    assert gain(event) == f"50.0 %, {said}"
+    assert evaluation_sentence(event) == f"Held-out pass@1 50.0 % after round 25 (16 items, T=1): {said}"
+    assert len(gain(event, 36)) <= 36

@@ -12,7 +12,7 @@ import pytest
 
 import sapo_desktop
 from sapo_desktop.commands.parsing import no_text
-from sapo_desktop.streams import json_line
+from sapo_desktop.streams import json_line, progress
 
 PROGRAM = "from sapo_desktop.streams import prepare; prepare(); print('✓ done'); assert input is not None"
 
@@ -94,3 +94,23 @@ def test_every_verb_prints_json_through_the_one_gate() -> None:
         text = path.read_text("utf-8")
         assert "json.dumps" not in text, path
         assert "json.encode(" not in text, path
+
+
+@pytest.mark.skipif(os.name != "posix", reason="a pseudo terminal")
+def test_the_progress_of_every_verb_is_one_line_that_is_wiped_at_the_end(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And nothing where there is no terminal, and a line a step for a program. It was written in five ways."""
+    progress(0.5, "ada")
+    assert capsys.readouterr().err == ""
+    progress(0.5, "ada", along=True)
+    assert capsys.readouterr().err == "50 % ada\n"
+    screen, terminal = os.openpty()
+    with open(terminal, "w", encoding="utf-8") as shown:
+        monkeypatch.setattr(sys, "stderr", shown)
+        progress(0.5, "ada")
+        progress(1.0, "ada")
+    assert os.read(screen, 100) == b"\r\x1b[K50 % ada\r\x1b[K"
+    os.close(screen)
+    verbs = Path(sapo_desktop.__file__).parent / "commands"
+    assert [path.name for path in verbs.rglob("*.py") if 'f"\\r' in path.read_text("utf-8")] == []

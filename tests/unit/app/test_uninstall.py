@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 from pathlib import Path
 
@@ -181,3 +182,12 @@ def test_what_starts_at_login_or_hosts_a_swarm_is_ended_first(home: Home, capsys
     unit.unlink()
     assert uninstalled() == 0
     assert not home.data.exists()
+
+
+def test_where_nobody_can_answer_it_is_refused_in_the_words_of_every_other_verb(
+    home: Home, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    assert cli.run(["uninstall", "--data"]) == 1
+    assert "for ever? Nobody can answer here: add --yes." in capsys.readouterr().err
+    assert home.data.exists()

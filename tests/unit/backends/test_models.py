@@ -105,7 +105,7 @@ def test_listing_engines_imports_none_of_them() -> None:
 
 def test_memory_is_refused_before_it_is_needed() -> None:
     """Sizes and a suggestion are part of the error."""
-    with pytest.raises(OutOfMemory, match=r"about 8\.0 GiB.*2\.0 GiB is free.*smaller") as caught:
+    with pytest.raises(OutOfMemory, match=r"about 8\.59 GB.*2\.15 GB is free.*smaller") as caught:
         round_memory.require(8 << 30, "Choose a smaller model.", available=2 << 30)
     assert caught.value.needed == 8 << 30
     round_memory.require(1 << 30, "", available=2 << 30)

@@ -130,7 +130,7 @@ def test_a_missing_package_is_named_with_its_remedy() -> None:
 
 def test_a_gpu_whose_memory_ran_out_says_what_it_has_free_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (3 << 30, 8 << 30))
-    with pytest.raises(OutOfMemory, match=r"3\.0 GiB is free"), engine._memory(torch.device("cuda:0"), "Use less."):
+    with pytest.raises(OutOfMemory, match=r"3\.22 GB is free"), engine._memory(torch.device("cuda:0"), "Use less."):
         raise torch.OutOfMemoryError
     assert free_memory(torch.device("cpu")) not in (0, 3 << 30)
 

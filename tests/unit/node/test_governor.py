@@ -11,7 +11,7 @@ from sapo_swarm.node.governor.limits import Limits
 from sapo_swarm.node.governor.requests import Requests, command, obstacle
 from sapo_swarm.node.governor.sensors.readings import Readings
 
-GIB = 2**30
+GB = 10**9
 DWELL = {rule.code: rule.dwell for rule in RULES}
 URGENT = {rule.code for rule in RULES if rule.urgent}
 
@@ -59,8 +59,8 @@ def test_thermal_pressure_eases_then_slows_then_pauses_and_lets_go_two_levels_lo
 
 
 THRESHOLDS = {  # rule -> limits, a reading past its line, one between its two lines, one well on the other side
-    "memory": (Limits(min_free_memory=1), "free_memory", GIB // 2, int(1.2 * GIB), 8 * GIB),
-    "disk": (Limits(min_free_disk=1), "free_disk", GIB // 2, int(1.2 * GIB), 8 * GIB),
+    "memory": (Limits(min_free_memory=1), "free_memory", GB // 2, int(1.2 * GB), 8 * GB),
+    "disk": (Limits(min_free_disk=1), "free_disk", GB // 2, int(1.2 * GB), 8 * GB),
     "memory_wait": (Limits(slow_memory_wait=10), "memory_wait", 12.0, 7.0, 1.0),
     "heat": (Limits(slow_celsius=80), "celsius", 81.0, 75.0, 60.0),
     "thermal_pressure": (Limits(slow_thermal_pressure=2), "thermal_pressure", 2, 1, 0),
@@ -118,11 +118,11 @@ def test_a_change_of_the_limits_counts_at_once() -> None:
 
 def test_little_memory_makes_batches_smaller_before_it_pauses() -> None:
     limits = Limits(min_free_memory=1.0)
-    assert levels(after(limits, (0, Readings(free_memory=int(1.5 * GIB))))) == {"memory": Level.EASE}
-    state = after(limits, (0, Readings(free_memory=GIB // 2)))
+    assert levels(after(limits, (0, Readings(free_memory=int(1.5 * GB))))) == {"memory": Level.EASE}
+    state = after(limits, (0, Readings(free_memory=GB // 2)))
     assert levels(state) == {"memory": Level.PAUSE}
-    assert levels(advance(state, limits, Readings(free_memory=int(1.2 * GIB)), 100)) == {"memory": Level.PAUSE}
-    assert levels(advance(state, limits, Readings(free_memory=int(3 * GIB)), 100)) == {}
+    assert levels(advance(state, limits, Readings(free_memory=int(1.2 * GB)), 100)) == {"memory": Level.PAUSE}
+    assert levels(advance(state, limits, Readings(free_memory=int(3 * GB)), 100)) == {}
 
 
 def test_out_of_hours_it_holds_and_says_until_when() -> None:
@@ -169,8 +169,8 @@ READINGS = st.builds(
     Readings,
     on_battery=st.none() | st.booleans(),
     celsius=maybe(st.floats(0, 120)),
-    free_memory=st.none() | st.integers(0, 4 * GIB),
-    free_disk=st.none() | st.integers(0, 2 * GIB),
+    free_memory=st.none() | st.integers(0, 4 * GB),
+    free_disk=st.none() | st.integers(0, 2 * GB),
     idle_s=maybe(st.floats(0, 1000)),
     week_minute=st.none() | st.integers(0, 7 * 24 * 60 - 1),
     charge=maybe(st.floats(0, 100)),
@@ -202,7 +202,7 @@ LIMITS = st.builds(
     away_minutes=st.floats(1, 10),
 )
 WALK = st.lists(st.tuples(st.floats(0.1, 60), READINGS), min_size=1, max_size=40)
-HEALTHY = Readings(False, 0.0, 64 * GIB, 64 * GIB, 1e6, None, 100.0, 0.0, 0.0, 0.0, False, False, 0)
+HEALTHY = Readings(False, 0.0, 64 * GB, 64 * GB, 1e6, None, 100.0, 0.0, 0.0, 0.0, False, False, 0)
 
 
 @given(LIMITS, WALK)

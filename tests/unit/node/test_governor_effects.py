@@ -29,10 +29,9 @@ from sapo_swarm.node.round.context import Activity
 from sapo_swarm.node.setup import NodeSetup
 from sapo_swarm.node.storage.journal import Journal
 
-GIB = 2**30
 BATTERY = Hold("battery", "on battery", "once plugged in", 0.0)
 SLOWER = Hold("battery", "on battery", "once plugged in", 0.0, Level.SLOW)
-MEMORY = Hold("memory", "only 0.1 GiB of memory free", "at 0.6 GiB", 0.0, floor=True)
+MEMORY = Hold("memory", "only 100 MB of memory free", "at 625 MB", 0.0, floor=True)
 
 
 def test_running_anyway_says_until_when_and_can_be_ended() -> None:

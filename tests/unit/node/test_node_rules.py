@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sapo_swarm.config import RunConfig
+from sapo_swarm.node.clock import duration
 from sapo_swarm.node.governor.requests import (
     HOLDERS,
     VERBS,
     BadCommand,
     Requests,
     command,
-    duration,
     moment,
     obstacle,
     pending,
@@ -106,7 +106,9 @@ def test_a_wrong_command_is_named() -> None:
     assert set(VERBS) >= {"pause", "resume", "stop"}
 
 
-@pytest.mark.parametrize(("seconds", "text"), [(0.2, "1 s"), (45, "45 s"), (720, "12 min"), (4800, "1 h 20 min")])
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.2, "1 s"), (45, "45 s"), (720, "12 min"), (4800, "1 h 20 min"), (604_700, "6 d 23 h")]
+)
 def test_durations_read_like_speech(seconds: float, text: str) -> None:
     assert duration(seconds) == text
 

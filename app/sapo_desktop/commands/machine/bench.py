@@ -18,7 +18,7 @@ from sapo_desktop.services.bases import fetching
 from sapo_desktop.services.machine import bench_report, engines, load_request, memory_plan, speed
 from sapo_desktop.services.machine.bench_report import Subject
 from sapo_desktop.settings import flags
-from sapo_desktop.streams import json_line
+from sapo_desktop.streams import json_line, overwrite
 from sapo_swarm.config import RunConfig
 
 if TYPE_CHECKING:
@@ -243,8 +243,7 @@ def _note(text: str) -> None:
 
 
 def _progress(doing: str) -> None:
-    """What is done now, in one line of the terminal that the next one overwrites; "" clears it."""
-    if sys.stderr.isatty():
-        print(f"\r\x1b[K{doing and doing + ' ...'}"[: bench_report.COLUMNS], end="", file=sys.stderr, flush=True)
-    elif doing:
+    """What is done now, see overwrite; without a terminal each in a line of its own."""
+    overwrite(doing and f"{doing} ...")
+    if doing and not sys.stderr.isatty():
         print(doing, file=sys.stderr, flush=True)

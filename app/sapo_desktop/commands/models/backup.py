@@ -7,6 +7,7 @@ import sys
 from collections import defaultdict
 from pathlib import Path
 
+from sapo_backends.errors import size_text
 from sapo_desktop.paths import Home, typed, typed_target
 from sapo_desktop.services.personal_data import archive, contents
 from sapo_desktop.services.personal_data import backup as saving
@@ -42,7 +43,7 @@ def _backup(home: Home, args: argparse.Namespace) -> int:
     saved = saving.backup(home, typed_target(args.file), args.keys)
     _print(saved.manifest)
     print(
-        f"{saved.path}: {saved.size / 1e6:,.1f} MB. To bring it back: {typed('sapo-desktop', 'restore', str(saved.path))}"
+        f"{saved.path}: {size_text(saved.size)}. To bring it back: {typed('sapo-desktop', 'restore', str(saved.path))}"
     )
     for sentence in saved.besides:
         print(sentence)
@@ -55,7 +56,7 @@ def _print(manifest: archive.Manifest) -> None:
     for entry in manifest.files:
         sizes[contents.item(entry.name)] += entry.size
     for item, size in sizes.items():
-        print(f"{size / 1e6:>10,.1f} MB  {safe_text(item, 120, lines=False)}")
+        print(f"{size_text(size):>8}  {safe_text(item, 120, lines=False)}")
 
 
 def _list(home: Home, path: Path) -> int:

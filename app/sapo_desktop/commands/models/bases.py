@@ -15,7 +15,7 @@ from sapo_desktop.paths import Home, typed
 from sapo_desktop.services.bases import card, fetching, recommended
 from sapo_desktop.services.models.shelf import creating, store
 from sapo_desktop.settings import flags
-from sapo_desktop.streams import json_line
+from sapo_desktop.streams import json_line, overwrite
 
 
 def listed(home: Home, args: argparse.Namespace) -> int:
@@ -76,6 +76,4 @@ def fetched(home: Home, args: argparse.Namespace) -> int:
 
 
 def _progress(fraction: float, phrase: str) -> None:
-    """One line that is written over, where there is somebody to read it."""
-    if sys.stderr.isatty():
-        print(f"\r\x1b[K{phrase}"[:120], end="\n" if fraction >= 1 else "", file=sys.stderr, flush=True)
+    overwrite(phrase if fraction < 1 else "")  # it tells its percent itself

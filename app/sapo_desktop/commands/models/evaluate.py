@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import sys
 import time
+from functools import partial
 
 from sapo_desktop.errors import AppError, UsageError
 from sapo_desktop.paths import Home
@@ -14,7 +15,7 @@ from sapo_desktop.services.models.checkpoints import Chosen, choose, of
 from sapo_desktop.services.models.shelf import changes, history, store
 from sapo_desktop.services.models.shelf.adopt import adopt
 from sapo_desktop.services.tasks import judging
-from sapo_desktop.streams import json_line
+from sapo_desktop.streams import json_line, progress
 from sapo_swarm.scoring.rubric.judge import JudgeAway
 
 LEFT_OUT = "400 of a task, 4,000 over all tasks, half of a task with few questions"
@@ -65,7 +66,7 @@ def main(args: argparse.Namespace) -> int:
             file=sys.stderr,
         )
     began = time.perf_counter()
-    told = _lines if args.progress else _percent
+    told = partial(progress, along=args.progress)
     judge = judging.judge_of(home, [chosen.config for chosen in both])
     try:
         found = asyncio.run(comparing.measure(both, refs, args.temperature, args.samples, told, judge))
@@ -107,12 +108,3 @@ def _heads(args: argparse.Namespace, both: tuple[Chosen, Chosen]) -> tuple[str, 
     if args.verb == "eval":
         return "before", "after"
     return "base" if both[0].checkpoint is None else both[0].model, both[1].model
-
-
-def _percent(label: str, fraction: float) -> None:
-    if sys.stderr.isatty():
-        print(f"\r{label}: {100 * fraction:3.0f} %", end="\n" if fraction >= 1 else "", file=sys.stderr, flush=True)
-
-
-def _lines(label: str, fraction: float) -> None:
-    print(f"{100 * fraction:.0f} % {label}", file=sys.stderr, flush=True)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import argparse
 import sys
+from functools import partial
 from pathlib import Path
 
+from sapo_backends.errors import size_text
 from sapo_desktop import umask
 from sapo_desktop.paths import Home, typed_target
+from sapo_desktop.streams import progress
 
 
 def add_arguments(parser: argparse.ArgumentParser, _verb: str) -> None:
@@ -31,7 +34,6 @@ def main(args: argparse.Namespace) -> int:
     from sapo_desktop.services.models.checkpoints import choose
     from sapo_desktop.services.models.exports import Plan, Source, default_target, export
     from sapo_desktop.services.models.exports.history import record_of
-    from sapo_desktop.services.models.exports.room import readable
     from sapo_desktop.services.models.shelf import store
     from sapo_desktop.services.models.shelf.adopt import adopt
 
@@ -49,28 +51,7 @@ def main(args: argparse.Namespace) -> int:
     target = typed_target(args.to or default_target(model.folder, source, label))
     if args.to:
         umask.as_in_the_shell()
-    told = lines if args.progress else ProgressLine()
+    told = partial(progress, along=args.progress)
     done = export(source, Plan(args.format, target, args.quant, not args.no_verify), told)
-    print(f"Wrote {chosen.label} as {args.format} to {done.folder} ({readable(done.size)}).\n{done.sentence()}")
+    print(f"Wrote {chosen.label} as {args.format} to {done.folder} ({size_text(done.size)}).\n{done.sentence()}")
     return 0
-
-
-def lines(fraction: float, phrase: str) -> None:
-    """A line a step, for a program that reads along."""
-    print(f"{100 * fraction:.0f} % {phrase}", file=sys.stderr, flush=True)
-
-
-class ProgressLine:
-    """One line on a terminal that is written over; nothing where there is none."""
-
-    def __init__(self) -> None:
-        """Nothing is on the line yet."""
-        self._shown = 0
-
-    def __call__(self, fraction: float, phrase: str) -> None:
-        """Write the line anew; at 1 it is wiped."""
-        if not sys.stderr.isatty():
-            return
-        line = f"{100 * fraction:3.0f} % {phrase}" if fraction < 1 else ""
-        print(f"\r{line:<{self._shown}}", end="\r" if fraction >= 1 else "", file=sys.stderr, flush=True)
-        self._shown = len(line)

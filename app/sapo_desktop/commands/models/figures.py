@@ -7,13 +7,13 @@ import sys
 from pathlib import Path
 
 from sapo_desktop import umask
-from sapo_desktop.commands.models.export import ProgressLine
 from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import Home, typed_target
 from sapo_desktop.services.models.figures import FORMATS, Job, rows, write
 from sapo_desktop.services.models.figures.rows import KINDS
 from sapo_desktop.services.models.recording import load_recording
 from sapo_desktop.services.models.shelf import store
+from sapo_desktop.streams import progress
 from sapo_swarm.node.storage.journal import read_only
 
 
@@ -31,7 +31,7 @@ def written(home: Home, args: argparse.Namespace) -> int:
         raise UsageError("Say where to: sapo-desktop models figures NAME --format csv -o figures.csv")
     umask.as_in_the_shell()
     path = Path(*args.names)
-    told = ProgressLine()
+    told = progress
     told(0.0, "reading")
     is_file = path.suffix in (".db", ".jsonl") and path.is_file()
     if args.names and (is_file or (path / "journal.db").is_file()):

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 
+from sapo_backends.errors import size_text
 from sapo_desktop.commands.models import bases, figures
 from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import Home, typed
@@ -19,6 +20,7 @@ from sapo_desktop.services.models.shelf import base_folder, history, keeping, st
 from sapo_desktop.services.models.shelf.adopt import adopt
 from sapo_desktop.services.models.shelf.overview import Overview, gain, overview, tasks_of
 from sapo_desktop.streams import confirmed, json_line
+from sapo_swarm.node.storage.files import folder_bytes
 
 ACTIONS = ("list", "show", "rename", "duplicate", "delete", "prune", "bases", "fetch", "figures")
 _NAMES = {
@@ -26,8 +28,8 @@ _NAMES = {
     **{"prune": 1, "bases": 0, "fetch": 1, "figures": 1},
 }
 """How many names an action takes at most; rename, duplicate and delete take all of theirs."""
-_BASE = 24
-"""Columns of a base in the list, at most."""
+_BASE, _HELD_OUT = 24, 36
+"""Columns of a base and of a held-out result in the list, at most."""
 
 
 def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
@@ -115,10 +117,10 @@ def _cells(one: Overview) -> tuple[str, ...]:
     return (
         model.name,
         one.base if len(one.base) <= _BASE else f"{one.base[: _BASE - 1]}…",
-        gain(one.held_out, judged=one.judged),
+        gain(one.held_out, _HELD_OUT, one.judged),
         _rounds(one),
         f"{_short(one.story.tokens)} tokens",
-        f"{one.size / 1e6:,.0f} MB",
+        size_text(one.size),
         _when(one.last_trained),
     )
 
@@ -175,7 +177,7 @@ def _show(home: Home, args: argparse.Namespace) -> int:
     print(f"held-out    {gain(one.held_out, judged=one.judged)}{_since(one)}")
     print(f"trained     {_rounds(one)}, {_short(one.story.tokens)} tokens, {_when(one.last_trained)}")
     print(f"on          {tasks_of(config)}, {config.algorithm}, method {config.method}")
-    print(f"on disk     {one.size / 1e6:,.0f} MB in {model.folder}")
+    print(f"on disk     {size_text(one.size)} in {model.folder}")
     print(
         f"checkpoints {', '.join(p.name.removeprefix('round-').lstrip('0') or '0' for p in model.checkpoints) or 'none yet'}"
     )
@@ -200,13 +202,13 @@ def _delete(home: Home, args: argparse.Namespace) -> int:
         base_folder.require_unused(home, model)
     training = asyncio.run(control.in_training(home))
     busy = training is not None and training.folder == model.folder
-    size, stop = store.size(model.folder) / 1e6, " It is being trained: the node is stopped first." if busy else ""
+    size, stop = folder_bytes(model.folder), " It is being trained: the node is stopped first." if busy else ""
     if not confirmed(
-        args.yes, f"Delete {model.name} with all its weights, history and exports ({size:,.0f} MB)?{stop}"
+        args.yes, f"Delete {model.name} with all its weights, history and exports ({size_text(size)})?{stop}"
     ):
         return 1
     freed = asyncio.run(control.delete(home, model))
-    print(f"Deleted {model.name}: {freed / 1e6:,.0f} MB are free again.")
+    print(f"Deleted {model.name}: {size_text(freed)} are free again.")
     return 0
 
 
@@ -219,11 +221,11 @@ def _prune(home: Home, args: argparse.Namespace) -> int:
     found = [(model, spare) for model, spare in found if spare]
     for model, spare in found:
         what = f"{len(spare)} older checkpoint{'' if len(spare) == 1 else 's'}"
-        print(f"{model.name}: {what}, {sum(one.size for one in spare) / 1e6:,.1f} MB")
+        print(f"{model.name}: {what}, {size_text(sum(one.size for one in spare))}")
     if not found:
         print("There is nothing to free: each model has its newest and its best checkpoint only.")
         return 0
     if not confirmed(args.yes, "Remove them? The newest and the best checkpoint of each model stay."):
         return 1
-    print(f"{sum(keeping.remove(spare) for _, spare in found) / 1e6:,.1f} MB are free again.")
+    print(f"{size_text(sum(keeping.remove(spare) for _, spare in found))} are free again.")
     return 0

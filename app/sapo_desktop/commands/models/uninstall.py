@@ -6,13 +6,14 @@ import argparse
 import asyncio
 import sys
 
+from sapo_backends.errors import size_text
 from sapo_desktop.errors import AppError, UsageError
 from sapo_desktop.paths import Home
 from sapo_desktop.services.machine.login import service
 from sapo_desktop.services.nodes import supervisor
 from sapo_desktop.services.personal_data import uninstall
 from sapo_desktop.services.swarms import hosting
-from sapo_desktop.streams import agreed
+from sapo_desktop.streams import confirmed
 from sapo_swarm.protocol import keystore
 
 
@@ -29,10 +30,10 @@ def main(args: argparse.Namespace) -> int:
     home = Home.find()
     found = uninstall.made(home)
     for one in found:
-        print(f"{one.size / 1e6:>10,.1f} MB  {one.path}\n{'':>15}{one.what}")
+        print(f"{size_text(one.size):>8}  {one.path}\n{'':>10}{one.what}")
     held, doubt = uninstall.secrets(home)
     for name, what in held.items():
-        print(f"{'':>15}{what}, in the system's keyring: {keystore.SERVICE}, {name}")
+        print(f"{'':>10}{what}, in the system's keyring: {keystore.SERVICE}, {name}")
     if doubt:
         print(doubt, file=sys.stderr)
     _tell_of_bases(home)
@@ -45,16 +46,12 @@ def main(args: argparse.Namespace) -> int:
             "To remove the program itself, use what installed it, for example: pip uninstall sapo-desktop"
         )
     _require_rest(home)
-    total = sum(one.size for one in found) / 1e6
-    if not args.yes:
-        if not sys.stdin.isatty():
-            raise AppError("Nobody can answer here whether all of this may go: add --yes.")
-        if not agreed(f"Remove all of it, {total:,.0f} MB, for ever?"):
-            return 1
+    if not confirmed(args.yes, f"Remove all of it, {size_text(sum(one.size for one in found))}, for ever?"):
+        return 1
     uninstall.forget(held)
     freed = uninstall.remove(home, found)
     print(
-        f"Removed: {freed / 1e6:,.0f} MB are free again{f', and {len(held)} secrets are out of the keyring' if held else ''}."
+        f"Removed: {size_text(freed)} are free again{f', and {len(held)} secrets are out of the keyring' if held else ''}."
     )
     print("The program itself: use what installed it, for example pip uninstall sapo-desktop")
     return 0
@@ -65,7 +62,7 @@ def _tell_of_bases(home: Home) -> None:
     if found:
         print("These base models were downloaded for the app. They stay, for other programs read that cache, too:")
     for one, folder in found:
-        print(f"{one.bytes / 1e6:>10,.1f} MB  {one.repository}, to remove it delete {folder}")
+        print(f"{size_text(one.bytes):>8}  {one.repository}, to remove it delete {folder}")
 
 
 def _require_rest(home: Home) -> None:

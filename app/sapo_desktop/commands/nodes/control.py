@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 
+from sapo_backends.errors import size_text
 from sapo_desktop.errors import AppError, UsageError
 from sapo_desktop.paths import Home
 from sapo_desktop.services.models.shelf import history, store
@@ -21,8 +22,8 @@ from sapo_desktop.services.nodes.report import in_a_shell
 from sapo_desktop.services.swarms.shares import shares
 from sapo_desktop.streams import json_line
 from sapo_swarm.events import SwarmUpdated
+from sapo_swarm.node.clock import age, duration
 from sapo_swarm.node.control.api import ControlClient, NodeNotRunning, NodeStatus
-from sapo_swarm.node.governor.requests import duration
 from sapo_swarm.protocol.safe_text import safe_text
 
 _TOLD = ("pause", "resume", "finish", "snooze", "run-anyway")
@@ -135,7 +136,7 @@ def _together(status: NodeStatus, swarm: SwarmUpdated | None) -> str:
         return ""
     ago = time.time() - swarm.time
     old = status.state not in ("running", "pausing", "finishing") or ago > swarm.window
-    was = f"As it was {duration(ago)} ago: " if old else ""
+    was = f"As it was {age(ago)} ago: " if old else ""
     figures = " · ".join(f"{name} {value}" for name, value in shares(swarm))
     return f"\n{was}{'' if swarm.connected else 'Alone: '}{safe_text(swarm.sentence, 400, lines=False)}\n{figures}"
 
@@ -144,7 +145,7 @@ def _run(status: NodeStatus) -> str:
     """What was trained how far, and its disk space."""
     planned = f" of {status.rounds_planned}" if status.rounds_planned else ""
     who = f"Model {status.name}" if status.name else f"Run {status.run_id}"
-    budget = f" of {status.disk_budget / 2**30:.3g} GiB" if status.disk_budget else ""
-    disk = f" · {status.disk / 2**20:,.0f} MiB{budget} on disk" if status.disk else ""
+    budget = f" of {size_text(status.disk_budget)}" if status.disk_budget else ""
+    disk = f" · {size_text(status.disk)}{budget} on disk" if status.disk else ""
     rounds = "round" if status.round == 1 and not planned else "rounds"
     return f"{who} · {status.round}{planned} {rounds} done · {status.model} on {status.backend}/{status.device}{disk}"

@@ -13,7 +13,7 @@ from sapo_desktop.paths import Home
 from sapo_desktop.services.swarms import hosting, qr
 from sapo_swarm.coordinator.admin.messages import InviteView
 from sapo_swarm.coordinator.domain.records import INVITE_EXPIRED, INVITE_REVOKED
-from sapo_swarm.node.governor.requests import duration
+from sapo_swarm.node.clock import duration
 from sapo_swarm.protocol.invite import Invite, is_loopback
 from sapo_swarm.protocol.safe_text import safe_text
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sapo_desktop.errors import UsageError
+from sapo_desktop.services.against_base import rate
 from sapo_desktop.services.tasks import accepted
 from sapo_swarm.evaluation import held_out_items, wilson
 from sapo_swarm.protocol.safe_text import safe_text
@@ -59,11 +60,10 @@ async def give_to_all(task: str, preset: str, answers: list[str], count: int) ->
             if not verdicts:
                 raise UsageError(f"None of the held-out questions of {task} ({preset}) regenerates here.")
             right = sum(verdicts)
-            low, high = wilson(right, len(verdicts))
             shown = safe_text(text, lines=False)
             print(
                 f"{shown}: right on {right} of {len(verdicts)} held-out questions of {task} ({preset}), "
-                f"{100 * right / len(verdicts):.1f} % (95 %: {100 * low:.1f} to {100 * high:.1f})",
+                f"{rate(right / len(verdicts), *wilson(right, len(verdicts)))}",
                 flush=True,
             )
     return 0

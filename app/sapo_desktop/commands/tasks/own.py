@@ -24,7 +24,7 @@ from sapo_desktop.services.tasks.proposal.draft import Wishes, draft, rows_of
 from sapo_desktop.services.tasks.store import delete as remove
 from sapo_desktop.services.tasks.store import installed, keep, require_own, require_unused
 from sapo_desktop.services.tasks.wizard.interface import Measured
-from sapo_desktop.streams import confirmed, json_line
+from sapo_desktop.streams import confirmed, json_line, progress
 from sapo_swarm.config import RunConfig
 from sapo_swarm.protocol.safe_text import safe_text
 from sapo_swarm.scoring.scorer import Scorer
@@ -230,7 +230,7 @@ async def _measured(task: OwnTask, args: argparse.Namespace, home: Home) -> Meas
     config = looking.config_for(task, args.model, home)
 
     def show(label: str, fraction: float) -> None:
-        print(f"{100 * fraction:.0f} % {label}", file=sys.stderr, flush=True)
+        progress(fraction, label, along=not sys.stderr.isatty())
 
     table = rows_of(task, _path(args.source), args.encoding) if args.source else None
     if task.spec.rubric:

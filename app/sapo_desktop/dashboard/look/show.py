@@ -7,6 +7,7 @@ from time import strftime
 from rich.cells import cell_len, set_cell_size
 from textual.content import Content
 
+from sapo_backends.errors import size_text
 from sapo_desktop.dashboard.look.glyphs import Glyphs
 from sapo_swarm.node.clock import local
 from sapo_swarm.protocol.safe_text import safe_text
@@ -15,15 +16,6 @@ from sapo_swarm.protocol.safe_text import safe_text
 def plain(text: str, limit: int = 8192, lines: bool = False) -> str:
     """Any text from a peer, a model or a node, made harmless."""
     return safe_text(text, limit, lines)
-
-
-def age(seconds: float) -> str:
-    """12 s, 3 min, 2 h, 5 d."""
-    seconds = max(seconds, 0.0)
-    for limit, unit, size in ((90, "s", 1), (5400, "min", 60), (172_800, "h", 3600)):
-        if seconds < limit:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{seconds / 86_400:.0f} d"
 
 
 def percent(share: float | None, digits: int = 0) -> str:
@@ -54,10 +46,8 @@ def groups(number: int) -> str:
 
 
 def memory(size: float | None, dash: str = "—") -> str:
-    """Bytes as MB or GB (powers of ten)."""
-    if not size:
-        return dash
-    return f"{size / 1e9:.2f} GB" if size >= 1e9 else f"{size / 1e6:.0f} MB"
+    """Bytes where there are any."""
+    return size_text(size) if size else dash
 
 
 def clock(time: float, now: float) -> str:

@@ -6,8 +6,9 @@ from rich.cells import cell_len
 from textual.content import Content
 
 from sapo_desktop.dashboard.look.glyphs import Glyphs
-from sapo_desktop.dashboard.look.show import after, age, fit, plain, shorten
+from sapo_desktop.dashboard.look.show import after, fit, plain, shorten
 from sapo_desktop.dashboard.state import DashboardState
+from sapo_swarm.node.clock import age
 
 _STYLES = {
     "running": "$success",

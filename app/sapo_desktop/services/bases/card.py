@@ -5,7 +5,6 @@ Nothing is downloaded for it but the hub's listing and a config.json of a kiloby
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -20,6 +19,7 @@ from sapo_backends.checkpoints.spec import why_not
 from sapo_backends.checkpoints.tokenizer import read_json
 from sapo_backends.common import precisions
 from sapo_backends.common.round_memory import ModelSize
+from sapo_backends.errors import size_text
 from sapo_backends.measure import estimate
 from sapo_backends.measure.choice import Workload, format_seconds
 from sapo_backends.measure.sizing import model_size
@@ -30,8 +30,10 @@ from sapo_desktop.services.machine import engines, load_request, memory_plan, sp
 from sapo_desktop.services.machine.memory_plan import Plan
 from sapo_swarm.algorithms.base import local_groups
 from sapo_swarm.config import RunConfig
+from sapo_swarm.node.clock import duration
 from sapo_swarm.node.storage.checkpoints import BYTES_A_PARAMETER
-from sapo_swarm.node.storage.files import size_text
+from sapo_swarm.node.storage.files import free_bytes
+from sapo_swarm.node.storage.thinning import over_budget
 from sapo_swarm.protocol.safe_text import safe_text
 
 ROUNDS = 200
@@ -73,13 +75,7 @@ class Card:
     @property
     def over_budget(self) -> str:
         """Why the model's checkpoints never fit its disk budget, and what to do; "" where they do."""
-        needed = 2 * BYTES_A_PARAMETER * self.size.trainable if self.size else 0
-        if not self.budget or needed <= self.budget:
-            return ""
-        return (
-            f"two checkpoints of its weights have {size_text(needed)}, its disk budget is {size_text(self.budget)}: "
-            f"--method lora, or --disk-budget-gb {needed / 2**30 + 0.1:.1f}"
-        )
+        return over_budget(BYTES_A_PARAMETER * self.size.trainable if self.size else 0, self.budget)
 
     @property
     def hours(self) -> float | None:
@@ -89,25 +85,19 @@ class Card:
     @property
     def sentence(self) -> str:
         """Download, memory and time in one line of a screen."""
-        from sapo_backends.checkpoints.hub.sentences import megabytes
-
-        parts = [f"{megabytes(self.download)} to download"] if self.download else []
+        parts = [f"{size_text(self.download)} to download"] if self.download else []
         if self.plan is not None:
-            parts.append(
-                f"a round needs {self.plan.needed / 2**30:.1f} GiB" + ("" if self.plan.fits else ", too much here")
-            )
+            parts.append(f"a round needs {size_text(self.plan.needed)}" + ("" if self.plan.fits else ", too much here"))
         if self.over_budget:
             parts.append("its checkpoints exceed the disk budget")
         if self.seconds is not None and self.hours is not None:
-            parts.append(f"about {format_seconds(self.seconds)} a round, {_span(self.hours)} to {ROUNDS}")
+            parts.append(f"about {format_seconds(self.seconds)} a round, {duration(3600 * self.hours)} to {ROUNDS}")
         return "; ".join(parts)
 
     @property
     def short(self) -> str:
         """A line for a list: licence, size, and whether it fits."""
-        from sapo_backends.checkpoints.hub.sentences import megabytes
-
-        where = "here" if not self.download else megabytes(self.download)
+        where = "here" if not self.download else size_text(self.download)
         return f"{licence.in_words(self.license)}, {where}, {'fits' if self.fits else 'does not fit'}"
 
 
@@ -115,7 +105,7 @@ def card(home: Home, config: RunConfig, *, ask: bool = True, measure: bool = Tru
     """The card of config.model. ask: the hub may be asked, else what is on this disk and on the list counts; measure: the
     machine's limits may be measured now (seconds). Blocks. Raises ModelNotFound, DownloadFailed."""
     found = _facts(config, ask)
-    size, budget = found.size, int(config.disk_budget_gb * 2**30)
+    size, budget = found.size, int(config.disk_budget_gb * 1e9)
     plan = memory_plan.plan(config, size=size, fallback=bool(found.card.slow)) if size else None
     if took := speed.rounds(home, config):
         return replace(
@@ -136,7 +126,17 @@ def _facts(config: RunConfig, ask: bool) -> _Facts:
     model = config.model
     request, base = load_request.request(config), named(model)
     empty = Card(
-        model, "hub", base.license if base else "", base.gated if base else False, 0, 0, 0, _free(), None, None, False
+        model,
+        "hub",
+        base.license if base else "",
+        base.gated if base else False,
+        0,
+        0,
+        0,
+        free_bytes(cache.folder()),
+        None,
+        None,
+        False,
     )
     try:
         folder = locate.local(model)
@@ -208,11 +208,6 @@ def _slow(folder: Path) -> str:
     return why_not(read_json(folder / "config.json"))
 
 
-def _free() -> int:
-    place = next(p for p in (cache.folder(), *cache.folder().parents) if p.exists())
-    return shutil.disk_usage(place).free
-
-
 def _seconds(home: Home, config: RunConfig, size: ModelSize | None, measure: bool) -> tuple[float | None, bool]:
     """Of a round, and whether that was measured."""
     try:
@@ -233,11 +228,9 @@ def _seconds(home: Home, config: RunConfig, size: ModelSize | None, measure: boo
 
 def lines(card: Card) -> list[str]:
     """The card for a terminal."""
-    from sapo_backends.checkpoints.hub.sentences import megabytes
-
     title = f"{card.model}: {card.parameters / 1e6:,.0f}M parameters, {licence.in_words(card.license)}"
     here = (
-        "nothing, it is on this disk" if not card.download else f"{megabytes(card.download)} of {megabytes(card.bytes)}"
+        "nothing, it is on this disk" if not card.download else f"{size_text(card.download)} of {size_text(card.bytes)}"
     )
     if card.source == "list":
         here += " (by the list that ships; the hub was not asked or is away)"
@@ -245,7 +238,7 @@ def lines(card: Card) -> list[str]:
         title
         + (", gated: accept its terms on its page, then sapo-desktop login" if card.gated and card.download else ""),
         f"download    {here}",
-        f"disk        {megabytes(card.disk)} free" + ("" if card.download <= card.disk else ": too little"),
+        f"disk        {size_text(card.disk)} free" + ("" if card.download <= card.disk else ": too little"),
         f"memory      {card.plan.sentence if card.plan else 'not known here: the engine decides when it loads'}",
         f"time        {_time(card)}",
     ]
@@ -267,11 +260,7 @@ def _time(card: Card) -> str:
         if card.measured
         else "estimated from this machine's limits; sapo-desktop bench measures it"
     )
-    return f"about {format_seconds(card.seconds)} a round, {_span(card.hours)} to {ROUNDS} rounds ({how})"
-
-
-def _span(hours: float) -> str:
-    return f"{hours:.1f} h" if hours >= 1 else f"{60 * hours:.0f} min"
+    return f"about {format_seconds(card.seconds)} a round, {duration(3600 * card.hours)} to {ROUNDS} rounds ({how})"
 
 
 def as_json(card: Card) -> dict[str, object]:

@@ -10,16 +10,23 @@ NAME = "hub-token"
 
 def keep(home: Home, typed: str) -> str:
     """Keep it; the sentence says where. "" forgets it. Raises UsageError, AppError."""
+    no = "This is no token: it is one word, such as hf_..., from the settings page of the hub."
+    return keep_word(home, NAME, typed, "The token", no)
+
+
+def keep_word(home: Home, name: str, typed: str, what: str, no: str) -> str:
+    """Keep a secret of one word under that name, or with "" forget it; the sentence says where. what: "The token". no: what is
+    said of text that is none. Raises UsageError, AppError."""
     from sapo_swarm.protocol import keystore
 
-    token = typed.strip()
-    if len(token) > 512 or not token.isascii() or not (token.isprintable() and " " not in token):
-        raise UsageError("This is no token: it is one word, such as hf_..., from the settings page of the hub.")
+    word = typed.strip()
+    if len(word) > 512 or not word.isascii() or not (word.isprintable() and " " not in word):
+        raise UsageError(no)
     try:
-        where = keystore.keep_text(home.config, NAME, token)
+        where = keystore.keep_text(home.config, name, word)
     except keystore.KeyStoreError as error:
         raise AppError(str(error)) from error
-    return f"The token is {where}." if token else "The token is forgotten."
+    return f"{what} is {where}." if word else f"{what} is forgotten."
 
 
 def kept(home: Home) -> str | None:

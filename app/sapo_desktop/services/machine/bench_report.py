@@ -9,6 +9,7 @@ from typing import Any
 
 from sapo_backends.common.hardware import Hardware
 from sapo_backends.common.round_memory import ModelSize
+from sapo_backends.errors import size_text
 from sapo_backends.measure.choice import WIDTHS, Choice, Measured, Workload, format_seconds, round_seconds
 from sapo_backends.measure.machine_limits import Limits, most_generated, most_trained
 
@@ -87,7 +88,7 @@ def row(subject: Subject, measured: Measured, *, again: bool = False) -> Iterato
     seconds = round_seconds(measured, subject.workload)
     update = f"{measured.update:,.0f}" if measured.update else "-"
     took = format_seconds(seconds) if seconds is not None else "-"
-    yield f"{name:<27}{rates}{update:>9}{measured.memory / 2**30:>6.1f} GiB{took:>7}"
+    yield f"{name:<27}{rates}{update:>9}{size_text(measured.memory):>10}{took:>7}"
     if trained or any(generated.values()):
         parts = "".join(f"{_percent(generated.get(w, 0)):>9}" for w in WIDTHS)
         yield f"{'  of the limit':<27}{parts}{_percent(trained):>9}".rstrip()

@@ -6,10 +6,10 @@ import asyncio
 import contextlib
 import json
 import platform
-import shutil
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
+from sapo_backends.errors import size_text
 from sapo_backends.packages import TORCH, install
 from sapo_desktop import __version__, settings
 from sapo_desktop.errors import AppError, known
@@ -18,8 +18,9 @@ from sapo_desktop.services.machine.finding import Finding
 from sapo_desktop.services.nodes import children
 from sapo_swarm.config import RunConfig
 from sapo_swarm.node.governor.sensors.message_bus import said
+from sapo_swarm.node.storage.files import free_bytes
 
-_DISK_NEEDED = 2**30
+_DISK_NEEDED = 10**9
 
 
 def examine() -> Iterator[Finding]:
@@ -43,7 +44,7 @@ def _machine() -> Finding:
     cores = psutil.cpu_count(logical=False) or psutil.cpu_count() or 1
     text = (
         f"{platform.system()} {platform.machine()}, {cores} cores, "
-        f"{memory.available / 2**30:.1f} of {memory.total / 2**30:.1f} GiB memory free"
+        f"{size_text(memory.available)} of {size_text(memory.total)} memory free"
     )
     if translated():
         return Finding(
@@ -66,13 +67,13 @@ def translated(
 def _disk(home: Home) -> Finding:
     try:
         home.prepare()
-        free = shutil.disk_usage(home.data).free
+        free = free_bytes(home.data)
     except (AppError, OSError) as error:
         return Finding("fail", "disk", str(error))
-    text = f"{free / 2**30:.1f} GiB free at {home.data}"
-    return (
-        Finding("ok", "disk", text) if free > _DISK_NEEDED else Finding("fail", "disk", f"{text}. Free at least 1 GiB.")
-    )
+    text = f"{size_text(free)} free at {home.data}"
+    if free > _DISK_NEEDED:
+        return Finding("ok", "disk", text)
+    return Finding("fail", "disk", f"{text}. Free at least {size_text(_DISK_NEEDED)}.")
 
 
 def _settings(home: Home) -> Finding:

@@ -13,6 +13,7 @@ from sapo_backends.checkpoints.spec import why_not
 from sapo_backends.checkpoints.tokenizer import read_json
 from sapo_backends.common import hardware, precisions, round_memory
 from sapo_backends.common.round_memory import ModelSize, RoundShape
+from sapo_backends.errors import size_text
 from sapo_backends.measure import probe
 from sapo_backends.measure.machine_limits import CardMemory
 from sapo_backends.measure.sizing import model_size
@@ -53,7 +54,7 @@ class Plan:
     def sentence(self) -> str:
         """What is needed and what is free, for people."""
         rows = f"{self.shape.groups} groups of {self.shape.group_size}"
-        return f"a round of {rows} needs about {_gib(self.needed)}, {_gib(self.available)} is free"
+        return f"a round of {rows} needs about {size_text(self.needed)}, {size_text(self.available)} is free"
 
     @property
     def suggestion(self) -> str:
@@ -124,7 +125,7 @@ def _card(device: str, _when: int) -> CardMemory | None:
 def room(limits: Limits) -> int:
     """Bytes that a node gets: what is free, below the person's wall."""
     free = hardware.available_memory()
-    return min(free, int(limits.max_memory * 2**30)) if limits.max_memory else free
+    return min(free, int(limits.max_memory * 1e9)) if limits.max_memory else free
 
 
 def require(
@@ -163,7 +164,3 @@ def _computes_in(config: RunConfig, trainer: str) -> str:
         on_gpu = config.device != "cpu" and hardware.detect().matrix_unit == "apple"
         return "bfloat16" if on_gpu else "float32"
     return precisions.computes_in(config.precision)
-
-
-def _gib(size: int) -> str:
-    return f"{size / 2**30:.1f} GiB"

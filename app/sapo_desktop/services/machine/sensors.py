@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from sapo_desktop.services.machine.finding import Finding
+from sapo_swarm.node.clock import age
 from sapo_swarm.node.governor import data_cap
 from sapo_swarm.node.governor.limits import Limits
-from sapo_swarm.node.governor.requests import duration
 from sapo_swarm.node.governor.sensors.device_files import PROC, SYSFS
 from sapo_swarm.node.governor.sensors.machine import Machine
 from sapo_swarm.node.governor.sensors.macos import NAMES
@@ -30,7 +30,7 @@ def findings(folder: Path, sysfs: Path = SYSFS, proc: Path = PROC) -> Iterator[F
     yield _line("lid", None if now.lid_closed is None else ("closed" if now.lid_closed else "open"), "pause_lid_closed")
     metered = None if now.metered is None else ("paid by volume" if now.metered else "not metered")
     yield _line("network", metered, "pause_on_metered")
-    touched = None if now.idle_s is None else f"last touch of a keyboard or mouse {duration(now.idle_s)} ago"
+    touched = None if now.idle_s is None else f"last touch of a keyboard or mouse {age(now.idle_s)} ago"
     yield _line("activity", touched, "pause_when_active and slow_when_active")
 
 

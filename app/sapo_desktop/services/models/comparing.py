@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -18,7 +17,7 @@ from sapo_swarm.tasks.catalogue import new_tokens
 from sapo_swarm.tasks.own.library import is_judged
 from sapo_swarm.types import TaskRef
 
-OnProgress = Callable[[str, float], None]
+OnProgress = Callable[[float, str], None]
 """(label of the weights, fraction done)."""
 
 
@@ -92,11 +91,14 @@ async def _answers(
 
     host = EngineHost()
     try:
-        on_progress(chosen.label, 0.0)
+        on_progress(0.0, chosen.label)
         await host.load(lambda: chosen.load(lambda *_: None))
         async with Scorer(answer_format=chosen.config.answer_format, judge=judge) as scorer:
             scorer.in_reasoning = host.engine.tokenizer.opens_reasoning
-            told = partial(on_progress, chosen.label)
+
+            def told(fraction: float) -> None:
+                on_progress(fraction, chosen.label)
+
             return await answer(host, scorer, refs, sampling, samples, told, limit)
     finally:
         await host.close()

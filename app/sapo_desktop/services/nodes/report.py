@@ -8,7 +8,7 @@ from typing import TextIO
 
 import msgspec
 
-from sapo_desktop.services.against_base import unpaired
+from sapo_desktop.services.against_base import change, rate
 from sapo_desktop.streams import json_line, to_nowhere
 from sapo_swarm.events import (
     Evaluated,
@@ -22,6 +22,7 @@ from sapo_swarm.events import (
     StateChanged,
     SwarmUpdated,
 )
+from sapo_swarm.node.clock import duration
 from sapo_swarm.node.round.cut_off import CUT_OFF
 from sapo_swarm.protocol.safe_text import safe_text
 
@@ -116,7 +117,7 @@ class Reporter:
         if not rounds:
             return
         seconds = self._seconds
-        spent = f"{seconds / 60:.1f} min" if seconds >= 120 else f"{seconds:.0f} s"
+        spent = duration(seconds)
         lines = ["", f"{rounds} round{'' if rounds == 1 else 's'} in {spent}, {self._tokens:,} tokens generated."]
         if edge > 1:
             share = f"in the first {len(first)} rounds, {_mean(final):.3f} in the last {len(final)}"
@@ -191,18 +192,9 @@ class Reporter:
 
 
 def _held_out(event: Evaluated) -> str:
-    text = f"{100 * event.pass_at_1:.1f} % ({event.items} items, 95 % {100 * event.low:.1f}–{100 * event.high:.1f})"
-    if event.delta is None or event.delta_low is None or event.delta_high is None:
-        return f"{text}{_without_base(event)}"
-    change = f"{100 * event.delta:+.1f} points ({100 * event.delta_low:+.1f} to {100 * event.delta_high:+.1f})"
-    certain = event.delta_low > 0 or event.delta_high < 0
-    return f"{text}, {change} against the base{'' if certain else ': no measurable change'}"
-
-
-def _without_base(event: Evaluated) -> str:
-    if not event.round:
-        return ", the base to compare with"
-    return f", {unpaired(event)}" if event.base_missing else ""
+    said = change(event) if event.round else "the base to compare with"
+    text = f"{rate(event.pass_at_1, event.low, event.high)}, {event.items} items"
+    return f"{text}; {said}" if said else text
 
 
 def _mean(values: list[float]) -> float:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import shutil
 import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from sapo_backends.errors import size_text
 from sapo_desktop import __version__
 from sapo_desktop.errors import AppError, UsageError
 from sapo_desktop.paths import Home
@@ -16,6 +16,7 @@ from sapo_desktop.services.models.shelf import base_folder
 from sapo_desktop.services.nodes.lock import NodeLock
 from sapo_desktop.services.personal_data import archive, contents
 from sapo_desktop.services.personal_data.archive import FORMAT, Entry, Manifest
+from sapo_swarm.node.storage.files import free_bytes
 from sapo_swarm.whole_file import on_disk
 
 
@@ -76,9 +77,9 @@ def _manifest(sources: dict[str, Path]) -> Manifest:
 
 
 def _require_room(folder: Path, needed: int) -> None:
-    free = shutil.disk_usage(folder).free
+    free = free_bytes(folder)
     if free < needed:
-        raise AppError(f"The archive needs {needed / 1e6:,.0f} MB in {folder} and {free / 1e6:,.0f} MB are free.")
+        raise AppError(f"The archive needs {size_text(needed)} in {folder} and {size_text(free)} are free.")
 
 
 def _besides(home: Home, keys: bool) -> list[str]:

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import msgspec
 
+from sapo_backends.errors import size_text
 from sapo_desktop import settings
 from sapo_desktop.errors import AppError
 from sapo_desktop.paths import Home
@@ -25,6 +26,7 @@ from sapo_desktop.services.models.shelf import base_folder, keeping, names, stor
 from sapo_desktop.services.nodes.lock import NodeLock
 from sapo_desktop.services.personal_data import archive, contents
 from sapo_desktop.services.personal_data.archive import Manifest
+from sapo_swarm.node.storage.files import free_bytes
 from sapo_swarm.protocol.safe_text import safe_text
 from sapo_swarm.tasks.own.errors import BadTask
 from sapo_swarm.tasks.own.folder import read_task
@@ -75,10 +77,10 @@ def restore(home: Home, path: Path, keys: bool, replace: Callable[[str], bool]) 
 def _unpacked(home: Home, path: Path, staging: Path) -> Manifest:
     try:
         with archive.opened(path, home) as (manifest, tar):
-            free = shutil.disk_usage(home.data).free
+            free = free_bytes(home.data)
             if manifest.size + _SPARE > free:
                 raise AppError(
-                    f"The archive holds {manifest.size / 1e6:,.0f} MB and {free / 1e6:,.0f} MB are free. Nothing was restored."
+                    f"The archive holds {size_text(manifest.size)} and {size_text(free)} are free. Nothing was restored."
                 )
             archive.unpack(tar, manifest, staging)
             return manifest

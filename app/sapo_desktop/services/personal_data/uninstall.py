@@ -15,6 +15,7 @@ from sapo_desktop.services.bases import tokens
 from sapo_desktop.services.models.shelf import store
 from sapo_desktop.services.nodes.lock import NodeLock
 from sapo_desktop.services.tasks import judging
+from sapo_swarm.node.storage.files import folder_bytes
 from sapo_swarm.protocol import keystore
 from sapo_swarm.whole_file import half_written
 
@@ -109,7 +110,7 @@ def _with_inner(one: Made, there: Sequence[Made]) -> Made | None:
 
 
 def _size(path: Path) -> int:
-    return store.size(path) if path.is_dir() else path.stat().st_size
+    return folder_bytes(path) if path.is_dir() else path.stat().st_size
 
 
 def remove(home: Home, found: Sequence[Made]) -> int:

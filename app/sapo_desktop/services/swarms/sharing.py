@@ -14,6 +14,7 @@ from sapo_desktop.errors import AppError, UsageError
 from sapo_desktop.paths import Home
 from sapo_desktop.services.swarms import hosting, membership
 from sapo_desktop.services.tasks import store
+from sapo_desktop.services.tasks.looking import cut
 from sapo_swarm.protocol.client import NodeClient, Refused
 from sapo_swarm.protocol.invite import Invite
 from sapo_swarm.protocol.safe_text import safe_text
@@ -24,10 +25,8 @@ from sapo_swarm.tasks.own.shared import Shared
 from sapo_swarm.tasks.own.spec import needs_truth, truth_column
 
 SHOWN = 5
-CELL = 200
-"""Characters of a sample row's question that are shown, with their number where there are more."""
 TRUTH = 2000
-"""Of what it is compared with."""
+"""Characters that are shown of what a sample row's answer is compared with."""
 LINE = 2**20
 """Longer than any line: verifiers, prompts and schema have bounds of their own and are shown whole."""
 
@@ -154,8 +153,8 @@ def preview(offer: TaskOffer, task: OwnTask) -> list[str]:
     truths = (truth_column(spec, part) for part in spec.verifier if needs_truth(part))
     columns = dict.fromkeys([*truths, *([spec.difficulty] if spec.difficulty else [])])
     for number, row in enumerate(task.train[:SHOWN], 1):
-        lines += [f"{number}. {_cut(spec.fill(row))}"]
-        lines += [f"   {column}: {_cut(row[column], TRUTH)}" for column in columns if column in row]
+        lines += [f"{number}. {cut(spec.fill(row))}"]
+        lines += [f"   {column}: {cut(row[column], TRUTH)}" for column in columns if column in row]
     return [safe_text(line, LINE, lines=False) for line in lines]
 
 
@@ -173,8 +172,3 @@ def _database(task: OwnTask) -> str:
         f"sapo-desktop tasks accept {task.spec.name} stores it as {task.spec.name}/{FIXTURE} among your tasks, and nothing is "
         "trained on before you name the task to a node"
     )
-
-
-def _cut(text: str, most: int = CELL) -> str:
-    plain = " ".join(text.split())
-    return plain if len(plain) <= most else f"{plain[:most]}… ({len(text):,} characters)"

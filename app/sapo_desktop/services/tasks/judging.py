@@ -11,6 +11,7 @@ import msgspec
 
 from sapo_desktop.errors import AppError, UsageError
 from sapo_desktop.paths import Home
+from sapo_desktop.services.bases.tokens import keep_word
 from sapo_desktop.services.models.shelf.names import train_on
 from sapo_desktop.services.tasks import ratings
 from sapo_desktop.services.tasks.proposal.draft import encoding_taken
@@ -43,14 +44,8 @@ class Calibration:
 
 def keep_key(home: Home, typed: str) -> str:
     """Keep the key of the judge's endpoint; the sentence says where. "" forgets it. Raises UsageError, AppError."""
-    key = typed.strip()
-    if len(key) > 512 or not key.isascii() or not (key.isprintable() and " " not in key):
-        raise UsageError("This is no key: it is one word, which the endpoint's owner gave you.")
-    try:
-        where = keystore.keep_text(home.config, KEY, key)
-    except keystore.KeyStoreError as error:
-        raise AppError(str(error)) from error
-    return f"The judge's key is {where}." if key else "The judge's key is forgotten."
+    no = "This is no key: it is one word, which the endpoint's owner gave you."
+    return keep_word(home, KEY, typed, "The judge's key", no)
 
 
 def rubrics(tasks: Sequence[str]) -> dict[str, str]:

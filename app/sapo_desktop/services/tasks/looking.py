@@ -38,10 +38,10 @@ def rows(task: OwnTask) -> list[tuple[str, str]]:
     return [(cut(task.spec.fill(row)), cut(row.get(task.spec.answer, ""))) for row in task.train[:SHOWN]]
 
 
-def cut(text: str) -> str:
-    """Text on one line, at most CELL characters, with its length where it is longer."""
+def cut(text: str, most: int = CELL) -> str:
+    """Text on one line, at most so many characters, with its length where it is longer."""
     plain = " ".join(text.split())
-    return plain if len(plain) <= CELL else f"{plain[:CELL]}… ({len(text):,} characters)"
+    return plain if len(plain) <= most else f"{plain[:most]}… ({len(text):,} characters)"
 
 
 def problems(task: OwnTask, table: Table | None, most: int = PROBLEMS) -> list[str]:

@@ -29,8 +29,8 @@ from sapo_backends.checkpoints.hub.repository import (
     file_address,
     parsed,
 )
-from sapo_backends.checkpoints.hub.sentences import Away, Progressed, megabytes, offline, refused
-from sapo_backends.errors import DownloadFailed
+from sapo_backends.checkpoints.hub.sentences import Away, Progressed, offline, refused
+from sapo_backends.errors import DownloadFailed, size_text
 
 T = TypeVar("T")
 TICK_S = 0.2
@@ -78,7 +78,7 @@ def require_room(found: Repository) -> None:
     rest, free = missing(found), shutil.disk_usage(place).free
     if rest + SPARE > free:
         raise DownloadFailed(
-            f"{found.id} needs {megabytes(rest)} more on the disk of {cache.folder()}, {megabytes(free)} is free. Free some "
+            f"{found.id} needs {size_text(rest)} more on the disk of {cache.folder()}, {size_text(free)} is free. Free some "
             "space, or set HF_HOME to a folder on another disk."
         )
 
@@ -143,7 +143,7 @@ class _Hub:
         found = parsed(repository, content)
         config = next(file for file in found.files if file.name == "config.json")
         if config.size > ANSWER_LIMIT:
-            raise DownloadFailed(f"{repository} has a config.json of {megabytes(config.size)}, which is none.")
+            raise DownloadFailed(f"{repository} has a config.json of {size_text(config.size)}, which is none.")
         wanted = (config, *(file for file in found.files if file.name in TEMPLATES and file.size <= ANSWER_LIMIT))
         if not all((config_of(found) / file.name).is_file() for file in wanted):
             with _alone(repository):
@@ -282,7 +282,7 @@ async def _bounded(reply: Any) -> bytes:
     async for chunk in reply.content.iter_chunked(CHUNK):
         content += chunk
         if len(content) > ANSWER_LIMIT:
-            raise DownloadFailed(f"{access.endpoint()} answered with a listing of more than {megabytes(ANSWER_LIMIT)}.")
+            raise DownloadFailed(f"{access.endpoint()} answered with a listing of more than {size_text(ANSWER_LIMIT)}.")
     return content
 
 

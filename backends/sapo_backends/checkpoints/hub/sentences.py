@@ -6,12 +6,7 @@ import time
 from dataclasses import dataclass
 
 from sapo_backends.checkpoints.hub import access, cache
-from sapo_backends.errors import DownloadFailed, ModelNotFound
-
-
-def megabytes(size: float) -> str:
-    """ "270 MB", "1.26 GB"."""
-    return f"{size / 1e9:.2f} GB" if size >= 1e9 else f"{size / 1e6:.{0 if size >= 1e7 else 1}f} MB"
+from sapo_backends.errors import DownloadFailed, ModelNotFound, size_text
 
 
 @dataclass
@@ -28,15 +23,15 @@ class Progressed:
     def phrase(self) -> str:
         """ "downloading owner/name: 46 MB of 270 MB, 17 %, 3.1 MB/s, about 72 s left"."""
         seconds, share = time.monotonic() - self.when, self.done / max(1, self.total)
-        text = f"downloading {self.repository}: {megabytes(self.done)} of {megabytes(self.total)}, {100 * share:.0f} %"
+        text = f"downloading {self.repository}: {size_text(self.done)} of {size_text(self.total)}, {100 * share:.0f} %"
         rate = (self.done - self.begun) / seconds if seconds > 1 else 0.0
         if rate <= 0:
             return text
         left = (self.total - self.done) / rate
         return (
-            f"{text}, {megabytes(rate)}/s, about {left / 60:.0f} min left"
+            f"{text}, {size_text(rate)}/s, about {left / 60:.0f} min left"
             if left >= 120
-            else (f"{text}, {megabytes(rate)}/s, about {left:.0f} s left")
+            else (f"{text}, {size_text(rate)}/s, about {left:.0f} s left")
         )
 
 

@@ -14,6 +14,7 @@ from enum import IntEnum
 
 import msgspec
 
+from sapo_backends.errors import size_text
 from sapo_swarm.node.governor.limits import Limits
 from sapo_swarm.node.governor.schedule import opens, parse_schedule, spoken
 from sapo_swarm.node.governor.sensors.macos import NAMES
@@ -134,7 +135,7 @@ def _move(rule: Rule, old: RuleState, limits: Limits, now: Readings, clock: floa
     return RuleState(wish, clock, fell=True) if waited else old
 
 
-_GIB = 2**30
+_GB = 1e9
 COOLER = 8.0
 """Degrees below a line that end a hold for heat."""
 SLACK = 1.25
@@ -150,21 +151,22 @@ TOUCH_S = 30.0
 def _memory(limits: Limits, now: Readings, level: Level) -> Wish:
     if now.free_memory is None or not limits.min_free_memory:
         return FREE
-    free, least = now.free_memory / _GIB, limits.min_free_memory
-    reason = f"only {free:.1f} GiB of memory free"
+    free, least = now.free_memory, limits.min_free_memory * _GB
+    reason = f"only {size_text(free)} of memory free"
     if free < least * (SLACK if level == Level.PAUSE else 1.0):
-        return Wish(Level.PAUSE, reason, f"at {least * SLACK:.2g} GiB: close something")
+        return Wish(Level.PAUSE, reason, f"at {size_text(least * SLACK)}: close something")
     if free < 2 * least * (SLACK if level else 1.0):
-        return Wish(Level.EASE, reason, f"at {2 * least * SLACK:.2g} GiB")
+        return Wish(Level.EASE, reason, f"at {size_text(2 * least * SLACK)}")
     return FREE
 
 
 def _disk(limits: Limits, now: Readings, level: Level) -> Wish:
-    least = limits.min_free_disk
-    if now.free_disk is None or now.free_disk >= least * _GIB * (SLACK if level else 1.0):
+    least = limits.min_free_disk * _GB
+    if now.free_disk is None or now.free_disk >= least * (SLACK if level else 1.0):
         return FREE
-    free = now.free_disk / _GIB
-    return Wish(Level.PAUSE, f"only {free:.2f} GiB of disk free", f"at {least * SLACK:.2g} GiB: make room")
+    return Wish(
+        Level.PAUSE, f"only {size_text(now.free_disk)} of disk free", f"at {size_text(least * SLACK)}: make room"
+    )
 
 
 def _battery(limits: Limits, now: Readings, _level: Level) -> Wish:

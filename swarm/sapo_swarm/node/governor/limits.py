@@ -12,7 +12,7 @@ from sapo_swarm.node.governor.schedule import parse_schedule
 
 
 class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What the person allows. Temperatures in degrees Celsius, sizes in GiB, shares in percent."""
+    """What the person allows. Temperatures in degrees Celsius, sizes in GB, shares in percent."""
 
     pause_on_battery: Annotated[bool, Meta(description="Pause while the laptop runs on battery")] = True
     slow_on_battery: Annotated[bool, Meta(description="On battery work slower, where it does not pause")] = True
@@ -63,17 +63,17 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     ] = 0.0
     min_free_memory: Annotated[
         float,
-        Meta(description="Pause below this much free memory, in GiB; smaller batches below twice that", ge=0, le=1e6),
+        Meta(description="Pause below this much free memory, in GB; smaller batches below twice that", ge=0, le=1e6),
     ] = 0.5
     max_memory: Annotated[
         float,
         Meta(
-            description="A node gets no more memory than this, in GiB; 0 = no wall. From its next start on",
+            description="A node gets no more memory than this, in GB; 0 = no wall. From its next start on",
             ge=0,
             le=1e6,
         ),
     ] = 0.0
-    min_free_disk: Annotated[float, Meta(description="Pause below this much free disk, in GiB", ge=0, le=1e6)] = 0.5
+    min_free_disk: Annotated[float, Meta(description="Pause below this much free disk, in GB", ge=0, le=1e6)] = 0.5
     schedule: Annotated[
         str, Meta(description="Work only in these hours, such as mon-fri 18:00-08:00, sat-sun; empty = always")
     ] = ""

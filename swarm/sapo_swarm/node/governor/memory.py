@@ -19,11 +19,11 @@ from sapo_swarm.node.governor.sensors.device_files import PROC, word
 from sapo_swarm.types import UNREADABLE
 
 FILE = "session.json"
-LEAST_GIB = 0.5
+LEAST_GB = 0.5
 
 
-def wall(gib: float) -> bool:
-    """From now on this process gets no more memory of its own than that, in GiB, or LEAST_GIB, which it needs to say anything at
+def wall(gb: float) -> bool:
+    """From now on this process gets no more memory of its own than that, in GB, or LEAST_GB, which it needs to say anything at
     all; what it asks for beyond is refused. 0 = no wall.
 
     False where the system has none that holds (only Linux counts what a process really asked for).
@@ -33,7 +33,7 @@ def wall(gib: float) -> bool:
     import resource
 
     most, hard = (
-        int(max(gib, LEAST_GIB) * 2**30) if gib else resource.RLIM_INFINITY,
+        int(max(gb, LEAST_GB) * 1e9) if gb else resource.RLIM_INFINITY,
         resource.getrlimit(resource.RLIMIT_DATA)[1],
     )
     if hard != resource.RLIM_INFINITY:

@@ -135,12 +135,3 @@ def pending(requests: Requests, state: str, now: float = 0.0) -> str:
 def round_done(requests: Requests) -> Requests:
     """After a round: a wish to finish becomes a pause."""
     return msgspec.structs.replace(requests, finish=False, paused_until=FOREVER) if requests.finish else requests
-
-
-def duration(seconds: float) -> str:
-    """ "45 s", "12 min", "1 h 20 min"."""
-    whole = max(1, round(seconds))
-    if whole < 90:
-        return f"{whole} s"
-    minutes = round(whole / 60)
-    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"

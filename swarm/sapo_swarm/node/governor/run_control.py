@@ -13,7 +13,7 @@ import msgspec
 from sapo_backends.base import CancelToken, OutOfMemory
 from sapo_swarm.events import LogLine, StateChanged
 from sapo_swarm.events import State as NodeState
-from sapo_swarm.node.clock import steady
+from sapo_swarm.node.clock import duration, steady
 from sapo_swarm.node.event_bus import Bus
 from sapo_swarm.node.governor.holds import FULL, Effort, Hold
 from sapo_swarm.node.governor.requests import (
@@ -21,7 +21,6 @@ from sapo_swarm.node.governor.requests import (
     Requests,
     aside,
     command,
-    duration,
     effort,
     obstacle,
     pending,

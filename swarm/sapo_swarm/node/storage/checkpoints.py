@@ -18,8 +18,9 @@ from pathlib import Path
 import msgspec
 
 from sapo_backends.base import CheckpointCorrupt, Engine
-from sapo_swarm.node.storage.files import digests, folder_bytes, size_text, sync_tree, tensors_as_files, weights_digest
-from sapo_swarm.node.storage.thinning import dispensable, pinned_one
+from sapo_backends.errors import size_text
+from sapo_swarm.node.storage.files import digests, folder_bytes, sync_tree, tensors_as_files, weights_digest
+from sapo_swarm.node.storage.thinning import dispensable, over_budget, pinned_one
 from sapo_swarm.types import UNREADABLE
 
 _NAME = re.compile(r"^round-(\d{6,})$")
@@ -100,13 +101,8 @@ class Checkpoints:
 
     def require_room(self, engine: Engine) -> None:
         """Raises NoRoom when the budget is too small for this model whatever is thinned: two checkpoints of its weights."""
-        needed = 2 * self._needed(engine, optimizer=False)
-        if self.budget and needed > self.budget:
-            raise NoRoom(
-                f"Two checkpoints of this model's weights have {size_text(needed)}, "
-                f"and its disk budget is {size_text(self.budget)} "
-                f"(one is written before the other goes). Raise it: --disk-budget-gb {needed / 2**30 + 0.1:.1f}"
-            )
+        if said := over_budget(self._needed(engine, optimizer=False), self.budget):
+            raise NoRoom(said)
 
     def write(self, engine: Engine, moment: Moment) -> Saved:
         """Save the engine. Raises NoRoom, OSError (read-only, or the disk filled up meanwhile)."""

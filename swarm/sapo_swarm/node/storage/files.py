@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,15 +15,20 @@ from sapo_swarm.whole_file import on_disk
 
 
 def folder_bytes(folder: Path) -> int:
-    """Bytes of all files below; one that goes away meanwhile counts nothing."""
+    """Bytes of all files below; one that goes away meanwhile, or cannot be looked at, counts nothing."""
     total = 0
     for root, _, names in os.walk(folder):
         for name in names:
             try:
                 total += os.lstat(os.path.join(root, name)).st_size
-            except FileNotFoundError:
+            except OSError:
                 continue
     return total
+
+
+def free_bytes(place: Path) -> int:
+    """Free on the disk that `place` lies on, or will lie on. Raises OSError."""
+    return shutil.disk_usage(next(path for path in (place, *place.absolute().parents) if path.exists())).free
 
 
 def digests(folder: Path) -> dict[str, str]:
@@ -65,8 +71,3 @@ def tensors_as_files() -> Iterator[None]:
         yield
     except SafetensorError as error:
         raise OSError(f"The weights cannot be written ({str(error)[:200]}). Free some disk space.") from error
-
-
-def size_text(size: int) -> str:
-    """ "62.0 MiB", "1.95 GiB"."""
-    return f"{size / 2**30:.2f} GiB" if size >= 2**28 else f"{size / 2**20:.1f} MiB"

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
+from sapo_backends.errors import size_text
 from sapo_swarm.events import RoundFinished
 
 DENSE = 2048
@@ -110,3 +111,14 @@ def dispensable(rounds: Sequence[int], keep: int, pinned: int | None) -> list[in
     for number in rounds:
         ages.setdefault((newest - number).bit_length(), number)
     return [number for number in rounds if number not in stays and number not in ages.values()]
+
+
+def over_budget(weights: int, budget: int) -> str:
+    """Why checkpoints of so many bytes never fit that disk budget (0: none), and what to do; "" where they do."""
+    needed = 2 * weights
+    if not budget or needed <= budget:
+        return ""
+    return (
+        f"2 checkpoints of this model's weights take {size_text(needed)} (one is written before the other goes), and its disk "
+        f"budget is {size_text(budget)}. Take --method lora, or --disk-budget-gb {needed / 1e9 + 0.1:.1f}"
+    )

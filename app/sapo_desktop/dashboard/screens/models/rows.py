@@ -8,13 +8,13 @@ from pathlib import Path
 from textual.content import Content
 
 from sapo_desktop.dashboard.look.glyphs import Glyphs
-from sapo_desktop.dashboard.look.show import age, bar, count, fit, hang, memory, plain
+from sapo_desktop.dashboard.look.show import bar, count, fit, hang, memory, plain
 from sapo_desktop.services.models.shelf.history import what
 from sapo_desktop.services.models.shelf.overview import Overview, gain, tasks_of
 from sapo_desktop.services.models.shelf.store import rounds_of
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import Evaluated, RunStarted
-from sapo_swarm.node.clock import local
+from sapo_swarm.node.clock import age, local
 
 SHOWN = 12
 """Evaluations and checkpoints that are listed, the newest."""
@@ -136,7 +136,7 @@ def evaluations(found: tuple[Evaluated, ...], width: int, glyphs: Glyphs) -> lis
     return [
         Content.assemble(
             (f"round {event.round:>6,}  ", "$muted"),
-            (f"{gain(event):<44}", "bold"),
+            (f"{gain(event, 44):<44}", "bold"),
             bar(event.pass_at_1 / top, room, glyphs, "$chart-local") if room >= 8 else "",
             (f" {event.items} items", "$muted"),
         )

@@ -12,12 +12,13 @@ from textual.content import Content
 from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
-from sapo_desktop.dashboard.look.show import age, count, fit, plain
+from sapo_desktop.dashboard.look.show import count, fit, plain
 from sapo_desktop.dashboard.screens.dialogs import Dialog, hint
 from sapo_desktop.dashboard.widgets.listing import Listing
 from sapo_desktop.errors import known
 from sapo_desktop.services.swarms.interface import Directory, Listed
 from sapo_desktop.services.swarms.trial import ROUNDS
+from sapo_swarm.node.clock import age
 
 if TYPE_CHECKING:
     from sapo_desktop.services.swarms.actions import HomeActions

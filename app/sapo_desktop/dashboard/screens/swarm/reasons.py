@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from sapo_desktop.dashboard.look.show import age, plain
+from sapo_desktop.dashboard.look.show import plain
 from sapo_desktop.dashboard.state import DashboardState
 from sapo_desktop.services.swarms.trial import EXTERNAL, ROUNDS
+from sapo_swarm.node.clock import age
 
 STALE_S = 60.0
 """From this age on the news of a paused node's swarm is marked with it."""

@@ -10,8 +10,9 @@ from textual.content import Content
 from textual.widget import Widget
 from textual.widgets import Static
 
+from sapo_backends.errors import size_text
 from sapo_desktop.dashboard.look.glyphs import Glyphs
-from sapo_desktop.dashboard.look.show import age, bar, count, fit, percent, plain, shorten, wrap
+from sapo_desktop.dashboard.look.show import bar, count, fit, percent, plain, shorten, wrap
 from sapo_desktop.dashboard.look.stage_words import stage_words
 from sapo_desktop.dashboard.screens.dashboard import NO_MODEL, NOT_WORKING, letters, share_lines, share_title, waiting
 from sapo_desktop.dashboard.screens.swarm.controls import SwarmControls, name_of
@@ -23,6 +24,7 @@ from sapo_desktop.dashboard.widgets.keybar import Key
 from sapo_desktop.dashboard.widgets.panel import Panel
 from sapo_desktop.services.swarms.shares import MEANINGS, shares
 from sapo_swarm.events import SwarmUpdated
+from sapo_swarm.node.clock import age
 from sapo_swarm.protocol.reasons import in_words
 
 SWARMS = (
@@ -204,5 +206,5 @@ def _traffic(state: DashboardState, swarm: SwarmUpdated) -> Content:
     if last is None:
         return Content("")
     drew = f"took {last.external_groups} of up to {last.external_wanted} · " if last.external_wanted else ""
-    traffic = f"sent {last.bytes_sent / 1e3:.1f} kB · received {last.bytes_received / 1e3:.1f} kB"
+    traffic = f"sent {size_text(last.bytes_sent)} · received {size_text(last.bytes_received)}"
     return Content.assemble(("last round: ", "$muted"), drew + traffic)

@@ -9,7 +9,7 @@ from sapo_desktop.dashboard.look.show import bar, wrap
 from sapo_desktop.dashboard.state import DashboardState
 from sapo_desktop.dashboard.widgets.held_out.levels import levels
 from sapo_desktop.dashboard.widgets.held_out.strips import strips
-from sapo_desktop.services.against_base import unpaired
+from sapo_desktop.services.against_base import interval, paired, unpaired
 from sapo_swarm.events import Evaluated
 
 MUTED = "$muted"
@@ -43,15 +43,15 @@ def heldout(state: DashboardState, now: float, width: int, height: int, glyphs: 
 
 def _verdict(latest: Evaluated, width: int) -> list[Content]:
     """The paired difference in words, with its interval: one row, or two where it is narrow."""
-    if latest.delta is None or latest.delta_low is None or latest.delta_high is None:
-        rows = [Content.styled(f"(95 %: {100 * latest.low:.1f} to {100 * latest.high:.1f})", MUTED)]
+    if (found := paired(latest)) is None:
+        rows = [Content.styled(interval(latest.low, latest.high), MUTED)]
         return rows + [Content.styled(line, "$warning") for line in wrap(unpaired(latest), width)]
-    low, high, delta = 100 * latest.delta_low, 100 * latest.delta_high, 100 * latest.delta
-    interval = f"(95 %: {low:+.1f} to {high:+.1f})"
+    delta, low, high = found
+    rest = interval(low, high, "+")
     if low <= 0 <= high:
-        said, rest = ("no measurable change", "bold"), f"{delta:+.1f} {interval}"
+        said, rest = ("no measurable change", "bold"), f"{100 * delta:+.1f} {rest}"
     else:
-        said, rest = (f"{delta:+.1f} points", "bold $success" if delta > 0 else "bold $error"), interval
+        said = (f"{100 * delta:+.1f} points", "bold $success" if delta > 0 else "bold $error")
     if len(said[0]) + 1 + len(rest) <= width:
         return [Content.assemble(said, " ", (rest, MUTED))]
     return [Content.assemble(said), Content.styled(rest, MUTED)]

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sapo_desktop.services.against_base import base_scores
+from sapo_desktop.services.against_base import base_scores, change
 from sapo_desktop.services.bases.licence import OTHER, UNKNOWN
 from sapo_swarm.evaluation import wilson
 from sapo_swarm.events import Evaluated, TaskScore
@@ -157,12 +157,8 @@ def _held_out(record: Record) -> Iterator[str]:
     total = f"{100 * now.pass_at_1:.1f} % ({100 * now.low:.1f} to {100 * now.high:.1f})"
     known = None if now.delta is None else now.pass_at_1 - now.delta
     yield f"| all | {now.items} | {_rate(known, now.items)} | {total} |\n"
-    if now.delta is not None and now.delta_low is not None and now.delta_high is not None:
-        no_gain = now.delta_low <= 0.0 <= now.delta_high
-        yield (
-            f"Paired change against the base: {100 * now.delta:+.1f} points ({100 * now.delta_low:+.1f} to "
-            f"{100 * now.delta_high:+.1f}){': no measurable change' if no_gain else ''}.\n"
-        )
+    if now.delta is not None:
+        yield f"Paired on the same questions: {change(now)}.\n"
     shortcuts = [_plain(score.task) for score in now.tasks if score.shortcut]
     if shortcuts:
         yield (

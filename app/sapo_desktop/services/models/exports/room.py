@@ -10,13 +10,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from sapo_backends.errors import size_text
 from sapo_desktop.errors import AppError, UsageError
 from sapo_desktop.services.machine.load_request import local_folder, request
 from sapo_desktop.services.models.exports.formats import FORMATS, ExportFailed, Format, Plan, Source
+from sapo_swarm.node.storage.files import free_bytes
 
 BYTES_A_WEIGHT = {"f16": 2.0, "q8_0": 34 / 32, "q4_0": 18 / 32}
 FLOAT32 = 4
-MEGA, GIGA = 1e6, 1e9
 BESIDE = 32 * 2**20
 """Tokenizer, settings, card, file system."""
 SPARE = 1.05
@@ -51,15 +52,7 @@ def estimate(source: Source, plan: Plan) -> Estimate:
         peak = final + merged
     else:
         final = peak = merged
-    return Estimate(int(final * SPARE), int(peak * SPARE) + BESIDE, _free(plan.target))
-
-
-def _free(target: Path) -> int:
-    """Free bytes of the disk that `target` will lie on."""
-    folder = target.absolute()
-    while not folder.exists() and folder != folder.parent:
-        folder = folder.parent
-    return shutil.disk_usage(folder).free
+    return Estimate(int(final * SPARE), int(peak * SPARE) + BESIDE, free_bytes(plan.target))
 
 
 def default_target(model_folder: Path, source: Source, plan_label: str) -> Path:
@@ -90,14 +83,9 @@ def check(source: Source, plan: Plan) -> None:
     found = estimate(source, plan)
     if not found.fits:
         raise ExportFailed(
-            f"This needs {readable(found.peak)} on the disk of {plan.target.parent}, and {readable(found.free)} are "
+            f"This needs {size_text(found.peak)} on the disk of {plan.target.parent}, and {size_text(found.free)} are "
             "free. Free some, name a folder on another disk with --to, or choose fewer bits (gguf, q4_0)."
         )
-
-
-def readable(size: int) -> str:
-    """Bytes for people."""
-    return f"{size / GIGA:.1f} GB" if size >= GIGA else f"{size / MEGA:.1f} MB"
 
 
 @contextlib.contextmanager

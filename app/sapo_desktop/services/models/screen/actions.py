@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator
 
 import msgspec
 
+from sapo_backends.errors import size_text
 from sapo_desktop import settings
 from sapo_desktop.errors import AppError
 from sapo_desktop.paths import Home
@@ -131,7 +132,7 @@ class HomeModels:
         model = await self._find(id)
         await asyncio.to_thread(base_folder.require_unused, self._home, model)
         freed = await control.delete(self._home, model)
-        return f"Deleted {model.name}: {freed / 1e6:,.0f} MB are free again"
+        return f"Deleted {model.name}: {size_text(freed)} are free again"
 
     async def spare(self, id: str) -> tuple[int, int]:
         """(how many checkpoints may go, their bytes)."""
@@ -146,7 +147,7 @@ class HomeModels:
 
         model = await self._find(id)
         freed = await asyncio.to_thread(lambda: keeping.remove(keeping.spare(model, time.time())))
-        return f"{freed / 1e6:,.1f} MB are free again"
+        return f"{size_text(freed)} are free again"
 
     # Long work
 

@@ -11,11 +11,13 @@ from pathlib import Path
 
 import msgspec
 
+from sapo_backends.errors import size_text
 from sapo_desktop.errors import AppError
 from sapo_desktop.paths import Home
 from sapo_desktop.services.models.shelf import names, store
 from sapo_desktop.services.models.shelf.store import Model
 from sapo_swarm.events import RunStarted, encode
+from sapo_swarm.node.storage.files import folder_bytes, free_bytes
 from sapo_swarm.node.storage.journal import JournalError, read_only, readable
 from sapo_swarm.tasks.catalogue import UnknownTask
 from sapo_swarm.tasks.own.errors import BadTask
@@ -51,7 +53,7 @@ def duplicate(home: Home, model: Model, name: str) -> Model:
     partial = home.models / f"{_PARTIAL}{identity.id}"
     record = msgspec.structs.replace(model.record, id=identity.id, name=name, created=time.time())
     try:
-        _require_room(home.models, store.size(model.folder) - store.size(model.folder / "exports"))
+        _require_room(home.models, folder_bytes(model.folder) - folder_bytes(model.folder / "exports"))
         shutil.copytree(model.folder, partial, ignore=_left_out, ignore_dangling_symlinks=True)
         copy_journal(model.folder / "journal.db", partial / "journal.db", identity.id)
         store.write(partial, record)
@@ -85,9 +87,9 @@ def copy_journal(source: Path, target: Path, id: str) -> None:
 
 
 def _require_room(folder: Path, needed: int) -> None:
-    free = shutil.disk_usage(folder).free
+    free = free_bytes(folder)
     if free < needed:
-        raise AppError(f"That needs {needed / 1e6:.0f} MB and {free / 1e6:.0f} MB are free. Free some space first.")
+        raise AppError(f"That needs {size_text(needed)} and {size_text(free)} are free. Free some space first.")
 
 
 def delete(model: Model) -> int:
@@ -95,7 +97,7 @@ def delete(model: Model) -> int:
 
     Raises AppError.
     """
-    freed = store.size(model.folder)
+    freed = folder_bytes(model.folder)
     left = model.folder
     try:
         left = left.rename(left.with_name(f"{_PARTIAL}{left.name}"))  # a kill in the middle leaves no half model behind
@@ -109,9 +111,9 @@ def spare(model: Model, now: float) -> list[Leftover]:
     """Checkpoints that are neither the newest nor the best, and what a kill left half written: a node may be writing another at
     this moment. now: Unix time."""
     folder, keep = model.folder / "checkpoints", _kept(model)
-    found = [Leftover(p, store.size(p), "an older checkpoint") for p in model.checkpoints if p.name not in keep]
+    found = [Leftover(p, folder_bytes(p), "an older checkpoint") for p in model.checkpoints if p.name not in keep]
     halves = [path for path in sorted(folder.glob(f"{_PARTIAL}*")) if now - _touched(path) > _ABANDONED_S]
-    return found + [Leftover(path, store.size(path), "half a checkpoint") for path in halves]
+    return found + [Leftover(path, folder_bytes(path), "half a checkpoint") for path in halves]
 
 
 def _touched(folder: Path) -> float:

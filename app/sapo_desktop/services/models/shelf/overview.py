@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sapo_desktop.services.against_base import unpaired
-from sapo_desktop.services.models.shelf import history, store
+from sapo_desktop.services.against_base import change, interval, paired, rate, unpaired
+from sapo_desktop.services.models.shelf import history
 from sapo_desktop.services.models.shelf.history import Story
 from sapo_desktop.services.models.shelf.store import Model
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import Evaluated
+from sapo_swarm.node.storage.files import folder_bytes
 from sapo_swarm.tasks.catalogue import CATALOGUE
 
 
@@ -61,7 +62,7 @@ def tasks_of(config: RunConfig) -> str:
 
 def overview(model: Model) -> Overview:
     """Everything of one model. Takes as long as its journal is long: not on an event loop."""
-    return Overview(model, history.story(model.folder), store.size(model.folder))
+    return Overview(model, history.story(model.folder), folder_bytes(model.folder))
 
 
 def gain(event: Evaluated | None, width: int = 0, judged: bool = False) -> str:
@@ -74,15 +75,18 @@ def gain(event: Evaluated | None, width: int = 0, judged: bool = False) -> str:
 
 
 def _figures(event: Evaluated, width: int) -> str:
-    share = f"{100 * event.pass_at_1:.1f} %"
-    if event.delta is None or event.delta_low is None or event.delta_high is None:
-        whole = f"{share} ({100 * event.low:.1f} to {100 * event.high:.1f})"
-        texts = (f"{whole}, {unpaired(event)}", f"{share}, base not asked") if event.base_missing else ()
-        return next((text for text in (*texts, whole) if not width or len(text) <= width), share)
-    unclear = event.delta_low <= 0 <= event.delta_high
-    change = "no measurable change" if unclear else f"{100 * event.delta:+.1f}"
-    interval = f"({100 * event.delta_low:+.1f} to {100 * event.delta_high:+.1f})"
-    for text in (f"{share}, {change} {interval}", f"{share}, {change}"):
-        if not width or len(text) <= width:
-            return text
-    return share
+    share, whole = f"{100 * event.pass_at_1:.1f} %", rate(event.pass_at_1, event.low, event.high)
+    if (found := paired(event)) is None:
+        alone = (f"{whole}, {unpaired(event)}", f"{share}, base not asked") if event.base_missing else ()
+        texts = (*alone, whole)
+    else:
+        delta, low, high = found
+        short = "no measurable change" if low <= 0 <= high else f"{100 * delta:+.1f}"
+        ends = interval(low, high, "+")
+        texts = (
+            f"{share}, {change(event)}",
+            f"{share}, {short} {ends}",
+            f"{share}, {short} {ends.replace('95 %: ', '')}",
+        )
+        texts = (*texts, f"{share}, {short}")
+    return next((text for text in texts if not width or len(text) <= width), share)

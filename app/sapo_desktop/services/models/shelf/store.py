@@ -6,7 +6,6 @@ Light: the dashboard reads it, so nothing here imports an engine.
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import secrets
 import time
@@ -271,18 +270,6 @@ def with_config(record: Record, config: RunConfig) -> Record:
 def free_folder(models: Path, name: str) -> str:
     """The name of a folder for a model of that name: a renamed model keeps its own, so another may have it."""
     return names.free(name.lower(), [path.name for path in models.glob("*")])
-
-
-def size(folder: Path) -> int:
-    """Bytes of all files under a folder; what vanishes meanwhile does not count."""
-    total = 0
-    for root, _, files in os.walk(folder):
-        for file in files:
-            try:
-                total += os.lstat(os.path.join(root, file)).st_size
-            except OSError:
-                continue
-    return total
 
 
 def stamp(folder: Path) -> float:

@@ -6,10 +6,12 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from sapo_backends.errors import size_text
 from sapo_desktop.errors import AppError
 from sapo_desktop.paths import typed_path
 from sapo_desktop.services.tasks import examples
 from sapo_desktop.services.tasks.wizard.interface import Place
+from sapo_swarm.node.clock import age
 
 TABLES = frozenset({".csv", ".tsv", ".txt", ".jsonl", ".ndjson", ".json", ".parquet"})
 MOST = 200
@@ -30,7 +32,7 @@ def places(typed: str, now: float) -> tuple[Place, ...]:
         raise AppError(f"{folder} cannot be read ({error.strerror}). Type another folder.") from error
     tables = sorted((e for e in entries if not e[2]), key=lambda entry: -entry[1].st_mtime)
     folders = sorted((e for e in entries if e[2]), key=lambda entry: entry[0].name.casefold())
-    found = [Place(p.name, str(p), f"{_size(s.st_size)}, {_age(now - s.st_mtime)} ago") for p, s, _ in tables]
+    found = [Place(p.name, str(p), f"{size_text(s.st_size)}, {age(now - s.st_mtime)} ago") for p, s, _ in tables]
     up = [Place("..", f"{folder.parent}{os.sep}", "the folder above", True)] if folder.parent != folder else []
     found += [*up, *(Place(f"{p.name}{os.sep}", f"{p}{os.sep}", "folder", True) for p, _, _ in folders)]
     shipped = [] if typed else [Place(name, name, "an example that ships") for name in examples.names()]
@@ -59,14 +61,3 @@ def _entries(folder: Path, begin: str) -> Iterator[tuple[Path, os.stat_result, b
                     yield Path(entry.path), entry.stat(), is_folder
             except OSError:  # a link to nowhere, or gone meanwhile
                 continue
-
-
-def _size(size: int) -> str:
-    return f"{size / 1e6:.1f} MB" if size >= 1e6 else f"{max(1, size // 1000)} kB"
-
-
-def _age(seconds: float) -> str:
-    for limit, unit, span in ((90, "s", 1), (5400, "min", 60), (172_800, "h", 3600)):
-        if seconds < limit:
-            return f"{max(0, seconds) / span:.0f} {unit}"
-    return f"{seconds / 86_400:.0f} d"
