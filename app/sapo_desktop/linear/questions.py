@@ -33,7 +33,7 @@ class Questions:
         )
         try:
             mode: Literal["silo", "swarm"] = "swarm" if await self._pick("Mode", MODES) == "swarm" else "silo"
-            invite = await self._invite() if mode == "swarm" else ""
+            invite = await self._invite(info) if mode == "swarm" else ""
             hardware = await self._pick("Hardware", info.hardware)
             model = await self._pick("Model", info.models)
             if model == OTHER:
@@ -65,17 +65,19 @@ class Questions:
                 return values[int(line[:4]) - 1]
             self._say(f"{plain(line, 40)} is none of the {len(values)} answers")
 
-    async def _invite(self) -> str:
+    async def _invite(self, info: FirstRunInfo) -> str:
         from sapo_swarm.protocol.invite import BadInvite, parse_invite  # cryptography: only when one is typed
 
         while True:
             line = await self._line("Paste the invite, one line that begins with sapo://")
             try:
                 parse_invite(line)
+                wrong = await info.let_in(line) if info.let_in else ""
             except BadInvite as error:
-                self._say(plain(str(error), 200))
-            else:
+                wrong = str(error)
+            if not wrong:
                 return line
+            self._say(plain(wrong, 400))
 
     async def _other(self, info: FirstRunInfo) -> str:
         while True:

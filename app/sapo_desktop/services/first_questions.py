@@ -21,7 +21,7 @@ class FirstRunInfo:
     """What the first-run screen may offer. The first entry of each tuple is the default.
 
     hardware: (value, what was detected) pairs, for example ("torch", "always torch"). measure: None where nothing measures.
-    check: None where no model can be typed.
+    check: None where no model can be typed. let_in: asks the coordinator of a typed invite; None where nobody does.
     """
 
     hardware: tuple[tuple[str, str], ...] = (("auto", "the fastest engine that is installed"),)
@@ -34,6 +34,7 @@ class FirstRunInfo:
     )
     measure: Measure | None = None
     check: Check | None = None
+    let_in: Check | None = None
 
 
 @dataclass(frozen=True)

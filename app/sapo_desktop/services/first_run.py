@@ -37,6 +37,7 @@ def info() -> FirstRunInfo:
         models=(*(models or (("starter", "bundled"),)), *others),
         measure=measured,
         check=wrong_with,
+        let_in=refused,
         tasks=(
             ("starter", "nine reasoning tasks, easy settings"),
             ("paper", "the same nine, as hard as in the paper"),
@@ -72,6 +73,19 @@ async def wrong_with(model: str) -> str:
     if one.plan is not None and not one.plan.fits:
         return f"{model} does not fit: {one.plan.sentence}. {one.plan.suggestion}"
     return "" if one.fits else f"{model} does not fit on the disk: {one.sentence}."
+
+
+async def refused(invite: str) -> str:
+    """Why the coordinator takes no node by this invite; "" where it takes this one, or is away."""
+    from sapo_desktop.services.swarms import membership
+
+    home = Home.find()
+    try:
+        person = settings.load(home.settings)
+        await membership.admitted(home, membership.parse(invite), person.person.name, person.run.model)
+    except known() as error:
+        return str(error)
+    return ""
 
 
 async def measured(hardware: str, model: str) -> str:

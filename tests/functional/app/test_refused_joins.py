@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import os
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -11,11 +12,18 @@ import pytest
 from tests.functional.app.test_join_and_host import FAKE, INVITE
 from tests.functional.swarm.test_members import settings as hosting
 from tests.support.node_process import sapo
+from tests.support.scripted_feed import NARROW, ScriptedFeed, questions
 from tests.support.swarm_process import coordinator
+from textual.widgets import Input, Static
 
 from sapo_desktop import cli, settings
+from sapo_desktop.dashboard.app import SapoDashboard
 from sapo_desktop.errors import known
+from sapo_desktop.linear.questions import Questions
+from sapo_desktop.linear.typed import TypedLines
 from sapo_desktop.paths import Home
+from sapo_desktop.services import first_run
+from sapo_desktop.services.first_questions import FirstRunAnswers, FirstRunInfo
 from sapo_desktop.services.nodes import supervisor
 from sapo_desktop.services.nodes.lock import NodeLock
 from sapo_desktop.services.swarms import membership, trial
@@ -70,6 +78,34 @@ async def test_an_invite_that_is_used_up_leaves_the_node_training_alone(
     assert "used up" in typed.stderr
     assert not home.invite.exists()
     assert not settings.load(home.settings).swarm.join
+
+
+async def test_an_invite_that_is_used_up_is_said_at_the_first_questions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the screen and in lines: saved, it would keep the node from ever starting."""
+    monkeypatch.setenv("SAPO_HOME", str(tmp_path / "me"))
+    Home.find().prepare()
+    info = FirstRunInfo(let_in=first_run.refused)
+    answers: list[FirstRunAnswers | None] = []
+    app = SapoDashboard(ScriptedFeed([]), first_run=True, start=answers.append, info=lambda: info)
+    async with coordinator(tmp_path / "host", "--port", "0", "--invite-uses", "1") as (invite, _):
+        async with NodeClient(parse_invite(invite), Identity.generate()) as other:
+            await other.join("Ada", "starter")
+        async with app.run_test(size=NARROW) as pilot:
+            await questions(pilot)
+            await pilot.press("right")
+            app.screen.query_one("#invite", Input).value = invite
+            await pilot.press("enter")
+            while "used up" not in str(app.screen.query_one("#complaint", Static).visual):
+                await pilot.pause()
+        assert answers == []
+        out, into = os.pipe()
+        os.write(into, f"swarm\n{invite}\nq\n".encode())
+        os.close(into)
+        heard: list[str] = []
+        assert await Questions(TypedLines(out), heard.append).ask(info) is None
+    assert any("used up" in line for line in heard)
 
 
 async def test_contributing_to_another_swarm_leaves_the_saved_invite_as_it_was(

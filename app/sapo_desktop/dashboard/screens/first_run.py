@@ -17,7 +17,7 @@ from sapo_desktop.dashboard.host import DashboardHost
 from sapo_desktop.dashboard.look.show import plain
 from sapo_desktop.dashboard.screens.dialogs import Dialog, hint
 from sapo_desktop.dashboard.widgets.choice import Choice
-from sapo_desktop.services.first_questions import OTHER, OWN, FirstRunAnswers, FirstRunInfo, Measure
+from sapo_desktop.services.first_questions import OTHER, OWN, Check, FirstRunAnswers, FirstRunInfo, Measure
 from sapo_desktop.services.tasks.wizard.interface import Made
 
 MODES = (
@@ -147,13 +147,12 @@ class FirstRunScreen(Dialog[FirstRunAnswers]):
         if self._value("mode") == FIND[0]:
             self._find()
             return
-        swarm = self._value("mode") == "swarm"
-        invite = self.query_one("#invite", Input).value.strip()
-        text = self._wrong_with(invite) if swarm else ""
+        invite = self.query_one("#invite", Input).value.strip() if self._value("mode") == "swarm" else None
+        text = "" if invite is None else self._wrong_with(invite)
         if text:
             self._complain(text, "#invite")
-        elif self._value("model") == OTHER:
-            self.run_worker(self._check_typed(), group="check", exclusive=True, exit_on_error=False)
+        elif (invite and self.info.let_in) or self._value("model") == OTHER:
+            self.run_worker(self._check_typed(invite or ""), group="check", exclusive=True, exit_on_error=False)
         else:
             self._close(self._value("model"))
 
@@ -175,18 +174,25 @@ class FirstRunScreen(Dialog[FirstRunAnswers]):
         self.query_one("#complaint", Static).update(Content.styled(plain(text, 400), "$warning"))
         self.query_one(where, Input).focus()
 
-    async def _check_typed(self) -> None:
-        """Take the model that was typed if it can be used, else say what is in the way."""
-        model = self.query_one("#typed", Input).value.strip()
+    async def _check_typed(self, invite: str) -> None:
+        """Take the model that was typed if it can be used, and the invite, "" = none, if it lets this node in; else say what is
+        in the way."""
+        other = self._value("model") == OTHER
+        model = self.query_one("#typed", Input).value.strip() if other else self._value("model")
         if not model:
             self._complain("Type the model's hub id, such as owner/name, or choose one of the list.", "#typed")
-            return
-        self.query_one("#complaint", Static).update(Content.styled("asking the hub …", "$muted"))
-        wrong = await self.info.check(model) if self.info.check else ""
-        if wrong:
+        elif wrong := await self._asked("hub", self.info.check, model if other else ""):
             self._complain(wrong, "#typed")
+        elif wrong := await self._asked("coordinator", self.info.let_in, invite):
+            self._complain(wrong, "#invite")
         else:
             self._close(model)
+
+    async def _asked(self, whom: str, check: Check | None, typed: str) -> str:
+        if check is None or not typed:
+            return ""
+        self.query_one("#complaint", Static).update(Content.styled(f"asking the {whom} …", "$muted"))
+        return await check(typed)
 
     def _close(self, model: str) -> None:
         swarm = self._value("mode") == "swarm"
