@@ -266,6 +266,7 @@ def main() -> int:
     args = parser.parse_args()
     if args.collect:
         return collect(args.collect)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background it is ignored, by the steps too
     until, outcomes = time.monotonic() + 60 * args.minutes - GRACE_S, []
     with tempfile.TemporaryDirectory(prefix="sapo-card-") as name:
         scratch = Path(name)

@@ -251,7 +251,7 @@ def test_after_use_share_of_a_half_an_update_is_made_of_twice_as_many_micro_batc
     monkeypatch.setattr(
         update, "pack", lambda pairs, members, *more: sizes.append(len(members)) or packed(pairs, members, *more)
     )
-    policy = PolicyUpdate("grpo", 1e-3)
+    policy = PolicyUpdate(1e-3)
     engine.update(samples, policy, 0)
     whole = list(sizes)
     engine.use_share(0.5)

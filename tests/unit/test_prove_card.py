@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import subprocess
 import sys
 import venv
 import zipfile
@@ -72,7 +73,20 @@ def test_a_report_says_what_failed_took_too_long_and_was_left_out(prove: ModuleT
     assert "42" in text
     assert "no card" in text
     assert "why" in text, "what failed is told at length"
-    assert "KeyboardInterrupt" in text
+
+
+def test_a_step_that_takes_too_long_says_where_it_was(prove: ModuleType) -> None:
+    code = "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\nprint('here', flush=True)\nwhile True: pass"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "here\n"
+    assert "KeyboardInterrupt" in prove.ended(process)
 
 
 def distribution(name: str) -> metadata.Distribution | None:
