@@ -62,7 +62,8 @@ def kernels(home: Path) -> None:
     if made := _compiled():
         folder = home / "cache" / "native"
         folder.mkdir(0o700, parents=True, exist_ok=True)
-        shutil.copy(made, folder / made.name)
+        shutil.copyfile(made, folder / made.name)
+        (folder / made.name).chmod(0o700)
 
 
 @functools.cache

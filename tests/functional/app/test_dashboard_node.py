@@ -171,9 +171,10 @@ async def main():
         await pilot.pause()
 
 asyncio.run(main())
-engines = {"torch", "transformers", "mlx", "llama_cpp", "reasoning_gym", "numpy", "sapo_backends"}
+engines = {"torch", "transformers", "mlx", "llama_cpp", "reasoning_gym", "numpy"}
 found = engines | {"aiohttp", "keyring", "importlib.metadata"}
-print(sorted(found & set(sys.modules)))
+backends = {name for name in sys.modules if name.startswith("sapo_backends.")} - {"sapo_backends.errors"}
+print(sorted(found & set(sys.modules) | backends))
 """
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
