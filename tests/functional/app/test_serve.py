@@ -62,7 +62,7 @@ class Served:
 
 @asynccontextmanager
 async def serving(home: Path) -> AsyncIterator[Served]:
-    """On a free port; killed at the end if it still lives."""
+    """On a free port; killed at the end, with its dashboards, if it still lives."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "sapo_desktop", "serve", "--port", "0"),
         env=environment(home),
@@ -72,8 +72,12 @@ async def serving(home: Path) -> AsyncIterator[Served]:
     try:
         yield Served(process, (await process.stdout.readline()).decode().split()[-1])
     finally:
-        with contextlib.suppress(ProcessLookupError):
+        with contextlib.suppress(ProcessLookupError, psutil.NoSuchProcess):
+            dashboards = psutil.Process(process.pid).children(recursive=True)
             process.kill()
+            for one in dashboards:  # one that still opens would find no node and start its own
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    one.kill()
         await process.wait()
 
 
