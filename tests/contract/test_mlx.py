@@ -260,6 +260,14 @@ def test_after_use_share_of_a_half_an_update_is_made_of_twice_as_many_micro_batc
     engine.close()
 
 
+def test_whatever_else_computes_with_mlx_does_so_as_the_engine() -> None:
+    """What a machine could do at best is measured by the arithmetic that the engine uses."""
+    code = "import os; from sapo_backends.measure.machine_limits import _mlx; _mlx('cpu'); print(os.environ['MLX_ENABLE_TF32'])"
+    environment = {name: value for name, value in os.environ.items() if name != "MLX_ENABLE_TF32"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert done.stdout == "0\n", done.stderr
+
+
 @pytest.mark.parametrize(("set_by_the_person", "used"), [(None, "0"), ("1", "1")])
 def test_loading_the_mlx_engine_keeps_float32_products_from_tf32_unless_the_person_wants_them(
     set_by_the_person: str | None, used: str

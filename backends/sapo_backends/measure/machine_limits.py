@@ -171,6 +171,8 @@ def _torch(threads: int, name: str) -> Limits:
 def _mlx(name: str) -> Limits:
     import mlx.core as mx
 
+    import sapo_backends.mlx_backend  # noqa: F401 - before the first product: float32 stays float32
+
     if name == "cpu":
         mx.set_default_device(mx.cpu)
     device = "mps" if mx.metal.is_available() and name != "cpu" else "cpu"

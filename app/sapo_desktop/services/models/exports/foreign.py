@@ -82,6 +82,8 @@ def _mlx_lm(job: Read) -> Iterator[Answer]:
     from mlx_lm import load
     from mlx_lm.models.cache import make_prompt_cache
 
+    import sapo_backends.mlx_backend  # noqa: F401 - before the first product: float32 stays float32
+
     model, tokenizer = load(job.path, tokenizer_config={"trust_remote_code": False})[:2]
 
     def step(ids: list[int], cache: Any) -> tuple[int, Any]:
