@@ -35,9 +35,10 @@ from sapo_swarm.coordinator.store.base import Store, StoreFormat
 from sapo_swarm.coordinator.tasks import add_tasks
 from sapo_swarm.coordinator.web import add_page
 from sapo_swarm.protocol.client import CoordinatorError
-from sapo_swarm.protocol.invite import Certificate, Invite, is_loopback, make_certificate, new_swarm_id
+from sapo_swarm.protocol.invite import Certificate, Invite, make_certificate, new_swarm_id
 from sapo_swarm.protocol.safe_text import SafeFormatter, safe_text
 from sapo_swarm.protocol.wire import digest
+from sapo_swarm.servers.loopback import is_loopback
 from sapo_swarm.servers.sparse_log import server_runner
 
 log = logging.getLogger("sapo.coordinator")

@@ -13,8 +13,9 @@ from sapo_swarm.coordinator.domain.views import rounds_per_s
 from sapo_swarm.coordinator.server import Coordinator
 from sapo_swarm.protocol.directory.signed_list import Address, Entry, SwarmList, seal
 from sapo_swarm.protocol.identity import Identity
-from sapo_swarm.protocol.invite import Invite, is_loopback
+from sapo_swarm.protocol.invite import Invite
 from sapo_swarm.protocol.safe_text import safe_text
+from sapo_swarm.servers.loopback import is_loopback
 from sapo_swarm.tasks.catalogue import CATALOGUE
 
 PATH = "/directory.json"

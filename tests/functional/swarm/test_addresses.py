@@ -16,7 +16,7 @@ from sapo_swarm.coordinator.http.addresses import addresses
 from sapo_swarm.coordinator.settings import CoordinatorSettings
 from sapo_swarm.protocol.client import NodeClient
 from sapo_swarm.protocol.identity import Identity
-from sapo_swarm.protocol.invite import is_loopback
+from sapo_swarm.servers.loopback import is_loopback
 
 
 def settings(folder: Path, **changes: object) -> CoordinatorSettings:

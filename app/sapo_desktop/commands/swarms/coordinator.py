@@ -67,7 +67,7 @@ async def _serve(home: Home, settings: CoordinatorSettings, announce: bool) -> N
     """Host until SIGINT, SIGTERM or `swarm stop`; other verbs find the coordinator meanwhile."""
     from sapo_swarm.coordinator.host import admin_path, serve
     from sapo_swarm.coordinator.http.addresses import addresses
-    from sapo_swarm.protocol.invite import is_loopback
+    from sapo_swarm.servers.loopback import is_loopback
 
     admin = str(admin_path(settings).absolute())
     async with contextlib.AsyncExitStack() as word:

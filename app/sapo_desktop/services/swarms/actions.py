@@ -42,7 +42,7 @@ class HomeActions:
     async def host(self, everybody: bool, approve: bool = False) -> Hosted:
         """A coordinator in the background (the one that runs, if any) and a fresh invite. approve: new nodes wait."""
         from sapo_desktop.services.swarms import hosting
-        from sapo_swarm.protocol.invite import is_loopback
+        from sapo_swarm.servers.loopback import is_loopback
 
         wanted = ["--host", "0.0.0.0"] if everybody else []
         state = await hosting.start(self._home, [*wanted, *(["--approve"] if approve else [])])

@@ -28,8 +28,9 @@ from sapo_swarm.protocol.directory.signed_list import (
     opened,
     parse_address,
 )
-from sapo_swarm.protocol.invite import is_loopback, means_this_machine, parse_invite
+from sapo_swarm.protocol.invite import means_this_machine, parse_invite
 from sapo_swarm.protocol.safe_text import safe_text
+from sapo_swarm.servers.loopback import is_loopback
 from sapo_swarm.types import UNREADABLE
 from sapo_swarm.whole_file import write_whole
 

@@ -7,7 +7,7 @@ import socket
 
 import psutil
 
-from sapo_swarm.protocol.invite import is_loopback
+from sapo_swarm.servers.loopback import is_loopback
 
 EVERYWHERE = ("0.0.0.0", "::", "")
 """Hosts that mean every address of this machine."""

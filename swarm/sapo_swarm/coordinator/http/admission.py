@@ -16,7 +16,7 @@ from sapo_swarm.coordinator.http.metrics import Metrics
 from sapo_swarm.coordinator.http.problems import Refusal
 from sapo_swarm.coordinator.http.requests import client_address
 from sapo_swarm.coordinator.settings import CoordinatorSettings
-from sapo_swarm.protocol.invite import is_loopback
+from sapo_swarm.servers.loopback import is_loopback
 
 UNREAD_BYTES = 32 * 2**20
 """Of bodies of members that are under way, all together;"""

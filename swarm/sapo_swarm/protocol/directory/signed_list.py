@@ -16,8 +16,9 @@ import msgspec
 from msgspec import Meta
 
 from sapo_swarm.protocol.identity import Identity, node_id, verify
-from sapo_swarm.protocol.invite import BadInvite, is_loopback, parse_invite
+from sapo_swarm.protocol.invite import BadInvite, parse_invite
 from sapo_swarm.protocol.safe_text import safe_text
+from sapo_swarm.servers.loopback import is_loopback
 from sapo_swarm.types import UNREADABLE
 
 MAX_BYTES = 64 * 1024
