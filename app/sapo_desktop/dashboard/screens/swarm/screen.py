@@ -35,7 +35,10 @@ SWARMS = (
 )
 WAYS = (("Find", "f", "directory"), ("Join", "j", "node --join INVITE"), ("Host", "h", "coordinator"))
 """What can be done with a swarm, its key and its verb."""
-SEEN = "The invite is one line of text. What others see of you: a random node id, the name you chose, the base's name."
+SEEN = (
+    "The invite is one line of text. Others see a random node id, the name you chose and the base's name; the host also "
+    "sees this machine's network address."
+)
 ALONE, WAITING = "This node trains alone (silo).", "Waiting for the first exchange with the coordinator."
 FIRST = "It comes with the first round; until then the node works alone."
 AHA = "Aha trail "
