@@ -2,11 +2,11 @@
 
     python tests/benchmarks/record_swarm.py --out assets/sapo_assets/tour/swarm.jsonl
 
-Ada is starter-1m with GRPO, Bo the larger starter with RLOO, Cy starter-1m with GSPO and groups of six; all else is what
-the app does by itself. They train until Ada has done so many rounds and each has drawn groups of others; then Ada's run is
-cut to so many rounds and written without the groups of all but its last rounds and with the coordinator's news of every
-fourth. It says what each node did, and refuses to write where one drew nothing, the shares do not add up to 1, or the file
-would be too large.
+Ada is starter-1m with GRPO, Bo the larger starter with RLOO, Cy starter-1m with GSPO and groups of six, and 48 held-out
+questions a task; all else is what the app does by itself. They train until Ada has done so many rounds and each has drawn
+groups of others; then Ada's run is cut to so many rounds and written without the groups of all but its last rounds and with
+every fourth of the coordinator's news. It says what each node did, and refuses to write where one drew nothing, the shares
+do not add up to 1, or the file would be too large.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ NODES: dict[str, tuple[str, ...]] = {
     "Bo": ("--model", "starter", "--algorithm", "rloo", "--group-size", "8"),
     "Cy": ("--model", "starter-1m", "--algorithm", "gspo", "--group-size", "6"),
 }
-SHARED = ("--threads", "1", "--keep-groups", "0")
+SHARED = ("--threads", "1", "--keep-groups", "0", "--eval-items", "48")
 NEWS = 4
 """Every so many rounds the recording has news of the swarm."""
 

@@ -253,8 +253,7 @@ class Node:
         return self.guard
 
     async def _round(self, context: RoundContext, work: RoundWork) -> None:
-        """Its phases, as far as they are missing. What is begun may have waited for days; groups of others may be switched off at
-        any moment."""
+        """Its phases, as far as they are missing. It may have waited for days; others' groups may be switched off at any time."""
         if outlived(work, time.time()):
             drop_external(work)
         for phase in (phases.sample_questions, phases.generate, phases.score, phases.share, stage, update):
@@ -280,9 +279,10 @@ class Node:
             self.retention.round_done(self.rounds_done)
 
     async def _examine(self, examiner: Examiner, items: int) -> None:
-        work = examiner.examine(self.rounds_done, items, self._evaluating("Held-out evaluation"))
+        doing = "Held-out evaluation" if self.rounds_done else "Measuring the untrained model, to compare with later"
+        work = examiner.examine(self.rounds_done, items, self._evaluating(doing))
         event = await self._guarded.attempt("held-out evaluation", work)
-        self.bus.stream(self.activity.end("Held-out evaluation"))
+        self.bus.stream(self.activity.end(doing))
         self._evaluate_next = 0
         if event is not None:
             await self._guarded.evaluated(event, self.rounds_done)
