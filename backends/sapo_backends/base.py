@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Literal, Protocol
@@ -284,6 +285,11 @@ class Backend(ABC):
     def devices_here(cls) -> tuple[str, ...]:
         """Those of DEVICES that this machine has. After check(); may import the numerical library."""
         return cls.DEVICES
+
+    @classmethod
+    def plainly(cls) -> AbstractContextManager[None]:
+        """While it lasts, its engines compute without what only makes them faster, where that can be left out."""
+        return nullcontext()
 
     @abstractmethod
     def load(self, request: LoadRequest, progress: Progress | None = None) -> Engine:

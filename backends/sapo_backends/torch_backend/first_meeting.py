@@ -25,7 +25,7 @@ from sapo_backends.torch_backend.generation import Monitor, Request, generate
 from sapo_backends.torch_backend.model.flat_parameters import decoder_layout
 from sapo_backends.torch_backend.native.library import kernels
 from sapo_backends.torch_backend.ops.packing import pack
-from sapo_backends.torch_backend.runtime import LEFT_OUT, PATHS, Workers, fall_back, is_left_out, leave_out, without
+from sapo_backends.torch_backend.runtime import PATHS, Workers, fall_back, is_left_out, leave_out, without
 
 FORMAT = 1
 """Counted up when more is checked, so that every device is met anew."""
@@ -124,7 +124,8 @@ def _record(device: torch.device, compute: torch.dtype) -> Path:
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     if device.type == "cpu":  # the folder may be shared between machines
         compiled = kernels() if compute == torch.float32 else None
-        name = f"{hardware.processor()} {sorted(LEFT_OUT)} {Path(compiled.library._name).name if compiled else ''}"
+        left_out = sorted(filter(is_left_out, PATHS))
+        name = f"{hardware.processor()} {left_out} {Path(compiled.library._name).name if compiled else ''}"
     known = f"{FORMAT} {torch.__version__} {name} {device.index} {compute}"
     return cache_folder() / f"met-{hashlib.sha256(known.encode()).hexdigest()[:16]}.json"
 

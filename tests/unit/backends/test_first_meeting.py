@@ -141,3 +141,13 @@ def test_kernels_that_a_model_does_not_use_are_not_compiled_to_check_a_processor
     monkeypatch.setattr(library, "checked_kernels", lambda: pytest.fail("they would be compiled"))
     first_meeting.ensure(CPU, torch.float32, native=False)
     first_meeting.ensure(CPU, torch.bfloat16, native=False)
+
+
+def test_a_check_without_some_paths_says_nothing_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    met: list[Any] = []
+    monkeypatch.setattr(first_meeting, "meet", lambda *given: met.append(given) or first_meeting.Meeting(""))
+    with runtime.without("torchscript"):
+        first_meeting.ensure(CPU, torch.float32)
+    first_meeting.ensure(CPU, torch.float32)
+    first_meeting.ensure(CPU, torch.float32)
+    assert len(met) == 2
