@@ -29,9 +29,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
+sys.path.append(str(Path(__file__).parent))
 
-from tests.benchmarks.card_goals import goals  # noqa: E402
+from card_goals import goals  # noqa: E402
 
 FLOORS = ("app", "backends", "swarm", "assets")
 CARRIED = {
