@@ -20,6 +20,7 @@ from sapo_backends.base import BackendUnavailable, Sampling
 from sapo_backends.checkpoints.spec import DecoderSpec, decoder_spec
 from sapo_backends.common import hardware
 from sapo_backends.common.cache_folder import cache_folder
+from sapo_backends.torch_backend import paths
 from sapo_backends.torch_backend.causal_lm import DecoderModel
 from sapo_backends.torch_backend.generation import Monitor, Request, generate
 from sapo_backends.torch_backend.model.flat_parameters import decoder_layout
@@ -153,3 +154,11 @@ def ensure(device: torch.device, compute: torch.dtype, native: bool = True) -> N
     with contextlib.suppress(OSError):  # a disk that is full or not to be written costs another check the next time
         record.parent.mkdir(parents=True, exist_ok=True)
         record.write_text(json.dumps(found.without), encoding="utf-8")
+
+
+def on_processor() -> dict[str, str]:
+    """Check the processor in both types if that was not done yet; name -> why a fast path cannot be used here. Raises
+    BackendUnavailable."""
+    for compute in LOGPROB_ERROR:
+        ensure(torch.device("cpu"), compute)
+    return paths.check()

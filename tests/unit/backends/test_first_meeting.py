@@ -15,6 +15,7 @@ from sapo_backends.base import BackendUnavailable, LoadRequest  # noqa: E402
 from sapo_backends.torch_backend import TorchBackend, first_meeting, runtime  # noqa: E402
 from sapo_backends.torch_backend.decode import session  # noqa: E402
 from sapo_backends.torch_backend.native import library  # noqa: E402
+from sapo_desktop.services.machine import doctor  # noqa: E402
 
 CPU = torch.device("cpu")
 
@@ -70,6 +71,24 @@ def test_a_device_that_computes_wrongly_whatever_the_path_is_refused(monkeypatch
         with pytest.raises(BackendUnavailable, match="computes wrongly: sampling"):
             first_meeting.ensure(CPU, torch.float32)
     assert not any(map(runtime.is_left_out, runtime.PATHS))
+
+
+def test_the_doctor_tells_of_a_processor_that_computes_something_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "on_cpu", lambda function, tokens: broken(function))
+    (found,) = doctor._fallbacks()
+    assert (found.verdict, found.what) == ("fail", "torch")
+    assert "computes wrongly: sampling" in found.text
+
+    def step(function: Callable[..., Any], tokens: Any) -> Callable[..., Any]:
+        return function if runtime.is_left_out("torchscript") else broken(function)
+
+    monkeypatch.setattr(session, "on_cpu", step)
+    for _ in range(2):  # what is remembered is told, too
+        (found,) = doctor._fallbacks()
+        assert (found.verdict, found.what) == ("note", "torch")
+        assert "slower than it could be: TorchScript cannot be used here" in found.text
+        monkeypatch.setattr(runtime, "_FAILED", set())
+        monkeypatch.setattr(runtime, "_FOUND", {})
 
 
 def test_a_damaged_record_is_no_record(tmp_path: Path) -> None:
