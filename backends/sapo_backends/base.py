@@ -211,7 +211,8 @@ class Engine(ABC):
 
     @abstractmethod
     def save(self, folder: Path, optimizer: bool = True) -> None:
-        """Write weights or adapter, optimizer and RNG state into an existing empty folder: safetensors, JSON.
+        """Write weights or adapter and optimizer into an existing empty folder: safetensors, JSON. Of random numbers only what
+        an engine keeps between calls: each call brings its seed.
 
         optimizer False: without the files named in optimizer_files.
         """
