@@ -1,11 +1,12 @@
 """Records a real swarm for the tests and demonstrations: a coordinator and three unlike nodes that train together.
 
-    python tests/benchmarks/record_swarm.py --rounds 100 --out assets/sapo_assets/tour/swarm.jsonl
+    python tests/benchmarks/record_swarm.py --out assets/sapo_assets/tour/swarm.jsonl
 
-Ada is starter-1m with GRPO, Bo the larger starter with RLOO, Cy starter-1m with GSPO and groups of six. All train until
-each has done so many rounds and has drawn groups of others; then Ada's run is cut to so many rounds and written without
-the groups of all but its last rounds. It says what each node did, and refuses to write where one drew nothing, the shares
-do not add up to 1, or the file would be too large.
+Ada is starter-1m with GRPO, Bo the larger starter with RLOO, Cy starter-1m with GSPO and groups of six; all else is what
+the app does by itself. They train until Ada has done so many rounds and each has drawn groups of others; then Ada's run is
+cut to so many rounds and written without the groups of all but its last rounds and with the coordinator's news of every
+fourth. It says what each node did, and refuses to write where one drew nothing, the shares do not add up to 1, or the file
+would be too large.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from tests.support.node_process import CALM, node, reaches
 from tests.support.swarm_process import coordinator, journal, news, rounds
 
-from sapo_swarm.events import Event, GroupRecorded, RoundFinished, RunStarted, encode
+from sapo_swarm.events import Event, GroupRecorded, RoundFinished, RunStarted, SwarmUpdated, encode
 
 LARGEST = 500_000
 """Bytes of the recording that ships."""
@@ -31,7 +32,9 @@ NODES: dict[str, tuple[str, ...]] = {
     "Bo": ("--model", "starter", "--algorithm", "rloo", "--group-size", "8"),
     "Cy": ("--model", "starter-1m", "--algorithm", "gspo", "--group-size", "6"),
 }
-SHARED = ("--local-groups", "4", "--external-groups", "4", "--threads", "1", "--keep-groups", "0")
+SHARED = ("--threads", "1", "--keep-groups", "0")
+NEWS = 4
+"""Every so many rounds the recording has news of the swarm."""
 
 
 async def play(count: int, eval_every: int, folder: Path) -> dict[str, list[Event]]:
@@ -48,20 +51,24 @@ async def play(count: int, eval_every: int, folder: Path) -> dict[str, list[Even
             flags = ("--join", invite, *kind, *SHARED, "--eval-every", str(eval_every))
             clients.append((await on.enter_async_context(node(home, *flags)))[0])
         for name, client in zip(NODES, clients, strict=True):
-            await reaches(client, ("round",), lambda e: e.round >= count - 1)
             await reaches(client, ("round",), lambda e: e.external_groups > 0)
-            print(f"{name} has done {count} rounds.", file=sys.stderr, flush=True)
+            print(f"{name} has drawn groups of others.", file=sys.stderr, flush=True)
+        await reaches(clients[0], ("round",), lambda e: e.round >= count - 1)
     return {name: journal(folder / name) for name in NODES}
 
 
 def cut(story: list[Event], count: int, groups_of: int) -> list[Event]:
-    """The first `count` rounds, with the groups of the last `groups_of` of them and of first successes."""
+    """The first `count` rounds, with the groups of the last `groups_of` of them and of first successes, and some news."""
     last = next(at for at, event in enumerate(story) if isinstance(event, RoundFinished) and event.round == count - 1)
     ends = [at for at in range(last, len(story)) if isinstance(story[at], GroupRecorded) and _round(story[at]) >= count]
+    whole = story[: min(ends, default=len(story))]
+    told = [event for event in whole if isinstance(event, SwarmUpdated)]
+    left_out = {id(event) for at, event in enumerate(reversed(told)) if at % NEWS}
     return [
         event
-        for event in story[: min(ends, default=len(story))]
-        if not isinstance(event, GroupRecorded) or event.first_solved or event.round >= count - groups_of
+        for event in whole
+        if id(event) not in left_out
+        and (not isinstance(event, GroupRecorded) or event.first_solved or event.round >= count - groups_of)
     ]
 
 
@@ -83,9 +90,9 @@ def describe(name: str, story: list[Event]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=100)
-    parser.add_argument("--eval-every", type=int, default=25)
-    parser.add_argument("--keep-groups-of", type=int, default=3, help="last rounds whose groups are in the recording")
+    parser.add_argument("--rounds", type=int, default=250)
+    parser.add_argument("--eval-every", type=int, default=50)
+    parser.add_argument("--keep-groups-of", type=int, default=2, help="last rounds whose groups are in the recording")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:

@@ -14,7 +14,7 @@ from sapo_swarm.coordinator.domain.records import FIRST_EXCHANGE_S, invite_share
 from sapo_swarm.coordinator.settings import CoordinatorSettings
 from sapo_swarm.node.evaluation import held_out_exclusion
 from sapo_swarm.node.swarm import likelihood, swarm_exchange
-from sapo_swarm.protocol import task_offer, transport
+from sapo_swarm.protocol import receive, task_offer, transport
 from sapo_swarm.protocol.directory import signed_list
 from sapo_swarm.protocol.drift import phrases
 from sapo_swarm.scoring import answer_format, process, worker
@@ -29,7 +29,7 @@ WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "
 HOST = msgspec.structs.asdict(CoordinatorSettings())
 FACTS = [
     f"{task_offer.MAX_PACKED // 2**20} MB packed and {travel.MAX_BYTES // 2**20} MB unpacked at most",
-    f"of different ones {patterns.MAX_WORK:,} characters are checked",
+    f"of different ones {patterns.MAX_WORK:,} characters are checked in `task.toml`, in the rows and in the schema each",
     f"{verdict.MAX_ANSWER:,} characters of it; of {judge.LARGEST // 1024} KB of reply at most",
     f"a call takes {WORDS[round(judge.DEADLINE_S / 60)]} minutes at most",
     f"{MAX_COMPLETION_BYTES // 1024} KB a text",
@@ -42,10 +42,15 @@ FACTS = [
     f"{'twenty' if process.REST_S == 10 else 2 * process.REST_S} where it works on",
     f"{WORDS[transport.INTERIM_ANSWERS]} interim answers at most",
     f"behind it at most {WORDS[answer_format.TAIL]} spaces",
-    f"of the newest {phrases.WINDOW} groups {WORDS[phrases.LIMIT]} may teach a phrase",
+    f"of the newest {phrases.WINDOW} groups (of fewer where these hold over {phrases.MOST_TAKEN:,} such phrases) "
+    f"{WORDS[phrases.LIMIT]} may teach a phrase",
     f"with more such phrases than {phrases.MOST_FOREIGN:,} and than "
     f"{'twice' if phrases.LONGER == 2 else phrases.LONGER} as many as this node's own texts would have is refused",
-    f"in over {phrases.DRIFT:.0%} of its attempts".replace("%", " %"),
+    f"in over {phrases.DRIFT:.0%} of its newest {phrases.LOCAL_WINDOW} attempts, and in {phrases.LEAST_DRIFT} of them".replace(
+        "%", " %"
+    ),
+    f"while it stood in {phrases.LEAST_DRIFT} of its newest {phrases.LOCAL_WINDOW} attempts",
+    f"or {receive.REMEMBERED:,} newer groups",
     f"in the first {phrases.BASE_LOCAL} attempts that are read here ({phrases.LOCAL_A_ROUND} a round at most) counts as its own",
     f"during the first {phrases.MIN_LOCAL} of them no phrase is refused",
     f"own texts of more than {2 * phrases.LONGEST:,} characters",

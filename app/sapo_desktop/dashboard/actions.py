@@ -104,7 +104,7 @@ class DashboardActions(DashboardHost):
         if self.state.anyway_until > time.time():
             self.command("obey", "The automatic rules count again")
             return
-        self.command("run_anyway", "Running for an hour whatever battery, heat and hours say", for_s=3600)
+        self.command("run_anyway", "Running for an hour; memory and disk still count", for_s=3600)
 
     def action_snooze(self) -> None:
         """Ask for how long, then pause for that time."""

@@ -86,7 +86,7 @@ def commands(app: DashboardHost) -> Iterator[SystemCommand]:
         yield _of_app(app, "Doctor", "What works on this machine, and what mends the rest (d)", "doctor")
     yield _of_app(app, "Theme", "Night, day, high contrast and others", "change_theme")
     yield _of_app(app, "Help", "Keys and words (?)", "help")
-    leaving = "Stop everything or keep working in the background (q)" if app.feed.controls else "Close this (q)"
+    leaving = "Stop the node, or keep it working in the background (q)" if app.feed.controls else "Close this (q)"
     yield _of_app(app, "Quit", leaving, "leave")
     yield from _of_screens(app)
 
@@ -135,7 +135,7 @@ def _control(app: DashboardHost) -> Iterator[SystemCommand]:
     yield _of_app(app, "Pause or resume", "Takes effect within a second (space)", "toggle_pause")
     yield _of_app(app, "Finish the round, then pause", "Nothing is thrown away (F)", "finish")
     yield _of_app(app, "Snooze", "Pause for 15, 60 or 240 minutes (z)", "snooze")
-    anyway = "Whatever battery, heat and hours say; memory and disk count (r)"
+    anyway = "Ignore battery, heat and schedule; memory and disk still count (r)"
     yield _of_app(app, "Run anyway for an hour", anyway, "run_anyway")
     evaluate = partial(app.command, "evaluate", "Evaluating after this round")
     yield SystemCommand("Evaluate now", "Held-out pass@1 after this round", evaluate)

@@ -31,7 +31,7 @@ Enter alone: what goes on now.
 space: pause, or go on, or start a node that is gone.
 F: finish the round, then pause.
 z: snooze 15 minutes; z 60 for an hour.
-r: run for an hour whatever battery, heat and hours say; again ends that.
+r: run for an hour, ignoring battery, heat and schedule; again ends that.
 d: doctor, what works on this machine.
 news few, news rounds, news none: how much is told by itself.
 q: leave; it is asked what becomes of the node.
@@ -150,7 +150,7 @@ class Session:
     async def _leave(self) -> tuple[bool, QuitChoice | None]:
         if not self._feed.controls or self._state.gone:
             return True, "stop" if self._feed.controls else None
-        self._say("Leave? s stops everything, it is saved. b keeps the node working. Enter stays here.")
+        self._say("Leave? s stops the node, it is saved. b keeps it working. Enter stays here.")
         line = ((await self._typed.line()) or "").strip().lower()
         if line in ("s", "stop"):
             return True, "stop"
@@ -198,9 +198,7 @@ class Session:
             if self._state.anyway_until > self._feed.now():
                 await self._command("obey", "The automatic rules count again")
             else:
-                await self._command(
-                    "run_anyway", "Running for an hour whatever battery, heat and hours say", for_s=3600
-                )
+                await self._command("run_anyway", "Running for an hour; memory and disk still count", for_s=3600)
         elif len(head) == 1 and head not in "4d":
             self._say(f"{head} is nothing here. A question mark lists what can be typed")
         else:

@@ -1,9 +1,10 @@
 """The dashboard in a browser: textual-serve, made safe for a machine with other users and a browser with other tabs.
 
-Whoever reaches the dashboard commands the node. So the address holds a key that only its starter sees (kept as a
-cookie that no other site's page can use), only this machine's names are answered, and the page loads nothing from
-elsewhere. A view whose dashboard was quit says so; one that lost its connection, or whose dashboard died, opens again by
-itself (web/page.js tells them apart by the code with which the socket closed).
+Whoever reaches the dashboard commands the node. So the address holds a key that only its starter sees, and no dashboard
+starts for a tab that does not show it. The page keeps it for its tab (web/page.js), never in a cookie: a browser sends
+those to every port of this machine, whoever listens there. Only this machine's names are answered, the page holds nothing
+secret and loads nothing from elsewhere. A view whose dashboard was quit says so; one that lost its connection, or whose
+dashboard died, opens again by itself (web/page.js tells them apart by the code with which the socket closed).
 """
 
 from __future__ import annotations
@@ -33,6 +34,10 @@ _HEARTBEAT_S = 15.0
 _LOCKED = (
     "This dashboard opens with the whole address that sapo-desktop serve printed: the key in it is missing or old."
 )
+_PROTOCOL = "sapo-desktop"
+"""The subprotocol of a tab's websocket. The key stands behind it: a page can set no other header of a websocket."""
+_OPEN = ("/", "/page.js", "/static")
+"""What is answered without the key: the page and its files."""
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -52,7 +57,6 @@ class DashboardServer(Server):  # type: ignore[misc]  # textual-serve ships no t
     def __init__(self, port: int) -> None:
         super().__init__(typed(*own_command()), host=HOST, port=port, title="sapo-desktop")
         self.key = secrets.token_urlsafe(18)
-        self._cookie = f"sapo_key_{port}"
         self._hosts = {f"{name}:{port}" for name in (HOST, "localhost")}
         self._tabs: set[web.WebSocketResponse] = set()
         self._connections: FewConnections | None = None
@@ -60,10 +64,10 @@ class DashboardServer(Server):  # type: ignore[misc]  # textual-serve ships no t
     @property
     def address(self) -> str:
         """Where the dashboard is, key and all."""
-        return f"http://{HOST}:{self.port}/?key={self.key}"
+        return f"http://{HOST}:{self.port}/#key={self.key}"
 
     async def application(self) -> web.Application:
-        """The pages of textual-serve behind the check of names, cookies and the key."""
+        """The pages of textual-serve behind the check of names, origins and the key."""
         app: web.Application = await self._make_app()
         app.router.add_get("/page.js", self._script)
         app.middlewares.append(self._guard)
@@ -85,7 +89,7 @@ class DashboardServer(Server):  # type: ignore[misc]  # textual-serve ships no t
 
     async def handle_websocket(self, request: web.Request) -> web.WebSocketResponse:
         """A tab: a dashboard process until either side ends it."""
-        tab = web.WebSocketResponse(heartbeat=_HEARTBEAT_S)
+        tab = web.WebSocketResponse(heartbeat=_HEARTBEAT_S, protocols=(_PROTOCOL,))
         await tab.prepare(request)
         width, height = (to_int(request.query.get(name, ""), 80) for name in ("width", "height"))
         dashboard = _Dashboard(
@@ -106,16 +110,15 @@ class DashboardServer(Server):  # type: ignore[misc]  # textual-serve ships no t
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """This machine's names only, this page's own sockets only, and the key."""
+        """This machine's names only, this page's own sockets only, and the key for all but the page and its files."""
         origin = request.headers.get("Origin", "")
         if request.host not in self._hosts or (origin and origin.removeprefix("http://") not in self._hosts):
             raise web.HTTPForbidden(text="This dashboard answers pages of this machine only.")
-        typed = request.query.get("key", "")
-        if request.path == "/" and typed and secrets.compare_digest(typed.encode(), self.key.encode()):
-            home = web.HTTPSeeOther("/")
-            home.set_cookie(self._cookie, self.key, httponly=True, samesite="Strict", path="/")
-            raise home
-        if not secrets.compare_digest(request.cookies.get(self._cookie, "").encode(), self.key.encode()):
+        shown = _shown(request)
+        resource = request.match_info.route.resource
+        if shown is None and resource is not None and resource.canonical in _OPEN:
+            return await handler(request)
+        if not secrets.compare_digest((shown or "").encode(), self.key.encode()):
             raise web.HTTPForbidden(text=_LOCKED)
         assert self._connections is not None
         with self._connections.answering(request):
@@ -136,6 +139,15 @@ class DashboardServer(Server):  # type: ignore[misc]  # textual-serve ships no t
 
     async def _script(self, request: web.Request) -> web.Response:  # noqa: ARG002 - aiohttp passes it
         return web.Response(text=_file("page.js"), content_type="text/javascript")
+
+
+def _shown(request: web.Request) -> str | None:
+    """The key of a tab's websocket, or of a page that asks whether its key still opens; None where there is none."""
+    protocol, _, key = request.headers.get("Sec-WebSocket-Protocol", "").partition(",")
+    if protocol.strip() == _PROTOCOL:
+        return key.strip()
+    scheme, _, key = request.headers.get("Authorization", "").partition(" ")
+    return key if scheme == "Bearer" else None
 
 
 def _file(name: str) -> str:

@@ -40,7 +40,7 @@ def info() -> FirstRunInfo:
         let_in=refused,
         tasks=(
             ("starter", "nine reasoning tasks, easy settings"),
-            ("paper", "the same nine, as hard as in the paper"),
+            ("paper", "the same nine, as hard as in SAPO's paper"),
             (OWN, "a file of mine: CSV, TSV, JSONL; it is chosen next"),
         ),
     )

@@ -96,6 +96,7 @@ def lines(experiment: Experiment, found: Mapping[str, Sequence[RunResult]]) -> l
             ours, others = ({seed: some[seed].verdicts for seed in seeds} for some in (mine, theirs))
             gain, wide = (joint_gain(ours, others, confidence) for confidence in (0.95, corrected))
             pairs = [[some[seed] for seed in seeds] for some in (mine, theirs)]
+            steps = [one.run.epochs * one.run.minibatches for one in (arm, experiment.arm(other))]
             line = (
                 arm.shown,
                 experiment.arm(other).shown,
@@ -105,7 +106,10 @@ def lines(experiment: Experiment, found: Mapping[str, Sequence[RunResult]]) -> l
                 _bounds(gain),
                 _bounds(wide),
                 " : ".join(f"{np.mean([run.tokens[-1] / run.nodes for run in runs]) / 1e3:.0f}" for runs in pairs),
-                " : ".join(f"{np.mean([run.rounds for run in runs]):.0f}" for runs in pairs),
+                " : ".join(
+                    f"{each * np.mean([run.rounds for run in runs]):.0f}"
+                    for each, runs in zip(steps, pairs, strict=True)
+                ),
                 " : ".join(f"{np.mean([run.seconds / run.nodes for run in runs]):.0f}" for runs in pairs),
                 " : ".join(f"{np.mean([run.cpu_s / run.nodes for run in runs]):.1f}" for runs in pairs),
             )

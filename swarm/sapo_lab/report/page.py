@@ -13,7 +13,7 @@ import jinja2
 
 from sapo_lab.report import by_task, gain_curve, joint, node_types
 from sapo_lab.report.results import comparable, load_all
-from sapo_lab.report.saved_runs import save_runs, with_saved_runs
+from sapo_lab.report.saved_runs import judged, save_runs, with_saved_runs
 from sapo_lab.report.table import HEADS, MORE_HEADS, Row, cells, more_cells, rows, sentence
 from sapo_lab.schema import BadExperiment, Experiment
 
@@ -65,6 +65,7 @@ class _Contents:
     figures: Sequence[tuple[str, Path]]
     command: str
     versions: str
+    rule: str
 
     @property
     def sentences(self) -> list[str]:
@@ -99,6 +100,7 @@ def write(experiment: Experiment, out: Path, to: Path, command: str) -> list[Pat
         figures,
         command,
         versions,
+        judged(found),
     )
     pages = {"report.html": _html(contents), "report.md": _markdown(contents)}
     for name, text in pages.items():
@@ -144,7 +146,7 @@ def _html(contents: _Contents) -> str:
     names = _names(contents.experiment)
     return template.render(
         experiment=contents.experiment,
-        setting=setting(contents.experiment, contents.table),
+        setting=f"{setting(contents.experiment, contents.table)} {contents.rule}".strip(),
         note=NOTE,
         sentences=contents.sentences,
         heads=HEADS,
@@ -178,7 +180,7 @@ def _markdown(contents: _Contents) -> str:
     parts = [
         f"# {contents.experiment.title or contents.experiment.name}",
         contents.experiment.question,
-        _wrapped(setting(contents.experiment, contents.table)),
+        _wrapped(f"{setting(contents.experiment, contents.table)} {contents.rule}"),
         "\n".join(said) or "No arm is compared with another.",
         _wrapped(NOTE),
         _grid(HEADS, [cells(row, names) for row in contents.table]),

@@ -82,6 +82,25 @@ def with_saved_runs(
     return {name: [runs[key] for key in sorted(runs) if key[0] == name] for name in names}
 
 
+def judged(found: Mapping[str, Sequence[RunResult]]) -> str:
+    """Which runs the library's rule judged, in a sentence; "" where all were judged exactly. A finished run that kept no
+    verdicts is of the time when it was the only rule (decision 37)."""
+    runs = {name: [run for run in some if run.last is not None and run.finished] for name, some in found.items()}
+    old = {name: [run.seed for run in some if not run.verdicts] for name, some in runs.items()}
+    if not any(old.values()):
+        return ""
+    arms = [f"{name} ({', '.join(map(str, seeds))})" for name, seeds in old.items() if seeds]
+    whose = (
+        f"The runs of {', '.join(arms)}"
+        if any(run.verdicts for some in runs.values() for run in some)
+        else "These runs"
+    )
+    return (
+        f"{whose} were judged by the library's rule, which accepts some wrong values in decimal_arithmetic; new runs are "
+        "judged exactly."
+    )
+
+
 def encode(runs: Iterable[SavedRun]) -> bytes:
     """The content of FILE: of runs with the same arm and seed the last, sorted, so that equal runs give equal bytes."""
     latest = {run.key: run for run in runs}

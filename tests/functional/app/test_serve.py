@@ -9,7 +9,7 @@ import signal
 import socket
 import sys
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +26,7 @@ from sapo_swarm.servers.few_connections import MOST
 pytest.importorskip("textual_serve", reason="pip install 'sapo-desktop[serve]'")
 
 WS = "/ws?width=100&height=30"
+PROTOCOL = "Sec-WebSocket-Protocol"
 
 
 class Tab:
@@ -57,7 +58,15 @@ class Served:
 
     @property
     def url(self) -> str:
-        return self.address.partition("/?")[0]
+        return self.address.partition("/#")[0]
+
+    @property
+    def key(self) -> str:
+        return self.address.partition("#key=")[2]
+
+    def tab(self, session: aiohttp.ClientSession) -> AbstractAsyncContextManager[aiohttp.ClientWebSocketResponse]:
+        """The websocket as the page opens it."""
+        return session.ws_connect(WS, protocols=("sapo-desktop", self.key))
 
 
 @asynccontextmanager
@@ -81,18 +90,13 @@ async def serving(home: Path) -> AsyncIterator[Served]:
         await process.wait()
 
 
-@asynccontextmanager
-async def visitor(served: Served) -> AsyncIterator[aiohttp.ClientSession]:
-    """A browser that was given the whole address: it has the cookie."""
-    async with aiohttp.ClientSession(served.url, cookie_jar=aiohttp.CookieJar(unsafe=True)) as session:
-        async with session.get(served.address) as page:
-            assert page.status == 200
-        yield session
-
-
 async def test_two_tabs_are_two_clients_of_one_node_and_none_outlives_the_server(tmp_path: Path) -> None:
     async with node(tmp_path, *FAKE, "--model", "fake:0.02") as (client, _), serving(tmp_path) as served:
-        async with visitor(served) as session, session.ws_connect(WS) as first, session.ws_connect(WS) as second:
+        async with (
+            aiohttp.ClientSession(served.url) as session,
+            served.tab(session) as first,
+            served.tab(session) as second,
+        ):
             one, two = Tab(first), Tab(second)
             await one.shows(lambda text: "Held-out pass@1" in text and "pause" in text)
             await two.shows(lambda text: "Held-out pass@1" in text and "pause" in text)
@@ -110,21 +114,35 @@ async def test_two_tabs_are_two_clients_of_one_node_and_none_outlives_the_server
 
 async def test_without_the_key_or_from_another_page_there_is_no_dashboard(tmp_path: Path) -> None:
     """Another user of the machine, another site's page in the same browser, a name that was rebound to 127.0.0.1."""
-    async with serving(tmp_path) as served, visitor(served) as friend, aiohttp.ClientSession(served.url) as stranger:
-        assert await refused(stranger, "/") == 403
-        assert await refused(stranger, "/?key=guess") == 403
-        assert await refused(stranger, WS) == 403
-        assert await refused(stranger, "/static/js/textual.js") == 403
-        assert await refused(friend, WS, Origin="https://example.org") == 403
-        assert await refused(friend, WS, Origin="null") == 403
-        assert await refused(friend, "/", Host="example.org:80") == 403
-        assert await refused(friend, "/") == 200
+    async with serving(tmp_path) as served, aiohttp.ClientSession(served.url) as anybody:
+        for key in ("", "guess", served.key[:-1], served.key + "x", "\u00e9"):
+            assert await answer(anybody, WS, **{PROTOCOL: f"sapo-desktop, {key}"}) == 403
+            assert await answer(anybody, "/", Authorization=f"Bearer {key}") == 403
+        right = {PROTOCOL: f"sapo-desktop, {served.key}"}
+        for path in (WS, "/download/x", "/nothing"):
+            assert await answer(anybody, path) == 403
+            assert await answer(anybody, path, Cookie=f"key={served.key}") == 403
+        assert await answer(anybody, WS, **{PROTOCOL: served.key}) == 403
+        assert await answer(anybody, WS, Origin="https://example.org", **right) == 403
+        assert await answer(anybody, WS, Origin="http://127.0.0.1:1", **right) == 403
+        assert await answer(anybody, WS, Origin="null", **right) == 403
+        assert await answer(anybody, "/", Host="example.org:80") == 403
+        assert await answer(anybody, "/", Authorization=f"Bearer {served.key}") == 200
         assert not psutil.Process(served.process.pid).children(), "nobody made it start a dashboard"
 
 
-async def refused(session: aiohttp.ClientSession, path: str, **headers: str) -> int:
-    async with session.get(path, headers=headers) as answer:
-        return answer.status
+async def test_the_page_that_anybody_of_this_machine_may_load_holds_no_key(tmp_path: Path) -> None:
+    async with serving(tmp_path) as served, aiohttp.ClientSession(served.url) as anybody:
+        for path in ("/", "/page.js", "/static/js/textual.js"):
+            async with anybody.get(path) as page:
+                assert page.status == 200
+                assert served.key not in await page.text() + str(page.headers)
+                assert "Set-Cookie" not in page.headers
+
+
+async def answer(session: aiohttp.ClientSession, path: str, **headers: str) -> int:
+    async with session.get(path, headers=headers) as reply:
+        return reply.status
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="limits the files of another process")
@@ -137,8 +155,8 @@ async def test_silent_connections_of_another_account_leave_room_for_who_has_the_
         with contextlib.ExitStack() as silent:
             for _ in range(200):
                 silent.enter_context(await asyncio.to_thread(socket.create_connection, place))
-            async with visitor(served) as session:
-                assert await refused(session, "/") == 200
+            async with aiohttp.ClientSession(served.url) as session, served.tab(session):
+                assert await answer(session, "/") == 200
                 held = [one for one in server.net_connections() if one.status == "ESTABLISHED"]
                 assert len(held) <= MOST
 

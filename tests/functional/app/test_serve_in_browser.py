@@ -51,7 +51,7 @@ async def test_keys_sizes_and_two_tabs(tmp_path: Path, browser: Browser) -> None
         assert browser.size[0] < before[0]
         keep(await browser.picture(), "small")
         second = await browser.another()
-        await second.open(f"{served.url}/")
+        await second.open(served.address)
         await second.shows(lambda text: "Held-out pass@1" in text)
         await browser.press(" ")
         await second.shows(lambda text: "Paused" in text)
@@ -85,3 +85,33 @@ async def test_a_tab_comes_back_by_itself(tmp_path: Path, browser: Browser) -> N
         assert await asyncio.wait_for(served.process.wait(), 30) == 0
         await browser.until(f"({SENTENCE}).includes('connection is lost')")
         keep(await browser.picture(), "lost")
+
+
+async def test_what_listens_on_another_port_is_not_shown_the_key(tmp_path: Path, browser: Browser) -> None:  # noqa: F811
+    """A browser takes every port of this machine for the same site. Without the key a tab says what it lacks."""
+    asked: list[bytes] = []
+
+    async def strange(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.append(await reader.readuntil(b"\r\n\r\n"))
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 7\r\nConnection: close\r\n\r\nstrange")
+        writer.close()
+
+    async with (
+        node(tmp_path, *FAKE, "--model", "fake:0.02"),
+        serving(tmp_path) as served,
+        await asyncio.start_server(strange, "127.0.0.1", 0) as other,
+    ):
+        await browser.open(served.address)
+        await browser.shows(lambda text: "Held-out pass@1" in text)
+        assert await browser.value("location.href") == f"{served.url}/"
+        second = await browser.another()
+        await second.open(f"http://127.0.0.1:{other.sockets[0].getsockname()[1]}/")
+        await second.until("document.body?.textContent === 'strange'")
+        assert served.key.encode() not in b"".join(asked)
+        await second.open(f"{served.url}/")
+        await second.until(f"({SENTENCE}).includes('the key in it is missing or old')")
+        await second.open(served.address)
+        await second.shows(lambda text: "Held-out pass@1" in text)
+        await second.value("window.before = true; location.reload()")
+        await second.until(f"window.before === undefined && {SHOWN}")
+        assert [text for text in browser.complaints if "WebGL" not in text] == []

@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import tomli_w
+from msgspec.structs import replace
 
 import sapo_assets
 from sapo_desktop.cli import run as cli
 from sapo_lab.report.results import load_all
-from sapo_lab.report.saved_runs import FILE, save_runs, with_saved_runs
+from sapo_lab.report.saved_runs import FILE, judged, save_runs, with_saved_runs
 from sapo_lab.schema import BadExperiment, Experiment, load, parse
 
 DOCS = Path(__file__).parents[3] / "docs" / "lab"
@@ -117,6 +118,16 @@ def test_a_run_of_other_settings_is_refused_with_what_to_do(ran: Path, tmp_path:
     saved(ran, tmp_path)
     with pytest.raises(BadExperiment, match="run with other settings"):
         with_saved_runs(parse(tables(**changed)), {}, tmp_path)
+
+
+def test_a_report_says_which_runs_the_librarys_rule_judged(ran: Path, tmp_path: Path) -> None:
+    """Runs of before the exact rule kept no verdicts."""
+    found, _ = saved(ran, tmp_path)
+    runs = with_saved_runs(found, {}, tmp_path)
+    assert judged(runs) == ""
+    runs["1-1"].append(replace(runs["1-1"][0], seed=2, verdicts={}))
+    assert judged(runs).startswith("The runs of 1-1 (2) were judged by the library's rule")
+    assert judged({"1-1": runs["1-1"][1:]}).startswith("These runs were")
 
 
 def test_an_arm_may_be_called_and_compared_otherwise(ran: Path, tmp_path: Path) -> None:

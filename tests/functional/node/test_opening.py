@@ -221,3 +221,13 @@ async def test_what_is_asked_of_a_node_just_as_its_state_changes_does_not_bring_
     await control.settled()
     assert activity.state == "stopped"
     journal.close()
+
+
+async def test_a_row_of_the_journal_that_cannot_be_read_is_told_of_when_the_model_opens(tmp_path: Path) -> None:
+    await trained(tmp_path, structs.replace(CONFIG, rounds=1))
+    with Journal(tmp_path / "journal.db").writing() as db:
+        db.execute("INSERT INTO events (kind, round, body) VALUES ('group', 0, ?)", (b'{"kind":"from tomorrow"}',))
+    told = await trained(tmp_path, structs.replace(CONFIG, rounds=1))
+    (said,) = [event for event in told if isinstance(event, LogLine) and "passed over" in event.text]
+    assert said.level == "warning"
+    assert "1 events of the journal cannot be read and are passed over" in said.text

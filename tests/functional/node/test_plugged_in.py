@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.functional.app.test_files_obeyed import EVIL, OBEYED
 from tests.support.node_process import calm, environment, sapo
 
 from sapo_backends.checkpoints import locate
@@ -93,11 +94,12 @@ def test_a_worker_that_cannot_start_ends_the_node_with_a_sentence(tmp_path: Path
 
 
 def test_a_model_whose_chat_template_refuses_every_question_ends_the_node_with_a_sentence(tmp_path: Path) -> None:
-    """Another round would be refused too: nobody has to be there to stop it."""
+    """Another round would be refused too: nobody has to be there to stop it. What it says is printed, not obeyed."""
     pytest.importorskip("torch", reason="the torch engine is not installed")
     model = shutil.copytree(locate.resolve("starter-1m"), tmp_path / "refuses")
-    (model / "chat_template.jinja").write_text("{{ raise_exception('only pictures') }}")
+    (model / "chat_template.jinja").write_text(f"{{{{ raise_exception('only pictures {EVIL}') }}}}", "utf-8")
     done = sapo(tmp_path / "home", "node", *QUICK, "--model", str(model), "--trainer", "torch", "--eval-every", "0")
     assert done.returncode == 1, done.stdout
-    assert "chat template refused the conversation: only pictures" in done.stderr
+    assert "chat template refused the conversation: only pictures ev" in done.stderr
+    assert not set(done.stdout + done.stderr) & OBEYED
     assert "Traceback" not in done.stderr

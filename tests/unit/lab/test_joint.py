@@ -18,7 +18,7 @@ EXPERIMENT = parse(
         "run": {"rounds": 2},
         "arms": [
             {"name": "silo"},
-            {"name": "a", "title": "A", "against": ["silo"]},
+            {"name": "a", "title": "A", "against": ["silo"], "epochs": 3, "minibatches": 2},
             {"name": "b", "against": ["a", "silo"]},
         ],
     }
@@ -79,6 +79,6 @@ def test_a_line_has_both_arms_their_costs_and_the_seeds_that_both_have() -> None
     }
     (line,) = lines(EXPERIMENT, found)
     assert line[:5] == ("A", "silo", "1, 2", "100.00 % : 50.00 %", "+100.0 %")
-    assert line[7:] == ("2 : 2", "2 : 2", "30 : 30", "5.0 : 5.0")
+    assert line[7:] == ("2 : 2", "12 : 2", "30 : 30", "5.0 : 5.0")
     assert comparisons(EXPERIMENT) == 2
     assert "corrected for 2 comparisons" in heads(EXPERIMENT)

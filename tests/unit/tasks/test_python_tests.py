@@ -226,6 +226,18 @@ async def test_it_never_runs_before_a_yes_and_not_where_it_cannot_be_contained(t
                 assert found.rewards == (1.0,), "the worker starts with its first job"
 
 
+@pytest.mark.parametrize("file", ["task.toml", "train.jsonl"])
+def test_a_task_that_changed_since_the_yes_asks_again(tmp_path: Path, file: str) -> None:
+    path = write_folder(tmp_path / "t", TOML, [ROW], [ROW]) / file
+    with library_in(tmp_path):
+        library.allow(library.consent(read_task(path.parent)))
+        assert library.find("t")
+        path.write_text(path.read_text("utf-8").replace("whole", "last_line").replace("double", "twice"), "utf-8")
+        library.use(tmp_path)
+        with pytest.raises(BadTask, match="--allow-code"):
+            library.find("t")
+
+
 @pytest.mark.parametrize(
     ("cell", "word"),
     [

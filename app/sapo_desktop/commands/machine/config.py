@@ -18,7 +18,11 @@ KEPT = ("run.model", "run.method", "run.precision", "run.lora_rank")
 
 def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
     """The verb's own arguments."""
-    parser.add_argument("action", choices=["get", "set", "reset", "path", "preset"])
+    parser.add_argument(
+        "action",
+        choices=["get", "set", "reset", "path", "preset"],
+        help="show; change; go back to the default; where the file is; how much the node steps back",
+    )
     parser.add_argument(
         "key",
         nargs="?",

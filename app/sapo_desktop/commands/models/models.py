@@ -34,7 +34,14 @@ _BASE, _HELD_OUT = 24, 36
 
 def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
     """See the module's docstring."""
-    parser.add_argument("action", nargs="?", default="list", choices=ACTIONS, help="what to do (default: list)")
+    parser.add_argument(
+        "action",
+        nargs="?",
+        default="list",
+        choices=ACTIONS,
+        help="prune: remove older checkpoints; bases: models to start from; fetch: download one; figures: a run's figures "
+        "as a file (default: list)",
+    )
     parser.add_argument(
         "names",
         nargs="*",

@@ -16,11 +16,16 @@ from sapo_desktop.services.swarms import hosting
 from sapo_desktop.streams import confirmed
 from sapo_swarm.protocol import keystore
 
+PROGRAM = (
+    "To remove the program itself, use what installed it: uv tool or pipx uninstall sapo-desktop; a checkout is a folder to "
+    "delete."
+)
+
 
 def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
     """See the module's docstring."""
     parser.add_argument(
-        "--data", action="store_true", help="models, settings, logs and caches; without it nothing is done"
+        "--data", action="store_true", help="remove models, settings, logs and caches; without it they are only listed"
     )
     parser.add_argument("--yes", action="store_true", help="without asking")
 
@@ -41,10 +46,7 @@ def main(args: argparse.Namespace) -> int:
         print("There is nothing of sapo-desktop on this machine but the program.")
         return 0
     if not args.data:
-        raise UsageError(
-            "To remove this: sapo-desktop uninstall --data. "
-            "To remove the program itself, use what installed it, for example: pip uninstall sapo-desktop"
-        )
+        raise UsageError(f"To remove this: sapo-desktop uninstall --data. {PROGRAM}")
     _require_rest(home)
     if not confirmed(args.yes, f"Remove all of it, {size_text(sum(one.size for one in found))}, for ever?"):
         return 1
@@ -53,7 +55,7 @@ def main(args: argparse.Namespace) -> int:
     print(
         f"Removed: {size_text(freed)} are free again{f', and {len(held)} secrets are out of the keyring' if held else ''}."
     )
-    print("The program itself: use what installed it, for example pip uninstall sapo-desktop")
+    print(PROGRAM)
     return 0
 
 

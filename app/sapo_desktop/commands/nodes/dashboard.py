@@ -204,12 +204,15 @@ def _show(home: Home, chosen: settings.Settings) -> tuple[str | None, int]:
 async def stop_node(home: Home) -> int:
     """Stop the node and say that it is gone. Raises AppError when it is not."""
     from sapo_desktop.services.nodes import supervisor
+    from sapo_desktop.services.swarms import hosting
 
     stopping = asyncio.ensure_future(supervisor.stop(home))
     if not (await asyncio.wait({stopping}, timeout=PATIENCE_S))[0]:
         print("The node saves and exits …", flush=True)
     if await stopping is None:
-        print("Nothing is running.")
+        print("No node is running.")
     else:
-        print("Stopped. Everything is saved, and the memory is free.")
+        print("The node has stopped. Everything is saved, and the memory is free.")
+    if hosting.find(home) is not None:
+        print("The swarm that you host is still open. To close it: sapo-desktop swarm stop")
     return 0

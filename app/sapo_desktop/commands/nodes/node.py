@@ -54,7 +54,9 @@ def add_arguments(parser: argparse.ArgumentParser, _verb: str) -> None:
         help="contribute to the swarm of this invite; -: typed or piped in; saved: of the last one",
     )
     parser.add_argument("--json", action="store_true", help="print every stored event as one JSON line")
-    parser.add_argument("--as-left", action="store_true", help="stay paused if you paused it: how the system starts it")
+    parser.add_argument(
+        "--as-left", action="store_true", help="stay paused if you paused it before; the start at login uses this"
+    )
     parser.add_argument("--quiet", action="store_true", help="print the summary only")
     parser.add_argument(
         "--metrics",

@@ -13,7 +13,11 @@ from sapo_swarm.node.governor.limits import PRESETS
 
 def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
     """The verb's own arguments."""
-    parser.add_argument("action", choices=["install", "uninstall", "status"])
+    parser.add_argument(
+        "action",
+        choices=["install", "uninstall", "status"],
+        help="start now and at every login; stop, and no more at login; how it is",
+    )
     parser.add_argument("name", nargs="?", default="", help="install: the model to train; without it the one used last")
     parser.add_argument("--preset", choices=list(PRESETS), help="install: set the limits to this preset first")
 

@@ -152,7 +152,10 @@ def _allow(target: str) -> None:
         raise UsageError(f"Task {target!r} holds no code.")
     library.allow(library.consent(task))
     if not task.code:
-        print(f"From now on the Python that a model writes for {target} is run, in a process that can only calculate.")
+        print(
+            f"From now on the Python that a model writes for {target}, as the task is now, is run in a process that can"
+        )
+        print("only calculate. A change needs a new yes.")
         return
     file = folder / target / task.code_name
     print(f"From now on {file} is run as it is now, in the scorer worker. A change needs a new yes.")

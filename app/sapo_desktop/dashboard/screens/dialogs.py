@@ -78,7 +78,7 @@ class QuitDialog(ChoiceDialog[QuitChoice]):
     def __init__(self) -> None:
         super().__init__(
             [
-                ("Stop everything (s)", "it saves and exits; the next start goes on from there", "stop"),
+                ("Stop the node (s)", "it saves and exits; the next start goes on from there", "stop"),
                 (
                     "Keep working in the background (b)",
                     "closes only this window; sapo-desktop opens it again",
@@ -89,7 +89,7 @@ class QuitDialog(ChoiceDialog[QuitChoice]):
         )
 
     def action_pick(self, choice: QuitChoice) -> None:
-        """Stop everything, or keep working in the background."""
+        """Stop the node, or keep it working in the background."""
         self.dismiss(choice)
 
 

@@ -84,8 +84,8 @@ class FirstRunScreen(Dialog[FirstRunAnswers]):
     def _welcome(self) -> Content:
         return Content.assemble(
             ("Welcome to sapo-desktop\n\n", "bold $primary"),
-            "It trains a small language model on reasoning tasks by reinforcement learning, here, on this machine. "
-            "Everything below has an answer already and can be changed later.\n",
+            "It trains a small language model on reasoning tasks by reinforcement learning, here, on this machine, "
+            "until you stop it. Everything below has an answer already and can be changed later.\n",
         )
 
     def on_mount(self) -> None:

@@ -21,7 +21,7 @@ EVERYWHERE: Keys = (
     ("F2  d", "settings; doctor: what works on this machine"),
     ("? F1", "this help; F1 while a text is typed, too"),
     ("ctrl+p", "palette: every command by name, themes too"),
-    ("q ctrl+q", "quit: stop everything, or keep working in the background"),
+    ("q ctrl+q", "quit: stop the node, or keep it working in the background"),
 )
 PLACES: dict[str, Keys] = {
     "charts": (
@@ -119,6 +119,11 @@ WORDS = (
         "shortcut",
         "answer-only shortcut: at least half of this task's score can be had without reading the question. Found by giving "
         "each answer to other questions (answer-permutation check). run.contrast = 2 rewards fewer of them",
+    ),
+    (
+        "tripwire",
+        "in a swarm: where held-out questions show a clear loss, the best weights come back and no external groups are taken "
+        "until you say so",
     ),
     ("tok/s", "tokens a second; a token is a piece of a word"),
     (

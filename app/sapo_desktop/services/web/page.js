@@ -1,3 +1,12 @@
+// The key in the address is kept for this tab and port, and leaves the address bar. A cookie would go to every port.
+const typed = location.hash.match(/^#key=([\w-]+)/)?.[1];
+if (typed) {
+  sessionStorage.setItem("key", typed);
+  history.replaceState(null, "", location.pathname + location.search);
+}
+const KEY = sessionStorage.getItem("key") ?? "none";
+window.addEventListener("hashchange", () => location.reload()); // a new address, typed into this tab
+
 // Keys go to the dashboard from the first moment, without a click into it.
 window.addEventListener("load", () => {
   const focus = () => document.querySelector(".xterm-helper-textarea")?.focus();
@@ -14,9 +23,8 @@ const say = (text) => {
 
 async function comeBack(wait = 500) {
   try {
-    const answer = await fetch("/", { cache: "no-store" });
-    if (answer.ok) return location.replace("/");
-    return say("This address is old: open the one that sapo-desktop serve printed when it was started again.");
+    const answer = await fetch("/", { cache: "no-store", headers: { Authorization: `Bearer ${KEY}` } });
+    return answer.ok ? location.replace("/") : say(await answer.text());
   } catch {
     say("The connection is lost. This view comes back when sapo-desktop serve answers.");
   }
@@ -24,8 +32,8 @@ async function comeBack(wait = 500) {
 }
 
 window.WebSocket = class extends WebSocket {
-  constructor(...given) {
-    super(...given);
+  constructor(address) {
+    super(address, ["sapo-desktop", KEY]);
     this.addEventListener("close", ({ code }) => {
       if (code === QUIT) return;
       if (code === DIED && performance.now() < TOO_QUICK_MS) {

@@ -25,7 +25,7 @@ PRESET = "own"
 ENVIRONMENT = "SAPO_TASKS"
 """Tells the scorer worker where the folder lies."""
 ALLOWED = "allowed-code.txt"
-"""Beside the tasks, never in one: SHA-256 of each reward.py and environment.py that the person said yes to."""
+"""Beside the tasks, never in one: SHA-256 of what the person said yes to, see consent()."""
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
 
 
@@ -86,7 +86,8 @@ def find(name: str) -> OwnTask:
             )
         if not task.code and runs_code(task) and not allowed(consent(task)):
             raise BadTask(
-                f"Task {name!r} runs the Python that a model writes, contained, which never happens before you said yes to it: "
+                f"Task {name!r} runs the Python that a model writes, contained, which never happens before you said yes to it "
+                "as it is now: "
                 f"sapo-desktop tasks check {name} --allow-code"
             )
         _library.tasks[name] = task
@@ -112,8 +113,8 @@ def runs_code(task: OwnTask) -> bool:
 
 
 def consent(task: OwnTask) -> bytes:
-    """What the person says yes to: the task's code, or that code of a model is run for the task of this name."""
-    return task.code or f"python_tests of {task.spec.name}".encode()
+    """What the person says yes to: the task's code, or that code of a model is run for this version of the task."""
+    return task.code or f"python_tests of {task.spec.name} {task.digest}".encode()
 
 
 def runs_generated() -> bool:

@@ -37,7 +37,7 @@ class JoinDialog(Dialog[str | None]):
             yield Static(
                 "Paste the line that the host gave you. The node finishes its round, then goes on in the swarm with the "
                 "same model. Others see the text of its attempts, a random node id, the name you chose and the "
-                "base's name; no weights, no files.",
+                "base's name; the host also sees this machine's network address. No weights, no files.",
                 markup=False,
             )
             yield Input(placeholder="sapo://…", id="invite", max_length=600)
@@ -125,7 +125,7 @@ class HostedDialog(Dialog[bool]):
             more = f"Status page: {self.hosted.page} · put a node out: sapo-desktop ban ID"
             yield Static(Content.styled(more, "$muted"), classes="more", markup=False)
             keys = [("j", "let this node take part too")] if self._offer else []
-            yield Static(hint(*keys, ("c", "copy"), ("Esc", "close; the swarm stays open")), markup=False)
+            yield Static(hint(*keys, ("c", "copy"), ("Esc", "close; the swarm stays open (h ends it)")), markup=False)
 
     def on_mount(self) -> None:
         """Look for coordinators nearby, or show the code."""

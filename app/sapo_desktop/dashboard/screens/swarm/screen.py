@@ -30,12 +30,15 @@ from sapo_swarm.protocol.reasons import in_words
 SWARMS = (
     "In a swarm, nodes share the text of their attempts and learn from each other's. Each node scores what it "
     "receives with its own verifier; no model, weight or file leaves this machine, and nobody can change your limits. "
-    "In the lab eight nodes learned more from the same tokens; two with starter-1m did so by 5 %. Of "
-    "external attempts a node trains only on those that did better than the rest of their group."
+    "In the lab two nodes with starter-1m answered 5 % more held-out questions for the same tokens and a third more "
+    "processor time. Of external attempts a node trains only on those that did better than the rest of their group."
 )
 WAYS = (("Find", "f", "directory"), ("Join", "j", "node --join INVITE"), ("Host", "h", "coordinator"))
 """What can be done with a swarm, its key and its verb."""
-SEEN = "The invite is one line of text. What others see of you: a random node id, the name you chose, the base's name."
+SEEN = (
+    "The invite is one line of text. Others see a random node id, the name you chose and the base's name; the host also "
+    "sees this machine's network address."
+)
 ALONE, WAITING = "This node trains alone (silo).", "Waiting for the first exchange with the coordinator."
 FIRST = "It comes with the first round; until then the node works alone."
 AHA = "Aha trail "
