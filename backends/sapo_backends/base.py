@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Literal, Protocol
@@ -210,7 +211,8 @@ class Engine(ABC):
 
     @abstractmethod
     def save(self, folder: Path, optimizer: bool = True) -> None:
-        """Write weights or adapter, optimizer and RNG state into an existing empty folder: safetensors, JSON.
+        """Write weights or adapter and optimizer into an existing empty folder: safetensors, JSON. Of random numbers only what
+        an engine keeps between calls: each call brings its seed.
 
         optimizer False: without the files named in optimizer_files.
         """
@@ -284,6 +286,11 @@ class Backend(ABC):
     def devices_here(cls) -> tuple[str, ...]:
         """Those of DEVICES that this machine has. After check(); may import the numerical library."""
         return cls.DEVICES
+
+    @classmethod
+    def plainly(cls) -> AbstractContextManager[None]:
+        """While it lasts, its engines compute without what only makes them faster, where that can be left out."""
+        return nullcontext()
 
     @abstractmethod
     def load(self, request: LoadRequest, progress: Progress | None = None) -> Engine:

@@ -3,9 +3,10 @@ prompts and lengths, taken in turns.
 
     python tests/benchmarks/bench_round.py --peer .venv-peers/bin/python [--shape S] [--rounds 5]
 
-Prints one line of JSON: medians in seconds, the ratios, the peaks of memory, and the shares of this machine's limits,
-measured in the same run: of the bfloat16 multiplication rate (2 FLOP a weight and generated token, 6 a weight and trained
-token, 4 with an adapter) and of the rate at which memory is read (a generated token of the whole batch reads the weights once).
+Prints one line of JSON: medians in seconds, the ratios, the peaks of memory and what was planned, and the shares of this
+machine's limits, measured in the same run: of the bfloat16 multiplication rate (2 FLOP a weight and generated token, 6 a weight
+and trained token, 4 with an adapter) and of the rate at which memory is read (a generated token of the whole batch reads the
+weights once).
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ from peers import Peer
 from shapes import SHAPES, Shape, write_model
 
 from sapo_backends.base import Engine, LoadRequest, PolicyUpdate, Sampling, TrainSample
-from sapo_backends.common import hardware
+from sapo_backends.common import hardware, round_memory
 from sapo_backends.measure import machine_limits
+from sapo_backends.measure.sizing import model_size
 from sapo_backends.torch_backend import TorchBackend
 
 GROUP_SIZE, PROMPT = 8, 40
@@ -154,10 +156,24 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         others = peers(model, scratch, options, engine.info.device)
         try:
             said = {"shape": options.shape, "precision": engine.info.precision, "clock": options.clock}
+            said |= {"groups": options.groups, "plan_gb": peak_gb(planned(model, request, engine, options))}
             return take_turns(engine, others, options) | said
         finally:
             for peer in others.values():
                 peer.close()
+
+
+def planned(model: Path, request: LoadRequest, engine: Engine, options: argparse.Namespace) -> int:
+    """Bytes of the round, on a GPU of its own memory, as the app plans them."""
+    size, _ = model_size(model, request)
+    device = engine.info.device
+    return round_memory.bytes_of_round(
+        size,
+        round_memory.RoundShape(options.groups, GROUP_SIZE, PROMPT, options.new_tokens),
+        compute_bytes=2 if engine.info.precision == "bfloat16" else 4,
+        workers=options.threads if device == "cpu" and size.parameters < round_memory.SHARDED_BELOW else 1,
+        card=machine_limits.card_memory(device).total if device.startswith("cuda") else 0,
+    )
 
 
 def take_turns(engine: Engine, others: Mapping[str, Peer], options: argparse.Namespace) -> dict[str, Any]:

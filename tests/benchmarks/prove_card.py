@@ -6,10 +6,10 @@ Runs from a plain checkout: nothing is installed. The Python that runs it needs 
 missing there can be carried: `--collect .wheels` on a machine with a network, by the same version of Python.
 
 Steps, each a process of its own with what is left of the time: a sum on the device, without which nothing else is tried; the
-machine; the check of a device that is met for the first
-time; the bundled model against a second engine; the contract of the torch engine; rounds of 5M, 135M and 0.5B parameters (beside
-TRL where it is installed); two nodes of the lab. Exit code 0 when all passed. --quick: the smallest of each, to see that the
-command works (--device cpu does without a GPU).
+machine; the check of a device that is met for the first time; the bundled model against a second engine; rounds of 5M, 135M and
+0.5B parameters (beside TRL where it is installed), with what was asked of them in a table; the contract of the torch engine; two
+nodes of the lab. Exit code 0 when all passed. --quick: the smallest of each, to see that the command works (--device cpu does
+without a GPU).
 """
 
 from __future__ import annotations
@@ -29,6 +29,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.append(str(Path(__file__).parent))
+
+from card_goals import goals  # noqa: E402
+
 FLOORS = ("app", "backends", "swarm", "assets")
 CARRIED = {
     "msgspec": "msgspec",
@@ -149,7 +153,8 @@ def steps(device: str, quick: bool, scratch: Path) -> list[Step]:
         return Step(name, (script, "--shape", shape, *sizes, *more), 150)
 
     rounds = [round_of("tiny", 2, 8, 1, *peer)] if quick else [
-        round_of("S", 8, 64, 5, *peer), round_of("135M", 8, 96, 3), round_of("L", 8, 96, 3, *peer), round_of("L", 1, 128, 3),
+        round_of("S", 8, 64, 5, *peer), round_of("135M", 8, 96, 3, *peer), round_of("L", 8, 96, 3, *peer),
+        round_of("L", 1, 128, 3),
     ]  # fmt: skip
     model = "starter-1m" if quick else "starter"
     return [
@@ -245,9 +250,10 @@ def collect(folder: Path) -> int:
 
 
 def report(outcomes: list[Outcome], device: str) -> str:
-    """Markdown: a table, and the end of what each step printed."""
+    """Markdown: a table, one of goals, and the end of what each step printed."""
     lines = [f"# sapo-desktop on {device}", "", "| step | outcome | seconds |", "|---|---|---|"]
     lines += [f"| {o.step.name} | {o.said} | {o.seconds:.0f} |" for o in outcomes]
+    lines += goals([outcome.output for outcome in outcomes])
     for outcome in outcomes:
         tail = outcome.output.replace(str(ROOT), ".").strip().splitlines()[-TAIL[outcome.said == "passed"] :]
         lines += ["", f"## {outcome.step.name}", "", "```text", *tail, "```"] if tail else []

@@ -118,10 +118,10 @@ ROWS = (
     _own("mistral", "Mistral from 0.2 on"),
     _own("mistral-windowed", "Mistral 0.1, with a sliding window", WINDOW, WINDOW),
     _own("qwen3-windowed", "Qwen with use_sliding_window", WINDOW, WINDOW),
-    _own("phi3", "Phi-3, Phi-4 with whole rotary embeddings"),
+    _own("phi3", "Phi-4, without a sliding window; Phi-3: see above"),
     _own("smollm3", "SmolLM3"),
     _own("olmo2", "OLMo 2"),
-    _own("olmo3", "OLMo 3"),
+    _own("olmo3", "OLMo 3 without YaRN: see above"),
     _own("granite", "Granite 3 (dense)"),
     _own("gemma", "Gemma 1", GGML_GELU, MLX_GELU),
     _own("gemma2", "Gemma 2", GGML_GELU, WINDOW),
@@ -152,8 +152,17 @@ sampled, and an update. Made by `python tests/support/families.py > docs/models.
 - **works, by transformers**: right, and slower: [engines.md](engines.md) says by how much. The facts of a run name it
   as `computed_by`.
 
-The architecture counts, not the name: `"architectures"` in the model's config.json. What is in no row goes to
-transformers too.
+What counts is the model's config.json and not its name: `"architectures"`, and in the rows that begin with *exact* also
+the rope type (default, linear, llama3), rotary embeddings of whole heads, the activation, the types of its layers and
+that it is not quantised (MLX reads its own quantised weights). What is in no row, or differs in one of these, goes to
+transformers with torch; llama.cpp and MLX refuse it. *torch full*, *llama.cpp* and *MLX* are measured in float32, the
+last two with an adapter.
+
+Published models that differ from the row of their family:
+
+- OLMo 3 has YaRN rotary embeddings: torch computes it by transformers, llama.cpp and MLX refuse it.
+- Phi-3 with a context of 128k has longrope ones, and Phi-4-mini rotates a part of each head: the same.
+- Phi-3-mini-4k has a sliding window of 2,047 tokens: llama.cpp and MLX are exact up to that.
 """
 
 

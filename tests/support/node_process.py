@@ -58,22 +58,36 @@ def calm(home: Path) -> None:
 
 
 def kernels(home: Path) -> None:
-    """Give the home the torch engine's C code, which takes seconds to compile. Raises OSError."""
-    if made := _compiled():
+    """Give the home the torch engine's C code and its check of this processor, which take seconds. Raises OSError."""
+    if made := _made():
         folder = home / "cache" / "native"
         folder.mkdir(0o700, parents=True, exist_ok=True)
         shutil.copyfile(made, folder / made.name)
         (folder / made.name).chmod(0o700)
+        for record in made.parents[1].glob(_MET):
+            shutil.copyfile(record, home / "cache" / record.name)
+
+
+_MET = "met-*.json"
+_MEET = """
+import torch
+from sapo_backends.torch_backend.first_meeting import ensure
+for kind in (torch.float32, torch.bfloat16):
+    ensure(torch.device("cpu"), kind)
+"""
 
 
 @functools.cache
-def _compiled() -> Path | None:
-    """Compiled once for all homes, where there is a compiler."""
+def _made() -> Path | None:
+    """The C code, compiled once for all homes, where there is a compiler; the check's records lie in the folder above."""
     with contextlib.suppress(ImportError, OSError, subprocess.SubprocessError), mock.patch.dict(os.environ):
         os.environ.pop("SAPO_HOME", None)
         from sapo_backends.torch_backend.native import compiler
 
-        return compiler.compiled()
+        made = compiler.compiled()
+        if len(list(made.parents[1].glob(_MET))) < 2:  # one a precision
+            subprocess.run([sys.executable, "-c", _MEET], check=True, capture_output=True)
+        return made
     return None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import importlib.util
 import re
 from collections.abc import Iterator
@@ -149,6 +150,22 @@ def test_no_hint_in_the_code_does_either() -> None:
     sources = [path for source in SOURCES[:4] for path in (ROOT / source).rglob("*.py")]
     refused = re.compile(r"sapo-desktop node --[^\"\n]*--(?:model|method)\b")
     assert [str(path) for path in sources if refused.search(path.read_text("utf-8"))] == []
+
+
+OTHER_PROGRAMS = re.compile(r"pip install|xcode-select|llama-server")
+
+
+def test_every_flag_in_a_sentence_of_the_code_exists() -> None:
+    """A hint such as "use --trainer torch"."""
+    known = frozenset[str]().union(*map(flags_of, VERBS))
+    wrong = []
+    for path in (path for source in SOURCES[:4] for path in (ROOT / source).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            text = node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
+            if not OTHER_PROGRAMS.search(text):
+                flags = re.findall(r"(?<=[a-z,] )--[a-z][a-z-]*", text)
+                wrong += [f"{path.name}: {flag} in {text!r}" for flag in flags if flag not in known]
+    assert not wrong
 
 
 def test_nothing_is_installed_by_the_name_of_the_app_which_is_on_no_index() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import re
 import subprocess
@@ -44,7 +45,7 @@ def test_trl_is_a_peer_on_a_gpu_too_for_one_round(
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name == "trl")
     for device in ("cuda", "cpu"):
         beside = [step.command for step in prove.steps(device, False, tmp_path) if "trl" in step.command]
-        assert len(beside) == 2
+        assert [command[2] for command in beside] == ["S", "135M", "L"]
         assert all(command[-2:] == ("--peer-rounds", "1") for command in beside)
 
 
@@ -73,6 +74,21 @@ def test_a_report_says_what_failed_took_too_long_and_was_left_out(prove: ModuleT
     assert "42" in text
     assert "no card" in text
     assert "why" in text, "what failed is told at length"
+
+
+def test_a_report_says_which_goals_were_met(prove: ModuleType) -> None:
+    def round_of(shape: str, groups: int, share: float, plan: float) -> str:
+        found = {"generate_percent_of_read": share, "peak_gb": {"ours": 2.0}, "shape": shape, "groups": groups}
+        return "a turn\n" + json.dumps(found | {"plan_gb": plan}) + "\n"
+
+    outputs = [round_of("S", 8, 3.0, 9.0), round_of("135M", 8, 4.0, 2.6), round_of("L", 1, 49.9, 2.0), "", "5", "{}"]
+    outcomes = [prove.Outcome(prove.Step("one", (), 1), "passed", 1.0, output) for output in outputs]
+    assert [line for line in prove.report(outcomes, "cuda").splitlines() if line.endswith(("| yes |", "| no |"))] == [
+        "| 135M, 8 x 8: planned memory / peak | 0.85 to 1.15 | 1.30 | no |",
+        "| L, 1 x 8: decoding, share of the memory's rate | 50 % at least | 49.9 % | no |",
+        "| L, 1 x 8: planned memory / peak | 0.85 to 1.15 | 1.00 | yes |",
+    ]
+    assert "| goal |" not in prove.report(outcomes[3:], "cuda")
 
 
 def test_a_step_that_takes_too_long_says_where_it_was(prove: ModuleType) -> None:

@@ -39,7 +39,7 @@ def pick_kind(precision: str, folder: Path) -> Kind:
 def load_engine(request: LoadRequest, cache: Path, progress: Progress | None = None) -> LlamaCppEngine:
     """Raises ModelNotFound, BackendUnavailable, BackendError, OutOfMemory."""
     if request.method == "full":
-        raise BackendUnavailable("llama.cpp does not train.", "use --backend llamacpp+torch")
+        raise BackendUnavailable("llama.cpp does not train.", "use --trainer llamacpp+torch")
     if request.device not in ("auto", "cpu"):
         raise BackendUnavailable(
             f"llama.cpp runs on the processor here, not on {request.device}.", "sapo-desktop node NAME --device auto"

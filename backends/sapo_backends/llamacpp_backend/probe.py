@@ -62,7 +62,7 @@ def require_working(path: Path, kind: str, architecture: str, threads: int, cach
     if code != 0:
         how = "hangs" if code is None else f"crashes (code {code})"
         raise BackendUnavailable(
-            f"llama.cpp {how} on this computer with {kind} weights.", "use --precision float16, or --backend torch"
+            f"llama.cpp {how} on this computer with {kind} weights.", "use --precision float16, or --trainer torch"
         )
     cache.mkdir(parents=True, exist_ok=True)
     marker.touch()

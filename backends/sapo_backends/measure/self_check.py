@@ -1,6 +1,7 @@
 """A self-test of an engine on the machine where it will work: does it compute what a second engine computes?
 
-Made for devices that no automatic test reaches, such as Apple's Metal. It takes seconds with the bundled starter.
+Made for devices that no automatic test reaches, such as Apple's Metal. It takes seconds with the bundled starter. The second
+engine does without what only makes it faster (Backend.plainly), so that torch tests torch's fast paths.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +17,7 @@ import numpy as np
 
 from sapo_backends.base import (
     Backend,
+    Completion,
     Engine,
     LoadRequest,
     PolicyUpdate,
@@ -40,6 +43,35 @@ class Check:
     figure: str
 
 
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """The second engine. plainly: its backend's; each call is made within, since both may be of the same backend."""
+
+    engine: Engine
+    plainly: Callable[[], AbstractContextManager[None]]
+
+    def generate(self, prompts: list[list[int]], size: int, sampling: Sampling, seed: int) -> list[list[Completion]]:
+        """See Engine.generate."""
+        with self.plainly():
+            return self.engine.generate(prompts, size, sampling, seed)
+
+    def scores(self, sequences: Sequence[TokenSequence]) -> np.ndarray:
+        """Log-probabilities of all the completions' tokens, one behind another."""
+        with self.plainly():
+            return _scores(self.engine, sequences)
+
+
+def _sequences(prompts: list[list[int]], groups: list[list[Completion]]) -> list[TokenSequence]:
+    return [TokenSequence(tuple(p), c.tokens) for p, g in zip(prompts, groups, strict=True) for c in g]
+
+
+def _agrees(name: str, engine: Engine, found: np.ndarray, expected: np.ndarray) -> Check:
+    """Whether log-probabilities are the same but for what the engine's precision rounds."""
+    difference = float(np.abs(found - expected).mean())
+    bound = MEAN_DIFFERENCE.get(engine.info.precision, LOOSE_DIFFERENCE)
+    return Check(name, difference <= bound, f"mean difference {difference:.1e}, allowed {bound:.0e}")
+
+
 def _prompts(engine: Engine) -> list[list[int]]:
     return [list(engine.tokenizer.encode_chat([{"role": "user", "content": text}])) for text in QUESTIONS]
 
@@ -48,10 +80,10 @@ def _scores(engine: Engine, sequences: Sequence[TokenSequence]) -> np.ndarray:
     return np.concatenate([np.array(row) for row in engine.logprobs(sequences)])
 
 
-def _generation(engine: Engine, reference: Engine) -> Iterator[Check]:
+def _generation(engine: Engine, reference: Reference) -> Iterator[Check]:
     prompts, greedy = _prompts(engine), Sampling(temperature=0.0, max_new_tokens=24)
-    answers = [[g[0].tokens for g in e.generate(prompts, 1, greedy, seed=0)] for e in (engine, reference)]
-    same = sum(a == b for a, b in zip(*answers, strict=True))
+    answers, expected = engine.generate(prompts, 1, greedy, 0), reference.generate(prompts, 1, greedy, 0)
+    same = sum(a[0].tokens == b[0].tokens for a, b in zip(answers, expected, strict=True))
     exact = engine.info.precision == "float32"
     enough = len(prompts) if exact else len(prompts) // 2
     yield Check("greedy answers equal the second engine's", same >= enough, f"{same} of {len(prompts)}")
@@ -61,19 +93,16 @@ def _generation(engine: Engine, reference: Engine) -> Iterator[Check]:
     yield Check(
         "the same seed samples the same", sampled[0] == sampled[1], f"{rate:.0f} tokens/s at width {4 * len(prompts)}"
     )
+    told = np.array([p for groups in sampled[0] for c in groups for p in c.logprobs])
+    scored = reference.scores(_sequences(prompts, sampled[0]))
+    yield _agrees("log-probabilities of sampled tokens equal the second engine's", engine, told, scored)
 
 
-def _scoring(engine: Engine, reference: Engine) -> Check:
-    prompts = _prompts(reference)
-    groups = reference.generate(prompts, 2, Sampling(max_new_tokens=24), seed=2)
-    sequences = [TokenSequence(tuple(p), c.tokens) for p, g in zip(prompts, groups, strict=True) for c in g]
-    difference = float(np.abs(_scores(engine, sequences) - _scores(reference, sequences)).mean())
-    bound = MEAN_DIFFERENCE.get(engine.info.precision, LOOSE_DIFFERENCE)
-    return Check(
-        "log-probabilities equal the second engine's",
-        difference <= bound,
-        f"mean difference {difference:.1e}, allowed {bound:.0e}",
-    )
+def _scoring(engine: Engine, reference: Reference) -> Check:
+    prompts = _prompts(engine)
+    sequences = _sequences(prompts, reference.generate(prompts, 2, Sampling(max_new_tokens=24), seed=2))
+    found, expected = _scores(engine, sequences), reference.scores(sequences)
+    return _agrees("log-probabilities equal the second engine's", engine, found, expected)
 
 
 def _training(engine: Engine) -> Iterator[Check]:
@@ -100,16 +129,18 @@ def _training(engine: Engine) -> Iterator[Check]:
 
 
 def verify(backend: type[Backend], reference: type[Backend], request: LoadRequest) -> list[Check]:
-    """Compare an engine as `request` loads it with a second one in float32 on the processor.
+    """Compare an engine as `request` loads it with a second one in float32 on the processor, without its fast paths.
 
     Raises BackendUnavailable and what else loading raises; a failure of the engine itself is a failed check.
     """
     second = LoadRequest(model=request.model, method="none", precision="float32", device="cpu", threads=request.threads)
-    other, engine = reference().load(second), backend().load(request)
+    with reference.plainly():
+        other = reference().load(second)
+    engine, compared = backend().load(request), Reference(other, reference.plainly)
     checks = [Check("the engine loads", True, f"{engine.info.device}, {engine.info.precision}")]
     steps: list[Callable[[], Iterator[Check]]] = [
-        lambda: _generation(engine, other),
-        lambda: iter([_scoring(engine, other)]),
+        lambda: _generation(engine, compared),
+        lambda: iter([_scoring(engine, compared)]),
     ]
     if backend.CAN_TRAIN and engine.info.method != "none":
         steps.append(lambda: _training(engine))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from importlib.util import find_spec
 from typing import ClassVar
 
@@ -30,6 +31,13 @@ class TorchBackend(Backend):
         from sapo_backends.torch_backend.loading import is_present
 
         return tuple(name for name in cls.DEVICES if is_present(name))
+
+    @classmethod
+    def plainly(cls) -> AbstractContextManager[None]:
+        """See Backend.plainly."""
+        from sapo_backends.torch_backend.runtime import FAST, without
+
+        return without(*FAST)
 
     def load(self, request: LoadRequest, progress: Progress | None = None) -> Engine:
         """See Backend.load."""

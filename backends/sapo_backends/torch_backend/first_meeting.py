@@ -1,14 +1,15 @@
 """What the engine computes on a device that it has not met before, against float64 on the processor.
 
-Runs by itself before the first model is loaded to a GPU, in seconds, and is remembered for this device, type and torch. A
-processor's own fast paths are checked wherever they are first used (native/library.py, runtime.py).
+Runs by itself before the first model of the own decoder is loaded there: seconds on a GPU, about half of one on a
+processor. Remembered for this device, type, torch, and C kernels.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,12 +18,15 @@ from torch import Tensor
 
 from sapo_backends.base import BackendUnavailable, Sampling
 from sapo_backends.checkpoints.spec import DecoderSpec, decoder_spec
+from sapo_backends.common import hardware
 from sapo_backends.common.cache_folder import cache_folder
+from sapo_backends.torch_backend import paths
 from sapo_backends.torch_backend.causal_lm import DecoderModel
 from sapo_backends.torch_backend.generation import Monitor, Request, generate
 from sapo_backends.torch_backend.model.flat_parameters import decoder_layout
+from sapo_backends.torch_backend.native.library import kernels
 from sapo_backends.torch_backend.ops.packing import pack
-from sapo_backends.torch_backend.runtime import PATHS, Workers, fall_back, is_left_out, leave_out, take_back
+from sapo_backends.torch_backend.runtime import PATHS, Workers, fall_back, is_left_out, leave_out, without
 
 FORMAT = 1
 """Counted up when more is checked, so that every device is met anew."""
@@ -93,11 +97,15 @@ def _wrong(device: torch.device, compute: torch.dtype) -> Iterator[str]:
         yield f"an update (its gradient is off by {off:.1e} of its length)"
 
 
-def _failure(device: torch.device, compute: torch.dtype) -> str:
+def _failure(device: torch.device, compute: torch.dtype, left_out: Sequence[str] = ()) -> str:
+    threads = torch.get_num_threads()
     try:
-        return next(_wrong(device, compute), "")
+        with without(*left_out):
+            return next(_wrong(device, compute), "")
     except (RuntimeError, NotImplementedError) as error:
         return str(error).strip().partition("\n")[0] or type(error).__name__
+    finally:
+        torch.set_num_threads(threads)
 
 
 def meet(device: torch.device, compute: torch.dtype) -> Meeting:
@@ -106,24 +114,29 @@ def meet(device: torch.device, compute: torch.dtype) -> Meeting:
     if not failed:
         return Meeting("")
     for name in OPTIONAL.get(device.type, ()):
-        if is_left_out(name):
-            continue
-        leave_out(name)
-        if not _failure(device, compute):
+        if not is_left_out(name) and not _failure(device, compute, (name,)):
+            leave_out(name)
             fall_back(name, f"{device} computes {failed} differently with it")
             return Meeting("", (name,))
-        take_back(name)
     return Meeting(failed)
 
 
 def _record(device: torch.device, compute: torch.dtype) -> Path:
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    if device.type == "cpu":  # the folder may be shared between machines
+        compiled = kernels() if compute == torch.float32 else None
+        left_out = sorted(filter(is_left_out, PATHS))
+        name = f"{hardware.processor()} {left_out} {Path(compiled.library._name).name if compiled else ''}"
     known = f"{FORMAT} {torch.__version__} {name} {device.index} {compute}"
     return cache_folder() / f"met-{hashlib.sha256(known.encode()).hexdigest()[:16]}.json"
 
 
-def ensure(device: torch.device, compute: torch.dtype) -> None:
-    """Check a device the first time, and do without what failed then. Raises BackendUnavailable where nothing helps."""
+def ensure(device: torch.device, compute: torch.dtype, native: bool = True) -> None:
+    """Check a device the first time, and do without what failed then. native: whether the model is one for the C kernels,
+    which are not compiled for others. Raises BackendUnavailable where nothing helps."""
+    if not native and compute == torch.float32 and not is_left_out("native"):
+        with without("native"):
+            return ensure(device, compute)
     record = _record(device, compute)
     try:
         for name in json.loads(record.read_text(encoding="utf-8")):
@@ -135,8 +148,17 @@ def ensure(device: torch.device, compute: torch.dtype) -> None:
         pass  # not met yet
     found = meet(device, compute)
     if found.failed:
-        raise BackendUnavailable(
-            f"{device} was checked and computes wrongly: {found.failed}.", "use --device cpu, or --precision float32"
-        )
-    record.parent.mkdir(parents=True, exist_ok=True)
-    record.write_text(json.dumps(found.without), encoding="utf-8")
+        others = (device.type != "cpu", "--device cpu"), (compute != torch.float32, "--precision float32")
+        fix = ", or ".join(flag for may_help, flag in others if may_help)
+        raise BackendUnavailable(f"{device} was checked and computes wrongly: {found.failed}.", fix and f"use {fix}")
+    with contextlib.suppress(OSError):  # a disk that is full or not to be written costs another check the next time
+        record.parent.mkdir(parents=True, exist_ok=True)
+        record.write_text(json.dumps(found.without), encoding="utf-8")
+
+
+def on_processor() -> dict[str, str]:
+    """Check the processor in both types if that was not done yet; name -> why a fast path cannot be used here. Raises
+    BackendUnavailable."""
+    for compute in LOGPROB_ERROR:
+        ensure(torch.device("cpu"), compute)
+    return paths.check()

@@ -162,12 +162,14 @@ def _load_decoder(
     adapter = lora_layout(spec, request.lora_rank) if method == "lora" else None
     trainable = {"full": layout.size, "none": 0}.get(method, adapter.size if adapter else 0)
     _require(spec, layout.size, trainable, place)
+    native = suits(spec, place.device, place.compute, layout.size)
+    if progress is not None and native and not is_there():
+        progress(0.05, "compiling for this processor, once")
+    first_meeting.ensure(place.device, place.compute, native)
     stored = torch.float32 if method == "full" else place.compute
     quantised = four_bit_parts.reserve(layout, place.compute, place.device) if place.four_bit else {}
     base = torch.empty(layout.without(quantised).size, dtype=stored, device=place.device)
     _read(folder, layout, base, progress, quantised)
-    if progress is not None and suits(spec, place.device, place.compute, layout.size) and not is_there():
-        progress(0.95, "compiling for this processor, once")
     model = DecoderModel(spec, layout, base, place.compute, quantised)
     model.adapter_layout = adapter
     return model
@@ -216,8 +218,6 @@ def load_engine(request: LoadRequest, progress: Progress | None = None) -> Torch
     ours = not reason
     if reason and place.four_bit:
         raise BackendUnavailable(f"Only the own decoder has weights in 4 bits ({reason}).", "use --precision auto")
-    if ours and device.type != "cpu":
-        first_meeting.ensure(device, place.compute)
     model = (
         _load_decoder(folder, config, request, place, progress) if ours else _load_transformers(folder, request, place)
     )

@@ -21,8 +21,9 @@ import logging
 import os
 import threading
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import cache
 from itertools import pairwise
 from typing import Any, TypeVar
@@ -43,9 +44,9 @@ PATHS = {
 }
 """Name -> what it is."""
 LEFT_OUT = frozenset(filter(None, os.environ.get("SAPO_WITHOUT", "").split(",")))
+FAST = frozenset(PATHS) - {"own"}
+"""Those that only make what this package computes faster."""
 _FOUND: dict[str, str] = {}
-
-
 _FAILED: set[str] = set()
 
 
@@ -55,13 +56,19 @@ def is_left_out(name: str) -> bool:
 
 
 def leave_out(name: str) -> None:
-    """Do without that path from now on. What was compiled or packed before stays as it is."""
+    """Do without that path from now on, used before or not; a loaded model keeps the layout of its weights."""
     _FAILED.add(name)
 
 
-def take_back(name: str) -> None:
-    """Undo leave_out."""
-    _FAILED.discard(name)
+@contextmanager
+def without(*names: str) -> Iterator[None]:
+    """Those paths are left out meanwhile, in every thread."""
+    added = set(names) - LEFT_OUT - _FAILED
+    _FAILED.update(added)
+    try:
+        yield
+    finally:
+        _FAILED.difference_update(added)
 
 
 def fall_back(name: str, reason: str) -> None:
@@ -136,6 +143,8 @@ _KNOWN: dict[Callable[..., Any], Callable[..., Any]] = {}
 
 def scripted(function: Function) -> Function:
     """The function as TorchScript, or as it stands."""
+    if is_left_out("torchscript"):
+        return function
     known = _KNOWN.get(function)
     if known is None:
         with _SCRIPTING:
@@ -159,8 +168,6 @@ def works() -> bool:
 
 
 def _script(function: Callable[..., Any]) -> Callable[..., Any]:
-    if is_left_out("torchscript"):
-        return function
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -173,13 +180,18 @@ def _script(function: Callable[..., Any]) -> Callable[..., Any]:
     return result
 
 
-@cache
 def packs_bfloat16() -> bool:
+    """Whether packed weights are to be used: they work here and are not left out."""
+    return not is_left_out("onednn") and packing_works()
+
+
+@cache
+def packing_works() -> bool:
     """Whether packing works here: this processor has bfloat16 products, and torch's private functions compute them.
 
     What should work and does not is noted as a fallback.
     """
-    if is_left_out("onednn") or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return False
     try:
         if not torch.ops.mkldnn._is_mkldnn_bf16_supported():

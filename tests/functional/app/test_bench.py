@@ -87,7 +87,7 @@ def test_a_sound_engine_verifies(tmp_path: Path) -> None:
     done = sapo(tmp_path, "bench", "starter-1m", "--verify", "--trainer", "torch", "--precision", "float32")
     assert done.returncode == 0, done.stdout + done.stderr
     lines = done.stdout.splitlines()
-    assert [line.split()[0] for line in lines[1:-1]] == ["pass"] * 6
+    assert [line.split()[0] for line in lines[1:-1]] == ["pass"] * 7
     assert lines[-1] == "All is well."
 
 

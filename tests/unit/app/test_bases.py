@@ -63,6 +63,10 @@ def test_a_recommended_base_has_a_card_without_a_network(home: Home) -> None:
     assert "269 MB of 269 MB (by the list that ships" in said
     assert "a round of 8 groups of 8 needs about" in said
     assert "to 200 rounds (estimated from this machine's limits" in said
+    assert "answers     cut at 96 tokens" in said
+    assert "answers" not in "".join(
+        card.lines(card.card(home, RunConfig(model="starter", trainer="torch", device="cpu")))
+    )
     assert one.fits
     assert one.hours is not None
     assert one.seconds is not None
@@ -72,6 +76,7 @@ def test_a_recommended_base_has_a_card_without_a_network(home: Home) -> None:
 def test_what_is_too_large_says_what_would_fit(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sapo_backends.common.hardware.available_memory", lambda: 1400 << 20)
     one = card.card(home, RunConfig(model=SMOL, trainer="torch", device="cpu", max_new_tokens=1024))
+    assert "--max-new-tokens" not in "".join(card.lines(one)[:-1])
     assert not one.fits
     assert "too large   " in card.lines(one)[-1]
     assert "--" in card.lines(one)[-1]

@@ -71,6 +71,18 @@ def test_configs_of_transformers_4_say_the_same_as_those_of_5() -> None:
     assert decoder_spec({**qwen, "use_sliding_window": False}).window == 0
 
 
+def test_published_models_that_differ_from_their_row_are_what_the_page_says() -> None:
+    """With the settings of Olmo-3-1025-7B, Phi-3-mini-4k, Phi-3-mini-128k and Phi-4-mini."""
+    yarn = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 8192}
+    assert why_not(config("Olmo3ForCausalLM", rope_scaling=yarn, sliding_window=4096)) == "rope type yarn"
+    short = config("Phi3ForCausalLM", sliding_window=2047, max_position_embeddings=4096)
+    assert why_not(short) == ""
+    assert context_length(decoder_spec(short)) == 2047
+    long = config("Phi3ForCausalLM", rope_scaling={"type": "longrope"}, max_position_embeddings=131072)
+    assert why_not(long) == "rope type longrope"
+    assert "of a part of each head" in why_not(config("Phi3ForCausalLM", partial_rotary_factor=0.75))
+
+
 def test_a_window_that_llama_cpp_does_not_know_is_the_longest_text() -> None:
     windowed = decoder_spec(config("MistralForCausalLM", sliding_window=4096))
     assert context_length(windowed) == 4096

@@ -1,4 +1,4 @@
-"""The check of a device that was never met before, on the processor, which stands for every other one."""
+"""The check of a device that was never met before, on the processor, which stands for every other one too."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the torch engine is not installed")
 
-from sapo_backends.base import BackendUnavailable  # noqa: E402
-from sapo_backends.torch_backend import first_meeting, runtime  # noqa: E402
+from sapo_backends.base import BackendUnavailable, LoadRequest  # noqa: E402
+from sapo_backends.torch_backend import TorchBackend, first_meeting, runtime  # noqa: E402
 from sapo_backends.torch_backend.decode import session  # noqa: E402
+from sapo_backends.torch_backend.native import library  # noqa: E402
+from sapo_desktop.services.machine import doctor  # noqa: E402
 
 CPU = torch.device("cpu")
 
@@ -21,7 +23,8 @@ CPU = torch.device("cpu")
 @pytest.fixture(autouse=True)
 def _as_on_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Where there are no kernels compiled for the processor, and nothing is known yet."""
-    monkeypatch.setattr("sapo_backends.torch_backend.paths.kernels", lambda: None)
+    for module in ("paths", "first_meeting"):
+        monkeypatch.setattr(f"sapo_backends.torch_backend.{module}.kernels", lambda: None)
     monkeypatch.setattr(runtime, "_FAILED", set())
     monkeypatch.setattr(runtime, "_FOUND", {})
     monkeypatch.setenv("SAPO_HOME", str(tmp_path))
@@ -34,7 +37,13 @@ def broken(step: Callable[..., Any]) -> Callable[..., Any]:
 
 @pytest.mark.parametrize("compute", [torch.float32, torch.bfloat16])
 def test_a_sound_device_passes_once_and_is_remembered(compute: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    first_meeting.ensure(CPU, compute)
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads + 1)
+        first_meeting.ensure(CPU, compute)
+        assert torch.get_num_threads() == threads + 1, "what another engine computes with"
+    finally:
+        torch.set_num_threads(threads)
     monkeypatch.setattr(first_meeting, "meet", lambda *_: pytest.fail("it was met before"))
     first_meeting.ensure(CPU, compute)
     assert runtime.fallbacks() == {}
@@ -59,9 +68,27 @@ def test_a_path_that_computes_something_else_is_left_out_and_named(monkeypatch: 
 def test_a_device_that_computes_wrongly_whatever_the_path_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "on_cpu", lambda function, tokens: broken(function))
     for _ in range(2):  # and is not remembered as met
-        with pytest.raises(BackendUnavailable, match=r"computes wrongly: sampling .*--device cpu"):
+        with pytest.raises(BackendUnavailable, match="computes wrongly: sampling"):
             first_meeting.ensure(CPU, torch.float32)
     assert not any(map(runtime.is_left_out, runtime.PATHS))
+
+
+def test_the_doctor_tells_of_a_processor_that_computes_something_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "on_cpu", lambda function, tokens: broken(function))
+    (found,) = doctor._fallbacks()
+    assert (found.verdict, found.what) == ("fail", "torch")
+    assert "computes wrongly: sampling" in found.text
+
+    def step(function: Callable[..., Any], tokens: Any) -> Callable[..., Any]:
+        return function if runtime.is_left_out("torchscript") else broken(function)
+
+    monkeypatch.setattr(session, "on_cpu", step)
+    for _ in range(2):  # what is remembered is told, too
+        (found,) = doctor._fallbacks()
+        assert (found.verdict, found.what) == ("note", "torch")
+        assert "slower than it could be: TorchScript cannot be used here" in found.text
+        monkeypatch.setattr(runtime, "_FAILED", set())
+        monkeypatch.setattr(runtime, "_FOUND", {})
 
 
 def test_a_damaged_record_is_no_record(tmp_path: Path) -> None:
@@ -70,3 +97,76 @@ def test_a_damaged_record_is_no_record(tmp_path: Path) -> None:
     record.write_text("{", encoding="utf-8")
     first_meeting.ensure(CPU, torch.float32)
     assert json.loads(record.read_text(encoding="utf-8")) == []
+
+
+def test_a_home_that_takes_no_record_takes_a_model_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("SAPO_HOME", str(tmp_path / "file"))
+    first_meeting.ensure(CPU, torch.float32)
+
+
+def computed_by(precision: str = "float32") -> str:
+    engine = TorchBackend().load(LoadRequest("starter-1m", precision=precision, device="cpu", threads=1))
+    engine.close()
+    return engine.info.extra["computed_by"]
+
+
+def test_the_first_model_on_a_processor_checks_it_and_the_next_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    met: list[Any] = []
+    meet = first_meeting.meet
+
+    def counted(*given: Any) -> first_meeting.Meeting:
+        met.append(given)
+        return meet(*given)
+
+    monkeypatch.setattr(first_meeting, "meet", counted)
+    for precision in ("float32", "bfloat16", "float32", "bfloat16"):
+        computed_by(precision)
+    assert met == [(CPU, torch.float32), (CPU, torch.bfloat16)]
+
+
+def test_c_kernels_that_compute_something_else_than_float64_are_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In this process; and the record is for these kernels: others are met anew."""
+    monkeypatch.delenv("SAPO_HOME")
+    if library.kernels() is None:
+        pytest.skip("no C compiler")
+    monkeypatch.setenv("SAPO_HOME", str(tmp_path))
+    for module in ("paths", "first_meeting"):
+        monkeypatch.setattr(f"sapo_backends.torch_backend.{module}.kernels", library.kernels)
+    assert computed_by() == "own decoder, compiled C kernels"
+    (record,) = tmp_path.rglob("met-*.json")
+    record.unlink()
+    sample = library.Kernels.sample
+
+    def wrong(self: library.Kernels, *given: Any) -> tuple[Any, Any]:
+        tokens, logprobs = sample(self, *given)
+        return tokens, logprobs * 1.1
+
+    monkeypatch.setattr(library.Kernels, "sample", wrong)
+    assert computed_by() == "own decoder, TorchScript"
+    assert "computes sampling" in runtime.fallbacks()["native"]
+    assert json.loads(record.read_text(encoding="utf-8")) == ["native"]
+
+
+def test_kernels_that_a_model_does_not_use_are_not_compiled_to_check_a_processor(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for module in ("paths", "first_meeting"):
+        monkeypatch.setattr(f"sapo_backends.torch_backend.{module}.kernels", library.kernels)
+    monkeypatch.setattr(library, "checked_kernels", lambda: pytest.fail("they would be compiled"))
+    first_meeting.ensure(CPU, torch.float32, native=False)
+    first_meeting.ensure(CPU, torch.bfloat16, native=False)
+
+
+def test_a_check_without_some_paths_says_nothing_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    met: list[Any] = []
+    monkeypatch.setattr(first_meeting, "meet", lambda *given: met.append(given) or first_meeting.Meeting(""))
+    with runtime.without("torchscript"):
+        first_meeting.ensure(CPU, torch.float32)
+    first_meeting.ensure(CPU, torch.float32)
+    first_meeting.ensure(CPU, torch.float32)
+    assert len(met) == 2

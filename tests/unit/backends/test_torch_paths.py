@@ -31,11 +31,11 @@ CPU = torch.device("cpu")
 def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Nothing fell back yet, and what was found out about this machine is found out again."""
     monkeypatch.setattr(runtime, "_FOUND", {})
-    library.kernels.cache_clear()
-    runtime.packs_bfloat16.cache_clear()
+    library.checked_kernels.cache_clear()
+    runtime.packing_works.cache_clear()
     yield
-    library.kernels.cache_clear()
-    runtime.packs_bfloat16.cache_clear()
+    library.checked_kernels.cache_clear()
+    runtime.packing_works.cache_clear()
 
 
 def choose(dtype: torch.dtype, parameters: int = 10**6, device: torch.device = CPU) -> paths.Paths:
@@ -68,7 +68,7 @@ def test_kernels_that_do_not_compile_are_noted_once(
 
     monkeypatch.setattr(library, "compiled", broken)
     assert choose(torch.float32).kernels is None
-    library.kernels.cache_clear()
+    library.checked_kernels.cache_clear()
     assert choose(torch.float32).kernels is None
     assert len(caplog.records) == 1
     assert "compiled C kernels cannot be used here" in caplog.text
@@ -111,6 +111,17 @@ def test_paths_can_be_left_out_on_purpose_without_a_warning() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert (done.stdout.strip(), done.stderr) == ("None False False {}", "")
+
+
+def test_paths_that_were_used_before_can_be_left_out_and_taken_again() -> None:
+    def seen() -> tuple[bool, str, bool]:
+        return choose(torch.float32).kernels is not None, choose(torch.bfloat16).layout, runtime.works()
+
+    before = seen()
+    with runtime.without("native", "onednn", "torchscript"):
+        assert seen() == (False, "as stored", False)
+    assert seen() == before
+    assert before[2]
 
 
 def test_a_missing_package_is_named_with_its_remedy() -> None:

@@ -202,7 +202,7 @@ def _verify(config: RunConfig, available: Sequence[str], as_json: bool) -> int:
     names = [config.trainer] if config.trainer != "auto" else [n for n in _TESTED if n in available]
     failed = False
     if not as_json:
-        print(f"{config.model}, compared with {second} in float32 on the processor")
+        print(f"{config.model}, compared with {second} in float32 on the processor, without its fast paths")
     for name in (n for n in names if _sensible(n, config)):
         _progress(f"verifying {name}")
         checks = _checks(name, second, load_request.request(config))

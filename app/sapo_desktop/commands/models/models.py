@@ -184,6 +184,8 @@ def _show(home: Home, args: argparse.Namespace) -> int:
     print(f"held-out    {gain(one.held_out, judged=one.judged)}{_since(one)}")
     print(f"trained     {_rounds(one)}, {_short(one.story.tokens)} tokens, {_when(one.last_trained)}")
     print(f"on          {tasks_of(config)}, {config.algorithm}, method {config.method}")
+    if one.story.computed:
+        print(f"computed    {one.story.computed}")
     print(f"on disk     {size_text(one.size)} in {model.folder}")
     print(
         f"checkpoints {', '.join(p.name.removeprefix('round-').lstrip('0') or '0' for p in model.checkpoints) or 'none yet'}"

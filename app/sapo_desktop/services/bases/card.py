@@ -19,6 +19,7 @@ from sapo_backends.checkpoints.spec import why_not
 from sapo_backends.checkpoints.tokenizer import read_json
 from sapo_backends.common import precisions
 from sapo_backends.common.round_memory import ModelSize
+from sapo_backends.common.train_method import FULL_BELOW
 from sapo_backends.errors import size_text
 from sapo_backends.measure import estimate
 from sapo_backends.measure.choice import Workload, format_seconds
@@ -48,7 +49,7 @@ class Card:
 
     plan: None where memory is not known (a GPU's own, another engine). budget: bytes that the model may have on the disk, 0: no
     limit. seconds: of a round, None unknown; measured: by bench or in so many rounds here, else estimated. slow: why the engine's
-    own decoder does not compute it, "" when it does.
+    own decoder does not compute it, "" when it does. new_tokens: where answers are cut.
     """
 
     model: str
@@ -66,6 +67,7 @@ class Card:
     rounds: int = 0
     size: ModelSize | None = None
     budget: int = 0
+    new_tokens: int = 0
 
     @property
     def fits(self) -> bool:
@@ -76,6 +78,11 @@ class Card:
     def over_budget(self) -> str:
         """Why the model's checkpoints never fit its disk budget, and what to do; "" where they do."""
         return over_budget(BYTES_A_PARAMETER * self.size.trainable if self.size else 0, self.budget)
+
+    @property
+    def brief(self) -> bool:
+        """Its answers are cut at the default, which is the bundled models', though it is far larger."""
+        return self.parameters > FULL_BELOW and self.new_tokens <= RunConfig().max_new_tokens
 
     @property
     def hours(self) -> float | None:
@@ -137,6 +144,7 @@ def _facts(config: RunConfig, ask: bool) -> _Facts:
         None,
         None,
         False,
+        new_tokens=config.max_new_tokens,
     )
     try:
         folder = locate.local(model)
@@ -242,6 +250,8 @@ def lines(card: Card) -> list[str]:
         f"memory      {card.plan.sentence if card.plan else 'not known here: the engine decides when it loads'}",
         f"time        {_time(card)}",
     ]
+    if card.brief:
+        rows.append(f"answers     cut at {card.new_tokens} tokens, a limit for the bundled models: --max-new-tokens")
     if card.slow:
         rows.append(f"slower      transformers computes it, not the app's own decoder ({card.slow})")
     if card.plan is not None and not card.plan.fits:

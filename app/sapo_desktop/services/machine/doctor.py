@@ -128,10 +128,16 @@ def _compiler() -> Finding:
 
 def _fallbacks() -> Iterator[Finding]:
     """Fast paths of the torch engine that should work here and do not; runs then take a slower one."""
-    from sapo_backends.torch_backend import paths
+    from sapo_backends.base import BackendUnavailable
+    from sapo_backends.torch_backend import first_meeting
     from sapo_backends.torch_backend.runtime import LEFT_OUT, PATHS
 
-    for name, reason in paths.check().items():
+    try:
+        found = first_meeting.on_processor()
+    except BackendUnavailable as error:
+        yield Finding("fail", "torch", str(error))
+        return
+    for name, reason in found.items():
         if name != "native" or _compiler().verdict == "ok":  # a missing compiler has a line of its own
             yield Finding("note", "torch", f"slower than it could be: {PATHS[name]} cannot be used here ({reason})")
     for name in sorted(LEFT_OUT):

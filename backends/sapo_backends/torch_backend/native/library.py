@@ -121,11 +121,14 @@ class Kernels:
         return tokens, logprobs
 
 
-@cache
 def kernels() -> Kernels | None:
+    """The library, or None where it is left out or cannot be had."""
+    return None if is_left_out("native") else checked_kernels()
+
+
+@cache
+def checked_kernels() -> Kernels | None:
     """The library, or None where it cannot be had, which is noted as a fallback."""
-    if is_left_out("native"):
-        return None
     reason = ""
     for _ in range(2):
         try:

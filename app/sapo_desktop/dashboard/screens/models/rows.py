@@ -175,6 +175,7 @@ def _settings(one: Overview, width: int) -> list[Content]:
         Content.styled("What it is", "bold"),
         pair("made from", model.record.base, width),
         pair("trained", _how(model.config), width),
+        *([pair("computed", one.story.computed, width)] if one.story.computed else []),
         pair("tasks", tasks_of(model.config), width),
         pair("folder", str(model.folder), width),
     ]

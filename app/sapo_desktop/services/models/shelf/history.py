@@ -34,6 +34,14 @@ class Story:
         return next((event for event in reversed(self.evaluations) if event not in self.undone), None)
 
     @property
+    def computed(self) -> str:
+        """By what, in which type and where it was computed the last time; "" where its engine did not say."""
+        last = self.sessions[-1] if self.sessions else None
+        if last is None or not last.computed_by:
+            return ""
+        return safe_text(f"{last.computed_by}, {last.precision} on {last.device}", 300, lines=False)
+
+    @property
     def judged(self) -> bool:
         """Its rewards are verdicts of a judge; else they are verified."""
         return bool(self.sessions) and self.sessions[-1].judged
