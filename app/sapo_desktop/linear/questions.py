@@ -36,9 +36,7 @@ class Questions:
             mode: Literal["silo", "swarm"] = "swarm" if await self._pick("Mode", MODES) == "swarm" else "silo"
             invite = await self._invite(info) if mode == "swarm" else ""
             hardware = await self._pick("Hardware", info.hardware)
-            model = await self._pick("Model", info.models)
-            if model == OTHER:
-                model = await self._other(info)
+            model = await self._model(info)
             tasks = await self._pick("Tasks", [one for one in info.tasks if one[0] != OWN])
             limits = await self._pick("Limits", info.limits)
             name = (await self._line("Name that a swarm sees, or Enter to stay anonymous"))[:40]
@@ -80,10 +78,14 @@ class Questions:
                 return line
             self._say(plain(wrong, 400))
 
-    async def _other(self, info: FirstRunInfo) -> str:
+    async def _model(self, info: FirstRunInfo) -> str:
+        """One that can be used: the hub is asked for what is typed, and for its models on the list."""
         while True:
-            line = await self._line("The model's hub id, such as owner/name, or a folder")
-            wrong = await info.check(line) if line and info.check else "" if line else "Type one, or q to leave"
+            model = await self._pick("Model", info.models)
+            typed = model == OTHER
+            while typed and not (model := await self._line("The model's hub id, such as owner/name, or a folder")):
+                self._say("Type one, or q to leave")
+            wrong = await info.check(model) if info.check and (typed or "/" in model) else ""
             if not wrong:
-                return line
+                return model
             self._say(plain(wrong, 400))

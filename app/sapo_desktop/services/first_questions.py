@@ -11,7 +11,7 @@ OWN = "own"
 Measure = Callable[[str, str], Awaitable[str]]
 """An answer to hardware and one to model -> a sentence on speed and memory, "" when there is none. It may be cancelled."""
 Check = Callable[[str], Awaitable[str]]
-"""A model that was typed -> what keeps it from being used, "" when nothing does."""
+"""A model of the hub, or what was typed -> what keeps it from being used, "" when nothing does."""
 OTHER = "another"
 """The answer for a model that is typed."""
 

@@ -115,6 +115,24 @@ async def test_the_first_questions_say_how_fast_the_answers_are_and_stop_measuri
     assert ended == ["b"]
 
 
+async def test_a_model_of_the_list_that_cannot_be_used_is_refused_before_a_node_starts() -> None:
+    async def check(model: str) -> str:
+        return f"{model} does not fit: it needs more than there is."
+
+    answers: list[FirstRunAnswers | None] = []
+    info = FirstRunInfo(models=(("owner/large", "gated, does not fit"), ("starter", "bundled")), check=check)
+    app = SapoDashboard(ScriptedFeed([]), first_run=True, start=answers.append, info=lambda: info)
+    async with app.run_test(size=NARROW) as pilot:
+        await questions(pilot)
+        await pilot.press("enter")
+        while "owner/large does not fit" not in str(app.screen.query_one("#complaint", Static).content):
+            await pilot.pause()
+        assert (answers, app.screen.focused) == ([], app.screen.query_one("#model"))
+        await pilot.press("right", "enter")
+        await settled(pilot)
+    assert answers == [FirstRunAnswers(mode="silo", model="starter")]
+
+
 async def test_the_first_questions_stay_whatever_keys_are_pressed() -> None:
     """The dashboard's own keys, digits for its screens among them, do nothing there; q and Esc leave."""
     app = SapoDashboard(ScriptedFeed(list(SILO)), first_run=True, start=lambda given: None)

@@ -233,18 +233,29 @@ async def test_what_a_peer_wrote_does_nothing_to_the_terminal() -> None:
         assert not re.search("[\x00-\x1f\u202e]", line)
 
 
-async def answers(*lines: str) -> tuple[object, list[str]]:
+async def answers(*lines: str, info: FirstRunInfo | None = None) -> tuple[object, list[str]]:
     out, into = os.pipe()
     os.write(into, "".join(f"{line}\n" for line in lines).encode())
     os.close(into)
     heard: list[str] = []
-    return await Questions(TypedLines(out), heard.append).ask(FirstRunInfo()), heard
+    return await Questions(TypedLines(out), heard.append).ask(info or FirstRunInfo()), heard
 
 
 async def test_the_first_questions_have_answers_already() -> None:
     found, heard = await answers("", "", "", "", "2", "Ada")
     assert (found.mode, found.model, found.limits, found.name) == ("silo", "starter", "eco", "Ada")  # type: ignore[attr-defined]
     assert not any(DRAWN.search(line) for line in heard)
+
+
+async def test_a_model_of_the_list_is_looked_at_as_one_that_is_typed() -> None:
+    async def check(model: str) -> str:
+        return f"{model} does not fit." if model.endswith("/large") else ""
+
+    info = FirstRunInfo(models=(("owner/large", ""), ("another", ""), ("starter", "")), check=check)
+    found, heard = await answers("", "", "1", "2", "", "my/large", "2", "my/small", "", "", "", info=info)
+    assert found.model == "my/small"  # type: ignore[attr-defined]
+    assert [line for line in heard if "not fit" in line] == ["owner/large does not fit.", "my/large does not fit."]
+    assert "Type one, or q to leave" in heard
 
 
 async def test_the_first_questions_say_what_is_no_answer_and_can_be_left() -> None:

@@ -151,8 +151,8 @@ class FirstRunScreen(Dialog[FirstRunAnswers]):
         text = "" if invite is None else self._wrong_with(invite)
         if text:
             self._complain(text, "#invite")
-        elif (invite and self.info.let_in) or self._value("model") == OTHER:
-            self.run_worker(self._check_typed(invite or ""), group="check", exclusive=True, exit_on_error=False)
+        elif (invite and self.info.let_in) or self._value("model") == OTHER or "/" in self._value("model"):
+            self.run_worker(self._check(invite or ""), group="check", exclusive=True, exit_on_error=False)
         else:
             self._close(self._value("model"))
 
@@ -172,17 +172,17 @@ class FirstRunScreen(Dialog[FirstRunAnswers]):
 
     def _complain(self, text: str, where: str) -> None:
         self.query_one("#complaint", Static).update(Content.styled(plain(text, 400), "$warning"))
-        self.query_one(where, Input).focus()
+        self.query_one(where).focus()
 
-    async def _check_typed(self, invite: str) -> None:
-        """Take the model that was typed if it can be used, and the invite, "" = none, if it lets this node in; else say what is
-        in the way."""
+    async def _check(self, invite: str) -> None:
+        """Take a model of the hub if it can be used, and the invite, "" = none, if it lets this node in; else say what is in
+        the way."""
         other = self._value("model") == OTHER
         model = self.query_one("#typed", Input).value.strip() if other else self._value("model")
         if not model:
             self._complain("Type the model's hub id, such as owner/name, or choose one of the list.", "#typed")
-        elif wrong := await self._asked("hub", self.info.check, model if other else ""):
-            self._complain(wrong, "#typed")
+        elif wrong := await self._asked("hub", self.info.check, model if other or "/" in model else ""):
+            self._complain(wrong, "#typed" if other else "#model")
         elif wrong := await self._asked("coordinator", self.info.let_in, invite):
             self._complain(wrong, "#invite")
         else:

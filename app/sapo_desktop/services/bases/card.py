@@ -103,8 +103,8 @@ class Card:
 
     @property
     def short(self) -> str:
-        """A line for a list: licence, size, and whether it fits."""
-        where = "here" if not self.download else size_text(self.download)
+        """A line for a list: licence, size, whether its owner lets people in by name, and whether it fits."""
+        where = "here" if not self.download else f"{size_text(self.download)}{', gated' if self.gated else ''}"
         return f"{licence.in_words(self.license)}, {where}, {'fits' if self.fits else 'does not fit'}"
 
 
