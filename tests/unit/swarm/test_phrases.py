@@ -212,11 +212,11 @@ def test_a_memory_that_fills_up_still_fits_its_file(tmp_path: Path) -> None:
     widest = ["".join(chr(0x10400 + (n >> s) % 16) for s in (0, 4, 8, 12)) * 15 for n in range(REMEMBERED)]
     for start in range(0, REMEMBERED, 30):
         made.allows([" ".join(widest[start : start + 30])], QUESTION)
-    assert len(made._foreign) == REMEMBERED
+    assert REMEMBERED * 7 / 8 <= len(made._foreign) <= REMEMBERED
     phrase_memory.keep(tmp_path, made.packed())
     again, said = phrase_memory.kept(tmp_path)
     assert said == ""
-    assert len(again._foreign) == REMEMBERED
+    assert again._foreign == made._foreign
 
 
 def new_words(start: int, count: int) -> str:
@@ -259,7 +259,7 @@ def test_of_more_groups_than_its_file_has_room_for_the_newest_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A file that is too large to be read would make everything that others taught the node's own."""
-    monkeypatch.setattr(phrase_memory, "LARGEST", most := 2**20)
+    monkeypatch.setattr(phrase_memory, "LARGEST", most := 2**19)
     made = watch()
     for number in range(WINDOW):
         assert made.allows([f"{new_words(100 * number, 100)} <answer>4</answer>"], QUESTION)

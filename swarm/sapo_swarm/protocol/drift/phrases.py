@@ -12,7 +12,7 @@ this node's own by a restart.
 from __future__ import annotations
 
 import re
-from collections import Counter, OrderedDict, deque
+from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -21,6 +21,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from sapo_swarm.protocol.drift.remembered import Remembered
 from sapo_swarm.protocol.drift.text_drift import TextDrift
 from sapo_swarm.scoring.answer_format import before_answer
 from sapo_swarm.tasks.own import library
@@ -39,7 +40,7 @@ LONGEST_WORD = 40
 LONG_WORD = 4
 """Letters from which on a single word counts as a phrase."""
 REMEMBERED = 65_536
-"""Phrases remembered of either kind."""
+"""Phrases remembered of either kind, at most."""
 MOST_FOREIGN = 2048
 """Foreign phrases of a group that is taken. A token makes two phrases at most, so a group of the default size (7 of 8 completions
 taught, of 96 tokens) cannot have more than 1,344, were every word of it new;"""
@@ -86,14 +87,15 @@ def phrases(text: str, prompt: str) -> frozenset[str]:
 
 _Phrase = Annotated[str, Meta(max_length=WORDS * (LONGEST_WORD + 1))]
 _Found = tuple[_Phrase, ...]
+_Known = Annotated[bytes, Meta(max_length=8 * REMEMBERED)] | Annotated[_Found, Meta(max_length=REMEMBERED)]
 
 
 class KeptPhrases(msgspec.Struct, frozen=True, kw_only=True):
-    """A PhraseWatch at rest. own, foreign: the longest known first. taken, local: windows, oldest first. base: completions of
-    the base that held a phrase, of those that are not rare."""
+    """A PhraseWatch at rest. own, foreign: of Remembered.to_bytes(); texts in records of before that, oldest first. taken,
+    local: windows, oldest first. base: completions of the base that held a phrase, of those that are not rare."""
 
-    own: Annotated[_Found, Meta(max_length=REMEMBERED)]
-    foreign: Annotated[_Found, Meta(max_length=REMEMBERED)]
+    own: _Known
+    foreign: _Known
     taken: Annotated[tuple[_Found, ...], Meta(max_length=WINDOW)]
     local: Annotated[tuple[_Found, ...], Meta(max_length=LOCAL_WINDOW)]
     observed: Annotated[int, Meta(ge=0, lt=2**53)]
@@ -113,8 +115,8 @@ class PhraseWatch:
     answer_format: AnswerFormat = "tags"
     _drift: TextDrift = field(default_factory=TextDrift)
     _base: Counter[str] = field(default_factory=Counter)
-    _own: OrderedDict[str, None] = field(default_factory=OrderedDict)
-    _foreign: OrderedDict[str, None] = field(default_factory=OrderedDict)
+    _own: Remembered = field(default_factory=lambda: Remembered(REMEMBERED))
+    _foreign: Remembered = field(default_factory=lambda: Remembered(REMEMBERED))
     _taken: deque[frozenset[str]] = field(default_factory=deque)
     _taught: Counter[str] = field(default_factory=Counter)
     _carriers: deque[frozenset[str]] = field(default_factory=deque, compare=False)
@@ -135,9 +137,11 @@ class PhraseWatch:
             if self._observed < BASE_LOCAL:
                 self._count_base(found)
             for phrase in found:
-                if self._observed < BASE_LOCAL or not self._is_foreign(phrase):
-                    self._foreign.pop(phrase, None)
-                    _remember(self._own, phrase)
+                if self._observed < BASE_LOCAL:
+                    self._foreign.discard(phrase)
+                    self._own.add(phrase)
+                elif not self._is_foreign(phrase):
+                    self._own.add(phrase)
             self._observed += 1
             self._usual += (len(found) - self._usual) / min(self._observed, LOCAL_WINDOW)
             self._slide(self._local, self._written, frozenset(filter(self._is_watched, found)), LOCAL_WINDOW)
@@ -187,7 +191,7 @@ class PhraseWatch:
         if spread or len(foreign) > max(MOST_FOREIGN, LONGER * self._usual * len(taught)):
             return False  # and nothing of it is remembered: what is refused must not push out what was taught
         for phrase in foreign:
-            _remember(self._foreign, phrase)
+            self._foreign.add(phrase)
         self._slide(self._taken, self._taught, foreign, WINDOW)
         rare = (phrase for phrase in found if self._written[phrase] >= LEAST_DRIFT and phrase not in foreign)
         self._slide(self._carriers, self._carried, frozenset(rare), WINDOW)
@@ -212,8 +216,8 @@ class PhraseWatch:
     def packed(self) -> KeptPhrases:
         """All of it as a record."""
         return KeptPhrases(
-            own=tuple(self._own),
-            foreign=tuple(self._foreign),
+            own=self._own.to_bytes(),
+            foreign=self._foreign.to_bytes(),
             taken=tuple(map(tuple, self._taken)),
             local=tuple(map(tuple, self._local)),
             observed=self._observed,
@@ -225,7 +229,7 @@ class PhraseWatch:
     @staticmethod
     def unpacked(kept: KeptPhrases) -> PhraseWatch:
         """Inverse of packed()."""
-        made = PhraseWatch(_own=OrderedDict.fromkeys(kept.own), _foreign=OrderedDict.fromkeys(kept.foreign))
+        made = PhraseWatch(_own=Remembered(REMEMBERED, kept.own), _foreign=Remembered(REMEMBERED, kept.foreign))
         made._observed, made._drift, made._usual = kept.observed, kept.drift.copy(), kept.usual
         made._base = Counter(kept.base)
         for found in kept.taken:
@@ -250,10 +254,3 @@ def _longest(parts: dict[str, float]) -> str:
     """The phrase of most words, and in what part of the completions it stands."""
     phrase = max(parts, key=lambda found: (len(found.split()), parts[found], found))
     return f"“{phrase}” in {parts[phrase]:.0%}"
-
-
-def _remember(values: OrderedDict[str, None], phrase: str) -> None:
-    values[phrase] = None
-    values.move_to_end(phrase)
-    while len(values) > REMEMBERED:
-        values.popitem(last=False)
